@@ -1,0 +1,196 @@
+/* bench_rows.c - how near the row kernels and the fused FFN come to the machine's read rate, per weight format and
+ * instruction set.
+ *
+ *     cc -O3 scripts/bench_rows.c build/testing/libte_testing.so -Wl,-rpath,build/testing -o bench_rows
+ *     ./bench_rows [threads [isa [type]]]
+ *
+ * Layers of a 7B width (rows of 4096 weights, 11008 neurons), more than 1 GB of random weights, so that no cache holds
+ * them. Printed as GB/s and as a share of the rate at which the same threads read the same memory, measured in between,
+ * since machines drift:
+ *
+ *     dot      te_op_linear over all rows
+ *     axpy     te_op_linear_t over all rows
+ *     listed   te_op_ffn over a random 10 % of the neurons, which all fire
+ *     exact    te_op_ffn over all neurons, of which 10 % fire */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../vendor/core/te_os.h"
+#include "../vendor/core/te_pool.h"
+#include "../vendor/cpu/te_ops.h"
+
+enum { COLS = 4096, N_FF = 11008, TRIES = 4 };
+
+typedef struct bench {
+    const te_kernels *k;
+    te_workspace *ws;
+    uint8_t *w;
+    size_t n_bytes, matrix_bytes;
+    int32_t type, n_layers, n_listed;
+    int32_t *lists; /* n_layers * n_listed */
+    float *x, *y, *h;
+    float threshold;
+    int64_t bytes[64], sink[64];
+} bench;
+
+static te_mat matrix(const bench *b, int32_t i) {
+    const te_mat m = {b->w + b->matrix_bytes * (size_t)i, te_row_bytes(b->type, COLS), b->type, COLS, N_FF};
+    return m;
+}
+
+static void read_all(void *ctx, te_team *team) {
+    bench *b = ctx;
+    int64_t lo, hi, sum = 0;
+    te_share(team, (int64_t)b->n_bytes, 4096, &lo, &hi);
+    for (const uint8_t *p = b->w + lo; p + 64 <= b->w + hi; p += 64) {
+        int64_t v;
+        memcpy(&v, p, 8);
+        sum += v;
+    }
+    b->sink[team->ith] = sum;
+    b->bytes[team->ith] = hi - lo;
+}
+
+static void dot(void *ctx, te_team *team) {
+    bench *b = ctx;
+    for (int32_t i = 0; i < 3 * b->n_layers; i++) {
+        const te_linear l = {matrix(b, i), NULL, b->h, N_FF, false};
+        te_op_linear(team, b->ws, &l, 1, b->x, COLS, 1);
+    }
+    b->bytes[team->ith] = team->ith == 0 ? (int64_t)b->n_bytes : 0;
+}
+
+static void axpy(void *ctx, te_team *team) {
+    bench *b = ctx;
+    for (int32_t i = 0; i < 3 * b->n_layers; i++) {
+        const te_mat m = matrix(b, i);
+        te_op_linear_t(team, b->ws, &m, b->h, N_FF, 1, NULL, b->y, COLS, false);
+    }
+    b->bytes[team->ith] = team->ith == 0 ? (int64_t)b->n_bytes : 0;
+}
+
+static void ffn(bench *b, te_team *team, bool all) {
+    b->bytes[team->ith] = 0;
+    for (int32_t i = 0; i < b->n_layers; i++) {
+        te_ffn f = {.gate = matrix(b, 3 * i), .up = matrix(b, 3 * i + 1), .down = matrix(b, 3 * i + 2), .act = TE_RELU};
+        f.threshold = all ? b->threshold : -1e30f;
+        const te_rows rows = {all ? NULL : b->lists + (size_t)i * (size_t)b->n_listed, 0, all ? N_FF : b->n_listed};
+        const te_ffn_io io = {.x = b->x, .ldx = COLS, .n_tok = 1, .y = b->y, .ldy = COLS};
+        te_ffn_counts counts;
+        te_op_ffn(team, b->ws, &f, rows, true, &io, &counts);
+        b->bytes[team->ith] += counts.bytes;
+        te_barrier(team);
+    }
+}
+static void listed(void *ctx, te_team *team) { ffn(ctx, team, false); }
+static void exact(void *ctx, te_team *team) { ffn(ctx, team, true); }
+
+static double rate(te_pool *pool, te_task *task, bench *b) {
+    const int64_t start = te_os_now_ns();
+    te_pool_run(pool, task, b);
+    const double seconds = (double)(te_os_now_ns() - start) * 1e-9;
+    double n = 0;
+    for (int32_t i = 0; i < te_pool_n_threads(pool); i++) n += (double)b->bytes[i];
+    return n / seconds * 1e-9;
+}
+
+static uint64_t random_bits(void) {
+    static uint64_t s = 88172645463325252u;
+    s ^= s << 13;
+    s ^= s >> 7;
+    return s ^= s << 17;
+}
+
+/* Random blocks with scales of moderate size. */
+static void fill(bench *b) {
+    static const struct {
+        int32_t type, at[2];
+    } halves[] = {{TE_Q8_0, {0, 0}}, {TE_Q4_0, {0, 0}}, {TE_Q4_K, {0, 2}}, {TE_Q5_K, {0, 2}}, {TE_Q6_K, {208, 208}}};
+    const size_t block = (size_t)te_type_get(b->type)->block_bytes;
+    for (size_t i = 0; i + 8 <= b->matrix_bytes; i += 8) {
+        const uint64_t v = random_bits();
+        memcpy(b->w + i, &v, 8);
+    }
+    for (size_t i = 0; i < b->matrix_bytes; i += block) {
+        if (b->type == TE_F16) b->w[i + 1] = (uint8_t)(0x2c | (b->w[i + 1] & 0x83));
+        if (b->type == TE_BF16 || b->type == TE_F32)
+            b->w[i + block - 1] = (uint8_t)(0x3d | (b->w[i + block - 1] & 0x80));
+        for (size_t k = 0; k < sizeof halves / sizeof halves[0]; k++)
+            for (int half = 0; half < 2 && halves[k].type == b->type; half++)
+                b->w[i + (size_t)halves[k].at[half] + 1] = 0x20;
+    }
+    for (size_t i = b->matrix_bytes; i < b->n_bytes; i += b->matrix_bytes) memcpy(b->w + i, b->w, b->matrix_bytes);
+}
+
+static int descending(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static void run(const te_kernels *k, te_pool *pool, int32_t type) {
+    bench b = {.k = k, .type = type, .n_listed = N_FF / 10};
+    b.matrix_bytes = te_row_bytes(type, COLS) * N_FF;
+    b.n_layers = (int32_t)((1200u << 20) / (3 * b.matrix_bytes)) + 1;
+    b.n_bytes = b.matrix_bytes * 3 * (size_t)b.n_layers;
+    b.w = te_os_alloc(b.n_bytes);
+    b.x = te_os_alloc(COLS * sizeof(float));
+    b.y = te_os_alloc(COLS * sizeof(float));
+    b.h = te_os_alloc(N_FF * sizeof(float));
+    b.lists = te_os_alloc((size_t)b.n_layers * (size_t)b.n_listed * sizeof(int32_t));
+    const te_workspace_limits limits = {te_pool_n_threads(pool), 1, N_FF, N_FF};
+    if (!b.w || !b.x || !b.y || !b.h || !b.lists || te_workspace_new(k, limits, &b.ws) != TE_OK) {
+        fprintf(stderr, "bench_rows: no memory for %zu bytes\n", b.n_bytes);
+        exit(1);
+    }
+    fill(&b);
+    for (int i = 0; i < COLS; i++) b.x[i] = (float)(int64_t)random_bits() * 0x1p-63f;
+    for (int32_t l = 0; l < b.n_layers; l++)
+        for (int32_t j = 0, n = 0; j < N_FF; j++)
+            if ((int32_t)(random_bits() % (uint64_t)(N_FF - j)) < b.n_listed - n) b.lists[l * b.n_listed + n++] = j;
+    rate(pool, dot, &b);
+    float *sorted = malloc(N_FF * sizeof(float));
+    if (!sorted) exit(1);
+    memcpy(sorted, b.h, N_FF * sizeof(float));
+    qsort(sorted, N_FF, sizeof(float), descending);
+    b.threshold = sorted[N_FF / 10];
+    free(sorted);
+
+    static const struct {
+        const char *name;
+        te_task *task;
+    } tasks[] = {{"dot", dot}, {"axpy", axpy}, {"listed", listed}, {"exact", exact}};
+    double ceiling = 0, best[4] = {0};
+    for (int t = 0; t < TRIES; t++) {
+        for (int i = 0; i < 4; i++) {
+            const double r = rate(pool, read_all, &b), g = rate(pool, tasks[i].task, &b);
+            if (r > ceiling) ceiling = r;
+            if (g > best[i]) best[i] = g;
+        }
+    }
+    printf("%-6s %-5s %d threads: read %5.1f GB/s", k->name, te_type_get(type)->name, te_pool_n_threads(pool), ceiling);
+    for (int i = 0; i < 4; i++) printf(" | %s %5.1f (%3.0f %%)", tasks[i].name, best[i], 100 * best[i] / ceiling);
+    printf("\n");
+    fflush(stdout);
+    te_workspace_free(b.ws);
+    te_os_free(b.w, b.n_bytes);
+    te_os_free(b.x, COLS * sizeof(float));
+    te_os_free(b.y, COLS * sizeof(float));
+    te_os_free(b.h, N_FF * sizeof(float));
+    te_os_free(b.lists, (size_t)b.n_layers * (size_t)b.n_listed * sizeof(int32_t));
+}
+
+int main(int argc, char **argv) {
+    static const int32_t types[] = {TE_F32, TE_F16, TE_BF16, TE_Q8_0, TE_Q4_0, TE_Q4_K, TE_Q5_K, TE_Q6_K};
+    const int32_t n_threads = argc > 1 ? atoi(argv[1]) : te_os_n_cores();
+    const te_kernels *k = argc > 2 ? te_cpu_kernels_named(argv[2]) : te_cpu_kernels();
+    te_pool *pool;
+    if (!k || n_threads < 1 || n_threads > 64 || te_pool_new(n_threads, &pool) != TE_OK) {
+        fprintf(stderr, "bench_rows: needs 1 to 64 threads and an instruction set that this machine has\n");
+        return 2;
+    }
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+        if (argc < 4 || strcmp(argv[3], te_type_get(types[i])->name) == 0) run(k, pool, types[i]);
+    te_pool_free(pool);
+    return 0;
+}

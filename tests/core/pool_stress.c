@@ -1,0 +1,256 @@
+/* pool_stress.c - te_pool under load: many runs and barriers, uneven members, several pools at once, idling, forking.
+ *
+ *     pool_stress [ROUNDS]      prints what failed and exits with 1, or exits with 0
+ *
+ * Members hand plain (non-atomic) values to each other across barriers, so a thread sanitizer sees a barrier that does
+ * not order.
+ */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/te_os.h"
+#include "core/te_pool.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define UNDER_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define UNDER_TSAN 1
+#endif
+#endif
+
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: ", __FILE__, __LINE__);                                                            \
+            fprintf(stderr, __VA_ARGS__);                                                                              \
+            fprintf(stderr, " (%s does not hold)\n", #condition);                                                      \
+            _exit(1);                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+#define MAX_MEMBERS 16
+
+static void sleep_us(long us) {
+    const struct timespec t = {us / 1000000, us % 1000000 * 1000};
+    nanosleep(&t, NULL);
+}
+
+typedef struct exchange {
+    int64_t slot[2][MAX_MEMBERS]; /* written by its member in one phase, read by all in the next */
+    int64_t taken[MAX_MEMBERS];   /* sum of the numbers that a member took from the counter */
+    int64_t run;
+    int32_t n_barriers;
+    int32_t sleeper; /* this member sleeps once, so that the others stop spinning; -1: none */
+} exchange;
+
+#define N_NUMBERS 100
+
+static void exchange_task(void *ctx, te_team *team) {
+    exchange *e = ctx;
+    int64_t sum = 0;
+    for (int32_t round = 0; round < e->n_barriers; round++) {
+        int64_t *slot = e->slot[round % 2];
+        slot[team->ith] = e->run * 1000003 + round * 31 + team->ith;
+        if (round == e->n_barriers / 2 && team->ith == e->sleeper) sleep_us(300);
+        te_barrier(team);
+        for (int32_t i = 0; i < team->nth; i++) {
+            const int64_t expected = e->run * 1000003 + round * 31 + i;
+            CHECK(slot[i] == expected, "run %lld round %d: member %d reads %lld of member %d", (long long)e->run, round,
+                  team->ith, (long long)slot[i], i);
+        }
+    }
+    if (team->ith == team->nth - 1) te_counter_reset(team, 2);
+    te_barrier(team);
+    for (int64_t first; (first = te_counter_take(team, 2, 3)) < N_NUMBERS;)
+        for (int64_t i = first; i < first + 3 && i < N_NUMBERS; i++) sum += i;
+    e->taken[team->ith] = sum;
+}
+
+static void run_exchange(te_pool *pool, exchange *e) {
+    te_pool_run(pool, exchange_task, e);
+    int64_t sum = 0;
+    for (int32_t i = 0; i < te_pool_n_threads(pool); i++) sum += e->taken[i];
+    CHECK(sum == N_NUMBERS * (N_NUMBERS - 1) / 2, "members took numbers that add up to %lld", (long long)sum);
+}
+
+typedef struct load {
+    int32_t n_threads, n_runs, seed;
+} load;
+
+static void load_main(void *arg) {
+    const load *l = arg;
+    te_pool *pool;
+    CHECK(te_pool_new(l->n_threads, &pool) == TE_OK, "%s", te_last_error());
+    exchange e = {0};
+    uint32_t random = (uint32_t)l->seed;
+    for (e.run = 0; e.run < l->n_runs; e.run++) {
+        random = random * 1664525u + 1013904223u;
+        e.n_barriers = 1 + (int32_t)(random >> 28);
+        e.sleeper = random >> 20 & 15 ? -1 : (int32_t)(random >> 16) % l->n_threads;
+        run_exchange(pool, &e);
+        if ((random >> 8 & 63) == 0) sleep_us(200); /* long enough for the idle members to fall asleep */
+    }
+    te_pool_free(pool);
+}
+
+static void stress_one_pool(int32_t n_runs) {
+    for (int32_t n = 1; n <= 8; n++) load_main(&(load){n, n_runs, n});
+}
+
+static void stress_many_pools(int32_t n_runs) {
+    te_thread threads[4];
+    load loads[4];
+    for (int32_t i = 0; i < 4; i++) {
+        loads[i] = (load){1 + i % 3 + (i == 0), n_runs, 100 + i};
+        CHECK(te_os_thread_start(&threads[i], load_main, &loads[i], "load") == TE_OK, "%s", te_last_error());
+    }
+    for (int32_t i = 0; i < 4; i++) te_os_thread_join(&threads[i]);
+}
+
+static void stress_new_free(int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        te_pool *pool;
+        CHECK(te_pool_new(1 + i % 5, &pool) == TE_OK, "%s", te_last_error());
+        exchange e = {.run = i, .n_barriers = 2, .sleeper = -1};
+        if (i % 2) run_exchange(pool, &e);
+        te_pool_free(pool);
+    }
+    te_pool_free(NULL);
+}
+
+/* A mutex-guarded plain counter: none of the additions may be lost. */
+typedef struct guarded {
+    te_mutex mutex;
+    int64_t value;
+} guarded;
+
+static void add_main(void *arg) {
+    guarded *g = arg;
+    for (int i = 0; i < 20000; i++) {
+        te_os_mutex_lock(&g->mutex);
+        g->value++;
+        te_os_mutex_unlock(&g->mutex);
+    }
+}
+
+static void stress_mutex(void) {
+    guarded g = {0};
+    te_thread threads[4];
+    for (int i = 0; i < 4; i++)
+        CHECK(te_os_thread_start(&threads[i], add_main, &g, "add") == TE_OK, "%s", te_last_error());
+    for (int i = 0; i < 4; i++) te_os_thread_join(&threads[i]);
+    CHECK(g.value == 80000, "80000 additions gave %lld", (long long)g.value);
+}
+
+static double cpu_seconds(void) {
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    return (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+           1e-6 * (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
+}
+
+static void nothing_task(void *ctx, te_team *team) {
+    (void)ctx;
+    (void)team;
+}
+
+static void check_idle(void) {
+    te_pool *pools[3];
+    for (int i = 0; i < 3; i++) {
+        CHECK(te_pool_new(4, &pools[i]) == TE_OK, "%s", te_last_error());
+        te_pool_run(pools[i], nothing_task, NULL);
+    }
+    sleep_us(300000);
+    const double before = cpu_seconds();
+    sleep_us(1000000);
+    const double used = cpu_seconds() - before;
+    CHECK(used < 0.1, "three idle pools used %.3f s of CPU in one second", used);
+    for (int i = 0; i < 3; i++) te_pool_free(pools[i]);
+}
+
+/* Members that wait at a barrier for one that is away must sleep: another program may want their CPUs. */
+static void late_task(void *ctx, te_team *team) {
+    (void)ctx;
+    if (team->ith == 0) sleep_us(1000000);
+    te_barrier(team);
+}
+
+static void check_late_member(void) {
+    te_pool *pool;
+    CHECK(te_pool_new(4, &pool) == TE_OK, "%s", te_last_error());
+    const double before = cpu_seconds();
+    te_pool_run(pool, late_task, NULL);
+    const double used = cpu_seconds() - before;
+    CHECK(used < 0.2, "three members used %.3f s of CPU while they waited for one second", used);
+    te_pool_free(pool);
+}
+
+/* A forked child has none of the pool's threads; using and freeing the pool there must work all the same. */
+static void check_fork(void) {
+#ifndef UNDER_TSAN /* its runtime gives up when a forked child starts a thread */
+    te_pool *pool;
+    CHECK(te_pool_new(3, &pool) == TE_OK, "%s", te_last_error());
+    exchange e = {.run = 1, .n_barriers = 5, .sleeper = -1};
+    run_exchange(pool, &e);
+    for (int uses = 0; uses < 3; uses++) {
+        const pid_t child = fork();
+        CHECK(child >= 0, "fork failed");
+        if (child == 0) {
+            alarm(30);
+            for (e.run = 0; e.run < uses; e.run++) run_exchange(pool, &e);
+            te_pool_free(pool);
+            _exit(0);
+        }
+        int status = -1;
+        CHECK(waitpid(child, &status, 0) == child && status == 0, "the child that used the pool %d times ended with %d",
+              uses, status);
+    }
+    run_exchange(pool, &e);
+    te_pool_free(pool);
+#endif
+}
+
+static void check_share(void) {
+    for (int64_t n = 0; n < 200; n++)
+        for (int32_t nth = 1; nth < 9; nth++)
+            for (int64_t unit = 1; unit < 34; unit += 8) {
+                int64_t end = 0, smallest = INT64_MAX, largest = 0;
+                for (int32_t ith = 0; ith < nth; ith++) {
+                    int64_t lo, hi;
+                    te_share(&(te_team){.ith = ith, .nth = nth}, n, unit, &lo, &hi);
+                    CHECK(lo == end && hi >= lo, "n %lld, unit %lld, member %d of %d: %lld..%lld after %lld",
+                          (long long)n, (long long)unit, ith, nth, (long long)lo, (long long)hi, (long long)end);
+                    CHECK(lo % unit == 0 || lo == n, "a share of %lld starts at %lld, inside a unit of %lld",
+                          (long long)n, (long long)lo, (long long)unit);
+                    const int64_t units = (hi - lo + unit - 1) / unit;
+                    if (units < smallest) smallest = units;
+                    if (units > largest) largest = units;
+                    end = hi;
+                }
+                CHECK(end == n && largest - smallest <= 1, "shares of %lld over %d: end %lld, %lld to %lld units",
+                      (long long)n, nth, (long long)end, (long long)smallest, (long long)largest);
+            }
+}
+
+int main(int argc, char **argv) {
+    const int32_t rounds = argc > 1 ? atoi(argv[1]) : 300;
+    te_pool *pool;
+    CHECK(te_pool_new(0, &pool) == TE_ARGUMENT && pool == NULL, "a pool of no threads");
+    CHECK(strstr(te_last_error(), "n_threads is 0") != NULL, "the message is '%s'", te_last_error());
+    check_share();
+    stress_mutex();
+    stress_new_free(rounds / 3);
+    stress_one_pool(rounds);
+    stress_many_pools(rounds);
+    check_fork();
+    check_late_member();
+    check_idle();
+    return 0;
+}

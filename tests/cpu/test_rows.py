@@ -1,0 +1,194 @@
+"""Row kernels of every table and format against doubles: dot, axpy, conversion both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cpu import kernels as cpu
+from tests.cpu.kernels import CANARY, EPS, FLOATS, INT8, TABLES, TYPES, ffi, fp, lib
+
+OTHERS = tuple(name for name in TYPES if name not in FLOATS + INT8)
+
+
+def widths(name: str) -> list[int]:
+    """Row lengths: tails of every kind, head sizes, a real one."""
+    if name in FLOATS:
+        return [1, 5, 7, 16, 17, 31, 64, 80, 100, 128, 333, 1056]
+    if name in ("Q8_0", "Q4_0"):
+        return [32, 64, 96, 128, 160, 192, 256, 288, 416, 1056]
+    unit = cpu.block(name)[0]
+    return [256, 512, 768, 1024] if name in INT8 else [unit, 3 * unit, 5 * unit]
+
+
+CASES = [(t, n) for t in TABLES for n in TYPES if n in FLOATS + INT8 or t in ("scalar", "avx2")]
+
+
+@pytest.mark.parametrize("table, name", CASES)
+def test_dot(table: str, name: str) -> None:
+    k = TABLES[table].row[TYPES[name]]
+    n_rows = 21
+    rng = np.random.default_rng(5)
+    for cols in widths(name):
+        data, w = cpu.random_rows(name, n_rows, cols, 1)
+        x = rng.standard_normal(cols).astype(np.float32)
+        x64 = cpu.seen(name, x)
+        act = cpu.packed(k, x)
+        reference = w @ x64
+        limit = 8 * EPS * np.sqrt(cols) * (np.abs(w) @ np.abs(x64))
+        sparse = np.array([0, 3, 4, 11, 20], dtype=np.int32)
+        with cpu.Guarded(data) as memory:
+            m = cpu.matrix(name, memory.pointer, n_rows, cols)
+            last_rows = ffi.new("te_ahead *", {"m": m, "rows": cpu.row_list(None, 18, 3)[0]})
+            cases = [(None, 0, n_rows), (None, 6, 15), (None, 20, 1), (sparse, 0, 5), (sparse, 0, 0)]
+            for rows, first, n in cases:
+                for ahead in (cpu.NOTHING_AHEAD, last_rows):
+                    y = cpu.floats(n + 16, float(CANARY))
+                    cpu.dot(k, m, cpu.row_list(rows, first, n), act, y, ahead)
+                    at = np.arange(first, first + n) if rows is None else rows[:n]
+                    assert np.all(np.abs(y[:n] - reference[at]) <= limit[at]), (cols, n)
+                    assert np.all(y[n:] == CANARY)
+
+
+@pytest.mark.parametrize("table, name", CASES)
+def test_axpy(table: str, name: str) -> None:
+    k = TABLES[table].row[TYPES[name]]
+    n_rows = 21
+    rng = np.random.default_rng(6)
+    for cols in widths(name):
+        data, w = cpu.random_rows(name, n_rows, cols, 2)
+        sparse = np.array([1, 2, 9, 10, 12, 20], dtype=np.int32)
+        size = -(-cols // 256) * 256
+        with cpu.Guarded(data) as memory:
+            m = cpu.matrix(name, memory.pointer, n_rows, cols)
+            cases = [
+                (None, 0, n_rows),
+                (None, 5, 16),
+                (None, 13, 8),
+                (None, 20, 1),
+                (sparse, 0, 6),
+                (sparse, 0, 0),
+            ]
+            for rows, first, n in cases:
+                at = np.arange(first, first + n) if rows is None else rows[:n]
+                a = rng.standard_normal(n).astype(np.float32)
+                acc = cpu.floats(size + 32)
+                acc[size:] = CANARY
+                cpu.axpy(k, m, cpu.row_list(rows, first, n), a, acc)
+                assert np.all(acc[size:] == CANARY)
+                before = rng.standard_normal(cols + 16).astype(np.float32)
+                y = before.copy()
+                for lo in range(0, cols, 512):
+                    k.acc_add(fp(acc), cols, lo, min(lo + 512, cols), fp(y))
+                terms = a[:, None].astype(np.float64) * w[at]
+                limit = 8 * EPS * np.sqrt(max(n, 1)) * (np.abs(terms).sum(axis=0) + np.abs(before[:cols]))
+                assert np.all(np.abs(y[:cols] - before[:cols] - terms.sum(axis=0)) <= limit), (cols, n)
+                assert np.all(y[cols:] == before[cols:])
+
+
+@pytest.mark.parametrize("table, name", [c for c in CASES if c[1] in FLOATS + INT8])
+def test_axpy_zero_rows_change_no_bit(table: str, name: str) -> None:
+    k = TABLES[table].row[TYPES[name]]
+    cols, n_rows = 512, 40
+    data, _ = cpu.random_rows(name, n_rows, cols, 3)
+    a = np.random.default_rng(7).standard_normal(n_rows).astype(np.float32)
+    a[np.random.default_rng(8).random(n_rows) < 0.6] = 0
+    left = np.flatnonzero(a).astype(np.int32)
+    dense, sparse = cpu.floats(512), cpu.floats(512)
+    m = cpu.matrix(name, ffi.cast("void *", data.ctypes.data), n_rows, cols)
+    cpu.axpy(k, m, cpu.row_list(None, 0, n_rows), a, dense)
+    cpu.axpy(k, m, cpu.row_list(left, 0, len(left)), a[left].copy(), sparse)
+    assert dense.tobytes() == sparse.tobytes()
+    assert np.any(dense != 0)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_may_lie_apart(table: str) -> None:
+    """A stride that is longer than a row: K or V of one head among several."""
+    k = TABLES[table].row[TYPES["F16"]]
+    n_rows, cols, stride = 9, 80, 400
+    data, w = cpu.random_rows("F16", n_rows, cols, 4)
+    wide = np.zeros((n_rows, stride), dtype=np.uint8)
+    wide[:, : 2 * cols] = data
+    x = np.random.default_rng(1).standard_normal(cols).astype(np.float32)
+    y = cpu.floats(n_rows)
+    m = cpu.matrix("F16", ffi.cast("void *", wide.ctypes.data), n_rows, cols, stride)
+    act = cpu.packed(k, x)
+    cpu.dot(k, m, cpu.row_list(None, 0, n_rows), act, y)
+    assert np.all(np.abs(y - w @ x) <= 8 * EPS * np.sqrt(cols) * (np.abs(w) @ np.abs(x)))
+
+
+@pytest.mark.parametrize("table, name", CASES)
+def test_to_f32(table: str, name: str) -> None:
+    k = TABLES[table].row[TYPES[name]]
+    unit = cpu.block(name)[0]
+    for cols in widths(name):
+        data, w = cpu.random_rows(name, 1, cols, 5)
+        groups = np.abs(w).reshape(-1, unit).max(axis=1).repeat(unit)
+        with cpu.Guarded(data) as memory:
+            for start in {0, cols // unit // 2 * unit}:
+                n = cols - start
+                out = cpu.floats(n + 16, float(CANARY))
+                k.to_f32(memory.pointer, start, n, fp(out))
+                assert np.all(np.abs(out[:n] - w[0, start:]) <= 4 * EPS * groups[start:]), cols
+                assert np.all(out[n:] == CANARY)
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0"])
+def test_from_f32_gives_the_reference_bits(table: str, name: str) -> None:
+    k = TABLES[table].row[TYPES[name]]
+    rng = np.random.default_rng(9)
+    for n in (32, 64, 96) if name == "Q8_0" else (1, 5, 16, 33, 100):
+        x = (rng.standard_normal(n) * 10.0 ** rng.integers(-6, 4, n)).astype(np.float32)
+        # Ties, which are rounded away from zero in Q8_0: with a maximum of 127 the scale is 1.
+        x[: n // 2] = rng.integers(-126, 126, n // 2) + np.float32(0.5)
+        x[n // 2 :: 3] = 0
+        if name == "Q8_0":
+            x[::32] = 127
+        size = cpu.row_bytes(name, n)
+        out, reference = np.full(size + 8, 0xA5, dtype=np.uint8), np.full(size + 8, 0xA5, dtype=np.uint8)
+        k.from_f32(fp(x), ffi.cast("void *", out.ctypes.data), n)
+        lib.te_quantize_row(TYPES[name], fp(x), ffi.cast("void *", reference.ctypes.data), n)
+        assert out.tobytes() == reference.tobytes()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_from_f32_of_all_halves(table: str) -> None:
+    every = np.arange(65536, dtype=np.uint16).view(np.float16)
+    every = every[np.isfinite(every)]
+    x = every.astype(np.float32)
+    x = np.concatenate([x, x * np.float32(1 + 2**-11), x * np.float32(1 - 2**-12), x * np.float32(2**13)])
+    out = np.zeros(len(x), dtype=np.uint16)
+    TABLES[table].row[TYPES["F16"]].from_f32(fp(x), ffi.cast("void *", out.ctypes.data), len(x))
+    with np.errstate(over="ignore"):
+        assert np.array_equal(out, x.astype(np.float16).view(np.uint16))
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("name", INT8)
+def test_activations_without_a_size(table: str, name: str) -> None:
+    """All zeros, denormals and infinities: no crash, and zero stays zero."""
+    k = TABLES[table].row[TYPES[name]]
+    data, _ = cpu.random_rows(name, 2, 256, 6)
+    m = cpu.matrix(name, ffi.cast("void *", data.ctypes.data), 2, 256)
+    for fill, finite in ((0.0, True), (1e-42, True), (np.inf, False), (np.nan, False)):
+        x = np.zeros(256, dtype=np.float32)
+        x[::3] = fill
+        act = cpu.packed(k, x)
+        y = cpu.floats(2, 3.0)
+        cpu.dot(k, m, cpu.row_list(None, 0, 2), act, y)
+        assert np.all(y == 0) if finite else not np.any(np.isfinite(y))
+
+
+def test_every_entry_is_filled() -> None:
+    ids: dict[int, str] = ffi.typeof("te_type").elements
+    for table in TABLES.values():
+        for number in range(64):
+            k: Any = table.row[number]
+            fields = ("act_bytes", "act_pack", "dot", "axpy", "acc_add", "to_f32")
+            filled = [getattr(k, field) != ffi.NULL for field in fields]
+            assert all(filled) if number in ids and lib.te_can_dequantize(number) else not any(filled), number
+            assert (k.from_f32 != ffi.NULL) == (ids.get(number) in ("TE_F32", "TE_F16", "TE_BF16", "TE_Q8_0"))

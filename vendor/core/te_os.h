@@ -1,0 +1,64 @@
+/* te_os.h - all that differs between operating systems: files, mappings, memory, threads, clocks. Linux; another system
+ * is another te_os file. */
+#ifndef TE_OS_H
+#define TE_OS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "te_status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A whole file, read-only. An empty file maps to data NULL, n_bytes 0. */
+typedef struct te_mapping {
+    const void *data;
+    size_t n_bytes;
+} te_mapping;
+te_status te_os_map(const char *path,
+                    te_mapping *out); /* TE_IO with path and reason; directories and devices are refused */
+void te_os_unmap(te_mapping *m);
+
+/* Reads pages in (so that later reads do not fault); bounded work, call in chunks for progress. A failure is ignored:
+ * it is only advice. */
+void te_os_prefault(const void *p, size_t n_bytes);
+te_status te_os_lock(const void *p, size_t n_bytes); /* mlock; TE_MEMORY with the limit named */
+
+/* 64-byte aligned (2 MiB aligned and advised for huge pages from 2 MiB up), zeroed. NULL when out of memory or n_bytes
+ * overflows. */
+void *te_os_alloc(size_t n_bytes);
+void te_os_free(void *p, size_t n_bytes);
+
+int32_t
+te_os_n_cores(void); /* physical cores this process may use: affinity, SMT siblings and cgroup quota counted; >= 1 */
+int32_t te_os_n_logical(void);     /* logical CPUs this process may use */
+uint64_t te_os_memory_bytes(void); /* RAM this process may use (cgroup limit counted) */
+int64_t te_os_now_ns(void);        /* monotonic */
+int64_t
+te_os_process_id(void); /* changes in a forked child, which has the parent's memory and none of its other threads */
+
+typedef struct te_thread {
+    uintptr_t handle;
+} te_thread;
+te_status te_os_thread_start(te_thread *t, void (*run)(void *), void *arg, const char *name);
+void te_os_thread_join(te_thread *t);
+
+/* Sleeps while *word == expected, at most timeout_ns (< 0: for ever); may return early. Wake wakes all sleepers. */
+void te_os_wait(const uint32_t *word, uint32_t expected, int64_t timeout_ns);
+void te_os_wake(const uint32_t *word);
+void te_os_relax(void); /* one turn of a spin loop */
+
+/* A plain mutex. Zero-initialised is unlocked. */
+typedef struct te_mutex {
+    uint32_t word;
+} te_mutex;
+void te_os_mutex_lock(te_mutex *m);
+void te_os_mutex_unlock(te_mutex *m);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

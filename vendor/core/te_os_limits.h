@@ -1,0 +1,28 @@
+/* te_os_limits.h - how many cores and how much memory this process may use, read from /proc and /sys. Linux; part of
+ * te_os.
+ *
+ * `root` is put before every path ("" for the real system), so that a test can lay out a machine of its own.
+ */
+#ifndef TE_OS_LIMITS_H
+#define TE_OS_LIMITS_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Physical cores among the n CPUs: those that share their first SMT sibling count once. A CPU without topology files is
+ * a core of its own. */
+int32_t te_os_cores_of(const char *root, const int32_t *cpus, int32_t n);
+
+/* The smallest CPU quota of the process's cgroups (v1 or v2), in thousandths of a CPU; INT64_MAX if there is none. */
+int64_t te_os_quota_milli(const char *root);
+
+/* The smallest memory limit of the process's cgroups (v1 or v2), in bytes; UINT64_MAX if there is none. */
+uint64_t te_os_memory_limit(const char *root);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

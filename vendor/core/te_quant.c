@@ -1,0 +1,279 @@
+/* te_quant.c - dispatch by type; the float types; the formats of 32 weights (and NVFP4, Q1_0) in both directions.
+ *
+ * In a block of 32, byte i of the four-bit part holds weight i (low half) and weight 16 + i (high half); d and m are
+ * halves: Q4_0: d q[16]       w = d*(q-8)         Q5_0: d high[4] q[16]     w = d*(q-16), the fifth bit of weight i is
+ * bit i of high Q4_1: d m q[16]     w = d*q + m         Q5_1: d m high[4] q[16]   w = d*q + m Q8_0: d q[32]       w =
+ * d*q             MXFP4: e q[16]            w = 2^(e-128)*fp4[q], fp4 doubled to stay whole */
+#include "te_quant.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "te_quant_rows.h"
+#include "te_types.h"
+
+/* Twice the values of the 4-bit float E2M1. */
+static const int8_t fp4_value[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+static void f32_to_f32(const uint8_t *src, float *dst, int64_t n) { memcpy(dst, src, (size_t)n * sizeof *dst); }
+
+static void f16_to_f32(const uint8_t *src, float *dst, int64_t n) {
+    for (int64_t i = 0; i < n; i++) dst[i] = te_f16_to_f32(te_load_u16(src + 2 * i));
+}
+
+static void bf16_to_f32(const uint8_t *src, float *dst, int64_t n) {
+    for (int64_t i = 0; i < n; i++) dst[i] = te_bf16_to_f32(te_load_u16(src + 2 * i));
+}
+
+static void f64_to_f32(const uint8_t *src, float *dst, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        double w;
+        memcpy(&w, src + 8 * i, sizeof w);
+        dst[i] = (float)w;
+    }
+}
+
+static void q1_0_to_f32(const uint8_t *src, float *dst, int64_t n) {
+    for (; n > 0; n -= 128, src += 18, dst += 128) {
+        const float d = te_load_f16(src);
+        for (int i = 0; i < 128; i++) dst[i] = src[2 + i / 8] >> i % 8 & 1 ? d : -d;
+    }
+}
+
+static void q4_0_to_f32(const uint8_t *src, float *dst, int64_t n) {
+    for (; n > 0; n -= 32, src += 18, dst += 32) {
+        const float d = te_load_f16(src);
+        for (int i = 0; i < 16; i++) {
+            dst[i] = d * (float)((src[2 + i] & 15) - 8);
+            dst[16 + i] = d * (float)((src[2 + i] >> 4) - 8);
+        }
+    }
+}
+
+static void q4_1_to_f32(const uint8_t *src, float *dst, int64_t n) {
+    for (; n > 0; n -= 32, src += 20, dst += 32) {
+        const float d = te_load_f16(src), m = te_load_f16(src + 2);
+        for (int i = 0; i < 16; i++) {
+            dst[i] = d * (float)(src[4 + i] & 15) + m;
+            dst[16 + i] = d * (float)(src[4 + i] >> 4) + m;
+        }
+    }
+}
+
+/* Weight i of a block of 32 with five bits. */
+static int five_bits(const uint8_t *q, uint32_t high, int i) {
+    return (q[i % 16] >> i / 16 * 4 & 15) | (int)(high >> i & 1) << 4;
+}
+
+static void q5_0_to_f32(const uint8_t *src, float *dst, int64_t n) {
+    for (; n > 0; n -= 32, src += 22, dst += 32) {
+        const float d = te_load_f16(src);
+        const uint32_t high = te_load_u32(src + 2);
+        for (int i = 0; i < 32; i++) dst[i] = d * (float)(five_bits(src + 6, high, i) - 16);
+    }
+}
+
+static void q5_1_to_f32(const uint8_t *src, float *dst, int64_t n) {
+    for (; n > 0; n -= 32, src += 24, dst += 32) {
+        const float d = te_load_f16(src), m = te_load_f16(src + 2);
+        const uint32_t high = te_load_u32(src + 4);
+        for (int i = 0; i < 32; i++) dst[i] = d * (float)five_bits(src + 8, high, i) + m;
+    }
+}
+
+static void q8_0_to_f32(const uint8_t *src, float *dst, int64_t n) {
+    for (; n > 0; n -= 32, src += 34, dst += 32) {
+        const float d = te_load_f16(src);
+        for (int i = 0; i < 32; i++) dst[i] = (float)(int8_t)src[2 + i] * d;
+    }
+}
+
+static void mxfp4_to_f32(const uint8_t *src, float *dst, int64_t n) {
+    for (; n > 0; n -= 32, src += 17, dst += 32) {
+        /* 2^(e-128): a denormal float for e = 0 and 1. */
+        const float d = te_bits_float(src[0] < 2 ? 0x00200000u << src[0] : (uint32_t)(src[0] - 1) << 23);
+        for (int i = 0; i < 16; i++) {
+            dst[i] = d * (float)fp4_value[src[1 + i] & 15];
+            dst[16 + i] = d * (float)fp4_value[src[1 + i] >> 4];
+        }
+    }
+}
+
+/* Half of an E4M3 number (the other half of the doubling in fp4_value); its sign is not used, and 0x7f, its NaN, is
+ * zero. */
+static float half_e4m3(uint8_t x) {
+    const int exponent = x >> 3 & 15, fraction = x & 7;
+    if (x == 0x7f) return 0.0f;
+    if (exponent == 0) return (float)fraction * 0x1p-10f;
+    return (1.0f + (float)fraction / 8.0f) * te_bits_float((uint32_t)(exponent - 8 + 127) << 23);
+}
+
+/* NVFP4: four scales, then four units of 16 weights, each 8 bytes: low halves first. */
+static void nvfp4_to_f32(const uint8_t *src, float *dst, int64_t n) {
+    for (; n > 0; n -= 64, src += 36, dst += 64) {
+        for (int unit = 0; unit < 4; unit++) {
+            const float d = half_e4m3(src[unit]);
+            const uint8_t *q = src + 4 + 8 * unit;
+            for (int i = 0; i < 8; i++) {
+                dst[16 * unit + i] = d * (float)fp4_value[q[i] & 15];
+                dst[16 * unit + 8 + i] = d * (float)fp4_value[q[i] >> 4];
+            }
+        }
+    }
+}
+
+static te_to_f32 *const to_f32[TE_TYPE_LIMIT] = {
+    [TE_F32] = f32_to_f32,
+    [TE_F16] = f16_to_f32,
+    [TE_BF16] = bf16_to_f32,
+    [TE_F64] = f64_to_f32,
+    [TE_Q1_0] = q1_0_to_f32,
+    [TE_Q4_0] = q4_0_to_f32,
+    [TE_Q4_1] = q4_1_to_f32,
+    [TE_Q5_0] = q5_0_to_f32,
+    [TE_Q5_1] = q5_1_to_f32,
+    [TE_Q8_0] = q8_0_to_f32,
+    [TE_MXFP4] = mxfp4_to_f32,
+    [TE_NVFP4] = nvfp4_to_f32,
+    [TE_Q2_K] = te_q2_k_to_f32,
+    [TE_Q3_K] = te_q3_k_to_f32,
+    [TE_Q4_K] = te_q4_k_to_f32,
+    [TE_Q5_K] = te_q5_k_to_f32,
+    [TE_Q6_K] = te_q6_k_to_f32,
+    [TE_TQ1_0] = te_tq1_0_to_f32,
+    [TE_TQ2_0] = te_tq2_0_to_f32,
+    [TE_IQ1_S] = te_iq1_s_to_f32,
+    [TE_IQ1_M] = te_iq1_m_to_f32,
+    [TE_IQ2_XXS] = te_iq2_xxs_to_f32,
+    [TE_IQ2_XS] = te_iq2_xs_to_f32,
+    [TE_IQ2_S] = te_iq2_s_to_f32,
+    [TE_IQ3_XXS] = te_iq3_xxs_to_f32,
+    [TE_IQ3_S] = te_iq3_s_to_f32,
+    [TE_IQ4_NL] = te_iq4_nl_to_f32,
+    [TE_IQ4_XS] = te_iq4_xs_to_f32,
+};
+
+bool te_can_dequantize(int32_t type) { return type >= 0 && type < TE_TYPE_LIMIT && to_f32[type] != NULL; }
+
+void te_dequantize_row(int32_t type, const void *src, float *dst, int64_t n) { to_f32[type](src, dst, n); }
+
+/* v as an integer in [lo, hi], towards zero; lo for a NaN (a plain cast of what does not fit is undefined). */
+static int to_int(float v, int lo, int hi) {
+    if (!(v > (float)lo)) return lo;
+    return v < (float)hi ? (int)v : hi;
+}
+
+static float reciprocal(float d) { return d != 0.0f ? 1.0f / d : 0.0f; }
+
+static void store_u16(uint8_t *p, uint16_t v) {
+    p[0] = (uint8_t)v;
+    p[1] = (uint8_t)(v >> 8);
+}
+
+static void store_f16(uint8_t *p, float v) { store_u16(p, te_f32_to_f16(v)); }
+
+/* The weight of largest magnitude, the first of several, with its sign. */
+static float extreme(const float *w) {
+    float value = w[0];
+    for (int i = 1; i < 32; i++) {
+        if (fabsf(w[i]) > fabsf(value)) value = w[i];
+    }
+    return value;
+}
+
+static void range(const float *w, float *lo, float *hi) {
+    *lo = *hi = w[0];
+    for (int i = 1; i < 32; i++) {
+        if (w[i] < *lo) *lo = w[i];
+        if (w[i] > *hi) *hi = w[i];
+    }
+}
+
+/* Packs 32 weights of four or five bits: q[16], and the fifth bits into high[4] unless that is NULL. */
+static void pack(const int *q, uint8_t *high, uint8_t *dst) {
+    for (int i = 0; i < 16; i++) dst[i] = (uint8_t)((q[i] & 15) | (q[16 + i] & 15) << 4);
+    if (high == NULL) return;
+    memset(high, 0, 4);
+    for (int i = 0; i < 32; i++) high[i / 8] |= (uint8_t)(q[i] >> 4 << i % 8);
+}
+
+/* Q4_0 and Q5_0: the extreme weight becomes the most negative code, -half; high is where the fifth bits go, or NULL. */
+static void quantize_signed(const float *w, int half, uint8_t *d_out, uint8_t *high, uint8_t *dst) {
+    int q[32];
+    const float d = extreme(w) / (float)-half;
+    const float id = reciprocal(d);
+    for (int i = 0; i < 32; i++) q[i] = to_int(w[i] * id + ((float)half + 0.5f), 0, 2 * half - 1);
+    store_f16(d_out, d);
+    pack(q, high, dst);
+}
+
+/* Q4_1 and Q5_1: the range of the weights is divided into `last` steps. */
+static void quantize_range(const float *w, int last, uint8_t *d_out, uint8_t *high, uint8_t *dst) {
+    int q[32];
+    float lo, hi;
+    range(w, &lo, &hi);
+    const float d = (hi - lo) / (float)last;
+    const float id = reciprocal(d);
+    for (int i = 0; i < 32; i++) q[i] = to_int((w[i] - lo) * id + 0.5f, 0, last);
+    store_f16(d_out, d);
+    store_f16(d_out + 2, lo);
+    pack(q, high, dst);
+}
+
+static void quantize_q8_0(const float *w, uint8_t *dst) {
+    const float d = fabsf(extreme(w)) / 127.0f;
+    const float id = reciprocal(d);
+    store_f16(dst, d);
+    for (int i = 0; i < 32; i++) dst[2 + i] = (uint8_t)to_int(roundf(w[i] * id), -127, 127);
+}
+
+bool te_can_quantize(int32_t type) {
+    switch (type) {
+    case TE_F32:
+    case TE_F16:
+    case TE_BF16:
+    case TE_Q4_0:
+    case TE_Q4_1:
+    case TE_Q5_0:
+    case TE_Q5_1:
+    case TE_Q8_0:
+        return true;
+    default:
+        return false;
+    }
+}
+
+void te_quantize_row(int32_t type, const float *src, void *dst, int64_t n) {
+    uint8_t *out = dst;
+    if (type == TE_F32) {
+        memcpy(dst, src, (size_t)n * sizeof *src);
+    } else if (type == TE_F16) {
+        for (int64_t i = 0; i < n; i++) store_f16(out + 2 * i, src[i]);
+    } else if (type == TE_BF16) {
+        for (int64_t i = 0; i < n; i++) store_u16(out + 2 * i, te_f32_to_bf16(src[i]));
+    } else {
+        const int32_t bytes = te_type_get(type)->block_bytes;
+        for (; n > 0; n -= 32, src += 32, out += bytes) {
+            switch (type) {
+            case TE_Q4_0:
+                quantize_signed(src, 8, out, NULL, out + 2);
+                break;
+            case TE_Q4_1:
+                quantize_range(src, 15, out, NULL, out + 4);
+                break;
+            case TE_Q5_0:
+                quantize_signed(src, 16, out, out + 2, out + 6);
+                break;
+            case TE_Q5_1:
+                quantize_range(src, 31, out, out + 4, out + 8);
+                break;
+            case TE_Q8_0:
+                quantize_q8_0(src, out);
+                break;
+            default:
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,29 @@
+/* te_quant_rows.h - private to te_quant*.c: one function per format that turns whole blocks into floats.
+ *
+ * te_NAME_to_f32(src, dst, n): n weights, a multiple of the block; src unaligned. Every expression is evaluated in
+ * float, in the order that the formula in the comment gives, so that the results are the same bits everywhere (no
+ * multiply may be fused with an addition). */
+#ifndef TE_QUANT_ROWS_H
+#define TE_QUANT_ROWS_H
+
+#include <stdint.h>
+
+#include "te_half.h"
+
+typedef void te_to_f32(const uint8_t *src, float *dst, int64_t n);
+
+te_to_f32 te_q2_k_to_f32, te_q3_k_to_f32, te_q4_k_to_f32, te_q5_k_to_f32, te_q6_k_to_f32, te_tq1_0_to_f32,
+    te_tq2_0_to_f32;
+te_to_f32 te_iq1_s_to_f32, te_iq1_m_to_f32, te_iq2_xxs_to_f32, te_iq2_xs_to_f32, te_iq2_s_to_f32, te_iq3_xxs_to_f32,
+    te_iq3_s_to_f32;
+te_to_f32 te_iq4_nl_to_f32, te_iq4_xs_to_f32;
+
+static inline uint16_t te_load_u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
+
+static inline uint32_t te_load_u32(const uint8_t *p) {
+    return (uint32_t)te_load_u16(p) | (uint32_t)te_load_u16(p + 2) << 16;
+}
+
+static inline float te_load_f16(const uint8_t *p) { return te_f16_to_f32(te_load_u16(p)); }
+
+#endif

@@ -1,0 +1,15 @@
+// isa_avx512.cpp - the kernels for AVX-512 F, BW, VL, DQ and VNNI.
+#include "isa_begin.h"
+
+#if defined(__x86_64__)
+TE_ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#include "vec_avx512.hpp"
+#include "codec.hpp"
+#include "codec_k.hpp"
+#include "rows.hpp"
+#include "elem.hpp"
+#include "table.hpp"
+#include "gemm.hpp"
+TE_KERNEL_TABLE(avx512, vec_avx512, gemm_table<vec_avx512>())
+TE_ISA_END
+#endif

@@ -1,0 +1,111 @@
+/* te_cpu.c - chooses the kernel table: what the processor has, what the operating system saves and permits, what
+ * POWERINFER_ISA names. */
+#define _GNU_SOURCE
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../core/te_status.h"
+#include "te_kernels.h"
+#include "te_tables.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef struct cpuid_regs {
+    unsigned a, b, c, d;
+} cpuid_regs;
+
+static cpuid_regs cpuid(unsigned leaf, unsigned subleaf) { /* zeros if there is no such leaf */
+    cpuid_regs r = {0, 0, 0, 0};
+    if (!__get_cpuid_count(leaf, subleaf, &r.a, &r.b, &r.c, &r.d)) memset(&r, 0, sizeof r);
+    return r;
+}
+
+static bool all(unsigned word, unsigned bits) { return (word & bits) == bits; }
+
+/* True if the operating system saves all of these parts of the processor's state (bits of XCR0). */
+static bool saved(unsigned parts) {
+    if (!(cpuid(1, 0).c & 1u << 27)) return false; /* OSXSAVE */
+    unsigned lo, hi;
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    return all(lo, parts);
+}
+
+static bool has_avx2(void) {
+    const unsigned fma = 1u << 12, avx = 1u << 28, f16c = 1u << 29, avx2 = 1u << 5, sse_and_avx = 0x6;
+    return all(cpuid(1, 0).c, fma | avx | f16c) && all(cpuid(7, 0).b, avx2) && saved(sse_and_avx);
+}
+
+static bool has_avx512(void) {
+    const unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
+    const cpuid_regs r = cpuid(7, 0);
+    const unsigned masks_and_zmm = 0xe0;
+    return has_avx2() && all(r.b, f | dq | bw | vl) && all(r.c, vnni) && saved(masks_and_zmm);
+}
+
+/* Linux hands out the tile registers on request, for the whole process and its later threads. */
+static bool has_amx(void) {
+    const unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24, amx_int8 = 1u << 25, avx512_bf16 = 1u << 5;
+    if (!has_avx512() || !all(cpuid(7, 0).d, amx_bf16 | amx_tile | amx_int8) || !all(cpuid(7, 1).a, avx512_bf16))
+        return false;
+    if (!saved(3u << 17)) return false; /* tile configuration, tile data */
+#if defined(__linux__)
+    const long arch_request_permission = 0x1023, tile_data = 18;
+    return syscall(SYS_arch_prctl, arch_request_permission, tile_data) == 0;
+#else
+    return false;
+#endif
+}
+#endif
+
+static bool always(void) { return true; }
+
+/* Best last. */
+static const struct {
+    const te_kernels *kernels;
+    bool (*runs)(void);
+} tables[] = {
+    {&te_kernels_scalar, always},
+#if defined(__x86_64__)
+    {&te_kernels_avx2, has_avx2},
+    {&te_kernels_avx512, has_avx512},
+    {&te_kernels_amx, has_amx},
+#endif
+};
+static const int n_tables = sizeof tables / sizeof tables[0];
+
+const te_kernels *te_cpu_kernels_named(const char *name) {
+    for (int i = 0; i < n_tables; i++)
+        if (strcmp(tables[i].kernels->name, name) == 0) return tables[i].runs() ? tables[i].kernels : NULL;
+    return NULL;
+}
+
+static bool known(const char *name) {
+    for (int i = 0; i < n_tables; i++)
+        if (strcmp(tables[i].kernels->name, name) == 0) return true;
+    return false;
+}
+
+const te_kernels *te_cpu_kernels(void) {
+    static _Atomic(const te_kernels *) chosen;
+    const te_kernels *k = atomic_load_explicit(&chosen, memory_order_acquire);
+    if (k) return k;
+    const char *name = getenv("POWERINFER_ISA");
+    if (name && *name) {
+        k = te_cpu_kernels_named(name);
+        if (!k && known(name)) {
+            te_fail(TE_UNSUPPORTED, "POWERINFER_ISA is %s, which this machine cannot run", name);
+        } else if (!k) {
+            te_fail(TE_ARGUMENT, "POWERINFER_ISA is \"%s\"; it can be scalar, avx2, avx512 or amx", name);
+        }
+    } else {
+        for (int i = 0; i < n_tables; i++)
+            if (tables[i].runs()) k = tables[i].kernels;
+    }
+    /* Threads that come here together choose the same table. */
+    if (k) atomic_store_explicit(&chosen, k, memory_order_release);
+    return k;
+}

@@ -1,0 +1,254 @@
+/* te_ffn.c - the fused feed-forward over a list of neurons: gate, up, activation and down without leaving the list.
+ *
+ * Neurons pass three stages, each of which works on eight at a time and prefetches the rows of the stage that comes
+ * next:
+ *
+ *     gate   eight of the list: g = gate_j . x; those that act(g) lets through wait in a queue
+ *     up     eight of those:    h = act(g) * (up_j . x); those with h != 0 wait in a second queue
+ *     down   eight of those:    sums += h * down_j
+ *
+ * Eight rows are enough for the prefetch to run ahead of the arithmetic, whichever share of the neurons survives.
+ * Queues keep the order of the list, so each sum has the same terms in the same order however many neurons fell out
+ * (dense and exact give the same bits). Every queue entry has a bit per token; rows are in the cache after the first
+ * token that needs them. */
+#include <string.h>
+
+#include "te_ops.h"
+#include "te_workspace.h"
+
+/* A queue grows by up to GROUP in a turn and is then drained by GROUP if it began the turn with as many: never more
+ * than 3 * GROUP - 1. */
+enum { GROUP = 8, ROOM = 3 * GROUP };
+_Static_assert(2 * ROOM <= TE_QUEUE_FLOATS, "both queues' values");
+
+/* Neurons between two stages. value[t * TE_QUEUE_FLOATS + i] belongs to entry i and token t. */
+typedef struct queue {
+    int32_t n;
+    int32_t id[ROOM];
+    uint32_t tokens[ROOM]; /* bit t: token t still has a use for this neuron */
+    float *value;
+} queue;
+
+typedef struct pass {
+    te_workspace *ws;
+    te_member *me;
+    const te_ffn *f;
+    const te_ffn_io *io; /* its pointers moved to the first token of the pass */
+    int32_t n_tok;
+    bool skip;
+    int32_t up_act; /* which set of packed activations up takes */
+    te_ffn_counts *counts;
+    queue gated, hidden;
+} pass;
+
+static float *value(const queue *q, int32_t t) { return q->value + (size_t)t * TE_QUEUE_FLOATS; }
+
+/* The entries i < n that token t wants; returns how many. */
+static int32_t wanted(const queue *q, int32_t n, int32_t t, int32_t *entry, int32_t *id) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (!(q->tokens[i] >> t & 1)) continue;
+        entry[count] = i;
+        id[count++] = q->id[i];
+    }
+    return count;
+}
+
+static void drop_front(queue *q, int32_t n, int32_t n_tok) {
+    const size_t left = (size_t)(q->n - n);
+    memmove(q->id, q->id + n, left * sizeof q->id[0]);
+    memmove(q->tokens, q->tokens + n, left * sizeof q->tokens[0]);
+    for (int32_t t = 0; t < n_tok; t++) memmove(value(q, t), value(q, t) + n, left * sizeof(float));
+    q->n -= n;
+}
+
+static void count_rows(const pass *p, const te_mat *m, int32_t n) {
+    p->counts->rows += n;
+    p->counts->bytes += (int64_t)te_row_bytes(m->type, m->cols) * n;
+}
+
+static void put_hidden(const pass *p, int32_t t, int32_t id, float h) {
+    p->io->hidden[p->io->ld_hidden * (size_t)t + (size_t)id] = h;
+}
+
+/* Whether the up row of a neuron with this gate value can be left out. */
+static bool silent(const te_ffn *f, float g) { return f->act == TE_DRELU ? !(g > 0) : !(g > f->threshold) || g == 0; }
+
+/* Takes rows i0 .. i0+n-1 of the list in: their gate products, and what passes goes to p->gated. */
+static void gate_stage(pass *p, te_rows rows, int32_t i0, int32_t n, te_ahead ahead) {
+    const te_ffn *f = p->f;
+    const te_ahead none = {0};
+    float fresh[GROUP];
+    int32_t entry[GROUP], id[GROUP], listed = 0;
+    queue *q = &p->gated;
+    const int32_t at = q->n; /* the new entries are at[0..listed-1] */
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t j = te_row_at(rows, i0 + i);
+        uint32_t tokens = 0;
+        for (int32_t t = 0; t < p->n_tok; t++) {
+            const bool on = !p->io->mask || p->io->mask[p->io->ld_mask * (size_t)t + (size_t)j];
+            tokens |= (uint32_t)on << t;
+            p->counts->listed += on;
+        }
+        if (!tokens) continue;
+        q->id[at + listed] = j;
+        q->tokens[at + listed++] = tokens;
+    }
+    if (!f->gate.w) {
+        q->n += listed;
+        return;
+    }
+    count_rows(p, &f->gate, listed);
+    const te_row_kernels *k = te_rows_of(p->ws, &f->gate);
+    queue new_ones = *q; /* seen from entry `at` on */
+    memcpy(new_ones.id, q->id + at, (size_t)listed * sizeof q->id[0]);
+    memcpy(new_ones.tokens, q->tokens + at, (size_t)listed * sizeof q->tokens[0]);
+    for (int32_t t = 0; t < p->n_tok; t++) {
+        const int32_t count = wanted(&new_ones, listed, t, entry, id);
+        if (!count) continue;
+        k->dot(&f->gate, (te_rows){id, 0, count}, ahead, te_act(p->ws, p->me, 0, t), fresh);
+        ahead = none;
+        for (int32_t i = 0; i < count; i++) {
+            value(q, t)[at + entry[i]] = fresh[i];
+            if (!p->skip || !silent(f, fresh[i])) continue;
+            new_ones.tokens[entry[i]] &= ~(1u << t);
+            if (!f->down.w) put_hidden(p, t, id[i], 0.0f);
+        }
+    }
+    for (int32_t i = 0; i < listed; i++) { /* closes the gaps of those that no token wants any more */
+        if (!new_ones.tokens[i]) continue;
+        q->id[q->n] = new_ones.id[i];
+        q->tokens[q->n] = new_ones.tokens[i];
+        for (int32_t t = 0; t < p->n_tok; t++) value(q, t)[q->n] = value(q, t)[at + i];
+        q->n++;
+    }
+}
+
+/* The first n of p->gated: their hidden values, and what is not 0 goes to p->hidden. */
+static void up_stage(pass *p, int32_t n, te_ahead ahead) {
+    const te_ffn *f = p->f;
+    const te_row_kernels *k = te_rows_of(p->ws, &f->up);
+    const te_ahead none = {0};
+    float u[GROUP], g[GROUP];
+    int32_t entry[GROUP], id[GROUP];
+    queue *in = &p->gated, *out = &p->hidden;
+    uint32_t fired[GROUP] = {0};
+    count_rows(p, &f->up, n);
+    for (int32_t t = 0; t < p->n_tok; t++) {
+        const int32_t count = wanted(in, n, t, entry, id);
+        if (!count) continue;
+        k->dot(&f->up, (te_rows){id, 0, count}, ahead, te_act(p->ws, p->me, p->up_act, t), u);
+        ahead = none;
+        if (f->gate.w) {
+            for (int32_t i = 0; i < count; i++) g[i] = value(in, t)[entry[i]];
+        } else if (f->up_bias) {
+            for (int32_t i = 0; i < count; i++) u[i] += f->up_bias[id[i]];
+        }
+        p->ws->k->glu(f->act, f->threshold, f->gate.w ? g : NULL, u, count, u);
+        if (f->gate.w || !p->skip) p->counts->computed += count;
+        for (int32_t i = 0; i < count; i++) {
+            if (u[i] != 0) {
+                fired[entry[i]] |= 1u << t;
+                p->counts->fired++;
+                if (!f->gate.w && p->skip) p->counts->computed++;
+            }
+            if (!f->down.w)
+                put_hidden(p, t, id[i], u[i]);
+            else
+                value(out, t)[out->n + entry[i]] = u[i];
+        }
+    }
+    if (f->down.w) {
+        const int32_t at = out->n;
+        for (int32_t i = 0; i < n; i++) {
+            const uint32_t tokens = p->skip ? fired[i] : in->tokens[i];
+            if (!tokens) continue;
+            out->id[out->n] = in->id[i];
+            out->tokens[out->n] = tokens;
+            for (int32_t t = 0; t < p->n_tok; t++) value(out, t)[out->n] = value(out, t)[at + i];
+            out->n++;
+        }
+    }
+    drop_front(in, n, p->n_tok);
+}
+
+static void down_stage(pass *p, int32_t n, te_ahead ahead) {
+    const te_mat *down = &p->f->down;
+    const te_row_kernels *k = te_rows_of(p->ws, down);
+    const te_ahead none = {0};
+    float h[GROUP];
+    int32_t entry[GROUP], id[GROUP];
+    count_rows(p, down, n);
+    for (int32_t t = 0; t < p->n_tok; t++) {
+        const int32_t count = wanted(&p->hidden, n, t, entry, id);
+        if (!count) continue;
+        for (int32_t i = 0; i < count; i++) h[i] = value(&p->hidden, t)[entry[i]];
+        k->axpy(down, (te_rows){id, 0, count}, ahead, h, te_sums(p->ws, p->me, t));
+        ahead = none;
+    }
+    drop_front(&p->hidden, n, p->n_tok);
+}
+
+static int32_t ready(const queue *q, bool last) { return q->n >= GROUP ? GROUP : last ? q->n : 0; }
+static te_ahead front(const te_mat *m, const queue *q, int32_t n) { return (te_ahead){m, {q->id, 0, n}}; }
+
+/* All neurons at positions [lo, hi) of the list. */
+static void neurons(pass *p, te_rows rows, int32_t lo, int32_t hi) {
+    const te_ffn *f = p->f;
+    const te_mat *first = f->gate.w ? &f->gate : &f->up;
+    for (int32_t i = lo; i < hi || p->gated.n || p->hidden.n; i += GROUP) {
+        const int32_t fresh = hi - i > GROUP ? GROUP : hi - i > 0 ? hi - i : 0;
+        const int32_t n_up = ready(&p->gated, fresh == 0), n_down = ready(&p->hidden, fresh == 0 && n_up == 0);
+        const int32_t left = hi - i - fresh;
+        te_ahead after = {0}; /* what the next turn begins with */
+        if (left > 0)
+            after = (te_ahead){first, te_rows_part(rows, i + fresh, i + fresh + (left > GROUP ? GROUP : left))};
+        te_ahead after_up = n_down ? front(&f->down, &p->hidden, n_down) : after;
+        if (fresh) gate_stage(p, rows, i, fresh, n_up ? front(&f->up, &p->gated, n_up) : after_up);
+        if (n_up) {
+            if (!n_down && !f->gate.w && p->gated.n > n_up) { /* without gates the next up rows are already waiting */
+                after_up = (te_ahead){&f->up, {p->gated.id + n_up, 0, p->gated.n - n_up}};
+            }
+            up_stage(p, n_up, after_up);
+        }
+        if (n_down) {
+            if (!f->gate.w && p->gated.n) after = front(&f->up, &p->gated, p->gated.n > GROUP ? GROUP : p->gated.n);
+            down_stage(p, n_down, after);
+        }
+    }
+}
+
+void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, bool skip, const te_ffn_io *io,
+               te_ffn_counts *counts) {
+    te_member *me = &ws->member[team->ith];
+    te_ffn_counts sum = {0};
+    int64_t lo, hi;
+    if (f->act != TE_RELU && f->act != TE_DRELU) skip = false;
+    te_share(team, rows.n, 1, &lo, &hi);
+    for (int32_t t0 = 0; t0 < io->n_tok; t0 += TE_PASS_TOK) {
+        const size_t t = (size_t)t0;
+        te_ffn_io part = *io;
+        part.x += io->ldx * t;
+        if (io->mask) part.mask += io->ld_mask * t;
+        if (f->down.w)
+            part.y += io->ldy * t;
+        else
+            part.hidden += io->ld_hidden * t;
+        pass p = {.ws = ws, .me = me, .f = f, .io = &part, .skip = skip, .counts = &sum};
+        p.n_tok = io->n_tok - t0 < TE_PASS_TOK ? io->n_tok - t0 : TE_PASS_TOK;
+        p.gated.value = me->queue;
+        p.hidden.value = me->queue + ROOM;
+        te_pack_fn *packed_for = NULL, *packed_for_up = NULL;
+        if (f->gate.w) te_pack(ws, me, 0, &f->gate, part.x, io->ldx, p.n_tok, &packed_for);
+        if (packed_for == te_rows_of(ws, &f->up)->act_pack) {
+            p.up_act = 0;
+        } else {
+            p.up_act = 1;
+            te_pack(ws, me, 1, &f->up, part.x, io->ldx, p.n_tok, &packed_for_up);
+        }
+        if (f->down.w) te_sums_begin(ws, me, p.n_tok, f->down.cols);
+        neurons(&p, rows, (int32_t)lo, (int32_t)hi);
+        if (f->down.w) te_sums_end(team, ws, &f->down, p.n_tok, part.y, io->ldy, false, NULL);
+    }
+    if (counts) *counts = sum;
+}

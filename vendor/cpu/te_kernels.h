@@ -1,0 +1,114 @@
+/* te_kernels.h - the contract of all CPU kernels. One table per instruction set; every entry is filled (a set that
+ * has nothing better
+ * takes a lower set's entry). Kernels are plain functions of one thread: no allocation, no locks, no errors.
+ *
+ * Weights: te_mat (te_tensor.h). Float formats (F32 F16 BF16) take any cols >= 1; block formats a multiple of their
+ * block.
+ * No alignment of weights is assumed; no byte outside the named rows' own [0, row bytes) is read (a file may end
+ * there).
+ * Tolerance, against doubles over the same (possibly quantised) inputs: |y - ref| <= 8 eps32 sqrt(cols) sum|w x|. */
+#ifndef TE_KERNELS_H
+#define TE_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../core/te_tensor.h"
+#include "../core/te_types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rows that will be wanted next: kernels may prefetch them while they work. m NULL: none. */
+typedef struct te_ahead {
+    const te_mat *m;
+    te_rows rows;
+} te_ahead;
+
+/* What one weight format can do. Activations are packed once per input vector into the format's own layout ("act":
+ * floats as they are, or
+ * int8 per 32 with scales, in the order in which the weights unpack). An act is 64-byte aligned. */
+typedef struct te_row_kernels {
+    size_t (*act_bytes)(int32_t cols);
+    void (*act_pack)(const float *x, int32_t cols, void *act);
+    /* y[i] = dot(row i of rows, x) for i in 0..rows.n-1 (compact: y is indexed by the position in rows, not by the
+     * row). */
+    void (*dot)(const te_mat *m, te_rows rows, te_ahead ahead, const void *act, float *y);
+    /* acc += sum_i a[i] * row i. acc: te_acc_floats(cols) floats, 64-byte aligned, zeroed by the caller, element
+     * order private to the kernel.
+     * Rows with a[i] == 0 change nothing, so that skipping them gives the same bits (-0 aside). */
+    void (*axpy)(const te_mat *m, te_rows rows, te_ahead ahead, const float *a, float *acc);
+    /* y[c] += acc's column c for lo <= c < hi; lo is a multiple of 256, hi a multiple of 256 or cols. */
+    void (*acc_add)(const float *acc, int32_t cols, int32_t lo, int32_t hi, float *y);
+    /* out[0..n-1] = weights c0..c0+n-1 of a row; c0 and n multiples of the block. */
+    void (*to_f32)(const void *row, int32_t c0, int32_t n, float *out);
+    /* NULL unless the format can be written (F32, F16, BF16, Q8_0): n floats to a row. For the KV cache. Bits as
+     * te_quantize_row. */
+    void (*from_f32)(const float *x, void *row, int32_t n);
+} te_row_kernels;
+
+static inline size_t te_acc_floats(int32_t cols) { return ((size_t)cols + 255) / 256 * 256; }
+
+typedef enum te_activation {
+    TE_RELU,
+    TE_DRELU,
+    TE_SILU,
+    TE_GELU,
+    TE_GELU_QUICK
+} te_activation; /* GELU: the exact erf form (1e-6) */
+
+/* A block of matrix product for many tokens; see te_ops.h for the collective operation that uses it.
+ * gemm:   y[t*ldy + r] (+)= dot(row r, x[t]) for r0 <= r < r1, all n_tok tokens
+ * gemm_t: y[t*ldy + c] (+)= sum over all rows r of h[t][r] * row r [c], for c0 <= c < c1  (multiples of 256, or cols)
+ * px is what pack (for gemm_t: pack_t, k = rows of the matrix) made of the activations ([n_tok] rows of k floats,
+ * ldx floats apart) by the whole
+ * team, each member its token share [t0, t1) (multiples of pack_unit, or n_tok). scratch: gemm_scratch_bytes, per
+ * thread. begin/end bracket a thread's use (AMX tile state). */
+typedef struct te_gemm_kernels {
+    int32_t min_tok;   /* from how many tokens on this beats the row kernels */
+    int32_t pack_unit; /* tokens */
+    int32_t row_unit;  /* rows per panel that suits the caches; r0 is a multiple of it */
+    size_t (*pack_bytes)(int32_t n_tok, int32_t k);
+    void (*pack)(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px);
+    void (*pack_t)(const float *h, size_t ldh, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *ph);
+    size_t (*scratch_bytes)(int32_t n_tok, int32_t k);
+    void (*begin)(void);
+    void (*end)(void);
+    void (*gemm)(const te_mat *m, int32_t r0, int32_t r1, const void *px, int32_t n_tok, float *y, size_t ldy,
+                 const float *bias, bool add, void *scratch);
+    void (*gemm_t)(const te_mat *m, int32_t c0, int32_t c1, const void *ph, int32_t n_tok, float *y, size_t ldy,
+                   const float *bias, bool add, void *scratch);
+} te_gemm_kernels;
+
+typedef struct te_kernels {
+    const char *name;                  /* "scalar" "avx2" "avx512" "amx" */
+    te_row_kernels row[TE_TYPE_LIMIT]; /* by te_type; all entries NULL for types that cannot be dequantised */
+    te_gemm_kernels gemm;              /* for every type that row[] knows */
+
+    /* y may be x in all of these. */
+    void (*rms_norm)(const float *x, const float *w, float eps, int32_t n,
+                     float *y); /* y = x / sqrt(mean(x^2) + eps) * w */
+    void (*layer_norm)(const float *x, const float *w, const float *b, float eps, int32_t n,
+                       float *y); /* b may be NULL */
+    void (*softmax)(float *x, int32_t n,
+                    float scale); /* x = exp(scale*(x - max)) / sum; n >= 1; -inf entries become 0 */
+    void (*add)(const float *x, int32_t n, float *y); /* y += x */
+    /* h[i] = act(g[i]) * u[i] (DRELU: relu(g) * relu(u)); g NULL: h = act(u). threshold: RELU passes g > threshold,
+     * else 0 (FATReLU). */
+    void (*glu)(te_activation act, float threshold, const float *g, const float *u, int32_t n, float *h);
+} te_kernels;
+
+/* The table for this machine, chosen once: the best that the processor and the operating system allow, or the one
+ * that the environment
+ * variable POWERINFER_ISA names (scalar, avx2, avx512, amx). NULL with a sentence in te_last_error if that name is
+ * unknown or cannot run here. */
+const te_kernels *te_cpu_kernels(void);
+/* A table by name, whatever was chosen; NULL if it cannot run here. */
+const te_kernels *te_cpu_kernels_named(const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,99 @@
+/* te_ops.h - operations of a whole team. Every member calls them with the same arguments; each computes its share.
+ * Unless said otherwise they do NOT end in a barrier: call te_barrier before another member's share is read, and
+ * before an input
+ * of the operation is overwritten. Results are the same bits for the same inputs and number of members. */
+#ifndef TE_OPS_H
+#define TE_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../core/te_pool.h"
+#include "../core/te_status.h"
+#include "../core/te_tensor.h"
+#include "te_kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Scratch memory of a team: per member and shared. Sized once for the largest operation it will see. */
+typedef struct te_workspace te_workspace;
+typedef struct te_workspace_limits {
+    int32_t n_threads;
+    int32_t max_tok;  /* tokens in one operation */
+    int32_t max_cols; /* weights per row of any matrix, and rows of any matrix of te_op_linear_t */
+    int32_t max_rows; /* neurons of any FFN */
+} te_workspace_limits;
+te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_workspace **out);
+void te_workspace_free(te_workspace *w);
+size_t te_workspace_bytes(const te_workspace *w);
+/* At least n floats of this member's own memory, 64-byte aligned, valid until the member's next call into te_ops. n
+ * <= max(max_cols, max_rows). */
+float *te_workspace_floats(te_workspace *w, const te_team *team, int32_t n);
+
+/* One product of several that share the input: y[t*ldy + r] = dot(w row r, x[t]) + bias[r], r in 0..w.n_rows-1 (added
+ * to y if add).
+ * From min_tok tokens on by GEMM, else by row kernels, each row read once for all tokens. */
+typedef struct te_linear {
+    te_mat w;
+    const float *bias; /* NULL: none */
+    float *y;
+    size_t ldy;
+    bool add;
+} te_linear;
+/* x: [n_tok] rows, ldx floats apart. n_tok >= 1. May use barriers inside. y must not overlap x. */
+void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
+                  size_t ldx, int32_t n_tok);
+
+/* y[t*ldy + c] (+)= bias[c] + sum_r h[t*ldh + r] * w[r][c]: a product with a matrix that is stored transposed
+ * (ffn_down_t). */
+void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const float *h, size_t ldh, int32_t n_tok,
+                    const float *bias, float *y, size_t ldy, bool add);
+
+/* The fused feed-forward over a list of neurons. Per neuron j of rows and token t with
+ * mask[t*ld_mask + j] != 0 (mask NULL: all):
+ *     gated:   g = gate_j . x_t;  if skip and act(g) == 0: done, up and down are not read for this token
+ *              u = up_j . x_t;  h = act(g) * u   (DRELU: relu(g) * relu(u))
+ *     ungated: h = act(up_j . x_t + up_bias[j])
+ *     y_t += h * down_j      (not read if skip and h == 0 for all tokens)
+ * skip is allowed for RELU and DRELU only; with skip false all rows of the list are read (verification, SiLU).
+ * If down.w is NULL, h is stored instead: hidden[t*ld_hidden + j] (only entries of the list and mask are written).
+ * x: [n_tok][cols]. y: [n_tok][cols], added to. One or a few tokens: cost is one pass over the rows in memory
+ * whatever n_tok (a pass takes up to 32 tokens; more are taken in as many passes as it needs).
+ * Contains barriers; ends without one. Neurons are shared out by position in the list, contiguous parts, so that the
+ * sums have a fixed order; with a NULL row list (all neurons) skip true and false give the same bits for a RELU layer. */
+typedef struct te_ffn {
+    te_mat gate; /* gate.w NULL: ungated */
+    te_mat up;
+    te_mat down; /* stored transposed: row j belongs to neuron j */
+    const float *up_bias;
+    te_activation act;
+    float threshold; /* of RELU: passes g > threshold */
+} te_ffn;
+typedef struct te_ffn_counts { /* this member's part; sum over members */
+    int64_t listed;            /* (neuron, token) pairs asked for */
+    int64_t computed;          /* of those, whose up row (ungated: down row) was used; all unless skip */
+    int64_t fired;             /* of those, with h != 0 */
+    int64_t rows;  /* weight rows read (gate, up and down counted each, once per pass however many tokens) */
+    int64_t bytes; /* of those rows */
+} te_ffn_counts;
+typedef struct te_ffn_io {
+    const float *x;
+    size_t ldx;
+    int32_t n_tok;
+    const uint8_t *mask;
+    size_t ld_mask;
+    float *y;
+    size_t ldy;
+    float *hidden;
+    size_t ld_hidden;
+} te_ffn_io;
+void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, bool skip, const te_ffn_io *io,
+               te_ffn_counts *counts);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,67 @@
+/* te_workspace.h - private to te_ops.c, te_ffn.c: scratch memory of a team, and how operations lay it out. */
+#ifndef TE_WORKSPACE_H
+#define TE_WORKSPACE_H
+
+#include "../core/te_pool.h"
+#include "te_ops.h"
+
+/* Row kernels take at most so many tokens at a time: one pass over the weights each. */
+enum { TE_PASS_TOK = 32 };
+
+/* Members write only their own part, so that no two share a cache line. Sums that others read come in two sets, used in
+ * turn: whoever starts the next operation cannot overwrite what a slower member still adds up. An operation has a
+ * barrier between its sums being complete and being read, hence at most one operation lies between two members. */
+typedef struct te_member {
+    void *act[2];   /* packed activations of TE_PASS_TOK tokens, for two formats */
+    float *sums[2]; /* TE_PASS_TOK vectors of te_acc_floats(max_cols) */
+    int32_t turn;   /* which of sums is next */
+    float *queue;   /* te_ffn.c: what is known of waiting neurons, TE_QUEUE_FLOATS for each token */
+    float *floats;  /* the caller's, through te_workspace_floats */
+    void *gemm;     /* the GEMM's scratch */
+} te_member;
+
+struct te_workspace {
+    const te_kernels *k;
+    te_workspace_limits limits;
+    size_t n_bytes; /* of the allocation that all pointers lie in */
+    void *memory;
+    void *packed;      /* activations of all tokens as the GEMM wants them; shared */
+    size_t act_stride; /* bytes of one token's activations */
+    size_t sum_stride; /* floats of one token's sums */
+    te_member member[];
+};
+
+enum { TE_QUEUE_FLOATS = 48 };
+
+static inline const te_row_kernels *te_rows_of(const te_workspace *ws, const te_mat *m) { return &ws->k->row[m->type]; }
+
+typedef void te_pack_fn(const float *x, int32_t cols, void *act);
+
+/* Set of packed activations `which`, token t. */
+static inline void *te_act(const te_workspace *ws, const te_member *me, int32_t which, int32_t t) {
+    return (char *)me->act[which] + ws->act_stride * (size_t)t;
+}
+
+/* Packs n_tok <= TE_PASS_TOK tokens for matrices of m's type into set `which`, unless *packed_for (at first NULL) says
+ * that they are. */
+static inline void te_pack(const te_workspace *ws, const te_member *me, int32_t which, const te_mat *m, const float *x,
+                           size_t ldx, int32_t n_tok, te_pack_fn **packed_for) {
+    te_pack_fn *pack = te_rows_of(ws, m)->act_pack;
+    if (*packed_for == pack) return;
+    for (int32_t t = 0; t < n_tok; t++) pack(x + ldx * (size_t)t, m->cols, te_act(ws, me, which, t));
+    *packed_for = pack;
+}
+
+static inline float *te_sums(const te_workspace *ws, const te_member *me, int32_t t) {
+    return me->sums[me->turn] + ws->sum_stride * (size_t)t;
+}
+
+/* Zeroes this member's sums for n_tok rows of cols columns. */
+void te_sums_begin(const te_workspace *ws, te_member *me, int32_t n_tok, int32_t cols);
+
+/* After every member has added to its sums with m's axpy: y_t += the members' sums in order of member, this member's
+ * share of the columns. If first, y is set to bias (NULL: 0) before. Contains a barrier, and turns the sums over. */
+void te_sums_end(te_team *team, te_workspace *ws, const te_mat *m, int32_t n_tok, float *y, size_t ldy, bool first,
+                 const float *bias);
+
+#endif

@@ -1,0 +1,164 @@
+// vec_avx2.hpp - the vector vocabulary on AVX2 + FMA + F16C. What each word means: vec_scalar.hpp.
+namespace {
+struct vec_avx2 {
+    static constexpr int lanes = 8;
+    using f32 = __m256;
+    using i32 = __m256i;
+    struct w16 {
+        __m256 lo, hi;
+    };
+
+    // floats
+    static f32 zero() { return _mm256_setzero_ps(); }
+    static f32 splat(float a) { return _mm256_set1_ps(a); }
+    static f32 load(const void *p) { return _mm256_loadu_ps((const float *)p); }
+    static void store(void *p, f32 a) { _mm256_storeu_ps((float *)p, a); }
+    static __m256i first(int n) { // all ones in lanes below n
+        return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    }
+    static f32 load_part(const void *p, int n) { return _mm256_maskload_ps((const float *)p, first(n)); }
+    static void store_part(void *p, f32 a, int n) { _mm256_maskstore_ps((float *)p, first(n), a); }
+    static f32 add(f32 a, f32 b) { return _mm256_add_ps(a, b); }
+    static f32 sub(f32 a, f32 b) { return _mm256_sub_ps(a, b); }
+    static f32 mul(f32 a, f32 b) { return _mm256_mul_ps(a, b); }
+    static f32 div(f32 a, f32 b) { return _mm256_div_ps(a, b); }
+    static f32 max(f32 a, f32 b) { return _mm256_max_ps(a, b); }
+    static f32 min(f32 a, f32 b) { return _mm256_min_ps(a, b); }
+    static f32 fma(f32 a, f32 b, f32 c) { return _mm256_fmadd_ps(a, b, c); }
+    static f32 abs(f32 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+    static f32 if_less(f32 a, f32 b, f32 x, f32 y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
+    static f32 round(f32 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static f32 ldexp(f32 a, f32 n) {
+        const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+        return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
+    }
+    static float sum(f32 a) {
+        __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+        s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+        return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+    }
+    static float hmax(f32 a) {
+        __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+        s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+        return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+    }
+
+    // half and bfloat16
+    static float half(const void *p) {
+        uint16_t h;
+        memcpy(&h, p, 2);
+        return _cvtsh_ss(h);
+    }
+    static __m128i part16(const void *p, int n) { // n 16-bit words, the others 0
+        uint16_t w[8] = {};
+        memcpy(w, p, (size_t)n * 2);
+        return _mm_loadu_si128((const __m128i *)w);
+    }
+    static f32 load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+    static f32 load_f16_part(const void *p, int n) { return _mm256_cvtph_ps(part16(p, n)); }
+    static void store_f16(void *p, f32 a) {
+        _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
+    static void store_f16_part(void *p, f32 a, int n) {
+        uint16_t w[8];
+        store_f16(w, a);
+        memcpy(p, w, (size_t)n * 2);
+    }
+    static f32 bf16(__m128i words) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16)); }
+    static f32 load_bf16(const void *p) { return bf16(_mm_loadu_si128((const __m128i *)p)); }
+    static f32 load_bf16_part(const void *p, int n) { return bf16(part16(p, n)); }
+
+    // bytes
+    static i32 load_bytes(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+    static void store_i32(void *p, i32 a) { _mm256_storeu_si256((__m256i *)p, a); }
+    static i32 splat_bytes(uint8_t b) { return _mm256_set1_epi8((char)b); }
+    static i32 bits_and(i32 a, uint8_t mask) { return _mm256_and_si256(a, splat_bytes(mask)); }
+    static i32 bits_or(i32 a, i32 b) { return _mm256_or_si256(a, b); }
+    static i32 high4(i32 a) { return bits_and(_mm256_srli_epi16(a, 4), 15); }
+    static i32 zero_i32() { return _mm256_setzero_si256(); }
+    static i32 sub_i32(i32 a, i32 b) { return _mm256_sub_epi32(a, b); }
+    static f32 to_f32(i32 a) { return _mm256_cvtepi32_ps(a); }
+    static __m128i eight(const void *p) { return _mm_loadl_epi64((const __m128i *)p); }
+    static f32 widen_u8(const void *p) { return to_f32(_mm256_cvtepu8_epi32(eight(p))); }
+    static f32 widen_s8(const void *p) { return to_f32(_mm256_cvtepi8_epi32(eight(p))); }
+    static void store_s8(void *p, f32 a) {
+        const __m256i v = _mm256_cvtps_epi32(a);
+        const __m128i w = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(w, w));
+    }
+    static i32 widen_add(i32 c, __m256i words) {
+        return _mm256_add_epi32(c, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+    }
+    static i32 dot_u8(i32 c, i32 w, i32 x) { return widen_add(c, _mm256_maddubs_epi16(w, x)); }
+    static i32 dot_nibbles(i32 c, i32 q, i32 x0, i32 x1) { // four products of at most 15 * 127 fit into 16 bits
+        return widen_add(
+            c, _mm256_add_epi16(_mm256_maddubs_epi16(bits_and(q, 15), x0), _mm256_maddubs_epi16(high4(q), x1)));
+    }
+    static constexpr int signed_offset = 0;
+    static i32 dot_s8(i32 c, i32 w, i32 x) { // |w| * (x with the sign of w): 2 * 128 * 127 fits
+        return widen_add(c, _mm256_maddubs_epi16(_mm256_sign_epi8(w, w), _mm256_sign_epi8(x, w)));
+    }
+    template <int k> static f32 float_u8(i32 a) {
+        if constexpr (k == 3) return to_f32(_mm256_srli_epi32(a, 24));
+        return to_f32(_mm256_and_si256(_mm256_srli_epi32(a, 8 * k), _mm256_set1_epi32(255)));
+    }
+    template <int k> static f32 float_nibble(i32 a) {
+        if constexpr (k == 7) return to_f32(_mm256_srli_epi32(a, 28));
+        return to_f32(_mm256_and_si256(_mm256_srli_epi32(a, 4 * k), _mm256_set1_epi32(15)));
+    }
+    template <int k> static f32 float_nibble_minus_8(i32 a) { // with its top bit flipped a nibble is signed
+        const __m256i flipped = _mm256_xor_si256(a, _mm256_set1_epi32((int)0x88888888));
+        return to_f32(_mm256_srai_epi32(_mm256_slli_epi32(flipped, 28 - 4 * k), 28));
+    }
+
+    static i32 q4_0_bytes(const uint8_t *p) {
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(p + 2))),
+                                       _mm_loadu_si128((const __m128i *)(p + 20)), 1);
+    }
+    static f32 q4_0_scales(const uint8_t *p) {
+        return _mm256_set_m128(_mm_set1_ps(half(p + 18)), _mm_set1_ps(half(p)));
+    }
+    static i32 q8_0_bytes(const uint8_t *p) { return load_bytes(p + 2); }
+    static f32 q8_0_scales(const uint8_t *p) { return splat(half(p)); }
+
+    static void add_transposed(float *y, const float *p, int stride) {
+        __m128 a = _mm_loadu_ps(p), b = _mm_loadu_ps(p + stride), c = _mm_loadu_ps(p + 2 * stride),
+               d = _mm_loadu_ps(p + 3 * stride);
+        _MM_TRANSPOSE4_PS(a, b, c, d);
+        _mm_storeu_ps(y, _mm_add_ps(_mm_loadu_ps(y), a));
+        _mm_storeu_ps(y + 4, _mm_add_ps(_mm_loadu_ps(y + 4), b));
+        _mm_storeu_ps(y + 8, _mm_add_ps(_mm_loadu_ps(y + 8), c));
+        _mm_storeu_ps(y + 12, _mm_add_ps(_mm_loadu_ps(y + 12), d));
+    }
+
+    // sixteen floats
+    static w16 load16(const float *p) { return {load(p), load(p + 8)}; }
+    static void store16(float *p, w16 a) {
+        store(p, a.lo);
+        store(p + 8, a.hi);
+    }
+    static w16 mul16(w16 a, w16 b) { return {mul(a.lo, b.lo), mul(a.hi, b.hi)}; }
+    static w16 splat16(float lo, float hi) { return {splat(lo), splat(hi)}; }
+    static w16 halves16(const uint8_t *p) {
+        int32_t d;
+        memcpy(&d, p, 4);
+        const __m128 f = _mm_cvtph_ps(_mm_cvtsi32_si128(d));
+        return {_mm256_broadcastss_ps(f), _mm256_broadcastss_ps(_mm_movehdup_ps(f))};
+    }
+    static w16 widen16_u8(uint64_t lo, uint64_t hi) {
+        return {to_f32(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)lo))),
+                to_f32(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)hi)))};
+    }
+    static w16 widen16_s8(const void *p) { return {widen_s8(p), widen_s8((const uint8_t *)p + 8)}; }
+    static f32 add_high8(f32 a, w16 b) { return add(a, b.hi); }
+    template <int a, int b, int c, int d> static f32 spread(w16 s) {
+        const __m256 v = a < 8 ? s.lo : s.hi;
+        static_assert(a / 8 == b / 8, "both elements come from one register");
+        return _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(a % 8, a % 8, a % 8, a % 8, b % 8, b % 8, b % 8, b % 8));
+    }
+    template <int s0, int s1> static i32 fields(const uint8_t *p, uint8_t mask) {
+        const i32 v = load_bytes(p);
+        return bits_and(s0 < 0 ? _mm256_srli_epi16(v, -s0) : _mm256_slli_epi16(v, s0), mask);
+    }
+};
+} // namespace

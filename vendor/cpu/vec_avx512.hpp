@@ -1,0 +1,147 @@
+// vec_avx512.hpp - the vector vocabulary on AVX-512 F, BW, VL, DQ and VNNI, in whole 512-bit registers. What each word
+// means: vec_scalar.hpp.
+namespace {
+struct vec_avx512 {
+    static constexpr int lanes = 16;
+    using f32 = __m512;
+    using i32 = __m512i;
+    using w16 = __m512;
+
+    // floats
+    static f32 zero() { return _mm512_setzero_ps(); }
+    static f32 splat(float a) { return _mm512_set1_ps(a); }
+    static f32 load(const void *p) { return _mm512_loadu_ps(p); }
+    static void store(void *p, f32 a) { _mm512_storeu_ps(p, a); }
+    static __mmask16 first(int n) { return (__mmask16)((1u << n) - 1); }
+    static f32 load_part(const void *p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+    static void store_part(void *p, f32 a, int n) { _mm512_mask_storeu_ps(p, first(n), a); }
+    static f32 add(f32 a, f32 b) { return _mm512_add_ps(a, b); }
+    static f32 sub(f32 a, f32 b) { return _mm512_sub_ps(a, b); }
+    static f32 mul(f32 a, f32 b) { return _mm512_mul_ps(a, b); }
+    static f32 div(f32 a, f32 b) { return _mm512_div_ps(a, b); }
+    static f32 max(f32 a, f32 b) { return _mm512_max_ps(a, b); }
+    static f32 min(f32 a, f32 b) { return _mm512_min_ps(a, b); }
+    static f32 fma(f32 a, f32 b, f32 c) { return _mm512_fmadd_ps(a, b, c); }
+    static f32 abs(f32 a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+    static f32 if_less(f32 a, f32 b, f32 x, f32 y) {
+        return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+    }
+    static f32 round(f32 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static f32 ldexp(f32 a, f32 n) { return _mm512_scalef_ps(a, n); }
+    static float sum(f32 a) { return _mm512_reduce_add_ps(a); }
+    static float hmax(f32 a) { return _mm512_reduce_max_ps(a); }
+
+    // half and bfloat16
+    static float half(const void *p) {
+        uint16_t h;
+        memcpy(&h, p, 2);
+        return _cvtsh_ss(h);
+    }
+    static __m256i part16(const void *p, int n) { return _mm256_maskz_loadu_epi16(first(n), p); }
+    static f32 load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+    static f32 load_f16_part(const void *p, int n) { return _mm512_cvtph_ps(part16(p, n)); }
+    static __m256i f16(f32 a) { return _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static void store_f16(void *p, f32 a) { _mm256_storeu_si256((__m256i *)p, f16(a)); }
+    static void store_f16_part(void *p, f32 a, int n) { _mm256_mask_storeu_epi16(p, first(n), f16(a)); }
+    static f32 bf16(__m256i words) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16)); }
+    static f32 load_bf16(const void *p) { return bf16(_mm256_loadu_si256((const __m256i *)p)); }
+    static f32 load_bf16_part(const void *p, int n) { return bf16(part16(p, n)); }
+
+    // bytes
+    static i32 load_bytes(const void *p) { return _mm512_loadu_si512(p); }
+    static void store_i32(void *p, i32 a) { _mm512_storeu_si512(p, a); }
+    static i32 splat_bytes(uint8_t b) { return _mm512_set1_epi8((char)b); }
+    static i32 bits_and(i32 a, uint8_t mask) { return _mm512_and_si512(a, splat_bytes(mask)); }
+    static i32 bits_or(i32 a, i32 b) { return _mm512_or_si512(a, b); }
+    static i32 high4(i32 a) { return bits_and(_mm512_srli_epi16(a, 4), 15); }
+    static i32 zero_i32() { return _mm512_setzero_si512(); }
+    static i32 sub_i32(i32 a, i32 b) { return _mm512_sub_epi32(a, b); }
+    static f32 to_f32(i32 a) { return _mm512_cvtepi32_ps(a); }
+    static f32 widen_u8(const void *p) { return to_f32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+    static f32 widen_s8(const void *p) { return to_f32(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+    static void store_s8(void *p, f32 a) {
+        _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
+    }
+    static i32 dot_u8(i32 c, i32 w, i32 x) { return _mm512_dpbusd_epi32(c, w, x); }
+    static i32 dot_nibbles(i32 c, i32 q, i32 x0, i32 x1) {
+        return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(c, bits_and(q, 15), x0), high4(q), x1);
+    }
+    static constexpr int signed_offset = 128;
+    static i32 dot_s8(i32 c, i32 w, i32 x) { return _mm512_dpbusd_epi32(c, _mm512_xor_si512(w, splat_bytes(128)), x); }
+    template <int k> static f32 float_u8(i32 a) {
+        if constexpr (k == 3) return to_f32(_mm512_srli_epi32(a, 24));
+        return to_f32(_mm512_and_si512(_mm512_srli_epi32(a, 8 * k), _mm512_set1_epi32(255)));
+    }
+    // A permutation looks at the low four bits of each index: a table of sixteen floats, with no mask and no
+    // conversion.
+    template <int k> static f32 float_nibble(i32 a) {
+        const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        return _mm512_permutexvar_ps(_mm512_srli_epi32(a, 4 * k), table);
+    }
+    template <int k> static f32 float_nibble_minus_8(i32 a) {
+        const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+        return _mm512_permutexvar_ps(_mm512_srli_epi32(a, 4 * k), table);
+    }
+
+    // Four blocks of 18 bytes: 64 bytes from p hold blocks 0-2 and the scale of block 3; one permutation brings each
+    // block's 16 bytes into its quarter of the register, another each scale into its four lanes.
+    static i32 q4_0_bytes(const uint8_t *p) {
+        const __m512i pick = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 26, 25, 24, 23, 22, 21, 20, 19, 17, 16, 15, 14,
+                                              13, 12, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1);
+        return _mm512_inserti32x4(_mm512_permutexvar_epi16(pick, load_bytes(p)),
+                                  _mm_loadu_si128((const __m128i *)(p + 56)), 3);
+    }
+    static f32 half_lanes(__m512i pick, const uint8_t *p) {
+        return _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(pick, load_bytes(p))));
+    }
+    static f32 q4_0_scales(const uint8_t *p) {
+        return half_lanes(
+            _mm512_castsi256_si512(_mm256_set_epi16(27, 27, 27, 27, 18, 18, 18, 18, 9, 9, 9, 9, 0, 0, 0, 0)), p);
+    }
+    static i32 q8_0_bytes(const uint8_t *p) {
+        return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(p + 2))),
+                                  _mm256_loadu_si256((const __m256i *)(p + 36)), 1);
+    }
+    static f32 q8_0_scales(const uint8_t *p) {
+        return half_lanes(
+            _mm512_castsi256_si512(_mm256_set_epi16(17, 17, 17, 17, 17, 17, 17, 17, 0, 0, 0, 0, 0, 0, 0, 0)), p);
+    }
+
+    static void add_transposed(float *y, const float *p, int stride) {
+        __m128 a = _mm_loadu_ps(p), b = _mm_loadu_ps(p + stride), c = _mm_loadu_ps(p + 2 * stride),
+               d = _mm_loadu_ps(p + 3 * stride);
+        _MM_TRANSPOSE4_PS(a, b, c, d);
+        _mm_storeu_ps(y, _mm_add_ps(_mm_loadu_ps(y), a));
+        _mm_storeu_ps(y + 4, _mm_add_ps(_mm_loadu_ps(y + 4), b));
+        _mm_storeu_ps(y + 8, _mm_add_ps(_mm_loadu_ps(y + 8), c));
+        _mm_storeu_ps(y + 12, _mm_add_ps(_mm_loadu_ps(y + 12), d));
+    }
+
+    // sixteen floats
+    static w16 load16(const float *p) { return load(p); }
+    static void store16(float *p, w16 a) { store(p, a); }
+    static w16 mul16(w16 a, w16 b) { return mul(a, b); }
+    static w16 splat16(float lo, float hi) { return _mm512_mask_blend_ps(0xff00, splat(lo), splat(hi)); }
+    static w16 halves16(const uint8_t *p) {
+        int32_t d;
+        memcpy(&d, p, 4);
+        return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
+                                     _mm512_castps128_ps512(_mm_cvtph_ps(_mm_cvtsi32_si128(d))));
+    }
+    static w16 widen16_u8(uint64_t lo, uint64_t hi) {
+        return to_f32(_mm512_cvtepu8_epi32(_mm_set_epi64x((long long)hi, (long long)lo)));
+    }
+    static w16 widen16_s8(const void *p) { return widen_s8(p); }
+    static f32 add_high8(f32 a, w16 b) { return _mm512_mask_add_ps(a, 0xff00, a, b); }
+    template <int a, int b, int c, int d> static f32 spread(w16 s) {
+        return _mm512_permutexvar_ps(_mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d), s);
+    }
+    template <int s0, int s1> static i32 fields(const uint8_t *p, uint8_t mask) {
+        const i32 v = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p));
+        constexpr int a = s0 < 0 ? -s0 : s0, b = s1 < 0 ? -s1 : s1;
+        static_assert(s0 * s1 >= 0, "one direction");
+        const __m512i by = _mm512_mask_blend_epi32(0xff00, _mm512_set1_epi16(a), _mm512_set1_epi16(b));
+        return bits_and(s0 < 0 || s1 < 0 ? _mm512_srlv_epi16(v, by) : _mm512_sllv_epi16(v, by), mask);
+    }
+};
+} // namespace
