@@ -1,0 +1,160 @@
+/* forward.c - one chunk of tokens through the model. Every member of the team runs this code; barriers stand where one
+ * reads what others wrote.
+ *
+ *     x = embedding
+ *     per layer:  sequential (Llama ...)                      parallel (Falcon)
+ *                 x += o . attention(norm(x))                 a = norm(x), a2 = norm2(x) or a
+ *                 x += ffn(norm(x)), predicted from x         x += o . attention(a2) + ffn(a), predicted from x
+ *     logits = output . norm(x), for the tokens that want them
+ *
+ * A layer is two stages, attention_stage and ffn_stage, that communicate through x, h and the KV pool alone: the seam
+ * at which a device takes over a layer's attention, or a part of its neurons. */
+#include <math.h>
+#include <string.h>
+
+#include "../vendor/core/te_types.h"
+#include "session.h"
+
+static void norm(const pi_session *s, const float *x, const float *w, const float *b, float *y) {
+    const pi_model *m = s->model;
+    if (m->arch->layer_norm)
+        m->kernels->layer_norm(x, w, b, m->norm_eps, m->info.n_embd, y);
+    else
+        m->kernels->rms_norm(x, w, m->norm_eps, m->info.n_embd, y);
+}
+
+static void embed(pi_session *s, te_team *team) {
+    const pi_model *m = s->model;
+    const int32_t n = m->info.n_embd;
+    for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth) {
+        float *x = s->x + (size_t)t * (size_t)n, *tmp = s->h + (size_t)t * (size_t)n;
+        m->kernels->row[m->token_embd.type].to_f32(
+            (const char *)m->token_embd.w + m->token_embd.stride * (size_t)s->chunk.token[t], 0, n, x);
+        if (m->position_embd.w) {
+            const size_t row = (size_t)s->chunk.pos[t] + 2; /* OPT's table has two unused rows in front */
+            m->kernels->row[m->position_embd.type].to_f32(
+                (const char *)m->position_embd.w + m->position_embd.stride * row, 0, n, tmp);
+            m->kernels->add(tmp, n, x);
+        }
+        if (m->rope.kind != PI_ROPE_NONE)
+            pi_rope_angles(&m->rope, s->chunk.pos[t], m->rope.magnitude, s->cs + (size_t)t * (size_t)m->rope.n_rot);
+    }
+    te_barrier(team);
+}
+
+/* Input norms of a layer: h for the FFN and the attention's input, for a member's share of the tokens. */
+static void attention_stage(pi_session *s, te_team *team, int32_t l) {
+    const pi_model *m = s->model;
+    const pi_layer *w = &m->layer[l];
+    const size_t n = (size_t)m->info.n_embd, n_q = (size_t)m->info.n_head * (size_t)m->info.n_embd_head,
+                 n_kv = (size_t)m->info.n_head_kv * (size_t)m->info.n_embd_head;
+    float *in = w->attn_norm2 ? s->h2 : s->h;
+    for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth) {
+        const size_t at = (size_t)t * n;
+        norm(s, s->x + at, w->attn_norm, w->attn_norm_b, s->h + at);
+        if (w->attn_norm2) norm(s, s->x + at, w->attn_norm2, w->attn_norm2_b, s->h2 + at);
+    }
+    te_barrier(team);
+    const te_linear qkv[3] = {{.w = w->q, .bias = w->q_b, .y = s->q, .ldy = n_q},
+                              {.w = w->k, .bias = w->k_b, .y = s->k, .ldy = n_kv},
+                              {.w = w->v, .bias = w->v_b, .y = s->v, .ldy = n_kv}};
+    te_op_linear(team, s->ws, qkv, 3, in, n, s->chunk.n_tok);
+    te_barrier(team);
+    pi_attention(s, team, l);
+    te_barrier(team);
+    const te_linear out = {.w = w->o, .bias = w->o_b, .y = s->x, .ldy = n, .add = true};
+    te_op_linear(team, s->ws, &out, 1, s->att, n_q, s->chunk.n_tok);
+    te_barrier(team);
+}
+
+static void ffn_stage(pi_session *s, te_team *team, int32_t l, int32_t n_list) {
+    const pi_model *m = s->model;
+    const pi_layer *w = &m->layer[l];
+    if (!m->arch->parallel) {
+        for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth) {
+            const size_t at = (size_t)t * (size_t)m->info.n_embd;
+            norm(s, s->x + at, w->ffn_norm, w->ffn_norm_b, s->h + at);
+        }
+        n_list = pi_predict(s, team, l, s->x);
+        te_barrier(team);
+    }
+    pi_ffn(s, team, l, n_list);
+    te_barrier(team);
+}
+
+/* Bytes of K and V that the chunk's attention reads in one layer. */
+static int64_t kv_bytes_read(const pi_session *s) {
+    int64_t n = 0;
+    for (int32_t t = 0; t < s->chunk.n_tok; t++) n += s->chunk.pos[t] + 1;
+    return n * s->model->info.n_head_kv * (int64_t)(s->kv.row_k + s->kv.row_v);
+}
+
+static void record(pi_session *s, int32_t l, int64_t kv_bytes, int64_t t0, int64_t t1, int64_t t2) {
+    const pi_layer *w = &s->model->layer[l];
+    pi_layer_step st = {.n_tokens = s->chunk.n_tok, .n_sparse = s->chunk.n_tok - s->chunk.n_dense};
+    int64_t listed = 0;
+    for (int32_t i = 0; i < s->options.n_threads; i++) {
+        const pi_layer_count *c = &s->count[(ptrdiff_t)l * s->options.n_threads + i];
+        st.n_predicted += c->predicted;
+        st.n_computed += c->ffn.computed;
+        st.n_active += c->ffn.fired;
+        st.n_rows += c->ffn.rows;
+        st.ffn_bytes += c->ffn.bytes;
+        listed += c->ffn.listed;
+    }
+    if (s->options.sparsity != PI_SPARSITY_PREDICTED)
+        st.n_predicted = listed;
+    else if (st.n_sparse)
+        st.ffn_bytes += (int64_t)(w->fc1.stride * (size_t)w->fc1.n_rows + w->fc2.stride * (size_t)w->fc2.n_rows);
+    st.bytes = st.ffn_bytes + w->attn_bytes + kv_bytes;
+    st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
+    st.layer_us = (float)((double)(t2 - t0) * 1e-3);
+    s->step[l] = st;
+    s->last_bytes += st.bytes;
+}
+
+static void head(pi_session *s, te_team *team) {
+    const pi_model *m = s->model;
+    const size_t n = (size_t)m->info.n_embd, n_vocab = (size_t)m->info.n_vocab;
+    if (!s->chunk.n_logits) return;
+    int32_t first = INT32_MAX;
+    for (int32_t t = 0; t < s->chunk.n_tok; t++) {
+        const int32_t row = s->chunk.logits_row[t];
+        if (row < 0) continue;
+        if (row < first) first = row;
+        if (t % team->nth == team->ith)
+            norm(s, s->x + (size_t)t * n, m->output_norm, m->output_norm_b, s->hidden + (size_t)row * n);
+    }
+    te_barrier(team);
+    /* Rows of one chunk are consecutive. */
+    const te_linear out = {.w = m->output, .y = s->logits + (size_t)first * n_vocab, .ldy = n_vocab};
+    te_op_linear(team, s->ws, &out, 1, s->hidden + (size_t)first * n, n, s->chunk.n_logits);
+}
+
+static void step(void *ctx, te_team *team) {
+    pi_session *s = ctx;
+    const pi_model *m = s->model;
+    const bool leader = team->ith == 0;
+    const int64_t kv_bytes = kv_bytes_read(s);
+    embed(s, team);
+    for (int32_t l = 0; l < m->info.n_layer; l++) {
+        pi_layer_count *count = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith];
+        *count = (pi_layer_count){0};
+        const int64_t t0 = leader ? te_os_now_ns() : 0;
+        const int32_t n_list = m->arch->parallel ? pi_predict(s, team, l, s->x) : 0;
+        attention_stage(s, team, l);
+        const int64_t t1 = leader ? te_os_now_ns() : 0;
+        ffn_stage(s, team, l, n_list);
+        if (leader) record(s, l, kv_bytes, t0, t1, te_os_now_ns());
+    }
+    head(s, team);
+}
+
+void pi_forward(pi_session *s) {
+    const pi_model *m = s->model;
+    const int64_t t0 = te_os_now_ns();
+    te_pool_run(s->pool, step, s);
+    s->last_bytes += (int64_t)(m->token_embd.stride * (size_t)s->chunk.n_tok);
+    if (s->chunk.n_logits) s->last_bytes += (int64_t)(m->output.stride * (size_t)m->output.n_rows);
+    s->last_ns += te_os_now_ns() - t0;
+}

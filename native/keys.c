@@ -1,0 +1,39 @@
+/* keys.c - typed reading of architecture keys. */
+#include "keys.h"
+
+#include <stdio.h>
+
+typedef struct key_name {
+    char text[128];
+} key_name;
+
+static key_name full_name(const char *arch, const char *name) {
+    key_name k;
+    snprintf(k.text, sizeof k.text, "%s.%s", arch, name); /* both come from this library's own tables */
+    return k;
+}
+
+pi_status pi_key_i64(const te_gguf *g, const char *arch, const char *name, int64_t lo, int64_t hi, int64_t *out,
+                     bool *found) {
+    const key_name k = full_name(arch, name);
+    return (pi_status)te_gguf_get_i64(g, k.text, lo, hi, out, found);
+}
+
+pi_status pi_key_f32(const te_gguf *g, const char *arch, const char *name, float *out, bool *found) {
+    const key_name k = full_name(arch, name);
+    return (pi_status)te_gguf_get_f32(g, k.text, out, found);
+}
+
+pi_status pi_key_str(const te_gguf *g, const char *arch, const char *name, te_str *out, bool *found) {
+    const key_name k = full_name(arch, name);
+    return (pi_status)te_gguf_get_str(g, k.text, out, found);
+}
+
+pi_status pi_key_need_i32(const te_gguf *g, const char *arch, const char *name, int32_t lo, int32_t hi, int32_t *out) {
+    int64_t v = 0;
+    bool found = false;
+    PI_TRY(pi_key_i64(g, arch, name, lo, hi, &v, &found));
+    if (!found) return PI_FAIL(PI_ERROR_FORMAT, "the file has no key %s.%s", arch, name);
+    *out = (int32_t)v;
+    return PI_OK;
+}

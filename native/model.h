@@ -1,0 +1,79 @@
+/* model.h - pi_model: hyperparameters and weights of one model. Weights stay in the file's mapping, apart from vectors
+ * (copied, a few MB) and ffn_down where it is transposed while loading. Shapes: [rows][cols], cols contiguous. */
+#ifndef PI_MODEL_H
+#define PI_MODEL_H
+
+#include "../vendor/core/te_tensor.h"
+#include "../vendor/cpu/te_kernels.h"
+#include "file.h"
+#include "rope.h"
+
+/* What distinguishes the architectures. Adding one is adding a row to the table in arch.c. */
+typedef struct pi_arch {
+    const char *name; /* general.architecture */
+    pi_rope_kind rope;
+    bool layer_norm;      /* LayerNorm with bias; else RMSNorm */
+    bool parallel;        /* attention and FFN both read the block's input (Falcon) */
+    bool gated;           /* the FFN has a gate */
+    bool learned_pos;     /* position_embd.weight, positions offset by 2 (OPT) */
+    bool fused_qkv;       /* attn_qkv.weight */
+    bool bias;            /* q, k, v, o, up and down have biases (OPT) */
+    bool qkv_bias;        /* q, k and v have biases (Qwen2); elsewhere they may */
+    bool qk_norm;         /* RMSNorm over each head of q and k (Qwen3) */
+    pi_activation dense;  /* activation of an ordinary GGUF file */
+    pi_activation sparse; /* activation of a PowerInfer file */
+} pi_arch;
+const pi_arch *pi_arch_find(const char *name, size_t n);
+const char *pi_arch_names(void); /* "llama, bamboo, ..." */
+
+typedef struct pi_layer {
+    const float *attn_norm, *attn_norm_b;   /* [n_embd] */
+    const float *attn_norm2, *attn_norm2_b; /* [n_embd] or NULL: Falcon-40B's norm of the attention input */
+    te_mat q;                               /* [n_head*n_embd_head][n_embd] */
+    te_mat k, v;                            /* [n_head_kv*n_embd_head][n_embd] */
+    te_mat o;                               /* [n_embd][n_head*n_embd_head] */
+    const float *q_b, *k_b, *v_b, *o_b;     /* or NULL */
+    const float *q_norm, *k_norm;           /* [n_embd_head] or NULL */
+    const float *ffn_norm, *ffn_norm_b;     /* [n_embd]; NULL when parallel */
+    te_mat gate, up;                        /* [n_ff][n_embd]; gate.w NULL when not gated */
+    te_mat down;                            /* [n_embd][n_ff] as ordinary files have it, or w NULL */
+    te_mat down_t;                          /* [n_ff][n_embd]: row j belongs to neuron j, or w NULL */
+    const float *up_b, *down_b;             /* [n_ff], [n_embd] or NULL */
+    te_mat fc1;                             /* [r][n_embd], or w NULL: no predictor */
+    te_mat fc2;                             /* [n_ff][r] */
+    void *owned_down_t;                     /* memory of a transposed copy */
+    size_t owned_bytes;
+    int64_t attn_bytes; /* of the attention's weights */
+} pi_layer;
+
+struct pi_model {
+    pi_ref ref;
+    pi_file *file;
+    const te_kernels *kernels;
+    const pi_arch *arch;
+    pi_model_options options;
+    pi_model_info info;
+    float norm_eps;
+    pi_rope rope;
+
+    te_mat token_embd;    /* [n_vocab][n_embd] */
+    te_mat output;        /* [n_vocab][n_embd]; token_embd when tied */
+    te_mat position_embd; /* [n_ctx_train + 2][n_embd], or w NULL */
+    const float *output_norm, *output_norm_b;
+    pi_layer *layer; /* [n_layer] */
+
+    struct pi_block *vectors; /* chain of owned float vectors */
+    bool *bound;              /* [tensors of the file] while they are bound: this one was asked for */
+    int32_t loaded;           /* layers done by pi_model_load */
+    int32_t max_rank;         /* largest r of any predictor */
+};
+
+static inline bool pi_is_relu(int32_t activation) {
+    return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU;
+}
+
+/* model_bind.c: fills token_embd ... layer[] from the file. */
+pi_status pi_model_bind(pi_model *m);
+void pi_model_unbind(pi_model *m);
+
+#endif

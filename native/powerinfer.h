@@ -1,0 +1,280 @@
+/* powerinfer.h - the whole public C interface of the PowerInfer engine.
+ *
+ *     pi_file *file; pi_model *model; pi_session *session;
+ *     pi_file_open("model.gguf", &file);
+ *     pi_model_options mo = pi_model_defaults();      pi_model_open(file, &mo, &model);
+ *     pi_session_options so = pi_session_defaults();  pi_session_open(model, &so, &session);
+ *     pi_session_feed(session, &batch);               float *logits = pi_session_logits(session, 0);
+ *
+ * Every function that can fail returns a pi_status; pi_error_message() then has one sentence with the values in it (per
+ * thread). On an error nothing has changed. The engine never prints, aborts or exits. Handles are reference-counted: a
+ * model keeps its file and a session its model, so handles may be closed in any order. Closing NULL does nothing.
+ * Threads: a pi_file and a loaded pi_model may be used from any number of threads; a session or sampler by one call at
+ * a time (a second concurrent call on the same session waits for the first). */
+#ifndef POWERINFER_H
+#define POWERINFER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PI_VERSION "0.1.0"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cdef begin: the Python binding reads the declarations from here to the end mark. */
+
+typedef enum pi_status {
+    PI_OK = 0,
+    PI_ERROR_IO = 1,          /* a file cannot be opened, read or mapped */
+    PI_ERROR_FORMAT = 2,      /* a file is not what it must be */
+    PI_ERROR_ARGUMENT = 3,    /* a value given by the caller is out of range */
+    PI_ERROR_MEMORY = 4,      /* out of memory */
+    PI_ERROR_UNSUPPORTED = 5, /* valid, but not implemented; the message names it */
+    PI_ERROR_CONTEXT = 6      /* no room for more positions */
+} pi_status;
+
+/* The sentence for this thread's last error, UTF-8 as far as file contents allow; "" if none. Valid until the thread's
+ * next error. */
+const char *pi_error_message(void);
+const char *pi_version(void);
+/* Name of the instruction set in use: "scalar", "avx2", "avx512", "amx"; NULL (with a message) if POWERINFER_ISA names
+ * one that cannot run here. */
+const char *pi_cpu_isa(void);
+/* 1 if the named instruction set can run here. */
+int32_t pi_cpu_has_isa(const char *name);
+/* Physical cores this process may use (affinity and cgroup limits counted), at least 1. */
+int32_t pi_cpu_cores(void);
+/* What the library was built with, one line: compiler, CUDA or not. */
+const char *pi_build_info(void);
+/* Bytes per second that n_threads read from n_bytes of fresh memory, best of n_repeat passes; blocks for that long. */
+pi_status pi_cpu_read_rate(int32_t n_threads, uint64_t n_bytes, int32_t n_repeat, double *bytes_per_s);
+
+/* ---- files ---- */
+
+typedef struct pi_file pi_file;
+
+/* One metadata value. Pointers lie in the file's mapping: valid while the file is open, unaligned, text not
+ * zero-terminated. type and element_type are GGUF's (0 u8, 1 i8, 2 u16, 3 i16, 4 u32, 5 i32, 6 f32, 7 bool, 8 string, 9
+ * array, 10 u64, 11 i64, 12 f64). A string's data are its bytes; an array's the elements as in the file (strings: u64
+ * length, then bytes, one after the other). */
+typedef struct pi_meta {
+    const char *key;
+    size_t key_bytes;
+    int32_t type;
+    int32_t element_type; /* -1 unless an array */
+    uint64_t n;           /* elements; 1 for scalars */
+    const void *data;
+    size_t n_bytes;
+} pi_meta;
+
+typedef struct pi_tensor {
+    const char *name; /* name_bytes long, not zero-terminated */
+    size_t name_bytes;
+    const char *type_name; /* "Q4_0" */
+    int32_t type;          /* ggml's number */
+    int32_t n_dims;
+    int64_t ne[4]; /* ne[0] contiguous */
+    const void *data;
+    size_t n_bytes;
+} pi_tensor;
+
+typedef struct pi_file_info {
+    int32_t version;
+    int32_t is_powerinfer; /* magic PWRI */
+    int32_t n_parts;
+    int64_t n_meta;
+    int64_t n_tensors;
+    uint64_t n_bytes;
+} pi_file_info;
+
+/* path: any part of a split file. Errors: IO, FORMAT, MEMORY. */
+pi_status pi_file_open(const char *path, pi_file **out);
+void pi_file_close(pi_file *file);
+void pi_file_get_info(const pi_file *file, pi_file_info *out);
+pi_status pi_file_meta(const pi_file *file, int64_t index, pi_meta *out); /* ARGUMENT if out of range */
+int64_t pi_file_find_meta(const pi_file *file, const char *key);          /* index, or -1 */
+pi_status pi_file_tensor(const pi_file *file, int64_t index, pi_tensor *out);
+/* Weights of a tensor as floats: n from element first (both multiples of the type's block), row-major. UNSUPPORTED for
+ * types without a decoder. */
+pi_status pi_file_dequantize(const pi_file *file, int64_t index, int64_t first, int64_t n, float *out);
+
+/* ---- models ---- */
+
+typedef struct pi_model pi_model;
+
+typedef enum pi_activation { /* of the feed-forward */
+                             PI_ACTIVATION_AUTO =
+                                 -1, /* what the file says (powerinfer.hidden_act), else the architecture's own */
+                             PI_ACTIVATION_RELU = 0,  /* relu(gate) * up; ungated: relu(up) */
+                             PI_ACTIVATION_DRELU = 1, /* relu(gate) * relu(up) */
+                             PI_ACTIVATION_SILU = 2,
+                             PI_ACTIVATION_GELU = 3
+} pi_activation;
+
+typedef struct pi_model_options {
+    int32_t activation; /* pi_activation */
+    int32_t use_mlock;  /* 1: keep the weights in RAM; MEMORY if the limit forbids it */
+    int32_t prefault;   /* 1: pi_model_load reads all weights in, so that the first tokens do not wait for the disk */
+} pi_model_options;
+pi_model_options pi_model_defaults(void);
+
+typedef struct pi_model_info {
+    char architecture[32];
+    int32_t n_layer, n_embd, n_head, n_head_kv, n_embd_head, n_ff, n_vocab, n_ctx_train;
+    int32_t activation;              /* pi_activation, never AUTO */
+    float activation_threshold;      /* FATReLU; 0 for plain ReLU */
+    int32_t is_gated;                /* the FFN has a gate matrix */
+    int32_t has_predictor;           /* every layer has fc1 and fc2 */
+    float sparse_threshold;          /* a neuron is predicted when its score is >= this */
+    int32_t can_skip_down;           /* ffn_down is (or was made) transposed: down rows of silent neurons are skipped */
+    int32_t n_layer_down_transposed; /* how many layers' ffn_down was transposed while loading */
+    uint64_t n_weight_bytes;         /* of all tensors that the model uses */
+    uint64_t n_transposed_bytes;     /* memory taken by transposed copies */
+    uint64_t n_parameters;
+    char rope[48]; /* e.g. "norm, base 10000, linear x4"; "none" */
+} pi_model_info;
+
+/* Binds the tensors of file: names, shapes and types are checked here. Cheap; weights stay in the mapping.
+ * Errors: FORMAT (missing or misshapen tensor, bad key), UNSUPPORTED (architecture, type), ARGUMENT, MEMORY. */
+pi_status pi_model_open(pi_file *file, const pi_model_options *options, pi_model **out);
+void pi_model_close(pi_model *model);
+/* The next piece of what loading takes (transposing ffn_down, reading weights in): call until *done == *total. Sessions
+ * need a loaded model. */
+pi_status pi_model_load(pi_model *model, int32_t *done, int32_t *total);
+void pi_model_get_info(const pi_model *model, pi_model_info *out);
+
+/* ---- sessions ---- */
+
+/* One KV pool that holds many sequences, and the threads that compute. Positions of a sequence are 0, 1, 2 ... without
+ * gaps. */
+typedef struct pi_session pi_session;
+
+typedef enum pi_sparsity {
+    PI_SPARSITY_AUTO = 0,      /* predicted if the model has predictors, else exact if it is a ReLU model, else dense */
+    PI_SPARSITY_PREDICTED = 1, /* only neurons that the predictor names */
+    PI_SPARSITY_EXACT = 2,     /* all neurons are asked, the gate decides: same answers as dense */
+    PI_SPARSITY_DENSE = 3
+} pi_sparsity;
+
+typedef enum pi_kv_type { PI_KV_F32 = 0, PI_KV_F16 = 1, PI_KV_Q8_0 = 8 } pi_kv_type;
+
+typedef struct pi_session_options {
+    int32_t n_ctx;          /* most positions of one sequence; 0: the model's own, at most 4096 */
+    int32_t n_pool;         /* positions that all sequences share; 0: n_ctx. Rounded up to blocks of 64 */
+    int32_t n_seq;          /* sequences are numbered 0..n_seq-1 */
+    int32_t n_batch;        /* tokens computed together; a larger batch is cut into chunks of this many */
+    int32_t n_threads;      /* 0: physical cores */
+    int32_t type_k, type_v; /* pi_kv_type */
+    int32_t sparsity;       /* pi_sparsity */
+} pi_session_options;
+pi_session_options pi_session_defaults(void);
+
+typedef struct pi_session_info {
+    int32_t n_ctx, n_pool, n_seq, n_batch, n_threads;
+    int32_t sparsity; /* never AUTO */
+    float sparse_threshold;
+    uint64_t n_kv_bytes;
+    uint64_t n_work_bytes;
+    int32_t n_blocks, n_blocks_free; /* of 64 positions */
+} pi_session_info;
+
+/* Errors: ARGUMENT (ranges; PREDICTED without predictors, EXACT without ReLU; Q8_0 with a head size that is no multiple
+ * of 32), MEMORY. */
+pi_status pi_session_open(pi_model *model, const pi_session_options *options, pi_session **out);
+void pi_session_close(pi_session *session);
+void pi_session_get_info(const pi_session *session, pi_session_info *out);
+pi_status pi_session_set_sparsity(pi_session *session, int32_t sparsity);
+pi_status pi_session_set_threshold(pi_session *session,
+                                   float threshold); /* replaces the file's; NaN is an ARGUMENT error */
+
+/* Tokens to compute. Within a sequence, positions must continue it: the first new position is pi_seq_length, then one
+ * more each. In predicted mode tokens that want logits are computed with the predictor's neurons; the others (a prompt)
+ * with all of them. A batch with more tokens than n_batch is computed in chunks; the call returns after the last. */
+typedef struct pi_batch {
+    int32_t n_tokens;
+    const int32_t *token;
+    const int32_t *pos;         /* NULL: each sequence continues */
+    const int32_t *seq;         /* NULL: all 0 */
+    const uint8_t *want_logits; /* NULL: the last token only */
+} pi_batch;
+
+/* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY. */
+pi_status pi_session_feed(pi_session *session, const pi_batch *batch);
+/* Logits [n_vocab] of the index-th token of the last batch that wanted them; writable; valid until the next feed. NULL
+ * if out of range. */
+float *pi_session_logits(pi_session *session, int32_t index);
+/* The final normed hidden state [n_embd] of the same token. */
+const float *pi_session_hidden(pi_session *session, int32_t index);
+
+int32_t pi_seq_length(const pi_session *session, int32_t seq);          /* positions held; -1 if seq is out of range */
+pi_status pi_seq_cut(pi_session *session, int32_t seq, int32_t n_keep); /* keeps positions 0..n_keep-1 */
+/* dst (dropped first) becomes the first n positions of src; whole blocks are shared until one side writes. */
+pi_status pi_seq_copy(pi_session *session, int32_t dst, int32_t src, int32_t n);
+pi_status pi_seq_drop(pi_session *session, int32_t seq);
+/* Context shift: keeps the first n_keep positions, drops the n_drop after them, moves the rest down (K is rotated to
+ * the new positions). UNSUPPORTED for models with learned positions (OPT). */
+pi_status pi_seq_shift(pi_session *session, int32_t seq, int32_t n_keep, int32_t n_drop);
+/* A sequence's K and V as bytes, for saving. load replaces seq; the session must have the same model shape and KV types
+ * (checked by a header). */
+uint64_t pi_seq_state_bytes(const pi_session *session, int32_t seq);
+pi_status pi_seq_state_save(pi_session *session, int32_t seq, void *out, uint64_t n_bytes);
+pi_status pi_seq_state_load(pi_session *session, int32_t seq, const void *in, uint64_t n_bytes);
+
+/* What the last feed's last chunk did in one layer's FFN. Neuron counts are sums over the tokens that were computed
+ * sparsely. */
+typedef struct pi_layer_step {
+    int32_t n_tokens;    /* of the chunk */
+    int32_t n_sparse;    /* of those, computed by the row-sparse operator */
+    int64_t n_predicted; /* (neuron, token) pairs that the mask named; all of them in exact and dense mode */
+    int64_t n_computed;  /* pairs whose up (ungated: down) row was used */
+    int64_t n_active;    /* pairs with a non-zero product */
+    int64_t n_rows;      /* weight rows read by the FFN */
+    int64_t ffn_bytes;   /* bytes of weights read by the FFN, predictor included */
+    int64_t bytes;       /* of the whole layer: weights, K and V */
+    float ffn_us, layer_us;
+} pi_layer_step;
+pi_status pi_session_last_step(const pi_session *session, int32_t layer, pi_layer_step *out);
+/* Bytes of weights, K and V that the last feed read in all (embedding and output head included), and its time. */
+pi_status pi_session_last_total(const pi_session *session, int64_t *bytes, float *us);
+
+/* ---- sampling ---- */
+
+typedef struct pi_sampler pi_sampler;
+
+typedef struct pi_sampling {
+    float temperature;       /* <= 0: greedy */
+    int32_t top_k;           /* <= 0: off */
+    float top_p;             /* >= 1: off */
+    float min_p;             /* <= 0: off */
+    float typical_p;         /* >= 1: off */
+    float repeat_penalty;    /* 1: off */
+    float frequency_penalty; /* 0: off */
+    float presence_penalty;  /* 0: off */
+    int32_t penalty_last_n;  /* tokens looked back at; 0: none, -1: all accepted */
+    int32_t mirostat;        /* 0 off, 2 mirostat 2.0 */
+    float mirostat_tau, mirostat_eta;
+    uint64_t seed;
+} pi_sampling;
+pi_sampling pi_sampling_defaults(void);
+
+/* n_bias pairs (bias_token[i], bias[i]) are added to the logits. Errors: ARGUMENT, UNSUPPORTED (mirostat 1), MEMORY. */
+pi_status pi_sampler_new(const pi_sampling *options, int32_t n_vocab, int32_t n_bias, const int32_t *bias_token,
+                         const float *bias, pi_sampler **out);
+void pi_sampler_free(pi_sampler *sampler);
+/* Chooses a token from logits [n_vocab], which are not changed. -inf excludes a token; ARGUMENT if nothing finite is
+ * left or a NaN is met. Order: bias, penalties, then greedy, or mirostat (temperature first), or top-k, typical, top-p,
+ * min-p, temperature. */
+pi_status pi_sampler_sample(pi_sampler *sampler, const float *logits, int32_t *token);
+/* Tells the sampler that token was appended (penalties look at it). */
+pi_status pi_sampler_accept(pi_sampler *sampler, int32_t token);
+/* Forgets accepted tokens and restarts the random sequence from seed. */
+void pi_sampler_reset(pi_sampler *sampler, uint64_t seed);
+
+/* cdef end */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

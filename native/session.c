@@ -1,0 +1,360 @@
+/* session.c - opening a session, feeding batches, sequences, saved state. */
+#include "session.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../vendor/core/te_types.h"
+
+enum { MAX_BATCH = 1 << 16, MAX_SEQ = 1 << 16, MAX_CTX = 1 << 24, MAX_THREADS = 1024, DEFAULT_CTX = 4096 };
+
+pi_session_options pi_session_defaults(void) {
+    return (pi_session_options){
+        .n_seq = 1, .n_batch = 512, .type_k = PI_KV_F16, .type_v = PI_KV_F16, .sparsity = PI_SPARSITY_AUTO};
+}
+
+static pi_status check_sparsity(const pi_model *m, int32_t asked, int32_t *out) {
+    const bool relu = pi_is_relu(m->info.activation);
+    switch (asked) {
+    case PI_SPARSITY_AUTO:
+        *out = m->info.has_predictor ? PI_SPARSITY_PREDICTED : relu ? PI_SPARSITY_EXACT : PI_SPARSITY_DENSE;
+        return PI_OK;
+    case PI_SPARSITY_PREDICTED:
+        if (!m->info.has_predictor)
+            return PI_FAIL(PI_ERROR_ARGUMENT,
+                           "sparsity \"predicted\" needs a model with predictors (fc1, fc2); this one has none");
+        break;
+    case PI_SPARSITY_EXACT:
+        if (!relu)
+            return PI_FAIL(PI_ERROR_ARGUMENT,
+                           "sparsity \"exact\" needs a ReLU model; no neuron of this one is ever silent");
+        break;
+    case PI_SPARSITY_DENSE:
+        break;
+    default:
+        return PI_FAIL(PI_ERROR_ARGUMENT, "sparsity %d is not known", asked);
+    }
+    *out = asked;
+    return PI_OK;
+}
+
+static pi_status in_range(const char *name, int32_t v, int32_t lo, int32_t hi) {
+    if (v < lo || v > hi) return PI_FAIL(PI_ERROR_ARGUMENT, "%s is %d, must be %d..%d", name, v, lo, hi);
+    return PI_OK;
+}
+
+static pi_status check_options(const pi_model *m, pi_session_options *o) {
+    if (m->loaded < m->info.n_layer)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "the model is not loaded: %d of %d layers", m->loaded, m->info.n_layer);
+    if (o->n_ctx == 0) o->n_ctx = m->info.n_ctx_train < DEFAULT_CTX ? m->info.n_ctx_train : DEFAULT_CTX;
+    if (o->n_pool == 0) o->n_pool = o->n_ctx;
+    if (o->n_threads == 0) o->n_threads = te_os_n_cores();
+    PI_TRY(in_range("n_ctx", o->n_ctx, 1, MAX_CTX));
+    PI_TRY(in_range("n_pool", o->n_pool, o->n_ctx, MAX_CTX));
+    PI_TRY(in_range("n_seq", o->n_seq, 1, MAX_SEQ));
+    PI_TRY(in_range("n_batch", o->n_batch, 1, MAX_BATCH));
+    PI_TRY(in_range("n_threads", o->n_threads, 1, MAX_THREADS));
+    if (m->arch->learned_pos && o->n_ctx > m->info.n_ctx_train)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "n_ctx is %d, and this model has learned positions for only %d", o->n_ctx,
+                       m->info.n_ctx_train);
+    for (int32_t i = 0; i < 2; i++) {
+        const int32_t t = i ? o->type_v : o->type_k;
+        if (t != PI_KV_F32 && t != PI_KV_F16 && t != PI_KV_Q8_0)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "KV type %d is not one of F32 (0), F16 (1), Q8_0 (8)", t);
+    }
+    return check_sparsity(m, o->sparsity, &o->sparsity);
+}
+
+/* Hands out parts of one allocation, each on a cache line of its own; with base NULL it only measures. */
+typedef struct carver {
+    char *base;
+    size_t used;
+} carver;
+static void *carve(carver *c, size_t rows, size_t cols, size_t size) {
+    const size_t at = c->used, n = pi_mul(pi_mul(rows, cols), size);
+    c->used = pi_add(at, n == SIZE_MAX ? n : (n + 127) / 64 * 64);
+    return c->base ? c->base + at : NULL;
+}
+
+static void lay_out(pi_session *s, carver *c) {
+    const pi_model_info *i = &s->model->info;
+    const size_t b = (size_t)s->options.n_batch, nt = (size_t)s->options.n_threads, f = sizeof(float),
+                 n_ff = (size_t)i->n_ff;
+    const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
+    const bool predictor = i->has_predictor;
+    s->x = carve(c, b, (size_t)i->n_embd, f);
+    s->h = carve(c, b, (size_t)i->n_embd, f);
+    s->h2 = carve(c, s->model->arch->parallel ? b : 0, (size_t)i->n_embd, f);
+    s->q = carve(c, b, n_q, f);
+    s->k = carve(c, b, n_kv, f);
+    s->v = carve(c, b, n_kv, f);
+    s->att = carve(c, b, n_q, f);
+    s->cs = carve(c, b, (size_t)s->model->rope.n_rot, f);
+    s->gate = carve(c, i->is_gated ? b : 0, n_ff, f);
+    s->up = carve(c, b, n_ff, f);
+    s->rank = carve(c, predictor ? b : 0, (size_t)s->model->max_rank, f);
+    s->score = carve(c, predictor ? b : 0, n_ff, f);
+    s->mask = carve(c, predictor ? b : 0, n_ff, 1);
+    s->list = carve(c, predictor ? 1 : 0, n_ff, sizeof *s->list);
+    s->list_own = carve(c, predictor ? 1 : 0, n_ff, sizeof *s->list_own);
+    s->list_part = carve(c, 1, nt, sizeof *s->list_part);
+    s->scratch = carve(c, nt, s->scratch_floats, f);
+    s->chunk.token = carve(c, b, 1, sizeof(int32_t));
+    s->chunk.pos = carve(c, b, 1, sizeof(int32_t));
+    s->chunk.seq = carve(c, b, 1, sizeof(int32_t));
+    s->chunk.logits_row = carve(c, b, 1, sizeof(int32_t));
+    s->step = carve(c, 1, (size_t)i->n_layer, sizeof *s->step);
+    s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
+}
+
+/* What attention.c and a context shift need per member; rounded to cache lines. */
+static size_t scratch_floats(const pi_session *s) {
+    const pi_model_info *i = &s->model->info;
+    const size_t group = (size_t)(i->n_head / i->n_head_kv), ld = ((size_t)s->options.n_ctx + 15) / 16 * 16;
+    const size_t act = (s->model->kernels->row[s->kv.type_k].act_bytes(i->n_embd_head) + 63) / 64 * 16;
+    const size_t attention = pi_add(pi_mul(pi_add(act, ld), group), te_acc_floats(i->n_embd_head)),
+                 shift = (size_t)i->n_embd_head * 2;
+    const size_t n = attention > shift ? attention : shift;
+    return n == SIZE_MAX ? n : (n + 31) / 16 * 16;
+}
+
+static int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
+
+static pi_status open_session(pi_session *s) {
+    const pi_model *m = s->model;
+    const pi_model_info *i = &m->info;
+    pi_session_options *o = &s->options;
+    PI_TRY(check_options(m, o));
+    s->threshold = i->sparse_threshold;
+    PI_TRY(pi_kv_init(&s->kv, m, o->n_ctx, o->n_pool, o->n_seq, o->type_k, o->type_v));
+    s->scratch_floats = scratch_floats(s);
+    carver c = {NULL, 0};
+    lay_out(s, &c);
+    s->memory_bytes = c.used;
+    s->memory = te_os_alloc(s->memory_bytes);
+    if (!s->memory)
+        return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the buffers of a step (%zu bytes at n_batch %d)",
+                       s->memory_bytes, o->n_batch);
+    c = (carver){s->memory, 0};
+    lay_out(s, &c);
+    const te_workspace_limits limits = {
+        .n_threads = o->n_threads,
+        .max_tok = o->n_batch,
+        .max_cols = max_i32(max_i32(i->n_embd, i->n_ff), max_i32(i->n_head * i->n_embd_head, m->max_rank)),
+        .max_rows = i->n_ff};
+    PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
+    PI_TRY(te_pool_new(o->n_threads, &s->pool));
+    return PI_OK;
+}
+
+pi_status pi_session_open(pi_model *model, const pi_session_options *options, pi_session **out) {
+    if (!model || !out) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_open: model or out is NULL");
+    *out = NULL;
+    pi_session *s = calloc(1, sizeof *s);
+    if (!s) return PI_FAIL(PI_ERROR_MEMORY, "out of memory opening a session");
+    s->model = model;
+    s->options = options ? *options : pi_session_defaults();
+    pi_ref_take(&model->ref);
+    const pi_status st = open_session(s);
+    if (st != PI_OK) {
+        pi_session_close(s);
+        return st;
+    }
+    *out = s;
+    return PI_OK;
+}
+
+void pi_session_close(pi_session *s) {
+    if (!s) return;
+    te_pool_free(s->pool);
+    te_workspace_free(s->ws);
+    pi_kv_free(&s->kv);
+    te_os_free(s->memory, s->memory_bytes);
+    free(s->logits);
+    free(s->hidden);
+    pi_model_close(s->model);
+    free(s);
+}
+
+void pi_session_get_info(const pi_session *s, pi_session_info *out) {
+    const pi_session_options *o = &s->options;
+    pi_session_lock(s);
+    *out = (pi_session_info){.n_ctx = o->n_ctx,
+                             .n_pool = s->kv.n_blocks * PI_KV_BLOCK,
+                             .n_seq = o->n_seq,
+                             .n_batch = o->n_batch,
+                             .n_threads = o->n_threads,
+                             .sparsity = o->sparsity,
+                             .sparse_threshold = s->threshold,
+                             .n_kv_bytes = pi_kv_bytes(&s->kv),
+                             .n_work_bytes = s->memory_bytes + te_workspace_bytes(s->ws),
+                             .n_blocks = s->kv.n_blocks,
+                             .n_blocks_free = s->kv.n_free};
+    pi_session_unlock(s);
+}
+
+pi_status pi_session_set_sparsity(pi_session *s, int32_t sparsity) {
+    int32_t v = 0;
+    if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_set_sparsity: session is NULL");
+    PI_TRY(check_sparsity(s->model, sparsity, &v));
+    pi_session_lock(s);
+    s->options.sparsity = v;
+    pi_session_unlock(s);
+    return PI_OK;
+}
+
+pi_status pi_session_set_threshold(pi_session *s, float threshold) {
+    if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_set_threshold: session is NULL");
+    if (isnan(threshold)) return PI_FAIL(PI_ERROR_ARGUMENT, "the threshold is not a number");
+    pi_session_lock(s);
+    s->threshold = threshold;
+    pi_session_unlock(s);
+    return PI_OK;
+}
+
+/* ---- feeding ---- */
+
+static int32_t batch_seq(const pi_batch *b, int32_t i) { return b->seq ? b->seq[i] : 0; }
+static bool batch_wants(const pi_batch *b, int32_t i) {
+    return b->want_logits ? b->want_logits[i] != 0 : i + 1 == b->n_tokens;
+}
+
+/* Checks every token; leaves in to[seq] the length each sequence will have. */
+static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to, int32_t *n_logits) {
+    const pi_model_info *c = &s->model->info;
+    *n_logits = 0;
+    for (int32_t i = 0; i < s->kv.n_seq; i++) to[i] = s->kv.seq[i].length;
+    for (int32_t i = 0; i < b->n_tokens; i++) {
+        const int32_t seq = batch_seq(b, i);
+        if (b->token[i] < 0 || b->token[i] >= c->n_vocab)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "token %d at index %d is out of range 0..%d", b->token[i], i,
+                           c->n_vocab - 1);
+        if (seq < 0 || seq >= s->kv.n_seq)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "sequence %d at index %d is out of range 0..%d", seq, i, s->kv.n_seq - 1);
+        if (b->pos && b->pos[i] != to[seq])
+            return PI_FAIL(PI_ERROR_ARGUMENT,
+                           "position %d at index %d does not continue sequence %d, which has %d positions", b->pos[i],
+                           i, seq, to[seq]);
+        if (to[seq] >= s->options.n_ctx)
+            return PI_FAIL(PI_ERROR_CONTEXT, "sequence %d is full: n_ctx is %d and %d tokens more were given", seq,
+                           s->options.n_ctx, b->n_tokens - i);
+        to[seq]++;
+        *n_logits += batch_wants(b, i);
+    }
+    int64_t needed = 0;
+    for (int32_t i = 0; i < s->kv.n_seq; i++)
+        needed += to[i] > s->kv.seq[i].length ? pi_kv_blocks_needed(&s->kv, i, s->kv.seq[i].length, to[i]) : 0;
+    if (needed > s->kv.n_free)
+        return PI_FAIL(PI_ERROR_CONTEXT,
+                       "the KV pool is full: %lld blocks of %d positions are needed, %d of %d are free",
+                       (long long)needed, PI_KV_BLOCK, s->kv.n_free, s->kv.n_blocks);
+    return PI_OK;
+}
+
+static pi_status reserve_logits(pi_session *s, int32_t rows) {
+    if (rows <= s->logits_capacity) return PI_OK;
+    const size_t nl = pi_mul(pi_mul((size_t)rows, (size_t)s->model->info.n_vocab), sizeof(float));
+    const size_t nh = pi_mul(pi_mul((size_t)rows, (size_t)s->model->info.n_embd), sizeof(float));
+    float *logits = malloc(nl), *hidden = malloc(nh);
+    if (!logits || !hidden) {
+        free(logits);
+        free(hidden);
+        return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d rows of logits (%zu bytes)", rows, nl);
+    }
+    free(s->logits);
+    free(s->hidden);
+    s->logits = logits;
+    s->hidden = hidden;
+    s->logits_capacity = rows;
+    return PI_OK;
+}
+
+/* Fills the chunk from tokens first..first+n-1. In predicted mode the tokens without logits go to the front, to be
+ * computed densely. */
+static void fill_chunk(pi_session *s, const pi_batch *b, int32_t first, int32_t n, const int32_t *pos, int32_t *row) {
+    pi_chunk *c = &s->chunk;
+    const bool split = s->options.sparsity == PI_SPARSITY_PREDICTED;
+    c->n_tok = c->n_dense = c->n_logits = 0;
+    for (int32_t pass = 0; pass < 2; pass++)
+        for (int32_t i = first; i < first + n; i++) {
+            const bool wants = batch_wants(b, i), dense = split && !wants;
+            if (dense != (pass == 0)) continue;
+            const int32_t at = c->n_tok++;
+            c->token[at] = b->token[i];
+            c->seq[at] = batch_seq(b, i);
+            c->pos[at] = pos[i];
+            c->logits_row[at] = wants ? (*row)++ : -1;
+            c->n_dense += dense;
+            c->n_logits += wants;
+        }
+}
+
+static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *pos) {
+    int32_t n_logits = 0, row = 0;
+    PI_TRY(check_batch(s, b, to, &n_logits));
+    PI_TRY(reserve_logits(s, n_logits));
+    s->logits_rows = n_logits;
+    s->last_bytes = s->last_ns = 0;
+    for (int32_t i = b->n_tokens - 1; i >= 0; i--) pos[i] = --to[batch_seq(b, i)];
+    /* Memory for all chunks is certain (check_batch); lengths grow chunk by chunk. */
+    for (int32_t first = 0; first < b->n_tokens; first += s->options.n_batch) {
+        const int32_t left = b->n_tokens - first, n = left < s->options.n_batch ? left : s->options.n_batch;
+        for (int32_t i = first; i < first + n; i++) pi_kv_extend(&s->kv, batch_seq(b, i), pos[i] + 1);
+        fill_chunk(s, b, first, n, pos, &row);
+        pi_forward(s);
+    }
+    return PI_OK;
+}
+
+pi_status pi_session_feed(pi_session *s, const pi_batch *b) {
+    if (!s || !b || b->n_tokens < 1 || !b->token)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_feed: a batch needs at least one token");
+    int32_t *to = malloc(sizeof(int32_t) * (size_t)s->kv.n_seq),
+            *pos = malloc(pi_mul(sizeof(int32_t), (size_t)b->n_tokens));
+    pi_status st;
+    pi_session_lock(s);
+    if (!to || !pos)
+        st = PI_FAIL(PI_ERROR_MEMORY, "out of memory for a batch of %d tokens", b->n_tokens);
+    else
+        st = feed(s, b, to, pos);
+    pi_session_unlock(s);
+    free(to);
+    free(pos);
+    return st;
+}
+
+/* Row index of rows of n floats that the last feed left at *base, or NULL. */
+static float *kept_row(pi_session *s, float *const *base, int32_t index, int32_t n) {
+    pi_session_lock(s);
+    float *row = index < 0 || index >= s->logits_rows ? NULL : *base + (size_t)index * (size_t)n;
+    pi_session_unlock(s);
+    return row;
+}
+
+float *pi_session_logits(pi_session *s, int32_t index) {
+    return kept_row(s, &s->logits, index, s->model->info.n_vocab);
+}
+
+const float *pi_session_hidden(pi_session *s, int32_t index) {
+    return kept_row(s, &s->hidden, index, s->model->info.n_embd);
+}
+
+pi_status pi_session_last_step(const pi_session *s, int32_t layer, pi_layer_step *out) {
+    if (!s || !out) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_last_step: session or out is NULL");
+    if (layer < 0 || layer >= s->model->info.n_layer)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d is out of range 0..%d", layer, s->model->info.n_layer - 1);
+    pi_session_lock(s);
+    *out = s->step[layer];
+    pi_session_unlock(s);
+    return PI_OK;
+}
+
+pi_status pi_session_last_total(const pi_session *s, int64_t *bytes, float *us) {
+    if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_last_total: session is NULL");
+    pi_session_lock(s);
+    if (bytes) *bytes = s->last_bytes;
+    if (us) *us = (float)((double)s->last_ns * 1e-3);
+    pi_session_unlock(s);
+    return PI_OK;
+}

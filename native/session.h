@@ -1,0 +1,87 @@
+/* session.h - pi_session: one KV pool, the team of threads that computes, and the buffers of one step. */
+#ifndef PI_SESSION_H
+#define PI_SESSION_H
+
+#include "../vendor/core/te_os.h"
+#include "../vendor/core/te_pool.h"
+#include "../vendor/cpu/te_ops.h"
+#include "kv.h"
+
+/* One chunk of a batch: at most n_batch tokens computed together. Tokens whose FFN is dense come first, then those with
+ * the sparse operator. */
+typedef struct pi_chunk {
+    int32_t n_tok;
+    int32_t n_dense; /* tokens 0..n_dense-1: prompt tokens of predicted mode */
+    int32_t n_logits;
+    int32_t *token, *pos, *seq; /* [n_batch] */
+    int32_t *logits_row;        /* [n_batch]: row in the session's logits, or -1 */
+} pi_chunk;
+
+typedef struct pi_layer_count { /* one member's part of pi_layer_step */
+    _Alignas(64) te_ffn_counts ffn;
+    int64_t predicted;
+} pi_layer_count;
+
+struct pi_session {
+    pi_model *model;
+    pi_session_options options;
+    float threshold;
+    te_mutex lock;
+    te_pool *pool;
+    te_workspace *ws;
+    pi_kv kv;
+
+    pi_chunk chunk;
+    /* Buffers of one chunk, n_batch rows each; all in one allocation. */
+    float *x;           /* [n_embd] residual stream */
+    float *h;           /* [n_embd] input of the FFN */
+    float *h2;          /* [n_embd] input of the attention, where it is another */
+    float *q;           /* [n_head * n_embd_head] */
+    float *k, *v;       /* [n_head_kv * n_embd_head] */
+    float *att;         /* [n_head * n_embd_head] */
+    float *cs;          /* [n_rot] cos and sin per token */
+    float *gate, *up;   /* [n_ff] of the many-token path; also hidden values where down is not transposed */
+    float *rank;        /* [max_rank] */
+    float *score;       /* [n_ff] */
+    uint8_t *mask;      /* [n_ff] */
+    int32_t *list;      /* [n_ff], once: neurons that some token of the chunk asks for */
+    int32_t *list_own;  /* [n_ff], once: the same, each member's part where its own neurons begin */
+    int32_t *list_part; /* [n_threads] how many of them are in each part */
+    float *scratch;     /* per member: scratch_floats */
+    size_t scratch_floats;
+    void *memory;
+    size_t memory_bytes;
+
+    float *logits; /* [logits_rows][n_vocab] of the last feed */
+    float *hidden; /* [logits_rows][n_embd] */
+    int32_t logits_rows, logits_capacity;
+
+    pi_layer_step *step;   /* [n_layer] of the last chunk */
+    pi_layer_count *count; /* [n_layer][n_threads] */
+    int64_t last_bytes;
+    int64_t last_ns;
+};
+
+/* Every public function holds the lock while it looks at what a feed changes, also those that only read. */
+static inline void pi_session_lock(const pi_session *s) { te_os_mutex_lock((te_mutex *)(uintptr_t)&s->lock); }
+static inline void pi_session_unlock(const pi_session *s) { te_os_mutex_unlock((te_mutex *)(uintptr_t)&s->lock); }
+
+static inline float *pi_scratch(const pi_session *s, const te_team *team) {
+    return s->scratch + s->scratch_floats * (size_t)team->ith;
+}
+
+/* forward.c: computes s->chunk; logits rows are written where logits_row says. */
+void pi_forward(pi_session *s);
+
+/* attention.c: writes K and V of the chunk (after q/k norm and RoPE) and computes att. Contains a barrier; ends without
+ * one. */
+void pi_attention(pi_session *s, te_team *team, int32_t l);
+
+/* sparse/hybrid_ffn.c */
+/* Predicted mode: marks (s->mask) and lists (s->list) the neurons for the chunk's sparse tokens from their rows of x;
+ * returns the list's length. Contains barriers and ends with one. Otherwise does nothing and returns 0. */
+int32_t pi_predict(pi_session *s, te_team *team, int32_t l, const float *x);
+/* x += FFN(h) for all tokens of the chunk. Contains barriers; ends without one. */
+void pi_ffn(pi_session *s, te_team *team, int32_t l, int32_t n_list);
+
+#endif

@@ -1,0 +1,191 @@
+/* hybrid_ffn.c - the feed-forward of one layer: which neurons (predictor, exact gate, all), and by which operator.
+ *
+ *     score = fc2 . relu(fc1 . r)     r: the residual before ffn_norm (Falcon: the block's input)
+ *     x    += sum over neurons j with score_j >= threshold of act(gate_j . h) * (up_j . h) * down_j
+ *
+ * A few tokens go through the fused row-sparse operator; many (a prompt) through matrix products, with the mask applied
+ * to the hidden values. A device will own a part of the neurons: then `rows` of ffn_part is the list of the cold ones,
+ * and the merge adds the device's sum. */
+#include <string.h>
+
+#include "../session.h"
+
+static bool has_mask(const pi_session *s) {
+    return s->options.sparsity == PI_SPARSITY_PREDICTED && s->chunk.n_tok > s->chunk.n_dense;
+}
+
+/* Marks the chunk's sparse tokens in s->mask and lists the union in s->list. Members own fixed ranges of neurons, so
+ * the list is ascending. */
+static int32_t mark(pi_session *s, te_team *team, pi_layer_count *count) {
+    const int32_t n_ff = s->model->info.n_ff, t0 = s->chunk.n_dense, t1 = s->chunk.n_tok;
+    enum { LINE = 64 }; /* neurons at a time, so that all bytes of a cache line of every token are used at once */
+    int64_t lo, hi;
+    te_share(team, n_ff, LINE, &lo, &hi);
+    int32_t n = 0, *own = s->list_own + lo;
+    for (int64_t j0 = lo; j0 < hi; j0 += LINE) {
+        const int32_t width = hi - j0 < LINE ? (int32_t)(hi - j0) : LINE;
+        bool any[LINE] = {false};
+        for (int32_t t = t0; t < t1; t++) {
+            const size_t at = (size_t)t * (size_t)n_ff + (size_t)j0;
+            for (int32_t j = 0; j < width; j++) {
+                const bool on = s->score[at + (size_t)j] >= s->threshold;
+                s->mask[at + (size_t)j] = on;
+                count->predicted += on;
+                any[j] |= on;
+            }
+        }
+        for (int32_t j = 0; j < width; j++) {
+            own[n] = (int32_t)j0 + j;
+            n += any[j];
+        }
+    }
+    s->list_part[team->ith] = n;
+    te_barrier(team);
+    int32_t at = 0, total = 0;
+    for (int32_t i = 0; i < team->nth; i++) {
+        if (i < team->ith) at += s->list_part[i];
+        total += s->list_part[i];
+    }
+    memcpy(s->list + at, own, (size_t)n * sizeof *own);
+    te_barrier(team);
+    return total;
+}
+
+int32_t pi_predict(pi_session *s, te_team *team, int32_t l, const float *x) {
+    if (!has_mask(s)) return 0;
+    const pi_model *m = s->model;
+    const pi_layer *w = &m->layer[l];
+    const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, r = (size_t)w->fc1.n_rows,
+                 t0 = (size_t)s->chunk.n_dense;
+    const int32_t n = s->chunk.n_tok - s->chunk.n_dense;
+    const te_linear fc1 = {.w = w->fc1, .y = s->rank, .ldy = r},
+                    fc2 = {.w = w->fc2, .y = s->score + t0 * n_ff, .ldy = n_ff};
+    te_op_linear(team, s->ws, &fc1, 1, x + t0 * n_embd, n_embd, n);
+    te_barrier(team);
+    int64_t lo, hi;
+    te_share(team, (int64_t)n * (int64_t)r, 16, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) s->rank[i] = s->rank[i] > 0 ? s->rank[i] : 0;
+    te_barrier(team);
+    te_op_linear(team, s->ws, &fc2, 1, s->rank, r, n);
+    te_barrier(team);
+    return mark(s, team, &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith]);
+}
+
+typedef enum ffn_mode { FFN_MASKED, FFN_EXACT, FFN_DENSE } ffn_mode;
+
+/* Bytes are counted for all tokens, neurons only for those of the sparse operator: a prompt's dense tokens say nothing
+ * about sparsity. */
+static void add_counts(te_ffn_counts *c, const te_ffn_counts *part, bool sparse_tokens) {
+    c->rows += part->rows;
+    c->bytes += part->bytes;
+    if (!sparse_tokens) return;
+    c->listed += part->listed;
+    c->computed += part->computed;
+    c->fired += part->fired;
+}
+
+/* Matrix products for tokens t0..t0+n-1. All rows are read. */
+static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_t n, ffn_mode mode,
+                     bool sparse_tokens) {
+    const pi_model *m = s->model;
+    const pi_layer *w = &m->layer[l];
+    const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, off = (size_t)t0 * n_ff;
+    float *g = s->gate + off, *u = s->up + off, *x = s->x + (size_t)t0 * n_embd;
+    const float *h = s->h + (size_t)t0 * n_embd;
+    const te_linear in[2] = {{.w = w->up, .bias = w->up_b, .y = u, .ldy = n_ff}, {.w = w->gate, .y = g, .ldy = n_ff}};
+    te_op_linear(team, s->ws, in, w->gate.w ? 2 : 1, h, n_embd, n);
+    te_barrier(team);
+    int64_t lo, hi;
+    te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
+    if (hi > lo)
+        m->kernels->glu((te_activation)m->info.activation, m->info.activation_threshold, w->gate.w ? g + lo : NULL,
+                        u + lo, (int32_t)(hi - lo), u + lo);
+    if (mode == FFN_MASKED)
+        for (int64_t i = lo; i < hi; i++)
+            if (!s->mask[off + (size_t)i]) u[i] = 0;
+    te_ffn_counts part = {.listed = hi - lo, .computed = hi - lo};
+    for (int64_t i = lo; i < hi; i++) part.fired += u[i] != 0;
+    if (team->ith == 0) {
+        const size_t row = w->up.stride + (w->gate.w ? w->gate.stride : 0) + w->down_t.stride;
+        part.rows = (int64_t)n_ff * (w->gate.w ? 3 : 2);
+        part.bytes = (int64_t)(row * n_ff + (w->down.w ? w->down.stride * n_embd : 0));
+    }
+    add_counts(&s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, &part, sparse_tokens);
+    te_barrier(team);
+    if (w->down_t.w)
+        te_op_linear_t(team, s->ws, &w->down_t, u, n_ff, n, w->down_b, x, n_embd, true);
+    else {
+        const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true};
+        te_op_linear(team, s->ws, &out, 1, u, n_ff, n);
+    }
+}
+
+/* The fused operator over a list of neurons for a few tokens. */
+static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_t n, ffn_mode mode, te_rows rows,
+                     bool sparse_tokens) {
+    const pi_model *m = s->model;
+    const pi_layer *w = &m->layer[l];
+    const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, off = (size_t)t0 * n_ff;
+    float *x = s->x + (size_t)t0 * n_embd, *hidden = s->up + off;
+    const te_ffn f = {.gate = w->gate,
+                      .up = w->up,
+                      .down = w->down_t,
+                      .up_bias = w->up_b,
+                      .act = (te_activation)m->info.activation,
+                      .threshold = m->info.activation_threshold};
+    const te_ffn_io io = {.x = s->h + (size_t)t0 * n_embd,
+                          .ldx = n_embd,
+                          .n_tok = n,
+                          .mask = mode == FFN_MASKED ? s->mask + off : NULL,
+                          .ld_mask = n_ff,
+                          .y = x,
+                          .ldy = n_embd,
+                          .hidden = hidden,
+                          .ld_hidden = n_ff};
+    te_ffn_counts *c = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, part = {0};
+    const bool skip = mode != FFN_DENSE && pi_is_relu(m->info.activation);
+    if (w->down_t.w) {
+        if (w->down_b) {
+            for (int32_t t = team->ith; t < n; t += team->nth)
+                m->kernels->add(w->down_b, (int32_t)n_embd, x + (size_t)t * n_embd);
+            te_barrier(team);
+        }
+        te_op_ffn(team, s->ws, &f, rows, skip, &io, &part);
+        add_counts(c, &part, sparse_tokens);
+        return;
+    }
+    int64_t lo, hi;
+    te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
+    memset(hidden + lo, 0, (size_t)(hi - lo) * sizeof *hidden);
+    te_barrier(team);
+    te_op_ffn(team, s->ws, &f, rows, skip, &io, &part);
+    add_counts(c, &part, sparse_tokens);
+    te_barrier(team);
+    const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true};
+    te_op_linear(team, s->ws, &out, 1, hidden, n_ff, n);
+    if (team->ith == 0) {
+        c->rows += (int64_t)n_ff; /* all of down is read: it is stored by output */
+        c->bytes += (int64_t)(w->down.stride * n_embd);
+    }
+}
+
+static void ffn_part(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_t n, ffn_mode mode, int32_t n_list,
+                     bool sparse_tokens) {
+    const pi_layer *w = &s->model->layer[l];
+    const bool whole_product = mode == FFN_DENSE && !w->down_t.w;
+    if (n >= s->model->kernels->gemm.min_tok || whole_product) {
+        ffn_many(s, team, l, t0, n, mode, sparse_tokens);
+        return;
+    }
+    const te_rows all = {NULL, 0, s->model->info.n_ff}, listed = {s->list, 0, n_list};
+    ffn_rows(s, team, l, t0, n, mode, mode == FFN_MASKED ? listed : all, sparse_tokens);
+}
+
+void pi_ffn(pi_session *s, te_team *team, int32_t l, int32_t n_list) {
+    const int32_t nd = s->chunk.n_dense, n = s->chunk.n_tok;
+    if (nd) ffn_part(s, team, l, 0, nd, FFN_EXACT, 0, false);
+    if (nd && n > nd) te_barrier(team); /* the operators share their workspace */
+    if (n == nd) return;
+    const ffn_mode mode = has_mask(s) ? FFN_MASKED : s->options.sparsity == PI_SPARSITY_DENSE ? FFN_DENSE : FFN_EXACT;
+    ffn_part(s, team, l, nd, n - nd, mode, n_list, true);
+}

@@ -1,0 +1,578 @@
+"""Small random models of every architecture the engine runs, written as GGUF and PowerInfer files.
+
+A model is a Spec. Its weights are drawn from the spec's name in the layout in which a checkpoint is
+published, and turned into the layout of a file by the steps that the converters take: q and k rows
+reordered for the interleaved rotation, Falcon's fused projection regrouped, the down projection
+transposed for a sparse file. Two-dimensional weights are rounded to F16 before anything uses them, so
+a file holds the same numbers as the model that the goldens were computed with.
+
+The drawing is exact: raw PCG64 words, integer sums and one double product, so every machine and every
+numpy draws the same weights, and no weights need to be stored.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFEndian, GGUFWriter, quants
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Tensors = dict[str, Array]
+Meta = dict[str, Any]
+
+GOLDEN = Path(__file__).parent / "golden"
+POSITIONS_BEFORE_ZERO = 2  # OPT's learned positions start at row 2
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotation: base frequency and, when `kind` is not empty, how it is stretched beyond `n_ctx_orig`."""
+
+    base: float = 10000.0
+    kind: str = ""  # "", "linear", "yarn" or "llama3"
+    factor: float = 1.0
+    n_ctx_orig: int = 0
+    low: float = 1.0  # llama3: wavelengths above n_ctx_orig / low are divided by factor
+    high: float = 4.0  # llama3: wavelengths below n_ctx_orig / high are left alone
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
+
+    name: str
+    family: str  # the published architecture: llama mistral bamboo falcon opt qwen2 qwen3
+    n_layer: int = 2
+    n_embd: int = 64
+    n_head: int = 4
+    n_head_kv: int = 4
+    head_dim: int = 0  # 0: n_embd / n_head
+    n_ff: int = 192
+    n_vocab: int = 320
+    n_ctx: int = 256
+    act: str = "silu"  # silu, gelu (the exact one), relu, drelu
+    tied: bool = False
+    two_norms: bool = False  # Falcon 40B: separate norms before attention and FFN
+    rope: Rope = Rope()
+    predictor: tuple[int, ...] = ()
+    n_prompt: int = 40
+
+    @property
+    def arch(self) -> str:
+        """`general.architecture` of its files."""
+        return "llama" if self.family == "mistral" else self.family
+
+    @property
+    def d_head(self) -> int:
+        return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def relu(self) -> bool:
+        """Whether a neuron with a non-positive gate adds exactly nothing."""
+        return self.act in ("relu", "drelu")
+
+
+SPECS: dict[str, Spec] = {
+    spec.name: spec
+    for spec in (
+        Spec("llama-mha", "llama"),
+        Spec(
+            "llama-llama3",
+            "llama",
+            n_layer=3,
+            n_embd=96,
+            n_head=6,
+            n_head_kv=2,
+            n_ff=224,
+            n_vocab=291,
+            rope=Rope(500000.0, "llama3", 8.0, 64),
+        ),
+        Spec(
+            "llama-linear",
+            "llama",
+            n_head_kv=2,
+            tied=True,
+            n_prompt=150,
+            rope=Rope(10000.0, "linear", 4.0, 64),
+        ),
+        Spec("llama-yarn", "llama", n_head=2, n_head_kv=1, rope=Rope(10000.0, "yarn", 4.0, 64)),
+        Spec("mistral", "mistral", n_head_kv=2, head_dim=24, n_ff=224, rope=Rope(1000000.0)),
+        Spec("llama-relu", "llama", act="relu", predictor=(32, 32)),
+        Spec(
+            "llama-relu-gqa",
+            "llama",
+            n_layer=3,
+            n_embd=96,
+            n_head=6,
+            n_head_kv=2,
+            n_ff=320,
+            n_vocab=291,
+            act="relu",
+            predictor=(32, 48, 40),
+        ),
+        Spec("bamboo", "bamboo", n_head_kv=2, n_ff=256, act="drelu", predictor=(32, 32)),
+        Spec("falcon-7b", "falcon", n_head_kv=1, n_ff=256, act="relu", predictor=(32, 32)),
+        Spec(
+            "falcon-40b",
+            "falcon",
+            n_embd=96,
+            n_head=6,
+            n_head_kv=2,
+            n_ff=384,
+            n_vocab=301,
+            act="relu",
+            two_norms=True,
+            predictor=(48, 32),
+        ),
+        Spec("falcon-gelu", "falcon", n_head_kv=1, n_ff=256, act="gelu"),
+        Spec("opt", "opt", n_ff=256, n_vocab=301, act="relu", tied=True, predictor=(32, 32)),
+        Spec("qwen2", "qwen2", n_head_kv=2, tied=True, rope=Rope(1000000.0)),
+        Spec("qwen2-yarn", "qwen2", n_head_kv=2, head_dim=0, n_ff=224, rope=Rope(1000000.0, "yarn", 4.0, 64)),
+        Spec("qwen3", "qwen3", n_head_kv=2, head_dim=32, n_vocab=301, rope=Rope(1000000.0)),
+    )
+}
+
+
+# ---- drawing -----------------------------------------------------------------------------------------------
+
+
+def normal(label: str, *shape: int) -> Array:
+    """Float64 values of mean 0 and variance 1, a bell of four 16-bit uniforms; the label is the seed."""
+    raw = np.random.PCG64(zlib.crc32(label.encode())).random_raw(int(np.prod(shape)))
+    parts = raw.astype("<u8").view("<u2").reshape(-1, 4).astype(np.int64)
+    values: Array = (parts.sum(axis=1) - 2 * 65535) * (3.0**0.5 / 65536)
+    return values.reshape(shape)
+
+
+@functools.cache
+def draw(spec: Spec) -> Tensors:
+    """Weights under their published names, row-major as published: 2-D ones F16, 1-D ones F32.
+
+    The result is shared by all callers: copy before you write.
+    The scales keep every block's output near the size of the residual, attention neither flat nor
+    one-hot, and logits at a standard deviation of about 2; norms and biases are far from 1 and 0.
+    """
+    out: Tensors = {}
+    d, ff, qw, kw = spec.n_embd, spec.n_ff, spec.n_head * spec.d_head, spec.n_head_kv * spec.d_head
+    embd = 3 / d**0.5 if spec.tied else 1.0
+
+    def matrix(name: str, rows: int, cols: int, std: float) -> None:
+        out[name] = (normal(f"{spec.name}/{name}", rows, cols) * std).astype(np.float16)
+
+    def linear(name: str, rows: int, cols: int, gain: float, bias: tuple[float, float] | None = None) -> None:
+        matrix(f"{name}.weight", rows, cols, gain / cols**0.5)
+        if bias is not None:
+            vector(f"{name}.bias", rows, *bias)
+
+    def vector(name: str, n: int, mean: float, std: float) -> None:
+        out[name] = (mean + normal(f"{spec.name}/{name}", n) * std).astype(np.float32)
+
+    def norm(name: str, n: int, *, bias: bool = False) -> None:
+        vector(f"{name}.weight", n, 1.0, 0.25)
+        if bias:
+            vector(f"{name}.bias", n, 0.0, 0.15)
+
+    if spec.family == "falcon":
+        matrix("transformer.word_embeddings.weight", spec.n_vocab, d, embd)
+        for i in range(spec.n_layer):
+            p = f"transformer.h.{i}."
+            for name in ("ln_attn", "ln_mlp") if spec.two_norms else ("input_layernorm",):
+                norm(p + name, d, bias=True)
+            linear(p + "self_attention.query_key_value", qw + 2 * kw, d, 1.0)
+            linear(p + "self_attention.dense", d, qw, 1.0)
+            linear(p + "mlp.dense_h_to_4h", ff, d, 1.0)
+            linear(p + "mlp.dense_4h_to_h", d, ff, 1.5)
+        norm("transformer.ln_f", d, bias=True)
+    elif spec.family == "opt":
+        matrix("model.decoder.embed_tokens.weight", spec.n_vocab, d, embd)
+        matrix("model.decoder.embed_positions.weight", spec.n_ctx + POSITIONS_BEFORE_ZERO, d, 0.7)
+        for i in range(spec.n_layer):
+            p = f"model.decoder.layers.{i}."
+            norm(p + "self_attn_layer_norm", d, bias=True)
+            for name, gain in (("q", 1.0), ("k", 1.0), ("v", 1.0), ("out", 1.0)):
+                linear(p + f"self_attn.{name}_proj", d, d, gain, (0.0, 0.15))
+            norm(p + "final_layer_norm", d, bias=True)
+            linear(p + "fc1", ff, d, 1.0, (-0.3, 0.3))
+            linear(p + "fc2", d, ff, 2.0, (0.0, 0.15))
+        norm("model.decoder.final_layer_norm", d, bias=True)
+    else:
+        qkv_bias = (0.0, 0.3) if spec.family == "qwen2" else None
+        matrix("model.embed_tokens.weight", spec.n_vocab, d, embd)
+        for i in range(spec.n_layer):
+            p = f"model.layers.{i}."
+            norm(p + "input_layernorm", d)
+            linear(p + "self_attn.q_proj", qw, d, 1.0, qkv_bias)
+            linear(p + "self_attn.k_proj", kw, d, 1.0, qkv_bias)
+            linear(p + "self_attn.v_proj", kw, d, 1.0, qkv_bias)
+            linear(p + "self_attn.o_proj", d, qw, 1.0)
+            if spec.family == "qwen3":
+                norm(p + "self_attn.q_norm", spec.d_head)
+                norm(p + "self_attn.k_norm", spec.d_head)
+            norm(p + "post_attention_layernorm", d)
+            linear(p + "mlp.gate_proj", ff, d, 1.0)
+            linear(p + "mlp.up_proj", ff, d, 1.0)
+            linear(p + "mlp.down_proj", d, ff, 2.0)
+        norm("model.norm", d)
+    if not spec.tied:
+        linear("lm_head", spec.n_vocab, d, 2.0)
+    return out
+
+
+def draw_predictor(spec: Spec) -> list[tuple[Array, Array]]:
+    """One (fc1 [r, n_embd], fc2 [n_ff, r]) of F16 per layer, random: it knows nothing about the gate."""
+    return [
+        (
+            (normal(f"{spec.name}/fc1/{i}", r, spec.n_embd) / spec.n_embd**0.5).astype(np.float16),
+            (normal(f"{spec.name}/fc2/{i}", spec.n_ff, r) * (2 / r) ** 0.5).astype(np.float16),
+        )
+        for i, r in enumerate(spec.predictor)
+    ]
+
+
+def exact_predictor(spec: Spec, weights: Tensors) -> list[tuple[Array, Array]]:
+    """A predictor whose score has the sign of the gate, for models with an RMSNorm before the FFN.
+
+    The gate sees gate . (w * r / rms(r)); the predictor sees r alone. Dividing by the positive rms does not
+    change a sign, so fc1 = [G; -G] with G = gate * w, and fc2 = [I, -I] undoes the relu: score = G . r.
+    fc1 is F32, as the product of an F16 gate and an F32 norm has no F16 form.
+    """
+    eye = np.eye(spec.n_ff, dtype=np.float16)
+    out = []
+    for i in range(spec.n_layer):
+        gate = weights[f"model.layers.{i}.mlp.gate_proj.weight"].astype(np.float32)
+        folded = gate * weights[f"model.layers.{i}.post_attention_layernorm.weight"]
+        out.append((np.concatenate([folded, -folded]), np.concatenate([eye, -eye], axis=1)))
+    return out
+
+
+# ---- published layout to file layout -----------------------------------------------------------------------
+
+
+def interleaved(rows: Array, n_head: int) -> Array:
+    """Rows of q or k from half-split rotation order (x_i with x_{i+d/2}) to pairs (x_2i with x_2i+1)."""
+    heads = rows.reshape(n_head, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(heads.swapaxes(1, 2).reshape(rows.shape))
+
+
+def regrouped(fused: Array, spec: Spec) -> Array:
+    """Falcon's fused rows, per kv group [its q heads, k, v], to all q, all k, all v."""
+    per_group = spec.n_head // spec.n_head_kv + 2
+    groups = fused.reshape(spec.n_head_kv, per_group, spec.d_head, spec.n_embd)
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return np.concatenate([part.reshape(-1, spec.n_embd) for part in parts])
+
+
+LLAMA_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+}
+FALCON_NAMES = {
+    "input_layernorm": "attn_norm",
+    "ln_mlp": "attn_norm",
+    "ln_attn": "attn_norm_2",
+    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+    "word_embeddings": "token_embd",
+    "ln_f": "output_norm",
+}
+OPT_NAMES = {
+    "self_attn_layer_norm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "fc1": "ffn_up",
+    "fc2": "ffn_down",
+    "embed_tokens": "token_embd",
+    "embed_positions": "position_embd",
+}
+
+
+def file_name(spec: Spec, name: str) -> str:
+    """Published tensor name -> name in a GGUF file."""
+    stem, kind = name.rsplit(".", 1)
+    if stem == "lm_head":
+        return f"output.{kind}"
+    names = {"falcon": FALCON_NAMES, "opt": OPT_NAMES}.get(spec.family, LLAMA_NAMES)
+    parts = stem.split(".")
+    layer = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+    if layer is None:
+        # OPT calls the norm before the output and the one before each FFN by the same name.
+        return f"{'output_norm' if parts[-1] == 'final_layer_norm' else names[parts[-1]]}.{kind}"
+    inner = ".".join(parts[layer + 1 :])
+    return f"blk.{parts[layer]}.{'ffn_norm' if inner == 'final_layer_norm' else names[inner]}.{kind}"
+
+
+def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
+    """The tensors of an ordinary (dense) GGUF file."""
+    out: Tensors = {}
+    for name, value in weights.items():
+        new = file_name(spec, name)
+        if spec.family in ("llama", "mistral", "bamboo") and ".attn_q." in new:
+            value = interleaved(value, spec.n_head)
+        elif spec.family in ("llama", "mistral", "bamboo") and ".attn_k." in new:
+            value = interleaved(value, spec.n_head_kv)
+        elif "attn_qkv" in new:
+            value = regrouped(value, spec)
+        out[new] = value
+    if spec.family == "falcon" and spec.tied:
+        out["output.weight"] = out["token_embd.weight"]
+    if spec.rope.kind == "llama3":
+        out["rope_freqs.weight"] = llama3_divisors(spec)
+    return out
+
+
+def llama3_divisors(spec: Spec) -> Array:
+    """What Llama 3.1 divides each rotation frequency by: 1 for short wavelengths, factor for long ones."""
+    rope = spec.rope
+    wavelength = 2 * np.pi * rope.base ** (np.arange(0, spec.d_head, 2) / spec.d_head)
+    smooth = (rope.n_ctx_orig / wavelength - rope.low) / (rope.high - rope.low)
+    smooth = np.clip(smooth, 0.0, 1.0)
+    return (1 / ((1 - smooth) / rope.factor + smooth)).astype(np.float32)
+
+
+def sparse_tensors(dense: Tensors, predictor: Sequence[tuple[Array, Array]]) -> Tensors:
+    """The tensors of a PowerInfer file: `ffn_down` transposed and renamed, one predictor per layer."""
+    out: Tensors = {}
+    for name, value in dense.items():
+        transposed = np.ascontiguousarray(value.T)  # leaves a bias as it is
+        out.update(
+            {name.replace("ffn_down.", "ffn_down_t."): transposed} if "ffn_down." in name else {name: value}
+        )
+    for i, (fc1, fc2) in enumerate(predictor):
+        out[f"blk.{i}.fc1.weight"] = fc1
+        out[f"blk.{i}.fc2.weight"] = fc2
+    return out
+
+
+def metadata(spec: Spec) -> Meta:
+    """Keys of the file, in the writers' order. ReLU models say so in `powerinfer.hidden_act`."""
+    a = spec.arch
+    meta: Meta = {"general.architecture": a, "general.name": spec.name}
+    if spec.family == "falcon":
+        meta["falcon.tensor_data_layout"] = "jploski"
+    # OPT files count the two unused rows before position 0 as context.
+    meta[f"{a}.context_length"] = spec.n_ctx + (POSITIONS_BEFORE_ZERO if a == "opt" else 0)
+    meta[f"{a}.embedding_length"] = spec.n_embd
+    meta[f"{a}.block_count"] = spec.n_layer
+    meta[f"{a}.feed_forward_length"] = spec.n_ff
+    meta[f"{a}.attention.head_count"] = spec.n_head
+    if a == "falcon":
+        meta["falcon.attention.head_count_kv"] = spec.n_head_kv
+        meta["falcon.attention.layer_norm_epsilon"] = 1e-5
+    elif a != "opt":  # an OPT file says nothing about kv heads, norms or rotation
+        meta[f"{a}.rope.dimension_count"] = spec.d_head
+        meta[f"{a}.attention.head_count_kv"] = spec.n_head_kv
+        meta[f"{a}.attention.layer_norm_rms_epsilon"] = 1e-5
+        meta[f"{a}.rope.freq_base"] = spec.rope.base
+        if spec.d_head * spec.n_head != spec.n_embd:
+            meta[f"{a}.attention.key_length"] = spec.d_head
+            meta[f"{a}.attention.value_length"] = spec.d_head
+        if spec.rope.kind in ("linear", "yarn"):
+            meta[f"{a}.rope.scaling.type"] = spec.rope.kind
+            meta[f"{a}.rope.scaling.factor"] = spec.rope.factor
+            meta[f"{a}.rope.scaling.original_context_length"] = spec.rope.n_ctx_orig
+    meta["general.file_type"] = 1
+    if spec.relu:
+        meta["powerinfer.hidden_act"] = spec.act
+    meta.update(tokenizer(spec))
+    return meta
+
+
+def tokenizer(spec: Spec) -> Meta:
+    """A small valid vocabulary of n_vocab tokens: bytes, the lower-case letters, then fillers.
+
+    llama, mistral and bamboo get a SentencePiece one with byte tokens, the others a byte-level BPE.
+    """
+    if spec.family in ("llama", "mistral", "bamboo") and spec.rope.kind != "llama3":
+        tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
+        kinds = [2, 3, 3] + [6] * 256
+        pieces = ["\u2581", *"etaoinshrdlucmfwygpbvkxqjz"]
+        tokens += pieces[: spec.n_vocab - len(tokens)]
+        tokens += [f"\u2581w{i}" for i in range(spec.n_vocab - len(tokens))]
+        kinds += [1] * (spec.n_vocab - len(kinds))
+        return {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(spec.n_vocab - 259)],
+            "tokenizer.ggml.token_type": kinds,
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.ggml.unknown_token_id": 0,
+        }
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    letters = [chr(b) for b in printable] + [chr(256 + i) for i in range(len(others))]
+    merges = ["t h", "i n", "e r", "a n", "\u0120 t", "r e", "o n", "e s"]
+    tokens = letters + [merge.replace(" ", "") for merge in merges]
+    tokens += [f"filler{i}" for i in range(spec.n_vocab - 1 - len(tokens))] + ["<|endoftext|>"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": {"llama": "llama-bpe", "falcon": "falcon", "opt": "gpt-2"}.get(
+            spec.family, "qwen2"
+        ),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * (spec.n_vocab - 1) + [3],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": spec.n_vocab - 1,
+        "tokenizer.ggml.eos_token_id": spec.n_vocab - 1,
+    }
+
+
+# ---- files -------------------------------------------------------------------------------------------------
+
+
+def write(
+    path: Path,
+    meta: Mapping[str, Any],
+    tensors: Mapping[str, Array],
+    *,
+    magic: bytes = b"GGUF",
+    kind: GGMLQuantizationType | None = None,
+) -> Path:
+    """Write a GGUF v3 file. Integers become u32, floats f32, lists i32/f32/string arrays by their first item.
+
+    Tensors keep their own F16 or F32; with `kind`, 2-D ones whose rows fill its blocks are stored as that.
+    """
+    writer = GGUFWriter(path, str(meta["general.architecture"]), endianess=GGUFEndian.LITTLE)
+    for key, value in meta.items():
+        if key == "general.architecture":
+            continue  # the writer has put it
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    for name, value in tensors.items():
+        if kind is not None and value.ndim == 2 and value.shape[1] % block_size(kind) == 0:
+            writer.add_tensor(name, quants.quantize(value.astype(np.float32), kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if magic != b"GGUF":
+        with path.open("r+b") as file:
+            file.write(magic)
+    return path
+
+
+def block_size(kind: GGMLQuantizationType) -> int:
+    """Weights per block of a ggml type."""
+    return int(GGML_QUANT_SIZES[kind][0])
+
+
+def write_dense(path: Path, spec: Spec, *, kind: GGMLQuantizationType | None = None) -> Path:
+    """The ordinary GGUF file of a spec."""
+    return write(path, metadata(spec), file_tensors(spec, draw(spec)), kind=kind)
+
+
+def write_sparse(
+    path: Path,
+    spec: Spec,
+    predictor: Sequence[tuple[Array, Array]],
+    threshold: float | None = None,
+    *,
+    kind: GGMLQuantizationType | None = None,
+) -> Path:
+    """The PowerInfer file of a spec; a threshold of None leaves the key out, which means 0."""
+    meta = metadata(spec)
+    meta.pop("powerinfer.hidden_act", None)  # the original's files have no such key: sparse means ReLU
+    if threshold is not None:
+        meta["powerinfer.sparse_threshold"] = float(threshold)
+    tensors = sparse_tensors(file_tensors(spec, draw(spec)), predictor)
+    if spec.family == "opt":
+        tensors.pop("output.weight", None)
+    return write(path, meta, tensors, magic=b"PWRI", kind=kind)
+
+
+# ---- goldens -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What a spec's model answers; `predictor` and `threshold` only for predicted ones.
+
+    prompt [n] and greedy [64] are token ids; logits [len(rows), n_vocab] float32 are those of the positions
+    `rows` of prompt + greedy. The first n_dense tokens use all neurons, whatever the predictor says.
+    """
+
+    spec: Spec
+    prompt: Array
+    greedy: Array
+    logits: Array
+    predictor: tuple[tuple[Array, Array], ...] = ()
+    threshold: float = 0.0
+    n_dense: int = 0
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.n_dense, self.n_dense + len(self.logits))
+
+    def write(self, folder: Path) -> Path:
+        """The model's file: sparse when this golden has a predictor, else dense."""
+        if self.predictor:
+            return write_sparse(
+                folder / f"{self.spec.name}-sparse.gguf", self.spec, self.predictor, self.threshold
+            )
+        return write_dense(folder / f"{self.spec.name}.gguf", self.spec)
+
+
+def checksum(weights: Mapping[str, Array]) -> int:
+    """CRC-32 over names and bytes: a golden belongs to exactly these weights."""
+    crc = 0
+    for name in sorted(weights):
+        crc = zlib.crc32(np.ascontiguousarray(weights[name]).tobytes(), zlib.crc32(name.encode(), crc))
+    return crc
+
+
+@functools.cache
+def golden(name: str, kind: str = "dense") -> Golden:
+    """Load a golden and check that the drawn weights are those it was made from.
+
+    kind: "dense" (all neurons; the logits are those of the prompt), "predicted" (all by the predictor;
+    the prompt's logits), or "decode" (the prompt but its last token with all neurons; the logits from there).
+    """
+    spec = SPECS[name]
+    path = GOLDEN / f"{name}{'' if kind == 'dense' else '-' + kind}.npz"
+    with np.load(path, allow_pickle=False) as file:
+        data = {key: file[key] for key in file.files}
+    if int(data["checksum"]) != checksum(draw(spec)):
+        raise ValueError(
+            f"{path.name} was made from other weights than {name} has now: run scripts/make_goldens.py"
+        )
+    base = Golden(spec, data["prompt"], data["greedy"], data["logits"])
+    if kind == "dense":
+        return base
+    return replace(
+        base,
+        predictor=tuple((data[f"fc1_{i}"], data[f"fc2_{i}"]) for i in range(spec.n_layer)),
+        threshold=float(data["threshold"]),
+        n_dense=len(base.prompt) - 1 if kind == "decode" else 0,
+    )

@@ -1,0 +1,132 @@
+"""The C interface called wrongly: an ARGUMENT error with a sentence, never a crash, and nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer import _native
+from powerinfer.session import Model, Session
+from tests.native.test_bad_models import good
+
+ffi, lib = _native.ffi, _native.lib
+NULL = ffi.NULL
+ARGUMENT, CONTEXT = 3, 6
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    path = good(predictor=True).write(tmp_path_factory.mktemp("m") / "m.gguf")
+    with Model(path) as model, Session(model, n_ctx=32, n_seq=2, n_threads=2) as s:
+        s.feed([1, 2, 3])
+        yield s
+
+
+def refused(status: Any, says: str, expected: int = ARGUMENT) -> None:
+    assert status == expected
+    assert says in _native.message()
+
+
+def test_null_handles_and_outputs(session: Session) -> None:
+    s, model, file = session.handle, session.model.handle, session.model.file.handle
+    some = ffi.new("char[64]")
+    refused(lib.pi_file_open(b"x", NULL), "out is NULL")
+    refused(lib.pi_file_open(NULL, ffi.new("pi_file **")), "path is empty")
+    for index in (-1, 0, 10**6):
+        refused(lib.pi_file_meta(file, index, NULL), "NULL")
+        refused(lib.pi_file_tensor(NULL, index, ffi.new("pi_tensor *")), "NULL")
+        refused(lib.pi_file_dequantize(file, index, 0, 32, NULL), "NULL")
+    refused(lib.pi_model_open(NULL, NULL, ffi.new("pi_model **")), "NULL")
+    refused(lib.pi_model_load(NULL, NULL, NULL), "NULL")
+    refused(lib.pi_session_open(model, NULL, NULL), "NULL")
+    refused(lib.pi_session_feed(s, NULL), "at least one token")
+    refused(lib.pi_session_feed(NULL, ffi.new("pi_batch *")), "at least one token")
+    refused(lib.pi_session_last_step(s, 0, NULL), "NULL")
+    refused(lib.pi_session_last_total(NULL, NULL, NULL), "NULL")
+    refused(lib.pi_session_set_sparsity(NULL, 0), "NULL")
+    refused(lib.pi_session_set_threshold(NULL, 0.0), "NULL")
+    refused(lib.pi_seq_state_save(s, 0, NULL, 64), "out is NULL")
+    refused(lib.pi_seq_state_load(s, 0, NULL, 64), "in is NULL")
+    refused(lib.pi_seq_state_save(NULL, 0, some, 64), "NULL")
+    refused(lib.pi_cpu_read_rate(1, 1 << 20, 1, NULL), "NULL")
+    for close in (lib.pi_file_close, lib.pi_model_close, lib.pi_session_close, lib.pi_sampler_free):
+        close(NULL)
+
+
+@pytest.mark.parametrize("seq", [-1, 2, 2**31 - 1, -(2**31)])
+def test_sequences_out_of_range(session: Session, seq: int) -> None:
+    s = session.handle
+    says = f"sequence {seq} is out of range"
+    refused(lib.pi_seq_cut(s, seq, 0), says)
+    refused(lib.pi_seq_drop(s, seq), says)
+    refused(lib.pi_seq_copy(s, 0, seq, 1), says)
+    refused(lib.pi_seq_copy(s, seq, 0, 1), says)
+    refused(lib.pi_seq_shift(s, seq, 0, 1), says)
+    refused(lib.pi_seq_state_load(s, seq, b"x", 1), says)
+    assert lib.pi_seq_length(s, seq) == -1
+    assert lib.pi_seq_state_bytes(s, seq) == 0
+    assert session.length() == 3
+
+
+def test_numbers_out_of_range(session: Session) -> None:
+    s = session.handle
+    low, high = -(2**31), 2**31 - 1
+    for n in (low, -1, 4, high):
+        refused(lib.pi_seq_cut(s, 0, n), f"cannot keep {n}")
+        refused(lib.pi_seq_copy(s, 1, 0, n), f"cannot copy {n}")
+        refused(lib.pi_seq_shift(s, 0, n, 1), f"cannot keep {n}")
+        refused(lib.pi_seq_shift(s, 0, 0, n), f"drop {n}")
+    refused(lib.pi_seq_shift(s, 0, high, high), "cannot keep")
+    refused(lib.pi_seq_shift(s, 0, 0, 0), "drop 0")
+    for index in (low, -1, 1, high):
+        assert lib.pi_session_logits(s, index) == NULL
+        assert lib.pi_session_hidden(s, index) == NULL
+        refused(lib.pi_session_last_step(s, index, ffi.new("pi_layer_step *")), f"layer {index}")
+    refused(lib.pi_session_set_sparsity(s, 9), "sparsity 9")
+    refused(lib.pi_session_set_threshold(s, float("nan")), "not a number")
+    refused(lib.pi_seq_state_save(s, 0, ffi.new("char[8]"), 8), "the buffer has 8")
+    token = ffi.new("int32_t[]", [1, 2])
+    for n in (0, -1, low):
+        refused(
+            lib.pi_session_feed(s, ffi.new("pi_batch *", {"n_tokens": n, "token": token})), "at least one"
+        )
+    assert session.length() == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("n_ctx", (-1, 2**31 - 1)),
+        ("n_pool", (-1, 31, 2**31 - 1)),
+        ("n_seq", (-1, 0, 2**31 - 1)),
+        ("n_batch", (-1, 0, 2**31 - 1)),
+        ("n_threads", (-1, 2**31 - 1)),
+        ("type_k", (-1, 2, 64)),
+        ("type_v", (12,)),
+        ("sparsity", (-1, 4)),
+    ],
+)
+def test_options_out_of_range(session: Session, field: str, values: tuple[int, ...]) -> None:
+    for value in values:
+        options = ffi.new("pi_session_options *", lib.pi_session_defaults())
+        options.n_ctx = 32
+        setattr(options, field, value)
+        out = ffi.new("pi_session **")
+        refused(lib.pi_session_open(session.model.handle, options, out), str(value))
+        assert out[0] == NULL
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 20])
+def test_extreme_thresholds(session: Session, n: int) -> None:
+    """All neurons, and none: the list is full or empty, for the row operator and for matrix products."""
+    for threshold, predicted in ((-float("inf"), 96), (-1e30, 96), (1e30, 0), (float("inf"), 0)):
+        session.set_threshold(threshold)
+        session.cut(0)
+        session.feed(list(range(n)), want_logits=True)
+        step = session.last_step[0]
+        assert (step.n_sparse, step.n_predicted) == (n, n * predicted)
+        assert step.n_active <= step.n_predicted
+        assert np.isfinite(session.logits()).all()

@@ -1,0 +1,24 @@
+"""Sessions of one model in several threads: the C program session_stress, on a small model of each kind."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from tests.core import capi
+
+
+@pytest.mark.parametrize("name", ["llama-relu", "falcon-7b", "opt", "qwen3"])
+def test_sessions_side_by_side(tmp_path: Path, name: str) -> None:
+    spec = models.SPECS[name]
+    path = tmp_path / "model.gguf"
+    if spec.predictor:
+        models.write_sparse(path, spec, models.draw_predictor(spec))
+    else:
+        models.write_dense(path, spec)
+    program = capi.library_path().parent / "session_stress"
+    done = subprocess.run([program, path], capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

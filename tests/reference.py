@@ -1,0 +1,363 @@
+"""The forward pass of every architecture in float64, written for reading: what the engine is held to.
+
+Whole sequences at once, full attention, no cache, no blocks, no kernels; it shares no code with the
+engine. `load` reads a GGUF or PowerInfer file through the gguf package and dequantises everything;
+`forward` returns the logits of every position, and per layer, when asked, which neurons were predicted
+and which were active.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, quants
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+ARCHITECTURES = ("llama", "bamboo", "falcon", "opt", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Metadata and float64 tensors of a file; sparse: its magic is PWRI, it has a predictor per layer."""
+
+    meta: dict[str, Any]
+    tensors: dict[str, Array]
+    sparse: bool
+
+    @property
+    def arch(self) -> str:
+        return str(self.meta["general.architecture"])
+
+    def key(self, name: str, default: Any = None) -> Any:
+        """Value of `{arch}.{name}`; without a default the key must be there."""
+        value = self.meta.get(f"{self.arch}.{name}", default)
+        if value is None:
+            raise KeyError(f"{self.arch}.{name}")
+        return value
+
+    def __getitem__(self, name: str) -> Array:
+        return self.tensors[name]
+
+    def get(self, name: str) -> Array | None:
+        return self.tensors.get(name)
+
+
+@dataclass
+class LayerTrace:
+    """What one layer's FFN did; every array is [n_tokens, n_ff] but the last.
+
+    scores: predictor scores, or None without a predictor in use; predicted: score >= threshold (all True
+    without one); gated: predicted and the activated gate (of an ungated FFN: the activated up) is not zero;
+    active: what is multiplied with its down row is not zero; predictor_input: [n_tokens, n_embd].
+    """
+
+    scores: Array | None
+    predicted: Array
+    gated: Array
+    active: Array
+    predictor_input: Array
+
+
+@dataclass
+class Trace:
+    """Filled by `forward`, one entry per layer."""
+
+    layers: list[LayerTrace] = field(default_factory=list)
+
+
+# ---- files -------------------------------------------------------------------------------------------------
+
+
+def load(path: Path | str) -> Model:
+    """Read one file whole. gguf refuses the PowerInfer magic, so it gets a copy with the usual one."""
+    raw = Path(path).read_bytes()
+    sparse = raw[:4] == b"PWRI"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "model.gguf"
+        copy.write_bytes(b"GGUF" + raw[4:])
+        reader = GGUFReader(copy)
+        meta = {name: one.contents() for name, one in reader.fields.items() if not name.startswith("GGUF.")}
+        tensors = {}
+        for tensor in reader.tensors:
+            rows = quants.dequantize(tensor.data, tensor.tensor_type)
+            tensors[tensor.name] = np.array(rows, dtype=np.float64).reshape(tensor.shape[::-1])
+    return Model(meta, tensors, sparse)
+
+
+# ---- pieces ------------------------------------------------------------------------------------------------
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight)
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    variance = np.mean(centred * centred, axis=-1, keepdims=True)
+    return np.asarray(centred / np.sqrt(variance + eps) * weight + bias)
+
+
+def relu(x: Array, threshold: float = 0.0) -> Array:
+    """What exceeds the threshold; with one above 0 this is ProSparse's FATReLU."""
+    return np.where(x > threshold, x, 0.0)
+
+
+def silu(x: Array) -> Array:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+def gelu(x: Array) -> Array:
+    """The exact one, through the error function."""
+    return np.asarray(0.5 * x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))))
+
+
+def frequencies(model: Model, head_dim: int) -> tuple[Array, float]:
+    """Rotation per position of each pair of a head, and the factor that yarn puts on q and k."""
+    dim = int(model.key("rope.dimension_count", head_dim))
+    base = float(model.key("rope.freq_base", 10000.0))
+    freq = base ** (-np.arange(0, dim, 2) / dim)
+    divisors = model.get("rope_freqs.weight")  # Llama 3.1
+    if divisors is not None:
+        freq = freq / divisors
+    kind = model.key("rope.scaling.type", "none")
+    if kind == "none":
+        return freq, 1.0
+    factor = float(model.key("rope.scaling.factor"))
+    if kind == "linear":
+        return freq / factor, 1.0
+    if kind != "yarn":
+        raise ValueError(f"unknown rope scaling {kind}")
+
+    # YaRN (arXiv 2309.00071): pairs that turn more than beta_fast times within the original context keep
+    # their frequency, those that turn less than beta_slow times are interpolated, a ramp between.
+    n_ctx_orig = int(model.key("rope.scaling.original_context_length"))
+
+    def pair_turning(times: float) -> float:
+        return dim * math.log(n_ctx_orig / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(math.floor(pair_turning(32.0)), 0)
+    high = min(math.ceil(pair_turning(1.0)), dim - 1)
+    ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+    return freq * (1 - ramp) + freq / factor * ramp, 1 + 0.1 * math.log(factor)
+
+
+def rotate(x: Array, model: Model, *, interleaved: bool) -> Array:
+    """Rotate [n_tokens, n_head, head_dim] by position: pairs (2i, 2i+1), or (i, i + dim/2) as in NeoX."""
+    freq, scale = frequencies(model, x.shape[-1])
+    angle = np.arange(x.shape[0])[:, None, None] * freq
+    cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
+    half, out = len(freq), np.array(x)
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    a, b = x[..., first], x[..., second]
+    out[..., first] = a * cos - b * sin
+    out[..., second] = a * sin + b * cos
+    return out
+
+
+def attend(q: Array, k: Array, v: Array) -> Array:
+    """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d]."""
+    n, n_head, d = q.shape
+    shared = n_head // k.shape[1]
+    k, v = np.repeat(k, shared, axis=1), np.repeat(v, shared, axis=1)
+    scores = np.einsum("ihd,jhd->hij", q, k) / math.sqrt(d)
+    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.asarray(np.einsum("hij,jhd->ihd", weights, v).reshape(n, n_head * d))
+
+
+def heads(x: Array, n_head: int) -> Array:
+    return np.asarray(x.reshape(x.shape[0], n_head, -1))
+
+
+# ---- the FFN -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ffn:
+    """How the FFN is run: activation by name, and the threshold when the predictor decides."""
+
+    activation: str
+    activation_threshold: float
+    predictor_threshold: float | None
+    n_dense: int  # so many first tokens use all neurons in any case
+
+    def act(self, x: Array) -> Array:
+        if self.activation in ("relu", "drelu"):
+            return relu(x, self.activation_threshold)
+        return {"silu": silu, "gelu": gelu}[self.activation](x)
+
+
+def ffn(model: Model, layer: int, x: Array, predictor_input: Array, how: Ffn, trace: Trace | None) -> Array:
+    """FFN output for its normalised input x; neurons that are not predicted contribute nothing at all."""
+    p = f"blk.{layer}."
+    scores = None
+    predicted = np.ones((x.shape[0], model[p + "ffn_up.weight"].shape[0]), dtype=bool)
+    if how.predictor_threshold is not None:
+        scores = relu(predictor_input @ model[p + "fc1.weight"].T) @ model[p + "fc2.weight"].T
+        predicted = scores >= how.predictor_threshold
+        predicted[: how.n_dense] = True
+
+    up = x @ model[p + "ffn_up.weight"].T
+    up_bias = model.get(p + "ffn_up.bias")
+    if up_bias is not None:
+        up = up + up_bias
+    gate = model.get(p + "ffn_gate.weight")
+    if gate is None:
+        first = hidden = how.act(up)
+    else:
+        first = how.act(x @ gate.T)
+        hidden = first * (relu(up) if how.activation == "drelu" else up)
+    hidden = np.where(predicted, hidden, 0.0)
+
+    down_t, name = model.get(p + "ffn_down_t.weight"), "ffn_down_t"
+    if down_t is None:
+        down_t, name = model[p + "ffn_down.weight"].T, "ffn_down"
+    out = hidden @ down_t
+    down_bias = model.get(p + f"{name}.bias")
+    if down_bias is not None:
+        out = out + down_bias
+    if trace is not None:
+        gated = predicted & (first != 0)
+        trace.layers.append(LayerTrace(scores, predicted, gated, hidden != 0, predictor_input))
+    return np.asarray(out)
+
+
+def default_activation(model: Model) -> str:
+    """What the file says, else what its architecture means; PowerInfer files are ReLU models."""
+    named = model.meta.get("powerinfer.hidden_act")
+    if named is not None:
+        return str(named)
+    if model.arch == "bamboo":
+        return "drelu"
+    if model.arch == "opt" or model.sparse:
+        return "relu"
+    return "gelu" if model.arch == "falcon" else "silu"
+
+
+# ---- architectures -----------------------------------------------------------------------------------------
+
+
+def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """llama, mistral, bamboo, qwen2 (q, k, v biases) and qwen3 (norms on each q and k head)."""
+    eps = float(model.key("attention.layer_norm_rms_epsilon"))
+    n_head = int(model.key("attention.head_count"))
+    n_head_kv = int(model.key("attention.head_count_kv", n_head))
+    interleaved = model.arch in ("llama", "bamboo")
+
+    def projected(x: Array, name: str, n: int) -> Array:
+        y = x @ model[f"{name}.weight"].T
+        bias = model.get(f"{name}.bias")
+        y = heads(y if bias is None else y + bias, n)
+        norm = model.get(f"{name}_norm.weight")
+        return y if norm is None else rms_norm(y, norm, eps)
+
+    x = model["token_embd.weight"][tokens]
+    for i in range(int(model.key("block_count"))):
+        p = f"blk.{i}."
+        a = rms_norm(x, model[p + "attn_norm.weight"], eps)
+        q = rotate(projected(a, p + "attn_q", n_head), model, interleaved=interleaved)
+        k = rotate(projected(a, p + "attn_k", n_head_kv), model, interleaved=interleaved)
+        v = projected(a, p + "attn_v", n_head_kv)
+        x = x + attend(q, k, v) @ model[p + "attn_output.weight"].T
+        x = x + ffn(model, i, rms_norm(x, model[p + "ffn_norm.weight"], eps), x, how, trace)
+    return rms_norm(x, model["output_norm.weight"], eps)
+
+
+def falcon(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Attention and FFN side by side on the block's input, which is also what the predictor sees."""
+    eps = float(model.key("attention.layer_norm_epsilon"))
+    n_head = int(model.key("attention.head_count"))
+    n_head_kv = int(model.key("attention.head_count_kv", n_head))
+
+    def norm(x: Array, name: str) -> Array:
+        return layer_norm(x, model[f"{name}.weight"], model[f"{name}.bias"], eps)
+
+    x = model["token_embd.weight"][tokens]
+    for i in range(int(model.key("block_count"))):
+        p = f"blk.{i}."
+        for_ffn = norm(x, p + "attn_norm")
+        for_attention = for_ffn if model.get(p + "attn_norm_2.weight") is None else norm(x, p + "attn_norm_2")
+        qkv = heads(for_attention @ model[p + "attn_qkv.weight"].T, n_head + 2 * n_head_kv)
+        q, k, v = np.split(qkv, (n_head, n_head + n_head_kv), axis=1)
+        q, k = rotate(q, model, interleaved=False), rotate(k, model, interleaved=False)
+        attention = attend(q, k, v) @ model[p + "attn_output.weight"].T
+        x = x + attention + ffn(model, i, for_ffn, x, how, trace)
+    return norm(x, "output_norm")
+
+
+def opt(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Learned positions that start at row 2, biases everywhere, LayerNorm with eps 1e-5."""
+    eps = 1e-5
+    n_head = int(model.key("attention.head_count"))
+
+    def linear(x: Array, name: str) -> Array:
+        return np.asarray(x @ model[f"{name}.weight"].T + model[f"{name}.bias"])
+
+    def norm(x: Array, name: str) -> Array:
+        return layer_norm(x, model[f"{name}.weight"], model[f"{name}.bias"], eps)
+
+    x = model["token_embd.weight"][tokens] + model["position_embd.weight"][2 : 2 + len(tokens)]
+    for i in range(int(model.key("block_count"))):
+        p = f"blk.{i}."
+        a = norm(x, p + "attn_norm")
+        q, k, v = (heads(linear(a, p + f"attn_{name}"), n_head) for name in "qkv")
+        x = x + linear(attend(q, k, v), p + "attn_output")
+        x = x + ffn(model, i, norm(x, p + "ffn_norm"), x, how, trace)
+    return norm(x, "output_norm")
+
+
+def forward(
+    model: Model,
+    tokens: Any,
+    *,
+    predicted: bool = False,
+    n_dense: int = 0,
+    threshold: float | None = None,
+    activation: str | None = None,
+    trace: Trace | None = None,
+) -> Array:
+    """Logits [n_tokens, n_vocab] of one sequence from position 0.
+
+    predicted: only neurons with score >= threshold count; the threshold is the file's unless given, 0 without
+    either. The first n_dense tokens use all neurons even so. Otherwise all count, which is both `dense` and
+    `exact`. activation overrides the file's.
+    """
+    if model.arch not in ARCHITECTURES:
+        raise ValueError(f"no reference for {model.arch}")
+    if threshold is None:
+        threshold = float(model.meta.get("powerinfer.sparse_threshold", 0.0))
+    how = Ffn(
+        activation or default_activation(model),
+        float(model.meta.get("powerinfer.hidden_act_threshold", 0.0)),
+        threshold if predicted else None,
+        n_dense,
+    )
+    body = {"falcon": falcon, "opt": opt}.get(model.arch, llama)
+    x = body(model, np.asarray(tokens, dtype=np.int64), how, trace)
+    output = model.get("output.weight")
+    return np.asarray(x @ (model["token_embd.weight"] if output is None else output).T)
+
+
+def greedy(model: Model, prompt: Any, n: int, **how: Any) -> list[int]:
+    """The n most likely tokens after the prompt, one at a time; `how` is for `forward`."""
+    tokens = [int(token) for token in prompt]
+    for _ in range(n):
+        tokens.append(int(np.argmax(forward(model, tokens, **how)[-1])))
+    return tokens[-n:] if n else []
+
+
+def relative_error(a: Any, b: Any) -> float:
+    """||a - b|| / ||b|| over all entries, in float64."""
+    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if a.shape != b.shape:
+        raise ValueError(f"shapes {a.shape} and {b.shape} differ")
+    return float(np.sqrt(np.sum((a - b) ** 2) / np.sum(b**2)))
