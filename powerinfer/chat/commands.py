@@ -1,0 +1,193 @@
+"""The slash commands. Each takes the chat and the rest of its line; what it prints goes through the ui."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from rich.table import Table
+
+from ..errors import ArgumentError
+from ..sampling import Sampler, Sampling
+from ..session import Sparsity
+from .conversation import SETTINGS, Conversation
+
+if TYPE_CHECKING:
+    from ..session import LayerStep
+    from .repl import Chat
+
+
+SPARSITY: tuple[Sparsity, ...] = get_args(Sparsity)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to call, and how /help shows it."""
+
+    call: Callable[[Chat, str], None]
+    arguments: str
+    help: str
+
+
+def help_(chat: Chat, rest: str) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, command in COMMANDS.items():
+        table.add_row(f"/{name} {command.arguments}".rstrip(), command.help)
+    chat.ui.note(table)
+    chat.ui.note("Ctrl-C stops an answer, Ctrl-D ends the chat. A line that ends in \\ goes on in the next.")
+
+
+def reset(chat: Chat, rest: str) -> None:
+    chat.conversation.reset()
+    chat.llm.reset()
+    chat.ui.note("The conversation is forgotten.")
+
+
+def system(chat: Chat, rest: str) -> None:
+    if not rest:
+        chat.ui.note(chat.conversation.system or "There is no system message.")
+    elif rest == "none":
+        chat.conversation.system = None
+        chat.ui.note("The system message is removed.")
+    else:
+        chat.conversation.system = rest
+        chat.ui.note("The system message is set.")
+
+
+def set_(chat: Chat, rest: str) -> None:
+    name, _, value = rest.partition(" ")
+    value = value.strip()
+    if not name:
+        settings = chat.conversation.settings
+        session = chat.llm.session.info
+        for key in SETTINGS:
+            chat.ui.note(f"{key} = {settings.get(key, 'default')}")
+        chat.ui.note(f"sparsity = {session.sparsity}\nthreshold = {session.sparse_threshold:g}")
+    elif not value:
+        raise ArgumentError("use /set NAME VALUE; VALUE may be default")
+    elif name == "sparsity":
+        mode = next((mode for mode in SPARSITY if mode == value), None)
+        if mode is None:
+            raise ArgumentError(f"sparsity must be one of {', '.join(SPARSITY)}")
+        chat.llm.set_sparsity(mode)
+    elif name == "threshold":
+        chat.llm.set_threshold(number(name, value))
+    else:
+        changed = Conversation(settings=dict(chat.conversation.settings))
+        changed.set(name, value)
+        check(changed, chat.llm.n_vocab())
+        chat.conversation.settings = changed.settings
+
+
+def number(name: str, text: str) -> float:
+    """A finite number. Raises ArgumentError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ArgumentError(f"{name} must be a number, not {text!r}")
+    return value
+
+
+def check(conversation: Conversation, n_vocab: int) -> None:
+    """Raises ArgumentError for settings that no answer could be sampled with."""
+    options = {k: v for k, v in conversation.settings.items() if k not in ("max_tokens", "seed")}
+    Sampler(Sampling(**options), n_vocab).close()
+
+
+def stats(chat: Chat, rest: str) -> None:
+    steps = chat.llm.last_step
+    if not steps or not steps[0].n_tokens:
+        chat.ui.note("Nothing was computed yet.")
+        return
+    t, n_ff = chat.llm.timings, chat.llm.info().n_ff
+    chat.ui.note(
+        f"loaded in {t.load_s:.1f} s; prompt: {t.n_prompt} tokens, {t.n_reused} of them known already, "
+        f"{t.prompt_per_s:.1f} tokens/s; answer: {t.tokens_per_s:.1f} tokens/s"
+    )
+    wide = chat.ui.width >= 72
+    chat.ui.note(
+        f"the last step, {steps[0].n_tokens} tokens, by layer:"
+        if steps[0].n_tokens > 1
+        else "the last token, by layer:"
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("layer", "predicted", "computed", "active", "FFN kB", "FFN µs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("all kB", "all µs") if wide else ():
+        table.add_column(name, justify="right", no_wrap=True)
+    for i, step in enumerate(steps):
+        table.add_row(str(i), *row(step, n_ff, wide))
+    chat.ui.note(table)
+
+
+def row(step: LayerStep, n_ff: int, wide: bool) -> list[str]:
+    """A layer's cells: shares of the neurons that were computed sparsely, kilobytes, microseconds."""
+    pairs = max(1, step.n_sparse * n_ff)
+    cells = [f"{n / pairs:.1%}" for n in (step.n_predicted, step.n_computed, step.n_active)]
+    cells += [f"{step.ffn_bytes / 1e3:,.0f}", f"{step.ffn_us:,.0f}"]
+    return [*cells, f"{step.bytes / 1e3:,.0f}", f"{step.layer_us:,.0f}"] if wide else cells
+
+
+def save(chat: Chat, rest: str) -> None:
+    path = named_file(rest, "save")
+    chat.conversation.save(path)
+    chat.ui.note(f"Saved to {path}.")
+
+
+def load(chat: Chat, rest: str) -> None:
+    path = named_file(rest, "load")
+    loaded = Conversation.load(path)
+    check(loaded, chat.llm.n_vocab())
+    chat.conversation = loaded
+    chat.llm.reset()
+    chat.ui.note(f"Loaded {len(loaded.turns)} turns from {path}.")
+
+
+def named_file(rest: str, command: str) -> Path:
+    """The file that a command names. Raises ArgumentError."""
+    if not rest:
+        raise ArgumentError(f"use /{command} FILE")
+    try:
+        path = Path(rest).expanduser()
+    except RuntimeError as error:  # ~somebody who does not exist
+        raise ArgumentError(str(error)) from None
+    if path.name in ("", ".."):
+        raise ArgumentError(f"{rest} is not the name of a file")
+    return path
+
+
+def quit_(chat: Chat, rest: str) -> None:
+    raise EOFError
+
+
+COMMANDS = {
+    "help": Command(help_, "", "this list"),
+    "reset": Command(reset, "", "forget the conversation"),
+    "system": Command(system, "[TEXT|none]", "show, set or remove the system message"),
+    "set": Command(
+        set_,
+        "[NAME VALUE]",
+        "show the settings, or change one: temperature, top_p, max_tokens, seed, sparsity, threshold ...",
+    ),
+    "stats": Command(stats, "", "what the last step computed and read, layer by layer"),
+    "save": Command(save, "FILE", "save the conversation as JSON"),
+    "load": Command(load, "FILE", "load a saved conversation"),
+    "quit": Command(quit_, "", "end the chat"),
+}
+
+
+def run(chat: Chat, line: str) -> None:
+    """Runs a line that begins with a slash. Raises ArgumentError for a command that does not exist or is
+    misused."""
+    name, _, rest = line[1:].partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        raise ArgumentError(f"there is no command /{name}; /help lists them")
+    command.call(chat, rest.strip())

@@ -1,0 +1,81 @@
+"""The command `powerinfer`.
+
+The answer goes to stdout, everything else to stderr. Exit codes: 1 an error (one line says which), 2 wrong
+usage, 130 Ctrl-C, 141 the reader of the output went away.
+
+Modules of commands have `add_arguments(parser)` and `main(args) -> exit code`. Only the one that is
+asked for is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from ..errors import PowerInferError
+from .terminal import one_line
+
+COMMANDS = {
+    "chat": "talk with a model in the terminal",
+    "run": "answer one prompt and print the answer alone",
+    "info": "show what a model file holds",
+    "bench": "measure prompt and decode speed against the memory's own read rate",
+}
+
+
+class Version(argparse.Action):
+    """Asks the engine's library for the version when, and only when, it is wanted."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help="show the version and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from .. import __version__
+
+        print(f"powerinfer {__version__}")
+        parser.exit()
+
+
+def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser for these arguments: only the command that they name knows its options."""
+    parser = argparse.ArgumentParser(
+        prog="powerinfer",
+        description="Large language models on ordinary machines.",
+        epilog='MODEL is a GGUF file, or the word "demo" for the small model that comes with the package. '
+        '"powerinfer COMMAND --help" shows the options of a command.',
+    )
+    parser.add_argument("--version", action=Version)
+    sub = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    for name, text in COMMANDS.items():
+        command = sub.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name == chosen:
+            import_module(f".{name}", __name__).add_arguments(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code. argv: without the program's name; None: sys.argv."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        # What cannot be decoded, or written in this terminal's encoding, is no reason to stop.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        args = build_parser(words).parse_args(words)
+        code: int = import_module(f".{args.command}", __name__).main(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader went away (`| head`): not an error; keep Python from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (PowerInferError, OSError, MemoryError) as error:
+        print(f"powerinfer: {one_line(str(error)) or 'out of memory'}", file=sys.stderr)
+        return 1

@@ -1,0 +1,210 @@
+"""`powerinfer info MODEL`: what a file holds, from its header alone; weights are not read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ..errors import PowerInferError
+from ..file import ModelFile
+from ..session import Model, ModelInfo
+from .options import MODEL_HELP
+from .table import columns, facts, output_width
+from .terminal import one_line
+
+FLOATS = ("F32", "F16", "BF16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument("--keys", action="store_true", help="list every metadata key with its value")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def short(value: Any, limit: int = 60) -> str:
+    """One line for a metadata value of any kind."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, (list, np.ndarray)):
+        head = ", ".join(short(v, 16) for v in value[:4])
+        return f"[{head}{', ...' if len(value) > 4 else ''}] ({len(value)})"
+    text = str(value)[: 4 * limit].replace("\n", "\\n")
+    line = one_line(text)
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def describe(file: ModelFile) -> tuple[ModelInfo | None, str]:
+    """What the engine makes of the file; or, if it cannot run it, why."""
+    try:
+        with Model(file, load=False) as model:
+            return model.info, ""
+    except PowerInferError as error:
+        return None, str(error)
+
+
+def main(args: argparse.Namespace) -> int:
+    with ModelFile(args.model) as file:
+        model, why_not = describe(file)
+        types: Counter[str] = Counter()
+        for tensor in file.tensors:
+            types[tensor.type] += tensor.n_bytes
+        if args.json:
+            print(json.dumps(as_json(args, file, model, why_not, types), indent=2))
+        else:
+            show(args, file, model, why_not, types)
+    return 0
+
+
+def as_json(
+    args: argparse.Namespace, file: ModelFile, model: ModelInfo | None, why_not: str, types: Counter[str]
+) -> dict[str, Any]:
+    """Everything as one object. JSON knows no infinity and no NaN: such numbers become null."""
+    meta = file.metadata
+    out: dict[str, Any] = {
+        "path": str(file.path),
+        "file": asdict(file.info),
+        "name": short(meta["general.name"], 1000) if "general.name" in meta else None,
+        "tokenizer": tokenizer_of(file) or None,
+        "chat_template": "tokenizer.chat_template" in meta,
+        "model": None if model is None else {**asdict(model), "can_skip_down": skips_down(file, model)},
+        "cannot_run": why_not or None,
+        "bytes_by_type": dict(types.most_common()),
+    }
+    if model is not None:
+        out["model"] = {k: None if _is_odd(v) else v for k, v in out["model"].items()}
+        # What only loading brings about.
+        del out["model"]["n_layer_down_transposed"], out["model"]["n_transposed_bytes"]
+    if args.keys:
+        out["keys"] = {
+            key: {"type": meta.type_name(key), "value": short(value, 1000)} for key, value in meta.items()
+        }
+    if args.tensors:
+        out["tensors"] = [asdict(tensor) for tensor in file.tensors]
+    return out
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def show(
+    args: argparse.Namespace, file: ModelFile, model: ModelInfo | None, why_not: str, types: Counter[str]
+) -> None:
+    """Prints for people."""
+    info, meta, width = file.info, file.metadata, output_width()
+    kind = "PowerInfer GGUF" if info.is_powerinfer else "GGUF"
+    parts = f" in {info.n_parts} parts" if info.n_parts > 1 else ""
+    contents = f"{info.n_tensors} tensors, {len(meta)} keys"
+    rows = [
+        ("file", f"{kind} v{info.version}, {size(info.n_bytes)}{parts}, {contents}"),
+        ("name", short(meta.get("general.name", "-"))),
+        ("types", ", ".join(f"{name} {size(n)}" for name, n in types.most_common())),
+    ]
+    tokenizer = tokenizer_of(file)
+    if tokenizer:
+        rows.append(("tokenizer", tokenizer))
+        rows.append(("chat template", "in the file" if "tokenizer.chat_template" in meta else "none"))
+    if model is None:
+        rows.append(("architecture", short(meta.get("general.architecture", "none"))))
+        rows.append(("cannot run", one_line(why_not)))
+    else:
+        rows += model_facts(file, model)
+    for line in facts(rows, width=width):
+        print(line)
+    if args.keys:
+        print()
+        keys = [["key", "type", "value"]]
+        keys += [[short(name, 100), meta.type_name(name), short(meta[name])] for name in meta]
+        print("\n".join(columns(keys, width=width)))
+    if args.tensors:
+        print()
+        tensors = [["tensor", "type", "shape", "bytes"]]
+        tensors += [
+            [short(t.name, 100), t.type, " x ".join(map(str, t.shape)), f"{t.n_bytes:,}"]
+            for t in file.tensors
+        ]
+        print("\n".join(columns(tensors, right=(3,), width=width)))
+
+
+def size(n_bytes: int) -> str:
+    """A number of bytes for people."""
+    for unit, one in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if n_bytes >= one:
+            return f"{n_bytes / one:,.1f} {unit}"
+    return f"{n_bytes / 1024:,.1f} KiB"
+
+
+def tokenizer_of(file: ModelFile) -> str:
+    """Kind and size of the vocabulary; "" if there is none."""
+    meta = file.metadata
+    if "tokenizer.ggml.tokens" not in meta:
+        return ""
+    pre = f" ({short(meta['tokenizer.ggml.pre'])})" if "tokenizer.ggml.pre" in meta else ""
+    n_tokens = meta.count("tokenizer.ggml.tokens")
+    return f"{short(meta.get('tokenizer.ggml.model', '?'))}{pre}, {n_tokens:,} tokens"
+
+
+def skips_down(file: ModelFile, model: ModelInfo) -> bool:
+    """Whether silent neurons' rows of ffn_down need not be read; loading transposes it if it is of floats."""
+    if model.can_skip_down or model.activation not in ("relu", "drelu"):
+        return model.can_skip_down
+    return all(t.type in FLOATS for t in file.tensors if t.name.endswith(".ffn_down.weight"))
+
+
+def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
+    """The rows for a model that the engine can run."""
+    rows = [
+        ("architecture", f"{m.architecture}, {m.n_parameters / 1e6:,.1f} M parameters"),
+        (
+            "shape",
+            f"{m.n_layer} layers, width {m.n_embd}, {m.n_head} heads of {m.n_embd_head} "
+            f"({m.n_head_kv} for K and V), FFN {m.n_ff}, context {m.n_ctx_train}",
+        ),
+        ("rope", m.rope),
+    ]
+    threshold = f" above {m.activation_threshold:g}" if m.activation_threshold else ""
+    kind = "gated" if m.is_gated else "plain"
+    rows.append(("FFN", f"{kind}, {m.activation}{threshold}; {sparsity_of(file, m)}"))
+    if m.has_predictor:
+        rows.append(("predictor", f"in every layer, threshold {m.sparse_threshold:g}"))
+    statistics = statistics_of(file, m)
+    if statistics:
+        rows.append(("statistics", statistics))
+    return rows
+
+
+def sparsity_of(file: ModelFile, m: ModelInfo) -> str:
+    """How the engine will compute the FFN, in words."""
+    if m.activation not in ("relu", "drelu"):
+        return "dense: no neuron is ever silent"
+    read = "up and down" if m.is_gated else "down"
+    skip = f"silent neurons' {read} rows are skipped"
+    if not skips_down(file, m):
+        kept = "down is quantised and not transposed, so all of it is read"
+        skip = f"silent neurons' up rows are skipped; {kept}" if m.is_gated else kept
+    mode = "predicted" if m.has_predictor else "exact"
+    return f"{mode} by default; {skip}"
+
+
+def statistics_of(file: ModelFile, m: ModelInfo) -> str:
+    """What the file says about how often each neuron was active; "" if it says nothing that can be used."""
+    counts = file.metadata.get("powerinfer.neuron.counts")
+    tokens = file.metadata.get("powerinfer.neuron.tokens")
+    n = m.n_layer * m.n_ff
+    if not isinstance(counts, np.ndarray) or counts.dtype.kind not in "uif" or len(counts) != n:
+        return ""
+    total = np.sort(counts.astype(np.float64))[::-1]
+    if not isinstance(tokens, int) or tokens <= 0 or not np.isfinite(total).all() or total.sum() <= 0:
+        return ""
+    hot = int(np.searchsorted(np.cumsum(total), 0.8 * total.sum())) + 1
+    return (
+        f"over {tokens:,} tokens: {total.sum() / (tokens * n):.1%} active; "
+        f"{hot / n:.0%} of the neurons carry 80 %"
+    )

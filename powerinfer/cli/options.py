@@ -1,0 +1,93 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+SPARSITY = ("auto", "predicted", "exact", "dense")
+MODEL_HELP = 'a GGUF file, or "demo"'
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    """MODEL and how to load it; `load_arguments` turns them into arguments of Llama."""
+    if default is None:
+        parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    else:
+        parser.add_argument(
+            "model", metavar="MODEL", nargs="?", default=default, help=f"{MODEL_HELP} (the default)"
+        )
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "-c",
+        "--n-ctx",
+        type=int,
+        metavar="N",
+        help="context size in tokens (default: the model's, at most 4096)",
+    )
+    group.add_argument(
+        "--context-shift",
+        action="store_true",
+        help="when the context is full, forget its older half and go on, instead of stopping",
+    )
+    add_compute_arguments(group, n_batch=128)
+    group.add_argument("--vram-budget", type=float, metavar="GIB", help="GPU memory to use (default 0: CPU)")
+    group.add_argument(
+        "--activation", choices=("relu", "drelu", "silu", "gelu"), help="replaces the file's activation"
+    )
+    group.add_argument(
+        "--chat-format", metavar="NAME", help="replaces the file's chat template: chatml, llama-2, ..."
+    )
+
+
+def add_compute_arguments(group: argparse._ActionsContainer, *, n_batch: int) -> None:
+    """Threads, batch and sparsity."""
+    group.add_argument("-t", "--n-threads", type=int, metavar="N", help="threads (default: physical cores)")
+    group.add_argument(
+        "-b",
+        "--n-batch",
+        type=int,
+        metavar="N",
+        default=n_batch,
+        help="prompt tokens computed together (default %(default)s)",
+    )
+    group.add_argument(
+        "--sparsity", choices=SPARSITY, default="auto", help="which neurons are computed (default auto)"
+    )
+    group.add_argument("--threshold", type=float, metavar="X", help="replaces the file's predictor threshold")
+
+
+def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for Llama."""
+    names = (
+        *("n_ctx", "n_threads", "n_batch", "vram_budget", "sparsity", "threshold", "activation"),
+        *("chat_format", "context_shift"),
+    )
+    return {name: getattr(args, name) for name in names}
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """How answers are chosen; `sampling_arguments` turns them into arguments of the create_ methods."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "-n",
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens of an answer (default: until the context is full)",
+    )
+    shown = "(default %(default)s)"
+    group.add_argument(
+        "--temperature", type=float, metavar="X", default=0.8, help=f"0: always the likeliest token {shown}"
+    )
+    group.add_argument("--top-k", type=int, metavar="N", default=40, help=f"0: off {shown}")
+    group.add_argument("--top-p", type=float, metavar="X", default=0.95, help=f"1: off {shown}")
+    group.add_argument("--min-p", type=float, metavar="X", default=0.05, help=f"0: off {shown}")
+    group.add_argument("--repeat-penalty", type=float, metavar="X", default=1.0, help=f"1: off {shown}")
+    group.add_argument("--seed", type=int, metavar="N", help="makes the answer repeatable")
+
+
+def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for the create_ methods of Llama; those that were not given are left out."""
+    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+    return {name: value for name in names if (value := getattr(args, name)) is not None}

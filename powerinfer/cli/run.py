@@ -1,0 +1,99 @@
+"""`powerinfer run MODEL "prompt"`: one answer on stdout, and nothing else there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+
+from .. import Llama
+from ..errors import ArgumentError
+from .options import add_model_arguments, add_sampling_arguments, load_arguments, sampling_arguments
+from .terminal import Bar, harmless
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="?", help='the prompt; "-" or nothing: read it from stdin'
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt as it is, without the chat format"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="a system message (not with --raw)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="model and speed on stderr")
+    add_sampling_arguments(parser)
+
+
+def read_prompt(word: str | None) -> str:
+    """The prompt as text. One line break at the end of a file is the file's, not the prompt's."""
+    if word is None or word == "-":
+        text = sys.stdin.read().removesuffix("\n").removesuffix("\r")
+    else:
+        text = os.fsencode(word).decode("utf-8", "replace")
+    if not text.strip():
+        raise ArgumentError("the prompt is empty")
+    return text
+
+
+def pieces(llm: Llama, args: argparse.Namespace, prompt: str) -> Iterator[tuple[str, str | None]]:
+    """Parts of the answer, each with the reason if it is the last."""
+    sampling = sampling_arguments(args)
+    if args.raw:
+        for part in llm.create_completion(prompt, stream=True, **sampling):
+            yield part["choices"][0]["text"], part["choices"][0]["finish_reason"]
+        return
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    messages.append({"role": "user", "content": prompt})
+    begun = False
+    for chunk in llm.create_chat_completion(messages, stream=True, **sampling):
+        choice = chunk["choices"][0]
+        text = choice["delta"].get("content") or ""
+        text = text if begun else text.lstrip()
+        begun = begun or bool(text)
+        yield text, choice["finish_reason"]
+
+
+def write(answer: Iterator[tuple[str, str | None]], bar: Bar) -> str | None:
+    """Prints the answer while it is made, and a line break after it; returns why it ended."""
+    end, last = "\n", None
+    try:
+        for text, reason in answer:
+            last = reason
+            if text:
+                bar.close()
+                sys.stdout.write(harmless(text))
+                sys.stdout.flush()
+                end = text[-1]
+    finally:
+        if end != "\n":
+            sys.stdout.write("\n")
+    return last
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.raw and args.system:
+        raise ArgumentError("--system has no place in a --raw prompt")
+    prompt = read_prompt(args.prompt)
+    with Bar(f"loading {args.model}") as bar:
+        llm = Llama(args.model, progress=bar, **load_arguments(args))
+    with llm, Bar("reading the prompt") as bar:
+        llm.prompt_progress = bar
+        if args.verbose:
+            print(harmless(llm.describe()), file=sys.stderr)
+        reason = write(pieces(llm, args, prompt), bar)
+        if reason == "length" and llm.n_tokens >= llm.n_ctx():
+            print(
+                f"powerinfer: the context of {llm.n_ctx()} tokens is full, the answer ends here "
+                "(--n-ctx, --context-shift)",
+                file=sys.stderr,
+            )
+        if args.verbose:
+            t = llm.timings
+            print(
+                f"prompt {t.n_prompt} tokens, {t.prompt_per_s:.1f} tokens/s; "
+                f"answer {t.tokens_per_s:.1f} tokens/s; context {llm.n_tokens}/{llm.n_ctx()}",
+                file=sys.stderr,
+            )
+    return 0

@@ -1,0 +1,89 @@
+"""What the commands show on a terminal: text that cannot steer it, and a bar while something takes long."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+# All control characters but tab and newline (a carriage return would let a text overwrite itself), and the
+# marks that turn the direction of writing around for all that follows.
+_HARMFUL = dict.fromkeys(
+    (*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+)
+
+
+def harmless(text: str) -> str:
+    """The text without what could steer a terminal, and with U+FFFD for what cannot be written as UTF-8."""
+    return text.translate(_HARMFUL).encode("utf-8", "replace").decode("utf-8")
+
+
+def one_line(text: str) -> str:
+    """A harmless text on a single line."""
+    return " ".join(harmless(text).split())
+
+
+def is_smart(stream: object) -> bool:
+    """Whether a stream is a terminal that understands escape sequences."""
+    isatty = getattr(stream, "isatty", None)
+    return bool(isatty and isatty()) and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+class Bar:
+    """A progress bar on stderr: call it as bar(done, total). It appears once `after` seconds have passed with
+    something left to do, and disappears at the end; without a terminal it never appears."""
+
+    def __init__(self, text: str, *, after: float = 0.5) -> None:
+        self._text = one_line(text)
+        self._due = time.perf_counter() + after
+        self._enabled = is_smart(sys.stderr)
+        self._shown: Progress | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if done >= total:
+            self.close()
+            return
+        if self._shown is None:
+            if not self._enabled or time.perf_counter() < self._due:
+                return
+            self._shown = self._show(total)
+        self._shown.update(self._shown.task_ids[0], completed=done, total=total)
+
+    def _show(self, total: int) -> Progress:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        name = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        shown = Progress(
+            TextColumn("{task.description}", markup=False, table_column=name),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            TaskProgressColumn(),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True, highlight=False, emoji=False),
+            transient=True,
+            expand=True,
+        )
+        shown.add_task(self._text, total=total)
+        shown.start()
+        return shown
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self._shown is not None:
+            shown, self._shown = self._shown, None
+            shown.stop()
+        self._enabled = False
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

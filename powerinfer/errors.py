@@ -1,0 +1,43 @@
+"""The exceptions of this package.
+
+Every error is a `PowerInferError` and also an exception of the builtin kind with that meaning, so that both
+`except powerinfer.PowerInferError` and `except OSError` work.
+"""
+
+from __future__ import annotations
+
+
+class PowerInferError(Exception):
+    """Base of all errors that this package raises for what comes from outside: files, arguments, memory."""
+
+
+class FileError(PowerInferError, OSError):
+    """A file cannot be opened, read or mapped."""
+
+
+class FormatError(PowerInferError, ValueError):
+    """A file is not what it must be; the message names the fact."""
+
+
+class ArgumentError(PowerInferError, ValueError):
+    """A value given by the caller is out of range."""
+
+
+class OutOfMemoryError(PowerInferError, MemoryError):
+    """An allocation failed, or a limit on locked memory forbids it."""
+
+
+class UnsupportedError(PowerInferError, NotImplementedError):
+    """Valid, but not implemented in this version; the message names it."""
+
+
+class ContextError(PowerInferError, ValueError):
+    """There is no room for more positions; nothing was computed."""
+
+
+class ClosedError(PowerInferError, ValueError):
+    """The object was closed before this call."""
+
+
+class LibraryError(PowerInferError, ImportError):
+    """The engine's library is missing, or belongs to another version of the package."""

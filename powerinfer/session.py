@@ -1,0 +1,516 @@
+"""Models and sessions: typed objects over the engine's handles, without text or sampling.
+
+    model = Model("model.gguf")
+    session = Session(model, n_ctx=2048)
+    session.feed([1, 15043])
+    logits = session.logits()  # float32 [n_vocab]
+
+A session is one pool of K and V that holds many sequences; positions of a sequence are 0, 1, 2 ...
+without gaps.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _native
+from .errors import ArgumentError, ClosedError
+from .file import ModelFile
+
+Sparsity = Literal["auto", "predicted", "exact", "dense"]
+Activation = Literal["auto", "relu", "drelu", "silu", "gelu"]
+Progress = Callable[[int, int], None]
+
+_SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
+_ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3}
+_KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
+
+
+def _number_of(what: str, names: dict[str, int], value: str | int) -> int:
+    """The engine's number of a name; ggml's numbers are accepted too."""
+    number = (
+        names.get(value.lower()) if isinstance(value, str) else value if value in names.values() else None
+    )
+    if number is None:
+        raise ArgumentError(f"{what} is {value!r}, it must be one of {', '.join(map(repr, names))}")
+    return number
+
+
+def _name_of(names: dict[str, int], number: int) -> str:
+    return next((name for name, value in names.items() if value == number), str(number))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """Shape and kind of a model."""
+
+    architecture: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_embd_head: int
+    n_ff: int
+    n_vocab: int
+    n_ctx_train: int
+    activation: str
+    """Of the feed-forward: "relu", "drelu", "silu" or "gelu"."""
+    activation_threshold: float
+    """A gate at or below it counts as silent (FATReLU); 0 for plain ReLU."""
+    is_gated: bool
+    """The feed-forward has a gate matrix."""
+    has_predictor: bool
+    """Every layer has a predictor of its active neurons."""
+    sparse_threshold: float
+    """A neuron is predicted when its score is at least this."""
+    can_skip_down: bool
+    """Rows of ffn_down that belong to silent neurons are not read."""
+    n_layer_down_transposed: int
+    """Layers whose ffn_down was transposed while loading."""
+    n_weight_bytes: int
+    n_transposed_bytes: int
+    n_parameters: int
+    rope: str
+    """For example "norm, base 10000, linear x4"; "none"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionInfo:
+    """Sizes and mode of a session."""
+
+    n_ctx: int
+    n_pool: int
+    n_seq: int
+    n_batch: int
+    n_threads: int
+    sparsity: str
+    """Mode in use: "predicted", "exact" or "dense"."""
+    sparse_threshold: float
+    n_kv_bytes: int
+    n_work_bytes: int
+    n_blocks: int
+    n_blocks_free: int
+    """Blocks hold 64 positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerStep:
+    """What the last chunk did in one layer. Counts are sums over the tokens that were computed sparsely."""
+
+    n_tokens: int
+    """Tokens of the chunk."""
+    n_sparse: int
+    """Of those, computed by the row-sparse operator."""
+    n_predicted: int
+    """(neuron, token) pairs that were to be looked at; all of them in exact and dense mode."""
+    n_computed: int
+    """Pairs whose up row (down row, where there is no gate) was used."""
+    n_active: int
+    """Pairs with a product that is not zero."""
+    n_rows: int
+    """Weight rows that the feed-forward read."""
+    ffn_bytes: int
+    """Bytes of weights that the feed-forward read, its predictor included."""
+    bytes: int
+    """Bytes that the layer read: weights, K and V."""
+    ffn_us: float
+    layer_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTotal:
+    """The last feed as a whole, embedding and output head included."""
+
+    bytes: int
+    us: float
+
+
+class Model:
+    """The weights of one model, mapped from a file. May be used by many sessions and threads."""
+
+    def __init__(
+        self,
+        file: ModelFile | str | os.PathLike[str],
+        *,
+        activation: Activation = "auto",
+        use_mlock: bool = False,
+        load: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        """Opens and loads.
+
+        activation: of the feed-forward, where the file does not say what the model was trained with.
+        use_mlock: keep the weights in RAM.
+        load: False only looks (names, shapes and types are checked); such a model can have no sessions.
+        progress: called as progress(done, total) while weights are prepared; an exception from it ends
+            loading.
+
+        Raises FileError, FormatError (a missing or misshapen tensor), UnsupportedError (architecture or
+        tensor type), OutOfMemoryError.
+        """
+        self.file = file if isinstance(file, ModelFile) else ModelFile(file)
+        ffi, lib = _native.ffi, _native.lib
+        options = ffi.new("pi_model_options *", lib.pi_model_defaults())
+        options.activation = _number_of("activation", _ACTIVATION, activation)
+        options.use_mlock = bool(use_mlock)
+        out = ffi.new("pi_model **")
+        _native.check(lib.pi_model_open(self.file.handle, options, out))
+        self._handle: Any = ffi.gc(out[0], lib.pi_model_close)
+        done, total = ffi.new("int32_t *"), ffi.new("int32_t *")
+        while load:
+            _native.check(lib.pi_model_load(self._handle, done, total))
+            if progress is not None:
+                progress(done[0], total[0])
+            if done[0] >= total[0]:
+                break
+        self.info = self._read_info()
+
+    def _read_info(self) -> ModelInfo:
+        native = _native.ffi.new("pi_model_info *")
+        _native.lib.pi_model_get_info(self._handle, native)
+        return ModelInfo(
+            architecture=_native.ffi.string(native.architecture).decode("utf-8", "replace"),
+            n_layer=native.n_layer,
+            n_embd=native.n_embd,
+            n_head=native.n_head,
+            n_head_kv=native.n_head_kv,
+            n_embd_head=native.n_embd_head,
+            n_ff=native.n_ff,
+            n_vocab=native.n_vocab,
+            n_ctx_train=native.n_ctx_train,
+            activation=_name_of(_ACTIVATION, native.activation),
+            activation_threshold=native.activation_threshold,
+            is_gated=bool(native.is_gated),
+            has_predictor=bool(native.has_predictor),
+            sparse_threshold=native.sparse_threshold,
+            can_skip_down=bool(native.can_skip_down),
+            n_layer_down_transposed=native.n_layer_down_transposed,
+            n_weight_bytes=native.n_weight_bytes,
+            n_transposed_bytes=native.n_transposed_bytes,
+            n_parameters=native.n_parameters,
+            rope=_native.ffi.string(native.rope).decode("utf-8", "replace"),
+        )
+
+    @property
+    def handle(self) -> Any:
+        """The native model. Raises ClosedError after close()."""
+        if self._handle is None:
+            raise ClosedError("the model is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Frees the model once no session uses it; later calls raise ClosedError. `info` stays."""
+        self._handle = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Session:
+    """Sequences of one model and the threads that compute them. Calls from several threads take turns."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int = 0,
+        n_pool: int = 0,
+        n_seq: int = 1,
+        n_batch: int = 512,
+        n_threads: int = 0,
+        type_k: str | int = "f16",
+        type_v: str | int = "f16",
+        sparsity: Sparsity = "auto",
+    ) -> None:
+        """
+        n_ctx: most positions of one sequence; 0: the model's own, at most 4096.
+        n_pool: positions that all sequences share; 0: n_ctx.
+        n_seq: sequences are numbered 0..n_seq-1.
+        n_batch: tokens computed together; a longer feed is cut into chunks of this many.
+        n_threads: 0: physical cores.
+        type_k, type_v: "f32", "f16" or "q8_0".
+        sparsity: "predicted" (the model's predictors choose neurons), "exact" (the gate chooses: same
+            answers as dense), "dense", or "auto" (the first of those that the model can do).
+
+        Raises ArgumentError, OutOfMemoryError.
+        """
+        self.model = model
+        ffi, lib = _native.ffi, _native.lib
+        options = ffi.new("pi_session_options *", lib.pi_session_defaults())
+        options.n_ctx = _native.fit("n_ctx", n_ctx)
+        options.n_pool = _native.fit("n_pool", n_pool)
+        options.n_seq = _native.fit("n_seq", n_seq)
+        options.n_batch = _native.fit("n_batch", n_batch)
+        options.n_threads = _native.fit("n_threads", n_threads)
+        options.type_k = _number_of("type_k", _KV_TYPE, type_k)
+        options.type_v = _number_of("type_v", _KV_TYPE, type_v)
+        options.sparsity = _number_of("sparsity", _SPARSITY, sparsity)
+        out = ffi.new("pi_session **")
+        _native.check(lib.pi_session_open(model.handle, options, out))
+        # With its size known, the garbage collector has a reason to run when sessions are dropped
+        # without close().
+        sizes = ffi.new("pi_session_info *")
+        lib.pi_session_get_info(out[0], sizes)
+        self._handle: Any = ffi.gc(out[0], lib.pi_session_close, sizes.n_kv_bytes + sizes.n_work_bytes)
+        self._lock = threading.RLock()
+        self._n_logits = 0
+        # The engine's rows are copied here when they are asked for: its own memory moves when a batch
+        # wants more rows.
+        self._rows = np.empty((0, model.info.n_vocab), np.float32)
+        self._copied: set[int] = set()
+
+    @property
+    def handle(self) -> Any:
+        """The native session. Raises ClosedError after close()."""
+        if self._handle is None:
+            raise ClosedError("the session is closed")
+        return self._handle
+
+    @property
+    def info(self) -> SessionInfo:
+        """Sizes, and what is free at the moment."""
+        native = _native.ffi.new("pi_session_info *")
+        with self._lock:
+            _native.lib.pi_session_get_info(self.handle, native)
+        return SessionInfo(
+            n_ctx=native.n_ctx,
+            n_pool=native.n_pool,
+            n_seq=native.n_seq,
+            n_batch=native.n_batch,
+            n_threads=native.n_threads,
+            sparsity=_name_of(_SPARSITY, native.sparsity),
+            sparse_threshold=native.sparse_threshold,
+            n_kv_bytes=native.n_kv_bytes,
+            n_work_bytes=native.n_work_bytes,
+            n_blocks=native.n_blocks,
+            n_blocks_free=native.n_blocks_free,
+        )
+
+    def feed(
+        self,
+        tokens: Sequence[int] | npt.NDArray[np.int32],
+        *,
+        pos: Sequence[int] | None = None,
+        seq: int | Sequence[int] = 0,
+        want_logits: bool | Sequence[bool] | None = None,
+    ) -> None:
+        """Computes tokens and appends them to their sequences.
+
+        pos: positions, which must continue each sequence; None: they do.
+        seq: the sequence of all tokens, or of each.
+        want_logits: of which tokens the logits are kept; True: all, False: none, None: the last.
+
+        Raises ArgumentError (a token, position or sequence out of range), ContextError (no room),
+        OutOfMemoryError; then nothing was computed.
+        """
+        ffi = _native.ffi
+        ids = as_int32("tokens", tokens)
+        n = ids.size
+        places = None if pos is None else as_int32("pos", pos, n)
+        owners = None
+        if not isinstance(seq, int):
+            owners = as_int32("seq", seq, n)
+        elif seq != 0:
+            owners = np.full(n, _native.fit("seq", seq), np.int32)
+        wanted = None
+        if want_logits is not None:
+            wanted = np.empty(n, np.uint8)
+            wanted[:] = want_logits
+        n_wanted = min(n, 1) if wanted is None else int(np.count_nonzero(wanted))
+        batch = ffi.new("pi_batch *")
+        batch.n_tokens = n
+        batch.token = ffi.from_buffer("int32_t[]", ids)
+        batch.pos = ffi.NULL if places is None else ffi.from_buffer("int32_t[]", places)
+        batch.seq = ffi.NULL if owners is None else ffi.from_buffer("int32_t[]", owners)
+        batch.want_logits = ffi.NULL if wanted is None else ffi.from_buffer("uint8_t[]", wanted)
+        with self._lock:
+            _native.check(_native.lib.pi_session_feed(self.handle, batch))
+            self._n_logits = n_wanted
+            self._copied.clear()
+
+    @property
+    def n_logits(self) -> int:
+        """Tokens of the last feed whose logits were kept."""
+        return self._n_logits
+
+    def logits(self, index: int = 0) -> npt.NDArray[np.float32]:
+        """Logits [n_vocab] of the index-th token of the last feed that wanted them; -1 is the last.
+
+        Writable, and the same array for every call until the next feed, which overwrites it.
+        Raises ArgumentError if the index is out of range.
+        """
+        with self._lock:
+            row = self._row(index)
+            if row not in self._copied:
+                if len(self._rows) < self._n_logits:
+                    self._rows = np.empty((self._n_logits, self.model.info.n_vocab), np.float32)
+                    self._copied.clear()
+                pointer = _native.lib.pi_session_logits(self.handle, row)
+                _native.ffi.memmove(_native.ffi.from_buffer(self._rows[row]), pointer, self._rows[row].nbytes)
+                self._copied.add(row)
+            result: npt.NDArray[np.float32] = self._rows[row]
+            return result
+
+    def hidden(self, index: int = 0) -> npt.NDArray[np.float32]:
+        """A copy of the final normed hidden state [n_embd] of the same token."""
+        with self._lock:
+            out = np.empty(self.model.info.n_embd, np.float32)
+            pointer = _native.lib.pi_session_hidden(self.handle, self._row(index))
+            _native.ffi.memmove(_native.ffi.from_buffer(out), pointer, out.nbytes)
+            return out
+
+    def _row(self, index: int) -> int:
+        self.handle  # noqa: B018 - raises when closed
+        row = index + self._n_logits if index < 0 else index
+        if not 0 <= row < self._n_logits:
+            raise ArgumentError(
+                f"index {index} is out of range: the last feed kept the logits of {self._n_logits} tokens"
+            )
+        return row
+
+    def length(self, seq: int = 0) -> int:
+        """Positions that a sequence holds."""
+        with self._lock:
+            length = int(_native.lib.pi_seq_length(self.handle, _native.fit("seq", seq)))
+        if length < 0:
+            raise ArgumentError(f"sequence {seq} is out of range")
+        return length
+
+    def cut(self, n_keep: int, *, seq: int = 0) -> None:
+        """Keeps the first n_keep positions of a sequence."""
+        with self._lock:
+            _native.check(
+                _native.lib.pi_seq_cut(self.handle, _native.fit("seq", seq), _native.fit("n_keep", n_keep))
+            )
+
+    def copy(self, dst: int, src: int, n: int | None = None) -> None:
+        """Makes dst the first n positions of src (None: all). Memory is shared until one of them writes."""
+        with self._lock:
+            count = self.length(src) if n is None else _native.fit("n", n)
+            _native.check(
+                _native.lib.pi_seq_copy(self.handle, _native.fit("dst", dst), _native.fit("src", src), count)
+            )
+
+    def drop(self, seq: int = 0) -> None:
+        """Forgets a sequence."""
+        with self._lock:
+            _native.check(_native.lib.pi_seq_drop(self.handle, _native.fit("seq", seq)))
+
+    def shift(self, n_keep: int, n_drop: int, *, seq: int = 0) -> None:
+        """Keeps the first n_keep positions, drops the n_drop after them and moves the rest down.
+
+        Raises UnsupportedError for models with learned positions (OPT).
+        """
+        with self._lock:
+            _native.check(
+                _native.lib.pi_seq_shift(
+                    self.handle,
+                    _native.fit("seq", seq),
+                    _native.fit("n_keep", n_keep),
+                    _native.fit("n_drop", n_drop),
+                )
+            )
+
+    def save(self, *, seq: int = 0) -> bytes:
+        """K and V of a sequence."""
+        ffi, lib = _native.ffi, _native.lib
+        with self._lock:
+            out = bytearray(lib.pi_seq_state_bytes(self.handle, _native.fit("seq", seq)))
+            _native.check(lib.pi_seq_state_save(self.handle, seq, ffi.from_buffer(out), len(out)))
+        return bytes(out)
+
+    def load(self, state: bytes, *, seq: int = 0) -> None:
+        """Replaces a sequence by one that save() gave.
+
+        Raises FormatError if the state is broken or of another model's shape or KV types, ContextError
+        if it is too long.
+        """
+        with self._lock:
+            data = _native.ffi.from_buffer(state)
+            _native.check(
+                _native.lib.pi_seq_state_load(self.handle, _native.fit("seq", seq), data, len(state))
+            )
+
+    def set_sparsity(self, sparsity: Sparsity) -> None:
+        """Changes how the feed-forward is computed from the next feed on."""
+        with self._lock:
+            _native.check(
+                _native.lib.pi_session_set_sparsity(self.handle, _number_of("sparsity", _SPARSITY, sparsity))
+            )
+
+    def set_threshold(self, threshold: float) -> None:
+        """Replaces the file's threshold of the predictor's scores."""
+        with self._lock:
+            _native.check(_native.lib.pi_session_set_threshold(self.handle, float(threshold)))
+
+    @property
+    def last_step(self) -> list[LayerStep]:
+        """What the last chunk of the last feed did, layer by layer."""
+        entry = _native.ffi.new("pi_layer_step *")
+        steps = []
+        with self._lock:
+            for layer in range(self.model.info.n_layer):
+                _native.check(_native.lib.pi_session_last_step(self.handle, layer, entry))
+                steps.append(
+                    LayerStep(
+                        n_tokens=entry.n_tokens,
+                        n_sparse=entry.n_sparse,
+                        n_predicted=entry.n_predicted,
+                        n_computed=entry.n_computed,
+                        n_active=entry.n_active,
+                        n_rows=entry.n_rows,
+                        ffn_bytes=entry.ffn_bytes,
+                        bytes=entry.bytes,
+                        ffn_us=entry.ffn_us,
+                        layer_us=entry.layer_us,
+                    )
+                )
+        return steps
+
+    @property
+    def last_total(self) -> StepTotal:
+        """Bytes that the last feed read in all, and its time."""
+        n_bytes, us = _native.ffi.new("int64_t *"), _native.ffi.new("float *")
+        with self._lock:
+            _native.check(_native.lib.pi_session_last_total(self.handle, n_bytes, us))
+        return StepTotal(bytes=n_bytes[0], us=us[0])
+
+    def close(self) -> None:
+        """Frees the session; later calls raise ClosedError."""
+        self._handle = None  # freed with the last reference: a call in another thread may still hold one
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def as_int32(
+    name: str, values: Sequence[int] | npt.NDArray[np.int32], n: int | None = None
+) -> npt.NDArray[np.int32]:
+    """The values as contiguous int32. Raises ArgumentError for values that do not fit, or not n of them."""
+    array = np.asarray(values)
+    if array.size == 0:
+        array = array.astype(np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"{name} must be a sequence of integers, not {array.dtype} of shape {array.shape}"
+        )
+    if n is not None and array.size != n:
+        raise ArgumentError(f"{name} has {array.size} entries for {n} tokens")
+    if array.dtype != np.int32:
+        limits = np.iinfo(np.int32)
+        if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
+            raise ArgumentError(f"{name} holds a number that is no 32-bit integer")
+    return np.ascontiguousarray(array, np.int32)

@@ -1,0 +1,413 @@
+"""The chat: conversations and their files, commands, wrapping, pipes, and a real terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import pytest
+from rich.cells import cell_len
+
+from powerinfer import FormatError, PowerInferError
+from powerinfer.chat.conversation import Conversation
+from powerinfer.chat.wrap import Wrap
+from powerinfer.cli import main
+from powerinfer.cli.terminal import Bar, harmless, one_line
+from scripts import make_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def endless_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose answers have no end."""
+    path = tmp_path_factory.mktemp("models") / "endless.gguf"
+    make_model.write(
+        path,
+        make_model.SHAPES["tiny-llama"],
+        "endless",
+        gguf.GGMLQuantizationType.Q8_0,
+        rank=96,
+        active=0.1,
+        sparse=True,
+        activation="",
+        seed=1,
+    )
+    return path
+
+
+# -- conversations
+
+
+def said() -> Conversation:
+    conversation = Conversation("be kind \u2603", settings={"temperature": 0.5, "seed": 7})
+    conversation.add("a\nb", "c \U0001f98a")
+    conversation.add("d", "")
+    return conversation
+
+
+def test_a_conversation_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    said().save(path)
+    assert Conversation.load(path) == said()
+    said().save(path)  # over itself
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_save_does_not_destroy_other_files(tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text("dear")
+    with pytest.raises(PowerInferError, match="another name"):
+        said().save(path)
+    assert path.read_text() == "dear"
+    with pytest.raises(OSError):
+        said().save(tmp_path / "missing" / "talk.json")
+
+
+GOOD = {"format": "powerinfer-chat-1", "system": None, "turns": [], "settings": {}}
+USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b"{}",
+        b"[" * 100_000,
+        b'{"format": ' + b"1" * 5000 + b"}",
+        json.dumps({**GOOD, "format": "powerinfer-chat-2"}).encode(),
+        json.dumps({**GOOD, "system": 3}).encode(),
+        json.dumps({**GOOD, "system": "\ud800"}).encode(),
+        json.dumps({**GOOD, "turns": {}}).encode(),
+        json.dumps({**GOOD, "turns": [USER]}).encode(),
+        json.dumps({**GOOD, "turns": [ASSISTANT, USER]}).encode(),
+        json.dumps({**GOOD, "turns": [USER, {"role": "assistant"}]}).encode(),
+        json.dumps({**GOOD, "turns": [USER, {**ASSISTANT, "content": "\udfff"}]}).encode(),
+        json.dumps({**GOOD, "turns": [USER, {**ASSISTANT, "content": ["x"]}]}).encode(),
+        json.dumps({**GOOD, "turns": ["user", "assistant"]}).encode(),
+        json.dumps({**GOOD, "settings": []}).encode(),
+        json.dumps({**GOOD, "settings": {"stop": "x"}}).encode(),
+        json.dumps({**GOOD, "settings": {"temperature": None}}).encode(),
+        json.dumps({**GOOD, "settings": {"temperature": float("nan")}}).encode(),
+        json.dumps({**GOOD, "settings": {"top_p": 1e300}}).encode(),
+        json.dumps({**GOOD, "settings": {"max_tokens": 10**20}}).encode(),
+        json.dumps({**GOOD, "settings": {"top_k": 1.5}}).encode(),
+    ],
+)
+def test_hostile_files_are_refused(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    path.write_bytes(text)
+    with pytest.raises(FormatError, match=r"talk\.json"):
+        Conversation.load(path)
+
+
+def test_forgetting_halves_what_the_model_is_shown() -> None:
+    conversation = Conversation("s")
+    for i in range(5):
+        conversation.add(f"q{i}", f"a{i}")
+    shown = []
+    while conversation.forget_half():
+        shown.append([m["content"] for m in conversation.messages("now")])
+    assert shown == [["s", "q3", "a3", "q4", "a4", "now"], ["s", "q4", "a4", "now"], ["s", "now"]]
+    assert len(conversation.turns) == 10
+
+
+# -- what is written to a terminal
+
+
+def test_control_characters_are_taken_out() -> None:
+    assert harmless("a\x1b[31mb\r\x07\x7f\x9b2Jc\td\n\u202ee\u2069 \ud800") == "a[31mb2Jc\td\ne ?"
+    assert harmless("é [bold] 日本 \U0001f98a") == "é [bold] 日本 \U0001f98a"
+    assert one_line("a\nb\x1b\t c") == "a b c"
+
+
+def screen(written: str) -> list[str]:
+    """What a terminal of unlimited width shows."""
+    lines = [""]
+    for part in re.findall(r"\x1b\[\d+D\x1b\[K|\n|[^\x1b\n]+", written):
+        erased = re.fullmatch(r"\x1b\[(\d+)D\x1b\[K", part)
+        if erased:
+            cells = cell_len(lines[-1]) - int(erased[1])
+            while cell_len(lines[-1]) > cells:
+                lines[-1] = lines[-1][:-1]
+        elif part == "\n":
+            lines.append("")
+        else:
+            lines[-1] += part
+    return lines
+
+
+def wrapped(text: str, width: int, step: int) -> list[str]:
+    out: list[str] = []
+    wrap = Wrap(out.append, lambda: width)
+    for i in range(0, len(text), step):
+        wrap.push(text[i : i + step])
+    return [line.rstrip() for line in screen("".join(out))]
+
+
+TEXT = (
+    "The quick brown fox\n\n    jumps over\tthe lazy dog, " + "x" * 50 + " und läuft davon. " + "日本語" * 9
+)
+
+
+@pytest.mark.parametrize("width", [10, 21, 40, 80])
+def test_lines_are_broken_between_words(width: int) -> None:
+    whole = wrapped(TEXT, width, len(TEXT))
+    assert all(cell_len(line) < width for line in whole)
+    for step in (1, 2, 3, 7):
+        assert wrapped(TEXT, width, step) == whole
+    assert "".join("".join(whole).split()) == "".join(TEXT.split())
+    words = {word for line in whole for word in line.split()}
+    short = {word for word in TEXT.split() if cell_len(word) < min(width - 1, 9)}
+    assert short <= words
+
+
+def test_wide_characters_fill_the_line() -> None:
+    assert wrapped("日" * 9, 9, 1) == ["日" * 4, "日" * 4, "日"]
+    assert wrapped("ab 日本x", 9, 1) == ["ab 日本x"]
+
+
+# -- through a pipe
+
+
+def chat(
+    lines: str, *options: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    code = main(["chat", *options])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_answers_alone_go_to_stdout(
+    endless_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    talk = tmp_path / "talk.json"
+    lines = f"hello [b]you[/b]\n\n/set\n/stats\n/system be brief\n/save {talk}\nagain \\\nand again"
+    model = [str(endless_path), "-t", "1", "-n", "8", "--seed", "3"]
+    code, out, err = chat(lines, *model, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    saved = Conversation.load(talk)
+    assert next(turn["content"] for turn in saved.turns) == "hello [b]you[/b]"
+    assert saved.system == "be brief"
+    assert out.startswith(harmless(saved.turns[1]["content"]))
+    assert "\x1b" not in out + err
+    for word in ("max_tokens = 8", "sparsity = predicted", "layer", f"Saved to {talk}"):
+        assert word in err and word not in out
+    # The same again from the file: the second question alone.
+    code, second, _ = chat(
+        f"/load {talk}\nagain \\\nand again\n", *model, monkeypatch=monkeypatch, capsys=capsys
+    )
+    assert code == 0 and second and out.endswith(second)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/bogus", "no command /bogus"),
+        ("/set stop x", "no setting"),
+        ("/set temperature", "VALUE"),
+        ("/set temperature warm", "a number"),
+        ("/set top_p 1e999", "a number"),
+        ("/set sparsity some", "one of auto, predicted"),
+        ("/set threshold nan", "must be a number"),
+        ("/save", "FILE"),
+        ("/load /nowhere/talk.json", "/nowhere/talk.json"),
+        ("/load ~nobody-here/x", "home"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_the_chat_goes_on(
+    line: str,
+    message: str,
+    endless_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = (str(endless_path), "-t", "1", "-n", "2")
+    code, out, err = chat(f"{line}\nhello\n", *options, monkeypatch=monkeypatch, capsys=capsys)
+    notices = [text for text in err.splitlines() if not text.startswith("powerinfer:")]
+    assert code == 1 and len(notices) == 1 and message in notices[0]
+    assert out
+
+
+def test_commands_change_the_chat(
+    endless_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (
+        "/set temperature 0\n/set max_tokens 6\nhello\n/reset\n/set sparsity dense\nhello\n/set\n/quit\nx\n"
+    )
+    code, out, err = chat(lines, str(endless_path), "-t", "1", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0 and "sparsity = dense" in err and "temperature = 0.0" in err
+    first, second = out[: len(out) // 2], out[len(out) // 2 :]
+    assert first == second and first.endswith("\n")
+
+
+def test_a_full_context_is_said(
+    endless_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (str(endless_path), "-t", "1", "-c", "64", "--seed", "1")
+    code, out, err = chat("hi\nmore\n", *options, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 1 and out.count("\n") >= 1
+    assert "The context of 64 tokens is full, so the answer ends here. /reset" in err
+    assert re.search(r"the prompt has \d+ tokens and n_ctx is 64\. /reset", err)
+    options = (*options, "--context-shift", "-n", "100")
+    code, out, err = chat("hi\nmore\n", *options, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0 and "older half of the conversation is forgotten" in err
+
+
+@pytest.mark.parametrize("command", ["chat", "run"])
+def test_long_things_report_their_progress(
+    command: str,
+    endless_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[tuple[str, int, int]] = []
+
+    class Recorder(Bar):
+        def __call__(self, done: int, total: int) -> None:
+            calls.append((self._text, done, total))
+
+    for module in ("powerinfer.chat.repl", "powerinfer.cli.chat", "powerinfer.cli.run"):
+        monkeypatch.setattr(f"{module}.Bar", Recorder)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("word " * 50))
+    assert main([command, str(endless_path), "-t", "1", "-b", "16", "-n", "2"]) == 0
+    loaded = [done for text, done, _ in calls if text.startswith("loading")]
+    read = [done for text, done, _ in calls if text == "reading the prompt"]
+    assert loaded and loaded == sorted(loaded)
+    assert len(read) > 5 and read == sorted(read)
+
+
+def test_a_pipe_of_processes() -> None:
+    command = [sys.executable, "-m", "powerinfer.chat", "-t", "1", "--temperature", "0", "-n", "12"]
+    done = subprocess.run(command, input=b"hi \xff\r\n", capture_output=True, cwd=ROOT, timeout=300)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.endswith(b"\n") and len(done.stdout.split()) > 1
+
+
+def test_ctrl_c_through_a_pipe_is_130(endless_path: Path) -> None:
+    command = [sys.executable, "-m", "powerinfer.chat", str(endless_path), "-t", "1", "-c", "128"]
+    with subprocess.Popen(
+        [*command, "--context-shift", "-n", "2000000000"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(b"hi\n")
+        process.stdin.flush()
+        assert process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 130
+        assert b"Traceback" not in err
+
+
+# -- in a terminal
+
+
+class Terminal:
+    """A program in a pseudo-terminal of 60 columns."""
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        self._master, self._slave = pty.openpty()
+        # The first terminal that the leader of a new session opens becomes its own, and Ctrl-C goes to it.
+        script = 'exec 0<>"$1" 1>&0 2>&0; shift; stty cols 60 rows 20; exec "$@"'
+        self.process = subprocess.Popen(
+            ["sh", "-c", script, "sh", os.ttyname(self._slave), *command],
+            start_new_session=True,
+            cwd=ROOT,
+            env=env,
+        )
+        self.shown = ""  # and not yet waited for
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def wait_for(self, pattern: str) -> str:
+        """Reads until the pattern is seen; returns what came before its end and forgets it."""
+        limit = time.monotonic() + 120
+        while True:
+            self._answer_questions()
+            plain = self.shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.shown)
+            found = re.search(pattern, plain)
+            if found:
+                self.shown = plain[found.end() :]
+                return plain[: found.end()]
+            is_over = self.process.poll() is not None
+            if not self._read() and (is_over or time.monotonic() > limit):
+                raise AssertionError(f"{pattern!r} did not appear in {plain!r}")
+
+    def _answer_questions(self) -> None:
+        """Where the cursor is: without an answer no toolbar is drawn."""
+        for _ in range(self.shown.count("\x1b[6n")):
+            self.type("\x1b[5;1R")
+
+    def _read(self) -> bool:
+        """Takes what was written; False if that was nothing for a while."""
+        ready, _, _ = select.select([self._master], [], [], 0.5)
+        if ready:
+            self.shown += os.read(self._master, 1 << 16).decode("utf-8", "replace")
+        return bool(ready)
+
+    def end(self) -> int:
+        """Waits for the end of the program; returns its exit code."""
+        while self.process.poll() is None:
+            self._read()
+        return self.process.returncode
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._slave)
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(endless_path: Path, tmp_path: Path) -> Iterator[Terminal]:
+    env = {**os.environ, "TERM": "xterm", "HOME": str(tmp_path)}
+    env.pop("XDG_STATE_HOME", None)
+    command = [sys.executable, "-m", "powerinfer.chat", str(endless_path), "-t", "1", "-c", "512"]
+    terminal = Terminal([*command, "--context-shift", "-n", "2000000000"], env)
+    yield terminal
+    terminal.close()
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.wait_for(r"Ctrl-D ends the chat")
+    terminal.wait_for(r"context 0/512")
+    terminal.type("hello\r")
+    terminal.wait_for(r"w\d+ w\d+")
+    terminal.type("\x03")
+    terminal.wait_for(r"stopped · [\d.]+ tokens/s · [\d.]+% of neurons\s+computed ·\s+context \d+/512")
+    terminal.wait_for(r"context \d+/512 · predicted")
+    terminal.type("never sent\x03")
+    terminal.wait_for(r"Ctrl-D or /quit ends")
+    terminal.wait_for(r"context \d+/512 · predicted")
+    terminal.type("/system be nice\r")
+    terminal.wait_for(r"message is set")
+    terminal.wait_for(r"context \d+/512 · predicted")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    history = tmp_path / ".local" / "state" / "powerinfer" / "chat_history"
+    assert re.findall(r"^\+(.*)", history.read_text(), re.MULTILINE) == ["hello", "/system be nice"]
+    assert history.stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,269 @@
+"""The commands: what goes to stdout and what to stderr, exit codes, info and bench."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from powerinfer import Llama, __version__
+from powerinfer.cli import COMMANDS, main
+from powerinfer.cli.table import columns, facts
+from tests import models
+
+ROOT = Path(__file__).resolve().parents[2]
+Captured = pytest.CaptureFixture[str]
+
+
+def run_module(*words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "powerinfer", *words]
+    return subprocess.run(command, capture_output=True, cwd=ROOT, timeout=300, **options)  # type: ignore[call-overload, no-any-return]
+
+
+# -- usage and errors
+
+
+def test_version_and_help(capsys: Captured) -> None:
+    for words in (["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == 0
+        out = capsys.readouterr().out
+        assert out
+        assert (f"powerinfer {__version__}\n" == out) == (words == ["--version"])
+
+
+def test_help_of_the_whole_imports_no_command() -> None:
+    code = """if 1:
+        import sys
+        from powerinfer.cli import main
+        try:
+            main(["--help"])
+        except SystemExit:
+            pass
+        print(*(name for name in ("rich", "prompt_toolkit", "jinja2", "tokenizers") if name in sys.modules),
+              file=sys.stderr)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=300)
+    assert done.stderr == b"\n" and b"bench" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["fly"],
+        ["run"],
+        ["run", "demo", "x", "--n-ctx", "many"],
+        ["chat", "--sparsity", "most"],
+        ["info"],
+        ["bench", "demo", "--top-k", "3"],
+    ],
+)
+def test_wrong_usage_is_2(words: list[str], capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "usage: powerinfer" in captured.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "nowhere.gguf", "x"],
+        ["chat", "nowhere.gguf"],
+        ["info", "nowhere.gguf"],
+        ["bench", "nowhere.gguf"],
+        ["info", "."],
+        ["info", "bad\x1b[31m.gguf"],
+        ["run", "demo", " "],
+        ["run", "demo", "x", "--vram-budget", "8"],
+        ["run", "demo", "x", "--n-ctx", "-3"],
+        ["run", "demo", "x", "--top-p", "nan"],
+        ["run", "demo", "x", "--chat-format", "nonsense"],
+        ["run", "demo", "x", "--raw", "--system", "y"],
+        ["run", "demo", "word " * 3000],
+        ["chat", "demo", "--min-p", "nan"],
+        ["bench", "demo", "-p", "0", "-n", "0"],
+        ["bench", "demo", "-r", "0"],
+        ["bench", "demo", "-p", "-1"],
+    ],
+)
+def test_an_error_is_one_line_and_1(
+    words: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    assert main(words) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("powerinfer: ") and captured.err.count("\n") == 1
+    assert "\x1b" not in captured.err
+
+
+def test_a_file_that_is_no_model(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "letter.gguf"
+    path.write_text("dear reader")
+    for words in (["run", str(path), "x"], ["info", str(path)], ["bench", str(path)]):
+        assert main(words) == 1
+        captured = capsys.readouterr()
+        assert captured.out == "" and "letter.gguf" in captured.err and captured.err.count("\n") == 1
+
+
+# -- run
+
+
+def test_run_prints_the_answer_alone(llama_answer: tuple[str, str], capsys: Captured) -> None:
+    prompt, answer = llama_answer
+    assert main(["run", "demo", prompt, "--temperature", "0", "-n", "24", "-t", "1"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == answer and captured.err == ""
+
+
+@pytest.fixture(scope="module")
+def llama_answer() -> tuple[str, str]:
+    """A prompt, and what the demo says to it."""
+    prompt = "Hello! Who are you?"
+    with Llama.demo(n_threads=1, n_batch=128) as llm:
+        messages = [{"role": "user", "content": prompt}]
+        result = llm.create_chat_completion(messages, temperature=0, max_tokens=24)
+    text = str(result["choices"][0]["message"]["content"]).lstrip()
+    return prompt, text if text.endswith("\n") else text + "\n"
+
+
+def test_run_reads_a_prompt_from_a_pipe(llama_answer: tuple[str, str]) -> None:
+    prompt, answer = llama_answer
+    words = ("run", "demo", "--temperature", "0", "-n", "24", "-t", "1", "-v")
+    env = {**os.environ, "NO_COLOR": "1", "PYTHONIOENCODING": "ascii"}
+    done = run_module(*words, input=prompt.encode() + b"\n", env=env)
+    assert done.returncode == 0
+    assert done.stdout == answer.encode("ascii", "replace")
+    assert b"tokens/s" in done.stderr and b"\x1b" not in done.stderr
+
+
+def test_run_raw_continues_the_prompt(relu_path: Path, capsys: Captured) -> None:
+    with Llama(relu_path, n_threads=1) as llm:
+        text = llm("a b", temperature=0, max_tokens=5)["choices"][0]["text"]
+    assert main(["run", str(relu_path), "a b", "--raw", "--temperature", "0", "-n", "5", "-t", "1"]) == 0
+    shown = "".join(c for c in text if c in "\t\n" or (ord(c) >= 0x20 and not 0x7F <= ord(c) < 0xA0))
+    assert capsys.readouterr().out.removesuffix("\n") == shown.removesuffix("\n")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = (
+        f"{sys.executable} -m powerinfer info demo --keys --tensors | head -n 1; echo ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT, timeout=300)
+    assert done.stderr == b""
+    assert done.stdout.startswith(b"file ") and done.stdout.split()[-1] in (b"0", b"141")
+
+
+# -- info
+
+
+def test_info_says_what_runs(relu_path: Path, sparse_path: Path, bpe_path: Path, capsys: Captured) -> None:
+    said = {}
+    for name, path in (("relu", relu_path), ("sparse", sparse_path), ("silu", bpe_path)):
+        assert main(["info", str(path), "--keys", "--tensors"]) == 0
+        said[name] = capsys.readouterr().out
+    assert "exact by default; silent neurons' up and down rows are skipped" in said["relu"]
+    assert "predicted by default; silent neurons' up and down" in said["sparse"]
+    assert "PowerInfer GGUF v3" in said["sparse"] and "predictor" in said["sparse"]
+    assert "dense: no neuron is ever silent" in said["silu"]
+    assert "blk.0.ffn_down.weight" in said["relu"] and "general.architecture" in said["relu"]
+
+
+def test_info_as_json(sparse_path: Path, capsys: Captured) -> None:
+    assert main(["info", str(sparse_path), "--json", "--keys", "--tensors"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    spec = models.SPECS["llama-relu"]
+    assert out["model"]["n_layer"] == spec.n_layer and out["model"]["n_ff"] == spec.n_ff
+    assert out["file"]["is_powerinfer"] and out["cannot_run"] is None
+    assert sum(out["bytes_by_type"].values()) == sum(t["n_bytes"] for t in out["tensors"])
+    assert out["keys"]["general.architecture"] == {"type": "string", "value": "llama"}
+
+
+def test_info_of_a_file_that_cannot_run(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "other.gguf"
+    writer = gguf.GGUFWriter(path, "nobody\x1b[2Jknows")
+    writer.add_name("a\x1b]0;title\x07 [bold]name[/bold]\nline")
+    writer.add_float32("strange", math.inf)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert main(["info", str(path), "--keys"]) == 0
+    out = capsys.readouterr().out
+    assert "cannot run" in out and "[bold]name[/bold]\\nline" in out
+    assert not any(ord(c) < 0x20 and c != "\n" for c in out)
+    assert main(["info", str(path), "--json"]) == 0
+    out = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
+    assert out["model"] is None and "nobody" in out["cannot_run"]
+
+
+def test_info_of_a_split_file(tmp_path: Path, capsys: Captured) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "parts.gguf", "nobody", split_max_tensors=2)
+    for i in range(5):
+        writer.add_tensor(f"tensor {i}", np.zeros((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    parts = sorted(tmp_path.iterdir())
+    assert len(parts) == 3
+    for part in parts:
+        assert main(["info", str(part), "--tensors"]) == 0
+        out = capsys.readouterr().out
+        assert "in 3 parts, 5 tensors" in out and "tensor 4" in out
+
+
+def test_columns_and_facts_fit_the_width() -> None:
+    rows = [["a", "1"], ["日本語", "22"], ["long " * 9, "3"]]
+    assert list(columns(rows[:2], right=(1,))) == ["a        1", "日本語  22"]
+    assert list(columns(rows, width=12))[2] == "long long l…"
+    assert list(facts([("a", "b c"), ("long", "x" * 30)])) == ["a     b c", "long  " + "x" * 30]
+    assert list(facts([("name", "one two three four five")], width=26)) == [
+        "name  one two three four",
+        "      five",
+    ]
+
+
+# -- bench
+
+
+def test_bench_as_json(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    from powerinfer.cli import bench
+
+    monkeypatch.setattr(bench, "read_bytes", lambda: 8 << 20)
+    words = ["bench", "demo", "-p", "32", "-n", "4", "-r", "2", "-t", "1"]
+    hashes = []
+    for mode in ("predicted", "dense"):
+        assert main([*words, "--sparsity", mode, "--json"]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == "" and captured.out.count("\n") == 1
+        out = json.loads(captured.out)
+        assert out["sparsity"] == mode and out["threads"] == 1 and out["architecture"] == "llama"
+        prompt, decode = out["results"]
+        assert (prompt["test"], decode["test"]) == ("pp32", "tg4")
+        for result in (prompt, decode):
+            assert result["tokens_per_s"] > 0 and result["ceiling_gb_s"] > 0
+            assert result["share"] == pytest.approx(result["read_gb_s"] / result["ceiling_gb_s"], rel=1.0)
+        assert 0 < decode["active"] < 1 and prompt["active"] is None
+        if mode == "dense":
+            assert decode["computed"] == 1
+        else:
+            assert decode["active"] <= decode["computed"] < 1
+        hashes.append((out["logits"], decode["bytes_per_token"]))
+    assert hashes[0][0] != hashes[1][0]
+    assert hashes[0][1] < hashes[1][1]  # rows that are skipped are not read
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
