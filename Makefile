@@ -1,0 +1,106 @@
+# The commands of this repository. `make` lists them; `make check` is what a change must pass.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+# The Python whose packages are used: the checkout's own environment if there is one.
+PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
+BIN := $(patsubst %/,%,$(dir $(abspath $(shell command -v $(PYTHON)))))
+export PATH := $(BIN):$(PATH)
+
+JOBS ?= $(shell nproc)
+TESTS ?= tests
+PYTEST_ARGS ?= -q
+
+C_FILES = $(shell find vendor native tests examples -name '*.[ch]' -o -name '*.[ch]pp' | sort)
+CONFIGURE = cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$$(command -v ninja)" -DPOWERINFER_WERROR=ON
+
+help: ## list the commands
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+build: ## the engine, into build/ and powerinfer/lib/
+	@$(CONFIGURE) -B build >/dev/null
+	@cmake --build build -j $(JOBS)
+	@$(MAKE) --no-print-directory library FROM=build
+
+build-testing: ## the engine, the test library and the C test programs, into build/testing/
+	@$(CONFIGURE) -B build/testing -DPOWERINFER_TESTING=ON >/dev/null
+	@cmake --build build/testing -j $(JOBS)
+	@$(MAKE) --no-print-directory library FROM=build/testing
+
+library:
+	@mkdir -p powerinfer/lib
+	@cp native/powerinfer.h powerinfer/lib/
+	@cp -L $(FROM)/libpowerinfer.so powerinfer/lib/libpowerinfer.so.new
+	@mv powerinfer/lib/libpowerinfer.so.new powerinfer/lib/libpowerinfer.so
+
+check: lint tidy test ## everything a change must pass: formats, linters, types, build, tests
+
+lint: ## formats, ruff, mypy; changes nothing
+	ruff format --check .
+	ruff check .
+	mypy
+	clang-format --dry-run -Werror $(C_FILES)
+
+# Files that differ from the last commit, or all C files with TIDY=all.
+TIDY ?= $(shell git diff --name-only --diff-filter=d HEAD -- '*.c' 2>/dev/null; git ls-files -o --exclude-standard -- '*.c')
+tidy: build-testing ## clang-tidy on changed C files (TIDY=all: on every one)
+	@files="$(if $(filter all,$(TIDY)),$(filter vendor/%.c native/%.c,$(C_FILES)),$(filter vendor/%.c native/%.c,$(TIDY)))"; \
+	if [ -n "$$files" ]; then printf '%s\n' $$files | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/testing; fi
+
+fix: ## formats and what ruff can repair by itself
+	ruff format .
+	ruff check --fix .
+	clang-format -i $(C_FILES)
+
+test: build-testing ## the tests; TESTS=tests/native picks some
+	$(PYTHON) -m pytest $(PYTEST_ARGS) $(TESTS)
+
+sanitize: sanitize-address sanitize-thread ## the tests under ASan and UBSan, pools and sessions under TSan
+
+ASAN_DIR = $(CURDIR)/build/asan
+# Python itself is not instrumented: the runtime is loaded first, with libstdc++ so that its exceptions are seen. Python's
+# own leaks are not ours; libpowerinfer and libte_testing in one process hold the same globals on purpose. A report ends
+# the process, so stderr must not be held back by pytest.
+ASAN_RUN = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	PYTHONMALLOC=malloc POWERINFER_LIBRARY=$(ASAN_DIR)/libpowerinfer.so POWERINFER_TEST_LIB=$(ASAN_DIR)/libte_testing.so
+sanitize-address:
+	@CC=gcc CXX=g++ $(CONFIGURE) -B $(ASAN_DIR) -DPOWERINFER_TESTING=ON -DPOWERINFER_SANITIZE=address,undefined >/dev/null
+	@cmake --build $(ASAN_DIR) -j $(JOBS)
+	$(ASAN_RUN) $(PYTHON) -m pytest $(PYTEST_ARGS) -p no:faulthandler --capture=sys $(TESTS)
+
+# Some kernels lay out memory in a way that older runtimes do not expect; without randomisation they all cope.
+NO_ASLR = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+sanitize-thread:
+	@CC=gcc CXX=g++ $(CONFIGURE) -B build/tsan -DPOWERINFER_TESTING=ON -DPOWERINFER_SANITIZE=thread >/dev/null
+	@cmake --build build/tsan -j $(JOBS)
+	TSAN_OPTIONS=halt_on_error=1 POWERINFER_TEST_LIB=$(CURDIR)/build/tsan/libte_testing.so \
+		$(NO_ASLR) $(PYTHON) -m pytest $(PYTEST_ARGS) tests/core/test_pool.py tests/native/test_session_stress.py -k 'stress or side_by_side'
+
+FUZZ_SECONDS ?= 60
+fuzz: ## coverage-guided fuzzing of the GGUF reader (clang); FUZZ_SECONDS=600
+	@mkdir -p build/fuzz/corpus
+	$(PYTHON) -m tests.fuzz.make_seeds build/fuzz
+	clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Ivendor/core \
+		tests/fuzz/gguf_fuzz.c vendor/core/*.c -pthread -lm -o build/fuzz/gguf_fuzz
+	cd build/fuzz && ./gguf_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -dict=gguf.dict -print_final_stats=1 corpus seeds
+
+bench: build ## tokens/s, bytes per token and the share of this machine's read rate
+	$(PYTHON) -m powerinfer bench $(or $(MODEL),demo)
+
+slow: sanitize ## what is too slow for every change: sanitizers, ten minutes of fuzzing, tokenizers against their originals
+	$(MAKE) fuzz FUZZ_SECONDS=600
+	$(PYTHON) scripts/check_tokenizers.py
+
+wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
+	rm -rf build/dist
+	$(PYTHON) -m build --outdir build/dist .
+	auditwheel repair -w dist build/dist/*.whl
+	cp build/dist/*.tar.gz dist/
+	@ls dist
+
+clean: ## what the commands above made
+	rm -rf build dist powerinfer/lib *.egg-info
+
+.PHONY: help build build-testing library check lint tidy fix test sanitize sanitize-address sanitize-thread fuzz bench slow wheel clean

@@ -1,0 +1,244 @@
+"""The arrows of the house, read from the #include and import lines.
+
+    scripts, cli, chat -> powerinfer.* -> powerinfer._native -> native/ -> vendor/cpu -> vendor/core
+
+Each rule is a function from a file's path and text to what is wrong with it, so rules are tested too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+C_SUFFIXES = {".c", ".cpp", ".cu", ".h", ".hpp", ".cuh"}
+
+# What only te_os may include: there another operating system is one more file.
+OS_HEADERS = re.compile(
+    r"^((sys|linux|asm)/|(pthread|threads|sched|dlfcn|unistd|fcntl|signal|time|poll|windows)\.h$)"
+)
+OS_FILES = re.compile(r"^vendor/core/te_os\w*\.[ch]$")
+# The kernel must be asked before the AMX registers may be used; that system call is te_cpu's.
+OS_EXCEPTIONS = {"vendor/cpu/te_cpu.c": {"sys/syscall.h", "unistd.h"}}
+ENVIRONMENT_FILES = {"vendor/cpu/te_cpu.c"}
+INTRINSICS = re.compile(
+    r"\b(_mm\d*_\w+|__m(64|128|256|512)\w*|_tile_\w+|v(ld|st)\d\w*_\w\d+|immintrin\.h|arm_neon\.h)\b"
+)
+VOICES = re.compile(
+    r"\b(printf|vprintf|puts|putchar|fprintf|vfprintf|fputs|fputc|perror|abort|exit|_exit|_Exit|quick_exit)\s*\("
+)
+DEVICE_FILES = re.compile(r"^native/device/(handover\w*\.[ch]|cuda/)")
+
+
+def without_comments(text: str) -> str:
+    """C text with comments and the contents of string literals gone; lines stay."""
+    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
+
+    def blank(found: re.Match[str]) -> str:
+        return '""' if found[0].startswith('"') else "\n" * found[0].count("\n") or " "
+
+    return re.sub(pattern, blank, text, flags=re.DOTALL)
+
+
+def includes(text: str) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.MULTILINE)
+
+
+def layer(path: str) -> int:
+    """0 vendor/core, 1 vendor/cpu and vendor/cuda, 2 native."""
+    return 0 if path.startswith("vendor/core/") else 1 if path.startswith("vendor/") else 2
+
+
+def arrows_go_down(path: str, text: str) -> Iterator[str]:
+    here = Path(path).parent
+    for name in includes(text):
+        candidates = [ROOT / here / name, ROOT / "vendor" / name, ROOT / "native" / name]
+        for target in candidates:
+            resolved = target.resolve()
+            if resolved.is_file() and resolved.is_relative_to(ROOT):
+                if layer(str(resolved.relative_to(ROOT))) > layer(path):
+                    yield f"includes {name}, which is a layer above"
+                break
+
+
+def vendor_knows_no_model(path: str, text: str) -> Iterator[str]:
+    if path.startswith("vendor/"):
+        for word in sorted(set(re.findall(r"\bpi_\w+|\bPI_\w+", without_comments(text)))):
+            yield f"names {word}"
+
+
+def native_has_no_intrinsics(path: str, text: str) -> Iterator[str]:
+    if path.startswith("native/"):
+        for found in INTRINSICS.finditer(without_comments(text) + "\n".join(includes(text))):
+            yield f"uses {found[0]}"
+
+
+def only_te_os_knows_the_system(path: str, text: str) -> Iterator[str]:
+    if not OS_FILES.match(path):
+        for name in includes(text):
+            if OS_HEADERS.match(name) and name not in OS_EXCEPTIONS.get(path, set()):
+                yield f"includes {name}"
+
+
+def the_engine_only_returns(path: str, text: str) -> Iterator[str]:
+    for found in VOICES.finditer(without_comments(text)):
+        yield f"calls {found[1]}"
+
+
+def the_environment_is_read_in_one_place(path: str, text: str) -> Iterator[str]:
+    if path not in ENVIRONMENT_FILES and re.search(
+        r"\b(secure_)?getenv\s*\(|\benviron\b", without_comments(text)
+    ):
+        yield "reads the environment"
+
+
+def devices_meet_in_the_handover(path: str, text: str) -> Iterator[str]:
+    code = without_comments(text)
+    if path.startswith("native/") and not DEVICE_FILES.match(path):
+        names = "\n".join(includes(text))
+        on_host = re.search(r"\bte_op_\w+", code) or "te_ops.h" in names
+        on_cuda = re.search(r"\b(te_cuda_\w+|cuda[A-Z]\w+)", code) or "te_cuda" in names
+        if on_host and on_cuda:
+            yield "works on the CPU and on CUDA"
+
+
+def nothing_is_left_open(path: str, text: str) -> Iterator[str]:
+    for found in re.finditer(r"\b(TODO|FIXME|XXX)\b", text):
+        yield f"says {found[0]}"
+
+
+C_RULES: list[Callable[[str, str], Iterator[str]]] = [
+    arrows_go_down,
+    vendor_knows_no_model,
+    native_has_no_intrinsics,
+    only_te_os_knows_the_system,
+    the_engine_only_returns,
+    the_environment_is_read_in_one_place,
+    devices_meet_in_the_handover,
+    nothing_is_left_open,
+]
+
+
+def imports(text: str) -> set[str]:
+    """Modules that a Python file imports, anywhere in it; relative ones with their dots."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            found.add(base)
+            found.update(f"{base}.{alias.name}".replace("..", ".") for alias in node.names)
+    return found
+
+
+def only_native_knows_cffi(path: str, text: str) -> Iterator[str]:
+    if path != "powerinfer/_native.py":
+        for name in sorted(imports(text) & {"cffi", "ctypes"}):
+            yield f"imports {name}"
+
+
+def the_package_needs_no_training_library(path: str, text: str) -> Iterator[str]:
+    if path.startswith("powerinfer/") and not path.startswith("powerinfer/convert/"):
+        for name in sorted(
+            {name.split(".")[0] for name in imports(text)} & {"torch", "transformers", "gguf", "scipy"}
+        ):
+            yield f"imports {name}"
+
+
+def surfaces_do_not_reach_the_engine(path: str, text: str) -> Iterator[str]:
+    if re.match(r"(scripts/|powerinfer/(cli|chat|server)(/|\.py))", path):
+        for name in sorted(imports(text)):
+            if name.split(".")[-1] == "_native":
+                yield f"imports {name}"
+
+
+def the_package_does_not_import_its_surfaces(path: str, text: str) -> Iterator[str]:
+    if path.startswith("powerinfer/") and not re.match(
+        r"powerinfer/(cli|chat|server|__main__)(/|\.py)", path
+    ):
+        for name in sorted(imports(text)):
+            if re.match(r"(powerinfer)?\.+(cli|chat|server)(\.|$)|scripts(\.|$)|tests(\.|$)", name):
+                yield f"imports {name}"
+
+
+PYTHON_RULES: list[Callable[[str, str], Iterator[str]]] = [
+    only_native_knows_cffi,
+    the_package_needs_no_training_library,
+    surfaces_do_not_reach_the_engine,
+    the_package_does_not_import_its_surfaces,
+    nothing_is_left_open,
+]
+
+
+def sources(directories: tuple[str, ...], suffixes: set[str]) -> list[str]:
+    return sorted(
+        str(path.relative_to(ROOT))
+        for directory in directories
+        for path in (ROOT / directory).rglob("*")
+        if path.suffix in suffixes and path.is_file()
+    )
+
+
+@pytest.mark.parametrize("rule", C_RULES, ids=lambda rule: rule.__name__)
+def test_c_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
+    files = sources(("vendor", "native"), C_SUFFIXES)
+    assert len(files) > 10
+    assert [f"{path} {fault}" for path in files for fault in rule(path, (ROOT / path).read_text())] == []
+
+
+@pytest.mark.parametrize("rule", PYTHON_RULES, ids=lambda rule: rule.__name__)
+def test_python_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
+    files = sources(("powerinfer", "scripts"), {".py"})
+    assert "powerinfer/_native.py" in files
+    assert [f"{path} {fault}" for path in files for fault in rule(path, (ROOT / path).read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "text"),
+    [
+        (arrows_go_down, "vendor/core/x.c", '#include "../cpu/te_kernels.h"'),
+        (arrows_go_down, "vendor/cpu/x.c", '#include "../../native/powerinfer.h"'),
+        (arrows_go_down, "vendor/cpu/x.c", '#  include "powerinfer.h"'),
+        (vendor_knows_no_model, "vendor/core/x.c", "int f(pi_model *m);"),
+        (native_has_no_intrinsics, "native/x.c", "a = _mm256_add_ps(a, b);"),
+        (native_has_no_intrinsics, "native/x.c", "#include <immintrin.h>"),
+        (only_te_os_knows_the_system, "vendor/core/te_pool.c", "#include <pthread.h>"),
+        (only_te_os_knows_the_system, "native/x.c", "#include <sys/mman.h>"),
+        (the_engine_only_returns, "native/x.c", 'fprintf(stderr, "oops");'),
+        (the_engine_only_returns, "native/x.c", "if (bad) abort();"),
+        (the_environment_is_read_in_one_place, "native/x.c", 'getenv("HOME");'),
+        (devices_meet_in_the_handover, "native/x.c", "te_op_linear(a); te_cuda_linear(a);"),
+        (nothing_is_left_open, "native/x.c", "/* " + "TO" + "DO: later */"),
+        (only_native_knows_cffi, "powerinfer/llama.py", "def f():\n    import cffi"),
+        (the_package_needs_no_training_library, "powerinfer/llama.py", "from torch.nn import functional"),
+        (surfaces_do_not_reach_the_engine, "powerinfer/cli/run.py", "from .. import _native"),
+        (surfaces_do_not_reach_the_engine, "powerinfer/chat/repl.py", "from powerinfer._native import lib"),
+        (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "from .chat import repl"),
+        (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "from . import cli"),
+        (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "import powerinfer.cli"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_rules_see_a_breach(rule: Callable[[str, str], Iterator[str]], path: str, text: str) -> None:
+    assert list(rule(path, text)) != []
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "text"),
+    [
+        (arrows_go_down, "vendor/cpu/x.c", '#include "../core/te_pool.h"\n#include <stdint.h>'),
+        (arrows_go_down, "native/x.c", '#include "../vendor/cpu/te_ops.h"'),
+        (vendor_knows_no_model, "vendor/core/x.c", "int api_x; /* like pi_model */"),
+        (only_te_os_knows_the_system, "vendor/core/te_os_linux.c", "#include <pthread.h>"),
+        (the_engine_only_returns, "native/x.c", 'snprintf(a, n, "exit(1)"); /* abort() */ te_exit(1);'),
+        (surfaces_do_not_reach_the_engine, "powerinfer/session.py", "from . import _native"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_rules_allow(rule: Callable[[str, str], Iterator[str]], path: str, text: str) -> None:
+    assert list(rule(path, text)) == []
