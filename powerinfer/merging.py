@@ -138,10 +138,7 @@ class ByteLevelWords:
         self._filter = bool(missing)
         if missing:
             vocab = vocab | {c: self._n_vocab + i for i, c in enumerate(missing)}
-        pairs: list[Any] = [tuple(merge.split(" ")) for merge in decode_all(merges)]
-        if set(map(len, pairs)) - {2}:
-            wrong = next(i for i, pair in enumerate(pairs) if len(pair) != 2)
-            raise TokenizerError(f"merge {wrong} is {merges[wrong]!r}, not two tokens with a space between")
+        pairs = _pairs(decode_all(merges), merges)
         if len(set(merges)) != len(merges):
             pairs = list(dict.fromkeys(pairs))  # the first place counts
         try:
@@ -160,6 +157,21 @@ class ByteLevelWords:
         text = data.decode("utf-8", _REPLACE_EACH_BYTE)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return [i for i in ids if i < self._n_vocab] if self._filter else ids
+
+
+def _pairs(texts: list[str], merges: list[bytes]) -> list[Any]:
+    """The two tokens of each merge. Raises TokenizerError for one that is not two tokens."""
+    if not texts:
+        return []
+    # All at once is faster than one by one. Twice as many parts, and a space in each text: two parts each.
+    parts = "\0".join(texts).replace(" ", "\0").split("\0")
+    if len(parts) == 2 * len(texts) and all(" " in text for text in texts):
+        return list(zip(parts[::2], parts[1::2], strict=True))
+    pairs = [tuple(text.split(" ")) for text in texts]
+    wrong = next((i for i, pair in enumerate(pairs) if len(pair) != 2), None)
+    if wrong is not None:
+        raise TokenizerError(f"merge {wrong} is {merges[wrong]!r}, not two tokens with a space between")
+    return pairs
 
 
 def _explain_merges(vocab: Mapping[str, int], pairs: Sequence[tuple[str, ...]]) -> str | None:
