@@ -71,13 +71,14 @@ static void ffn_stage(pi_session *s, te_team *team, int32_t l, int32_t n_list) {
     const pi_model *m = s->model;
     const pi_layer *w = &m->layer[l];
     if (!m->arch->parallel) {
+        pi_tap_rows(s, team, s->x, m->info.n_embd, s->tap[l].input);
         for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth) {
             const size_t at = (size_t)t * (size_t)m->info.n_embd;
             norm(s, s->x + at, w->ffn_norm, w->ffn_norm_b, s->h + at);
         }
-        n_list = pi_predict(s, team, l, s->x);
-        te_barrier(team);
     }
+    if (!m->arch->parallel || w->sign) n_list = pi_predict(s, team, l);
+    if (!m->arch->parallel) te_barrier(team);
     pi_ffn(s, team, l, n_list);
     te_barrier(team);
 }
@@ -105,7 +106,9 @@ static void record(pi_session *s, int32_t l, int64_t kv_bytes, int64_t t0, int64
     if (s->options.sparsity != PI_SPARSITY_PREDICTED)
         st.n_predicted = listed;
     else if (st.n_sparse)
-        st.ffn_bytes += (int64_t)(w->fc1.stride * (size_t)w->fc1.n_rows + w->fc2.stride * (size_t)w->fc2.n_rows);
+        st.ffn_bytes += w->sign
+                            ? (int64_t)pi_sign_bytes(s->model)
+                            : (int64_t)(w->fc1.stride * (size_t)w->fc1.n_rows + w->fc2.stride * (size_t)w->fc2.n_rows);
     st.bytes = st.ffn_bytes + w->attn_bytes + kv_bytes;
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
     st.layer_us = (float)((double)(t2 - t0) * 1e-3);
@@ -141,7 +144,11 @@ static void step(void *ctx, te_team *team) {
         pi_layer_count *count = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith];
         *count = (pi_layer_count){0};
         const int64_t t0 = leader ? te_os_now_ns() : 0;
-        const int32_t n_list = m->arch->parallel ? pi_predict(s, team, l, s->x) : 0;
+        int32_t n_list = 0;
+        if (m->arch->parallel) {
+            pi_tap_rows(s, team, s->x, m->info.n_embd, s->tap[l].input);
+            if (!m->layer[l].sign) n_list = pi_predict(s, team, l);
+        }
         attention_stage(s, team, l);
         const int64_t t1 = leader ? te_os_now_ns() : 0;
         ffn_stage(s, team, l, n_list);

@@ -11,7 +11,9 @@
 
 enum { MAX_DIM = 1 << 20, MAX_LAYERS = 1024 };
 
-pi_model_options pi_model_defaults(void) { return (pi_model_options){.activation = PI_ACTIVATION_AUTO}; }
+pi_model_options pi_model_defaults(void) {
+    return (pi_model_options){.activation = PI_ACTIVATION_AUTO, .predictor = PI_PREDICTOR_AUTO};
+}
 
 static pi_status read_activation(pi_model *m) {
     static const struct {
@@ -49,8 +51,6 @@ static pi_status read_activation(pi_model *m) {
     if (m->info.activation_threshold > 0 && m->info.activation != PI_ACTIVATION_RELU)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "powerinfer.hidden_act_threshold is %g, which only relu can have",
                        (double)m->info.activation_threshold);
-    PI_TRY(te_gguf_get_f32(g, "powerinfer.sparse_threshold", &m->info.sparse_threshold, NULL));
-    if (isnan(m->info.sparse_threshold)) return PI_FAIL(PI_ERROR_FORMAT, "powerinfer.sparse_threshold is not a number");
     return PI_OK;
 }
 
@@ -130,6 +130,8 @@ static pi_status open_model(pi_model *m) {
     if (!m->kernels) return PI_ERROR_ARGUMENT;
     if (m->options.activation < PI_ACTIVATION_AUTO || m->options.activation > PI_ACTIVATION_GELU)
         return PI_FAIL(PI_ERROR_ARGUMENT, "activation %d is not known", m->options.activation);
+    if (m->options.predictor < PI_PREDICTOR_AUTO || m->options.predictor > PI_PREDICTOR_SIGN)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "predictor %d is not known", m->options.predictor);
     PI_TRY(te_gguf_get_str(g, "general.architecture", &name, &found));
     if (!found) return PI_FAIL(PI_ERROR_FORMAT, "the file has no key general.architecture");
     m->arch = pi_arch_find(name.p, name.n);
@@ -168,6 +170,10 @@ void pi_model_close(pi_model *m) {
 }
 
 void pi_model_get_info(const pi_model *m, pi_model_info *out) { *out = m->info; }
+
+float pi_model_threshold(const pi_model *m, int32_t layer) {
+    return m && layer >= 0 && layer < m->info.n_layer ? m->layer[layer].threshold : NAN;
+}
 
 /* down [n_embd][n_ff] -> down_t [n_ff][n_embd] of the same float type, in tiles that fit the first cache. */
 static pi_status transpose_down(pi_model *m, pi_layer *l) {
@@ -216,6 +222,7 @@ pi_status pi_model_load(pi_model *m, int32_t *done, int32_t *total) {
     if (m->loaded < n) {
         pi_layer *l = &m->layer[m->loaded];
         PI_TRY(lock_and_prefault(m, m->loaded, n));
+        if (m->sign_words && !l->sign) PI_TRY(pi_load_signs(m, l));
         /* Only float formats can be transposed without a change of value, and only ReLU layers have silent neurons to
          * skip. */
         const bool is_float =

@@ -41,6 +41,8 @@ typedef struct pi_layer {
     const float *up_b, *down_b;             /* [n_ff], [n_embd] or NULL */
     te_mat fc1;                             /* [r][n_embd], or w NULL: no predictor */
     te_mat fc2;                             /* [n_ff][r] */
+    uint64_t *sign;                         /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
+    float threshold;                        /* of the predictor's scores */
     void *owned_down_t;                     /* memory of a transposed copy */
     size_t owned_bytes;
     int64_t attn_bytes; /* of the attention's weights */
@@ -66,11 +68,19 @@ struct pi_model {
     bool *bound;              /* [tensors of the file] while they are bound: this one was asked for */
     int32_t loaded;           /* layers done by pi_model_load */
     int32_t max_rank;         /* largest r of any predictor */
+    int32_t sign_words;       /* 64-bit words per neuron of the sign predictor; 0: there is none */
 };
 
 static inline bool pi_is_relu(int32_t activation) {
     return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU;
 }
+
+static inline size_t pi_sign_bytes(const pi_model *m) {
+    return sizeof(uint64_t) * (size_t)m->sign_words * (size_t)m->info.n_ff;
+}
+
+/* sparse/sign.c: makes layer->sign. Errors: MEMORY. */
+pi_status pi_load_signs(pi_model *m, pi_layer *layer);
 
 /* model_bind.c: fills token_embd ... layer[] from the file. */
 pi_status pi_model_bind(pi_model *m);

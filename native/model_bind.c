@@ -1,6 +1,7 @@
 /* model_bind.c - finds a model's tensors by name and checks their types and shapes, so that a wrong file fails here and
  * by name. */
 #include <limits.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -170,6 +171,55 @@ static pi_status bind_ffn(pi_model *m, int32_t i, pi_layer *l) {
     return PI_OK;
 }
 
+/* Which predictor is used: as asked for, else as the file says, else its own matrices. */
+static pi_status choose_predictor(pi_model *m, bool has_mlp) {
+    const te_gguf *g = m->file->gguf;
+    const int32_t asked = m->options.predictor;
+    te_str text = {NULL, 0};
+    bool found = false;
+    int32_t kind = has_mlp ? PI_PREDICTOR_MLP : PI_PREDICTOR_NONE;
+    PI_TRY(te_gguf_get_str(g, "powerinfer.predictor", &text, &found));
+    if (found) {
+        const bool sign = text.n == 4 && memcmp(text.p, "sign", 4) == 0;
+        if (!sign && !(text.n == 3 && memcmp(text.p, "mlp", 3) == 0))
+            return PI_FAIL(PI_ERROR_UNSUPPORTED, "powerinfer.predictor is \"%.*s\"; mlp and sign are known",
+                           (int)(text.n < 40 ? text.n : 40), text.p);
+        kind = sign ? PI_PREDICTOR_SIGN : PI_PREDICTOR_MLP;
+    }
+    if (asked != PI_PREDICTOR_AUTO) kind = asked;
+    const pi_status error = asked != PI_PREDICTOR_AUTO ? PI_ERROR_ARGUMENT : PI_ERROR_FORMAT;
+    if (kind == PI_PREDICTOR_MLP && !has_mlp)
+        return PI_FAIL(error, "the predictor is to be an MLP, but the file has no fc1 and fc2");
+    if (kind == PI_PREDICTOR_SIGN && !pi_is_relu(m->info.activation))
+        return PI_FAIL(error, "a sign predictor needs a ReLU model; no neuron of this one is ever silent");
+    m->info.predictor = kind;
+    if (kind == PI_PREDICTOR_SIGN) m->sign_words = (m->info.n_embd + 63) / 64;
+    return PI_OK;
+}
+
+/* Thresholds of the layers: one of each, or one for all. */
+static pi_status read_thresholds(pi_model *m) {
+    const te_gguf *g = m->file->gguf;
+    const char *name = "powerinfer.sparse_thresholds";
+    float all = 0;
+    PI_TRY(te_gguf_get_f32(g, "powerinfer.sparse_threshold", &all, NULL));
+    if (isnan(all)) return PI_FAIL(PI_ERROR_FORMAT, "powerinfer.sparse_threshold is not a number");
+    for (int32_t i = 0; i < m->info.n_layer; i++) m->layer[i].threshold = all;
+    const te_kv *each = te_gguf_find(g, name);
+    if (each) {
+        if (each->type != TE_KV_ARRAY || each->element_type != TE_KV_F32 || each->n != (uint64_t)m->info.n_layer)
+            return PI_FAIL(PI_ERROR_FORMAT, "%s must be an array of %d f32, one for each layer", name, m->info.n_layer);
+        for (int32_t i = 0; i < m->info.n_layer; i++) {
+            memcpy(&m->layer[i].threshold, (const char *)each->data + sizeof(float) * (size_t)i, sizeof(float));
+            if (isnan(m->layer[i].threshold)) return PI_FAIL(PI_ERROR_FORMAT, "%s[%d] is not a number", name, i);
+        }
+    }
+    m->info.sparse_threshold = m->layer[0].threshold;
+    for (int32_t i = 1; i < m->info.n_layer; i++)
+        if (m->layer[i].threshold < m->info.sparse_threshold) m->info.sparse_threshold = m->layer[i].threshold;
+    return PI_OK;
+}
+
 static pi_status bind_all(pi_model *m) {
     const pi_model_info *c = &m->info;
     if (m->rope.kind != PI_ROPE_NONE) take_tensor(m, "rope_freqs.weight"); /* rope.c reads it */
@@ -191,7 +241,8 @@ static pi_status bind_all(pi_model *m) {
     if (n_predictors && n_predictors != c->n_layer)
         return PI_FAIL(PI_ERROR_FORMAT, "%d of %d layers have a predictor (fc1, fc2); all or none must", n_predictors,
                        c->n_layer);
-    m->info.has_predictor = n_predictors > 0;
+    PI_TRY(choose_predictor(m, n_predictors > 0));
+    PI_TRY(read_thresholds(m));
     m->info.can_skip_down = n_down_t == c->n_layer;
     return check_all_bound(m);
 }
@@ -208,7 +259,10 @@ pi_status pi_model_bind(pi_model *m) {
 
 void pi_model_unbind(pi_model *m) {
     if (m->layer)
-        for (int32_t i = 0; i < m->info.n_layer; i++) te_os_free(m->layer[i].owned_down_t, m->layer[i].owned_bytes);
+        for (int32_t i = 0; i < m->info.n_layer; i++) {
+            te_os_free(m->layer[i].owned_down_t, m->layer[i].owned_bytes);
+            te_os_free(m->layer[i].sign, pi_sign_bytes(m));
+        }
     free(m->layer);
     m->layer = NULL;
     while (m->vectors) {

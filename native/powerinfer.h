@@ -100,6 +100,18 @@ pi_status pi_file_tensor(const pi_file *file, int64_t index, pi_tensor *out);
  * types without a decoder. */
 pi_status pi_file_dequantize(const pi_file *file, int64_t index, int64_t first, int64_t n, float *out);
 
+/* ---- weight formats ---- */
+
+int32_t pi_type_find(const char *name);          /* ggml's number of "Q4_K", any case; -1 if not known */
+const char *pi_type_name(int32_t type);          /* NULL if not known */
+int32_t pi_type_block(int32_t type);             /* weights per block; 0 if not known */
+uint64_t pi_type_bytes(int32_t type, int64_t n); /* bytes of n weights; 0 unless n is a multiple of the block */
+int32_t pi_type_can_quantize(int32_t type);      /* 1 if pi_quantize knows it */
+/* src [n_rows][n_cols] to rows of a format, one after the other at dst (n_rows * pi_type_bytes(type, n_cols) bytes), by
+ * n_threads (0: physical cores); the bits do not depend on n_threads. Errors: ARGUMENT (n_cols not a multiple of the
+ * block), UNSUPPORTED (a format that cannot be written), MEMORY. */
+pi_status pi_quantize(int32_t type, const float *src, int64_t n_rows, int64_t n_cols, void *dst, int32_t n_threads);
+
 /* ---- models ---- */
 
 typedef struct pi_model pi_model;
@@ -113,8 +125,17 @@ typedef enum pi_activation { /* of the feed-forward */
                              PI_ACTIVATION_GELU = 3
 } pi_activation;
 
+typedef enum pi_predictor {
+    PI_PREDICTOR_AUTO = -1, /* what the file says (powerinfer.predictor), else MLP if the file has fc1 and fc2 */
+    PI_PREDICTOR_NONE = 0,
+    PI_PREDICTOR_MLP = 1, /* score = fc2 . relu(fc1 . residual) */
+    PI_PREDICTOR_SIGN = 2 /* score = mean of sign(w_i) * sign(x_i): w the gate's (ungated: up's) row, x the FFN's normed
+                             input; the signs are taken from the weights while loading */
+} pi_predictor;
+
 typedef struct pi_model_options {
     int32_t activation; /* pi_activation */
+    int32_t predictor;  /* pi_predictor */
     int32_t use_mlock;  /* 1: keep the weights in RAM; MEMORY if the limit forbids it */
     int32_t prefault;   /* 1: pi_model_load reads all weights in, so that the first tokens do not wait for the disk */
 } pi_model_options;
@@ -126,12 +147,13 @@ typedef struct pi_model_info {
     int32_t activation;              /* pi_activation, never AUTO */
     float activation_threshold;      /* FATReLU; 0 for plain ReLU */
     int32_t is_gated;                /* the FFN has a gate matrix */
-    int32_t has_predictor;           /* every layer has fc1 and fc2 */
-    float sparse_threshold;          /* a neuron is predicted when its score is >= this */
+    int32_t predictor;               /* pi_predictor, never AUTO */
+    float sparse_threshold;          /* a neuron is predicted when its score is >= this; the lowest of all layers */
     int32_t can_skip_down;           /* ffn_down is (or was made) transposed: down rows of silent neurons are skipped */
     int32_t n_layer_down_transposed; /* how many layers' ffn_down was transposed while loading */
     uint64_t n_weight_bytes;         /* of all tensors that the model uses */
     uint64_t n_transposed_bytes;     /* memory taken by transposed copies */
+    uint64_t n_sign_bytes;           /* memory taken by the sign predictor, once loaded */
     uint64_t n_parameters;
     char rope[48]; /* e.g. "norm, base 10000, linear x4"; "none" */
 } pi_model_info;
@@ -144,6 +166,9 @@ void pi_model_close(pi_model *model);
  * need a loaded model. */
 pi_status pi_model_load(pi_model *model, int32_t *done, int32_t *total);
 void pi_model_get_info(const pi_model *model, pi_model_info *out);
+/* The file's threshold of one layer (powerinfer.sparse_thresholds, else powerinfer.sparse_threshold, else 0); NaN if
+ * layer is out of range. */
+float pi_model_threshold(const pi_model *model, int32_t layer);
 
 /* ---- sessions ---- */
 
@@ -168,6 +193,8 @@ typedef struct pi_session_options {
     int32_t n_threads;      /* 0: physical cores */
     int32_t type_k, type_v; /* pi_kv_type */
     int32_t sparsity;       /* pi_sparsity */
+    int32_t mask_prompts;   /* 1: predicted mode computes every token with the predictor's neurons, not only those that
+                               want logits; for measuring what the mask costs */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
 
@@ -186,8 +213,9 @@ pi_status pi_session_open(pi_model *model, const pi_session_options *options, pi
 void pi_session_close(pi_session *session);
 void pi_session_get_info(const pi_session *session, pi_session_info *out);
 pi_status pi_session_set_sparsity(pi_session *session, int32_t sparsity);
-pi_status pi_session_set_threshold(pi_session *session,
-                                   float threshold); /* replaces the file's; NaN is an ARGUMENT error */
+/* Replaces the thresholds of all layers, or those of each (threshold [n_layer]). NaN is an ARGUMENT error. */
+pi_status pi_session_set_threshold(pi_session *session, float threshold);
+pi_status pi_session_set_thresholds(pi_session *session, const float *threshold);
 
 /* Tokens to compute. Within a sequence, positions must continue it: the first new position is pi_seq_length, then one
  * more each. In predicted mode tokens that want logits are computed with the predictor's neurons; the others (a prompt)
@@ -236,6 +264,19 @@ typedef struct pi_layer_step {
     float ffn_us, layer_us;
 } pi_layer_step;
 pi_status pi_session_last_step(const pi_session *session, int32_t layer, pi_layer_step *out);
+/* What one layer's FFN is given and makes of it, for profiling and training: a feed writes a row per token, in the order
+ * of its batch, which then may have at most n_batch tokens. The memory is the caller's; NULL: not wanted. A tapped
+ * layer is computed by matrix products. */
+typedef struct pi_tap {
+    float *input;  /* [n_batch][n_embd] what an MLP predictor reads: the residual before ffn_norm; Falcon: the block's
+                      input */
+    float *norm;   /* [n_batch][n_embd] the normed input of gate and up */
+    float *hidden; /* [n_batch][n_ff] act(gate) * up, after the mask if there is one; 0 where a neuron is silent */
+    float *score;  /* [n_batch][n_ff] of the predictor, in any mode */
+} pi_tap;
+/* tap NULL ends it. Errors: ARGUMENT (layer; scores of a model without predictor). */
+pi_status pi_session_set_tap(pi_session *session, int32_t layer, const pi_tap *tap);
+
 /* Bytes of weights, K and V that the last feed read in all (embedding and output head included), and its time. */
 pi_status pi_session_last_total(const pi_session *session, int64_t *bytes, float *us);
 

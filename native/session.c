@@ -18,10 +18,10 @@ static pi_status check_sparsity(const pi_model *m, int32_t asked, int32_t *out) 
     const bool relu = pi_is_relu(m->info.activation);
     switch (asked) {
     case PI_SPARSITY_AUTO:
-        *out = m->info.has_predictor ? PI_SPARSITY_PREDICTED : relu ? PI_SPARSITY_EXACT : PI_SPARSITY_DENSE;
+        *out = m->info.predictor ? PI_SPARSITY_PREDICTED : relu ? PI_SPARSITY_EXACT : PI_SPARSITY_DENSE;
         return PI_OK;
     case PI_SPARSITY_PREDICTED:
-        if (!m->info.has_predictor)
+        if (!m->info.predictor)
             return PI_FAIL(PI_ERROR_ARGUMENT,
                            "sparsity \"predicted\" needs a model with predictors (fc1, fc2); this one has none");
         break;
@@ -82,7 +82,7 @@ static void lay_out(pi_session *s, carver *c) {
     const size_t b = (size_t)s->options.n_batch, nt = (size_t)s->options.n_threads, f = sizeof(float),
                  n_ff = (size_t)i->n_ff;
     const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
-    const bool predictor = i->has_predictor;
+    const bool predictor = i->predictor != PI_PREDICTOR_NONE, mlp = i->predictor == PI_PREDICTOR_MLP;
     s->x = carve(c, b, (size_t)i->n_embd, f);
     s->h = carve(c, b, (size_t)i->n_embd, f);
     s->h2 = carve(c, s->model->arch->parallel ? b : 0, (size_t)i->n_embd, f);
@@ -93,9 +93,12 @@ static void lay_out(pi_session *s, carver *c) {
     s->cs = carve(c, b, (size_t)s->model->rope.n_rot, f);
     s->gate = carve(c, i->is_gated ? b : 0, n_ff, f);
     s->up = carve(c, b, n_ff, f);
-    s->rank = carve(c, predictor ? b : 0, (size_t)s->model->max_rank, f);
+    s->rank = carve(c, mlp ? b : 0, (size_t)s->model->max_rank, f);
     s->score = carve(c, predictor ? b : 0, n_ff, f);
     s->mask = carve(c, predictor ? b : 0, n_ff, 1);
+    s->sign = carve(c, b, (size_t)s->model->sign_words, sizeof *s->sign);
+    s->threshold = carve(c, 1, (size_t)i->n_layer, f);
+    s->tap = carve(c, 1, (size_t)i->n_layer, sizeof *s->tap);
     s->list = carve(c, predictor ? 1 : 0, n_ff, sizeof *s->list);
     s->list_own = carve(c, predictor ? 1 : 0, n_ff, sizeof *s->list_own);
     s->list_part = carve(c, 1, nt, sizeof *s->list_part);
@@ -104,6 +107,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->chunk.pos = carve(c, b, 1, sizeof(int32_t));
     s->chunk.seq = carve(c, b, 1, sizeof(int32_t));
     s->chunk.logits_row = carve(c, b, 1, sizeof(int32_t));
+    s->chunk.batch_row = carve(c, b, 1, sizeof(int32_t));
     s->step = carve(c, 1, (size_t)i->n_layer, sizeof *s->step);
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
 }
@@ -126,7 +130,6 @@ static pi_status open_session(pi_session *s) {
     const pi_model_info *i = &m->info;
     pi_session_options *o = &s->options;
     PI_TRY(check_options(m, o));
-    s->threshold = i->sparse_threshold;
     PI_TRY(pi_kv_init(&s->kv, m, o->n_ctx, o->n_pool, o->n_seq, o->type_k, o->type_v));
     s->scratch_floats = scratch_floats(s);
     carver c = {NULL, 0};
@@ -138,6 +141,7 @@ static pi_status open_session(pi_session *s) {
                        s->memory_bytes, o->n_batch);
     c = (carver){s->memory, 0};
     lay_out(s, &c);
+    for (int32_t l = 0; l < i->n_layer; l++) s->threshold[l] = m->layer[l].threshold;
     const te_workspace_limits limits = {
         .n_threads = o->n_threads,
         .max_tok = o->n_batch,
@@ -180,13 +184,16 @@ void pi_session_close(pi_session *s) {
 void pi_session_get_info(const pi_session *s, pi_session_info *out) {
     const pi_session_options *o = &s->options;
     pi_session_lock(s);
+    float lowest = s->threshold[0];
+    for (int32_t l = 1; l < s->model->info.n_layer; l++)
+        if (s->threshold[l] < lowest) lowest = s->threshold[l];
     *out = (pi_session_info){.n_ctx = o->n_ctx,
                              .n_pool = s->kv.n_blocks * PI_KV_BLOCK,
                              .n_seq = o->n_seq,
                              .n_batch = o->n_batch,
                              .n_threads = o->n_threads,
                              .sparsity = o->sparsity,
-                             .sparse_threshold = s->threshold,
+                             .sparse_threshold = lowest,
                              .n_kv_bytes = pi_kv_bytes(&s->kv),
                              .n_work_bytes = s->memory_bytes + te_workspace_bytes(s->ws),
                              .n_blocks = s->kv.n_blocks,
@@ -208,7 +215,34 @@ pi_status pi_session_set_threshold(pi_session *s, float threshold) {
     if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_set_threshold: session is NULL");
     if (isnan(threshold)) return PI_FAIL(PI_ERROR_ARGUMENT, "the threshold is not a number");
     pi_session_lock(s);
-    s->threshold = threshold;
+    for (int32_t l = 0; l < s->model->info.n_layer; l++) s->threshold[l] = threshold;
+    pi_session_unlock(s);
+    return PI_OK;
+}
+
+pi_status pi_session_set_thresholds(pi_session *s, const float *threshold) {
+    if (!s || !threshold) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_set_thresholds: session or threshold is NULL");
+    for (int32_t l = 0; l < s->model->info.n_layer; l++)
+        if (isnan(threshold[l])) return PI_FAIL(PI_ERROR_ARGUMENT, "the threshold of layer %d is not a number", l);
+    pi_session_lock(s);
+    memcpy(s->threshold, threshold, sizeof *threshold * (size_t)s->model->info.n_layer);
+    pi_session_unlock(s);
+    return PI_OK;
+}
+
+pi_status pi_session_set_tap(pi_session *s, int32_t layer, const pi_tap *tap) {
+    if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_set_tap: session is NULL");
+    if (layer < 0 || layer >= s->model->info.n_layer)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d is out of range 0..%d", layer, s->model->info.n_layer - 1);
+    if (tap && tap->score && !s->model->info.predictor)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "the model has no predictor whose scores could be tapped");
+    pi_session_lock(s);
+    s->tap[layer] = tap ? *tap : (pi_tap){0};
+    s->n_taps = 0;
+    for (int32_t l = 0; l < s->model->info.n_layer; l++) {
+        const pi_tap *t = &s->tap[l];
+        s->n_taps += t->input || t->norm || t->hidden || t->score;
+    }
     pi_session_unlock(s);
     return PI_OK;
 }
@@ -224,6 +258,9 @@ static bool batch_wants(const pi_batch *b, int32_t i) {
 static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to, int32_t *n_logits) {
     const pi_model_info *c = &s->model->info;
     *n_logits = 0;
+    if (s->n_taps && b->n_tokens > s->options.n_batch)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "a tapped feed of %d tokens is longer than n_batch, which is %d", b->n_tokens,
+                       s->options.n_batch);
     for (int32_t i = 0; i < s->kv.n_seq; i++) to[i] = s->kv.seq[i].length;
     for (int32_t i = 0; i < b->n_tokens; i++) {
         const int32_t seq = batch_seq(b, i);
@@ -274,7 +311,7 @@ static pi_status reserve_logits(pi_session *s, int32_t rows) {
  * computed densely. */
 static void fill_chunk(pi_session *s, const pi_batch *b, int32_t first, int32_t n, const int32_t *pos, int32_t *row) {
     pi_chunk *c = &s->chunk;
-    const bool split = s->options.sparsity == PI_SPARSITY_PREDICTED;
+    const bool split = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->options.mask_prompts;
     c->n_tok = c->n_dense = c->n_logits = 0;
     for (int32_t pass = 0; pass < 2; pass++)
         for (int32_t i = first; i < first + n; i++) {
@@ -285,6 +322,7 @@ static void fill_chunk(pi_session *s, const pi_batch *b, int32_t first, int32_t 
             c->seq[at] = batch_seq(b, i);
             c->pos[at] = pos[i];
             c->logits_row[at] = wants ? (*row)++ : -1;
+            c->batch_row[at] = i - first;
             c->n_dense += dense;
             c->n_logits += wants;
         }

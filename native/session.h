@@ -15,6 +15,7 @@ typedef struct pi_chunk {
     int32_t n_logits;
     int32_t *token, *pos, *seq; /* [n_batch] */
     int32_t *logits_row;        /* [n_batch]: row in the session's logits, or -1 */
+    int32_t *batch_row;         /* [n_batch]: index in the chunk's part of the batch */
 } pi_chunk;
 
 typedef struct pi_layer_count { /* one member's part of pi_layer_step */
@@ -25,7 +26,6 @@ typedef struct pi_layer_count { /* one member's part of pi_layer_step */
 struct pi_session {
     pi_model *model;
     pi_session_options options;
-    float threshold;
     te_mutex lock;
     te_pool *pool;
     te_workspace *ws;
@@ -44,6 +44,9 @@ struct pi_session {
     float *rank;        /* [max_rank] */
     float *score;       /* [n_ff] */
     uint8_t *mask;      /* [n_ff] */
+    uint64_t *sign;     /* [sign_words] of the sign predictor's input */
+    float *threshold;   /* [n_layer], once */
+    pi_tap *tap;        /* [n_layer], once */
     int32_t *list;      /* [n_ff], once: neurons that some token of the chunk asks for */
     int32_t *list_own;  /* [n_ff], once: the same, each member's part where its own neurons begin */
     int32_t *list_part; /* [n_threads] how many of them are in each part */
@@ -55,6 +58,8 @@ struct pi_session {
     float *logits; /* [logits_rows][n_vocab] of the last feed */
     float *hidden; /* [logits_rows][n_embd] */
     int32_t logits_rows, logits_capacity;
+
+    int32_t n_taps; /* layers with a tap */
 
     pi_layer_step *step;   /* [n_layer] of the last chunk */
     pi_layer_count *count; /* [n_layer][n_threads] */
@@ -78,9 +83,12 @@ void pi_forward(pi_session *s);
 void pi_attention(pi_session *s, te_team *team, int32_t l);
 
 /* sparse/hybrid_ffn.c */
-/* Predicted mode: marks (s->mask) and lists (s->list) the neurons for the chunk's sparse tokens from their rows of x;
- * returns the list's length. Contains barriers and ends with one. Otherwise does nothing and returns 0. */
-int32_t pi_predict(pi_session *s, te_team *team, int32_t l, const float *x);
+/* Predicted mode: marks (s->mask) and lists (s->list) the neurons for the chunk's sparse tokens from x, the residual
+ * that the predictor reads, or, in a sign predictor's case, from h; returns the list's length. Contains barriers and
+ * ends with one. Otherwise does nothing and returns 0. */
+int32_t pi_predict(pi_session *s, te_team *team, int32_t l);
+/* Copies a member's share of the chunk's rows of n floats to a tap, in the order of the batch; tap NULL: nothing. */
+void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, int32_t n, float *tap);
 /* x += FFN(h) for all tokens of the chunk. Contains barriers; ends without one. */
 void pi_ffn(pi_session *s, te_team *team, int32_t l, int32_t n_list);
 

@@ -196,19 +196,52 @@ class ModelFile:
             self._tensors = tuple(_tensor_info(self._tensor(i)) for i in range(self.info.n_tensors))
         return self._tensors
 
-    def dequantize(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor's weights as float32, in its shape.
-
-        Raises ArgumentError for a name that the file does not have, UnsupportedError for a type without
-        a decoder.
-        """
+    def _index_of(self, name: str) -> int:
         index = next((i for i, tensor in enumerate(self.tensors) if tensor.name == name), None)
         if index is None:
             raise ArgumentError(f"the file {self.path} has no tensor {name!r}")
-        out = np.empty(self.tensors[index].shape, np.float32)
+        return index
+
+    def dequantize(
+        self, name: str, *, first: int = 0, n_rows: int | None = None
+    ) -> npt.NDArray[np.float32]:
+        """A tensor's weights as float32, in its shape; or n_rows of its first dimension from row `first` on.
+
+        Raises ArgumentError for a name or rows that the file does not have, UnsupportedError for a type
+        without a decoder.
+        """
+        index = self._index_of(name)
+        shape = self.tensors[index].shape
+        count = shape[0] - first if n_rows is None else n_rows
+        if not 0 <= first <= first + count <= shape[0]:
+            raise ArgumentError(f"the tensor {name} has {shape[0]} rows, not {first}..{first + count - 1}")
+        out = np.empty((count, *shape[1:]), np.float32)
+        row = out.size // count if count else 0
         floats = _native.ffi.from_buffer("float[]", out, require_writable=True)
-        _native.check(_native.lib.pi_file_dequantize(self.handle, index, 0, out.size, floats))
+        _native.check(_native.lib.pi_file_dequantize(self.handle, index, first * row, out.size, floats))
         return out
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """A tensor's bytes as the file has them, read-only, without a copy: valid until the file is closed.
+
+        Raises ArgumentError for a name that the file does not have.
+        """
+        entry = self._tensor(self._index_of(name))
+        view = np.frombuffer(_native.ffi.buffer(entry.data, entry.n_bytes), np.uint8)
+        view.flags.writeable = False
+        return view
+
+    def raw_metadata(self) -> Iterator[tuple[str, bytes]]:
+        """Every key with its value as the file has it, type in front: what a writer copies."""
+        for index in self.metadata._index.values():
+            entry = self._meta(index)
+            key = bytes(_native.ffi.buffer(entry.key, entry.key_bytes)).decode("utf-8", "replace")
+            head = struct.pack("<I", entry.type)
+            if entry.type == _ARRAY:
+                head += struct.pack("<IQ", entry.element_type, entry.n)
+            elif entry.type == _STRING:
+                head += struct.pack("<Q", entry.n_bytes)
+            yield key, head + bytes(_native.ffi.buffer(entry.data, entry.n_bytes))
 
     def close(self) -> None:
         """Unmaps the file, unless a model uses it. Values that were read stay, others raise ClosedError."""

@@ -40,7 +40,7 @@ from .sampling import (
     Sampling,
     StoppingCriteriaList,
 )
-from .session import Activation, LayerStep, Model, Progress, Session, Sparsity, as_int32
+from .session import Activation, LayerStep, Model, Predictor, Progress, Session, Sparsity, as_int32
 
 if TYPE_CHECKING:
     from .chat_format import ChatFormat
@@ -77,6 +77,7 @@ class Llama(Completions):
         sparsity: Sparsity = "auto",
         threshold: float | None = None,
         activation: Activation | None = None,
+        predictor: Predictor = "auto",
         context_shift: bool = False,
         n_keep: int | None = None,
         progress: Progress | None = None,
@@ -106,6 +107,8 @@ class Llama(Completions):
             ("dense"), or the first of these that the model can do ("auto").
         threshold: replaces the file's threshold for the predictor's scores.
         activation: of the feed-forward, instead of what the file says.
+        predictor: "mlp" (the file's own matrices), "sign" (any ReLU model: the signs of its weights), "none",
+            or "auto" (what the file says).
         context_shift: when the context is full, forget the older half of it and go on, instead of stopping.
         n_keep: tokens at the beginning that a context shift keeps; None: the BOS token.
         progress, prompt_progress: called as f(done, total) while loading, and while a prompt is computed.
@@ -141,7 +144,11 @@ class Llama(Completions):
         self.set_seed(seed)
         if not vocab_only:
             self._model = Model(
-                self.file, activation=activation or "auto", use_mlock=use_mlock, progress=progress
+                self.file,
+                activation=activation or "auto",
+                predictor=predictor,
+                use_mlock=use_mlock,
+                progress=progress,
             )
             session = Session(
                 self._model,

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,10 +27,12 @@ from .file import ModelFile
 
 Sparsity = Literal["auto", "predicted", "exact", "dense"]
 Activation = Literal["auto", "relu", "drelu", "silu", "gelu"]
+Predictor = Literal["auto", "none", "mlp", "sign"]
 Progress = Callable[[int, int], None]
 
 _SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
 _ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3}
+_PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
 _KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
 
 
@@ -66,19 +69,25 @@ class ModelInfo:
     """A gate at or below it counts as silent (FATReLU); 0 for plain ReLU."""
     is_gated: bool
     """The feed-forward has a gate matrix."""
-    has_predictor: bool
-    """Every layer has a predictor of its active neurons."""
+    predictor: str
+    """Of active neurons: "none", "mlp" (fc1 and fc2 of the file) or "sign" (the signs of the weights)."""
     sparse_threshold: float
-    """A neuron is predicted when its score is at least this."""
+    """A neuron is predicted when its score is at least this; the lowest of all layers."""
     can_skip_down: bool
     """Rows of ffn_down that belong to silent neurons are not read."""
     n_layer_down_transposed: int
     """Layers whose ffn_down was transposed while loading."""
     n_weight_bytes: int
     n_transposed_bytes: int
+    n_sign_bytes: int
+    """Memory that the sign predictor takes, once loaded."""
     n_parameters: int
     rope: str
     """For example "norm, base 10000, linear x4"; "none"."""
+
+    @property
+    def has_predictor(self) -> bool:
+        return self.predictor != "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +141,28 @@ class StepTotal:
     us: float
 
 
+class Tap:
+    """What tapped layers read and made in the last feed; dictionaries from the layer to float32 arrays.
+
+    The arrays are the same memory for every feed: copy what is to stay.
+    """
+
+    def __init__(self) -> None:
+        self.input: dict[int, npt.NDArray[np.float32]] = {}
+        """[n_tokens, n_embd] what an MLP predictor reads: the residual before ffn_norm; Falcon: the block's
+        input."""
+        self.norm: dict[int, npt.NDArray[np.float32]] = {}
+        """[n_tokens, n_embd] the normed input of gate and up, which a sign predictor reads."""
+        self.hidden: dict[int, npt.NDArray[np.float32]] = {}
+        """[n_tokens, n_ff] act(gate) * up, after the mask in predicted mode; 0 where a neuron is silent."""
+        self.score: dict[int, npt.NDArray[np.float32]] = {}
+        """[n_tokens, n_ff] of the predictor, in any mode."""
+
+    def _show(self, arrays: dict[str, dict[int, npt.NDArray[np.float32]]], n: int) -> None:
+        for name, of_layer in arrays.items():
+            setattr(self, name, {layer: array[:n] for layer, array in of_layer.items()})
+
+
 class Model:
     """The weights of one model, mapped from a file. May be used by many sessions and threads."""
 
@@ -140,6 +171,7 @@ class Model:
         file: ModelFile | str | os.PathLike[str],
         *,
         activation: Activation = "auto",
+        predictor: Predictor = "auto",
         use_mlock: bool = False,
         load: bool = True,
         progress: Progress | None = None,
@@ -147,6 +179,8 @@ class Model:
         """Opens and loads.
 
         activation: of the feed-forward, where the file does not say what the model was trained with.
+        predictor: "mlp" (fc1 and fc2 of the file), "sign" (any ReLU model: the signs of its weights, taken
+            while loading), "none", or "auto" (what the file says).
         use_mlock: keep the weights in RAM.
         load: False only looks (names, shapes and types are checked); such a model can have no sessions.
         progress: called as progress(done, total) while weights are prepared; an exception from it ends
@@ -159,6 +193,7 @@ class Model:
         ffi, lib = _native.ffi, _native.lib
         options = ffi.new("pi_model_options *", lib.pi_model_defaults())
         options.activation = _number_of("activation", _ACTIVATION, activation)
+        options.predictor = _number_of("predictor", _PREDICTOR, predictor)
         options.use_mlock = bool(use_mlock)
         out = ffi.new("pi_model **")
         _native.check(lib.pi_model_open(self.file.handle, options, out))
@@ -188,15 +223,21 @@ class Model:
             activation=_name_of(_ACTIVATION, native.activation),
             activation_threshold=native.activation_threshold,
             is_gated=bool(native.is_gated),
-            has_predictor=bool(native.has_predictor),
+            predictor=_name_of(_PREDICTOR, native.predictor),
             sparse_threshold=native.sparse_threshold,
             can_skip_down=bool(native.can_skip_down),
             n_layer_down_transposed=native.n_layer_down_transposed,
             n_weight_bytes=native.n_weight_bytes,
             n_transposed_bytes=native.n_transposed_bytes,
+            n_sign_bytes=native.n_sign_bytes,
             n_parameters=native.n_parameters,
             rope=_native.ffi.string(native.rope).decode("utf-8", "replace"),
         )
+
+    @property
+    def thresholds(self) -> list[float]:
+        """The file's threshold of the predictor's scores in each layer."""
+        return [_native.lib.pi_model_threshold(self.handle, i) for i in range(self.info.n_layer)]
 
     @property
     def handle(self) -> Any:
@@ -231,6 +272,7 @@ class Session:
         type_k: str | int = "f16",
         type_v: str | int = "f16",
         sparsity: Sparsity = "auto",
+        mask_prompts: bool = False,
     ) -> None:
         """
         n_ctx: most positions of one sequence; 0: the model's own, at most 4096.
@@ -241,6 +283,8 @@ class Session:
         type_k, type_v: "f32", "f16" or "q8_0".
         sparsity: "predicted" (the model's predictors choose neurons), "exact" (the gate chooses: same
             answers as dense), "dense", or "auto" (the first of those that the model can do).
+        mask_prompts: in predicted mode compute every token with the predictor's neurons, not only those
+            whose logits are wanted: for measuring what the mask costs.
 
         Raises ArgumentError, OutOfMemoryError.
         """
@@ -255,6 +299,7 @@ class Session:
         options.type_k = _number_of("type_k", _KV_TYPE, type_k)
         options.type_v = _number_of("type_v", _KV_TYPE, type_v)
         options.sparsity = _number_of("sparsity", _SPARSITY, sparsity)
+        options.mask_prompts = bool(mask_prompts)
         out = ffi.new("pi_session **")
         _native.check(lib.pi_session_open(model.handle, options, out))
         # With its size known, the garbage collector has a reason to run when sessions are dropped
@@ -264,6 +309,7 @@ class Session:
         self._handle: Any = ffi.gc(out[0], lib.pi_session_close, sizes.n_kv_bytes + sizes.n_work_bytes)
         self._lock = threading.RLock()
         self._n_logits = 0
+        self._tap: tuple[Tap, dict[str, dict[int, npt.NDArray[np.float32]]]] | None = None
         # The engine's rows are copied here when they are asked for: its own memory moves when a batch
         # wants more rows.
         self._rows = np.empty((0, model.info.n_vocab), np.float32)
@@ -336,6 +382,8 @@ class Session:
         with self._lock:
             _native.check(_native.lib.pi_session_feed(self.handle, batch))
             self._n_logits = n_wanted
+            if self._tap is not None:
+                self._tap[0]._show(self._tap[1], n)
             self._copied.clear()
 
     @property
@@ -452,6 +500,61 @@ class Session:
         """Replaces the file's threshold of the predictor's scores."""
         with self._lock:
             _native.check(_native.lib.pi_session_set_threshold(self.handle, float(threshold)))
+
+    def set_thresholds(self, thresholds: Sequence[float]) -> None:
+        """The same, one of each layer."""
+        values = np.ascontiguousarray(thresholds, np.float32)
+        if values.shape != (self.model.info.n_layer,):
+            raise ArgumentError(f"{self.model.info.n_layer} thresholds are needed, one of each layer")
+        with self._lock:
+            floats = _native.ffi.from_buffer("float[]", values)
+            _native.check(_native.lib.pi_session_set_thresholds(self.handle, floats))
+
+    @contextmanager
+    def tap(
+        self,
+        layers: Iterable[int] | None = None,
+        *,
+        input: bool = False,
+        norm: bool = False,
+        hidden: bool = False,
+        score: bool = False,
+    ) -> Iterator[Tap]:
+        """Within the `with` block every feed leaves what the feed-forward of these layers (None: of all) read
+        and made in the Tap's arrays, a row per token, in the order of the feed.
+
+        Such a feed may have at most n_batch tokens. input, norm, hidden, score: which arrays; their memory is
+        n_batch rows of each, for each layer. Raises ArgumentError (a layer out of range, scores of a model
+        without predictor).
+        """
+        info, rows = self.model.info, self.info.n_batch
+        chosen = range(info.n_layer) if layers is None else list(layers)
+        widths = {"input": info.n_embd, "norm": info.n_embd, "hidden": info.n_ff, "score": info.n_ff}
+        wanted = {"input": input, "norm": norm, "hidden": hidden, "score": score}
+        names = [name for name, on in wanted.items() if on]
+        arrays = {
+            name: {layer: np.empty((rows, widths[name]), np.float32) for layer in chosen} for name in names
+        }
+        ffi, lib = _native.ffi, _native.lib
+        tap = Tap()
+        with self._lock:
+            if self._tap is not None:
+                raise ArgumentError("the session is tapped already")
+            self._tap = (tap, arrays)
+        try:
+            for layer in chosen:
+                native = ffi.new("pi_tap *")
+                for name in names:
+                    setattr(native, name, ffi.from_buffer("float[]", arrays[name][layer]))
+                with self._lock:
+                    _native.check(lib.pi_session_set_tap(self.handle, _native.fit("layer", layer), native))
+            yield tap
+        finally:
+            with self._lock:
+                self._tap = None
+                for layer in chosen:
+                    if self._handle is not None:
+                        lib.pi_session_set_tap(self._handle, layer, ffi.NULL)
 
     @property
     def last_step(self) -> list[LayerStep]:

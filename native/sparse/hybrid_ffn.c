@@ -1,6 +1,6 @@
 /* hybrid_ffn.c - the feed-forward of one layer: which neurons (predictor, exact gate, all), and by which operator.
  *
- *     score = fc2 . relu(fc1 . r)     r: the residual before ffn_norm (Falcon: the block's input)
+ *     score = fc2 . relu(fc1 . r)     r: the residual before ffn_norm (Falcon: the block's input); or as sparse/sign.c
  *     x    += sum over neurons j with score_j >= threshold of act(gate_j . h) * (up_j . h) * down_j
  *
  * A few tokens go through the fused row-sparse operator; many (a prompt) through matrix products, with the mask applied
@@ -16,8 +16,9 @@ static bool has_mask(const pi_session *s) {
 
 /* Marks the chunk's sparse tokens in s->mask and lists the union in s->list. Members own fixed ranges of neurons, so
  * the list is ascending. */
-static int32_t mark(pi_session *s, te_team *team, pi_layer_count *count) {
+static int32_t mark(pi_session *s, te_team *team, int32_t l, pi_layer_count *count) {
     const int32_t n_ff = s->model->info.n_ff, t0 = s->chunk.n_dense, t1 = s->chunk.n_tok;
+    const float threshold = s->threshold[l];
     enum { LINE = 64 }; /* neurons at a time, so that all bytes of a cache line of every token are used at once */
     int64_t lo, hi;
     te_share(team, n_ff, LINE, &lo, &hi);
@@ -28,7 +29,7 @@ static int32_t mark(pi_session *s, te_team *team, pi_layer_count *count) {
         for (int32_t t = t0; t < t1; t++) {
             const size_t at = (size_t)t * (size_t)n_ff + (size_t)j0;
             for (int32_t j = 0; j < width; j++) {
-                const bool on = s->score[at + (size_t)j] >= s->threshold;
+                const bool on = s->score[at + (size_t)j] >= threshold;
                 s->mask[at + (size_t)j] = on;
                 count->predicted += on;
                 any[j] |= on;
@@ -51,24 +52,55 @@ static int32_t mark(pi_session *s, te_team *team, pi_layer_count *count) {
     return total;
 }
 
-int32_t pi_predict(pi_session *s, te_team *team, int32_t l, const float *x) {
-    if (!has_mask(s)) return 0;
-    const pi_model *m = s->model;
-    const pi_layer *w = &m->layer[l];
-    const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, r = (size_t)w->fc1.n_rows,
-                 t0 = (size_t)s->chunk.n_dense;
-    const int32_t n = s->chunk.n_tok - s->chunk.n_dense;
+/* Scores of tokens t0..t0+n-1 by fc1 and fc2, from the residual. */
+static void mlp_scores(pi_session *s, te_team *team, const pi_layer *w, size_t t0, int32_t n) {
+    const size_t n_embd = (size_t)s->model->info.n_embd, n_ff = (size_t)s->model->info.n_ff, r = (size_t)w->fc1.n_rows;
     const te_linear fc1 = {.w = w->fc1, .y = s->rank, .ldy = r},
                     fc2 = {.w = w->fc2, .y = s->score + t0 * n_ff, .ldy = n_ff};
-    te_op_linear(team, s->ws, &fc1, 1, x + t0 * n_embd, n_embd, n);
+    te_op_linear(team, s->ws, &fc1, 1, s->x + t0 * n_embd, n_embd, n);
     te_barrier(team);
     int64_t lo, hi;
     te_share(team, (int64_t)n * (int64_t)r, 16, &lo, &hi);
     for (int64_t i = lo; i < hi; i++) s->rank[i] = s->rank[i] > 0 ? s->rank[i] : 0;
     te_barrier(team);
     te_op_linear(team, s->ws, &fc2, 1, s->rank, r, n);
+}
+
+/* The same by the signs of the weights, from the normed input of the FFN. */
+static void sign_scores(pi_session *s, te_team *team, const pi_layer *w, size_t t0, int32_t n) {
+    const te_kernels *k = s->model->kernels;
+    const int32_t n_embd = s->model->info.n_embd, n_ff = s->model->info.n_ff, words = s->model->sign_words;
+    te_barrier(team); /* h is made by all */
+    for (int32_t t = team->ith; t < n; t += team->nth)
+        k->sign_pack(s->h + (t0 + (size_t)t) * (size_t)n_embd, n_embd, s->sign + (ptrdiff_t)t * words);
     te_barrier(team);
-    return mark(s, team, &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith]);
+    enum { ROWS = 64 }; /* a block of rows stays in the first cache for all tokens */
+    int64_t lo, hi;
+    te_share(team, n_ff, ROWS, &lo, &hi);
+    for (int64_t j = lo; j < hi; j += ROWS)
+        for (int32_t t = 0; t < n; t++)
+            k->sign_dot(w->sign + j * words, hi - j < ROWS ? (int32_t)(hi - j) : ROWS, s->sign + (ptrdiff_t)t * words,
+                        n_embd, s->score + (t0 + (size_t)t) * (size_t)n_ff + j);
+}
+
+void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, int32_t n, float *tap) {
+    if (!tap) return;
+    for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth)
+        memcpy(tap + (size_t)s->chunk.batch_row[t] * (size_t)n, rows + (size_t)t * (size_t)n, sizeof *rows * (size_t)n);
+}
+
+int32_t pi_predict(pi_session *s, te_team *team, int32_t l) {
+    float *tap = s->tap[l].score;
+    if (!has_mask(s) && !tap) return 0;
+    const pi_layer *w = &s->model->layer[l];
+    const int32_t t0 = tap ? 0 : s->chunk.n_dense, n = s->chunk.n_tok - t0;
+    if (w->sign)
+        sign_scores(s, team, w, (size_t)t0, n);
+    else
+        mlp_scores(s, team, w, (size_t)t0, n);
+    te_barrier(team);
+    pi_tap_rows(s, team, s->score, s->model->info.n_ff, tap);
+    return has_mask(s) ? mark(s, team, l, &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith]) : 0;
 }
 
 typedef enum ffn_mode { FFN_MASKED, FFN_EXACT, FFN_DENSE } ffn_mode;
@@ -112,6 +144,10 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     }
     add_counts(&s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, &part, sparse_tokens);
     te_barrier(team);
+    if (s->tap[l].hidden)
+        for (int32_t t = team->ith; t < n; t += team->nth)
+            memcpy(s->tap[l].hidden + (size_t)s->chunk.batch_row[t0 + t] * n_ff, u + (size_t)t * n_ff,
+                   sizeof *u * n_ff);
     if (w->down_t.w)
         te_op_linear_t(team, s->ws, &w->down_t, u, n_ff, n, w->down_b, x, n_embd, true);
     else {
@@ -173,7 +209,7 @@ static void ffn_part(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
                      bool sparse_tokens) {
     const pi_layer *w = &s->model->layer[l];
     const bool whole_product = mode == FFN_DENSE && !w->down_t.w;
-    if (n >= s->model->kernels->gemm.min_tok || whole_product) {
+    if (n >= s->model->kernels->gemm.min_tok || whole_product || s->tap[l].hidden) {
         ffn_many(s, team, l, t0, n, mode, sparse_tokens);
         return;
     }
@@ -183,6 +219,7 @@ static void ffn_part(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
 
 void pi_ffn(pi_session *s, te_team *team, int32_t l, int32_t n_list) {
     const int32_t nd = s->chunk.n_dense, n = s->chunk.n_tok;
+    pi_tap_rows(s, team, s->h, s->model->info.n_embd, s->tap[l].norm);
     if (nd) ffn_part(s, team, l, 0, nd, FFN_EXACT, 0, false);
     if (nd && n > nd) te_barrier(team); /* the operators share their workspace */
     if (n == nd) return;

@@ -154,7 +154,7 @@ def main(args: argparse.Namespace) -> int:
     with (
         ModelFile(path) as file,
         Bar(f"loading {args.model}") as bar,
-        Model(file, progress=bar) as model,
+        Model(file, predictor=args.predictor, progress=bar) as model,
         Session(
             model, n_ctx=n_ctx, n_batch=args.n_batch, n_threads=args.n_threads or 0, sparsity=args.sparsity
         ) as session,

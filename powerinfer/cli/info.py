@@ -173,7 +173,9 @@ def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
     kind = "gated" if m.is_gated else "plain"
     rows.append(("FFN", f"{kind}, {m.activation}{threshold}; {sparsity_of(file, m)}"))
     if m.has_predictor:
-        rows.append(("predictor", f"in every layer, threshold {m.sparse_threshold:g}"))
+        kind = "fc1 and fc2 in every layer" if m.predictor == "mlp" else "signs of the weights"
+        each = " and up, layer by layer" if "powerinfer.sparse_thresholds" in file.metadata else ""
+        rows.append(("predictor", f"{kind}, threshold {m.sparse_threshold:g}{each}"))
     statistics = statistics_of(file, m)
     if statistics:
         rows.append(("statistics", statistics))

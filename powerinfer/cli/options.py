@@ -54,6 +54,12 @@ def add_compute_arguments(group: argparse._ActionsContainer, *, n_batch: int) ->
     group.add_argument(
         "--sparsity", choices=SPARSITY, default="auto", help="which neurons are computed (default auto)"
     )
+    group.add_argument(
+        "--predictor",
+        choices=("auto", "none", "mlp", "sign"),
+        default="auto",
+        help="mlp: the file's own; sign: the signs of the weights (default auto: what the file says)",
+    )
     group.add_argument("--threshold", type=float, metavar="X", help="replaces the file's predictor threshold")
 
 
@@ -61,7 +67,7 @@ def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for Llama."""
     names = (
         *("n_ctx", "n_threads", "n_batch", "vram_budget", "sparsity", "threshold", "activation"),
-        *("chat_format", "context_shift"),
+        *("predictor", "chat_format", "context_shift"),
     )
     return {name: getattr(args, name) for name in names}
 

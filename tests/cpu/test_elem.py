@@ -141,3 +141,31 @@ def test_relu_passes_above_the_threshold_only(table: str) -> None:
     h = np.zeros(5, dtype=np.float32)
     TABLES[table].glu(RELU, 0.5, ffi.NULL, fp(g), 5, fp(h))
     assert h.tolist() == [0, float(g[1]), 0, 0, 0]
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("n", (1, 63, 64, 65, 384, 4099))
+def test_signs(table: str, n: int) -> None:
+    """Zeros and NaN count as positive; the share of differing signs is exact."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((6, n)).astype(np.float32)
+    x[0, : n // 2] = 0.0
+    x[1, : n // 2] = -0.0
+    x[2, : n // 2] = np.nan
+    words = (n + 63) // 64
+    bits = np.full((6, words + 1), 0x5A5A5A5A5A5A5A5A, np.uint64)
+    for row, out in zip(x, bits, strict=True):
+        TABLES[table].sign_pack(fp(row), n, ffi.cast("uint64_t *", out.ctypes.data))
+    assert np.all(bits[:, words] == 0x5A5A5A5A5A5A5A5A)
+    expected = np.zeros((6, words * 64), np.uint8)
+    expected[:, :n] = x < 0
+    packed = np.packbits(expected, axis=1, bitorder="little").view(np.uint64)
+    assert np.array_equal(bits[:, :words], packed)
+    y = guarded_output(6)
+    rows = np.ascontiguousarray(packed)
+    TABLES[table].sign_dot(
+        ffi.cast("uint64_t *", rows.ctypes.data), 6, ffi.cast("uint64_t *", rows[3].ctypes.data), n, fp(y)
+    )
+    signs = np.where(x < 0, -1.0, 1.0)
+    assert np.array_equal(y[:6], (signs @ signs[3]).astype(np.float32) / np.float32(n))
+    assert np.all(y[6:] == CANARY)

@@ -132,6 +132,8 @@ class Case:
 NAN, INF = float("nan"), float("inf")
 A = "llama."
 ROPE = A + "rope."
+EACH = "powerinfer.sparse_thresholds"
+PREDICTOR = "powerinfer.predictor"
 falcon = functools.partial(good, "falcon")
 opt = functools.partial(good, "opt")
 sparse = functools.partial(good, predictor=True)
@@ -197,6 +199,14 @@ def bad_keys() -> list[Case]:
         Case(
             "threshold nan", key("powerinfer.sparse_threshold", g.F32, NAN), FormatError, "sparse_threshold"
         ),
+        Case("two thresholds", key(EACH, g.F32, [0.0, 1.0]), FormatError, "array of 1 f32", sparse),
+        Case("whole thresholds", key(EACH, g.U32, [1]), FormatError, "array of 1 f32", sparse),
+        Case("one threshold", key(EACH, g.F32, 0.5), FormatError, "array of 1 f32", sparse),
+        Case("no number of a layer", key(EACH, g.F32, [NAN]), FormatError, EACH + "[0]", sparse),
+        Case("predictor oracle", key(PREDICTOR, g.STRING, "oracle"), UnsupportedError, "oracle", sparse),
+        Case("predictor 1", key(PREDICTOR, g.U32, 1), FormatError, PREDICTOR, sparse),
+        Case("predictor mlp", key(PREDICTOR, g.STRING, "mlp"), FormatError, "no fc1"),
+        Case("signs of silu", key(PREDICTOR, g.STRING, "sign"), FormatError, "needs a ReLU model"),
         Case(
             "ungated drelu",
             key("powerinfer.hidden_act", g.STRING, "drelu"),
@@ -428,3 +438,33 @@ def test_the_drafts_themselves_are_good(base: Callable[[], Draft], tmp_path: Pat
 def test_an_activation_that_the_model_cannot_have(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="needs a gate"):
         Model(falcon().write(tmp_path / "m.gguf"), activation="drelu")
+
+
+@pytest.mark.parametrize(
+    ("base", "predictor", "says"),
+    [(good, "mlp", "no fc1"), (good, "sign", "needs a ReLU"), (sparse, "x", "'x'")],
+)
+def test_a_predictor_that_the_model_cannot_have(
+    base: Callable[[], Draft], predictor: Any, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        Model(base().write(tmp_path / "m.gguf"), predictor=predictor)
+
+
+def test_the_predictor_and_its_thresholds_are_chosen_as_the_file_and_the_caller_say(tmp_path: Path) -> None:
+    draft = good("llama", 2, predictor=True)
+    draft.meta["powerinfer.sparse_threshold"] = (g.F32, -0.5)
+    path = draft.write(tmp_path / "m.gguf")
+    with Model(path) as model:
+        assert (model.info.predictor, model.thresholds) == ("mlp", [-0.5, -0.5])
+    draft.meta[EACH] = (g.F32, [0.25, 0.125])
+    draft.meta[PREDICTOR] = (g.STRING, "sign")
+    draft.write(path)
+    with Model(path) as model:
+        assert (model.info.predictor, model.thresholds) == ("sign", [0.25, 0.125])
+        assert model.info.sparse_threshold == 0.125
+        assert model.info.n_sign_bytes == 2 * model.info.n_ff * 8  # 64 columns: a word for each neuron
+    with Model(path, predictor="mlp") as model:
+        assert (model.info.predictor, model.info.n_sign_bytes) == ("mlp", 0)
+    with Model(path, predictor="none") as model:
+        assert not model.info.has_predictor

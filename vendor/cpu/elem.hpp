@@ -131,6 +131,22 @@ template <class V> struct elementwise {
         for (int32_t i = 0; i < n; i++) y[i] += x[i];
     }
 
+    static void sign_pack(const float *x, int32_t n, uint64_t *bits) {
+        for (int32_t i = 0; i < n; i += 64) {
+            uint64_t word = 0;
+            for (int32_t j = 0; j < 64 && i + j < n; j++) word |= (uint64_t)(x[i + j] < 0) << j;
+            bits[i / 64] = word;
+        }
+    }
+    static void sign_dot(const uint64_t *rows, int32_t n_rows, const uint64_t *x, int32_t n, float *y) {
+        const int32_t words = (n + 63) / 64;
+        for (int32_t r = 0; r < n_rows; r++, rows += words) {
+            int64_t differ = 0;
+            for (int32_t i = 0; i < words; i++) differ += __builtin_popcountll(rows[i] ^ x[i]);
+            y[r] = (float)(n - 2 * differ) / (float)n;
+        }
+    }
+
     template <int act> static f32 activate(f32 g, f32 threshold) {
         if constexpr (act == TE_RELU) return relu(g, threshold);
         if constexpr (act == TE_DRELU) return relu(g, V::zero());

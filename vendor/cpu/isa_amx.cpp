@@ -2,7 +2,7 @@
 #include "isa_begin.h"
 
 #if defined(__x86_64__)
-TE_ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,amx-tile,amx-int8,amx-bf16")
+TE_ISA_BEGIN("avx2,fma,f16c,popcnt,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,amx-tile,amx-int8,amx-bf16")
 #include "vec_avx512.hpp"
 #include "codec.hpp"
 #include "codec_k.hpp"

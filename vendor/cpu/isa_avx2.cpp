@@ -2,7 +2,7 @@
 #include "isa_begin.h"
 
 #if defined(__x86_64__)
-TE_ISA_BEGIN("avx2,fma,f16c")
+TE_ISA_BEGIN("avx2,fma,f16c,popcnt")
 #include "vec_avx2.hpp"
 #include "codec.hpp"
 #include "codec_k.hpp"

@@ -46,6 +46,8 @@ template <class V> constexpr te_kernels make_table(const char *name, te_gemm_ker
     k.layer_norm = elementwise<V>::layer_norm;
     k.softmax = elementwise<V>::softmax;
     k.add = elementwise<V>::add;
+    k.sign_pack = elementwise<V>::sign_pack;
+    k.sign_dot = elementwise<V>::sign_dot;
     k.glu = elementwise<V>::glu;
     return k;
 }

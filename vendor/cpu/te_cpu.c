@@ -35,8 +35,9 @@ static bool saved(unsigned parts) {
 }
 
 static bool has_avx2(void) {
-    const unsigned fma = 1u << 12, avx = 1u << 28, f16c = 1u << 29, avx2 = 1u << 5, sse_and_avx = 0x6;
-    return all(cpuid(1, 0).c, fma | avx | f16c) && all(cpuid(7, 0).b, avx2) && saved(sse_and_avx);
+    const unsigned fma = 1u << 12, popcnt = 1u << 23, avx = 1u << 28, f16c = 1u << 29, avx2 = 1u << 5,
+                   sse_and_avx = 0x6;
+    return all(cpuid(1, 0).c, fma | popcnt | avx | f16c) && all(cpuid(7, 0).b, avx2) && saved(sse_and_avx);
 }
 
 static bool has_avx512(void) {

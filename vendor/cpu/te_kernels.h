@@ -95,6 +95,11 @@ typedef struct te_kernels {
     void (*softmax)(float *x, int32_t n,
                     float scale); /* x = exp(scale*(x - max)) / sum; n >= 1; -inf entries become 0 */
     void (*add)(const float *x, int32_t n, float *y); /* y += x */
+    /* Sign bits of n floats in (n+63)/64 words: bit i%64 of word i/64 is set where x[i] < 0; the last word's other bits
+     * are 0. */
+    void (*sign_pack)(const float *x, int32_t n, uint64_t *bits);
+    /* y[i] = mean of the products of the n signs of row i and of x, in -1..1; rows [n_rows] of sign_pack's words. */
+    void (*sign_dot)(const uint64_t *rows, int32_t n_rows, const uint64_t *x, int32_t n, float *y);
     /* h[i] = act(g[i]) * u[i] (DRELU: relu(g) * relu(u)); g NULL: h = act(u). threshold: RELU passes g > threshold,
      * else 0 (FATReLU). */
     void (*glu)(te_activation act, float threshold, const float *g, const float *u, int32_t n, float *h);

@@ -1,0 +1,57 @@
+"""Weight formats by name: sizes, and turning floats into them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _native
+from .errors import ArgumentError
+
+
+def number(name: str) -> int:
+    """ggml's number of a format: 12 for "Q4_K". Raises ArgumentError for an unknown name."""
+    value = int(_native.lib.pi_type_find(name.encode()))
+    if value < 0:
+        raise ArgumentError(f"{name!r} is not a weight format")
+    return value
+
+
+def block(name: str) -> int:
+    """Weights per block: 256 for "Q4_K", 1 for floats."""
+    return int(_native.lib.pi_type_block(number(name)))
+
+
+def row_bytes(name: str, n: int) -> int:
+    """Bytes of n weights. Raises ArgumentError if n is no multiple of the block."""
+    if n % block(name):
+        raise ArgumentError(f"rows of {n} weights do not divide into the blocks of {block(name)} of {name}")
+    return int(_native.lib.pi_type_bytes(number(name), n))
+
+
+def can_quantize(name: str) -> bool:
+    """Whether `quantize` can write this format."""
+    return bool(_native.lib.pi_type_can_quantize(number(name)))
+
+
+def quantize(weights: npt.NDArray[np.float32], name: str, *, n_threads: int = 0) -> npt.NDArray[np.uint8]:
+    """Float32 weights [rows, columns] as rows of a format: bytes [rows, row_bytes].
+
+    n_threads: 0 for the physical cores; the bits do not depend on it. Raises ArgumentError (columns that do
+    not divide into blocks), UnsupportedError (a format that cannot be written).
+    """
+    source = np.ascontiguousarray(weights, np.float32)
+    n_rows, n_columns = source.shape
+    out = np.empty((n_rows, row_bytes(name, n_columns)), np.uint8)
+    if out.size:
+        _native.check(
+            _native.lib.pi_quantize(
+                number(name),
+                _native.ffi.from_buffer("float[]", source),
+                n_rows,
+                n_columns,
+                _native.ffi.from_buffer(out, require_writable=True),
+                _native.fit("n_threads", n_threads),
+            )
+        )
+    return out
