@@ -1,5 +1,5 @@
 /* attention.c - causal attention over the block table: per token and KV head, scores of all positions, softmax,
- * weighted sum of V. */
+ * weighted sum of V. A prompt's tokens are taken together: K and V are read once for many queries. */
 #include <math.h>
 #include <string.h>
 
@@ -59,15 +59,80 @@ static void attend(pi_session *s, te_team *team, int32_t l, int32_t t, int32_t k
     }
 }
 
+/* A run of tokens t0..t0+n-1 of one sequence at consecutive positions, for the query heads of one KV head: the same as
+ * matrix products, a block of K and V for all of the run's queries at a time. */
+static void attend_run(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_t n, int32_t kvh) {
+    const pi_model *m = s->model;
+    const te_gemm_kernels *g = &m->kernels->gemm;
+    const pi_seq *seq = &s->kv.seq[s->chunk.seq[t0]];
+    const int32_t nh = m->info.n_head, d = m->info.n_embd_head, group = nh / m->info.n_head_kv, rows = n * group,
+                  pos = s->chunk.pos[t0], n_pos = pos + n;
+    const pi_attention_tile *tile = &s->tile;
+    const size_t ld = tile->ld;
+    float *q = pi_scratch(s, team), *out = q + tile->out, *score = q + tile->score;
+    void *packed = q + tile->packed, *work = q + tile->work;
+    for (int32_t r = 0; r < rows; r++)
+        memcpy(q + (ptrdiff_t)r * d, s->q + ((ptrdiff_t)(t0 + r / group) * nh + kvh * group + r % group) * d,
+               (size_t)d * sizeof *q);
+    g->pack(q, (size_t)d, rows, d, 0, rows, packed);
+    for (int32_t p = 0; p < n_pos; p += PI_KV_BLOCK) {
+        const int32_t nb = n_pos - p < PI_KV_BLOCK ? n_pos - p : PI_KV_BLOCK;
+        const te_mat k = {pi_kv_k(&s->kv, l, seq, kvh, p), s->kv.row_k, s->kv.type_k, d, nb};
+        g->gemm(&k, 0, nb, packed, rows, score + p, ld, NULL, false, work);
+    }
+    const float scale = 1.0F / sqrtf((float)d);
+    for (int32_t r = 0; r < rows; r++) {
+        const int32_t seen = pos + r / group + 1;
+        float *x = score + (size_t)r * ld;
+        m->kernels->softmax(x, seen, scale);
+        memset(x + seen, 0, (size_t)(n_pos - seen) * sizeof *x);
+    }
+    for (int32_t p = 0; p < n_pos; p += PI_KV_BLOCK) {
+        const int32_t nb = n_pos - p < PI_KV_BLOCK ? n_pos - p : PI_KV_BLOCK;
+        const te_mat v = {pi_kv_v(&s->kv, l, seq, kvh, p), s->kv.row_v, s->kv.type_v, d, nb};
+        g->pack_t(score + p, ld, rows, nb, 0, rows, packed);
+        g->gemm_t(&v, 0, d, packed, rows, out, (size_t)d, NULL, p > 0, work);
+    }
+    for (int32_t r = 0; r < rows; r++)
+        memcpy(s->att + ((ptrdiff_t)(t0 + r / group) * nh + kvh * group + r % group) * d, out + (ptrdiff_t)r * d,
+               (size_t)d * sizeof *out);
+}
+
+/* The length of the run of tokens from t on, at most `most`. */
+static int32_t run_length(const pi_chunk *c, int32_t t, int32_t most) {
+    int32_t n = 1;
+    while (n < most && t + n < c->n_tok && c->seq[t + n] == c->seq[t] && c->pos[t + n] == c->pos[t] + n) n++;
+    return n;
+}
+
 void pi_attention(pi_session *s, te_team *team, int32_t l) {
     finish_heads(s, team, l);
     te_barrier(team);
-    /* A piece of work is a token and a KV head, whose K and V are read once; only where there are fewer pieces than
-     * members (one token, few KV heads) are the query heads of a piece shared out, too. */
-    const int32_t nkv = s->model->info.n_head_kv, group = s->model->info.n_head / nkv, pieces = s->chunk.n_tok * nkv;
-    const int32_t wanted = (team->nth + pieces - 1) / pieces, parts = wanted < group ? wanted : group;
-    for (int32_t i = team->ith; i < pieces * parts; i += team->nth) {
-        const int32_t piece = i / parts, part = i % parts;
-        attend(s, team, l, piece / nkv, piece % nkv, group * part / parts, group * (part + 1) / parts);
+    const te_gemm_kernels *g = &s->model->kernels->gemm;
+    const int32_t nkv = s->model->info.n_head_kv, group = s->model->info.n_head / nkv;
+    /* Tokens that follow each other are taken together where that is enough for matrix products. Other tokens are taken
+     * one by one, and only where those are fewer than members their query heads are shared out, too. Pieces of work are
+     * dealt out one by one, for the later ones of a prompt see more positions. */
+    const int32_t most = s->tile.rows / group;
+    bool open = false;
+    int32_t turn = 0;
+    for (int32_t t = 0, n; t < s->chunk.n_tok; t += n) {
+        n = run_length(&s->chunk, t, most);
+        const bool tile = n * group >= g->min_tok && n > 1;
+        const int32_t wanted = (team->nth + s->chunk.n_tok * nkv - 1) / (s->chunk.n_tok * nkv),
+                      parts = tile || wanted <= 1 ? 1
+                              : wanted < group    ? wanted
+                                                  : group;
+        for (int32_t i = 0; i < nkv * parts; i++, turn++) {
+            if (turn % team->nth != team->ith) continue;
+            if (tile && !open) g->begin();
+            open |= tile;
+            if (tile)
+                attend_run(s, team, l, t, n, i);
+            else
+                for (int32_t k = t; k < t + n; k++)
+                    attend(s, team, l, k, i / parts, group * (i % parts) / parts, group * (i % parts + 1) / parts);
+        }
     }
+    if (open) g->end();
 }

@@ -112,6 +112,26 @@ static void lay_out(pi_session *s, carver *c) {
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
 }
 
+/* Scores of a tile take about a megabyte, which second caches hold; rows are no power of two apart, for those would
+ * share few places in the cache. */
+static pi_attention_tile attention_tile(const pi_session *s) {
+    enum { SCORES = 1 << 18, LEAST = 16, MOST = 128 };
+    const pi_model_info *i = &s->model->info;
+    const te_gemm_kernels *g = &s->model->kernels->gemm;
+    const int32_t group = i->n_head / i->n_head_kv, d = i->n_embd_head, k = d > PI_KV_BLOCK ? d : PI_KV_BLOCK;
+    pi_attention_tile t = {.ld = ((size_t)s->options.n_ctx + 15) / 16 * 16 + 16};
+    int32_t rows = (int32_t)(SCORES / t.ld) / LEAST * LEAST;
+    rows = rows < LEAST ? LEAST : rows > MOST ? MOST : rows;
+    t.rows = rows < 2 * group ? 2 * group : rows / group * group;
+    const size_t n = (size_t)t.rows, head = (n * (size_t)d + 15) / 16 * 16;
+    t.out = head;
+    t.packed = t.out + head;
+    t.work = t.packed + (g->pack_bytes(t.rows, k) + 63) / 64 * 16;
+    t.score = t.work + (g->scratch_bytes(t.rows, k) + 63) / 64 * 16;
+    t.floats = pi_add(t.score, pi_mul(n, t.ld));
+    return t;
+}
+
 /* What attention.c and a context shift need per member; rounded to cache lines. */
 static size_t scratch_floats(const pi_session *s) {
     const pi_model_info *i = &s->model->info;
@@ -119,7 +139,8 @@ static size_t scratch_floats(const pi_session *s) {
     const size_t act = (s->model->kernels->row[s->kv.type_k].act_bytes(i->n_embd_head) + 63) / 64 * 16;
     const size_t attention = pi_add(pi_mul(pi_add(act, ld), group), te_acc_floats(i->n_embd_head)),
                  shift = (size_t)i->n_embd_head * 2;
-    const size_t n = attention > shift ? attention : shift;
+    size_t n = attention > shift ? attention : shift;
+    if (s->tile.floats > n) n = s->tile.floats;
     return n == SIZE_MAX ? n : (n + 31) / 16 * 16;
 }
 
@@ -131,6 +152,7 @@ static pi_status open_session(pi_session *s) {
     pi_session_options *o = &s->options;
     PI_TRY(check_options(m, o));
     PI_TRY(pi_kv_init(&s->kv, m, o->n_ctx, o->n_pool, o->n_seq, o->type_k, o->type_v));
+    s->tile = attention_tile(s);
     s->scratch_floats = scratch_floats(s);
     carver c = {NULL, 0};
     lay_out(s, &c);

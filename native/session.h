@@ -18,6 +18,15 @@ typedef struct pi_chunk {
     int32_t *batch_row;         /* [n_batch]: index in the chunk's part of the batch */
 } pi_chunk;
 
+/* Prompt attention's share of a member's scratch: a tile is so many queries (tokens times query heads of a KV head)
+ * whose scores stay in the cache. Offsets in floats; the queries themselves are at 0. */
+typedef struct pi_attention_tile {
+    int32_t rows;
+    size_t ld; /* floats per row of scores */
+    size_t out, packed, work, score;
+    size_t floats; /* in all */
+} pi_attention_tile;
+
 typedef struct pi_layer_count { /* one member's part of pi_layer_step */
     _Alignas(64) te_ffn_counts ffn;
     int64_t predicted;
@@ -52,6 +61,7 @@ struct pi_session {
     int32_t *list_part; /* [n_threads] how many of them are in each part */
     float *scratch;     /* per member: scratch_floats */
     size_t scratch_floats;
+    pi_attention_tile tile;
     void *memory;
     size_t memory_bytes;
 
