@@ -16,7 +16,7 @@ C_FILES = $(shell find vendor native tests examples -name '*.[ch]' -o -name '*.[
 CONFIGURE = cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$$(command -v ninja)" -DPOWERINFER_WERROR=ON
 
 help: ## list the commands
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 build: ## the engine, into build/ and powerinfer/lib/
 	@$(CONFIGURE) -B build >/dev/null
@@ -78,6 +78,22 @@ sanitize-thread:
 	TSAN_OPTIONS=halt_on_error=1 POWERINFER_TEST_LIB=$(CURDIR)/build/tsan/libte_testing.so \
 		$(NO_ASLR) $(PYTHON) -m pytest $(PYTEST_ARGS) tests/core/test_pool.py tests/native/test_session_stress.py -k 'stress or side_by_side'
 
+# The emulator, and where programs for 64-bit ARM find their libraries. A53: a processor without the dot product, so that
+# an instruction that it lacks is seen; A76: one with it.
+QEMU = qemu-aarch64-static -L /usr/aarch64-linux-gnu
+ARM_DIR = $(CURDIR)/build/aarch64
+cross-aarch64: ## the engine for 64-bit ARM, its kernels and models under an emulator (results, not speed)
+	@for tool in aarch64-linux-gnu-gcc aarch64-linux-gnu-g++ qemu-aarch64-static; do \
+		command -v $$tool >/dev/null || { echo "$$tool is missing; Debian has it in gcc-aarch64-linux-gnu," \
+			"g++-aarch64-linux-gnu, qemu-user-static" >&2; exit 1; }; done
+	@$(CONFIGURE) -B $(ARM_DIR) --toolchain cmake/aarch64-toolchain.cmake \
+		-DPOWERINFER_TESTING=ON >/dev/null
+	@cmake --build $(ARM_DIR) -j $(JOBS)
+	$(QEMU) -cpu cortex-a53 $(ARM_DIR)/kernels_check scalar neon
+	POWERINFER_TEST_RUN="$(QEMU) -cpu cortex-a76" POWERINFER_TEST_LIB=$(ARM_DIR)/libte_testing.so $(PYTHON) -m pytest $(PYTEST_ARGS) \
+		tests/core/test_formats_check.py tests/core/test_pool.py::test_stress_program tests/cpu/test_kernels_check.py \
+		tests/native/test_engine_check.py tests/native/test_session_stress.py
+
 FUZZ_SECONDS ?= 60
 fuzz: ## coverage-guided fuzzing of the GGUF reader (clang); FUZZ_SECONDS=600
 	@mkdir -p build/fuzz/corpus
@@ -89,7 +105,7 @@ fuzz: ## coverage-guided fuzzing of the GGUF reader (clang); FUZZ_SECONDS=600
 bench: build ## tokens/s, bytes per token and the share of this machine's read rate
 	$(PYTHON) -m powerinfer bench $(or $(MODEL),demo)
 
-slow: sanitize ## what is too slow for every change: sanitizers, ten minutes of fuzzing, tokenizers against their originals
+slow: sanitize cross-aarch64 ## what is too slow for every change: sanitizers, 64-bit ARM, ten minutes of fuzzing, tokenizers against their originals
 	$(MAKE) fuzz FUZZ_SECONDS=600
 	$(PYTHON) scripts/check_tokenizers.py
 
@@ -103,4 +119,4 @@ wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
 clean: ## what the commands above made
 	rm -rf build dist powerinfer/lib *.egg-info
 
-.PHONY: help build build-testing library check lint tidy fix test sanitize sanitize-address sanitize-thread fuzz bench slow wheel clean
+.PHONY: help build build-testing library check lint tidy fix test sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench slow wheel clean

@@ -113,7 +113,7 @@ def fit(name: str, value: int, bits: int = 32, signed: bool = True) -> int:
 
 
 def isa() -> str:
-    """Name of the instruction set in use: "scalar", "avx2", "avx512", "amx".
+    """Name of the instruction set in use: "scalar", "avx2", "avx512", "amx", "neon" or "neon_dot".
 
     Raises ArgumentError if POWERINFER_ISA names one that cannot run here.
     """

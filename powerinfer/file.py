@@ -202,9 +202,7 @@ class ModelFile:
             raise ArgumentError(f"the file {self.path} has no tensor {name!r}")
         return index
 
-    def dequantize(
-        self, name: str, *, first: int = 0, n_rows: int | None = None
-    ) -> npt.NDArray[np.float32]:
+    def dequantize(self, name: str, *, first: int = 0, n_rows: int | None = None) -> npt.NDArray[np.float32]:
         """A tensor's weights as float32, in its shape; or n_rows of its first dimension from row `first` on.
 
         Raises ArgumentError for a name or rows that the file does not have, UnsupportedError for a type

@@ -11,10 +11,16 @@ from .errors import ArgumentError
 
 def number(name: str) -> int:
     """ggml's number of a format: 12 for "Q4_K". Raises ArgumentError for an unknown name."""
-    value = int(_native.lib.pi_type_find(name.encode()))
+    value = int(_native.lib.pi_type_find(name.encode("utf-8", "replace")))
     if value < 0:
         raise ArgumentError(f"{name!r} is not a weight format")
     return value
+
+
+def canonical(name: str) -> str:
+    """A format's name as files list it, for a name in any case. Raises ArgumentError for an unknown one."""
+    text: bytes = _native.ffi.string(_native.lib.pi_type_name(number(name)))
+    return text.decode()
 
 
 def block(name: str) -> int:
@@ -34,21 +40,23 @@ def can_quantize(name: str) -> bool:
     return bool(_native.lib.pi_type_can_quantize(number(name)))
 
 
-def quantize(weights: npt.NDArray[np.float32], name: str, *, n_threads: int = 0) -> npt.NDArray[np.uint8]:
-    """Float32 weights [rows, columns] as rows of a format: bytes [rows, row_bytes].
+def quantize(weights: npt.ArrayLike, name: str, *, n_threads: int = 0) -> npt.NDArray[np.uint8]:
+    """Weights [..., columns] as rows of a format: bytes [..., row_bytes(columns)].
 
-    n_threads: 0 for the physical cores; the bits do not depend on it. Raises ArgumentError (columns that do
-    not divide into blocks), UnsupportedError (a format that cannot be written).
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, F16 and BF16 have the bits of ggml's reference; Q2_K to Q6_K and IQ4_NL
+    search for the least error. n_threads: 0 for the physical cores; the bits do not depend on it. What comes
+    of infinities and NaNs is not defined. Raises ArgumentError (columns that do not divide into blocks),
+    UnsupportedError (a format that cannot be written).
     """
     source = np.ascontiguousarray(weights, np.float32)
-    n_rows, n_columns = source.shape
-    out = np.empty((n_rows, row_bytes(name, n_columns)), np.uint8)
+    n_columns = source.shape[-1]
+    out = np.empty((*source.shape[:-1], row_bytes(name, n_columns)), np.uint8)
     if out.size:
         _native.check(
             _native.lib.pi_quantize(
                 number(name),
                 _native.ffi.from_buffer("float[]", source),
-                n_rows,
+                source.size // n_columns,
                 n_columns,
                 _native.ffi.from_buffer(out, require_writable=True),
                 _native.fit("n_threads", n_threads),

@@ -13,154 +13,48 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _native
 from .errors import ArgumentError, ClosedError
+from .facts import (
+    ACTIVATION,
+    KV_TYPE,
+    PREDICTOR,
+    SPARSITY,
+    Activation,
+    LayerStep,
+    ModelInfo,
+    Predictor,
+    Progress,
+    SessionInfo,
+    Sparsity,
+    StepTotal,
+    Tap,
+    name_of,
+    number_of,
+)
 from .file import ModelFile
 
-Sparsity = Literal["auto", "predicted", "exact", "dense"]
-Activation = Literal["auto", "relu", "drelu", "silu", "gelu"]
-Predictor = Literal["auto", "none", "mlp", "sign"]
-Progress = Callable[[int, int], None]
-
-_SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
-_ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3}
-_PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
-_KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
-
-
-def _number_of(what: str, names: dict[str, int], value: str | int) -> int:
-    """The engine's number of a name; ggml's numbers are accepted too."""
-    number = (
-        names.get(value.lower()) if isinstance(value, str) else value if value in names.values() else None
-    )
-    if number is None:
-        raise ArgumentError(f"{what} is {value!r}, it must be one of {', '.join(map(repr, names))}")
-    return number
-
-
-def _name_of(names: dict[str, int], number: int) -> str:
-    return next((name for name, value in names.items() if value == number), str(number))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelInfo:
-    """Shape and kind of a model."""
-
-    architecture: str
-    n_layer: int
-    n_embd: int
-    n_head: int
-    n_head_kv: int
-    n_embd_head: int
-    n_ff: int
-    n_vocab: int
-    n_ctx_train: int
-    activation: str
-    """Of the feed-forward: "relu", "drelu", "silu" or "gelu"."""
-    activation_threshold: float
-    """A gate at or below it counts as silent (FATReLU); 0 for plain ReLU."""
-    is_gated: bool
-    """The feed-forward has a gate matrix."""
-    predictor: str
-    """Of active neurons: "none", "mlp" (fc1 and fc2 of the file) or "sign" (the signs of the weights)."""
-    sparse_threshold: float
-    """A neuron is predicted when its score is at least this; the lowest of all layers."""
-    can_skip_down: bool
-    """Rows of ffn_down that belong to silent neurons are not read."""
-    n_layer_down_transposed: int
-    """Layers whose ffn_down was transposed while loading."""
-    n_weight_bytes: int
-    n_transposed_bytes: int
-    n_sign_bytes: int
-    """Memory that the sign predictor takes, once loaded."""
-    n_parameters: int
-    rope: str
-    """For example "norm, base 10000, linear x4"; "none"."""
-
-    @property
-    def has_predictor(self) -> bool:
-        return self.predictor != "none"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionInfo:
-    """Sizes and mode of a session."""
-
-    n_ctx: int
-    n_pool: int
-    n_seq: int
-    n_batch: int
-    n_threads: int
-    sparsity: str
-    """Mode in use: "predicted", "exact" or "dense"."""
-    sparse_threshold: float
-    n_kv_bytes: int
-    n_work_bytes: int
-    n_blocks: int
-    n_blocks_free: int
-    """Blocks hold 64 positions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerStep:
-    """What the last chunk did in one layer. Counts are sums over the tokens that were computed sparsely."""
-
-    n_tokens: int
-    """Tokens of the chunk."""
-    n_sparse: int
-    """Of those, computed by the row-sparse operator."""
-    n_predicted: int
-    """(neuron, token) pairs that were to be looked at; all of them in exact and dense mode."""
-    n_computed: int
-    """Pairs whose up row (down row, where there is no gate) was used."""
-    n_active: int
-    """Pairs with a product that is not zero."""
-    n_rows: int
-    """Weight rows that the feed-forward read."""
-    ffn_bytes: int
-    """Bytes of weights that the feed-forward read, its predictor included."""
-    bytes: int
-    """Bytes that the layer read: weights, K and V."""
-    ffn_us: float
-    layer_us: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTotal:
-    """The last feed as a whole, embedding and output head included."""
-
-    bytes: int
-    us: float
-
-
-class Tap:
-    """What tapped layers read and made in the last feed; dictionaries from the layer to float32 arrays.
-
-    The arrays are the same memory for every feed: copy what is to stay.
-    """
-
-    def __init__(self) -> None:
-        self.input: dict[int, npt.NDArray[np.float32]] = {}
-        """[n_tokens, n_embd] what an MLP predictor reads: the residual before ffn_norm; Falcon: the block's
-        input."""
-        self.norm: dict[int, npt.NDArray[np.float32]] = {}
-        """[n_tokens, n_embd] the normed input of gate and up, which a sign predictor reads."""
-        self.hidden: dict[int, npt.NDArray[np.float32]] = {}
-        """[n_tokens, n_ff] act(gate) * up, after the mask in predicted mode; 0 where a neuron is silent."""
-        self.score: dict[int, npt.NDArray[np.float32]] = {}
-        """[n_tokens, n_ff] of the predictor, in any mode."""
-
-    def _show(self, arrays: dict[str, dict[int, npt.NDArray[np.float32]]], n: int) -> None:
-        for name, of_layer in arrays.items():
-            setattr(self, name, {layer: array[:n] for layer, array in of_layer.items()})
+__all__ = [
+    "Activation",
+    "LayerStep",
+    "Model",
+    "ModelInfo",
+    "Predictor",
+    "Progress",
+    "Session",
+    "SessionInfo",
+    "Sparsity",
+    "StepTotal",
+    "Tap",
+    "as_int32",
+]
 
 
 class Model:
@@ -192,8 +86,8 @@ class Model:
         self.file = file if isinstance(file, ModelFile) else ModelFile(file)
         ffi, lib = _native.ffi, _native.lib
         options = ffi.new("pi_model_options *", lib.pi_model_defaults())
-        options.activation = _number_of("activation", _ACTIVATION, activation)
-        options.predictor = _number_of("predictor", _PREDICTOR, predictor)
+        options.activation = number_of("activation", ACTIVATION, activation)
+        options.predictor = number_of("predictor", PREDICTOR, predictor)
         options.use_mlock = bool(use_mlock)
         out = ffi.new("pi_model **")
         _native.check(lib.pi_model_open(self.file.handle, options, out))
@@ -220,10 +114,10 @@ class Model:
             n_ff=native.n_ff,
             n_vocab=native.n_vocab,
             n_ctx_train=native.n_ctx_train,
-            activation=_name_of(_ACTIVATION, native.activation),
+            activation=name_of(ACTIVATION, native.activation),
             activation_threshold=native.activation_threshold,
             is_gated=bool(native.is_gated),
-            predictor=_name_of(_PREDICTOR, native.predictor),
+            predictor=name_of(PREDICTOR, native.predictor),
             sparse_threshold=native.sparse_threshold,
             can_skip_down=bool(native.can_skip_down),
             n_layer_down_transposed=native.n_layer_down_transposed,
@@ -296,9 +190,9 @@ class Session:
         options.n_seq = _native.fit("n_seq", n_seq)
         options.n_batch = _native.fit("n_batch", n_batch)
         options.n_threads = _native.fit("n_threads", n_threads)
-        options.type_k = _number_of("type_k", _KV_TYPE, type_k)
-        options.type_v = _number_of("type_v", _KV_TYPE, type_v)
-        options.sparsity = _number_of("sparsity", _SPARSITY, sparsity)
+        options.type_k = number_of("type_k", KV_TYPE, type_k)
+        options.type_v = number_of("type_v", KV_TYPE, type_v)
+        options.sparsity = number_of("sparsity", SPARSITY, sparsity)
         options.mask_prompts = bool(mask_prompts)
         out = ffi.new("pi_session **")
         _native.check(lib.pi_session_open(model.handle, options, out))
@@ -334,7 +228,7 @@ class Session:
             n_seq=native.n_seq,
             n_batch=native.n_batch,
             n_threads=native.n_threads,
-            sparsity=_name_of(_SPARSITY, native.sparsity),
+            sparsity=name_of(SPARSITY, native.sparsity),
             sparse_threshold=native.sparse_threshold,
             n_kv_bytes=native.n_kv_bytes,
             n_work_bytes=native.n_work_bytes,
@@ -383,7 +277,7 @@ class Session:
             _native.check(_native.lib.pi_session_feed(self.handle, batch))
             self._n_logits = n_wanted
             if self._tap is not None:
-                self._tap[0]._show(self._tap[1], n)
+                self._tap[0].show(self._tap[1], n)
             self._copied.clear()
 
     @property
@@ -493,7 +387,7 @@ class Session:
         """Changes how the feed-forward is computed from the next feed on."""
         with self._lock:
             _native.check(
-                _native.lib.pi_session_set_sparsity(self.handle, _number_of("sparsity", _SPARSITY, sparsity))
+                _native.lib.pi_session_set_sparsity(self.handle, number_of("sparsity", SPARSITY, sparsity))
             )
 
     def set_threshold(self, threshold: float) -> None:
@@ -528,7 +422,7 @@ class Session:
         without predictor).
         """
         info, rows = self.model.info, self.info.n_batch
-        chosen = range(info.n_layer) if layers is None else list(layers)
+        chosen = range(info.n_layer) if layers is None else [_native.fit("layer", layer) for layer in layers]
         widths = {"input": info.n_embd, "norm": info.n_embd, "hidden": info.n_ff, "score": info.n_ff}
         wanted = {"input": input, "norm": norm, "hidden": hidden, "score": score}
         names = [name for name, on in wanted.items() if on]
@@ -547,7 +441,7 @@ class Session:
                 for name in names:
                     setattr(native, name, ffi.from_buffer("float[]", arrays[name][layer]))
                 with self._lock:
-                    _native.check(lib.pi_session_set_tap(self.handle, _native.fit("layer", layer), native))
+                    _native.check(lib.pi_session_set_tap(self.handle, layer, native))
             yield tap
         finally:
             with self._lock:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,18 +52,21 @@ class Model:
 
 @dataclass
 class LayerTrace:
-    """What one layer's FFN did; every array is [n_tokens, n_ff] but the last.
+    """What one layer's FFN did; every array is [n_tokens, n_ff] but the inputs.
 
     scores: predictor scores, or None without a predictor in use; predicted: score >= threshold (all True
     without one); gated: predicted and the activated gate (of an ungated FFN: the activated up) is not zero;
-    active: what is multiplied with its down row is not zero; predictor_input: [n_tokens, n_embd].
+    active: what is multiplied with its down row, which is hidden, is not zero. predictor_input and ffn_input:
+    [n_tokens, n_embd], the latter after its norm.
     """
 
     scores: Array | None
     predicted: Array
     gated: Array
     active: Array
+    hidden: Array
     predictor_input: Array
+    ffn_input: Array
 
 
 @dataclass
@@ -187,8 +191,8 @@ class Ffn:
 
     activation: str
     activation_threshold: float
-    predictor_threshold: float | None
-    n_dense: int  # so many first tokens use all neurons in any case
+    predictor_thresholds: Array | None  # one of each layer
+    dense: Array  # of each token, whether it uses all neurons in any case
 
     def act(self, x: Array) -> Array:
         if self.activation in ("relu", "drelu"):
@@ -201,10 +205,10 @@ def ffn(model: Model, layer: int, x: Array, predictor_input: Array, how: Ffn, tr
     p = f"blk.{layer}."
     scores = None
     predicted = np.ones((x.shape[0], model[p + "ffn_up.weight"].shape[0]), dtype=bool)
-    if how.predictor_threshold is not None:
+    if how.predictor_thresholds is not None:
         scores = relu(predictor_input @ model[p + "fc1.weight"].T) @ model[p + "fc2.weight"].T
-        predicted = scores >= how.predictor_threshold
-        predicted[: how.n_dense] = True
+        predicted = scores >= how.predictor_thresholds[layer]
+        predicted[how.dense] = True
 
     up = x @ model[p + "ffn_up.weight"].T
     up_bias = model.get(p + "ffn_up.bias")
@@ -227,7 +231,7 @@ def ffn(model: Model, layer: int, x: Array, predictor_input: Array, how: Ffn, tr
         out = out + down_bias
     if trace is not None:
         gated = predicted & (first != 0)
-        trace.layers.append(LayerTrace(scores, predicted, gated, hidden != 0, predictor_input))
+        trace.layers.append(LayerTrace(scores, predicted, gated, hidden != 0, hidden, predictor_input, x))
     return np.asarray(out)
 
 
@@ -320,26 +324,29 @@ def forward(
     tokens: Any,
     *,
     predicted: bool = False,
-    n_dense: int = 0,
-    threshold: float | None = None,
+    n_dense: int | Array = 0,
+    threshold: float | Sequence[float] | None = None,
     activation: str | None = None,
     trace: Trace | None = None,
 ) -> Array:
     """Logits [n_tokens, n_vocab] of one sequence from position 0.
 
-    predicted: only neurons with score >= threshold count; the threshold is the file's unless given, 0 without
-    either. The first n_dense tokens use all neurons even so. Otherwise all count, which is both `dense` and
-    `exact`. activation overrides the file's.
+    predicted: only neurons with score >= threshold count; the threshold, or that of each layer, is the file's
+    unless given, 0 without either. The first n_dense tokens, or those that a mask [n_tokens] names, use all
+    neurons even so. Otherwise all count, which is both `dense` and `exact`. activation overrides the file's.
     """
     if model.arch not in ARCHITECTURES:
         raise ValueError(f"no reference for {model.arch}")
     if threshold is None:
-        threshold = float(model.meta.get("powerinfer.sparse_threshold", 0.0))
+        threshold = model.meta.get(
+            "powerinfer.sparse_thresholds", model.meta.get("powerinfer.sparse_threshold", 0.0)
+        )
+    n_layer = int(model.key("block_count"))
     how = Ffn(
         activation or default_activation(model),
         float(model.meta.get("powerinfer.hidden_act_threshold", 0.0)),
-        threshold if predicted else None,
-        n_dense,
+        np.broadcast_to(np.asarray(threshold, np.float64), n_layer) if predicted else None,
+        np.arange(len(tokens)) < n_dense if isinstance(n_dense, int) else n_dense,
     )
     body = {"falcon": falcon, "opt": opt}.get(model.arch, llama)
     x = body(model, np.asarray(tokens, dtype=np.int64), how, trace)

@@ -6,6 +6,7 @@
  * A few tokens go through the fused row-sparse operator; many (a prompt) through matrix products, with the mask applied
  * to the hidden values. A device will own a part of the neurons: then `rows` of ffn_part is the list of the cold ones,
  * and the merge adds the device's sum. */
+#include <math.h>
 #include <string.h>
 
 #include "../session.h"
@@ -116,6 +117,25 @@ static void add_counts(te_ffn_counts *c, const te_ffn_counts *part, bool sparse_
     c->fired += part->fired;
 }
 
+/* How many of n hidden values the row-sparse operator would have needed the up row of (without a gate: the down row);
+ * n_fired of them are not 0. */
+static int64_t count_computed(const pi_session *s, const float *gate, const uint8_t *mask, int64_t n, ffn_mode mode,
+                              int64_t n_fired) {
+    const int32_t act = s->model->info.activation;
+    const bool skip = mode != FFN_DENSE && pi_is_relu(act);
+    if (skip && !gate) return n_fired;
+    if (!skip && !mask) return n;
+    const float least = !skip ? -INFINITY : act == PI_ACTIVATION_RELU ? s->model->info.activation_threshold : 0;
+    int64_t sum = 0;
+    if (!mask)
+        for (int64_t i = 0; i < n; i++) sum += gate[i] > least;
+    else if (!gate)
+        for (int64_t i = 0; i < n; i++) sum += mask[i];
+    else
+        for (int64_t i = 0; i < n; i++) sum += mask[i] & (gate[i] > least);
+    return sum;
+}
+
 /* Matrix products for tokens t0..t0+n-1. All rows are read. */
 static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_t n, ffn_mode mode,
                      bool sparse_tokens) {
@@ -135,8 +155,10 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     if (mode == FFN_MASKED)
         for (int64_t i = lo; i < hi; i++)
             if (!s->mask[off + (size_t)i]) u[i] = 0;
-    te_ffn_counts part = {.listed = hi - lo, .computed = hi - lo};
+    te_ffn_counts part = {.listed = hi - lo};
     for (int64_t i = lo; i < hi; i++) part.fired += u[i] != 0;
+    part.computed = count_computed(s, w->gate.w ? g + lo : NULL, mode == FFN_MASKED ? s->mask + off + lo : NULL,
+                                   hi - lo, mode, part.fired);
     if (team->ith == 0) {
         const size_t row = w->up.stride + (w->gate.w ? w->gate.stride : 0) + w->down_t.stride;
         part.rows = (int64_t)n_ff * (w->gate.w ? 3 : 2);

@@ -54,6 +54,12 @@ class Bar:
             self._shown = self._show(total)
         self._shown.update(self._shown.task_ids[0], completed=done, total=total)
 
+    def say(self, text: str) -> None:
+        """Changes the words beside the bar."""
+        self._text = one_line(text)
+        if self._shown is not None:
+            self._shown.update(self._shown.task_ids[0], description=self._text)
+
     def _show(self, total: int) -> Progress:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ def library_path() -> Path:
             f"{path} is missing: `make build-testing` makes it, POWERINFER_TEST_LIB names another"
         )
     return path
+
+
+def program(name: str) -> list[str]:
+    """The command that runs a C test program of the build.
+
+    POWERINFER_TEST_RUN is put before it: the emulator of a build for another processor, with its options.
+    """
+    return [*shlex.split(os.environ.get("POWERINFER_TEST_RUN", "")), str(library_path().parent / name)]
 
 
 def _drop_braced(text: str, start: str) -> str:

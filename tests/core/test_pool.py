@@ -12,8 +12,8 @@ from tests.core import capi
 
 
 def test_stress_program() -> None:
-    program = capi.library_path().parent / "pool_stress"
-    done = subprocess.run([program, "100"], capture_output=True, text=True, timeout=300, check=False)
+    command = [*capi.program("pool_stress"), "100"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

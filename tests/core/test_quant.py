@@ -45,6 +45,8 @@ HALVES = {
 }
 PACKAGE_KINDS = sorted([*quants._type_traits, Kind.F32, Kind.F16])
 QUANTIZED_BY_US = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
+# Those that test_quant_write.py is about.
+SEARCHED = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL)
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +172,8 @@ def test_types_are_those_of_the_package() -> None:
         assert (info.block_weights, info.block_bytes) == (block, block_bytes)
         assert lib.te_row_bytes(number, 6 * block) == 6 * block_bytes
         assert lib.te_can_dequantize(number) == (kind in PACKAGE_KINDS or kind in (Kind.Q1_0, Kind.F64))
-        assert lib.te_can_quantize(number) == (kind in (*QUANTIZED_BY_US, Kind.F32, Kind.F16, Kind.BF16))
+        writable = (*QUANTIZED_BY_US, *SEARCHED, Kind.F32, Kind.F16, Kind.BF16)
+        assert lib.te_can_quantize(number) == (kind in writable)
     assert lib.te_row_bytes(4, 32) == 0
     assert not lib.te_can_quantize(1000)
 

@@ -23,7 +23,7 @@ def widths(name: str) -> list[int]:
     return [256, 512, 768, 1024] if name in INT8 else [unit, 3 * unit, 5 * unit]
 
 
-CASES = [(t, n) for t in TABLES for n in TYPES if n in FLOATS + INT8 or t in ("scalar", "avx2")]
+CASES = [(t, n) for t in TABLES for n in TYPES if n in FLOATS + INT8 or t in ("scalar", "avx2", "neon")]
 
 
 @pytest.mark.parametrize("table, name", CASES)

@@ -23,7 +23,7 @@ from powerinfer import Llama, _native
 from powerinfer.session import LayerStep, Model, Session
 from tests import models, reference
 
-ISAS = ("scalar", "avx2", "avx512", "amx")
+ISAS = ("scalar", "avx2", "avx512", "amx", "neon", "neon_dot")
 DENSE = sorted(models.SPECS)
 SPARSE = sorted(name for name, spec in models.SPECS.items() if spec.predictor)
 GATED = sorted(name for name in SPARSE if models.SPECS[name].family in ("llama", "bamboo"))

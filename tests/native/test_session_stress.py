@@ -19,6 +19,6 @@ def test_sessions_side_by_side(tmp_path: Path, name: str) -> None:
         models.write_sparse(path, spec, models.draw_predictor(spec))
     else:
         models.write_dense(path, spec)
-    program = capi.library_path().parent / "session_stress"
-    done = subprocess.run([program, path], capture_output=True, text=True, timeout=600, check=False)
+    command = [*capi.program("session_stress"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (0, "")

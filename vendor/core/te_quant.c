@@ -1,12 +1,15 @@
-/* te_quant.c - dispatch by type; the float types; the formats of 32 weights (and NVFP4, Q1_0) in both directions.
+/* te_quant.c - dispatch by type, both ways; the float types and the formats of 32 weights (and NVFP4, Q1_0) to floats.
  *
- * In a block of 32, byte i of the four-bit part holds weight i (low half) and weight 16 + i (high half); d and m are
- * halves: Q4_0: d q[16]       w = d*(q-8)         Q5_0: d high[4] q[16]     w = d*(q-16), the fifth bit of weight i is
- * bit i of high Q4_1: d m q[16]     w = d*q + m         Q5_1: d m high[4] q[16]   w = d*q + m Q8_0: d q[32]       w =
- * d*q             MXFP4: e q[16]            w = 2^(e-128)*fp4[q], fp4 doubled to stay whole */
+ * In a block of 32, byte i of the four-bit part holds weight i (low half) and weight 16 + i (high half). d and m are
+ * halves. In the order of the block:
+ *   Q4_0:  d, q[16]              w = d*(q - 8)
+ *   Q5_0:  d, high[4], q[16]     w = d*(q - 16), the fifth bit of weight i is bit i of high
+ *   Q4_1:  d, m, q[16]           w = d*q + m
+ *   Q5_1:  d, m, high[4], q[16]  w = d*q + m
+ *   Q8_0:  d, q[32]              w = d*q
+ *   MXFP4: e, q[16]              w = 2^(e-128)*fp4[q], fp4 doubled to stay whole */
 #include "te_quant.h"
 
-#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -158,122 +161,14 @@ bool te_can_dequantize(int32_t type) { return type >= 0 && type < TE_TYPE_LIMIT 
 
 void te_dequantize_row(int32_t type, const void *src, float *dst, int64_t n) { to_f32[type](src, dst, n); }
 
-/* v as an integer in [lo, hi], towards zero; lo for a NaN (a plain cast of what does not fit is undefined). */
-static int to_int(float v, int lo, int hi) {
-    if (!(v > (float)lo)) return lo;
-    return v < (float)hi ? (int)v : hi;
-}
+static te_from_f32 *const from_f32[TE_TYPE_LIMIT] = {
+    [TE_F32] = te_f32_from_f32,   [TE_F16] = te_f16_from_f32,   [TE_BF16] = te_bf16_from_f32,
+    [TE_Q4_0] = te_q4_0_from_f32, [TE_Q4_1] = te_q4_1_from_f32, [TE_Q5_0] = te_q5_0_from_f32,
+    [TE_Q5_1] = te_q5_1_from_f32, [TE_Q8_0] = te_q8_0_from_f32, [TE_IQ4_NL] = te_iq4_nl_from_f32,
+    [TE_Q2_K] = te_q2_k_from_f32, [TE_Q3_K] = te_q3_k_from_f32, [TE_Q4_K] = te_q4_k_from_f32,
+    [TE_Q5_K] = te_q5_k_from_f32, [TE_Q6_K] = te_q6_k_from_f32,
+};
 
-static float reciprocal(float d) { return d != 0.0f ? 1.0f / d : 0.0f; }
+bool te_can_quantize(int32_t type) { return type >= 0 && type < TE_TYPE_LIMIT && from_f32[type] != NULL; }
 
-static void store_u16(uint8_t *p, uint16_t v) {
-    p[0] = (uint8_t)v;
-    p[1] = (uint8_t)(v >> 8);
-}
-
-static void store_f16(uint8_t *p, float v) { store_u16(p, te_f32_to_f16(v)); }
-
-/* The weight of largest magnitude, the first of several, with its sign. */
-static float extreme(const float *w) {
-    float value = w[0];
-    for (int i = 1; i < 32; i++) {
-        if (fabsf(w[i]) > fabsf(value)) value = w[i];
-    }
-    return value;
-}
-
-static void range(const float *w, float *lo, float *hi) {
-    *lo = *hi = w[0];
-    for (int i = 1; i < 32; i++) {
-        if (w[i] < *lo) *lo = w[i];
-        if (w[i] > *hi) *hi = w[i];
-    }
-}
-
-/* Packs 32 weights of four or five bits: q[16], and the fifth bits into high[4] unless that is NULL. */
-static void pack(const int *q, uint8_t *high, uint8_t *dst) {
-    for (int i = 0; i < 16; i++) dst[i] = (uint8_t)((q[i] & 15) | (q[16 + i] & 15) << 4);
-    if (high == NULL) return;
-    memset(high, 0, 4);
-    for (int i = 0; i < 32; i++) high[i / 8] |= (uint8_t)(q[i] >> 4 << i % 8);
-}
-
-/* Q4_0 and Q5_0: the extreme weight becomes the most negative code, -half; high is where the fifth bits go, or NULL. */
-static void quantize_signed(const float *w, int half, uint8_t *d_out, uint8_t *high, uint8_t *dst) {
-    int q[32];
-    const float d = extreme(w) / (float)-half;
-    const float id = reciprocal(d);
-    for (int i = 0; i < 32; i++) q[i] = to_int(w[i] * id + ((float)half + 0.5f), 0, 2 * half - 1);
-    store_f16(d_out, d);
-    pack(q, high, dst);
-}
-
-/* Q4_1 and Q5_1: the range of the weights is divided into `last` steps. */
-static void quantize_range(const float *w, int last, uint8_t *d_out, uint8_t *high, uint8_t *dst) {
-    int q[32];
-    float lo, hi;
-    range(w, &lo, &hi);
-    const float d = (hi - lo) / (float)last;
-    const float id = reciprocal(d);
-    for (int i = 0; i < 32; i++) q[i] = to_int((w[i] - lo) * id + 0.5f, 0, last);
-    store_f16(d_out, d);
-    store_f16(d_out + 2, lo);
-    pack(q, high, dst);
-}
-
-static void quantize_q8_0(const float *w, uint8_t *dst) {
-    const float d = fabsf(extreme(w)) / 127.0f;
-    const float id = reciprocal(d);
-    store_f16(dst, d);
-    for (int i = 0; i < 32; i++) dst[2 + i] = (uint8_t)to_int(roundf(w[i] * id), -127, 127);
-}
-
-bool te_can_quantize(int32_t type) {
-    switch (type) {
-    case TE_F32:
-    case TE_F16:
-    case TE_BF16:
-    case TE_Q4_0:
-    case TE_Q4_1:
-    case TE_Q5_0:
-    case TE_Q5_1:
-    case TE_Q8_0:
-        return true;
-    default:
-        return false;
-    }
-}
-
-void te_quantize_row(int32_t type, const float *src, void *dst, int64_t n) {
-    uint8_t *out = dst;
-    if (type == TE_F32) {
-        memcpy(dst, src, (size_t)n * sizeof *src);
-    } else if (type == TE_F16) {
-        for (int64_t i = 0; i < n; i++) store_f16(out + 2 * i, src[i]);
-    } else if (type == TE_BF16) {
-        for (int64_t i = 0; i < n; i++) store_u16(out + 2 * i, te_f32_to_bf16(src[i]));
-    } else {
-        const int32_t bytes = te_type_get(type)->block_bytes;
-        for (; n > 0; n -= 32, src += 32, out += bytes) {
-            switch (type) {
-            case TE_Q4_0:
-                quantize_signed(src, 8, out, NULL, out + 2);
-                break;
-            case TE_Q4_1:
-                quantize_range(src, 15, out, NULL, out + 4);
-                break;
-            case TE_Q5_0:
-                quantize_signed(src, 16, out, out + 2, out + 6);
-                break;
-            case TE_Q5_1:
-                quantize_range(src, 31, out, out + 4, out + 8);
-                break;
-            case TE_Q8_0:
-                quantize_q8_0(src, out);
-                break;
-            default:
-                break;
-            }
-        }
-    }
-}
+void te_quantize_row(int32_t type, const float *src, void *dst, int64_t n) { from_f32[type](src, dst, n); }

@@ -3,17 +3,22 @@
  *
  * A block has 256 weights (IQ4_NL: 32). Sizes in bytes, in the order of the block:
  *   IQ1_S:   d 2, index 32, high 16 (u16 per 32 weights: 4x3 index bits, 3 bits of scale, sign of the shift)
- *   IQ1_M:   index 32, high 16 (4 bits per 8 weights: 3 index bits, sign of the shift), scales 8 (u16: 4x3 bits, and 4
- * bits of d) IQ2_XXS: d 2, 8 x (4 index bytes, u32: 4x7 sign bits, 4 bits of scale) IQ2_XS:  d 2, 32 x u16 (9 index
- * bits, 7 sign bits), scales 8 IQ2_S:   d 2, index 32, signs 32, high 8, scales 8 IQ3_XXS: d 2, index 64, 8 x u32 (4x7
- * sign bits, 4 bits of scale) IQ3_S:   d 2, index 64, high 8, signs 32, scales 4 IQ4_NL:  d 2, q 16        IQ4_XS: d 2,
- * scale high bits 2, scale low bits 4, q 128 Seven sign bits stand for eight: the eighth makes their number even. */
+ *   IQ1_M:   index 32, high 16 (4 bits per 8 weights: 3 index bits, sign of the shift),
+ *            scales 8 (u16: 4x3 bits, and 4 bits of d)
+ *   IQ2_XXS: d 2, 8 x (4 index bytes, u32: 4x7 sign bits, 4 bits of scale)
+ *   IQ2_XS:  d 2, 32 x u16 (9 index bits, 7 sign bits), scales 8
+ *   IQ2_S:   d 2, index 32, signs 32, high 8, scales 8
+ *   IQ3_XXS: d 2, index 64, 8 x u32 (4x7 sign bits, 4 bits of scale)
+ *   IQ3_S:   d 2, index 64, high 8, signs 32, scales 4
+ *   IQ4_NL:  d 2, q 16
+ *   IQ4_XS:  d 2, scale high bits 2, scale low bits 4, q 128
+ * Seven sign bits stand for eight: the eighth makes their number even. */
 #include <stdbool.h>
 
 #include "te_iq_tables.h"
 #include "te_quant_rows.h"
 
-static const int8_t iq4_value[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+const int8_t te_iq4_value[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 static unsigned even_signs(unsigned seven) {
     unsigned parity = seven ^ seven >> 4;
@@ -130,8 +135,8 @@ void te_iq4_nl_to_f32(const uint8_t *src, float *dst, int64_t n) {
     for (; n > 0; n -= 32, src += 18, dst += 32) {
         const float d = te_load_f16(src);
         for (int i = 0; i < 16; i++) {
-            dst[i] = d * (float)iq4_value[src[2 + i] & 15];
-            dst[16 + i] = d * (float)iq4_value[src[2 + i] >> 4];
+            dst[i] = d * (float)te_iq4_value[src[2 + i] & 15];
+            dst[16 + i] = d * (float)te_iq4_value[src[2 + i] >> 4];
         }
     }
 }
@@ -145,8 +150,8 @@ void te_iq4_xs_to_f32(const uint8_t *src, float *dst, int64_t n) {
             const float step = d * (float)((int)scale - 32);
             const uint8_t *q = src + 8 + 16 * unit;
             for (int i = 0; i < 16; i++) {
-                dst[32 * unit + i] = step * (float)iq4_value[q[i] & 15];
-                dst[32 * unit + 16 + i] = step * (float)iq4_value[q[i] >> 4];
+                dst[32 * unit + i] = step * (float)te_iq4_value[q[i] & 15];
+                dst[32 * unit + 16 + i] = step * (float)te_iq4_value[q[i] >> 4];
             }
         }
     }

@@ -1,11 +1,13 @@
 /* te_quant_k.c - the formats of 256 weights with scales of their own: Q2_K to Q6_K, and the ternary TQ1_0 and TQ2_0.
  *
  * Sizes in bytes, in the order of the block:
- *   Q2_K: scales 16, q 64, d 2, dmin 2              w = d*(scale & 15)*q - dmin*(scale >> 4), 16 weights a scale
- *   Q3_K: high 32, q 64, scales 12, d 2             w = d*(scale - 32)*(q - 4 unless the high bit is set), 16 weights a
- * scale Q4_K: d 2, dmin 2, scales 12, q 128             w = d*scale*q - dmin*min, 32 weights a scale Q5_K: d 2, dmin 2,
- * scales 12, high 32, q 128    the same with a fifth bit Q6_K: q 128, high 64, scales 16 (signed), d 2   w = d*scale*(q
- * - 32), 16 weights a scale TQ1_0: q 48, q 4, d 2; TQ2_0: q 64, d 2         w = d*(q - 1), q = 0..2 */
+ *   Q2_K:  scales 16, q 64, d 2, dmin 2              w = d*(scale & 15)*q - dmin*(scale >> 4), 16 weights a scale
+ *   Q3_K:  high 32, q 64, scales 12, d 2             w = d*(scale - 32)*(q - 4, or q with the high bit), 16 a scale
+ *   Q4_K:  d 2, dmin 2, scales 12, q 128             w = d*scale*q - dmin*min, 32 weights a scale
+ *   Q5_K:  d 2, dmin 2, scales 12, high 32, q 128    the same with a fifth bit
+ *   Q6_K:  q 128, high 64, scales 16 (signed), d 2   w = d*scale*(q - 32), 16 weights a scale
+ *   TQ1_0: q 48, q 4, d 2                            w = d*(q - 1), q = 0..2
+ *   TQ2_0: q 64, d 2                                 the same */
 #include "te_quant_rows.h"
 
 /* Two-bit codes: in 32 bytes, bits 0-1 hold weights 0-31, bits 2-3 weights 32-63, and so on. */

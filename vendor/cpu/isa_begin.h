@@ -26,6 +26,8 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
 #endif
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "../core/te_half.h"

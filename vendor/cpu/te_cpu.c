@@ -2,6 +2,7 @@
  * POWERINFER_ISA names. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,6 +63,21 @@ static bool has_amx(void) {
 }
 #endif
 
+#if defined(TE_HAS_NEON_DOT)
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+static bool has_neon_dot(void) {
+#if defined(__linux__)
+    const unsigned long asimddp = 1ul << 20;
+    return (getauxval(AT_HWCAP) & asimddp) != 0;
+#else
+    return false;
+#endif
+}
+#endif
+
 static bool always(void) { return true; }
 
 /* Best last. */
@@ -74,6 +90,11 @@ static const struct {
     {&te_kernels_avx2, has_avx2},
     {&te_kernels_avx512, has_avx512},
     {&te_kernels_amx, has_amx},
+#elif defined(__aarch64__)
+    {&te_kernels_neon, always},
+#if defined(TE_HAS_NEON_DOT)
+    {&te_kernels_neon_dot, has_neon_dot},
+#endif
 #endif
 };
 static const int n_tables = sizeof tables / sizeof tables[0];
@@ -90,6 +111,16 @@ static bool known(const char *name) {
     return false;
 }
 
+/* "scalar, avx2 or avx512" */
+static const char *names(char *out, size_t n_out) {
+    size_t n = 0;
+    for (int i = 0; i < n_tables && n < n_out; i++) {
+        const char *before = i == 0 ? "" : i < n_tables - 1 ? ", " : " or ";
+        n += (size_t)snprintf(out + n, n_out - n, "%s%s", before, tables[i].kernels->name);
+    }
+    return out;
+}
+
 const te_kernels *te_cpu_kernels(void) {
     static _Atomic(const te_kernels *) chosen;
     const te_kernels *k = atomic_load_explicit(&chosen, memory_order_acquire);
@@ -100,7 +131,8 @@ const te_kernels *te_cpu_kernels(void) {
         if (!k && known(name)) {
             te_fail(TE_UNSUPPORTED, "POWERINFER_ISA is %s, which this machine cannot run", name);
         } else if (!k) {
-            te_fail(TE_ARGUMENT, "POWERINFER_ISA is \"%s\"; it can be scalar, avx2, avx512 or amx", name);
+            char text[128];
+            te_fail(TE_ARGUMENT, "POWERINFER_ISA is \"%s\"; it can be %s", name, names(text, sizeof text));
         }
     } else {
         for (int i = 0; i < n_tables; i++)

@@ -156,7 +156,8 @@ struct vec_scalar {
     static void store_s8(void *p, f32 a) { // whole numbers in -127..127
         for (int i = 0; i < 8; i++) ((int8_t *)p)[i] = (int8_t)a.v[i];
     }
-    // c + the four products of each lane; w unsigned (at most 127 * 2 if nothing is to saturate), x signed, |x| <= 127
+    // c + the four products of each lane; w unsigned, at most 127 (or signed_offset, if that is more); x signed,
+    // |x| <= 127
     static i32 dot_u8(i32 c, i32 w, i32 x) {
         for (int l = 0; l < 8; l++)
             for (int i = 4 * l; i < 4 * l + 4; i++) c.v[l] += w.u8[i] * x.s8[i];

@@ -1,0 +1,203 @@
+"""`powerinfer profile MODEL --text FILE...`: how often each neuron fires, and where those counts go.
+
+The table is on stdout. Files appear when they are complete; nothing is written if counting is broken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from ..corpus import read_corpus
+from ..errors import ArgumentError, FileError
+from ..file import ModelFile
+from ..profile import check_can_be_profiled, check_can_plot, plot, profile
+from ..rewrite import rewrite
+from ..session import Activation, Model
+from ..statistics import (
+    Counts,
+    Summary,
+    check_new_dir,
+    read_activation_dir,
+    summarise,
+    summarise_all,
+    write_activation_dir,
+)
+from .options import MODEL_HELP
+from .perplexity import add_text_arguments
+from .table import columns, output_width
+from .terminal import Bar, harmless, one_line
+
+EXAMPLE = """
+example:
+  powerinfer profile model.gguf --text corpus.txt -o profiled.gguf --plot neurons.png
+
+The text is computed with all neurons, in windows of --n-ctx tokens, and for each neuron is counted how often
+it fires. The counts go into the file as the keys powerinfer.neuron.counts and powerinfer.neuron.tokens; its
+tensors stay as they are. Without -o or --in-place only the table is shown.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = f"{parser.description or ''}\n{EXAMPLE}"
+    parser.usage = "%(prog)s MODEL --text FILE [FILE ...] [options]"
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    source = parser.add_mutually_exclusive_group(required=True)
+    add_text_arguments(parser, source)
+    source.add_argument(
+        "--read-activation",
+        metavar="DIR",
+        help="do not run the model: take the counts of activation_0.pt, activation_1.pt ... in DIR",
+    )
+    group = parser.add_argument_group("what is written")
+    target = group.add_mutually_exclusive_group()
+    target.add_argument("-o", "--output", metavar="OUT.gguf", help="the model with the counts")
+    target.add_argument("--in-place", action="store_true", help="MODEL itself gets the counts")
+    group.add_argument("--activation-dir", metavar="DIR", help="a new folder of activation_0.pt ...")
+    group.add_argument("--plot", metavar="OUT.png", help="a picture of the power law (.png, .svg or .pdf)")
+    group.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    group = parser.add_argument_group("how it is counted")
+    group.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        default=0,
+        help="count over the first N tokens of the text (default all); with --read-activation: over how many "
+        "tokens was counted",
+    )
+    group.add_argument(
+        "-c",
+        "--n-ctx",
+        type=int,
+        metavar="N",
+        default=0,
+        help="tokens of a window (default 512, or what the model was trained with if that is less)",
+    )
+    group.add_argument("-t", "--n-threads", type=int, metavar="N", help="threads (default: physical cores)")
+    group.add_argument(
+        "-b",
+        "--n-batch",
+        type=int,
+        metavar="N",
+        default=512,
+        help="tokens computed together (default %(default)s; fewer for wide models)",
+    )
+    group.add_argument("--activation", choices=("relu", "drelu"), help="replaces the file's activation")
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Raises what would only be found out after a long run."""
+    for name in (args.output, args.plot):
+        if name is not None:
+            folder = Path(name).absolute().parent
+            if not folder.is_dir() or not os.access(folder, os.W_OK):
+                raise FileError(
+                    f"{name} cannot be written: there is no folder {folder} that can be written to"
+                )
+            if Path(name).is_dir():
+                raise FileError(f"{name} cannot be written: it is a folder")
+    if args.plot is not None:
+        check_can_plot(args.plot)
+    if args.activation_dir is not None:
+        check_new_dir(Path(args.activation_dir))
+
+
+def count(args: argparse.Namespace, file: ModelFile) -> Counts | None:
+    """The counts; None if Ctrl-C came first."""
+    if args.tokens < 0:
+        raise ArgumentError(f"--tokens is {args.tokens}, it cannot be negative")
+    activation: Activation = args.activation or "auto"
+    with Model(file, activation=activation, predictor="none", load=False) as model:
+        info = model.info
+    if args.read_activation is not None:
+        return read_activation_dir(
+            args.read_activation, n_layer=info.n_layer, n_ff=info.n_ff, n_tokens=args.tokens or None
+        )
+    check_can_be_profiled(info)
+    corpus = read_corpus(file, args.text, special=args.special)
+    done = 0
+    with Bar(f"loading {args.model}") as bar:
+        model = Model(file, activation=activation, predictor="none", progress=bar)
+    with model, Bar("counting") as bar:
+
+        def progress(now: int, total: int) -> None:
+            nonlocal done
+            done = now
+            bar(now, total)
+
+        try:
+            return profile(
+                model,
+                corpus,
+                n_ctx=args.n_ctx,
+                n_tokens=args.tokens,
+                n_batch=args.n_batch,
+                n_threads=args.n_threads or 0,
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            bar.close()
+            print(
+                f"powerinfer: stopped after {done:,} tokens were counted; nothing was written",
+                file=sys.stderr,
+            )
+            return None
+
+
+def main(args: argparse.Namespace) -> int:
+    check_outputs(args)
+    with ModelFile(args.model) as file:
+        counts = count(args, file)
+        if counts is None:
+            return 130
+        target = file.path if args.in_place else args.output
+        if target is not None:
+            with Bar(f"writing {target}") as bar:
+                rewrite(file, target, keys=counts.keys, progress=bar)
+    if args.activation_dir is not None:
+        write_activation_dir(args.activation_dir, counts)
+    if args.plot is not None:
+        plot(counts, args.plot, title=one_line(Path(file.path).name))
+    show(args, counts)
+    return 0
+
+
+def show(args: argparse.Namespace, counts: Counts) -> None:
+    """Prints the power law."""
+    total, layers = summarise_all(counts), summarise(counts)
+    if args.json:
+        out = {
+            "model": args.model,
+            "n_tokens": counts.n_tokens,
+            "n_layer": counts.n_layer,
+            "n_ff": counts.n_ff,
+            "all": asdict(total),
+            "layers": [asdict(layer) for layer in layers],
+        }
+        print(json.dumps(out, indent=2))
+        return
+    print(
+        harmless(
+            f"over {counts.n_tokens:,} tokens: {percent(total.active)} of the neurons fire for a token; "
+            f"{percent(total.carry_80)} of them make up 80 % of the firing\n"
+        )
+    )
+    rows = [["layer", "active", "80 % by", "90 % by", "never"]]
+    rows += [cells(str(i), layer) for i, layer in enumerate(layers)]
+    rows.append(cells("all", total))
+    for line in columns(rows, right=range(5), width=output_width()):
+        print(line)
+
+
+def cells(name: str, summary: Summary) -> list[str]:
+    shares = (summary.active, summary.carry_80, summary.carry_90, summary.never)
+    return [name, *map(percent, shares)]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,149 @@
+"""What models and sessions are asked with and answer: names of modes, sizes, counts of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ArgumentError
+
+Sparsity = Literal["auto", "predicted", "exact", "dense"]
+Activation = Literal["auto", "relu", "drelu", "silu", "gelu"]
+Predictor = Literal["auto", "none", "mlp", "sign"]
+Progress = Callable[[int, int], None]
+
+SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
+ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3}
+PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
+KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
+
+
+def number_of(what: str, names: dict[str, int], value: str | int) -> int:
+    """The engine's number of a name; ggml's numbers are accepted too."""
+    number = (
+        names.get(value.lower()) if isinstance(value, str) else value if value in names.values() else None
+    )
+    if number is None:
+        raise ArgumentError(f"{what} is {value!r}, it must be one of {', '.join(map(repr, names))}")
+    return number
+
+
+def name_of(names: dict[str, int], number: int) -> str:
+    return next((name for name, value in names.items() if value == number), str(number))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """Shape and kind of a model."""
+
+    architecture: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_embd_head: int
+    n_ff: int
+    n_vocab: int
+    n_ctx_train: int
+    activation: str
+    """Of the feed-forward: "relu", "drelu", "silu" or "gelu"."""
+    activation_threshold: float
+    """A gate at or below it counts as silent (FATReLU); 0 for plain ReLU."""
+    is_gated: bool
+    """The feed-forward has a gate matrix."""
+    predictor: str
+    """Of active neurons: "none", "mlp" (fc1 and fc2 of the file) or "sign" (the signs of the weights)."""
+    sparse_threshold: float
+    """A neuron is predicted when its score is at least this; the lowest of all layers."""
+    can_skip_down: bool
+    """Rows of ffn_down that belong to silent neurons are not read."""
+    n_layer_down_transposed: int
+    """Layers whose ffn_down was transposed while loading."""
+    n_weight_bytes: int
+    n_transposed_bytes: int
+    n_sign_bytes: int
+    """Memory that the sign predictor takes, once loaded."""
+    n_parameters: int
+    rope: str
+    """For example "norm, base 10000, linear x4"; "none"."""
+
+    @property
+    def has_predictor(self) -> bool:
+        return self.predictor != "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionInfo:
+    """Sizes and mode of a session."""
+
+    n_ctx: int
+    n_pool: int
+    n_seq: int
+    n_batch: int
+    n_threads: int
+    sparsity: str
+    """Mode in use: "predicted", "exact" or "dense"."""
+    sparse_threshold: float
+    n_kv_bytes: int
+    n_work_bytes: int
+    n_blocks: int
+    n_blocks_free: int
+    """Blocks hold 64 positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerStep:
+    """What the last chunk did in one layer. Counts are sums over the tokens that were computed sparsely."""
+
+    n_tokens: int
+    """Tokens of the chunk."""
+    n_sparse: int
+    """Of those, computed by the row-sparse operator."""
+    n_predicted: int
+    """(neuron, token) pairs that were to be looked at; all of them in exact and dense mode."""
+    n_computed: int
+    """Pairs whose up row (down row, where there is no gate) was used."""
+    n_active: int
+    """Pairs with a product that is not zero."""
+    n_rows: int
+    """Weight rows that the feed-forward read."""
+    ffn_bytes: int
+    """Bytes of weights that the feed-forward read, its predictor included."""
+    bytes: int
+    """Bytes that the layer read: weights, K and V."""
+    ffn_us: float
+    layer_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTotal:
+    """The last feed as a whole, embedding and output head included."""
+
+    bytes: int
+    us: float
+
+
+class Tap:
+    """What tapped layers read and made in the last feed; dictionaries from the layer to float32 arrays.
+
+    The arrays are the same memory for every feed: copy what is to stay.
+    """
+
+    def __init__(self) -> None:
+        self.input: dict[int, npt.NDArray[np.float32]] = {}
+        """[n_tokens, n_embd] what an MLP predictor reads: the residual before ffn_norm; Falcon: the block's
+        input."""
+        self.norm: dict[int, npt.NDArray[np.float32]] = {}
+        """[n_tokens, n_embd] the normed input of gate and up, which a sign predictor reads."""
+        self.hidden: dict[int, npt.NDArray[np.float32]] = {}
+        """[n_tokens, n_ff] act(gate) * up, after the mask in predicted mode; 0 where a neuron is silent."""
+        self.score: dict[int, npt.NDArray[np.float32]] = {}
+        """[n_tokens, n_ff] of the predictor, in any mode."""
+
+    def show(self, arrays: dict[str, dict[int, npt.NDArray[np.float32]]], n: int) -> None:
+        for name, of_layer in arrays.items():
+            setattr(self, name, {layer: array[:n] for layer, array in of_layer.items()})

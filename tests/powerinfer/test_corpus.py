@@ -1,0 +1,63 @@
+"""Texts as tokens: which files, in which order, with what in front."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from powerinfer.corpus import encode_corpus, read_corpus, read_texts
+from powerinfer.errors import ArgumentError, FileError, FormatError
+from powerinfer.file import ModelFile
+from tests import models
+
+
+def test_files_are_one_text_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(b"one\n")
+    (tmp_path / "b").write_bytes(b"two \xff\r\n")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"three")))
+    assert read_texts([tmp_path / "a", "-", str(tmp_path / "b")]) == b"one\nthreetwo \xff"
+    assert read_texts([tmp_path / "b", tmp_path / "a"]) == b"two \xff\r\none"
+    (tmp_path / "c").write_bytes(b"end\n\n")
+    assert read_texts([tmp_path / "c"]) == b"end\n"
+
+
+@pytest.mark.parametrize("name", ["nowhere.txt", ".", "a\0b"])
+def test_files_that_cannot_be_read(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="cannot be read"):
+        read_texts([tmp_path / name])
+
+
+def test_tokens_and_what_begins_a_text(relu_path: Path, bpe_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("the rain</s>")
+    with ModelFile(relu_path) as file:
+        corpus = read_corpus(file, [tmp_path / "text"])
+        assert corpus.bos == 1 and 1 not in corpus.tokens and 2 not in corpus.tokens
+        assert corpus.tokens.dtype == np.int32
+        assert corpus.with_bos.tolist() == [1, *corpus.tokens.tolist()]
+        special = read_corpus(file, [tmp_path / "text"], special=True)
+        assert special.tokens.tolist()[-1] == 2
+        for nothing in ("", b""):
+            with pytest.raises(ArgumentError, match="empty"):
+                encode_corpus(file, nothing)
+    with ModelFile(bpe_path) as file:
+        corpus = encode_corpus(file, b"the rain \xff")
+        assert corpus.bos is None
+        np.testing.assert_array_equal(corpus.with_bos, corpus.tokens)
+
+
+def test_no_eos_is_put_behind_a_text(tmp_path: Path) -> None:
+    spec = models.SPECS["llama-relu"]
+    meta = models.metadata(spec) | {"tokenizer.ggml.add_eos_token": True}
+    with ModelFile(models.write(tmp_path / "m.gguf", meta, {})) as file:
+        assert 2 not in encode_corpus(file, "the rain").with_bos
+
+
+def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
+    path = models.write(tmp_path / "m.gguf", {"general.architecture": "llama"}, {})
+    with ModelFile(path) as file, pytest.raises(FormatError, match="no tokenizer"):
+        encode_corpus(file, "the rain")

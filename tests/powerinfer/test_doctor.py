@@ -1,0 +1,230 @@
+"""`powerinfer doctor`: true statements about this machine, in text and in JSON, with and without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from powerinfer import __version__, _native, doctor, machine
+from powerinfer.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+Captured = pytest.CaptureFixture[str]
+GPU = machine.Gpu(
+    name="NVIDIA Test 9000",
+    capability_major=9,
+    capability_minor=0,
+    n_sm=132,
+    memory_bytes=24 << 30,
+    free_bytes=20 << 30,
+    memory_bytes_per_s=1008e9,
+    pcie_generation=4,
+    pcie_lanes=16,
+)
+DRIVER = machine.GpuDriver(is_present=True, cuda_version=12080, version="570.10", problem="", gpus=(GPU,))
+NO_DRIVER = machine.GpuDriver(is_present=False, cuda_version=0, version="", problem="no driver: x", gpus=())
+
+
+def test_true_of_this_machine() -> None:
+    m = machine.machine_info()
+    assert m.os.startswith(f"Linux {platform.release()}"[:60]) and platform.machine() in m.os
+    assert 1 <= m.n_cores <= m.n_logical <= m.n_online
+    assert m.n_logical <= len(os.sched_getaffinity(0))
+    assert m.n_cores == machine.cores()
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    assert m.memory_bytes == pytest.approx(pages * page, rel=0.01)
+    assert 0 < m.memory_free_bytes <= m.memory_bytes
+    assert m.libc == " ".join(platform.libc_ver()) or platform.libc_ver()[0] != "glibc"
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    assert m.memlock_bytes == (None if soft == resource.RLIM_INFINITY else soft)
+
+
+def test_the_report(capsys: Captured) -> None:
+    report = doctor.examine(measure=False)
+    text = dict(report.rows())
+    assert report.version == __version__ and __version__ in text["powerinfer"]
+    assert platform.python_version() in text["python"]
+    assert report.isa == machine.isa() and report.isas[report.isa] == "available"
+    assert f"numpy {np.__version__}" in text["packages"]
+    assert "computes on the CPU" in text["CUDA"] and "read rate" not in text
+    assert main(["doctor", "--no-measure"]) == 0
+    out = capsys.readouterr()
+    assert out.err == "" and out.out.count("\n") == len(report.rows())
+
+
+def test_json(capsys: Captured) -> None:
+    assert main(["doctor", "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table["version"] == __version__ and table["read_gb_s"] > 0.1
+    assert table["machine"]["n_cores"] == machine.cores()
+    assert set(table["driver"]) == {"is_present", "cuda_version", "version", "problem", "gpus"}
+
+
+@pytest.mark.parametrize("isa", ["avx9000", "scalar"])
+def test_a_forced_instruction_set(isa: str) -> None:
+    """One that does not exist is no reason for the doctor to fail."""
+    env = dict(os.environ, POWERINFER_ISA=isa, PYTHONPATH=str(ROOT))
+    command = [sys.executable, "-m", "powerinfer", "doctor", "--no-measure", "--json"]
+    done = subprocess.run(command, capture_output=True, env=env, timeout=100)
+    assert done.returncode == 0, done.stderr
+    table = json.loads(done.stdout)
+    assert table["isa"] == ("scalar" if isa == "scalar" else "")
+    assert ("avx9000" in table["isa_problem"]) == (isa == "avx9000")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="about x86")
+def test_why_a_better_instruction_set_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_isa", lambda name: name in ("scalar", "avx2"))
+    flags = {"avx2", "fma", "f16c", "avx512f", "amx_tile", "amx_bf16", "amx_int8", "avx512_bf16"}
+    found = doctor._isas(frozenset(flags))
+    assert found["avx2"] == "available"
+    assert "lacks avx512dq, avx512bw, avx512vl, avx512_vnni" in found["avx512"]
+    assert "operating system does not let" in found["amx"]
+    assert "does not show" in doctor._isas(frozenset())["amx"]
+
+
+def test_gpus_in_words() -> None:
+    report = doctor.examine(measure=False)
+    rows = replace(report, driver=DRIVER).rows()
+    assert ("GPU driver", "570.10, serves CUDA 12.8") in rows
+    (gpu,) = (text for name, text in rows if name == "GPU")
+    for word in ("NVIDIA Test 9000, 24.0 GiB (20.0 GiB free) at 1,008 GB/s", "capability 9.0", "PCIe 4 x16"):
+        assert word in gpu
+    rows = replace(report, driver=NO_DRIVER).rows()
+    assert ("GPU", "none that can be used") in rows and ("GPU driver", "none (x)") in rows
+    broken = replace(DRIVER, gpus=(), problem="the driver does not start: out of order (3)")
+    assert any("out of order" in text for _, text in replace(report, driver=broken).rows())
+
+
+def test_other_machines_in_words() -> None:
+    report = doctor.examine(measure=False)
+    m = replace(
+        report.machine,
+        container="WSL",
+        threads_per_core=2,
+        n_numa=2,
+        cpu_quota=1.5,
+        memory_limit_bytes=1 << 30,
+        memlock_bytes=None,
+        huge_pages="never",
+    )
+    text = "\n".join(text for _, text in replace(report, machine=m, read_gb_s=12.34).rows())
+    for word in (
+        "under WSL",
+        "; SMT; 2 NUMA nodes",
+        "1.5 CPUs",
+        "may use 1.0 GiB",
+        "no limit",
+        "never (",
+        "12.3 GB/s",
+    ):
+        assert word in text
+    unknown = replace(m, cpu="", os="", distribution="", libc="", container="", huge_pages="", n_online=0)
+    assert "unknown" in "\n".join(text for _, text in replace(report, machine=unknown).rows())
+
+
+FAKE_DRIVER = """
+#include <stddef.h>
+#include <string.h>
+int cuInit(unsigned flags) { return flags + INIT; }
+int cuDriverGetVersion(int *v) { *v = 12040; return 0; }
+int cuDeviceGetCount(int *n) { *n = COUNT; return 0; }
+int cuDeviceGet(int *d, int i) { *d = 10 + i; return 0; }
+int cuDeviceGetName(char *s, int n, int d) { strncpy(s, d == 10 ? "First" : "Second", n); return 0; }
+int cuDeviceTotalMem_v2(size_t *n, int d) { *n = (size_t)d << 30; return 0; }
+int cuDeviceGetAttribute(int *v, int a, int d) {
+    *v = a == 16 ? 80 : a == 36 ? 1000000 : a == 37 ? 256 : a == 75 ? 8 : a == 76 ? 6 : -1;
+    return d < 10 ? 1 : 0;
+}
+int cuDeviceGetPCIBusId(char *s, int n, int d) { strncpy(s, d == 10 ? "0:1" : "0:2", n); return 0; }
+int cuGetErrorString(int r, const char **s) { *s = r == 100 ? "no device is here" : "?"; return 0; }
+"""
+FAKE_NVML = """
+static int ready;
+int nvmlInit_v2(void) { ready = 1; return 0; }
+int nvmlShutdown(void) { ready = 0; return 0; }
+int nvmlSystemGetDriverVersion(char *s, unsigned n) { (void)n; s[0] = '7'; s[1] = 0; return !ready; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **d) {
+    *d = (void *)(long)(id[2] - '0');
+    return !ready;
+}
+int nvmlDeviceGetMemoryInfo(void *d, unsigned long long *m) {
+    m[0] = 5, m[1] = (long)d << 30, m[2] = 1;
+    return 0;
+}
+int nvmlDeviceGetMaxPcieLinkGeneration(void *d, unsigned *v) { (void)d; *v = 4; return 0; }
+int nvmlDeviceGetMaxPcieLinkWidth(void *d, unsigned *v) { (void)d; *v = 8; return 0; }
+"""
+
+
+def probe(folder: Path, **sources: str) -> machine.GpuDriver:
+    """What a process sees whose driver is made of these sources."""
+    for name, text in sources.items():
+        (folder / f"{name}.c").write_text(text)
+        library = folder / {"cuda": "libcuda.so.1", "nvml": "libnvidia-ml.so.1"}[name]
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / f"{name}.c"], check=True)
+    code = "import dataclasses, json; from powerinfer import machine\n"
+    code += "print(json.dumps(dataclasses.asdict(machine.gpus())))"
+    env = dict(os.environ, LD_LIBRARY_PATH=str(folder), PYTHONPATH=str(ROOT))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, timeout=100)
+    assert done.returncode == 0, done.stderr
+    table = json.loads(done.stdout)
+    return machine.GpuDriver(**table | {"gpus": tuple(machine.Gpu(**gpu) for gpu in table["gpus"])})
+
+
+def fake(init: int = 0, count: int = 2) -> str:
+    return FAKE_DRIVER.replace("INIT", str(init)).replace("COUNT", str(count))
+
+
+def test_what_a_driver_says(tmp_path: Path) -> None:
+    found = probe(tmp_path, cuda=fake(), nvml=FAKE_NVML)
+    assert (found.is_present, found.cuda_version, found.version, found.problem) == (True, 12040, "7", "")
+    first, second = found.gpus
+    assert (first.name, second.name) == ("First", "Second")
+    assert (first.memory_bytes, second.memory_bytes) == (10 << 30, 11 << 30)
+    assert (first.free_bytes, second.free_bytes) == (1 << 30, 2 << 30)
+    assert (second.n_sm, second.capability_major, second.capability_minor) == (80, 8, 6)
+    assert second.memory_bytes_per_s == 2 * 1e9 * 256 / 8
+    assert (second.pcie_generation, second.pcie_lanes) == (4, 8)
+
+
+def test_drivers_that_are_broken(tmp_path: Path) -> None:
+    for name, text, says in (
+        ("silent", fake(init=100), "no device is here (100)"),
+        ("empty", fake(count=0), "has no device"),
+        ("old", "int cuInit(unsigned f) { return f; }", "too old"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        found = probe(folder, cuda=text)
+        assert found.is_present and found.gpus == () and says in found.problem
+    junk = tmp_path / "junk"
+    junk.mkdir()
+    (junk / "libcuda.so.1").write_bytes(b"not a library")
+    found = probe(junk)
+    assert not found.is_present and "no driver" in found.problem
+    found = probe(tmp_path / "silent", cuda=fake())  # without NVML: less is known
+    assert [gpu.free_bytes for gpu in found.gpus] == [0, 0] and found.version == ""
+
+
+def test_misuse() -> None:
+    ffi, lib = _native.ffi, _native.lib
+    driver = ffi.new("pi_gpu_driver *")
+    for status in (
+        lib.pi_machine_get_info(ffi.NULL),
+        lib.pi_gpu_probe(ffi.NULL, 0, ffi.NULL),
+        lib.pi_gpu_probe(driver, 1, ffi.NULL),
+        lib.pi_gpu_probe(driver, -1, ffi.NULL),
+    ):
+        assert status == 3 and _native.message()
+    assert lib.pi_gpu_probe(driver, 0, ffi.NULL) == 0

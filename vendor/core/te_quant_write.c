@@ -1,0 +1,142 @@
+/* te_quant_write.c - floats to the float types, the formats of 32 weights (te_quant.c has their layouts) and IQ4_NL. */
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "te_quant_rows.h"
+
+void te_f32_from_f32(const float *src, uint8_t *dst, int64_t n) { memcpy(dst, src, (size_t)n * sizeof *src); }
+
+void te_f16_from_f32(const float *src, uint8_t *dst, int64_t n) {
+    for (int64_t i = 0; i < n; i++) te_store_f16(dst + 2 * i, src[i]);
+}
+
+void te_bf16_from_f32(const float *src, uint8_t *dst, int64_t n) {
+    for (int64_t i = 0; i < n; i++) te_store_u16(dst + 2 * i, te_f32_to_bf16(src[i]));
+}
+
+/* v as an integer in [lo, hi], towards zero; lo for a NaN (a plain cast of what does not fit is undefined). */
+static int to_int(float v, int lo, int hi) {
+    if (!(v > (float)lo)) return lo;
+    return v < (float)hi ? (int)v : hi;
+}
+
+static float reciprocal(float d) { return d != 0.0f ? 1.0f / d : 0.0f; }
+
+/* The weight of largest magnitude, the first of several, with its sign. */
+static float extreme(const float *w) {
+    float value = w[0];
+    for (int i = 1; i < 32; i++) {
+        if (fabsf(w[i]) > fabsf(value)) value = w[i];
+    }
+    return value;
+}
+
+static void range(const float *w, float *lo, float *hi) {
+    *lo = *hi = w[0];
+    for (int i = 1; i < 32; i++) {
+        if (w[i] < *lo) *lo = w[i];
+        if (w[i] > *hi) *hi = w[i];
+    }
+}
+
+/* Packs 32 weights of four or five bits: q[16], and the fifth bits into high[4] unless that is NULL. */
+static void pack(const int *q, uint8_t *high, uint8_t *dst) {
+    for (int i = 0; i < 16; i++) dst[i] = (uint8_t)((q[i] & 15) | (q[16 + i] & 15) << 4);
+    if (high == NULL) return;
+    memset(high, 0, 4);
+    for (int i = 0; i < 32; i++) high[i / 8] |= (uint8_t)(q[i] >> 4 << i % 8);
+}
+
+/* Q4_0 and Q5_0: the extreme weight becomes the most negative code, -half; high is where the fifth bits go, or NULL. */
+static void quantize_signed(const float *w, int half, uint8_t *d_out, uint8_t *high, uint8_t *dst) {
+    int q[32];
+    const float d = extreme(w) / (float)-half;
+    const float id = reciprocal(d);
+    for (int i = 0; i < 32; i++) q[i] = to_int(w[i] * id + ((float)half + 0.5f), 0, 2 * half - 1);
+    te_store_f16(d_out, d);
+    pack(q, high, dst);
+}
+
+/* Q4_1 and Q5_1: the range of the weights is divided into `last` steps. */
+static void quantize_range(const float *w, int last, uint8_t *d_out, uint8_t *high, uint8_t *dst) {
+    int q[32];
+    float lo, hi;
+    range(w, &lo, &hi);
+    const float d = (hi - lo) / (float)last;
+    const float id = reciprocal(d);
+    for (int i = 0; i < 32; i++) q[i] = to_int((w[i] - lo) * id + 0.5f, 0, last);
+    te_store_f16(d_out, d);
+    te_store_f16(d_out + 2, lo);
+    pack(q, high, dst);
+}
+
+void te_q4_0_from_f32(const float *src, uint8_t *dst, int64_t n) {
+    for (; n > 0; n -= 32, src += 32, dst += 18) quantize_signed(src, 8, dst, NULL, dst + 2);
+}
+
+void te_q5_0_from_f32(const float *src, uint8_t *dst, int64_t n) {
+    for (; n > 0; n -= 32, src += 32, dst += 22) quantize_signed(src, 16, dst, dst + 2, dst + 6);
+}
+
+void te_q4_1_from_f32(const float *src, uint8_t *dst, int64_t n) {
+    for (; n > 0; n -= 32, src += 32, dst += 20) quantize_range(src, 15, dst, NULL, dst + 4);
+}
+
+void te_q5_1_from_f32(const float *src, uint8_t *dst, int64_t n) {
+    for (; n > 0; n -= 32, src += 32, dst += 24) quantize_range(src, 31, dst, dst + 4, dst + 8);
+}
+
+void te_q8_0_from_f32(const float *src, uint8_t *dst, int64_t n) {
+    for (; n > 0; n -= 32, src += 32, dst += 34) {
+        const float d = fabsf(extreme(src)) / 127.0f;
+        const float id = reciprocal(d);
+        te_store_f16(dst, d);
+        for (int i = 0; i < 32; i++) dst[2 + i] = (uint8_t)to_int(roundf(src[i] * id), -127, 127);
+    }
+}
+
+/* Codes of IQ4_NL for a scale: the nearest value is that with as many middles between values below the weight. */
+static void iq4_nl_codes(const float *w, float d, int *q) {
+    const float id = reciprocal(d);
+    memset(q, 0, 32 * sizeof *q);
+    for (int k = 0; k < 15; k++) {
+        const float middle = 0.5f * (float)(te_iq4_value[k] + te_iq4_value[k + 1]);
+        for (int i = 0; i < 32; i++) q[i] += w[i] * id > middle;
+    }
+}
+
+/* Tries scales that give the largest weight a place near either end of the list of values; least squares over the codes
+ * of each say which scale is best for them. As in te_quant_k_write.c, an error counts the more the larger its weight is.
+ */
+void te_iq4_nl_from_f32(const float *src, uint8_t *dst, int64_t n) {
+    enum { N_PLACES = 12 };
+    for (; n > 0; n -= 32, src += 32, dst += 18) {
+        const float largest = extreme(src);
+        float importance[32], square = 0.0f, best_error = INFINITY, best_d = 0.0f;
+        int q[32];
+        for (int i = 0; i < 32; i++) square += src[i] * src[i];
+        for (int i = 0; i < 32; i++) importance[i] = 1.0f + 0.5f * src[i] * src[i] * reciprocal(square / 32.0f);
+        for (int k = 0; k < 2 * N_PLACES; k++) {
+            const float place = k < N_PLACES ? 80.0f + 5.0f * (float)k : -80.0f - 5.0f * (float)(k - N_PLACES);
+            float wv = 0.0f, vv = 0.0f, error = 0.0f;
+            iq4_nl_codes(src, largest / place, q);
+            for (int i = 0; i < 32; i++) {
+                const float v = te_iq4_value[q[i]], pv = importance[i] * v;
+                wv += pv * src[i];
+                vv += pv * v;
+            }
+            const float d = te_as_f16(wv / vv); /* no value is 0 */
+            for (int i = 0; i < 32; i++) {
+                const float r = src[i] - d * (float)te_iq4_value[q[i]];
+                error += importance[i] * r * r;
+            }
+            if (!(error < best_error)) continue;
+            best_error = error;
+            best_d = d;
+        }
+        iq4_nl_codes(src, best_d, q);
+        te_store_f16(dst, best_d);
+        pack(q, NULL, dst + 2);
+    }
+}

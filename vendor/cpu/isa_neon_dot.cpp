@@ -1,0 +1,16 @@
+// isa_neon_dot.cpp - the kernels for Advanced SIMD with the dot product extension.
+#include "isa_begin.h"
+
+#if defined(TE_HAS_NEON_DOT)
+TE_ISA_BEGIN("arch=armv8.2-a+dotprod")
+#include "vec_neon.hpp"
+#include "vec_neon_dot.hpp"
+#include "codec.hpp"
+#include "codec_k.hpp"
+#include "rows.hpp"
+#include "elem.hpp"
+#include "table.hpp"
+#include "gemm.hpp"
+TE_KERNEL_TABLE(neon_dot, vec_neon_dot, gemm_table<vec_neon_dot>())
+TE_ISA_END
+#endif
