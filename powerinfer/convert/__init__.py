@@ -1,0 +1,1 @@
+"""From published checkpoints to the files that the engine reads."""

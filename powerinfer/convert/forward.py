@@ -1,0 +1,205 @@
+"""The checkpoint's own answer: a forward pass in numpy float32 over the published weights.
+
+It shares nothing with the engine or with what the conversion does to names, rows and rotation: weights are
+taken as they are published, and the formulas are those of the models' publications. Layer by layer, for all
+prompts together, so that every weight is read once; a large matrix in pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .checkpoint import Checkpoint
+from .hyper import Hyper
+from .rounding import rounded
+
+Array = npt.NDArray[np.float32]
+
+_DOWN = ("mlp.down_proj", "mlp.dense_4h_to_h", ".fc2")
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+class SourceModel:
+    """A checkpoint that can be computed. Slow: for a few short prompts."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, hyper: Hyper, *, type: str = "F32", down_transposed: bool = False
+    ) -> None:
+        """type: compute with the matrices as this format rounds them. down_transposed: its blocks run along
+        the other dimension of the down projection."""
+        self._type = type
+        self._down_transposed = down_transposed
+        self._checkpoint = checkpoint
+        self._hyper = hyper
+        prefixes = {"falcon": ("transformer.",), "opt": ("model.decoder.", "decoder.")}
+        names = prefixes.get(hyper.family, ("model.",))
+        self._prefix = next((p for p in names if any(n.startswith(p) for n in checkpoint)), names[0])
+        self._rotation = _frequencies(hyper)
+
+    def logits(
+        self, prompts: Sequence[Sequence[int]], *, progress: Callable[[int, int], object] | None = None
+    ) -> list[Array]:
+        """Of each prompt the logits [n_tokens, n_vocab] of all its tokens.
+
+        progress: called as progress(layers done, layers in all).
+        """
+        h = self._hyper
+        layer = {"falcon": self._falcon_layer, "opt": self._opt_layer}.get(h.family, self._llama_layer)
+        lengths = [len(prompt) for prompt in prompts]
+        bounds = np.cumsum(lengths)[:-1]
+        positions = np.concatenate([np.arange(n) for n in lengths])
+        embedding = {"falcon": "word_embeddings"}.get(h.family, "embed_tokens")
+        x = self._rows(embedding, np.concatenate([np.asarray(prompt, np.int64) for prompt in prompts]))
+        if h.family == "opt":
+            x = x + self._rows("embed_positions", positions + 2)
+        for i in range(h.n_layer):
+            x = layer(i, x, positions, bounds)
+            if progress is not None:
+                progress(i + 1, h.n_layer + 1)
+        final = {"falcon": "ln_f", "opt": "final_layer_norm"}.get(h.family, "norm")
+        x = self._norm(final, x)
+        head = "lm_head"
+        if h.tied or head + ".weight" not in self._checkpoint:
+            head = self._prefix + embedding
+        out = self._linear(head, x, prefix="")
+        if progress is not None:
+            progress(h.n_layer + 1, h.n_layer + 1)
+        return np.split(out, bounds)
+
+    # ---- the three kinds of layers
+
+    def _llama_layer(self, i: int, x: Array, positions: npt.NDArray[np.int64], bounds: Array) -> Array:
+        p = f"layers.{i}."
+        normed = self._norm(p + "input_layernorm", x)
+        q, k, v = (self._linear(f"{p}self_attn.{name}_proj", normed) for name in "qkv")
+        q, k, v = self._heads(q), self._heads(k), self._heads(v)
+        if self._hyper.family == "qwen3":
+            q = self._norm(p + "self_attn.q_norm", q)
+            k = self._norm(p + "self_attn.k_norm", k)
+        x = x + self._linear(p + "self_attn.o_proj", self._attention(q, k, v, positions, bounds))
+        normed = self._norm(p + "post_attention_layernorm", x)
+        gate = self._activate(self._linear(p + "mlp.gate_proj", normed))
+        up = self._linear(p + "mlp.up_proj", normed)
+        if self._hyper.act == "drelu":
+            up = np.maximum(up, 0)
+        return x + self._linear(p + "mlp.down_proj", gate * up)
+
+    def _falcon_layer(self, i: int, x: Array, positions: npt.NDArray[np.int64], bounds: Array) -> Array:
+        h, p = self._hyper, f"h.{i}."
+        attn_in = self._norm(p + ("ln_attn" if h.two_norms else "input_layernorm"), x)
+        mlp_in = self._norm(p + "ln_mlp", x) if h.two_norms else attn_in
+        fused = self._linear(p + "self_attention.query_key_value", attn_in)
+        groups = fused.reshape(len(x), h.n_head_kv, h.n_head // h.n_head_kv + 2, h.d_head)
+        q = groups[:, :, :-2].reshape(len(x), h.n_head, h.d_head)
+        attended = self._attention(q, groups[:, :, -2], groups[:, :, -1], positions, bounds)
+        hidden = self._activate(self._linear(p + "mlp.dense_h_to_4h", mlp_in))
+        x = x + self._linear(p + "self_attention.dense", attended)
+        return x + self._linear(p + "mlp.dense_4h_to_h", hidden)
+
+    def _opt_layer(self, i: int, x: Array, positions: npt.NDArray[np.int64], bounds: Array) -> Array:
+        p = f"layers.{i}."
+        normed = self._norm(p + "self_attn_layer_norm", x)
+        q, k, v = (self._heads(self._linear(f"{p}self_attn.{name}_proj", normed)) for name in "qkv")
+        x = x + self._linear(p + "self_attn.out_proj", self._attention(q, k, v, positions, bounds))
+        hidden = self._activate(self._linear(p + "fc1", self._norm(p + "final_layer_norm", x)))
+        return x + self._linear(p + "fc2", hidden)
+
+    # ---- their parts
+
+    def _rows(self, name: str, numbers: npt.NDArray[np.int64]) -> Array:
+        tensor = self._checkpoint.tensors[f"{self._prefix}{name}.weight"]
+        return rounded(np.concatenate([tensor.floats(int(i), 1) for i in numbers]), self._type)
+
+    def _linear(self, name: str, x: Array, *, prefix: str | None = None) -> Array:
+        """x [n, cols] . weight [rows, cols] transposed, and the bias if there is one."""
+        name = (self._prefix if prefix is None else prefix) + name
+        weight = self._checkpoint.tensors[name + ".weight"]
+        transposed = self._down_transposed and name.endswith(_DOWN)
+        out = np.empty((len(x), weight.shape[0]), np.float32)
+        at = 0
+        for chunk in weight.chunks():
+            chunk = rounded(chunk, self._type, transposed=transposed)
+            np.matmul(x, chunk.T, out=out[:, at : at + len(chunk)])
+            at += len(chunk)
+        if name + ".bias" in self._checkpoint:
+            out += self._checkpoint.tensors[name + ".bias"].floats()
+        return out
+
+    def _norm(self, name: str, x: Array) -> Array:
+        """Over the last dimension: LayerNorm where there is a bias, else RMSNorm."""
+        name = self._prefix + name
+        weight = self._checkpoint.tensors[name + ".weight"].floats()
+        bias = self._checkpoint.tensors.get(name + ".bias")
+        if bias is None:
+            scale = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(self._hyper.norm_eps))
+            return np.asarray(x / scale * weight, np.float32)
+        x = x - x.mean(axis=-1, keepdims=True)
+        scale = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(self._hyper.norm_eps))
+        return np.asarray(x / scale * weight + bias.floats(), np.float32)
+
+    def _activate(self, x: Array) -> Array:
+        act = self._hyper.act
+        if act in ("relu", "drelu"):
+            return np.where(x > self._hyper.act_threshold, x, np.float32(0))
+        if act == "silu":
+            return np.asarray(x / (1 + np.exp(-np.clip(x, -80, None))), np.float32)
+        return np.asarray(0.5 * x * (1 + _erf(x / np.float32(math.sqrt(2))).astype(np.float32)), np.float32)
+
+    def _heads(self, x: Array) -> Array:
+        return x.reshape(len(x), -1, self._hyper.d_head)
+
+    def _attention(
+        self, q: Array, k: Array, v: Array, positions: npt.NDArray[np.int64], bounds: Array
+    ) -> Array:
+        """Causal, each prompt by itself. q [n, n_head, d], k and v [n, n_head_kv, d] to [n, n_head * d]."""
+        q, k = self._rotate(q, positions), self._rotate(k, positions)
+        share = q.shape[1] // k.shape[1]
+        out = []
+        for q1, k1, v1 in zip(np.split(q, bounds), np.split(k, bounds), np.split(v, bounds), strict=True):
+            k1, v1 = np.repeat(k1, share, axis=1), np.repeat(v1, share, axis=1)
+            scores = np.einsum("qhd,khd->hqk", q1, k1) / np.float32(math.sqrt(q.shape[2]))
+            scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            out.append(np.einsum("hqk,khd->qhd", weights, v1).reshape(len(q1), -1))
+        return np.concatenate(out)
+
+    def _rotate(self, x: Array, positions: npt.NDArray[np.int64]) -> Array:
+        """Pairs half a head apart, by position times frequency."""
+        if self._rotation is None:
+            return x
+        frequency, magnitude = self._rotation
+        angles = positions[:, None, None] * frequency
+        cos, sin = (np.asarray(f(angles) * magnitude, np.float32) for f in (np.cos, np.sin))
+        a, b = np.split(x, 2, axis=-1)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def _frequencies(h: Hyper) -> tuple[npt.NDArray[np.float64], float] | None:
+    """Radians per position of each pair, and what cos and sin are multiplied by."""
+    rope = h.rope
+    if rope is None:
+        return None
+    plain = 1 / rope.base ** (np.arange(0, h.d_head, 2) / h.d_head)
+    if rope.kind == "linear":
+        return plain / rope.factor, 1.0
+    if rope.kind == "llama3":
+        turns = rope.n_ctx_orig * plain / (2 * math.pi)  # within the original context
+        share = np.clip((turns - rope.low) / (rope.high - rope.low), 0, 1)
+        return plain * share + plain / rope.factor * (1 - share), 1.0
+    if rope.kind == "yarn":
+        # The pairs that turn beta_fast and beta_slow times within the original context.
+        first, last = (
+            h.d_head * math.log(rope.n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(rope.base))
+            for turns in (rope.beta_fast, rope.beta_slow)
+        )
+        low, high = max(math.floor(first), 0), min(math.ceil(last), h.d_head - 1)
+        share = np.clip((np.arange(h.d_head // 2) - low) / max(high - low, 1e-3), 0, 1)
+        magnitude = rope.magnitude or 1 + 0.1 * math.log(rope.factor)
+        return plain * (1 - share) + plain / rope.factor * share, magnitude
+    return plain, 1.0

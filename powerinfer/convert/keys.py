@@ -1,0 +1,116 @@
+"""The keys of a file that describe the model, in the order of the original's converters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from .hyper import Hyper, Rope
+from .layout import OPT_UNUSED_POSITIONS
+from .predictors import Predictors
+
+FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2}
+"""Formats that can be written, with their numbers in `general.file_type`."""
+
+_QUANTIZATION_VERSION = 2
+
+
+def model_keys(
+    hyper: Hyper, *, name: str, type: str, powerinfer: bool, predictors: Predictors | None
+) -> Iterator[tuple[str, Any]]:
+    """Keys and values up to the tokenizer's. Whole numbers are u32, floats f32.
+
+    The keys that a PowerInfer file has are those of the original, which knows no others of this project but
+    reads past them; an ordinary file says as much as llama.cpp's does.
+    """
+    yield "general.architecture", hyper.arch
+    if not powerinfer:
+        yield "general.type", "model"
+    yield "general.name", name
+    shape = {"falcon": _falcon, "opt": _opt}.get(hyper.arch, _llama)(hyper, powerinfer)
+    for key, value in shape:
+        yield f"{hyper.arch}.{key}", value
+    yield "general.file_type", FILE_TYPES[type]
+    if type.startswith("Q"):
+        yield "general.quantization_version", _QUANTIZATION_VERSION
+    if predictors is not None and predictors.threshold is not None:
+        yield "powerinfer.sparse_threshold", predictors.threshold
+    if hyper.act != hyper.default_act(powerinfer=powerinfer) or hyper.act_threshold:
+        yield "powerinfer.hidden_act", hyper.act
+    if hyper.act_threshold:
+        yield "powerinfer.hidden_act_threshold", hyper.act_threshold
+
+
+def _llama(h: Hyper, powerinfer: bool) -> Iterator[tuple[str, Any]]:
+    yield "context_length", h.n_ctx
+    yield "embedding_length", h.n_embd
+    yield "block_count", h.n_layer
+    yield "feed_forward_length", h.n_ff
+    yield "rope.dimension_count", h.d_head
+    yield "attention.head_count", h.n_head
+    yield "attention.head_count_kv", h.n_head_kv
+    yield "attention.layer_norm_rms_epsilon", h.norm_eps
+    yield from _rope(h)
+    if h.q_width != h.n_embd or h.family == "qwen3":
+        yield "attention.key_length", h.d_head
+        yield "attention.value_length", h.d_head
+    if not powerinfer:
+        yield "vocab_size", h.n_vocab
+
+
+def _falcon(h: Hyper, powerinfer: bool) -> Iterator[tuple[str, Any]]:
+    yield "context_length", h.n_ctx
+    yield "tensor_data_layout", "jploski"
+    yield "embedding_length", h.n_embd
+    yield "feed_forward_length", h.n_ff
+    yield "block_count", h.n_layer
+    yield "attention.head_count", h.n_head
+    yield "attention.head_count_kv", h.n_head_kv
+    yield "attention.layer_norm_epsilon", h.norm_eps
+    yield from _rope(h)
+
+
+def _opt(h: Hyper, powerinfer: bool) -> Iterator[tuple[str, Any]]:
+    yield "context_length", h.n_ctx + OPT_UNUSED_POSITIONS  # rows of the table, as the original counts
+    yield "embedding_length", h.n_embd
+    yield "block_count", h.n_layer
+    yield "feed_forward_length", h.n_ff
+    yield "attention.head_count", h.n_head
+
+
+def _rope(h: Hyper) -> Iterator[tuple[str, Any]]:
+    rope = h.rope or Rope()
+    if rope.has_base and (h.family != "falcon" or rope.base != Rope().base):
+        yield "rope.freq_base", rope.base
+    if rope.kind not in ("linear", "yarn"):
+        return
+    yield "rope.scaling.type", rope.kind
+    yield "rope.scaling.factor", rope.factor
+    yield "rope.scaling.original_context_length", rope.n_ctx_orig
+    if rope.kind == "yarn":
+        usual = Rope()
+        if rope.magnitude:
+            # The file's factor multiplies the magnitude that follows from the stretching.
+            yield "rope.scaling.attn_factor", rope.magnitude / (1 + 0.1 * math.log(rope.factor))
+        if rope.beta_fast != usual.beta_fast:
+            yield "rope.scaling.yarn_beta_fast", rope.beta_fast
+        if rope.beta_slow != usual.beta_slow:
+            yield "rope.scaling.yarn_beta_slow", rope.beta_slow
+
+
+def why_not_original(hyper: Hyper, tensors: set[str], type: str) -> str:
+    """Why the original cannot run a PowerInfer file, or "" if it can."""
+    if hyper.arch not in ("llama", "bamboo", "falcon", "opt"):
+        return f"it does not know {hyper.arch}"
+    if type not in ("F16", "Q4_0"):
+        return "it computes F16 and Q4_0 only"
+    if "rope_freqs.weight" in tensors:
+        return "it does not know Llama 3's rotation"
+    if hyper.arch in ("llama", "bamboo") and (hyper.qkv_bias or hyper.output_bias):
+        return "it has no place for attention biases"
+    if hyper.arch in ("llama", "bamboo") and hyper.q_width != hyper.n_embd:
+        return "its heads must be as wide as the embedding together"
+    if hyper.act_threshold:
+        return f"it takes every gate above 0 as active, the model those above {hyper.act_threshold:g}"
+    return ""
