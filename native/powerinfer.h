@@ -39,8 +39,8 @@ typedef enum pi_status {
  * next error. */
 const char *pi_error_message(void);
 const char *pi_version(void);
-/* Name of the instruction set in use: "scalar", "avx2", "avx512", "amx"; NULL (with a message) if POWERINFER_ISA names
- * one that cannot run here. */
+/* Name of the instruction set in use: "scalar", on x86-64 also "avx2", "avx512", "amx", on 64-bit ARM also "neon",
+ * "neon_dot"; NULL (with a message) if POWERINFER_ISA names one that cannot run here. */
 const char *pi_cpu_isa(void);
 /* 1 if the named instruction set can run here. */
 int32_t pi_cpu_has_isa(const char *name);
@@ -312,6 +312,132 @@ pi_status pi_sampler_sample(pi_sampler *sampler, const float *logits, int32_t *t
 pi_status pi_sampler_accept(pi_sampler *sampler, int32_t token);
 /* Forgets accepted tokens and restarts the random sequence from seed. */
 void pi_sampler_reset(pi_sampler *sampler, uint64_t seed);
+
+/* ---- plans ---- */
+
+/* What a budget of device memory holds: of each layer, attention with K and V, norms and predictor, and its hottest
+ * neurons; and the output matrix. A plan minimises the expected time of a token; native/plan/plan.h has the rules by
+ * which bytes and time are counted. The weights need not be loaded. A plan keeps nothing of the model. */
+typedef struct pi_plan pi_plan;
+
+typedef struct pi_plan_options {
+    uint64_t budget_bytes;                   /* 0: all on the CPU */
+    int32_t n_ctx, n_pool, n_seq, n_batch;   /* as in pi_session_options */
+    int32_t type_k, type_v;                  /* pi_kv_type */
+    int32_t sparsity;                        /* pi_sparsity that the plan is for */
+    int32_t group;                           /* neurons that move together, or more where a format asks for it */
+    double gpu_bytes_per_s, cpu_bytes_per_s; /* rates at which weights are read */
+    double pcie_bytes_per_s;                 /* from host to device memory */
+    double handover_us;                      /* device to CPU and back, once a layer */
+    double layer_us, ffn_us;                 /* what a layer's, and its hot FFN's, kernels take beyond bytes */
+    uint64_t overhead_bytes;                 /* context, code, captured graphs, libraries' workspaces */
+    const uint32_t *counts;                  /* [n_layer][n_ff] how often each neuron fired, or NULL */
+    uint64_t n_tokens;                       /* tokens that were counted over */
+    double active_share;                     /* how often a neuron fires, where there are no counts */
+    double overshoot;                        /* neurons predicted per neuron that fires, >= 1 */
+} pi_plan_options;
+/* No budget; rates of a desktop (CPU 40 GB/s, device 800, PCIe 24). Times and overhead were measured on an H200:
+ * hand-over 6 us, kernels 16 + 9 us, 0.54 GiB of context, code and graphs to which 56 MiB are added for libraries. */
+pi_plan_options pi_plan_defaults(void);
+
+typedef struct pi_plan_layer {
+    int32_t on_device;           /* attention, K and V, norms and predictor are */
+    int32_t predictor_on_device; /* the plan's mode uses one, and it is */
+    int32_t n_hot;               /* neurons on the device */
+    double active_hot;           /* of those, computed per token, expected */
+    double active_cold;
+    uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes, ffn_bytes; /* on the device */
+    double fixed_us;                                                            /* attention, K and V, predictor */
+    double gpu_ffn_us, cpu_ffn_us, handover_us; /* CPU and hand-over run beside the device */
+    double us;                                  /* of the layer */
+} pi_plan_layer;
+
+typedef struct pi_plan_info {
+    int32_t n_layer, n_ff;
+    int32_t sparsity; /* never AUTO */
+    int32_t n_ctx, n_pool, n_seq, n_batch;
+    int32_t has_counts;       /* the plan rests on counts; else on active_share */
+    int32_t uses_device;      /* 0: all on the CPU, because the budget is 0 or that is faster */
+    int32_t n_layer_device;   /* layers with attention on the device */
+    int32_t n_layer_resident; /* of those, with all their neurons */
+    int32_t head_on_device;
+    int64_t n_hot;
+    uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes, ffn_bytes, head_bytes;
+    uint64_t scratch_bytes;  /* activations, logits, tables */
+    uint64_t staging_bytes;  /* buffers through which a prompt's cold weights stream */
+    uint64_t overhead_bytes; /* as given */
+    uint64_t total_bytes;    /* of all these; at most budget_bytes */
+    uint64_t budget_bytes;
+    uint64_t min_bytes;             /* the least budget that puts anything on the device */
+    uint64_t full_bytes;            /* the budget that holds everything */
+    double gpu_us, cpu_us;          /* busy per token; partly at the same time */
+    double handover_us;             /* all layers' */
+    double head_us;                 /* output matrix */
+    double total_us;                /* of a token */
+    double bound_us;                /* no plan within the budget is faster than this; 0 for a restored plan */
+    double tokens_per_s;            /* one sequence, its context half full */
+    double active_hot, active_cold; /* neurons computed per token */
+    double stream_bytes;            /* weights of the layers that are not on the device */
+    double prompt_us; /* what reading those over PCIe takes: at least this per n_batch tokens of a prompt */
+} pi_plan_info;
+
+/* Deterministic; well below 0.1 s for 80 layers of 28672 neurons. counts are read during the call only. Errors:
+ * ARGUMENT (ranges; a mode that the model does not have; a budget below min_bytes: the message says what would do),
+ * MEMORY. */
+pi_status pi_plan_new(const pi_model *model, const pi_plan_options *options, pi_plan **out);
+
+/* A placement that was saved, or made elsewhere. */
+typedef struct pi_placement {
+    const uint8_t *on_device; /* [n_layer] attention, K and V, norms and predictor are */
+    const int32_t *n_hot;     /* [n_layer] */
+    const int32_t *hot;       /* ids of all layers' hot neurons, one layer after the other, ascending in each */
+    int32_t head_on_device;
+} pi_placement;
+/* The plan of a placement: checked, and priced with these options. Errors: ARGUMENT (also if it takes more than the
+ * budget, or splits neurons that a format holds together), MEMORY. */
+pi_status pi_plan_restore(const pi_model *model, const pi_plan_options *options, const pi_placement *placement,
+                          pi_plan **out);
+void pi_plan_free(pi_plan *plan);
+pi_status pi_plan_get_info(const pi_plan *plan, pi_plan_info *out);
+pi_status pi_plan_get_layer(const pi_plan *plan, int32_t layer, pi_plan_layer *out);
+/* Ids of the layer's n_hot hot neurons, ascending. */
+pi_status pi_plan_hot(const pi_plan *plan, int32_t layer, int32_t *ids);
+
+/* ---- machine ---- */
+
+/* What a bug report should say of a machine; "" and 0 for what the system does not tell. */
+typedef struct pi_machine_info {
+    char cpu[128], os[128], distribution[96], libc[64];
+    char container[32];       /* "docker", "podman", "kubernetes", "lxc", "WSL", or "" */
+    char huge_pages[16];      /* transparent ones: "always", "madvise", "never" */
+    int32_t n_cores;          /* physical, that this process may use */
+    int32_t n_logical;        /* logical, that this process may use */
+    int32_t n_online;         /* logical, of the machine */
+    int32_t threads_per_core; /* 2 with SMT */
+    int32_t n_numa;           /* NUMA nodes */
+    double cpu_quota;         /* CPUs that the cgroup allows; 0: no limit */
+    uint64_t memory_bytes, memory_free_bytes;
+    uint64_t memory_limit_bytes; /* of the cgroup; 0: none */
+    uint64_t memlock_bytes;      /* that this process may lock; UINT64_MAX: no limit */
+} pi_machine_info;
+pi_status pi_machine_get_info(pi_machine_info *out);
+
+typedef struct pi_gpu_driver {
+    int32_t is_present;   /* libcuda.so.1 can be opened */
+    int32_t cuda_version; /* that it serves: 13000 is 13.0 */
+    int32_t n_gpus;
+    char version[64];  /* "580.159.03" */
+    char problem[256]; /* why no device can be used, or "" */
+} pi_gpu_driver;
+typedef struct pi_gpu {
+    char name[128];
+    int32_t capability_major, capability_minor, n_sm;
+    uint64_t memory_bytes, free_bytes;
+    double memory_bytes_per_s; /* bus width times clock */
+    int32_t pcie_generation, pcie_lanes;
+} pi_gpu;
+/* Asks CUDA's driver, if there is one, and fills the first n_gpus of gpu; takes no device memory. */
+pi_status pi_gpu_probe(pi_gpu_driver *driver, int32_t n_gpus, pi_gpu *gpu);
 
 /* cdef end */
 

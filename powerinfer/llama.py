@@ -31,6 +31,7 @@ from .context import Context
 from .errors import ArgumentError, ClosedError, ContextError, FormatError, UnsupportedError
 from .file import DEMO, ModelFile
 from .generation import Generation, last, sampling_of
+from .opening import open_session, refuse_device
 from .report import LlamaInfo, LlamaState, Timings
 from .sampling import (
     Criteria,
@@ -44,6 +45,7 @@ from .session import Activation, LayerStep, Model, Predictor, Progress, Session,
 
 if TYPE_CHECKING:
     from .chat_format import ChatFormat
+    from .plan import Plan
     from .tokenizer import Tokenizer
 
 Ids = npt.NDArray[np.int32]
@@ -74,6 +76,7 @@ class Llama(Completions):
         type_v: str | int | None = None,
         last_n_tokens_size: int = 64,
         vram_budget: float | None = None,
+        plan: Plan | str | os.PathLike[str] | None = None,
         sparsity: Sparsity = "auto",
         threshold: float | None = None,
         activation: Activation | None = None,
@@ -96,19 +99,19 @@ class Llama(Completions):
         logits_all: keep the logits of every token in `scores`.
         vocab_only: only the tokenizer, of any architecture.
         embedding: allow embed().
-        chat_format: name of a chat format ("chatml", "llama-2", ...) to use instead of the file's template.
-        verbose: print notices on stderr (nothing else is ever printed, and nothing on stdout).
+        chat_format: the name of one ("chatml", "llama-2", ...) to use instead of the file's template.
+        verbose: print notices on stderr; nothing else is ever printed.
         use_mlock: keep the weights in RAM.
         type_k, type_v: "f32", "f16" (default) or "q8_0", or ggml's number of them.
-        last_n_tokens_size: how many tokens the penalties look back at.
+        last_n_tokens_size: tokens that the penalties look back at.
         vram_budget: GiB of GPU memory; None or 0: CPU. This version has no GPU backend.
+        plan: a Plan or the path of a saved one; refused if made for another model, or if it uses a GPU.
         sparsity: which neurons of the feed-forward are computed: those that the model's predictor names
             ("predicted"), those that the gate lets through ("exact", the same answers as dense), all
             ("dense"), or the first of these that the model can do ("auto").
         threshold: replaces the file's threshold for the predictor's scores.
         activation: of the feed-forward, instead of what the file says.
-        predictor: "mlp" (the file's own matrices), "sign" (any ReLU model: the signs of its weights), "none",
-            or "auto" (what the file says).
+        predictor: "mlp" (fc1 and fc2), "sign" (signs of the weights), "none", or "auto" (as the file says).
         context_shift: when the context is full, forget the older half of it and go on, instead of stopping.
         n_keep: tokens at the beginning that a context shift keeps; None: the BOS token.
         progress, prompt_progress: called as f(done, total) while loading, and while a prompt is computed.
@@ -117,10 +120,8 @@ class Llama(Completions):
         unknown arguments.
         """
         refuse("Llama()", unsupported, LATER_INIT)
-        if vram_budget:
-            raise UnsupportedError(
-                f"vram_budget={vram_budget!r}: this build has no CUDA backend yet (0 or None: CPU)"
-            )
+        if plan is None:
+            refuse_device(vram_budget or 0)  # before anything takes long
         if n_gpu_layers not in (0, -1):
             warnings.warn(
                 f"n_gpu_layers={n_gpu_layers} has no effect: this version computes on the CPU", stacklevel=2
@@ -150,13 +151,15 @@ class Llama(Completions):
                 use_mlock=use_mlock,
                 progress=progress,
             )
-            session = Session(
+            session = open_session(
                 self._model,
+                plan=plan,
+                vram_budget=vram_budget,
                 n_ctx=n_ctx or 0,
                 n_batch=n_batch,
                 n_threads=n_threads or 0,
-                type_k="f16" if type_k is None else type_k,
-                type_v="f16" if type_v is None else type_v,
+                type_k=type_k,
+                type_v=type_v,
                 sparsity=sparsity,
             )
             if threshold is not None:
@@ -170,7 +173,7 @@ class Llama(Completions):
 
     @classmethod
     def demo(cls, **options: Any) -> Llama:
-        """Opens the small model that comes with the package. Takes the options of Llama."""
+        """Opens the small model that comes with the package, with the options of Llama."""
         return cls(DEMO, **options)
 
     # -- parts

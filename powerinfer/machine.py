@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from ._native import build_info, cores, isa, read_rate
+from . import _native
+from ._native import build_info, cores, has_isa, isa, read_rate
 
-__all__ = ["available_bytes", "build_info", "cores", "cpu_name", "isa", "read_rate"]
+__all__ = [
+    "Gpu",
+    "GpuDriver",
+    "MachineInfo",
+    "available_bytes",
+    "build_info",
+    "cores",
+    "cpu_name",
+    "gpus",
+    "has_isa",
+    "isa",
+    "machine_info",
+    "read_rate",
+]
+
+_UNLIMITED = (1 << 64) - 1
+_MOST_GPUS = 64
 
 
 def cpu_name() -> str:
@@ -28,3 +47,100 @@ def available_bytes() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineInfo:
+    """What a bug report should say of a machine; "" and 0 for what the system does not tell."""
+
+    cpu: str
+    os: str
+    """Kernel and architecture."""
+    distribution: str
+    libc: str
+    container: str
+    """"docker", "podman", "kubernetes", "lxc", "WSL", or ""."""
+    huge_pages: str
+    """Transparent ones: "always", "madvise" or "never"."""
+    n_cores: int
+    """Physical cores that this process may use."""
+    n_logical: int
+    """Logical CPUs that it may use."""
+    n_online: int
+    """Logical CPUs of the machine."""
+    threads_per_core: int
+    """2 with SMT."""
+    n_numa: int
+    """NUMA nodes."""
+    cpu_quota: float
+    """CPUs that the cgroup allows; 0: no limit."""
+    memory_bytes: int
+    memory_free_bytes: int
+    memory_limit_bytes: int
+    """Of the cgroup; 0: none."""
+    memlock_bytes: int | None
+    """Memory that this process may lock; None: no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A device as its driver describes it; 0 for what it does not tell."""
+
+    name: str
+    capability_major: int
+    capability_minor: int
+    n_sm: int
+    memory_bytes: int
+    free_bytes: int
+    memory_bytes_per_s: float
+    """Width of the memory's bus times its clock."""
+    pcie_generation: int
+    pcie_lanes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuDriver:
+    """CUDA's driver, and what it found."""
+
+    is_present: bool
+    cuda_version: int
+    """That it serves: 13000 is 13.0."""
+    version: str
+    problem: str
+    """Why no device can be used, or ""."""
+    gpus: tuple[Gpu, ...]
+
+
+def _value(kind: str, value: Any) -> Any:
+    return _native.ffi.string(value).decode("utf-8", "replace") if kind == "str" else value
+
+
+def _values(cls: type, native: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A dataclass's fields from a native struct with members of the same names."""
+    return {
+        field.name: _value(str(field.type), getattr(native, field.name))
+        for field in fields(cls)
+        if field.name not in without
+    }
+
+
+def machine_info() -> MachineInfo:
+    """Processor, system and memory, as they are now."""
+    native = _native.ffi.new("pi_machine_info *")
+    _native.check(_native.lib.pi_machine_get_info(native))
+    values = _values(MachineInfo, native)
+    if values["memlock_bytes"] == _UNLIMITED:
+        values["memlock_bytes"] = None
+    return MachineInfo(**values)
+
+
+def gpus() -> GpuDriver:
+    """Asks CUDA's driver, if there is one. Takes no device memory; the first call may take half a second."""
+    driver = _native.ffi.new("pi_gpu_driver *")
+    found = _native.ffi.new("pi_gpu[]", _MOST_GPUS)
+    _native.check(_native.lib.pi_gpu_probe(driver, _MOST_GPUS, found))
+    n = min(driver.n_gpus, _MOST_GPUS)
+    return GpuDriver(
+        **(_values(GpuDriver, driver, ("gpus",)) | {"is_present": bool(driver.is_present)}),
+        gpus=tuple(Gpu(**_values(Gpu, found[i])) for i in range(n)),
+    )

@@ -58,6 +58,29 @@ typedef struct te_mutex {
 void te_os_mutex_lock(te_mutex *m);
 void te_os_mutex_unlock(te_mutex *m);
 
+/* What kind of machine this is; "" and 0 for what the system does not say. te_os_machine.c. */
+typedef struct te_machine {
+    char cpu[128];         /* the processor's own name */
+    char os[128];          /* "Linux 6.1.0 x86_64" */
+    char distribution[96]; /* "Debian GNU/Linux 12 (bookworm)" */
+    char libc[64];         /* "glibc 2.36" */
+    char container[32];    /* "docker", "podman", "kubernetes", "lxc", "WSL", or "" */
+    char huge_pages[16];   /* transparent ones: "always", "madvise", "never" */
+    int32_t n_online;      /* logical CPUs of the machine */
+    int32_t threads_per_core;
+    int32_t n_numa;
+    double cpu_quota; /* CPUs that the cgroup allows; 0: no limit */
+    uint64_t memory_bytes, memory_free_bytes;
+    uint64_t memory_limit_bytes; /* of the cgroup; 0: none */
+    uint64_t memlock_bytes;      /* that this process may lock; UINT64_MAX: no limit */
+} te_machine;
+void te_os_machine(const char *root, te_machine *out); /* root: put before every path, "" for the real system */
+
+/* Opens a shared library, which then stays open; NULL and the reason in why if it cannot be. */
+void *te_os_library(const char *name, char *why, size_t n_why);
+/* Stores the address of a function in *function, a function pointer of n_function bytes; false if there is none. */
+bool te_os_symbol(void *library, const char *name, void *function, size_t n_function);
+
 #ifdef __cplusplus
 }
 #endif

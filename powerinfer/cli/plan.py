@@ -1,0 +1,410 @@
+"""`powerinfer plan MODEL --vram-budget GIB`: what a budget of GPU memory would hold, and the speed to expect.
+
+No GPU is needed: sizes are counted from the file, speeds from measured, given or published rates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from itertools import pairwise
+from typing import Any
+
+from ..errors import ArgumentError
+from ..plan import (
+    LayerPlan,
+    Plan,
+    Rates,
+    Settings,
+    Statistics,
+    as_table,
+    budget_bytes,
+    export_gpuidx,
+    find_card,
+    find_rates,
+    find_statistics,
+    import_gpuidx,
+    make_plan,
+)
+from ..plan.picture import draw, parts
+from ..plan.plan import GIB
+from ..session import Model
+from .options import MODEL_HELP, SPARSITY
+from .table import columns, facts, output_width
+from .terminal import harmless, is_smart, one_line
+
+SWEEP = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 80.0, 141.0)
+MOST_ROWS = 20  # of the table of layers; similar ones are put together
+BAR = 40  # characters
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Example: powerinfer plan model.gguf --vram-budget 8 --gpu 4070. Without --vram-budget, or with "
+        "several budgets, a line for each."
+    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument(
+        "--vram-budget", metavar="GIB[,GIB...]", help="GPU memory to use, or several to compare"
+    )
+    group = parser.add_argument_group("what the plan is for")
+    group.add_argument(
+        "-c",
+        "--n-ctx",
+        type=int,
+        metavar="N",
+        default=0,
+        help="context size (default: the model's, at most 4096)",
+    )
+    group.add_argument("--n-seq", type=int, metavar="N", default=1, help="sequences (default %(default)s)")
+    group.add_argument(
+        "-b",
+        "--n-batch",
+        type=int,
+        metavar="N",
+        default=512,
+        help="prompt tokens computed together (default 512)",
+    )
+    group.add_argument(
+        "--kv-type", choices=("f32", "f16", "q8_0"), default="f16", help="of K and V (default f16)"
+    )
+    group.add_argument(
+        "--sparsity", choices=SPARSITY, default="auto", help="which neurons are computed (default auto)"
+    )
+    group.add_argument(
+        "--overhead-mib",
+        type=float,
+        metavar="MIB",
+        default=Settings().overhead_bytes / (1 << 20),
+        help="memory of driver and libraries (default %(default)g, as measured on one H200)",
+    )
+    group = parser.add_argument_group("speeds")
+    group.add_argument(
+        "--gpu", metavar="NAME", default="", help='a card by its name, "4090" (default: the one here)'
+    )
+    group.add_argument("--gpu-gbps", type=float, metavar="X", help="its memory's rate in GB/s, instead")
+    group.add_argument(
+        "--cpu-gbps", type=float, metavar="X", help="host memory's rate in GB/s (default: measured)"
+    )
+    group.add_argument("--pcie-gbps", type=float, metavar="X", help="rate between both in GB/s")
+    group.add_argument(
+        "--handover-us", type=float, metavar="X", help="GPU to CPU and back, per layer (default 6)"
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument("--layers", action="store_true", help="list every layer")
+    group.add_argument("--json", action="store_true", help="print JSON")
+    group.add_argument("-o", "--output", metavar="PLAN.json", help="save the plan, for Llama(plan=...)")
+    group.add_argument("--picture", metavar="OUT.png", help="draw the plan (png, svg or pdf)")
+    group.add_argument("--export-gpuidx", metavar="FILE", help="write the original PowerInfer's split file")
+    group.add_argument(
+        "--import-gpuidx",
+        metavar="FILE",
+        help="show what the original's split file stands for, instead of planning",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    budgets = parse_budgets(args.vram_budget)
+    one = args.import_gpuidx is not None or len(budgets) == 1
+    if len(budgets) > 1 and args.import_gpuidx:
+        raise ArgumentError("--import-gpuidx has one budget, or none")
+    for name in ("output", "picture", "export_gpuidx"):
+        if getattr(args, name) and not one:
+            raise ArgumentError(f"--{name.replace('_', '-')} needs one --vram-budget")
+    with Model(args.model, load=False) as model:
+        settings = settings_of(args)
+        statistics = find_statistics(model, active_share=settings.active_share)
+        rates = find_rates(
+            gpu=args.gpu,
+            gpu_gbps=args.gpu_gbps,
+            cpu_gbps=args.cpu_gbps,
+            pcie_gbps=args.pcie_gbps,
+            handover_us=args.handover_us,
+        )
+        known: dict[str, Any] = {"settings": settings, "statistics": statistics, "rates": rates}
+        cpu = make_plan(model, vram_budget=0, **known)
+        if not one:
+            if not budgets:
+                budgets = default_budgets(args, model, cpu)
+            return sweep(args, model, cpu, budgets, known)
+        if args.import_gpuidx:
+            plan = import_gpuidx(
+                args.import_gpuidx, model, vram_budget=budgets[0] if budgets else None, **known
+            )
+        else:
+            plan = make_plan(model, vram_budget=budgets[0], **known)
+    if args.output:
+        plan.save(args.output)
+    if args.export_gpuidx:
+        export_gpuidx(plan, args.export_gpuidx)
+    if args.picture:
+        draw(plan, args.picture, title=one_line(f"{model.file.path.name}: {headline(plan)}"))
+    if args.json:
+        print(json.dumps(as_table(plan) | {"cpu_tokens_per_s": cpu.expected.tokens_per_s}))
+    else:
+        show(args, model.file.path.name, plan, cpu)
+    return 0
+
+
+def parse_budgets(text: str | None) -> list[float]:
+    """GiB, checked. Raises ArgumentError."""
+    try:
+        budgets = [float(word) for word in text.split(",")] if text is not None else []
+    except ValueError:
+        raise ArgumentError(
+            f"--vram-budget is {text!r}, it must be numbers of GiB with commas between"
+        ) from None
+    for gib in budgets:
+        budget_bytes(gib)
+    return budgets
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    if not 0 <= args.overhead_mib < 1 << 40:
+        raise ArgumentError(f"--overhead-mib is {args.overhead_mib:g}, it cannot be negative")
+    return Settings(
+        n_ctx=args.n_ctx,
+        n_seq=args.n_seq,
+        n_batch=args.n_batch,
+        type_k=args.kv_type,
+        type_v=args.kv_type,
+        sparsity=args.sparsity,
+        overhead_bytes=int(args.overhead_mib * (1 << 20)),
+    )
+
+
+def default_budgets(args: argparse.Namespace, model: Model, cpu: Plan) -> list[float]:
+    """Sizes that cards have, up to the first that holds the whole model."""
+    sizes = set(SWEEP)
+    if args.gpu:
+        sizes.add(find_card(args.gpu).gib)
+    budgets = sorted(sizes)
+    enough = next((i for i, gib in enumerate(budgets) if gib * GIB >= cpu.full_bytes), len(budgets) - 1)
+    useful = [gib for gib in budgets[: enough + 1] if gib * GIB >= cpu.min_bytes]
+    return useful or [budgets[enough]]
+
+
+# ---- several budgets
+
+
+def sweep(
+    args: argparse.Namespace, model: Model, cpu: Plan, budgets: list[float], known: dict[str, Any]
+) -> int:
+    """A line for each budget."""
+    plans = [(gib, plan_or_problem(model, gib, cpu, known)) for gib in budgets]
+    if args.json:
+        out = [
+            {"vram_budget": gib} | ({"error": plan} if isinstance(plan, str) else as_table(plan))
+            for gib, plan in plans
+        ]
+        print(json.dumps({"cpu_tokens_per_s": cpu.expected.tokens_per_s, "plans": out}))
+        return 0
+    width = output_width()
+    for line in facts(about(model.file.path.name, cpu, known["statistics"], known["rates"]), width=width):
+        print(line)
+    print()
+    rows = [["budget", "used", "attention", "neurons", "computed there", "tokens/s", ""]]
+    for gib, plan in plans:
+        if isinstance(plan, str):
+            rows.append(
+                [f"{gib:g} GiB", "", "", "", "", "", f"too small: {cpu.min_bytes / GIB:.2f} are needed"]
+            )
+        else:
+            rows.append(sweep_row(gib, plan, cpu))
+    for line in columns(rows, right=range(6), width=width):
+        print(line)
+    print("\nOf the layers those with attention on the GPU, of the neurons those in VRAM, and of the neurons")
+    print("computed for a token those that are. GiB; " + comparison(cpu))
+    return 0
+
+
+def plan_or_problem(model: Model, gib: float, cpu: Plan, known: dict[str, Any]) -> Plan | str:
+    """The plan, or why the budget is too small for one."""
+    try:
+        return make_plan(model, vram_budget=gib, **known)
+    except ArgumentError as error:
+        if budget_bytes(gib) >= cpu.min_bytes:
+            raise
+        return str(error)
+
+
+def comparison(cpu: Plan) -> str:
+    whole = f"{cpu.full_bytes / GIB:.2f} GiB hold the whole model"
+    return f"the CPU alone does {cpu.expected.tokens_per_s:.1f} tokens/s, {whole}."
+
+
+def sweep_row(gib: float, plan: Plan, cpu: Plan) -> list[str]:
+    n_device = sum(y.on_device for y in plan.layers)
+    return [
+        f"{gib:g} GiB",
+        f"{plan.bytes.total / GIB:.2f}",
+        f"{n_device}/{len(plan.layers)}",
+        f"{plan.hot_share:.0%}",
+        f"{plan.carried:.0%}",
+        f"{plan.expected.tokens_per_s:.1f}",
+        f"{cpu.expected.total_us / plan.expected.total_us:.1f} x CPU",
+    ]
+
+
+# ---- one plan
+
+
+def about(name: str, plan: Plan, statistics: Statistics | None, rates: Rates) -> list[tuple[str, str]]:
+    """The model and what the figures rest on."""
+    m, s = plan.model, plan.settings
+    source = plan.statistics if statistics is None or s.sparsity == "dense" else statistics.source
+    if s.sparsity == "predicted":
+        source += f"; {s.overshoot:g} neurons predicted for each that fires"
+    rows = [
+        (
+            "model",
+            one_line(f"{name}: {m.architecture}, {m.n_layer} layers of {m.n_ff} neurons, {s.sparsity}"),
+        ),
+        ("for", f"n_ctx {s.n_ctx}, n_batch {s.n_batch}, K {s.type_k}, V {s.type_v}" + sequences(s)),
+        ("statistics", one_line(source)),
+        ("GPU", one_line(rates.gpu)),
+        ("CPU", one_line(rates.cpu)),
+        ("PCIe", one_line(rates.pcie)),
+    ]
+    return rows
+
+
+def sequences(s: Settings) -> str:
+    return f", {s.n_seq} sequences" if s.n_seq > 1 else ""
+
+
+def headline(plan: Plan) -> str:
+    e = plan.expected
+    return f"{e.tokens_per_s:.1f} tokens/s expected with {plan.budget_bytes / GIB:.2f} GiB of VRAM"
+
+
+def show(args: argparse.Namespace, name: str, plan: Plan, cpu: Plan) -> None:
+    """Prints a plan for people."""
+    width = output_width()
+    block = "\u2588" if is_smart(sys.stdout) else "#"
+    for line in facts(about(name, plan, None, plan.rates), width=width):
+        print(line)
+    print()
+    if plan.uses_device:
+        for line in columns(memory_rows(plan, block), right=(1,), width=width):
+            print(line)
+        print()
+        for line in columns(layer_rows(plan, every=args.layers), right=(3, 4, 5, 6, 7), width=width):
+            print(line)
+        print()
+        print(f"neurons in VRAM, layer by layer: {heights(plan)}\n")
+    elif plan.budget_bytes:
+        print("Everything stays on the CPU: with these rates the GPU would make it slower.\n")
+    for text in expectation(plan, cpu):
+        print(harmless(text))
+
+
+def memory_rows(plan: Plan, block: str) -> list[list[str]]:
+    """A bar for each kind of content."""
+    largest = max(n for _, _, n in parts(plan.bytes))
+    rows = [["VRAM", "GiB", ""]]
+    for _, label, n in parts(plan.bytes):
+        rows.append([label, f"{n / GIB:.3f}", block * max(1, round(BAR * n / largest))])
+    rows.append(["in all", f"{plan.bytes.total / GIB:.3f}", f"of a budget of {plan.budget_bytes / GIB:.3f}"])
+    return rows
+
+
+def alike(a: LayerPlan, b: LayerPlan, n_ff: int, tolerance: float) -> bool:
+    return a.on_device == b.on_device and abs(len(a.hot) - len(b.hot)) <= tolerance * n_ff
+
+
+def runs(plan: Plan, tolerance: float) -> list[list[int]]:
+    """Neighbouring layers that hardly differ from the first of their run."""
+    out = [[0]]
+    for _, i in pairwise(range(len(plan.layers))):
+        if alike(plan.layers[out[-1][0]], plan.layers[i], plan.model.n_ff, tolerance):
+            out[-1].append(i)
+        else:
+            out.append([i])
+    return out
+
+
+def layer_rows(plan: Plan, *, every: bool) -> list[list[str]]:
+    """Layers in runs, as few as it takes to stay short."""
+    groups = [[i] for i in range(len(plan.layers))]
+    tolerances = (0.01, 0.02, 0.05, 0.1, 1.0)
+    for tolerance in () if every else tolerances:
+        groups = runs(plan, tolerance)
+        if len(groups) <= MOST_ROWS:
+            break
+    rows = [["layers", "attention", "neurons in VRAM", "share", "computed there", "GPU us", "CPU us", "us"]]
+    for group in groups:
+        layers = [plan.layers[i] for i in group]
+        n = len(layers)
+        computed = sum(y.active_hot + y.active_cold for y in layers)
+        rows.append(
+            [
+                span(group[0], group[-1]),
+                "GPU" if layers[0].on_device else "CPU",
+                span(min(len(y.hot) for y in layers), max(len(y.hot) for y in layers)),
+                f"{sum(len(y.hot) for y in layers) / (n * plan.model.n_ff):.0%}",
+                f"{sum(y.active_hot for y in layers) / computed if computed else 0:.0%}",
+                microseconds(sum(gpu_us(y) for y in layers) / n),
+                microseconds(sum(cpu_us(y) for y in layers) / n),
+                microseconds(sum(y.us for y in layers) / n),
+            ]
+        )
+    return rows
+
+
+def microseconds(us: float) -> str:
+    return f"{us:.1f}" if us < 1000 else f"{us:.0f}"
+
+
+def span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def gpu_us(y: LayerPlan) -> float:
+    return y.gpu_ffn_us + (y.fixed_us if y.on_device else 0.0)
+
+
+def cpu_us(y: LayerPlan) -> float:
+    return y.cpu_ffn_us + (0.0 if y.on_device else y.fixed_us)
+
+
+def heights(plan: Plan) -> str:
+    """A character for each layer: how much of it lies in VRAM; a dot where attention is on the CPU."""
+    levels = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588" if is_smart(sys.stdout) else "12345678"
+    return "".join(
+        levels[min(7, 8 * len(y.hot) // plan.model.n_ff)] if y.on_device else "." for y in plan.layers
+    )
+
+
+def expectation(plan: Plan, cpu: Plan) -> list[str]:
+    """The speed, and the arithmetic behind it with its numbers."""
+    e, r = plan.expected, plan.rates
+    gpu, host = f"{r.gpu_bytes_per_s / 1e9:,.0f} GB/s", f"{r.cpu_bytes_per_s / 1e9:,.1f} GB/s"
+    lines = [f"{headline(plan)}: {e.total_us / 1e3:.2f} ms a token"]
+    if plan.uses_device:
+        lines[0] += f"; the CPU alone {cpu.expected.tokens_per_s:.1f}"
+        shown = next((i for i, y in enumerate(plan.layers) if y.on_device), 0)
+        y = plan.layers[shown]
+        side = f"{r.layer_us:g} us + bytes / {gpu}" if y.on_device else f"bytes / {host}"
+        layers_ms = (e.total_us - e.head_us) / 1e3
+        lines += [
+            f"  token    = layers + output matrix = {layers_ms:.2f} + {e.head_us / 1e3:.2f} ms",
+            f"  layer    = attention, K, V, predictor ({side})",
+            f"             + max(hot neurons: {r.ffn_us:g} us + bytes / {gpu},",
+            f"                   cold neurons: bytes / {host} + hand-over)",
+            f"  layer {shown:<2} = {y.fixed_us:.1f} + max({y.gpu_ffn_us:.1f}, "
+            f"{y.cpu_ffn_us:.1f} + {y.handover_us:g}) = {y.us:.1f} us",
+            f"  busy per token: GPU {e.gpu_us / 1e3:.2f} ms, CPU {e.cpu_us / 1e3:.2f} ms, "
+            f"hand-overs {e.handover_us / 1e3:.2f} ms",
+        ]
+        if e.prompt_us:
+            lines += [
+                f"  prompts: {e.stream_bytes / 1e9:.1f} GB of weights stay on the host, so that each "
+                f"{plan.settings.n_batch} tokens",
+                f"           of a long one take {e.prompt_us / 1e3:.0f} ms or more (PCIe)",
+            ]
+    lines.append(
+        "  One sequence, its context half full; bytes over rates, so an estimate, not a measurement."
+    )
+    return lines

@@ -1,0 +1,51 @@
+"""What a budget of GPU memory holds of a model, and the speed to expect."""
+
+from __future__ import annotations
+
+from .engine import Expectation, LayerPlan, PlanBytes, Rates, Settings
+from .gpuidx import Split, read_gpuidx, split_path, write_gpuidx
+from .plan import (
+    Identity,
+    Plan,
+    as_table,
+    budget_bytes,
+    export_gpuidx,
+    identify,
+    import_gpuidx,
+    load_plan,
+    make_plan,
+)
+from .rates import CARDS, Card, find_card, find_rates
+from .sources import Statistics, find_statistics, given, heuristic
+from .store import from_json, to_json
+
+__all__ = [
+    "CARDS",
+    "Card",
+    "Expectation",
+    "Identity",
+    "LayerPlan",
+    "Plan",
+    "PlanBytes",
+    "Rates",
+    "Settings",
+    "Split",
+    "Statistics",
+    "as_table",
+    "budget_bytes",
+    "export_gpuidx",
+    "find_card",
+    "find_rates",
+    "find_statistics",
+    "from_json",
+    "given",
+    "heuristic",
+    "identify",
+    "import_gpuidx",
+    "load_plan",
+    "make_plan",
+    "read_gpuidx",
+    "split_path",
+    "to_json",
+    "write_gpuidx",
+]

@@ -1,0 +1,134 @@
+"""`powerinfer plan`: what it prints and writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from powerinfer import plan as plans
+from powerinfer.cli import main
+from powerinfer.session import Model
+from tests.plan.drafts import power_law, write_model
+
+ROOT = Path(__file__).resolve().parents[2]
+Captured = pytest.CaptureFixture[str]
+N_LAYER, N_FF = 30, 512
+RATES = ("--gpu-gbps", "8", "--cpu-gbps", "1", "--pcie-gbps", "2", "--handover-us", "1")
+SMALL = ("--overhead-mib", "0", "-b", "16", "-c", "64")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    counts = power_law(np.random.default_rng(0), N_LAYER, N_FF, 1000)
+    folder = tmp_path_factory.mktemp("plan")
+    return write_model(folder / "m.gguf", n_layer=N_LAYER, n_ff=N_FF, ranks=[32] * N_LAYER, counts=counts)
+
+
+def run(capsys: Captured, *words: object) -> str:
+    assert main(["plan", *map(str, words), *RATES, *SMALL]) == 0
+    out = capsys.readouterr()
+    assert out.err == ""
+    return out.out
+
+
+def fails(capsys: Captured, *words: object) -> str:
+    assert main(["plan", *map(str, words), *RATES, *SMALL]) == 1
+    out = capsys.readouterr()
+    assert out.out == "" and out.err.count("\n") == 1
+    return out.err
+
+
+def test_json_says_what_the_library_says(path: Path, capsys: Captured) -> None:
+    table = json.loads(run(capsys, path, "--vram-budget", "0.02", "--json"))
+    rates = plans.find_rates(gpu_gbps=8, cpu_gbps=1, pcie_gbps=2, handover_us=1)
+    settings = plans.Settings(overhead_bytes=0, n_batch=16, n_ctx=64)
+    plan = plans.make_plan(path, vram_budget=0.02, rates=rates, settings=settings)
+    assert table["bytes"]["total"] == plan.bytes.total <= 0.02 * 2**30
+    assert table["expected"]["tokens_per_s"] == plan.expected.tokens_per_s > table["cpu_tokens_per_s"]
+    assert [layer["n_hot"] for layer in table["layers"]] == [len(layer.hot) for layer in plan.layers]
+    assert table["statistics"]["kind"] == "file" and len(table["layers"]) == N_LAYER
+
+
+def test_for_people(path: Path, capsys: Captured) -> None:
+    text = run(capsys, path, "--vram-budget", "0.02")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 110
+    assert lines[0].startswith("model") and "m.gguf: llama, 30 layers of 512 neurons, predicted" in lines[0]
+    assert "over 1,000 tokens" in text and "8 GB/s as given" in text and "hand-over" in text
+    (total,) = (line for line in lines if line.startswith("in all"))
+    assert float(total.split()[2]) <= float(total.split()[-1]) == pytest.approx(0.02)
+    every = run(capsys, path, "--vram-budget", "0.02", "--layers").splitlines()
+    assert len(every) >= len(lines) and sum(line.split()[:2] == ["7", "GPU"] for line in every) == 1
+    assert "#" in text and "\x1b" not in text
+
+
+def test_budgets_side_by_side(path: Path, capsys: Captured) -> None:
+    lines = run(capsys, path, "--vram-budget", "0.0001,0.02,1").splitlines()
+    rows = [line.split() for line in lines if " GiB  " in line]
+    assert [row[0] for row in rows] == ["0.0001", "0.02", "1"]
+    assert "too small" in " ".join(rows[0])
+    assert float(rows[1][-4]) < float(rows[2][-4])
+    table = json.loads(run(capsys, path, "--vram-budget", "0.0001,0.02", "--json"))
+    assert "too small" in table["plans"][0]["error"] and table["plans"][1]["n_hot"] > 0
+    lines = run(
+        capsys, path
+    ).splitlines()  # sizes that cards have: the smallest of them holds all of this model
+    assert [line.split()[0] for line in lines if " x CPU" in line] == ["2"]
+
+
+def test_written_files(path: Path, tmp_path: Path, capsys: Captured) -> None:
+    words = ("--vram-budget", "0.05", "-o", tmp_path / "p.json", "--export-gpuidx", tmp_path / "s.gpuidx")
+    run(capsys, path, *words)
+    with Model(path, load=False) as model:
+        plan = plans.load_plan(tmp_path / "p.json", model, n_ctx=64, vram_budget=0.05)
+        split = plans.read_gpuidx(tmp_path / "s.gpuidx", N_LAYER, N_FF)
+    for layer, ids in zip(plan.layers, split.hot, strict=True):
+        np.testing.assert_array_equal(layer.hot, ids)
+    table = json.loads(run(capsys, path, "--import-gpuidx", tmp_path / "s.gpuidx", "--json"))
+    assert table["n_hot"] == plan.n_hot and table["bytes"]["total"] == plan.bytes.total
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.json", "s.gpuidx"]
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_a_picture(kind: str, path: Path, tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("matplotlib")
+    run(capsys, path, "--vram-budget", "0.02", "--picture", tmp_path / f"p.{kind}")
+    data = (tmp_path / f"p.{kind}").read_bytes()
+    assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind]) and len(data) > 5000
+
+
+def test_what_is_wrong_is_said(path: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert "too small" in fails(capsys, path, "--vram-budget", "0.0001")
+    assert "numbers of GiB" in fails(capsys, path, "--vram-budget", "eight")
+    assert "vram_budget is nan" in fails(capsys, path, "--vram-budget", "nan")
+    assert "needs one --vram-budget" in fails(capsys, path, "--vram-budget", "1,2", "-o", tmp_path / "p.json")
+    assert "needs one --vram-budget" in fails(capsys, path, "--picture", tmp_path / "p.png")
+    assert "ends in .png" in fails(capsys, path, "--vram-budget", "1", "--picture", tmp_path / "p.gif")
+    assert "cannot be written" in fails(capsys, path, "--vram-budget", "1", "-o", tmp_path / "no" / "p.json")
+    assert "cannot open" in fails(capsys, tmp_path / "none.gguf", "--vram-budget", "1")
+    assert "does not exist" in fails(capsys, path, "--import-gpuidx", tmp_path / "none")
+    assert "on the CPU" in fails(capsys, path, "--vram-budget", "0", "--export-gpuidx", tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib(path: Path, tmp_path: Path) -> None:
+    """The extra is named; nothing else needs it."""
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('hidden')\n")
+    command = [sys.executable, "-m", "powerinfer", "plan", str(path), "--vram-budget", "1", *RATES]
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    done = subprocess.run(command, capture_output=True, env=env, timeout=100)
+    assert done.returncode == 0 and b"tokens/s" in done.stdout
+    command += ["--picture", str(tmp_path / "p.png")]
+    done = subprocess.run(command, capture_output=True, env=env, timeout=100)
+    assert done.returncode == 1 and b"powerinfer[plot]" in done.stderr and not (tmp_path / "p.png").exists()
+
+
+def test_the_demo(capsys: Captured) -> None:
+    assert main(["plan", "demo", "--vram-budget", "1", "--gpu", "4090", "--cpu-gbps", "20"]) == 0
+    assert "tokens/s expected" in capsys.readouterr().out
