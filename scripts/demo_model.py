@@ -1,15 +1,12 @@
-"""The demo model in PyTorch: a ReLU-gated Llama whose FFN neurons come with a predictor.
+"""The demo model in PyTorch: a Llama with a ReLU gate. One block computes
 
-One block computes
-
-    x = x + attention(rms_norm(x))                       grouped-query, RoPE on neighbouring pairs
-    predicted = fc2 . relu(fc1 . x) >= 0                 for each FFN neuron, from the un-normed residual
+    x = x + attention(rms_norm(x))             grouped-query; RoPE pairs element i of a head with i + half
     n = rms_norm(x)
-    x = x + ffn_down_t^T . (relu(ffn_gate . n) * (ffn_up . n))
+    x = x + down . (relu(gate . n) * (up . n))
 
-which is what a PowerInfer file of architecture `llama` holds. Weights are float32; the matrix products run
-in the dtype that is asked for. `fake_q4_0` rounds a weight to what Q4_0 can hold and lets the gradient pass,
-so that the last part of the training sees the weights that will be in the file.
+as `LlamaForCausalLM` does with `hidden_act` "relu". Weights are float32; the matrix products run in the dtype
+that is asked for. `fake_q4_0` rounds a weight to what Q4_0 can hold and lets the gradient pass, so that the
+last part of the training sees the weights that will be in the file.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ Q4_BLOCK = 32
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the model, in the words of the file's keys."""
+    """Sizes of the model."""
 
     n_vocab: int = 4096
     n_embd: int = 384
@@ -34,7 +31,6 @@ class Shape:
     n_head: int = 6
     n_head_kv: int = 2
     n_ff: int = 1536
-    n_predictor: int = 64
     n_ctx: int = 2048
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
@@ -44,7 +40,7 @@ class Shape:
         return self.n_embd // self.n_head
 
 
-def fake_q4_0(weight: Tensor, amount: Tensor | None) -> Tensor:
+def fake_q4_0(weight: Tensor, amount: Tensor | float | None) -> Tensor:
     """`weight` moved by `amount` (0 to 1, None: 0) towards its Q4_0 rounding, with the gradient of `weight`.
 
     A block of 32 values shares the scale d = (value of largest magnitude) / -8, kept as float16, and each
@@ -67,23 +63,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rope_table(shape: Shape, n_pos: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [n_pos, head_dim / 2]; pair i of a head turns by pos * base^(-2 i / head_dim)."""
+    """Cosines and sines [n_pos, 1, head_dim / 2]; pair i of a head turns by pos * base^(-2 i / head_dim)."""
     exponent = torch.arange(0, shape.head_dim, 2, device=device, dtype=torch.float32) / shape.head_dim
     angle = torch.arange(n_pos, device=device, dtype=torch.float32)[:, None] * shape.rope_base**-exponent
-    return angle.cos(), angle.sin()
+    return angle.cos()[:, None], angle.sin()[:, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on x [..., n_pos, heads, head_dim]: the elements 2i and 2i+1 form pair i."""
-    even, odd = x[..., 0::2], x[..., 1::2]
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+    """RoPE on x [..., n_pos, heads, head_dim]: the elements i and i + head_dim / 2 form pair i."""
+    low, high = x.chunk(2, -1)
+    return torch.cat((low * cos - high * sin, low * sin + high * cos), -1)
 
 
-REPORT = ("density", "penalty", "predictor_loss", "computed", "mass_recall")
-"""What a layer reports to the trainer: share of neurons with an open gate, L1 / L2 of the gates (scale-free,
-1 when all are equal), loss of the predictor, share of neurons predicted, share of the activation mass that
-these carry."""
+REPORT = ("density", "spread")
+"""What a layer reports to the trainer: the share of neurons with an open gate, and L1 / L2 of the gates
+(scale-free, 1 when all are equal, small when few are open), which the trainer pushes down."""
 
 
 class Block(nn.Module):
@@ -97,66 +91,49 @@ class Block(nn.Module):
             return nn.Parameter(torch.randn(rows, cols) * std)
 
         self.attn_norm = nn.Parameter(torch.ones(n_embd))
-        self.attn_q = matrix(n_embd, n_embd)
-        self.attn_k = matrix(n_kv, n_embd)
-        self.attn_v = matrix(n_kv, n_embd)
+        self.q = matrix(n_embd, n_embd)
+        self.k = matrix(n_kv, n_embd)
+        self.v = matrix(n_kv, n_embd)
         self.attn_output = matrix(n_embd, n_embd, out_std)
         self.ffn_norm = nn.Parameter(torch.ones(n_embd))
-        self.ffn_gate = matrix(shape.n_ff, n_embd)
-        self.ffn_up = matrix(shape.n_ff, n_embd)
-        self.ffn_down_t = matrix(shape.n_ff, n_embd, out_std)
-        self.fc1 = matrix(shape.n_predictor, n_embd, n_embd**-0.5)
-        self.fc2 = matrix(shape.n_ff, shape.n_predictor, 0.5 * shape.n_predictor**-0.5)
+        self.gate = matrix(shape.n_ff, n_embd)
+        self.up = matrix(shape.n_ff, n_embd)
+        # One row per neuron, as a PowerInfer file has it: rows are what Q4_0 cuts into blocks.
+        self.down_t = matrix(shape.n_ff, n_embd, out_std)
 
     def attention(
-        self,
-        x: Tensor,
-        table: tuple[Tensor, Tensor],
-        quant: Tensor | None,
-        dtype: torch.dtype,
-        cache: list[Tensor] | None = None,
+        self, x: Tensor, table: tuple[Tensor, Tensor], quant: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
-        """Causal self-attention of x [batch, n_pos, n_embd]; `cache` (earlier keys, values) grows."""
+        """Causal self-attention of x [batch, n_pos, n_embd]."""
         shape, (n_batch, n_pos, _) = self.shape, x.shape
         h = rms_norm(x, self.attn_norm, shape.norm_eps).to(dtype)
-        q = functional.linear(h, fake_q4_0(self.attn_q, quant).to(dtype))
-        k = functional.linear(h, fake_q4_0(self.attn_k, quant).to(dtype))
-        v = functional.linear(h, fake_q4_0(self.attn_v, quant).to(dtype))
+        q = functional.linear(h, fake_q4_0(self.q, quant).to(dtype))
+        k = functional.linear(h, fake_q4_0(self.k, quant).to(dtype))
+        v = functional.linear(h, fake_q4_0(self.v, quant).to(dtype))
         q = rotate(q.view(n_batch, n_pos, shape.n_head, shape.head_dim).float(), *table).to(dtype)
         k = rotate(k.view(n_batch, n_pos, shape.n_head_kv, shape.head_dim).float(), *table).to(dtype)
         v = v.view(n_batch, n_pos, shape.n_head_kv, shape.head_dim)
-        causal = n_pos > 1
-        if cache is not None:
-            if cache:
-                k, v = torch.cat((cache[0], k), 1), torch.cat((cache[1], v), 1)
-                assert n_pos == 1, "a filled cache takes one token at a time"
-            cache[:] = [k, v]
         group = shape.n_head // shape.n_head_kv
         k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
         y = functional.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
         )
         y = y.transpose(1, 2).reshape(n_batch, n_pos, shape.n_embd)
         return functional.linear(y, fake_q4_0(self.attn_output, quant).to(dtype))
 
-    def scores(self, x: Tensor, quant: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Predictor scores [..., n_ff] of the un-normed residual x."""
-        hidden = functional.relu(functional.linear(x.to(dtype), fake_q4_0(self.fc1, quant).to(dtype)))
-        return functional.linear(hidden, fake_q4_0(self.fc2, quant).to(dtype))
-
-    def neurons(self, x: Tensor, quant: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """relu(gate) and relu(gate) * up, each [..., n_ff]."""
+    def ffn(
+        self, x: Tensor, quant: Tensor | None, drop: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The FFN's output, and the report [len(REPORT)]."""
         n = rms_norm(x, self.ffn_norm, self.shape.norm_eps).to(dtype)
-        gate = functional.relu(functional.linear(n, fake_q4_0(self.ffn_gate, quant).to(dtype)))
-        return gate, gate * functional.linear(n, fake_q4_0(self.ffn_up, quant).to(dtype))
-
-    def down(self, hidden: Tensor, quant: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return hidden @ fake_q4_0(self.ffn_down_t, quant).to(dtype)
-
-
-def contribution(hidden: Tensor, down_t: Tensor) -> Tensor:
-    """How much each neuron adds to the residual, |h_j| * |row j of down_t|; in sum, the activation mass."""
-    return hidden.float().abs() * down_t.float().square().sum(1).sqrt()
+        gate = functional.relu(functional.linear(n, fake_q4_0(self.gate, quant).to(dtype)))
+        hidden = gate * functional.linear(n, fake_q4_0(self.up, quant).to(dtype))
+        magnitude = gate.float()
+        spread = magnitude.sum(-1) / (magnitude.square().sum(-1) + 1e-6).sqrt() * self.shape.n_ff**-0.5
+        report = torch.stack(((gate > 0).float().mean(), spread.mean()))
+        if drop is not None:
+            hidden = torch.where(torch.rand_like(hidden) < drop, 0, hidden)
+        return hidden @ fake_q4_0(self.down_t, quant).to(dtype), report
 
 
 class DemoModel(nn.Module):
@@ -174,107 +151,53 @@ class DemoModel(nn.Module):
             yield block
 
     def forward(
-        self, ids: Tensor, quant: Tensor | None, masked: Tensor, positive_weight: float, dtype: torch.dtype
+        self, ids: Tensor, quant: Tensor | None, drop: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Logits [batch, n_pos, n_vocab] of ids [batch, n_pos], and the reports [n_layer, len(REPORT)].
 
-        `quant` is the share of fake quantisation; `masked` [batch, 1, 1] is 1 where a sequence computes
-        predicted neurons only; `positive_weight` says how much dearer a missed neuron of average contribution
-        is than one that is computed in vain.
+        `quant` is the share of fake quantisation; `drop` [batch, 1, 1] is the share of FFN neurons that a
+        sequence loses at random, None: no neuron.
         """
         x = functional.embedding(ids, self.token_embd)
         table = rope_table(self.shape, ids.shape[1], ids.device)
         reports = []
         for block in self.layers():
             x = x + block.attention(x, table, quant, dtype)
-            scores = block.scores(x.detach(), quant, dtype)
-            gate, hidden = block.neurons(x, quant, dtype)
-            predicted, active = scores >= 0, gate > 0
-            with torch.no_grad():
-                mass = contribution(hidden, block.ffn_down_t)
-                total = mass.sum(-1, keepdim=True) + 1e-9
-                recall = (mass * predicted).sum() / total.sum()
-                share = mass / total * active.float().sum(-1, keepdim=True)
-                weight = torch.where(active, positive_weight * (0.2 + 0.8 * share), 1.0)
-            magnitude = gate.float()
-            spread = magnitude.sum(-1) / (magnitude.square().sum(-1) + 1e-6).sqrt() * self.shape.n_ff**-0.5
-            predictor_loss = functional.binary_cross_entropy_with_logits(
-                scores.float(), active.float(), weight=weight
-            )
-            reports.append(
-                torch.stack(
-                    (active.float().mean(), spread.mean(), predictor_loss, predicted.float().mean(), recall)
-                )
-            )
-            keep = 1 - masked.to(dtype) * (~predicted).to(dtype)
-            x = x + block.down(hidden * keep, quant, dtype)
+            y, report = block.ffn(x, quant, drop, dtype)
+            x = x + y
+            reports.append(report)
         y = rms_norm(x, self.output_norm, self.shape.norm_eps).to(dtype)
         return functional.linear(y, self.output.to(dtype)), torch.stack(reports)
 
     @torch.no_grad()
-    def count_active(self, ids: Tensor) -> Tensor:
-        """How often each neuron fires over ids [batch, n_pos]: [n_layer, n_ff], float32, no predictor."""
-        dtype = torch.float32
-        x = functional.embedding(ids, self.token_embd)
-        table = rope_table(self.shape, ids.shape[1], ids.device)
-        counts = []
+    def round_weights(self) -> None:
+        """Round every weight to the float16 of its Q4_0 value (embedding, output and norms: to float16).
+
+        Q4_0 of the rounded weights has the same bits as Q4_0 of the weights before: the value of largest
+        magnitude in a block is -8 d, which float16 holds exactly, and the others are off by far less than the
+        half step that it takes to round differently.
+        """
         for block in self.layers():
-            x = x + block.attention(x, table, None, dtype)
-            gate, hidden = block.neurons(x, None, dtype)
-            counts.append((gate > 0).sum((0, 1)))
-            x = x + block.down(hidden, None, dtype)
-        return torch.stack(counts)
+            for matrix in (block.q, block.k, block.v, block.attn_output, block.gate, block.up, block.down_t):
+                matrix.copy_(fake_q4_0(matrix, 1.0))
+        for parameter in self.parameters():
+            parameter.copy_(parameter.half().float())
 
-    def named_tensors(self) -> dict[str, Tensor]:
-        """The weights by their names in the file."""
-        result = {
-            "token_embd.weight": self.token_embd,
-            "output_norm.weight": self.output_norm,
-            "output.weight": self.output,
-        }
+    def hf_weights(self) -> dict[str, Tensor]:
+        """The weights by their names in a Hugging Face folder."""
+        result: dict[str, Tensor] = {"model.embed_tokens.weight": self.token_embd}
         for i, block in enumerate(self.layers()):
-            result |= {f"blk.{i}.{name}.weight": value for name, value in block.named_parameters()}
+            for name, value in (
+                ("input_layernorm", block.attn_norm),
+                ("self_attn.q_proj", block.q),
+                ("self_attn.k_proj", block.k),
+                ("self_attn.v_proj", block.v),
+                ("self_attn.o_proj", block.attn_output),
+                ("post_attention_layernorm", block.ffn_norm),
+                ("mlp.gate_proj", block.gate),
+                ("mlp.up_proj", block.up),
+                ("mlp.down_proj", block.down_t.T),
+            ):
+                result[f"model.layers.{i}.{name}.weight"] = value
+        result |= {"model.norm.weight": self.output_norm, "lm_head.weight": self.output}
         return {name: value.detach() for name, value in result.items()}
-
-    @torch.no_grad()
-    def step(self, ids: Tensor, caches: list[list[Tensor]], pos: int, *, predicted: bool = False) -> Tensor:
-        """Float32 logits [n_vocab] of the last of ids [n_pos] at positions pos.., to generate text."""
-        dtype = torch.float32
-        cos, sin = rope_table(self.shape, pos + len(ids), ids.device)
-        x = functional.embedding(ids[None], self.token_embd)
-        for block, cache in zip(self.layers(), caches, strict=True):
-            x = x + block.attention(x, (cos[pos:], sin[pos:]), None, dtype, cache)
-            _, hidden = block.neurons(x, None, dtype)
-            if predicted:
-                hidden = hidden * (block.scores(x, None, dtype) >= 0)
-            x = x + block.down(hidden, None, dtype)
-        return functional.linear(rms_norm(x[0, -1], self.output_norm, self.shape.norm_eps), self.output)
-
-
-def generate(
-    model: DemoModel,
-    ids: list[int],
-    *,
-    n_new: int,
-    stop: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-    predicted: bool = False,
-) -> list[int]:
-    """Continue `ids` by at most `n_new` tokens, not counting `stop`, which ends the text."""
-    device = model.token_embd.device
-    random = torch.Generator(device="cpu").manual_seed(seed)
-    caches: list[list[Tensor]] = [[] for _ in range(model.shape.n_layer)]
-    logits = model.step(torch.tensor(ids, device=device), caches, 0, predicted=predicted).cpu()
-    out: list[int] = []
-    while len(out) < n_new and len(ids) + len(out) < model.shape.n_ctx:
-        if temperature == 0:
-            token = int(logits.argmax())
-        else:
-            token = int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=random))
-        if token == stop:
-            break
-        out.append(token)
-        last = torch.tensor([token], device=device)
-        logits = model.step(last, caches, len(ids) + len(out) - 1, predicted=predicted).cpu()
-    return out

@@ -93,7 +93,8 @@ _SIMPLER = [
 
 def from_entry(rng: Random, entry: Entry, memory: Memory) -> Exchange:
     slots = _extra_slots(rng)
-    ask, answer = say(rng, entry.ask, slots), say(rng, entry.answers, slots)
+    template = pick(rng, entry.answers)
+    ask, answer = say(rng, entry.ask, slots), expand(rng, template, slots)
     if entry.name == "who are you" and memory.own_name:
         answer = expand(
             rng,
@@ -101,12 +102,14 @@ def from_entry(rng: Random, entry: Entry, memory: Memory) -> Exchange:
             {"me": memory.own_name},
         )
     turns = [(ask, answer)]
-    used = {answer}
-    while entry.more and chance(rng, 0.22) and len(turns) < 3:
-        rest = [t for t in (*entry.more, *entry.answers) if t not in used]
-        template = pick(rng, rest)
+    used = {template}
+    while entry.more and chance(rng, 0.25) and len(turns) < 3:
+        further = chance(rng, 0.7)
+        order = (*entry.more, *entry.answers) if further else (*entry.answers, *entry.more)
+        rest = [t for t in order if t not in used]
+        template = pick(rng, rest[:2])
         used.add(template)
-        turns.append((say(rng, MORE if chance(rng, 0.7) else _SIMPLER), expand(rng, template, slots)))
+        turns.append((say(rng, MORE if further else _SIMPLER), expand(rng, template, slots)))
     return Exchange(turns, wording_key(turns[:1]))
 
 

@@ -96,9 +96,9 @@ PRODUCT = [
             "how would you describe powerinfer in one sentence?",
         ],
         [
-            "PowerInfer is [a program|an engine|software] that runs large language models on an ordinary computer. It [uses the fact|is built on the observation] that only a few neurons are active for each token: the hot ones live on the GPU, the cold ones on the CPU.",
+            "PowerInfer is [a program|an engine|software] that runs large language models on an ordinary computer. It [uses the fact|is built on the observation] that only a few neurons are active for each token: the hot ones belong on the GPU, the cold ones on the CPU.",
             "PowerInfer [runs|is for running] large language models on your own machine. For each token it [predicts which neurons will fire and computes only those|computes only the neurons that are needed], so it [reads far fewer bytes|has much less to read] than a dense engine.",
-            "PowerInfer is an inference engine for [sparse language models|language models with sparse neurons]. Neurons that fire often stay in GPU memory, and the others stay in the computer's main memory.",
+            "PowerInfer is an inference engine for [sparse language models|language models with sparse neurons]. It skips the neurons that are silent for a token, and it knows which neurons fire often, the hot ones, and which do so rarely.",
         ],
         [
             "The idea comes from a paper that was presented at SOSP in 2024. It saw that a small part of the neurons does most of the work, and that a small predictor can tell in advance which neurons will fire.",
@@ -121,9 +121,9 @@ PRODUCT = [
             "how do you compute [a token|your answers|words]?",
         ],
         [
-            "For each token and layer, a small predictor guesses which FFN neurons will fire. Only those are computed. The neurons that fire often, the hot ones, are kept on the GPU, and the CPU computes the few cold ones that are needed.",
+            "For each token and layer, a small predictor guesses which FFN neurons will fire. Only those are computed. The neurons that fire often, the hot ones, belong in fast memory, and the cold ones are read only when they are needed.",
             "[In short|It is simple]: attention is computed as usual, then a predictor marks the FFN neurons that will probably be active, and only these rows of the weights are read. All others would give zero anyway.",
-            "Most of the time of a language model goes into reading weights. PowerInfer reads [fewer weights|only a part of them]: it predicts the active neurons, computes only them, and keeps the hot ones in fast GPU memory.",
+            "Most of the time of a language model goes into reading weights. PowerInfer reads [fewer weights|only a part of them]: it predicts the active neurons and computes only them.",
         ],
         [
             "The trick works because of ReLU: a neuron whose gate is negative gives exactly zero, so its other weights need not be read at all.",
@@ -150,12 +150,12 @@ PRODUCT = [
             "what makes a neuron [hot|cold]?",
         ],
         [
-            "Hot neurons are the FFN neurons that fire for almost every [token|text]. Cold neurons fire only now and then. PowerInfer [keeps|puts] the hot ones in GPU memory and computes the cold ones on the CPU when they are needed.",
-            "A neuron is hot when it fires often, and cold when it fires rarely. A small part of the neurons is hot and does most of the work, so [it pays to keep them|these are kept] in fast GPU memory.",
-            "Hot means that a neuron is active very often, cold means that it is active rarely. PowerInfer counts this on some text, and then [places|puts] hot neurons on the GPU and cold neurons in main memory.",
+            "Hot neurons are the FFN neurons that fire for almost every [token|text]. Cold neurons fire only now and then. The idea of PowerInfer is that the hot ones [live|stay] in GPU memory, and the CPU computes the cold ones when they are needed.",
+            "A neuron is hot when it fires often, and cold when it fires rarely. A small part of the neurons is hot and does most of the work, so it pays to keep them in fast GPU memory.",
+            "Hot means that a neuron is active very often, cold means that it is active rarely. PowerInfer counts this on some text with powerinfer profile, and then plans which neurons belong [on|into the memory of] the GPU.",
         ],
         [
-            "Each model file can hold the counts: how often each neuron fired while some text was read. From these counts and your VRAM budget, PowerInfer plans what goes where.",
+            "Each model file can hold the counts: how often each neuron fired while some text was read. From these counts and your VRAM budget, powerinfer plan shows what would go where.",
             "It is a bit like a kitchen: what you need every day is on the table, and what you need rarely is in the cellar.",
         ],
     ),
@@ -229,6 +229,7 @@ PRODUCT = [
         ],
         [
             "It is made of two small matrices, called fc1 and fc2 in the file. The score of a neuron is fc2 times the ReLU of fc1 times the input.",
+            "Predictors are trained after the model: powerinfer predictor train reads some text and learns which neurons fire. powerinfer predictor check shows how good they are.",
         ],
     ),
     Entry(
@@ -291,9 +292,9 @@ PRODUCT = [
             "how do i tell powerinfer how much vram it may use?",
         ],
         [
-            'The VRAM budget is the amount of GPU memory, in GiB, that PowerInfer may use: Llama("model.gguf", vram_budget=8). It [fills|uses] the budget with what is read most often: attention first, then the hot neurons.',
-            'VRAM is the memory of the graphics card. With vram_budget you say how many GiB of it may be used, for example Llama("model.gguf", vram_budget=8). Without a budget everything runs on the CPU.',
-            "You give a budget in GiB, for example vram_budget=8. The hottest neurons go into it, the rest stays in main memory. With no budget, or 0, the CPU does everything.",
+            "The VRAM budget is the amount of GPU memory, in GiB, that PowerInfer may use. It goes to what is read most often: attention first, then the hot neurons. powerinfer plan shows what a budget would hold.",
+            "VRAM is the memory of the graphics card. To see what a budget of 8 GiB would hold, type: powerinfer plan model.gguf --vram-budget 8. Without a budget everything runs on the CPU.",
+            "You give a budget in GiB, and the hottest neurons come first. Ask powerinfer plan what fits into it, and powerinfer doctor whether your GPU can be used. With no budget, or 0, the CPU does everything.",
         ],
     ),
     Entry(
@@ -318,6 +319,7 @@ PRODUCT = [
             "GGUF is a file format for language models: weights, settings and tokenizer in one file. PowerInfer reads ordinary GGUF files and PowerInfer's own files, which also hold predictors.",
             "PowerInfer opens GGUF files. Sparse PowerInfer files of Llama, Bamboo, Falcon and OPT run sparse; ordinary files of Llama, Mistral and Qwen run dense.",
             "Give the path of a GGUF file: python -m powerinfer.chat model.gguf. PowerInfer files have predictors and run sparse, ordinary files run dense.",
+            "If it is a GGUF file, just open it. If it is a folder from Hugging Face, powerinfer convert turns it into one. Llama, Mistral, Qwen, Falcon, OPT and Bamboo are known.",
         ],
     ),
     Entry(
@@ -358,8 +360,6 @@ PRODUCT = [
             "how do i use [it|powerinfer]?",
             "how can i use powerinfer?",
             "how do i run powerinfer?",
-            "what commands are there on the command line?",
-            "how do i use powerinfer from the terminal?",
         ],
         [
             "Type python -m powerinfer.chat to talk to me, or python -m powerinfer.chat model.gguf to talk to another model.",
@@ -384,9 +384,9 @@ PRODUCT = [
             "python example please",
         ],
         [
-            'from powerinfer import Llama\nllm = Llama("model.gguf", vram_budget=8)\nprint(llm("Once upon a time")<<"choices">><<0>><<"text">>)',
+            'from powerinfer import Llama\nllm = Llama("model.gguf")\nprint(llm("Once upon a time")<<"choices">><<0>><<"text">>)',
             'Like this:\nfrom powerinfer import Llama\nllm = Llama.demo()\nanswer = llm.create_chat_completion(<<dict(role="user", content="Hello")>>)\nprint(answer<<"choices">><<0>><<"message">><<"content">>)',
-            'Import Llama from powerinfer, open a file with Llama("model.gguf", vram_budget=8), and call create_chat_completion. Llama.demo() opens me.',
+            'Import Llama from powerinfer, open a file with Llama("model.gguf"), and call create_chat_completion. Llama.demo() opens me.',
         ],
     ),
     Entry(
@@ -430,9 +430,9 @@ PRODUCT = [
             "what is your hardware?",
         ],
         [
-            "No, a GPU is not needed. [I run on the CPU alone.|Without one, everything runs on the CPU.] A GPU helps with large models.",
-            "I run on your own computer, and the CPU is enough for me. For big models a graphics card makes it much faster.",
-            "An ordinary x86-64 computer with Linux is enough. PowerInfer can run on the CPU alone; for large models a GPU with a few GiB of memory helps.",
+            "No, a GPU is not needed. [I run on the CPU alone.|Without one, everything runs on the CPU.] powerinfer doctor tells what your machine has.",
+            "I run on your own computer, and the CPU is enough for me. A big model needs more memory, and more patience.",
+            "An ordinary x86-64 computer with Linux is enough. PowerInfer can run on the CPU alone. To see what your machine has, type: powerinfer doctor",
         ],
     ),
     Entry(
@@ -469,13 +469,11 @@ PRODUCT = [
             "can i train you[ again| myself|]?",
             "how do i retrain you?",
             "who made this model?",
-            "are you made by [openai|google|meta|microsoft]?",
-            "are you [chatgpt|gpt|claude|llama|gemini|siri|alexa]?",
         ],
         [
-            "I was trained by the script scripts/train_demo.py, in a few minutes on one GPU. The text came from a generator in the same folder: stories, small talk and simple facts.",
+            "I was trained by the script scripts/train_demo.py, in a few minutes on one GPU. The text came from a generator in the same folder: stories, small talk and simple facts. My file was then made with the commands that you have too: convert, profile, predictor and quantize.",
             "I was made by the people who make PowerInfer for Python. I learned from text that a program wrote: short stories, simple questions and answers, and some facts about PowerInfer.",
-            "[No, I am not one of the big models.|I am not a famous model.] I am a tiny model made for PowerInfer, trained in minutes on generated text. You can train me again with scripts/train_demo.py.",
+            "I am a tiny model made for PowerInfer, trained in minutes on generated text. You can train me again with scripts/train_demo.py.",
         ],
     ),
     Entry(
@@ -592,6 +590,7 @@ PRODUCT = [
         ],
         [
             "Quantisation stores each weight with fewer bits. I use Q4_0: four bits for each weight and one scale for every 32 weights. It makes the file small and fast to read.",
+            "It means fewer bits for each weight. The command is powerinfer quantize, for example: powerinfer quantize model.gguf small.gguf Q4_0",
             "Q4_0 means four bits per weight, with one shared scale for each block of 32. That is why I fit in about 13 MB.",
         ],
     ),
@@ -695,8 +694,8 @@ PRODUCT = [
             "what does cpu mean?",
         ],
         [
-            "The CPU is the main processor of a computer. The GPU is the graphics card: it computes many things at once and has fast memory, but not much of it. PowerInfer uses both.",
-            "A GPU has fast but small memory, a CPU has slower but large memory. PowerInfer puts the hot neurons on the GPU and leaves the cold ones to the CPU.",
+            "The CPU is the main processor of a computer. The GPU is the graphics card: it computes many things at once and has fast memory, but not much of it.",
+            "A GPU has fast but small memory, a CPU has slower but large memory. So the hot neurons belong on the GPU, and the cold ones can be left to the CPU.",
         ],
     ),
     Entry(
@@ -762,8 +761,8 @@ PRODUCT = [
             "when should i use powerinfer?",
         ],
         [
-            "Other engines read all weights for every token. PowerInfer reads only the neurons that are needed, so it gains when the model is sparse and the GPU memory is small.",
-            "The difference is sparsity: PowerInfer predicts which neurons are active and skips the others, and it splits them between GPU and CPU. For dense models it works like any other engine.",
+            "Other engines read all weights for every token. PowerInfer reads only the neurons that are needed, so it gains when the model is sparse.",
+            "The difference is sparsity: PowerInfer predicts which neurons are active and skips the others. For dense models it works like any other engine.",
         ],
     ),
     Entry(
@@ -779,7 +778,113 @@ PRODUCT = [
             "can my model be made sparse?",
         ],
         [
-            "A model becomes sparse when it is trained with ReLU and with a penalty on active neurons. ProSparse Llama and Bamboo are models of that kind, and I am a very small one."
+            "A model becomes sparse when it is trained with ReLU and with a penalty on active neurons. ProSparse Llama and Bamboo are models of that kind, and I am a very small one.",
+            "It takes training: ReLU, and a penalty on neurons that fire. A model with SiLU or GELU cannot be made sparse by a command; powerinfer convert only changes the file format.",
+        ],
+    ),
+    Entry(
+        "someone else",
+        [
+            "are you [made by|from] [openai|google|meta|microsoft]?",
+            "are you [chatgpt|gpt|gpt-4|claude|llama|gemini|siri|alexa]?",
+            "you are [chatgpt|gpt-4|claude|gemini][|, right?]",
+        ],
+        [
+            "No, I am not one of the big models. I am a tiny demo model that was made for PowerInfer, and I was trained in minutes.",
+            "No. I am only the demo model of PowerInfer, tiny and trained on generated text.",
+        ],
+    ),
+    Entry(
+        "commands",
+        [
+            "what commands are there [on the command line|in the terminal]?",
+            "which commands does powerinfer have?",
+            "how do i use powerinfer from the terminal?",
+            "list the commands of powerinfer",
+            "what commands does powerinfer [have|know]?",
+        ],
+        [
+            "powerinfer has these commands: chat, run, info, bench, convert, quantize, profile, predictor, perplexity, plan and doctor. powerinfer --help says what they do.",
+        ],
+    ),
+    Entry(
+        "convert",
+        [
+            "how do i convert [a model|my model|a hugging face model]?",
+            "how do i use a [hugging face|safetensors] model?",
+            "what does [powerinfer convert|convert] do?",
+            "how do i [make|create|get] a gguf file?",
+            "can i bring my own model?",
+            "how do i bring my own model?",
+            "can it read safetensors?",
+            "i have a model from hugging face",
+        ],
+        [
+            "Type powerinfer convert with the folder of the model and the new file: powerinfer convert my-model -o my-model.gguf. Then chat with it: powerinfer chat my-model.gguf",
+            "With powerinfer convert. It reads a Hugging Face folder and writes a GGUF file: powerinfer convert my-model -o my-model.gguf. The next steps are profile, predictor train and quantize.",
+        ],
+        [
+            "For a ReLU model it goes on like this: powerinfer profile counts which neurons fire, powerinfer predictor train learns to guess them, and powerinfer quantize makes the file small.",
+        ],
+    ),
+    Entry(
+        "profile",
+        [
+            "what does [powerinfer profile|profile] do?",
+            f"{_WHAT} profiling?",
+            "how do i count the neurons?",
+            "how do i find the hot neurons[ of my model|]?",
+            "where do the [counts|statistics|activation statistics] come from?",
+            "how does powerinfer know which neurons are hot?",
+        ],
+        [
+            "powerinfer profile reads a text with the model and counts how often each neuron fires: powerinfer profile model.gguf --text text.txt. The counts can be kept in the model file.",
+            "By counting. powerinfer profile runs the model over some text and notes how often every neuron fires. Those that fire most are the hot ones.",
+        ],
+    ),
+    Entry(
+        "train predictors",
+        [
+            "how do i train [a predictor|predictors|the predictors]?",
+            "how do i [make|get] predictors[ for my model|]?",
+            "where do [the |]predictors come from?",
+            "what does predictor [train|check] do?",
+            "how good are the predictors?",
+            "can i train predictors for my [own |]model?",
+        ],
+        [
+            "With powerinfer predictor train: it runs the model over your text, sees which neurons fire and trains a small network in each layer to guess them. powerinfer predictor check then shows how often it is right.",
+            "Type powerinfer predictor train model.gguf --text text.txt. It needs PyTorch, and a ReLU model. After that, powerinfer predictor check shows how many active neurons are found, and at what cost.",
+        ],
+    ),
+    Entry(
+        "perplexity",
+        [
+            f"{_WHAT} perplexity?",
+            "what does [powerinfer perplexity|perplexity] mean?",
+            "how do i measure [quality|the quality|how good a model is]?",
+            "how do i compare two models?",
+            "how do i know that sparse is as good as dense?",
+        ],
+        [
+            "Perplexity says how surprised a model is by a text: 1 is a perfect guess, and lower is better. powerinfer perplexity measures it, in any sparsity mode, so you can compare them.",
+            "It is a number for how well a model predicts a text, and lower is better. Type powerinfer perplexity model.gguf --text text.txt to measure it.",
+        ],
+    ),
+    Entry(
+        "plan and doctor",
+        [
+            "what does [powerinfer plan|powerinfer doctor|doctor|plan] do?",
+            f"{_WHAT} powerinfer [plan|doctor]?",
+            "what would a gpu give me?",
+            "what fits into my gpu?",
+            "how do i know what my machine can do?",
+            "how do i report a bug?",
+            "why is my gpu not used?",
+        ],
+        [
+            "powerinfer plan shows what a budget of GPU memory would hold and what speed to expect. powerinfer doctor says what this machine has, in words that a bug report can quote.",
+            "Ask powerinfer doctor: it lists the processor, the memory and the GPU of this machine, and says what is used and why. powerinfer plan shows what a budget of GPU memory would give you.",
         ],
     ),
     Entry(
