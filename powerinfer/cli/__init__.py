@@ -1,7 +1,7 @@
 """The command `powerinfer`.
 
 The answer goes to stdout, everything else to stderr. Exit codes: 1 an error (one line says which), 2 wrong
-usage, 130 Ctrl-C, 141 the reader of the output went away.
+usage, 129 the terminal was closed, 130 Ctrl-C, 141 the reader of the output went away, 143 told to end.
 
 Modules of commands have `add_arguments(parser)` and `main(args) -> exit code`. Only the one that is
 asked for is imported.
@@ -12,9 +12,13 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from typing import NoReturn
 
 from ..errors import PowerInferError
 from .terminal import one_line
@@ -24,6 +28,13 @@ COMMANDS = {
     "run": "answer one prompt and print the answer alone",
     "info": "show what a model file holds",
     "bench": "measure prompt and decode speed against the memory's own read rate",
+    "convert": "turn a Hugging Face folder into a GGUF file, with predictors or without",
+    "quantize": "write a model in a smaller weight format",
+    "profile": "count how often each neuron fires over a text, and write it into the model",
+    "predictor": "make, calibrate and check predictors of active neurons",
+    "perplexity": "measure how well a model predicts a text, in any sparsity mode",
+    "plan": "show what a budget of GPU memory would hold, and what speed to expect",
+    "doctor": "say what this machine has, in words for a bug report",
 }
 
 
@@ -58,6 +69,27 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """Within the block, being told to end is an exception: files that are not complete are removed."""
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    # Python lets only the main thread do this; what is ignored (nohup) or handled by a caller stays so.
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [
+        n for n in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(n) is signal.SIG_DFL
+    ]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code. argv: without the program's name; None: sys.argv."""
     words = sys.argv[1:] if argv is None else list(argv)
@@ -67,8 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         args = build_parser(words).parse_args(words)
-        code: int = import_module(f".{args.command}", __name__).main(args)
-        sys.stdout.flush()
+        with _told_to_end():
+            code: int = import_module(f".{args.command}", __name__).main(args)
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return 130
