@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PowerInferError
+from ..errors import FormatError, PowerInferError
 from ..file import ModelFile
 from ..session import Model, ModelInfo
+from ..statistics import read_counts, summarise_all
 from .options import MODEL_HELP
 from .table import columns, facts, output_width
 from .terminal import one_line
@@ -176,7 +177,7 @@ def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
         kind = "fc1 and fc2 in every layer" if m.predictor == "mlp" else "signs of the weights"
         each = " and up, layer by layer" if "powerinfer.sparse_thresholds" in file.metadata else ""
         rows.append(("predictor", f"{kind}, threshold {m.sparse_threshold:g}{each}"))
-    statistics = statistics_of(file, m)
+    statistics = statistics_of(file)
     if statistics:
         rows.append(("statistics", statistics))
     return rows
@@ -195,18 +196,16 @@ def sparsity_of(file: ModelFile, m: ModelInfo) -> str:
     return f"{mode} by default; {skip}"
 
 
-def statistics_of(file: ModelFile, m: ModelInfo) -> str:
-    """What the file says about how often each neuron was active; "" if it says nothing that can be used."""
-    counts = file.metadata.get("powerinfer.neuron.counts")
-    tokens = file.metadata.get("powerinfer.neuron.tokens")
-    n = m.n_layer * m.n_ff
-    if not isinstance(counts, np.ndarray) or counts.dtype.kind not in "uif" or len(counts) != n:
+def statistics_of(file: ModelFile) -> str:
+    """What the file says about how often each neuron was active; "" if it says nothing."""
+    try:
+        counts = read_counts(file)
+    except FormatError as error:
+        return f"none that can be used ({one_line(str(error))})"
+    if counts is None:
         return ""
-    total = np.sort(counts.astype(np.float64))[::-1]
-    if not isinstance(tokens, int) or tokens <= 0 or not np.isfinite(total).all() or total.sum() <= 0:
-        return ""
-    hot = int(np.searchsorted(np.cumsum(total), 0.8 * total.sum())) + 1
+    model = summarise_all(counts)
     return (
-        f"over {tokens:,} tokens: {total.sum() / (tokens * n):.1%} active; "
-        f"{hot / n:.0%} of the neurons carry 80 %"
+        f"over {counts.n_tokens:,} tokens: {model.active:.1%} active; "
+        f"{model.carry_80:.0%} of the neurons carry 80 %"
     )
