@@ -15,12 +15,6 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool
     const int32_t per_seq = blocks_of(n_ctx), n_layer = m->info.n_layer, head = m->info.n_embd_head;
     *kv = (pi_kv){
         .model = m, .type_k = type_k, .type_v = type_v, .n_ctx = n_ctx, .n_blocks = blocks_of(n_pool), .n_seq = n_seq};
-    for (int32_t i = 0; i < 2; i++) {
-        const te_type_info *t = te_type_get(i ? type_v : type_k);
-        if (head % t->block_weights)
-            return PI_FAIL(PI_ERROR_ARGUMENT, "%s cannot hold K or V: the head size %d is not a multiple of %d",
-                           t->name, head, t->block_weights);
-    }
     kv->row_k = te_row_bytes(type_k, head);
     kv->row_v = te_row_bytes(type_v, head);
     const size_t rows = pi_mul(pi_mul((size_t)kv->n_blocks, PI_KV_BLOCK), (size_t)m->info.n_head_kv);

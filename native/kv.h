@@ -30,6 +30,7 @@ typedef struct pi_kv {
     size_t layer_k_bytes, layer_v_bytes;
 } pi_kv;
 
+/* type_k, type_v: their blocks fill the model's heads. Errors: MEMORY. */
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool, int32_t n_seq, int32_t type_k,
                      int32_t type_v);
 void pi_kv_free(pi_kv *kv);

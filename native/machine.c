@@ -109,6 +109,7 @@ static void ask_device(const cuda_driver *c, const nvml *n, int ordinal, pi_gpu 
     *out = (pi_gpu){0};
     if (c->get(&device, ordinal) != 0) return;
     if (c->name(out->name, (int)sizeof out->name, device) != 0) out->name[0] = '\0';
+    out->name[sizeof out->name - 1] = '\0';
     if (c->memory(&bytes, device) == 0) out->memory_bytes = bytes;
     out->capability_major = attribute(c, CAPABILITY_MAJOR, device);
     out->capability_minor = attribute(c, CAPABILITY_MINOR, device);
@@ -143,14 +144,17 @@ pi_status pi_gpu_probe(pi_gpu_driver *driver, int32_t n_gpus, pi_gpu *gpu) {
     void *library2 = te_os_library("libnvidia-ml.so.1", why, sizeof why);
     const bool has_nvml = library2 && find_nvml(library2, &n) && n.init() == 0;
     if (has_nvml && n.version(driver->version, (unsigned)sizeof driver->version) != 0) driver->version[0] = '\0';
+    driver->version[sizeof driver->version - 1] = '\0';
     int result = c.init(0);
     if (result == 0) result = c.count(&count);
     if (result != 0) {
         const char *text = NULL;
         if (c.error(result, &text) != 0 || !text) text = "no reason given";
         snprintf(driver->problem, sizeof driver->problem, "the driver does not start: %.150s (%d)", text, result);
-    } else if (count == 0) {
+        count = 0;
+    } else if (count <= 0) {
         say(driver, "the driver has no device");
+        count = 0;
     }
     driver->n_gpus = count;
     for (int i = 0; i < count && i < n_gpus; i++) ask_device(&c, has_nvml ? &n : NULL, i, &gpu[i]);

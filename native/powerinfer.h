@@ -436,7 +436,8 @@ typedef struct pi_gpu {
     double memory_bytes_per_s; /* bus width times clock */
     int32_t pcie_generation, pcie_lanes;
 } pi_gpu;
-/* Asks CUDA's driver, if there is one, and fills the first n_gpus of gpu; takes no device memory. */
+/* Asks CUDA's driver, if there is one, and fills the first n_gpus of gpu; takes no device memory. It starts the driver in
+ * this process (cuInit): a child forked afterwards cannot use CUDA, one that is executed anew can. */
 pi_status pi_gpu_probe(pi_gpu_driver *driver, int32_t n_gpus, pi_gpu *gpu);
 
 /* cdef end */

@@ -44,17 +44,13 @@ static pi_status in_range(const char *name, int32_t v, int32_t lo, int32_t hi) {
     return PI_OK;
 }
 
-static pi_status check_options(const pi_model *m, pi_session_options *o) {
-    if (m->loaded < m->info.n_layer)
-        return PI_FAIL(PI_ERROR_ARGUMENT, "the model is not loaded: %d of %d layers", m->loaded, m->info.n_layer);
+pi_status pi_session_check(const pi_model *m, pi_session_options *o) {
     if (o->n_ctx == 0) o->n_ctx = m->info.n_ctx_train < DEFAULT_CTX ? m->info.n_ctx_train : DEFAULT_CTX;
     if (o->n_pool == 0) o->n_pool = o->n_ctx;
-    if (o->n_threads == 0) o->n_threads = te_os_n_cores();
     PI_TRY(in_range("n_ctx", o->n_ctx, 1, MAX_CTX));
     PI_TRY(in_range("n_pool", o->n_pool, o->n_ctx, MAX_CTX));
     PI_TRY(in_range("n_seq", o->n_seq, 1, MAX_SEQ));
     PI_TRY(in_range("n_batch", o->n_batch, 1, MAX_BATCH));
-    PI_TRY(in_range("n_threads", o->n_threads, 1, MAX_THREADS));
     if (m->arch->learned_pos && o->n_ctx > m->info.n_ctx_train)
         return PI_FAIL(PI_ERROR_ARGUMENT, "n_ctx is %d, and this model has learned positions for only %d", o->n_ctx,
                        m->info.n_ctx_train);
@@ -62,8 +58,19 @@ static pi_status check_options(const pi_model *m, pi_session_options *o) {
         const int32_t t = i ? o->type_v : o->type_k;
         if (t != PI_KV_F32 && t != PI_KV_F16 && t != PI_KV_Q8_0)
             return PI_FAIL(PI_ERROR_ARGUMENT, "KV type %d is not one of F32 (0), F16 (1), Q8_0 (8)", t);
+        if (m->info.n_embd_head % te_type_get(t)->block_weights)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "%s cannot hold K or V: the head size %d is not a multiple of %d",
+                           te_type_get(t)->name, m->info.n_embd_head, te_type_get(t)->block_weights);
     }
     return check_sparsity(m, o->sparsity, &o->sparsity);
+}
+
+static pi_status check_options(const pi_model *m, pi_session_options *o) {
+    if (m->loaded < m->info.n_layer)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "the model is not loaded: %d of %d layers", m->loaded, m->info.n_layer);
+    if (o->n_threads == 0) o->n_threads = te_os_n_cores();
+    PI_TRY(in_range("n_threads", o->n_threads, 1, MAX_THREADS));
+    return pi_session_check(m, o);
 }
 
 /* Hands out parts of one allocation, each on a cache line of its own; with base NULL it only measures. */

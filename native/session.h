@@ -81,6 +81,10 @@ struct pi_session {
 static inline void pi_session_lock(const pi_session *s) { te_os_mutex_lock((te_mutex *)(uintptr_t)&s->lock); }
 static inline void pi_session_unlock(const pi_session *s) { te_os_mutex_unlock((te_mutex *)(uintptr_t)&s->lock); }
 
+/* Checks what sessions and plans alike are asked for, all but n_threads, and puts numbers where zeros, and a mode where
+ * AUTO, stand for defaults. The model need not be loaded. Errors: ARGUMENT. */
+pi_status pi_session_check(const pi_model *m, pi_session_options *o);
+
 static inline float *pi_scratch(const pi_session *s, const te_team *team) {
     return s->scratch + s->scratch_floats * (size_t)team->ith;
 }

@@ -28,7 +28,6 @@ _ARM = {"scalar": (), "neon": (), "neon_dot": ("asimddp",)}
 _ISAS: dict[str, dict[str, tuple[str, ...]]] = {"x86_64": _X86, "aarch64": _ARM}
 
 EXTRAS = {
-    "convert": ("sentencepiece",),
     "plot": ("matplotlib",),
     "train": ("torch",),
 }
@@ -159,10 +158,8 @@ def _why_not(name: str, needs: tuple[str, ...], flags: frozenset[str]) -> str:
 
 
 def _read_rate() -> float | None:
-    free = machine.available_bytes()
-    n_bytes = _MEASURE_BYTES if free is None else max(64 << 20, min(_MEASURE_BYTES, free // 4))
     try:
-        return machine.read_rate(machine.cores(), n_bytes, 3) / 1e9
+        return machine.read_rate(machine.cores(), machine.sample_bytes(_MEASURE_BYTES), 3) / 1e9
     except PowerInferError:
         return None
 

@@ -24,6 +24,7 @@ __all__ = [
     "isa",
     "machine_info",
     "read_rate",
+    "sample_bytes",
 ]
 
 _UNLIMITED = (1 << 64) - 1
@@ -42,11 +43,19 @@ def cpu_name() -> str:
 
 
 def available_bytes() -> int | None:
-    """Memory that is free, or None where the system does not say. Limits of a container are not counted."""
+    """Memory that is free, or None where the system does not say; in a container not more than it may use in
+    all."""
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
+    return min(free, machine_info().memory_limit_bytes or free)
+
+
+def sample_bytes(most: int) -> int:
+    """How much memory to read through to measure its rate: a quarter of what is free, at least 64 MiB."""
+    free = available_bytes()
+    return most if free is None else max(64 << 20, min(most, free // 4))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +144,10 @@ def machine_info() -> MachineInfo:
 
 
 def gpus() -> GpuDriver:
-    """Asks CUDA's driver, if there is one. Takes no device memory; the first call may take half a second."""
+    """Asks CUDA's driver, if there is one. Takes no device memory; the first call may take half a second.
+
+    It starts the driver in this process: children forked later, as multiprocessing does on Linux by default,
+    cannot use CUDA."""
     driver = _native.ffi.new("pi_gpu_driver *")
     found = _native.ffi.new("pi_gpu[]", _MOST_GPUS)
     _native.check(_native.lib.pi_gpu_probe(driver, _MOST_GPUS, found))

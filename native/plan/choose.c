@@ -211,7 +211,9 @@ static int32_t thin_out(sum *at, int32_t n, int32_t most) {
     const int32_t n_ranges = most / 2;
     int32_t kept = 0, before = -1, second = 0;
     for (int32_t i = 0; i < n; i++) {
-        const int32_t here = (int32_t)(((double)at[i].bytes - low) / range * n_ranges);
+        const double place = ((double)at[i].bytes - low) / range * n_ranges;
+        const int32_t here =
+            place < n_ranges ? (int32_t)place : n_ranges - 1; /* beyond 2^53 bytes range lacks its + 1 */
         if (here != before) second = 0;
         kept += second < 2; /* the third and later ones of a range take the place of the one before */
         before = here;

@@ -5,6 +5,8 @@
 
 /* More groups than this in a layer make a plan slower and no better. */
 enum { MAX_GROUPS = 4096 };
+/* n_batch of the example in the message about a budget that is too small; so few tokens stream nothing. */
+enum { FEW_TOKENS = 16 };
 
 /* What there is to choose from. */
 typedef struct menu {
@@ -134,19 +136,23 @@ static void place(pi_plan *p, const menu *u) {
 }
 
 static pi_status too_small(const pi_model *m, const pi_cost *cost, const pi_plan_options *o, const pi_plan_info *i) {
-    pi_plan_options less = *o;
-    less.n_batch = 16;
-    const uint64_t spared =
-        o->n_batch > less.n_batch ? cost->scratch_bytes + cost->staging_bytes - pi_cost_scratch(m, &less) : 0;
     const uint64_t part = i->min_bytes - o->overhead_bytes - cost->scratch_bytes;
+    pi_plan_options less = *o;
+    pi_plan_info least = *i;
+    if (less.n_batch > FEW_TOKENS) {
+        less.n_batch = FEW_TOKENS;
+        pi_cost small = *cost; /* shares the layers, which n_batch does not change */
+        small.scratch_bytes = pi_cost_scratch(m, &less);
+        small.staging_bytes = 0;
+        pi_plan_extremes(m, &small, &less, &least);
+    }
     return PI_FAIL(PI_ERROR_ARGUMENT,
                    "a budget of %s is too small: the driver's own memory takes %s, work space for n_batch %d takes %s, "
                    "and the smallest part of the model with its buffers takes %s, so that at least %s are needed "
                    "(%s with n_batch %d); all of it takes %s, and with a budget of 0 the CPU computes everything",
                    pi_size(o->budget_bytes).text, pi_size(o->overhead_bytes).text, o->n_batch,
                    pi_size(cost->scratch_bytes).text, pi_size(part).text, pi_size(i->min_bytes).text,
-                   pi_size(i->min_bytes - spared).text, spared ? less.n_batch : o->n_batch,
-                   pi_size(i->full_bytes).text);
+                   pi_size(least.min_bytes).text, less.n_batch, pi_size(i->full_bytes).text);
 }
 
 pi_status pi_plan_make(pi_plan *p, const pi_model *m, const pi_cost *cost, const pi_plan_options *o) {
@@ -163,6 +169,6 @@ pi_status pi_plan_make(pi_plan *p, const pi_model *m, const pi_cost *cost, const
         PI_TRY(st);
     }
     pi_plan_evaluate(p, cost, o);
-    p->info.bound_us = o->budget_bytes ? bound : p->info.total_us;
+    p->info.bound_us = o->budget_bytes && bound < p->info.total_us ? bound : p->info.total_us; /* but for rounding */
     return PI_OK;
 }

@@ -23,7 +23,7 @@ static pi_status plan_alloc(const pi_model *m, const pi_plan_options *o, pi_plan
                              .n_pool = o->n_pool,
                              .n_seq = o->n_seq,
                              .n_batch = o->n_batch,
-                             .has_counts = o->counts != NULL,
+                             .has_counts = o->counts && o->sparsity != PI_SPARSITY_DENSE,
                              .budget_bytes = o->budget_bytes};
     *out = p;
     return PI_OK;

@@ -74,12 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
-def read_bytes() -> int:
-    """What a measurement of the read rate goes through; not more than a quarter of what is free."""
-    free = machine.available_bytes()
-    return READ_BYTES if free is None else max(64 << 20, min(READ_BYTES, free // 4))
-
-
 def measure(
     session: Session, name: str, n_prompt: int, n_gen: int, repetitions: int, ceiling_bytes: int
 ) -> Result:
@@ -174,7 +168,7 @@ def main(args: argparse.Namespace) -> int:
             "sparsity": info.sparsity,
             "logits": logits_hash(session),
         }
-        results, n_bytes = [], read_bytes()
+        results, n_bytes = [], machine.sample_bytes(READ_BYTES)
         if args.n_prompt:
             name = f"pp{args.n_prompt}"
             results.append(measure(session, name, args.n_prompt, 0, args.repetitions, n_bytes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from itertools import pairwise
 from typing import Any
 
@@ -36,7 +37,8 @@ from .terminal import harmless, is_smart, one_line
 
 SWEEP = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 80.0, 141.0)
 MOST_ROWS = 20  # of the table of layers; similar ones are put together
-BAR = 40  # characters
+BAR, BESIDE_BAR = 40, 26  # characters
+CPU_ONLY = "This version computes on the CPU only: it saves plans that use a GPU, and cannot follow them yet."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -162,7 +164,7 @@ def parse_budgets(text: str | None) -> list[float]:
 
 def settings_of(args: argparse.Namespace) -> Settings:
     if not 0 <= args.overhead_mib < 1 << 40:
-        raise ArgumentError(f"--overhead-mib is {args.overhead_mib:g}, it cannot be negative")
+        raise ArgumentError(f"--overhead-mib is {args.overhead_mib:g}, it must be 0 to {(1 << 40) - 1}")
     return Settings(
         n_ctx=args.n_ctx,
         n_seq=args.n_seq,
@@ -204,18 +206,19 @@ def sweep(
     for line in facts(about(model.file.path.name, cpu, known["statistics"], known["rates"]), width=width):
         print(line)
     print()
-    rows = [["budget", "used", "attention", "neurons", "computed there", "tokens/s", ""]]
+    rows = [["budget", "tokens/s", "x CPU", "used", "attention", "neurons", "computed there"]]
     for gib, plan in plans:
-        if isinstance(plan, str):
-            rows.append(
-                [f"{gib:g} GiB", "", "", "", "", "", f"too small: {cpu.min_bytes / GIB:.2f} are needed"]
-            )
-        else:
-            rows.append(sweep_row(gib, plan, cpu))
-    for line in columns(rows, right=range(6), width=width):
+        small = [f"{gib:g} GiB", "too small", "", "", "", "", ""]
+        rows.append(small if isinstance(plan, str) else sweep_row(gib, plan, cpu))
+    for line in columns(rows, right=range(7), width=width):
         print(line)
-    print("\nOf the layers those with attention on the GPU, of the neurons those in VRAM, and of the neurons")
-    print("computed for a token those that are. GiB; " + comparison(cpu))
+    print()
+    for line in wrapped(
+        "Of the layers those with attention on the GPU, of the neurons those in VRAM, and of the neurons "
+        f"computed for a token those that are. {comparison(cpu)} Estimates: bytes over rates. {CPU_ONLY}",
+        width,
+    ):
+        print(line)
     return 0
 
 
@@ -230,20 +233,22 @@ def plan_or_problem(model: Model, gib: float, cpu: Plan, known: dict[str, Any]) 
 
 
 def comparison(cpu: Plan) -> str:
-    whole = f"{cpu.full_bytes / GIB:.2f} GiB hold the whole model"
-    return f"the CPU alone does {cpu.expected.tokens_per_s:.1f} tokens/s, {whole}."
+    return (
+        f"The CPU alone does {cpu.expected.tokens_per_s:.1f} tokens/s, {cpu.min_bytes / GIB:.2f} GiB are the "
+        f"least that puts anything on the GPU, {cpu.full_bytes / GIB:.2f} GiB hold the whole model."
+    )
 
 
 def sweep_row(gib: float, plan: Plan, cpu: Plan) -> list[str]:
     n_device = sum(y.on_device for y in plan.layers)
     return [
         f"{gib:g} GiB",
+        f"{plan.expected.tokens_per_s:.1f}",
+        f"{cpu.expected.total_us / plan.expected.total_us:.1f}",
         f"{plan.bytes.total / GIB:.2f}",
         f"{n_device}/{len(plan.layers)}",
         f"{plan.hot_share:.0%}",
         f"{plan.carried:.0%}",
-        f"{plan.expected.tokens_per_s:.1f}",
-        f"{cpu.expected.total_us / plan.expected.total_us:.1f} x CPU",
     ]
 
 
@@ -275,8 +280,8 @@ def sequences(s: Settings) -> str:
 
 
 def headline(plan: Plan) -> str:
-    e = plan.expected
-    return f"{e.tokens_per_s:.1f} tokens/s expected with {plan.budget_bytes / GIB:.2f} GiB of VRAM"
+    where = f"with {plan.budget_bytes / GIB:.2f} GiB of VRAM" if plan.uses_device else "on the CPU alone"
+    return f"{plan.expected.tokens_per_s:.1f} tokens/s expected {where}"
 
 
 def show(args: argparse.Namespace, name: str, plan: Plan, cpu: Plan) -> None:
@@ -287,25 +292,36 @@ def show(args: argparse.Namespace, name: str, plan: Plan, cpu: Plan) -> None:
         print(line)
     print()
     if plan.uses_device:
-        for line in columns(memory_rows(plan, block), right=(1,), width=width):
+        for line in columns(memory_rows(plan, block, width or 80), right=(1,), width=width):
             print(line)
         print()
         for line in columns(layer_rows(plan, every=args.layers), right=(3, 4, 5, 6, 7), width=width):
             print(line)
         print()
-        print(f"neurons in VRAM, layer by layer: {heights(plan)}\n")
+        for line in wrapped(f"neurons in VRAM, layer by layer: {heights(plan)}", width):
+            print(line)
+        print()
     elif plan.budget_bytes:
         print("Everything stays on the CPU: with these rates the GPU would make it slower.\n")
     for text in expectation(plan, cpu):
-        print(harmless(text))
+        for line in wrapped(harmless(text), width):
+            print(line)
 
 
-def memory_rows(plan: Plan, block: str) -> list[list[str]]:
-    """A bar for each kind of content."""
+def wrapped(text: str, width: int | None) -> list[str]:
+    """The lines of a text: as wide as the terminal, else 100 characters; the rest of a line is indented."""
+    indent = " " * (len(text) - len(text.lstrip()))
+    more = indent + "  " if indent else ""
+    return textwrap.wrap(text, max(width or 100, 20), subsequent_indent=more)
+
+
+def memory_rows(plan: Plan, block: str, width: int) -> list[list[str]]:
+    """A bar for each kind of content, in lines of that width."""
     largest = max(n for _, _, n in parts(plan.bytes))
+    bar = max(1, min(BAR, width - BESIDE_BAR))
     rows = [["VRAM", "GiB", ""]]
     for _, label, n in parts(plan.bytes):
-        rows.append([label, f"{n / GIB:.3f}", block * max(1, round(BAR * n / largest))])
+        rows.append([label, f"{n / GIB:.3f}", block * max(1, round(bar * n / largest))])
     rows.append(["in all", f"{plan.bytes.total / GIB:.3f}", f"of a budget of {plan.budget_bytes / GIB:.3f}"])
     return rows
 
@@ -377,11 +393,16 @@ def heights(plan: Plan) -> str:
     )
 
 
+def short(value: float) -> str:
+    """Three digits."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def expectation(plan: Plan, cpu: Plan) -> list[str]:
     """The speed, and the arithmetic behind it with its numbers."""
     e, r = plan.expected, plan.rates
     gpu, host = f"{r.gpu_bytes_per_s / 1e9:,.0f} GB/s", f"{r.cpu_bytes_per_s / 1e9:,.1f} GB/s"
-    lines = [f"{headline(plan)}: {e.total_us / 1e3:.2f} ms a token"]
+    lines = [f"{headline(plan)}: {short(e.total_us / 1e3)} ms a token"]
     if plan.uses_device:
         lines[0] += f"; the CPU alone {cpu.expected.tokens_per_s:.1f}"
         shown = next((i for i, y in enumerate(plan.layers) if y.on_device), 0)
@@ -389,22 +410,31 @@ def expectation(plan: Plan, cpu: Plan) -> list[str]:
         side = f"{r.layer_us:g} us + bytes / {gpu}" if y.on_device else f"bytes / {host}"
         layers_ms = (e.total_us - e.head_us) / 1e3
         lines += [
-            f"  token    = layers + output matrix = {layers_ms:.2f} + {e.head_us / 1e3:.2f} ms",
+            f"  token    = layers + output matrix = {short(layers_ms)} + {short(e.head_us / 1e3)} ms",
             f"  layer    = attention, K, V, predictor ({side})",
             f"             + max(hot neurons: {r.ffn_us:g} us + bytes / {gpu},",
             f"                   cold neurons: bytes / {host} + hand-over)",
             f"  layer {shown:<2} = {y.fixed_us:.1f} + max({y.gpu_ffn_us:.1f}, "
             f"{y.cpu_ffn_us:.1f} + {y.handover_us:g}) = {y.us:.1f} us",
-            f"  busy per token: GPU {e.gpu_us / 1e3:.2f} ms, CPU {e.cpu_us / 1e3:.2f} ms, "
-            f"hand-overs {e.handover_us / 1e3:.2f} ms",
+            f"  busy per token: GPU {short(e.gpu_us / 1e3)} ms, CPU {short(e.cpu_us / 1e3)} ms, "
+            f"hand-overs {short(e.handover_us / 1e3)} ms",
         ]
         if e.prompt_us:
-            lines += [
-                f"  prompts: {e.stream_bytes / 1e9:.1f} GB of weights stay on the host, so that each "
-                f"{plan.settings.n_batch} tokens",
-                f"           of a long one take {e.prompt_us / 1e3:.0f} ms or more (PCIe)",
-            ]
+            lines.append(
+                f"  prompts: {short(e.stream_bytes / 1e9)} GB of weights stay on the host, so that each "
+                f"{plan.settings.n_batch} tokens of a long one take {short(e.prompt_us / 1e3)} ms "
+                "or more (PCIe)"
+            )
+            if plan.budget_bytes >= plan.full_bytes:
+                lines.append("  The budget holds the whole model; with these rates a mixture is faster.")
+    else:
+        fixed, ffn = (sum(getattr(y, name) for y in plan.layers) for name in ("fixed_us", "cpu_ffn_us"))
+        lines += [
+            "  token = attention, K, V, predictors + neurons + output matrix",
+            f"        = {short(fixed / 1e3)} + {short(ffn / 1e3)} + {short(e.head_us / 1e3)} ms, "
+            f"each bytes / {host}",
+        ]
     lines.append(
         "  One sequence, its context half full; bytes over rates, so an estimate, not a measurement."
     )
-    return lines
+    return [*lines, f"  {CPU_ONLY}"] if plan.uses_device else lines

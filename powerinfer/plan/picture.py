@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from pathlib import Path
 
 from ..errors import ArgumentError, UnsupportedError
@@ -57,10 +58,10 @@ def draw(plan: Plan, path: str | os.PathLike[str], *, title: str = "") -> None:
     left = 0.0
     for kind, label, n_bytes in parts(plan.bytes):
         gib = n_bytes / GIB
-        memory.barh(0, gib, left=left, color=_COLOURS[kind], label=f"{label} {gib:.2f}")
+        memory.barh(0, gib, left=left, color=_COLOURS[kind], label=f"{label} {gib:.3f}")
         left += gib
     memory.axvline(
-        plan.budget_bytes / GIB, color="black", linestyle="--", label=f"budget {plan.budget_bytes / GIB:.2f}"
+        plan.budget_bytes / GIB, color="black", linestyle="--", label=f"budget {plan.budget_bytes / GIB:.3g}"
     )
     memory.set_yticks([])
     memory.set_xlabel("GiB of VRAM")
@@ -82,9 +83,12 @@ def draw(plan: Plan, path: str | os.PathLike[str], *, title: str = "") -> None:
     layers.set_xlabel("layer")
     layers.xaxis.get_major_locator().set_params(integer=True)
     layers.set_ylabel("%")
-    layers.legend(fontsize="small", loc="upper right")
-    figure.suptitle(title or f"{plan.expected.tokens_per_s:.1f} tokens/s expected")
+    layers.legend(ncols=3, fontsize="small", loc="lower right", bbox_to_anchor=(1.0, 1.0))
+    # A file's name may hold what matplotlib takes for a formula.
+    figure.suptitle(title or f"{plan.expected.tokens_per_s:.1f} tokens/s expected", parse_math=False)
     data = io.BytesIO()
-    figure.savefig(data, format=suffix, dpi=120)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a title's letter that the font lacks is drawn as a box
+        figure.savefig(data, format=suffix, dpi=120)
     with PartialFile(path) as file:
         file.write(data.getvalue())

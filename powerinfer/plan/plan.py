@@ -12,7 +12,6 @@ it.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -46,13 +45,21 @@ class Identity:
     file_bytes: int
     tensors: str
     """SHA-256 of names, types and shapes, in the file's order."""
+    weights: str
+    """SHA-256 of the first bytes of some tensors: two models of one shape differ there."""
     counts: str
     """SHA-256 of the statistics in the file; "" if it has none."""
+
+
+_SAMPLED_TENSORS, _SAMPLED_BYTES = 32, 256  # little is read, even of a file on a slow disk
 
 
 def identify(model: Model) -> Identity:
     """The identity of an open model."""
     info, file = model.info, model.file
+    weights = hashlib.sha256()
+    for t in file.tensors[:: -(-len(file.tensors) // _SAMPLED_TENSORS)]:
+        weights.update(file.raw(t.name)[:_SAMPLED_BYTES].tobytes())
     tensors = hashlib.sha256()
     for t in file.tensors:
         tensors.update(f"{t.name}\0{t.type}\0{','.join(map(str, t.shape))}\n".encode("utf-8", "replace"))
@@ -70,6 +77,7 @@ def identify(model: Model) -> Identity:
         n_vocab=info.n_vocab,
         file_bytes=file.info.n_bytes,
         tensors=tensors.hexdigest(),
+        weights=weights.hexdigest(),
         counts="" if found is None else counts.hexdigest(),
     )
 
@@ -78,6 +86,7 @@ _DEFAULTS = {"n_ctx": 0, "n_pool": 0, "sparsity": "auto"}  # what they are depen
 _DIFFERENCES = {
     "file_bytes": "bytes in the file",
     "tensors": "tensors (names, types or shapes)",
+    "weights": "weights",
     "counts": "activation statistics in the file",
 }
 
@@ -140,8 +149,8 @@ class Plan:
                 what = _DIFFERENCES.get(field.name, field.name)
                 detail = (
                     ""
-                    if field.name in ("tensors", "counts")
-                    else f": {str(own)[:60]} in the plan, {other} here"
+                    if field.name in ("tensors", "weights", "counts")
+                    else f": {repr(own)[:60]} in the plan, {other!r} here"
                 )
                 raise ArgumentError(
                     f"the plan was made for another model than {model.file.path}; "
@@ -150,7 +159,10 @@ class Plan:
         budget = asked.pop("vram_budget", None)
         if budget is not None:
             asked["budget_bytes"] = budget_bytes(budget)
+        known = {field.name for field in fields(Settings)}
         for name, value in asked.items():
+            if name not in known:
+                raise ArgumentError(f"a plan has no setting {name!r}; it has {', '.join(sorted(known))}")
             own = getattr(self.settings, name)
             if value is None or (name in _DEFAULTS and value == _DEFAULTS[name]) or value == own:
                 continue
@@ -193,10 +205,10 @@ class Plan:
 
 
 def budget_bytes(gib: float) -> int:
-    """A budget in bytes. Raises ArgumentError unless it is a number of at least 0."""
-    if not (math.isfinite(gib) and 0 <= gib < 1 << 20):
-        raise ArgumentError(f"vram_budget is {gib:g} GiB, it must be a number of at least 0")
-    return int(gib * GIB)
+    """A budget in bytes, 0 for 0 only. Raises ArgumentError unless it is a number from 0 to 2^20."""
+    if not 0 <= gib <= 1 << 20:  # NaN as well
+        raise ArgumentError(f"vram_budget is {gib:g} GiB, it must be 0 to {1 << 20}")
+    return max(int(gib * GIB), int(gib > 0))
 
 
 def make_plan(
@@ -265,10 +277,14 @@ _MOST_BYTES = 1 << 28
 
 def _read_text(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device may have no end
+            raise FileError(f"{path} is no file")
         if path.stat().st_size > _MOST_BYTES:
             raise FormatError(f"{path} has {path.stat().st_size} bytes, too many for a plan")
         return path.read_text(encoding="utf-8")
     except OSError as error:
+        if isinstance(error, FileError):
+            raise
         raise FileError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError:
         raise FormatError(f"{path} is no plan: it is not text") from None

@@ -78,11 +78,14 @@ CARDS = tuple(
 )
 
 
+# Cards that have the same number with and without these are different ones.
+_VARIANTS = {"ti", "super", "laptop", "mobile", "d"}
+
+
 def _words(name: str) -> list[str]:
-    """ "NVIDIA GeForce RTX 4070Ti" -> ["rtx", "4070", "ti"]"""
-    spaced = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", name) if re.search(r"\d{4}[A-Za-z]", name) else name
-    words = re.split(r"[\s_-]+", spaced.lower())
-    return [w for w in words if w and w not in ("nvidia", "geforce", "tesla", "gpu", "laptop", "sxm")]
+    """ "NVIDIA GeForce RTX4070Ti" -> ["nvidia", "geforce", "rtx", "4070", "ti"]"""
+    spaced = re.sub(r"(?<=\d{4})(?=[a-z])|(?<=rtx)(?=\d)", " ", name.lower())
+    return [word for word in re.split(r"[\s_-]+", spaced) if word]
 
 
 def find_card(name: str) -> Card:
@@ -95,7 +98,8 @@ def find_card(name: str) -> Card:
     for card in CARDS:
         own = _words(card.name)
         model = [w for w in own if w != "rtx"]
-        if all(word in wanted for word in model) and len(model) > best_score:
+        fits = all(word in wanted for word in model) and _VARIANTS.intersection(wanted) <= set(own)
+        if fits and len(model) > best_score:
             best, best_score = card, len(model)
     if best is None:
         known = ", ".join(card.name for card in CARDS)
@@ -155,10 +159,8 @@ def find_rates(
 
 def measure_cpu() -> tuple[float, str]:
     """Bytes per second at which decoding may read here, and in words where that is from."""
-    free = machine.available_bytes()
-    n_bytes = _MEASURE_BYTES if free is None else max(64 << 20, min(_MEASURE_BYTES, free // 4))
     threads = machine.cores()
-    rate = machine.read_rate(threads, n_bytes, 3)
+    rate = machine.read_rate(threads, machine.sample_bytes(_MEASURE_BYTES), 3)
     return rate * CPU_SHARE, f"{rate / 1e9:.1f} GB/s measured here on {threads} threads, times {CPU_SHARE}"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import ArgumentError
 from ..file import ModelFile
 from ..session import Model
 from ..statistics import COUNTS_KEY, Numbers, read_activation_dir, read_counts
@@ -109,5 +110,12 @@ def _statistics(kind: str, source: str, counts: Numbers, n_tokens: int) -> Stati
 
 
 def given(counts: Sequence[Sequence[int]] | Numbers | Counts, n_tokens: int, source: str) -> Statistics:
-    """Counts that a program has."""
-    return _statistics("given", source, np.asarray(counts, np.uint64), n_tokens)
+    """Counts that a program has: [n_layer, n_ff], over n_tokens. Raises ArgumentError."""
+    numbers = np.asarray(counts)
+    if numbers.ndim != 2 or not numbers.size or numbers.dtype.kind not in "iuf":
+        raise ArgumentError(f"counts must be numbers of [n_layer, n_ff]; these are of {numbers.shape}")
+    if not (numbers.min() >= 0 and numbers.max() < 1 << 63):  # NaN as well
+        raise ArgumentError("counts must be finite and not negative")
+    if n_tokens < 1:
+        raise ArgumentError(f"n_tokens is {n_tokens}, counts come from at least 1")
+    return _statistics("given", source, numbers.astype(np.uint64), n_tokens)

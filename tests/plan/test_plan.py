@@ -68,10 +68,11 @@ def test_no_budget_is_the_cpu(path: Path) -> None:
     plan = plans.make_plan(path, vram_budget=0, rates=RATES)
     assert not plan.uses_device and plan.bytes.total == 0 and plan.n_hot == 0
     for bad in (-1, math.nan, math.inf, 1e30):
-        with pytest.raises(ArgumentError, match="vram_budget"):
+        with pytest.raises(ArgumentError, match=r"vram_budget is .*, it must be 0 to 1048576"):
             plans.make_plan(path, vram_budget=bad, rates=RATES)
-    with pytest.raises(ArgumentError, match="too small"):
-        plans.make_plan(path, vram_budget=1e-6, rates=RATES)
+    for little in (1e-6, 1e-12):  # less than a byte is not nothing
+        with pytest.raises(ArgumentError, match="too small"):
+            plans.make_plan(path, vram_budget=little, rates=RATES)
 
 
 # ---- statistics
@@ -111,6 +112,25 @@ def test_large_counts_keep_their_proportion() -> None:
     found = plans.given(big, 2**40, "here")
     assert found.counts is not None and found.counts.dtype == np.uint32
     np.testing.assert_allclose(found.counts / found.n_tokens, [[1, 0.5, 0]], rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "n_tokens"),
+    [
+        ([[1, -1]], 9),
+        (np.array([[1, -1]]), 9),
+        (np.array([[1.0, math.nan]]), 9),
+        (np.array([[1.0, math.inf]]), 9),
+        ([], 9),
+        ([1, 2], 9),
+        ([["a"]], 9),
+        ([[1, 2]], 0),
+        ([[1, 2]], -1),
+    ],
+)
+def test_counts_that_cannot_be(numbers: Any, n_tokens: int) -> None:
+    with pytest.raises(ArgumentError, match="counts"):
+        plans.given(numbers, n_tokens, "here")
 
 
 def test_dense_models_need_none(tmp_path: Path) -> None:
@@ -167,6 +187,24 @@ def test_a_plan_for_another_model(path: Path, tmp_path: Path) -> None:
         predictor: Any = "sign" if says == "predictor" else "auto"
         with Model(other, load=False, predictor=predictor) as model, pytest.raises(ArgumentError, match=says):
             plan.check(model)
+
+
+def test_a_plan_for_other_weights(path: Path, tmp_path: Path) -> None:
+    """Two models of one shape, without statistics in their files."""
+    plain = write(tmp_path, "plain.gguf")
+    plan = some(plain)
+    data = bytearray(plain.read_bytes())
+    data[-(1 << 16) :] = bytes([1]) * (1 << 16)  # among the last tensors
+    (tmp_path / "tuned.gguf").write_bytes(data)
+    with Model(plain, load=False) as same:
+        plan.check(same)
+        with pytest.raises(ArgumentError, match="no setting 'n_contexts'"):
+            plan.check(same, n_contexts=1)
+    with (
+        Model(tmp_path / "tuned.gguf", load=False) as tuned,
+        pytest.raises(ArgumentError, match="differs in weights"),
+    ):
+        plan.check(tuned)
 
 
 def test_a_plan_that_lies(path: Path) -> None:
@@ -259,6 +297,8 @@ def test_files_that_are_no_plans(path: Path, tmp_path: Path) -> None:
         for name, kind in (("binary", FormatError), ("missing", FileError), (".", FileError)):
             with pytest.raises(kind):
                 plans.load_plan(tmp_path / name, model)
+        with pytest.raises(FileError, match="is no file"):  # it has no end
+            plans.load_plan("/dev/zero", model)
 
 
 # ---- the original's split files
@@ -382,10 +422,19 @@ def test_splits_that_are_none(tmp_path: Path) -> None:
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("A100-SXM4-80GB", "A100"),
         ("Tesla T4", "T4"),
+        ("RTX4090", "RTX 4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
     ],
 )
 def test_cards_by_name(name: str, card: str) -> None:
     assert plans.find_card(name).name == card
+
+
+@pytest.mark.parametrize("name", ["Voodoo 2", "RTX 4090 Laptop GPU", "RTX 2080 SUPER", "RTX 4090 D", ""])
+def test_cards_that_are_others(name: str) -> None:
+    """A laptop's 4090 has the number of the desktop's, and half its rate."""
+    with pytest.raises(ArgumentError, match="no card is called"):
+        plans.find_card(name)
 
 
 def test_rates_as_given() -> None:
@@ -394,8 +443,6 @@ def test_rates_as_given() -> None:
     assert rates.gpu_bytes_per_s == pytest.approx(936e9 * 0.85) and "published, times 0.85" in rates.gpu
     rates = plans.find_rates(gpu_gbps=500, cpu_gbps=1, pcie_gbps=2, handover_us=9)
     assert (rates.gpu_bytes_per_s, rates.pcie_bytes_per_s, rates.handover_us) == (500e9, 2e9, 9)
-    with pytest.raises(ArgumentError, match="no card is called"):
-        plans.find_card("Voodoo 2")
     for bad in (0, -1, math.nan, math.inf):
         with pytest.raises(ArgumentError, match="--gpu-gbps"):
             plans.find_rates(gpu_gbps=bad, cpu_gbps=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from powerinfer import plan as plans
 from powerinfer.cli import main
+from powerinfer.cli import plan as commands
 from powerinfer.session import Model
 from tests.plan.drafts import power_law, write_model
 
@@ -66,6 +68,23 @@ def test_for_people(path: Path, capsys: Captured) -> None:
     every = run(capsys, path, "--vram-budget", "0.02", "--layers").splitlines()
     assert len(every) >= len(lines) and sum(line.split()[:2] == ["7", "GPU"] for line in every) == 1
     assert "#" in text and "\x1b" not in text
+    assert "computes on the CPU only" in text
+    cpu = run(capsys, path, "--vram-budget", "0")
+    numbers = [float(n) for n in re.findall(r"= (\S+) \+ (\S+) \+ (\S+) ms, each bytes / 1.0 GB/s", cpu)[0]]
+    assert sum(numbers) == pytest.approx(
+        float(re.findall(r"on the CPU alone: (\S+) ms", cpu)[0]), rel=0.01
+    )  # three digits
+
+
+def test_narrow_terminals(path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is longer, and the speed is never what is cut off."""
+    for width in (80, 50):
+        monkeypatch.setattr(commands, "output_width", lambda width=width: width)
+        for budgets in ("0.02", "0.0001,0.02,1", "0"):
+            lines = run(capsys, path, "--vram-budget", budgets).splitlines()
+            assert max(map(len, lines)) <= width
+            assert sum("tokens/s" in line for line in lines) >= 1
+            assert not any("\u2026" in line for line in lines if "driver" in line)
 
 
 def test_budgets_side_by_side(path: Path, capsys: Captured) -> None:
@@ -73,13 +92,13 @@ def test_budgets_side_by_side(path: Path, capsys: Captured) -> None:
     rows = [line.split() for line in lines if " GiB  " in line]
     assert [row[0] for row in rows] == ["0.0001", "0.02", "1"]
     assert "too small" in " ".join(rows[0])
-    assert float(rows[1][-4]) < float(rows[2][-4])
+    assert float(rows[1][2]) < float(rows[2][2])
     table = json.loads(run(capsys, path, "--vram-budget", "0.0001,0.02", "--json"))
     assert "too small" in table["plans"][0]["error"] and table["plans"][1]["n_hot"] > 0
     lines = run(
         capsys, path
     ).splitlines()  # sizes that cards have: the smallest of them holds all of this model
-    assert [line.split()[0] for line in lines if " x CPU" in line] == ["2"]
+    assert [line.split()[0] for line in lines if " GiB  " in line] == ["2"]
 
 
 def test_written_files(path: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -101,6 +120,14 @@ def test_a_picture(kind: str, path: Path, tmp_path: Path, capsys: Captured) -> N
     run(capsys, path, "--vram-budget", "0.02", "--picture", tmp_path / f"p.{kind}")
     data = (tmp_path / f"p.{kind}").read_bytes()
     assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind]) and len(data) > 5000
+
+
+def test_a_picture_of_a_model_with_a_strange_name(path: Path, tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("matplotlib")
+    strange = tmp_path / "a$\\frac$b\u6a21.gguf"
+    strange.symlink_to(path)
+    run(capsys, strange, "--vram-budget", "0.02", "--picture", tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 5000
 
 
 def test_what_is_wrong_is_said(path: Path, tmp_path: Path, capsys: Captured) -> None:

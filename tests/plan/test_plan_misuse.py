@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,25 @@ def test_a_small_budget_says_what_would_do(model: Model) -> None:
         assert "5.0 MiB" in message and f"{least / 2**20:.1f} MiB are needed" in message
         assert "n_batch 16" in message and "budget of 0" in message
     new(model, options(overhead_bytes=5 << 20, budget_bytes=least))
+
+
+def test_what_smaller_batches_need_is_true(tmp_path: Path) -> None:
+    """Of a model so small that all of it takes less than one part and the buffers for the rest."""
+    info, out = ffi.new("pi_plan_info *"), ffi.new("pi_plan **")
+    with Model(write_model(tmp_path / "m.gguf", n_layer=1, n_ff=2048), load=False) as model:
+        lib.pi_plan_get_info(new(model, options(n_batch=512)), info)
+        assert info.min_bytes == info.full_bytes
+        refused(lib.pi_plan_new(model.handle, options(n_batch=512, budget_bytes=1), out), "too small")
+        (said,) = re.findall(r"\((\S+) MiB with n_batch 16\)", _native.message())
+        lib.pi_plan_get_info(new(model, options(n_batch=16)), info)
+        assert float(said) == pytest.approx(info.min_bytes / 2**20, abs=0.06)
+
+
+def test_dense_plans_rest_on_no_counts(model: Model) -> None:
+    counts, info = ffi.new("uint32_t[]", N_LAYER * N_FF), ffi.new("pi_plan_info *")
+    for sparsity, rests in ((1, 1), (3, 0)):
+        lib.pi_plan_get_info(new(model, options(sparsity=sparsity, counts=counts, n_tokens=1)), info)
+        assert info.has_counts == rests
 
 
 def restored(model: Model, on_device: list[int], hot: list[list[int]], **changes: Any) -> tuple[int, Any]:

@@ -242,7 +242,7 @@ def test_columns_and_facts_fit_the_width() -> None:
 def test_bench_as_json(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     from powerinfer.cli import bench
 
-    monkeypatch.setattr(bench, "read_bytes", lambda: 8 << 20)
+    monkeypatch.setattr(bench.machine, "sample_bytes", lambda most: 8 << 20)
     words = ["bench", "demo", "-p", "32", "-n", "4", "-r", "2", "-t", "1"]
     hashes = []
     for mode in ("predicted", "dense"):

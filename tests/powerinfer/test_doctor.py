@@ -208,6 +208,14 @@ def test_drivers_that_are_broken(tmp_path: Path) -> None:
         folder.mkdir()
         found = probe(folder, cuda=text)
         assert found.is_present and found.gpus == () and says in found.problem
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    endless = fake().replace('strncpy(s, d == 10 ? "First" : "Second", n)', "memset(s, 'A', n)")
+    found = probe(hostile, cuda=endless)  # a name without an end
+    assert [gpu.name for gpu in found.gpus] == ["A" * 127] * 2
+    for count in ("-3", "0"):
+        assert "has no device" in probe(hostile, cuda=fake(count=int(count))).problem
+    assert probe(hostile, cuda=fake(init=3, count=5)).gpus == ()
     junk = tmp_path / "junk"
     junk.mkdir()
     (junk / "libcuda.so.1").write_bytes(b"not a library")
@@ -215,6 +223,15 @@ def test_drivers_that_are_broken(tmp_path: Path) -> None:
     assert not found.is_present and "no driver" in found.problem
     found = probe(tmp_path / "silent", cuda=fake())  # without NVML: less is known
     assert [gpu.free_bytes for gpu in found.gpus] == [0, 0] and found.version == ""
+
+
+def test_memory_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring in a small container must not be what ends it."""
+    real = machine.machine_info()
+    for limit, most in ((256 << 20, 64 << 20), (512 << 20, 128 << 20), (0, 128 << 20)):
+        monkeypatch.setattr(machine, "machine_info", lambda n=limit: replace(real, memory_limit_bytes=n))
+        assert machine.sample_bytes(1 << 30) <= (most if limit else 1 << 30)
+        assert not limit or (machine.available_bytes() or 0) <= limit
 
 
 def test_misuse() -> None:

@@ -1,8 +1,8 @@
 /* te_quant_rows.h - private to te_quant*.c: functions per format that turn whole blocks into floats, and back.
  *
- * te_NAME_to_f32(src, dst, n), te_NAME_from_f32(src, dst, n): n weights, a multiple of the block; bytes unaligned. Every expression is evaluated in
- * float, in the order that the formula in the comment gives, so that the results are the same bits everywhere (no
- * multiply may be fused with an addition). */
+ * te_NAME_to_f32(src, dst, n), te_NAME_from_f32(src, dst, n): n weights, a multiple of the block; bytes unaligned.
+ * Every expression is evaluated in float, in the order that the formula in the comment gives, so that the results are
+ * the same bits everywhere (no multiply may be fused with an addition). */
 #ifndef TE_QUANT_ROWS_H
 #define TE_QUANT_ROWS_H
 
