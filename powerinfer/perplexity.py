@@ -84,7 +84,8 @@ class Plan:
 def plan_chunks(n_tokens: int, *, n_ctx: int, stride: int = 0, n_chunks: int = 0) -> Plan:
     """The chunks of a text of n_tokens; n_chunks > 0: only so many.
 
-    Raises ArgumentError for sizes out of range and for a text of less than 2 n_ctx tokens.
+    Raises ArgumentError for sizes out of range, for a text of less than 2 n_ctx tokens, and where only one
+    token would be predicted, which leaves no error to be estimated.
     """
     if n_ctx < 4:
         raise ArgumentError(f"n_ctx is {n_ctx}: perplexity needs chunks of at least 4 tokens")
@@ -102,9 +103,11 @@ def plan_chunks(n_tokens: int, *, n_ctx: int, stride: int = 0, n_chunks: int = 0
     n_all = -(-(n_tokens - n_ctx) // stride) if stride else n_tokens // n_ctx
     n = min(n_all, n_chunks) if n_chunks else n_all
     step = stride or n_ctx
-    return Plan(
-        n_ctx=n_ctx, first=n_ctx - stride - 1 if stride else n_ctx // 2, starts=range(0, n * step, step)
-    )
+    first = n_ctx - stride - 1 if stride else n_ctx // 2
+    plan = Plan(n_ctx=n_ctx, first=first, starts=range(0, n * step, step))
+    if plan.n_predicted < 2:
+        raise ArgumentError("only 1 token would be predicted: take more chunks, or larger ones")
+    return plan
 
 
 class _Sum:
@@ -165,10 +168,10 @@ class _Sum:
 
 
 def _mean(total: float, squares: float, n: int) -> tuple[float, float]:
-    """Mean and its standard error."""
+    """Mean and its standard error, of which a single number says nothing."""
     mean = total / n
     variance = max(squares / n - mean * mean, 0.0)
-    return mean, math.sqrt(variance / (n - 1)) if n > 1 else 0.0
+    return mean, math.sqrt(variance / (n - 1)) if n > 1 else math.inf
 
 
 def _exp(x: float) -> float:
@@ -201,9 +204,9 @@ def compare(
 ) -> list[Perplexity]:
     """Perplexity in several modes, one session of the same model for each, with the comparison to the first.
 
-    sessions: opened with n_ctx at least this n_ctx, and with mask_prompts=True, since else predicted mode
-        computes tokens whose logits are not wanted with all neurons. Their sequence 0 is used, and is empty
-        afterwards.
+    sessions: opened with n_ctx at least this n_ctx, and, for predicted mode, with mask_prompts=True, since
+        else tokens whose logits are not wanted are computed with all neurons. Their sequence 0 is used, and
+        is empty afterwards.
     tokens: the text; with the BOS in front if the vocabulary has it.
     bos: what replaces the first token of each chunk; None: nothing.
     n_chunks: at most so many; 0: all.
@@ -222,6 +225,11 @@ def compare(
         if session.info.n_ctx < n_ctx:
             raise ArgumentError(
                 f"the session has room for {session.info.n_ctx} tokens, fewer than n_ctx = {n_ctx}"
+            )
+        if session.info.sparsity == "predicted" and not session.mask_prompts:
+            raise ArgumentError(
+                "the session computes tokens that want no logits with all neurons: open it with "
+                "mask_prompts=True"
             )
         if session.model.info.n_vocab != n_vocab:
             raise ArgumentError("the sessions are of models with different vocabularies")

@@ -84,7 +84,7 @@ def profile(
         session.tap(hidden=True) as tap,
     ):
         step = session.info.n_batch
-        done = 0
+        done, is_finite = 0, True
         for start in range(0, len(tokens), width):
             window = np.concatenate([np.asarray(head, np.int32), tokens[start : start + width]])
             session.drop()
@@ -98,8 +98,9 @@ def profile(
                 done += len(batch) - skip
                 if progress is not None:
                     progress(done, len(tokens))
-            # What is not finite anywhere has spread to here.
-            if not np.isfinite(session.hidden()).all():
+                # What is not finite in a layer spreads to all that follows: the last layer, and the end.
+                is_finite &= bool(np.isfinite(tap.hidden[info.n_layer - 1]).all())
+            if not is_finite or not np.isfinite(session.hidden()).all():
                 raise FormatError("the model's values are not finite: its weights are broken")
     return Counts(counts=counts, n_tokens=len(tokens))
 

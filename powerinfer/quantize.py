@@ -50,6 +50,8 @@ MIXTURES = {
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 FLOATS = ("F32", "F16", "BF16")
+FAST = (*FLOATS, "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
+"""Formats that the engine has vector kernels for; the others run many times slower."""
 
 # What takes the place of a format whose blocks the rows do not fill; F16 if that does not fit either.
 _FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -60,6 +62,8 @@ _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd", "token_types")
 # What rules call a matrix, where it is not called so itself.
 _KINDS = {"attn_qkv": "attn_v", "ffn_down_t": "ffn_down", "fc1": "predictor", "fc2": "predictor"}
 
+# The largest number: of a format's scales, where it has some.
+_LARGEST = {"F32": float(np.finfo(np.float32).max), "BF16": float.fromhex("0x1.fep127")}
 _LARGEST_HALF = 65504.0
 
 
@@ -281,6 +285,17 @@ def _fitting(tensor: TensorInfo, wanted: str) -> Change:
     return Change(tensor=tensor, type=type, n_bytes=n_bytes, wanted="" if type == wanted else wanted)
 
 
+def check_requantize(changes: Sequence[Change]) -> None:
+    """Raises ArgumentError if weights that are quantised already would be so again."""
+    for change in changes:
+        tensor = change.tensor
+        if tensor.type not in (*FLOATS, change.type):
+            raise ArgumentError(
+                f"the tensor {tensor.name} is {tensor.type} already, and quantising it again adds to its "
+                "error: begin with a model in F16 or F32, or allow it (--allow-requantize)"
+            )
+
+
 def quantize_model(
     source: ModelFile,
     out_path: str | os.PathLike[str],
@@ -301,19 +316,14 @@ def quantize_model(
     name = find_mixture(mixture)
     if os.path.exists(out_path) and os.path.samefile(out_path, source.path):
         raise ArgumentError(f"{out_path} is the model that is read: the result needs a name of its own")
+    if not allow_requantize:
+        check_requantize(changes)
     new = {}
     for change in changes:
         tensor = change.tensor
-        if change.type == tensor.type:
-            continue
-        if tensor.type not in FLOATS and not allow_requantize:
-            raise ArgumentError(
-                f"the tensor {tensor.name} is {tensor.type} already: quantising it again adds to its error "
-                f"(allow_requantize permits it)"
-            )
-        new[tensor.name] = NewTensor(
-            type=change.type, shape=tensor.shape, pieces=_Pieces(source, change, n_threads)
-        )
+        if change.type != tensor.type:
+            pieces = _Pieces(source, change, n_threads)
+            new[tensor.name] = NewTensor(type=change.type, shape=tensor.shape, pieces=pieces)
     keys = {"general.quantization_version": 2}
     if name != "COPY":
         keys["general.file_type"] = MIXTURES[name][0]
@@ -330,7 +340,7 @@ class _Pieces:
 
     def __call__(self) -> Iterator[npt.NDArray[np.uint8]]:
         tensor, type = self.change.tensor, self.change.type
-        limit = float(np.finfo(np.float32).max) if type in ("F32", "BF16") else _LARGEST_HALF
+        limit = _LARGEST.get(type, _LARGEST_HALF)
         step = rows_per_piece(math.prod(tensor.shape[1:]))
         for first in range(0, tensor.shape[0], step):
             n_rows = min(step, tensor.shape[0] - first)

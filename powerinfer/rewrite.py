@@ -18,7 +18,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,10 +90,7 @@ def rewrite(
     unknown = sorted(set(drop_tensors) - {tensor.name for tensor in source.tensors})
     if unknown:
         raise ArgumentError(f"the file {source.path} has no tensor {unknown[0]!r} that could be dropped")
-    if source.info.n_parts > 1 and _is_part(Path(out_path), source.path):
-        raise ArgumentError(
-            f"{out_path} is a part of the split model that is read: the result is one file, name another"
-        )
+    check_target(source, out_path)
     result = {
         tensor.name: _copied(source, tensor.name, tensor.type, tensor.shape) for tensor in source.tensors
     }
@@ -130,8 +126,13 @@ def _copied(source: ModelFile, name: str, type: str, shape: tuple[int, ...]) -> 
     return NewTensor(type=type, shape=shape, pieces=pieces)
 
 
-def _is_part(path: Path, part: Path) -> bool:
-    """Whether a path is one of the parts of a split model, given any of them."""
-    one, other = Path(os.path.realpath(path)), Path(os.path.realpath(part))
-    number = re.compile(r"-\d{5}-of-(\d{5}\.gguf)$")
-    return one.parent == other.parent and number.sub(r"-\1", one.name) == number.sub(r"-\1", other.name)
+def check_target(source: ModelFile, out_path: str | os.PathLike[str]) -> None:
+    """Raises ArgumentError if out_path is a part of the source and that is split."""
+    name = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", source.path.name)
+    if source.info.n_parts == 1 or name is None or not os.path.exists(out_path):
+        return
+    for i in range(1, source.info.n_parts + 1):
+        if os.path.samefile(source.path.with_name(f"{name[1]}{i:05}{name[2]}"), out_path):
+            raise ArgumentError(
+                f"{out_path} is a part of the split model that is read: the result is one file, name another"
+            )

@@ -201,6 +201,7 @@ class Session:
         sizes = ffi.new("pi_session_info *")
         lib.pi_session_get_info(out[0], sizes)
         self._handle: Any = ffi.gc(out[0], lib.pi_session_close, sizes.n_kv_bytes + sizes.n_work_bytes)
+        self.mask_prompts = bool(mask_prompts)
         self._lock = threading.RLock()
         self._n_logits = 0
         self._tap: tuple[Tap, dict[str, dict[int, npt.NDArray[np.float32]]]] | None = None

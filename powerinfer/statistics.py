@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ import numpy.typing as npt
 
 from .errors import ArgumentError, FileError, FormatError
 from .file import ModelFile
+from .writer import PartialFolder
+from .writer import check_new_dir as check_new_dir
 
 COUNTS_KEY = "powerinfer.neuron.counts"
 TOKENS_KEY = "powerinfer.neuron.tokens"
@@ -204,32 +205,9 @@ def write_activation_dir(folder: str | os.PathLike[str], counts: Counts) -> None
     """
     from .convert.torch_file import write_torch
 
-    path = Path(folder)
-    check_new_dir(path)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+    with PartialFolder(folder) as partial:
         for i, layer in enumerate(counts.counts):
             write_torch(partial / f"activation_{i}.pt", layer.astype(np.int64))
-        os.replace(partial, path)
-    except OSError as error:
-        raise FileError(f"the folder {path} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def check_new_dir(path: Path) -> None:
-    """Raises FileError unless a folder of this name can be made, or is there and empty."""
-    try:
-        if path.is_dir() and not any(path.iterdir()):
-            return
-    except OSError as error:
-        raise FileError(f"the folder {path} cannot be read: {error.strerror or error}") from error
-    if os.path.lexists(path):
-        raise FileError(f"{path} exists already: name a new folder, or an empty one")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise FileError(f"the folder {path} cannot be made: {path.absolute().parent} cannot be written to")
 
 
 # ---- the power law

@@ -17,11 +17,12 @@ import errno
 import fcntl
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
 import struct
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -54,19 +55,21 @@ class PartialFile:
         """Raises FileError if the directory cannot be written to, or the name is that of no ordinary file."""
         self.path = Path(path)
         self.stream: BinaryIO
+        if os.fspath(path).endswith(os.sep):
+            raise FileError(f"{path} is the name of a folder, not of a file")
         try:
             self._target = Path(os.path.realpath(self.path))
             mode = self._check_target()
             _sweep(self._target)
-            self._partial, descriptor = _create_locked(self._target)
+            self._partial, descriptor = _create_locked(self._target, _create_file)
             if mode is not None:
                 with contextlib.suppress(OSError):  # a file system without permissions
                     os.fchmod(descriptor, mode)
-            self.stream = open(descriptor, "wb")  # noqa: SIM115 - closed by __exit__
+            self.stream = open(descriptor, "wb")  # noqa: SIM115 - closed by discard
         except ValueError as error:
             raise FileError(f"{str(self.path)!r} is not the name of a file: {error}") from error
         except OSError as error:
-            raise self._failed(error) from error
+            raise _failed(self.path, error) from error
 
     def _check_target(self) -> int | None:
         """The permissions of the file that will be replaced, if there is one."""
@@ -80,12 +83,6 @@ class PartialFile:
             raise FileError(f"{self.path} is protected against writing")
         return stat.S_IMODE(mode)
 
-    def _failed(self, error: OSError) -> FileError:
-        if isinstance(error, FileError):
-            return error
-        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-        return FileError(f"{self.path} cannot be written: {reason}")
-
     def expect(self, n_bytes: int) -> None:
         """Raises FileError if the disk has no room for that many: before hours of work, not after."""
         try:
@@ -94,8 +91,8 @@ class PartialFile:
             return  # then the writes will tell
         if n_bytes > free:
             raise FileError(
-                f"{self.path} cannot be written: it will have {n_bytes / 1e9:.2f} GB, "
-                f"but the disk has only {free / 1e9:.2f} GB free"
+                f"{self.path} cannot be written: it will have {n_bytes / 1e6:,.1f} MB, "
+                f"but the disk has only {free / 1e6:,.1f} MB free"
             )
 
     def write(self, data: Any) -> None:
@@ -103,7 +100,15 @@ class PartialFile:
         try:
             self.stream.write(data)
         except OSError as error:
-            raise self._failed(error) from error
+            raise _failed(self.path, error) from error
+
+    def discard(self) -> None:
+        """Removes it; nothing if it has its name already."""
+        # Before the file is closed, which gives up the lock.
+        with contextlib.suppress(OSError):
+            self._partial.unlink()
+        with contextlib.suppress(OSError):
+            self.stream.close()
 
     def __enter__(self) -> PartialFile:
         return self
@@ -117,20 +122,95 @@ class PartialFile:
                 os.fsync(self.stream.fileno())
                 os.replace(self._partial, self._target)
         except OSError as failure:
-            raise self._failed(failure) from failure
+            raise _failed(self.path, failure) from failure
         finally:
-            # Before the file is closed, which gives up the lock; when it was renamed there is none to remove.
-            with contextlib.suppress(OSError):
-                self._partial.unlink()
-            with contextlib.suppress(OSError):
-                self.stream.close()
+            self.discard()
 
 
-def _create_locked(target: Path) -> tuple[Path, int]:
-    """A new partial of a file: its path and its descriptor. The lock is held while the file is open."""
+class PartialFolder:
+    """The same for a folder of files: it gets its name when all of them are written.
+
+    with PartialFolder("act") as folder:
+        (folder / "a.pt").write_bytes(data)
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises FileError if `check_new_dir` does, or the folder cannot be made."""
+        self.path = Path(path)
+        check_new_dir(self.path)
+        try:
+            self._target = Path(os.path.realpath(self.path))
+            _sweep(self._target)
+            self._partial, self._descriptor = _create_locked(self._target, _create_folder)
+        except OSError as error:
+            raise _failed(self.path, error) from error
+
+    def __enter__(self) -> Path:
+        return self._partial
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                os.replace(self._partial, self._target)
+        except OSError as failure:
+            raise _failed(self.path, failure) from failure
+        finally:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            os.close(self._descriptor)
+        if isinstance(error, OSError) and not isinstance(error, FileError):
+            raise _failed(self.path, error) from error
+
+
+def check_new_file(path: str | os.PathLike[str], *, n_bytes: int = 0) -> None:
+    """Raises FileError if a file of this name and size could not be written: before hours of work."""
+    file = PartialFile(path)
+    try:
+        file.expect(n_bytes)
+    finally:
+        file.discard()
+
+
+def check_new_dir(path: str | os.PathLike[str]) -> None:
+    """Raises FileError unless a folder of this name can be made, or is there, empty, and can be replaced."""
+    folder = Path(path)
+    try:
+        target = Path(os.path.realpath(folder))
+        is_empty = target.is_dir() and not any(target.iterdir())
+    except OSError as error:
+        raise FileError(f"the folder {folder} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise FileError(f"{str(folder)!r} is not the name of a folder: {error}") from error
+    if os.path.lexists(target) and not is_empty:
+        raise FileError(f"{folder} exists already: name a new folder, or an empty one")
+    if is_empty and (os.path.ismount(target) or target.samefile(os.curdir)):
+        raise FileError(f"the folder {folder} is in use, and cannot be replaced: name a new folder in it")
+    if not os.access(target.parent, os.W_OK):
+        raise FileError(f"the folder {folder} cannot be made: {target.parent} cannot be written to")
+
+
+def _failed(path: Path, error: OSError) -> FileError:
+    if isinstance(error, FileError):
+        return error
+    reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+    return FileError(f"{path} cannot be written: {reason}")
+
+
+def _create_file(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def _create_folder(path: Path) -> int:
+    path.mkdir()
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _create_locked(target: Path, create: Callable[[Path], int]) -> tuple[Path, int]:
+    """A new partial of a file or folder: its path and its descriptor. The lock is held while that is open."""
     while True:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = create(path)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
@@ -140,14 +220,22 @@ def _create_locked(target: Path) -> tuple[Path, int]:
 
 
 def _sweep(target: Path) -> None:
-    """Removes partials of a file that nobody writes any more."""
+    """Removes partials of a file or folder that nobody writes any more."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
     for path in target.parent.iterdir():
-        if not (path.name.startswith(f".{target.name}.") and path.name.endswith(".partial")):
+        if not name.fullmatch(path.name):
             continue
         # One that is locked is being written; one that cannot be opened or locked is left alone.
-        with contextlib.suppress(OSError), path.open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 class GGUFWriter:

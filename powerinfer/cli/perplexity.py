@@ -1,24 +1,26 @@
 """`powerinfer perplexity MODEL --text FILE`: how well a model predicts a text, and how far modes are apart.
 
-One line for each mode on stdout; from the second on with what sets it apart from the first. The procedure is
-in `powerinfer.perplexity`.
+A table of the modes on stdout, and one of what sets them apart from the first. The procedure is in
+`powerinfer.perplexity`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
 from ..corpus import Corpus, read_corpus
+from ..errors import ArgumentError
 from ..file import ModelFile
 from ..perplexity import Perplexity, compare, plan_chunks
 from ..session import Model, Session
 from .options import MODEL_HELP, SPARSITY
 from .table import columns, output_width
-from .terminal import Bar, harmless
+from .terminal import Bar
 
 N_CTX = 512
 EXAMPLE = """
@@ -27,10 +29,11 @@ example:
 
 The text is cut into chunks of --n-ctx tokens; each is computed from an empty context, and the tokens of its
 second half are predicted, as llama.cpp does it. In predicted mode every token is computed with the neurons
-that the predictor names, those that only give context too. From the second mode on, a line also says: the
-perplexity over that of the first mode (its error comes from the tokens one by one, so it is far smaller than
-that of either), the mean Kullback-Leibler divergence of the predictions from those of the first mode, and
-for how many tokens both find the same one the likeliest.
+that the predictor names, those that only give context too. FFN rows: the share of the feed-forward's weights
+that such tokens need when they come one at a time.
+A second table compares with the first mode. ratio: the perplexity divided by that one's (the error comes
+from the tokens one by one, so it is far smaller than that of either); KL div.: the mean Kullback-Leibler
+divergence of the predictions; same top: for how many tokens both find the same one the likeliest.
 """
 
 
@@ -43,13 +46,16 @@ def sparsities(text: str) -> list[str]:
     return names
 
 
-def add_text_arguments(parser: argparse.ArgumentParser, group: argparse._ActionsContainer) -> None:
+def add_text_arguments(
+    parser: argparse.ArgumentParser, group: argparse._ActionsContainer, *, required: bool = False
+) -> None:
     """The text, as several commands take it. group: where --text belongs."""
     group.add_argument(
         "--text",
         metavar="FILE",
         nargs="+",
         action="extend",
+        required=required,
         help="text files, which are one text together; -: standard input",
     )
     parser.add_argument(
@@ -65,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = f"{parser.description or ''}\n{EXAMPLE}"
     parser.usage = "%(prog)s MODEL --text FILE [FILE ...] [options]"
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    add_text_arguments(parser, parser.add_mutually_exclusive_group(required=True))
+    add_text_arguments(parser, parser, required=True)
     parser.add_argument(
         "-c",
         "--n-ctx",
@@ -134,20 +140,28 @@ def open_sessions(stack: ExitStack, args: argparse.Namespace, model: Model, n_ct
         sessions.append(stack.enter_context(session))
         if args.threshold is not None:
             session.set_threshold(args.threshold)
+    if args.threshold is not None and all(session.info.sparsity != "predicted" for session in sessions):
+        raise ArgumentError("--threshold is for predicted mode, which is not among the modes to be measured")
     return sessions
 
 
 def main(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         file = stack.enter_context(ModelFile(args.model))
+        corpus = read_corpus(file, args.text, special=args.special)
         with Bar(f"loading {args.model}") as bar:
             model = stack.enter_context(
                 Model(file, activation=args.activation or "auto", predictor=args.predictor, progress=bar)
             )
         n_ctx = min(N_CTX, model.info.n_ctx_train) if args.n_ctx is None else args.n_ctx
-        corpus = read_corpus(file, args.text, special=args.special)
         plan_chunks(len(corpus.with_bos), n_ctx=n_ctx, stride=args.stride, n_chunks=args.chunks)
         sessions = open_sessions(stack, args, model, n_ctx)
+        if n_ctx > model.info.n_ctx_train:
+            print(
+                f"powerinfer: the model was trained with a context of {model.info.n_ctx_train:,} tokens: "
+                f"with {n_ctx:,} it may predict far worse",
+                file=sys.stderr,
+            )
         bar = stack.enter_context(Bar("perplexity"))
         results = compare(
             sessions,
@@ -164,9 +178,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(as_json(args, corpus, n_ctx, results), indent=2))
     else:
-        rows = [cells(result, results[0]) for result in results]
-        for line in columns(rows, width=output_width()):
-            print(harmless(line))
+        show(results, n_ctx=n_ctx)
     return 0
 
 
@@ -183,20 +195,22 @@ def as_json(
     }
 
 
-def cells(result: Perplexity, first: Perplexity) -> list[str]:
-    """One line for people."""
-    c = result.comparison
-    rows = f"{result.ffn_rows:.1%}".replace("%", " %")
-    line = [
-        result.sparsity,
-        f"{result.value:.4f} +/- {result.error:.4f}",
-        f"({result.n_tokens:,} tokens, {rows} of FFN rows read)",
-    ]
-    if c is None:
-        return [*line, ""]
-    same = f"{c.same_top:.2%}".replace("%", " %")
-    return [
-        *line,
-        f"{c.ratio:.5f} +/- {c.ratio_error:.5f} times {first.sparsity}, KL divergence {c.kl_divergence:.5f}, "
-        f"same first choice {same}",
-    ]
+def show(results: list[Perplexity], *, n_ctx: int) -> None:
+    """Tables for people: the modes, and how each of the others compares with the first."""
+    width, first = output_width(), results[0]
+    rows = [["mode", "perplexity", "FFN rows"]]
+    rows += [[r.sparsity, f"{r.value:.4f} ± {r.error:.4f}", percent(r.ffn_rows, 1)] for r in results]
+    print("\n".join(columns(rows, right=(1, 2), width=width)))
+    rows = [[f"vs {first.sparsity}", "ratio", "KL div.", "same top"]]
+    for result in results:
+        if (c := result.comparison) is not None:
+            ratio = f"{c.ratio:.5f} ± {c.ratio_error:.5f}"
+            rows.append([result.sparsity, ratio, f"{c.kl_divergence:.5f}", percent(c.same_top, 2)])
+    if len(rows) > 1:
+        print("\n" + "\n".join(columns(rows, right=(1, 2, 3), width=width)))
+    chunks = "1 chunk" if first.n_chunks == 1 else f"{first.n_chunks:,} chunks"
+    print(f"\n{first.n_tokens:,} tokens predicted, in {chunks} of {n_ctx:,}")
+
+
+def percent(share: float, n_digits: int) -> str:
+    return f"{100 * share:.{n_digits}f} %"

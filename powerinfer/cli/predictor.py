@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ..corpus import Corpus, read_corpus
+from ..corpus import STDIN, Corpus, read_corpus
 from ..errors import ArgumentError, UnsupportedError
 from ..file import ModelFile
 from ..perplexity import plan_chunks
 from ..predictor import build, calibrate, check, output, report, train
 from ..predictor.curve import Curve
 from ..predictor.data import Windows, choose_windows
-from ..predictor.ffn import check_is_sparse
+from ..predictor.ffn import check_is_sparse, has_tensor
 from ..profile import check_can_plot
 from ..rewrite import rewrite
 from ..session import Activation, Model, ModelInfo, Predictor
@@ -62,14 +63,13 @@ def _check_arguments(args: argparse.Namespace) -> None:
         if share is not None and not 0 < share < 1:
             raise ArgumentError(f"--{name} is {share:g}, it must be a share between 0 and 1")
     for name in ("budget", "spool_gib"):
-        if not getattr(args, name, 1) > 0:
-            raise ArgumentError(f"--{name.replace('_', '-')} must be above 0")
+        if not 0 < getattr(args, name, 1) < math.inf:
+            raise ArgumentError(f"--{name.replace('_', '-')} must be a number above 0")
+    if not math.isfinite(getattr(args, "threshold", None) or 0):
+        raise ArgumentError(f"--threshold is {args.threshold:g}, it must be a number")
     if getattr(args, "rank", 0) % 32:
         raise ArgumentError(f"--rank is {args.rank}, it must be a multiple of 32")
-    for name in ("output", "report", "plot"):
-        path = getattr(args, name, None)
-        if path is not None:
-            check_new_file(path)
+    _check_names(args)
     if getattr(args, "plot", None) is not None:
         check_can_plot(args.plot)
     if getattr(args, "predictors_dir", None) is not None:
@@ -80,6 +80,24 @@ def _check_arguments(args: argparse.Namespace) -> None:
         )
     if args.action == "train":
         train.choose_device(train.import_torch(), args.device)
+
+
+def _check_names(args: argparse.Namespace) -> None:
+    """Raises ArgumentError for a result that would replace an input, or another result; only a model may be
+    replaced by a model. Raises FileError for one that cannot be written."""
+    taken = {os.path.realpath(path): "the text" for path in args.text or () if path != STDIN}
+    model = os.path.realpath(args.model)
+    for name in ("output", "predictors_dir", "work_dir", "report", "plot"):
+        path = getattr(args, name, None)
+        if path is None:
+            continue
+        option, real = f"--{name.replace('_', '-')}", os.path.realpath(path)
+        held = "the model" if real == model and name != "output" else taken.get(real)
+        if held is not None:
+            raise ArgumentError(f"{option} is {path}, which is {held}: name another")
+        taken[real] = f"{option} as well"
+        if name in ("output", "report", "plot"):
+            check_new_file(path)
 
 
 def _load(args: argparse.Namespace, file: ModelFile, predictor: Predictor) -> Model:
@@ -147,6 +165,8 @@ def _make(args: argparse.Namespace) -> int:
             type=type,
         )
         build.check_budget(info, goal)
+        if has_tensor(file, "blk.0.fc1.weight") and args.output is not None:
+            _notice("the model has predictors already: the result has the new ones in their place")
         if args.output is not None:
             check_new_file(args.output, n_bytes=file.info.n_bytes)
         work = _open_work(args, file, windows, goal)
@@ -162,6 +182,7 @@ def _make(args: argparse.Namespace) -> int:
             keep = args.action == "train" and work.is_begun() and not written
             if args.work_dir is None and not keep:
                 work.delete()
+            work.close()
         _show_results(args, results, goal, info, own)
     return 0
 
@@ -310,6 +331,11 @@ def _calibrate(args: argparse.Namespace) -> int:
             raise UnsupportedError(
                 "the model has no predictors to calibrate: `powerinfer predictor train` makes some"
             )
+        if kind == "sign" and has_tensor(file, "blk.0.fc1.weight"):
+            _notice(
+                "the model's own predictors stay in the result, but are not used; the original PowerInfer, "
+                "which knows no signs, would use them with the thresholds of signs"
+            )
         check_new_file(args.output, n_bytes=file.info.n_bytes)
         corpus = read_corpus(file, args.text, special=args.special)
         windows = _windows(args, info, corpus, 0, args.tokens)
@@ -350,6 +376,12 @@ def _check(args: argparse.Namespace) -> int:
         corpus = read_corpus(file, args.text, special=args.special)
         n_ctx = _n_ctx(args, info)
         plan_chunks(len(corpus.with_bos), n_ctx=n_ctx, n_chunks=args.chunks)
+        with Model(file, activation=args.activation or "auto", load=False) as own:
+            if args.threshold is None and info.predictor != "none" and own.info.predictor != info.predictor:
+                _notice(
+                    f"the file has no thresholds for {info.predictor}, so those used mean little: look at "
+                    "the trade-off, or calibrate first"
+                )
         result = check.check_predictor(
             model,
             corpus,

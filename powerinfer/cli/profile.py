@@ -7,30 +7,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from ..corpus import read_corpus
-from ..errors import ArgumentError, FileError
+from ..errors import ArgumentError
 from ..file import ModelFile
 from ..profile import check_can_be_profiled, check_can_plot, plot, profile
-from ..rewrite import rewrite
+from ..rewrite import check_target, rewrite
 from ..session import Activation, Model
 from ..statistics import (
     Counts,
     Summary,
-    check_new_dir,
     read_activation_dir,
     summarise,
     summarise_all,
     write_activation_dir,
 )
+from ..writer import check_new_dir, check_new_file
 from .options import MODEL_HELP
-from .perplexity import add_text_arguments
-from .table import columns, output_width
-from .terminal import Bar, harmless, one_line
+from .perplexity import add_text_arguments, percent
+from .table import columns, output_width, paragraph
+from .terminal import Bar, one_line
 
 EXAMPLE = """
 example:
@@ -38,7 +37,9 @@ example:
 
 The text is computed with all neurons, in windows of --n-ctx tokens, and for each neuron is counted how often
 it fires. The counts go into the file as the keys powerinfer.neuron.counts and powerinfer.neuron.tokens; its
-tensors stay as they are. Without -o or --in-place only the table is shown.
+tensors stay as they are. Without -o or --in-place only the table is shown. It says of each layer which share
+of the neurons fires for a token (active), how many of them, the hottest ones, do 80 % and 90 % of all firing
+(80 % by, 90 % by), and how many never fired.
 """
 
 
@@ -90,21 +91,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--activation", choices=("relu", "drelu"), help="replaces the file's activation")
 
 
-def check_outputs(args: argparse.Namespace) -> None:
-    """Raises what would only be found out after a long run."""
-    for name in (args.output, args.plot):
-        if name is not None:
-            folder = Path(name).absolute().parent
-            if not folder.is_dir() or not os.access(folder, os.W_OK):
-                raise FileError(
-                    f"{name} cannot be written: there is no folder {folder} that can be written to"
-                )
-            if Path(name).is_dir():
-                raise FileError(f"{name} cannot be written: it is a folder")
+def check_outputs(args: argparse.Namespace, file: ModelFile, target: str | Path | None) -> None:
+    """Raises what would only be found out after a long run. target: where the model with the counts goes."""
+    if target is not None:
+        check_target(file, target)
+        check_new_file(target, n_bytes=file.info.n_bytes)
     if args.plot is not None:
         check_can_plot(args.plot)
+        check_new_file(args.plot)
     if args.activation_dir is not None:
-        check_new_dir(Path(args.activation_dir))
+        check_new_dir(args.activation_dir)
 
 
 def count(args: argparse.Namespace, file: ModelFile) -> Counts | None:
@@ -150,21 +146,28 @@ def count(args: argparse.Namespace, file: ModelFile) -> Counts | None:
 
 
 def main(args: argparse.Namespace) -> int:
-    check_outputs(args)
     with ModelFile(args.model) as file:
+        target = file.path if args.in_place else args.output
+        check_outputs(args, file, target)
         counts = count(args, file)
         if counts is None:
             return 130
-        target = file.path if args.in_place else args.output
-        if target is not None:
-            with Bar(f"writing {target}") as bar:
-                rewrite(file, target, keys=counts.keys, progress=bar)
+        try:
+            write(args, file, target, counts)
+        finally:  # counting took long: what it found is shown, even if it cannot be kept
+            show(args, counts)
+    return 0
+
+
+def write(args: argparse.Namespace, file: ModelFile, target: str | Path | None, counts: Counts) -> None:
+    """All that was asked for."""
+    if target is not None:
+        with Bar(f"writing {target}") as bar:
+            rewrite(file, target, keys=counts.keys, progress=bar)
     if args.activation_dir is not None:
         write_activation_dir(args.activation_dir, counts)
     if args.plot is not None:
         plot(counts, args.plot, title=one_line(Path(file.path).name))
-    show(args, counts)
-    return 0
 
 
 def show(args: argparse.Namespace, counts: Counts) -> None:
@@ -181,23 +184,19 @@ def show(args: argparse.Namespace, counts: Counts) -> None:
         }
         print(json.dumps(out, indent=2))
         return
-    print(
-        harmless(
-            f"over {counts.n_tokens:,} tokens: {percent(total.active)} of the neurons fire for a token; "
-            f"{percent(total.carry_80)} of them make up 80 % of the firing\n"
-        )
+    width = output_width()
+    text = (
+        f"over {counts.n_tokens:,} tokens: {percent(total.active, 1)} of the neurons fire for a token; "
+        f"the hottest {percent(total.carry_80, 1)} do 80 % of the firing"
     )
+    print(paragraph(text, width=width), end="\n\n")
     rows = [["layer", "active", "80 % by", "90 % by", "never"]]
     rows += [cells(str(i), layer) for i, layer in enumerate(layers)]
     rows.append(cells("all", total))
-    for line in columns(rows, right=range(5), width=output_width()):
+    for line in columns(rows, right=range(5), width=width):
         print(line)
 
 
 def cells(name: str, summary: Summary) -> list[str]:
     shares = (summary.active, summary.carry_80, summary.carry_90, summary.never)
-    return [name, *map(percent, shares)]
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return [name, *(percent(share, 1) for share in shares)]

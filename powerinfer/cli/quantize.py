@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ..file import ModelFile
-from ..quantize import Change, choose_types, find_mixture, quantize_model
+from ..quantize import FAST, Change, check_requantize, choose_types, find_mixture, quantize_model
 from .info import short, size
 from .options import MODEL_HELP
-from .table import columns, output_width
+from .table import columns, output_width, paragraph
 from .terminal import Bar
 
 EXAMPLE = """
@@ -32,8 +32,7 @@ types, with bits per weight; names and mixtures are llama.cpp's, in any case:
   Q8_0 F16 BF16 F32                  8.5, 16, 16, 32
   COPY                               every tensor as it is; joins a split model
 A format whose blocks (K formats: 256 weights) the rows of a matrix do not fill is replaced by one that fits;
-the table says where. Fast kernels exist for F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K and Q6_K; the others run,
-slowly. The original PowerInfer runs F16 and Q4_0 files.
+the table says where, and which formats will run slowly here. The original PowerInfer runs F16 and Q4_0 files.
 """
 
 
@@ -80,6 +79,8 @@ def main(args: argparse.Namespace) -> int:
             embedding_type=args.token_embedding_type,
             pure=args.pure,
         )
+        if args.dry_run and not args.allow_requantize:
+            check_requantize(changes)
         if not args.dry_run:
             with Bar(f"{mixture}: {args.out}") as bar:
                 quantize_model(
@@ -180,4 +181,9 @@ def show(changes: Sequence[Change], *, each: bool) -> None:
     print("\n".join(columns(rows, right=(1, 2, 3, 4), width=width)))
     for (wanted, type), n in Counter((c.wanted, c.type) for c in changes if c.wanted).items():
         what = "1 tensor is" if n == 1 else f"{n} tensors are"
-        print(f"{what} {type} instead of {wanted}, whose blocks the rows do not fill")
+        print(paragraph(f"{what} {type} instead of {wanted}, whose blocks the rows do not fill", width=width))
+    slow = [name for name in of_type if name not in FAST]
+    if slow:
+        formats = " and ".join(filter(None, [", ".join(slow[:-1]), slow[-1]]))
+        text = f"{formats} will run slowly: this engine has fast kernels for {', '.join(FAST)}"
+        print(paragraph(text, width=width))

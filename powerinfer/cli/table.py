@@ -45,3 +45,8 @@ def facts(rows: Sequence[tuple[str, str]], *, width: int | None = None) -> Itera
         lines = textwrap.wrap(text, width - size, break_on_hyphens=False) or [""]
         yield head + lines[0]
         yield from (" " * size + line for line in lines[1:])
+
+
+def paragraph(text: str, *, width: int | None = None) -> str:
+    """A text on one line, or broken between words where that is longer than width."""
+    return text if width is None else textwrap.fill(text, max(width, 1), break_on_hyphens=False)

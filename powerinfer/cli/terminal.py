@@ -34,6 +34,15 @@ def is_smart(stream: object) -> bool:
     return bool(isatty and isatty()) and os.environ.get("TERM", "") not in ("", "dumb")
 
 
+def _bar_width() -> int:
+    """Columns of the terminal that stderr is, less two for the ^C that it shows: behind a full line that
+    would stand on the next one, and the bar would stay."""
+    try:
+        return max(os.get_terminal_size(sys.stderr.fileno()).columns - 2, 1)
+    except OSError:
+        return 78
+
+
 class Bar:
     """A progress bar on stderr: call it as bar(done, total). It appears once `after` seconds have passed with
     something left to do, and disappears at the end; without a terminal it never appears."""
@@ -52,6 +61,7 @@ class Bar:
             if not self._enabled or time.perf_counter() < self._due:
                 return
             self._shown = self._show(total)
+        self._shown.console.width = _bar_width()
         self._shown.update(self._shown.task_ids[0], completed=done, total=total)
 
     def say(self, text: str) -> None:
@@ -71,7 +81,7 @@ class Bar:
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
             TaskProgressColumn(),
             TimeRemainingColumn(compact=True),
-            console=Console(stderr=True, highlight=False, emoji=False),
+            console=Console(stderr=True, highlight=False, emoji=False, width=_bar_width()),
             transient=True,
             expand=True,
         )

@@ -7,9 +7,13 @@ that says what came of it; run.json says which model, text and options they belo
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import math
+import os
 import shutil
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -102,7 +106,7 @@ def digest_of_windows(windows: Windows) -> str:
 
 
 class Work:
-    """The working folder of one run."""
+    """The working folder of one run, which no other run can use before it is closed."""
 
     def __init__(self, folder: Path, run: dict[str, Any], *, own: bool) -> None:
         """run: what the layers belong to, as JSON has it. own: the folder is this program's own choice, so
@@ -114,6 +118,14 @@ class Work:
         wanted = json.loads(json.dumps({"version": VERSION, **run}))
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # The folder of this program's own choice is deleted at the end: a link is none.
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if own else 0)
+            lock = os.open(folder, flags)
+            self.close = weakref.finalize(self, os.close, lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ArgumentError(f"the folder {folder} is being used by another run") from None
             found = self._read("run.json")
             if found is not None and found != wanted:
                 differs = ", ".join(k for k in wanted if (found or {}).get(k) != wanted[k]) or "more options"
@@ -122,14 +134,13 @@ class Work:
                         f"the folder {folder} holds another run ({differs}): name another --work-dir, or "
                         "delete it"
                     )
-                shutil.rmtree(folder)
-                folder.mkdir()
+                self._empty()
                 found = None
             if found is None:
-                if not own and any(folder.iterdir()):
-                    raise ArgumentError(
-                        f"the folder {folder} holds other things: --work-dir must be a new folder"
-                    )
+                # A run that was killed at once leaves a part of run.json.
+                if any(not path.name.startswith(".run.json.") for path in folder.iterdir()):
+                    what = "move it away" if own else "--work-dir must be a new folder"
+                    raise ArgumentError(f"the folder {folder} holds other things: {what}")
                 self._write("run.json", wanted)
             for left in folder.glob("activations.*"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -138,12 +149,20 @@ class Work:
                 raise
             raise FileError(f"the folder {folder} cannot be used: {error.strerror or error}") from error
 
+    def _empty(self) -> None:
+        """Deletes what is in the folder; the folder stays, and with it the lock."""
+        for path in self.folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
             content = json.loads((self.folder / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (ValueError, UnicodeError):
+        except (ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
 
@@ -158,9 +177,25 @@ class Work:
             return None
         try:
             tried = tuple(size.Trial(**trial) for trial in content.pop("tried"))
-            return LayerResult(point=Point(**content.pop("point")), tried=tried, **content)
-        except (KeyError, TypeError, ValueError) as error:
+            result = LayerResult(point=Point(**content.pop("point")), tried=tried, **content)
+            numbers = (result.rank, result.threshold, result.bytes, *vars(result.point).values())
+            if result.layer != layer or not all(map(math.isfinite, numbers)):
+                raise ValueError("its numbers are not those of this layer")
+            return result
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"{self.folder}/layer_{layer}.json is damaged: delete the folder") from error
+
+    def finished(self, layer: int, info: ModelInfo) -> LayerResult | None:
+        """Of a finished layer, once it is known that its predictor fits it and the model."""
+        result = self.result(layer)
+        if result is not None:
+            net = self.net(layer)
+            shapes = (net.fc1.shape, net.fc2.shape)
+            if shapes != ((result.rank, info.n_embd), (info.n_ff, result.rank)) or not (
+                np.isfinite(net.fc1).all() and np.isfinite(net.fc2).all()
+            ):
+                raise FormatError(f"{self.folder}/model_{layer}.pt is damaged: delete the folder")
+        return result
 
     def net(self, layer: int) -> Net:
         """The predictor of a finished layer."""
@@ -181,6 +216,7 @@ class Work:
     def delete(self) -> None:
         """Throws the folder away."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
 
 
 # ---- one layer
@@ -301,7 +337,7 @@ def train_all(
         )
     activities = [size.activity_of(layer, counts.n_tokens) for layer in counts.counts]
     order = layer_order(info, activities)
-    results = {i: result for i in order if (result := work.result(i)) is not None}
+    results = {i: result for i in order if (result := work.finished(i, info)) is not None}
     waiting = [i for i in order if i not in results]
     for group in _groups(waiting, info, windows, spool_gib):
         with temporary_folder(work.folder) as folder:

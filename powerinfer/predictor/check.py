@@ -31,6 +31,7 @@ from .ffn import down_norms
 TARGETS = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 N_TOKENS = 8192
 N_SINGLE = 256
+N_SINGLE_WINDOWS = 8
 N_CHUNKS = 32
 
 
@@ -166,7 +167,7 @@ def check_predictor(
     with stage("predicted mode") as progress:
         counted = _predicted_run(model, windows, limits, n_threads, progress)
     with stage("single tokens") as progress:
-        singles = _single_tokens(model, windows, limits, n_single, n_threads, progress)
+        n_single, singles = _single_tokens(model, windows, limits, n_single, n_threads, progress)
     trade_off = [_setting(curves, target) for target in targets]
     tries = [limits] + ([list(setting.thresholds) for setting in trade_off] if sweep else [])
     with stage("perplexity") as progress, ExitStack() as stack:
@@ -293,13 +294,19 @@ def _single_tokens(
     n_single: int,
     n_threads: int,
     progress: Callable[[int, int], None],
-) -> dict[str, list[Single]]:
-    """Rows and bytes per token of each layer, by mode, for tokens that come one at a time after a prompt."""
+) -> tuple[int, dict[str, list[Single]]]:
+    """Rows and bytes per token of each layer, by mode, for tokens that come one at a time after a prompt; and
+    how many such tokens the text has, up to n_single."""
     info = model.info
     if n_single < 1:
         raise ArgumentError(f"{n_single} single tokens cannot be measured: at least 1 is needed")
     out: dict[str, list[Single]] = {}
     modes: tuple[Sparsity, ...] = ("predicted", "exact", "dense")
+    each = min(len(window) - len(window) // 2 for window in windows.tokens)
+    n_single = min(n_single, each * len(windows.tokens))
+    # From several parts of the text: tokens that follow one another are much alike.
+    n_windows = min(max(N_SINGLE_WINDOWS, -(-n_single // each)), len(windows.tokens))
+    chosen = [windows.tokens[i * len(windows.tokens) // n_windows] for i in range(n_windows)]
     done = 0
     for mode in modes:
         rows, sizes = np.zeros(info.n_layer), np.zeros(info.n_layer)
@@ -309,20 +316,21 @@ def _single_tokens(
                 session.set_thresholds(limits)
             # Dense mode reads all rows for any token.
             wanted = n_single if mode != "dense" else 1
-            for window in windows.tokens:
+            for i, window in enumerate(chosen):
                 if n >= wanted:
                     break
                 session.drop()
                 half = len(window) // 2
                 session.feed(window[:half], want_logits=False)
-                for token in window[half : half + wanted - n]:
+                share = -(-(wanted - n) // (n_windows - i))
+                for token in window[half : half + share]:
                     session.feed([int(token)])
                     _add(session.last_step, rows, sizes)
                     n += 1
                     done += 1
                     progress(done, 2 * n_single + 1)
         out[mode] = [Single(rows=rows[i] / n, bytes=sizes[i] / n) for i in range(info.n_layer)]
-    return out
+    return n_single, out
 
 
 def _add(steps: list[LayerStep], rows: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import FormatError, UnsupportedError
+from ..errors import FormatError, PowerInferError, UnsupportedError
 from .data import LayerData
 
 Floats = npt.NDArray[np.float32]
@@ -148,7 +148,20 @@ class Trainer:
         return back.T @ x, slope.T @ hidden
 
     def train(self, rank: int, *, progress: Callable[[int, int], None] | None = None) -> Net:
-        """A predictor of this rank. Raises FormatError if it does not become finite."""
+        """A predictor of this rank.
+
+        Raises FormatError if it does not become finite, UnsupportedError if PyTorch cannot do it.
+        """
+        try:
+            return self._train(rank, progress)
+        except PowerInferError:
+            raise
+        except RuntimeError as error:  # what PyTorch raises, for too little memory of the device as well
+            raise UnsupportedError(
+                f"PyTorch cannot train on the device {self._device}: {' '.join(str(error).split())}"
+            ) from error
+
+    def _train(self, rank: int, progress: Callable[[int, int], None] | None) -> Net:
         torch, options, data = self._torch, self._options, self._data
         random = np.random.default_rng([options.seed, data.layer, rank])
         n_embd, n_ff = data.inputs(slice(0, 1)).shape[1], data.mass(slice(0, 1)).shape[1]

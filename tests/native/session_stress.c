@@ -3,7 +3,7 @@
  *
  *     session_stress MODEL      prints what failed and exits with 1, or exits with 0
  *
- * Whatever runs beside it, a session must compute the same bits as alone. Built with a thread sanitizer it also shows
+ * Whatever runs beside it, a session must compute the same bits as alone, and what taps show of it. Built with a thread sanitizer it also shows
  * data races.
  */
 #include <stdio.h>
@@ -104,6 +104,40 @@ static outcome converse(pi_model *model, int32_t n_threads) {
     return out;
 }
 
+/* What taps of all layers show of a prompt in which some tokens want logits, folded into one number. */
+static uint64_t tap(pi_model *model, int32_t n_threads) {
+    pi_model_info info;
+    pi_model_get_info(model, &info);
+    pi_session *session = open_session(model, n_threads, 1);
+    const size_t width = (size_t)info.n_embd * 2 + (size_t)info.n_ff * 2, n = N_PROMPT * width * (size_t)info.n_layer;
+    float *rows = calloc(n, sizeof *rows);
+    CHECK(rows != NULL, "%zu floats", n);
+    for (int32_t layer = 0; layer < info.n_layer; layer++) {
+        float *input = rows + N_PROMPT * width * (size_t)layer, *norm = input + N_PROMPT * info.n_embd,
+              *hidden = norm + N_PROMPT * info.n_embd, *score = hidden + N_PROMPT * info.n_ff;
+        /* A feed has N_PROMPT tokens, fewer than n_batch. */
+        OK(pi_session_set_tap(
+            session, layer,
+            &(pi_tap){.input = input, .norm = norm, .hidden = hidden, .score = info.predictor ? score : NULL}));
+    }
+    int32_t token[N_PROMPT];
+    uint8_t want[N_PROMPT];
+    for (int32_t i = 0; i < N_PROMPT; i++) {
+        token[i] = prompt_token(i);
+        want[i] = i % 3 == 0;
+    }
+    OK(pi_session_feed(session, &(pi_batch){.n_tokens = N_PROMPT, .token = token, .want_logits = want}));
+    uint64_t bits = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t word;
+        memcpy(&word, &rows[i], sizeof word);
+        bits = (bits ^ word) * 1099511628211u;
+    }
+    pi_session_close(session);
+    free(rows);
+    return bits;
+}
+
 static outcome expected[2]; /* with 1 and 2 threads */
 
 static void check_outcome(pi_model *model, int32_t n_threads) {
@@ -183,6 +217,7 @@ int main(int argc, char **argv) {
         expected[n - 1] = converse(shared_model, n);
         check_outcome(shared_model, n);
     }
+    for (int32_t n = 1; n <= 3; n++) CHECK(tap(shared_model, n) == tap(shared_model, n), "other rows, %d threads", n);
 
     run_workers(side_by_side, NULL);
     run_workers(own_model, NULL);

@@ -411,8 +411,45 @@ def test_fatrelu(sparsity: Any, tmp_path: Path) -> None:
         assert reference.relative_error(rows, expected) < 10 * tolerance(chunk)
     with open_session(path, sparsity) as session:
         steps = steps_of(session, golden.prompt)
+        session.drop()
+        session.feed(golden.prompt)
+        together = session.last_step
     for layer, told in enumerate(trace.layers):
         assert sum(step[layer].n_active for step in steps) == pytest.approx(int(told.active.sum()), rel=0.02)
+        # What the row-sparse operator reads and what matrix products count as read.
+        passed = int(told.gated.sum()) if sparsity == "exact" else told.gated.size
+        for n_computed in (sum(step[layer].n_computed for step in steps), together[layer].n_computed):
+            assert n_computed == pytest.approx(passed, rel=0.02)
+
+
+# ---- attention ---------------------------------------------------------------------------------------------
+
+# Head sizes that fill no block of any format, and query heads per KV head: 1, 4, and all 71.
+HEADS = {
+    spec.name: spec
+    for spec in (
+        models.Spec("heads-24", "mistral", n_layer=1, n_embd=48, n_head_kv=2, head_dim=24, n_ff=64),
+        models.Spec("heads-80", "opt", n_layer=1, n_embd=160, n_head=2, n_ff=64, act="relu"),
+        models.Spec("heads-256", "llama", n_layer=1, n_head=8, n_head_kv=2, head_dim=256, n_ff=64),
+        models.Spec("heads-71", "falcon", n_layer=1, n_embd=568, n_head=71, n_head_kv=1, n_ff=64, act="gelu"),
+    )
+}
+
+
+@pytest.mark.parametrize(("name", "type_kv"), [*((name, "f16") for name in HEADS), ("heads-256", "q8_0")])
+def test_attention_across_the_borders_of_blocks(name: str, type_kv: Any, tmp_path: Path) -> None:
+    """Tiles of queries begin and end anywhere in a block of 64 positions, in contexts that end there too."""
+    spec = HEADS[name]
+    path = models.write_dense(tmp_path / "m.gguf", spec)
+    tokens = np.arange(5, 135) * 31 % spec.n_vocab
+    expected = reference.forward(reference.load(path), tokens)
+    for cuts in ([63], [64, 65], [65, 129], [1, 63, 128]):
+        for n in (cuts[-1] + 1, 130):
+            with open_session(path, "auto", n_ctx=n, type_k=type_kv, type_v=type_kv) as session:
+                parts = (part for part in np.split(tokens[:n], cuts) if part.size)
+                rows = [feed_all(session, part, 1000) for part in parts]
+            error = reference.relative_error(np.concatenate(rows), expected[:n])
+            assert error < tolerance(n) + (0 if type_kv == "f16" else 1e-2)
 
 
 # ---- the other instruction sets ----------------------------------------------------------------------------

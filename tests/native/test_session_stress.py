@@ -11,11 +11,18 @@ from tests import models
 from tests.core import capi
 
 
-@pytest.mark.parametrize("name", ["llama-relu", "falcon-7b", "opt", "qwen3"])
-def test_sessions_side_by_side(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "sign"),
+    [(name, False) for name in ("llama-relu", "falcon-7b", "opt", "qwen3")]
+    + [(name, True) for name in ("llama-relu", "falcon-7b", "opt")],
+)
+def test_sessions_side_by_side(tmp_path: Path, name: str, sign: bool) -> None:
     spec = models.SPECS[name]
     path = tmp_path / "model.gguf"
-    if spec.predictor:
+    if sign:
+        meta = models.metadata(spec) | {"powerinfer.predictor": "sign"}
+        models.write(path, meta, models.file_tensors(spec, models.draw(spec)))
+    elif spec.predictor:
         models.write_sparse(path, spec, models.draw_predictor(spec))
     else:
         models.write_dense(path, spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -152,6 +153,16 @@ def test_the_mask_is_on_every_token(folder: Path) -> None:
     assert math.log(found.value) == pytest.approx(means[0], abs=tolerance)
 
 
+def test_a_session_that_masks_no_prompts_is_refused(folder: Path) -> None:
+    """It would measure dense mode in the first half of each chunk."""
+    path, tokens = sparse_file(folder, "llama-relu"), text_of("llama-relu", 64)
+    with Model(path) as model, Session(model, n_ctx=16, sparsity="predicted") as session:
+        with pytest.raises(ArgumentError, match="mask_prompts=True"):
+            perplexity(session, tokens, n_ctx=16)
+        session.set_sparsity("exact")
+        perplexity(session, tokens, n_ctx=16)
+
+
 def test_models_that_are_never_silent(folder: Path) -> None:
     path, tokens = models.write_dense(folder / "qwen3.gguf", models.SPECS["qwen3"]), text_of("qwen3", 50)
     log_p, targets, _ = expected_log_probs(reference.load(path), tokens, 20, 0, None)
@@ -296,6 +307,8 @@ def test_chunks() -> None:
         (dict(n_tokens=99, n_ctx=8, stride=8), "1 to n_ctx - 1 = 7"),
         (dict(n_tokens=99, n_ctx=8, stride=-1), "stride is -1"),
         (dict(n_tokens=99, n_ctx=8, n_chunks=-1), "cannot be negative"),
+        (dict(n_tokens=99, n_ctx=4, n_chunks=1), "only 1 token"),
+        (dict(n_tokens=100, n_ctx=50, stride=1, n_chunks=1), "only 1 token"),
     ],
 )
 def test_sizes_that_cannot_be(options: dict[str, int], says: str) -> None:
@@ -344,6 +357,17 @@ def test_progress_and_running_results(folder: Path) -> None:
     assert running[-1] == found and running[1] == two
 
 
+def test_the_first_result_may_be_of_one_token(folder: Path) -> None:
+    running: list[Perplexity] = []
+    with open_few(sparse_file(folder, "llama-relu"), "dense", 16) as session:
+        tokens = text_of("llama-relu", 64)
+        found = perplexity(
+            session, tokens, n_ctx=16, stride=1, n_chunks=2, running=lambda results: running.extend(results)
+        )
+    assert [one.n_tokens for one in running] == [1, 2] and running[1] == found
+    assert math.isinf(running[0].error) and 0 < found.error < math.inf
+
+
 # ---- the command
 
 
@@ -354,36 +378,52 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-LINE = re.compile(
-    r"(\w+) +(\d+\.\d{4}) \+/- (\d+\.\d{4})  \(([\d,]+) tokens, ([\d.]+) % of FFN rows read\)"
-    r"(?: +([\d.]+) \+/- ([\d.]+) times (\w+), KL divergence ([\d.]+), same first choice ([\d.]+) %)?"
-)
-
-
-def test_one_line_for_each_mode(sparse_path: Path, text: Path, capsys: Captured) -> None:
+def test_the_tables_say_what_was_measured(sparse_path: Path, text: Path, capsys: Captured) -> None:
     words = ["perplexity", str(sparse_path), "--text", str(text), "-c", "64", "-t", "1"]
     assert main([*words, "--sparsity", "dense,exact", "--sparsity", "predicted"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    found = [LINE.fullmatch(line) for line in out.splitlines()]
-    assert all(found) and [match[1] for match in found if match] == ["dense", "exact", "predicted"]
+    assert max(map(len, out.splitlines())) <= 50  # also in half a terminal nothing is cut off
+    modes, others, (last,) = (part.splitlines() for part in out.split("\n\n"))
+    assert modes.pop(0).split() == ["mode", "perplexity", "FFN", "rows"]
+    assert others.pop(0).split() == ["vs", "dense", "ratio", "KL", "div.", "same", "top"]
     assert main([*words, "--sparsity", "dense,exact,predicted", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["n_ctx"], told["stride"]) == (64, 0)
-    for match, result in zip(found, told["results"], strict=True):
-        assert match is not None
-        assert match[1] == result["sparsity"]
-        assert float(match[2]) == pytest.approx(result["value"], abs=1e-4)
-        assert float(match[3]) == pytest.approx(result["error"], abs=1e-4)
-        assert int(match[4].replace(",", "")) == result["n_tokens"] == 31 * (told["n_tokens"] // 64)
-        assert float(match[5]) == pytest.approx(100 * result["ffn_rows"], abs=0.051)
-        if result["comparison"] is None:
-            assert match[6] is None
-            continue
-        assert match[8] == "dense"
-        assert float(match[6]) == pytest.approx(result["comparison"]["ratio"], abs=1e-5)
-        assert float(match[9]) == pytest.approx(result["comparison"]["kl_divergence"], abs=1e-5)
-    assert [result["comparison"] is None for result in told["results"]] == [True, False, False]
+    results = told["results"]
+    for line, result in zip(modes, results, strict=True):
+        found = re.fullmatch(r"(\w+) +(\d+\.\d{4}) ± (\d+\.\d{4}) +([\d.]+) %", line)
+        assert found and found[1] == result["sparsity"]
+        assert float(found[2]) == pytest.approx(result["value"], abs=1e-4)
+        assert float(found[3]) == pytest.approx(result["error"], abs=1e-4)
+        assert float(found[4]) == pytest.approx(100 * result["ffn_rows"], abs=0.051)
+    assert results[0]["comparison"] is None
+    for line, result in zip(others, results[1:], strict=True):
+        found = re.fullmatch(r"(\w+) +([\d.]+) ± ([\d.]+) +([\d.]+) +([\d.]+) %", line)
+        assert found and found[1] == result["sparsity"]
+        c = result["comparison"]
+        expected = [c["ratio"], c["ratio_error"], c["kl_divergence"]]
+        assert [float(x) for x in found.groups()[1:4]] == pytest.approx(expected, abs=1e-5)
+        assert float(found[5]) == pytest.approx(100 * c["same_top"], abs=0.0051)
+    n_chunks = told["n_tokens"] // 64
+    assert last == f"{31 * n_chunks} tokens predicted, in {n_chunks} chunks of 64"
+
+
+def test_one_mode_is_compared_with_nothing(relu_path: Path, text: Path, capsys: Captured) -> None:
+    assert main(["perplexity", str(relu_path), "--text", str(text), "-c", "64", "--chunks", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "vs" not in out and out.endswith("\n\n31 tokens predicted, in 1 chunk of 64\n")
+
+
+def test_a_context_beyond_the_models_own_is_spoken_of(
+    relu_path: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "long.txt").write_text("it was the best of times it was the worst of times " * 24)
+    words = ["perplexity", str(relu_path), "--text", str(tmp_path / "long.txt"), "--chunks", "1", "-c"]
+    for n_ctx, says in (("256", ""), ("257", "context of 256 tokens: with 257 it may")):
+        assert main([*words, n_ctx]) == 0
+        err = capsys.readouterr().err
+        assert says in err and bool(says) == bool(err)
 
 
 def run_json(capsys: Captured, *words: str) -> dict[str, Any]:
@@ -462,6 +502,7 @@ def test_threshold_and_predictor(sparse_path: Path, text: Path, capsys: Captured
         (["--text", "TEXT", "-c", "32", "--sparsity", "predicted"], "needs a model with predictors"),
         (["--text", "TEXT", "-c", "32", "-b", "0"], "n_batch"),
         (["--text", "TEXT", "-c", "32", "--threshold", "nan"], "not a number"),
+        (["--text", "TEXT", "-c", "32", "--threshold", "0.5"], "--threshold is for predicted mode"),
     ],
 )
 def test_errors_are_one_line(
@@ -510,6 +551,17 @@ def test_the_words_beside_a_bar_change(monkeypatch: pytest.MonkeyPatch) -> None:
         bar.say("three\x1b[31m\nfour")
         assert bar._shown.tasks[0].description == "three[31m four"
     bar.say("five")  # it is gone
+
+
+def test_a_bar_leaves_room_for_what_the_terminal_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ^C of Ctrl-C; and the terminal may change its size."""
+    monkeypatch.setattr("powerinfer.cli.terminal.is_smart", lambda stream: True)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: 2, write=lambda text: None, flush=int))
+    with Bar("one", after=0) as bar:
+        for columns in (80, 50):
+            monkeypatch.setattr(os, "get_terminal_size", lambda fd, n=columns: os.terminal_size((n, 24)))
+            bar(1, 3)
+            assert bar._shown is not None and bar._shown.console.width == columns - 2
 
 
 def test_the_demo(tmp_path: Path, capsys: Captured) -> None:

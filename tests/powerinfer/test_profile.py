@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
 from powerinfer import profile as module
+from powerinfer import writer
 from powerinfer.cli import main
 from powerinfer.corpus import Corpus, read_corpus
-from powerinfer.errors import ArgumentError, FormatError, UnsupportedError
+from powerinfer.errors import ArgumentError, FileError, FormatError, UnsupportedError
 from powerinfer.file import ModelFile
 from powerinfer.profile import plot, profile
 from powerinfer.session import Model, Session
@@ -190,6 +193,21 @@ def test_a_broken_model_says_so(tensor: str, folder: Path) -> None:
         profile(model, Corpus(tokens=text_of("llama-relu-gqa", 40), bos=BOS))
 
 
+def test_a_single_broken_weight_of_the_last_layer(folder: Path) -> None:
+    """What it does to one token reaches no other token, yet it would be counted."""
+    spec, tokens = models.SPECS["llama-relu-gqa"], text_of("llama-relu-gqa", 40)
+    tensors = dict(models.file_tensors(spec, models.draw(spec)))
+    sound = models.write(folder / "sound.gguf", models.metadata(spec), tensors)
+    with Model(sound) as model, Session(model) as session, session.tap([2], norm=True) as tap:
+        session.feed(tokens)
+        x = tap.norm[2].copy()
+    gate = tensors["blk.2.ffn_gate.weight"] = tensors["blk.2.ffn_gate.weight"].copy()
+    gate[7, np.flatnonzero((x[0] > 0) & (x[-1] < 0))[0]] = np.inf  # the last token's gate is closed
+    broken = models.write(folder / "one.gguf", models.metadata(spec), tensors)
+    with Model(broken) as model, pytest.raises(FormatError, match="not finite"):
+        profile(model, Corpus(tokens=tokens, bos=None), n_ctx=40)
+
+
 # ---- the command
 
 
@@ -310,11 +328,13 @@ def test_a_picture_without_matplotlib(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["-o", "NEW/none/out.gguf"], "no folder"),
-        (["-o", "NEW"], "it is a folder"),
+        (["-o", "NEW/none/out.gguf"], "No such file or directory"),
+        (["-o", "NEW"], "not a file that can be replaced"),
+        (["-o", "NEW/out/"], "name of a folder"),
         (["--plot", "NEW/p.gif"], "ends in .pdf, .png, .svg"),
-        (["--plot", "NEW/none/p.png"], "no folder"),
+        (["--plot", "NEW/none/p.png"], "No such file or directory"),
         (["--activation-dir", "NEW/text.txt"], "exists already"),
+        (["--activation-dir", "NEW/none/act"], "cannot be made"),
         (["--tokens", "-1"], "--tokens is -1"),
         (["-c", "1"], "no room for text"),
         (["-b", "0"], "at least 1"),
@@ -334,6 +354,34 @@ def test_errors_come_before_the_run(
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and says in captured.err
     assert [p.name for p in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_a_model_that_cannot_be_replaced_is_seen_before_the_run(
+    relu_path: Path, text: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "feed", None)
+    (tmp_path / "m.gguf").write_bytes(relu_path.read_bytes())
+    split = gguf.GGUFWriter(tmp_path / "split.gguf", "llama", split_max_tensors=1)
+    for name in "ab":
+        split.add_tensor(name, np.zeros(4, np.float32))
+    split.write_header_to_file()
+    split.write_kv_data_to_file()
+    split.write_tensors_to_file()
+    split.close()
+    part = tmp_path / "split-00001-of-00002.gguf"
+    before = sorted(tmp_path.iterdir())
+    assert run(part, "--text", text, "--in-place") == 1
+    assert "part of the split model" in capsys.readouterr().err
+    free = writer.shutil._ntuple_diskusage(9, 9, 1000)
+    for patch, says in (
+        ((os, "access", lambda path, mode: False), "protected against writing"),
+        ((writer.shutil, "disk_usage", lambda path: free), "the disk has only"),
+    ):
+        with monkeypatch.context() as context:
+            context.setattr(*patch)
+            assert run(tmp_path / "m.gguf", "--text", text, "--in-place") == 1
+        assert says in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_models_and_folders_that_cannot_be_profiled(
@@ -399,6 +447,22 @@ def test_ctrl_c_writes_nothing_and_says_how_far_it_came(
     assert captured.out == ""
     assert captured.err == "powerinfer: stopped after 30 tokens were counted; nothing was written\n"
     assert [p.name for p in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_counts_that_cannot_be_kept_are_shown(
+    relu_path: Path, text: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that filled up while neurons were counted for hours."""
+    assert run(relu_path, "--text", text) == 0
+    expected = capsys.readouterr().out
+
+    def full(*_: object, **__: object) -> None:
+        raise FileError("the disk is full")
+
+    monkeypatch.setattr("powerinfer.cli.profile.rewrite", full)
+    assert run(relu_path, "--text", text, "-o", tmp_path / "out.gguf") == 1
+    captured = capsys.readouterr()
+    assert captured.out == expected and captured.err == "powerinfer: the disk is full\n"
 
 
 def test_the_original_reader_sees_an_ordinary_file(relu_path: Path, text: Path, tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ layers.
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -292,7 +295,10 @@ def test_quantised_weights_are_refused(files: dict[str, Path], tmp_path: Path) -
     assert second.read_bytes() == first.read_bytes()
 
 
-@pytest.mark.parametrize("value, mixture", [(np.nan, "Q4_0"), (np.inf, "F32"), (7e4, "Q6_K"), (-7e4, "F16")])
+@pytest.mark.parametrize(
+    "value, mixture",
+    [(np.nan, "Q4_0"), (np.inf, "F32"), (7e4, "Q6_K"), (-7e4, "F16"), (3.4e38, "BF16")],  # that rounds to inf
+)
 def test_weights_that_cannot_be_written(tmp_path: Path, value: float, mixture: str) -> None:
     weights = np.zeros((600, 256), np.float32)
     weights[599, 3] = value
@@ -361,6 +367,33 @@ def test_a_split_and_the_demo(tmp_path: Path, capsys: Captured) -> None:
         assert model.info.n_layer > 0
 
 
+def test_a_dry_run_refuses_what_the_run_would(
+    files: dict[str, Path], tmp_path: Path, capsys: Captured
+) -> None:
+    quantize(files["qwen2"], tmp_path / "q8.gguf", "Q8_0")
+    words = ["quantize", str(tmp_path / "q8.gguf"), str(tmp_path / "out.gguf"), "Q4_0"]
+    for more in ([], ["--dry-run"]):
+        assert main([*words, *more]) == 1
+        captured = capsys.readouterr()
+        assert (
+            captured.out == "" and "is Q8_0 already" in captured.err and "--allow-requantize" in captured.err
+        )
+        assert main([*words, *more, "--allow-requantize"]) == 0
+        capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("type", "says"),
+    [("Q4_K_M", ""), ("Q8_0", ""), ("Q5_1", "Q5_1 will run slowly"), ("Q3_K_M", "Q3_K will run slowly")],
+)
+def test_formats_without_fast_kernels_are_named(
+    type: str, says: str, files: dict[str, Path], tmp_path: Path, capsys: Captured
+) -> None:
+    assert main(["quantize", str(files["qwen2"]), str(tmp_path / "out.gguf"), type, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert says in out and ("slowly" in out) == bool(says)
+
+
 @pytest.mark.parametrize(
     "words, text",
     [
@@ -386,3 +419,28 @@ def test_the_source_is_not_overwritten(files: dict[str, Path], tmp_path: Path, c
         assert main(["quantize", str(source), str(tmp_path / name), "Q4_0"]) == 1
         assert "a name of its own" in capsys.readouterr().err
     assert source.read_bytes() == files["qwen2"].read_bytes()
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
+def test_being_told_to_end_leaves_nothing(
+    files: dict[str, Path], tmp_path: Path, number: str, code: int
+) -> None:
+    """Gigabytes of a hidden file, otherwise, that nobody looks for."""
+    script = (
+        "import sys, time\n"
+        "from powerinfer import cli, formats\n"
+        "def slow(*_, **__):\n"
+        "    print('begun', flush=True)\n"
+        "    time.sleep(60)\n"
+        "formats.quantize = slow\n"
+        "sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    words = [sys.executable, "-c", script, "quantize", files["llama"], tmp_path / "out.gguf", "Q8_0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"begun\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        process.send_signal(signal.Signals[number])
+        assert process.wait() == code
+        assert process.stderr.read() == b""
+    assert list(tmp_path.iterdir()) == []

@@ -116,6 +116,20 @@ def test_a_split_becomes_one_file(path: Path, tmp_path: Path) -> None:
     assert sorted(tmp_path.glob("split-*")) == parts
 
 
+def test_parts_of_a_split_by_other_names(tmp_path: Path) -> None:
+    """As Hugging Face's cache has them: links to files that are called by their hashes."""
+    write(tmp_path / "split.gguf", contents(), per_file=2)
+    parts = sorted(tmp_path.glob("split-*"))
+    for i, part in enumerate(parts):
+        part.symlink_to(part.rename(tmp_path / f"hash{i}"))
+    before = [part.read_bytes() for part in parts]
+    with ModelFile(parts[0]) as source:
+        for other in (parts[2], tmp_path / "hash1"):
+            with pytest.raises(ArgumentError, match="part of the split model"):
+                rewrite(source, other)
+    assert [part.read_bytes() for part in parts] == before
+
+
 def test_in_place(path: Path) -> None:
     before = contents()
     with ModelFile(path) as source:

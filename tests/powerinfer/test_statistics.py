@@ -237,7 +237,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(torch_file, "write_torch", full)
-        with pytest.raises(FileError, match="No space left"):
+        with pytest.raises(FileError, match="act cannot be written: the disk is full"):
             write_activation_dir(tmp_path / "act", some_counts())
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "act").mkdir()

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, FileError, ModelFile, writer
-from powerinfer.writer import GGUFWriter, PartialFile
+from powerinfer.writer import GGUFWriter, PartialFile, PartialFolder, check_new_dir, check_new_file
 
 # Key: how gguf's writer adds it, its value, and our type (None: an array or a string).
 KEYS: dict[str, tuple[str, Any, str | None]] = {
@@ -236,10 +236,10 @@ def test_a_full_disk_while_writing(tmp_path: Path) -> None:
 def test_a_disk_that_is_too_small_is_seen_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer.shutil, "disk_usage", lambda path: writer.shutil._ntuple_diskusage(9, 9, 1000))
     with (
-        pytest.raises(FileError, match=r"will have 0\.00 GB, but the disk has only 0\.00 GB"),
+        pytest.raises(FileError, match=r"will have 2,000\.0 MB, but the disk has only 0\.0 MB"),
         GGUFWriter(tmp_path / "x.gguf", powerinfer=False) as out,
     ):
-        out.add_tensor("a", "F32", (1000,))
+        out.add_tensor("a", "F32", (500_000_000,))
         out.write(bytes(4))
     assert left_in(tmp_path) == []
 
@@ -265,6 +265,29 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileError):
         PartialFile(tmp_path / name)
     assert left_in(tmp_path) == ["folder", "pipe"]
+
+
+@pytest.mark.parametrize("name", ["new/", "folder/", "old/"])
+def test_a_name_that_says_folder(tmp_path: Path, name: str) -> None:
+    """A file called "new" is not what `-o new/` asks for."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "old").touch()
+    with pytest.raises(FileError):
+        PartialFile(f"{tmp_path}/{name}")
+    assert left_in(tmp_path) == ["folder", "old"]
+
+
+def test_looking_whether_a_file_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old").write_text("old")
+    for name in ("old", "new"):
+        check_new_file(tmp_path / name, n_bytes=5)
+    for name in ("nowhere/x", "."):
+        with pytest.raises(FileError):
+            check_new_file(tmp_path / name)
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda path: writer.shutil._ntuple_diskusage(9, 9, 1000))
+    with pytest.raises(FileError, match="MB free"):
+        check_new_file(tmp_path / "new", n_bytes=1001)
+    assert left_in(tmp_path) == ["old"] and (tmp_path / "old").read_text() == "old"
 
 
 def test_a_protected_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,3 +404,86 @@ def test_a_partial_that_is_swept_before_it_is_locked(tmp_path: Path, monkeypatch
     with PartialFile(tmp_path / "x") as file:
         file.write(b"new")
     assert swept and (tmp_path / "x").read_bytes() == b"new" and left_in(tmp_path) == ["x"]
+
+
+# ---- folders ----
+
+
+def test_a_folder_appears_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    for _ in range(2):
+        with PartialFolder(path) as folder:
+            (folder / "a").write_text("a")
+            assert not path.exists() or not any(path.iterdir())
+        assert [p.name for p in path.iterdir()] == ["a"] and left_in(tmp_path) == ["out"]
+        (path / "a").unlink()  # an empty one may be there
+    (tmp_path / "plain").mkdir()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_folder_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with PartialFolder(tmp_path / "link") as folder:
+        (folder / "a").touch()
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "a").exists()
+
+
+def test_folders_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("full", "empty", "mounted"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full" / "file").touch()
+    monkeypatch.chdir(tmp_path / "empty")
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "mounted")
+    for name, says in (
+        (tmp_path / "full", "exists already"),
+        (tmp_path / "full" / "file", "exists already"),
+        (tmp_path / "nowhere" / "x", "cannot be written to"),
+        (".", "in use"),
+        ("", "in use"),
+        (tmp_path / "mounted", "in use"),
+        ("a\0b", "not the name of a folder"),
+    ):
+        for make in (check_new_dir, PartialFolder):
+            with pytest.raises(FileError, match=says):
+                make(name)
+    assert left_in(tmp_path) == ["empty", "full", "mounted"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, OSError(errno.ENOSPC, "No space left")])
+def test_an_exception_leaves_no_folder(tmp_path: Path, error: Any) -> None:
+    expected = FileError if isinstance(error, OSError) else error
+    with pytest.raises(expected) as caught, PartialFolder(tmp_path / "out") as folder:
+        (folder / "a").touch()
+        raise error
+    assert left_in(tmp_path) == []
+    assert (
+        expected is not FileError
+        or str(caught.value) == f"{tmp_path / 'out'} cannot be written: the disk is full"
+    )
+
+
+def test_two_writers_of_one_folder(tmp_path: Path) -> None:
+    """Neither touches the other's files: the first to finish has the name, the other says so."""
+    path = tmp_path / "out"
+    dead = tmp_path / ".out.0123abcd.partial"
+    dead.mkdir()
+    (dead / "a").touch()
+    (tmp_path / ".out.mine.partial").mkdir()
+    with pytest.raises(FileError, match="cannot be written"), PartialFolder(path) as one:
+        assert not dead.exists()
+        (one / "a").write_text("one")
+        with PartialFolder(path) as other:
+            (other / "a").write_text("other")
+            (one / "b").write_text("one")
+    assert [(p.name, p.read_text()) for p in path.iterdir()] == [("a", "other")]
+    assert left_in(tmp_path) == [".out.mine.partial", "out"]
+
+
+def test_sweeping_stops_at_nothing(tmp_path: Path) -> None:
+    """Whatever has the name of a partial: a pipe would have kept its opener waiting for ever."""
+    os.mkfifo(tmp_path / ".x.0123abcd.partial")
+    (tmp_path / ".x.0123abce.partial").symlink_to("nowhere")
+    with PartialFile(tmp_path / "x") as file:
+        file.write(b"new")
+    assert (tmp_path / "x").read_bytes() == b"new"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from powerinfer.convert.torch_file import write_torch
 from powerinfer.corpus import Corpus
-from powerinfer.errors import ArgumentError, FormatError
+from powerinfer.errors import ArgumentError, FileError, FormatError
 from powerinfer.predictor import build, size
 from powerinfer.predictor.build import Goal, LayerResult, Work, decompose_all, train_all
 from powerinfer.predictor.data import Windows, choose_windows
@@ -92,6 +94,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(model: Model, tmp_pa
     finished = int(next(broken.glob("layer_*.json")).stem[6:])
     write_torch(broken / f"model_{1 - finished}.pt", {"fc1.weight": np.zeros((3, 3), np.float32)})
     trained: list[int] = []
+    gc.collect()  # the run that was broken off lets go of its folder
     again = train(model, Work(broken, {}, own=False), goal, say=lambda result: trained.append(result.layer))
     assert trained == [1 - finished]
     assert again == whole
@@ -216,6 +219,56 @@ def test_a_folder_of_another_run_is_not_taken_for_this_one(tmp_path: Path) -> No
     with pytest.raises(ArgumentError, match="must be a new folder"):
         Work(other, {}, own=False)
     assert [file.name for file in other.iterdir()] == ["thesis.txt"]
+
+
+def test_one_run_at_a_time_uses_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    first = Work(folder, {"text": "a"}, own=True)
+    (folder / "activations.1").mkdir()
+    for run in ({"text": "a"}, {"text": "b"}):
+        with pytest.raises(ArgumentError, match="is being used by another run"):
+            Work(folder, run, own=True)
+    assert (folder / "activations.1").exists()
+    first.close()
+    Work(folder, {"text": "b"}, own=True).delete()
+    assert not folder.exists()
+
+
+def test_a_folder_of_somebody_else_is_neither_used_nor_deleted(tmp_path: Path) -> None:
+    other = tmp_path / "documents"
+    other.mkdir()
+    link = tmp_path / ".out.gguf.work"
+    link.symlink_to(other)
+    with pytest.raises(FileError, match="cannot be used"):
+        Work(link, {}, own=True)
+    assert not list(other.iterdir())
+    (other / ".run.json.0123abcd.partial").touch()  # of a run that was killed at once
+    Work(other, {}, own=True).close()
+    (other / "run.json").unlink()
+    (other / "thesis.txt").touch()
+    with pytest.raises(ArgumentError, match="holds other things"):
+        Work(other, {}, own=True)
+    assert (other / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("what", ["shape", "nan", "threshold", "layer"])
+def test_a_finished_layer_that_does_not_fit_is_not_written(model: Model, tmp_path: Path, what: str) -> None:
+    pytest.importorskip("torch")
+    goal = goal_of(model, rank=32)
+    work = Work(tmp_path / "work", {}, own=True)
+    train(model, work, goal)
+    net = work.net(0)
+    if what == "shape":
+        write_torch(work.folder / "model_0.pt", {"fc1.weight": net.fc1[:, 1:], "fc2.weight": net.fc2})
+    elif what == "nan":
+        write_torch(work.folder / "model_0.pt", {"fc1.weight": net.fc1 * np.nan, "fc2.weight": net.fc2})
+    elif what == "threshold":
+        content = json.loads((work.folder / "layer_0.json").read_text())
+        (work.folder / "layer_0.json").write_text(json.dumps({**content, "threshold": float("nan")}))
+    else:
+        shutil.copy(work.folder / "layer_1.json", work.folder / "layer_0.json")
+    with pytest.raises(FormatError, match=r"_0\.(pt|json) is damaged"):
+        train(model, work, goal)
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:

@@ -300,3 +300,25 @@ def test_a_picture_is_drawn(checked: Check, tmp_path: Path) -> None:
     report.plot(checked, tmp_path / "check.svg", title="test")
     drawn = (tmp_path / "check.svg").read_text()
     assert "<svg" in drawn
+
+
+def test_single_tokens_come_from_all_parts_and_are_counted(path: Path) -> None:
+    """A text of 8 windows of 62 tokens and BOS, of which the later half of each is computed singly."""
+    fed: list[int] = []
+    feed = Session.feed
+
+    def spy(self: Session, tokens: Array, **how: Any) -> Any:
+        if len(tokens) > 1:
+            fed.append(0)
+        else:
+            fed[-1] += 1
+        return feed(self, tokens, **how)
+
+    windows = windows_of()
+    with Model(path) as model, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "feed", spy)
+        for wanted, each in ((16, [2] * 8), (10**6, [32] * 8)):
+            fed.clear()
+            n, _ = check._single_tokens(model, windows, [0.4, -0.3], wanted, 1, lambda done, total: None)
+            assert n == sum(each)
+            assert fed == [*each, *each, 1]  # predicted, exact, dense

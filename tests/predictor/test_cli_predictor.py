@@ -239,6 +239,17 @@ def test_json_is_json(folder: Path, tmp_path: Path, capsys: Captured) -> None:
         (("svd", "model.gguf", "-o", "x.gguf", "--budget", "0.0001"), "the budget is"),
         (("svd", "model.gguf", "-o", "x.gguf", "--budget", "-1"), "above 0"),
         (("svd", "model.gguf", "-o", "x.gguf", "--budget", "nan"), "above 0"),
+        (("svd", "model.gguf", "-o", "x.gguf", "--budget", "inf"), "above 0"),
+        (("svd", "model.gguf", "-o", "x.gguf", "--spool-gib", "inf"), "above 0"),
+        (("check", "model.gguf", "--text", "held.txt", "--threshold", "nan"), "--threshold is nan"),
+        (("check", "model.gguf", "--text", "held.txt", "--threshold", "inf"), "--threshold is inf"),
+        (("check", "model.gguf", "--text", "short.txt", "--report", "short.txt"), "which is the text"),
+        (("svd", "model.gguf", "--text", "short.txt", "-o", "./short.txt"), "which is the text"),
+        (("svd", "model.gguf", "-o", "x", "--predictors-dir", "x"), "which is --output as well"),
+        (
+            ("train", "model.gguf", "--text", "text.txt", *TRAIN, "-o", "x.gguf", "--device", "meta"),
+            "on the device meta",
+        ),
         (("svd", "model.gguf", "-o", "x.gguf", "--target", "1.5"), "between 0 and 1"),
         (("svd", "model.gguf", "-o", "x.gguf", "--predictor-type", "Q4_K"), "cannot have the format Q4_K"),
         (("svd", "model.gguf", "-o", "x.gguf", "--text", "short.txt"), "too little"),
@@ -306,6 +317,30 @@ def test_help_opens_with_an_example(action: str, capsys: Captured) -> None:
     shown = capsys.readouterr().out
     assert f"  powerinfer predictor {action} " in shown
     assert shown.index("example:") < shown.index("options:")
+
+
+def test_a_report_does_not_replace_the_model(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    source = planted(tmp_path / "sparse.gguf", sparse=True)
+    assert run(folder, "check", str(source), "--text", "held.txt", "--report", str(source)) == 1
+    assert "which is the model" in capsys.readouterr().err
+    assert source.read_bytes()[:4] == b"PWRI"
+
+
+def test_what_becomes_of_a_models_own_predictors_is_said(
+    folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    source = planted(tmp_path / "sparse.gguf", sparse=True)
+    out = tmp_path / "out.gguf"
+    assert run(folder, "svd", str(source), "--rank", "32", "--budget", "1", "-o", str(out)) == 0
+    assert "the new ones in their place" in capsys.readouterr().err
+    assert reference.load(out)["blk.0.fc2.weight"].shape == (1024, 32)
+    words = ("--text", "text.txt", "--tokens", "300", "-c", "64", "-t", "1")
+    assert run(folder, "sign", str(source), *words, "-o", str(out)) == 0
+    assert "stay in the result, but are not used" in capsys.readouterr().err
+    more = ("--single", "1", "--chunks", "2", "--predictor", "sign")
+    for path, is_said in ((source, True), (out, False)):
+        assert run(folder, "check", str(path), *words, *more) == 0
+        assert ("no thresholds for sign" in capsys.readouterr().err) == is_said
 
 
 # ---- runs that end early
