@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,12 @@ _ACTIVATIONS = ("relu", "drelu", "silu", "gelu")
 
 EXAMPLE = """
 example:
-  powerinfer convert ReluLLaMA-7B --predictors ReluLLaMA-7B-Predictor -o relullama-7b.gguf --check
+  powerinfer convert ReluLLaMA-7B --predictors Predictor-7B -o relu.gguf --check
 
-Reads llama (ReluLLaMA and ProSparse too), mistral, bamboo, falcon, opt, qwen2 and qwen3 checkpoints, in
-safetensors or PyTorch files, of which nothing is executed. With predictors the result is a PowerInfer file,
-which the original reads as well; without, an ordinary GGUF file.
+Reads llama (ReluLLaMA and ProSparse too), mistral, bamboo, falcon, opt, qwen2
+and qwen3 checkpoints, in safetensors or PyTorch files, of which nothing is
+executed. With predictors the result is a PowerInfer file, which the original
+reads as well; without, an ordinary GGUF file.
 """
 
 
@@ -129,7 +131,7 @@ def summary(done: Conversion) -> list[tuple[str, str]]:
         shown = _some(done.fallbacks)
         rows.append(("F16 instead", f"{shown}: rows that do not divide into the blocks of {done.type}"))
     if done.left_out:
-        rows.append(("left out", f"{_some(done.left_out)}: they say nothing more"))
+        rows.append(("left out", f"{_some(done.left_out)}: nothing that the file lacks"))
     rows += [("note", one_line(note)) for note in done.notes]
     return rows
 
@@ -148,7 +150,7 @@ def show_check(result: Check, type: str) -> list[str]:
         text = one_line(prompt.text)
         rows.append(
             (
-                text if len(text) <= 30 else text[:27] + "...",
+                text if len(text) <= 20 else text[:17] + "...",  # 79 columns in all
                 str(prompt.n_tokens),
                 f"{prompt.same_top:.0%}",
                 f"{prompt.kl:.1e}",
@@ -160,10 +162,9 @@ def show_check(result: Check, type: str) -> list[str]:
     lines = list(columns(rows, right=range(1, 7), width=output_width()))
     verdict = "as the checkpoint does" if result.passed else "NOT as the checkpoint does"
     also = " and activations of 8 bits" if type.startswith("Q") else ""
-    lines += [
-        "",
-        f"The file answers {verdict} (all neurons, {result.mode} mode).",
-        "distance: the largest difference of two logits, as a share of their span; unexplained: the same, to",
-        f"the checkpoint with weights rounded to {type}; bound: what other orders of sums{also} explain.",
-    ]
-    return lines
+    words = (
+        "distance: the largest difference of two logits, as a share of their span; unexplained: the same, to "
+        f"the checkpoint with weights rounded to {type}; bound: what other orders of sums{also} explain."
+    )
+    lines += ["", f"The file answers {verdict} (all neurons, {result.mode} mode)."]
+    return lines + textwrap.wrap(words, output_width() or 110)

@@ -104,13 +104,13 @@ def _shards(folder: Path, stem: str, suffix: str) -> list[Path]:
     for path in folder.iterdir():
         match = re.fullmatch(rf"{stem}-(\d+)-of-(\d+){re.escape(suffix)}", path.name)
         if match:
-            found[int(match[1])] = (path, int(match[2]))
+            found[int(match[1]), int(match[2])] = path
     if not found:
         return []
-    total = max(n for _, n in found.values())
-    missing = [i for i in range(1, total + 1) if i not in found]
-    if missing or len(found) != total:
-        raise FileError(
-            f"{folder}: of the {total} parts of the weights, number {(missing or [0])[0]} is missing"
-        )
-    return [found[i][0] for i in range(1, total + 1)]
+    total = max(n for _, n in found)
+    missing = next((i for i in range(1, total + 1) if (i, total) not in found), None)
+    if missing is not None:
+        raise FileError(f"{folder}: of the {total} parts of the weights, number {missing} is missing")
+    if len(found) > total:
+        raise FormatError(f"{folder} has more than {total} parts of weights, and no index says which count")
+    return [found[i, total] for i in range(1, total + 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import formats
-from ..errors import ArgumentError, FormatError, UnsupportedError
+from ..errors import ArgumentError, FileError, FormatError, UnsupportedError
 from ..statistics import read_activation_dir
 from ..writer import GGUFWriter
 from .checkpoint import Checkpoint
+from .files import map_file
 from .hyper import ACTIVATIONS, Hyper, read_hyper
 from .json_file import Settings, read_object
-from .keys import FILE_TYPES, model_keys, why_not_original
+from .keys import FILE_TYPES, model_keys, note_on_original
 from .layout import Layout, lay_out
 from .predictors import Predictors, read_predictors
 from .stored import StoredTensor
@@ -42,7 +44,6 @@ class Conversion:
     n_tensors: int
     n_bytes: int
     """Of the weights."""
-    n_source_files: int
     predictors: Predictors | None
     n_counted_tokens: int
     """Over which the activation statistics were counted; 0 if there are none."""
@@ -100,6 +101,7 @@ def convert(
     if type not in FILE_TYPES:
         raise ArgumentError(f"the type is {type!r}, must be one of {', '.join(FILE_TYPES)}")
     source = open_source(folder, hidden_act=hidden_act)
+    _spare_inputs(Path(out), folder, predictors, activation)
     hyper, path = source.hyper, Path(folder)
     powerinfer = predictors is not None
     if (powerinfer or transpose_down) and not hyper.is_relu:
@@ -127,9 +129,8 @@ def convert(
     types = {name: _type_of(tensor, type) for name, tensor in tensors.items()}
     n_bytes = _write(Path(out), powerinfer, keys, tensors, types, progress)
     notes = [*hyper.notes, *layout.notes, *vocabulary.notes]
-    why_not = why_not_original(hyper, set(tensors), type) if powerinfer else ""
-    if why_not:
-        notes.append(f"the original PowerInfer cannot run this file: {why_not}")
+    note = note_on_original(hyper, set(tensors), type=type, pre=vocabulary.pre) if powerinfer else ""
+    notes += [note] if note else []
     return Conversion(
         path=Path(out),
         hyper=hyper,
@@ -137,7 +138,6 @@ def convert(
         is_powerinfer=powerinfer,
         n_tensors=len(tensors),
         n_bytes=n_bytes,
-        n_source_files=len(source.checkpoint.files),
         predictors=found,
         n_counted_tokens=counts.n_tokens if counts is not None else 0,
         fallbacks=tuple(n for n, kind in types.items() if len(tensors[n].shape) > 1 and kind != type),
@@ -146,8 +146,21 @@ def convert(
     )
 
 
+def _spare_inputs(out: Path, *folders: str | os.PathLike[str] | None) -> None:
+    """Raises ArgumentError if the output would replace what the folders hold, apart from earlier outputs."""
+    places = {os.path.realpath(out.parent), os.path.dirname(os.path.realpath(out))}
+    if places & {os.path.realpath(folder) for folder in folders if folder is not None}:
+        with contextlib.suppress(FileError):  # there is no such file yet
+            if map_file(out)[:4] not in (b"GGUF", b"PWRI"):
+                raise ArgumentError(f"{out} belongs to what is converted; the output must be another file")
+
+
 def _name_of(folder: Path) -> str:
-    return folder.resolve().name.encode("utf-8", "replace").decode() or "model"
+    """The folder's name; in Hugging Face's cache, models--WHO--NAME/snapshots/HASH, that of the model."""
+    folder = folder.resolve()
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        folder = Path(folder.parent.parent.name.rpartition("--")[2])
+    return folder.name.encode("utf-8", "replace").decode() or "model"
 
 
 def _all_tensors(layout: Layout, predictors: Predictors | None) -> dict[str, StoredTensor]:

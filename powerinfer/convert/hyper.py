@@ -115,6 +115,8 @@ def read_hyper(config: Settings, *, hidden_act: str = "") -> Hyper:
         names = ("hidden_act", "activation", "activation_function")
         config = Settings({**config.values, **dict.fromkeys(names, hidden_act)}, config.where)
     hyper = _READERS[family](config, family)
+    if hyper.rope is not None and hyper.d_head % 2:
+        raise FormatError(f"{config.where}: heads of {hyper.d_head} values cannot be rotated in pairs")
     if hyper.act == "drelu":
         if not hyper.is_gated:
             raise FormatError(f"{config.where}: drelu needs a gate, and {family} has none")

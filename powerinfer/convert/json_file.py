@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import FileError, FormatError
-
-_LIMIT_BYTES = 1 << 30
+from ..errors import FormatError
+from .files import read_file
 
 
 def parse_json(data: bytes, what: str) -> Any:
@@ -38,13 +37,7 @@ def parse_json(data: bytes, what: str) -> Any:
 
 def read_json(path: Path) -> Any:
     """The value in a file. Raises FileError, FormatError."""
-    try:
-        if path.stat().st_size > _LIMIT_BYTES:
-            raise FormatError(f"{path} is too large")
-        data = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from error
-    return parse_json(data, str(path))
+    return parse_json(read_file(path), str(path))
 
 
 def read_object(path: str | os.PathLike[str]) -> Settings:
@@ -57,7 +50,7 @@ def read_object(path: str | os.PathLike[str]) -> Settings:
 
 def read_object_if_any(path: Path) -> Settings:
     """The same; an empty object where there is no such file."""
-    return read_object(path) if path.exists() else Settings({}, str(path))
+    return read_object(path) if os.path.lexists(path) else Settings({}, str(path))
 
 
 class Settings:

@@ -99,18 +99,39 @@ def _rope(h: Hyper) -> Iterator[tuple[str, Any]]:
             yield "rope.scaling.yarn_beta_slow", rope.beta_slow
 
 
-def why_not_original(hyper: Hyper, tensors: set[str], type: str) -> str:
-    """Why the original cannot run a PowerInfer file, or "" if it can."""
-    if hyper.arch not in ("llama", "bamboo", "falcon", "opt"):
-        return f"it does not know {hyper.arch}"
+def note_on_original(hyper: Hyper, tensors: set[str], *, type: str, pre: str) -> str:
+    """What the original would make of a PowerInfer file; "" if it gives the same answers.
+
+    pre: how the tokenizer cuts words, "" for SentencePiece.
+    """
+    why = _why_not_original(hyper, tensors, type)
+    if why:
+        return f"the original PowerInfer cannot run this file: {why}"
+    why = _why_original_differs(hyper, pre)
+    return f"the original PowerInfer gives other answers with this file: {why}" if why else ""
+
+
+def _why_not_original(h: Hyper, tensors: set[str], type: str) -> str:
+    if h.arch not in ("llama", "bamboo", "falcon", "opt"):
+        return f"it does not know {h.arch}"
     if type not in ("F16", "Q4_0"):
         return "it computes F16 and Q4_0 only"
     if "rope_freqs.weight" in tensors:
         return "it does not know Llama 3's rotation"
-    if hyper.arch in ("llama", "bamboo") and (hyper.qkv_bias or hyper.output_bias):
+    if h.arch == "opt" and h.n_ctx != 2048:
+        return "it takes OPT models of 2048 positions only"
+    if h.arch in ("llama", "bamboo") and (h.qkv_bias or h.output_bias):
         return "it has no place for attention biases"
-    if hyper.arch in ("llama", "bamboo") and hyper.q_width != hyper.n_embd:
+    if h.arch in ("llama", "bamboo") and h.q_width != h.n_embd:
         return "its heads must be as wide as the embedding together"
-    if hyper.act_threshold:
-        return f"it takes every gate above 0 as active, the model those above {hyper.act_threshold:g}"
+    return ""
+
+
+def _why_original_differs(h: Hyper, pre: str) -> str:
+    if h.act_threshold:
+        return f"it takes every gate above 0 as active, the model those above {h.act_threshold:g}"
+    if h.n_ff <= 1000:
+        return "it masks layers of up to 1000 neurons in groups"
+    if pre not in ("", "gpt-2"):
+        return f"it cuts words as GPT-2 does, not by the scheme {pre}"
     return ""

@@ -44,7 +44,6 @@ class Layout:
     tensors: dict[str, StoredTensor]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
-    is_tied: bool
 
 
 def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose_down: bool) -> Layout:
@@ -99,7 +98,7 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
         )
     if is_tied and head in used:
         left.append(head)
-    return Layout(out, tuple(left), tuple(notes), is_tied)
+    return Layout(out, tuple(left), tuple(notes))
 
 
 def _equal(a: StoredTensor, b: StoredTensor) -> bool:

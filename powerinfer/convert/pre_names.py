@@ -43,6 +43,23 @@ _NEAR = {
 }
 _DEFAULTS = (("trim_offsets", True), ("use_regex", True), ("invert", False))
 
+# The library has other steps, but no byte-level tokenizer uses them, and some abort on bad values.
+_STEPS = ("Sequence", "Split", "ByteLevel", "Digits", "Punctuation")
+_MOST_STEPS = 32
+
+
+def _is_plain(description: Any) -> bool:
+    """Whether it consists of a few steps of the usual kinds, and so can be tried out."""
+    todo, n = [description], 0
+    while todo:
+        step = todo.pop()
+        n += 1
+        if n > _MOST_STEPS or not isinstance(step, dict) or step.get("type") not in _STEPS:
+            return False
+        inner = step.get("pretokenizers", [])
+        todo += inner if isinstance(inner, list) else [inner]
+    return True
+
 
 def _near(description: Any) -> str | None:
     """The name of a description in _NEAR."""
@@ -96,6 +113,13 @@ def recognise(description: Any, *, ignore_merges: bool, first: str, where: str) 
     near = _near(description)
     if near is not None and not ignore_merges:
         return near
+    shown = json.dumps(description, ensure_ascii=False)
+    unknown = UnsupportedError(
+        f"{where}: the pre_tokenizer {shown:.300} is none that the engine knows by name; "
+        "--pre NAME says which one comes near enough"
+    )
+    if not _is_plain(description):
+        raise unknown
     model = {"type": "BPE", "vocab": {}, "merges": []}
     try:
         given = tokenizers.Tokenizer.from_str(
@@ -109,11 +133,7 @@ def recognise(description: Any, *, ignore_merges: bool, first: str, where: str) 
         scheme = PRE_TOKENIZERS[name]
         if scheme.ignore_merges == ignore_merges and _cuts_of(scheme) == cuts:
             return name
-    shown = json.dumps(description, ensure_ascii=False)
-    raise UnsupportedError(
-        f"{where}: the pre_tokenizer {shown:.300} is none that the engine knows by name; "
-        "--pre NAME says which one comes near enough"
-    )
+    raise unknown
 
 
 def check_name(name: str) -> str:

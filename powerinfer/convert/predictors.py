@@ -32,8 +32,8 @@ class Predictors:
         return tuple(matrix.shape[0] for matrix in self.fc1)
 
 
-def numbered_files(folder: Path, stem: str, n_layer: int) -> list[Path]:
-    """STEM_0.pt, STEM_1.pt, ... of a folder, by number; other files do not count.
+def _files_of_layers(folder: Path, n_layer: int) -> list[Path]:
+    """model_0.pt, model_1.pt, ... of a folder, by number; other files do not count.
 
     Raises FileError if one of n_layer is missing, FormatError if there are more.
     """
@@ -41,19 +41,19 @@ def numbered_files(folder: Path, stem: str, n_layer: int) -> list[Path]:
         names = [path.name for path in folder.iterdir()]
     except OSError as error:
         raise FileError(f"{folder} cannot be read: {error.strerror}") from error
-    found = [int(match[1]) for name in names if (match := re.fullmatch(rf"{stem}_(0|[1-9]\d*)\.pt", name))]
+    found = [int(match[1]) for name in names if (match := re.fullmatch(r"model_(0|[1-9]\d*)\.pt", name))]
     missing = next((i for i in range(n_layer) if i not in found), None)
     if missing is not None:
-        raise FileError(f"{folder} has no {stem}_{missing}.pt; the model has {n_layer} layers")
+        raise FileError(f"{folder} has no model_{missing}.pt; the model has {n_layer} layers")
     if len(found) > n_layer:
-        raise FormatError(f"{folder} has {stem}_{max(found)}.pt, but the model has {n_layer} layers only")
-    return [folder / f"{stem}_{i}.pt" for i in range(n_layer)]
+        raise FormatError(f"{folder} has model_{max(found)}.pt, but the model has {n_layer} layers only")
+    return [folder / f"model_{i}.pt" for i in range(n_layer)]
 
 
 def read_predictors(folder: Path, *, n_layer: int, n_embd: int, n_ff: int) -> Predictors:
     """Names and shapes are checked, weights read later. Raises FileError, FormatError, UnsupportedError."""
     fc1, fc2 = [], []
-    for path in numbered_files(folder, "model", n_layer):
+    for path in _files_of_layers(folder, n_layer):
         content = open_torch(path)
         if not isinstance(content, dict):
             raise FormatError(f"{path} holds a single tensor, expected are fc1.weight and fc2.weight")

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError, UnsupportedError
+from .files import map_file
 from .json_file import parse_json
-from .stored import DTYPES, StoredTensor, is_shape, map_file
+from .stored import DTYPES, StoredTensor, is_shape
 
 _MAX_HEADER = 100_000_000  # the limit of the format
 

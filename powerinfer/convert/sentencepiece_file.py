@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import FileError, FormatError, UnsupportedError
+from ..errors import FormatError, UnsupportedError
+from .files import read_file
 
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _BYTE = 1, 6
+
+NORMALISES = "the tokenizer normalises text (Unicode forms), the engine takes it as it is"
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,7 @@ def is_sentencepiece(path: Path) -> bool:
 
 def read_sentencepiece(path: Path) -> SentencePieces:
     """Raises FileError, FormatError, UnsupportedError (a unigram model)."""
-    try:
-        data = memoryview(path.read_bytes())
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from error
+    data = memoryview(read_file(path))
     try:
         return _read(data, str(path))
     except (struct.error, IndexError, TypeError, UnicodeDecodeError) as error:
@@ -77,7 +77,7 @@ def _read(data: memoryview, where: str) -> SentencePieces:
         raise UnsupportedError(f"{where} is a {name} model; the engine's tokenizer needs a BPE one")
     notes = []
     if _message(normalizer.get(2, memoryview(b""))):
-        notes.append("the tokenizer normalises text (Unicode forms), the engine takes it as it is")
+        notes.append(NORMALISES)
     if _varint(normalizer.get(4, 1)):
         notes.append("the tokenizer removes repeated spaces, the engine keeps them")
     ids = {}

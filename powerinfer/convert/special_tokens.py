@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import FileError, FormatError
+from ..errors import FormatError
+from .files import read_text
 from .json_file import Settings, read_object_if_any
 
 # Names in Hugging Face's files and in a GGUF key ("seperator" is how the key is written).
@@ -103,11 +105,8 @@ class Sidecars:
     def chat_templates(self) -> dict[str, str]:
         """By name; "" is the default one."""
         path = self.folder / "chat_template.jinja"
-        if path.exists():
-            try:
-                return {"": path.read_text("utf-8")}
-            except (OSError, UnicodeDecodeError) as error:
-                raise FileError(f"{path} cannot be read: {error}") from error
+        if os.path.lexists(path):
+            return {"": read_text(path)}
         value = self.tokenizer_config.values.get("chat_template")
         if not isinstance(value, list):
             text = self.tokenizer_config.text("chat_template")

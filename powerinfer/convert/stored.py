@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ArgumentError, FileError
+from ..errors import ArgumentError
 
 Array = npt.NDArray[Any]
 
@@ -96,15 +94,3 @@ class StoredTensor:
 def is_shape(sizes: Sequence[int]) -> bool:
     """Whether an array can have this shape; also if it is empty, numpy multiplies all other sizes."""
     return len(sizes) <= 8 and math.prod(max(n, 1) for n in sizes) < 1 << 56
-
-
-def map_file(path: str | os.PathLike[str]) -> mmap.mmap | bytes:
-    """A file's bytes, read-only. Raises FileError."""
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return b""  # which cannot be mapped
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise FileError(f"{path} cannot be read: {reason}") from error

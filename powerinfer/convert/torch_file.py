@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections.abc
 import io
+import math
 import os
 import pickletools
 import struct
@@ -25,7 +26,8 @@ import numpy as np
 
 from ..errors import ArgumentError, FormatError, PowerInferError, UnsupportedError
 from ..writer import PartialFile
-from .stored import DTYPES, Array, StoredTensor, is_shape, map_file
+from .files import map_file
+from .stored import DTYPES, Array, StoredTensor, is_shape
 
 _STORAGES = {
     "DoubleStorage": "F64",
@@ -64,8 +66,6 @@ def open_torch(path: str | os.PathLike[str]) -> dict[str, StoredTensor] | Stored
         if not isinstance(content, dict):
             raise FormatError(f"it holds a {type(content).__name__}, not tensors")
         for name, value in content.items():
-            if not isinstance(name, str):
-                raise FormatError(f"it has a key that is a {type(name).__name__}, not a name")
             if not isinstance(value, StoredTensor):
                 raise FormatError(f"its entry {name!r:.100} is a {type(value).__name__}, not a tensor")
         return {name: StoredTensor(name, value.dtype, value.view) for name, value in content.items()}
@@ -306,8 +306,10 @@ class _Machine:
     def _storage(self, tag: Any, kind: Any, key: Any, _location: Any, size: Any) -> _Storage:
         if tag != "storage" or not isinstance(kind, _Global) or kind.name not in _STORAGES:
             raise FormatError("its data.pkl refers to something that is not a storage")
+        if not isinstance(key, str):  # not shown: tuples of the same tuples are endless
+            raise FormatError("it has a storage whose key is not a text")
         dtype = _STORAGES[kind.name]
-        data = self._records.get(f"data/{key}") if isinstance(key, str) else None
+        data = self._records.get(f"data/{key}")
         if data is None:
             raise FormatError(f"it has no storage {key!r:.100}")
         n_bytes = _size(size) * np.dtype(DTYPES[dtype]).itemsize
@@ -327,9 +329,9 @@ def _allowed(module: Any, name: Any) -> _Global:
 
 
 def _entries(pairs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Keys and values. A key is a text or a number: hashing a tuple would follow it to any depth."""
+    """Keys and values. A key is a text: hashing a tuple would follow it to any depth."""
     for key, value in pairs:
-        if not isinstance(key, (str, int)):
+        if not isinstance(key, str):
             raise ValueError(f"a dictionary has a key that is a {type(key).__name__}")
         yield key, value
 
@@ -342,8 +344,8 @@ def _call(function: Any, arguments: Any) -> Any:
         return _view(*arguments[:4])
     if function == _REBUILD_PARAMETER and arguments and isinstance(arguments[0], StoredTensor):
         return arguments[0]
-    if function == _ORDERED_DICT:
-        return dict(_entries(arguments[0] if arguments else ()))
+    if function == _ORDERED_DICT and not arguments:
+        return {}
     raise ValueError("it calls something that is not a function")
 
 
@@ -358,12 +360,12 @@ def _view(storage: Any, offset: Any, shape: Any, strides: Any) -> StoredTensor:
     if not isinstance(storage, _Storage) or not isinstance(shape, tuple) or not isinstance(strides, tuple):
         raise ValueError("a tensor is not described by a storage, a shape and strides")
     dtype = np.dtype(DTYPES[storage.dtype])
-    n, last = 1, _size(offset)
+    # Before anything is multiplied: the product of a million large sizes would take hours.
+    if len(shape) > 8 or not is_shape([_size(size) for size in shape]):
+        raise ValueError(f"a tensor has {len(shape)} dimensions, or too many elements")
+    n, last = math.prod(shape), _size(offset)
     for size, stride in zip(shape, strides, strict=True):
-        n *= _size(size)
-        last += (_size(size) - 1) * _size(stride)
-    if not is_shape(shape):
-        raise ValueError(f"a tensor has {len(shape)} dimensions and {n} elements")
+        last += (size - 1) * _size(stride)
     if n == 0:
         return StoredTensor("", storage.dtype, np.empty(shape, dtype))
     if last >= storage.size or n > storage.size:

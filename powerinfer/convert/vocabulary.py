@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FileError, FormatError, UnsupportedError
+from ..errors import ArgumentError, FileError, FormatError, UnsupportedError
 from ..tokenizer import Tokenizer
+from .files import read_text
 from .json_file import Settings, read_json
 from .pre_names import check_name, recognise
-from .sentencepiece_file import is_sentencepiece, read_sentencepiece
+from .sentencepiece_file import NORMALISES, is_sentencepiece, read_sentencepiece
 from .special_tokens import AddedToken, Sidecars, added_by_template
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -93,6 +94,8 @@ def read_vocabulary(folder: Path, config: Settings, *, arch: str, n_vocab: int, 
         raise FileError(
             f"{folder} has no tokenizer: tokenizer.model, tokenizer.json or vocab.json is expected"
         )
+    if pre and vocabulary.model == "llama":
+        raise ArgumentError(f"{where} is SentencePiece's kind: it has no pre-tokenizer that could be named")
     ids = {text: i for i, text in enumerate(vocabulary.texts)}
     vocabulary.special.update(sidecars.special_ids(ids, n_vocab))
     for kind in ("bos", "eos"):
@@ -156,6 +159,8 @@ def _from_tokenizer_json(path: Path, sidecars: Sidecars, arch: str, n_vocab: int
         vocabulary.merges = merges
         usual = _USUAL_PRE.get(arch, "llama-bpe")
         vocabulary.pre = check_name(pre) if pre else _recognise_pre(whole, model, usual)
+        if whole.object("normalizer").text("type"):
+            vocabulary.notes.append(NORMALISES)
     special = sidecars.special_ids({text: i for i, text in enumerate(vocabulary.texts)}, n_vocab)
     texts = {
         kind: vocabulary.texts[special[f"{kind}_token_id"]] if f"{kind}_token_id" in special else None
@@ -241,10 +246,7 @@ def _from_vocab_json(path: Path, sidecars: Sidecars, n_vocab: int, pre: str) -> 
     table.mark_control(sidecars.special_texts())
     vocabulary = table.vocabulary("gpt2")
     merges = path.with_name("merges.txt")
-    try:
-        lines = merges.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{merges} cannot be read: {error}") from error
+    lines = read_text(merges).split("\n")
     if lines[0].startswith("#version"):
         del lines[0]
     vocabulary.merges = _merges(Settings({"merges": [line for line in lines if line.strip()]}, str(merges)))
@@ -274,6 +276,7 @@ class _Table:
         self._where = where
         self._n_vocab = n_vocab
         self._tokens: dict[int, tuple[str, int, float]] = {}
+        self._beyond: dict[int, str] = {}
 
     def put(self, number: int, text: str, kind: int, score: float = 0.0) -> None:
         if number >= self._n_vocab:
@@ -287,7 +290,14 @@ class _Table:
         self._tokens[number] = (text, kind, score)
 
     def add(self, added: AddedToken) -> None:
-        """An added token; where it stands for one of the vocabulary, only its kind changes."""
+        """An added token; where it stands for one of the vocabulary, only its kind changes.
+
+        One without a row in the embedding can be neither read nor written: such ones were added for training
+        (as <pad> to Llama 2), and are left out.
+        """
+        if added.id >= self._n_vocab:
+            self._beyond[added.id] = added.text
+            return
         if added.id not in self._tokens:
             self.put(added.id, added.text, UNUSED, _ADDED_SCORE)
         _, kind, score = self._tokens[added.id]
@@ -317,4 +327,8 @@ class _Table:
         out = Vocabulary(model, texts, types, scores if model == "llama" else [])
         if n_padding:
             out.notes.append(f"{n_padding} of the {self._n_vocab} rows of the embedding have no token")
+        if self._beyond:
+            text, more = next(iter(self._beyond.values())), len(self._beyond) - 1
+            shown = f"{text!r:.60}" + (f" and {more} more" if more else "")
+            out.notes.append(f"added tokens without a row in the embedding are left out: {shown}")
         return out

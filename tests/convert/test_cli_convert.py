@@ -55,6 +55,17 @@ def test_everything(hf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert file.info.is_powerinfer
 
 
+def test_the_check_on_a_terminal_of_80_columns(
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bound, which decides, stands last in its line."""
+    monkeypatch.setattr("powerinfer.cli.convert.output_width", lambda: 80)
+    assert run(hf, "-o", tmp_path / "out.gguf", "--check", "--type", "q4_0") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    assert next(line for line in lines if line.startswith("prompt")).endswith("bound")
+
+
 def test_a_check_that_fails(
     hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from powerinfer.convert.conversion import convert
 from powerinfer.convert.torch_file import write_torch
 from powerinfer.errors import ArgumentError, FileError, FormatError, PowerInferError, UnsupportedError
+from powerinfer.file import ModelFile
 from tests import models
 from tests.convert import folders
 
@@ -69,6 +70,8 @@ def test_sizes(name: str, value: Any, hf: Path) -> None:
         ({"num_key_value_heads": 8}, "num_key_value_heads is 8"),
         ({"head_dim": -2}, "head_dim is -2"),
         ({"head_dim": 1}, "head_dim is 1"),
+        ({"head_dim": 3}, "heads of 3 values cannot be rotated"),
+        ({"hidden_size": 66, "num_attention_heads": 22, "num_key_value_heads": 22}, "heads of 3 values"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
         ({"rms_norm_eps": -1e-5}, "rms_norm_eps"),
         ({"rope_theta": 1}, "rope_theta"),
@@ -199,6 +202,7 @@ def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (put("model.norm.weight", np.full(64, np.nan, np.float32)), "no numbers or infinite"),
         (put("model.norm.weight", np.full(64, -np.inf, np.float32)), "no numbers or infinite"),
         (put("model.norm.weight", np.full(64, 1e300)), "no numbers or infinite"),
+        (put("model.norm.weight", np.linspace(-1e300, 1, 64)), "no numbers or infinite"),
         (put("lm_head.weight", np.full((320, 64), 65520.0, np.float32)), "size 65520, which F16 cannot hold"),
     ],
 )
@@ -310,6 +314,17 @@ def test_shards(form: str, tmp_path: Path) -> None:
     refused(folder, "number 2 is missing", FileError)
 
 
+def test_shards_without_an_index(tmp_path: Path) -> None:
+    """A number that a file's name makes up is not counted to, and two sets of parts are not mixed."""
+    folder = folders.write_folder(tmp_path / "hf", RELU, form="shards")
+    (folder / "model.safetensors.index.json").unlink()
+    first = folder / "model-00001-of-00003.safetensors"
+    (folder / "model-00001-of-00001.safetensors").write_bytes(first.read_bytes())
+    refused(folder, "has more than 3 parts")
+    (folder / "model-00001-of-00001.safetensors").rename(folder / "model-00001-of-99999999999999.safetensors")
+    refused(folder, "of the 99999999999999 parts of the weights, number 2 is missing", FileError)
+
+
 def test_a_tensor_in_two_files(tmp_path: Path) -> None:
     """The index says which counts; without one it is an error."""
     folder = folders.write_folder(tmp_path / "hf", RELU, form="shards")
@@ -419,6 +434,33 @@ def test_activation_of_another_model(hf: Path, tmp_path: Path) -> None:
 def test_options(hf: Path) -> None:
     refused(hf, "the type is 'Q9'", ArgumentError, type="Q9")
     refused(hf, "hidden_act is 'tanh'", ArgumentError, hidden_act="tanh")
+
+
+# ---- what the output must not be
+
+
+def test_an_output_that_is_an_input(hf: Path, tmp_path: Path) -> None:
+    given = folders.write_predictors(tmp_path / "predictors", models.draw_predictor(RELU))
+    (tmp_path / "link").symlink_to(hf / "model.safetensors")
+    blob = tmp_path / "blob"
+    (hf / "config.json").rename(blob)
+    (hf / "config.json").symlink_to(blob)
+    for out in (hf / "model.safetensors", tmp_path / "link", hf / "config.json", given / "model_1.pt"):
+        before = out.read_bytes()
+        with pytest.raises(ArgumentError, match="belongs to what is converted"):
+            convert(hf, out, predictors=given)
+        assert out.read_bytes() == before
+    for _ in range(2):  # beside the inputs, and once more over the first
+        convert(hf, hf / "out.bin", predictors=given)
+
+
+def test_the_name_of_a_folder_in_the_cache(tmp_path: Path) -> None:
+    """Of which the last part is a hash."""
+    cached = tmp_path / "models--SparseLLM--ReluLLaMA-7B" / "snapshots" / ("5f" * 20)
+    folders.write_folder(cached, RELU)
+    convert(cached, tmp_path / "out.gguf")
+    with ModelFile(tmp_path / "out.gguf") as file:
+        assert file.metadata["general.name"] == "ReluLLaMA-7B"
 
 
 # ---- the file appears whole or not at all

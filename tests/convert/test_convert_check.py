@@ -116,6 +116,18 @@ def test_what_is_wrong_is_seen(tensor: str, change: Any, kind: str, tmp_path: Pa
     assert all(prompt.unexplained > prompt.bound for prompt in result.prompts)
 
 
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+@pytest.mark.filterwarnings("error")
+def test_answers_that_are_no_numbers(kind: str, tmp_path: Path) -> None:
+    """Neither the file's nor the checkpoint's: that is no agreement, and no bound."""
+    spec = models.SPECS["llama-relu"]
+    weights = dict(models.draw(spec)) | {"model.norm.weight": np.full(spec.n_embd, 3e38, np.float32)}
+    weights["lm_head.weight"] = weights["lm_head.weight"] * np.float16(100)
+    folder = folders.write_folder(tmp_path / "hf", spec, weights=weights)
+    convert(folder, tmp_path / "out.gguf", type=kind)
+    assert not check(open_source(folder), tmp_path / "out.gguf", type=kind, n_threads=1).passed
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -109,8 +109,7 @@ def check_quantised(path: Path, golden: models.Golden, modes: list[str]) -> None
 def test_the_form_of_the_weights_does_not_matter(name: str, form: str, tmp_path: Path) -> None:
     spec = models.SPECS[name]
     convert(folders.write_folder(tmp_path / "a" / "hf", spec), tmp_path / "a.gguf")
-    done = convert(folders.write_folder(tmp_path / "b" / "hf", spec, form=form), tmp_path / "b.gguf")
-    assert done.n_source_files == (1 if form == "bin" else 3)
+    convert(folders.write_folder(tmp_path / "b" / "hf", spec, form=form), tmp_path / "b.gguf")
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 

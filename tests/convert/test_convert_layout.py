@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from powerinfer.convert.conversion import convert
+from powerinfer.convert.hyper import Hyper
+from powerinfer.convert.keys import note_on_original
 from powerinfer.convert.torch_file import write_torch
 from tests import models
 from tests.convert import folders, gguf_raw
@@ -229,6 +231,37 @@ def test_thresholds_of_each_layer(tmp_path: Path) -> None:
     assert keys["powerinfer.sparse_threshold"] == ("f32", -0.25)
     assert keys["powerinfer.sparse_thresholds"][0] == "array of f32"
     np.testing.assert_array_equal(keys["powerinfer.sparse_thresholds"][1], [0.5, -0.25])
+    folders.write_json(given / "config.json", {"sparse_thresholds": [0.5, -0.25], "sparse_threshold": -1})
+    convert(hf, tmp_path / "out.gguf", predictors=given)
+    assert gguf_raw.read(tmp_path / "out.gguf").keys["powerinfer.sparse_threshold"] == ("f32", -1)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, ""),
+        ({"act_threshold": 0.01}, "gives other answers with this file: it takes every gate above 0"),
+        ({"n_ff": 1000}, "gives other answers with this file: it masks layers of up to 1000"),
+        ({"pre": "falcon"}, "gives other answers with this file: it cuts words as GPT-2 does"),
+        ({"pre": "gpt-2"}, ""),
+        ({"type": "Q4_0"}, ""),
+        ({"type": "Q8_0", "act_threshold": 0.01}, "cannot run this file: it computes F16 and Q4_0 only"),
+        ({"arch": "qwen2"}, "cannot run this file: it does not know qwen2"),
+        ({"arch": "opt", "n_ctx": 2048}, ""),
+        ({"arch": "opt", "n_ctx": 1024}, "cannot run this file: it takes OPT models of 2048 positions"),
+        ({"qkv_bias": True}, "no place for attention biases"),
+        ({"d_head": 32}, "as wide as the embedding"),
+        ({"tensors": {"rope_freqs.weight"}}, "Llama 3's rotation"),
+    ],
+)
+def test_what_is_said_of_the_original(values: dict[str, Any], says: str) -> None:
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_head_kv": 4, "d_head": 16, "n_ff": 1024}
+    options = {"tensors": set[str](), "type": "F16", "pre": ""}
+    options |= {key: values.pop(key) for key in list(values) if key in options}
+    names = {"family": "llama", "arch": "llama", "act": "relu", "norm_eps": 1e-5}
+    hyper = Hyper(**{**sizes, **names, "n_vocab": 320, "n_ctx": 256, **values})
+    note = note_on_original(hyper, options.pop("tensors"), **options)
+    assert says in note and bool(says) == bool(note)
 
 
 # ---- values ------------------------------------------------------------------------------------------------
@@ -367,6 +400,17 @@ def test_keys_of_stretched_rotations(name: str, tmp_path: Path) -> None:
     assert keys[f"{a}.rope.scaling.type"] == ("string", spec.rope.kind.encode())
     assert keys[f"{a}.rope.scaling.factor"] == ("f32", spec.rope.factor)
     assert keys[f"{a}.rope.scaling.original_context_length"] == ("u32", spec.rope.n_ctx_orig)
+
+
+@pytest.mark.parametrize("base", [10000.0, 500042.0])
+def test_falcons_rotation(base: float, tmp_path: Path) -> None:
+    """The original's converter writes no base; one that is not the usual must be written."""
+    spec = models.SPECS["falcon-7b"]
+    folder = folders.write_folder(tmp_path / "hf", spec)
+    folders.write_json(folder / "config.json", folders.config(spec) | {"rope_theta": base})
+    convert(folder, tmp_path / "out.gguf")
+    found = gguf_raw.read(tmp_path / "out.gguf").keys.get("falcon.rope.freq_base")
+    assert found == (None if base == 10000 else ("f32", base))
 
 
 def test_yarns_own_numbers(tmp_path: Path) -> None:

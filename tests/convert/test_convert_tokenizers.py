@@ -14,7 +14,7 @@ import tokenizers
 from powerinfer.convert.json_file import Settings
 from powerinfer.convert.pre_names import recognise
 from powerinfer.convert.vocabulary import read_vocabulary
-from powerinfer.errors import FileError, FormatError, PowerInferError, UnsupportedError
+from powerinfer.errors import ArgumentError, FileError, FormatError, PowerInferError, UnsupportedError
 from powerinfer.pretokenizer import PRE_TOKENIZERS
 from powerinfer.tokenizer import Tokenizer
 from tests.convert import folders
@@ -202,6 +202,33 @@ def test_added_tokens_of_sentencepiece(tmp_path: Path) -> None:
     ]
     assert keys["tokenizer.ggml.add_bos_token"] is True and keys["tokenizer.ggml.add_eos_token"] is False
     assert keys["tokenizer.chat_template"] == "{{ bos_token }}{{ messages }}"
+
+
+def test_added_tokens_without_a_row(tmp_path: Path) -> None:
+    """Llama 2 was published with a <pad> beyond its embedding."""
+    small_spm(tmp_path)
+    folders.write_json(tmp_path / "added_tokens.json", {"<pad>": 264})
+    entry = {"content": "<more>", "special": True}
+    folders.write_json(
+        tmp_path / "tokenizer_config.json",
+        {"added_tokens_decoder": {"264": {"content": "<pad>"}, "999": entry}, "pad_token": "<pad>"},
+    )
+    vocabulary = read_vocabulary(tmp_path, Settings({"pad_token_id": 0}, "x"), arch="llama", n_vocab=264)
+    assert len(vocabulary.texts) == 264 and "<pad>" not in vocabulary.texts
+    assert vocabulary.special["padding_token_id"] == 0
+    assert vocabulary.notes == [
+        "added tokens without a row in the embedding are left out: '<pad>' and 1 more"
+    ]
+
+
+def test_a_sidecar_that_was_not_downloaded(tmp_path: Path) -> None:
+    """A link of Hugging Face's cache to nowhere is no missing file: what it says would be missed."""
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        small_spm(tmp_path)
+        (tmp_path / name).symlink_to(tmp_path / "blobs" / "hash")
+        with pytest.raises(FileError, match=f"{name} cannot be read"):
+            converted(tmp_path, 264)
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize("kind", [1, 3, 4, 9])
@@ -428,7 +455,6 @@ def test_chat_templates(tmp_path: Path) -> None:
         (None, {"merges": ["x y"]}, "needs the token"),
         (None, {"ignore_merges": "yes"}, "ignore_merges is 'yes'"),
         ({"added_tokens": 3}, None, "added_tokens is 3"),
-        ({"added_tokens": [{"id": 400, "content": "x"}]}, None, "beyond the 260 embedding rows"),
         ({"added_tokens": [{"id": -1, "content": "x"}]}, None, "id is -1"),
         ({"added_tokens": [{"content": "x"}]}, None, "has no id"),
         ({"added_tokens": [{"id": 259, "content": ["x"]}]}, None, "content is ['x']"),
@@ -436,7 +462,8 @@ def test_chat_templates(tmp_path: Path) -> None:
         ({"normalizer": {"type": "Lowercase"}}, None, "changes the text (Lowercase)"),
         ({"pre_tokenizer": None}, None, "has no pre_tokenizer"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, None, '{"type": "Whitespace"} is none'),
-        ({"pre_tokenizer": {"type": "Nonsense"}}, None, "cannot be made"),
+        ({"pre_tokenizer": {"type": "Nonsense"}}, None, '{"type": "Nonsense"} is none'),
+        ({"pre_tokenizer": {"type": "Split", "pattern": 5}}, None, "cannot be made"),
         ({"pre_tokenizer": folders._split("(") | {}}, None, "cannot be made"),
     ],
 )
@@ -457,7 +484,6 @@ def test_tokenizer_json_that_cannot_be(change: Any, model: Any, says: str, tmp_p
         ("tokenizer_config.json", {"chat_template": [5]}, "chat_template is [5]"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"x": {}}}, "'x' is not the number"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"²": {}}}, "'²' is not the number"),
-        ("tokenizer_config.json", {"added_tokens_decoder": {"999": {"content": "x"}}}, "beyond the 260"),
         ("tokenizer_config.json", [], "does not hold a JSON object"),
         ("added_tokens.json", {"x": "y"}, "x is 'y'"),
         ("added_tokens.json", {"x": -1}, "x is -1"),
@@ -525,8 +551,36 @@ def test_a_changed_pattern_is_not_taken_for_another(change: tuple[str, str]) -> 
         )
 
 
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"type": "FixedLength", "length": 0},  # makes the library abort
+        {"type": "Sequence", "pretokenizers": [folders._split(".")] * 3000},  # takes it minutes
+        {"type": "Sequence", "pretokenizers": {"type": "Whitespace"}},
+        {"type": ["Split"]},
+        [],
+    ],
+)
+def test_steps_that_are_not_tried_out(description: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizers.Tokenizer, "from_str", lambda _: pytest.fail("it was tried out"))
+    with pytest.raises(UnsupportedError, match="none that the engine knows"):
+        recognise(description, ignore_merges=False, first="", where="x")
+
+
 def test_names_given_by_hand(tmp_path: Path) -> None:
     bpe(tmp_path, {"pre_tokenizer": None, "normalizer": {"type": "Lowercase"}})
     assert converted(tmp_path, 260, pre="tekken")[1]["tokenizer.ggml.pre"] == "tekken"
     with pytest.raises(UnsupportedError, match=r"'nonsense' is not known; these are: a\.x-4\.0, bloom"):
         converted(tmp_path, 260, pre="nonsense")
+    (tmp_path / "tokenizer.json").unlink()
+    small_spm(tmp_path)
+    with pytest.raises(ArgumentError, match="has no pre-tokenizer"):
+        converted(tmp_path, 264, pre="tekken")
+
+
+def test_normalisation_is_noted(tmp_path: Path) -> None:
+    for normalizer, n_notes in (({"type": "NFC"}, 1), (None, 0)):
+        bpe(tmp_path, {"normalizer": normalizer})
+        vocabulary = read_vocabulary(tmp_path, Settings({}, "x"), arch="qwen2", n_vocab=260)
+        assert [note for note in vocabulary.notes if "normalises" in note] == vocabulary.notes
+        assert len(vocabulary.notes) == n_notes

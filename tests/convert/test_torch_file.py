@@ -114,6 +114,23 @@ def test_bf16_becomes_float32(tmp_path: Path) -> None:
         (tensor(storage(), [0, 1 << 60], [1, 1]), "damaged"),
         (tensor(storage(), [1] * 9, [1] * 9), "damaged"),
         (tensor(storage(), [2, 3], [1]), "damaged"),
+        # Sizes are not multiplied before it is known that there are few: of a million it would take hours.
+        (
+            tensor(storage(), [1] * 9, [1] * 9).replace(number(1) + b"t", text("no size") + b"t"),
+            "9 dimensions",
+        ),
+        # Tuples of twice the same tuple: shown, this one has 2^20 parts.
+        (
+            tuple_of(
+                text("storage"),
+                b"ctorch\nFloatStorage\n",
+                b")q\x00" + b"h\x00\x86q\x00" * 20,
+                text("cpu"),
+                number(1),
+            )
+            + b"Q",
+            "key is not a text",
+        ),
         (tensor(storage(key="1"), [1], [1]), "no storage '1'"),
         (tensor(storage("QInt8Storage"), [1], [1]), "torch.QInt8Storage, which is not allowed"),
         (
@@ -125,6 +142,8 @@ def test_bf16_becomes_float32(tmp_path: Path) -> None:
         (b"N", "it holds a NoneType"),
         (b"}(" + text("a") + b"K\x01u", "'a' is a int"),
         (b"}(K\x01K\x01u", "a key that is a int"),
+        # One list for many dictionaries would be gone through again for each.
+        (b"ccollections\nOrderedDict\n(]tR", "damaged"),
         (b"}()K\x01u", "a dictionary has a key that is a tuple"),
         (b"}(]K\x01u", "a dictionary has a key that is a list"),
         (b"}(K\x01u", "damaged"),
@@ -247,6 +266,22 @@ def test_compressed_entries_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("x/data.pkl", b"\x80\x02N." * 100)
     with pytest.raises(FormatError, match="compressed"):
+        read_torch(path)
+
+
+def test_archives_that_lie(tmp_path: Path) -> None:
+    """Entries that are encrypted, of another size than they are, or there twice."""
+    path = archive(tmp_path / "x.pt", b"\x80\x02" + tensor(storage(), [6], [1]) + b".", {"0": SIX})
+    good = path.read_bytes()
+    entry = good.rindex(b"PK\x01\x02")  # the directory's, of the storage
+    for offset, value, says in ((8, 1, "encrypted"), (20, 8, "beyond the end"), (24, 200, "beyond the end")):
+        path.write_bytes(good[: entry + offset] + bytes([value]) + good[entry + offset + 1 :])
+        with pytest.raises(FormatError, match=says):
+            read_torch(path)
+    path.write_bytes(good)
+    with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate"):
+        file.writestr("x/data/0", SIX)
+    with pytest.raises(FormatError, match="two entries 'data/0'"):
         read_torch(path)
 
 
