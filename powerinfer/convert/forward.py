@@ -64,7 +64,7 @@ class SourceModel:
         final = {"falcon": "ln_f", "opt": "final_layer_norm"}.get(h.family, "norm")
         x = self._norm(final, x)
         head = "lm_head"
-        if h.tied or head + ".weight" not in self._checkpoint:
+        if head + ".weight" not in self._checkpoint:
             head = self._prefix + embedding
         out = self._linear(head, x, prefix="")
         if progress is not None:

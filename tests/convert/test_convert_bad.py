@@ -395,6 +395,7 @@ def test_predictors(hf: Path, tmp_path: Path) -> None:
         ({"fc1.weight": fc1[0], "fc2.weight": fc2}, "they must be"),
         ({"fc1.weight": fc1[:0], "fc2.weight": fc2[:, :0]}, "they must be"),
         ({"fc1.weight": fc1.astype(np.int32), "fc2.weight": fc2}, "not floats"),
+        ({"fc1.weight": fc1, "fc2.weight": fc2.astype(np.int64)}, "not floats"),
         (fc1, "holds a single tensor"),
     ):
         write_torch(given / "model_1.pt", content)

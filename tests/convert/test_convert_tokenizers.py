@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,35 @@ def test_a_sentencepiece_vocabulary_written_as_bpe(spm: Path, tmp_path: Path) ->
             assert tokenizer.encode(text, add_bos=False, special=False) == expected, text
 
 
+def spm_as_bpe(folder: Path, merges: Sequence[str], change: Mapping[str, Any] | None = None) -> None:
+    """A tokenizer.json of three letters and their merges, with byte tokens."""
+    texts = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), SPACE, "a", "b", "c", "ab", "bc", "abc"]
+    whole = folders.tokenizer_json("gpt-2", {text: i for i, text in enumerate(texts)}, merges)
+    whole["model"] |= {"byte_fallback": True, "unk_token": "<unk>"}
+    whole |= {"pre_tokenizer": {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first"}}
+    folders.write_json(folder / "tokenizer.json", whole | dict(change or {}))
+
+
+def test_scores_from_merges(tmp_path: Path) -> None:
+    """The first of several merges that make a token says how early it is made."""
+    spm_as_bpe(tmp_path, ["a bc", "b c", "a b", "ab c"])
+    tokenizer, keys = converted(tmp_path, 264)
+    assert list(keys["tokenizer.ggml.scores"][257:]) == [-4, -4, -4, -4, -2, -1, 0]
+    assert "tokenizer.ggml.add_space_prefix" not in keys
+    assert tokenizer.encode("abc", add_bos=False, special=False) == [257, 263]
+
+
+def test_a_space_in_front(tmp_path: Path) -> None:
+    metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "never"}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    for change in ({"pre_tokenizer": metaspace}, {"pre_tokenizer": None, "normalizer": replace}):
+        spm_as_bpe(tmp_path, ["a b"], change)
+        assert converted(tmp_path, 264)[1]["tokenizer.ggml.add_space_prefix"] is False
+    spm_as_bpe(tmp_path, ["a b"], {"pre_tokenizer": None})
+    with pytest.raises(UnsupportedError, match="spaces are not written"):
+        converted(tmp_path, 264)
+
+
 def small_spm(folder: Path, *, tokens: Any = None, trainer: bytes = b"", normalizer: bytes = b"") -> None:
     """A tokenizer.model written field by field: 3 special tokens, 256 bytes, some letters."""
     texts = [
@@ -229,6 +258,26 @@ def test_a_sidecar_that_was_not_downloaded(tmp_path: Path) -> None:
         with pytest.raises(FileError, match=f"{name} cannot be read"):
             converted(tmp_path, 264)
         (tmp_path / name).unlink()
+
+
+def test_spaces_in_added_tokens(tmp_path: Path) -> None:
+    """They are looked for in the text as it is written, not as SentencePiece writes it."""
+    small_spm(tmp_path)
+    folders.write_json(tmp_path / "added_tokens.json", {f"{SPACE}{SPACE}": 264})
+    tokenizer, keys = converted(tmp_path, 265)
+    assert keys["tokenizer.ggml.tokens"][264] == b"  "
+    assert 264 in tokenizer.encode("ab  ab", add_bos=False, special=False)
+
+
+def test_which_file_names_a_special_token(tmp_path: Path) -> None:
+    """tokenizer_config.json, then special_tokens_map.json, then config.json."""
+    bpe(tmp_path)
+    config = {"eos_token_id": 256}
+    assert converted(tmp_path, 260, config=config)[1]["tokenizer.ggml.eos_token_id"] == 256
+    folders.write_json(tmp_path / "special_tokens_map.json", {"eos_token": "<tool>"})
+    assert converted(tmp_path, 260, config=config)[1]["tokenizer.ggml.eos_token_id"] == 258
+    folders.write_json(tmp_path / "tokenizer_config.json", {"eos_token": "<|end|>"})
+    assert converted(tmp_path, 260, config=config)[1]["tokenizer.ggml.eos_token_id"] == 257
 
 
 @pytest.mark.parametrize("kind", [1, 3, 4, 9])
@@ -342,6 +391,9 @@ def test_vocab_json_and_merges(tmp_path: Path) -> None:
     fast = tokenizers.ByteLevelBPETokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
     for text in STRINGS:
         assert tokenizer.encode(text, add_bos=False, special=False) == fast.encode(text).ids, text
+    lines = (tmp_path / "merges.txt").read_text("utf-8").split("\n")
+    (tmp_path / "merges.txt").write_text("\r\n".join(lines[1:]), "utf-8")  # no version, other line ends
+    assert converted(tmp_path, 512, arch="opt")[1]["tokenizer.ggml.merges"] == keys["tokenizer.ggml.merges"]
     folders.write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "CodeGenTokenizer"})
     with pytest.raises(UnsupportedError, match="CodeGenTokenizer cuts words is not known; --pre"):
         converted(tmp_path, 512, arch="opt")

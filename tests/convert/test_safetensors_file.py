@@ -59,6 +59,8 @@ def test_chunks_are_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     chunks = list(open_safetensors(tmp_path / "x.safetensors")["a"].chunks())
     assert [len(chunk) for chunk in chunks] == [32, 32, 32, 4]
     np.testing.assert_array_equal(np.concatenate(chunks), array)
+    monkeypatch.setattr("powerinfer.convert.stored._CHUNK_BYTES", 12 * 70)  # 70 rows would cut a block
+    assert [len(chunk) for chunk in open_safetensors(tmp_path / "x.safetensors")["a"].chunks()] == [64, 36]
 
 
 def test_the_library_agrees(tmp_path: Path) -> None:
