@@ -17,6 +17,8 @@ typedef enum te_status {
     TE_MEMORY = 4,      /* an allocation failed */
     TE_UNSUPPORTED = 5, /* valid, but not implemented here: the sentence names it */
     TE_CONTEXT = 6,     /* no room for more positions */
+    TE_DEVICE = 7,      /* a device, or its driver, failed */
+    TE_TIMEOUT = 8,     /* a device did not answer in time */
 } te_status;
 
 /* Stores the sentence for this thread (cut at 1023 bytes) and returns status. Never fails. */

@@ -1,0 +1,49 @@
+# The CUDA backend: libpowerinfer_cuda.so beside libpowerinfer.so, which opens it at run time. It exports one function,
+# te_cuda_table, carries the CUDA runtime in itself and needs the driver only when it runs.
+#
+#   -DPOWERINFER_CUDA=ON
+#   -DPOWERINFER_CUDA_ARCHITECTURES="90"      default: 75-real ... 120-real and PTX of the last; or "native"
+set(POWERINFER_CUDA_ARCHITECTURES "75-real;80-real;86-real;89-real;90-real;100-real;120" CACHE STRING
+    "GPU architectures of the CUDA backend")
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES "${POWERINFER_CUDA_ARCHITECTURES}")
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+
+file(GLOB cuda_sources CONFIGURE_DEPENDS vendor/cuda/*.cu)
+# What it shares with the engine is compiled in again: the two libraries see nothing of each other.
+add_library(powerinfer_cuda SHARED ${cuda_sources} vendor/core/te_status.c vendor/core/te_types.c
+    vendor/core/te_os_linux.c vendor/core/te_os_limits.c)
+set(cuda_exports "${PROJECT_BINARY_DIR}/exports_cuda.map")
+file(CONFIGURE OUTPUT "${cuda_exports}" CONTENT "{ global: te_cuda_table; local: *; };\n" @ONLY)
+target_include_directories(powerinfer_cuda PRIVATE vendor)
+target_compile_options(powerinfer_cuda PRIVATE
+    # C++ is used as a language only; nothing of its library is linked.
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics>
+    $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra -Wshadow>)
+if(POWERINFER_WERROR)
+    target_compile_options(powerinfer_cuda PRIVATE
+        $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings> $<$<COMPILE_LANGUAGE:C>:-Werror>)
+endif()
+target_link_options(powerinfer_cuda PRIVATE "LINKER:--version-script=${cuda_exports}" LINKER:--no-undefined -static-libgcc)
+target_link_libraries(powerinfer_cuda PRIVATE CUDA::cudart_static Threads::Threads ${CMAKE_DL_LIBS} rt m)
+set_target_properties(powerinfer_cuda PROPERTIES
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+    CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CUDA_RUNTIME_LIBRARY Static
+    CUDA_SEPARABLE_COMPILATION OFF LINKER_LANGUAGE C LINK_DEPENDS "${cuda_exports}")
+install(TARGETS powerinfer_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+
+if(POWERINFER_TESTING)
+    foreach(source kernels_check.cpp kernels_bench.cu)
+        get_filename_component(name "${source}" NAME_WE)
+        add_executable(gpu_${name} "tests/gpu/${source}")
+        target_include_directories(gpu_${name} PRIVATE vendor tests/gpu)
+        target_link_libraries(gpu_${name} PRIVATE powerinfer_cuda te_testing m stdc++)
+        set_target_properties(gpu_${name} PROPERTIES CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}"
+            CUDA_RUNTIME_LIBRARY Static)
+    endforeach()
+endif()

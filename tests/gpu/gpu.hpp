@@ -1,0 +1,123 @@
+// gpu.hpp - what the GPU programs share: the opened device, buffers, random numbers, matrices of every format.
+#pragma once
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/te_half.h"
+#include "core/te_quant.h"
+#include "core/te_types.h"
+#include "cuda/te_cuda.h"
+
+inline const te_cuda_api *api;
+inline te_cuda *dev;
+
+inline void ok(te_status s, const char *what) {
+    if (s == TE_OK) return;
+    fprintf(stderr, "%s: status %d, %s\n", what, (int)s, api->last_error());
+    exit(1);
+}
+#define OK(expr) ok((expr), #expr)
+
+inline void open_gpu() {
+    api = te_cuda_table();
+    int32_t n = 0;
+    if (api->count(&n) != TE_OK || n < 1) {
+        fprintf(stderr, "no GPU: %s\n", api->last_error());
+        exit(2);
+    }
+    OK(api->open(0, &dev));
+}
+inline void finish() { OK(api->wait(dev, 20)); }
+
+// Device memory of n values; freed by hand only where it is large.
+template <class T> T *device_new(size_t n) {
+    void *p;
+    OK(api->alloc(dev, n * sizeof(T), &p));
+    return (T *)p;
+}
+template <class T> T *device_of(const std::vector<T> &v) {
+    T *p = device_new<T>(v.size());
+    if (!v.empty()) OK(api->upload(dev, p, v.data(), v.size() * sizeof(T)));
+    finish();
+    return p;
+}
+template <class T> std::vector<T> host_of(const T *p, size_t n) {
+    std::vector<T> v(n);
+    finish();
+    OK(api->download(dev, v.data(), p, n * sizeof(T)));
+    finish();
+    return v;
+}
+
+inline uint64_t random_state = 88172645463325252ull;
+inline uint32_t random_word() {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return (uint32_t)(random_state >> 16);
+}
+inline double random_unit() { return (random_word() + 0.5) / 4294967296.0; }
+inline float random_normal() { return (float)(sqrt(-2 * log(random_unit())) * cos(6.283185307179586 * random_unit())); }
+inline std::vector<float> normals(size_t n, float size = 1) {
+    std::vector<float> v(n);
+    for (float &x : v) x = size * random_normal();
+    return v;
+}
+
+inline bool is_float(int type) { return type == TE_F32 || type == TE_F16 || type == TE_BF16; }
+inline const int all_types[] = {TE_F32, TE_F16, TE_BF16, TE_Q8_0, TE_Q4_0, TE_Q4_K, TE_Q5_K, TE_Q6_K};
+
+// A matrix on the device, the bytes of its file, and its weights.
+struct matrix {
+    te_mat m = {};
+    std::vector<uint8_t> file;
+    std::vector<double> w;
+    size_t file_stride = 0;
+    const double *row(int r) const { return &w[(size_t)r * (size_t)m.cols]; }
+    void free() { OK(api->free(dev, (void *)m.w)); }
+};
+// poison: rows (a multiple of it, behind the first) whose bytes are all ones, which is not a number in every format.
+inline matrix matrix_new(int type, int rows, int cols, float size = 1, const std::vector<char> &poison = {}) {
+    matrix a;
+    a.file_stride = te_row_bytes(type, cols);
+    a.file.resize(a.file_stride * (size_t)rows);
+    a.w.resize((size_t)rows * (size_t)cols);
+    std::vector<float> x((size_t)cols);
+    for (int r = 0; r < rows; r++) {
+        uint8_t *to = &a.file[(size_t)r * a.file_stride];
+        if (!poison.empty() && poison[(size_t)r]) {
+            memset(to, 0xff, a.file_stride);
+            continue;
+        }
+        if (te_type_get(type)->block_weights == 256) { // random blocks: their own search is slow
+            for (size_t i = 0; i < a.file_stride; i++) to[i] = (uint8_t)random_word();
+            const int bytes = te_type_get(type)->block_bytes;
+            for (size_t b = 0; b < a.file_stride; b += (size_t)bytes) {
+                const uint16_t d = te_f32_to_f16(size * (type == TE_Q6_K ? 4e-4f : 2e-3f)),
+                               low = te_f32_to_f16(size * 2e-2f);
+                memcpy(to + b + (type == TE_Q6_K ? 208 : 0), &d, 2);
+                if (type != TE_Q6_K) memcpy(to + b + 2, &low, 2);
+            }
+        } else {
+            for (float &v : x) v = size * random_normal();
+            te_quantize_row(type, x.data(), to, cols);
+        }
+        te_dequantize_row(type, to, x.data(), cols);
+        for (int c = 0; c < cols; c++) a.w[(size_t)r * (size_t)cols + (size_t)c] = (double)x[(size_t)c];
+    }
+    a.m = {nullptr, api->stride(type, cols), type, cols, rows};
+    a.m.w = device_new<uint8_t>(a.m.stride * (size_t)rows);
+    uint8_t *staged = device_of(a.file);
+    OK(api->fill(dev, (void *)a.m.w, 0xee, a.m.stride * (size_t)rows));
+    const te_cuda_pack op = {a.m, staged, a.file_stride, nullptr, nullptr};
+    OK(api->pack(dev, &op));
+    finish();
+    OK(api->free(dev, staged));
+    return a;
+}

@@ -1,0 +1,427 @@
+// attention.cu - attention of a few tokens over the block table.
+//
+// A block takes some query heads that share a KV head, for one token and a part of the positions. It copies K and V of up
+// to 64 positions into shared memory as they are, scores them, and adds up V under a running softmax. Positions of this very
+// step are not in the pool yet: the last block of a token makes their K and V anew from k and v, through the pool's
+// format, and stores the token's own. The block that is last to finish merges the parts in order.
+#include "launch.h"
+#include "tools.cuh"
+
+namespace te {
+
+constexpr int ATT_THREADS = 256, ATT_WARPS = ATT_THREADS / 32, ATT_GRAIN = 16, ATT_MAX_DIM = 256;
+constexpr int ATT_PAIRS = ATT_MAX_DIM / 64; // pairs of values of a lane
+
+struct attention_args {
+    te_cuda_attention op;
+    int group;  // query heads of a KV head
+    int chunks; // blocks that share them
+    int splits; // of the positions, at most
+    int tile;   // positions in shared memory
+    int row_k, row_v;
+};
+
+// Values i and i + 1 (i even) of a row of K or V in the pool's format.
+__device__ __forceinline__ float2 kv_pair(int type, const uint8_t *row, int i) {
+    switch (type) {
+    case TE_F16:
+        return half2_bits(*(const uint32_t *)(row + 2 * i));
+    case TE_BF16:
+        return bf162_bits(*(const uint32_t *)(row + 2 * i));
+    case TE_F32:
+        return *(const float2 *)(row + 4 * i);
+    default: { // Q8_0
+        const uint8_t *b = row + (i >> 5) * 34;
+        const float d = half_bits(*(const uint16_t *)b);
+        const uint32_t q = *(const uint16_t *)(b + 2 + (i & 31));
+        return make_float2(d * (float)(int8_t)q, d * (float)(int8_t)(q >> 8));
+    }
+    }
+}
+// A warp writes one row; n is a multiple of 32 for Q8_0.
+__device__ void kv_store(int type, const float *x, uint8_t *row, int n) {
+    const int lane = threadIdx.x % 32;
+    for (int c = 0; c < n; c += 32) {
+        const int i = c + lane;
+        const float v = i < n ? x[i] : 0;
+        if (type == TE_Q8_0) {
+            uint8_t *b = row + c / 32 * 34;
+            const float d = warp_max(fabsf(v)) / 127.0f, inverse = d != 0 ? 1.0f / d : 0;
+            b[2 + lane] = (uint8_t)(int8_t)roundf(v * inverse);
+            if (lane == 0) *(__half *)b = __float2half_rn(d);
+        } else if (i < n) {
+            if (type == TE_F16) ((__half *)row)[i] = __float2half_rn(v);
+            if (type == TE_BF16) ((__nv_bfloat16 *)row)[i] = __float2bfloat16_rn(v);
+            if (type == TE_F32) ((float *)row)[i] = v;
+        }
+    }
+    __syncwarp();
+}
+
+// A head on its way from memory: lane l holds values l, l + 32 ..., and cos and sin of pairs l, l + 32 ...
+struct head_values {
+    float v[ATT_MAX_DIM / 32];
+    float2 cs[ATT_MAX_DIM / 64];
+};
+__device__ __forceinline__ head_values fetch_head(const te_cuda_attention &a, const float *src, bool rotate, int t) {
+    head_values h;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < ATT_MAX_DIM / 32; k++) h.v[k] = lane + 32 * k < a.n_embd_head ? __ldcg(src + lane + 32 * k) : 0;
+#pragma unroll
+    for (int k = 0; k < ATT_MAX_DIM / 64; k++) {
+        const int i = lane + 32 * k;
+        h.cs[k] =
+            rotate && i < a.n_rot / 2 ? __ldcg((const float2 *)(a.cs + (size_t)t * a.n_rot) + i) : make_float2(1, 0);
+    }
+    return h;
+}
+// A warp puts it into shared memory, normed and rotated.
+__device__ __forceinline__ void settle_head(const te_cuda_attention &a, const head_values &h, const float *norm,
+                                            bool rotate, float *dst) {
+    const int lane = threadIdx.x % 32, d = a.n_embd_head;
+    float sum = 0, scale = 1;
+#pragma unroll
+    for (int k = 0; k < ATT_MAX_DIM / 32; k++) sum = fmaf(h.v[k], h.v[k], sum);
+    if (norm) scale = 1.0f / sqrtf(warp_sum(sum) / (float)d + a.norm_eps);
+#pragma unroll
+    for (int k = 0; k < ATT_MAX_DIM / 32; k++) {
+        const int i = lane + 32 * k;
+        if (i < d) dst[i] = norm ? h.v[k] * scale * __ldg(norm + i) : h.v[k];
+    }
+    __syncwarp();
+    if (!rotate || a.rope == TE_CUDA_NO_ROPE) return;
+#pragma unroll
+    for (int k = 0; k < ATT_MAX_DIM / 64; k++) {
+        const int i = lane + 32 * k, x = a.rope == TE_CUDA_ROPE_NORM ? 2 * i : i,
+                  y = a.rope == TE_CUDA_ROPE_NORM ? x + 1 : i + a.n_rot / 2;
+        if (i >= a.n_rot / 2) break;
+        const float u = dst[x], v = dst[y];
+        dst[x] = u * h.cs[k].x - v * h.cs[k].y;
+        dst[y] = u * h.cs[k].y + v * h.cs[k].x;
+    }
+    __syncwarp();
+}
+
+// 16 bytes from device to shared memory, in the background where the device can.
+__device__ __forceinline__ void copy16(void *to, const void *from) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
+#else
+    *(uint4 *)to = __ldcg((const uint4 *)from);
+#endif
+}
+__device__ __forceinline__ void copies_end() { // of a group
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void copies_wait() { // for all groups but the last
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}
+
+template <int G> struct attention_smem {
+    float q[G][ATT_MAX_DIM];
+    float score[G][64 + TE_CUDA_MAX_TOK];
+    float best[G], total[G], factor[G];
+    int is_last;
+};
+
+template <int G>
+__global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_constant__ attention_args args) {
+    const te_cuda_attention &a = args.op;
+    extern __shared__ uint4 tiles[];
+    __shared__ attention_smem<G> s;
+    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, d = a.n_embd_head;
+    const int kvh = blockIdx.x / args.chunks, first = blockIdx.x % args.chunks * G, heads = min(G, args.group - first);
+    const int head = kvh * args.group + first, split = blockIdx.y, t = blockIdx.z;
+    // Shared: two stages of K and V rows, then rows of this step, then room for a head of each warp.
+    const int row_k = args.row_k, row_v = args.row_v, stage = args.tile * (row_k + row_v);
+    uint8_t *base = (uint8_t *)tiles, *fresh_k = base + 2 * (size_t)stage,
+            *fresh_v = fresh_k + (size_t)TE_CUDA_MAX_TOK * row_k;
+    float *room = (float *)(fresh_v + (size_t)TE_CUDA_MAX_TOK * row_v) + warp * ATT_MAX_DIM;
+    if (!a.early) {
+        dep_go();
+        dep_wait();
+    }
+    // Which tokens of this step does t see? Lane u looks at token u.
+    const int their_pos = lane < a.n_tok ? __ldcg(a.pos + lane) : -1,
+              their_seq = lane < a.n_tok ? (a.seq ? __ldcg(a.seq + lane) : lane) : -1;
+    const int pos = __shfl_sync(~0u, their_pos, t), seq = __shfl_sync(~0u, their_seq, t);
+    float *out = a.out + t * a.ld_out + (size_t)head * d;
+    if (pos < 0 || pos >= a.n_ctx) {
+        if (a.early) dep_wait();
+        if (split == 0)
+            for (int i = tid; i < heads * d; i += ATT_THREADS) out[i] = 0;
+        return;
+    }
+    const unsigned seen = __ballot_sync(~0u, their_pos >= 0 && their_pos <= pos && their_seq == seq && lane <= t);
+    const int n_old = pos + 1 - __popc(seen), grains = (n_old + ATT_GRAIN - 1) / ATT_GRAIN;
+    const int per = max(4, (grains + args.splits - 1) / args.splits), used = max(1, (grains + per - 1) / per);
+    if (split >= used) { // completion is transitive only if every block waits
+        if (a.early) dep_wait();
+        return;
+    }
+    const int p_begin = split * per * ATT_GRAIN, p_end = min(n_old, (split + 1) * per * ATT_GRAIN),
+              n_fresh = split == used - 1 ? __popc(seen) : 0;
+    const int n_tiles = (p_end - p_begin + args.tile - 1) / args.tile;
+    const int *table = a.table + (size_t)seq * a.ld_table;
+    auto row_of = [&](int p) {
+        return ((size_t)__ldcg(table + p / TE_CUDA_KV_BLOCK) * a.n_head_kv + kvh) * TE_CUDA_KV_BLOCK +
+               p % TE_CUDA_KV_BLOCK;
+    };
+    const size_t own_row = row_of(pos);
+    // Sixteen rows, which never leave their block, are as many 16-byte words as a row has bytes. A warp takes those of K or V.
+    auto copy_tile = [&](int i) {
+        const int p0 = p_begin + i * args.tile, n = min(args.tile, p_end - p0),
+                  jobs = 2 * ((n + ATT_GRAIN - 1) / ATT_GRAIN);
+        uint8_t *to = base + (size_t)(i & 1) * stage;
+        for (int j = warp; j < jobs; j += ATT_WARPS) {
+            const int g = j / 2, row = j & 1 ? row_v : row_k;
+            const uint8_t *from = (const uint8_t *)(j & 1 ? a.v_pool : a.k_pool) + row_of(p0 + g * ATT_GRAIN) * row;
+            uint8_t *there = to + (j & 1 ? (size_t)args.tile * row_k : 0) + (size_t)(g * ATT_GRAIN) * row;
+#pragma unroll 8
+            for (int w = lane; w < row; w += 32) copy16(there + 16 * w, from + 16 * w);
+        }
+        copies_end();
+    };
+    if (n_tiles > 0) copy_tile(0);
+    if (a.early) {
+        dep_go();
+        dep_wait();
+    }
+    if (warp < heads)
+        settle_head(a, fetch_head(a, a.q + t * a.ldq + (size_t)(head + warp) * d, true, t), a.q_norm, true, s.q[warp]);
+    // K and V of this step, through the pool's format; jobs go to the warps behind those of q.
+    for (int j = (warp + ATT_WARPS - heads % ATT_WARPS) % ATT_WARPS; j < 2 * n_fresh; j += ATT_WARPS) {
+        const int i = j / 2, row = j & 1 ? row_v : row_k;
+        unsigned later = seen;
+        for (int k = 0; k < i; k++) later &= later - 1;
+        const int u = __ffs((int)later) - 1;
+        const bool is_k = !(j & 1);
+        uint8_t *to = (is_k ? fresh_k : fresh_v) + (size_t)i * row;
+        const head_values h = fetch_head(a, (is_k ? a.k + u * a.ldk : a.v + u * a.ldv) + (size_t)kvh * d, is_k, u);
+        settle_head(a, h, is_k ? a.k_norm : nullptr, is_k, room);
+        kv_store(is_k ? a.type_k : a.type_v, room, to, d);
+        if (u == t && first == 0) { // rows are of even size
+            uint8_t *pool = (uint8_t *)(is_k ? a.k_pool : a.v_pool) + own_row * row;
+            for (int w = 2 * lane; w < row; w += 64) *(uint16_t *)(pool + w) = *(const uint16_t *)(to + w);
+        }
+    }
+    if (tid < G) {
+        s.best[tid] = -INFINITY;
+        s.total[tid] = 0;
+    }
+    __syncthreads();
+    float2 q[G][ATT_PAIRS];
+#pragma unroll
+    for (int g = 0; g < G; g++)
+#pragma unroll
+        for (int i = 0; i < ATT_PAIRS; i++) {
+            const int c = 2 * lane + 64 * i;
+            q[g][i] = g < heads && c < d ? *(const float2 *)&s.q[g][c] : make_float2(0, 0);
+        }
+    constexpr int BATCH = G == 1 ? 8 : 16 / G; // positions that a warp scores at a time
+    // Each thread adds up V for one pair of columns, over every n_lines-th position.
+    const int pairs = d / 2, n_lines = ATT_THREADS / pairs, line = tid / pairs, pair = tid % pairs;
+    float2 acc[G] = {};
+    for (int i = 0; i < max(1, n_tiles); i++) {
+        if (i + 1 < n_tiles)
+            copy_tile(i + 1);
+        else
+            copies_end();
+        copies_wait();
+        __syncthreads();
+        const uint8_t *ks = base + (size_t)(i & 1) * stage, *vs = ks + (size_t)args.tile * row_k;
+        const int m = min(args.tile, p_end - p_begin - i * args.tile), all = m + (i + 1 >= n_tiles ? n_fresh : 0);
+        for (int p0 = warp * BATCH; p0 < all; p0 += ATT_WARPS * BATCH) {
+            float sum[G * BATCH] = {};
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+                const int p = min(p0 + b, all - 1);
+                const uint8_t *row = p < m ? ks + (size_t)p * row_k : fresh_k + (size_t)(p - m) * row_k;
+#pragma unroll
+                for (int k = 0; k < ATT_PAIRS; k++) {
+                    const int c = 2 * lane + 64 * k;
+                    if (c < d) {
+                        const float2 w = kv_pair(a.type_k, row, c);
+#pragma unroll
+                        for (int g = 0; g < G; g++)
+                            sum[b * G + g] = fmaf(w.x, q[g][k].x, fmaf(w.y, q[g][k].y, sum[b * G + g]));
+                    }
+                }
+            }
+            const float v = warp_sums<G * BATCH>(sum, lane);
+            const int i = sum_index<G * BATCH>(lane), p = p0 + i / G;
+            if (sum_owner<G * BATCH>(lane) && p < all) s.score[i % G][p] = v * a.scale;
+        }
+        __syncthreads();
+        if (warp < G) { // the running softmax of one head
+            float e[3], most = -INFINITY, sum = 0;
+#pragma unroll
+            for (int k = 0; k < 3; k++) {
+                e[k] = lane + 32 * k < all ? s.score[warp][lane + 32 * k] : -INFINITY;
+                most = fmaxf(most, e[k]);
+            }
+            const float before = s.best[warp], now = fmaxf(before, warp_max(most)), zero = now == -INFINITY ? 0 : now,
+                        f = expf(before - zero);
+#pragma unroll
+            for (int k = 0; k < 3; k++) {
+                e[k] = expf(e[k] - zero);
+                sum += e[k];
+                if (lane + 32 * k < all) s.score[warp][lane + 32 * k] = e[k];
+            }
+            sum = warp_sum(sum);
+            __syncwarp(); // all lanes have read what lane 0 overwrites
+            if (lane == 0) {
+                s.factor[warp] = f;
+                s.best[warp] = now;
+                s.total[warp] = s.total[warp] * f + sum;
+            }
+        }
+        __syncthreads();
+        if (line < n_lines) {
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                acc[g].x *= s.factor[g];
+                acc[g].y *= s.factor[g];
+            }
+#pragma unroll 4
+            for (int p = line; p < all; p += n_lines) {
+                const float2 v =
+                    kv_pair(a.type_v, p < m ? vs + (size_t)p * row_v : fresh_v + (size_t)(p - m) * row_v, 2 * pair);
+#pragma unroll
+                for (int g = 0; g < G; g++) {
+                    const float e = s.score[g][p];
+                    acc[g].x = fmaf(e, v.x, acc[g].x);
+                    acc[g].y = fmaf(e, v.y, acc[g].y);
+                }
+            }
+        }
+        __syncthreads(); // the stage and the scores are about to change
+    }
+    // The lines' sums meet where K and V were.
+    float2 *lines = (float2 *)base;
+    if (line < n_lines)
+#pragma unroll
+        for (int g = 0; g < G; g++) lines[(line * G + g) * pairs + pair] = acc[g];
+    __syncthreads();
+    const int width = d + 2; // a part: its maximum, its total, its sums
+    float *scratch = a.scratch + ((size_t)(t * a.n_head + head) * args.splits) * width;
+    for (int i = tid; i < heads * pairs; i += ATT_THREADS) {
+        const int g = i / pairs, c = i % pairs;
+        float2 v = make_float2(0, 0);
+        for (int l = 0; l < n_lines; l++) {
+            const float2 w = lines[(l * G + g) * pairs + c];
+            v.x += w.x;
+            v.y += w.y;
+        }
+        if (used == 1) {
+            const float f = 1.0f / s.total[g];
+            *(float2 *)&out[g * d + 2 * c] = make_float2(v.x * f, v.y * f);
+            continue;
+        }
+        float *to = scratch + ((size_t)g * args.splits + split) * width;
+        if (c == 0) *(float2 *)to = make_float2(s.best[g], s.total[g]);
+        *(float2 *)&to[2 + 2 * c] = v;
+    }
+    if (used == 1) return;
+    // The block that comes last adds the parts, in their order.
+    __syncthreads();
+    if (tid == 0) {
+        __threadfence();
+        s.is_last = atomicInc(a.counter + t * gridDim.x + blockIdx.x, (unsigned)used - 1) == (unsigned)used - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!s.is_last) return;
+    for (int i = tid; i < heads * pairs; i += ATT_THREADS) {
+        const int g = i / pairs, c = i % pairs;
+        const float *from = scratch + (size_t)g * args.splits * width;
+        float most = -INFINITY, total = 0;
+        float2 sum = make_float2(0, 0);
+#pragma unroll 8
+        for (int k = 0; k < used; k++) {
+            const float2 w = __ldcg((const float2 *)(from + (size_t)k * width)),
+                         v = __ldcg((const float2 *)(from + (size_t)k * width + 2 + 2 * c));
+            const float now = fmaxf(most, w.x), f0 = expf(most - now), f1 = expf(w.x - now);
+            sum = make_float2(sum.x * f0 + v.x * f1, sum.y * f0 + v.y * f1);
+            total = total * f0 + w.y * f1;
+            most = now;
+        }
+        *(float2 *)&out[g * d + 2 * c] = make_float2(sum.x / total, sum.y / total);
+    }
+}
+
+static size_t smem_of(const attention_args &a, int heads) {
+    const size_t stages = 2 * (size_t)a.tile * (size_t)(a.row_k + a.row_v),
+                 lines = (size_t)heads * ATT_THREADS * sizeof(float2);
+    const size_t rest = (size_t)TE_CUDA_MAX_TOK * (size_t)(a.row_k + a.row_v) + ATT_WARPS * ATT_MAX_DIM * sizeof(float);
+    return stages + rest > lines ? stages + rest : lines;
+}
+
+static attention_args prepare(const te_cuda *d, const te_cuda_attention *op, int *variant) {
+    attention_args a = {};
+    a.op = *op;
+    a.group = op->n_head / op->n_head_kv;
+    *variant = a.group == 1 ? 0 : a.group <= 4 ? 1 : 2;
+    const int per_block = *variant == 0 ? 1 : 4 * *variant;
+    a.chunks = divide_up(a.group, per_block);
+    // Two blocks for each multiprocessor, of at least 64 positions each, at most 64 parts.
+    const int across = op->n_head_kv * a.chunks * op->n_tok, wanted = divide_up(2 * d->info.n_sm, across),
+              most = divide_up(op->n_ctx, 64);
+    a.splits = wanted < most ? wanted : most;
+    if (a.splits > 64) a.splits = 64;
+    a.row_k = (int)te_row_bytes(op->type_k, op->n_embd_head);
+    a.row_v = (int)te_row_bytes(op->type_v, op->n_embd_head);
+    const size_t most_bytes = d->smem_sm / 2 - 16 * 1024 < d->smem_block ? d->smem_sm / 2 - 16 * 1024 : d->smem_block;
+    for (a.tile = 64; a.tile > ATT_GRAIN && smem_of(a, per_block) > most_bytes;) a.tile /= 2;
+    return a;
+}
+
+static te_status check(te_cuda *d, const te_cuda_attention *op) {
+    if (op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK)
+        return refuse(
+            d, te_fail(TE_ARGUMENT, "attention: %d tokens, 1 to %d are possible", (int)op->n_tok, TE_CUDA_MAX_TOK));
+    if (op->n_head_kv < 1 || op->n_head < 1 || op->n_head % op->n_head_kv || op->n_embd_head < 2 ||
+        op->n_embd_head % 2 || op->n_embd_head > ATT_MAX_DIM || op->n_ctx < 1)
+        return refuse(d, te_fail(TE_UNSUPPORTED, "attention: %d heads on %d of %d values, context %d", (int)op->n_head,
+                                 (int)op->n_head_kv, (int)op->n_embd_head, (int)op->n_ctx));
+    if (op->rope != TE_CUDA_NO_ROPE && (!op->cs || op->n_rot < 2 || op->n_rot % 2 || op->n_rot > op->n_embd_head))
+        return refuse(
+            d, te_fail(TE_ARGUMENT, "attention: %d values of %d are rotated", (int)op->n_rot, (int)op->n_embd_head));
+    const int32_t types[2] = {op->type_k, op->type_v};
+    for (int32_t type : types)
+        if ((type != TE_F16 && type != TE_F32 && type != TE_BF16 && type != TE_Q8_0) ||
+            (type == TE_Q8_0 && op->n_embd_head % 32))
+            return refuse(d, te_fail(TE_UNSUPPORTED, "attention: K or V of type %d with heads of %d", (int)type,
+                                     (int)op->n_embd_head));
+    return TE_OK;
+}
+
+size_t attention_floats(te_cuda *d, const te_cuda_attention *op) {
+    int variant;
+    const attention_args a = prepare(d, op, &variant);
+    return (size_t)op->n_tok * (size_t)op->n_head * (size_t)a.splits * (size_t)(op->n_embd_head + 2);
+}
+size_t attention_counters(te_cuda *d, const te_cuda_attention *op) {
+    int variant;
+    const attention_args a = prepare(d, op, &variant);
+    return (size_t)op->n_tok * (size_t)(op->n_head_kv * a.chunks);
+}
+
+te_status attention(te_cuda *d, const te_cuda_attention *op) {
+    TE_CUDA_TRY(check(d, op));
+    int variant;
+    const attention_args a = prepare(d, op, &variant);
+    void (*const kernels[3])(attention_args) = {attention_kernel<1>, attention_kernel<4>, attention_kernel<8>};
+    const size_t smem = smem_of(a, variant == 0 ? 1 : 4 * variant);
+    return launch(d, "attention", kernels[variant],
+                  dim3((unsigned)(op->n_head_kv * a.chunks), (unsigned)a.splits, (unsigned)op->n_tok), ATT_THREADS,
+                  smem, a);
+}
+
+} // namespace te

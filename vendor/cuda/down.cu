@@ -1,0 +1,82 @@
+// down.cu - te_cuda_down and te_cuda_merge: checks, and the sum over the parts.
+#include "down.cuh"
+#include "launch.h"
+
+namespace te {
+
+static const down_kernels *down_kernels_of(int type) {
+    const down_kernels *k = down_float(type);
+    if (!k) k = down_32(type);
+    return k ? k : down_k(type);
+}
+
+static int tiles(const te_mat *m, const down_kernels *k) { return divide_up(m->cols, DOWN_LANES * k->weights); }
+
+// Two blocks a multiprocessor, and no more rows of a block than it has room for.
+int32_t parts(te_cuda *d, const te_mat *down, int32_t n_rows) {
+    const down_kernels *k = down_kernels_of(down->type);
+    if (!k || n_rows < 1) return 0;
+    const int wanted = 2 * d->info.n_sm / tiles(down, k), least = divide_up(n_rows, DOWN_ROWS),
+              most = divide_up(n_rows, DOWN_GROUPS);
+    const int n = wanted < most ? wanted : most;
+    return n > least ? n : least;
+}
+
+te_status down(te_cuda *d, const te_cuda_down *op) {
+    TE_CUDA_TRY(check_matrix(d, "down", &op->w));
+    if (op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK)
+        return refuse(d,
+                      te_fail(TE_ARGUMENT, "down: %d tokens, 1 to %d are possible", (int)op->n_tok, TE_CUDA_MAX_TOK));
+    if (!op->h || !op->partial) return refuse(d, te_fail(TE_ARGUMENT, "down: no input or no result"));
+    const int n = op->rows.list ? op->rows.n : op->w.n_rows;
+    if (n < 1) return TE_OK;
+    const down_kernels *k = down_kernels_of(op->w.type);
+    const int n_parts = parts(d, &op->w, n), n_tiles = tiles(&op->w, k);
+    const down_args a = {(const uint8_t *)op->w.w,
+                         op->h,
+                         op->rows.list,
+                         op->rows.list ? op->rows.n_list : nullptr,
+                         op->partial,
+                         op->w.stride,
+                         op->ldh,
+                         op->n_tok,
+                         n,
+                         op->w.cols,
+                         n_tiles,
+                         n_parts,
+                         op->all != 0};
+    return launch(d, "down", k->kernel[op->n_tok == 1 ? 0 : 1], dim3((unsigned)(n_tiles * n_parts)), DOWN_THREADS, 0,
+                  a);
+}
+
+constexpr int MERGE_COLS = 32, MERGE_GROUPS = 8;
+
+__global__ void __launch_bounds__(MERGE_COLS *MERGE_GROUPS) merge_kernel(const te_cuda_merge a) {
+    __shared__ float sums[MERGE_GROUPS][MERGE_COLS];
+    dep_go();
+    dep_wait();
+    const int c = threadIdx.x % MERGE_COLS, g = threadIdx.x / MERGE_COLS, col = blockIdx.x * MERGE_COLS + c,
+              t = blockIdx.y;
+    float s = 0;
+    if (col < a.cols)
+#pragma unroll 4
+        for (int b = g; b < a.n_parts; b += MERGE_GROUPS)
+            s += __ldcg(a.partial + ((size_t)b * a.n_tok + t) * a.cols + col);
+    sums[g][c] = s;
+    __syncthreads();
+    if (g > 0 || col >= a.cols) return;
+    for (int i = 1; i < MERGE_GROUPS; i++) s += sums[i][c];
+    float y = a.add ? __ldcg(a.add + t * a.ld_add + col) : 0;
+    if (a.bias) y += __ldg(a.bias + col);
+    a.y[t * a.ldy + col] = y + s;
+}
+
+te_status merge(te_cuda *d, const te_cuda_merge *op) {
+    if (op->n_parts < 0 || op->cols < 1 || op->n_tok < 1 || !op->y || (op->n_parts && !op->partial))
+        return refuse(d, te_fail(TE_ARGUMENT, "merge: %d parts of %d columns and %d tokens", (int)op->n_parts,
+                                 (int)op->cols, (int)op->n_tok));
+    return launch(d, "merge", merge_kernel, dim3((unsigned)divide_up(op->cols, MERGE_COLS), (unsigned)op->n_tok),
+                  MERGE_COLS * MERGE_GROUPS, 0, *op);
+}
+
+} // namespace te

@@ -1,0 +1,134 @@
+// down.cuh - sums of rows weighted by h: the kernel of te_cuda_down.
+//
+// A block owns a tile of columns and every n-th row. It lists its rows with h != 0 in order, then four groups of 128
+// threads take every fourth of them, each thread the same columns of each row, several rows in flight. The groups' sums are
+// added in shared memory and stored as the block's part.
+#ifndef TE_CUDA_DOWN_CUH
+#define TE_CUDA_DOWN_CUH
+
+#include "codec.cuh"
+
+namespace te {
+
+constexpr int DOWN_LANES = 128, DOWN_GROUPS = 4, DOWN_THREADS = DOWN_LANES * DOWN_GROUPS;
+constexpr int DOWN_ROWS = 1024; // of a block
+
+struct down_args {
+    const uint8_t *w;
+    const float *h;
+    const int32_t *list, *n_list;
+    float *partial;
+    size_t stride, ldh;
+    int n_tok, n, cols, n_tiles, n_parts;
+    bool all;
+};
+typedef void (*down_function)(down_args);
+struct down_kernels {
+    int type, weights;
+    down_function kernel[2]; // for one token, and for any number, four at a time
+};
+const down_kernels *down_float(int type);
+const down_kernels *down_32(int type);
+const down_kernels *down_k(int type);
+
+template <class C, int T>
+__global__ void __launch_bounds__(DOWN_THREADS, T == 1 ? 2 : 1) down_kernel(const down_args a) {
+    constexpr int W = C::down_weights, FLIGHT = C::flight, STEP = FLIGHT * DOWN_GROUPS;
+    __shared__ int row[DOWN_ROWS];
+    __shared__ float weight[T][DOWN_ROWS];
+    __shared__ float sums[DOWN_LANES * W];
+    __shared__ int words[DOWN_THREADS / 32];
+    const int tile = blockIdx.x % a.n_tiles, b = blockIdx.x / a.n_tiles, n_pieces = (a.cols + W - 1) / W;
+    const int group = threadIdx.x / DOWN_LANES, lane = threadIdx.x % DOWN_LANES, piece = tile * DOWN_LANES + lane;
+    const int first_col = tile * DOWN_LANES * W;
+    const bool inside = piece < n_pieces;
+    if (a.all && inside) // the first rows are sure to be wanted
+        for (int k = 0; k < FLIGHT; k++) {
+            const int i = b + (group + k * DOWN_GROUPS) * a.n_parts;
+            if (!a.list && i < a.n)
+                prefetch_l2(a.w + (size_t)i * a.stride + (size_t)piece * a.stride / (size_t)n_pieces);
+        }
+    dep_go();
+    dep_wait();
+    const int n = a.n_list ? min(__ldcg(a.n_list), a.n) : a.n;
+    for (int t0 = 0; t0 < a.n_tok; t0 += T) {
+        int m = 0;
+        for (int k0 = 0; b + k0 * a.n_parts < n; k0 += DOWN_THREADS) {
+            const int i = b + (k0 + (int)threadIdx.x) * a.n_parts;
+            float h[T];
+            bool on = false;
+#pragma unroll
+            for (int t = 0; t < T; t++) {
+                h[t] = i < n && t0 + t < a.n_tok ? __ldcg(a.h + (t0 + t) * a.ldh + i) : 0;
+                on |= h[t] != 0; // true for what is not a number
+            }
+            const int at = ordered_place(on, &m, words);
+            if (!on) continue;
+            row[at] = a.list ? __ldcg(a.list + i) : i;
+#pragma unroll
+            for (int t = 0; t < T; t++) weight[t][at] = h[t];
+        }
+        __syncthreads();
+        float acc[T][W + C::offsets] = {};
+        if (inside) {
+            typename C::part now[FLIGHT], next[FLIGHT];
+            auto load = [&](typename C::part(&p)[FLIGHT], int k) {
+#pragma unroll
+                for (int f = 0; f < FLIGHT; f++)
+                    if (k + f * DOWN_GROUPS < m)
+                        p[f] = C::load_down(a.w + (size_t)row[k + f * DOWN_GROUPS] * a.stride, piece, n_pieces);
+            };
+            load(now, group);
+            for (int k = group; k < m; k += STEP) {
+                load(next, k + STEP);
+#pragma unroll
+                for (int f = 0; f < FLIGHT; f++)
+                    if (k + f * DOWN_GROUPS < m) {
+                        float h[T];
+#pragma unroll
+                        for (int t = 0; t < T; t++) h[t] = weight[t][k + f * DOWN_GROUPS];
+                        C::template axpy<T>(now[f], h, acc);
+                    }
+#pragma unroll
+                for (int f = 0; f < FLIGHT; f++) now[f] = next[f];
+            }
+        }
+        if constexpr (C::offsets > 0)
+#pragma unroll
+            for (int t = 0; t < T; t++)
+#pragma unroll
+                for (int k = 0; k < W; k++) acc[t][k] -= acc[t][W + k / (W / C::offsets)];
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            for (int g = 1; g < DOWN_GROUPS; g++) {
+                __syncthreads();
+                if (group == g)
+#pragma unroll
+                    for (int k = 0; k < W; k++) sums[k * DOWN_LANES + lane] = acc[t][k];
+                __syncthreads();
+                if (group == 0)
+#pragma unroll
+                    for (int k = 0; k < W; k++) acc[t][k] += sums[k * DOWN_LANES + lane];
+            }
+            // Into the order of the columns, so that neighbours are stored together.
+            __syncthreads();
+            if (group == 0 && inside)
+#pragma unroll
+                for (int k = 0; k < W; k++) sums[C::column(piece, k) - first_col] = acc[t][k];
+            __syncthreads();
+            if (t0 + t < a.n_tok) {
+                float *to = a.partial + ((size_t)b * a.n_tok + (t0 + t)) * a.cols + first_col;
+                for (int i = threadIdx.x; i < min(DOWN_LANES * W, a.cols - first_col); i += DOWN_THREADS)
+                    to[i] = sums[i];
+            }
+        }
+        __syncthreads(); // the lists are about to change
+    }
+}
+
+template <class C> constexpr down_kernels down_of() {
+    return {C::type, C::down_weights, {down_kernel<C, 1>, down_kernel<C, 4>}};
+}
+
+} // namespace te
+#endif

@@ -1,0 +1,207 @@
+// elem.cu - small kernels: packing into device layout, embeddings, addition, the largest value.
+#include <cfloat>
+
+#include "launch.h"
+#include "tools.cuh"
+
+namespace te {
+
+// ---- pack ----
+
+// The fields of a block that device layout keeps in planes: where they are in the block, and their bytes.
+struct plane {
+    int at, n;
+};
+struct planes {
+    int block, weights, n;
+    plane p[4];
+};
+static planes planes_of(int type) {
+    const te_type_info *info = te_type_get(type);
+    planes v = {info->block_bytes, info->block_weights, 1, {{0, info->block_bytes}}};
+    if (type == TE_Q8_0) v = {34, 32, 2, {{2, 32}, {0, 2}}};
+    if (type == TE_Q4_0) v = {18, 32, 2, {{2, 16}, {0, 2}}};
+    if (type == TE_Q6_K) v = {210, 256, 4, {{0, 128}, {128, 64}, {192, 16}, {208, 2}}};
+    return v;
+}
+
+// Two bytes a thread; a row's padding becomes 0.
+__global__ void pack_kernel(const te_cuda_pack a, const planes v, int n_blocks) {
+    dep_go();
+    dep_wait();
+    const int row = blockIdx.y;
+    const uint8_t *src = (const uint8_t *)a.src + (size_t)(a.rows ? __ldcg(a.rows + row) : row) * a.src_stride;
+    uint8_t *dst = (uint8_t *)a.dst.w + (size_t)row * a.dst.stride;
+    for (int at = 2 * (blockIdx.x * blockDim.x + threadIdx.x); at < (int)a.dst.stride;
+         at += 2 * gridDim.x * blockDim.x) {
+        uint16_t word = 0;
+        int rest = at;
+        for (int i = 0; i < v.n; i++) {
+            const int n = v.p[i].n * n_blocks;
+            if (rest < n) {
+                const int b = rest / v.p[i].n, from = a.blocks ? __ldcg(a.blocks + b) : b;
+                word = *(const uint16_t *)(src + (size_t)from * (size_t)v.block + v.p[i].at + rest % v.p[i].n);
+                break;
+            }
+            rest -= n;
+        }
+        *(uint16_t *)(dst + at) = word;
+    }
+}
+
+te_status pack(te_cuda *d, const te_cuda_pack *op) {
+    TE_CUDA_TRY(check_matrix(d, "pack", &op->dst));
+    if (!op->src || !aligned(op->src, 2) || op->src_stride % 2)
+        return refuse(d, te_fail(TE_ARGUMENT, "pack: rows at %p, %zu bytes apart, are not aligned to 2 bytes", op->src,
+                                 op->src_stride));
+    if (op->dst.stride > INT32_MAX / 2)
+        return refuse(d, te_fail(TE_ARGUMENT, "pack: rows of %zu bytes", op->dst.stride));
+    const planes v = planes_of(op->dst.type);
+    const int threads = 256, n_blocks = op->dst.cols / v.weights,
+              across = divide_up((int64_t)op->dst.stride, 2 * threads);
+    for (int32_t r = 0; r < op->dst.n_rows; r += 32768) { // a grid's second dimension is limited
+        te_cuda_pack part = *op;
+        part.dst.w = (const uint8_t *)op->dst.w + (size_t)r * op->dst.stride;
+        part.dst.n_rows = op->dst.n_rows - r < 32768 ? op->dst.n_rows - r : 32768;
+        if (op->rows)
+            part.rows = op->rows + r;
+        else
+            part.src = (const uint8_t *)op->src + (size_t)r * op->src_stride;
+        TE_CUDA_TRY(launch(d, "pack", pack_kernel,
+                           dim3((unsigned)(across < 64 ? across : 64), (unsigned)part.dst.n_rows), threads, 0, part, v,
+                           n_blocks));
+    }
+    return TE_OK;
+}
+
+// ---- embeddings ----
+
+// Weight c of a row in the file's layout, in shared memory.
+__device__ float file_weight(int type, const uint8_t *row, int c) {
+    auto half_at = [](const uint8_t *p) { return half_bits(*(const uint16_t *)p); };
+    switch (type) {
+    case TE_F32:
+        return ((const float *)row)[c];
+    case TE_F16:
+        return half_at(row + 2 * c);
+    case TE_BF16:
+        return __uint_as_float((uint32_t)((const uint16_t *)row)[c] << 16);
+    case TE_Q8_0: {
+        const uint8_t *b = row + c / 32 * 34;
+        return half_at(b) * (float)(int8_t)b[2 + c % 32];
+    }
+    case TE_Q4_0: {
+        const uint8_t *b = row + c / 32 * 18;
+        return half_at(b) * (float)((b[2 + c % 16] >> c % 32 / 16 * 4 & 15) - 8);
+    }
+    case TE_Q6_K: {
+        const uint8_t *b = row + c / 256 * 210;
+        const int i = c % 256, half = i / 128, k = i % 128;
+        const int q = (b[64 * half + k % 64] >> k / 64 * 4 & 15) | (b[128 + 32 * half + k % 32] >> k / 32 * 2 & 3) << 4;
+        return half_at(b + 208) * (float)(int8_t)b[192 + i / 16] * (float)(q - 32);
+    }
+    default: { // Q4_K, Q5_K
+        const bool five = type == TE_Q5_K;
+        const uint8_t *b = row + c / 256 * (five ? 176 : 144), *s = b + 4;
+        const int i = c % 256, unit = i / 32, j = unit % 4;
+        const int scale = unit < 4 ? s[j] & 63 : (s[8 + j] & 15) | s[j] >> 6 << 4,
+                  low = unit < 4 ? s[4 + j] & 63 : s[8 + j] >> 4 | s[4 + j] >> 6 << 4;
+        int q = b[(five ? 48 : 16) + unit / 2 * 32 + i % 32] >> unit % 2 * 4 & 15;
+        if (five) q |= (b[16 + i % 32] >> unit & 1) << 4;
+        return half_at(b) * (float)scale * (float)q - half_at(b + 2) * (float)low;
+    }
+    }
+}
+
+__global__ void embed_kernel(const te_cuda_embed a, int row_bytes) {
+    extern __shared__ uint4 shared[];
+    dep_go();
+    dep_wait();
+    const int t = blockIdx.x, id = __ldcg(a.id + t);
+    float *y = a.y + t * a.ldy;
+    if (id >= 0) { // a row may lie in host memory: it is read once, as wide as its place allows
+        const uint8_t *row = (const uint8_t *)a.table.w + (size_t)(id + a.offset) * a.table.stride;
+        uint8_t *s = (uint8_t *)shared;
+        const int wide = (uintptr_t)row % 16 == 0 ? row_bytes / 16 * 16 : 0;
+        for (int i = 16 * threadIdx.x; i < wide; i += 16 * blockDim.x) *(uint4 *)(s + i) = load16(row + i);
+        for (int i = wide + 2 * threadIdx.x; i < row_bytes; i += 2 * blockDim.x)
+            *(uint16_t *)(s + i) = *(const uint16_t *)(row + i);
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < a.table.cols; c += blockDim.x) {
+        const float w = id >= 0 ? file_weight(a.table.type, (const uint8_t *)shared, c) : 0;
+        y[c] = a.add ? y[c] + w : w;
+    }
+}
+
+te_status embed(te_cuda *d, const te_cuda_embed *op) {
+    if (!has_type(op->table.type) || op->table.cols < 1 || op->table.cols % te_type_get(op->table.type)->block_weights)
+        return refuse(d, te_fail(TE_UNSUPPORTED, "embed: no kernel for rows of %d weights of type %d",
+                                 (int)op->table.cols, (int)op->table.type));
+    if (!op->table.w || !aligned(op->table.w, 2) || op->table.stride % 2 || !op->id || !op->y || op->n_tok < 1)
+        return refuse(d, te_fail(TE_ARGUMENT, "embed: a table at %p, rows %zu bytes apart, %d tokens", op->table.w,
+                                 op->table.stride, (int)op->n_tok));
+    const size_t n_bytes = te_row_bytes(op->table.type, op->table.cols);
+    if (n_bytes > d->smem_block) return refuse(d, te_fail(TE_UNSUPPORTED, "embed: rows of %zu bytes", n_bytes));
+    return launch(d, "embed", embed_kernel, dim3((unsigned)op->n_tok), 1024, (n_bytes + 15) / 16 * 16, *op,
+                  (int)n_bytes);
+}
+
+// ---- the rest ----
+
+__global__ void add_kernel(const float *x, float *y, int64_t n) {
+    dep_go();
+    dep_wait();
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = __ldcg(y + i) + __ldcg(x + i);
+}
+te_status add(te_cuda *d, const float *x, float *y, int64_t n) {
+    if (n < 1) return TE_OK;
+    if (n > (int64_t)INT32_MAX * 256) return refuse(d, te_fail(TE_ARGUMENT, "add: %lld values", (long long)n));
+    return launch(d, "add", add_kernel, dim3((unsigned)divide_up(n, 256)), 256, 0, x, y, n);
+}
+
+__global__ void argmax_kernel(const float *x, size_t ldx, int n, int32_t *best) {
+    __shared__ float value[32];
+    __shared__ int place[32];
+    dep_go();
+    dep_wait();
+    x += blockIdx.x * ldx;
+    float v = -FLT_MAX;
+    int at = n; // nothing better was found
+    auto take = [&](float w, int i) {
+        if (i < n && (at == n || w > v || (w == v && i < at))) {
+            v = w;
+            at = i;
+        }
+    };
+    for (int i = threadIdx.x; i < n; i += 1024) {
+        const float w = __ldcg(x + i);
+        if (w == w) take(w, i);
+    }
+    auto fold = [&] {
+        for (int o = 16; o; o /= 2) {
+            const float w = __shfl_xor_sync(~0u, v, o);
+            const int i = __shfl_xor_sync(~0u, at, o);
+            take(w, i);
+        }
+    };
+    fold();
+    if (threadIdx.x % 32 == 0) {
+        value[threadIdx.x / 32] = v;
+        place[threadIdx.x / 32] = at;
+    }
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    v = value[threadIdx.x];
+    at = place[threadIdx.x];
+    fold();
+    if (threadIdx.x == 0) best[blockIdx.x] = at < n ? at : 0;
+}
+te_status argmax(te_cuda *d, const float *x, size_t ldx, int32_t n, int32_t n_tok, int32_t *best) {
+    if (n < 1 || n_tok < 1)
+        return refuse(d, te_fail(TE_ARGUMENT, "argmax: of %d values, %d tokens", (int)n, (int)n_tok));
+    return launch(d, "argmax", argmax_kernel, dim3((unsigned)n_tok), 1024, 0, x, ldx, n, best);
+}
+
+} // namespace te

@@ -1,0 +1,84 @@
+// launch.h - inside of a te_cuda, and what its files share on the host's side.
+#ifndef TE_CUDA_LAUNCH_H
+#define TE_CUDA_LAUNCH_H
+
+#include <cuda_runtime.h>
+
+#include "../core/te_types.h"
+#include "te_cuda.h"
+
+struct te_cuda_block; // device.cu: one allocation
+
+struct te_cuda {
+    te_cuda_info info;
+    cudaStream_t stream;
+    cudaEvent_t mark[8];
+    int marked; // bits of the slots in use
+    size_t smem_block, smem_sm;
+    bool overlap, capturing;
+    cudaStream_t capture; // the stream that is being captured: operations go there
+    te_status failed;     // of the first operation that failed while capturing
+    char sentence[256];
+    te_cuda_block *blocks;
+    uint64_t owned_bytes;
+};
+
+#define TE_CUDA_TRY(expr)                                                                                              \
+    do {                                                                                                               \
+        const te_status te_try_ = (expr);                                                                              \
+        if (te_try_ != TE_OK) return te_try_;                                                                          \
+    } while (0)
+
+namespace te {
+
+// What a call of CUDA said, as a status; `call` names it in the sentence.
+te_status cuda_status(cudaError_t e, const char *call);
+// Refuses an operation: the status is kept for capture_end, too.
+te_status refuse(te_cuda *d, te_status s);
+
+template <class... A>
+te_status launch(te_cuda *d, const char *name, void (*kernel)(A...), dim3 grid, int threads, size_t smem, A... args) {
+    if (smem > 32 * 1024) { // with what kernels declare themselves it may be over the limit for all devices
+        const cudaError_t e =
+            cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+        if (e != cudaSuccess) return refuse(d, cuda_status(e, name));
+    }
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t c = {};
+    c.gridDim = grid;
+    c.blockDim = dim3((unsigned)threads);
+    c.dynamicSmemBytes = smem;
+    c.stream = d->capturing ? d->capture : d->stream;
+    c.attrs = &attribute;
+    c.numAttrs = d->overlap ? 1 : 0;
+    void *pointers[] = {(void *)&args...};
+    const cudaError_t e = cudaLaunchKernelExC(&c, (const void *)kernel, pointers);
+    return e == cudaSuccess ? TE_OK : refuse(d, cuda_status(e, name));
+}
+
+inline int divide_up(int64_t a, int64_t b) { return (int)((a + b - 1) / b); }
+inline bool aligned(const void *p, size_t n) { return (uintptr_t)p % n == 0; }
+
+// A device matrix that kernels may read: type, alignment, stride.
+te_status check_matrix(te_cuda *d, const char *op, const te_mat *m);
+
+// The operations, one file each.
+te_status pack(te_cuda *d, const te_cuda_pack *op);
+te_status linear(te_cuda *d, const te_cuda_linear *op);
+te_status hidden(te_cuda *d, const te_cuda_hidden *op);
+int32_t parts(te_cuda *d, const te_mat *down, int32_t n_rows);
+te_status down(te_cuda *d, const te_cuda_down *op);
+te_status merge(te_cuda *d, const te_cuda_merge *op);
+size_t attention_floats(te_cuda *d, const te_cuda_attention *op);
+size_t attention_counters(te_cuda *d, const te_cuda_attention *op);
+te_status attention(te_cuda *d, const te_cuda_attention *op);
+te_status embed(te_cuda *d, const te_cuda_embed *op);
+te_status add(te_cuda *d, const float *x, float *y, int64_t n);
+te_status argmax(te_cuda *d, const float *x, size_t ldx, int32_t n, int32_t n_tok, int32_t *best);
+int32_t has_type(int32_t type);
+size_t stride(int32_t type, int32_t cols);
+
+} // namespace te
+#endif

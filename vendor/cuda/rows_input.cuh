@@ -1,0 +1,260 @@
+// rows_input.cuh - what the row kernels are told, and how a block brings their input into shared memory: normed, and as
+// bytes for integer formats.
+#ifndef TE_CUDA_ROWS_INPUT_CUH
+#define TE_CUDA_ROWS_INPUT_CUH
+
+#include "codec.cuh"
+#include "te_cuda.h"
+
+namespace te {
+
+constexpr int ROWS_THREADS = 512, ROWS_WARPS = ROWS_THREADS / 32;
+
+enum select_kind {
+    SELECT_ALL,  // all rows of all products
+    SELECT_LIST, // a list on the device, its length known or on the device
+    SELECT_MARK  // neurons whose bit is set for some token
+};
+
+struct rows_product {
+    const uint8_t *w;
+    const float *bias, *add;
+    float *y;
+    uint8_t *mark;
+    size_t stride, ld_add, ldy, ld_mark;
+    float threshold;
+    int first, n_rows; // place in the concatenation of all products
+    bool relu;
+};
+
+struct rows_args {
+    const float *x;
+    size_t ldx;
+    te_cuda_norm norm;
+    int n_tok, cols;
+    int tile;                   // columns at a time: whole tasks
+    int parts;                  // tasks of a row in a tile
+    int n;                      // rows (neurons) to choose from
+    int unit;                   // SELECT_ALL: a block's rows begin at multiples of this
+    int share_each, share_more; // SELECT_ALL: units of a block, blocks with one more
+    int capacity;               // rows that a block has room for
+    select_kind select;
+    const int32_t *list, *n_list;
+    const uint8_t *mask; // SELECT_MARK, and bits of each token
+    size_t ld_mask;
+    // linear
+    int n_products;
+    rows_product product[TE_CUDA_MAX_PRODUCTS];
+    // hidden: gate and up are product 0 and 1, without a gate up is product 0
+    bool ffn, gated, skip;
+    te_activation act;
+    float threshold;
+    float *h;
+    size_t ldh;
+    uint32_t *fired, *counts;
+};
+
+// Shared memory of a block, in this order; sizes in bytes, each a multiple of 16.
+struct rows_smem {
+    int acts;    // activations of a tile
+    int scales;  // of integer ones
+    int part;    // sums of tasks
+    int pointer; // rows to read
+    int id;      // their ids; twice, the second time the places of ups
+    int gate;    // gates while ups are read
+};
+
+typedef void (*rows_function)(rows_args, rows_smem);
+
+// The kernels of one format, for up to 1, 4 and 8 tokens.
+struct rows_kernels {
+    int type, lane_weights, steps;
+    bool int8;
+    rows_function kernel[2][3]; // of te_cuda_linear, of te_cuda_hidden
+};
+const rows_kernels *rows_float(int type); // NULL for types of another file
+const rows_kernels *rows_32(int type);
+const rows_kernels *rows_k(int type);
+
+// Sum over the block of each of N values; all threads get it. room: shared, ROWS_WARPS * N floats.
+template <int N> __device__ void block_sums(float (&s)[N], float *room) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float v = warp_sum(s[i]);
+        if (threadIdx.x % 32 == 0) room[threadIdx.x / 32 * N + i] = v;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        s[i] = 0;
+        for (int w = 0; w < ROWS_WARPS; w++) s[i] += room[w * N + i];
+    }
+    __syncthreads();
+}
+
+// Four activations of a token; 0 behind the last column.
+__device__ __forceinline__ float4 load_x(const rows_args &a, int t, int c) {
+    const float *x = a.x + t * a.ldx + c;
+    if (c + 4 <= a.cols) return __ldcg((const float4 *)x);
+    float4 v = make_float4(0, 0, 0, 0);
+    if (c < a.cols) v.x = __ldcg(x);
+    if (c + 1 < a.cols) v.y = __ldcg(x + 1);
+    if (c + 2 < a.cols) v.z = __ldcg(x + 2);
+    return v;
+}
+__device__ __forceinline__ float4 load_vector(const float *w, int c, int cols, float other) {
+    if (c + 4 <= cols) return __ldg((const float4 *)(w + c));
+    return make_float4(c < cols ? __ldg(w + c) : other, c + 1 < cols ? __ldg(w + c + 1) : other,
+                       c + 2 < cols ? __ldg(w + c + 2) : other, other);
+}
+
+// Of each token, in shared memory: x is normed to (x - mean) * scale.
+template <int T> struct rows_norm {
+    float mean[T], scale[T];
+};
+template <int T> __device__ void measure(const rows_args &a, rows_norm<T> &n, float *room) {
+    if (a.norm.kind == TE_CUDA_NO_NORM) return;
+    float mean[T] = {}, sum[T] = {};
+    if (a.norm.kind == TE_CUDA_LAYER_NORM) {
+        for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * ROWS_THREADS)
+#pragma unroll
+            for (int t = 0; t < T; t++)
+                if (t < a.n_tok) {
+                    const float4 v = load_x(a, t, c);
+                    mean[t] += (v.x + v.y) + (v.z + v.w);
+                }
+        block_sums(mean, room);
+#pragma unroll
+        for (int t = 0; t < T; t++) mean[t] /= (float)a.cols;
+    }
+    for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * ROWS_THREADS)
+#pragma unroll
+        for (int t = 0; t < T; t++)
+            if (t < a.n_tok) {
+                const float4 v = load_x(a, t, c);
+                const float m = mean[t];
+                sum[t] += (v.x - m) * (v.x - m);
+                if (c + 1 < a.cols) sum[t] += (v.y - m) * (v.y - m);
+                if (c + 2 < a.cols) sum[t] += (v.z - m) * (v.z - m);
+                if (c + 3 < a.cols) sum[t] += (v.w - m) * (v.w - m);
+            }
+    block_sums(sum, room);
+    if (threadIdx.x == 0)
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            n.mean[t] = mean[t];
+            n.scale[t] = 1.0f / sqrtf(sum[t] / (float)a.cols + a.norm.eps);
+        }
+    __syncthreads();
+}
+
+// Four activations of token t, the i-th of the tile, into shared memory; whole warps call it for integer formats.
+template <class C>
+__device__ __forceinline__ void put_x(const rows_args &a, int t, int i, float4 v, uint4 *q, bytes32 *b) {
+    if constexpr (!C::int8) {
+        *reinterpret_cast<float4 *>(&q[t * (a.tile / 4) + swizzle(i)]) = v;
+    } else {
+        // Eight lanes hold 32 values. Without a size all is 0; one that is not finite makes d no number.
+        float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+        float trouble = fmaf(v.x, 0, fmaf(v.y, 0, fmaf(v.z, 0, v.w * 0)));
+        for (int o = 1; o < 8; o *= 2) {
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
+            trouble += __shfl_xor_sync(~0u, trouble, o);
+        }
+        const float scale = most > 1e-35f ? 127.0f / most : 0;
+        auto byte = [&](float x) { return max(-127, min(127, __float2int_rn(x * scale))); };
+        const int k0 = byte(v.x), k1 = byte(v.y), k2 = byte(v.z), k3 = byte(v.w);
+        reinterpret_cast<uint32_t *>(&q[t * (a.tile / 16) + swizzle(i >> 2)])[i & 3] =
+            (uint32_t)(k0 & 255) | (uint32_t)(k1 & 255) << 8 | (uint32_t)(k2 & 255) << 16 | (uint32_t)k3 << 24;
+        int sum = k0 + k1 + k2 + k3;
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        const int other = __shfl_xor_sync(~0u, sum, 4);
+        if (i % 8 == 0)
+            b[t * (a.tile / 32) + i / 8] = {(most > 1e-35f ? most / 127.0f : 0) + trouble,
+                                            {(int16_t)sum, (int16_t)other}};
+    }
+}
+
+__device__ __forceinline__ float4 apply_norm(const rows_args &a, float4 v, int c, float mean, float scale, float4 w) {
+    const float4 b = a.norm.b ? load_vector(a.norm.b, c, a.cols, 0) : make_float4(0, 0, 0, 0);
+    return make_float4(fmaf((v.x - mean) * scale, w.x, b.x), fmaf((v.y - mean) * scale, w.y, b.y),
+                       fmaf((v.z - mean) * scale, w.z, b.z), fmaf((v.w - mean) * scale, w.w, b.w));
+}
+
+// Columns c0 .. c0 + tile - 1 of the input, normed, into shared memory.
+template <class C, int T>
+__device__ void fill_acts(const rows_args &a, const rows_norm<T> &n, int c0, uint4 *q, bytes32 *b) {
+    for (int i = threadIdx.x; i < a.tile / 4; i += ROWS_THREADS) {
+        const int c = c0 + 4 * i;
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            float4 v = make_float4(0, 0, 0, 0);
+            if (t < a.n_tok && c < a.cols) {
+                v = load_x(a, t, c);
+                if (a.norm.kind != TE_CUDA_NO_NORM)
+                    v = apply_norm(a, v, c, n.mean[t], n.scale[t], load_vector(a.norm.w, c, a.cols, 0));
+            }
+            put_x<C>(a, t, i, v, q, b);
+        }
+    }
+    __syncthreads();
+}
+
+// The same for one token and a row that 4 * FILL_ONCE values of each thread cover: x is read once, and the weights of the
+// norm are on their way before dep_wait. (Twice as wide there are not enough registers: loads in flight would be spilled.)
+constexpr int FILL_ONCE = 2;
+struct early_norm {
+    float4 w[FILL_ONCE];
+    __device__ __forceinline__ void load(const rows_args &a) {
+#pragma unroll
+        for (int k = 0; k < FILL_ONCE; k++) {
+            const int c = 4 * (threadIdx.x + k * ROWS_THREADS);
+            w[k] = make_float4(0, 0, 0, 0);
+            if (a.norm.kind != TE_CUDA_NO_NORM && c < a.cols) w[k] = load_vector(a.norm.w, c, a.cols, 0);
+        }
+    }
+};
+template <class C>
+__device__ __forceinline__ void fill_one(const rows_args &a, const early_norm &early, uint4 *q, bytes32 *b,
+                                         float *room) {
+    float4 v[FILL_ONCE];
+#pragma unroll
+    for (int k = 0; k < FILL_ONCE; k++) {
+        const int c = 4 * (threadIdx.x + k * ROWS_THREADS);
+        v[k] = c < a.cols ? load_x(a, 0, c) : make_float4(0, 0, 0, 0);
+    }
+    float mean = 0, scale = 1;
+    if (a.norm.kind == TE_CUDA_LAYER_NORM) {
+        float s[1] = {0};
+#pragma unroll
+        for (int k = 0; k < FILL_ONCE; k++) s[0] += (v[k].x + v[k].y) + (v[k].z + v[k].w);
+        block_sums(s, room);
+        mean = s[0] / (float)a.cols;
+    }
+    if (a.norm.kind != TE_CUDA_NO_NORM) {
+        float s[1] = {0};
+#pragma unroll
+        for (int k = 0; k < FILL_ONCE; k++) {
+            const int c = 4 * (threadIdx.x + k * ROWS_THREADS);
+            if (c < a.cols) s[0] = fmaf(v[k].x - mean, v[k].x - mean, s[0]);
+            if (c + 1 < a.cols) s[0] = fmaf(v[k].y - mean, v[k].y - mean, s[0]);
+            if (c + 2 < a.cols) s[0] = fmaf(v[k].z - mean, v[k].z - mean, s[0]);
+            if (c + 3 < a.cols) s[0] = fmaf(v[k].w - mean, v[k].w - mean, s[0]);
+        }
+        block_sums(s, room);
+        scale = 1.0f / sqrtf(s[0] / (float)a.cols + a.norm.eps);
+    }
+#pragma unroll
+    for (int k = 0; k < FILL_ONCE; k++) {
+        const int i = threadIdx.x + k * ROWS_THREADS;
+        if (4 * i >= a.tile) continue;
+        if (a.norm.kind != TE_CUDA_NO_NORM && 4 * i < a.cols)
+            v[k] = apply_norm(a, v[k], 4 * i, mean, scale, early.w[k]);
+        put_x<C>(a, 0, i, v[k], q, b);
+    }
+    __syncthreads();
+}
+
+} // namespace te
+#endif

@@ -1,0 +1,276 @@
+/* te_cuda.h - the tensor engine on NVIDIA GPUs: a device, its memory and graphs, and kernels for decoding (1 to 8
+ * tokens at a time).
+ *
+ * The library (libpowerinfer_cuda.so) exports one function, te_cuda_table(), which returns everything below as a table of
+ * functions. Kernels know rows, lists of rows, masks and blocks of positions.
+ *
+ * Device layout of a matrix. Rows of te_cuda_stride bytes: the bytes of the file's row, rounded up to 16, zeros behind.
+ * F32, F16, BF16, Q4_K and Q5_K rows are as in the file. Of the others the fields of all blocks of a row stand together,
+ * so that 16 bytes can be loaded at once:
+ *     Q8_0   q[32] of each block | d of each block              Q4_0   q[16] ... | d ...
+ *     Q6_K   ql[128] of each block | qh[64] ... | scales[16] ... | d ...
+ * `pack` makes this layout from the file's, and gathers rows or columns while it does.
+ *
+ * Operations are put on the device's stream and return at once. Between capture_begin and capture_end they are recorded
+ * instead, and graph_launch replays them; whatever changes from token to token (x, positions, tables, masks, lists and
+ * their lengths) is read from device memory, after the operation's predecessor has finished. Weights, however, are read
+ * before that: what writes them must have been waited for. Every operation gives the same bits for the same inputs on
+ * the same device: sums are in a fixed order, there are no float atomics.
+ *
+ * Device pointers of floats are 16-byte aligned, and leading dimensions (ldx ...) multiples of 4. Errors: a status; the
+ * sentence is last_error(). Nothing is printed, nothing ends the process. A te_cuda is used by one thread at a time,
+ * except for `memory`. */
+#ifndef TE_CUDA_H
+#define TE_CUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../core/te_status.h"
+#include "../core/te_tensor.h"
+#include "../cpu/te_kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { TE_CUDA_VERSION = 1, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_MAX_PRODUCTS = 4 };
+
+typedef struct te_cuda te_cuda;
+typedef struct te_cuda_graph te_cuda_graph;
+
+typedef struct te_cuda_info {
+    char name[128];
+    int32_t index, major, minor; /* compute capability */
+    int32_t n_sm;
+    int32_t driver;   /* CUDA version the driver knows, 1000 * major + 10 * minor */
+    int32_t runtime;  /* CUDA version this library was built with */
+    uint64_t n_bytes; /* memory of the device */
+    uint64_t l2_bytes;
+    int32_t maps_host;          /* kernels read host memory in place */
+    int32_t registers_readonly; /* file mappings can be registered */
+} te_cuda_info;
+
+typedef struct te_cuda_memory {
+    uint64_t free_bytes, total_bytes; /* of the device, as the driver says: other programs count */
+    uint64_t owned_bytes;             /* allocated through this te_cuda */
+} te_cuda_memory;
+
+/* ---- operations ---- */
+
+typedef enum te_cuda_norm_kind { TE_CUDA_NO_NORM, TE_CUDA_RMS_NORM, TE_CUDA_LAYER_NORM } te_cuda_norm_kind;
+typedef struct te_cuda_norm {
+    te_cuda_norm_kind kind;
+    float eps;
+    const float *w, *b; /* [cols] on the device; b may be NULL */
+} te_cuda_norm;
+
+/* Which rows, on the device. list NULL: rows 0 to n-1. Else list[0..count-1], ascending, count = n, or *n_list if that
+ * is not NULL (*n_list <= n). Results are indexed by the place in the list. */
+typedef struct te_cuda_rows {
+    const int32_t *list, *n_list;
+    int32_t n;
+} te_cuda_rows;
+
+/* One of several products of one input: y[t*ldy + r] = f(w row r . norm(x_t) + bias[r]) + add[t*ld_add + r]. */
+typedef struct te_cuda_product {
+    te_mat w;          /* device layout; all products of an operation have the same cols */
+    const float *bias; /* NULL: none; by row id */
+    const float *add;  /* NULL: none; may be y */
+    size_t ld_add;
+    float *y; /* NULL if only marks are wanted */
+    size_t ldy;
+    int32_t relu;  /* f: max(., 0) */
+    uint8_t *mark; /* NULL: none. Bit r of the bytes at mark + t*ld_mark is set where the sum >= threshold. The bytes */
+    size_t ld_mark; /* of whole 32-bit words must exist; those behind the last row's byte are not written. No list. */
+    float mark_threshold;
+} te_cuda_product;
+
+typedef struct te_cuda_linear {
+    const float *x; /* [n_tok] rows of cols floats, ldx apart */
+    size_t ldx;
+    int32_t n_tok; /* 1 to TE_CUDA_MAX_TOK */
+    te_cuda_norm norm;
+    te_cuda_rows rows; /* of every product; n is ignored where there is no list */
+    te_cuda_product product[TE_CUDA_MAX_PRODUCTS];
+    int32_t n_products;
+} te_cuda_linear;
+
+typedef enum te_cuda_ffn_mode {
+    TE_CUDA_DENSE, /* all rows of gate and up are read */
+    TE_CUDA_SKIP   /* RELU and DRELU: gate first; up only where a token's activation is not 0 */
+} te_cuda_ffn_mode;
+
+/* The first half of a feed-forward: h[t*ldh + j] = act(gate_j . x_t) * (up_j . x_t + up_bias[j]), without a gate
+ * act(up_j . x_t + up_bias[j]), x normed. With a mask (bits as te_cuda_product's marks; words of 32 bits, ld_mask in
+ * bytes) only neurons that are set for some token are computed, gate and up at once unless the mode is SKIP; h is 0
+ * where a token's bit is not set. A mask and a list exclude each other. */
+typedef struct te_cuda_hidden {
+    const float *x;
+    size_t ldx;
+    int32_t n_tok;
+    te_cuda_norm norm;
+    te_mat gate, up; /* gate.w NULL: ungated; the same type */
+    const float *up_bias;
+    te_activation act;
+    float threshold;
+    te_cuda_ffn_mode mode;
+    te_cuda_rows rows;
+    const uint8_t *mask;
+    size_t ld_mask;
+    float *h;
+    size_t ldh;
+    uint32_t *fired;  /* [rows of up], or NULL: counts of tokens with h != 0, added to, by row id */
+    uint32_t *counts; /* [3], or NULL, added to: pairs of (neuron, token) asked for, with up read (TE_CUDA_DENSE: all),
+                         with h != 0 */
+} te_cuda_hidden;
+
+/* The second half: sums of rows of down, stored transposed: partial[b][t][c] = sum over part b of the rows of
+ * h[t*ldh + j] * down_j[c]. Rows with h == 0 for all tokens are not read. partial holds te_cuda_parts() * n_tok * cols
+ * floats; `merge` adds them up. rows: as the hidden's. all: most h are expected not to be 0. */
+typedef struct te_cuda_down {
+    te_mat w;
+    const float *h;
+    size_t ldh;
+    int32_t n_tok;
+    te_cuda_rows rows;
+    int32_t all;
+    float *partial;
+} te_cuda_down;
+
+/* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c]. */
+typedef struct te_cuda_merge {
+    const float *partial;
+    int32_t n_parts, n_tok, cols;
+    const float *add, *bias; /* or NULL */
+    size_t ld_add;
+    float *y;
+    size_t ldy;
+} te_cuda_merge;
+
+typedef enum te_cuda_rope_kind { TE_CUDA_NO_ROPE, TE_CUDA_ROPE_NORM, TE_CUDA_ROPE_NEOX } te_cuda_rope_kind;
+
+/* Attention of one layer for n_tok tokens, each of a sequence. K and V of a token are normed, rotated and stored at its
+ * position; then its query heads look at positions 0 to pos[t]. Pool of K and of V: [block][n_head_kv][64][n_embd_head],
+ * rows in the file's layout. Tokens of the same sequence must be at consecutive positions, ascending with t. A token
+ * with pos < 0 is left out (its result is 0). scratch: te_cuda_attention_floats() floats; counter:
+ * te_cuda_attention_counters() words that are 0 before the first use and are left 0. */
+typedef struct te_cuda_attention {
+    const float *q;     /* [n_tok][n_head * n_embd_head] */
+    const float *k, *v; /* [n_tok][n_head_kv * n_embd_head] */
+    size_t ldq, ldk, ldv;
+    int32_t n_tok, n_head, n_head_kv, n_embd_head; /* n_embd_head: even, at most 256 */
+    const float *q_norm, *k_norm;                  /* [n_embd_head] RMS norm of each head, or NULL */
+    float norm_eps, scale;                         /* scores are multiplied by scale */
+    te_cuda_rope_kind rope;
+    int32_t n_rot;        /* leading values of a head that are rotated */
+    const float *cs;      /* [n_tok][n_rot] cos and sin of each pair */
+    const int32_t *pos;   /* [n_tok] */
+    const int32_t *table; /* block table: block of position p of token t is table[seq[t]*ld_table + p/64] */
+    const int32_t *seq;   /* [n_tok], or NULL: seq[t] = t */
+    int32_t ld_table;
+    void *k_pool, *v_pool;  /* of this layer */
+    int32_t type_k, type_v; /* F16, F32, BF16, Q8_0 */
+    int32_t n_ctx;          /* positions are below */
+    int32_t early;          /* pos, seq and table are not written by operations of the same graph: they, and the older K
+                              and V, are read before the operation in front has finished */
+    float *out;             /* [n_tok][n_head * n_embd_head] */
+    size_t ld_out;
+    float *scratch;
+    uint32_t *counter;
+} te_cuda_attention;
+
+/* y_t (+)= row id[t] + offset of a table, in the file's layout, in device or mapped host memory. */
+typedef struct te_cuda_embed {
+    te_mat table;
+    const int32_t *id; /* [n_tok] on the device; negative: y_t is 0 */
+    int32_t offset;
+    int32_t n_tok;
+    int32_t add;
+    float *y;
+    size_t ldy;
+} te_cuda_embed;
+
+/* dst row i, block j = src row (rows ? rows[i] : i), block (blocks ? blocks[j] : j), from the file's layout to the
+ * device's. src: device or mapped host memory, 2-byte aligned (F32: 4). dst: n_rows and cols of the result. Lists are on
+ * the device. */
+typedef struct te_cuda_pack {
+    te_mat dst;
+    const void *src;
+    size_t src_stride;
+    const int32_t *rows, *blocks;
+} te_cuda_pack;
+
+/* ---- the table ---- */
+
+typedef struct te_cuda_api {
+    int32_t version; /* TE_CUDA_VERSION */
+    size_t size;     /* sizeof(te_cuda_api) */
+
+    const char *(*last_error)(void);
+
+    /* Devices. count: 0 with a status that says why, if there is no driver or it is too old for this library. */
+    te_status (*count)(int32_t *n);
+    te_status (*open)(int32_t index, te_cuda **out);
+    void (*close)(te_cuda *d); /* waits for the stream, frees what is left */
+    te_status (*info)(te_cuda *d, te_cuda_info *out);
+    te_status (*memory)(te_cuda *d, te_cuda_memory *out);
+    void *(*stream)(te_cuda *d); /* the cudaStream_t */
+
+    /* Memory. alloc: 256-byte aligned. Copies and fills are ordered on the stream; the host side of an asynchronous copy
+     * is pinned, and stays until the stream has passed. host_alloc: pinned, mapped (the same address on both sides).
+     * host_register: a read-only mapping of a file, or memory of the program, becomes readable for kernels at *device.
+     * UNSUPPORTED where driver or device refuse. */
+    te_status (*alloc)(te_cuda *d, size_t n_bytes, void **out);
+    te_status (*free)(te_cuda *d, void *p);
+    te_status (*upload)(te_cuda *d, void *dst, const void *src, size_t n_bytes);
+    te_status (*download)(te_cuda *d, void *dst, const void *src, size_t n_bytes);
+    te_status (*copy)(te_cuda *d, void *dst, const void *src, size_t n_bytes); /* within the device */
+    te_status (*fill)(te_cuda *d, void *dst, int32_t byte, size_t n_bytes);
+    te_status (*host_alloc)(te_cuda *d, size_t n_bytes, void **out);
+    te_status (*host_free)(te_cuda *d, void *p);
+    te_status (*host_register)(te_cuda *d, const void *p, size_t n_bytes, const void **device);
+    te_status (*host_unregister)(te_cuda *d, const void *p);
+
+    /* Graphs. Between begin and end nothing but operations may be called. */
+    te_status (*capture_begin)(te_cuda *d);
+    te_status (*capture_end)(te_cuda *d, te_cuda_graph **out); /* also after an operation failed: then that error */
+    te_status (*graph_launch)(te_cuda *d, te_cuda_graph *g);
+    void (*graph_free)(te_cuda_graph *g);
+    /* Until the stream is empty. TIMEOUT after `seconds` (the work goes on); DEVICE if it failed. */
+    te_status (*wait)(te_cuda *d, double seconds);
+    /* Marks a point of the stream in one of 8 slots; after wait, the milliseconds between two marks. */
+    te_status (*mark)(te_cuda *d, int32_t slot);
+    te_status (*elapsed)(te_cuda *d, int32_t from, int32_t to, double *ms);
+    /* Kernels may start while their predecessor drains (the default where the device can). */
+    void (*set_overlap)(te_cuda *d, int32_t on);
+
+    /* Weights. */
+    int32_t (*has_type)(int32_t type);
+    size_t (*stride)(int32_t type, int32_t cols); /* bytes of a row in device layout; 0: no such row */
+    te_status (*pack)(te_cuda *d, const te_cuda_pack *op);
+
+    /* Operations. */
+    te_status (*linear)(te_cuda *d, const te_cuda_linear *op);
+    te_status (*hidden)(te_cuda *d, const te_cuda_hidden *op);
+    int32_t (*parts)(te_cuda *d, const te_mat *down, int32_t n_rows); /* of partial, for at most n_rows rows */
+    te_status (*down)(te_cuda *d, const te_cuda_down *op);
+    te_status (*merge)(te_cuda *d, const te_cuda_merge *op);
+    size_t (*attention_floats)(te_cuda *d, const te_cuda_attention *op);
+    size_t (*attention_counters)(te_cuda *d, const te_cuda_attention *op);
+    te_status (*attention)(te_cuda *d, const te_cuda_attention *op);
+    te_status (*embed)(te_cuda *d, const te_cuda_embed *op);
+    te_status (*add)(te_cuda *d, const float *x, float *y, int64_t n); /* y += x */
+    /* best[t] = the index of the largest of n values at x + t*ldx; the lowest of equal ones, 0 if all are NaN. */
+    te_status (*argmax)(te_cuda *d, const float *x, size_t ldx, int32_t n, int32_t n_tok, int32_t *best);
+} te_cuda_api;
+
+#if defined(__GNUC__)
+__attribute__((visibility("default")))
+#endif
+const te_cuda_api *te_cuda_table(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
