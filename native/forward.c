@@ -90,11 +90,12 @@ static int64_t kv_bytes_read(const pi_session *s) {
     return n * s->model->info.n_head_kv * (int64_t)(s->kv.row_k + s->kv.row_v);
 }
 
-static void record(pi_session *s, int32_t l, int64_t kv_bytes, int64_t t0, int64_t t1, int64_t t2) {
+static void record(pi_session *s, const te_team *team, int32_t l, int64_t kv_bytes, int64_t t0, int64_t t1,
+                   int64_t t2) {
     const pi_layer *w = &s->model->layer[l];
     pi_layer_step st = {.n_tokens = s->chunk.n_tok, .n_sparse = s->chunk.n_tok - s->chunk.n_dense};
     int64_t listed = 0;
-    for (int32_t i = 0; i < s->options.n_threads; i++) {
+    for (int32_t i = 0; i < team->nth; i++) {
         const pi_layer_count *c = &s->count[(ptrdiff_t)l * s->options.n_threads + i];
         st.n_predicted += c->predicted;
         st.n_computed += c->ffn.computed;
@@ -106,9 +107,7 @@ static void record(pi_session *s, int32_t l, int64_t kv_bytes, int64_t t0, int64
     if (s->options.sparsity != PI_SPARSITY_PREDICTED)
         st.n_predicted = listed;
     else if (st.n_sparse)
-        st.ffn_bytes += w->sign
-                            ? (int64_t)pi_sign_bytes(s->model)
-                            : (int64_t)(w->fc1.stride * (size_t)w->fc1.n_rows + w->fc2.stride * (size_t)w->fc2.n_rows);
+        st.ffn_bytes += w->sign ? (int64_t)pi_sign_bytes(s->model) : pi_mat_bytes(&w->fc1) + pi_mat_bytes(&w->fc2);
     st.bytes = st.ffn_bytes + w->attn_bytes + kv_bytes;
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
     st.layer_us = (float)((double)(t2 - t0) * 1e-3);
@@ -152,7 +151,7 @@ static void step(void *ctx, te_team *team) {
         attention_stage(s, team, l);
         const int64_t t1 = leader ? te_os_now_ns() : 0;
         ffn_stage(s, team, l, n_list);
-        if (leader) record(s, l, kv_bytes, t0, t1, te_os_now_ns());
+        if (leader) record(s, team, l, kv_bytes, t0, t1, te_os_now_ns());
     }
     head(s, team);
 }
@@ -161,7 +160,7 @@ void pi_forward(pi_session *s) {
     const pi_model *m = s->model;
     const int64_t t0 = te_os_now_ns();
     te_pool_run(s->pool, step, s);
-    s->last_bytes += (int64_t)(m->token_embd.stride * (size_t)s->chunk.n_tok);
-    if (s->chunk.n_logits) s->last_bytes += (int64_t)(m->output.stride * (size_t)m->output.n_rows);
+    s->last_bytes += (int64_t)(pi_row_bytes(&m->token_embd) * (size_t)s->chunk.n_tok);
+    if (s->chunk.n_logits) s->last_bytes += pi_mat_bytes(&m->output);
     s->last_ns += te_os_now_ns() - t0;
 }

@@ -6,13 +6,15 @@
 #include <string.h>
 
 #include "../vendor/core/te_os.h"
+#include "../vendor/core/te_quant.h"
 #include "../vendor/core/te_types.h"
 #include "keys.h"
 
 enum { MAX_DIM = 1 << 20, MAX_LAYERS = 1024 };
 
 pi_model_options pi_model_defaults(void) {
-    return (pi_model_options){.activation = PI_ACTIVATION_AUTO, .predictor = PI_PREDICTOR_AUTO};
+    return (pi_model_options){
+        .activation = PI_ACTIVATION_AUTO, .predictor = PI_PREDICTOR_AUTO, .predictor_type = -1, .use_mmap = 1};
 }
 
 static pi_status read_activation(pi_model *m) {
@@ -122,6 +124,14 @@ static pi_status read_shape(pi_model *m) {
     return PI_OK;
 }
 
+static pi_status check_predictor_type(int32_t type) {
+    if (type == -1) return PI_OK;
+    if (!te_type_get(type)) return PI_FAIL(PI_ERROR_ARGUMENT, "weight format %d is not known", type);
+    if (!te_can_quantize(type))
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "a predictor cannot be written as %s", te_type_get(type)->name);
+    return PI_OK;
+}
+
 static pi_status open_model(pi_model *m) {
     const te_gguf *g = m->file->gguf;
     te_str name = {NULL, 0};
@@ -132,6 +142,7 @@ static pi_status open_model(pi_model *m) {
         return PI_FAIL(PI_ERROR_ARGUMENT, "activation %d is not known", m->options.activation);
     if (m->options.predictor < PI_PREDICTOR_AUTO || m->options.predictor > PI_PREDICTOR_SIGN)
         return PI_FAIL(PI_ERROR_ARGUMENT, "predictor %d is not known", m->options.predictor);
+    PI_TRY(check_predictor_type(m->options.predictor_type));
     PI_TRY(te_gguf_get_str(g, "general.architecture", &name, &found));
     if (!found) return PI_FAIL(PI_ERROR_FORMAT, "the file has no key general.architecture");
     m->arch = pi_arch_find(name.p, name.n);
@@ -175,32 +186,7 @@ float pi_model_threshold(const pi_model *m, int32_t layer) {
     return m && layer >= 0 && layer < m->info.n_layer ? m->layer[layer].threshold : NAN;
 }
 
-/* down [n_embd][n_ff] -> down_t [n_ff][n_embd] of the same float type, in tiles that fit the first cache. */
-static pi_status transpose_down(pi_model *m, pi_layer *l) {
-    const size_t rows = (size_t)l->down.n_rows, cols = (size_t)l->down.cols,
-                 size = (size_t)te_type_get(l->down.type)->block_bytes, tile = 32;
-    l->owned_bytes = pi_mul(pi_mul(rows, cols), size);
-    l->owned_down_t = te_os_alloc(l->owned_bytes);
-    if (!l->owned_down_t)
-        return PI_FAIL(PI_ERROR_MEMORY, "out of memory transposing ffn_down (%zu bytes)", l->owned_bytes);
-    char *out = l->owned_down_t;
-    for (size_t r0 = 0; r0 < rows; r0 += tile)
-        for (size_t c0 = 0; c0 < cols; c0 += tile)
-            for (size_t c = c0; c < cols && c < c0 + tile; c++)
-                for (size_t r = r0; r < rows && r < r0 + tile; r++) {
-                    const char *from = (const char *)l->down.w + l->down.stride * r + size * c;
-                    if (size == 2)
-                        memcpy(out + (c * rows + r) * 2, from, 2);
-                    else
-                        memcpy(out + (c * rows + r) * 4, from, 4);
-                }
-    l->down_t =
-        (te_mat){.w = out, .stride = rows * size, .type = l->down.type, .cols = l->down.n_rows, .n_rows = l->down.cols};
-    l->down = (te_mat){0};
-    m->info.n_transposed_bytes += l->owned_bytes;
-    m->info.n_layer_down_transposed++;
-    return PI_OK;
-}
+pi_status pi_model_team(pi_model *m) { return m->team ? PI_OK : (pi_status)te_pool_new(te_os_n_cores(), &m->team); }
 
 static pi_status lock_and_prefault(pi_model *m, int32_t part, int32_t n_parts) {
     for (int32_t i = 0; i < te_gguf_n_parts(m->file->gguf); i++) {
@@ -221,17 +207,19 @@ pi_status pi_model_load(pi_model *m, int32_t *done, int32_t *total) {
     const int32_t n = m->info.n_layer;
     if (m->loaded < n) {
         pi_layer *l = &m->layer[m->loaded];
-        PI_TRY(lock_and_prefault(m, m->loaded, n));
+        if (m->loaded == 0) {
+            PI_TRY(pi_copy_check(m));
+            if (!m->own.p) PI_TRY(pi_copy_head(m));
+        }
+        if (m->options.use_mmap) PI_TRY(lock_and_prefault(m, m->loaded, n));
         if (m->sign_words && !l->sign) PI_TRY(pi_load_signs(m, l));
-        /* Only float formats can be transposed without a change of value, and only ReLU layers have silent neurons to
-         * skip. */
-        const bool is_float =
-            l->down.w && (l->down.type == TE_F32 || l->down.type == TE_F16 || l->down.type == TE_BF16);
-        if (is_float && pi_is_relu(m->info.activation)) PI_TRY(transpose_down(m, l));
+        PI_TRY(pi_copy_layer(m, l));
         if (++m->loaded == n) {
             m->info.can_skip_down = 1;
             for (int32_t i = 0; i < n; i++)
                 if (!m->layer[i].down_t.w) m->info.can_skip_down = 0;
+            te_pool_free(m->team);
+            m->team = NULL;
         }
     }
     if (done) *done = m->loaded;

@@ -1,9 +1,12 @@
 /* model.h - pi_model: hyperparameters and weights of one model. Weights stay in the file's mapping, apart from vectors
- * (copied, a few MB) and ffn_down where it is transposed while loading. Shapes: [rows][cols], cols contiguous. */
+ * (copied, a few MB) and what copy.c moves while loading. Shapes: [rows][cols], cols contiguous; a row's stride may be
+ * more than its bytes (pi_row_bytes). */
 #ifndef PI_MODEL_H
 #define PI_MODEL_H
 
+#include "../vendor/core/te_pool.h"
 #include "../vendor/core/te_tensor.h"
+#include "../vendor/core/te_types.h"
 #include "../vendor/cpu/te_kernels.h"
 #include "file.h"
 #include "rope.h"
@@ -26,6 +29,11 @@ typedef struct pi_arch {
 const pi_arch *pi_arch_find(const char *name, size_t n);
 const char *pi_arch_names(void); /* "llama, bamboo, ..." */
 
+typedef struct pi_memory { /* of te_os_alloc */
+    void *p;
+    size_t n_bytes;
+} pi_memory;
+
 typedef struct pi_layer {
     const float *attn_norm, *attn_norm_b;   /* [n_embd] */
     const float *attn_norm2, *attn_norm2_b; /* [n_embd] or NULL: Falcon-40B's norm of the attention input */
@@ -43,9 +51,8 @@ typedef struct pi_layer {
     te_mat fc2;                             /* [n_ff][r] */
     uint64_t *sign;                         /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
     float threshold;                        /* of the predictor's scores */
-    void *owned_down_t;                     /* memory of a transposed copy */
-    size_t owned_bytes;
-    int64_t attn_bytes; /* of the attention's weights */
+    pi_memory own;                          /* of the matrices that were moved */
+    int64_t attn_bytes;                     /* of the attention's weights */
 } pi_layer;
 
 struct pi_model {
@@ -63,10 +70,12 @@ struct pi_model {
     te_mat position_embd; /* [n_ctx_train + 2][n_embd], or w NULL */
     const float *output_norm, *output_norm_b;
     pi_layer *layer; /* [n_layer] */
+    pi_memory own;   /* of embeddings and output that were moved */
 
     struct pi_block *vectors; /* chain of owned float vectors */
     bool *bound;              /* [tensors of the file] while they are bound: this one was asked for */
     int32_t loaded;           /* layers done by pi_model_load */
+    te_pool *team;            /* while loading, once something needs it */
     int32_t max_rank;         /* largest r of any predictor */
     int32_t sign_words;       /* 64-bit words per neuron of the sign predictor; 0: there is none */
 };
@@ -78,6 +87,19 @@ static inline bool pi_is_relu(int32_t activation) {
 static inline size_t pi_sign_bytes(const pi_model *m) {
     return sizeof(uint64_t) * (size_t)m->sign_words * (size_t)m->info.n_ff;
 }
+
+/* Bytes that a row of m has, which may lie further apart; 0 without matrix. */
+static inline size_t pi_row_bytes(const te_mat *m) { return m->w ? te_row_bytes(m->type, m->cols) : 0; }
+static inline int64_t pi_mat_bytes(const te_mat *m) { return (int64_t)(pi_row_bytes(m) * (size_t)m->n_rows); }
+
+/* model.c: makes m->team. Errors: MEMORY. */
+pi_status pi_model_team(pi_model *m);
+
+/* copy.c: moves what must be moved of a layer's matrices, or of embeddings and output, into memory of its own. On an
+ * error nothing has changed. Errors: MEMORY. pi_copy_check: that there is memory for all of it, before any is moved. */
+pi_status pi_copy_check(pi_model *m);
+pi_status pi_copy_layer(pi_model *m, pi_layer *layer);
+pi_status pi_copy_head(pi_model *m);
 
 /* sparse/sign.c: makes layer->sign. Errors: MEMORY. */
 pi_status pi_load_signs(pi_model *m, pi_layer *layer);

@@ -168,6 +168,11 @@ static pi_status bind_ffn(pi_model *m, int32_t i, pi_layer *l) {
     }
     PI_TRY(bind_mat(m, name_of("blk.%d.fc2.weight", i), c->n_ff, l->fc1.n_rows, false, &l->fc2));
     if (l->fc1.n_rows > m->max_rank) m->max_rank = l->fc1.n_rows;
+    const te_type_info *type = m->options.predictor_type < 0 ? NULL : te_type_get(m->options.predictor_type);
+    if (type && (c->n_embd % type->block_weights || l->fc1.n_rows % type->block_weights))
+        return PI_FAIL(PI_ERROR_ARGUMENT,
+                       "the predictor of layer %d (rank %d, width %d) cannot be %s, which has blocks of %d", i,
+                       l->fc1.n_rows, c->n_embd, type->name, type->block_weights);
     return PI_OK;
 }
 
@@ -192,6 +197,9 @@ static pi_status choose_predictor(pi_model *m, bool has_mlp) {
         return PI_FAIL(error, "the predictor is to be an MLP, but the file has no fc1 and fc2");
     if (kind == PI_PREDICTOR_SIGN && !pi_is_relu(m->info.activation))
         return PI_FAIL(error, "a sign predictor needs a ReLU model; no neuron of this one is ever silent");
+    if (m->options.predictor_type >= 0 && !has_mlp)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "a format for the predictor was given (%s), but the file has no fc1 and fc2",
+                       te_type_get(m->options.predictor_type)->name);
     m->info.predictor = kind;
     if (kind == PI_PREDICTOR_SIGN) m->sign_words = (m->info.n_embd + 63) / 64;
     return PI_OK;
@@ -260,11 +268,15 @@ pi_status pi_model_bind(pi_model *m) {
 void pi_model_unbind(pi_model *m) {
     if (m->layer)
         for (int32_t i = 0; i < m->info.n_layer; i++) {
-            te_os_free(m->layer[i].owned_down_t, m->layer[i].owned_bytes);
+            te_os_free(m->layer[i].own.p, m->layer[i].own.n_bytes);
             te_os_free(m->layer[i].sign, pi_sign_bytes(m));
         }
     free(m->layer);
     m->layer = NULL;
+    te_os_free(m->own.p, m->own.n_bytes);
+    m->own = (pi_memory){0};
+    te_pool_free(m->team);
+    m->team = NULL;
     while (m->vectors) {
         struct pi_block *next = m->vectors->next;
         free(m->vectors);

@@ -136,8 +136,14 @@ typedef enum pi_predictor {
 typedef struct pi_model_options {
     int32_t activation; /* pi_activation */
     int32_t predictor;  /* pi_predictor */
-    int32_t use_mlock;  /* 1: keep the weights in RAM; MEMORY if the limit forbids it */
-    int32_t prefault;   /* 1: pi_model_load reads all weights in, so that the first tokens do not wait for the disk */
+    int32_t
+        predictor_type; /* ggml's number of a format that pi_quantize knows: pi_model_load rewrites fc1 and fc2; -1: as
+                               in the file */
+    int32_t
+        use_mmap; /* 1: weights stay in the file's mapping; 0: pi_model_load copies them into memory of huge pages, a
+                           ReLU neuron's rows side by side */
+    int32_t use_mlock; /* 1: keep the weights in RAM; MEMORY if the limit forbids it */
+    int32_t prefault;  /* 1: pi_model_load reads all weights in, so that the first tokens do not wait for the disk */
 } pi_model_options;
 pi_model_options pi_model_defaults(void);
 
@@ -153,7 +159,9 @@ typedef struct pi_model_info {
     int32_t n_layer_down_transposed; /* how many layers' ffn_down was transposed while loading */
     uint64_t n_weight_bytes;         /* of all tensors that the model uses */
     uint64_t n_transposed_bytes;     /* memory taken by transposed copies */
-    uint64_t n_sign_bytes;           /* memory taken by the sign predictor, once loaded */
+    uint64_t n_copied_bytes; /* memory taken by all copies of matrices, once loaded: transposed, with use_mmap 0,
+                                        of another predictor_type */
+    uint64_t n_sign_bytes;   /* memory taken by the sign predictor, once loaded */
     uint64_t n_parameters;
     char rope[48]; /* e.g. "norm, base 10000, linear x4"; "none" */
 } pi_model_info;
@@ -162,8 +170,9 @@ typedef struct pi_model_info {
  * Errors: FORMAT (missing or misshapen tensor, bad key), UNSUPPORTED (architecture, type), ARGUMENT, MEMORY. */
 pi_status pi_model_open(pi_file *file, const pi_model_options *options, pi_model **out);
 void pi_model_close(pi_model *model);
-/* The next piece of what loading takes (transposing ffn_down, reading weights in): call until *done == *total. Sessions
- * need a loaded model. */
+/* The next piece of what loading takes (copying weights, transposing ffn_down, reading weights in), on all physical
+ * cores: call until *done == *total. Sessions need a loaded model. Errors: MEMORY, at the first call if there is less
+ * memory than all pieces take. */
 pi_status pi_model_load(pi_model *model, int32_t *done, int32_t *total);
 void pi_model_get_info(const pi_model *model, pi_model_info *out);
 /* The file's threshold of one layer (powerinfer.sparse_thresholds, else powerinfer.sparse_threshold, else 0); NaN if

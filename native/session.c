@@ -110,6 +110,9 @@ static void lay_out(pi_session *s, carver *c) {
     s->list_own = carve(c, predictor ? 1 : 0, n_ff, sizeof *s->list_own);
     s->list_part = carve(c, 1, nt, sizeof *s->list_part);
     s->scratch = carve(c, nt, s->scratch_floats, f);
+    const size_t split = b < PI_ATTENTION_SPLIT_TOK ? b : PI_ATTENTION_SPLIT_TOK;
+    s->parts = carve(c, s->room.n_slot > 1 ? pi_mul(split, (size_t)i->n_head) : 0,
+                     pi_mul((size_t)s->room.n_slot, s->room.part_floats), f);
     s->chunk.token = carve(c, b, 1, sizeof(int32_t));
     s->chunk.pos = carve(c, b, 1, sizeof(int32_t));
     s->chunk.seq = carve(c, b, 1, sizeof(int32_t));
@@ -119,35 +122,37 @@ static void lay_out(pi_session *s, carver *c) {
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
 }
 
-/* Scores of a tile take about a megabyte, which second caches hold; rows are no power of two apart, for those would
- * share few places in the cache. */
-static pi_attention_tile attention_tile(const pi_session *s) {
-    enum { SCORES = 1 << 18, LEAST = 16, MOST = 128 };
+static size_t lines(size_t bytes) { return (bytes + 63) / 64 * 16; } /* floats that fill cache lines */
+
+/* Rows of scores are no power of two apart, for those would share few places in the cache. */
+static pi_attention_room attention_room(const pi_session *s) {
+    enum { ROWS = 256, MOST_PARTS = 64, PIECES = 4 }; /* pieces per member let the last ones end together */
     const pi_model_info *i = &s->model->info;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
-    const int32_t group = i->n_head / i->n_head_kv, d = i->n_embd_head, k = d > PI_KV_BLOCK ? d : PI_KV_BLOCK;
-    pi_attention_tile t = {.ld = ((size_t)s->options.n_ctx + 15) / 16 * 16 + 16};
-    int32_t rows = (int32_t)(SCORES / t.ld) / LEAST * LEAST;
-    rows = rows < LEAST ? LEAST : rows > MOST ? MOST : rows;
-    t.rows = rows < 2 * group ? 2 * group : rows / group * group;
-    const size_t n = (size_t)t.rows, head = (n * (size_t)d + 15) / 16 * 16;
-    t.out = head;
-    t.packed = t.out + head;
-    t.work = t.packed + (g->pack_bytes(t.rows, k) + 63) / 64 * 16;
-    t.score = t.work + (g->scratch_bytes(t.rows, k) + 63) / 64 * 16;
-    t.floats = pi_add(t.score, pi_mul(n, t.ld));
-    return t;
+    const int32_t group = i->n_head / i->n_head_kv, d = i->n_embd_head, n_threads = s->options.n_threads,
+                  most = s->options.n_ctx / PI_ATTENTION_PART;
+    pi_attention_room r = {.ld = PI_ATTENTION_SPAN + 16, .part_floats = lines(sizeof(float) * ((size_t)d + 2))};
+    r.rows = group > ROWS ? group : ROWS / group * group;
+    r.n_slot = n_threads > 1 ? (PIECES * n_threads + i->n_head_kv - 1) / i->n_head_kv : 1;
+    if (r.n_slot > MOST_PARTS) r.n_slot = MOST_PARTS;
+    if (r.n_slot > most) r.n_slot = most;
+    if (r.n_slot < 1) r.n_slot = 1;
+    const size_t n = (size_t)r.rows, head = lines(pi_mul(sizeof(float), pi_mul(n, (size_t)d)));
+    const int32_t k = d > PI_KV_BLOCK ? d : PI_KV_BLOCK;
+    r.out = head;
+    r.sums = r.out + head;
+    r.packed_q = r.sums + lines(n * 2 * sizeof(float));
+    r.packed = r.packed_q + lines(g->pack_bytes(r.rows, d));
+    r.work = r.packed + lines(g->pack_bytes(r.rows, PI_KV_BLOCK));
+    r.score = r.work + lines(g->scratch_bytes(r.rows, k));
+    r.floats = pi_add(r.score, pi_mul(n, r.ld));
+    return r;
 }
 
 /* What attention.c and a context shift need per member; rounded to cache lines. */
 static size_t scratch_floats(const pi_session *s) {
-    const pi_model_info *i = &s->model->info;
-    const size_t group = (size_t)(i->n_head / i->n_head_kv), ld = ((size_t)s->options.n_ctx + 15) / 16 * 16;
-    const size_t act = (s->model->kernels->row[s->kv.type_k].act_bytes(i->n_embd_head) + 63) / 64 * 16;
-    const size_t attention = pi_add(pi_mul(pi_add(act, ld), group), te_acc_floats(i->n_embd_head)),
-                 shift = (size_t)i->n_embd_head * 2;
-    size_t n = attention > shift ? attention : shift;
-    if (s->tile.floats > n) n = s->tile.floats;
+    const size_t shift = (size_t)s->model->info.n_embd_head * 2;
+    const size_t n = s->room.floats > shift ? s->room.floats : shift;
     return n == SIZE_MAX ? n : (n + 31) / 16 * 16;
 }
 
@@ -159,7 +164,7 @@ static pi_status open_session(pi_session *s) {
     pi_session_options *o = &s->options;
     PI_TRY(check_options(m, o));
     PI_TRY(pi_kv_init(&s->kv, m, o->n_ctx, o->n_pool, o->n_seq, o->type_k, o->type_v));
-    s->tile = attention_tile(s);
+    s->room = attention_room(s);
     s->scratch_floats = scratch_floats(s);
     carver c = {NULL, 0};
     lay_out(s, &c);
@@ -355,6 +360,9 @@ static void fill_chunk(pi_session *s, const pi_batch *b, int32_t first, int32_t 
             c->n_dense += dense;
             c->n_logits += wants;
         }
+    c->lone = n <= PI_ATTENTION_SPLIT_TOK;
+    for (int32_t i = 1; i < n && c->lone; i++)
+        for (int32_t j = 0; j < i; j++) c->lone &= c->seq[i] != c->seq[j];
 }
 
 static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *pos) {

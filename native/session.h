@@ -13,19 +13,28 @@ typedef struct pi_chunk {
     int32_t n_tok;
     int32_t n_dense; /* tokens 0..n_dense-1: prompt tokens of predicted mode */
     int32_t n_logits;
+    bool lone;                  /* a few tokens, each of another sequence */
     int32_t *token, *pos, *seq; /* [n_batch] */
     int32_t *logits_row;        /* [n_batch]: row in the session's logits, or -1 */
     int32_t *batch_row;         /* [n_batch]: index in the chunk's part of the batch */
 } pi_chunk;
 
-/* Prompt attention's share of a member's scratch: a tile is so many queries (tokens times query heads of a KV head)
- * whose scores stay in the cache. Offsets in floats; the queries themselves are at 0. */
-typedef struct pi_attention_tile {
+enum {
+    PI_ATTENTION_SPAN = 256,    /* positions whose scores are held at a time; whole blocks */
+    PI_ATTENTION_PART = 256,    /* the fewest positions that are worth a part of their own */
+    PI_ATTENTION_SPLIT_TOK = 16 /* up to so many tokens in a chunk there is room for all parts */
+};
+
+/* What attention needs of a member's scratch, for a piece of so many rows of queries (tokens times the query heads of a
+ * KV head). Offsets in floats; the queries themselves are at 0. */
+typedef struct pi_attention_room {
     int32_t rows;
-    size_t ld; /* floats per row of scores */
-    size_t out, packed, work, score;
+    int32_t n_slot;     /* into how many parts a token's positions can be cut, see PI_ATTENTION_SPLIT_TOK */
+    size_t part_floats; /* of one row's part */
+    size_t ld;          /* floats per row of scores */
+    size_t out, sums, packed_q, packed, work, score;
     size_t floats; /* in all */
-} pi_attention_tile;
+} pi_attention_room;
 
 typedef struct pi_layer_count { /* one member's part of pi_layer_step */
     _Alignas(64) te_ffn_counts ffn;
@@ -61,7 +70,8 @@ struct pi_session {
     int32_t *list_part; /* [n_threads] how many of them are in each part */
     float *scratch;     /* per member: scratch_floats */
     size_t scratch_floats;
-    pi_attention_tile tile;
+    float *parts; /* sums of attention's parts; see attention.c */
+    pi_attention_room room;
     void *memory;
     size_t memory_bytes;
 

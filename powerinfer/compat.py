@@ -12,7 +12,6 @@ from .errors import UnsupportedError
 
 # Name: the values that ask for nothing.
 LATER_INIT: dict[str, tuple[Any, ...]] = {
-    "use_mmap": (True,),
     "n_ubatch": (None, 512),
     "n_threads_batch": (None,),
     "split_mode": (1,),

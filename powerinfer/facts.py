@@ -65,6 +65,9 @@ class ModelInfo:
     """Layers whose ffn_down was transposed while loading."""
     n_weight_bytes: int
     n_transposed_bytes: int
+    n_copied_bytes: int
+    """Memory that copies of matrices take, once loaded: transposed ones, all with use_mmap=False, a predictor
+    of another type."""
     n_sign_bytes: int
     """Memory that the sign predictor takes, once loaded."""
     n_parameters: int

@@ -15,7 +15,7 @@ from .errors import ArgumentError, ContextError
 from .report import Timings
 from .sampling import LogitsProcessorList, Sampler, Sampling, StoppingCriteriaList
 
-_SAMPLING_NAMES = frozenset(field.name for field in fields(Sampling)) - {"seed"}
+SAMPLING_NAMES = frozenset(field.name for field in fields(Sampling)) - {"seed"}
 
 
 def sampling_of(where: str, given: Mapping[str, Any], penalty_last_n: int) -> Sampling:
@@ -24,7 +24,7 @@ def sampling_of(where: str, given: Mapping[str, Any], penalty_last_n: int) -> Sa
     if "temp" in values:
         values["temperature"] = values.pop("temp")
     for name in values:
-        if name not in _SAMPLING_NAMES:
+        if name not in SAMPLING_NAMES:
             raise TypeError(f"{where} got an unexpected keyword argument {name!r}")
     return Sampling(**values)
 

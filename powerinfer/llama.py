@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,21 +26,13 @@ import numpy.typing as npt
 
 from . import _native
 from .compat import LATER_INIT, refuse
-from .completion import Completions
+from .completion import RANDOM_SEEDS, Completions
 from .context import Context
 from .errors import ArgumentError, ClosedError, ContextError, FormatError, UnsupportedError
 from .file import DEMO, ModelFile
-from .generation import Generation, last, sampling_of
 from .opening import open_session, refuse_device
 from .report import LlamaInfo, LlamaState, Timings
-from .sampling import (
-    Criteria,
-    LogitsProcessorList,
-    Processors,
-    Sampler,
-    Sampling,
-    StoppingCriteriaList,
-)
+from .sampling import Sampler
 from .session import Activation, LayerStep, Model, Predictor, Progress, Session, Sparsity, as_int32
 
 if TYPE_CHECKING:
@@ -50,8 +42,6 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
-
-_RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # the last is what llama-cpp-python calls its default seed
 
 
 class Llama(Completions):
@@ -71,6 +61,7 @@ class Llama(Completions):
         embedding: bool = False,
         chat_format: str | None = None,
         verbose: bool = True,
+        use_mmap: bool = True,
         use_mlock: bool = False,
         type_k: str | int | None = None,
         type_v: str | int | None = None,
@@ -81,6 +72,7 @@ class Llama(Completions):
         threshold: float | None = None,
         activation: Activation | None = None,
         predictor: Predictor = "auto",
+        predictor_type: str | None = None,
         context_shift: bool = False,
         n_keep: int | None = None,
         progress: Progress | None = None,
@@ -101,6 +93,7 @@ class Llama(Completions):
         embedding: allow embed().
         chat_format: the name of one ("chatml", "llama-2", ...) to use instead of the file's template.
         verbose: print notices on stderr; nothing else is ever printed.
+        use_mmap: False copies the weights into memory of huge pages: slower to load, faster to read.
         use_mlock: keep the weights in RAM.
         type_k, type_v: "f32", "f16" (default) or "q8_0", or ggml's number of them.
         last_n_tokens_size: tokens that the penalties look back at.
@@ -112,6 +105,7 @@ class Llama(Completions):
         threshold: replaces the file's threshold for the predictor's scores.
         activation: of the feed-forward, instead of what the file says.
         predictor: "mlp" (fc1 and fc2), "sign" (signs of the weights), "none", or "auto" (as the file says).
+        predictor_type: weight format that fc1 and fc2 are rewritten in while loading; None: as in the file.
         context_shift: when the context is full, forget the older half of it and go on, instead of stopping.
         n_keep: tokens at the beginning that a context shift keeps; None: the BOS token.
         progress, prompt_progress: called as f(done, total) while loading, and while a prompt is computed.
@@ -148,6 +142,8 @@ class Llama(Completions):
                 self.file,
                 activation=activation or "auto",
                 predictor=predictor,
+                predictor_type=predictor_type,
+                use_mmap=use_mmap,
                 use_mlock=use_mlock,
                 progress=progress,
             )
@@ -440,7 +436,7 @@ class Llama(Completions):
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sequence of random choices; None: from anywhere."""
         with self._lock:
-            self._random = random.Random(None if seed in _RANDOM_SEEDS else seed)
+            self._random = random.Random(None if seed in RANDOM_SEEDS else seed)
             self._sampler = None
 
     def _checked(self, tokens: Sequence[int] | Ids) -> Ids:
@@ -450,111 +446,6 @@ class Llama(Completions):
         if bad.size:
             raise ArgumentError(f"token {ids[bad[0]]} at index {bad[0]} is out of range 0..{n_vocab - 1}")
         return ids
-
-    # -- generation
-
-    def _seed(self, seed: int | None) -> int:
-        return self._random.getrandbits(64) if seed is None or seed in _RANDOM_SEEDS else seed & (2**64 - 1)
-
-    def _allowed(self, logits: Logits) -> Logits:
-        """The logits without those that pad the vocabulary of the model beyond that of the tokenizer."""
-        if self._tokenizer is not None and logits.size > self._tokenizer.n_vocab:
-            logits[self._tokenizer.n_vocab :] = -np.inf
-        return logits
-
-    def sample(
-        self,
-        *,
-        logit_bias: Mapping[int, float] | None = None,
-        logits_processor: Processors = None,
-        idx: int | None = None,
-        **sampling: Any,
-    ) -> int:
-        """Chooses a token after what was evaluated. It is not evaluated itself.
-
-        idx: after which of the tokens held; None: the last. Another one needs logits_all.
-        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: the fields of sampling.Sampling.
-        With mirostat the surprise bound is remembered until options change, or reset(), set_seed() or
-        load_state().
-        """
-        options = sampling_of("sample()", sampling, self.last_n_tokens_size)
-        bias = _bias(logit_bias)
-        with self._lock:
-            context = self._ctx
-            ids, logits = context.ids, context.logits
-            if idx is not None and idx not in (-1, ids.size - 1):
-                if not context.keeps_all:
-                    raise ArgumentError(f"idx is {idx}: without logits_all only the last token has logits")
-                if not -ids.size <= idx < ids.size:
-                    raise ArgumentError(f"idx is {idx}: {ids.size} tokens are held")
-                logits, ids = context.scores[idx].copy(), ids[: idx % ids.size + 1]
-            sampler = self._sampler
-            if sampler is None or sampler.options != options or sampler.logit_bias != bias:
-                sampler = self._sampler = Sampler(options, context.n_vocab, logit_bias=bias)
-                sampler.reset(self._seed(None))
-            elif options.mirostat_mode == 0:
-                sampler.reset(self._seed(None))
-            if options.penalises:
-                sampler.accept(*last(ids, options.penalty_last_n))
-            logits = LogitsProcessorList.of(logits_processor)(ids.copy(), logits)
-            return sampler.sample(self._allowed(logits))
-
-    def generate(
-        self,
-        tokens: Sequence[int],
-        *,
-        reset: bool = True,
-        seed: int | None = None,
-        logit_bias: Mapping[int, float] | None = None,
-        logits_processor: Processors = None,
-        stopping_criteria: Criteria = None,
-        **sampling: Any,
-    ) -> Iterator[int]:
-        """Token after token, without end: end tokens are given like others.
-
-        tokens: the prompt. What the context holds of its beginning is reused.
-        reset: False continues the context with tokens instead.
-        seed: of this generation; None: the next of the object's own.
-        stopping_criteria: asked after each token, with it among the ids; when one says so that token is
-            the last.
-        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: the fields of sampling.Sampling.
-
-        Raises ContextError for a prompt longer than n_ctx, and when the context is full and
-        context_shift is off.
-        """
-        options = sampling_of("generate()", sampling, self.last_n_tokens_size)
-        ids = self._checked(tokens)
-        if not reset:
-            ids = np.concatenate([self.input_ids, ids])
-        return iter(self._generation(ids, options, seed, logit_bias, logits_processor, stopping_criteria))
-
-    def _generation(
-        self,
-        prompt: Ids,
-        options: Sampling,
-        seed: int | None,
-        logit_bias: Mapping[int, float] | None,
-        logits_processor: Processors,
-        stopping_criteria: Criteria,
-    ) -> Generation:
-        context = self._ctx
-        sampler = Sampler(options, context.n_vocab, logit_bias=_bias(logit_bias))
-        sampler.reset(self._seed(seed))
-        return Generation(
-            context,
-            self._lock,
-            prompt,
-            sampler,
-            allow=self._allowed,
-            processors=LogitsProcessorList.of(logits_processor),
-            criteria=StoppingCriteriaList.of(stopping_criteria),
-            report=self.prompt_progress,
-            note=self._note_timings,
-            timings=self._timings,
-        )
-
-    def _note_timings(self, timings: Timings) -> None:
-        self._timings = timings
 
     # -- the end
 
@@ -583,11 +474,6 @@ class Llama(Completions):
         info = self._model.info
         n_ctx = self._context.n_ctx
         return f"Llama({self.model_path!r}, {info.architecture}, {info.n_layer} layers, n_ctx={n_ctx})"
-
-
-def _bias(logit_bias: Mapping[int, float] | None) -> dict[int, float]:
-    """Token ids may be strings of digits, as they are in JSON."""
-    return {int(token): float(value) for token, value in (logit_bias or {}).items()}
 
 
 def _as_text(value: Any) -> str:

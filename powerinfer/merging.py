@@ -27,6 +27,8 @@ _CACHED_WORD = 64  # words longer than this are joined anew each time, so that t
 _CACHED_WORDS = 1 << 15
 _ESCAPED = "\udc00-\udcff"  # in regular expressions: the surrogates that stand for bytes
 
+_NO_SEPARATOR = bytes(set(range(256)) - set(b" \0"))
+
 # Bytes of a character, by the upper half of its first byte.
 _UTF8_LENGTH = (1,) * 12 + (2, 2, 3, 4)
 
@@ -138,7 +140,7 @@ class ByteLevelWords:
         self._filter = bool(missing)
         if missing:
             vocab = vocab | {c: self._n_vocab + i for i, c in enumerate(missing)}
-        pairs = _pairs(decode_all(merges), merges)
+        pairs = _pairs(merges)
         if len(set(merges)) != len(merges):
             pairs = list(dict.fromkeys(pairs))  # the first place counts
         try:
@@ -159,15 +161,19 @@ class ByteLevelWords:
         return [i for i in ids if i < self._n_vocab] if self._filter else ids
 
 
-def _pairs(texts: list[str], merges: list[bytes]) -> list[Any]:
+def _pairs(merges: list[bytes]) -> list[Any]:
     """The two tokens of each merge. Raises TokenizerError for one that is not two tokens."""
-    if not texts:
+    if not merges:
         return []
-    # All at once is faster than one by one. Twice as many parts, and a space in each text: two parts each.
-    parts = "\0".join(texts).replace(" ", "\0").split("\0")
-    if len(parts) == 2 * len(texts) and all(" " in text for text in texts):
-        return list(zip(parts[::2], parts[1::2], strict=True))
-    pairs = [tuple(text.split(" ")) for text in texts]
+    # All at once is several times faster than one by one. Two parts each: a space in each and nowhere else.
+    joined = b"\0".join(merges)
+    if joined.translate(None, _NO_SEPARATOR) == (b" \0" * len(merges))[:-1]:
+        try:
+            parts = joined.decode().replace(" ", "\0").split("\0")
+            return list(zip(parts[::2], parts[1::2], strict=True))
+        except UnicodeDecodeError:
+            pass
+    pairs = [tuple(text.split(" ")) for text in decode_all(merges)]
     wrong = next((i for i, pair in enumerate(pairs) if len(pair) != 2), None)
     if wrong is not None:
         raise TokenizerError(f"merge {wrong} is {merges[wrong]!r}, not two tokens with a space between")

@@ -50,8 +50,12 @@ MIXTURES = {
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 FLOATS = ("F32", "F16", "BF16")
-FAST = (*FLOATS, "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
-"""Formats that the engine has vector kernels for; the others run many times slower."""
+FAST = (
+    *(*FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+)
+"""Formats that the engine has vector kernels for, all that it can write among them; the others run many times
+slower."""
 
 # What takes the place of a format whose blocks the rows do not fill; F16 if that does not fit either.
 _FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -267,7 +271,7 @@ def _of_predictor(most: str, n_columns: int) -> str:
 
     Measured on a layer of the demo model (rank 256, 11 % of the neurons active, recall 64.3 % in F32), recall
     changes by -0.01 points in Q8_0, -0.03 in Q5_K, -0.07 in Q5_0, -0.3 in Q4_K and -0.4 in Q4_0. The original
-    uses Q4_0 in Q4_0 files, else Q5_0, for which there are no fast kernels here.
+    uses Q4_0 in Q4_0 files, else Q5_0, which takes as many bits as Q5_K.
     """
     if most in FLOATS or most in ("Q8_0", "Q4_0"):
         return most

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _native
+from . import _native, formats
 from .errors import ArgumentError, ClosedError
 from .facts import (
     ACTIVATION,
@@ -66,6 +66,8 @@ class Model:
         *,
         activation: Activation = "auto",
         predictor: Predictor = "auto",
+        predictor_type: str | None = None,
+        use_mmap: bool = True,
         use_mlock: bool = False,
         load: bool = True,
         progress: Progress | None = None,
@@ -75,19 +77,27 @@ class Model:
         activation: of the feed-forward, where the file does not say what the model was trained with.
         predictor: "mlp" (fc1 and fc2 of the file), "sign" (any ReLU model: the signs of its weights, taken
             while loading), "none", or "auto" (what the file says).
+        predictor_type: weight format that fc1 and fc2 are rewritten in while loading ("Q8_0"); None: as in
+            the file.
+        use_mmap: False copies the weights into memory of huge pages, a neuron's up and down rows side by
+            side: slower to load, faster to read.
         use_mlock: keep the weights in RAM.
         load: False only looks (names, shapes and types are checked); such a model can have no sessions.
         progress: called as progress(done, total) while weights are prepared; an exception from it ends
             loading.
 
         Raises FileError, FormatError (a missing or misshapen tensor), UnsupportedError (architecture or
-        tensor type), OutOfMemoryError.
+        tensor type), ArgumentError, OutOfMemoryError (before anything is copied, if there is less memory
+        than loading takes).
         """
         self.file = file if isinstance(file, ModelFile) else ModelFile(file)
         ffi, lib = _native.ffi, _native.lib
         options = ffi.new("pi_model_options *", lib.pi_model_defaults())
         options.activation = number_of("activation", ACTIVATION, activation)
         options.predictor = number_of("predictor", PREDICTOR, predictor)
+        if predictor_type is not None:
+            options.predictor_type = formats.number(predictor_type)
+        options.use_mmap = bool(use_mmap)
         options.use_mlock = bool(use_mlock)
         out = ffi.new("pi_model **")
         _native.check(lib.pi_model_open(self.file.handle, options, out))
@@ -123,6 +133,7 @@ class Model:
             n_layer_down_transposed=native.n_layer_down_transposed,
             n_weight_bytes=native.n_weight_bytes,
             n_transposed_bytes=native.n_transposed_bytes,
+            n_copied_bytes=native.n_copied_bytes,
             n_sign_bytes=native.n_sign_bytes,
             n_parameters=native.n_parameters,
             rope=_native.ffi.string(native.rope).decode("utf-8", "replace"),

@@ -1,32 +1,49 @@
 """Writes a random model of a published shape, for measurements: right sizes, types and sparsity, no meaning.
 
-    python scripts/make_model.py bamboo-7b --layers 8 --type F16 --active 0.1 --predictor -o model.gguf
+    python scripts/make_model.py llama-2-7b --layers 8 --type Q4_0 -o model.gguf
+    python scripts/make_model.py bamboo-7b --format powerinfer --active 0.1 -o model.gguf
+
+`--format powerinfer` has a predictor and ffn_down transposed, `gguf` (the default) is a file that llama.cpp
+reads too, where it knows the architecture (Bamboo becomes "llama", OPT it does not know), and `both` writes
+both from the same weights: model.gguf and model.powerinfer.gguf. Either holds how often each neuron fires.
 
 What is planted: channel 0 of the residual stream is constant (every token's embedding has it, nothing
-writes it), so a neuron's row can hold a threshold there. Rows of the first FFN matrix (the gate, or up
-where there is none) are low-rank, A.B - threshold, and the predictor is the same product, fc1 = [B; -B;
-e0], fc2 = [A, -A, -threshold]: a neuron is predicted exactly when it is active, up to rounding. A layer
-norm takes the mean away first, which changes nothing, because these rows sum to zero. Thresholds follow a
-power law over neurons with the mean that was asked for. Bamboo's second ReLU lets everything through. The
-end token is never likely, so answers end only where they are cut off.
+writes it), so a neuron's row can hold a threshold there. A row of the first FFN matrix (the gate, or up where
+there is none) is one of some hundred patterns B or its negative, less the threshold, and the predictor is
+the same product, fc1 = [B; -B; constant], fc2 = [1 and -1 at the pattern, -threshold]: a neuron is predicted
+exactly when it is active. Patterns are whole multiples of a step, up to eight of it in every block of 32, and
+nothing else stands in a threshold's block, so that this stays true in four bits. A layer norm takes the mean
+away first, which changes nothing, because these rows sum to zero. Shares of tokens for which neurons fire
+follow a power law with the mean that was asked for; counts are what this law makes of 1,000,000 tokens.
+Bamboo's second ReLU lets everything through. The end token is never likely, so answers end only where they
+are cut off.
 
-All layers share their matrices, so a file is written about as fast as the disk takes it, yet every layer's
-bytes are its own.
+All layers share their matrices, which are made and quantised once, so a file is written about as fast as the
+disk takes it, yet every layer's bytes are its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
+from types import SimpleNamespace
+from typing import Any, cast
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
+
+from powerinfer import formats
+from powerinfer.errors import PowerInferError
+from powerinfer.file import ModelFile, TensorInfo
+from powerinfer.machine import cores
+from powerinfer.quantize import MIXTURES, choose_types, find_mixture
+from powerinfer.statistics import Counts
+from powerinfer.writer import GGUFWriter
 
 Array = NDArray[np.float32]
 
@@ -56,214 +73,363 @@ SHAPES = {
     "llama-2-13b": Shape("llama", 40, 5120, 40, 40, 13824, 32000),
     "llama-2-70b": Shape("llama", 80, 8192, 64, 8, 28672, 32000),
     "llama-3-8b": Shape("llama", 32, 4096, 32, 8, 14336, 128256, 8192),
+    "llama-3-70b": Shape("llama", 80, 8192, 64, 8, 28672, 128256, 8192),
+    "mistral-7b": Shape("llama", 32, 4096, 32, 8, 14336, 32000),
     "bamboo-7b": Shape("bamboo", 32, 4096, 32, 8, 14336, 32000),
+    "falcon-7b": Shape("falcon", 32, 4544, 71, 1, 18176, 65024, 2048),
     "falcon-40b": Shape("falcon", 60, 8192, 128, 8, 32768, 65024, 2048),
+    "falcon-180b": Shape("falcon", 80, 14848, 232, 8, 59392, 65024, 2048),
+    "opt-1.3b": Shape("opt", 24, 2048, 32, 32, 8192, 50272, 2050),
     "opt-6.7b": Shape("opt", 32, 4096, 32, 32, 16384, 50272, 2050),
+    "opt-13b": Shape("opt", 40, 5120, 40, 40, 20480, 50272, 2050),
     "opt-30b": Shape("opt", 48, 7168, 56, 56, 28672, 50272, 2050),
     "opt-66b": Shape("opt", 64, 9216, 72, 72, 36864, 50272, 2050),
     "opt-175b": Shape("opt", 96, 12288, 96, 96, 49152, 50272, 2050),
 }
+for family in ("prosparse", "relullama"):
+    SHAPES |= {f"{family}-{size}": SHAPES[f"llama-2-{size}"] for size in ("7b", "13b", "70b")}
+
 CONSTANT = 4.0  # what channel 0 of the residual holds; the other channels are near 1
 END = 2  # id of the end token
+N_TOKENS = 1_000_000  # what neurons are counted over
+PATTERN_BLOCK = 32  # weights that share a step: a block of the four-bit formats
 
 
-def thresholds(rng: np.random.Generator, n: int, active: float) -> Array:
-    """Per neuron t with P(N(0,1) > t) following a power law (exponent 1.3) of mean `active`, shuffled."""
+# ---- matrices
+
+
+def normals(seed: np.random.SeedSequence, rows: int, cols: int, scale: float) -> Array:
+    """Independent normal numbers, in parallel; the same ones whatever the number of threads."""
+    out = np.empty((rows, cols), np.float32)
+    parts = np.array_split(out, max(1, out.size >> 22))
+
+    def fill(job: tuple[Array, np.random.SeedSequence]) -> None:
+        part, own = job
+        np.random.Generator(np.random.SFC64(own)).standard_normal(out=part, dtype=np.float32)
+        part *= np.float32(scale)
+
+    with ThreadPoolExecutor(cores()) as pool:
+        list(pool.map(fill, zip(parts, seed.spawn(len(parts)), strict=True)))
+    return out
+
+
+def firing(rng: np.random.Generator, n: int, active: float) -> Array:
+    """Shares of tokens for which n neurons fire: a power law (exponent 1.3) of mean `active`, shuffled."""
     f = (np.arange(n) + n / 50) ** -1.3
     for _ in range(50):
         f = np.minimum(0.98, f * (active / f.mean()))
+    return rng.permutation(np.maximum(f, 1e-6)).astype(np.float32)
+
+
+def thresholds(shares: Array) -> Array:
+    """Per neuron t with P(N(0,1) > t) = its share."""
     inverse = NormalDist().inv_cdf
-    return rng.permutation(np.array([inverse(1 - max(p, 1e-6)) for p in f], np.float32))
+    return np.array([inverse(1 - float(p)) for p in shares], np.float32)
 
 
-def layer_matrices(s: Shape, rng: np.random.Generator, rank: int, active: float) -> dict[str, Array]:
-    """The matrices of one layer, [rows, cols], with fc1 and fc2. Activations stay near unit variance."""
+def patterns(rng: np.random.Generator, n: int, n_embd: int) -> tuple[Array, Array]:
+    """B, [n, n_embd], whose rows have length 1, sum to zero and are whole multiples of a step; and the row
+    that a threshold is multiplied with, which sums to zero as well and shares no block with B."""
+    free = min(256, n_embd // 4) // PATTERN_BLOCK * PATTERN_BLOCK  # columns left to the threshold
+    half = (n_embd - free) // 2 // PATTERN_BLOCK
+    steps = np.clip(np.rint(rng.standard_normal((n, half, PATTERN_BLOCK)) * 3.4), -7, 7).astype(np.float32)
+    extreme = rng.integers(0, PATTERN_BLOCK, (n, half, 1))
+    np.put_along_axis(steps, extreme, rng.choice(np.array([-8, 8], np.float32), (n, half, 1)), axis=2)
+    b = np.zeros((n, n_embd), np.float32)
+    b[:, free : free + half * PATTERN_BLOCK] = steps.reshape(n, -1)
+    b[:, free + half * PATTERN_BLOCK : free + 2 * half * PATTERN_BLOCK] = -steps.reshape(n, -1)
+    b /= np.sqrt((b * b).sum(axis=1, keepdims=True))
+    constant = np.zeros(n_embd, np.float32)
+    constant[0] = 1
+    constant[PATTERN_BLOCK:free] = -1 / (free - PATTERN_BLOCK)
+    return b, constant
 
-    def normal(rows: int, cols: int, scale: float) -> Array:
-        m = rng.standard_normal((rows, cols), dtype=np.float32)
-        m *= scale / np.sqrt(cols)
-        return m
+
+def layer_matrices(
+    s: Shape, seed: np.random.SeedSequence, rank: int, shares: Array, forms: Sequence[str]
+) -> Iterator[tuple[str, Array]]:
+    """The matrices of one layer, [rows, cols], one at a time. Activations stay near unit variance: what all
+    layers add to the residual, which is nearly the same for each, is small beside it, so that every layer is
+    as sparse as the first."""
+    first_seed, *seeds = seed.spawn(9)
+
+    def normal(i: int, rows: int, cols: int, scale: float) -> Array:
+        return normals(seeds[i], rows, cols, scale / np.sqrt(cols))
 
     d, kv = s.n_embd, s.n_embd // s.n_head * s.n_head_kv
-    half = (rank - 1) // 2
-    b, a = normal(half, d, 1.0), normal(s.n_ff, half, 1.0)
-    b[:, 0] = 0
-    b[:, 1:] -= b[:, 1:].mean(axis=1, keepdims=True)
-    constant = np.full(d, -1 / d, np.float32)  # channel 0 without the mean
-    constant[0] += 1
-    t = thresholds(rng, s.n_ff, active) / CONSTANT
-    first = a @ b  # N(0, 1) on unit inputs
+    added = 0.3 / s.n_layer
+    rng = np.random.Generator(np.random.SFC64(first_seed))
+    n_patterns = (rank - 1) // 2
+    if n_patterns > PATTERN_BLOCK:  # so that 1 and -1 stand in different blocks of a row of fc2
+        n_patterns -= n_patterns % PATTERN_BLOCK
+    b, constant = patterns(rng, n_patterns, d)
+    t = thresholds(shares) / np.float32(CONSTANT)
+    pattern = rng.permutation(s.n_ff) % n_patterns
+    sign = rng.choice(np.array([-1, 1], np.float32), s.n_ff)
+    neuron = np.arange(s.n_ff)
+
+    first = b[pattern]
+    first *= sign[:, None]
     first -= t[:, None] * constant
-    fc1 = np.zeros((rank, d), np.float32)
-    fc1[:half], fc1[half : 2 * half], fc1[2 * half] = b, -b, constant
-    fc2 = np.zeros((s.n_ff, rank), np.float32)
-    fc2[:, :half], fc2[:, half : 2 * half], fc2[:, 2 * half] = a, -a, -t
-    m = {"attn_output": normal(d, d, 0.1), "fc1": fc1, "fc2": fc2}
-    if s.arch == "falcon":
-        m["attn_qkv"] = normal(d + 2 * kv, d, 1.0)
-    else:
-        m |= {"attn_q": normal(d, d, 1.0), "attn_k": normal(kv, d, 1.0), "attn_v": normal(kv, d, 1.0)}
-    m["ffn_gate" if s.gated else "ffn_up"] = first
+    if "powerinfer" in forms:
+        fc1, fc2 = np.zeros((rank, d), np.float32), np.zeros((s.n_ff, rank), np.float32)
+        fc1[:n_patterns], fc1[n_patterns : 2 * n_patterns], fc1[rank - 1] = b, -b, constant
+        fc2[neuron, pattern], fc2[neuron, n_patterns + pattern], fc2[:, rank - 1] = sign, -sign, -t
+        yield "fc1", fc1
+        yield "fc2", fc2
+    yield "ffn_gate" if s.gated else "ffn_up", first
+    del first
     if s.gated:
-        m["ffn_up"] = normal(s.n_ff, d, 1.0)
+        up = normal(0, s.n_ff, d, 1.0)
         if s.arch == "bamboo":
-            m["ffn_up"][:, 0] = 1  # up is 4 standard deviations above zero
-    m["ffn_down_t"] = normal(s.n_ff, d, 0.1)
-    m["attn_output"][0, :] = m["ffn_down_t"][:, 0] = 0  # nothing writes channel 0
-    return m
+            up[:, 0] = 1  # up is 4 standard deviations above zero
+        yield "ffn_up", up
+        del up
+    if s.arch == "falcon":
+        yield "attn_qkv", normal(1, d + 2 * kv, d, 1.0)
+    else:
+        yield "attn_q", normal(1, d, d, 1.0)
+        yield "attn_k", normal(2, kv, d, 1.0)
+        yield "attn_v", normal(3, kv, d, 1.0)
+    output = normal(4, d, d, added)
+    output[0, :] = 0  # nothing writes channel 0
+    yield "attn_output", output
+    del output
+    down = normal(5, s.n_ff, d, added)
+    down[:, 0] = 0
+    if "powerinfer" in forms:
+        yield "ffn_down_t", down
+    if "gguf" in forms:
+        yield "ffn_down", np.ascontiguousarray(down.T)
 
 
-def tokenizer_keys(w: gguf.GGUFWriter, n_vocab: int) -> None:
-    tokens = [b"<unk>", b"<s>", b"</s>"] + [f"<0x{i:02X}>".encode() for i in range(256)]
-    types = [2, 3, 3] + [6] * 256
-    for i in range(n_vocab - len(tokens)):
-        tokens.append(f"▁w{i}".encode())
-        types.append(1)
-    w.add_tokenizer_model("llama")
-    w.add_token_list(tokens[:n_vocab])
-    w.add_token_scores([-float(i) for i in range(n_vocab)])
-    w.add_token_types(types[:n_vocab])
-    w.add_bos_token_id(1)
-    w.add_eos_token_id(END)
-
-
-def keys(w: gguf.GGUFWriter, s: Shape, name: str, sparse: bool, activation: str) -> None:
-    w.add_name(f"random {name}")
-    w.add_context_length(s.n_ctx)
-    w.add_embedding_length(s.n_embd)
-    w.add_block_count(s.n_layer)
-    w.add_feed_forward_length(s.n_ff)
-    w.add_head_count(s.n_head)
-    w.add_head_count_kv(s.n_head_kv)
-    if s.gated:
-        w.add_layer_norm_rms_eps(1e-5)
-        w.add_rope_dimension_count(s.n_embd // s.n_head)
-    elif s.arch == "falcon":
-        w.add_layer_norm_eps(1e-5)
-    if sparse:
-        w.add_float32("powerinfer.sparse_threshold", 0.0)
-    if activation:
-        w.add_string("powerinfer.hidden_act", activation)
-    tokenizer_keys(w, s.n_vocab)
-
-
-def tensors(
-    s: Shape, rng: np.random.Generator, rank: int, active: float, sparse: bool
-) -> Iterator[tuple[str, Array]]:
-    """All tensors in file order."""
-    layer = layer_matrices(s, rng, rank, active)
-    if not sparse:
-        layer["ffn_down"] = np.ascontiguousarray(layer.pop("ffn_down_t").T)
-        del layer["fc1"], layer["fc2"]
-    ones, zeros = np.ones(s.n_embd, np.float32), np.zeros(s.n_embd, np.float32)
-    norms = ["attn_norm"] + (["attn_norm_2"] if s.arch == "falcon" else ["ffn_norm"])
-    embd = rng.standard_normal((s.n_vocab, s.n_embd), dtype=np.float32)
+def outer_matrices(s: Shape, seed: np.random.SeedSequence) -> Iterator[tuple[str, Array]]:
+    """The matrices before the first and after the last layer."""
+    seeds = seed.spawn(3)
+    embd = normals(seeds[0], s.n_vocab, s.n_embd, 1.0)
     embd[:, 0] = CONSTANT
     if s.arch == "opt":  # the output head is the same matrix
         embd[END, 0] = -CONSTANT
-    yield "token_embd.weight", embd
+    yield "token_embd", embd
+    del embd
     if s.arch == "opt":
-        pos = rng.standard_normal((s.n_ctx, s.n_embd), dtype=np.float32) * np.float32(0.1)
+        pos = normals(seeds[1], s.n_ctx, s.n_embd, 0.1)
         pos[:, 0] = 0
-        yield "position_embd.weight", pos
+        yield "position_embd", pos
     else:
-        head = rng.standard_normal((s.n_vocab, s.n_embd), dtype=np.float32) / np.float32(np.sqrt(s.n_embd))
+        head = normals(seeds[2], s.n_vocab, s.n_embd, 1 / np.sqrt(s.n_embd))
         head[END, 0] = -CONSTANT
-        yield "output.weight", head
-    with_bias = s.arch in ("falcon", "opt")
-    yield "output_norm.weight", ones
-    if with_bias:
-        yield "output_norm.bias", zeros
+        yield "output", head
+
+
+# ---- files
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file; `matrix` names what it is made of, "" for a vector of equal numbers."""
+
+    name: str
+    shape: tuple[int, ...]
+    matrix: str = ""
+    value: float = 0.0
+
+
+def tensors(s: Shape, form: str, rank: int) -> list[Tensor]:
+    """All tensors of a file, in its order."""
+    d, kv, with_bias = s.n_embd, s.n_embd // s.n_head * s.n_head_kv, s.arch in ("falcon", "opt")
+
+    def norm(name: str) -> Iterator[Tensor]:
+        yield Tensor(f"{name}.weight", (d,), value=1.0)
+        if with_bias:
+            yield Tensor(f"{name}.bias", (d,))
+
+    out = [Tensor("token_embd.weight", (s.n_vocab, d), "token_embd")]
+    if s.arch == "opt":
+        out.append(Tensor("position_embd.weight", (s.n_ctx, d), "position_embd"))
+    else:
+        out.append(Tensor("output.weight", (s.n_vocab, d), "output"))
+    out.extend(norm("output_norm"))
+    sizes = {"attn_output": (d, d), "ffn_up": (s.n_ff, d)}
+    if s.arch == "falcon":
+        sizes["attn_qkv"] = (d + 2 * kv, d)
+    else:
+        sizes |= {"attn_q": (d, d), "attn_k": (kv, d), "attn_v": (kv, d)}
+    if s.gated:
+        sizes["ffn_gate"] = (s.n_ff, d)
+    if form == "powerinfer":
+        sizes |= {"ffn_down_t": (s.n_ff, d), "fc1": (rank, d), "fc2": (s.n_ff, rank)}
+    else:
+        sizes["ffn_down"] = (d, s.n_ff)
+    norms = ["attn_norm"] if s.arch == "falcon" else ["attn_norm", "ffn_norm"]
+    if s.arch == "falcon" and s.n_head_kv > 1:
+        norms.append("attn_norm_2")
     for i in range(s.n_layer):
-        for n in norms:
-            yield f"blk.{i}.{n}.weight", ones
-            if with_bias:
-                yield f"blk.{i}.{n}.bias", zeros
-        for n, m in layer.items():
-            yield f"blk.{i}.{n}.weight", m
-            if s.arch == "opt" and n not in ("fc1", "fc2"):
-                yield (
-                    f"blk.{i}.{n}.bias",
-                    np.zeros(m.shape[1] if n == "ffn_down_t" else m.shape[0], np.float32),
-                )
+        for name in norms:
+            out.extend(norm(f"blk.{i}.{name}"))
+        for name, shape in sizes.items():
+            out.append(Tensor(f"blk.{i}.{name}.weight", shape, name))
+            if s.arch == "opt" and name not in ("fc1", "fc2"):
+                n = shape[1] if name == "ffn_down_t" else shape[0]
+                out.append(Tensor(f"blk.{i}.{name}.bias", (n,)))
+    return out
+
+
+def keys(s: Shape, name: str, form: str, activation: str, file_type: int, counts: Counts) -> dict[str, Any]:
+    """The keys of a file."""
+    arch = "llama" if form == "gguf" and s.arch == "bamboo" else s.arch
+    out: dict[str, Any] = {"general.architecture": arch, "general.name": f"random {name}"}
+    out |= {"general.quantization_version": 2, "general.file_type": file_type}
+    of_arch: dict[str, Any] = {
+        "context_length": s.n_ctx,
+        "embedding_length": s.n_embd,
+        "block_count": s.n_layer,
+        "feed_forward_length": s.n_ff,
+        "attention.head_count": s.n_head,
+        "attention.head_count_kv": s.n_head_kv,
+    }
+    if s.gated:
+        of_arch |= {"attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": s.n_embd // s.n_head}
+    elif s.arch == "falcon":
+        of_arch["attention.layer_norm_epsilon"] = 1e-5
+    out |= {f"{arch}.{key}": value for key, value in of_arch.items()}
+    if form == "powerinfer":
+        out["powerinfer.sparse_threshold"] = 0.0
+    planted = "drelu" if s.arch == "bamboo" else "relu"
+    if activation or (form == "gguf" and s.arch != "opt"):
+        out["powerinfer.hidden_act"] = activation or planted
+    names = [b"<unk>", b"<s>", b"</s>"] + [f"<0x{i:02X}>".encode() for i in range(256)]
+    names += [f"\u2581w{i}".encode() for i in range(s.n_vocab - len(names))]
+    types = [2, 3, 3] + [6] * 256 + [1] * s.n_vocab
+    out |= {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": names[: s.n_vocab],
+        "tokenizer.ggml.scores": -np.arange(s.n_vocab, dtype=np.float32),
+        "tokenizer.ggml.token_type": np.array(types[: s.n_vocab], np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": END,
+    }
+    return out | counts.keys
+
+
+def types_of(
+    all_tensors: Sequence[Tensor], meta: dict[str, Any], mixture: str, predictor_type: str, pure: bool
+) -> dict[str, str]:
+    """The format of every tensor, as `powerinfer quantize` would choose it."""
+    infos = [
+        TensorInfo(name=t.name, type="F32", shape=t.shape, n_bytes=4 * int(np.prod(t.shape)))
+        for t in all_tensors
+    ]
+    # Formats are chosen by keys, names and shapes alone: there need not be a file yet.
+    stand_in = cast(ModelFile, SimpleNamespace(tensors=infos, metadata=meta, path="the model"))
+    changes = choose_types(stand_in, mixture, predictor_type=predictor_type, pure=pure)
+    return {change.tensor.name: change.type for change in changes}
 
 
 def write(
-    path: Path,
+    paths: dict[str, Path],
     s: Shape,
     name: str,
-    kind: gguf.GGMLQuantizationType,
+    mixture: str,
     *,
-    rank: int,
-    active: float,
-    sparse: bool,
-    activation: str,
-    seed: int,
+    rank: int = 1024,
+    active: float = 0.1,
+    activation: str = "",
+    predictor_type: str = "",
+    pure: bool = False,
+    seed: int = 1,
 ) -> None:
-    """Streams the file to path + ".part" and renames it; layers' encoded matrices are made once."""
-    part = path.with_name(path.name + ".part")
-    w = gguf.GGUFWriter(part, s.arch)
-    keys(w, s, name, sparse, activation)
-    encoded: dict[int, NDArray[np.generic]] = {}
-
-    def encode(m: Array) -> NDArray[np.generic]:
-        if m.ndim == 1:
-            return m
-        if id(m) not in encoded:
-            encoded[id(m)] = gguf.quants.quantize(m, kind)
-        return encoded[id(m)]
-
-    items = [(n, m, encode(m)) for n, m in tensors(s, np.random.default_rng(seed), rank, active, sparse)]
-    for n, m, e in items:
-        w.add_tensor_info(
-            n, e.shape, e.dtype, e.nbytes, raw_dtype=kind if m.ndim > 1 else gguf.GGMLQuantizationType.F32
-        )
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_ti_data_to_file()
-    for _, _, e in items:
-        w.write_tensor_data(e)
-    w.close()
-    if sparse:
-        with part.open("r+b") as f:
-            f.write(b"PWRI")
-    os.replace(part, path)
+    """Writes the forms that `paths` names ("gguf", "powerinfer"), with the same weights. Raises FileError."""
+    mixture, forms = find_mixture(mixture), list(paths)
+    counted, layer, outer = np.random.SeedSequence(seed).spawn(3)
+    shares = firing(np.random.default_rng(counted), s.n_ff, active)
+    fired = np.rint(shares.astype(np.float64) * N_TOKENS).astype(np.uint64)
+    counts = Counts(counts=np.tile(fired, (s.n_layer, 1)), n_tokens=N_TOKENS)
+    lists = {form: tensors(s, form, rank) for form in forms}
+    metas = {form: keys(s, name, form, activation, MIXTURES[mixture][0], counts) for form in forms}
+    types, wanted = {}, set()
+    for form in forms:
+        plain = {key: value[1] if isinstance(value, tuple) else value for key, value in metas[form].items()}
+        types[form] = types_of(lists[form], plain, mixture, predictor_type, pure)
+        wanted |= {(t.matrix, types[form][t.name]) for t in lists[form]}
+    encoded: dict[tuple[str, str], NDArray[np.uint8]] = {}
+    for matrices in (outer_matrices(s, outer), layer_matrices(s, layer, rank, shares, forms)):
+        for matrix, weights in matrices:
+            for type in sorted(type for other, type in wanted if other == matrix):
+                encoded[matrix, type] = formats.quantize(weights, type)
+    for form, path in paths.items():
+        with GGUFWriter(path, powerinfer=form == "powerinfer") as writer:
+            for key, value in metas[form].items():
+                if isinstance(value, tuple):
+                    writer.add(key, value[1], value[0])
+                else:
+                    writer.add(key, value)
+            for t in lists[form]:
+                writer.add_tensor(t.name, types[form][t.name], t.shape)
+            for t in lists[form]:
+                data = (
+                    encoded[t.matrix, types[form][t.name]] if t.matrix else np.full(t.shape, t.value, "<f4")
+                )
+                writer.write(data)
 
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    p.add_argument("shape", choices=SHAPES)
-    p.add_argument("-o", "--out", type=Path, required=True)
-    p.add_argument("--layers", type=int, help="fewer layers than the published shape")
-    p.add_argument("--type", default="F16", choices=["F32", "F16", "BF16", "Q8_0", "Q4_0"])
-    p.add_argument("--active", type=float, default=0.1, help="mean share of active neurons (default 0.1)")
+    p.add_argument("shape", choices=SHAPES, metavar="SHAPE", help=", ".join(SHAPES))
+    p.add_argument("-o", "--out", type=Path, required=True, help="the file (both: the name of the plain one)")
+    p.add_argument("--format", default="gguf", choices=["gguf", "powerinfer", "both"], help="default gguf")
+    p.add_argument("--layers", type=int, metavar="N", help="fewer layers than the published shape")
     p.add_argument(
-        "--predictor", action="store_true", help="a PowerInfer file: fc1, fc2, ffn_down transposed"
+        "--type",
+        default="F16",
+        metavar="TYPE",
+        help=f"formats as `powerinfer quantize` gives them (default F16): {', '.join(MIXTURES)}",
     )
-    p.add_argument("--rank", type=int, default=1024, help="predictor width (default 1024)")
+    p.add_argument("--pure", action="store_true", help="one format for all matrices")
+    p.add_argument("--predictor-type", default="", metavar="TYPE", help="of fc1 and fc2 (default: by --type)")
+    p.add_argument("--rank", type=int, default=1024, metavar="N", help="predictor width (default 1024)")
+    p.add_argument(
+        "--active", type=float, default=0.1, metavar="X", help="mean share of active neurons (default 0.1)"
+    )
     p.add_argument(
         "--activation",
         default="",
-        choices=["", "relu", "drelu", "silu", "gelu"],
-        help="written as powerinfer.hidden_act",
+        choices=["relu", "drelu", "silu", "gelu"],
+        help="written as powerinfer.hidden_act, in place of the planted one",
     )
-    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--seed", type=int, default=1, metavar="N")
     a = p.parse_args()
     s = SHAPES[a.shape]
-    if a.layers:
-        s = Shape(**{**s.__dict__, "n_layer": a.layers})
-    write(
-        a.out,
-        s,
-        a.shape,
-        gguf.GGMLQuantizationType[a.type],
-        rank=min(a.rank, s.n_ff),
-        active=a.active,
-        sparse=a.predictor,
-        activation=a.activation,
-        seed=a.seed,
-    )
-    print(f"{a.out}: {a.out.stat().st_size / 2**30:.2f} GiB", file=sys.stderr)
+    if a.layers is not None:
+        if not 1 <= a.layers <= s.n_layer:
+            p.error(f"--layers {a.layers}: {a.shape} has 1 to {s.n_layer}")
+        s = replace(s, n_layer=a.layers)
+    if not 0 < a.active < 0.9:
+        p.error(f"--active {a.active} is not between 0 and 0.9")
+    if not 3 <= a.rank <= s.n_ff:
+        p.error(f"--rank {a.rank} is not between 3 and the {s.n_ff} neurons of a layer")
+    if a.format == "both":
+        paths = {"gguf": a.out, "powerinfer": a.out.with_suffix(".powerinfer" + a.out.suffix)}
+    else:
+        paths = {a.format: a.out}
+    try:
+        write(
+            paths,
+            s,
+            a.shape,
+            a.type,
+            rank=a.rank,
+            active=a.active,
+            activation=a.activation,
+            predictor_type=a.predictor_type,
+            pure=a.pure,
+            seed=a.seed,
+        )
+    except PowerInferError as error:
+        print(f"make_model.py: {error}", file=sys.stderr)
+        return 1
+    for path in paths.values():
+        print(f"{path}: {path.stat().st_size / 2**30:.2f} GiB", file=sys.stderr)
     return 0
 
 

@@ -20,7 +20,7 @@ static uint64_t vec_bytes(const float *v, int32_t n) {
     return v ? round_up(sizeof(float) * (uint64_t)n, PI_DEVICE_ALIGN) : 0;
 }
 
-static double read_bytes(te_mat m) { return m.w ? (double)m.stride * m.n_rows : 0; }
+static double read_bytes(te_mat m) { return (double)pi_mat_bytes(&m); }
 
 /* Bytes of K or V of one head at one position. */
 static size_t kv_row(const pi_model *m, int32_t type) { return te_row_bytes(type, m->info.n_embd_head); }
@@ -34,9 +34,10 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
     const pi_model_info *i = &m->info;
     const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
     c->kv_bytes = pool_bytes(m, o, o->type_k) + pool_bytes(m, o, o->type_v);
-    c->attention_bytes = mat_bytes(w->q.stride, n_q) + mat_bytes(w->k.stride, n_kv) + mat_bytes(w->v.stride, n_kv) +
-                         mat_bytes(w->o.stride, i->n_embd) + vec_bytes(w->q_b, n_q) + vec_bytes(w->k_b, n_kv) +
-                         vec_bytes(w->v_b, n_kv) + vec_bytes(w->o_b, i->n_embd);
+    c->attention_bytes = mat_bytes(pi_row_bytes(&w->q), n_q) + mat_bytes(pi_row_bytes(&w->k), n_kv) +
+                         mat_bytes(pi_row_bytes(&w->v), n_kv) + mat_bytes(pi_row_bytes(&w->o), i->n_embd) +
+                         vec_bytes(w->q_b, n_q) + vec_bytes(w->k_b, n_kv) + vec_bytes(w->v_b, n_kv) +
+                         vec_bytes(w->o_b, i->n_embd);
     c->norm_bytes = vec_bytes(w->attn_norm, i->n_embd) + vec_bytes(w->attn_norm_b, i->n_embd) +
                     vec_bytes(w->attn_norm2, i->n_embd) + vec_bytes(w->attn_norm2_b, i->n_embd) +
                     vec_bytes(w->q_norm, i->n_embd_head) + vec_bytes(w->k_norm, i->n_embd_head) +
@@ -53,7 +54,8 @@ static void predictor_cost(const pi_model *m, const pi_plan_options *o, const pi
         c->predictor_bytes = mat_bytes(sizeof(uint64_t) * (size_t)m->sign_words, m->info.n_ff);
         c->fixed_read += (double)pi_sign_bytes(m);
     } else {
-        c->predictor_bytes = mat_bytes(w->fc1.stride, w->fc1.n_rows) + mat_bytes(w->fc2.stride, w->fc2.n_rows);
+        c->predictor_bytes =
+            mat_bytes(pi_row_bytes(&w->fc1), w->fc1.n_rows) + mat_bytes(pi_row_bytes(&w->fc2), w->fc2.n_rows);
         c->fixed_read += read_bytes(w->fc1) + read_bytes(w->fc2);
     }
 }
@@ -62,11 +64,11 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
     const pi_model_info *i = &m->info;
     c->block = 1;
     c->up_bias = w->up_b != NULL;
-    c->gate_stride = w->gate.w ? w->gate.stride : 0;
-    c->up_stride = w->up.stride;
+    c->gate_stride = pi_row_bytes(&w->gate);
+    c->up_stride = pi_row_bytes(&w->up);
     double row = 0, column = 0; /* of down, per neuron */
     if (w->down_t.w) {
-        c->down_stride = w->down_t.stride;
+        c->down_stride = pi_row_bytes(&w->down_t);
         row = (double)c->down_stride;
     } else {
         const te_type_info *type = te_type_get(w->down.type);
@@ -74,7 +76,7 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
             c->down_stride = (size_t)type->block_bytes * (size_t)i->n_embd;
             row = (double)c->down_stride;
         } else {
-            c->down_stride = w->down.stride;
+            c->down_stride = pi_row_bytes(&w->down);
             c->column_rows = i->n_embd;
             c->block = type->block_weights;
             column = (double)c->down_stride * i->n_embd / i->n_ff;
@@ -130,7 +132,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
         const uint64_t ffn = pi_cost_ffn(out, l, i->n_ff);
         if (ffn > largest) largest = ffn;
     }
-    out->head_bytes = mat_bytes(m->output.stride, m->output.n_rows);
+    out->head_bytes = mat_bytes(pi_row_bytes(&m->output), m->output.n_rows);
     out->head_norm_bytes = vec_bytes(m->output_norm, i->n_embd) + vec_bytes(m->output_norm_b, i->n_embd);
     out->head_read = read_bytes(m->output);
     out->scratch_bytes = pi_cost_scratch(m, o);

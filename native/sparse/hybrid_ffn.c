@@ -144,7 +144,9 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, off = (size_t)t0 * n_ff;
     float *g = s->gate + off, *u = s->up + off, *x = s->x + (size_t)t0 * n_embd;
     const float *h = s->h + (size_t)t0 * n_embd;
-    const te_linear in[2] = {{.w = w->up, .bias = w->up_b, .y = u, .ldy = n_ff}, {.w = w->gate, .y = g, .ldy = n_ff}};
+    const bool rows = n < m->kernels->gemm.min_tok; /* of so few, ffn_rows computes the other modes */
+    const te_linear in[2] = {{.w = w->up, .bias = w->up_b, .y = u, .ldy = n_ff, .rows = rows},
+                             {.w = w->gate, .y = g, .ldy = n_ff, .rows = rows}};
     te_op_linear(team, s->ws, in, w->gate.w ? 2 : 1, h, n_embd, n);
     te_barrier(team);
     int64_t lo, hi;
@@ -160,9 +162,8 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     part.computed = count_computed(s, w->gate.w ? g + lo : NULL, mode == FFN_MASKED ? s->mask + off + lo : NULL,
                                    hi - lo, mode, part.fired);
     if (team->ith == 0) {
-        const size_t row = w->up.stride + (w->gate.w ? w->gate.stride : 0) + w->down_t.stride;
         part.rows = (int64_t)n_ff * (w->gate.w ? 3 : 2);
-        part.bytes = (int64_t)(row * n_ff + (w->down.w ? w->down.stride * n_embd : 0));
+        part.bytes = pi_mat_bytes(&w->up) + pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->down_t) + pi_mat_bytes(&w->down);
     }
     add_counts(&s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, &part, sparse_tokens);
     te_barrier(team);
@@ -223,7 +224,7 @@ static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     te_op_linear(team, s->ws, &out, 1, hidden, n_ff, n);
     if (team->ith == 0) {
         c->rows += (int64_t)n_ff; /* all of down is read: it is stored by output */
-        c->bytes += (int64_t)(w->down.stride * n_embd);
+        c->bytes += pi_mat_bytes(&w->down);
     }
 }
 

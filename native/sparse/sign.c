@@ -34,24 +34,18 @@ static void take_signs(void *ctx, te_team *team) {
 /* The signs of the matrix that decides whether a neuron fires. */
 pi_status pi_load_signs(pi_model *m, pi_layer *l) {
     sign_task task = {.kernels = m->kernels, .w = l->gate.w ? l->gate : l->up, .words = m->sign_words};
-    int32_t n_threads = te_os_n_cores();
-    if (n_threads > task.w.n_rows) n_threads = task.w.n_rows;
     task.row = &m->kernels->row[task.w.type];
-    te_pool *pool = NULL;
+    PI_TRY(pi_model_team(m));
     task.out = te_os_alloc(pi_sign_bytes(m));
-    task.floats = malloc(pi_mul(pi_mul((size_t)n_threads, (size_t)task.w.cols), sizeof(float)));
-    pi_status st =
-        task.out && task.floats
-            ? (pi_status)te_pool_new(n_threads, &pool)
-            : PI_FAIL(PI_ERROR_MEMORY, "out of memory for the signs of a layer (%zu bytes)", pi_sign_bytes(m));
-    if (st == PI_OK) {
-        te_pool_run(pool, take_signs, &task);
-        l->sign = task.out;
-        m->info.n_sign_bytes += pi_sign_bytes(m);
-    } else {
+    task.floats = malloc(pi_mul(pi_mul((size_t)te_pool_n_threads(m->team), (size_t)task.w.cols), sizeof(float)));
+    if (!task.out || !task.floats) {
         te_os_free(task.out, pi_sign_bytes(m));
+        free(task.floats);
+        return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the signs of a layer (%zu bytes)", pi_sign_bytes(m));
     }
-    te_pool_free(pool);
+    te_pool_run(m->team, take_signs, &task);
     free(task.floats);
-    return st;
+    l->sign = task.out;
+    m->info.n_sign_bytes += pi_sign_bytes(m);
+    return PI_OK;
 }

@@ -1,213 +1,237 @@
-"""`powerinfer bench MODEL`: tokens per second for prompts (pp) and decode (tg), beside what the memory gives.
-
-A decode step costs the bytes that it must read, so the figure to compare between machines and days is the
-share of the measured read rate that is reached, not tokens per second. The engine counts the bytes of every
-step itself; the read rate is measured before and after each repetition, in the same run.
-"""
+"""`powerinfer bench MODEL`: tokens per second of prompts (pp) and decoding (tg), beside the memory's rate."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import statistics
+import shlex
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
-from .. import __version__, machine
+from .. import machine
+from ..bench import DIGEST_TOKENS, Result, cases, describe, logits_digest, measure, numbers, resident_pages
 from ..errors import ArgumentError
+from ..facts import SPARSITY
 from ..file import ModelFile, find_model
-from ..session import Model, Session
-from .options import MODEL_HELP, add_compute_arguments
+from ..session import Model, Session, Sparsity
+from .options import MODEL_HELP
 from .table import columns
 from .terminal import Bar, harmless
 
 READ_BYTES = 2 << 30  # more than any last-level cache
-WARM_UP = 16  # tokens that a decode test begins with, not measured
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """One test: medians over the repetitions."""
-
-    test: str
-    """"pp512" or "tg128"."""
-    tokens_per_s: float
-    spread: float
-    """Standard deviation of tokens_per_s over the repetitions."""
-    bytes_per_token: float
-    read_gb_s: float
-    """Rate at which the engine read."""
-    ceiling_gb_s: float
-    """The memory's read rate on the same threads, measured in between."""
-    share: float
-    """read_gb_s / ceiling_gb_s, pair by pair."""
-    active: float | None
-    """Share of the FFN's neurons whose product was not zero; None for prompts."""
-    computed: float | None
-    """Share of the FFN's neurons whose rows were read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    def add_list(*flags: str, default: str = "", **how: Any) -> None:
+        shown = f" (default {default})" if default else ""
+        how["help"] += shown
+        parser.add_argument(*flags, action="append", **how)
+
+    parser.epilog = (
+        "N,... is a list: every combination is measured. The read rate of the memory is measured "
+        "before and after each repetition of a decode test, on the same threads."
+    )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument(
-        "-p",
-        "--n-prompt",
-        type=int,
-        metavar="N",
-        default=512,
-        help="prompt tokens; 0: no prompt test (default 512)",
-    )
-    parser.add_argument(
-        "-n",
-        "--n-gen",
-        type=int,
-        metavar="N",
-        default=32,
-        help="decoded tokens; 0: no decode test (default 32)",
-    )
+    add_list("-p", "--n-prompt", metavar="N,...", help="tokens of a prompt; 0: none", default="512")
+    add_list("-n", "--n-gen", metavar="N,...", help="decoded tokens; 0: none", default="32")
+    add_list("-pg", dest="both", metavar="PP,TG", help="a prompt and decoding after it, in one time")
+    add_list("-d", "--depth", metavar="N,...", help="tokens that are in the context before", default="0")
+    add_list("-t", "--n-threads", metavar="N,...", help="threads", default="physical cores")
+    add_list("--sparsity", metavar="MODE,...", help=f"{', '.join(SPARSITY)}", default="auto")
     parser.add_argument("-r", "--repetitions", type=int, metavar="N", default=3, help="default 3")
-    add_compute_arguments(parser, n_batch=512)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-
-
-def measure(
-    session: Session, name: str, n_prompt: int, n_gen: int, repetitions: int, ceiling_bytes: int
-) -> Result:
-    """Times one test on random tokens: a prompt is one feed; decode is a token per feed, after a warm-up."""
-    rng = np.random.default_rng(1)
-    info, threads = session.model.info, session.info.n_threads
-
-    def tokens(n: int) -> Any:
-        return rng.integers(0, info.n_vocab, n, dtype=np.int32)
-
-    def once() -> tuple[float, int, float, float]:
-        session.drop()
-        n_bytes, active, computed, pairs = 0, 0, 0, 0
-        if n_prompt:
-            start = time.perf_counter()
-            session.feed(tokens(n_prompt))
-            return time.perf_counter() - start, session.last_total.bytes, 0.0, 0.0
-        session.feed(tokens(WARM_UP))
-        seconds = 0.0
-        for token in tokens(n_gen):
-            start = time.perf_counter()
-            session.feed([int(token)])
-            seconds += time.perf_counter() - start
-            n_bytes += session.last_total.bytes
-            steps = session.last_step
-            active += sum(s.n_active for s in steps)
-            computed += sum(s.n_computed for s in steps)
-            pairs += sum(s.n_sparse for s in steps) * info.n_ff
-        return seconds, n_bytes, active / max(pairs, 1), computed / max(pairs, 1)
-
-    def ceiling() -> float:
-        return machine.read_rate(threads, ceiling_bytes, 2)
-
-    once()  # reads the weights in, wakes the threads
-    n = n_prompt or n_gen
-    speeds, rates, ceilings, last = [], [], [ceiling()], (0.0, 0, 0.0, 0.0)
-    for _ in range(repetitions):
-        last = once()
-        speeds.append(n / last[0])
-        rates.append(last[1] / last[0])
-        ceilings.append(ceiling())
-    shares = [r / ((a + b) / 2) for r, a, b in zip(rates, ceilings, ceilings[1:], strict=False)]
-    return Result(
-        test=name,
-        tokens_per_s=statistics.median(speeds),
-        spread=statistics.stdev(speeds) if len(speeds) > 1 else 0.0,
-        bytes_per_token=last[1] / n,
-        read_gb_s=statistics.median(rates) / 1e9,
-        ceiling_gb_s=statistics.median(ceilings) / 1e9,
-        share=statistics.median(shares),
-        active=None if n_prompt else last[2],
-        computed=None if n_prompt else last[3],
+    parser.add_argument("--no-warmup", action="store_true", help="time the first run too")
+    parser.add_argument(
+        "-b", "--n-batch", type=int, metavar="N", default=512, help="prompt tokens at a time (default 512)"
     )
-
-
-def logits_hash(session: Session) -> str:
-    """A digest of the logits after 8 fixed tokens: if it stays, a change of code changed no bit."""
-    session.drop()
-    session.feed([1 + i % (session.model.info.n_vocab - 1) for i in range(8)])
-    return hashlib.sha256(session.logits().tobytes()).hexdigest()[:16]
+    parser.add_argument(
+        "--predictor",
+        choices=("auto", "none", "mlp", "sign"),
+        default="auto",
+        help="mlp: the file's own; sign: the signs of the weights (default auto: what the file says)",
+    )
+    parser.add_argument(
+        "--predictor-type", metavar="TYPE", help="rewrites fc1 and fc2 in a weight format while loading"
+    )
+    parser.add_argument(
+        "--no-mmap",
+        dest="use_mmap",
+        action="store_false",
+        help="copy the weights into memory of huge pages",
+    )
+    parser.add_argument(
+        "--threshold", type=float, metavar="X", help="replaces the file's predictor threshold"
+    )
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each result")
 
 
 def main(args: argparse.Namespace) -> int:
     if args.repetitions < 1:
         raise ArgumentError(f"repetitions is {args.repetitions}, at least 1 is needed")
-    if args.n_prompt < 0 or args.n_gen < 0:
-        raise ArgumentError("-p and -n cannot be negative")
-    if args.n_prompt + args.n_gen == 0:
-        raise ArgumentError("nothing to measure: -p 0 and -n 0")
-    path = find_model(args.model)
-    n_ctx = max(args.n_prompt, args.n_gen + WARM_UP)
+    wanted = cases(args.n_prompt or ["512"], args.n_gen or ["32"], args.both or [], args.depth or ["0"])
+    threads = numbers("-t", args.n_threads, least=1) if args.n_threads else [machine.cores()]
+    asked = _modes(args.sparsity or ["auto"])
+    path, n_bytes = find_model(args.model), machine.sample_bytes(READ_BYTES)
+    n_ctx = max(DIGEST_TOKENS, *(case.depth + case.n_tokens for case in wanted))
+    results: list[Result] = []
+    start = time.perf_counter()
+    digests: dict[tuple[int, str], str] = {}
     with (
         ModelFile(path) as file,
         Bar(f"loading {args.model}") as bar,
-        Model(file, predictor=args.predictor, progress=bar) as model,
-        Session(
-            model, n_ctx=n_ctx, n_batch=args.n_batch, n_threads=args.n_threads or 0, sparsity=args.sparsity
-        ) as session,
+        Model(
+            file,
+            predictor=args.predictor,
+            predictor_type=args.predictor_type,
+            use_mmap=args.use_mmap,
+            progress=bar,
+        ) as model,
+        Bar("measuring", after=0) as progress,
     ):
-        if args.threshold is not None:
-            session.set_threshold(args.threshold)
-        info = session.info
-        about = {
-            "version": __version__,
-            "build": machine.build_info(),
-            "cpu": machine.cpu_name(),
-            "isa": machine.isa(),
-            "threads": info.n_threads,
-            "model": path.name,
-            "model_bytes": file.info.n_bytes,
-            "architecture": model.info.architecture,
-            "sparsity": info.sparsity,
-            "logits": logits_hash(session),
-        }
-        results, n_bytes = [], machine.sample_bytes(READ_BYTES)
-        if args.n_prompt:
-            name = f"pp{args.n_prompt}"
-            results.append(measure(session, name, args.n_prompt, 0, args.repetitions, n_bytes))
-        if args.n_gen:
-            name = f"tg{args.n_gen}"
-            results.append(measure(session, name, 0, args.n_gen, args.repetitions, n_bytes))
-    if args.json:
-        print(json.dumps({**about, "results": [asdict(r) for r in results]}))
-    else:
-        show(about, results, n_bytes)
+        about = {"command": _command(args), "load_s": time.perf_counter() - start}
+        about |= {**describe(model), "n_batch": args.n_batch}
+        about |= {"use_mmap": args.use_mmap, "predictor_type": args.predictor_type}
+        per_case = len(asked) * (args.repetitions + (not args.no_warmup))
+        done = 0
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            progress(done, len(threads) * len(wanted) * per_case)
+
+        for n_threads in threads:
+            with Session(model, n_ctx=n_ctx, n_batch=args.n_batch, n_threads=n_threads) as session:
+                if args.threshold is not None:
+                    session.set_threshold(args.threshold)
+                modes: list[Sparsity] = []
+                for mode in asked:
+                    session.set_sparsity(mode)
+                    name: Any = session.info.sparsity
+                    if name not in modes:
+                        modes.append(name)
+                        digests[n_threads, name] = logits_digest(session)
+                resident, huge = resident_pages()
+                about |= {"resident_bytes": resident, "resident_huge_bytes": huge}
+                for case in wanted:
+                    progress.say(f"{case.name}, {_threads(n_threads)}")
+                    found = measure(
+                        session,
+                        case,
+                        modes,
+                        repetitions=args.repetitions,
+                        warm_up=not args.no_warmup,
+                        ceiling_bytes=n_bytes,
+                        tick=tick,
+                    )
+                    results += found
+                    for result in found if args.json else ():
+                        digest = digests[n_threads, result.sparsity]
+                        print(json.dumps({**about, "logits": digest, **asdict(result)}), flush=True)
+    if not args.json:
+        show(about, results, digests, n_bytes)
     return 0
 
 
-def show(about: dict[str, Any], results: list[Result], n_bytes: int) -> None:
+def _modes(texts: Sequence[str]) -> list[Sparsity]:
+    """The modes of comma-separated lists. Raises ArgumentError."""
+    out: list[Any] = []
+    for text in texts:
+        for word in text.split(","):
+            if word not in SPARSITY:
+                raise ArgumentError(f"--sparsity {text}: {word!r} is none of {', '.join(SPARSITY)}")
+            out.append(word)
+    return list(dict.fromkeys(out))
+
+
+def _command(args: argparse.Namespace) -> str:
+    """What to type to measure the same again."""
+    words = ["powerinfer", "bench", args.model]
+    for flag, texts in (
+        ("-p", args.n_prompt),
+        ("-n", args.n_gen),
+        ("-pg", args.both),
+        ("-d", args.depth),
+        ("-t", args.n_threads),
+        ("--sparsity", args.sparsity),
+    ):
+        for text in texts or ():
+            words += [flag, text]
+    words += ["-r", str(args.repetitions), "-b", str(args.n_batch), "--predictor", args.predictor]
+    words += ["--predictor-type", args.predictor_type] if args.predictor_type else []
+    words += [] if args.use_mmap else ["--no-mmap"]
+    words += ["--threshold", str(args.threshold)] if args.threshold is not None else []
+    words += ["--no-warmup"] if args.no_warmup else []
+    return shlex.join(words)
+
+
+def show(
+    about: dict[str, Any], results: Sequence[Result], digests: dict[tuple[int, str], str], n_bytes: int
+) -> None:
     """Prints the results for people, in lines of at most 80 characters if the names are not too long."""
     size = about["model_bytes"]
-    shown = f"{size / 2**30:.2f} GiB" if size >= 1 << 30 else f"{size / 2**20:.1f} MiB"
-    print(harmless(f"{about['model']}: {about['architecture']}, {shown}, {about['sparsity']}"))
-    print(f"{about['cpu']}, {about['threads']} threads, {about['isa']}")
-    print(f"{about['build']}; logits {about['logits']}\n")
-    rows = [["test", "tokens/s", "MB/token", "GB/s", "ceiling", "share", "computed", "active"]]
-    for r in results:
-        decode = r.active is not None and r.computed is not None
-        rows.append(
-            [
-                r.test,
-                f"{r.tokens_per_s:.2f} ± {r.spread:.2f}",
-                f"{r.bytes_per_token / 1e6:.1f}",
-                f"{r.read_gb_s:.1f}" if decode else "",
-                f"{r.ceiling_gb_s:.1f}",
-                f"{r.share:.0%}" if decode else "",
-                f"{r.computed:.1%}" if decode else "",
-                f"{r.active:.1%}" if decode else "",
-            ]
+    types = ", ".join(
+        f"{type} {n / size:.0%}" for type, n in about["model_types"].items() if n > 0.005 * size
+    )
+    print(harmless(f"{about['model']}: {about['architecture']}, {_bytes(size)} ({types})"))
+    print(f"{about['cpu']}, {about['isa']}")
+    print(f"{about['version']} {about['commit']}".strip() + f", {about['build']}")
+    if about["resident_bytes"]:
+        share = about["resident_huge_bytes"] / about["resident_bytes"]
+        print(
+            f"loaded in {about['load_s']:.2f} s; {_bytes(about['resident_bytes'])} in memory, "
+            f"{share:.0%} of it in huge pages"
         )
-    for line in columns(rows, right=range(1, 8)):
-        print(line)
+    for n_threads in dict.fromkeys(result.threads for result in results):
+        shown = [f"{mode} {digest[:8]}" for (n, mode), digest in digests.items() if n == n_threads]
+        print(f"logits ({_threads(n_threads)}): {', '.join(shown)}")
+    for n_threads in dict.fromkeys(result.threads for result in results):
+        rows = [result for result in results if result.threads == n_threads]
+        for table in (_prompt_table, _decode_table):
+            is_decode = table is _decode_table
+            chosen = [result for result in rows if (result.n_prompt == 0) == is_decode]
+            if chosen:
+                print()
+                print(*table(_threads(n_threads), chosen), sep="\n")
     if size < n_bytes // 4:
         print(
             "\nThe model may fit in the processor's cache, then its share of the memory's\n"
             "read rate says little."
         )
+
+
+def _bytes(n: int) -> str:
+    return f"{n / 2**30:.2f} GiB" if n >= 1 << 30 else f"{n / 2**20:.1f} MiB"
+
+
+def _threads(n: int) -> str:
+    return f"{n} thread" + "s" * (n > 1)
+
+
+def _prompt_table(head: str, results: Sequence[Result]) -> list[str]:
+    rows = [[head, "mode", "tokens/s", "GFLOP/s"]]
+    for r in results:
+        flop = "" if r.gflop_per_s is None else f"{r.gflop_per_s:.0f}"
+        rows.append([r.test, r.sparsity, f"{r.tokens_per_s:.2f} ± {r.spread:.2f}", flop])
+    return list(columns(rows, right=range(2, 4)))
+
+
+def _decode_table(head: str, results: Sequence[Result]) -> list[str]:
+    def share(value: float | None, digits: int = 1) -> str:
+        return "" if value is None else f"{value:.{digits}%}"
+
+    rows = [[head, "mode", "tokens/s", "MB/token", "GB/s", "ceiling", "share", "active"]]
+    rows += [
+        [
+            r.test,
+            r.sparsity,
+            f"{r.tokens_per_s:.2f} ± {r.spread:.2f}",
+            f"{r.bytes_per_token / 1e6:.1f}",
+            f"{r.read_gb_s or 0:.1f}",
+            "" if r.ceiling_gb_s is None else f"{r.ceiling_gb_s:.1f}",
+            share(r.share, 0),
+            share(r.active),
+        ]
+        for r in results
+    ]
+    return list(columns(rows, right=range(2, 8)))

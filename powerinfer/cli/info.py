@@ -81,7 +81,8 @@ def as_json(
     if model is not None:
         out["model"] = {k: None if _is_odd(v) else v for k, v in out["model"].items()}
         # What only loading brings about.
-        del out["model"]["n_layer_down_transposed"], out["model"]["n_transposed_bytes"]
+        for name in ("n_layer_down_transposed", "n_transposed_bytes", "n_copied_bytes"):
+            del out["model"][name]
     if args.keys:
         out["keys"] = {
             key: {"type": meta.type_name(key), "value": short(value, 1000)} for key, value in meta.items()

@@ -60,14 +60,25 @@ def add_compute_arguments(group: argparse._ActionsContainer, *, n_batch: int) ->
         default="auto",
         help="mlp: the file's own; sign: the signs of the weights (default auto: what the file says)",
     )
+    group.add_argument(
+        "--predictor-type",
+        metavar="TYPE",
+        help="rewrites fc1 and fc2 in a weight format while loading, Q8_0 say",
+    )
     group.add_argument("--threshold", type=float, metavar="X", help="replaces the file's predictor threshold")
+    group.add_argument(
+        "--no-mmap",
+        dest="use_mmap",
+        action="store_false",
+        help="copy the weights into memory of huge pages: slower to load, faster to read",
+    )
 
 
 def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for Llama."""
     names = (
         *("n_ctx", "n_threads", "n_batch", "vram_budget", "sparsity", "threshold", "activation"),
-        *("predictor", "chat_format", "context_shift"),
+        *("predictor", "predictor_type", "use_mmap", "chat_format", "context_shift"),
     )
     return {name: getattr(args, name) for name in names}
 

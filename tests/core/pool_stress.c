@@ -1,4 +1,5 @@
-/* pool_stress.c - te_pool under load: many runs and barriers, uneven members, several pools at once, idling, forking.
+/* pool_stress.c - te_pool under load: many runs, barriers and deals, uneven members, several pools at once, idling,
+ * forking.
  *
  *     pool_stress [ROUNDS]      prints what failed and exits with 1, or exits with 0
  *
@@ -74,10 +75,89 @@ static void exchange_task(void *ctx, te_team *team) {
 }
 
 static void run_exchange(te_pool *pool, exchange *e) {
+    memset(e->taken, 0, sizeof e->taken); /* a run may have fewer members than the pool */
     te_pool_run(pool, exchange_task, e);
     int64_t sum = 0;
     for (int32_t i = 0; i < te_pool_n_threads(pool); i++) sum += e->taken[i];
     CHECK(sum == N_NUMBERS * (N_NUMBERS - 1) / 2, "members took numbers that add up to %lld", (long long)sum);
+}
+
+/* ---- deals ---- */
+
+#define MAX_PARTS 12
+
+/* Plain values, so that a thread sanitizer sees a part that begins before the one before it in its chain is complete. */
+typedef struct dealing {
+    int32_t n_chains, n_parts;
+    int32_t done[2][MAX_MEMBERS][MAX_PARTS]; /* by an unordered deal, by an ordered one */
+    int64_t sum[MAX_MEMBERS];                /* of a chain, in the order of its parts */
+    int32_t n_by[MAX_MEMBERS];               /* parts that a member did */
+    int32_t late;                            /* a member that is away when the deal begins; -1: none */
+    int32_t slow;                            /* a member that is slow at each part; -1: none */
+} dealing;
+
+static void dealing_task(void *ctx, te_team *team) {
+    dealing *g = ctx;
+    te_deal d;
+    if (team->ith == g->late) sleep_us(500);
+    te_deal_begin(team, &d, g->n_parts, false);
+    CHECK(d.n_chains == g->n_chains, "%d chains for %d threads", d.n_chains, g->n_chains);
+    while (te_deal_next(team, &d)) {
+        g->done[0][d.chain][d.part]++;
+        g->n_by[team->ith]++;
+        if (team->ith == g->slow) sleep_us(100);
+    }
+    /* No barrier: those who are first begin the next deal while others still work on this one. */
+    te_deal_begin(team, &d, g->n_parts, true);
+    while (te_deal_next(team, &d)) {
+        for (int32_t i = 0; i < g->n_parts; i++)
+            CHECK((i < d.part) == (g->done[1][d.chain][i] != 0), "part %d of chain %d before or after part %d", d.part,
+                  d.chain, i);
+        g->done[1][d.chain][d.part]++;
+        g->sum[d.chain] = g->sum[d.chain] * 3 + d.part;
+        if (team->ith == g->slow) sleep_us(20);
+    }
+    te_barrier(team);
+    /* Everything is done now, and every member sees it. */
+    for (int32_t c = 0; c < g->n_chains; c++) {
+        int64_t sum = 0;
+        for (int32_t i = 0; i < g->n_parts; i++) {
+            CHECK(g->done[0][c][i] == 1 && g->done[1][c][i] == 1, "part %d of chain %d was done %d and %d times", i, c,
+                  g->done[0][c][i], g->done[1][c][i]);
+            sum = sum * 3 + i;
+        }
+        CHECK(g->sum[c] == sum, "chain %d adds up to %lld, not %lld", c, (long long)g->sum[c], (long long)sum);
+    }
+}
+
+static void stress_deals(int32_t n_runs) {
+    for (int32_t n = 1; n <= 8; n++) {
+        te_pool *pool;
+        CHECK(te_pool_new(n, &pool) == TE_OK, "%s", te_last_error());
+        uint32_t random = (uint32_t)n;
+        for (int32_t run = 0; run < n_runs; run++) {
+            random = random * 1664525u + 1013904223u;
+            dealing g = {.n_chains = n, .n_parts = 1 + (int32_t)(random >> 20) % MAX_PARTS, .late = -1, .slow = -1};
+            if ((random >> 8 & 7) == 0) g.late = (int32_t)(random >> 16) % n;
+            if ((random >> 11 & 7) == 0) g.slow = (int32_t)(random >> 16) % n;
+            te_pool_run(pool, dealing_task, &g);
+        }
+        te_pool_free(pool);
+    }
+}
+
+/* Nobody waits for the work of a member that is away: the others do it. */
+static void check_help(void) {
+    te_pool *pool;
+    CHECK(te_pool_new(2, &pool) == TE_OK, "%s", te_last_error());
+    int32_t least = MAX_PARTS; /* in one of many tries the member that is here has its CPU all the time */
+    for (int32_t run = 0; run < 50; run++) {
+        dealing g = {.n_chains = 2, .n_parts = MAX_PARTS, .late = 1, .slow = -1};
+        te_pool_run(pool, dealing_task, &g);
+        if (g.n_by[1] < least) least = g.n_by[1];
+    }
+    CHECK(least < MAX_PARTS, "a member that was away did all of its %d parts", least);
+    te_pool_free(pool);
 }
 
 typedef struct load {
@@ -199,12 +279,16 @@ static void check_fork(void) {
     CHECK(te_pool_new(3, &pool) == TE_OK, "%s", te_last_error());
     exchange e = {.run = 1, .n_barriers = 5, .sleeper = -1};
     run_exchange(pool, &e);
+    te_pool_run(pool, dealing_task, &(dealing){.n_chains = 3, .n_parts = 5, .late = -1, .slow = -1});
     for (int uses = 0; uses < 3; uses++) {
         const pid_t child = fork();
         CHECK(child >= 0, "fork failed");
         if (child == 0) {
             alarm(30);
-            for (e.run = 0; e.run < uses; e.run++) run_exchange(pool, &e);
+            for (e.run = 0; e.run < uses; e.run++) {
+                run_exchange(pool, &e);
+                te_pool_run(pool, dealing_task, &(dealing){.n_chains = 3, .n_parts = 5, .late = -1, .slow = -1});
+            }
             te_pool_free(pool);
             _exit(0);
         }
@@ -248,6 +332,8 @@ int main(int argc, char **argv) {
     stress_mutex();
     stress_new_free(rounds / 3);
     stress_one_pool(rounds);
+    stress_deals(rounds);
+    check_help();
     stress_many_pools(rounds);
     check_fork();
     check_late_member();

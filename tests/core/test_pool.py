@@ -135,8 +135,66 @@ def test_cgroup_limits(tmp_path: Path, files: dict[str, str], quota_milli: int, 
     assert lib.te_os_memory_limit(root) == memory
 
 
+MEMINFO = "MemTotal:  9000 kB\nMemFree: 1 kB\nMemAvailable:   4000 kB\n"
+V1 = f"{FS}/memory/m"
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({}, NO_LIMIT),
+        ({"proc/meminfo": MEMINFO}, 4000 * 1024),
+        # What the group uses counts, its cache of files does not.
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "0::/a",
+                f"{FS}/a/memory.max": "1000000",
+                f"{FS}/a/memory.current": "900000",
+                f"{FS}/a/memory.stat": "anon 1\nfile 9\ninactive_file 300000\nactive_file 50000\nslab 7\n",
+            },
+            450000,
+        ),
+        # The parent has less left than its child.
+        (
+            {
+                "proc/self/cgroup": "0::/a/b",
+                f"{FS}/a/b/memory.max": "1000",
+                f"{FS}/a/b/memory.current": "10",
+                f"{FS}/a/memory.max": "5000",
+                f"{FS}/a/memory.current": "4800",
+            },
+            200,
+        ),
+        (
+            {"proc/self/cgroup": "0::/", f"{FS}/memory.max": "100", f"{FS}/memory.current": "300"},
+            0,
+        ),
+        ({"proc/self/cgroup": "0::/", f"{FS}/memory.max": "100"}, 100),
+        (
+            {"proc/self/cgroup": "0::/", f"{FS}/memory.max": "max", f"{FS}/memory.current": "5"},
+            NO_LIMIT,
+        ),
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "7:memory:/m",
+                f"{V1}/memory.limit_in_bytes": "777000",
+                f"{V1}/memory.usage_in_bytes": "700000",
+                f"{V1}/memory.stat": "inactive_file 1\ntotal_inactive_file 20000\ntotal_active_file 3000\n",
+            },
+            100000,
+        ),
+    ],
+)
+def test_memory_that_is_left(tmp_path: Path, files: dict[str, str], left: int) -> None:
+    _, lib = capi.load()
+    assert lib.te_os_memory_left(_lay_out(tmp_path, files)) == left
+
+
 def test_this_machine_has_cores_and_memory() -> None:
     _, lib = capi.load()
+    assert 0 < lib.te_os_memory_available() <= lib.te_os_memory_bytes()
     n_allowed = len(os.sched_getaffinity(0))
     assert 1 <= lib.te_os_n_cores() <= lib.te_os_n_logical() <= n_allowed
     assert 0 < lib.te_os_memory_bytes() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

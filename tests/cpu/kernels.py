@@ -20,7 +20,8 @@ Bytes = npt.NDArray[np.uint8]
 ffi, lib = capi.load()
 EPS = float(np.finfo(np.float32).eps)
 FLOATS = ("F32", "F16", "BF16")
-INT8 = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")  # int8 activations per 32
+INT8_32 = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")  # blocks of 32 weights
+INT8 = (*INT8_32, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # int8 activations per 32
 CANARY = np.float32(-77.25)
 
 # Where a block's half-precision scales stand. IQ1_M spreads its one over the top nibbles of four words.
@@ -159,6 +160,11 @@ def floats(n: int, fill: float = 0.0) -> Floats:
     out = raw[start : start + n]
     out[:] = fill
     return out
+
+
+def acc_floats(cols: int) -> int:
+    """te_acc_floats: 256 columns have sixteen sums beside their own."""
+    return -(-cols // 256) * 272
 
 
 def fp(array: npt.NDArray[Any]) -> Any:

@@ -89,6 +89,12 @@ static inline void unit_scales(const uint8_t *s, int u, int *scale, int *minimum
     }
 }
 
+/* What a code of IQ4_NL and IQ4_XS stands for. */
+static inline int listed_value(int code) {
+    static const int upper[8] = {1, 13, 25, 38, 53, 69, 89, 113}, lower[8] = {127, 104, 83, 65, 49, 35, 22, 10};
+    return code < 8 ? -lower[code] : upper[code - 8];
+}
+
 /* Weight i of a row. */
 static inline double weight(int32_t type, const uint8_t *row, int i) {
     const int in_32 = i % 32, in_256 = i % 256;
@@ -119,6 +125,37 @@ static inline double weight(int32_t type, const uint8_t *row, int i) {
         unit_scales(b + 4, u, &scale, &minimum);
         return half_value(word_at(b)) * scale * q - half_value(word_at(b + 2)) * minimum;
     }
+    case TE_Q4_1:
+    case TE_Q5_0:
+    case TE_Q5_1: {
+        const int has_min = type != TE_Q5_0, has_fifth = type != TE_Q4_1, low = 2 + 2 * has_min;
+        const uint8_t *b = row + i / 32 * (low + 4 * has_fifth + 16), *q = b + low + 4 * has_fifth;
+        const int four = in_32 < 16 ? q[in_32] & 15 : q[in_32 - 16] >> 4;
+        const int code = four + (has_fifth && (b[low + in_32 / 8] >> in_32 % 8 & 1) ? 16 : 0);
+        return half_value(word_at(b)) * (has_min ? code : code - 16) + (has_min ? half_value(word_at(b + 2)) : 0);
+    }
+    case TE_IQ4_NL: {
+        const uint8_t *b = row + i / 32 * 18;
+        return half_value(word_at(b)) * listed_value(in_32 < 16 ? b[2 + in_32] & 15 : b[2 + in_32 - 16] >> 4);
+    }
+    case TE_IQ4_XS: {
+        const uint8_t *b = row + i / 256 * 136, *q = b + 8 + in_256 / 32 * 16;
+        const int u = in_256 / 32, upper = word_at(b + 2) >> 2 * u & 3;
+        scale = (b[4 + u / 2] >> u % 2 * 4 & 15) + 16 * upper - 32;
+        return half_value(word_at(b)) * scale * listed_value(in_32 < 16 ? q[in_32] & 15 : q[in_32 - 16] >> 4);
+    }
+    case TE_Q2_K: {
+        const uint8_t *b = row + i / 256 * 84;
+        const int q = b[16 + in_256 / 128 * 32 + in_32] >> i % 128 / 32 * 2 & 3, unit = b[in_256 / 16];
+        return half_value(word_at(b + 80)) * (unit & 15) * q - half_value(word_at(b + 82)) * (unit >> 4);
+    }
+    case TE_Q3_K: {
+        const uint8_t *b = row + i / 256 * 110, *s = b + 96;
+        const int q = (b[32 + in_256 / 128 * 32 + in_32] >> i % 128 / 32 * 2 & 3) + 4 * (b[in_32] >> in_256 / 32 & 1);
+        const int unit = in_256 / 16, four = unit < 8 ? s[unit] & 15 : s[unit - 8] >> 4;
+        scale = four + 16 * (s[8 + unit % 4] >> unit / 4 * 2 & 3) - 32;
+        return half_value(word_at(b + 108)) * scale * (q - 4);
+    }
     default: { /* TE_Q6_K */
         const uint8_t *b = row + i / 256 * 210;
         const int in_128 = i % 128, u = in_128 / 32;
@@ -131,18 +168,19 @@ static inline double weight(int32_t type, const uint8_t *row, int i) {
 
 static inline int is_float(int32_t type) { return type == TE_F32 || type == TE_F16 || type == TE_BF16; }
 static inline int has_vectors(int32_t type) {
-    return is_float(type) || type == TE_Q8_0 || type == TE_Q4_0 || type == TE_Q4_K || type == TE_Q5_K ||
-           type == TE_Q6_K;
+    return is_float(type) || type == TE_Q8_0 || type == TE_Q4_0 || type == TE_Q4_1 || type == TE_Q5_0 ||
+           type == TE_Q5_1 || type == TE_IQ4_NL || type == TE_Q2_K || type == TE_Q3_K || type == TE_Q4_K ||
+           type == TE_Q5_K || type == TE_Q6_K || type == TE_IQ4_XS;
 }
 
 /* Sets the scales of a block in half precision to those bits (the second one, if there is one, to `other`). */
 static inline void set_scales(int32_t type, uint8_t *block, uint16_t scale, uint16_t other) {
-    const int at = type == TE_Q6_K ? 208 : 0;
+    const int at = type == TE_Q6_K ? 208 : type == TE_Q3_K ? 108 : type == TE_Q2_K ? 80 : 0;
     block[at] = (uint8_t)scale;
     block[at + 1] = (uint8_t)(scale >> 8);
-    if (type == TE_Q4_K || type == TE_Q5_K) {
-        block[2] = (uint8_t)other;
-        block[3] = (uint8_t)(other >> 8);
+    if (type == TE_Q4_1 || type == TE_Q5_1 || type == TE_Q2_K || type == TE_Q4_K || type == TE_Q5_K) {
+        block[at + 2] = (uint8_t)other;
+        block[at + 3] = (uint8_t)(other >> 8);
     }
 }
 

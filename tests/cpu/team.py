@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ class Team:
         check(lib.te_workspace_new(table, limits, workspace))
         self.n_threads, self._table = n_threads, table
         self.pool, self.workspace = pool[0], workspace[0]
+        self._sense = 0, 0
 
     def run(self, operation: Callable[[Any, Any], None]) -> None:
         """operation(team, workspace) on every member; raises what any of them raised."""
@@ -33,6 +35,30 @@ class Team:
         lib.te_pool_run(self.pool, ffi.callback("void(void *, te_team *)", body), ffi.NULL)
         if errors:
             raise errors[0]
+
+    def run_without_last(self, operation: Callable[[Any, Any], None]) -> None:
+        """The same while the last member is parked: the others are a team of one less."""
+        done = threading.Barrier(self.n_threads)
+
+        def body(team: Any, workspace: Any) -> None:
+            n = team.nth
+            if n == self.n_threads and team.ith < n - 1:
+                team.nth = n - 1
+                operation(team, workspace)
+                lib.te_barrier(team)
+                team.nth = n
+                self._sense = team.sense, team.deals
+            elif n < self.n_threads:  # the pool made the team smaller itself
+                done.abort()
+                operation(team, workspace)
+                return
+            try:
+                done.wait()
+            except threading.BrokenBarrierError:
+                return
+            team.sense, team.deals = self._sense
+
+        self.run(body)
 
     def __enter__(self) -> Team:
         return self

@@ -11,8 +11,25 @@ from tests.cpu import kernels as cpu
 from tests.cpu.kernels import CANARY, EPS, FLOATS, TABLES, Bytes, Doubles, Floats, ffi, fp, lib
 from tests.cpu.team import Team
 
-NAMES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "IQ4_XS")
-CASES = [(table, name) for table in TABLES for name in NAMES]
+NAMES = (*FLOATS, *cpu.INT8, "IQ4_XS", "TQ2_0")
+
+
+def is_int8(table: str, name: str) -> bool:
+    """Whether the table multiplies many tokens with this format in 8-bit integers."""
+    return bool(TABLES[table].gemm.int8_types >> cpu.TYPES[name] & 1)
+
+
+# gemm, gemm_t, int8_gemm
+WAYS = ("rows", "columns", "int8")
+CASES = [(t, n, way) for t in TABLES for n in NAMES for way in WAYS if way != "int8" or is_int8(t, n)]
+INT8_CASES = [(t, n) for t, n, way in CASES if way == "int8"]
+# A format for each way.
+EXAMPLES = [
+    (t, w, "Q6_K" if w == "int8" else "F16")
+    for t in TABLES
+    for w in WAYS
+    if w != "int8" or is_int8(t, "Q6_K")
+]
 # n_tok, n_rows, cols, r0, r1 (a share of the rows; None: all)
 SHAPES = [
     (1, 1, 5, 0, None),
@@ -39,15 +56,15 @@ def void(array: Floats) -> Any:
     return ffi.cast("void *", array.ctypes.data)
 
 
-def packed(gemm: Any, x: Floats, transposed: bool) -> Floats:
+def packed(gemm: Any, x: Floats, way: str) -> Floats:
     """What pack makes of the activations x [n_tok][k], given at an odd row pitch, the last share first."""
     n_tok, k = x.shape
     pitch = k + 3
     spread = np.full(n_tok * pitch, np.nan, dtype=np.float32)
     for t in range(n_tok):
         spread[t * pitch : t * pitch + k] = x[t]
-    px = poisoned(gemm.pack_bytes(n_tok, k))
-    pack = gemm.pack_t if transposed else gemm.pack
+    px = poisoned((gemm.int8_pack_bytes if way == "int8" else gemm.pack_bytes)(n_tok, k))
+    pack = {"rows": gemm.pack, "columns": gemm.pack_t, "int8": gemm.int8_pack}[way]
     middle = n_tok // 2 // gemm.pack_unit * gemm.pack_unit
     for t0, t1 in ((middle, n_tok), (0, middle)):
         if t0 < t1:
@@ -62,7 +79,7 @@ def run(
     x: Floats,
     share: tuple[int, int],
     *,
-    transposed: bool,
+    way: str,
     bias: Floats | None = None,
     before: Floats | None = None,
 ) -> Floats:
@@ -74,20 +91,20 @@ def run(
     weights, size = cpu.block(name)
     n_rows, cols = len(data), data.shape[1] // size * weights
     n_tok, k = x.shape
-    width = cols if transposed else n_rows
+    width = cols if way == "columns" else n_rows
     lo, hi = share
     pitch = width + 5
     y = cpu.floats(n_tok * pitch + 16, float(CANARY))
     rows = y[: n_tok * pitch].reshape(n_tok, pitch)
     if before is not None:
         rows[:, lo:hi] = before
-    px = packed(gemm, x, transposed)
+    px = packed(gemm, x, way)
     scratch = poisoned(gemm.scratch_bytes(n_tok, k))
     # Exact size, so that a sanitizer sees a read past the last element.
     b = ffi.NULL if bias is None else ffi.new("float[]", [float(v) for v in bias])
     with cpu.Guarded(data) as memory:
         m = cpu.matrix(name, memory.pointer, n_rows, cols)
-        product = gemm.gemm_t if transposed else gemm.gemm
+        product = {"rows": gemm.gemm, "columns": gemm.gemm_t, "int8": gemm.int8_gemm}[way]
         gemm.begin()
         product(m, lo, hi, void(px), n_tok, fp(y), pitch, b, before is not None, void(scratch))
         gemm.end()
@@ -112,10 +129,10 @@ def check(table: str, y: Floats, x: Doubles, w: Doubles, extra: Doubles | float)
         assert np.sqrt((error**2).sum() / ((x**2) @ (w**2)).sum()) <= 0.004
 
 
-@pytest.mark.parametrize("transposed", [False, True], ids=["gemm", "gemm_t"])
-@pytest.mark.parametrize("table, name", CASES)
-def test_product(table: str, name: str, transposed: bool) -> None:
+@pytest.mark.parametrize("table, name, way", CASES)
+def test_product(table: str, name: str, way: str) -> None:
     rng = np.random.default_rng(11)
+    transposed = way == "columns"
     shapes = [s for s in (SHAPES if table == "scalar" else [*SHAPES, BIG]) if s[2] % cpu.block(name)[0] == 0]
     for i, (n_tok, n_rows, cols, r0, r1) in enumerate(shapes):
         data, w = cpu.random_rows(name, n_rows, cols, 3)
@@ -126,27 +143,67 @@ def test_product(table: str, name: str, transposed: bool) -> None:
         x = rng.standard_normal((n_tok, n_rows if transposed else cols)).astype(np.float32)
         bias = rng.standard_normal(cols if transposed else n_rows).astype(np.float32) if i % 2 else None
         before = rng.standard_normal((n_tok, hi - lo)).astype(np.float32) if i % 3 else None
-        y = run(table, name, data, x, (lo, hi), transposed=transposed, bias=bias, before=before)
+        y = run(table, name, data, x, (lo, hi), way=way, bias=bias, before=before)
         extra = np.zeros((n_tok, hi - lo))
         if bias is not None:
             extra = extra + bias[lo:hi]
         if before is not None:
             extra = extra + before
-        check(table, y, x.astype(np.float64), w[:, lo:hi] if transposed else w[lo:hi].T, extra)
+        x64 = cpu.quantised(x) if way == "int8" else x.astype(np.float64)
+        check(table, y, x64, w[:, lo:hi] if transposed else w[lo:hi].T, extra)
 
 
-@pytest.mark.parametrize("transposed", [False, True], ids=["gemm", "gemm_t"])
-@pytest.mark.parametrize("table", TABLES)
-def test_every_length(table: str, transposed: bool) -> None:
+@pytest.mark.parametrize("table, way, name", EXAMPLES)
+def test_every_length(table: str, way: str, name: str) -> None:
     """Every remainder of tokens, rows and columns."""
     rng = np.random.default_rng(12)
-    name = "F16"
+    transposed = way == "columns"
     for n in range(1, 67):
         n_tok, n_rows, cols = n, 1 + n * 5 % 67, 1 + n * 7 % 71
+        if way == "int8":
+            name, cols = ("Q6_K", 256 + 256 * (n % 3)) if n % 2 else ("Q4_0", 32 + 32 * (n % 23))
         data, w = cpu.random_rows(name, n_rows, cols, 4)
         x = rng.standard_normal((n_tok, n_rows if transposed else cols)).astype(np.float32)
-        y = run(table, name, data, x, (0, cols if transposed else n_rows), transposed=transposed)
-        check(table, y, x.astype(np.float64), w if transposed else w.T, 0.0)
+        y = run(table, name, data, x, (0, cols if transposed else n_rows), way=way)
+        x64 = cpu.quantised(x) if way == "int8" else x.astype(np.float64)
+        check(table, y, x64, w if transposed else w.T, 0.0)
+
+
+@pytest.mark.parametrize("table, name", INT8_CASES)
+def test_largest_integers(table: str, name: str) -> None:
+    """Activations of the largest size against weights of the largest integers: no partial sum overflows."""
+    n_tok, n_rows, cols = 50, 9, 512
+    data, _ = cpu.random_rows(name, n_rows, cols, 9)
+    size = cpu.block(name)[1]
+    blocks = data.reshape(-1, size).copy()
+    halves = [at + i for at in cpu.HALVES[name] for i in (0, 1)]
+    blocks[:, [i for i in range(size) if i not in halves]] = 0xFF
+    data = blocks.reshape(data.shape)
+    w = cpu.gguf.quants.dequantize(data, cpu.Kind[name]).astype(np.float64)
+    for sign in (1, -1):
+        x = np.full((n_tok, cols), sign * 3.0, dtype=np.float32)
+        x[1::2, ::2] *= -1
+        y = run(table, name, data, x, (0, n_rows), way="int8")
+        reference = cpu.quantised(x) @ w.T
+        # A weight of a format with minima is the difference of two numbers, the larger up to twice its size.
+        limit = 16 * EPS * np.sqrt(cols) * (np.abs(x).astype(np.float64) @ np.abs(w).T)
+        assert np.all(np.abs(y - reference) <= limit)
+
+
+@pytest.mark.parametrize("table, name", INT8_CASES)
+def test_int8_not_finite(table: str, name: str) -> None:
+    """A token with an activation that is not a number has no finite result; the others are what they were."""
+    rng = np.random.default_rng(16)
+    data, w = cpu.random_rows(name, 20, 512, 5)
+    x = rng.standard_normal((70, 512)).astype(np.float32)
+    x64 = cpu.quantised(x)
+    x[4, 33], x[5, 400], x[69, 0] = np.nan, np.inf, -np.inf
+    bad = [4, 5, 69]
+    y = run(table, name, data, x, (0, 20), way="int8")
+    assert np.isnan(y[bad]).all()
+    check(table, np.delete(y, bad, axis=0), np.delete(x64, bad, axis=0), w.T, 0.0)
+    x[6] = 0
+    assert not run(table, name, data, x, (0, 20), way="int8")[6].any()
 
 
 @pytest.mark.parametrize("table, name", [(t, n) for t in TABLES for n in FLOATS])
@@ -165,7 +222,8 @@ def test_not_finite(table: str, name: str) -> None:
         x[4, 33] = np.nan
         x[5, 34] = np.inf
         x[18, 0] = -np.inf
-        y = run(table, name, data, x, (0, cols if transposed else n_rows), transposed=transposed)
+        way = "columns" if transposed else "rows"
+        y = run(table, name, data, x, (0, cols if transposed else n_rows), way=way)
         bad = np.zeros(y.shape, dtype=bool)
         bad[[4, 5, 18]] = True
         bad[:, [69, 3] if transposed else [11, 20]] = True
@@ -175,57 +233,68 @@ def test_not_finite(table: str, name: str) -> None:
         assert np.isinf(y[0, 69 if transposed else 11])
 
 
-@pytest.mark.parametrize("transposed", [False, True], ids=["gemm", "gemm_t"])
-@pytest.mark.parametrize("table", TABLES)
-def test_shares_give_the_same_bits(table: str, transposed: bool) -> None:
+@pytest.mark.parametrize("table, way, name", EXAMPLES)
+def test_shares_give_the_same_bits(table: str, way: str, name: str) -> None:
     """Which member computes a row or column, and how many tokens come with a token, changes no bit of it."""
     rng = np.random.default_rng(14)
-    n_rows, cols = 200, 600
-    data, _ = cpu.random_rows("F16", n_rows, cols, 6)
+    transposed = way == "columns"
+    n_rows, cols = 200, 768
+    data, _ = cpu.random_rows(name, n_rows, cols, 6)
     x = rng.standard_normal((40, n_rows if transposed else cols)).astype(np.float32)
     width = cols if transposed else n_rows
-    cut = 256 if transposed else TABLES[table].gemm.row_unit
-    whole = run(table, "F16", data, x, (0, width), transposed=transposed)
-    parts = [run(table, "F16", data, x, share, transposed=transposed) for share in ((0, cut), (cut, width))]
-    assert np.array_equal(whole, np.concatenate(parts, axis=1))
-    assert np.array_equal(whole[:7], run(table, "F16", data, x[:7], (0, width), transposed=transposed))
+    whole = run(table, name, data, x, (0, width), way=way)
+    # Formats of small blocks take smaller shares of the columns.
+    for cut in (64, 256) if transposed else (TABLES[table].gemm.row_unit,):
+        parts = [run(table, name, data, x, share, way=way) for share in ((0, cut), (cut, width))]
+        assert np.array_equal(whole, np.concatenate(parts, axis=1))
+    assert np.array_equal(whole[:7], run(table, name, data, x[:7], (0, width), way=way))
 
 
-@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("n_threads", [1, 3, 7])
 @pytest.mark.parametrize("table", TABLES)
 def test_team(table: str, n_threads: int) -> None:
-    """te_op_linear and te_op_linear_t with enough tokens: packed and computed in shares."""
+    """te_op_linear and te_op_linear_t with enough tokens: packed in shares, panels handed out to who is free.
+
+    The products are of formats that are packed differently, and one is left to the row kernels.
+    """
     rng = np.random.default_rng(15)
-    n_tok, n_rows, cols = 50, 330, 768
-    assert n_tok >= TABLES[table].gemm.min_tok
-    first, w = cpu.random_rows("Q8_0", n_rows, cols, 7)
-    second, v = cpu.random_rows("F16", 70, cols, 8)
+    n_tok, cols = 50, 768
+    gemm = TABLES[table].gemm
+    formats = {"Q4_K": 330, "F16": 70, "Q8_0": 1, "BF16": 513}
+    assert n_tok >= max(gemm.min_tok, *(gemm.linear_min_tok[cpu.TYPES[name]] for name in formats))
     x = rng.standard_normal((n_tok, cols)).astype(np.float32)
-    bias = rng.standard_normal(70).astype(np.float32)
-    y1 = np.full((n_tok, n_rows), CANARY, dtype=np.float32)
-    y2 = rng.standard_normal((n_tok, 70)).astype(np.float32)
+    products = ffi.new("te_linear[]", len(formats) + 1)
+    outputs = []
     y3 = np.full((n_tok, cols), CANARY, dtype=np.float32)
-    before = y2.astype(np.float64)
-    products = ffi.new("te_linear[2]")
-    with (
-        cpu.Guarded(first) as first_memory,
-        cpu.Guarded(second) as second_memory,
-        Team(TABLES[table], n_threads, max_tok=n_tok, max_cols=cols, max_rows=64) as team,
-    ):
-        m = cpu.matrix("Q8_0", first_memory.pointer, n_rows, cols)
-        products[0].w, products[0].y, products[0].ldy = m[0], fp(y1), n_rows
-        products[1].w = cpu.matrix("F16", second_memory.pointer, 70, cols)[0]
-        products[1].y, products[1].ldy, products[1].bias, products[1].add = fp(y2), 70, fp(bias), True
+    rows = [*formats.items(), ("F16", 66)]
+    weights = [cpu.random_rows(name, n, cols, 7 + i) for i, (name, n) in enumerate(rows)]
+    biases = [rng.standard_normal(n).astype(np.float32) for _, n in rows]
+    memories = [cpu.Guarded(data) for data, _ in weights]
+    for i, (name, n) in enumerate(rows):
+        outputs.append(rng.standard_normal((n_tok, n)).astype(np.float32))
+        products[i].w = cpu.matrix(name, memories[i].pointer, n, cols)[0]
+        products[i].y, products[i].ldy = fp(outputs[i]), n
+        products[i].bias, products[i].add = fp(biases[i]), i % 2 == 1
+    products[len(formats)].rows = True
+    before = [y.astype(np.float64) for y in outputs]
+    t_name, n_rows = rows[0]
+    y1 = rng.standard_normal((n_tok, n_rows)).astype(np.float32)
+    max_rows = max(n for _, n in rows)
+    with Team(TABLES[table], n_threads, max_tok=n_tok, max_cols=cols, max_rows=max_rows) as team:
+        m = cpu.matrix(t_name, memories[0].pointer, n_rows, cols)
 
         def member(t: Any, ws: Any) -> None:
-            lib.te_op_linear(t, ws, products, 2, fp(x), cols, n_tok)
+            lib.te_op_linear(t, ws, products, len(rows), fp(x), cols, n_tok)
             lib.te_barrier(t)
             lib.te_op_linear_t(t, ws, m, fp(y1), n_rows, n_tok, ffi.NULL, fp(y3), cols, False)
 
         team.run(member)
-    check(table, y1, x.astype(np.float64), w.T, 0.0)
-    check(table, y2, x.astype(np.float64), v.T, before + bias)
-    check(table, y3, y1.astype(np.float64), w, 0.0)
+    for i, (name, _) in enumerate(rows):
+        x64 = cpu.quantised(x) if is_int8(table, name) else x.astype(np.float64)
+        check(table, outputs[i], x64, weights[i][1].T, biases[i] + (before[i] if i % 2 else 0 * before[i]))
+    check(table, y3, y1.astype(np.float64), weights[0][1], 0.0)
+    for memory in memories:
+        memory.close()
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -241,5 +310,11 @@ def test_memory(table: str) -> None:
     assert gemm.scratch_bytes(512, 28672) < 4 << 20
     assert gemm.scratch_bytes(2048, 28672) < 16 << 20
     assert gemm.pack_bytes(2048, 28672) <= 2048 * 28672 * 4 + 63
+    assert all(gemm.linear_min_tok[i] >= 1 for i in range(len(gemm.linear_min_tok)))
+    if gemm.int8_types:
+        found = np.array([[gemm.int8_pack_bytes(t, 32 * k) for k in (1, 2, 8, 9, 896)] for t in tokens])
+        assert np.all(np.diff(found, axis=0) >= 0)
+        assert np.all(np.diff(found, axis=1) >= 0)
+        assert found.max() <= 2048 * 28672 * 2
     assert gemm.min_tok >= 1
     assert gemm.row_unit >= 1

@@ -20,6 +20,8 @@ def rows_only(name: str) -> Any:
     """A table whose GEMM is out of reach: row kernels do it all."""
     table = ffi.new("te_kernels *", TABLES[name][0])
     table.gemm.min_tok = 1 << 30
+    for i in range(len(table.gemm.linear_min_tok)):
+        table.gemm.linear_min_tok[i] = 0xFFFF
     return table
 
 

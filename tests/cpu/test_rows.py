@@ -17,7 +17,7 @@ def widths(name: str) -> list[int]:
     """Row lengths: tails of every kind, head sizes, a real one."""
     if name in FLOATS:
         return [1, 5, 7, 16, 17, 31, 64, 80, 100, 128, 333, 1056]
-    if name in ("Q8_0", "Q4_0"):
+    if name in cpu.INT8_32:
         return [32, 64, 96, 128, 160, 192, 256, 288, 416, 1056]
     unit = cpu.block(name)[0]
     return [256, 512, 768, 1024] if name in INT8 else [unit, 3 * unit, 5 * unit]
@@ -60,7 +60,7 @@ def test_axpy(table: str, name: str) -> None:
     for cols in widths(name):
         data, w = cpu.random_rows(name, n_rows, cols, 2)
         sparse = np.array([1, 2, 9, 10, 12, 20], dtype=np.int32)
-        size = -(-cols // 256) * 256
+        size = cpu.acc_floats(cols)
         with cpu.Guarded(data) as memory:
             m = cpu.matrix(name, memory.pointer, n_rows, cols)
             cases = [
@@ -96,7 +96,7 @@ def test_axpy_zero_rows_change_no_bit(table: str, name: str) -> None:
     a = np.random.default_rng(7).standard_normal(n_rows).astype(np.float32)
     a[np.random.default_rng(8).random(n_rows) < 0.6] = 0
     left = np.flatnonzero(a).astype(np.int32)
-    dense, sparse = cpu.floats(512), cpu.floats(512)
+    dense, sparse = (cpu.floats(cpu.acc_floats(cols)) for _ in range(2))
     m = cpu.matrix(name, ffi.cast("void *", data.ctypes.data), n_rows, cols)
     cpu.axpy(k, m, cpu.row_list(None, 0, n_rows), a, dense)
     cpu.axpy(k, m, cpu.row_list(left, 0, len(left)), a[left].copy(), sparse)

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import gguf
 import pytest
 from rich.cells import cell_len
 
@@ -34,15 +33,7 @@ def endless_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model whose answers have no end."""
     path = tmp_path_factory.mktemp("models") / "endless.gguf"
     make_model.write(
-        path,
-        make_model.SHAPES["tiny-llama"],
-        "endless",
-        gguf.GGMLQuantizationType.Q8_0,
-        rank=96,
-        active=0.1,
-        sparse=True,
-        activation="",
-        seed=1,
+        {"powerinfer": path}, make_model.SHAPES["tiny-llama"], "endless", "Q8_0", rank=96, pure=True
     )
     return path
 

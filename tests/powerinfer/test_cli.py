@@ -1,4 +1,4 @@
-"""The commands: what goes to stdout and what to stderr, exit codes, info and bench."""
+"""The commands: what goes to stdout and what to stderr, exit codes, and info."""
 
 from __future__ import annotations
 
@@ -96,6 +96,14 @@ def test_wrong_usage_is_2(words: list[str], capsys: Captured) -> None:
         ["bench", "demo", "-p", "0", "-n", "0"],
         ["bench", "demo", "-r", "0"],
         ["bench", "demo", "-p", "-1"],
+        ["bench", "demo", "-p", "12,x"],
+        ["bench", "demo", "-n", "1,,2"],
+        ["bench", "demo", "-pg", "512"],
+        ["bench", "demo", "-pg", "512,0"],
+        ["bench", "demo", "-d", "1_0"],
+        ["bench", "demo", "-t", "0"],
+        ["bench", "demo", "-p", "9999999999"],
+        ["bench", "demo", "--sparsity", "dense,most"],
     ],
 )
 def test_an_error_is_one_line_and_1(
@@ -234,36 +242,3 @@ def test_columns_and_facts_fit_the_width() -> None:
         "name  one two three four",
         "      five",
     ]
-
-
-# -- bench
-
-
-def test_bench_as_json(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    from powerinfer.cli import bench
-
-    monkeypatch.setattr(bench.machine, "sample_bytes", lambda most: 8 << 20)
-    words = ["bench", "demo", "-p", "32", "-n", "4", "-r", "2", "-t", "1"]
-    hashes = []
-    for mode in ("predicted", "dense"):
-        assert main([*words, "--sparsity", mode, "--json"]) == 0
-        captured = capsys.readouterr()
-        assert captured.err == "" and captured.out.count("\n") == 1
-        out = json.loads(captured.out)
-        assert out["sparsity"] == mode and out["threads"] == 1 and out["architecture"] == "llama"
-        prompt, decode = out["results"]
-        assert (prompt["test"], decode["test"]) == ("pp32", "tg4")
-        for result in (prompt, decode):
-            assert result["tokens_per_s"] > 0 and result["ceiling_gb_s"] > 0
-            assert result["share"] == pytest.approx(result["read_gb_s"] / result["ceiling_gb_s"], rel=1.0)
-        assert 0 < decode["active"] < 1 and prompt["active"] is None
-        if mode == "dense":
-            assert decode["computed"] == 1
-        else:
-            assert decode["active"] <= decode["computed"] < 1
-        hashes.append((out["logits"], decode["bytes_per_token"]))
-    assert hashes[0][0] != hashes[1][0]
-    assert hashes[0][1] < hashes[1][1]  # rows that are skipped are not read
-    assert main(words) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 80 for line in lines)

@@ -61,7 +61,7 @@ def test_arguments_that_do_not_exist(relu_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"use_mmap": False},
+        {"numa": True},
         {"lora_path": "x"},
         {"rope_freq_base": 5.0},
         {"flash_attn": True},

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 
 from powerinfer.corpus import Corpus
@@ -35,15 +34,13 @@ def planted(path: Path, *, sparse: bool = False, active: float = 0.1) -> Path:
     """A Llama of 2 layers (n_embd 256, n_ff 1024) whose gates are of rank 31 and a threshold for each neuron:
     a predictor of rank 63 is exact."""
     make_model.write(
-        path,
+        {"powerinfer" if sparse else "gguf": path},
         make_model.SHAPES["tiny-llama"],
         "tiny-llama",
-        gguf.GGMLQuantizationType.F32,
+        "F32",
         rank=63,
         active=active,
-        sparse=sparse,
         activation="relu",
-        seed=1,
     )
     return path
 

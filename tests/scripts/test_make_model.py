@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
+from powerinfer.file import ModelFile
+from powerinfer.formats import quantize
 from powerinfer.session import Model, Session, Sparsity
+from powerinfer.statistics import read_counts
 from scripts import make_model
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = [sys.executable, str(ROOT / "scripts" / "make_model.py")]
 MODES: tuple[Sparsity, ...] = ("dense", "exact", "predicted")
+TINY = ("tiny-llama", "tiny-bamboo", "tiny-falcon", "tiny-opt")
 ACTIVE = 0.1
+N = 24  # tokens that are decoded
 
 
-def decode(model: Model, mode: Sparsity, n: int) -> tuple[list[int], dict[str, float]]:
+def pair(folder: Path, shape: str, mixture: str, **how: object) -> tuple[Path, Path]:
+    """The same model as a plain and as a PowerInfer file."""
+    paths = {"gguf": folder / "model.gguf", "powerinfer": folder / "model.powerinfer.gguf"}
+    options = {"rank": 129, "active": ACTIVE, **how}
+    make_model.write(paths, make_model.SHAPES[shape], shape, mixture, **options)
+    return paths["gguf"], paths["powerinfer"]
+
+
+def decode(model: Model, mode: Sparsity, n: int = N) -> tuple[list[int], dict[str, float]]:
     """n greedy tokens, and the shares of neurons that were predicted, computed and active."""
     tokens, counts = [], dict.fromkeys(("n_predicted", "n_computed", "n_active"), 0)
     pairs = 0
@@ -34,25 +48,18 @@ def decode(model: Model, mode: Sparsity, n: int) -> tuple[list[int], dict[str, f
     return tokens, {name: count / pairs for name, count in counts.items()}
 
 
-@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-bamboo", "tiny-falcon", "tiny-opt"])
+@pytest.mark.parametrize("shape", TINY)
 def test_a_sparse_model_runs_in_every_mode(shape: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    make_model.write(
-        path,
-        make_model.SHAPES[shape],
-        shape,
-        gguf.GGMLQuantizationType.F32,
-        rank=129,
-        active=ACTIVE,
-        sparse=True,
-        activation="",
-        seed=1,
-    )
-    assert path.read_bytes()[:4] == b"PWRI"
-    with Model(path) as model:
+    plain_path, path = pair(tmp_path, shape, "F32")
+    assert path.read_bytes()[:4] == b"PWRI" and plain_path.read_bytes()[:4] == b"GGUF"
+    with Model(path) as model, Model(plain_path) as plain:
         assert model.info.architecture == shape.removeprefix("tiny-")
         assert model.info.has_predictor and model.info.can_skip_down
-        results = {mode: decode(model, mode, 24) for mode in MODES}
+        assert not plain.info.has_predictor
+        assert plain.info.activation == model.info.activation
+        results = {mode: decode(model, mode) for mode in MODES}
+        # Without a predictor: the same weights, products in another order.
+        plain_tokens, plain_shares = decode(plain, "exact")
     dense_tokens, dense = results["dense"]
     assert make_model.END not in dense_tokens
     # 2 layers x 24 tokens x 1024 neurons; tokens differ much more than so many coin flips would.
@@ -62,6 +69,8 @@ def test_a_sparse_model_runs_in_every_mode(shape: str, tmp_path: Path) -> None:
         assert tokens == dense_tokens, mode
         # Rounding may turn single neurons whose gate is next to zero.
         assert shares["n_active"] == pytest.approx(dense["n_active"], rel=0.01), mode
+    assert plain_tokens == dense_tokens
+    assert plain_shares["n_active"] == pytest.approx(dense["n_active"], rel=0.01)
     assert results["predicted"][1]["n_predicted"] == pytest.approx(dense["n_active"], rel=0.01)
     assert results["exact"][1]["n_predicted"] == 1
     assert dense["n_computed"] == 1
@@ -69,21 +78,135 @@ def test_a_sparse_model_runs_in_every_mode(shape: str, tmp_path: Path) -> None:
         assert results[mode][1]["n_computed"] == pytest.approx(dense["n_active"], rel=0.01)
 
 
+@pytest.mark.parametrize("shape", TINY)
+@pytest.mark.parametrize(("mixture", "predictor"), [("Q4_0", ""), ("Q8_0", "F16"), ("Q4_0", "Q8_0")])
+def test_predictors_stay_exact_when_quantised(
+    shape: str, mixture: str, predictor: str, tmp_path: Path
+) -> None:
+    """What is planted are multiples of a step, so that four bits hold them. Activations are rounded to 127
+    steps, by the gate's format and the predictor's: neurons within about 1 % of their threshold may turn."""
+    plain_path, path = pair(tmp_path, shape, mixture, predictor_type=predictor)
+    with ModelFile(path) as file:
+        types = {t.name.removeprefix("blk.0."): t.type for t in file.tensors}
+        assert types["ffn_up.weight"] == mixture and types["fc1.weight"] == (predictor or mixture)
+    with Model(path) as model, Model(plain_path) as plain:
+        exact, predicted = decode(model, "exact")[1], decode(model, "predicted")[1]
+        assert ACTIVE * 0.6 < exact["n_active"] < ACTIVE * 1.6
+        assert decode(plain, "exact")[1]["n_active"] == pytest.approx(exact["n_active"], rel=0.1)
+    assert predicted["n_active"] == pytest.approx(exact["n_active"], rel=0.04)
+    assert predicted["n_predicted"] == pytest.approx(exact["n_active"], rel=0.04)
+
+
+def test_patterns_survive_four_bits() -> None:
+    """The rows of every layer's first matrix have the same values after quantising as a few bits of rounding
+    of the step allow, and sum to zero; a threshold's block holds nothing else."""
+    b, constant = make_model.patterns(np.random.default_rng(3), 40, 1024)
+    rows = b - np.linspace(-0.3, 0.6, 40, dtype=np.float32)[:, None] * constant
+    raw = quantize(rows, "Q4_0").reshape(40, -1, 18)
+    step = np.ascontiguousarray(raw[..., :2]).view(np.float16).astype(np.float32)
+    nibbles = np.concatenate([raw[..., 2:] & 15, raw[..., 2:] >> 4], axis=2).astype(np.float32) - 8
+    np.testing.assert_allclose((nibbles * step).reshape(rows.shape), rows, rtol=2**-11, atol=1e-7)
+    assert np.abs(rows.sum(axis=1)).max() < 1e-5
+    np.testing.assert_allclose((b * b).sum(axis=1), 1, rtol=1e-5)
+    assert not b[:, : make_model.PATTERN_BLOCK].any() and not (b[:, constant != 0]).any()
+
+
 def test_the_asked_share_is_what_thresholds_mean() -> None:
     rng = np.random.default_rng(3)
     for active in (0.02, 0.1, 0.4):
-        t = make_model.thresholds(rng, 4096, active)
+        shares = make_model.firing(rng, 4096, active)
+        assert shares.mean() == pytest.approx(active, rel=1e-3)
+        hottest = np.sort(shares)[::-1][: len(shares) // 4].sum() / shares.sum()
+        assert hottest > (0.75 if active < 0.2 else 0.5)  # a power law
+        t = make_model.thresholds(shares)
         sample = rng.standard_normal((256, 1), dtype=np.float32)
         assert (sample > t).mean() == pytest.approx(active, rel=0.25)
 
 
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-opt"])
+def test_counts_are_those_of_the_planted_law(shape: str, tmp_path: Path) -> None:
+    path = pair(tmp_path, shape, "F32")[1]
+    with ModelFile(path) as file:
+        counts = read_counts(file)
+    assert counts is not None and counts.counts.shape == (2, 1024)
+    expected = counts.counts / counts.n_tokens
+    assert expected.mean() == pytest.approx(ACTIVE, rel=1e-3)
+    with Model(path) as model:
+        session = Session(model, n_ctx=512, n_batch=512, n_threads=1, sparsity="dense")
+        with session, session.tap(hidden=True) as tap:
+            session.feed(np.random.default_rng(5).integers(3, 512, 512))
+            for layer in range(2):
+                fired = (tap.hidden[layer] != 0).mean(axis=0)
+                # 512 tokens, which share a vocabulary of 512: four standard deviations of a mean of 256.
+                error = np.abs(fired - expected[layer])
+                assert (
+                    error < 4 * np.sqrt(expected[layer] * (1 - expected[layer]) / 256) + 0.02
+                ).mean() > 0.99
+                hot = np.argsort(expected[layer])[-100:]
+                assert fired[hot].mean() == pytest.approx(expected[layer][hot].mean(), rel=0.1)
+
+
+def test_deep_layers_are_as_sparse_as_the_first(tmp_path: Path) -> None:
+    shape = replace(make_model.SHAPES["tiny-llama"], n_layer=60)
+    make_model.write({"powerinfer": tmp_path / "m.gguf"}, shape, "deep", "F16", rank=129, active=ACTIVE)
+    with Model(tmp_path / "m.gguf") as model, Session(model, n_ctx=128, n_threads=1) as session:
+        session.feed([1, 5, 9, 300])
+        of_layer = np.zeros(60)
+        for token in np.random.default_rng(1).integers(3, 512, N):
+            session.feed([int(token)])
+            of_layer += [step.n_active / 1024 / N for step in session.last_step]
+    assert of_layer[-10:].mean() == pytest.approx(of_layer[:10].mean(), rel=0.1)
+
+
+def test_both_forms_of_the_program(tmp_path: Path) -> None:
+    words = ["tiny-bamboo", "--layers", "1", "--type", "q4_k", "--format", "both", "--rank", "256"]
+    subprocess.run([*PROGRAM, *words, "-o", str(tmp_path / "m.gguf")], check=True)
+    names = {"m.gguf", "m.powerinfer.gguf"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    with ModelFile(tmp_path / "m.gguf") as plain, ModelFile(tmp_path / "m.powerinfer.gguf") as sparse:
+        assert plain.metadata["general.architecture"] == "llama"  # which llama.cpp knows
+        assert plain.metadata["general.file_type"] == 15
+        types = {t.name: t.type for t in plain.tensors}
+        assert (types["output.weight"], types["blk.0.ffn_gate.weight"]) == ("Q6_K", "Q4_K")
+        of_both = {t.name for t in plain.tensors} & {t.name for t in sparse.tensors}
+        assert len(of_both) == len(plain.tensors) - 1
+        for name in of_both:
+            assert (plain.raw(name) == sparse.raw(name)).all(), name
+    with Model(tmp_path / "m.gguf") as model:
+        assert model.info.activation == "drelu"
+
+
 def test_the_program_writes_a_dense_file(tmp_path: Path) -> None:
     path = tmp_path / "dense.gguf"
-    program = [sys.executable, str(ROOT / "scripts" / "make_model.py"), "tiny-llama", "--layers", "1"]
-    subprocess.run([*program, "--type", "Q8_0", "--activation", "relu", "-o", str(path)], check=True)
+    program = [*PROGRAM, "tiny-llama", "--layers", "1", "--type", "Q8_0", "--pure"]
+    subprocess.run([*program, "-o", str(path)], check=True)
     with Model(path) as model:
         info = model.info
         assert (info.n_layer, info.activation, info.has_predictor) == (1, "relu", False)
         assert not info.can_skip_down  # quantised, and not transposed
         assert decode(model, "exact", 8)[0] == decode(model, "dense", 8)[0]
+    with ModelFile(path) as file:
+        assert {t.type for t in file.tensors} == {"Q8_0", "F32"}
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--type", "Q9"], "Q9"),
+        (["--layers", "3"], "1 to 2"),
+        (["--active", "1.5"], "0.9"),
+        (["--rank", "2"], "1024 neurons"),
+    ],
+)
+def test_what_the_program_refuses(words: list[str], said: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*PROGRAM, "tiny-llama", "-o", str(tmp_path / "m.gguf"), *words], capture_output=True, text=True
+    )
+    assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_published_shapes_divide_into_blocks() -> None:
+    for name, s in make_model.SHAPES.items():
+        assert s.n_embd % s.n_head == s.n_head % s.n_head_kv == s.n_ff % 256 == s.n_embd % 64 == 0, name

@@ -25,6 +25,8 @@ void te_os_unmap(te_mapping *m);
 /* Reads pages in (so that later reads do not fault); bounded work, call in chunks for progress. A failure is ignored:
  * it is only advice. */
 void te_os_prefault(const void *p, size_t n_bytes);
+void te_os_forget(const void *p, size_t n_bytes); /* whole pages of a mapping no longer count as this process's memory;
+                                                     they come back when they are read */
 te_status te_os_lock(const void *p, size_t n_bytes); /* mlock; TE_MEMORY with the limit named */
 
 /* 64-byte aligned (2 MiB aligned and advised for huge pages from 2 MiB up), zeroed. NULL when out of memory or n_bytes
@@ -36,7 +38,10 @@ int32_t
 te_os_n_cores(void); /* physical cores this process may use: affinity, SMT siblings and cgroup quota counted; >= 1 */
 int32_t te_os_n_logical(void);     /* logical CPUs this process may use */
 uint64_t te_os_memory_bytes(void); /* RAM this process may use (cgroup limit counted) */
-int64_t te_os_now_ns(void);        /* monotonic */
+uint64_t
+te_os_memory_available(void); /* that this process can still have, file cache given up (cgroups counted); UINT64_MAX:
+                                      not known */
+int64_t te_os_now_ns(void);   /* monotonic */
 int64_t
 te_os_process_id(void); /* changes in a forked child, which has the parent's memory and none of its other threads */
 
@@ -45,6 +50,10 @@ typedef struct te_thread {
 } te_thread;
 te_status te_os_thread_start(te_thread *t, void (*run)(void *), void *arg, const char *name);
 void te_os_thread_join(te_thread *t);
+
+/* How long in all the calling thread was ready to run while others had the CPU, and how often it was given one. False if
+ * the system does not say. Costs some microseconds. */
+bool te_os_thread_delay(int64_t *delay_ns, int64_t *n_dispatched);
 
 /* Sleeps while *word == expected, at most timeout_ns (< 0: for ever); may return early. Wake wakes all sleepers. */
 void te_os_wait(const uint32_t *word, uint32_t expected, int64_t timeout_ns);

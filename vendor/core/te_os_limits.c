@@ -153,3 +153,48 @@ uint64_t te_os_memory_limit(const char *root) {
     const uint64_t v1 = walk(root, "memory", "/sys/fs/cgroup/memory", memory_v1);
     return v1 < v2 ? v1 : v2;
 }
+
+/* Sum of the numbers of the lines "NAME NUMBER" or "NAME: NUMBER kB" of a file whose name is one of two. */
+static uint64_t sum_of(const char *root, const char *path, const char *a, const char *b) {
+    char full[PATH_BYTES + 256], line[256], name[128];
+    uint64_t value, sum = 0;
+    const int n = snprintf(full, sizeof full, "%s%s", root, path);
+    if (n < 0 || (size_t)n >= sizeof full) return 0;
+    FILE *f = fopen(full, "re");
+    if (f == NULL) return 0;
+    while (fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "%127s %" SCNu64, name, &value) == 2 && (strcmp(name, a) == 0 || strcmp(name, b) == 0) &&
+            value <= UINT64_MAX - sum)
+            sum += value;
+    fclose(f);
+    return sum;
+}
+
+/* What a group has left: its limit, less what it uses that is not the cache of files. */
+static uint64_t left_of(const char *root, const char *dir, uint64_t limit, const char *usage, const char *a,
+                        const char *b) {
+    const uint64_t used = number_in(root, dir, usage);
+    if (limit == UINT64_MAX || used == UINT64_MAX) return limit;
+    char path[PATH_BYTES + 128];
+    snprintf(path, sizeof path, "%s/memory.stat", dir);
+    const uint64_t cache = sum_of(root, path, a, b), held = used > cache ? used - cache : 0;
+    return limit > held ? limit - held : 0;
+}
+
+static uint64_t left_v2(const char *root, const char *dir) {
+    return left_of(root, dir, memory_v2(root, dir), "memory.current", "active_file", "inactive_file");
+}
+
+static uint64_t left_v1(const char *root, const char *dir) {
+    return left_of(root, dir, memory_v1(root, dir), "memory.usage_in_bytes", "total_active_file",
+                   "total_inactive_file");
+}
+
+uint64_t te_os_memory_left(const char *root) {
+    uint64_t left = walk(root, "", "/sys/fs/cgroup", left_v2);
+    const uint64_t v1 = walk(root, "memory", "/sys/fs/cgroup/memory", left_v1),
+                   kib = sum_of(root, "/proc/meminfo", "MemAvailable:", "");
+    if (v1 < left) left = v1;
+    if (kib && kib <= UINT64_MAX / 1024 && kib * 1024 < left) left = kib * 1024;
+    return left;
+}

@@ -22,6 +22,10 @@ int64_t te_os_quota_milli(const char *root);
 /* The smallest memory limit of the process's cgroups (v1 or v2), in bytes; UINT64_MAX if there is none. */
 uint64_t te_os_memory_limit(const char *root);
 
+/* What is left of the memory, and of every cgroup's limit, the cache of files counted as free, in bytes; UINT64_MAX if
+ * nothing says so. */
+uint64_t te_os_memory_left(const char *root);
+
 #ifdef __cplusplus
 }
 #endif

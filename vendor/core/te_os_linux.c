@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -49,6 +50,9 @@ te_status te_os_map(const char *path, te_mapping *out) {
                              reason(errno, text, sizeof text));
         else
             *out = (te_mapping){p, (size_t)st.st_size};
+        /* Before it is read for the first time: then the page cache takes huge pages for what is not cached yet, where
+         * the file system can. Not for a file that memory cannot hold, of which a row would cost 2 MiB. */
+        if (out->n_bytes >= HUGE_BYTES && out->n_bytes <= te_os_memory_bytes()) madvise(p, out->n_bytes, MADV_HUGEPAGE);
     }
     close(fd);
     return status;
@@ -73,6 +77,12 @@ void te_os_prefault(const void *p, size_t n_bytes) {
     void *lo = page_span(p, n_bytes, &n);
     /* The kernel does the touching: a file that was cut meanwhile is an error code there and a SIGBUS here. */
     if (madvise(lo, n, MADV_POPULATE_READ) != 0 && errno == EINVAL) madvise(lo, n, MADV_WILLNEED);
+}
+
+void te_os_forget(const void *p, size_t n_bytes) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), lo = ((uintptr_t)p + page - 1) / page * page,
+                    hi = ((uintptr_t)p + n_bytes) / page * page;
+    if (lo < hi) madvise((void *)lo, hi - lo, MADV_DONTNEED);
 }
 
 te_status te_os_lock(const void *p, size_t n_bytes) {
@@ -172,6 +182,8 @@ uint64_t te_os_memory_bytes(void) {
     return limit < ram ? limit : ram;
 }
 
+uint64_t te_os_memory_available(void) { return te_os_memory_left(""); }
+
 int64_t te_os_now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -220,6 +232,17 @@ te_status te_os_thread_start(te_thread *t, void (*run)(void *), void *arg, const
 }
 
 void te_os_thread_join(te_thread *t) { pthread_join((pthread_t)t->handle, NULL); }
+
+bool te_os_thread_delay(int64_t *delay_ns, int64_t *n_dispatched) {
+    char text[96]; /* "RAN_NS DELAY_NS DISPATCHED" */
+    const int fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    const ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n <= 0) return false;
+    text[n] = '\0';
+    return sscanf(text, "%*d %" SCNd64 " %" SCNd64, delay_ns, n_dispatched) == 2;
+}
 
 void te_os_wait(const uint32_t *word, uint32_t expected, int64_t timeout_ns) {
     struct timespec t = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};

@@ -9,6 +9,15 @@
  * The barrier: members count up `arrived`; the last one sets it back and moves `phase` on, which releases the others.
  * Each member remembers the phase it is in (te_team.sense), so a slow one that is still leaving a barrier is never
  * confused by the next one, which can't complete without it.
+ *
+ * Deals: a word per chain holds the deal's number, the next part and whether one is under way. Nothing is set back
+ * between deals: a word with an older number is a chain that nobody has begun, one with a newer number belongs to a deal
+ * that others could begin only because this one has no part left.
+ *
+ * The size of the team: the system gives a thread that shares its CPU with another program turns of milliseconds, and all
+ * members wait for it at the next barrier. So members read from time to time how long they were ready to run and did
+ * not; if that is much, runs go on with fewer members, which the system can then place on CPUs of their own. The others
+ * are parked, asleep on a word of their own, and tried again later, the later the more often that failed.
  */
 #include "te_pool.h"
 
@@ -25,8 +34,19 @@
 /* With more spinning members than CPUs, spinning keeps off the CPU the very member that is waited for. */
 #define SPIN_CROWDED_NS 2000
 #define RELAX_PER_CLOCK 16 /* a look at the clock costs as much as a few turns */
+#define RELAX_PER_LOOK  4  /* and one at all chains */
 
-#define N_COUNTERS 4
+#define N_COUNTERS 5
+
+/* The delays of members are looked at once in so much time of runs. */
+#define WINDOW_NS 20000000
+/* A wake-up of an idle CPU is a delay, too, of some tens of microseconds; nobody else had the CPU then. */
+#define WAKE_UP_NS 50000
+/* How long a member that was too many is parked at first, and at most. */
+#define PARK_NS     50000000
+#define PARK_MAX_NS 2000000000
+/* A thread that wakes up is put on an idle CPU if there is one; the system is slower to move one that never sleeps. */
+#define NAP_NS 100000
 
 typedef struct te_word {
     _Atomic uint32_t value;
@@ -40,25 +60,51 @@ typedef struct te_counter {
     char pad[APART - sizeof(int64_t)];
 } te_counter;
 
+/* Of a deal: number << 32 | under way (ordered chains) << 31 | next part. */
+typedef struct te_chain {
+    _Atomic uint64_t state;
+    char pad[APART - sizeof(uint64_t)];
+} te_chain;
+#define UNDER_WAY (UINT64_C(1) << 31)
+
 typedef struct te_member {
     te_pool *pool;
     int32_t ith;
-    uint32_t generation; /* of the last run it took part in */
+    uint32_t generation; /* of the last run it knows of */
     te_thread thread;
+    _Atomic bool parked; /* set by the member, reset by the caller */
+    bool has_delay;      /* delay_ns and n_dispatched are of this thread, not of an earlier caller's */
+    int64_t delay_ns, n_dispatched;
+    int64_t waited_ns; /* in the last window, wake-ups left out */
+    te_chain chain;
 } te_member;
 
 struct te_pool {
     /* Set by the caller before `generation` moves; read by members after. */
     te_task *task;
     void *ctx;
-    bool stop;
+    _Atomic bool stop;
+    bool measure;   /* members shall say how long they waited for a CPU */
+    int64_t nap_ns; /* members that waited for so long shall let themselves be moved; 0: none */
+    uint32_t deals;
     int32_t n_threads;
     int32_t n_logical;
     int64_t process_id;
     te_member *members; /* n_threads; [0] is the caller and has no thread */
+    /* Only the caller looks at these. */
+    const void *caller; /* whose delays members[0] has */
+    int64_t run_ns;     /* of this window */
+    int64_t last_ns;    /* of the last run */
+    int64_t grow_ns;    /* when the team may grow again */
+    int64_t park_ns;
+    bool on_trial;  /* the team has grown, and no window has passed since */
+    bool settling;  /* it has shrunk, and the system may not have moved threads yet */
+    int32_t n_grow; /* by how many members it grows next */
     char pad[APART];
+    _Atomic int32_t n_live; /* members of the runs now */
     te_word generation;
     te_word phase;
+    te_word park; /* changes when somebody is to leave the park */
     _Atomic uint32_t arrived;
     char pad_arrived[APART - sizeof(uint32_t)];
     te_counter counters[N_COUNTERS];
@@ -77,7 +123,18 @@ static void word_change(te_word *w, uint32_t value) {
     if (atomic_load(&w->sleepers) != 0) te_os_wake((const uint32_t *)(const void *)&w->value);
 }
 
-/* Returns once the word is not `old`. */
+/* How long it pays to wait without sleeping. */
+static int64_t spin_ns(int32_t n_logical) {
+    return atomic_load_explicit(&n_running, memory_order_relaxed) > n_logical ? SPIN_CROWDED_NS : SPIN_NS;
+}
+
+/* Both return once the word is not `old`. */
+static void word_sleep(te_word *w, uint32_t old) {
+    atomic_fetch_add(&w->sleepers, 1);
+    while (atomic_load(&w->value) == old) te_os_wait((const uint32_t *)(const void *)&w->value, old, -1);
+    atomic_fetch_sub_explicit(&w->sleepers, 1, memory_order_relaxed);
+}
+
 static void word_await(te_word *w, uint32_t old, int32_t n_logical) {
     int64_t deadline = 0;
     for (;;) {
@@ -85,14 +142,11 @@ static void word_await(te_word *w, uint32_t old, int32_t n_logical) {
             if (atomic_load_explicit(&w->value, memory_order_acquire) != old) return;
             te_os_relax();
         }
-        const bool crowded = atomic_load_explicit(&n_running, memory_order_relaxed) > n_logical;
         const int64_t now = te_os_now_ns();
-        if (deadline == 0) deadline = now + (crowded ? SPIN_CROWDED_NS : SPIN_NS);
+        if (deadline == 0) deadline = now + spin_ns(n_logical);
         if (now >= deadline) break;
     }
-    atomic_fetch_add(&w->sleepers, 1);
-    while (atomic_load(&w->value) == old) te_os_wait((const uint32_t *)(const void *)&w->value, old, -1);
-    atomic_fetch_sub_explicit(&w->sleepers, 1, memory_order_relaxed);
+    word_sleep(w, old);
 }
 
 void te_barrier(te_team *team) {
@@ -115,11 +169,105 @@ int64_t te_counter_take(te_team *team, int32_t which, int64_t n) {
     return atomic_fetch_add_explicit(&team->pool->counters[which].next, n, memory_order_relaxed);
 }
 
+/* ---- deals ---- */
+
+static uint32_t number_of(uint64_t state) { return (uint32_t)(state >> 32); }
+
+/* How many parts of a chain nobody has taken. */
+static int32_t left(const te_deal *d, uint64_t state) {
+    if (number_of(state) == d->number) return d->n_parts - (int32_t)(state & (UNDER_WAY - 1));
+    return (int32_t)(number_of(state) - d->number) > 0 ? 0 : d->n_parts;
+}
+
+typedef enum taken { TAKEN, NOT_NOW, NOTHING_LEFT } taken;
+
+/* NOT_NOW: what is left has to wait for the part that is under way. */
+static taken take(te_deal *d, te_member *members, int32_t chain) {
+    _Atomic uint64_t *state = &members[chain].chain.state;
+    uint64_t old = atomic_load_explicit(state, memory_order_relaxed);
+    for (;;) {
+        const int32_t n = left(d, old);
+        if (n == 0) return NOTHING_LEFT;
+        if (number_of(old) == d->number && (old & UNDER_WAY)) return NOT_NOW;
+        const int32_t part = d->n_parts - n;
+        const uint64_t now = (uint64_t)d->number << 32 | (d->ordered ? UNDER_WAY : 0) | (uint64_t)(part + 1);
+        if (atomic_compare_exchange_weak_explicit(state, &old, now, memory_order_acquire, memory_order_relaxed)) {
+            d->chain = chain;
+            d->part = part;
+            return TAKEN;
+        }
+    }
+}
+
+void te_deal_begin(te_team *team, te_deal *d, int32_t n_parts, bool ordered) {
+    *d = (te_deal){-1, 0, team->pool->n_threads, n_parts, ++team->deals, ordered};
+}
+
+/* Of the chains of all, first its own, but those of members that are not here must not fall behind. */
+static taken take_any(const te_team *team, te_deal *d) {
+    te_member *members = team->pool->members;
+    for (int32_t i = team->nth; i < d->n_chains; i++) {
+        const uint64_t own = atomic_load_explicit(&members[team->ith].chain.state, memory_order_relaxed),
+                       other = atomic_load_explicit(&members[i].chain.state, memory_order_relaxed);
+        if (left(d, other) > left(d, own) && take(d, members, i) == TAKEN) return TAKEN;
+    }
+    taken best = NOTHING_LEFT;
+    for (int32_t i = 0; i < d->n_chains; i++) {
+        const int32_t at = team->ith + i;
+        const taken t = take(d, members, at < d->n_chains ? at : at - d->n_chains);
+        if (t == TAKEN) return t;
+        if (t == NOT_NOW) best = t;
+    }
+    return best;
+}
+
+bool te_deal_next(const te_team *team, te_deal *d) {
+    const bool finished = d->chain >= 0; /* a part of this deal, which others may now go on from */
+    if (d->ordered && finished)
+        atomic_store_explicit(&team->pool->members[d->chain].chain.state,
+                              (uint64_t)d->number << 32 | (uint64_t)(d->part + 1), memory_order_release);
+    int64_t deadline = 0;
+    for (;;) {
+        const taken t = take_any(team, d);
+        if (t != NOT_NOW) return t == TAKEN;
+        /* Those who work on these chains go on with them; without a CPU they come back when others have given up. */
+        const int64_t now = te_os_now_ns();
+        if (deadline == 0) deadline = now + spin_ns(team->pool->n_logical);
+        if (now >= deadline) return false;
+        for (int i = 0; i < RELAX_PER_LOOK; i++) te_os_relax();
+    }
+}
+
+/* ---- members ---- */
+
+/* How long this thread waited for a CPU since it was asked last; 0 the first time. */
+static void measure(te_member *m) {
+    int64_t delay_ns = 0, n = 0;
+    const bool has_delay = te_os_thread_delay(&delay_ns, &n);
+    const int64_t waited = delay_ns - m->delay_ns - (n - m->n_dispatched) * WAKE_UP_NS;
+    m->waited_ns = has_delay && m->has_delay && waited > 0 ? waited : 0;
+    m->has_delay = has_delay;
+    m->delay_ns = delay_ns;
+    m->n_dispatched = n;
+}
+
+static void nap(int64_t ns) {
+    static const uint32_t never;
+    te_os_wait(&never, 0, ns);
+}
+
 /* One member's part of one run. The last barrier tells the caller that all have returned. */
 static void take_part(te_pool *p, int32_t ith) {
-    te_team team = {p, ith, p->n_threads, atomic_load_explicit(&p->phase.value, memory_order_relaxed)};
+    te_team team = {.pool = p,
+                    .ith = ith,
+                    .nth = atomic_load_explicit(&p->n_live, memory_order_relaxed),
+                    .sense = atomic_load_explicit(&p->phase.value, memory_order_relaxed),
+                    .deals = p->deals};
+    if (p->nap_ns > 0 && p->members[ith].waited_ns >= p->nap_ns) nap(NAP_NS);
     p->task(p->ctx, &team);
+    if (p->measure) measure(&p->members[ith]);
     te_barrier(&team);
+    if (ith == 0) p->deals = team.deals;
 }
 
 static void member_main(void *arg) {
@@ -127,9 +275,17 @@ static void member_main(void *arg) {
     te_pool *p = m->pool;
     for (;;) {
         word_await(&p->generation, m->generation, p->n_logical);
-        m->generation++;
-        if (p->stop) return;
-        take_part(p, m->ith);
+        const uint32_t park = atomic_load_explicit(&p->park.value, memory_order_acquire);
+        if (atomic_load(&p->stop)) return;
+        if (m->ith < atomic_load_explicit(&p->n_live, memory_order_relaxed)) {
+            m->generation++;
+            take_part(p, m->ith);
+            continue;
+        }
+        atomic_store_explicit(&m->parked, true, memory_order_release);
+        for (uint32_t seen = park; atomic_load_explicit(&m->parked, memory_order_acquire) && !atomic_load(&p->stop);
+             seen = atomic_load_explicit(&p->park.value, memory_order_acquire))
+            word_sleep(&p->park, seen);
     }
 }
 
@@ -142,15 +298,19 @@ static int32_t start_members(te_pool *p, int32_t first, te_status *status) {
         m->pool = p;
         m->ith = i;
         m->generation = generation;
+        atomic_store_explicit(&m->parked, false, memory_order_relaxed);
         *status = te_os_thread_start(&m->thread, member_main, m, "te-pool");
         if (*status != TE_OK) return i;
     }
     return p->n_threads;
 }
 
+static void word_step(te_word *w) { word_change(w, atomic_load_explicit(&w->value, memory_order_relaxed) + 1); }
+
 static void stop_members(te_pool *p, int32_t n_started) {
-    p->stop = true;
-    word_change(&p->generation, atomic_load_explicit(&p->generation.value, memory_order_relaxed) + 1);
+    atomic_store(&p->stop, true);
+    word_step(&p->generation);
+    word_step(&p->park);
     for (int32_t i = 1; i < n_started; i++) te_os_thread_join(&p->members[i].thread);
 }
 
@@ -166,6 +326,8 @@ te_status te_pool_new(int32_t n_threads, te_pool **out) {
         return te_fail(TE_MEMORY, "no memory for a pool of %d threads", (int)n_threads);
     }
     p->n_threads = n_threads;
+    p->park_ns = PARK_NS;
+    atomic_store_explicit(&p->n_live, n_threads, memory_order_relaxed);
     p->n_logical = te_os_n_logical();
     p->process_id = te_os_process_id();
     p->members = members;
@@ -197,6 +359,10 @@ static void restart_in_child(te_pool *p) {
     p->process_id = te_os_process_id();
     if (atomic_exchange(&n_running_process, p->process_id) != p->process_id) atomic_store(&n_running, 0);
     atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
+    atomic_store_explicit(&p->n_live, p->n_threads, memory_order_relaxed);
+    for (int32_t i = 0; i < p->n_threads; i++)
+        atomic_store_explicit(&p->members[i].chain.state, (uint64_t)p->deals << 32, memory_order_relaxed);
+    atomic_store_explicit(&p->park.sleepers, 0, memory_order_relaxed);
     atomic_store_explicit(&p->generation.sleepers, 0, memory_order_relaxed);
     atomic_store_explicit(&p->phase.sleepers, 0, memory_order_relaxed);
     int32_t first = 1;
@@ -204,21 +370,76 @@ static void restart_in_child(te_pool *p) {
         te_status status;
         first = start_members(p, first, &status);
         if (status == TE_OK) return;
-        /* A run can't fail; the system's limit on threads may have room again a little later. */
-        static const uint32_t never;
-        te_os_wait(&never, 0, 10000000);
+        nap(10000000); /* a run can't fail; the system's limit on threads may have room again a little later */
     }
+}
+
+/* Of n_live members, so many are too many. */
+static void shrink(te_pool *p, int32_t n_live, int32_t n_over) {
+    const int32_t least = (p->n_threads + 3) / 4; /* a machine that is busy everywhere has room for some all the same */
+    const int32_t n = n_live - n_over > least ? n_live - n_over : least;
+    p->park_ns = !p->on_trial ? PARK_NS : p->park_ns < PARK_MAX_NS / 2 ? 2 * p->park_ns : PARK_MAX_NS;
+    /* A trial costs a window or two, and a window of long runs is long. */
+    p->grow_ns = te_os_now_ns() + p->park_ns * (1 + p->run_ns / WINDOW_NS);
+    p->n_grow = 1;
+    p->settling = true;
+    p->nap_ns = p->run_ns / 8;
+    if (n < n_live) atomic_store_explicit(&p->n_live, n, memory_order_relaxed);
+}
+
+/* Returns whether members were fetched from the park. */
+static bool grow(te_pool *p, int32_t n_live) {
+    const uint32_t generation = atomic_load_explicit(&p->generation.value, memory_order_relaxed);
+    int32_t n = n_live;
+    while (n < p->n_threads && n < n_live + p->n_grow &&
+           atomic_load_explicit(&p->members[n].parked, memory_order_acquire))
+        p->members[n++].generation = generation;
+    if (n == n_live) return false;
+    p->n_grow *= 2;
+    atomic_store_explicit(&p->n_live, n, memory_order_relaxed);
+    for (int32_t i = n_live; i < n; i++) atomic_store_explicit(&p->members[i].parked, false, memory_order_release);
+    word_step(&p->park);
+    return true;
+}
+
+/* After a window of runs: whether the team is as many as the CPUs that it is given. */
+static void fit_team(te_pool *p) {
+    const int32_t n_live = atomic_load_explicit(&p->n_live, memory_order_relaxed);
+    int64_t waited_ns = 0;
+    for (int32_t i = 0; i < n_live; i++) waited_ns += p->members[i].waited_ns;
+    /* A member that shares its CPU with one other program waits half of the time. */
+    const int32_t n_over = (int32_t)((waited_ns + p->run_ns * 3 / 4) / p->run_ns);
+    p->nap_ns = 0;
+    if (p->settling)
+        p->settling = false;
+    else if (n_over > 0) {
+        shrink(p, n_live, n_over);
+        p->on_trial = false;
+    } else
+        p->on_trial = n_live < p->n_threads && te_os_now_ns() >= p->grow_ns && grow(p, n_live);
+    p->run_ns = 0;
 }
 
 void te_pool_run(te_pool *p, te_task *task, void *ctx) {
     p->task = task;
     p->ctx = ctx;
     for (int i = 0; i < N_COUNTERS; i++) atomic_store_explicit(&p->counters[i].next, 0, memory_order_relaxed);
-    if (p->n_threads > 1) {
-        if (p->process_id != te_os_process_id()) restart_in_child(p);
-        atomic_fetch_add_explicit(&n_running, p->n_threads, memory_order_relaxed);
-        word_change(&p->generation, atomic_load_explicit(&p->generation.value, memory_order_relaxed) + 1);
+    if (p->n_threads == 1) {
+        take_part(p, 0);
+        return;
     }
+    if (p->process_id != te_os_process_id()) restart_in_child(p);
+    static _Thread_local char self;
+    if (p->caller != &self) p->members[0].has_delay = false;
+    p->caller = &self;
+    p->measure = p->run_ns + p->last_ns >= WINDOW_NS;
+    const int32_t n_live = atomic_load_explicit(&p->n_live, memory_order_relaxed);
+    const int64_t begun = te_os_now_ns();
+    atomic_fetch_add_explicit(&n_running, n_live, memory_order_relaxed);
+    word_step(&p->generation);
     take_part(p, 0);
-    if (p->n_threads > 1) atomic_fetch_sub_explicit(&n_running, p->n_threads, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&n_running, n_live, memory_order_relaxed);
+    p->last_ns = te_os_now_ns() - begun;
+    p->run_ns += p->last_ns;
+    if (p->measure) fit_team(p);
 }

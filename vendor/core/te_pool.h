@@ -9,6 +9,7 @@
 #ifndef TE_POOL_H
 #define TE_POOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,9 +23,11 @@ typedef struct te_pool te_pool;
 
 typedef struct te_team {
     te_pool *pool;
-    int32_t ith; /* 0..nth-1 */
-    int32_t nth;
+    int32_t ith;    /* 0..nth-1 */
+    int32_t nth;    /* members of this run: the pool's, or fewer while other programs keep their CPUs from them */
     uint32_t sense; /* of the next barrier; private to te_pool */
+    uint32_t deals; /* begun in this run; private to te_pool */
+    uint32_t turn;  /* 0 when a run begins; for operations that use buffers in turn */
 } te_team;
 
 typedef void te_task(void *ctx, te_team *team);
@@ -34,7 +37,10 @@ te_status te_pool_new(int32_t n_threads, te_pool **out);
 void te_pool_free(te_pool *p); /* NULL is allowed; no run may be under way */
 int32_t te_pool_n_threads(const te_pool *p);
 
-/* Runs task on all members and returns when all have returned. One run at a time per pool; the caller sees to that. */
+/* Runs task on all members and returns when all have returned. One run at a time per pool; the caller sees to that.
+ * A team is as fast as its slowest member, so where members had to wait for a CPU that another program used, the next
+ * runs have fewer of them, and later more again. Results must therefore not depend on team->nth: outputs that do not
+ * overlap may be shared out by it, sums are cut by te_pool_n_threads. */
 void te_pool_run(te_pool *p, te_task *task, void *ctx);
 
 /* All members arrive before any leaves; what was written before is visible after. */
@@ -42,17 +48,51 @@ void te_barrier(te_team *team);
 
 /* Members take consecutive numbers 0, 1, 2 ... from a shared counter. te_counter_reset: by one member, between two
  * barriers. */
-void te_counter_reset(te_team *team, int32_t which);              /* which: 0..3 */
+void te_counter_reset(te_team *team, int32_t which);              /* which: 0..4 */
 int64_t te_counter_take(te_team *team, int32_t which, int64_t n); /* returns the first of n numbers */
 
-/* This member's share [*lo, *hi) of n items in units of `unit` (shares differ by one unit at most; the same every
- * time). */
-static inline void te_share(const te_team *team, int64_t n, int64_t unit, int64_t *lo, int64_t *hi) {
+/* Share i of `count` of n items in units of `unit`: [*lo, *hi). Shares differ by one unit at most. */
+static inline void te_share_of(int32_t i, int32_t count, int64_t n, int64_t unit, int64_t *lo, int64_t *hi) {
     const int64_t units = (n + unit - 1) / unit;
-    *lo = units * team->ith / team->nth * unit;
-    *hi = units * (team->ith + 1) / team->nth * unit;
+    *lo = units * i / count * unit;
+    *hi = units * (i + 1) / count * unit;
     if (*lo > n) *lo = n;
     if (*hi > n) *hi = n;
+}
+
+/* This member's share. */
+static inline void te_share(const te_team *team, int64_t n, int64_t unit, int64_t *lo, int64_t *hi) {
+    te_share_of(team->ith, team->nth, n, unit, lo, hi);
+}
+
+/* Work that is dealt out while it is done, so that a member whose CPU another program also uses does less of it. There
+ * is a chain for each of the pool's threads, and each chain has the same number of parts. A member goes through its own
+ * chain, then helps with the others, the chains of members that are not in this run among them.
+ * ordered: a chain's parts are done one after the other, whoever does them; each sees what the one before it wrote.
+ * Thus a sum per chain has one order, whatever the timing.
+ *
+ *     te_deal d;
+ *     te_deal_begin(team, &d, n_parts, ordered);
+ *     while (te_deal_next(team, &d)) work_on(d.chain, d.part);
+ *
+ * All members begin the same deals in the same order, and go on until there is no next; no barrier is needed before,
+ * and what was done is complete after the next one. */
+typedef struct te_deal {
+    int32_t chain, part; /* what to do */
+    int32_t n_chains, n_parts;
+    uint32_t number; /* of this deal */
+    bool ordered;
+} te_deal;
+void te_deal_begin(te_team *team, te_deal *d, int32_t n_parts, bool ordered); /* n_parts: 1..65535 */
+bool te_deal_next(const te_team *team, te_deal *d);
+
+/* The part's share of n items in units of `unit`: a chain is a run of items, its parts follow each other. */
+static inline void te_deal_share(const te_deal *d, int64_t n, int64_t unit, int64_t *lo, int64_t *hi) {
+    int64_t first, last;
+    te_share_of(d->chain, d->n_chains, n, unit, &first, &last);
+    te_share_of(d->part, d->n_parts, last - first, unit, lo, hi);
+    *lo += first;
+    *hi += first;
 }
 
 #ifdef __cplusplus

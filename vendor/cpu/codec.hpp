@@ -149,7 +149,7 @@ template <class V> struct codec_q8_0 {
     static void axpy(const uint8_t *p, float h, float *y) {
         typename V::f32 s[chunk / 32]; // all scales first: a store to y might change them, as far as the compiler knows
 #pragma GCC unroll 4
-        for (int b = 0; b < chunk / 32; b++) s[b] = V::splat(h * V::half(p + 34 * b));
+        for (int b = 0; b < chunk / 32; b++) s[b] = V::mul(V::splat_half(p + 34 * b), V::splat(h));
 #pragma GCC unroll 8
         for (int k = 0; k < 8; k++) {
             const int b = k * L / 32;

@@ -19,25 +19,36 @@ namespace {
 
 // The 6-bit scales and minima of eight units (12 bytes): eight bytes each.
 inline void k_scales(const uint8_t *p, uint64_t &scales, uint64_t &minima) {
-    uint32_t a[3];
-    memcpy(a, p, 12);
-    scales = (a[0] & 0x3f3f3f3f) | (uint64_t)((a[2] & 0x0f0f0f0f) | (a[0] >> 2 & 0x30303030)) << 32;
-    minima = (a[1] & 0x3f3f3f3f) | (uint64_t)((a[2] >> 4 & 0x0f0f0f0f) | (a[1] >> 2 & 0x30303030)) << 32;
+    uint64_t first; // units 0-3; the upper two bits of each byte are those of units 4-7
+    uint32_t second;
+    memcpy(&first, p, 8);
+    memcpy(&second, p + 8, 4);
+    const uint64_t six = first & 0x3f3f3f3f3f3f3f3f;
+    const uint64_t four = (second & 0x0f0f0f0f) | (uint64_t)(second >> 4 & 0x0f0f0f0f) << 32;
+    const uint64_t rest = four | (first >> 2 & 0x3030303030303030);
+    scales = (six & 0xffffffff) | rest << 32;
+    minima = six >> 32 | (rest & 0xffffffff00000000);
 }
 
-// Q4_K and Q5_K. Register pair g: low nibbles are unit u = lanes / 4 * g (and u + 2), high ones unit u + 1 (and u + 3).
+// Q4_K and Q5_K: byte i of thirty-two has weight i of two units, u in its low half and u + 1 in its high one.
+//
+// For dot products a register takes sixteen bytes of each of lanes / 4 such runs, so that the two registers of first and
+// second bytes have the same scales and are added as integers. For axpy registers are as they lie in memory.
 template <class V, bool five> struct codec_q45_k {
     static constexpr int L = V::lanes, chunk = 256, bytes = five ? 176 : 144, low = five ? 48 : 16;
+    static constexpr int n = 16 / L; // groups of 8 * lanes bytes
+    static constexpr int top_factor = five ? 1 : V::top_factor;
     struct act {
-        alignas(64) int8_t q[64 / L][4 * L];
-        alignas(64) float d[16]; // the units' scales, then minus the sums of their activations
+        alignas(64) int8_t q[n][2][2][4 * L]; // of a group: its low and high halves; first and second bytes
+        alignas(64) float d[16];              // the units' scales, then minus the sums of their activations
     };
     static void pack(const quantised &x, act &a) {
-        for (int i = 0; i < 64 / L; i++)
-            for (int run = 0; run < L / 8; run++)
-                memcpy(a.q[i] + 32 * run, x.q + 32 * (L / 4 * (i / 2) + i % 2 + 2 * run), 32);
+        for (int i = 0; i < 256; i++) {
+            const int u = i / 32, run = u / 2;
+            a.q[run / (L / 4)][u % 2][i % 32 / 16][run % (L / 4) * 16 + i % 16] = x.q[i];
+        }
         for (int u = 0; u < 8; u++) {
-            a.d[u] = x.d[u];
+            a.d[u] = u % 2 ? x.d[u] / top_factor : x.d[u];
             a.d[8 + u] = -x.d[u] * (float)x.sum[u];
         }
     }
@@ -47,57 +58,84 @@ template <class V, bool five> struct codec_q45_k {
         k_scales(p + 4, scales, minima);
         return V::mul16(V::widen16_u8(scales, minima), V::halves16(p));
     }
-    template <int g> static void registers(const uint8_t *p, typename V::i32 &a, typename V::i32 &b) {
-        const typename V::i32 q = V::load_bytes(p + low + 4 * L * g);
-        constexpr int u = L / 4 * g; // bit u of the fifth bits belongs to unit u and is moved to bit 4
+    // First (half 0) or second sixteen bytes of the runs of group g, as low and as high halves.
+    template <int g, int half> static void codes(const uint8_t *p, typename V::i32 &a, typename V::i32 &b) {
+        const typename V::i32 q = V::template blocks16<32, 16 * half>(p + low + 8 * L * g);
+        constexpr int u = L / 2 * g; // bit u of the fifth bits belongs to unit u and is moved to bit 4
         a = V::bits_and(q, 15);
-        b = V::high4(q);
         if constexpr (five) {
-            a = V::bits_or(a, V::template fields<4 - u, 2 - u>(p + 16, 16));
-            b = V::bits_or(b, V::template fields<3 - u, 1 - u>(p + 16, 16));
+            a = V::bits_or(a, V::template fields4<4 - u, 2 - u, -u, -2 - u>(p + 16 + 16 * half, 16));
+            b = V::bits_or(V::high4(q), V::template fields4<3 - u, 1 - u, -1 - u, -3 - u>(p + 16 + 16 * half, 16));
+        } else {
+            b = V::top4(q);
         }
     }
-    // The factors of register g, which holds units u and u + 2: of the scales (from = 0) or the minima (from = 8).
-    template <int g, int from> static typename V::f32 spread(typename V::w16 f) {
-        constexpr int u = from + L / 4 * (g / 2) + g % 2;
-        return V::template spread<u, u, (u + 2) % 16, (u + 2) % 16>(f);
+    template <int g, int odd> static typename V::f32 spread(typename V::w16 f) {
+        constexpr int u = L / 2 * g + odd;
+        return V::template spread<u, u + 2, (u + 4) % 16, (u + 6) % 16>(f);
+    }
+    template <int g>
+    static typename V::f32 group(const uint8_t *p, const act &x, typename V::w16 f, typename V::f32 acc) {
+        typename V::i32 a0, b0, a1, b1;
+        codes<g, 0>(p, a0, b0);
+        codes<g, 1>(p, a1, b1);
+        const typename V::i32 even =
+            V::dot2_u8(V::zero_i32(), a0, V::load_bytes(x.q[g][0][0]), a1, V::load_bytes(x.q[g][0][1]));
+        const typename V::i32 odd =
+            V::dot2_u8(V::zero_i32(), b0, V::load_bytes(x.q[g][1][0]), b1, V::load_bytes(x.q[g][1][1]));
+        acc = V::fma(V::to_f32(even), spread<g, 0>(f), acc);
+        return V::fma(V::to_f32(odd), spread<g, 1>(f), acc);
     }
     static typename V::f32 mac(const uint8_t *p, const act &x, typename V::f32 acc) {
         const typename V::w16 f = V::mul16(factors(p), V::load16(x.d));
         acc = V::add_high8(acc, f);
-        typename V::i32 a, b;
-#define TE_STEP(g)                                                                                                     \
-    registers<g>(p, a, b);                                                                                             \
-    a = V::dot_u8(V::zero_i32(), a, V::load_bytes(x.q[2 * g]));                                                        \
-    b = V::dot_u8(V::zero_i32(), b, V::load_bytes(x.q[2 * g + 1]));                                                    \
-    acc = V::fma(V::to_f32(a), spread<2 * g, 0>(f), acc);                                                              \
-    acc = V::fma(V::to_f32(b), spread<2 * g + 1, 0>(f), acc)
-        TE_STEPS(TE_STEP);
-#undef TE_STEP
+        acc = group<0>(p, x, f, acc);
+        if constexpr (L == 8) acc = group<1>(p, x, f, acc);
         return acc;
     }
-    // y keeps, for register pair g and byte k of the lanes, first the low nibbles' columns, then the high nibbles'.
-    static constexpr int stride = 2 * L;
+    // Register g of axpy has units u = lanes / 4 * g (and u + 2) in its low halves. y keeps, for byte k of the lanes,
+    // vector 8g + 2k for these and the next one for the high halves.
+    static constexpr int stride = 2 * L, n_minima = 8;
     static constexpr int place(int c) {
         const int u = c / 32, l = c % 32 / 4 + (L == 16 && u % 4 >= 2 ? 8 : 0);
         return L * (8 * (4 * u / L) + u % 2) + l;
     }
-    template <int k> static void step(typename V::i32 q, typename V::f32 s, typename V::f32 m, float *y) {
-        V::store(y + 2 * L * k, V::sub(V::fma(V::template float_u8<k>(q), s, V::load(y + 2 * L * k)), m));
+    // The factors of low (odd = 0) or high halves.
+    template <int g, int odd> static typename V::f32 spread_pair(typename V::w16 f) {
+        constexpr int u = L / 4 * g + odd;
+        return V::template spread<u, u, (u + 2) % 16, (u + 2) % 16>(f);
     }
-    static void four_steps(typename V::i32 q, typename V::f32 s, typename V::f32 m, float *y) {
-        step<0>(q, s, m, y);
-        step<1>(q, s, m, y);
-        step<2>(q, s, m, y);
-        step<3>(q, s, m, y);
+    template <int g, int i>
+    static void step(typename V::i32 a, typename V::i32 b, typename V::f32 s, typename V::f32 t, float *y) {
+        typename V::f32 w;
+        if constexpr (five)
+            w = V::template float_u5<i / 2, 0>(i % 2 ? b : a);
+        else
+            w = V::template float_nibble<i>(a);
+        float *at = y + L * (8 * g + i);
+        V::store(at, V::fma(w, i % 2 ? t : s, V::load(at)));
+    }
+    template <int g> static void registers(const uint8_t *p, typename V::w16 f, float *y) {
+        typename V::i32 a = V::load_bytes(p + low + 4 * L * g), b = a;
+        if constexpr (five) {
+            constexpr int u = L / 4 * g;
+            b = V::bits_or(V::high4(a), V::template fields<3 - u, 1 - u>(p + 16, 16));
+            a = V::bits_or(V::bits_and(a, 15), V::template fields<4 - u, 2 - u>(p + 16, 16));
+        }
+        const typename V::f32 s = spread_pair<g, 0>(f), t = spread_pair<g, 1>(f);
+        step<g, 0>(a, b, s, t, y);
+        step<g, 1>(a, b, s, t, y);
+        step<g, 2>(a, b, s, t, y);
+        step<g, 3>(a, b, s, t, y);
+        step<g, 4>(a, b, s, t, y);
+        step<g, 5>(a, b, s, t, y);
+        step<g, 6>(a, b, s, t, y);
+        step<g, 7>(a, b, s, t, y);
     }
     static void axpy(const uint8_t *p, float h, float *y) {
         const typename V::w16 f = V::mul16(factors(p), V::splat16(h, h));
-        typename V::i32 a, b;
-#define TE_STEP(g)                                                                                                     \
-    registers<g>(p, a, b);                                                                                             \
-    four_steps(a, spread<2 * g, 0>(f), spread<2 * g, 8>(f), y + 8 * L * g);                                            \
-    four_steps(b, spread<2 * g + 1, 0>(f), spread<2 * g + 1, 8>(f), y + 8 * L * g + L)
+        V::store16(y + 256, V::add16(V::load16(y + 256), f)); // its lower half is of no use
+#define TE_STEP(g) registers<g>(p, f, y)
         TE_STEPS(TE_STEP);
 #undef TE_STEP
     }
@@ -167,14 +205,13 @@ template <class V> struct codec_q6_k {
         return acc;
     }
     // y keeps, for register i and byte k, the lanes' columns: vector 4i + k.
-    static constexpr int stride = L;
+    static constexpr int stride = L, n_minima = 0;
     static constexpr int place(int c) {
         const int u = c / 32, pair = L == 16 ? u / 4 : u / 4 * 2 + u % 2, i = 2 * pair + u % 4 / 2;
         return L * 4 * i + c % 32 / 4 + (L == 16 ? u % 2 * 8 : 0);
     }
     template <int k> static void step(typename V::i32 q, typename V::f32 s, float *y) {
-        const typename V::f32 w = V::sub(V::template float_u8<k>(q), V::splat(32.0f));
-        V::store(y + L * k, V::fma(w, s, V::load(y + L * k)));
+        V::store(y + L * k, V::fma(V::template float_u6_minus_32<k>(q), s, V::load(y + L * k)));
     }
     static void four_steps(typename V::i32 q, typename V::f32 s, float *y) {
         step<0>(q, s, y);

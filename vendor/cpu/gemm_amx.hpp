@@ -173,6 +173,18 @@ struct gemm_amx {
                     _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(q, 4), q), _mm256_set1_epi8(15));
                 out[i] = _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(nibbles), values);
             }
+        } else if (type == TE_Q4_K) {
+            const __m512 steps = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+            for (int32_t i = 0; i < groups; i += 8, w += sizeof(te_block_q4_k)) {
+                float d[8], m[8];
+                byte_formats<vec_avx512>::k_factors(w, d, m);
+                for (int u = 0; u < 8; u++) {
+                    const __m512 of_16 = _mm512_fmadd_ps(steps, _mm512_set1_ps(d[u]), _mm512_set1_ps(m[u]));
+                    const __m512i values = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(of_16));
+                    const __m256i q = byte_formats<vec_avx512>::k_nibbles(w + 16, u);
+                    out[i + u] = _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(q), values);
+                }
+            }
         } else {
             p.to_f32(p.row(r), p.first, p.n, p.s->f);
             for (int32_t i = 0; i < groups; i++) out[i] = bf16(p.s->f, 32 * i, p.n);
@@ -401,17 +413,24 @@ struct gemm_amx {
 constexpr te_gemm_kernels gemm_table_amx() {
     // Time of the row kernels over that of gemm, one thread, 4096 columns: with 6 tokens F16 2.0, Q8_0 1.5, Q4_0 1.1,
     // Q4_K 0.8, with 8 tokens 2.5, 2.0, 1.4, 1.0; gemm_t wins from 6 on.
-    return {6,
-            16,
-            64,
-            gemm_amx::pack_bytes,
-            gemm_amx::pack_tiles<true>,
-            gemm_amx::pack_tiles<false>,
-            gemm_amx::scratch_bytes,
-            gemm_amx::begin,
-            gemm_amx::end,
-            gemm_amx::gemm,
-            gemm_amx::gemm_t};
+    using G = gemm_amx;
+    te_gemm_kernels k = {};
+    k.min_tok = 6;
+    for (int i = 0; i < TE_TYPE_LIMIT; i++) k.linear_min_tok[i] = 6;
+    // 3 tokens F16 1.3, 4 tokens Q8_0 1.0, 6 tokens Q4_0 1.3
+    k.linear_min_tok[TE_F16] = k.linear_min_tok[TE_BF16] = 3;
+    k.linear_min_tok[TE_Q8_0] = 4;
+    k.pack_unit = 16;
+    k.row_unit = 64;
+    k.pack_bytes = G::pack_bytes;
+    k.pack = G::pack_tiles<true>;
+    k.pack_t = G::pack_tiles<false>;
+    k.scratch_bytes = G::scratch_bytes;
+    k.begin = G::begin;
+    k.end = G::end;
+    k.gemm = G::gemm;
+    k.gemm_t = G::gemm_t;
+    return k;
 }
 
 } // namespace

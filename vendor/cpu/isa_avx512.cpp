@@ -6,10 +6,17 @@ TE_ISA_BEGIN("avx2,fma,f16c,popcnt,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni
 #include "vec_avx512.hpp"
 #include "codec.hpp"
 #include "codec_k.hpp"
+#include "codec_32.hpp"
+#include "codec_256.hpp"
 #include "rows.hpp"
+#include "rows_k.hpp"
 #include "elem.hpp"
+#include "heads.hpp"
 #include "table.hpp"
 #include "gemm.hpp"
-TE_KERNEL_TABLE(avx512, vec_avx512, gemm_table<vec_avx512>())
+#include "unpack.hpp"
+#include "gemm_int8.hpp"
+#include "gemm_int8_avx512.hpp"
+TE_KERNEL_TABLE(avx512, vec_avx512, (gemm_table_int8<vec_avx512, int8_avx512>()))
 TE_ISA_END
 #endif

@@ -7,8 +7,12 @@ TE_ISA_BEGIN("arch=armv8.2-a+dotprod")
 #include "vec_neon_dot.hpp"
 #include "codec.hpp"
 #include "codec_k.hpp"
+#include "codec_32.hpp"
+#include "codec_256.hpp"
 #include "rows.hpp"
+#include "rows_k.hpp"
 #include "elem.hpp"
+#include "heads.hpp"
 #include "table.hpp"
 #include "gemm.hpp"
 TE_KERNEL_TABLE(neon_dot, vec_neon_dot, gemm_table<vec_neon_dot>())

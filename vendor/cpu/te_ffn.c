@@ -31,7 +31,9 @@ typedef struct queue {
 
 typedef struct pass {
     te_workspace *ws;
+    const te_team *team;
     te_member *me;
+    int32_t chain; /* whose sums are added to */
     const te_ffn *f;
     const te_ffn_io *io; /* its pointers moved to the first token of the pass */
     int32_t n_tok;
@@ -183,7 +185,7 @@ static void down_stage(pass *p, int32_t n, te_ahead ahead) {
         const int32_t count = wanted(&p->hidden, n, t, entry, id);
         if (!count) continue;
         for (int32_t i = 0; i < count; i++) h[i] = value(&p->hidden, t)[entry[i]];
-        k->axpy(down, (te_rows){id, 0, count}, ahead, h, te_sums(p->ws, p->me, t));
+        k->axpy(down, (te_rows){id, 0, count}, ahead, h, te_sums(p->ws, p->team, p->chain, t));
         ahead = none;
     }
     drop_front(&p->hidden, n, p->n_tok);
@@ -218,13 +220,19 @@ static void neurons(pass *p, te_rows rows, int32_t lo, int32_t hi) {
     }
 }
 
+/* Into how many parts a chain of the list is cut: the queues run empty at the end of each. */
+static int32_t ffn_parts(const te_team *team, int32_t n) {
+    enum { PART = 16, MOST = 4 };
+    const int32_t n_parts = n / te_pool_n_threads(team->pool) / PART;
+    return n_parts < 1 ? 1 : n_parts > MOST ? MOST : n_parts;
+}
+
 void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, bool skip, const te_ffn_io *io,
                te_ffn_counts *counts) {
     te_member *me = &ws->member[team->ith];
     te_ffn_counts sum = {0};
-    int64_t lo, hi;
+    const int32_t n_parts = ffn_parts(team, rows.n);
     if (f->act != TE_RELU && f->act != TE_DRELU) skip = false;
-    te_share(team, rows.n, 1, &lo, &hi);
     for (int32_t t0 = 0; t0 < io->n_tok; t0 += TE_PASS_TOK) {
         const size_t t = (size_t)t0;
         te_ffn_io part = *io;
@@ -234,7 +242,7 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
             part.y += io->ldy * t;
         else
             part.hidden += io->ld_hidden * t;
-        pass p = {.ws = ws, .me = me, .f = f, .io = &part, .skip = skip, .counts = &sum};
+        pass p = {.ws = ws, .team = team, .me = me, .f = f, .io = &part, .skip = skip, .counts = &sum};
         p.n_tok = io->n_tok - t0 < TE_PASS_TOK ? io->n_tok - t0 : TE_PASS_TOK;
         p.gated.value = me->queue;
         p.hidden.value = me->queue + ROOM;
@@ -246,9 +254,16 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
             p.up_act = 1;
             te_pack(ws, me, 1, &f->up, part.x, io->ldx, p.n_tok, &packed_for_up);
         }
-        if (f->down.w) te_sums_begin(ws, me, p.n_tok, f->down.cols);
-        neurons(&p, rows, (int32_t)lo, (int32_t)hi);
-        if (f->down.w) te_sums_end(team, ws, &f->down, p.n_tok, part.y, io->ldy, false, NULL);
+        te_deal d;
+        te_deal_begin(team, &d, n_parts, f->down.w != NULL);
+        while (te_deal_next(team, &d)) {
+            int64_t lo, hi;
+            te_deal_share(&d, rows.n, 1, &lo, &hi);
+            p.chain = d.chain;
+            if (f->down.w && d.part == 0) te_sums_begin(ws, team, d.chain, p.n_tok, f->down.cols);
+            neurons(&p, rows, (int32_t)lo, (int32_t)hi);
+        }
+        if (f->down.w) te_sums_end(team, ws, &d, &f->down, p.n_tok, part.y, io->ldy, false, NULL);
     }
     if (counts) *counts = sum;
 }

@@ -49,7 +49,8 @@ typedef struct te_row_kernels {
     void (*from_f32)(const float *x, void *row, int32_t n);
 } te_row_kernels;
 
-static inline size_t te_acc_floats(int32_t cols) { return ((size_t)cols + 255) / 256 * 256; }
+/* 256 columns, and room for sixteen sums that belong to several of them. */
+static inline size_t te_acc_floats(int32_t cols) { return ((size_t)cols + 255) / 256 * 272; }
 
 typedef enum te_activation {
     TE_RELU,
@@ -67,9 +68,10 @@ typedef enum te_activation {
  * team, each member its token share [t0, t1) (multiples of pack_unit, or n_tok). scratch: gemm_scratch_bytes, per
  * thread. begin/end bracket a thread's use (AMX tile state). */
 typedef struct te_gemm_kernels {
-    int32_t min_tok;   /* from how many tokens on this beats the row kernels */
-    int32_t pack_unit; /* tokens */
-    int32_t row_unit;  /* rows per panel that suits the caches; r0 is a multiple of it */
+    int32_t min_tok; /* from how many tokens on gemm_t beats the row kernels, and gemm the sparse feed-forward */
+    uint16_t linear_min_tok[TE_TYPE_LIMIT]; /* from how many tokens on gemm beats the row kernels, by format */
+    int32_t pack_unit;                      /* tokens */
+    int32_t row_unit;                       /* rows per panel that suits the caches; r0 is a multiple of it */
     size_t (*pack_bytes)(int32_t n_tok, int32_t k);
     void (*pack)(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px);
     void (*pack_t)(const float *h, size_t ldh, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *ph);
@@ -80,6 +82,13 @@ typedef struct te_gemm_kernels {
                  const float *bias, bool add, void *scratch);
     void (*gemm_t)(const te_mat *m, int32_t c0, int32_t c1, const void *ph, int32_t n_tok, float *y, size_t ldy,
                    const float *bias, bool add, void *scratch);
+    /* gemm for formats whose bit 1 << te_type is set, with activations rounded to int8 per 32, as act_pack rounds them,
+     * and integer sums. No bit set: the functions are NULL. */
+    uint64_t int8_types;
+    size_t (*int8_pack_bytes)(int32_t n_tok, int32_t k);
+    void (*int8_pack)(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px);
+    void (*int8_gemm)(const te_mat *m, int32_t r0, int32_t r1, const void *px, int32_t n_tok, float *y, size_t ldy,
+                      const float *bias, bool add, void *scratch);
 } te_gemm_kernels;
 
 typedef struct te_kernels {
@@ -103,6 +112,15 @@ typedef struct te_kernels {
     /* h[i] = act(g[i]) * u[i] (DRELU: relu(g) * relu(u)); g NULL: h = act(u). threshold: RELU passes g > threshold,
      * else 0 (FATReLU). */
     void (*glu)(te_activation act, float threshold, const float *g, const float *u, int32_t n, float *h);
+
+    /* All rows of m, a few short ones, against n vectors of floats, as attention has them; activations of block formats
+     * are not rounded here. next: m->n_rows rows, as far apart, that will be wanted next; NULL: none.
+     * rows_dot: y[i * ldy + r] = dot(row r, x[i])      rows_sum: y[i * ldy + c] += sum_r a[i * lda + r] * row r [c] */
+    void (*rows_dot)(const te_mat *m, const void *next, const float *x, size_t ldx, int32_t n, float *y, size_t ldy);
+    void (*rows_sum)(const te_mat *m, const void *next, const float *a, size_t lda, int32_t n, float *y, size_t ldy);
+    /* A softmax in parts: *top becomes the larger of itself (-inf at first) and x's largest, x = exp(scale*(x - *top));
+     * returns their sum. scale > 0. */
+    float (*exp_sum)(float *x, int32_t n, float scale, float *top);
 } te_kernels;
 
 /* The table for this machine, chosen once: the best that the processor and the operating system allow, or the one

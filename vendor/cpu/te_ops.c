@@ -55,7 +55,12 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
     const size_t each = total;
     total = 0;
     reserve(&total, n_threads, each, &ok);
-    const size_t packed_at = reserve(&total, 1, k->gemm.pack_bytes(limits.max_tok, limits.max_cols), &ok);
+    size_t packed = k->gemm.pack_bytes(limits.max_tok, limits.max_cols);
+    if (k->gemm.int8_types) {
+        const size_t n = k->gemm.int8_pack_bytes(limits.max_tok, limits.max_cols);
+        if (n > packed) packed = n;
+    }
+    const size_t packed_at = reserve(&total, 1, packed, &ok);
     if (!ok)
         return te_fail(TE_MEMORY, "a workspace of %d tokens of %d columns is too large", limits.max_tok,
                        limits.max_cols);
@@ -103,14 +108,13 @@ float *te_workspace_floats(te_workspace *w, const te_team *team, int32_t n) {
 
 /* ---- sums over members ---- */
 
-void te_sums_begin(const te_workspace *ws, te_member *me, int32_t n_tok, int32_t cols) {
-    for (int32_t t = 0; t < n_tok; t++) memset(te_sums(ws, me, t), 0, te_acc_floats(cols) * sizeof(float));
+void te_sums_begin(const te_workspace *ws, const te_team *team, int32_t chain, int32_t n_tok, int32_t cols) {
+    for (int32_t t = 0; t < n_tok; t++) memset(te_sums(ws, team, chain, t), 0, te_acc_floats(cols) * sizeof(float));
 }
 
-void te_sums_end(te_team *team, te_workspace *ws, const te_mat *m, int32_t n_tok, float *y, size_t ldy, bool first,
-                 const float *bias) {
+void te_sums_end(te_team *team, te_workspace *ws, const te_deal *d, const te_mat *m, int32_t n_tok, float *y,
+                 size_t ldy, bool first, const float *bias) {
     te_barrier(team);
-    te_member *me = &ws->member[team->ith];
     const te_row_kernels *k = te_rows_of(ws, m);
     int64_t lo, hi;
     te_share(team, m->cols, 256, &lo, &hi);
@@ -118,49 +122,90 @@ void te_sums_end(te_team *team, te_workspace *ws, const te_mat *m, int32_t n_tok
         float *yt = y + ldy * (size_t)t;
         if (first && bias) memcpy(yt + lo, bias + lo, (size_t)(hi - lo) * sizeof(float));
         if (first && !bias) memset(yt + lo, 0, (size_t)(hi - lo) * sizeof(float));
-        for (int32_t i = 0; i < team->nth; i++) {
-            const float *sums =
-                ws->member[i].sums[me->turn] + ws->sum_stride * (size_t)t; /* turns are the same for all members */
-            k->acc_add(sums, m->cols, (int32_t)lo, (int32_t)hi, yt);
+        for (int32_t i = 0; i < d->n_chains; i++) {
+            /* Other members wrote them: many lines have to be on their way at a time. */
+            if (i + 2 < d->n_chains)
+                for (size_t c = te_acc_floats((int32_t)lo); c < te_acc_floats((int32_t)hi); c += 16)
+                    __builtin_prefetch(te_sums(ws, team, i + 2, t) + c);
+            k->acc_add(te_sums(ws, team, i, t), m->cols, (int32_t)lo, (int32_t)hi, yt);
         }
     }
-    me->turn ^= 1;
+    team->turn++;
 }
 
 /* ---- products ---- */
 
-/* Packs [n_tok][k] for gemm, or for gemm_t, by the whole team; returns when it is complete. */
-static void pack_for_gemm(te_team *team, te_workspace *ws, bool transposed, const float *x, size_t ldx, int32_t n_tok,
-                          int32_t k) {
-    const te_gemm_kernels *g = &ws->k->gemm;
+typedef void gemm_pack_fn(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px);
+typedef void gemm_fn(const te_mat *m, int32_t first, int32_t last, const void *px, int32_t n_tok, float *y, size_t ldy,
+                     const float *bias, bool add, void *scratch);
+
+enum { PANELS = 4 }; /* the counter that hands panels out */
+
+/* Packs [n_tok][k] by the whole team; returns when it is complete and no panel is handed out yet. */
+static void pack_for_gemm(te_team *team, te_workspace *ws, gemm_pack_fn *pack, const float *x, size_t ldx,
+                          int32_t n_tok, int32_t k) {
     int64_t t0, t1;
     te_barrier(team); /* a slower member may still work on the activations of the last product */
-    te_share(team, n_tok, g->pack_unit, &t0, &t1);
-    if (t0 < t1) (transposed ? g->pack_t : g->pack)(x, ldx, n_tok, k, (int32_t)t0, (int32_t)t1, ws->packed);
+    if (team->ith == 0) te_counter_reset(team, PANELS);
+    te_share(team, n_tok, ws->k->gemm.pack_unit, &t0, &t1);
+    if (t0 < t1) pack(x, ldx, n_tok, k, (int32_t)t0, (int32_t)t1, ws->packed);
     te_barrier(team);
 }
 
-static void linear_gemm(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
-                        size_t ldx, int32_t n_tok) {
+/* The next of n units of work, [*lo, *hi); false if there are none left. Whoever is free takes them, so that a member
+ * whose CPU is shared holds nobody up: in each round every member half of what would be its share of the rest, since
+ * fewer and longer calls are faster (AMX, Q4_0: in parts of 256 rows 0.9 of the speed of two halves, so 0.97). The
+ * parts are the same whoever takes them. */
+static bool take_units(te_team *team, int64_t n, int64_t *lo, int64_t *hi) {
+    const int64_t nth = team->nth, least = n < 16 * nth ? 1 : 2;
+    int64_t i = te_counter_take(team, PANELS, 1), first = 0, size = n / (2 * nth);
+    while (i >= nth && size > least) {
+        i -= nth;
+        first += nth * size;
+        size = (n - first) / (2 * nth);
+    }
+    if (size < least) size = least;
+    *lo = first + i * size;
+    *hi = *lo + size < n ? *lo + size : n;
+    return *lo < n;
+}
+
+static int64_t units_of(const te_linear *l, int32_t unit) { return ((int64_t)l->w.n_rows + unit - 1) / unit; }
+
+typedef enum way { BY_ROWS, BY_GEMM, BY_INT8_GEMM } way;
+
+static way way_of(const te_workspace *ws, const te_linear *l, int32_t n_tok) {
     const te_gemm_kernels *g = &ws->k->gemm;
-    te_member *me = &ws->member[team->ith];
-    pack_for_gemm(team, ws, false, x, ldx, n_tok, products[0].w.cols);
+    if (l->rows || n_tok < g->linear_min_tok[l->w.type]) return BY_ROWS;
+    return g->int8_types >> l->w.type & 1 ? BY_INT8_GEMM : BY_GEMM;
+}
+
+/* Those of the products that are computed in this way. */
+static void linear_gemm(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
+                        size_t ldx, int32_t n_tok, way by) {
+    const te_gemm_kernels *g = &ws->k->gemm;
+    gemm_fn *gemm = by == BY_INT8_GEMM ? g->int8_gemm : g->gemm;
     int64_t units = 0;
-    for (int32_t p = 0; p < n_products; p++) units += ((int64_t)products[p].w.n_rows + g->row_unit - 1) / g->row_unit;
-    /* The panels of all products are one sequence, of which each member takes a part. */
-    int64_t lo, hi, first = 0;
-    te_share(team, units, 1, &lo, &hi);
+    for (int32_t p = 0; p < n_products; p++)
+        if (way_of(ws, &products[p], n_tok) == by) units += units_of(&products[p], g->row_unit);
+    if (units == 0) return;
+    pack_for_gemm(team, ws, by == BY_INT8_GEMM ? g->int8_pack : g->pack, x, ldx, n_tok, products[0].w.cols);
     g->begin();
-    for (int32_t p = 0; p < n_products; p++) {
-        const te_linear *l = &products[p];
-        const int64_t n = ((int64_t)l->w.n_rows + g->row_unit - 1) / g->row_unit;
-        const int64_t u0 = lo > first ? lo - first : 0, u1 = hi - first < n ? hi - first : n;
-        if (u0 < u1) {
-            const int64_t r1 = u1 * g->row_unit;
-            g->gemm(&l->w, (int32_t)(u0 * g->row_unit), r1 < l->w.n_rows ? (int32_t)r1 : l->w.n_rows, ws->packed, n_tok,
-                    l->y, l->ldy, l->bias, l->add, me->gemm);
+    /* The panels of all products are one sequence. */
+    for (int64_t lo, hi; take_units(team, units, &lo, &hi);) {
+        int64_t first = 0;
+        for (int32_t p = 0; p < n_products && first < hi; p++) {
+            const te_linear *l = &products[p];
+            if (way_of(ws, l, n_tok) != by) continue;
+            const int64_t n = units_of(l, g->row_unit);
+            const int64_t u0 = lo > first ? lo - first : 0, u1 = hi - first < n ? hi - first : n;
+            if (u0 < u1) {
+                const int64_t r1 = u1 * g->row_unit;
+                gemm(&l->w, (int32_t)(u0 * g->row_unit), r1 < l->w.n_rows ? (int32_t)r1 : l->w.n_rows, ws->packed,
+                     n_tok, l->y, l->ldy, l->bias, l->add, ws->member[team->ith].gemm);
+            }
+            first += n;
         }
-        first += n;
     }
     g->end();
 }
@@ -191,23 +236,48 @@ static void linear_rows(te_workspace *ws, te_member *me, const te_linear *l, int
     }
 }
 
+/* Into how many parts a chain is cut: as many as leave a part so large that stopping and starting again costs little. */
+static int32_t linear_parts(const te_team *team, const te_linear *products, int32_t n_products) {
+    enum { PART_BYTES = 64 << 10, MOST = 8 };
+    size_t n_bytes = 0;
+    for (int32_t p = 0; p < n_products; p++) n_bytes += products[p].w.stride * (size_t)products[p].w.n_rows;
+    const size_t n = n_bytes / (size_t)te_pool_n_threads(team->pool) / PART_BYTES;
+    return n < 1 ? 1 : n > MOST ? MOST : (int32_t)n;
+}
+
 void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
                   size_t ldx, int32_t n_tok) {
+    enum { UNIT = 16 }; /* rows: members' outputs don't share cache lines */
     if (n_products < 1) return;
-    if (n_tok >= ws->k->gemm.min_tok) {
-        linear_gemm(team, ws, products, n_products, x, ldx, n_tok);
-        return;
-    }
+    linear_gemm(team, ws, products, n_products, x, ldx, n_tok, BY_INT8_GEMM);
+    linear_gemm(team, ws, products, n_products, x, ldx, n_tok, BY_GEMM);
     te_member *me = &ws->member[team->ith];
+    int64_t units = 0;
+    for (int32_t p = 0; p < n_products; p++)
+        if (way_of(ws, &products[p], n_tok) == BY_ROWS) units += units_of(&products[p], UNIT);
+    if (units == 0) return;
+    const int32_t n_parts = linear_parts(team, products, n_products);
     for (int32_t t = 0; t < n_tok; t += TE_PASS_TOK) {
         const int32_t n = smaller(n_tok - t, TE_PASS_TOK);
         te_pack_fn *packed_for = NULL;
-        for (int32_t p = 0; p < n_products; p++) {
-            const te_linear *l = &products[p];
-            te_pack(ws, me, 0, &l->w, x + ldx * (size_t)t, ldx, n, &packed_for);
-            int64_t lo, hi;
-            te_share(team, l->w.n_rows, 16, &lo, &hi);
-            linear_rows(ws, me, l, (int32_t)lo, (int32_t)hi, n, (size_t)t);
+        te_deal d;
+        te_deal_begin(team, &d, n_parts, false);
+        while (te_deal_next(team, &d)) {
+            /* The rows of all these products are one sequence. */
+            int64_t lo, hi, first = 0;
+            te_deal_share(&d, units, 1, &lo, &hi);
+            for (int32_t p = 0; p < n_products && first < hi; p++) {
+                const te_linear *l = &products[p];
+                if (way_of(ws, l, n_tok) != BY_ROWS) continue;
+                const int64_t n_units = units_of(l, UNIT);
+                const int64_t u0 = lo > first ? lo - first : 0, u1 = hi - first < n_units ? hi - first : n_units;
+                first += n_units;
+                if (u0 >= u1) continue;
+                const int64_t r1 = u1 * UNIT;
+                te_pack(ws, me, 0, &l->w, x + ldx * (size_t)t, ldx, n, &packed_for);
+                linear_rows(ws, me, l, (int32_t)(u0 * UNIT), r1 < l->w.n_rows ? (int32_t)r1 : l->w.n_rows, n,
+                            (size_t)t);
+            }
         }
     }
 }
@@ -217,37 +287,40 @@ void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const floa
     enum { group = 64 };
     if (n_tok >= ws->k->gemm.min_tok) {
         const te_gemm_kernels *g = &ws->k->gemm;
-        int64_t lo, hi;
-        pack_for_gemm(team, ws, true, h, ldh, n_tok, w->n_rows);
-        te_share(team, w->cols, 256, &lo, &hi);
+        /* A unit begins with a block of every format; small ones for those that allow it, when there are many members. */
+        const int32_t unit = te_type_get(w->type)->block_weights > 64 ? 256 : 64;
+        pack_for_gemm(team, ws, g->pack_t, h, ldh, n_tok, w->n_rows);
         g->begin();
-        if (lo < hi)
-            g->gemm_t(w, (int32_t)lo, (int32_t)hi, ws->packed, n_tok, y, ldy, bias, add, ws->member[team->ith].gemm);
+        for (int64_t lo, hi; take_units(team, ((int64_t)w->cols + unit - 1) / unit, &lo, &hi);)
+            g->gemm_t(w, (int32_t)lo * unit, smaller((int32_t)hi * unit, w->cols), ws->packed, n_tok, y, ldy, bias, add,
+                      ws->member[team->ith].gemm);
         g->end();
         return;
     }
-    te_member *me = &ws->member[team->ith];
-    int64_t lo, hi;
-    te_share(team, w->n_rows, 1, &lo, &hi);
     const te_row_kernels *k = te_rows_of(ws, w);
     for (int32_t t0 = 0; t0 < n_tok; t0 += TE_PASS_TOK) {
         const int32_t n = smaller(n_tok - t0, TE_PASS_TOK);
-        te_sums_begin(ws, me, n, w->cols);
-        for (int64_t r = lo; r < hi; r += group) {
-            const int32_t n_rows = hi - r < group ? (int32_t)(hi - r) : group;
-            const te_rows rows = {NULL, (int32_t)r, n_rows};
-            for (int32_t t = 0; t < n; t++) {
-                const te_ahead none = {0};
-                k->axpy(w, rows, none, h + ldh * (size_t)(t0 + t) + r, te_sums(ws, me, t));
+        int64_t lo, hi;
+        te_deal d;
+        te_deal_begin(team, &d, 4, true);
+        while (te_deal_next(team, &d)) {
+            if (d.part == 0) te_sums_begin(ws, team, d.chain, n, w->cols);
+            te_deal_share(&d, w->n_rows, 1, &lo, &hi);
+            for (int64_t r = lo; r < hi; r += group) {
+                const int32_t n_rows = hi - r < group ? (int32_t)(hi - r) : group;
+                const te_rows rows = {NULL, (int32_t)r, n_rows};
+                for (int32_t t = 0; t < n; t++) {
+                    const te_ahead none = {0};
+                    k->axpy(w, rows, none, h + ldh * (size_t)(t0 + t) + r, te_sums(ws, team, d.chain, t));
+                }
             }
         }
         float *yt = y + ldy * (size_t)t0;
-        te_sums_end(team, ws, w, n, yt, ldy, !add, bias);
+        te_sums_end(team, ws, &d, w, n, yt, ldy, !add, bias);
         if (add && bias) {
             te_share(team, w->cols, 256, &lo, &hi);
             for (int32_t t = 0; t < n && lo < hi; t++)
                 ws->k->add(bias + lo, (int32_t)(hi - lo), yt + ldy * (size_t)t + lo);
-            te_share(team, w->n_rows, 1, &lo, &hi);
         }
     }
 }

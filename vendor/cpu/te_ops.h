@@ -35,13 +35,14 @@ float *te_workspace_floats(te_workspace *w, const te_team *team, int32_t n);
 
 /* One product of several that share the input: y[t*ldy + r] = dot(w row r, x[t]) + bias[r], r in 0..w.n_rows-1 (added
  * to y if add).
- * From min_tok tokens on by GEMM, else by row kernels, each row read once for all tokens. */
+ * From the format's linear_min_tok tokens on by GEMM, else by row kernels, each row read once for all tokens. */
 typedef struct te_linear {
     te_mat w;
     const float *bias; /* NULL: none */
     float *y;
     size_t ldy;
     bool add;
+    bool rows; /* by row kernels in any case: the bits of te_op_ffn */
 } te_linear;
 /* x: [n_tok] rows, ldx floats apart. n_tok >= 1. May use barriers inside. y must not overlap x. */
 void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,

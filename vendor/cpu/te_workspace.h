@@ -8,13 +8,13 @@
 /* Row kernels take at most so many tokens at a time: one pass over the weights each. */
 enum { TE_PASS_TOK = 32 };
 
-/* Members write only their own part, so that no two share a cache line. Sums that others read come in two sets, used in
- * turn: whoever starts the next operation cannot overwrite what a slower member still adds up. An operation has a
- * barrier between its sums being complete and being read, hence at most one operation lies between two members. */
+/* Members write only their own part, so that no two share a cache line; sums belong to a chain of a deal, and whoever
+ * has one of its parts writes there. Sums come in two sets, used in turn: whoever starts the next operation cannot
+ * overwrite what a slower member still adds up. An operation has a barrier between its sums being complete and being
+ * read, hence at most one operation lies between two members. */
 typedef struct te_member {
     void *act[2];   /* packed activations of TE_PASS_TOK tokens, for two formats */
-    float *sums[2]; /* TE_PASS_TOK vectors of te_acc_floats(max_cols) */
-    int32_t turn;   /* which of sums is next */
+    float *sums[2]; /* of the chain of this number: TE_PASS_TOK vectors of te_acc_floats(max_cols) */
     float *queue;   /* te_ffn.c: what is known of waiting neurons, TE_QUEUE_FLOATS for each token */
     float *floats;  /* the caller's, through te_workspace_floats */
     void *gemm;     /* the GEMM's scratch */
@@ -52,16 +52,17 @@ static inline void te_pack(const te_workspace *ws, const te_member *me, int32_t 
     *packed_for = pack;
 }
 
-static inline float *te_sums(const te_workspace *ws, const te_member *me, int32_t t) {
-    return me->sums[me->turn] + ws->sum_stride * (size_t)t;
+/* The sums of a chain for token t. */
+static inline float *te_sums(const te_workspace *ws, const te_team *team, int32_t chain, int32_t t) {
+    return ws->member[chain].sums[team->turn & 1] + ws->sum_stride * (size_t)t;
 }
 
-/* Zeroes this member's sums for n_tok rows of cols columns. */
-void te_sums_begin(const te_workspace *ws, te_member *me, int32_t n_tok, int32_t cols);
+/* Zeroes the sums of a chain for n_tok rows of cols columns: who has its first part. */
+void te_sums_begin(const te_workspace *ws, const te_team *team, int32_t chain, int32_t n_tok, int32_t cols);
 
-/* After every member has added to its sums with m's axpy: y_t += the members' sums in order of member, this member's
+/* After the deal has added to its chains' sums with m's axpy: y_t += the chains' sums in their order, this member's
  * share of the columns. If first, y is set to bias (NULL: 0) before. Contains a barrier, and turns the sums over. */
-void te_sums_end(te_team *team, te_workspace *ws, const te_mat *m, int32_t n_tok, float *y, size_t ldy, bool first,
-                 const float *bias);
+void te_sums_end(te_team *team, te_workspace *ws, const te_deal *d, const te_mat *m, int32_t n_tok, float *y,
+                 size_t ldy, bool first, const float *bias);
 
 #endif

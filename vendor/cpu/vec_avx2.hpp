@@ -37,6 +37,10 @@ struct vec_avx2 {
         s = _mm_add_ps(s, _mm_movehl_ps(s, s));
         return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
     }
+    static void sum4(const f32 *a, float *y) {
+        const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+        _mm_storeu_ps(y, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+    }
     static float hmax(f32 a) {
         __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
         s = _mm_max_ps(s, _mm_movehl_ps(s, s));
@@ -48,6 +52,11 @@ struct vec_avx2 {
         uint16_t h;
         memcpy(&h, p, 2);
         return _cvtsh_ss(h);
+    }
+    static f32 splat_half(const void *p) {
+        int16_t h;
+        memcpy(&h, p, 2);
+        return _mm256_cvtph_ps(_mm_set1_epi16(h));
     }
     static __m128i part16(const void *p, int n) { // n 16-bit words, the others 0
         uint16_t w[8] = {};
@@ -116,10 +125,12 @@ struct vec_avx2 {
                                        _mm_loadu_si128((const __m128i *)(p + 20)), 1);
     }
     static f32 q4_0_scales(const uint8_t *p) {
-        return _mm256_set_m128(_mm_set1_ps(half(p + 18)), _mm_set1_ps(half(p)));
+        const __m128i first = _mm_loadu_si128((const __m128i *)p), second = _mm_loadu_si128((const __m128i *)(p + 16));
+        const __m128i spread = _mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3);
+        return _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_blend_epi16(first, second, 2), spread)); // words 0 and 9 of p
     }
     static i32 q8_0_bytes(const uint8_t *p) { return load_bytes(p + 2); }
-    static f32 q8_0_scales(const uint8_t *p) { return splat(half(p)); }
+    static f32 q8_0_scales(const uint8_t *p) { return splat_half(p); }
 
     static void add_transposed(float *y, const float *p, int stride) {
         __m128 a = _mm_loadu_ps(p), b = _mm_loadu_ps(p + stride), c = _mm_loadu_ps(p + 2 * stride),
@@ -160,5 +171,58 @@ struct vec_avx2 {
         const i32 v = load_bytes(p);
         return bits_and(s0 < 0 ? _mm256_srli_epi16(v, -s0) : _mm256_slli_epi16(v, s0), mask);
     }
+
+    template <int bytes, int at> static i32 blocks16(const uint8_t *p) {
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(p + at))),
+                                       _mm_loadu_si128((const __m128i *)(p + bytes + at)), 1);
+    }
+    template <int bytes, int at> static f32 block_halves(const uint8_t *p) {
+        return _mm256_set_m128(_mm_set1_ps(half(p + bytes + at)), _mm_set1_ps(half(p + at)));
+    }
+    template <int bytes, int at> static i32 block_bits(const uint8_t *p, uint8_t value) {
+        uint16_t a, b;
+        memcpy(&a, p + at, 2);
+        memcpy(&b, p + bytes + at, 2);
+        const __m256i words = _mm256_set_m128i(_mm_cvtsi32_si128(b), _mm_cvtsi32_si128(a));
+        const __m256i each = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
+        const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201);
+        const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(words, each), bit);
+        return bits_and(_mm256_cmpeq_epi8(set, bit), value);
+    }
+    template <int s0, int s1, int, int> static i32 fields4(const uint8_t *p, uint8_t mask) {
+        static_assert(s0 * s1 >= 0, "one direction");
+        constexpr int a = s0 < 0 ? -s0 : s0, b = s1 < 0 ? -s1 : s1;
+        const __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+        const __m256i by = _mm256_setr_epi32(a, a, a, a, b, b, b, b);
+        return bits_and(s0 < 0 || s1 < 0 ? _mm256_srlv_epi32(v, by) : _mm256_sllv_epi32(v, by), mask);
+    }
+    template <int s> static i32 shift_bytes(i32 a, uint8_t mask) {
+        return bits_and(s < 0 ? _mm256_srli_epi16(a, s < 0 ? -s : 0) : _mm256_slli_epi16(a, s < 0 ? 0 : s), mask);
+    }
+    static constexpr int top_factor = 1;
+    static i32 top4(i32 a) { return high4(a); }
+    static __m128i sixteen_values(const int8_t *values) { return _mm_loadu_si128((const __m128i *)values); }
+    static i32 lookup(i32 a, const int8_t *values) {
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(sixteen_values(values)), a);
+    }
+    static void lookup16(const int8_t *values, void *p) {
+        _mm_storeu_si128((__m128i *)p, _mm_shuffle_epi8(sixteen_values(values), _mm_loadu_si128((const __m128i *)p)));
+    }
+    static i32 dot2_u8(i32 c, i32 w0, i32 x0, i32 w1, i32 x1) { // four products of at most 64 * 127 fit into 16 bits
+        return widen_add(c, _mm256_add_epi16(_mm256_maddubs_epi16(w0, x0), _mm256_maddubs_epi16(w1, x1)));
+    }
+    template <int k> static f32 float_s8(i32 a) {
+        return to_f32(_mm256_srai_epi32(k == 3 ? a : _mm256_slli_epi32(a, 24 - 8 * k), 24));
+    }
+    template <int k, int minus> static f32 float_u5(i32 a) {
+        const f32 v = float_u8<k>(a);
+        return minus ? sub(v, splat((float)minus)) : v;
+    }
+    template <int k> static f32 float_u6_minus_32(i32 a) { return sub(float_u8<k>(a), splat(32.0f)); }
+    template <int at> static f32 float_bits2(i32 a) {
+        return to_f32(_mm256_and_si256(_mm256_srli_epi32(a, at), _mm256_set1_epi32(3)));
+    }
+    static w16 add16(w16 a, w16 b) { return {add(a.lo, b.lo), add(a.hi, b.hi)}; }
+    static f32 sub16(f32 a, w16 b) { return sub(a, add(b.lo, b.hi)); }
 };
 } // namespace

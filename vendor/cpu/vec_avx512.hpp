@@ -30,12 +30,24 @@ struct vec_avx512 {
     static f32 ldexp(f32 a, f32 n) { return _mm512_scalef_ps(a, n); }
     static float sum(f32 a) { return _mm512_reduce_add_ps(a); }
     static float hmax(f32 a) { return _mm512_reduce_max_ps(a); }
+    static void sum4(const f32 *a, float *y) {
+        const __m512 x = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1])),
+                     z = _mm512_add_ps(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
+        const __m512 s = _mm512_add_ps(_mm512_shuffle_ps(x, z, 0x44), _mm512_shuffle_ps(x, z, 0xee));
+        const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
+        _mm_storeu_ps(y, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
+    }
 
     // half and bfloat16
     static float half(const void *p) {
         uint16_t h;
         memcpy(&h, p, 2);
         return _cvtsh_ss(h);
+    }
+    static f32 splat_half(const void *p) {
+        int16_t h;
+        memcpy(&h, p, 2);
+        return _mm512_cvtph_ps(_mm256_set1_epi16(h));
     }
     static __m256i part16(const void *p, int n) { return _mm256_maskz_loadu_epi16(first(n), p); }
     static f32 load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
@@ -143,5 +155,80 @@ struct vec_avx512 {
         const __m512i by = _mm512_mask_blend_epi32(0xff00, _mm512_set1_epi16(a), _mm512_set1_epi16(b));
         return bits_and(s0 < 0 || s1 < 0 ? _mm512_srlv_epi16(v, by) : _mm512_sllv_epi16(v, by), mask);
     }
+
+    template <int bytes, int at> static i32 blocks16(const uint8_t *p) {
+        if constexpr (bytes == 32) { // they lie in two registers
+            return _mm512_shuffle_i32x4(load_bytes(p), load_bytes(p + 64), at == 0 ? 0x88 : 0xdd);
+        } else {
+            const __m512i lo = _mm512_inserti32x4(_mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(p + at))),
+                                                  _mm_loadu_si128((const __m128i *)(p + bytes + at)), 1);
+            const __m256i hi =
+                _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(p + 2 * bytes + at))),
+                                        _mm_loadu_si128((const __m128i *)(p + 3 * bytes + at)), 1);
+            return _mm512_inserti64x4(lo, hi, 1);
+        }
+    }
+    static uint64_t word16(const uint8_t *p) {
+        uint16_t w;
+        memcpy(&w, p, 2);
+        return w;
+    }
+    template <int bytes, int at> static uint64_t words16(const uint8_t *p) { // of four blocks
+        return word16(p + at) | word16(p + bytes + at) << 16 | word16(p + 2 * bytes + at) << 32 |
+               word16(p + 3 * bytes + at) << 48;
+    }
+    template <int bytes, int at> static f32 block_halves(const uint8_t *p) {
+        const __m128 four = _mm_cvtph_ps(_mm_cvtsi64_si128((long long)words16<bytes, at>(p)));
+        return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+                                     _mm512_castps128_ps512(four));
+    }
+    template <int bytes, int at> static i32 block_bits(const uint8_t *p, uint8_t value) {
+        return _mm512_maskz_mov_epi8(_cvtu64_mask64(words16<bytes, at>(p)), splat_bytes(value));
+    }
+    template <int s0, int s1, int s2, int s3> static i32 fields4(const uint8_t *p, uint8_t mask) {
+        const __m512i v = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
+        constexpr int a = s0 & 31, b = s1 & 31, c = s2 & 31, d = s3 & 31;
+        return bits_and(_mm512_rolv_epi32(v, _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d)), mask);
+    }
+    template <int s> static i32 shift_bytes(i32 a, uint8_t mask) {
+        return bits_and(s < 0 ? _mm512_srli_epi16(a, s < 0 ? -s : 0) : _mm512_slli_epi16(a, s < 0 ? 0 : s), mask);
+    }
+    static constexpr int top_factor = 16;
+    static i32 top4(i32 a) { return bits_and(a, 0xf0); }
+    static __m128i sixteen_values(const int8_t *values) { return _mm_loadu_si128((const __m128i *)values); }
+    static i32 lookup(i32 a, const int8_t *values) {
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(sixteen_values(values)), a);
+    }
+    static void lookup16(const int8_t *values, void *p) {
+        _mm_storeu_si128((__m128i *)p, _mm_shuffle_epi8(sixteen_values(values), _mm_loadu_si128((const __m128i *)p)));
+    }
+    static i32 dot2_u8(i32 c, i32 w0, i32 x0, i32 w1, i32 x1) {
+        return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(c, w0, x0), w1, x1);
+    }
+    template <int k> static f32 float_s8(i32 a) {
+        return to_f32(_mm512_srai_epi32(k == 3 ? a : _mm512_slli_epi32(a, 24 - 8 * k), 24));
+    }
+    template <int k, int minus> static f32 float_u5(i32 a) { // as float_nibble, with two tables
+        constexpr float m = (float)minus;
+        const __m512 low = _mm512_setr_ps(0 - m, 1 - m, 2 - m, 3 - m, 4 - m, 5 - m, 6 - m, 7 - m, 8 - m, 9 - m, 10 - m,
+                                          11 - m, 12 - m, 13 - m, 14 - m, 15 - m);
+        const __m512 high = _mm512_setr_ps(16 - m, 17 - m, 18 - m, 19 - m, 20 - m, 21 - m, 22 - m, 23 - m, 24 - m,
+                                           25 - m, 26 - m, 27 - m, 28 - m, 29 - m, 30 - m, 31 - m);
+        return _mm512_permutex2var_ps(low, k ? _mm512_srli_epi32(a, 8 * k) : a, high);
+    }
+    // A byte put where a float's fraction has bits of the same worth is a float, and a constant more: no conversion.
+    template <int k> static f32 float_u6_minus_32(i32 a) {
+        constexpr int at = k == 3 ? 2 : k; // byte 3 stands too high
+        const __m512i v = k == 3 ? _mm512_srli_epi32(a, 8) : a;
+        const __m512i one = _mm512_set1_epi32((150 - 8 * at) << 23); // 2^(23 - 8 * at)
+        const __m512i bits = _mm512_or_si512(_mm512_and_si512(v, _mm512_set1_epi32(63 << 8 * at)), one);
+        return sub(_mm512_castsi512_ps(bits), splat((float)((1 << (23 - 8 * at)) + 32)));
+    }
+    template <int at> static f32 float_bits2(i32 a) { // the table looks at two more bits, and does not mind them
+        const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+        return _mm512_permutexvar_ps(at ? _mm512_srli_epi32(a, at) : a, table);
+    }
+    static w16 add16(w16 a, w16 b) { return add(a, b); }
+    static f32 sub16(f32 a, w16 b) { return sub(a, b); }
 };
 } // namespace

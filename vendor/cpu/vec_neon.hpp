@@ -67,6 +67,11 @@ struct vec_neon {
         const float32x4_t s = vaddq_f32(a.lo, a.hi);
         return vaddv_f32(vadd_f32(vget_low_f32(s), vget_high_f32(s)));
     }
+    static void sum4(const f32 *a, float *y) {
+        const float32x4_t x = vpaddq_f32(vaddq_f32(a[0].lo, a[0].hi), vaddq_f32(a[1].lo, a[1].hi)),
+                          z = vpaddq_f32(vaddq_f32(a[2].lo, a[2].hi), vaddq_f32(a[3].lo, a[3].hi));
+        vst1q_f32(y, vpaddq_f32(x, z));
+    }
     static float hmax(f32 a) { return vmaxnmvq_f32(greater(a.lo, a.hi)); }
 
     // half and bfloat16
@@ -75,6 +80,7 @@ struct vec_neon {
         memcpy(&h, p, 2);
         return (float)h;
     }
+    static f32 splat_half(const void *p) { return splat(half(p)); }
     static uint8x16_t part16(const void *p, int n) { // n 16-bit words, the others 0
         uint16_t w[8] = {};
         memcpy(w, p, (size_t)n * 2);
@@ -213,6 +219,63 @@ struct vec_neon {
     }
     template <int s0, int s1> static i32 fields(const uint8_t *p, uint8_t mask) {
         return bits_and({shift<s0>(bytes(p)), shift<s0>(bytes(p, 16))}, mask);
+    }
+
+    template <int n_bytes, int at> static i32 blocks16(const uint8_t *p) {
+        return {bytes(p, at), bytes(p, n_bytes + at)};
+    }
+    template <int n_bytes, int at> static f32 block_halves(const uint8_t *p) {
+        return {vdupq_n_f32(half(p + at)), vdupq_n_f32(half(p + n_bytes + at))};
+    }
+    static uint8x16_t spread_bits(const uint8_t *p, uint8_t value) {
+        const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
+        return vandq_u8(vtstq_u8(vcombine_u8(vdup_n_u8(p[0]), vdup_n_u8(p[1])), bit), vdupq_n_u8(value));
+    }
+    template <int n_bytes, int at> static i32 block_bits(const uint8_t *p, uint8_t value) {
+        return {spread_bits(p + at, value), spread_bits(p + n_bytes + at, value)};
+    }
+    template <int s0, int s1, int, int> static i32 fields4(const uint8_t *p, uint8_t mask) {
+        const uint8x16_t v = bytes(p);
+        return bits_and({shift<s0>(v), shift<s1>(v)}, mask);
+    }
+    template <int s> static i32 shift_bytes(i32 a, uint8_t mask) {
+        return bits_and({shift<s>(a.lo), shift<s>(a.hi)}, mask);
+    }
+    static constexpr int top_factor = 1;
+    static i32 top4(i32 a) { return high4(a); }
+    static i32 lookup(i32 a, const int8_t *values) {
+        const uint8x16_t v = bytes(values);
+        return {vqtbl1q_u8(v, a.lo), vqtbl1q_u8(v, a.hi)};
+    }
+    static void lookup16(const int8_t *values, void *p) { vst1q_u8((uint8_t *)p, vqtbl1q_u8(bytes(values), bytes(p))); }
+    // Four products of at most 64 * 127 fit into 16 bits.
+    static uint8x16_t dot8(uint8x16_t c, int8x16_t w0, int8x16_t x0, int8x16_t w1, int8x16_t x1) {
+        const int16x8_t low = vmull_s8(vget_low_s8(w0), vget_low_s8(x0)), high = vmull_high_s8(w0, x0);
+        return widen_add(c, vmlal_s8(low, vget_low_s8(w1), vget_low_s8(x1)), vmlal_high_s8(high, w1, x1));
+    }
+    static i32 dot2_u8(i32 c, i32 w0, i32 x0, i32 w1, i32 x1) {
+        return {dot8(c.lo, small(w0.lo), small(x0.lo), small(w1.lo), small(x1.lo)),
+                dot8(c.hi, small(w0.hi), small(x0.hi), small(w1.hi), small(x1.hi))};
+    }
+    template <int k> static float32x4_t signed_byte(uint8x16_t a) {
+        if constexpr (k == 3)
+            return vcvtq_f32_s32(vshrq_n_s32(whole(a), 24));
+        else
+            return vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(whole(a), 24 - 8 * k), 24));
+    }
+    template <int k> static f32 float_s8(i32 a) { return {signed_byte<k>(a.lo), signed_byte<k>(a.hi)}; }
+    template <int k, int minus> static f32 float_u5(i32 a) {
+        const f32 v = float_u8<k>(a);
+        return minus ? sub(v, splat((float)minus)) : v;
+    }
+    template <int k> static f32 float_u6_minus_32(i32 a) { return sub(float_u8<k>(a), splat(32.0f)); }
+    template <int at> static f32 float_bits2(i32 a) { return {field<at>(a.lo, 3), field<at>(a.hi, 3)}; }
+    static w16 add16(w16 a, w16 b) {
+        for (int i = 0; i < 4; i++) a.v[i] = vaddq_f32(a.v[i], b.v[i]);
+        return a;
+    }
+    static f32 sub16(f32 a, w16 b) {
+        return {vsubq_f32(a.lo, vaddq_f32(b.v[0], b.v[2])), vsubq_f32(a.hi, vaddq_f32(b.v[1], b.v[3]))};
     }
 };
 } // namespace

@@ -10,5 +10,6 @@ struct vec_neon_dot : vec_neon {
     static i32 dot_nibbles(i32 c, i32 q, i32 x0, i32 x1) {
         return dot_s8(dot_s8(c, bits_and(q, 15), x0), high4(q), x1);
     }
+    static i32 dot2_u8(i32 c, i32 w0, i32 x0, i32 w1, i32 x1) { return dot_s8(dot_s8(c, w0, x0), w1, x1); }
 };
 } // namespace

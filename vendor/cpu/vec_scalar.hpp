@@ -77,6 +77,9 @@ struct vec_scalar {
     static float sum(f32 a) {
         return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
     }
+    static void sum4(const f32 *a, float *y) { // y[i] = the sum of a[i], i < 4
+        for (int i = 0; i < 4; i++) y[i] = sum(a[i]);
+    }
     static float hmax(f32 a) {
         float m = a.v[0];
         for (float x : a.v) m = x > m ? x : m;
@@ -89,6 +92,7 @@ struct vec_scalar {
         memcpy(&h, p, 2);
         return te_f16_to_f32(h);
     }
+    static f32 splat_half(const void *p) { return splat(half(p)); } // in vectors: spread, then converted
     static f32 load_f16_part(const void *p, int n) {
         f32 r = {};
         for (int i = 0; i < n; i++) r.v[i] = half((const uint8_t *)p + 2 * i);
@@ -248,6 +252,72 @@ struct vec_scalar {
         for (int i = 0; i < 32; i++)
             r.u8[i] = (uint8_t)((s0 < 0 ? p[i] >> (s0 < 0 ? -s0 : 0) : p[i] << (s0 < 0 ? 0 : s0)) & mask);
         return r;
+    }
+
+    // Blocks that are `bytes` apart, lanes / 4 of them side by side: lanes 4b..4b+3 belong to block b. The sixteen bytes
+    // `at` bytes into each; the half there; of the word of sixteen bits there bit i as byte i, `value` where it is set.
+    template <int bytes, int at> static i32 blocks16(const uint8_t *p) {
+        i32 r;
+        for (int i = 0; i < 32; i++) r.u8[i] = p[i / 16 * bytes + at + i % 16];
+        return r;
+    }
+    template <int bytes, int at> static f32 block_halves(const uint8_t *p) {
+        const float a = half(p + at), b = half(p + bytes + at);
+        return {{a, a, a, a, b, b, b, b}};
+    }
+    template <int bytes, int at> static i32 block_bits(const uint8_t *p, uint8_t value) {
+        i32 r;
+        for (int i = 0; i < 32; i++) r.u8[i] = p[i / 16 * bytes + at + i % 16 / 8] >> i % 8 & 1 ? value : 0;
+        return r;
+    }
+    // A run of sixteen bytes, once for every four lanes; of each byte the bits that a shift by s (left; right if
+    // negative) brings under the mask: s0 for lanes 0-3, s1 for 4-7, and of 16 lanes s2 for 8-11, s3 for 12-15.
+    template <int s0, int s1, int s2, int s3> static i32 fields4(const uint8_t *p, uint8_t mask) {
+        i32 r;
+        for (int i = 0; i < 32; i++) {
+            const int s = i < 16 ? s0 : s1;
+            r.u8[i] = (uint8_t)((s < 0 ? p[i % 16] >> (s < 0 ? -s : 0) : p[i % 16] << (s < 0 ? 0 : s)) & mask);
+        }
+        return r;
+    }
+    // Each byte shifted by s in the same way, under the mask.
+    template <int s> static i32 shift_bytes(i32 a, uint8_t mask) {
+        for (uint8_t &x : a.u8) x = (uint8_t)((s < 0 ? x >> (s < 0 ? -s : 0) : x << (s < 0 ? 0 : s)) & mask);
+        return a;
+    }
+    // The upper half of each byte, times top_factor.
+    static constexpr int top_factor = 1;
+    static i32 top4(i32 a) { return high4(a); }
+    // Bytes below 16 choose from sixteen values; the second does so with sixteen bytes of memory, in place.
+    static i32 lookup(i32 a, const int8_t *values) {
+        for (int i = 0; i < 32; i++) a.s8[i] = values[a.u8[i]];
+        return a;
+    }
+    static void lookup16(const int8_t *values, void *p) {
+        for (int i = 0; i < 16; i++) ((int8_t *)p)[i] = values[((const uint8_t *)p)[i]];
+    }
+    // c + products of w0 and x0, of w1 and x1; w unsigned, at most 64 (top4: times top_factor).
+    static i32 dot2_u8(i32 c, i32 w0, i32 x0, i32 w1, i32 x1) { return dot_u8(dot_u8(c, w0, x0), w1, x1); }
+    // Byte k of each lane as a float: signed; below 32, less a constant; below 64, less 32; the two bits from `at` on.
+    template <int k> static f32 float_s8(i32 a) {
+        f32 r;
+        for (int l = 0; l < 8; l++) r.v[l] = a.s8[4 * l + k];
+        return r;
+    }
+    template <int k, int minus> static f32 float_u5(i32 a) { return sub(float_u8<k>(a), splat((float)minus)); }
+    template <int k> static f32 float_u6_minus_32(i32 a) { return sub(float_u8<k>(a), splat(32.0f)); }
+    template <int at> static f32 float_bits2(i32 a) {
+        f32 r;
+        for (int l = 0; l < 8; l++) r.v[l] = (float)(a.u8[4 * l + at / 8] >> at % 8 & 3);
+        return r;
+    }
+    static w16 add16(w16 a, w16 b) {
+        for (int i = 0; i < 16; i++) a.v[i] += b.v[i];
+        return a;
+    }
+    static f32 sub16(f32 a, w16 b) { // takes all sixteen off lanes of a, whichever
+        for (int i = 0; i < 8; i++) a.v[i] -= b.v[i] + b.v[8 + i];
+        return a;
     }
 };
 } // namespace

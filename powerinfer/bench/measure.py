@@ -1,0 +1,203 @@
+"""Times the cases of a session, mode beside mode."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import machine
+from ..session import Session, Sparsity
+from .case import Case
+
+DIGEST_TOKENS = 8
+
+Tokens = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One case in one mode. What only decoding alone tells is None for prompts, and the other way round."""
+
+    test: str
+    n_prompt: int
+    n_gen: int
+    depth: int
+    threads: int
+    sparsity: str
+    tokens_per_s: float
+    """Mean over the repetitions."""
+    spread: float
+    """Standard deviation of tokens_per_s over the repetitions."""
+    median: float
+    """Of tokens_per_s over the repetitions."""
+    bytes_per_token: float
+    """That the engine read."""
+    read_gb_s: float | None
+    """Rate at which the engine read: the median."""
+    ceiling_gb_s: float | None
+    """The memory's read rate on the same threads, measured in between: the median."""
+    share: float | None
+    """read_gb_s / ceiling_gb_s, pair by pair: the median."""
+    computed: float | None
+    """Share of the FFN's neurons whose rows were read."""
+    active: float | None
+    """Share of the FFN's neurons whose product was not zero."""
+    gflop_per_s: float | None
+    """Of a prompt's matrix products and attention: the mean."""
+    seconds: list[float]
+    """Of each repetition."""
+    ceilings_gb_s: list[float]
+    """Measured before the first and after every repetition."""
+
+
+@dataclass
+class _Run:
+    """What one repetition took and read."""
+
+    seconds: float = 0.0
+    n_bytes: int = 0
+    active: int = 0
+    computed: int = 0
+    pairs: int = 0
+    """Neurons times decoded tokens."""
+
+
+@dataclass
+class _Samples:
+    """The repetitions of one mode."""
+
+    runs: list[_Run] = field(default_factory=list)
+    ceilings: list[float] = field(default_factory=list)
+
+
+def measure(
+    session: Session,
+    case: Case,
+    modes: Sequence[Sparsity],
+    *,
+    repetitions: int,
+    warm_up: bool = True,
+    ceiling_bytes: int = 0,
+    tick: Callable[[], None] = lambda: None,
+) -> list[Result]:
+    """Times a case in every mode. Modes take turns, so that a machine whose speed changes meanwhile treats
+    them alike.
+
+    ceiling_bytes: read to measure the memory's rate beside decoding; 0: not measured. tick: called after each
+    repetition. The session is left with `depth` tokens in sequence 0.
+    """
+    rng = np.random.default_rng(1)
+    threads, n_vocab = session.info.n_threads, session.model.info.n_vocab
+
+    def tokens(n: int) -> Tokens:
+        return rng.integers(0, n_vocab, n, dtype=np.int32)
+
+    def ceiling() -> float:
+        return machine.read_rate(threads, ceiling_bytes, 2) / 1e9
+
+    has_ceiling = bool(ceiling_bytes and case.n_gen and not case.n_prompt)
+    prompt, generated = tokens(case.n_prompt), tokens(case.n_gen)
+    session.drop()
+    if case.depth:
+        session.feed(tokens(case.depth), want_logits=False)
+    samples = {mode: _Samples() for mode in modes}
+    for repetition in range(-1 if warm_up else 0, repetitions):
+        for mode, found in samples.items():
+            session.set_sparsity(mode)
+            if has_ceiling and not found.ceilings:
+                found.ceilings.append(ceiling())
+            run = _once(session, case, prompt, generated)
+            if repetition >= 0:
+                found.runs.append(run)
+                if has_ceiling:
+                    found.ceilings.append(ceiling())
+            tick()
+    return [_result(session, case, mode, found) for mode, found in samples.items()]
+
+
+def _once(session: Session, case: Case, prompt: Tokens, generated: Tokens) -> _Run:
+    """One repetition, from `depth` tokens back to `depth` tokens."""
+    run = _Run()
+    if case.n_prompt:
+        start = time.perf_counter()
+        session.feed(prompt)
+        run.seconds += time.perf_counter() - start
+        run.n_bytes += session.last_total.bytes
+    elif case.n_gen:  # wakes the threads
+        session.feed(generated[:1])
+        session.cut(case.depth)
+    for token in generated:
+        start = time.perf_counter()
+        session.feed([int(token)])
+        run.seconds += time.perf_counter() - start
+        run.n_bytes += session.last_total.bytes
+        for step in session.last_step:
+            run.active += step.n_active
+            run.computed += step.n_computed
+            run.pairs += step.n_sparse * session.model.info.n_ff
+    session.cut(case.depth)
+    return run
+
+
+def _result(session: Session, case: Case, mode: str, found: _Samples) -> Result:
+    runs, ceilings = found.runs, found.ceilings
+    seconds = [run.seconds for run in runs]
+    speeds = [case.n_tokens / s for s in seconds]
+    decodes, prompts = not case.n_prompt, not case.n_gen
+    last = runs[-1]
+    rates = [run.n_bytes / run.seconds / 1e9 for run in runs]
+    shares = [r / ((a + b) / 2) for r, a, b in zip(rates, ceilings, ceilings[1:], strict=False)]
+    has_pairs = decodes and last.pairs > 0
+    return Result(
+        test=case.name,
+        n_prompt=case.n_prompt,
+        n_gen=case.n_gen,
+        depth=case.depth,
+        threads=session.info.n_threads,
+        sparsity=mode,
+        tokens_per_s=statistics.mean(speeds),
+        spread=statistics.stdev(speeds) if len(speeds) > 1 else 0.0,
+        median=statistics.median(speeds),
+        bytes_per_token=last.n_bytes / case.n_tokens,
+        read_gb_s=statistics.median(rates) if decodes else None,
+        ceiling_gb_s=statistics.median(ceilings) if ceilings else None,
+        share=statistics.median(shares) if shares else None,
+        computed=last.computed / last.pairs if has_pairs else None,
+        active=last.active / last.pairs if has_pairs else None,
+        gflop_per_s=statistics.mean(prompt_flop(session, case) / s for s in seconds) / 1e9
+        if prompts
+        else None,
+        seconds=seconds,
+        ceilings_gb_s=ceilings,
+    )
+
+
+def prompt_flop(session: Session, case: Case) -> int:
+    """Multiplications and additions of a prompt computed with all neurons: two for each weight and token, of
+    the output matrix for one token, and those of attention."""
+    info = session.model.info
+    weights = sum(
+        math.prod(tensor.shape)
+        for tensor in session.model.file.tensors
+        if tensor.name.startswith("blk.") and len(tensor.shape) == 2 and ".fc" not in tensor.name
+    )
+    n, first = case.n_prompt, case.depth + 1
+    positions = n * (2 * first + n - 1) // 2  # sum over the tokens of the positions that each sees
+    attention = 4 * info.n_layer * info.n_head * info.n_embd_head * positions
+    return 2 * weights * n + 2 * info.n_vocab * info.n_embd + attention
+
+
+def logits_digest(session: Session) -> str:
+    """Of the logits after fixed tokens: if it stays, a change of code changed no bit. Empties sequence 0."""
+    session.drop()
+    session.feed([1 + i % (session.model.info.n_vocab - 1) for i in range(DIGEST_TOKENS)])
+    digest = hashlib.sha256(session.logits().tobytes()).hexdigest()[:16]
+    session.drop()
+    return digest

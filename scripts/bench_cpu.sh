@@ -1,0 +1,113 @@
+#!/bin/bash
+# Measures all that docs/performance.md says of the CPU, on this machine:
+#
+#     scripts/bench_cpu.sh MODELS OUT [PART ...]
+#
+# MODELS: a folder for the models, which scripts/make_model.py writes where they are missing (17 GB). OUT: a folder for
+# the raw results, JSON lines; scripts/performance_tables.py makes tables of them. PARTs (all): decode sparse prompt
+# isa peers kernels llama threads peak.
+#
+# PYTHON    the Python with powerinfer, and with llama-cpp-python for "peers"
+# PEERS     folders with other builds of llama-cpp-python, named after their instruction sets (native avx512 avx2); those
+#           that are there are compared, each with the same set of ours. Without it: the one that PYTHON has
+# THREADS   a list for "threads" (1,2,4,8,16)
+# LAYERS    of the model (8)
+# ROUNDS    repetitions (5)
+# RUN       a command to put before each measurement, for example numactl --cpunodebind=0
+# TEST_LIB  libte_testing.so for "kernels" (build/testing/libte_testing.so, made by `make build-testing`)
+set -euo pipefail
+[ $# -ge 2 ] || { sed -n '2,8p' "$0" | cut -c3- >&2; exit 2; }
+models=$1 out=$2
+shift 2
+parts=${*:-decode sparse prompt isa peers kernels llama threads peak}
+scripts=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3} layers=${LAYERS:-8} rounds=${ROUNDS:-5} threads=${THREADS:-1,2,4,8,16}
+mkdir -p "$models" "$out"
+
+# model TYPE FORM: writes both forms of a type if they are missing; prints the path.
+model() {
+    local type=$1 form=$2 stem="$models/llama-2-7b-${layers}l-$1"
+    if [ ! -e "$stem.gguf" ] || { [ "$form" = powerinfer ] && [ ! -e "$stem.powerinfer.gguf" ]; }; then
+        local format=gguf
+        [ "$form" = powerinfer ] && format=both
+        "$python" "$scripts/make_model.py" llama-2-7b --layers "$layers" --type "$type" --format $format -o "$stem.gguf" >&2
+    fi
+    if [ "$form" = powerinfer ]; then echo "$stem.powerinfer.gguf"; else echo "$stem.gguf"; fi
+}
+# measure FILE COMMAND...: the command's lines, after a first reading of the model's file
+measure() {
+    local file=$1
+    shift
+    echo "$file: $*" >&2
+    ${RUN:-} "$@" >"$out/.part" && cat "$out/.part" >>"$out/$file"
+    rm -f "$out/.part"
+}
+bench() {
+    local file=$1
+    shift
+    measure "$file" "$python" -m powerinfer bench "$@" -r "$rounds" --json
+}
+peers() {
+    local file=$1
+    shift
+    measure "$file" "$python" "$scripts/bench_peers.py" "$@" --json
+}
+# The sets that this machine has, best first.
+sets() { "$python" -c 'from powerinfer.machine import has_isa; print(*filter(has_isa, ("amx", "avx512", "avx2")))'; }
+
+for part in $parts; do
+    rm -f "$out/$part.jsonl" "$out/$part.txt"
+    case $part in
+    decode)
+        for type in F16 Q8_0 Q4_0 Q4_K_M; do
+            bench decode.jsonl "$(model $type gguf)" -p 0 -n 32 --sparsity dense,exact
+        done ;;
+    sparse)
+        for type in F16 Q4_0; do
+            bench sparse.jsonl "$(model $type powerinfer)" -p 0 -n 32 --sparsity dense,exact,predicted
+        done ;;
+    prompt)
+        for type in F16 Q8_0 Q4_0 Q4_K_M; do
+            bench prompt.jsonl "$(model $type gguf)" -p 128,512 -n 0 --sparsity dense
+        done ;;
+    isa)
+        for isa in $(sets); do
+            for type in F16 Q8_0 Q4_0 Q4_K_M; do
+                POWERINFER_ISA=$isa bench isa.jsonl "$(model $type gguf)" -p 512 -n 16 --sparsity dense
+            done
+        done ;;
+    peers)
+        best=$(sets | cut -d' ' -f1)
+        for folder in ${PEERS:-""}; do
+            isa=$(basename "${folder:-native}")
+            [ "$isa" = native ] && isa=$best
+            for type in F16 Q8_0 Q4_0 Q4_K_M; do
+                POWERINFER_ISA=$isa peers peers.jsonl "$(model $type gguf)" ${folder:+--peer-path "$folder"} -p 512 -n 0 -r 1
+                POWERINFER_ISA=$isa peers peers.jsonl "$(model $type gguf)" ${folder:+--peer-path "$folder"} -p 0 -n 16 -r 3
+            done
+            for type in F16 Q4_0; do
+                POWERINFER_ISA=$isa peers peers.jsonl "$(model $type powerinfer)" --peer-model "$(model $type gguf)" \
+                    ${folder:+--peer-path "$folder"} -p 0 -n 16 -r 3 --sparsity exact,predicted
+            done
+        done ;;
+    kernels)
+        library=${TEST_LIB:-$scripts/../build/testing/libte_testing.so}
+        cc -O3 "$scripts/bench_rows.c" "$library" -Wl,-rpath,"$(dirname "$(realpath "$library")")" -o "$out/.bench_rows"
+        n=$("$python" -c 'from powerinfer.machine import cores; print(cores())')
+        for isa in $(sets | tr ' ' '\n' | grep -v amx); do
+            for type in F16 BF16 Q8_0 Q4_0 Q4_K Q6_K; do measure kernels.txt "$out/.bench_rows" "$n" "$isa" $type; done
+        done
+        rm -f "$out/.bench_rows" ;;
+    llama)
+        measure llama.jsonl "$python" "$scripts/bench_llama.py" "$(model F16 gguf)"
+        measure llama.jsonl "$python" "$scripts/bench_llama.py" "$(model Q4_0 gguf)" ;;
+    threads)
+        bench threads.jsonl "$(model F16 powerinfer)" -p 0 -n 32 -t "$threads" --sparsity dense,predicted
+        bench threads.jsonl "$(model Q4_0 powerinfer)" -p 0 -n 32 -t "$threads" --sparsity dense,predicted ;;
+    peak)
+        cc -O2 "$scripts/bench_peak.c" -pthread -o "$out/.bench_peak"
+        measure peak.jsonl "$out/.bench_peak"
+        rm -f "$out/.bench_peak" ;;
+    *) echo "no part is called $part" >&2; exit 2 ;;
+    esac
+done

@@ -1,0 +1,344 @@
+"""Turns raw measurements into the tables and pictures of docs/performance.md: nobody types numbers.
+
+    scripts/bench_cpu.sh models docs/performance/2-core-xeon     # writes the raw results
+    python scripts/performance_tables.py                         # writes the page's tables and pictures
+    python scripts/performance_tables.py --check                 # says whether the page has them
+
+In the page a table stands between `<!-- table: NAME FOLDER -->` and `<!-- end -->`; FOLDER is one of
+docs/performance. Pictures are docs/performance/FOLDER/roofline.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "performance.md"
+FOLDERS = ROOT / "docs" / "performance"
+_TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_KERNELS = re.compile(r"(\S+) +(\S+) +(\d+) threads: read +([\d.]+) GB/s(.*)")
+_KERNEL = re.compile(r"\| (\S+) +([\d.]+) \( *(\d+) %\)")
+
+Row = dict[str, Any]
+
+
+def load(folder: Path, part: str) -> list[Row]:
+    """The results of one part, in their order; none if it was not measured."""
+    path = folder / f"{part}.jsonl"
+    return (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    )
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table: the first two columns to the left, numbers to the right; nothing without rows."""
+    if not rows:
+        return ""
+    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * (len(head) - 2)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def weights(row: Row) -> str:
+    """What most of a model's bytes are: "Q4_0"; in a mixture, its name from the file's."""
+    name = re.search(r"-(F16|BF16|Q\d\w*?)(?:\.powerinfer)?\.gguf$", row["model"])
+    return name[1] if name else next(iter(row["model_types"]))
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def speed(row: Row) -> str:
+    return f"{row['tokens_per_s']:.2f} ± {row['spread']:.2f}"
+
+
+# ---- tables
+
+
+def machine_table(folder: Path) -> str:
+    rows = [row for part in ("decode", "sparse", "prompt", "isa", "threads") for row in load(folder, part)]
+    if not rows:
+        return ""
+    first = rows[0]
+    commits = ", ".join(dict.fromkeys(row["commit"] or row["version"] for row in rows))
+    facts = [
+        ("processor", f"{first['cpu']}, {first['n_cores']} cores, {first['memory_bytes'] / 2**30:.0f} GiB"),
+        ("system", f"{first['os']}; transparent huge pages: {first['huge_pages']}"),
+        ("built with", first["build"]),
+        ("commit", commits + (" (+: with changes that were not committed yet)" if "+" in commits else "")),
+    ]
+    ceilings = [c for row in rows if row["threads"] == first["threads"] for c in row["ceilings_gb_s"]]
+    if ceilings:
+        facts.append(
+            (
+                "memory",
+                f"{min(ceilings):.1f} to {max(ceilings):.1f} GB/s read by {first['threads']} threads, "
+                f"in {len(ceilings)} measurements between the others",
+            )
+        )
+    for peak in load(folder, "peak"):
+        sets = ", ".join(
+            f"{name.replace('_', ' ')} {rate}" for name, rate in peak.items() if name != "threads"
+        )
+        facts.append(("multiplying units", f"GFLOP/s on {peak['threads']} threads: {sets}"))
+    return markdown(["", ""], facts)
+
+
+def decode_table(folder: Path, part: str = "decode") -> str:
+    head = ["weights", "mode", "tokens/s", "MB/token", "GB/s", "ceiling", "share", "active", "of dense"]
+    rows, dense = [], {}
+    for row in load(folder, part):
+        if row["sparsity"] == "dense":
+            dense[row["model"]] = row["median"]
+        gain = row["median"] / dense[row["model"]] if row["model"] in dense else None
+        rows.append(
+            [
+                weights(row),
+                row["sparsity"],
+                speed(row),
+                f"{row['bytes_per_token'] / 1e6:.0f}",
+                f"{row['read_gb_s']:.1f}",
+                f"{row['ceiling_gb_s']:.1f}",
+                percent(row["share"]),
+                percent(row["active"], 1),
+                "" if gain is None else f"{gain:.2f}",
+            ]
+        )
+    return markdown(head, rows)
+
+
+def sparse_table(folder: Path) -> str:
+    return decode_table(folder, "sparse")
+
+
+def prompt_table(folder: Path) -> str:
+    rows = [
+        [weights(row), row["test"], speed(row), f"{row['gflop_per_s']:.0f}"] for row in load(folder, "prompt")
+    ]
+    return markdown(["weights", "prompt", "tokens/s", "GFLOP/s"], rows)
+
+
+def isa_table(folder: Path) -> str:
+    of: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in load(folder, "isa"):
+        of.setdefault((row["isa"], weights(row)), {})["pp" if row["n_prompt"] else "tg"] = row
+    rows = [
+        [
+            *(isa, type, speed(found["pp"]), f"{found['pp']['gflop_per_s']:.0f}"),
+            *(speed(found["tg"]), percent(found["tg"]["share"])),
+        ]
+        for (isa, type), found in of.items()
+        if len(found) == 2
+    ]
+    return markdown(
+        ["set", "weights", "prompt of 512, tokens/s", "GFLOP/s", "decode, tokens/s", "share"], rows
+    )
+
+
+def peers_table(folder: Path) -> str:
+    rows = []
+    for report in load(folder, "peers"):
+        about = report["powerinfer"]
+        for row in report["results"]:
+            for name, peer in report["peers"].items():
+                theirs = row["peers"].get(name)
+                failed = peer["failures"].get(row["test"], "").partition(":")[0]
+                rows.append(
+                    [
+                        f"{name} ({about['isa']} here)",
+                        f"{weights(about)}, {row['test']}, {row['mode']}",
+                        f"{row['powerinfer']['tokens_per_s']:.2f}",
+                        f"{theirs['tokens_per_s']:.2f}" if theirs else failed,
+                        f"**{theirs['ratio']:.2f}**" if theirs else "",
+                        percent(row["share"]),
+                    ]
+                )
+    head = [
+        "build of the peer",
+        "test",
+        "powerinfer",
+        "llama-cpp-python",
+        "ratio",
+        "our share of the ceiling",
+    ]
+    return markdown(head, rows)
+
+
+def peer_versions_table(folder: Path) -> str:
+    found: dict[str, Row] = {}
+    for report in load(folder, "peers"):
+        found |= report["peers"]
+    rows = [
+        (name, f"{peer['version']}; {' '.join(peer['system_info'].split())}") for name, peer in found.items()
+    ]
+    return markdown(["build", "llama-cpp-python"], [(name, text.replace("|", ",")) for name, text in rows])
+
+
+def threads_table(folder: Path) -> str:
+    rows = [
+        [
+            *(weights(row), row["sparsity"], str(row["threads"]), speed(row)),
+            *(f"{row['read_gb_s']:.1f}", f"{row['ceiling_gb_s']:.1f}", percent(row["share"])),
+        ]
+        for row in load(folder, "threads")
+    ]
+    return markdown(["weights", "mode", "threads", "tokens/s", "GB/s", "ceiling", "share"], rows)
+
+
+def kernels_table(folder: Path) -> str:
+    path = folder / "kernels.txt"
+    names = ("dot", "axpy", "listed", "joined", "exact")
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        found = _KERNELS.match(line)
+        if found:
+            kernels = {name: f"{rate} ({share} %)" for name, rate, share in _KERNEL.findall(found[5])}
+            rows.append([found[1], found[2], found[4], *(kernels.get(name, "") for name in names)])
+    return markdown(["set", "weights", "read, GB/s", *names], rows)
+
+
+def llama_table(folder: Path) -> str:
+    rows = [
+        [
+            *(row["model"], f"{min(row['open_s']):.2f} s", f"{row['token_ms']:.2f}"),
+            *(f"{row['engine_ms']:.2f}", f"{row['added_ms']:.3f}", percent(row["share_at_100_per_s"], 1)),
+        ]
+        for row in load(folder, "llama")
+    ]
+    head = ["model", "opens in", "ms per token", "of that the engine", "`Llama` adds", "at 100 tokens/s"]
+    return markdown(head, rows)
+
+
+def commands(folder: Path) -> Iterator[str]:
+    """What was run, each once."""
+    seen = []
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            command = re.sub(r"\S*/(?=[^/\s]+)", "", row.get("command", "")).replace(
+                "bench_peers.py", "scripts/bench_peers.py"
+            )
+            set_by = row.get("isa") or row.get("powerinfer", {}).get("isa", "")
+            if command and (command, set_by) not in seen:
+                seen.append((command, set_by))
+                yield f"POWERINFER_ISA={set_by} {command}"
+
+
+def commands_table(folder: Path) -> str:
+    found = list(commands(folder))
+    return "\n".join(["```sh", *found, "```"]) + "\n" if found else ""
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "machine": machine_table,
+    "decode": decode_table,
+    "sparse": sparse_table,
+    "prompt": prompt_table,
+    "isa": isa_table,
+    "peers": peers_table,
+    "peer-versions": peer_versions_table,
+    "threads": threads_table,
+    "kernels": kernels_table,
+    "llama": llama_table,
+    "commands": commands_table,
+}
+
+
+def filled(page: str, folders: Path = FOLDERS) -> str:
+    """The page with its tables made anew."""
+
+    def table(found: re.Match[str]) -> str:
+        return found[1] + TABLES[found[2]](folders / found[3]) + found[4]
+
+    return _TABLE.sub(table, page)
+
+
+# ---- the picture
+
+
+def roofline(folder: Path, path: Path) -> bool:
+    """Draws what was reached under the roof that memory and multiplying units are; False without data."""
+    decode, prompts = load(folder, "decode") + load(folder, "sparse"), load(folder, "prompt")
+    peaks = load(folder, "peak")
+    if not decode or not prompts:
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    rate = max(row["ceiling_gb_s"] for row in decode)
+    x = (0.5, 30000.0)
+    top = max([row["gflop_per_s"] for row in prompts])
+    axes.plot(x, [rate * v for v in x], color="black", lw=1.5)
+    axes.annotate(f"memory, {rate:.0f} GB/s", (5, 5 * rate * 1.5), rotation=40, fontsize=9)
+    for name, value in (peaks[0] if peaks else {}).items():
+        if name != "threads":
+            axes.plot([value / rate, x[1]], [value, value], color="gray", lw=1)
+            axes.annotate(
+                f"{name.replace('_', ' ')}, {value} GFLOP/s", (x[1], value * 1.08), ha="right", fontsize=8
+            )
+            top = max(top, value)
+    colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(weights(row) for row in decode))}
+    markers = {"dense": "o", "exact": "^", "predicted": "s"}
+    seen = set()
+    for row in decode:
+        # Sparse steps do as many operations for a byte as dense ones: two for each weight.
+        dense = next(r for r in decode if weights(r) == weights(row) and r["sparsity"] == "dense")
+        flop = 2 * (dense["n_parameters"] - dense["n_vocab"] * dense["n_embd"])
+        intensity = flop / dense["bytes_per_token"]
+        label = f"decode, {row['sparsity']}"
+        axes.plot(
+            intensity,
+            intensity * row["read_gb_s"],
+            markers[row["sparsity"]],
+            color=colours[weights(row)],
+            label=None if label in seen else label,
+        )
+        seen.add(label)
+    for row in prompts:
+        intensity = row["gflop_per_s"] / (row["tokens_per_s"] * row["bytes_per_token"] / 1e9)
+        label = f"prompt, {weights(row)}"
+        axes.plot(
+            intensity,
+            row["gflop_per_s"],
+            "*",
+            ms=10,
+            color=colours[weights(row)],
+            label=None if label in seen else label,
+        )
+        seen.add(label)
+    axes.set(xscale="log", yscale="log", xlim=x, ylim=(rate * 0.4, top * 2))
+    axes.set(xlabel="operations for each byte that is read", ylabel="GFLOP/s")
+    axes.set_title(f"{decode[0]['cpu']}, {decode[0]['threads']} threads", fontsize=10)
+    axes.legend(fontsize=8, loc="lower right")
+    axes.grid(True, which="major", alpha=0.3)
+    figure.savefig(path, dpi=80, metadata={"Software": None})
+    pyplot.close(figure)
+    return True
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    p.add_argument("--check", action="store_true", help="change nothing; 1 if the page is not up to date")
+    a = p.parse_args()
+    page = PAGE.read_text(encoding="utf-8")
+    new = filled(page)
+    if a.check:
+        return int(new != page)
+    PAGE.write_text(new, encoding="utf-8")
+    for folder in sorted(path for path in FOLDERS.iterdir() if path.is_dir()):
+        if roofline(folder, folder / "roofline.png"):
+            print(folder / "roofline.png", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

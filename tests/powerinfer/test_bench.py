@@ -1,0 +1,196 @@
+"""The instrument: which cases are measured, what is counted, and how it is printed."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer import bench
+from powerinfer.bench.measure import prompt_flop
+from powerinfer.cli import main
+from powerinfer.errors import ArgumentError
+from powerinfer.session import Model, Session
+from scripts import make_model
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read rate is measured over a few megabytes."""
+    monkeypatch.setattr("powerinfer.machine.sample_bytes", lambda most: 8 << 20)
+
+
+def printed(words: str, capsys: Captured) -> list[dict[str, Any]]:
+    assert main(["bench", *shlex.split(words), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return [json.loads(line) for line in captured.out.splitlines()]
+
+
+# -- cases
+
+
+def test_lists_are_combined() -> None:
+    found = bench.cases(["8,16", "8"], ["0"], ["4,2"], ["0,64"])
+    assert [case.name for case in found] == [
+        *("pp8", "pp16", "pp4+tg2"),
+        *("pp8 @ d64", "pp16 @ d64", "pp4+tg2 @ d64"),
+    ]
+    assert [case.n_tokens for case in found] == [8, 16, 6] * 2
+
+
+@pytest.mark.parametrize("text", ["", "x", "1,", "-1", "1.5", "1e3", "1_0", "²", "٣", "1 2"])
+def test_bad_lists_are_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match="-p"):
+        bench.numbers("-p", ["4", text])
+
+
+# -- what is measured
+
+
+def test_each_mode_reads_its_own_bytes(capsys: Captured) -> None:
+    out = printed("demo -p 32 -n 4 -r 2 -t 1 --sparsity dense,exact,predicted", capsys)
+    assert [(r["test"], r["sparsity"]) for r in out] == [
+        (test, mode) for test in ("pp32", "tg4") for mode in ("dense", "exact", "predicted")
+    ]
+    dense, exact, predicted = out[3:]
+    assert dense["bytes_per_token"] > exact["bytes_per_token"] > predicted["bytes_per_token"]
+    assert dense["computed"] == 1 and exact["computed"] == exact["active"] == dense["active"]
+    assert 0 < predicted["active"] <= predicted["computed"] < 1
+    assert dense["logits"] == exact["logits"] != predicted["logits"]
+    for r in out:
+        assert len(r["seconds"]) == 2 and min(r["seconds"]) > 0
+        speeds = [(r["n_prompt"] + r["n_gen"]) / s for s in r["seconds"]]
+        assert r["tokens_per_s"] == pytest.approx(np.mean(speeds))
+        assert r["median"] == pytest.approx(np.median(speeds))
+        assert r["spread"] == pytest.approx(np.std(speeds, ddof=1))
+    for r in out[:3]:  # a prompt has no share of the read rate
+        assert r["share"] is r["read_gb_s"] is None and r["gflop_per_s"] > 0
+        assert 0 < r["bytes_per_token"] < dense["bytes_per_token"]  # one pass over the weights for 32 tokens
+    for r in out[3:]:
+        assert len(r["ceilings_gb_s"]) == 3 and r["gflop_per_s"] is None
+        rates = [4 * r["bytes_per_token"] / s / 1e9 for s in r["seconds"]]
+        assert r["read_gb_s"] == pytest.approx(np.median(rates))
+        assert min(r["ceilings_gb_s"]) <= r["ceiling_gb_s"] <= max(r["ceilings_gb_s"])
+        means = np.add(r["ceilings_gb_s"][1:], r["ceilings_gb_s"][:-1]) / 2
+        assert r["share"] == pytest.approx(np.median(rates / means))
+
+
+def test_a_result_says_how_to_repeat_it(capsys: Captured) -> None:
+    words = "demo -p 8,4 -n 0 -pg 4,2 -d 0,16 -t 1,2 -r 1 -b 64 --threshold 0.5 --no-warmup"
+    out = printed(words, capsys)
+    assert len(out) == 2 * 3 * 2
+    assert {r["threads"] for r in out} == {1, 2} and {r["depth"] for r in out} == {0, 16}
+    again = shlex.split(out[0]["command"])
+    assert again[:2] == ["powerinfer", "bench"]
+    assert [(r["test"], r["threads"]) for r in printed(shlex.join(again[2:]), capsys)] == [
+        (r["test"], r["threads"]) for r in out
+    ]
+    needed = ("version", "cpu", "os", "isa", "model", "model_digest", "model_types", "n_parameters", "commit")
+    assert all(name in out[0] for name in needed)
+    assert {r["sparsity"] for r in out} == {"predicted"}  # what "auto" means for the demo
+
+
+def test_weights_that_were_copied(capsys: Captured) -> None:
+    mapped, copied = (
+        printed(f"demo -p 0 -n 2 -r 1 -t 1 {flags}", capsys)[0]
+        for flags in ("", "--no-mmap --predictor-type F32")
+    )
+    assert (mapped["use_mmap"], copied["use_mmap"]) == (True, False)
+    assert "--no-mmap" in copied["command"] and "--predictor-type F32" in copied["command"]
+    assert mapped["bytes_per_token"] != copied["bytes_per_token"]  # the predictors are twice as long or more
+
+
+def test_depth_is_read_too(capsys: Captured) -> None:
+    """K and V of 128 positions more, in half precision: to the byte."""
+    shallow, deep = printed("demo -p 0 -n 2 -d 0,128 -r 1 -t 1 --sparsity dense", capsys)
+    assert (shallow["test"], deep["test"]) == ("tg2", "tg2 @ d128")
+    kv = 2 * 2 * deep["n_layer"] * deep["n_embd"] // deep["n_head"] * deep["n_head_kv"]
+    assert deep["bytes_per_token"] - shallow["bytes_per_token"] == 128 * kv
+
+
+def test_a_session_is_left_at_its_depth() -> None:
+    with Model("demo") as model, Session(model, n_ctx=64, n_threads=1) as session:
+        case = bench.Case(n_prompt=4, n_gen=3, depth=10)
+        ticks: list[int] = []
+        results = bench.measure(
+            session, case, ["dense", "exact"], repetitions=2, tick=lambda: ticks.append(1)
+        )
+        assert session.length() == 10 and len(ticks) == 6
+        assert [r.sparsity for r in results] == ["dense", "exact"]
+        assert all(r.ceiling_gb_s is None and r.share is None for r in results)
+
+
+def test_operations_of_a_prompt(tmp_path: Path) -> None:
+    s = make_model.SHAPES["tiny-llama"]
+    make_model.write({"powerinfer": tmp_path / "m.gguf"}, s, "m", "F16", rank=96)
+    with Model(tmp_path / "m.gguf") as model, Session(model, n_ctx=64, n_threads=1) as session:
+        flop = prompt_flop(session, bench.Case(n_prompt=3, n_gen=0, depth=5))
+    kv = s.n_embd // s.n_head * s.n_head_kv
+    weights = s.n_layer * (2 * s.n_embd**2 + 2 * s.n_embd * kv + 3 * s.n_embd * s.n_ff)
+    attention = s.n_layer * 4 * s.n_embd * (6 + 7 + 8)
+    assert flop == 2 * (3 * weights + s.n_vocab * s.n_embd) + attention
+
+
+# -- what a file and a process are like
+
+
+def test_digests_tell_models_apart(tmp_path: Path) -> None:
+    found = set()
+    for seed in (1, 1, 2):
+        path = tmp_path / f"{len(found)}.gguf"
+        make_model.write({"gguf": path}, make_model.SHAPES["tiny-llama"], "m", "F16", rank=96, seed=seed)
+        with Model(path) as model:
+            found.add(bench.file_digest(model.file))
+    assert len(found) == 2
+
+
+def test_huge_pages_are_read_from_smaps() -> None:
+    smaps = """\
+7f0000000000-7f0004000000 r--s 00000000 08:01 42 /models/a b.gguf
+Size:              65536 kB
+Rss:               40960 kB
+AnonHugePages:         0 kB
+ShmemPmdMapped:        0 kB
+FilePmdMapped:      8192 kB
+7f0010000000-7f0012000000 rw-p 00000000 00:00 0
+Rss:               32768 kB
+AnonHugePages:     20480 kB
+7f0020000000-7f0020800000 rw-p 00000000 00:00 0
+Rss:                8192 kB
+AnonHugePages:      8192 kB
+7f0030000000-7f0034000000 r-xp 00000000 08:01 43 /lib/large.so
+Rss:               65536 kB
+"""
+    assert bench.resident_pages(smaps) == ((40960 + 32768) << 10, (8192 + 20480) << 10)
+    assert bench.resident_pages("") == (0, 0)
+    block = np.ones(32 << 20, np.uint8)
+    resident, huge = bench.resident_pages()
+    assert resident >= block.nbytes and 0 <= huge <= resident
+
+
+# -- what is printed
+
+
+def test_the_table_fits_80_columns(capsys: Captured) -> None:
+    words = "demo -p 8 -n 2 -pg 4,2 -d 0,1024 -r 2 -t 1,2 --sparsity dense,exact,predicted"
+    assert main(["bench", *words.split()]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert captured.err == "" and all(len(line) <= 80 for line in lines)
+    heads = [line.split()[0:2] for line in lines if "tokens/s" in line]
+    assert heads == [["1", "thread"]] * 2 + [["2", "threads"]] * 2
+    assert len([line for line in lines if line.startswith("tg2 @ d1024")]) == 2 * 3
+    assert "GiB" in captured.out or "MiB" in captured.out
+
+
+def test_spread_needs_two_runs(capsys: Captured) -> None:
+    (result,) = printed("demo -p 4 -n 0 -r 1 -t 1", capsys)
+    assert result["spread"] == 0 and math.isfinite(result["tokens_per_s"])

@@ -1,0 +1,112 @@
+"""The page about performance says what its raw results say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts import performance_tables as tables
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = {
+    "model": "llama-2-7b-8l-Q4_K_M.gguf",
+    "model_types": {"Q4_K": 3, "Q6_K": 1},
+    "isa": "amx",
+    "threads": 2,
+    "test": "tg32",
+    "n_prompt": 0,
+    "sparsity": "dense",
+    "tokens_per_s": 10.0,
+    "median": 10.0,
+    "spread": 0.25,
+    "bytes_per_token": 1e9,
+    "read_gb_s": 10.0,
+    "ceiling_gb_s": 20.0,
+    "ceilings_gb_s": [19.0, 21.0],
+    "share": 0.5,
+    "active": 0.1,
+    "gflop_per_s": None,
+    "command": "powerinfer bench /home/me/models/m.gguf -p 0",
+    "n_parameters": 1000,
+    "n_vocab": 10,
+    "n_embd": 10,
+    "cpu": "a processor",
+    "n_cores": 2,
+    "memory_bytes": 1 << 34,
+    "os": "Linux",
+    "huge_pages": "madvise",
+    "build": "gcc",
+    "commit": "abc",
+    "version": "1",
+}
+
+
+def write(folder: Path, part: str, *rows: object) -> None:
+    (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = tables.PAGE.read_text(encoding="utf-8")
+    assert tables.filled(page) == page, "python scripts/performance_tables.py"
+    assert page.count("<!-- table:") == page.count("<!-- end -->") == len(tables._TABLE.findall(page))
+
+
+def test_modes_are_compared_with_dense(tmp_path: Path) -> None:
+    write(tmp_path, "decode", RUN, RUN | {"sparsity": "exact", "median": 15.0, "share": None})
+    lines = tables.decode_table(tmp_path).splitlines()
+    assert lines[2] == "| Q4_K_M | dense | 10.00 ± 0.25 | 1000 | 10.0 | 20.0 | 50 % | 10.0 % | 1.00 |"
+    assert lines[3].endswith("|  | 10.0 % | 1.50 |")
+    machine = tables.machine_table(tmp_path)
+    assert "a processor, 2 cores, 16 GiB" in machine and "19.0 to 21.0 GB/s" in machine
+
+
+def test_a_crashed_peer_stands_in_the_table(tmp_path: Path) -> None:
+    peer = {"version": "1", "system_info": "CPU | X", "failures": {"pp8": "ended by SIGSEGV: tiles"}}
+    own = {"tokens_per_s": 10.0}
+    results = [
+        {"test": "pp8", "mode": "dense", "powerinfer": own, "share": None, "peers": {}},
+        {
+            "test": "tg4",
+            "mode": "dense",
+            "powerinfer": own,
+            "share": 0.5,
+            "peers": {"native": {"tokens_per_s": 5.0, "ratio": 2.0}},
+        },
+    ]
+    write(tmp_path, "peers", {"powerinfer": RUN, "peers": {"native": peer}, "results": results})
+    lines = tables.peers_table(tmp_path).splitlines()
+    assert lines[2] == "| native (amx here) | Q4_K_M, pp8, dense | 10.00 | ended by SIGSEGV |  |  |"
+    assert lines[3] == "| native (amx here) | Q4_K_M, tg4, dense | 10.00 | 5.00 | **2.00** | 50 % |"
+    assert "CPU , X" in tables.peer_versions_table(tmp_path)
+
+
+def test_lines_of_the_kernels(tmp_path: Path) -> None:
+    line = "avx512 Q4_0  2 threads: read  30.1 GB/s | dot  26.2 ( 87 %) | axpy  16.4 ( 54 %) | rows 2.0 (7 %)"
+    line += " | listed   9.0 ( 30 %) | exact  18.5 (101 %) | in cache: dot 43.7, axpy 54.4\n"
+    (tmp_path / "kernels.txt").write_text(line, encoding="utf-8")
+    last = tables.kernels_table(tmp_path).splitlines()[-1]
+    assert last == "| avx512 | Q4_0 | 30.1 | 26.2 (87 %) | 16.4 (54 %) | 9.0 (30 %) |  | 18.5 (101 %) |"
+
+
+def test_commands_without_places(tmp_path: Path) -> None:
+    write(tmp_path, "decode", RUN, RUN)
+    assert list(tables.commands(tmp_path)) == ["POWERINFER_ISA=amx powerinfer bench m.gguf -p 0"]
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    assert not tables.roofline(tmp_path, tmp_path / "r.png")
+    write(tmp_path, "decode", RUN)
+    write(tmp_path, "prompt", RUN | {"n_prompt": 8, "gflop_per_s": 500.0, "bytes_per_token": 1e8})
+    write(tmp_path, "peak", {"threads": 2, "avx2_fma": 200})
+    assert tables.roofline(tmp_path, tmp_path / "r.png")
+    assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("words", [[], ["models", "out", "nonsense"]])
+def test_the_script_refuses(words: list[str], tmp_path: Path) -> None:
+    program = ["bash", str(ROOT / "scripts" / "bench_cpu.sh"), *words]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr

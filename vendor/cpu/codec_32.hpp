@@ -1,0 +1,116 @@
+// codec_32.hpp - formats of 32 weights with four or five bits beside Q4_0: Q4_1, Q5_0, Q5_1 and IQ4_NL. The interface is
+// that of codec.hpp.
+//
+// A register holds lanes / 4 blocks, sixteen bytes each. As in Q4_0 a byte holds weight i in its low half and weight
+// 16 + i in its high one. A fifth bit comes from a word of 32 bits; IQ4_NL's halves choose from a list of values.
+namespace {
+
+alignas(16) constexpr int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                               1,    13,   25,  38,  53,  69,  89,  113};
+
+typedef uint8_t sixteen __attribute__((vector_size(16)));
+
+enum class kind_32 { q4_1, q5_0, q5_1, iq4_nl };
+
+template <class V, kind_32 kind> struct codec_32 {
+    static constexpr bool has_min = kind == kind_32::q4_1 || kind == kind_32::q5_1;
+    static constexpr bool has_fifth = kind == kind_32::q5_0 || kind == kind_32::q5_1;
+    static constexpr bool has_list = kind == kind_32::iq4_nl;
+    static constexpr int L = V::lanes, chunk = 8 * L, high_at = has_min ? 4 : 2, q_at = high_at + (has_fifth ? 4 : 0);
+    static constexpr int block = 32, block_bytes = q_at + 16, bytes = L / 4 * block_bytes;
+    static constexpr int minus = kind == kind_32::q5_0 ? 16 : 0; // what is taken off each weight's code
+
+    struct act {
+        alignas(64) int8_t q[2][4 * L];
+        alignas(4 * L) int32_t start[L];
+        alignas(4 * L) float d[L];
+        alignas(4 * L) float sum[L]; // of a block's activations, in its first lane
+    };
+    static void pack(const quantised &x, act &a) {
+        int32_t c[2][L];
+        for (int half = 0; half < 2; half++) {
+            for (int b = 0; b < L / 4; b++) memcpy(a.q[half] + 16 * b, x.q + 32 * b + 16 * half, 16);
+            pack_start<V>(a.q[half], has_list ? V::signed_offset : minus, c[half]);
+        }
+        for (int l = 0; l < L; l++) {
+            a.start[l] = c[0][l] + c[1][l];
+            a.d[l] = x.d[l / 4];
+            a.sum[l] = l % 4 == 0 ? x.d[l / 4] * (float)x.sum[l / 4] : 0.0f;
+        }
+    }
+    static void registers(const uint8_t *p, typename V::i32 &a, typename V::i32 &b) {
+        const typename V::i32 q = V::template blocks16<block_bytes, q_at>(p);
+        a = V::bits_and(q, 15);
+        b = V::high4(q);
+        if constexpr (has_fifth) {
+            a = V::bits_or(a, V::template block_bits<block_bytes, high_at>(p, 16));
+            b = V::bits_or(b, V::template block_bits<block_bytes, high_at + 2>(p, 16));
+        }
+        if constexpr (has_list) {
+            a = V::lookup(a, iq4_values);
+            b = V::lookup(b, iq4_values);
+        }
+    }
+    static typename V::f32 mac(const uint8_t *p, const act &x, typename V::f32 acc) {
+        typename V::i32 a, b, s = V::load_bytes(x.start);
+        registers(p, a, b);
+        if constexpr (has_list)
+            s = V::dot_s8(V::dot_s8(s, a, V::load_bytes(x.q[0])), b, V::load_bytes(x.q[1]));
+        else
+            s = V::dot2_u8(s, a, V::load_bytes(x.q[0]), b, V::load_bytes(x.q[1]));
+        if constexpr (has_min) acc = V::fma(V::template block_halves<block_bytes, 2>(p), V::load(x.sum), acc);
+        return V::fma(V::to_f32(s), V::mul(V::template block_halves<block_bytes, 0>(p), V::load(x.d)), acc);
+    }
+    // Vector 2k of y is byte k of the low halves' lanes, 2k + 1 of the high ones'.
+    static constexpr int stride = 2 * L;
+    static constexpr int place(int c) { return L * (c % 32 / 16) + 4 * (c / 32); }
+    template <int k> static void step(typename V::i32 q, typename V::f32 s, typename V::f32 m, float *y) {
+        typename V::f32 w;
+        if constexpr (has_list)
+            w = V::template float_s8<k>(q);
+        else
+            w = V::template float_u5<k, minus>(q);
+        w = V::fma(w, s, V::load(y + 2 * L * k));
+        V::store(y + 2 * L * k, has_min ? V::add(w, m) : w);
+    }
+    static void four_steps(typename V::i32 q, typename V::f32 s, typename V::f32 m, float *y) {
+        step<0>(q, s, m, y);
+        step<1>(q, s, m, y);
+        step<2>(q, s, m, y);
+        step<3>(q, s, m, y);
+    }
+    static void axpy(const uint8_t *p, float h, float *y) {
+        typename V::i32 a, b;
+        registers(p, a, b);
+        const typename V::f32 s = V::mul(V::template block_halves<block_bytes, 0>(p), V::splat(h));
+        typename V::f32 m = s;
+        if constexpr (has_min) m = V::mul(V::template block_halves<block_bytes, 2>(p), V::splat(h));
+        four_steps(a, s, m, y);
+        four_steps(b, s, m, y + L);
+    }
+    static void to_f32(const uint8_t *p, float *out) {
+        sixteen q[2];
+        memcpy(q, p + q_at, 16);
+        q[1] = q[0] >> 4;
+        q[0] &= 15;
+        if constexpr (has_fifth) { // the halves of the word, as if they were two blocks
+            alignas(64) uint8_t fifth[4 * L];
+            V::store_i32(fifth, V::template block_bits<2, high_at>(p, 16));
+            for (int half = 0; half < 2; half++) {
+                sixteen bits;
+                memcpy(&bits, fifth + 16 * half, 16);
+                q[half] |= bits;
+            }
+        }
+        if constexpr (has_list)
+            for (int half = 0; half < 2; half++) V::lookup16(iq4_values, &q[half]);
+        const typename V::f32 d = V::splat(V::half(p));
+        const typename V::f32 m = V::splat(has_min ? V::half(p + 2) : (float)-minus * V::half(p));
+        for (int i = 0; i < 32; i += L) V::store(out + i, V::add(V::mul(V::widen_s8((const int8_t *)q + i), d), m));
+    }
+};
+template <class V> using codec_q4_1 = codec_32<V, kind_32::q4_1>;
+template <class V> using codec_q5_0 = codec_32<V, kind_32::q5_0>;
+template <class V> using codec_q5_1 = codec_32<V, kind_32::q5_1>;
+template <class V> using codec_iq4_nl = codec_32<V, kind_32::iq4_nl>;
+} // namespace

@@ -1,0 +1,182 @@
+// unpack.hpp - rows of the block formats as bytes, for the products of many tokens on x86-64:
+//
+//     w = d * (q - offset)  or  w = d * q + m        q unsigned, d and m one for each group of 32 or 16 weights
+#ifndef TE_UNPACK_HPP
+#define TE_UNPACK_HPP
+
+namespace {
+
+struct byte_format {
+    // n blocks
+    void (*unpack)(const uint8_t *p, int32_t n, uint8_t *q, float *d, float *m);
+    int32_t block, bytes; // weights and bytes of a block
+    int32_t group, bits;  // q < 2^bits
+    int32_t offset;       // 0: the format has minima, m
+};
+
+inline const uint8_t *row_at(const te_mat *m, const byte_format &f, int32_t row, int32_t first) {
+    return (const uint8_t *)m->w + (size_t)row * m->stride + (size_t)(first / f.block) * (size_t)f.bytes;
+}
+
+template <class V> struct byte_formats {
+#define TE_BYTES const uint8_t *p, uint8_t *q, float *d
+    static __m256i load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+    static void store(uint8_t *q, __m256i v) { _mm256_storeu_si256((__m256i *)q, v); }
+    // The bits of `mask` of every byte, from bit `shift` on.
+    static __m256i field(__m256i v, int shift, int mask) {
+        return _mm256_and_si256(_mm256_srli_epi16(v, shift), _mm256_set1_epi8((char)mask));
+    }
+    // Sixteen low nibbles, then the high ones.
+    static __m256i nibbles(const uint8_t *p) {
+        const __m128i v = _mm_loadu_si128((const __m128i *)p);
+        return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
+    }
+    // Bit 4 of each of 32 weights, from 32 bits.
+    static __m256i fifth_bits(const uint8_t *p) {
+        const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201ull);
+        const __m256i spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+        int32_t word;
+        memcpy(&word, p, 4);
+        const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(word), spread), bit);
+        return _mm256_and_si256(_mm256_cmpeq_epi8(set, bit), _mm256_set1_epi8(16));
+    }
+    // 16 bytes of nibbles as values of the non-linear formats, plus 128.
+    static void values(const uint8_t *p, uint8_t *q) {
+        const __m128i table = _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, (char)129, (char)141, (char)153, (char)166,
+                                            (char)181, (char)197, (char)217, (char)241);
+        store(q, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles(p)));
+    }
+
+    static void q4_0(TE_BYTES, float *) {
+        *d = V::half(p);
+        store(q, nibbles(p + 2));
+    }
+    static void q4_1(TE_BYTES, float *m) {
+        *d = V::half(p);
+        *m = V::half(p + 2);
+        store(q, nibbles(p + 4));
+    }
+    static void q5_0(TE_BYTES, float *) {
+        *d = V::half(p);
+        store(q, _mm256_or_si256(nibbles(p + 6), fifth_bits(p + 2)));
+    }
+    static void q5_1(TE_BYTES, float *m) {
+        *d = V::half(p);
+        *m = V::half(p + 2);
+        store(q, _mm256_or_si256(nibbles(p + 8), fifth_bits(p + 4)));
+    }
+    static void q8_0(TE_BYTES, float *) {
+        *d = V::half(p);
+        store(q, _mm256_xor_si256(load(p + 2), _mm256_set1_epi8((char)128)));
+    }
+    static void iq4_nl(TE_BYTES, float *) {
+        *d = V::half(p);
+        values(p + 2, q);
+    }
+    static void iq4_xs(TE_BYTES, float *) {
+        uint16_t high;
+        memcpy(&high, p + 2, 2);
+        TE_UNROLL for (int u = 0; u < 8; u++) {
+            const int scale = (p[4 + u / 2] >> u % 2 * 4 & 15) | (high >> 2 * u & 3) << 4;
+            d[u] = V::half(p) * (float)(scale - 32);
+            values(p + 8 + 16 * u, q + 32 * u);
+        }
+    }
+    static void q2_k(TE_BYTES, float *m) {
+        const float scale = V::half(p + 80), minimum = V::half(p + 82);
+        for (int g = 0; g < 16; g++) d[g] = scale * (float)(p[g] & 15);
+        for (int g = 0; g < 16; g++) m[g] = -minimum * (float)(p[g] >> 4);
+        TE_UNROLL for (int u = 0; u < 8; u++) store(q + 32 * u, field(load(p + 16 + u / 4 * 32), u % 4 * 2, 3));
+    }
+    static void q3_k(TE_BYTES, float *) {
+        const uint8_t *scales = p + 96;
+        const float scale = V::half(p + 108);
+        for (int g = 0; g < 16; g++) {
+            const int low = scales[g % 8] >> g / 8 * 4 & 15, high = scales[8 + g % 4] >> g / 4 * 2 & 3;
+            d[g] = scale * (float)((low | high << 4) - 32);
+        }
+        const __m256i high = load(p);
+        TE_UNROLL for (int u = 0; u < 8; u++) {
+            const __m256i low = field(load(p + 32 + u / 4 * 32), u % 4 * 2, 3);
+            store(q + 32 * u, _mm256_or_si256(low, _mm256_slli_epi16(field(high, u, 1), 2)));
+        }
+    }
+    static void k_factors(const uint8_t *p, float *d, float *m) {
+        uint64_t scales, minima;
+        uint8_t s[8], t[8];
+        k_scales(p + 4, scales, minima);
+        memcpy(s, &scales, 8);
+        memcpy(t, &minima, 8);
+        const float scale = V::half(p), minimum = -V::half(p + 2);
+        TE_UNROLL for (int u = 0; u < 8; u++) d[u] = scale * (float)s[u];
+        TE_UNROLL for (int u = 0; u < 8; u++) m[u] = minimum * (float)t[u];
+    }
+    // Unit u of the four bits of Q4_K and Q5_K.
+    static __m256i k_nibbles(const uint8_t *p, int u) { return field(load(p + u / 2 * 32), u % 2 * 4, 15); }
+    static void q4_k(TE_BYTES, float *m) {
+        k_factors(p, d, m);
+        TE_UNROLL for (int u = 0; u < 8; u++) store(q + 32 * u, k_nibbles(p + 16, u));
+    }
+    static void q5_k(TE_BYTES, float *m) {
+        k_factors(p, d, m);
+        const __m256i high = load(p + 16);
+        TE_UNROLL for (int u = 0; u < 8; u++)
+            store(q + 32 * u, _mm256_or_si256(k_nibbles(p + 48, u), _mm256_slli_epi16(field(high, u, 1), 4)));
+    }
+    static void q6_k(TE_BYTES, float *) {
+        const float scale = V::half(p + 208);
+        for (int g = 0; g < 16; g++) d[g] = scale * (float)(int8_t)p[192 + g];
+        TE_UNROLL for (int u = 0; u < 8; u++) {
+            const __m256i low = field(load(p + u / 4 * 64 + u % 2 * 32), u % 4 / 2 * 4, 15);
+            const __m256i high = field(load(p + 128 + u / 4 * 32), u % 4 * 2, 3);
+            store(q + 32 * u, _mm256_or_si256(low, _mm256_slli_epi16(high, 4)));
+        }
+    }
+#undef TE_BYTES
+
+    template <void (*one)(const uint8_t *, uint8_t *, float *, float *), int block, int bytes, int group>
+    static void many(const uint8_t *p, int32_t n, uint8_t *q, float *d, float *m) {
+        for (int32_t i = 0; i < n; i++)
+            one(p + i * bytes, q + i * block, d + i * (block / group), m + i * (block / group));
+    }
+    template <void (*one)(const uint8_t *, uint8_t *, float *, float *), int block, int bytes, int group, int bits,
+              int offset>
+    static const byte_format *format() {
+        static constexpr byte_format f = {many<one, block, bytes, group>, block, bytes, group, bits, offset};
+        return &f;
+    }
+    // NULL: not one of these
+    static const byte_format *of(int32_t type) {
+        switch (type) {
+        case TE_Q4_0:
+            return format<q4_0, 32, 18, 32, 4, 8>();
+        case TE_Q4_1:
+            return format<q4_1, 32, 20, 32, 4, 0>();
+        case TE_Q5_0:
+            return format<q5_0, 32, 22, 32, 5, 16>();
+        case TE_Q5_1:
+            return format<q5_1, 32, 24, 32, 5, 0>();
+        case TE_Q8_0:
+            return format<q8_0, 32, 34, 32, 8, 128>();
+        case TE_IQ4_NL:
+            return format<iq4_nl, 32, 18, 32, 8, 128>();
+        case TE_IQ4_XS:
+            return format<iq4_xs, 256, 136, 32, 8, 128>();
+        case TE_Q2_K:
+            return format<q2_k, 256, 84, 16, 2, 0>();
+        case TE_Q3_K:
+            return format<q3_k, 256, 110, 16, 3, 4>();
+        case TE_Q4_K:
+            return format<q4_k, 256, 144, 32, 4, 0>();
+        case TE_Q5_K:
+            return format<q5_k, 256, 176, 32, 5, 0>();
+        case TE_Q6_K:
+            return format<q6_k, 256, 210, 16, 6, 32>();
+        default:
+            return NULL;
+        }
+    }
+};
+
+} // namespace
+#endif
