@@ -105,6 +105,9 @@ fuzz: ## coverage-guided fuzzing of the GGUF reader (clang); FUZZ_SECONDS=600
 bench: build ## tokens/s, bytes per token and the share of this machine's read rate
 	$(PYTHON) -m powerinfer bench $(or $(MODEL),demo)
 
+bench-kernels: build-testing ## GB/s and GFLOP/s of every kernel, format and instruction set (pytest-benchmark)
+	$(PYTHON) -m pytest tests/benchmarks --benchmark-columns=min,median $(PYTEST_ARGS)
+
 slow: sanitize cross-aarch64 ## what is too slow for every change: sanitizers, 64-bit ARM, ten minutes of fuzzing, tokenizers against their originals
 	$(MAKE) fuzz FUZZ_SECONDS=600
 	$(PYTHON) scripts/check_tokenizers.py
@@ -119,4 +122,4 @@ wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
 clean: ## what the commands above made
 	rm -rf build dist powerinfer/lib *.egg-info
 
-.PHONY: help build build-testing library check lint tidy fix test sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench slow wheel clean
+.PHONY: help build build-testing library check lint tidy fix test sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench bench-kernels slow wheel clean

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "../vendor/core/te_types.h"
-#include "session.h"
+#include "hybrid.h"
 
 static void norm(const pi_session *s, const float *x, const float *w, const float *b, float *y) {
     const pi_model *m = s->model;
@@ -133,34 +133,41 @@ static void head(pi_session *s, te_team *team) {
     te_op_linear(team, s->ws, &out, 1, s->hidden + (size_t)first * n, n, s->chunk.n_logits);
 }
 
-static void step(void *ctx, te_team *team) {
-    pi_session *s = ctx;
+void pi_step_embed(pi_session *s, te_team *team) { embed(s, team); }
+void pi_step_head(pi_session *s, te_team *team) { head(s, team); }
+
+void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
     const pi_model *m = s->model;
     const bool leader = team->ith == 0;
-    const int64_t kv_bytes = kv_bytes_read(s);
-    embed(s, team);
-    for (int32_t l = 0; l < m->info.n_layer; l++) {
-        pi_layer_count *count = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith];
-        *count = (pi_layer_count){0};
-        const int64_t t0 = leader ? te_os_now_ns() : 0;
-        int32_t n_list = 0;
-        if (m->arch->parallel) {
-            pi_tap_rows(s, team, s->x, m->info.n_embd, s->tap[l].input);
-            if (!m->layer[l].sign) n_list = pi_predict(s, team, l);
-        }
-        attention_stage(s, team, l);
-        const int64_t t1 = leader ? te_os_now_ns() : 0;
-        ffn_stage(s, team, l, n_list);
-        if (leader) record(s, team, l, kv_bytes, t0, t1, te_os_now_ns());
+    s->count[(ptrdiff_t)l * s->options.n_threads + team->ith] = (pi_layer_count){0};
+    const int64_t t0 = leader ? te_os_now_ns() : 0;
+    int32_t n_list = 0;
+    if (m->arch->parallel) {
+        pi_tap_rows(s, team, s->x, m->info.n_embd, s->tap[l].input);
+        if (!m->layer[l].sign) n_list = pi_predict(s, team, l);
     }
+    attention_stage(s, team, l);
+    const int64_t t1 = leader ? te_os_now_ns() : 0;
+    ffn_stage(s, team, l, n_list);
+    if (leader) record(s, team, l, kv_bytes_read(s), t0, t1, te_os_now_ns());
+}
+
+static void step(void *ctx, te_team *team) {
+    pi_session *s = ctx;
+    embed(s, team);
+    for (int32_t l = 0; l < s->model->info.n_layer; l++) pi_step_layer(s, team, l);
     head(s, team);
 }
 
-void pi_forward(pi_session *s) {
+pi_status pi_forward(pi_session *s) {
     const pi_model *m = s->model;
     const int64_t t0 = te_os_now_ns();
-    te_pool_run(s->pool, step, s);
+    if (s->hybrid)
+        PI_TRY(pi_hybrid_run(s->hybrid));
+    else
+        te_pool_run(s->pool, step, s);
     s->last_bytes += (int64_t)(pi_row_bytes(&m->token_embd) * (size_t)s->chunk.n_tok);
     if (s->chunk.n_logits) s->last_bytes += pi_mat_bytes(&m->output);
     s->last_ns += te_os_now_ns() - t0;
+    return PI_OK;
 }

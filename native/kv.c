@@ -11,10 +11,11 @@
 static int32_t blocks_of(int32_t n) { return (n + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
 
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool, int32_t n_seq, int32_t type_k,
-                     int32_t type_v) {
+                     int32_t type_v, const pi_kv_far *far) {
     const int32_t per_seq = blocks_of(n_ctx), n_layer = m->info.n_layer, head = m->info.n_embd_head;
     *kv = (pi_kv){
         .model = m, .type_k = type_k, .type_v = type_v, .n_ctx = n_ctx, .n_blocks = blocks_of(n_pool), .n_seq = n_seq};
+    if (far) kv->far = *far;
     kv->row_k = te_row_bytes(type_k, head);
     kv->row_v = te_row_bytes(type_v, head);
     const size_t rows = pi_mul(pi_mul((size_t)kv->n_blocks, PI_KV_BLOCK), (size_t)m->info.n_head_kv);
@@ -28,6 +29,7 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool
     kv->v = calloc((size_t)n_layer, sizeof *kv->v);
     bool ok = kv->refs && kv->free_ && kv->seq && kv->tables && kv->k && kv->v;
     for (int32_t l = 0; ok && l < n_layer; l++) {
+        if (pi_kv_is_far(kv, l)) continue;
         kv->k[l] = te_os_alloc(kv->layer_k_bytes);
         kv->v[l] = te_os_alloc(kv->layer_v_bytes);
         ok = kv->k[l] && kv->v[l];
@@ -45,8 +47,8 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool
 
 void pi_kv_free(pi_kv *kv) {
     for (int32_t l = 0; kv->model && l < kv->model->info.n_layer; l++) {
-        if (kv->k) te_os_free(kv->k[l], kv->layer_k_bytes);
-        if (kv->v) te_os_free(kv->v[l], kv->layer_v_bytes);
+        if (kv->k && kv->k[l]) te_os_free(kv->k[l], kv->layer_k_bytes);
+        if (kv->v && kv->v[l]) te_os_free(kv->v[l], kv->layer_v_bytes);
     }
     free(kv->refs);
     free(kv->free_);
@@ -77,6 +79,11 @@ static void copy_block(pi_kv *kv, int32_t to, int32_t from) {
     const size_t nk = kv->row_k * PI_KV_BLOCK * (size_t)kv->model->info.n_head_kv,
                  nv = kv->row_v * PI_KV_BLOCK * (size_t)kv->model->info.n_head_kv;
     for (int32_t l = 0; l < kv->model->info.n_layer; l++) {
+        if (pi_kv_is_far(kv, l)) {
+            kv->far.copy(kv->far.ctx, l, false, (size_t)to * nk, (size_t)from * nk, nk);
+            kv->far.copy(kv->far.ctx, l, true, (size_t)to * nv, (size_t)from * nv, nv);
+            continue;
+        }
         memcpy(kv->k[l] + (size_t)to * nk, kv->k[l] + (size_t)from * nk, nk);
         memcpy(kv->v[l] + (size_t)to * nv, kv->v[l] + (size_t)from * nv, nv);
     }
@@ -127,23 +134,67 @@ void pi_kv_copy(pi_kv *kv, int32_t dst, int32_t src, int32_t n) {
     }
 }
 
-/* Rows are read at pos + n_drop and written at pos, in ascending order, so nothing is overwritten before it was read.
- */
+/* Rows are read at pos + n_drop and written at pos, in ascending order, so nothing is overwritten before it was read. */
+static void move_head(const pi_kv *kv, int32_t l, int32_t h, const pi_seq *s, int32_t n_keep, int32_t n_drop,
+                      float *row, const float *cs) {
+    const pi_model *m = kv->model;
+    const te_row_kernels *rk = &m->kernels->row[kv->type_k];
+    const int32_t head = m->info.n_embd_head;
+    for (int32_t pos = n_keep; pos + n_drop < s->length; pos++) {
+        rk->to_f32(pi_kv_k(kv, l, s, h, pos + n_drop), 0, head, row);
+        if (m->rope.kind != PI_ROPE_NONE) pi_rope_apply(&m->rope, cs, row);
+        rk->from_f32(row, pi_kv_k(kv, l, s, h, pos), head);
+        memcpy(pi_kv_v(kv, l, s, h, pos), pi_kv_v(kv, l, s, h, pos + n_drop), kv->row_v);
+    }
+}
+
 void pi_kv_move_down(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, int32_t part, int32_t n_parts,
                      float *scratch) {
     const pi_model *m = kv->model;
-    const pi_seq *s = &kv->seq[seq];
-    const te_row_kernels *rk = &m->kernels->row[kv->type_k];
-    const int32_t n_head = m->info.n_head_kv, head = m->info.n_embd_head, items = m->info.n_layer * n_head;
-    float *row = scratch, *cs = scratch + head;
+    const int32_t n_head = m->info.n_head_kv, items = m->info.n_layer * n_head;
+    float *row = scratch, *cs = scratch + m->info.n_embd_head;
     if (m->rope.kind != PI_ROPE_NONE) pi_rope_angles(&m->rope, -(double)n_drop, 1, cs);
-    for (int32_t i = part; i < items; i += n_parts) {
-        const int32_t l = i / n_head, h = i % n_head;
-        for (int32_t pos = n_keep; pos + n_drop < s->length; pos++) {
-            rk->to_f32(pi_kv_k(kv, l, s, h, pos + n_drop), 0, head, row);
-            if (m->rope.kind != PI_ROPE_NONE) pi_rope_apply(&m->rope, cs, row);
-            rk->from_f32(row, pi_kv_k(kv, l, s, h, pos), head);
-            memcpy(pi_kv_v(kv, l, s, h, pos), pi_kv_v(kv, l, s, h, pos + n_drop), kv->row_v);
+    for (int32_t i = part; i < items; i += n_parts)
+        if (!pi_kv_is_far(kv, i / n_head))
+            move_head(kv, i / n_head, i % n_head, &kv->seq[seq], n_keep, n_drop, row, cs);
+}
+
+/* A far layer's blocks are fetched, moved here and sent back. */
+pi_status pi_kv_move_far(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, float *scratch) {
+    const pi_model *m = kv->model;
+    const pi_seq *s = &kv->seq[seq];
+    const size_t heads = (size_t)m->info.n_head_kv * PI_KV_BLOCK, nk = heads * kv->row_k, nv = heads * kv->row_v,
+                 n = (size_t)s->n_block;
+    const int32_t first = n_keep / PI_KV_BLOCK;
+    char *k = malloc(pi_mul(n, nk)), *v = malloc(pi_mul(n, nv)), **k_of = calloc((size_t)m->info.n_layer, sizeof *k_of),
+         **v_of = calloc((size_t)m->info.n_layer, sizeof *v_of);
+    int32_t *block = malloc(pi_mul(n, sizeof *block));
+    const bool ok = k && v && k_of && v_of && block;
+    float *row = scratch, *cs = scratch + m->info.n_embd_head;
+    if (m->rope.kind != PI_ROPE_NONE) pi_rope_angles(&m->rope, -(double)n_drop, 1, cs);
+    pi_kv near = *kv;
+    near.k = k_of;
+    near.v = v_of;
+    const pi_seq here = {s->length, s->n_block, block};
+    for (int32_t b = 0; ok && b < s->n_block; b++) block[b] = b;
+    for (int32_t l = 0; ok && l < m->info.n_layer; l++) {
+        if (!pi_kv_is_far(kv, l)) continue;
+        k_of[l] = k;
+        v_of[l] = v;
+        for (int32_t b = first; b < s->n_block; b++) {
+            kv->far.read(kv->far.ctx, l, false, (size_t)s->block[b] * nk, k + (size_t)b * nk, nk);
+            kv->far.read(kv->far.ctx, l, true, (size_t)s->block[b] * nv, v + (size_t)b * nv, nv);
+        }
+        for (int32_t h = 0; h < m->info.n_head_kv; h++) move_head(&near, l, h, &here, n_keep, n_drop, row, cs);
+        for (int32_t b = first; b < blocks_of(s->length - n_drop); b++) {
+            kv->far.write(kv->far.ctx, l, false, (size_t)s->block[b] * nk, k + (size_t)b * nk, nk);
+            kv->far.write(kv->far.ctx, l, true, (size_t)s->block[b] * nv, v + (size_t)b * nv, nv);
         }
     }
+    free(k);
+    free(v);
+    free(k_of);
+    free(v_of);
+    free(block);
+    return ok ? PI_OK : PI_FAIL(PI_ERROR_MEMORY, "out of memory shifting %d positions", s->length);
 }

@@ -32,7 +32,9 @@ typedef enum pi_status {
     PI_ERROR_ARGUMENT = 3,    /* a value given by the caller is out of range */
     PI_ERROR_MEMORY = 4,      /* out of memory */
     PI_ERROR_UNSUPPORTED = 5, /* valid, but not implemented; the message names it */
-    PI_ERROR_CONTEXT = 6      /* no room for more positions */
+    PI_ERROR_CONTEXT = 6,     /* no room for more positions */
+    PI_ERROR_DEVICE = 7,      /* a device or its driver failed, or cannot be used as asked */
+    PI_ERROR_TIMEOUT = 8      /* a device did not answer in time */
 } pi_status;
 
 /* The sentence for this thread's last error, UTF-8 as far as file contents allow; "" if none. Valid until the thread's
@@ -192,6 +194,13 @@ typedef enum pi_sparsity {
     PI_SPARSITY_DENSE = 3
 } pi_sparsity;
 
+/* What computes beside the CPU. */
+typedef enum pi_device_kind {
+    PI_DEVICE_NONE = 0,
+    PI_DEVICE_HOST = 1, /* a stand-in in ordinary memory, for tests */
+    PI_DEVICE_CUDA = 2
+} pi_device_kind;
+
 typedef enum pi_kv_type { PI_KV_F32 = 0, PI_KV_F16 = 1, PI_KV_Q8_0 = 8 } pi_kv_type;
 
 typedef struct pi_session_options {
@@ -204,6 +213,8 @@ typedef struct pi_session_options {
     int32_t sparsity;       /* pi_sparsity */
     int32_t mask_prompts;   /* 1: predicted mode computes every token with the predictor's neurons, not only those that
                                want logits; for measuring what the mask costs */
+    int32_t device;         /* pi_device_kind that the plan is carried out on */
+    const struct pi_plan *plan; /* NULL: the CPU computes everything. Read during the call only */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
 

@@ -80,6 +80,7 @@ static pi_status shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
                        "the KV pool is full: shifting sequence %d must copy shared blocks, %d are free", seq,
                        s->kv.n_free);
     pi_kv_own(&s->kv, seq, n_keep, n - n_drop);
+    if (s->kv.far.has) PI_TRY(pi_kv_move_far(&s->kv, seq, n_keep, n_drop, s->scratch));
     shift_task task = {s, seq, n_keep, n_drop};
     te_pool_run(s->pool, shift_step, &task);
     pi_kv_cut(&s->kv, seq, n - n_drop);
@@ -131,9 +132,15 @@ static void copy_rows(pi_session *s, int32_t seq, char *p, bool save) {
             for (int32_t kind = 0; kind < 2; kind++)
                 for (int32_t pos = 0; pos < q->length; pos += PI_KV_BLOCK) {
                     const int32_t n = q->length - pos < PI_KV_BLOCK ? q->length - pos : PI_KV_BLOCK;
-                    char *row = kind ? pi_kv_v(&s->kv, l, q, h, pos) : pi_kv_k(&s->kv, l, q, h, pos);
-                    const size_t bytes = (size_t)n * (kind ? s->kv.row_v : s->kv.row_k);
-                    if (save)
+                    const pi_kv_far *far = &s->kv.far;
+                    const size_t each = kind ? s->kv.row_v : s->kv.row_k, bytes = (size_t)n * each;
+                    const size_t at = pi_kv_at(&s->kv, q, h, pos, each);
+                    char *row = pi_kv_is_far(&s->kv, l) ? NULL : (kind ? s->kv.v[l] : s->kv.k[l]) + at;
+                    if (!row && save)
+                        far->read(far->ctx, l, kind, at, p, bytes);
+                    else if (!row)
+                        far->write(far->ctx, l, kind, at, p, bytes);
+                    else if (save)
                         memcpy(p, row, bytes);
                     else
                         memcpy(row, p, bytes);

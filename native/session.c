@@ -1,5 +1,5 @@
 /* session.c - opening a session, feeding batches, sequences, saved state. */
-#include "session.h"
+#include "hybrid.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -163,7 +163,12 @@ static pi_status open_session(pi_session *s) {
     const pi_model_info *i = &m->info;
     pi_session_options *o = &s->options;
     PI_TRY(check_options(m, o));
-    PI_TRY(pi_kv_init(&s->kv, m, o->n_ctx, o->n_pool, o->n_seq, o->type_k, o->type_v));
+    pi_kv_far far = {0};
+    if (o->plan && o->device != PI_DEVICE_NONE && o->plan->info.uses_device) {
+        PI_TRY(pi_hybrid_place(s, o->plan, &s->hybrid));
+        far = pi_hybrid_far(s->hybrid);
+    }
+    PI_TRY(pi_kv_init(&s->kv, m, o->n_ctx, o->n_pool, o->n_seq, o->type_k, o->type_v, &far));
     s->room = attention_room(s);
     s->scratch_floats = scratch_floats(s);
     carver c = {NULL, 0};
@@ -183,6 +188,8 @@ static pi_status open_session(pi_session *s) {
         .max_rows = i->n_ff};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
     PI_TRY(te_pool_new(o->n_threads, &s->pool));
+    if (s->hybrid) PI_TRY(pi_hybrid_load(s->hybrid, o->device, o->plan->info.budget_bytes));
+    o->plan = NULL;
     return PI_OK;
 }
 
@@ -205,6 +212,7 @@ pi_status pi_session_open(pi_model *model, const pi_session_options *options, pi
 
 void pi_session_close(pi_session *s) {
     if (!s) return;
+    pi_hybrid_close(s->hybrid);
     te_pool_free(s->pool);
     te_workspace_free(s->ws);
     pi_kv_free(&s->kv);
@@ -365,6 +373,22 @@ static void fill_chunk(pi_session *s, const pi_batch *b, int32_t first, int32_t 
         for (int32_t j = 0; j < i; j++) c->lone &= c->seq[i] != c->seq[j];
 }
 
+/* How many tokens from first on are computed together. A device takes a run of tokens whose FFN is alike, of which the
+ * last may want logits: first those that do not, then those that do. */
+static int32_t chunk_length(const pi_session *s, const pi_batch *b, int32_t first) {
+    const int32_t left = b->n_tokens - first;
+    int32_t most = left < s->options.n_batch ? left : s->options.n_batch;
+    if (!s->hybrid) return most;
+    const int32_t limit = pi_hybrid_most(s->hybrid);
+    if (most > limit) most = limit;
+    const bool split = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->options.mask_prompts;
+    int32_t n = 1;
+    while (n < most && (batch_wants(b, first + n) == batch_wants(b, first) || (!split && batch_wants(b, first + n))) &&
+           !(batch_wants(b, first + n - 1) && !batch_wants(b, first + n)))
+        n++;
+    return n;
+}
+
 static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *pos) {
     int32_t n_logits = 0, row = 0;
     PI_TRY(check_batch(s, b, to, &n_logits));
@@ -373,11 +397,16 @@ static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *po
     s->last_bytes = s->last_ns = 0;
     for (int32_t i = b->n_tokens - 1; i >= 0; i--) pos[i] = --to[batch_seq(b, i)];
     /* Memory for all chunks is certain (check_batch); lengths grow chunk by chunk. */
-    for (int32_t first = 0; first < b->n_tokens; first += s->options.n_batch) {
-        const int32_t left = b->n_tokens - first, n = left < s->options.n_batch ? left : s->options.n_batch;
+    for (int32_t first = 0, n; first < b->n_tokens; first += n) {
+        n = chunk_length(s, b, first);
         for (int32_t i = first; i < first + n; i++) pi_kv_extend(&s->kv, batch_seq(b, i), pos[i] + 1);
         fill_chunk(s, b, first, n, pos, &row);
-        pi_forward(s);
+        const pi_status st = pi_forward(s);
+        if (st == PI_OK) continue;
+        for (int32_t i = b->n_tokens - 1; i >= 0; i--) /* the first token of a sequence says how long it was */
+            if (s->kv.seq[batch_seq(b, i)].length > pos[i]) pi_kv_cut(&s->kv, batch_seq(b, i), pos[i]);
+        s->logits_rows = 0;
+        return st;
     }
     return PI_OK;
 }

@@ -48,6 +48,7 @@ struct pi_session {
     te_pool *pool;
     te_workspace *ws;
     pi_kv kv;
+    struct pi_hybrid *hybrid; /* NULL: the CPU computes everything */
 
     pi_chunk chunk;
     /* Buffers of one chunk, n_batch rows each; all in one allocation. */
@@ -99,8 +100,8 @@ static inline float *pi_scratch(const pi_session *s, const te_team *team) {
     return s->scratch + s->scratch_floats * (size_t)team->ith;
 }
 
-/* forward.c: computes s->chunk; logits rows are written where logits_row says. */
-void pi_forward(pi_session *s);
+/* forward.c: computes s->chunk; logits rows are written where logits_row says. Errors: DEVICE. */
+pi_status pi_forward(pi_session *s);
 
 /* attention.c: writes K and V of the chunk (after q/k norm and RoPE) and computes att. Contains a barrier; ends without
  * one. */

@@ -21,6 +21,7 @@ import cffi
 from .errors import (
     ArgumentError,
     ContextError,
+    DeviceError,
     FileError,
     FormatError,
     LibraryError,
@@ -39,6 +40,8 @@ _ERRORS: dict[int, type[PowerInferError]] = {
     4: OutOfMemoryError,
     5: UnsupportedError,
     6: ContextError,
+    7: DeviceError,
+    8: DeviceError,
 }
 
 

@@ -35,6 +35,10 @@ class ContextError(PowerInferError, ValueError):
     """There is no room for more positions; nothing was computed."""
 
 
+class DeviceError(PowerInferError, RuntimeError):
+    """A device or its driver failed, or cannot be used as asked."""
+
+
 class ClosedError(PowerInferError, ValueError):
     """The object was closed before this call."""
 

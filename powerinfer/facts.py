@@ -14,12 +14,14 @@ from .errors import ArgumentError
 Sparsity = Literal["auto", "predicted", "exact", "dense"]
 Activation = Literal["auto", "relu", "drelu", "silu", "gelu"]
 Predictor = Literal["auto", "none", "mlp", "sign"]
+Device = Literal["none", "host", "cuda"]
 Progress = Callable[[int, int], None]
 
 SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
 ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3}
 PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
 KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
+DEVICE = {"none": 0, "host": 1, "cuda": 2}
 
 
 def number_of(what: str, names: dict[str, int], value: str | int) -> int:

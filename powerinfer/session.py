@@ -24,10 +24,12 @@ from . import _native, formats
 from .errors import ArgumentError, ClosedError
 from .facts import (
     ACTIVATION,
+    DEVICE,
     KV_TYPE,
     PREDICTOR,
     SPARSITY,
     Activation,
+    Device,
     LayerStep,
     ModelInfo,
     Predictor,
@@ -178,6 +180,8 @@ class Session:
         type_v: str | int = "f16",
         sparsity: Sparsity = "auto",
         mask_prompts: bool = False,
+        plan: Any = None,
+        device: Device = "none",
     ) -> None:
         """
         n_ctx: most positions of one sequence; 0: the model's own, at most 4096.
@@ -190,8 +194,10 @@ class Session:
             answers as dense), "dense", or "auto" (the first of those that the model can do).
         mask_prompts: in predicted mode compute every token with the predictor's neurons, not only those
             whose logits are wanted: for measuring what the mask costs.
+        plan: the engine's plan (powerinfer.plan.engine.native_plan) of what lies on the device.
+        device: "host" is a stand-in for tests; "cuda" needs a build with the CUDA backend.
 
-        Raises ArgumentError, OutOfMemoryError.
+        Raises ArgumentError, OutOfMemoryError, DeviceError.
         """
         self.model = model
         ffi, lib = _native.ffi, _native.lib
@@ -205,6 +211,9 @@ class Session:
         options.type_v = number_of("type_v", KV_TYPE, type_v)
         options.sparsity = number_of("sparsity", SPARSITY, sparsity)
         options.mask_prompts = bool(mask_prompts)
+        options.device = number_of("device", DEVICE, device)
+        if plan is not None:
+            options.plan = plan
         out = ffi.new("pi_session **")
         _native.check(lib.pi_session_open(model.handle, options, out))
         # With its size known, the garbage collector has a reason to run when sessions are dropped

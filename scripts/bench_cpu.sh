@@ -34,12 +34,18 @@ model() {
     fi
     if [ "$form" = powerinfer ]; then echo "$stem.powerinfer.gguf"; else echo "$stem.gguf"; fi
 }
-# measure FILE COMMAND...: the command's lines, after a first reading of the model's file
+# measure FILE COMMAND...: appends what the command prints; one that fails is named, and the rest is measured
+failed=0
 measure() {
     local file=$1
     shift
     echo "$file: $*" >&2
-    ${RUN:-} "$@" >"$out/.part" && cat "$out/.part" >>"$out/$file"
+    if ${RUN:-} "$@" >"$out/.part"; then
+        cat "$out/.part" >>"$out/$file"
+    else
+        echo "$file: failed: $*" >&2
+        failed=1
+    fi
     rm -f "$out/.part"
 }
 bench() {
@@ -111,3 +117,4 @@ for part in $parts; do
     *) echo "no part is called $part" >&2; exit 2 ;;
     esac
 done
+exit $failed

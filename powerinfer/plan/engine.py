@@ -214,7 +214,7 @@ def compute(
     return _read(_native.ffi.gc(out[0], _native.lib.pi_plan_free), settings)
 
 
-def restore(
+def native_plan(
     model: Model,
     settings: Settings,
     rates: Rates,
@@ -224,8 +224,8 @@ def restore(
     head_on_device: bool,
     counts: Counts | None = None,
     n_tokens: int = 0,
-) -> Result:
-    """A given placement with its sizes and times. hot: of each layer, ascending.
+) -> Any:
+    """The engine's own plan of a given placement, for Session. hot: of each layer, ascending.
 
     Raises ArgumentError (a placement that cannot be, or takes more than the budget), OutOfMemoryError.
     """
@@ -243,7 +243,12 @@ def restore(
     at.head_on_device = bool(head_on_device)
     out = _native.ffi.new("pi_plan **")
     _native.check(_native.lib.pi_plan_restore(model.handle, options, at, out))
-    return _read(_native.ffi.gc(out[0], _native.lib.pi_plan_free), settings)
+    return _native.ffi.gc(out[0], _native.lib.pi_plan_free)
+
+
+def restore(model: Model, settings: Settings, rates: Rates, **placement: Any) -> Result:
+    """A given placement with its sizes and times; arguments and errors as native_plan's."""
+    return _read(native_plan(model, settings, rates, **placement), settings)
 
 
 def _read(plan: Any, asked: Settings) -> Result:

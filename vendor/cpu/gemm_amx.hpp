@@ -415,11 +415,10 @@ constexpr te_gemm_kernels gemm_table_amx() {
     // Q4_K 0.8, with 8 tokens 2.5, 2.0, 1.4, 1.0; gemm_t wins from 6 on.
     using G = gemm_amx;
     te_gemm_kernels k = {};
-    k.min_tok = 6;
-    for (int i = 0; i < TE_TYPE_LIMIT; i++) k.linear_min_tok[i] = 6;
-    // 3 tokens F16 1.3, 4 tokens Q8_0 1.0, 6 tokens Q4_0 1.3
-    k.linear_min_tok[TE_F16] = k.linear_min_tok[TE_BF16] = 3;
-    k.linear_min_tok[TE_Q8_0] = 4;
+    // F16 would win from 3 tokens on; but below 8 nothing is rounded to bf16, so that a few sequences that decode together
+    // answer as each of them alone.
+    k.min_tok = 8;
+    for (int i = 0; i < TE_TYPE_LIMIT; i++) k.linear_min_tok[i] = 8;
     k.pack_unit = 16;
     k.row_unit = 64;
     k.pack_bytes = G::pack_bytes;

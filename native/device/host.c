@@ -1,0 +1,228 @@
+/* host.c - the stand-in device: a budget of ordinary memory, and a thread that runs programs. */
+#include "host.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../vendor/core/te_os.h"
+#include "../../vendor/core/te_pool.h"
+#include "../../vendor/core/te_types.h"
+#include "../plan/plan.h"
+
+/* A CPU that computes the whole of a large prompt's layer answers within this time. */
+static const int64_t wait_limit_ns = 60000000000;
+
+void pi_host_fail(pi_host_device *d, pi_status status) {
+    if (status == PI_OK || d->status != PI_OK) return;
+    d->status = status;
+    strncpy(d->problem, te_last_error(), sizeof d->problem - 1);
+}
+
+/* ---- the thread ---- */
+
+static void run_program(void *ctx, te_team *team) {
+    pi_host_device *d = ctx;
+    d->team = team;
+    d->calls = 1;
+    d->program(d->ctx, &d->base);
+}
+
+/* What cuda records once must not change: a program of a key that was seen makes the same calls. */
+static void check_calls(pi_host_device *d) {
+    const size_t n = sizeof d->seen / sizeof d->seen[0], at = d->key % n;
+    if (__atomic_load_n(d->base.cancelled, __ATOMIC_RELAXED)) return; /* it was cut short */
+    if (d->seen[at].calls && d->seen[at].key == d->key && d->seen[at].calls != d->calls)
+        pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a program changed its calls between two launches (key %llu)",
+                                (unsigned long long)d->key));
+    d->seen[at].key = d->key;
+    d->seen[at].calls = d->calls;
+}
+
+static void thread_main(void *arg) {
+    pi_host_device *d = arg;
+    for (uint32_t n = 0;; n++) {
+        while (__atomic_load_n(&d->asked, __ATOMIC_ACQUIRE) == n) te_os_wait(&d->asked, n, -1);
+        if (d->stop) return;
+        te_pool_run(d->pool, run_program, d);
+        if (d->status == PI_OK) check_calls(d);
+        __atomic_store_n(&d->done, n + 1, __ATOMIC_RELEASE);
+        te_os_wake(&d->done);
+    }
+}
+
+static void wait_done(pi_host_device *d) {
+    uint32_t done;
+    while ((done = __atomic_load_n(&d->done, __ATOMIC_ACQUIRE)) != d->asked) te_os_wait(&d->done, done, -1);
+}
+
+static pi_status host_launch(pi_device *dev, pi_device_program *program, void *ctx, uint64_t key) {
+    pi_host_device *d = pi_host(dev);
+    wait_done(d);
+    if (d->status != PI_OK) return PI_FAIL(d->status, "%s", d->problem);
+    d->program = program;
+    d->ctx = ctx;
+    d->key = key;
+    __atomic_store_n(&d->asked, d->asked + 1, __ATOMIC_RELEASE);
+    te_os_wake(&d->asked);
+    return PI_OK;
+}
+
+static pi_status host_finish(pi_device *dev) {
+    pi_host_device *d = pi_host(dev);
+    wait_done(d);
+    const pi_status st = d->status;
+    d->status = PI_OK;
+    __atomic_store_n(dev->cancelled, 0, __ATOMIC_RELAXED);
+    return st == PI_OK ? PI_OK : PI_FAIL(st, "%s", d->problem);
+}
+
+/* ---- memory ---- */
+
+static void *add_block(pi_host_device *d, size_t n_bytes) {
+    pi_host_block *b = malloc(sizeof *b);
+    void *p = te_os_alloc(n_bytes ? n_bytes : 1);
+    if (!b || !p) {
+        te_os_free(p, n_bytes ? n_bytes : 1);
+        free(b);
+        (void)PI_FAIL(PI_ERROR_MEMORY, "out of memory for %zu bytes of a host device", n_bytes);
+        return NULL;
+    }
+    *b = (pi_host_block){d->blocks, p, n_bytes ? n_bytes : 1};
+    d->blocks = b;
+    return p;
+}
+
+static void *host_alloc(pi_device *dev, size_t n_bytes) {
+    pi_host_device *d = pi_host(dev);
+    if (d->budget_bytes && (n_bytes > d->budget_bytes || d->used_bytes > d->budget_bytes - n_bytes)) {
+        (void)PI_FAIL(PI_ERROR_MEMORY, "%zu bytes more would exceed the device's budget: %llu of %llu are used",
+                      n_bytes, (unsigned long long)d->used_bytes, (unsigned long long)d->budget_bytes);
+        return NULL;
+    }
+    void *p = add_block(d, n_bytes);
+    if (p) d->used_bytes += n_bytes;
+    return p;
+}
+
+static void *host_share(pi_device *dev, size_t n_bytes) { return add_block(pi_host(dev), n_bytes); }
+
+static pi_status host_upload(pi_device *dev, void *to, const void *from, size_t n_bytes) {
+    (void)dev;
+    memcpy(to, from, n_bytes);
+    return PI_OK;
+}
+static size_t host_stride(int32_t type, int32_t cols) {
+    return (te_row_bytes(type, cols) + PI_DEVICE_ROW - 1) / PI_DEVICE_ROW * PI_DEVICE_ROW;
+}
+static pi_status host_map(pi_device *dev, const void *p, size_t n_bytes) {
+    (void)dev;
+    (void)p;
+    (void)n_bytes;
+    return PI_OK;
+}
+static pi_status host_pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns,
+                           te_mat *out) {
+    (void)dev;
+    const int32_t cols = columns ? n : from->cols;
+    *out = (te_mat){out->w, host_stride(from->type, cols), from->type, cols, columns ? from->n_rows : n};
+    pi_host_gather(from, ids, n, columns, out);
+    return PI_OK;
+}
+static pi_status host_download(pi_device *dev, void *to, const void *from, size_t n_bytes) {
+    (void)dev;
+    memcpy(to, from, n_bytes);
+    return PI_OK;
+}
+static pi_status host_copy(pi_device *dev, void *to, const void *from, size_t n_bytes) {
+    return host_download(dev, to, from, n_bytes);
+}
+
+/* ---- opening ---- */
+
+static void host_close(pi_device *dev) {
+    if (!dev) return;
+    pi_host_device *d = pi_host(dev);
+    if (d->started) {
+        if (dev->cancelled) __atomic_store_n(dev->cancelled, 1, __ATOMIC_RELAXED);
+        wait_done(d);
+        d->stop = true;
+        __atomic_store_n(&d->asked, d->asked + 1, __ATOMIC_RELEASE);
+        te_os_wake(&d->asked);
+        te_os_thread_join(&d->thread);
+    }
+    te_pool_free(d->pool);
+    te_workspace_free(d->ws);
+    te_os_free(d->scratch, d->scratch_floats * sizeof(float));
+    while (d->blocks) {
+        pi_host_block *next = d->blocks->next;
+        te_os_free(d->blocks->p, d->blocks->n_bytes);
+        free(d->blocks);
+        d->blocks = next;
+    }
+    free(d);
+}
+
+static pi_status start(pi_host_device *d, uint64_t budget_bytes) {
+    d->base.ops = pi_device_host();
+    d->kernels = te_cpu_kernels();
+    if (!d->kernels) return PI_ERROR_ARGUMENT;
+    d->base.cancelled = add_block(d, sizeof(uint32_t));
+    if (!d->base.cancelled) return PI_ERROR_MEMORY;
+    d->budget_bytes = budget_bytes;
+    d->wait = (pi_wait){d->base.cancelled, wait_limit_ns};
+    PI_TRY(te_pool_new(1, &d->pool));
+    PI_TRY(te_os_thread_start(&d->thread, thread_main, d, "pi-device"));
+    d->started = true;
+    return PI_OK;
+}
+
+static pi_status host_open(int32_t index, uint64_t budget_bytes, pi_device **out) {
+    *out = NULL;
+    (void)index; /* there are as many as are asked for */
+    pi_host_device *d = calloc(1, sizeof *d);
+    if (!d) return PI_FAIL(PI_ERROR_MEMORY, "out of memory opening a host device");
+    const pi_status st = start(d, budget_bytes);
+    if (st != PI_OK) {
+        host_close(&d->base);
+        return st;
+    }
+    *out = &d->base;
+    return PI_OK;
+}
+
+static void host_get_info(pi_device *dev, pi_device_info *out) {
+    const pi_host_device *d = pi_host(dev);
+    *out = (pi_device_info){.name = "host stand-in",
+                            .memory_bytes = d->budget_bytes,
+                            .free_bytes = d->budget_bytes - d->used_bytes,
+                            .used_bytes = d->used_bytes,
+                            .n_parts = PI_HOST_PARTS,
+                            .max_decode = PI_HOST_MAX_DECODE};
+}
+
+static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
+                                       .kind = "host",
+                                       .error = te_last_error,
+                                       .open = host_open,
+                                       .close = host_close,
+                                       .get_info = host_get_info,
+                                       .alloc = host_alloc,
+                                       .share = host_share,
+                                       .stride = host_stride,
+                                       .map = host_map,
+                                       .pack = host_pack,
+                                       .upload = host_upload,
+                                       .download = host_download,
+                                       .copy = host_copy,
+                                       .launch = host_launch,
+                                       .finish = host_finish,
+                                       .begin = pi_host_begin,
+                                       .end = pi_host_end,
+                                       .linear = pi_host_linear,
+                                       .attention = pi_host_attention,
+                                       .marks = pi_host_marks,
+                                       .ffn = pi_host_ffn,
+                                       .merge = pi_host_merge,
+                                       .load = pi_host_load};
+
+const pi_device_ops *pi_device_host(void) { return &host_ops; }

@@ -1,0 +1,60 @@
+/* host.h - private to host*.c: the stand-in device. */
+#ifndef PI_DEVICE_HOST_H
+#define PI_DEVICE_HOST_H
+
+#include "../../vendor/core/te_os.h"
+#include "../common.h"
+#include "device.h"
+#include "handover.h"
+
+typedef struct pi_host_block {
+    struct pi_host_block *next;
+    void *p;
+    size_t n_bytes;
+} pi_host_block;
+
+typedef struct pi_host_device {
+    pi_device base;
+    const te_kernels *kernels;
+    pi_host_block *blocks;
+    uint64_t budget_bytes, used_bytes;
+
+    /* The thread: `asked` and `done` count programs. */
+    te_thread thread;
+    bool started, stop;
+    uint32_t asked, done;
+    pi_device_program *program;
+    void *ctx;
+
+    te_pool *pool; /* of one member: te_ops need a team */
+    te_team *team;
+    te_workspace *ws;
+    te_workspace_limits limits;
+    float *scratch;
+    size_t scratch_floats;
+    pi_status status; /* sticky until finish */
+    char problem[1024];
+    pi_wait wait;
+    uint64_t key, calls; /* of the program that runs: a digest of its calls so far */
+    struct {
+        uint64_t key, calls;
+    } seen[64]; /* programs of one key must make equal calls */
+} pi_host_device;
+
+static inline pi_host_device *pi_host(pi_device *dev) { return (pi_host_device *)dev; }
+/* Records the first error of a program. */
+void pi_host_fail(pi_host_device *d, pi_status status);
+/* host_ops.c */
+void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t n, bool columns, const te_mat *to);
+void pi_host_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step);
+void pi_host_end(pi_device *dev, void *to, const void *from, size_t n_bytes);
+void pi_host_linear(pi_device *dev, const pi_dev_linear *a);
+void pi_host_attention(pi_device *dev, const pi_dev_attention *a);
+void pi_host_marks(pi_device *dev, const pi_dev_marks *a);
+void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a);
+void pi_host_merge(pi_device *dev, const pi_dev_merge *a);
+void pi_host_load(pi_device *dev, const pi_dev_load *a);
+
+enum { PI_HOST_PARTS = 3, PI_HOST_MAX_DECODE = 8 };
+
+#endif

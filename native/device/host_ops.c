@@ -1,0 +1,316 @@
+/* host_ops.c - the operations of the stand-in device, on the CPU's kernels. */
+#include <math.h>
+#include <string.h>
+
+#include "../../vendor/core/te_os.h"
+#include "../../vendor/core/te_types.h"
+#include "../kv.h"
+#include "../rope.h"
+#include "host.h"
+
+/* ---- what every operation begins with ---- */
+
+static void mix(pi_host_device *d, uint64_t v) {
+    d->calls = (d->calls ^ v) * 0x9E3779B97F4A7C15U;
+    d->calls ^= d->calls >> 29;
+}
+static void mix_p(pi_host_device *d, const void *p) { mix(d, (uint64_t)(uintptr_t)p); }
+static void mix_mat(pi_host_device *d, const te_mat *m) {
+    mix_p(d, m->w);
+    mix(d, (uint64_t)m->n_rows << 32 | (uint32_t)m->cols);
+}
+
+static bool begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
+    pi_host_device *d = pi_host(dev);
+    mix(d, kind << 32 | (uint32_t)n_tok);
+    return d->status == PI_OK && !__atomic_load_n(dev->cancelled, __ATOMIC_RELAXED);
+}
+
+static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+/* Room for operations of so many tokens, columns and rows. */
+static bool reserve(pi_host_device *d, int32_t n_tok, int32_t cols, int32_t rows) {
+    const te_workspace_limits have = d->limits, want = {.n_threads = 1,
+                                                        .max_tok = larger(n_tok, have.max_tok),
+                                                        .max_cols = larger(cols, have.max_cols),
+                                                        .max_rows = larger(rows, have.max_rows)};
+    if (d->ws && want.max_tok == have.max_tok && want.max_cols == have.max_cols && want.max_rows == have.max_rows)
+        return true;
+    te_workspace_free(d->ws);
+    d->ws = NULL;
+    const pi_status st = (pi_status)te_workspace_new(d->kernels, want, &d->ws);
+    if (st == PI_OK) d->limits = want;
+    pi_host_fail(d, st);
+    return st == PI_OK;
+}
+
+static float *scratch(pi_host_device *d, size_t n_floats) {
+    if (n_floats <= d->scratch_floats) return d->scratch;
+    float *p = te_os_alloc(pi_mul(n_floats, sizeof(float)));
+    if (!p) {
+        pi_host_fail(d, PI_FAIL(PI_ERROR_MEMORY, "out of memory for %zu floats of a host device", n_floats));
+        return NULL;
+    }
+    te_os_free(d->scratch, d->scratch_floats * sizeof(float));
+    d->scratch = p;
+    d->scratch_floats = n_floats;
+    return p;
+}
+
+static uint32_t seq_of(const pi_dev_seq *s) { return *s->base + s->add; }
+
+static void norm_row(const pi_host_device *d, const pi_dev_norm *n, const float *x, int32_t cols, float *y) {
+    if (!n->w)
+        memmove(y, x, sizeof *y * (size_t)cols);
+    else if (n->layer)
+        d->kernels->layer_norm(x, n->w, n->b, n->eps, cols, y);
+    else
+        d->kernels->rms_norm(x, n->w, n->eps, cols, y);
+}
+
+static void post_floats(uint64_t *words, int64_t first, int64_t n, uint32_t seq, const float *v) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, v + i, sizeof bits);
+        pi_post_words(words, first + i, 1, seq, &bits);
+    }
+}
+
+/* ---- operations ---- */
+
+void pi_host_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step) {
+    if (!begin_op(dev, 1, 0)) return;
+    mix_p(pi_host(dev), to);
+    mix_p(pi_host(dev), from);
+    memcpy(to, from, n_bytes);
+    *seq += seq_step;
+}
+
+void pi_host_end(pi_device *dev, void *to, const void *from, size_t n_bytes) {
+    if (begin_op(dev, 8, 0)) memcpy(to, from, n_bytes);
+}
+
+void pi_host_linear(pi_device *dev, const pi_dev_linear *a) {
+    pi_host_device *d = pi_host(dev);
+    if (!begin_op(dev, 2, a->n_tok)) return;
+    mix_p(d, a->x);
+    mix_p(d, a->side.keep);
+    int32_t rows = 1;
+    for (int32_t i = 0; i < a->n_out; i++) {
+        mix_mat(d, &a->out[i].w);
+        mix_p(d, a->out[i].y);
+        rows = larger(rows, a->out[i].w.n_rows);
+    }
+    const size_t n = (size_t)a->cols;
+    float *x = scratch(d, n * ((size_t)a->n_tok + 1));
+    if (!x || !reserve(d, a->n_tok, a->cols, rows)) return;
+    if (a->side.wanted) {
+        float *row = x + n * (size_t)a->n_tok;
+        for (int32_t t = 0; t < a->n_tok; t++) {
+            norm_row(d, &a->side.norm, a->x + a->ldx * (size_t)t, a->cols, row);
+            if (a->side.keep) memcpy(a->side.keep + n * (size_t)t, row, sizeof *row * n);
+            if (a->side.post) post_floats(a->side.post, (int64_t)t * a->cols, a->cols, seq_of(&a->side.seq), row);
+        }
+    }
+    if (!a->n_out) return;
+    for (int32_t t = 0; t < a->n_tok; t++) norm_row(d, &a->norm, a->x + a->ldx * (size_t)t, a->cols, x + n * (size_t)t);
+    te_op_linear(d->team, d->ws, a->out, a->n_out, x, n, a->n_tok);
+    for (int32_t i = 0; a->relu && i < a->n_out; i++)
+        for (int32_t t = 0; t < a->n_tok; t++) {
+            float *y = a->out[i].y + a->out[i].ldy * (size_t)t;
+            for (int32_t r = 0; r < a->out[i].w.n_rows; r++) y[r] = y[r] > 0 ? y[r] : 0;
+        }
+}
+
+/* Byte offset of head h of position pos in a pool. */
+static size_t kv_at(const pi_dev_attention *a, int32_t t, int32_t h, int32_t pos, size_t row) {
+    const size_t block = (size_t)a->table[(ptrdiff_t)a->first[t] * a->ld_table + pos / PI_KV_BLOCK];
+    return ((block * (size_t)a->n_head_kv + (size_t)h) * PI_KV_BLOCK + (size_t)(pos % PI_KV_BLOCK)) * row;
+}
+
+static void finish_head(const pi_host_device *d, const pi_dev_attention *a, int32_t t, const float *norm, float *head) {
+    const pi_rope rope = {.kind = (pi_rope_kind)a->rope, .n_rot = a->n_rot};
+    if (norm) d->kernels->rms_norm(head, norm, a->eps, a->n_embd_head, head);
+    if (rope.kind != PI_ROPE_NONE) pi_rope_apply(&rope, a->cs + (ptrdiff_t)t * a->n_rot, head);
+}
+
+static void attend(const pi_host_device *d, const pi_dev_attention *a, int32_t t, int32_t h, float *score, float *row) {
+    const int32_t n = a->n_embd_head, kvh = h / (a->n_head / a->n_head_kv), n_pos = a->pos[t] + 1;
+    const float *q = a->q + ((ptrdiff_t)t * a->n_head + h) * n;
+    float *out = a->att + ((ptrdiff_t)t * a->n_head + h) * n;
+    for (int32_t p = 0; p < n_pos; p++) {
+        d->kernels->row[a->type_k].to_f32((char *)a->pool_k + kv_at(a, t, kvh, p, a->row_k), 0, n, row);
+        float sum = 0;
+        for (int32_t i = 0; i < n; i++) sum += q[i] * row[i];
+        score[p] = sum;
+    }
+    d->kernels->softmax(score, n_pos, 1.0F / sqrtf((float)n));
+    memset(out, 0, sizeof *out * (size_t)n);
+    for (int32_t p = 0; p < n_pos; p++) {
+        d->kernels->row[a->type_v].to_f32((char *)a->pool_v + kv_at(a, t, kvh, p, a->row_v), 0, n, row);
+        for (int32_t i = 0; i < n; i++) out[i] += score[p] * row[i];
+    }
+}
+
+void pi_host_attention(pi_device *dev, const pi_dev_attention *a) {
+    pi_host_device *d = pi_host(dev);
+    if (!begin_op(dev, 3, a->n_tok)) return;
+    mix_p(d, a->pool_k);
+    mix_p(d, a->q);
+    const int32_t n = a->n_embd_head;
+    float *score = scratch(d, (size_t)a->n_ctx + (size_t)n + 64);
+    if (!score) return;
+    float *row = score + (a->n_ctx + 15) / 16 * 16;
+    for (int32_t t = 0; t < a->n_tok; t++) {
+        for (int32_t h = 0; h < a->n_head; h++)
+            finish_head(d, a, t, a->q_norm, a->q + ((ptrdiff_t)t * a->n_head + h) * n);
+        for (int32_t h = 0; h < a->n_head_kv; h++) {
+            float *k = a->k + ((ptrdiff_t)t * a->n_head_kv + h) * n;
+            finish_head(d, a, t, a->k_norm, k);
+            d->kernels->row[a->type_k].from_f32(k, (char *)a->pool_k + kv_at(a, t, h, a->pos[t], a->row_k), n);
+            d->kernels->row[a->type_v].from_f32(a->v + ((ptrdiff_t)t * a->n_head_kv + h) * n,
+                                                (char *)a->pool_v + kv_at(a, t, h, a->pos[t], a->row_v), n);
+        }
+    }
+    for (int32_t t = 0; t < a->n_tok; t++)
+        for (int32_t h = 0; h < a->n_head; h++) attend(d, a, t, h, score, row);
+}
+
+static bool has_scores(const pi_dev_scores *a) { return a->fc2.w || a->sign; }
+static int32_t rows_of(const pi_dev_scores *a) { return a->fc2.w ? a->fc2.n_rows : a->n_rows; }
+
+/* Scores of all rows for each token, [n_tok][n_rows], in scratch after `before` floats. */
+static float *scores(pi_host_device *d, const pi_dev_scores *a, int32_t n_tok, size_t before) {
+    const int32_t n = rows_of(a);
+    const size_t words = a->sign ? (size_t)a->n_words * 2 : 0;
+    const size_t floats = ((size_t)n_tok * (size_t)n + 15) / 16 * 16;
+    float *s = scratch(d, before + floats + words);
+    if (!s) return NULL;
+    s += before;
+    if (a->sign) {
+        uint64_t *bits = (uint64_t *)(void *)(s + floats);
+        for (int32_t t = 0; t < n_tok; t++) {
+            d->kernels->sign_pack(a->h + (ptrdiff_t)t * a->cols, a->cols, bits);
+            d->kernels->sign_dot(a->sign, n, bits, a->cols, s + (ptrdiff_t)t * n);
+        }
+        return s;
+    }
+    if (!reserve(d, n_tok, a->fc2.cols, n)) return NULL;
+    const te_linear out = {.w = a->fc2, .y = s, .ldy = (size_t)n};
+    te_op_linear(d->team, d->ws, &out, 1, a->z, (size_t)a->fc2.cols, n_tok);
+    return s;
+}
+
+void pi_host_marks(pi_device *dev, const pi_dev_marks *a) {
+    pi_host_device *d = pi_host(dev);
+    if (!begin_op(dev, 4, a->n_tok)) return;
+    mix_mat(d, &a->scores.fc2);
+    mix_p(d, a->post);
+    const int32_t n = rows_of(&a->scores), per_part = pi_part_words(n, PI_HOST_PARTS);
+    const float *s = scores(d, &a->scores, a->n_tok, 0);
+    if (!s) return;
+    for (int32_t t = 0; t < a->n_tok; t++)
+        for (int32_t p = 0; p < PI_HOST_PARTS; p++) {
+            const int32_t lo = pi_part_begin(n, p, PI_HOST_PARTS), hi = pi_part_begin(n, p + 1, PI_HOST_PARTS);
+            for (int32_t w = 0; w < per_part; w++) {
+                uint32_t bits = 0;
+                for (int32_t i = 0; i < 32 && lo + w * 32 + i < hi; i++)
+                    bits |= (uint32_t)(s[(ptrdiff_t)t * n + lo + w * 32 + i] >= *a->scores.threshold) << i;
+                pi_post_words(a->post, ((int64_t)t * PI_HOST_PARTS + p) * per_part + w, 1, seq_of(&a->seq), &bits);
+            }
+        }
+}
+
+void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a) {
+    pi_host_device *d = pi_host(dev);
+    if (!begin_op(dev, 5, a->n_tok)) return;
+    mix_mat(d, &a->up);
+    mix_mat(d, &a->scores.fc2);
+    mix_p(d, a->y);
+    const int32_t n = a->up.n_rows, n_embd = a->up.cols;
+    const size_t pairs = (size_t)a->n_tok * (size_t)n, row = (size_t)n_embd;
+    if (!reserve(d, a->n_tok, larger(n_embd, n), larger(n, n_embd))) return;
+    /* Hidden values, and a byte of mask each; then scores. */
+    const size_t mask_floats = (pairs + 3) / 4, before = (pairs + mask_floats + 15) / 16 * 16;
+    float *hidden = scratch(d, before + pairs), *score = NULL;
+    if (!hidden) return;
+    uint8_t *mask = NULL;
+    if (has_scores(&a->scores)) {
+        score = scores(d, &a->scores, a->n_tok, before);
+        if (!score) return;
+        hidden = d->scratch;
+        mask = (uint8_t *)(hidden + pairs);
+        for (size_t i = 0; i < pairs; i++) mask[i] = score[i] >= *a->scores.threshold;
+    }
+    if (!a->add) memset(a->y, 0, sizeof *a->y * (size_t)a->n_tok * row);
+    memset(hidden, 0, sizeof *hidden * pairs);
+    const te_ffn f = {.gate = a->gate,
+                      .up = a->up,
+                      .down = a->down,
+                      .up_bias = a->up_bias,
+                      .act = (te_activation)a->act,
+                      .threshold = a->act_threshold};
+    const te_ffn_io io = {.x = a->h,
+                          .ldx = row,
+                          .n_tok = a->n_tok,
+                          .mask = mask,
+                          .ld_mask = (size_t)n,
+                          .y = a->y,
+                          .ldy = row,
+                          .hidden = hidden,
+                          .ld_hidden = (size_t)n};
+    te_ffn_counts counts = {0};
+    te_op_ffn(d->team, d->ws, &f, (te_rows){NULL, 0, n}, a->skip, &io, &counts);
+    if (a->down_out.w) {
+        const te_linear out = {.w = a->down_out, .y = a->y, .ldy = row, .add = true};
+        te_op_linear(d->team, d->ws, &out, 1, hidden, (size_t)n, a->n_tok);
+    }
+    if (!a->counts) return;
+    a->counts[0] += (uint32_t)counts.listed;
+    a->counts[1] += (uint32_t)counts.computed;
+    a->counts[2] += (uint32_t)counts.fired;
+}
+
+void pi_host_merge(pi_device *dev, const pi_dev_merge *a) {
+    pi_host_device *d = pi_host(dev);
+    if (!begin_op(dev, 6, a->n_tok)) return;
+    mix_p(d, a->x);
+    mix_p(d, a->words);
+    float *posted = scratch(d, (size_t)a->n_embd);
+    if (!posted) return;
+    for (int32_t t = 0; t < a->n_tok; t++) {
+        const ptrdiff_t at = (ptrdiff_t)t * a->n_embd;
+        if (a->words && !pi_await_words(&d->wait, a->words, at, a->n_embd, seq_of(&a->seq), (uint32_t *)posted)) {
+            pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "the device waited in vain for the CPU's part of a step"));
+            return;
+        }
+        for (int32_t i = 0; i < a->n_embd; i++) {
+            float v = a->replace ? 0 : a->x[at + i];
+            if (a->y) v += a->y[at + i];
+            if (a->bias) v += a->bias[i];
+            if (a->words) v += posted[i];
+            a->x[at + i] = v;
+        }
+    }
+}
+
+void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t n, bool columns, const te_mat *to) {
+    const te_type_info *t = te_type_get(from->type);
+    const size_t block = (size_t)t->block_bytes, row = te_row_bytes(from->type, from->cols);
+    char *out = (char *)(uintptr_t)to->w;
+    for (int32_t i = 0; !columns && i < n; i++)
+        memcpy(out + to->stride * (size_t)i, (const char *)from->w + from->stride * (size_t)(ids ? ids[i] : i), row);
+    for (int32_t r = 0; columns && r < from->n_rows; r++)
+        for (int32_t i = 0; i < n; i += t->block_weights)
+            memcpy(out + to->stride * (size_t)r + block * (size_t)(i / t->block_weights),
+                   (const char *)from->w + from->stride * (size_t)r +
+                       block * (size_t)(ids ? ids[i / t->block_weights] : i / t->block_weights),
+                   block);
+}
+
+void pi_host_load(pi_device *dev, const pi_dev_load *a) {
+    pi_host_device *d = pi_host(dev);
+    if (!begin_op(dev, 7, a->n)) return;
+    mix_p(d, a->to.w);
+    pi_host_gather(&a->from, a->ids, a->n, a->columns, &a->to);
+}

@@ -1,0 +1,106 @@
+/* hybrid.h - a session whose layers lie partly on devices: what was uploaded, and both sides of a step. */
+#ifndef PI_HYBRID_H
+#define PI_HYBRID_H
+
+#include "device/device.h"
+#include "device/handover.h"
+#include "plan/plan.h"
+#include "session.h"
+
+/* A layer's matrices and vectors on its device; names as in pi_layer. */
+typedef struct pi_device_layer {
+    int32_t device; /* index in pi_hybrid, or -1: the CPU computes the layer */
+    int32_t n_hot, n_cold;
+    int32_t *hot, *cold;  /* ids, ascending; H */
+    int32_t *cold_blocks; /* of a down stored by output */
+    pi_dev_norm attn_norm, attn_norm2, ffn_norm;
+    te_mat q, k, v, o, gate, up, down, down_out, fc1, fc2_hot, fc2_cold; /* D; the FFN's: hot neurons */
+    const uint64_t *sign_hot, *sign_cold;
+    const float *q_b, *k_b, *v_b, *o_b, *q_norm, *k_norm, *up_b, *up_b_cold, *down_b, *threshold;
+    const int32_t *cold_ids, *cold_block_ids; /* D */
+    void *pool_k, *pool_v;
+} pi_device_layer;
+
+enum { PI_MAX_DEVICES = 16 };
+
+/* What changes from step to step, as it lies in one piece of memory: pos [n_tok], first [n_tok], table [n_tok][ld_table], cs
+ * [n_tok][n_rot]. */
+typedef struct pi_device_input {
+    int32_t *pos, *first, *table;
+    float *cs;
+    uint32_t *counts; /* [n_layer][3], zeros */
+} pi_device_input;
+
+/* One device and the buffers of a chunk on it. */
+typedef struct pi_device_state {
+    pi_device *dev;
+    pi_device_info info;
+    void *shared_input, *input; /* S, D */
+    size_t input_bytes;
+    uint32_t *seq;                          /* D: number of the step's first hand-over */
+    float *x, *h, *q, *k, *v, *att, *z, *y; /* D */
+    float *threshold;                       /* D [n_layer] */
+    char *stage[2];                         /* D: a prompt's cold weights on their way */
+    size_t stage_bytes;
+    uint64_t *post, *marks, *answer; /* S: x or h from the device, marks, y or x from the CPU */
+    float *logits, *hidden;          /* S [max_logits] rows */
+    uint32_t *counts;                /* S [n_layer][3] */
+    pi_dev_norm output_norm;
+    te_mat output; /* w NULL: the CPU computes the head */
+} pi_device_state;
+
+typedef struct pi_hybrid {
+    pi_session *s;
+    pi_wait wait;
+    int32_t n_devices;
+    pi_device_state device[PI_MAX_DEVICES];
+    pi_device_layer *layer; /* [n_layer] */
+    int32_t ld_table;
+    int32_t head_device; /* or -1 */
+    bool can_load;       /* devices read cold weights where they lie; else the CPU computes all cold neurons */
+    int32_t max_logits;
+    uint32_t number; /* of the step's first hand-over */
+    int32_t *list;   /* [n_threads][n_ff] each member's list of a layer's cold neurons */
+    float *y;        /* [max_decode][n_embd] the cold neurons' sum */
+    /* The run under way. */
+    bool decode; /* cold neurons are the CPU's; else their rows are loaded */
+    bool masked; /* by predictor */
+    bool skip;   /* silent neurons */
+    int32_t n_tok, n_logits;
+    pi_status kv_status;
+} pi_hybrid;
+
+/* Numbers of a step's hand-overs. */
+enum { PI_ENTER, PI_COLD, PI_LEAVE, PI_HANDOVERS };
+static inline uint32_t pi_number(int32_t l, int32_t which) { return (uint32_t)l * PI_HANDOVERS + (uint32_t)which + 1; }
+static inline uint32_t pi_numbers(int32_t n_layer) { return ((uint32_t)n_layer + 1) * PI_HANDOVERS; }
+
+/* hybrid.c: which layers lie where; then, once the session's KV pool is made, uploads them. Errors: ARGUMENT, MEMORY,
+ * DEVICE, UNSUPPORTED. */
+pi_status pi_hybrid_place(pi_session *s, const pi_plan *plan, pi_hybrid **out);
+pi_status pi_hybrid_load(pi_hybrid *h, int32_t kind, uint64_t budget_bytes);
+/* The most tokens of a run. */
+int32_t pi_hybrid_most(const pi_hybrid *h);
+/* Where a step's inputs for n_tok tokens lie from base on, and how many bytes they take. */
+pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base);
+size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok);
+/* How many of a layer's cold neurons are loaded at once into n_bytes. */
+int32_t pi_hybrid_staged(const pi_hybrid *h, int32_t l, size_t n_bytes);
+void pi_hybrid_close(pi_hybrid *h);
+/* How the KV pool reaches the layers that lie on devices; an error of those is reported by the next run. */
+pi_kv_far pi_hybrid_far(pi_hybrid *h);
+/* hybrid_step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
+pi_status pi_hybrid_run(pi_hybrid *h);
+/* The device's side: a pi_device_program; ctx is a pi_device_part. */
+typedef struct pi_device_part {
+    pi_hybrid *h;
+    int32_t device;
+} pi_device_part;
+void pi_hybrid_program(void *ctx, pi_device *dev);
+
+/* forward.c: the CPU's stages, of which a hybrid step uses some. */
+void pi_step_embed(pi_session *s, te_team *team);
+void pi_step_layer(pi_session *s, te_team *team, int32_t l);
+void pi_step_head(pi_session *s, te_team *team);
+
+#endif
