@@ -135,15 +135,15 @@ static void copy_rows(pi_session *s, int32_t seq, char *p, bool save) {
                     const pi_kv_far *far = &s->kv.far;
                     const size_t each = kind ? s->kv.row_v : s->kv.row_k, bytes = (size_t)n * each;
                     const size_t at = pi_kv_at(&s->kv, q, h, pos, each);
-                    char *row = pi_kv_is_far(&s->kv, l) ? NULL : (kind ? s->kv.v[l] : s->kv.k[l]) + at;
-                    if (!row && save)
+                    char *pool = kind ? s->kv.v[l] : s->kv.k[l]; /* NULL: far */
+                    if (!pool && save)
                         far->read(far->ctx, l, kind, at, p, bytes);
-                    else if (!row)
+                    else if (!pool)
                         far->write(far->ctx, l, kind, at, p, bytes);
                     else if (save)
-                        memcpy(p, row, bytes);
+                        memcpy(p, pool + at, bytes);
                     else
-                        memcpy(row, p, bytes);
+                        memcpy(pool + at, p, bytes);
                     p += bytes;
                 }
 }

@@ -397,7 +397,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *po
     s->last_bytes = s->last_ns = 0;
     for (int32_t i = b->n_tokens - 1; i >= 0; i--) pos[i] = --to[batch_seq(b, i)];
     /* Memory for all chunks is certain (check_batch); lengths grow chunk by chunk. */
-    for (int32_t first = 0, n; first < b->n_tokens; first += n) {
+    for (int32_t first = 0, n = 0; first < b->n_tokens; first += n) {
         n = chunk_length(s, b, first);
         for (int32_t i = first; i < first + n; i++) pi_kv_extend(&s->kv, batch_seq(b, i), pos[i] + 1);
         fill_chunk(s, b, first, n, pos, &row);
@@ -414,8 +414,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *po
 pi_status pi_session_feed(pi_session *s, const pi_batch *b) {
     if (!s || !b || b->n_tokens < 1 || !b->token)
         return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_feed: a batch needs at least one token");
-    int32_t *to = malloc(sizeof(int32_t) * (size_t)s->kv.n_seq),
-            *pos = malloc(pi_mul(sizeof(int32_t), (size_t)b->n_tokens));
+    int32_t *to = malloc(sizeof(int32_t) * (size_t)s->kv.n_seq), *pos = calloc((size_t)b->n_tokens, sizeof(int32_t));
     pi_status st;
     pi_session_lock(s);
     if (!to || !pos)

@@ -1,5 +1,5 @@
-"""Sessions whose layers lie partly on a device answer as sessions of the CPU alone. The device is the stand-in
-in ordinary memory: it obeys the same plan, budget and hand-over as a GPU."""
+"""Sessions whose layers lie partly on a device answer as sessions of the CPU alone. The device is the
+stand-in in ordinary memory: it obeys the same plan, budget and hand-over as a GPU."""
 
 from __future__ import annotations
 
