@@ -1,7 +1,4 @@
 /* find.c - the operations of a kind of device; those of cuda are in a library beside the engine's own. */
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "../../vendor/core/te_os.h"
@@ -10,13 +7,10 @@
 
 static pi_status find_cuda(const pi_device_ops **out) {
     static const char name[] = "libpowerinfer_cuda.so";
-    char path[4096] = "", why[512] = "";
-    Dl_info self;
-    if (dladdr((void *)(uintptr_t)&pi_device_find, &self) && self.dli_fname) {
-        const char *slash = strrchr(self.dli_fname, '/');
-        if (slash) snprintf(path, sizeof path, "%.*s%s", (int)(slash + 1 - self.dli_fname), self.dli_fname, name);
-    }
-    void *library = te_os_library(path[0] ? path : name, why, sizeof why);
+    char path[4096], why[512] = "";
+    if (!te_os_own_folder(path, sizeof path - sizeof name)) path[0] = '\0';
+    memcpy(path + strlen(path), name, sizeof name);
+    void *library = te_os_library(path, why, sizeof why);
     const pi_device_ops *(*table)(void) = NULL;
     if (!library || !te_os_symbol(library, "pi_device_cuda", (void *)&table, sizeof table))
         return PI_FAIL(PI_ERROR_DEVICE, "this build has no CUDA backend: %s", why);

@@ -87,6 +87,8 @@ void te_os_machine(const char *root, te_machine *out); /* root: put before every
 
 /* Opens a shared library, which then stays open; NULL and the reason in why if it cannot be. */
 void *te_os_library(const char *name, char *why, size_t n_why);
+/* The folder of the file that holds this code, with a slash at its end; false if it is not known or longer than n. */
+bool te_os_own_folder(char *folder, size_t n);
 /* Stores the address of a function in *function, a function pointer of n_function bytes; false if there is none. */
 bool te_os_symbol(void *library, const char *name, void *function, size_t n_function);
 

@@ -162,6 +162,17 @@ void *te_os_library(const char *name, char *why, size_t n_why) {
     return library;
 }
 
+bool te_os_own_folder(char *folder, size_t n) {
+    static const char here;
+    Dl_info self;
+    const char *end = dladdr(&here, &self) && self.dli_fname ? strrchr(self.dli_fname, '/') : NULL;
+    const size_t length = end ? (size_t)(end + 1 - self.dli_fname) : 0;
+    if (length == 0 || length >= n) return false;
+    memcpy(folder, self.dli_fname, length);
+    folder[length] = '\0';
+    return true;
+}
+
 bool te_os_symbol(void *library, const char *name, void *function, size_t n_function) {
     void *p = dlsym(library, name);
     if (p == NULL || n_function != sizeof p) return false;
