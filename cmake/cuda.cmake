@@ -1,5 +1,5 @@
-# The CUDA backend: libpowerinfer_cuda.so beside libpowerinfer.so, which opens it at run time. It exports one function,
-# te_cuda_table, carries the CUDA runtime in itself and needs the driver only when it runs.
+# The CUDA backend: libpowerinfer_cuda.so beside libpowerinfer.so, which opens it at run time. It exports
+# te_cuda_table and pi_device_cuda (its tables), carries the CUDA runtime in itself and needs the driver only when it runs.
 #
 #   -DPOWERINFER_CUDA=ON
 #   -DPOWERINFER_CUDA_ARCHITECTURES="90"      default: 75-real ... 120-real and PTX of the last; or "native"
@@ -14,12 +14,12 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS vendor/cuda/*.cu)
+file(GLOB cuda_sources CONFIGURE_DEPENDS vendor/cuda/*.cu native/device/cuda/*.cu)
 # What it shares with the engine is compiled in again: the two libraries see nothing of each other.
 add_library(powerinfer_cuda SHARED ${cuda_sources} vendor/core/te_status.c vendor/core/te_types.c
-    vendor/core/te_os_linux.c vendor/core/te_os_limits.c)
+    vendor/core/te_os_linux.c vendor/core/te_os_limits.c vendor/core/te_os_machine.c)
 set(cuda_exports "${PROJECT_BINARY_DIR}/exports_cuda.map")
-file(CONFIGURE OUTPUT "${cuda_exports}" CONTENT "{ global: te_cuda_table; local: *; };\n" @ONLY)
+file(CONFIGURE OUTPUT "${cuda_exports}" CONTENT "{ global: te_cuda_table; pi_device_cuda; local: *; };\n" @ONLY)
 target_include_directories(powerinfer_cuda PRIVATE vendor)
 target_compile_options(powerinfer_cuda PRIVATE
     # C++ is used as a language only; nothing of its library is linked.

@@ -91,7 +91,7 @@ void pi_hybrid_close(pi_hybrid *h);
 pi_kv_far pi_hybrid_far(pi_hybrid *h);
 /* hybrid_step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
-/* The device's side: a pi_device_program; ctx is a pi_device_part. */
+/* hybrid_program.c: the device's side: a pi_device_program; ctx is a pi_device_part. */
 typedef struct pi_device_part {
     pi_hybrid *h;
     int32_t device;

@@ -1,0 +1,250 @@
+/* hybrid_program.c - the device's side of a hybrid step: the program of operations that a pi_device runs; the CPU's side,
+ * and how the two meet, is in hybrid_step.c. */
+#include "../vendor/core/te_types.h"
+#include "hybrid.h"
+
+typedef struct program {
+    const pi_hybrid *h;
+    const pi_device_state *d;
+    pi_device *dev;
+    const pi_device_ops *ops;
+    pi_device_input in;
+    int32_t n_tok;
+} program;
+
+static pi_dev_seq seq_of(const program *p, int32_t l, int32_t which) {
+    return (pi_dev_seq){p->d->seq, pi_number(l, which)};
+}
+
+static pi_dev_linear from_x(const program *p) {
+    const int32_t n = p->h->s->model->info.n_embd;
+    return (pi_dev_linear){.x = p->d->x, .ldx = (size_t)n, .n_tok = p->n_tok, .cols = n};
+}
+
+static void post_x(const program *p, int32_t l) {
+    pi_dev_linear a = from_x(p);
+    a.side.wanted = true;
+    a.side.post = p->d->post;
+    a.side.seq = seq_of(p, l, PI_LEAVE);
+    p->ops->linear(p->dev, &a);
+}
+
+static void take_x(const program *p, int32_t l) {
+    const pi_dev_merge a = {.x = p->d->x,
+                            .n_tok = p->n_tok,
+                            .n_embd = p->h->s->model->info.n_embd,
+                            .words = p->d->answer,
+                            .seq = seq_of(p, l, PI_ENTER),
+                            .replace = true};
+    p->ops->merge(p->dev, &a);
+}
+
+static void attention(const program *p, int32_t l) {
+    const pi_session *s = p->h->s;
+    const pi_model *m = s->model;
+    const pi_model_info *i = &m->info;
+    const pi_device_layer *w = &p->h->layer[l];
+    const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
+    pi_dev_linear qkv = from_x(p);
+    qkv.norm = w->attn_norm2.w ? w->attn_norm2 : w->attn_norm;
+    qkv.n_out = 3;
+    qkv.out[0] = (te_linear){.w = w->q, .bias = w->q_b, .y = p->d->q, .ldy = n_q};
+    qkv.out[1] = (te_linear){.w = w->k, .bias = w->k_b, .y = p->d->k, .ldy = n_kv};
+    qkv.out[2] = (te_linear){.w = w->v, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
+    p->ops->linear(p->dev, &qkv);
+    const pi_dev_attention a = {.q = p->d->q,
+                                .k = p->d->k,
+                                .v = p->d->v,
+                                .att = p->d->att,
+                                .n_tok = p->n_tok,
+                                .n_head = i->n_head,
+                                .n_head_kv = i->n_head_kv,
+                                .n_embd_head = i->n_embd_head,
+                                .rope = m->rope.kind,
+                                .n_rot = m->rope.n_rot,
+                                .cs = p->in.cs,
+                                .q_norm = w->q_norm,
+                                .k_norm = w->k_norm,
+                                .eps = m->norm_eps,
+                                .type_k = s->kv.type_k,
+                                .type_v = s->kv.type_v,
+                                .row_k = s->kv.row_k,
+                                .row_v = s->kv.row_v,
+                                .pool_k = w->pool_k,
+                                .pool_v = w->pool_v,
+                                .pos = p->in.pos,
+                                .first = p->in.first,
+                                .table = p->in.table,
+                                .ld_table = p->h->ld_table,
+                                .n_ctx = s->options.n_ctx};
+    p->ops->attention(p->dev, &a);
+    const pi_dev_linear out = {
+        .x = p->d->att,
+        .ldx = n_q,
+        .n_tok = p->n_tok,
+        .cols = (int32_t)n_q,
+        .n_out = 1,
+        .out = {{.w = w->o, .bias = w->o_b, .y = p->d->x, .ldy = (size_t)i->n_embd, .add = true}}};
+    p->ops->linear(p->dev, &out);
+}
+
+/* Of n neurons from the first-th of hot or cold ones on. */
+static pi_dev_scores scores_of(const program *p, int32_t l, const te_mat *fc2, const uint64_t *sign, int32_t first,
+                               int32_t n) {
+    const pi_hybrid *h = p->h;
+    const pi_model *m = h->s->model;
+    if (!h->masked) return (pi_dev_scores){0};
+    pi_dev_scores a = {.fc2 = *fc2,
+                       .z = p->d->z,
+                       .n_words = m->sign_words,
+                       .n_rows = n,
+                       .h = p->d->h,
+                       .cols = m->info.n_embd,
+                       .threshold = h->layer[l].threshold};
+    if (sign) a.sign = sign + (ptrdiff_t)first * m->sign_words;
+    if (a.fc2.w) a.fc2.w = (const char *)a.fc2.w + a.fc2.stride * (size_t)first;
+    a.fc2.n_rows = n;
+    return a;
+}
+
+/* The FFN's input, kept and posted; the predictor's first layer; marks of the cold neurons. Reads x. */
+static void predict(const program *p, int32_t l) {
+    const pi_hybrid *h = p->h;
+    const pi_device_layer *w = &h->layer[l];
+    const bool asks_cpu = h->decode && w->n_cold;
+    pi_dev_linear a = from_x(p);
+    a.side.wanted = true;
+    a.side.norm = w->ffn_norm.w ? w->ffn_norm : w->attn_norm;
+    a.side.keep = p->d->h;
+    if (asks_cpu) {
+        a.side.post = p->d->post;
+        a.side.seq = seq_of(p, l, PI_COLD);
+    }
+    if (h->masked && w->fc1.w) {
+        a.n_out = 1;
+        a.out[0] = (te_linear){.w = w->fc1, .y = p->d->z, .ldy = (size_t)w->fc1.n_rows};
+        a.relu = true;
+    }
+    p->ops->linear(p->dev, &a);
+    if (!asks_cpu || !h->masked) return;
+    const pi_dev_marks m = {.scores = scores_of(p, l, &w->fc2_cold, w->sign_cold, 0, w->n_cold),
+                            .n_tok = p->n_tok,
+                            .post = p->d->marks,
+                            .seq = seq_of(p, l, PI_COLD)};
+    p->ops->marks(p->dev, &m);
+}
+
+static pi_dev_ffn ffn_args(const program *p, int32_t l) {
+    const pi_hybrid *h = p->h;
+    const pi_model_info *i = &h->s->model->info;
+    return (pi_dev_ffn){.h = p->d->h,
+                        .n_tok = p->n_tok,
+                        .act = i->activation,
+                        .act_threshold = i->activation_threshold,
+                        .skip = h->skip,
+                        .y = p->d->y,
+                        .counts = p->in.counts + 3 * (ptrdiff_t)l};
+}
+
+static char *stage_mat(const program *p, const te_mat *from, const int32_t *ids, int32_t n, int32_t stage, bool columns,
+                       char *at, te_mat *out) {
+    if (!from->w) return at;
+    const int32_t cols = columns ? n : from->cols, rows = columns ? from->n_rows : n;
+    *out = (te_mat){at, p->ops->stride(from->type, cols), from->type, cols, rows};
+    const pi_dev_load a = {.from = *from, .ids = ids, .n = n, .columns = columns, .to = *out, .stage = stage};
+    p->ops->load(p->dev, &a);
+    const size_t n_bytes = out->stride * (size_t)rows;
+    return at + (n_bytes + PI_DEVICE_ALIGN - 1) / PI_DEVICE_ALIGN * PI_DEVICE_ALIGN;
+}
+
+/* A long run's cold neurons, some at a time. */
+static void load_cold(const program *p, int32_t l, bool first) {
+    const pi_layer *w = &p->h->s->model->layer[l];
+    const pi_device_layer *d = &p->h->layer[l];
+    const int32_t most = pi_hybrid_staged(p->h, l, p->d->stage_bytes);
+    int32_t turn = 0;
+    for (int32_t c = 0; c < d->n_cold; c += most, turn++) {
+        const int32_t n = d->n_cold - c < most ? d->n_cold - c : most, stage = turn % 2;
+        pi_dev_ffn a = ffn_args(p, l);
+        char *at = p->d->stage[stage];
+        at = stage_mat(p, &w->gate, d->cold_ids + c, n, stage, false, at, &a.gate);
+        at = stage_mat(p, &w->up, d->cold_ids + c, n, stage, false, at, &a.up);
+        at = stage_mat(p, &w->down_t, d->cold_ids + c, n, stage, false, at, &a.down);
+        if (w->down.w)
+            (void)stage_mat(p, &w->down, d->cold_block_ids + c / te_type_get(w->down.type)->block_weights, n, stage,
+                            true, at, &a.down_out);
+        if (d->up_b_cold) a.up_bias = d->up_b_cold + c;
+        a.scores = scores_of(p, l, &d->fc2_cold, d->sign_cold, c, n);
+        a.staged = true;
+        a.stage = stage;
+        a.add = !first;
+        first = false;
+        p->ops->ffn(p->dev, &a);
+    }
+}
+
+static void ffn(const program *p, int32_t l) {
+    const pi_hybrid *h = p->h;
+    const pi_device_layer *w = &h->layer[l];
+    if (w->n_hot) {
+        pi_dev_ffn a = ffn_args(p, l);
+        a.gate = w->gate;
+        a.up = w->up;
+        a.down = w->down;
+        a.down_out = w->down_out;
+        a.up_bias = w->up_b;
+        a.scores = scores_of(p, l, &w->fc2_hot, w->sign_hot, 0, w->n_hot);
+        p->ops->ffn(p->dev, &a);
+    }
+    if (!h->decode && w->n_cold) load_cold(p, l, !w->n_hot);
+    const bool asks_cpu = h->decode && w->n_cold;
+    const pi_dev_merge sum = {.x = p->d->x,
+                              .n_tok = p->n_tok,
+                              .n_embd = h->s->model->info.n_embd,
+                              .y = w->n_hot || !h->decode ? p->d->y : NULL,
+                              .bias = w->down_b,
+                              .words = asks_cpu ? p->d->answer : NULL,
+                              .seq = seq_of(p, l, PI_COLD)};
+    p->ops->merge(p->dev, &sum);
+}
+
+static void head(const program *p) {
+    const pi_model_info *i = &p->h->s->model->info;
+    const int32_t first = p->n_tok - p->h->n_logits;
+    if (!p->h->n_logits) return;
+    pi_dev_linear a = from_x(p);
+    a.x += (size_t)first * (size_t)i->n_embd;
+    a.n_tok = p->h->n_logits;
+    a.norm = p->d->output_norm;
+    a.n_out = 1;
+    a.out[0] = (te_linear){.w = p->d->output, .y = p->d->logits, .ldy = (size_t)i->n_vocab};
+    a.side.wanted = true;
+    a.side.norm = p->d->output_norm;
+    a.side.keep = p->d->hidden;
+    p->ops->linear(p->dev, &a);
+}
+
+void pi_hybrid_program(void *ctx, pi_device *dev) {
+    const pi_device_part *part = ctx;
+    const pi_hybrid *h = part->h;
+    const pi_device_state *d = &h->device[part->device];
+    const pi_model *m = h->s->model;
+    const program p = {
+        .h = h, .d = d, .dev = dev, .ops = dev->ops, .in = pi_hybrid_input(h, h->n_tok, d->input), .n_tok = h->n_tok};
+    const int32_t n = m->info.n_layer;
+    p.ops->begin(dev, d->input, d->shared_input, pi_hybrid_input_bytes(h, h->n_tok), d->seq, pi_numbers(n));
+    for (int32_t l = 0; l < n; l++) {
+        if (h->layer[l].device != part->device) continue;
+        if (l == 0 || h->layer[l - 1].device != part->device) take_x(&p, l);
+        if (m->arch->parallel) predict(&p, l);
+        attention(&p, l);
+        if (!m->arch->parallel) predict(&p, l);
+        ffn(&p, l);
+        const int32_t next = l + 1 < n ? h->layer[l + 1].device : h->head_device;
+        if (next != part->device && (l + 1 < n || h->n_logits)) post_x(&p, l);
+    }
+    p.ops->end(dev, d->counts, p.in.counts, sizeof *d->counts * 3 * (size_t)n);
+    if (h->head_device != part->device) return;
+    if (h->layer[n - 1].device != part->device && h->n_logits) take_x(&p, n);
+    head(&p);
+}
