@@ -13,6 +13,7 @@ TESTS ?= tests
 PYTEST_ARGS ?= -q
 
 C_FILES = $(shell find vendor native tests examples -name '*.[ch]' -o -name '*.[ch]pp' | sort)
+CUDA_ARCHITECTURES ?=
 CONFIGURE = cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$$(command -v ninja)" -DPOWERINFER_WERROR=ON
 
 help: ## list the commands
@@ -28,11 +29,19 @@ build-testing: ## the engine, the test library and the C test programs, into bui
 	@cmake --build build/testing -j $(JOBS)
 	@$(MAKE) --no-print-directory library FROM=build/testing
 
+cuda: ## the engine with the CUDA backend, into build/cuda/ and powerinfer/lib/; CUDA_ARCHITECTURES=90-real or native
+	@$(CONFIGURE) -B build/cuda -DPOWERINFER_TESTING=ON -DPOWERINFER_CUDA=ON \
+		-DCMAKE_CUDA_COMPILER="$${CUDACXX:-$$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}" \
+		$(if $(CUDA_ARCHITECTURES),-DPOWERINFER_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)") >/dev/null
+	@cmake --build build/cuda -j $(JOBS)
+	@$(MAKE) --no-print-directory library FROM=build/cuda
+
 library:
 	@mkdir -p powerinfer/lib
 	@cp native/powerinfer.h powerinfer/lib/
-	@cp -L $(FROM)/libpowerinfer.so powerinfer/lib/libpowerinfer.so.new
-	@mv powerinfer/lib/libpowerinfer.so.new powerinfer/lib/libpowerinfer.so
+	@rm -f powerinfer/lib/libpowerinfer_cuda.so # of another build
+	@for name in $$(cd $(FROM) && ls libpowerinfer.so libpowerinfer_cuda.so 2>/dev/null); do \
+		cp -L $(FROM)/$$name powerinfer/lib/$$name.new && mv powerinfer/lib/$$name.new powerinfer/lib/$$name; done
 
 check: lint tidy test ## everything a change must pass: formats, linters, types, build, tests
 
@@ -122,4 +131,4 @@ wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
 clean: ## what the commands above made
 	rm -rf build dist powerinfer/lib *.egg-info
 
-.PHONY: help build build-testing library check lint tidy fix test sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench bench-kernels slow wheel clean
+.PHONY: help build build-testing cuda library check lint tidy fix test sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench bench-kernels slow wheel clean

@@ -3,6 +3,14 @@
 The library is loaded with cffi in ABI mode and knows no Python version, so one wheel (py3-none) serves
 them all. An editable install also builds the test library (build/testing), so that the tests need no
 further step.
+
+The CUDA backend (libpowerinfer_cuda.so, beside the engine's own library) follows POWERINFER_CUDA:
+
+    0        never
+    1        for all architectures, as wheels have it; POWERINFER_CUDA_ARCHITECTURES="90-real" names others
+    unset    for the GPU of this machine, if there is one and nvcc too; else CPU only
+
+What was built is printed, and `powerinfer doctor` says it.
 """
 
 from __future__ import annotations
@@ -40,40 +48,103 @@ def tool(name: str) -> str:
     return found
 
 
-def build_engine(build_dir: Path, *, testing: bool) -> Path:
-    """Configures and builds; returns the library. CMake sees CC, CXX and CFLAGS, and what CMAKE_ARGS adds."""
+def nvcc() -> str | None:
+    """Path of the CUDA compiler."""
+    for name in (os.environ.get("CUDACXX"), "nvcc", "/usr/local/cuda/bin/nvcc"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    return None
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU that works."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return False
+    try:
+        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return listed.returncode == 0 and "GPU " in listed.stdout
+
+
+def cuda_options() -> tuple[list[str], str]:
+    """CMake's options for the CUDA backend, and a sentence about what will be built."""
+    asked, compiler = os.environ.get("POWERINFER_CUDA", ""), nvcc()
+    architectures = os.environ.get("POWERINFER_CUDA_ARCHITECTURES", "")
+    if asked not in ("", "0", "1"):
+        raise SystemExit(f"POWERINFER_CUDA is 0, 1 or unset, not {asked!r}")
+    if asked == "0":
+        return ["-DPOWERINFER_CUDA=OFF"], "without the CUDA backend (POWERINFER_CUDA=0)"
+    if asked == "1" and compiler is None:
+        raise SystemExit("POWERINFER_CUDA=1 needs nvcc, on PATH, named by CUDACXX or in /usr/local/cuda/bin")
+    if compiler is None:
+        return ["-DPOWERINFER_CUDA=OFF"], "without the CUDA backend (no nvcc on this machine)"
+    if asked == "" and not has_gpu():
+        why = "no GPU on this machine; POWERINFER_CUDA=1 builds it for all architectures"
+        return ["-DPOWERINFER_CUDA=OFF"], f"without the CUDA backend ({why})"
+    if not architectures and asked == "":
+        architectures = "native"
+    options = ["-DPOWERINFER_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={compiler}"]
+    if architectures:
+        options.append(f"-DPOWERINFER_CUDA_ARCHITECTURES={architectures}")
+    return options, f"with the CUDA backend for {architectures or 'all architectures'}"
+
+
+def build_engine(build_dir: Path, *, testing: bool) -> dict[str, Path]:
+    """Configures and builds; returns libraries by name. CMake sees CC, CXX, CFLAGS and CMAKE_ARGS."""
+    options, sentence = cuda_options()
+    print(f"powerinfer: building {sentence}", flush=True)
     # The program's path is given each time: the environment that configured a directory before may be gone.
     configure = [tool("cmake"), "-S", str(ROOT), "-B", str(build_dir), "-G", "Ninja"]
     configure += [
         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
         f"-DPOWERINFER_TESTING={'ON' if testing else 'OFF'}",
     ]
+    configure += options
     configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
     subprocess.run(configure, check=True)
     subprocess.run([tool("cmake"), "--build", str(build_dir)], check=True)
-    return (build_dir / "libpowerinfer.so").resolve(strict=True)
+    names = ["libpowerinfer.so"] + (["libpowerinfer_cuda.so"] if "-DPOWERINFER_CUDA=ON" in options else [])
+    return {name: (build_dir / name).resolve(strict=True) for name in names}
+
+
+def put(source: Path, target: Path) -> None:
+    """Copies a file; a process that uses the old one keeps it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_suffix(f".{os.getpid()}")
+    shutil.copyfile(source, fresh)
+    os.replace(fresh, target)
 
 
 class BuildEngine(build_ext):
     """Stands in for the compilation of extension modules."""
 
-    def _files(self) -> list[str]:
-        return [f"powerinfer/lib/{name}" for name in ("libpowerinfer.so", "powerinfer.h")]
+    _built: tuple[str, ...] = ("libpowerinfer.so", "powerinfer.h")  # names in powerinfer/lib
 
     def run(self) -> None:
         in_place = bool(self.inplace or self.editable_mode)
         build_dir = ROOT / "build" / "testing" if in_place else Path(self.build_temp).resolve()
-        library = build_engine(build_dir, testing=in_place)
+        files = {
+            path.name.split(".so")[0] + ".so": path for path in build_engine(build_dir, testing=in_place)
+        }
+        files["powerinfer.h"] = HEADER
+        self._built = tuple(files)
         # Also into the source tree: Python started in a checkout imports the package from there.
         for base in {ROOT, ROOT if in_place else Path(self.build_lib).resolve()}:
-            for source, target in zip((library, HEADER), self._files(), strict=True):
-                (base / target).parent.mkdir(parents=True, exist_ok=True)
-                fresh = (base / target).with_suffix(f".{os.getpid()}")
-                shutil.copyfile(source, fresh)
-                os.replace(fresh, base / target)  # a process that runs the old library keeps it
+            folder = base / "powerinfer" / "lib"
+            for name, source in files.items():
+                put(source, folder / name)
+            if "libpowerinfer_cuda.so" not in files:  # of an earlier build, of another version perhaps
+                (folder / "libpowerinfer_cuda.so").unlink(missing_ok=True)
 
     def get_outputs(self) -> list[str]:
-        return [] if self.inplace else [str(Path(self.build_lib) / name) for name in self._files()]
+        return (
+            []
+            if self.inplace
+            else [str(Path(self.build_lib) / "powerinfer" / "lib" / n) for n in self._built]
+        )
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
