@@ -199,6 +199,12 @@ static int32_t n_parts(int32_t n_pos, int32_t n_slot) {
     return n < 1 ? 1 : n < n_slot ? n : n_slot;
 }
 
+int64_t pi_attention_bytes(const pi_session *s) {
+    int64_t n = 0;
+    for (int32_t end = s->chunk.n_tok; end > 0; end -= run_length(s, end)) n += s->chunk.pos[end - 1] + 1;
+    return n * s->model->info.n_head_kv * (int64_t)(s->kv.row_k + s->kv.row_v);
+}
+
 void pi_attention(pi_session *s, te_team *team, int32_t l) {
     enum { WORTH_SHARING = 8192 }; /* scores per member, from which on the slowest of fixed shares costs more */
     const pi_chunk *c = &s->chunk;

@@ -83,13 +83,6 @@ static void ffn_stage(pi_session *s, te_team *team, int32_t l, int32_t n_list) {
     te_barrier(team);
 }
 
-/* Bytes of K and V that the chunk's attention reads in one layer. */
-static int64_t kv_bytes_read(const pi_session *s) {
-    int64_t n = 0;
-    for (int32_t t = 0; t < s->chunk.n_tok; t++) n += s->chunk.pos[t] + 1;
-    return n * s->model->info.n_head_kv * (int64_t)(s->kv.row_k + s->kv.row_v);
-}
-
 static void record(pi_session *s, const te_team *team, int32_t l, int64_t kv_bytes, int64_t t0, int64_t t1,
                    int64_t t2) {
     const pi_layer *w = &s->model->layer[l];
@@ -149,7 +142,7 @@ void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
     attention_stage(s, team, l);
     const int64_t t1 = leader ? te_os_now_ns() : 0;
     ffn_stage(s, team, l, n_list);
-    if (leader) record(s, team, l, kv_bytes_read(s), t0, t1, te_os_now_ns());
+    if (leader) record(s, team, l, pi_attention_bytes(s), t0, t1, te_os_now_ns());
 }
 
 static void step(void *ctx, te_team *team) {

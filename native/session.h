@@ -106,6 +106,8 @@ pi_status pi_forward(pi_session *s);
 /* attention.c: writes K and V of the chunk (after q/k norm and RoPE) and computes att. Contains a barrier; ends without
  * one. */
 void pi_attention(pi_session *s, te_team *team, int32_t l);
+/* Bytes of K and V that the chunk's attention reads in one layer; tokens that are taken together read them once. */
+int64_t pi_attention_bytes(const pi_session *s);
 
 /* sparse/hybrid_ffn.c */
 /* Predicted mode: marks (s->mask) and lists (s->list) the neurons for the chunk's sparse tokens from x, the residual

@@ -168,3 +168,22 @@ def test_every_instruction_set(isa: str) -> None:
         command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_bytes_of_k_and_v(case: tuple[Model, Any]) -> None:
+    """A token reads all positions before it; a prompt's tokens that are taken together read them once."""
+    model, _ = case
+    info = model.info
+    of_a_position = 2 * 2 * info.n_head_kv * info.n_embd_head  # F16
+    read = {}
+    with Session(model, n_ctx=N, n_threads=2, n_batch=512) as session:
+        for n in (512, 1):
+            session.feed(tokens()[:n])
+            step = session.last_step[0]
+            read[n] = step.bytes - step.ffn_bytes
+        session.feed(tokens()[:1])
+        last = session.last_step[0]
+    assert last.bytes - last.ffn_bytes - read[1] == of_a_position
+    weights = read[1] - 513 * of_a_position
+    assert weights > 0
+    assert 512 * of_a_position <= read[512] - weights < 512 * 513 // 2 * of_a_position // 2
