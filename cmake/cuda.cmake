@@ -38,7 +38,7 @@ set_target_properties(powerinfer_cuda PROPERTIES
 install(TARGETS powerinfer_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 
 if(POWERINFER_TESTING)
-    foreach(source kernels_check.cpp kernels_bench.cu)
+    foreach(source kernels_check.cpp kernels_bench.cu prefill_check.cpp prefill_bench.cu)
         get_filename_component(name "${source}" NAME_WE)
         add_executable(gpu_${name} "tests/gpu/${source}")
         target_include_directories(gpu_${name} PRIVATE vendor tests/gpu)

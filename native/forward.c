@@ -60,10 +60,14 @@ static void attention_stage(pi_session *s, te_team *team, int32_t l) {
                               {.w = w->v, .bias = w->v_b, .y = s->v, .ldy = n_kv}};
     te_op_linear(team, s->ws, qkv, 3, in, n, s->chunk.n_tok);
     te_barrier(team);
+    pi_adapt(s, team, w, PI_ADAPT_Q, in, n, s->chunk.n_tok, s->q, n_q);
+    pi_adapt(s, team, w, PI_ADAPT_K, in, n, s->chunk.n_tok, s->k, n_kv);
+    pi_adapt(s, team, w, PI_ADAPT_V, in, n, s->chunk.n_tok, s->v, n_kv);
     pi_attention(s, team, l);
     te_barrier(team);
     const te_linear out = {.w = w->o, .bias = w->o_b, .y = s->x, .ldy = n, .add = true};
     te_op_linear(team, s->ws, &out, 1, s->att, n_q, s->chunk.n_tok);
+    pi_adapt(s, team, w, PI_ADAPT_O, s->att, n_q, s->chunk.n_tok, s->x, n);
     te_barrier(team);
 }
 

@@ -10,6 +10,7 @@
 /* A layer's matrices and vectors on its device; names as in pi_layer. */
 typedef struct pi_device_layer {
     int32_t device; /* index in pi_hybrid, or -1: the CPU computes the layer */
+    bool has_predictor;
     int32_t n_hot, n_cold;
     int32_t *hot, *cold;  /* ids, ascending; H */
     int32_t *cold_blocks; /* of a down stored by output */
@@ -19,13 +20,15 @@ typedef struct pi_device_layer {
     const float *q_b, *k_b, *v_b, *o_b, *q_norm, *k_norm, *up_b, *up_b_cold, *down_b, *threshold;
     const int32_t *cold_ids, *cold_block_ids; /* D */
     void *pool_k, *pool_v;
+    uint32_t *fired_hot, *fired_cold; /* D; or NULL: the session does not count */
 } pi_device_layer;
 
 enum { PI_MAX_DEVICES = 16 };
 
-/* What changes from step to step, as it lies in one piece of memory: pos [n_tok], first [n_tok], table [n_tok][ld_table], cs
- * [n_tok][n_rot]. */
+/* What changes from step to step, as it lies in one piece of memory: x [n_tok][n_embd] (the embedding, where the first
+ * layer is the device's), pos [n_tok], first [n_tok], table [n_tok][ld_table], cs [n_tok][n_rot]. */
 typedef struct pi_device_input {
+    float *x;
     int32_t *pos, *first, *table;
     float *cs;
     uint32_t *counts; /* [n_layer][3], zeros */
@@ -33,6 +36,8 @@ typedef struct pi_device_input {
 
 /* One device and the buffers of a chunk on it. */
 typedef struct pi_device_state {
+    int32_t of_plan; /* which of the plan's devices it is */
+    uint64_t budget_bytes;
     pi_device *dev;
     pi_device_info info;
     void *shared_input, *input; /* S, D */
@@ -49,25 +54,46 @@ typedef struct pi_device_state {
     te_mat output; /* w NULL: the CPU computes the head */
 } pi_device_state;
 
+/* What a member of the CPU's team keeps of a layer with cold neurons. */
+typedef struct pi_cold_member {
+    float *x;         /* [max_decode][n_embd] what the device posted */
+    uint32_t *marks;  /* [max_decode][words] */
+    int32_t *list;    /* [n_ff] marked neurons */
+    uint32_t *tokens; /* [n_ff] which tokens marked them */
+} pi_cold_member;
+
 typedef struct pi_hybrid {
     pi_session *s;
-    pi_wait wait;
-    int32_t n_devices;
+    int64_t process_id;        /* of the process that opened the devices: a forked one has none of them */
+    int64_t wait_ns;           /* for a device */
+    int32_t n_used, n_devices; /* that something lies on; of those, opened */
     pi_device_state device[PI_MAX_DEVICES];
     pi_device_layer *layer; /* [n_layer] */
     int32_t ld_table;
     int32_t head_device; /* or -1 */
     bool can_load;       /* devices read cold weights where they lie; else the CPU computes all cold neurons */
+    int32_t max_decode;  /* tokens that are handed over within a layer */
     int32_t max_logits;
-    uint32_t number; /* of the step's first hand-over */
-    int32_t *list;   /* [n_threads][n_ff] each member's list of a layer's cold neurons */
-    float *y;        /* [max_decode][n_embd] the cold neurons' sum */
+    uint32_t number;        /* of the step's first hand-over */
+    te_pool *alone;         /* the calling thread by itself */
+    pi_cold_member *member; /* [n_threads] */
+    float *y;               /* [max_decode][n_embd] the cold neurons' sum, where down is stored by output */
+    void *memory;           /* of y and of the members */
+    size_t memory_bytes;
+    pi_progress progress; /* while loading */
+    void *progress_ctx;
+    uint64_t sent_bytes, total_bytes;
     /* The run under way. */
-    bool decode; /* cold neurons are the CPU's; else their rows are loaded */
-    bool masked; /* by predictor */
-    bool skip;   /* silent neurons */
+    int32_t n_members; /* of the CPU's team */
+    int32_t late;      /* 1 + the device that did not answer in time; 0: all did */
+    int64_t last_ns;   /* when the CPU's last hand-over ended */
+    bool decode;       /* cold neurons are the CPU's; else their rows are loaded */
+    bool masked;       /* by predictor */
+    bool skip;         /* silent neurons */
+    bool grouped;      /* tokens of a sequence are next to each other */
     int32_t n_tok, n_logits;
     pi_status kv_status;
+    bool kv_lost;
 } pi_hybrid;
 
 /* Numbers of a step's hand-overs. */
@@ -78,7 +104,19 @@ static inline uint32_t pi_numbers(int32_t n_layer) { return ((uint32_t)n_layer +
 /* hybrid.c: which layers lie where; then, once the session's KV pool is made, uploads them. Errors: ARGUMENT, MEMORY,
  * DEVICE, UNSUPPORTED. */
 pi_status pi_hybrid_place(pi_session *s, const pi_plan *plan, pi_hybrid **out);
-pi_status pi_hybrid_load(pi_hybrid *h, int32_t kind, uint64_t budget_bytes);
+pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o);
+/* Memory of all devices that is in use. */
+uint64_t pi_hybrid_bytes(const pi_hybrid *h);
+/* Whether the layers on devices have what a mode needs. Errors: UNSUPPORTED. */
+pi_status pi_hybrid_check_sparsity(const pi_hybrid *h, int32_t sparsity);
+/* Sends the thresholds [n_layer] to the devices. Errors: DEVICE (the session's own are then sent back). */
+pi_status pi_hybrid_set_thresholds(pi_hybrid *h, const float *threshold);
+/* Adds to count [n_ff] how often the layer's neurons fired on a device; sets these counts to 0. Errors: DEVICE,
+ * MEMORY. */
+pi_status pi_hybrid_add_fired(pi_hybrid *h, int32_t l, uint32_t *count);
+pi_status pi_hybrid_reset_fired(pi_hybrid *h);
+/* The first error of copies of K and V since it was asked last. */
+pi_status pi_hybrid_kv_status(pi_hybrid *h);
 /* The most tokens of a run. */
 int32_t pi_hybrid_most(const pi_hybrid *h);
 /* Where a step's inputs for n_tok tokens lie from base on, and how many bytes they take. */
@@ -87,7 +125,10 @@ size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok);
 /* How many of a layer's cold neurons are loaded at once into n_bytes. */
 int32_t pi_hybrid_staged(const pi_hybrid *h, int32_t l, size_t n_bytes);
 void pi_hybrid_close(pi_hybrid *h);
-/* How the KV pool reaches the layers that lie on devices; an error of those is reported by the next run. */
+/* hybrid_upload.c: brings the weights of a device's layers and head there, and reserves its buffers. Errors: MEMORY,
+ * DEVICE. */
+pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device);
+/* How the KV pool reaches the layers that lie on devices; errors wait in kv_status. */
 pi_kv_far pi_hybrid_far(pi_hybrid *h);
 /* hybrid_step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);

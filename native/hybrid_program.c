@@ -76,7 +76,8 @@ static void attention(const program *p, int32_t l) {
                                 .first = p->in.first,
                                 .table = p->in.table,
                                 .ld_table = p->h->ld_table,
-                                .n_ctx = s->options.n_ctx};
+                                .n_ctx = s->options.n_ctx,
+                                .grouped = p->h->grouped};
     p->ops->attention(p->dev, &a);
     const pi_dev_linear out = {
         .x = p->d->att,
@@ -107,16 +108,29 @@ static pi_dev_scores scores_of(const program *p, int32_t l, const te_mat *fc2, c
     return a;
 }
 
+static bool asks_cpu(const program *p, int32_t l) { return p->h->decode && p->h->layer[l].n_cold; }
+
+/* The norm in front of the FFN. */
+static pi_dev_norm ffn_norm(const program *p, int32_t l) {
+    const pi_device_layer *w = &p->h->layer[l];
+    return w->ffn_norm.w ? w->ffn_norm : w->attn_norm;
+}
+
+/* Whether others than the FFN read its input, or x changes before the FFN does: then it is made once and kept. */
+static bool keeps_input(const program *p, int32_t l) {
+    return p->h->masked || asks_cpu(p, l) || p->h->s->model->arch->parallel;
+}
+
 /* The FFN's input, kept and posted; the predictor's first layer; marks of the cold neurons. Reads x. */
 static void predict(const program *p, int32_t l) {
     const pi_hybrid *h = p->h;
     const pi_device_layer *w = &h->layer[l];
-    const bool asks_cpu = h->decode && w->n_cold;
+    if (!keeps_input(p, l)) return;
     pi_dev_linear a = from_x(p);
     a.side.wanted = true;
-    a.side.norm = w->ffn_norm.w ? w->ffn_norm : w->attn_norm;
+    a.side.norm = ffn_norm(p, l);
     a.side.keep = p->d->h;
-    if (asks_cpu) {
+    if (asks_cpu(p, l)) {
         a.side.post = p->d->post;
         a.side.seq = seq_of(p, l, PI_COLD);
     }
@@ -126,7 +140,7 @@ static void predict(const program *p, int32_t l) {
         a.relu = true;
     }
     p->ops->linear(p->dev, &a);
-    if (!asks_cpu || !h->masked) return;
+    if (!asks_cpu(p, l) || !h->masked) return;
     const pi_dev_marks m = {.scores = scores_of(p, l, &w->fc2_cold, w->sign_cold, 0, w->n_cold),
                             .n_tok = p->n_tok,
                             .post = p->d->marks,
@@ -137,7 +151,9 @@ static void predict(const program *p, int32_t l) {
 static pi_dev_ffn ffn_args(const program *p, int32_t l) {
     const pi_hybrid *h = p->h;
     const pi_model_info *i = &h->s->model->info;
-    return (pi_dev_ffn){.h = p->d->h,
+    const bool kept = keeps_input(p, l);
+    return (pi_dev_ffn){.x = kept ? p->d->h : p->d->x,
+                        .norm = kept ? (pi_dev_norm){0} : ffn_norm(p, l),
                         .n_tok = p->n_tok,
                         .act = i->activation,
                         .act_threshold = i->activation_threshold,
@@ -175,6 +191,7 @@ static void load_cold(const program *p, int32_t l, bool first) {
                             true, at, &a.down_out);
         if (d->up_b_cold) a.up_bias = d->up_b_cold + c;
         a.scores = scores_of(p, l, &d->fc2_cold, d->sign_cold, c, n);
+        if (d->fired_cold) a.fired = d->fired_cold + c;
         a.staged = true;
         a.stage = stage;
         a.add = !first;
@@ -194,16 +211,16 @@ static void ffn(const program *p, int32_t l) {
         a.down_out = w->down_out;
         a.up_bias = w->up_b;
         a.scores = scores_of(p, l, &w->fc2_hot, w->sign_hot, 0, w->n_hot);
+        a.fired = w->fired_hot;
         p->ops->ffn(p->dev, &a);
     }
     if (!h->decode && w->n_cold) load_cold(p, l, !w->n_hot);
-    const bool asks_cpu = h->decode && w->n_cold;
     const pi_dev_merge sum = {.x = p->d->x,
                               .n_tok = p->n_tok,
                               .n_embd = h->s->model->info.n_embd,
                               .y = w->n_hot || !h->decode ? p->d->y : NULL,
                               .bias = w->down_b,
-                              .words = asks_cpu ? p->d->answer : NULL,
+                              .words = asks_cpu(p, l) ? p->d->answer : NULL,
                               .seq = seq_of(p, l, PI_COLD)};
     p->ops->merge(p->dev, &sum);
 }
@@ -217,11 +234,15 @@ static void head(const program *p) {
     a.n_tok = p->h->n_logits;
     a.norm = p->d->output_norm;
     a.n_out = 1;
-    a.out[0] = (te_linear){.w = p->d->output, .y = p->d->logits, .ldy = (size_t)i->n_vocab};
+    /* Single values are slow to leave the device: they are made there, where y has room, and copied at once. */
+    const size_t n = (size_t)a.n_tok * (size_t)i->n_vocab, room = (size_t)p->h->s->options.n_batch * (size_t)i->n_embd;
+    float *y = n <= room ? p->d->y : p->d->logits;
+    a.out[0] = (te_linear){.w = p->d->output, .y = y, .ldy = (size_t)i->n_vocab};
     a.side.wanted = true;
     a.side.norm = p->d->output_norm;
     a.side.keep = p->d->hidden;
     p->ops->linear(p->dev, &a);
+    if (y != p->d->logits) p->ops->end(p->dev, p->d->logits, y, sizeof *y * n);
 }
 
 void pi_hybrid_program(void *ctx, pi_device *dev) {
@@ -232,10 +253,12 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
     const program p = {
         .h = h, .d = d, .dev = dev, .ops = dev->ops, .in = pi_hybrid_input(h, h->n_tok, d->input), .n_tok = h->n_tok};
     const int32_t n = m->info.n_layer;
-    p.ops->begin(dev, d->input, d->shared_input, pi_hybrid_input_bytes(h, h->n_tok), d->seq, pi_numbers(n));
+    const size_t skipped = h->layer[0].device == part->device ? 0 : (size_t)((char *)p.in.pos - (char *)d->input);
+    p.ops->begin(dev, (char *)d->input + skipped, (const char *)d->shared_input + skipped,
+                 pi_hybrid_input_bytes(h, h->n_tok) - skipped, d->seq, pi_numbers(n));
     for (int32_t l = 0; l < n; l++) {
         if (h->layer[l].device != part->device) continue;
-        if (l == 0 || h->layer[l - 1].device != part->device) take_x(&p, l);
+        if (l > 0 && h->layer[l - 1].device != part->device) take_x(&p, l);
         if (m->arch->parallel) predict(&p, l);
         attention(&p, l);
         if (!m->arch->parallel) predict(&p, l);

@@ -60,7 +60,9 @@ void pi_kv_free(pi_kv *kv) {
 }
 
 uint64_t pi_kv_bytes(const pi_kv *kv) {
-    return ((uint64_t)kv->layer_k_bytes + kv->layer_v_bytes) * (uint64_t)kv->model->info.n_layer;
+    int32_t n = 0;
+    for (int32_t l = 0; l < kv->model->info.n_layer; l++) n += !pi_kv_is_far(kv, l);
+    return ((uint64_t)kv->layer_k_bytes + kv->layer_v_bytes) * (uint64_t)n;
 }
 
 static void unref(pi_kv *kv, int32_t block) {

@@ -24,6 +24,7 @@ typedef struct pi_kv_far {
     void (*read)(void *ctx, int32_t l, bool is_v, size_t at, void *to, size_t n_bytes);
     void (*write)(void *ctx, int32_t l, bool is_v, size_t at, const void *from, size_t n_bytes);
     void (*copy)(void *ctx, int32_t l, bool is_v, size_t to, size_t from, size_t n_bytes);
+    pi_status (*status)(void *ctx); /* the first error of these since it was asked last */
 } pi_kv_far;
 
 typedef struct pi_kv {
@@ -44,9 +45,10 @@ typedef struct pi_kv {
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool, int32_t n_seq, int32_t type_k,
                      int32_t type_v, const pi_kv_far *far);
 void pi_kv_free(pi_kv *kv);
-uint64_t pi_kv_bytes(const pi_kv *kv);
+uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers that are not far */
 
 /* Where head h of position pos in seq is kept in layer l. */
+static inline pi_status pi_kv_far_status(const pi_kv *kv) { return kv->far.has ? kv->far.status(kv->far.ctx) : PI_OK; }
 static inline bool pi_kv_is_far(const pi_kv *kv, int32_t l) { return kv->far.has && kv->far.has(kv->far.ctx, l); }
 static inline size_t pi_kv_at(const pi_kv *kv, const pi_seq *s, int32_t h, int32_t pos, size_t row) {
     const size_t b = (size_t)s->block[pos / PI_KV_BLOCK], nh = (size_t)kv->model->info.n_head_kv;

@@ -34,6 +34,14 @@ typedef struct pi_memory { /* of te_os_alloc */
     size_t n_bytes;
 } pi_memory;
 
+/* lora.c: W x + b (a x), with the scale in a; a.w NULL: there is none. */
+typedef struct pi_adapter {
+    te_mat a; /* [rank][cols of W] */
+    te_mat b; /* [rows of W][rank] */
+    void *memory;
+} pi_adapter;
+enum { PI_ADAPT_Q, PI_ADAPT_K, PI_ADAPT_V, PI_ADAPT_O, PI_ADAPT_GATE, PI_ADAPT_UP, PI_ADAPT_DOWN, PI_N_ADAPT };
+
 typedef struct pi_layer {
     const float *attn_norm, *attn_norm_b;   /* [n_embd] */
     const float *attn_norm2, *attn_norm2_b; /* [n_embd] or NULL: Falcon-40B's norm of the attention input */
@@ -53,6 +61,7 @@ typedef struct pi_layer {
     float threshold;                        /* of the predictor's scores */
     pi_memory own;                          /* of the matrices that were moved */
     int64_t attn_bytes;                     /* of the attention's weights */
+    pi_adapter *adapter;                    /* [PI_N_ADAPT] or NULL */
 } pi_layer;
 
 struct pi_model {
@@ -78,6 +87,8 @@ struct pi_model {
     te_pool *team;            /* while loading, once something needs it */
     int32_t max_rank;         /* largest r of any predictor */
     int32_t sign_words;       /* 64-bit words per neuron of the sign predictor; 0: there is none */
+    int32_t adapter_rank;     /* largest rank of any adapter; 0: there are none */
+    bool adapted_ffn;         /* some of them belong to the feed-forward */
 };
 
 static inline bool pi_is_relu(int32_t activation) {
@@ -103,6 +114,9 @@ pi_status pi_copy_head(pi_model *m);
 
 /* sparse/sign.c: makes layer->sign. Errors: MEMORY. */
 pi_status pi_load_signs(pi_model *m, pi_layer *layer);
+
+/* lora.c */
+void pi_adapters_free(pi_layer *layer);
 
 /* model_bind.c: fills token_embd ... layer[] from the file. */
 pi_status pi_model_bind(pi_model *m);

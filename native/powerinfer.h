@@ -177,6 +177,12 @@ void pi_model_close(pi_model *model);
  * memory than all pieces take. */
 pi_status pi_model_load(pi_model *model, int32_t *done, int32_t *total);
 void pi_model_get_info(const pi_model *model, pi_model_info *out);
+/* Adds a low-rank adapter to one matrix: y = W x becomes W x + scale * b (a x). tensor: "blk.0.attn_q.weight" and so on,
+ * a matrix of attention or of the feed-forward, once each. a: [rank][columns of W], b: [rows of W][rank]; copied. The
+ * model must be loaded and have no sessions. With adapters of the feed-forward predictors no longer fit: sessions are
+ * exact or dense, and all neurons are read. Errors: ARGUMENT, UNSUPPORTED (another tensor), MEMORY. */
+pi_status pi_model_add_adapter(pi_model *model, const char *tensor, int32_t rank, float scale, const float *a,
+                               const float *b);
 /* The file's threshold of one layer (powerinfer.sparse_thresholds, else powerinfer.sparse_threshold, else 0); NaN if
  * layer is out of range. */
 float pi_model_threshold(const pi_model *model, int32_t layer);
@@ -203,18 +209,29 @@ typedef enum pi_device_kind {
 
 typedef enum pi_kv_type { PI_KV_F32 = 0, PI_KV_F16 = 1, PI_KV_Q8_0 = 8 } pi_kv_type;
 
+/* done of total bytes; another result than 0 ends the work with a DEVICE error. */
+typedef int32_t (*pi_progress)(void *ctx, uint64_t done, uint64_t total);
+
 typedef struct pi_session_options {
     int32_t n_ctx;          /* most positions of one sequence; 0: the model's own, at most 4096 */
     int32_t n_pool;         /* positions that all sequences share; 0: n_ctx. Rounded up to blocks of 64 */
     int32_t n_seq;          /* sequences are numbered 0..n_seq-1 */
     int32_t n_batch;        /* tokens computed together; a larger batch is cut into chunks of this many */
-    int32_t n_threads;      /* 0: physical cores */
+    int32_t n_threads;      /* 0: physical cores; with a device one less, which the driver is left, of four or more */
     int32_t type_k, type_v; /* pi_kv_type */
     int32_t sparsity;       /* pi_sparsity */
     int32_t mask_prompts;   /* 1: predicted mode computes every token with the predictor's neurons, not only those that
                                want logits; for measuring what the mask costs */
     int32_t device;         /* pi_device_kind that the plan is carried out on */
-    const struct pi_plan *plan; /* NULL: the CPU computes everything. Read during the call only */
+    const struct pi_plan *plan;  /* NULL: the CPU computes everything. Read during the call only */
+    const int32_t *device_index; /* which devices of that kind the plan's are; NULL: 0, 1, 2 ... */
+    pi_progress progress;        /* called while weights are brought to devices, or NULL */
+    void *progress_ctx;
+    int32_t wait_ms; /* how long a step waits for a device, and a device for the CPU, before it fails; 0: a minute
+                              and ten */
+    int32_t
+        count_neurons; /* 1: count which neurons fire, for pi_session_counts; takes 4 bytes per neuron of a layer on a
+                              device there, which the plan must be made for */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
 
@@ -222,16 +239,18 @@ typedef struct pi_session_info {
     int32_t n_ctx, n_pool, n_seq, n_batch, n_threads;
     int32_t sparsity; /* never AUTO */
     float sparse_threshold;
-    uint64_t n_kv_bytes;
+    uint64_t n_kv_bytes; /* in host memory */
     uint64_t n_work_bytes;
+    uint64_t n_device_bytes;         /* of all devices: weights, K and V, buffers */
     int32_t n_blocks, n_blocks_free; /* of 64 positions */
 } pi_session_info;
 
 /* Errors: ARGUMENT (ranges; PREDICTED without predictors, EXACT without ReLU; Q8_0 with a head size that is no multiple
- * of 32), MEMORY. */
+ * of 32; a plan of another model), MEMORY (also a device's), DEVICE, UNSUPPORTED (count_neurons where a device cannot). */
 pi_status pi_session_open(pi_model *model, const pi_session_options *options, pi_session **out);
 void pi_session_close(pi_session *session);
 void pi_session_get_info(const pi_session *session, pi_session_info *out);
+/* UNSUPPORTED: PREDICTED, in a session whose devices have no predictors because it was opened in another mode. */
 pi_status pi_session_set_sparsity(pi_session *session, int32_t sparsity);
 /* Replaces the thresholds of all layers, or those of each (threshold [n_layer]). NaN is an ARGUMENT error. */
 pi_status pi_session_set_threshold(pi_session *session, float threshold);
@@ -248,7 +267,8 @@ typedef struct pi_batch {
     const uint8_t *want_logits; /* NULL: the last token only */
 } pi_batch;
 
-/* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY. */
+/* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY; DEVICE,
+ * TIMEOUT (a device failed or did not answer: the sequences are as they were before). */
 pi_status pi_session_feed(pi_session *session, const pi_batch *batch);
 /* Logits [n_vocab] of the index-th token of the last batch that wanted them; writable; valid until the next feed. NULL
  * if out of range. */
@@ -273,15 +293,16 @@ pi_status pi_seq_state_load(pi_session *session, int32_t seq, const void *in, ui
 /* What the last feed's last chunk did in one layer's FFN. Neuron counts are sums over the tokens that were computed
  * sparsely. */
 typedef struct pi_layer_step {
-    int32_t n_tokens;    /* of the chunk */
-    int32_t n_sparse;    /* of those, computed by the row-sparse operator */
-    int64_t n_predicted; /* (neuron, token) pairs that the mask named; all of them in exact and dense mode */
-    int64_t n_computed;  /* pairs whose up (ungated: down) row was used */
-    int64_t n_active;    /* pairs with a non-zero product */
-    int64_t n_rows;      /* weight rows read by the FFN */
-    int64_t ffn_bytes;   /* bytes of weights read by the FFN, predictor included */
-    int64_t bytes;       /* of the whole layer: weights, K and V */
-    float ffn_us, layer_us;
+    int32_t n_tokens;        /* of the chunk */
+    int32_t n_sparse;        /* of those, computed by the row-sparse operator */
+    int64_t n_predicted;     /* (neuron, token) pairs that the mask named; all of them in exact and dense mode */
+    int64_t n_computed;      /* pairs whose up (ungated: down) row was used */
+    int64_t n_active;        /* pairs with a non-zero product */
+    int64_t n_active_device; /* of those, whose neuron lies on a device */
+    int64_t n_rows;          /* weight rows read by the FFN */
+    int64_t ffn_bytes;       /* bytes of weights read by the FFN, predictor included */
+    int64_t bytes;           /* of the whole layer: weights, K and V */
+    float ffn_us, layer_us;  /* of a layer on a device: the CPU's part, and since its last hand-over; 0 without one */
 } pi_layer_step;
 pi_status pi_session_last_step(const pi_session *session, int32_t layer, pi_layer_step *out);
 /* What one layer's FFN is given and makes of it, for profiling and training: a feed writes a row per token, in the order
@@ -294,8 +315,15 @@ typedef struct pi_tap {
     float *hidden; /* [n_batch][n_ff] act(gate) * up, after the mask if there is one; 0 where a neuron is silent */
     float *score;  /* [n_batch][n_ff] of the predictor, in any mode */
 } pi_tap;
-/* tap NULL ends it. Errors: ARGUMENT (layer; scores of a model without predictor). */
+/* tap NULL ends it. Errors: ARGUMENT (layer; scores of a model without predictor), UNSUPPORTED (a session with layers on
+ * a device). */
 pi_status pi_session_set_tap(pi_session *session, int32_t layer, const pi_tap *tap);
+
+/* Of a session opened with count_neurons: how often each of a layer's neurons fired (a product that is not 0) since then
+ * or the last reset, count [n_ff], and over how many tokens. Neurons that a token's mask left out did not fire for it.
+ * Errors: ARGUMENT (layer; a session that does not count), MEMORY, DEVICE. */
+pi_status pi_session_counts(pi_session *session, int32_t layer, uint32_t *count, uint64_t *n_tokens);
+pi_status pi_session_reset_counts(pi_session *session);
 
 /* Bytes of weights, K and V that the last feed read in all (embedding and output head included), and its time. */
 pi_status pi_session_last_total(const pi_session *session, int64_t *bytes, float *us);
@@ -340,14 +368,20 @@ void pi_sampler_reset(pi_sampler *sampler, uint64_t seed);
  * which bytes and time are counted. The weights need not be loaded. A plan keeps nothing of the model. */
 typedef struct pi_plan pi_plan;
 
+enum { PI_PLAN_DEVICES = 16 }; /* at most */
+
 typedef struct pi_plan_options {
-    uint64_t budget_bytes;                   /* 0: all on the CPU */
+    uint64_t budget_bytes;                   /* of each device; 0: all on the CPU */
+    int32_t n_devices;                       /* 0 or 1: one */
+    const uint64_t *budgets;                 /* [n_devices] of each device, instead of budget_bytes; or NULL */
     int32_t n_ctx, n_pool, n_seq, n_batch;   /* as in pi_session_options */
     int32_t type_k, type_v;                  /* pi_kv_type */
     int32_t sparsity;                        /* pi_sparsity that the plan is for */
+    int32_t count_neurons;                   /* as in pi_session_options */
     int32_t group;                           /* neurons that move together, or more where a format asks for it */
     double gpu_bytes_per_s, cpu_bytes_per_s; /* rates at which weights are read */
     double pcie_bytes_per_s;                 /* from host to device memory */
+    double in_place_bytes_per_s;             /* at which a device's kernels read host memory; 0: they do not */
     double handover_us;                      /* device to CPU and back, once a layer */
     double layer_us, ffn_us;                 /* what a layer's, and its hot FFN's, kernels take beyond bytes */
     uint64_t overhead_bytes;                 /* context, code, captured graphs, libraries' workspaces */
@@ -357,15 +391,17 @@ typedef struct pi_plan_options {
     double overshoot;                        /* neurons predicted per neuron that fires, >= 1 */
 } pi_plan_options;
 /* No budget; rates of a desktop (CPU 40 GB/s, device 800, PCIe 24). Times and overhead were measured on an H200:
- * hand-over 6 us, kernels 16 + 9 us, 0.54 GiB of context, code and graphs to which 56 MiB are added for libraries. */
+ * hand-over 6 us, kernels 16 + 9 us, 640 MiB of context, code, graphs and libraries. */
 pi_plan_options pi_plan_defaults(void);
 
 typedef struct pi_plan_layer {
     int32_t on_device;           /* attention, K and V, norms and predictor are */
+    int32_t device;              /* which; -1: the CPU */
     int32_t predictor_on_device; /* the plan's mode uses one, and it is */
     int32_t n_hot;               /* neurons on the device */
-    double active_hot;           /* of those, computed per token, expected */
-    double active_cold;
+    int32_t n_pcie;              /* neurons of the host's that the device reads in place while it would wait */
+    double active_hot;           /* of those on the device, computed per token, expected */
+    double active_pcie, active_cold;
     uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes, ffn_bytes; /* on the device */
     double fixed_us;                                                            /* attention, K and V, predictor */
     double gpu_ffn_us, cpu_ffn_us, handover_us; /* CPU and hand-over run beside the device */
@@ -381,25 +417,35 @@ typedef struct pi_plan_info {
     int32_t n_layer_device;   /* layers with attention on the device */
     int32_t n_layer_resident; /* of those, with all their neurons */
     int32_t head_on_device;
-    int64_t n_hot;
+    int32_t head_device; /* which; -1: the CPU */
+    int32_t n_devices;   /* that there are budgets for */
+    int64_t n_hot, n_pcie;
     uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes, ffn_bytes, head_bytes;
     uint64_t scratch_bytes;  /* activations, logits, tables */
     uint64_t staging_bytes;  /* buffers through which a prompt's cold weights stream */
     uint64_t overhead_bytes; /* as given */
     uint64_t total_bytes;    /* of all these; at most budget_bytes */
     uint64_t budget_bytes;
-    uint64_t min_bytes;             /* the least budget that puts anything on the device */
-    uint64_t full_bytes;            /* the budget that holds everything */
-    double gpu_us, cpu_us;          /* busy per token; partly at the same time */
-    double handover_us;             /* all layers' */
-    double head_us;                 /* output matrix */
-    double total_us;                /* of a token */
-    double bound_us;                /* no plan within the budget is faster than this; 0 for a restored plan */
-    double tokens_per_s;            /* one sequence, its context half full */
-    double active_hot, active_cold; /* neurons computed per token */
-    double stream_bytes;            /* weights of the layers that are not on the device */
+    uint64_t min_bytes;    /* the least budget that puts anything on the device */
+    uint64_t full_bytes;   /* the budget that holds everything */
+    double gpu_us, cpu_us; /* busy per token; partly at the same time */
+    double handover_us;    /* all layers' */
+    double head_us;        /* output matrix */
+    double total_us;       /* of a token */
+    double bound_us;       /* no plan within the budget is faster than this; 0 for a restored plan */
+    double tokens_per_s;   /* one sequence, its context half full */
+    double active_hot, active_pcie, active_cold; /* neurons computed per token */
+    double stream_bytes;                         /* weights of the layers that are not on the device */
     double prompt_us; /* what reading those over PCIe takes: at least this per n_batch tokens of a prompt */
 } pi_plan_info;
+
+/* One device's share of a plan: a range of layers. */
+typedef struct pi_plan_device {
+    int32_t first_layer, n_layers; /* that have their attention there, among neighbours that may be the CPU's */
+    uint64_t budget_bytes;
+    uint64_t scratch_bytes, staging_bytes, overhead_bytes;
+    uint64_t total_bytes; /* these three and all that lies there; at most budget_bytes */
+} pi_plan_device;
 
 /* Deterministic; well below 0.1 s for 80 layers of 28672 neurons. counts are read during the call only. Errors:
  * ARGUMENT (ranges; a mode that the model does not have; a budget below min_bytes: the message says what would do),
@@ -412,6 +458,9 @@ typedef struct pi_placement {
     const int32_t *n_hot;     /* [n_layer] */
     const int32_t *hot;       /* ids of all layers' hot neurons, one layer after the other, ascending in each */
     int32_t head_on_device;
+    const int32_t *device; /* [n_layer + 1] of each layer on a device, and of the head; NULL: all on the first */
+    const int32_t *n_pcie; /* [n_layer], or NULL: none */
+    const int32_t *pcie;   /* ids as in hot */
 } pi_placement;
 /* The plan of a placement: checked, and priced with these options. Errors: ARGUMENT (also if it takes more than the
  * budget, or splits neurons that a format holds together), MEMORY. */
@@ -420,8 +469,11 @@ pi_status pi_plan_restore(const pi_model *model, const pi_plan_options *options,
 void pi_plan_free(pi_plan *plan);
 pi_status pi_plan_get_info(const pi_plan *plan, pi_plan_info *out);
 pi_status pi_plan_get_layer(const pi_plan *plan, int32_t layer, pi_plan_layer *out);
+pi_status pi_plan_get_device(const pi_plan *plan, int32_t device, pi_plan_device *out);
 /* Ids of the layer's n_hot hot neurons, ascending. */
 pi_status pi_plan_hot(const pi_plan *plan, int32_t layer, int32_t *ids);
+/* Ids of the layer's n_pcie neurons that the device reads in place, ascending. */
+pi_status pi_plan_pcie(const pi_plan *plan, int32_t layer, int32_t *ids);
 
 /* ---- machine ---- */
 
@@ -459,6 +511,20 @@ typedef struct pi_gpu {
 /* Asks CUDA's driver, if there is one, and fills the first n_gpus of gpu; takes no device memory. It starts the driver in
  * this process (cuInit): a child forked afterwards cannot use CUDA, one that is executed anew can. */
 pi_status pi_gpu_probe(pi_gpu_driver *driver, int32_t n_gpus, pi_gpu *gpu);
+
+/* A device (pi_device_kind) as sessions use it. */
+typedef struct pi_device_facts {
+    char name[128];
+    uint64_t memory_bytes, free_bytes; /* once it is open */
+    int32_t can_map;                   /* it reads host memory in place: prompts stream cold weights */
+    char no_mapping[256];              /* why not, or "" */
+    double read_bytes_per_s;           /* its own memory; this and the next two measured, or 0 */
+    double copy_bytes_per_s;           /* from host to device memory */
+    double in_place_bytes_per_s;       /* its kernels read host memory */
+} pi_device_facts;
+/* Opens the device, looks and closes it again. model: whose file it shall map, or NULL for other memory. measure: the
+ * rates too. Errors: DEVICE (no library, no driver, no such device), MEMORY. */
+pi_status pi_device_examine(int32_t kind, int32_t index, const pi_model *model, int32_t measure, pi_device_facts *out);
 
 /* cdef end */
 

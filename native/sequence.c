@@ -81,6 +81,11 @@ static pi_status shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
                        s->kv.n_free);
     pi_kv_own(&s->kv, seq, n_keep, n - n_drop);
     if (s->kv.far.has) PI_TRY(pi_kv_move_far(&s->kv, seq, n_keep, n_drop, s->scratch));
+    const pi_status st = pi_kv_far_status(&s->kv);
+    if (st != PI_OK) { /* some layers may have been moved */
+        pi_kv_cut(&s->kv, seq, n_keep);
+        return st;
+    }
     shift_task task = {s, seq, n_keep, n_drop};
     te_pool_run(s->pool, shift_step, &task);
     pi_kv_cut(&s->kv, seq, n - n_drop);
@@ -164,6 +169,7 @@ pi_status pi_seq_state_save(pi_session *s, int32_t seq, void *out, uint64_t n_by
     else {
         memcpy(out, &h, sizeof h);
         copy_rows(s, seq, (char *)out + sizeof h, true);
+        st = pi_kv_far_status(&s->kv);
     }
     pi_session_unlock(s);
     return st;
@@ -192,7 +198,9 @@ static pi_status state_load(pi_session *s, int32_t seq, const char *in, uint64_t
     pi_kv_cut(&s->kv, seq, 0);
     pi_kv_extend(&s->kv, seq, h.length);
     copy_rows(s, seq, (char *)(uintptr_t)in + sizeof h, false);
-    return PI_OK;
+    const pi_status st = pi_kv_far_status(&s->kv);
+    if (st != PI_OK) pi_kv_cut(&s->kv, seq, 0); /* what it holds now is nobody's */
+    return st;
 }
 
 pi_status pi_seq_state_load(pi_session *s, int32_t seq, const void *in, uint64_t n_bytes) {

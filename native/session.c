@@ -18,12 +18,19 @@ static pi_status check_sparsity(const pi_model *m, int32_t asked, int32_t *out) 
     const bool relu = pi_is_relu(m->info.activation);
     switch (asked) {
     case PI_SPARSITY_AUTO:
-        *out = m->info.predictor ? PI_SPARSITY_PREDICTED : relu ? PI_SPARSITY_EXACT : PI_SPARSITY_DENSE;
+        *out = m->info.predictor && !m->adapted_ffn ? PI_SPARSITY_PREDICTED
+               : relu                               ? PI_SPARSITY_EXACT
+                                                    : PI_SPARSITY_DENSE;
         return PI_OK;
     case PI_SPARSITY_PREDICTED:
         if (!m->info.predictor)
             return PI_FAIL(PI_ERROR_ARGUMENT,
                            "sparsity \"predicted\" needs a model with predictors (fc1, fc2); this one has none");
+        if (m->adapted_ffn)
+            return PI_FAIL(
+                PI_ERROR_ARGUMENT,
+                "sparsity \"predicted\" is not possible: an adapter changes the feed-forward, so its predictors "
+                "no longer fit");
         break;
     case PI_SPARSITY_EXACT:
         if (!relu)
@@ -65,11 +72,19 @@ pi_status pi_session_check(const pi_model *m, pi_session_options *o) {
     return check_sparsity(m, o->sparsity, &o->sparsity);
 }
 
+static bool uses_device(const pi_session_options *o) {
+    return o->plan && o->device != PI_DEVICE_NONE && o->plan->info.uses_device;
+}
+
 static pi_status check_options(const pi_model *m, pi_session_options *o) {
     if (m->loaded < m->info.n_layer)
         return PI_FAIL(PI_ERROR_ARGUMENT, "the model is not loaded: %d of %d layers", m->loaded, m->info.n_layer);
-    if (o->n_threads == 0) o->n_threads = te_os_n_cores();
+    if (o->n_threads == 0) {
+        o->n_threads = te_os_n_cores();
+        if (uses_device(o) && o->n_threads >= 4) o->n_threads--; /* a GPU's driver wants some of a core: 2 % on 16 */
+    }
     PI_TRY(in_range("n_threads", o->n_threads, 1, MAX_THREADS));
+    PI_TRY(in_range("wait_ms", o->wait_ms, 0, INT32_MAX));
     return pi_session_check(m, o);
 }
 
@@ -101,6 +116,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->gate = carve(c, i->is_gated ? b : 0, n_ff, f);
     s->up = carve(c, b, n_ff, f);
     s->rank = carve(c, mlp ? b : 0, (size_t)s->model->max_rank, f);
+    s->adapt = carve(c, s->model->adapter_rank ? b : 0, (size_t)s->model->adapter_rank, f);
     s->score = carve(c, predictor ? b : 0, n_ff, f);
     s->mask = carve(c, predictor ? b : 0, n_ff, 1);
     s->sign = carve(c, b, (size_t)s->model->sign_words, sizeof *s->sign);
@@ -120,6 +136,8 @@ static void lay_out(pi_session *s, carver *c) {
     s->chunk.batch_row = carve(c, b, 1, sizeof(int32_t));
     s->step = carve(c, 1, (size_t)i->n_layer, sizeof *s->step);
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
+    s->fired = carve(c, s->options.count_neurons ? (size_t)i->n_layer : 0, n_ff, sizeof *s->fired);
+    if (!s->options.count_neurons) s->fired = NULL;
 }
 
 static size_t lines(size_t bytes) { return (bytes + 63) / 64 * 16; } /* floats that fill cache lines */
@@ -164,7 +182,8 @@ static pi_status open_session(pi_session *s) {
     pi_session_options *o = &s->options;
     PI_TRY(check_options(m, o));
     pi_kv_far far = {0};
-    if (o->plan && o->device != PI_DEVICE_NONE && o->plan->info.uses_device) {
+    if (uses_device(o)) {
+        if (m->adapter_rank) return PI_FAIL(PI_ERROR_UNSUPPORTED, "a model with adapters cannot use a device yet");
         PI_TRY(pi_hybrid_place(s, o->plan, &s->hybrid));
         far = pi_hybrid_far(s->hybrid);
     }
@@ -184,12 +203,15 @@ static pi_status open_session(pi_session *s) {
     const te_workspace_limits limits = {
         .n_threads = o->n_threads,
         .max_tok = o->n_batch,
-        .max_cols = max_i32(max_i32(i->n_embd, i->n_ff), max_i32(i->n_head * i->n_embd_head, m->max_rank)),
+        .max_cols = max_i32(max_i32(i->n_embd, i->n_ff),
+                            max_i32(i->n_head * i->n_embd_head, max_i32(m->max_rank, m->adapter_rank))),
         .max_rows = i->n_ff};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
     PI_TRY(te_pool_new(o->n_threads, &s->pool));
-    if (s->hybrid) PI_TRY(pi_hybrid_load(s->hybrid, o->device, o->plan->info.budget_bytes));
+    if (s->hybrid) PI_TRY(pi_hybrid_load(s->hybrid, o));
     o->plan = NULL;
+    o->device_index = NULL;
+    o->progress = NULL;
     return PI_OK;
 }
 
@@ -238,6 +260,7 @@ void pi_session_get_info(const pi_session *s, pi_session_info *out) {
                              .sparse_threshold = lowest,
                              .n_kv_bytes = pi_kv_bytes(&s->kv),
                              .n_work_bytes = s->memory_bytes + te_workspace_bytes(s->ws),
+                             .n_device_bytes = s->hybrid ? pi_hybrid_bytes(s->hybrid) : 0,
                              .n_blocks = s->kv.n_blocks,
                              .n_blocks_free = s->kv.n_free};
     pi_session_unlock(s);
@@ -247,18 +270,17 @@ pi_status pi_session_set_sparsity(pi_session *s, int32_t sparsity) {
     int32_t v = 0;
     if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_set_sparsity: session is NULL");
     PI_TRY(check_sparsity(s->model, sparsity, &v));
+    if (s->hybrid) PI_TRY(pi_hybrid_check_sparsity(s->hybrid, v));
     pi_session_lock(s);
     s->options.sparsity = v;
     pi_session_unlock(s);
     return PI_OK;
 }
 
-pi_status pi_session_set_threshold(pi_session *s, float threshold) {
-    if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_set_threshold: session is NULL");
-    if (isnan(threshold)) return PI_FAIL(PI_ERROR_ARGUMENT, "the threshold is not a number");
-    pi_session_lock(s);
-    for (int32_t l = 0; l < s->model->info.n_layer; l++) s->threshold[l] = threshold;
-    pi_session_unlock(s);
+/* Both sides' thresholds, [n_layer]. */
+static pi_status change_thresholds(pi_session *s, const float *threshold) {
+    if (s->hybrid) PI_TRY(pi_hybrid_set_thresholds(s->hybrid, threshold));
+    memcpy(s->threshold, threshold, sizeof *threshold * (size_t)s->model->info.n_layer);
     return PI_OK;
 }
 
@@ -267,15 +289,30 @@ pi_status pi_session_set_thresholds(pi_session *s, const float *threshold) {
     for (int32_t l = 0; l < s->model->info.n_layer; l++)
         if (isnan(threshold[l])) return PI_FAIL(PI_ERROR_ARGUMENT, "the threshold of layer %d is not a number", l);
     pi_session_lock(s);
-    memcpy(s->threshold, threshold, sizeof *threshold * (size_t)s->model->info.n_layer);
+    const pi_status st = change_thresholds(s, threshold);
     pi_session_unlock(s);
-    return PI_OK;
+    return st;
+}
+
+pi_status pi_session_set_threshold(pi_session *s, float threshold) {
+    if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_set_threshold: session is NULL");
+    if (isnan(threshold)) return PI_FAIL(PI_ERROR_ARGUMENT, "the threshold is not a number");
+    const int32_t n = s->model->info.n_layer;
+    float *all = malloc(sizeof *all * (size_t)n);
+    if (!all) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d thresholds", n);
+    for (int32_t l = 0; l < n; l++) all[l] = threshold;
+    const pi_status st = pi_session_set_thresholds(s, all);
+    free(all);
+    return st;
 }
 
 pi_status pi_session_set_tap(pi_session *s, int32_t layer, const pi_tap *tap) {
     if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_set_tap: session is NULL");
     if (layer < 0 || layer >= s->model->info.n_layer)
         return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d is out of range 0..%d", layer, s->model->info.n_layer - 1);
+    if (tap && s->hybrid)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "a session with layers on a device cannot be tapped; one of the CPU alone can");
     if (tap && tap->score && !s->model->info.predictor)
         return PI_FAIL(PI_ERROR_ARGUMENT, "the model has no predictor whose scores could be tapped");
     pi_session_lock(s);
@@ -402,6 +439,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *po
         for (int32_t i = first; i < first + n; i++) pi_kv_extend(&s->kv, batch_seq(b, i), pos[i] + 1);
         fill_chunk(s, b, first, n, pos, &row);
         const pi_status st = pi_forward(s);
+        s->n_counted += st == PI_OK ? (uint64_t)n : 0;
         if (st == PI_OK) continue;
         for (int32_t i = b->n_tokens - 1; i >= 0; i--) /* the first token of a sequence says how long it was */
             if (s->kv.seq[batch_seq(b, i)].length > pos[i]) pi_kv_cut(&s->kv, batch_seq(b, i), pos[i]);
@@ -460,4 +498,41 @@ pi_status pi_session_last_total(const pi_session *s, int64_t *bytes, float *us) 
     if (us) *us = (float)((double)s->last_ns * 1e-3);
     pi_session_unlock(s);
     return PI_OK;
+}
+
+static pi_status counts_of(pi_session *s, int32_t layer, uint32_t *count, uint64_t *n_tokens) {
+    const size_t n = (size_t)s->model->info.n_ff;
+    memcpy(count, s->fired + n * (size_t)layer, sizeof *count * n);
+    if (s->hybrid) PI_TRY(pi_hybrid_add_fired(s->hybrid, layer, count));
+    if (n_tokens) *n_tokens = s->n_counted;
+    return PI_OK;
+}
+
+static pi_status check_counts(const pi_session *s) {
+    if (!s->fired) return PI_FAIL(PI_ERROR_ARGUMENT, "the session was opened without count_neurons");
+    return PI_OK;
+}
+
+pi_status pi_session_counts(pi_session *s, int32_t layer, uint32_t *count, uint64_t *n_tokens) {
+    if (!s || !count) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_counts: session or count is NULL");
+    if (layer < 0 || layer >= s->model->info.n_layer)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d is out of range 0..%d", layer, s->model->info.n_layer - 1);
+    PI_TRY(check_counts(s));
+    pi_session_lock(s);
+    const pi_status st = counts_of(s, layer, count, n_tokens);
+    pi_session_unlock(s);
+    return st;
+}
+
+pi_status pi_session_reset_counts(pi_session *s) {
+    if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_reset_counts: session is NULL");
+    PI_TRY(check_counts(s));
+    pi_session_lock(s);
+    const pi_status st = s->hybrid ? pi_hybrid_reset_fired(s->hybrid) : PI_OK;
+    if (st == PI_OK) {
+        memset(s->fired, 0, sizeof *s->fired * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_ff);
+        s->n_counted = 0;
+    }
+    pi_session_unlock(s);
+    return st;
 }

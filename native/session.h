@@ -61,6 +61,7 @@ struct pi_session {
     float *cs;          /* [n_rot] cos and sin per token */
     float *gate, *up;   /* [n_ff] of the many-token path; also hidden values where down is not transposed */
     float *rank;        /* [max_rank] */
+    float *adapt;       /* [adapter_rank] */
     float *score;       /* [n_ff] */
     uint8_t *mask;      /* [n_ff] */
     uint64_t *sign;     /* [sign_words] of the sign predictor's input */
@@ -82,6 +83,8 @@ struct pi_session {
 
     int32_t n_taps; /* layers with a tap */
 
+    uint32_t *fired; /* [n_layer][n_ff] tokens for which a neuron fired, or NULL: they are not counted */
+    uint64_t n_counted;
     pi_layer_step *step;   /* [n_layer] of the last chunk */
     pi_layer_count *count; /* [n_layer][n_threads] */
     int64_t last_bytes;
@@ -114,6 +117,10 @@ int64_t pi_attention_bytes(const pi_session *s);
  * that the predictor reads, or, in a sign predictor's case, from h; returns the list's length. Contains barriers and
  * ends with one. Otherwise does nothing and returns 0. */
 int32_t pi_predict(pi_session *s, te_team *team, int32_t l);
+/* lora.c: adds an adapter's part of a product, whose own part is already in y, or not at all. x: n_tok rows, ldx floats
+ * apart; y the same. Begins and ends with a barrier where there is an adapter. */
+void pi_adapt(pi_session *s, te_team *team, const pi_layer *layer, int32_t which, const float *x, size_t ldx,
+              int32_t n_tok, float *y, size_t ldy);
 /* Copies a member's share of the chunk's rows of n floats to a tap, in the order of the batch; tap NULL: nothing. */
 void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, int32_t n, float *tap);
 /* x += FFN(h) for all tokens of the chunk. Contains barriers; ends without one. */

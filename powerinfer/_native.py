@@ -115,6 +115,19 @@ def fit(name: str, value: int, bits: int = 32, signed: bool = True) -> int:
     return number
 
 
+_loaded: list[Any] = []
+
+
+def load_library(name: str) -> bool:
+    """Loads another shared library for as long as the process lives, where the engine finds it by its name;
+    False if there is none that can be loaded."""
+    try:
+        _loaded.append(ffi.dlopen(name, ffi.RTLD_NOW | ffi.RTLD_GLOBAL))
+    except OSError:
+        return False
+    return True
+
+
 def isa() -> str:
     """Name of the instruction set in use: "scalar", "avx2", "avx512", "amx", "neon" or "neon_dot".
 

@@ -1,68 +1,126 @@
-"""From generated tokens to answers: the end of a text, and results in OpenAI's shapes."""
+"""From generated tokens to answers: the end of a text, and results in OpenAI's shapes.
+
+`Answer` needs an iterator of tokens and nothing of Llama: whoever makes tokens can use it.
+"""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Generator, Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from .logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from .text import TextStream
 from .tokenizer import Tokenizer
 from .types import (
+    AssistantMessage,
     ChatCompletion,
     ChatCompletionChunk,
-    ChatDelta,
+    ChatLogprobs,
     Completion,
+    CompletionChoice,
     CompletionChunk,
+    CompletionLogprobs,
     FinishReason,
+    ToolCall,
     Usage,
 )
+
+if TYPE_CHECKING:
+    from .tool_calls import ToolCallParser
+
+
+@dataclass
+class Part:
+    """What can be shown at once."""
+
+    text: str
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the tokens whose text begins in it or before it; empty unless they were asked for."""
+    offsets: list[int] = field(default_factory=list)
+    """Where the text of each of them begins, in characters from the beginning of the answer."""
 
 
 class Answer:
     """The text of one generation; iterating runs it and gives parts that can be shown at once.
 
-    It ends at an end token, a stop string or a criterion ("stop"), or after `limit` tokens ("length").
+    It ends at an end token, a stop string or where the tokens end ("stop"), or after `limit` tokens
+    ("length").
     """
 
     def __init__(
         self,
-        tokens: Iterator[int],
+        tokens: Iterable[int],
         tokenizer: Tokenizer,
         *,
         prompt: list[int],
         stop: list[str],
         limit: int,
+        logprobs: list[TokenLogprob] | None = None,
+        special: Set[int] = frozenset(),
     ) -> None:
+        """
+        tokens: a generator of them is closed at the end.
+        logprobs: where the maker of tokens appends an entry before it gives a token; None: not wanted.
+        special: control tokens that are part of the text.
+        """
         self.prompt = prompt
+        self.tokenizer = tokenizer
         self.n_tokens = 0
         """Tokens of the answer so far, without the one that ends it."""
         self.finish_reason: FinishReason | None = None
         """None until the answer is complete."""
+        self.wants_logprobs = logprobs is not None
         self._tokens = tokens
-        self._tokenizer = tokenizer
-        self._stream = TextStream(tokenizer, stop, prompt=prompt)
+        self._stream = TextStream(tokenizer, stop, prompt=prompt, special=special)
         self._limit = limit
+        self._entries = logprobs
+        self._offsets: list[int] = []
+        self._n_told = 0
 
     def __iter__(self) -> Iterator[str]:
+        return (part.text for part in self.parts() if part.text)
+
+    def parts(self) -> Iterator[Part]:
+        """The same with what is known about the tokens."""
         reason: FinishReason = "stop"
-        for token in self._tokens:
-            if self._tokenizer.is_eog(token):
-                break
-            self.n_tokens += 1
-            text = self._stream.push(token)
-            if text:
-                yield text
-            if self._stream.stopped is not None:
-                break
-            if self.n_tokens >= self._limit:
-                reason = "length"
-                break
+        try:
+            for token in self._tokens:
+                if self.tokenizer.is_eog(token):
+                    break
+                self.n_tokens += 1
+                self._offsets.append(self._stream.position)
+                text = self._stream.push(token)
+                if self._stream.stopped is not None:
+                    if text:
+                        yield self._part(text)
+                    break
+                if text:
+                    yield self._part(text)
+                if self.n_tokens >= self._limit:
+                    reason = "length"
+                    break
+        finally:
+            if isinstance(self._tokens, Generator):
+                self._tokens.close()
         rest = self._stream.finish()
-        if rest:
-            yield rest
+        last = self._part(rest, is_last=self._stream.stopped is None)
         self.finish_reason = reason if self._stream.stopped is None else "stop"
+        if last.text or last.logprobs:
+            yield last
+
+    def _part(self, text: str, is_last: bool = False) -> Part:
+        """With the entries of tokens that begin within what was given out so far."""
+        if self._entries is None:
+            return Part(text)
+        end = self._n_told
+        while end < self.n_tokens and (is_last or self._offsets[end] < self._stream.n_emitted):
+            end += 1
+        part = Part(text, self._entries[self._n_told : end], self._offsets[self._n_told : end])
+        self._n_told = end
+        return part
 
     @property
     def usage(self) -> Usage:
@@ -74,84 +132,159 @@ class Answer:
         }
 
 
-def _identity(kind: Literal["cmpl", "chatcmpl"]) -> tuple[str, int]:
-    return f"{kind}-{uuid.uuid4()}", int(time.time())
+def _head(kind: str, prefix: str, model: str) -> dict[str, Any]:
+    return {"id": f"{prefix}-{uuid.uuid4()}", "object": kind, "created": int(time.time()), "model": model}
 
 
-def completion(answer: Answer, model: str, echo: str) -> Completion:
+def _with(head: dict[str, Any], **rest: Any) -> Any:
+    return {**head, **rest}
+
+
+# -- text
+
+
+@dataclass
+class Echo:
+    """The prompt, where an answer begins with it; `text` is "" and nothing else is told where not."""
+
+    text: str = ""
+    before: int = 0
+    """Characters of the prompt: where the answer's own text begins."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+
+def _completion_parts(answer: Answer, echo: Echo) -> Iterator[tuple[str, CompletionLogprobs | None]]:
+    def told(entries: list[TokenLogprob], offsets: list[int]) -> CompletionLogprobs | None:
+        return completion_logprobs(entries, offsets, answer.tokenizer) if answer.wants_logprobs else None
+
+    if echo.text or echo.logprobs:
+        yield echo.text, told(echo.logprobs, echo.offsets)
+    for part in answer.parts():
+        yield part.text, told(part.logprobs, [echo.before + offset for offset in part.offsets])
+
+
+def _choice(
+    text: str, logprobs: CompletionLogprobs | None, reason: FinishReason | None
+) -> list[CompletionChoice]:
+    return [{"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}]
+
+
+def completion(answer: Answer, model: str, echo: Echo) -> Completion:
     """Runs the generation and returns the result as a whole."""
-    name, created = _identity("cmpl")
-    text = echo + "".join(answer)
-    return {
-        "id": name,
-        "object": "text_completion",
-        "created": created,
-        "model": model,
-        "choices": [
-            {"text": text, "index": 0, "logprobs": None, "finish_reason": answer.finish_reason},
-        ],
-        "usage": answer.usage,
-    }
+    head = _head("text_completion", "cmpl", model)
+    parts = list(_completion_parts(answer, echo))
+    text = "".join(part for part, _ in parts)
+    logprobs = _joined([told for _, told in parts if told is not None]) if answer.wants_logprobs else None
+    result: Completion = _with(
+        head, choices=_choice(text, logprobs, answer.finish_reason), usage=answer.usage
+    )
+    return result
 
 
-def completion_chunks(answer: Answer, model: str, echo: str) -> Iterator[CompletionChunk]:
+def _joined(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
+    whole: CompletionLogprobs = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
+    for part in parts:
+        whole["tokens"] += part["tokens"]
+        whole["text_offset"] += part["text_offset"]
+        whole["token_logprobs"] += part["token_logprobs"]
+        whole["top_logprobs"] += part["top_logprobs"]
+    return whole
+
+
+def completion_chunks(answer: Answer, model: str, echo: Echo) -> Iterator[CompletionChunk]:
     """Runs the generation while it is asked for."""
-    name, created = _identity("cmpl")
-
-    def chunk(text: str) -> CompletionChunk:
-        return {
-            "id": name,
-            "object": "text_completion",
-            "created": created,
-            "model": model,
-            "choices": [
-                {"text": text, "index": 0, "logprobs": None, "finish_reason": answer.finish_reason},
-            ],
-        }
-
-    if echo:
-        yield chunk(echo)
-    for part in answer:
-        yield chunk(part)
-    yield chunk("")
+    head = _head("text_completion", "cmpl", model)
+    for text, logprobs in _completion_parts(answer, echo):
+        yield _with(head, choices=_choice(text, logprobs, None))
+    yield _with(head, choices=_choice("", None, answer.finish_reason))
 
 
-def chat_completion(answer: Answer, model: str) -> ChatCompletion:
-    """Runs the generation and returns the answer as a whole."""
-    name, created = _identity("chatcmpl")
-    text = "".join(answer)
+# -- chat
+
+
+def _chat_parts(
+    answer: Answer, calls: ToolCallParser | None
+) -> Iterator[tuple[str, ToolCall | None, ChatLogprobs | None]]:
+    """Texts and tool calls in order; where there are tool calls `finish_reason` becomes "tool_calls"."""
+    n_calls = 0
+    for part in answer.parts():
+        told = chat_logprobs(part.logprobs, answer.tokenizer) if answer.wants_logprobs else None
+        found: list[str | ToolCall] = [part.text] if calls is None else calls.push(part.text)
+        if told is not None and not found:
+            yield "", None, told
+        for item in found:
+            if isinstance(item, str):
+                yield item, None, told
+            else:
+                n_calls += 1
+                yield "", item, told
+            told = None if told is None else {"content": [], "refusal": None}
+    for item in [] if calls is None else calls.finish():
+        if isinstance(item, str):
+            yield item, None, None
+        else:
+            n_calls += 1
+            yield "", item, None
+    if n_calls and answer.finish_reason == "stop":
+        answer.finish_reason = "tool_calls"
+
+
+def chat_completion(
+    answer: Answer, model: str, calls: ToolCallParser | None = None, legacy: bool = False
+) -> ChatCompletion:
+    """Runs the generation and returns the answer as a whole.
+
+    calls: finds tool calls in the text. legacy: tell the first one as `function_call`.
+    """
+    head = _head("chat.completion", "chatcmpl", model)
+    parts = list(_chat_parts(answer, calls))
+    text = "".join(part for part, _, _ in parts)
+    made = [call for _, call, _ in parts if call is not None]
+    message: AssistantMessage = {"role": "assistant", "content": text}
+    if made:
+        message["content"] = text.strip() or None
+        if legacy:
+            message["function_call"] = made[0]["function"]
+        else:
+            message["tool_calls"] = made
+    logprobs: ChatLogprobs | None = None
+    if answer.wants_logprobs:
+        entries = [entry for _, _, told in parts if told is not None for entry in told["content"]]
+        logprobs = {"content": entries, "refusal": None}
     assert answer.finish_reason is not None
-    return {
-        "id": name,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": text},
-                "logprobs": None,
-                "finish_reason": answer.finish_reason,
-            },
-        ],
-        "usage": answer.usage,
-    }
+    reason = _reason(answer.finish_reason, legacy)
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    result: ChatCompletion = _with(head, choices=[choice], usage=answer.usage)
+    return result
 
 
-def chat_completion_chunks(answer: Answer, model: str) -> Iterator[ChatCompletionChunk]:
-    """Runs the generation while it is asked for: the role, the text, the finish reason."""
-    name, created = _identity("chatcmpl")
+def _reason(reason: FinishReason, legacy: bool) -> FinishReason:
+    return "function_call" if legacy and reason == "tool_calls" else reason
 
-    def chunk(delta: ChatDelta, finish_reason: FinishReason | None = None) -> ChatCompletionChunk:
-        return {
-            "id": name,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": model,
-            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}],
-        }
+
+def chat_completion_chunks(
+    answer: Answer, model: str, calls: ToolCallParser | None = None, legacy: bool = False
+) -> Iterator[ChatCompletionChunk]:
+    """Runs the generation while it is asked for: the role, texts and tool calls, the finish reason."""
+    head = _head("chat.completion.chunk", "chatcmpl", model)
+
+    def chunk(
+        delta: Any, logprobs: ChatLogprobs | None = None, reason: FinishReason | None = None
+    ) -> ChatCompletionChunk:
+        choice: Any = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        result: ChatCompletionChunk = _with(head, choices=[choice])
+        return result
 
     yield chunk({"role": "assistant"})
-    for part in answer:
-        yield chunk({"content": part})
-    yield chunk({}, answer.finish_reason)
+    n_calls = 0
+    for text, call, logprobs in _chat_parts(answer, calls):
+        if call is None:
+            yield chunk({"content": text}, logprobs)
+        elif not legacy:
+            yield chunk({"tool_calls": [{"index": n_calls, **call}]}, logprobs)
+        elif not n_calls:
+            yield chunk({"function_call": call["function"]}, logprobs)
+        n_calls += call is not None
+    assert answer.finish_reason is not None
+    yield chunk({}, None, _reason(answer.finish_reason, legacy))

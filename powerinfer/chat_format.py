@@ -335,7 +335,7 @@ _CHATML: dict[str, str] = {
     "prompt": "<|im_start|>assistant\n",
     "system": "<|im_start|>system\n{content}<|im_end|>\n",
 }
-_add("chatml", "<|im_end|>", **_CHATML)
+_add("chatml chatml-function-calling", "<|im_end|>", **_CHATML)  # tools are described to all formats
 _add("qwen", "<|im_end|>", **_CHATML, default_system="You are a helpful assistant.")
 _add(
     # Bamboo-DPO was tuned on this one and on chatml, and its vocabulary has no marks for the second.

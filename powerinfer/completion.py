@@ -1,125 +1,153 @@
-"""From tokens and text to more of them: the methods of Llama that choose, generate, complete and answer."""
+"""From text to more of it: the methods of Llama that complete and answer."""
 
 from __future__ import annotations
 
-import random
-import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import numpy as np
-
+from .choosing import Choosing
 from .compat import LATER_CHAT, LATER_COMPLETION, refuse
-from .context import Context, Ids, Logits
 from .errors import ArgumentError
-from .generation import SAMPLING_NAMES, Generation, last, sampling_of
-from .report import Timings
-from .sampling import (
-    Criteria,
-    LogitsProcessorList,
-    Processors,
-    Sampler,
-    Sampling,
-    StoppingCriteriaList,
-)
+from .generation import SAMPLING_NAMES, sampling_of
+from .sampling import Sampling
 from .types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 
 if TYPE_CHECKING:
-    from .answer import Answer
+    from .answer import Answer, Echo
     from .chat_format import ChatFormat
-    from .tokenizer import Tokenizer
-
-RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # the last is what llama-cpp-python calls its default seed
+    from .context import Ids, Logits
+    from .grammar import LlamaGrammar
+    from .logprobs import Row, TokenLogprob
+    from .tool_calls import Tool, ToolCallParser
 
 _HOOKS = ("seed", "logit_bias", "logits_processor", "stopping_criteria")
+CHAT_TEMPERATURE = 0.2  # what llama-cpp-python answers with; it completes with 0.8
+
+ChatHandler = Callable[..., Any]
 
 
-class Completions(ABC):
+@dataclass
+class _Request:
+    """What an answer shall be, whether to a text or to a conversation."""
+
+    sampling: Sampling
+    hooks: dict[str, Any]
+    max_tokens: int | None
+    stop: list[str]
+    grammar: LlamaGrammar | str | None
+    n_top: int | None
+    """Likely tokens to tell with each token; None: no logprobs."""
+    special: frozenset[int] = frozenset()
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def watch(self, row: Row, token: int) -> None:
+        """Notes what the answer's logprobs say about a token."""
+        from .logprobs import token_logprob
+
+        self.logprobs.append(token_logprob(row, token, self.n_top or 0))
+
+
+class Completions(Choosing):
     """What stands first is the part of Llama that these methods need."""
 
     model_path: str
-    last_n_tokens_size: int
-    prompt_progress: Callable[[int, int], None] | None
-    _lock: threading.RLock
-    _tokenizer: Tokenizer | None
-    _random: random.Random
-    _sampler: Sampler | None
-    _timings: Timings
-
-    @property
-    @abstractmethod
-    def tokenizer(self) -> Tokenizer:
-        """The vocabulary. Raises FormatError if the file has none."""
-
-    @property
-    @abstractmethod
-    def _ctx(self) -> Context: ...
+    chat_handler: ChatHandler | None
+    spm_infill: bool
 
     @property
     @abstractmethod
     def _format(self) -> ChatFormat: ...
 
-    @abstractmethod
-    def _checked(self, tokens: Sequence[int] | Ids) -> Ids: ...
-
     # -- text
 
     @overload
     def create_completion(
-        self, prompt: str | bytes | Sequence[int], *, stream: Literal[False] = False, **options: Any
+        self,
+        prompt: str | bytes | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        stream: Literal[False] = False,
+        **options: Any,
     ) -> Completion: ...
 
     @overload
     def create_completion(
-        self, prompt: str | bytes | Sequence[int], *, stream: Literal[True], **options: Any
+        self,
+        prompt: str | bytes | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        stream: Literal[True],
+        **options: Any,
     ) -> Iterator[CompletionChunk]: ...
 
     @overload
     def create_completion(
-        self, prompt: str | bytes | Sequence[int], *, stream: bool, **options: Any
+        self,
+        prompt: str | bytes | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        stream: bool,
+        **options: Any,
     ) -> Completion | Iterator[CompletionChunk]: ...
 
     def create_completion(
         self,
         prompt: str | bytes | Sequence[int],
-        *,
+        suffix: str | None = None,
         max_tokens: int | None = None,
+        *,
         stop: str | Sequence[str] | None = None,
         echo: bool = False,
         stream: bool = False,
         model: str | None = None,
+        grammar: LlamaGrammar | str | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Completion | Iterator[CompletionChunk]:
         """Continues a prompt.
 
         prompt: text (control tokens in it count as such), or token ids.
+        suffix: what shall follow the answer, for models that were trained to fill a gap.
         max_tokens: None or 0 or less: until an end token, or until the context is full.
         stop: strings that end the answer and are not part of it.
         echo: begin the text with the prompt.
         stream: return an iterator of parts instead of the whole.
         model: the name that the result carries; None: the path of the file.
+        grammar: what the text must follow: a LlamaGrammar, or GBNF.
+        logprobs: tell how likely each token was, and as many of the likeliest in its place; with echo also
+            those of the prompt.
         options: `seed`, `logit_bias`, `logits_processor` and `stopping_criteria` as in generate(), and
             `temperature`, `top_k`, `top_p` and so on: the fields of sampling.Sampling.
 
         Raises ContextError before anything is computed if the prompt is longer than n_ctx.
         """
-        from .answer import completion, completion_chunks
+        from .answer import Echo, completion, completion_chunks
 
-        sampling, hooks = self._options("create_completion()", options, LATER_COMPLETION)
-        ids = self._prompt_ids(prompt)
-        before = ""
-        if echo:
-            data = prompt if isinstance(prompt, (str, bytes)) else self.tokenizer.decode(ids)
-            before = data if isinstance(data, str) else data.decode("utf-8", "replace")
+        where = "create_completion()"
+        request = self._request(where, options, LATER_COMPLETION, max_tokens, stop, grammar, logprobs)
+        ids = self._prompt_ids(prompt, suffix)
+        self._checked(ids)
+        data = prompt if isinstance(prompt, (str, bytes)) else self.tokenizer.decode(ids)
+        text = data if isinstance(data, str) else data.decode("utf-8", "replace")
         name = self.model_path if model is None else model
+        begin = Echo(text if echo else "", len(text))
         with self._lock:
-            answer = self._answer(ids, max_tokens, _strings(stop), sampling, hooks)
+            answer = self._answer(ids, request)
+            if echo and request.n_top is not None:
+                self._rate_prompt(ids, request.n_top, begin)
             if not stream:
-                return completion(answer, name, before)
-        return completion_chunks(answer, name, before)
+                return completion(answer, name, begin)
+        return completion_chunks(answer, name, begin)
 
     __call__ = create_completion
+
+    # -- chat
 
     @overload
     def create_chat_completion(
@@ -140,183 +168,214 @@ class Completions(ABC):
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        functions: Sequence[Mapping[str, Any]] | None = None,
+        function_call: str | Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
         stream: bool = False,
         model: str | None = None,
+        grammar: LlamaGrammar | str | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
         **options: Any,
     ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
         """Answers a conversation.
 
-        messages: mappings with "role" ("system", "user", "assistant") and "content".
+        messages: mappings with "role" ("system", "user", "assistant", "tool") and "content".
+        tools: functions that the answer may call, in OpenAI's shape; calls come as `tool_calls`.
+        tool_choice: "auto", "none", "required", or {"type": "function", "function": {"name": ...}}; the last
+            two need llguidance.
+        functions, function_call: the same in the older shape.
+        response_format: {"type": "json_object"} (with "schema" if wanted) or {"type": "json_schema", ...};
+            needs llguidance.
+        logprobs, top_logprobs: tell how likely each token was, and the likeliest in its place.
         The rest as in create_completion. How the conversation becomes a prompt is said by
         `chat_format=`, else by the file's own template, else by its architecture (with a notice).
+        With `chat_handler=` that function answers instead.
         """
+        if self.chat_handler is not None:
+            options |= dict(functions=functions, function_call=function_call, tools=tools)
+            options |= dict(tool_choice=tool_choice, response_format=response_format, max_tokens=max_tokens)
+            options |= dict(stop=[] if stop is None else stop, stream=stream, model=model, grammar=grammar)
+            options |= dict(logprobs=logprobs, top_logprobs=top_logprobs)
+            handled: ChatCompletion = self.chat_handler(llama=self, messages=messages, **options)
+            return handled
         from .answer import chat_completion, chat_completion_chunks
 
-        sampling, hooks = self._options("create_chat_completion()", options, LATER_CHAT)
-        chat_format = self._format
-        ids = chat_format.encode(messages, self.tokenizer)
+        legacy = functions is not None
+        grammar = _one_grammar(grammar, response_format)
+        n_top = _chat_n_top(logprobs, top_logprobs)
+        if "temp" not in options:
+            options.setdefault("temperature", CHAT_TEMPERATURE)
+        where = "create_chat_completion()"
+        request = self._request(where, options, LATER_CHAT, max_tokens, stop, grammar, n_top)
+        request.stop += self._format.stop
+        left, demanded = _tools(tools, tool_choice, functions, function_call)
+        ids, calls = self._chat_ids(messages, left, demanded, request)
         name = self.model_path if model is None else model
         with self._lock:
-            answer = self._answer(ids, max_tokens, [*_strings(stop), *chat_format.stop], sampling, hooks)
+            answer = self._answer(ids, request)
             if not stream:
-                return chat_completion(answer, name)
-        return chat_completion_chunks(answer, name)
+                return chat_completion(answer, name, calls, legacy)
+        return chat_completion_chunks(answer, name, calls, legacy)
 
-    def _prompt_ids(self, prompt: str | bytes | Sequence[int]) -> list[int]:
+    def create_chat_completion_openai_v1(self, *args: Any, **options: Any) -> Any:
+        """create_chat_completion() with the results as objects of the `openai` package, which must be
+        installed: ChatCompletion, or an iterator of ChatCompletionChunk."""
+        try:
+            types: Any = import_module("openai.types.chat")
+        except ImportError:
+            raise ImportError("create_chat_completion_openai_v1() needs openai: pip install openai") from None
+        result = self.create_chat_completion(*args, **options)
+        if options.get("stream"):
+            return (types.ChatCompletionChunk(**chunk) for chunk in result)
+        return types.ChatCompletion(**result)
+
+    # -- parts
+
+    def _chat_ids(
+        self, messages: Sequence[Mapping[str, Any]], tools: list[Tool], demanded: bool, request: _Request
+    ) -> tuple[list[int], ToolCallParser | None]:
+        """The prompt of a conversation, and what finds the calls in its answer."""
+        chat_format, tokenizer = self._format, self.tokenizer
+        if not tools and not any(_is_about_tools(message) for message in messages):
+            return chat_format.encode(messages, tokenizer), None
+        from .tool_calls import ToolCallParser, ToolFormat
+
+        form = ToolFormat.of(chat_format.template)
+        prepared, listed = form.prepare(messages, tools)
+        ids = chat_format.encode(prepared, tokenizer, tools=listed)
+        if not tools:
+            return ids, None
+        request.special = form.special(tokenizer)
+        if demanded:
+            if request.grammar is not None:
+                raise ArgumentError(
+                    "tool_choice demands a call: a grammar or response_format cannot hold too"
+                )
+            request.grammar = form.grammar(tools, tokenizer, one=len(tools) == 1)
+        return ids, ToolCallParser(form, tools)
+
+    def _prompt_ids(self, prompt: str | bytes | Sequence[int], suffix: str | None) -> list[int]:
+        if suffix is not None:
+            from .infill import infill_ids
+
+            return infill_ids(self.tokenizer, prompt, suffix, suffix_first=self.spm_infill)
         if isinstance(prompt, (str, bytes)):
             return self.tokenizer.encode(prompt, add_bos=True, special=True)
         return [int(token) for token in prompt]
 
-    def _options(
-        self, where: str, given: Mapping[str, Any], later: Mapping[str, tuple[Any, ...]]
-    ) -> tuple[Sampling, dict[str, Any]]:
-        """Of arguments those of Sampling and of _generation. Raises for others that ask for anything."""
-        sampling = {name: value for name, value in given.items() if name in SAMPLING_NAMES}
-        hooks = {name: value for name, value in given.items() if name in _HOOKS}
-        refuse(where, {n: v for n, v in given.items() if n not in sampling and n not in hooks}, later)
-        return sampling_of(where, sampling, self.last_n_tokens_size), hooks
-
-    def _answer(
+    def _request(
         self,
-        ids: list[int],
+        where: str,
+        options: Mapping[str, Any],
+        later: Mapping[str, tuple[Any, ...]],
         max_tokens: int | None,
-        stop: list[str],
-        sampling: Sampling,
-        hooks: Mapping[str, Any],
-    ) -> Answer:
+        stop: str | Sequence[str] | None,
+        grammar: LlamaGrammar | str | None,
+        n_top: int | None,
+    ) -> _Request:
+        """Of options those of Sampling and of _generation. Raises for others that ask for anything."""
+        from .logprobs import check_n_top
+
+        chosen = {name: value for name, value in options.items() if name in SAMPLING_NAMES or name == "temp"}
+        hooks = {name: value for name, value in options.items() if name in _HOOKS}
+        refuse(where, {n: v for n, v in options.items() if n not in chosen and n not in hooks}, later)
+        sampling = sampling_of(where, chosen, self.last_n_tokens_size)
+        if n_top is not None:
+            n_top = check_n_top("logprobs", n_top)
+        stops = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
+        return _Request(sampling, hooks, max_tokens, stops, grammar, n_top)
+
+    def _answer(self, ids: list[int], request: _Request) -> Answer:
         from .answer import Answer
 
         prompt = self._checked(ids)
-        tokens = self._generation(prompt, sampling, **hooks)
+        rated = request.n_top is not None
+        watch = request.watch if rated else None
+        hooks = {**request.hooks, "constraint": self._constraint(request.grammar), "watch": watch}
+        tokens = iter(self._generation(prompt, request.sampling, **hooks))
         context = self._ctx
         # The last token of an answer is never computed itself, so it may stand one beyond the end.
-        room = context.n_ctx if context.shift else context.n_ctx - prompt.size + 1
-        limit = (
-            room
-            if max_tokens is None or max_tokens <= 0
-            else max_tokens
-            if context.shift
-            else min(room, max_tokens)
-        )
-        return Answer(iter(tokens), self.tokenizer, prompt=ids, stop=stop, limit=limit)
-
-    # -- tokens
-
-    def _seed(self, seed: int | None) -> int:
-        return self._random.getrandbits(64) if seed is None or seed in RANDOM_SEEDS else seed & (2**64 - 1)
-
-    def _allowed(self, logits: Logits) -> Logits:
-        """The logits without those that pad the vocabulary of the model beyond that of the tokenizer."""
-        if self._tokenizer is not None and logits.size > self._tokenizer.n_vocab:
-            logits[self._tokenizer.n_vocab :] = -np.inf
-        return logits
-
-    def sample(
-        self,
-        *,
-        logit_bias: Mapping[int, float] | None = None,
-        logits_processor: Processors = None,
-        idx: int | None = None,
-        **sampling: Any,
-    ) -> int:
-        """Chooses a token after what was evaluated. It is not evaluated itself.
-
-        idx: after which of the tokens held; None: the last. Another one needs logits_all.
-        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: the fields of sampling.Sampling.
-        With mirostat the surprise bound is remembered until options change, or reset(), set_seed() or
-        load_state().
-        """
-        options = sampling_of("sample()", sampling, self.last_n_tokens_size)
-        bias = _bias(logit_bias)
-        with self._lock:
-            context = self._ctx
-            ids, logits = context.ids, context.logits
-            if idx is not None and idx not in (-1, ids.size - 1):
-                if not context.keeps_all:
-                    raise ArgumentError(f"idx is {idx}: without logits_all only the last token has logits")
-                if not -ids.size <= idx < ids.size:
-                    raise ArgumentError(f"idx is {idx}: {ids.size} tokens are held")
-                logits, ids = context.scores[idx].copy(), ids[: idx % ids.size + 1]
-            sampler = self._sampler
-            if sampler is None or sampler.options != options or sampler.logit_bias != bias:
-                sampler = self._sampler = Sampler(options, context.n_vocab, logit_bias=bias)
-                sampler.reset(self._seed(None))
-            elif options.mirostat_mode == 0:
-                sampler.reset(self._seed(None))
-            if options.penalises:
-                sampler.accept(*last(ids, options.penalty_last_n))
-            logits = LogitsProcessorList.of(logits_processor)(ids.copy(), logits)
-            return sampler.sample(self._allowed(logits))
-
-    def generate(
-        self,
-        tokens: Sequence[int],
-        *,
-        reset: bool = True,
-        seed: int | None = None,
-        logit_bias: Mapping[int, float] | None = None,
-        logits_processor: Processors = None,
-        stopping_criteria: Criteria = None,
-        **sampling: Any,
-    ) -> Iterator[int]:
-        """Token after token, without end: end tokens are given like others.
-
-        tokens: the prompt. What the context holds of its beginning is reused.
-        reset: False continues the context with tokens instead.
-        seed: of this generation; None: the next of the object's own.
-        stopping_criteria: asked after each token, with it among the ids; when one says so that token is
-            the last.
-        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: the fields of sampling.Sampling.
-
-        Raises ContextError for a prompt longer than n_ctx, and when the context is full and
-        context_shift is off.
-        """
-        options = sampling_of("generate()", sampling, self.last_n_tokens_size)
-        ids = self._checked(tokens)
-        if not reset:
-            with self._lock:
-                ids = np.concatenate([self._ctx.ids, ids])
-        hooks: dict[str, Any] = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
-        return iter(self._generation(ids, options, seed=seed, logit_bias=logit_bias, **hooks))
-
-    def _generation(
-        self,
-        prompt: Ids,
-        options: Sampling,
-        *,
-        seed: int | None = None,
-        logit_bias: Mapping[int, float] | None = None,
-        logits_processor: Processors = None,
-        stopping_criteria: Criteria = None,
-    ) -> Generation:
-        context = self._ctx
-        sampler = Sampler(options, context.n_vocab, logit_bias=_bias(logit_bias))
-        sampler.reset(self._seed(seed))
-        return Generation(
-            context,
-            self._lock,
-            prompt,
-            sampler,
-            allow=self._allowed,
-            processors=LogitsProcessorList.of(logits_processor),
-            criteria=StoppingCriteriaList.of(stopping_criteria),
-            report=self.prompt_progress,
-            note=self._note_timings,
-            timings=self._timings,
+        limit = room = context.n_ctx if context.shift else context.n_ctx - prompt.size + 1
+        if request.max_tokens is not None and request.max_tokens > 0:
+            limit = request.max_tokens if context.shift else min(room, request.max_tokens)
+        logprobs = request.logprobs if rated else None
+        return Answer(
+            tokens,
+            self.tokenizer,
+            prompt=ids,
+            stop=request.stop,
+            limit=limit,
+            logprobs=logprobs,
+            special=request.special,
         )
 
-    def _note_timings(self, timings: Timings) -> None:
-        self._timings = timings
+    def _visit(self, ids: Ids, seen: Callable[[int, Logits], None]) -> None:
+        """Calls seen(i, logits) for each of ids."""
+        self._ctx.visit(ids, seen)
+
+    def _rate_prompt(self, ids: list[int], n_top: int, echo: Echo) -> None:
+        """Computes the prompt once more with the logits of all its tokens."""
+        from .logprobs import TokenLogprob, log_softmax, token_logprob
+        from .text import TextStream
+
+        def seen(i: int, logits: Any) -> None:
+            if i + 1 < len(ids):
+                echo.logprobs.append(token_logprob(log_softmax(logits), ids[i + 1], n_top))
+
+        echo.logprobs.append(TokenLogprob(ids[0], None, ()))
+        self._visit(self._checked(ids), seen)
+        stream = TextStream(self.tokenizer, prompt=ids[:1])
+        echo.offsets.append(0)
+        for token in ids[1:]:
+            echo.offsets.append(stream.position)
+            stream.push(token)
 
 
-def _bias(logit_bias: Mapping[int, float] | None) -> dict[int, float]:
-    """Token ids may be strings of digits, as they are in JSON."""
-    return {int(token): float(value) for token, value in (logit_bias or {}).items()}
+def _tools(tools: Any, tool_choice: Any, functions: Any, function_call: Any) -> tuple[list[Tool], bool]:
+    """The tools that may be called, and whether one must be."""
+    if (
+        tools is None
+        and functions is None
+        and tool_choice in (None, "none", "auto")
+        and function_call is None
+    ):
+        return [], False
+    from .tool_calls import check_tools, chosen_tools, tools_of_functions
+
+    if functions is not None and tools is not None:
+        raise ArgumentError("functions and tools cannot both be given")
+    if functions is not None or function_call is not None:
+        return chosen_tools(tools_of_functions(functions or []), function_call)
+    return chosen_tools(check_tools(tools or []), tool_choice)
 
 
-def _strings(stop: str | Sequence[str] | None) -> list[str]:
-    if stop is None:
-        return []
-    return [stop] if isinstance(stop, str) else list(stop)
+def _is_about_tools(message: Any) -> bool:
+    return isinstance(message, Mapping) and (
+        message.get("role") in ("tool", "function")
+        or bool(message.get("tool_calls") or message.get("function_call"))
+    )
+
+
+def _one_grammar(
+    grammar: LlamaGrammar | str | None, response_format: Mapping[str, Any] | None
+) -> LlamaGrammar | str | None:
+    if response_format is None or response_format == {"type": "text"}:
+        return grammar
+    if grammar is not None:
+        raise ArgumentError("grammar and response_format cannot both be given")
+    from .grammar import grammar_of_format
+
+    return grammar_of_format(response_format)
+
+
+def _chat_n_top(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    if not logprobs:
+        if top_logprobs is not None:
+            raise ArgumentError("top_logprobs needs logprobs=True")
+        return None
+    return 0 if top_logprobs is None else top_logprobs

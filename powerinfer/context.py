@@ -54,6 +54,7 @@ class Context:
         self._ids = np.zeros(self.n_ctx, np.int32)
         self._rows = np.empty((0, self.n_vocab), np.float32) if logits_all else None
         self._last: Logits | None = None
+        self._wide: int | None = None  # of find_wide_step()
         self._torn = False  # ids and engine were changed together, and that was interrupted
 
     @property
@@ -102,11 +103,17 @@ class Context:
             self.session.cut(n)
 
     def feed(
-        self, ids: Ids, *, want_logits: bool = True, report: Callable[[int], None] | None = None
+        self,
+        ids: Ids,
+        *,
+        want_logits: bool = True,
+        want_all: bool = False,
+        report: Callable[[int], None] | None = None,
     ) -> None:
         """Appends ids, which must fit, in chunks.
 
-        want_logits: of the last one. report: called with the number of ids that are done.
+        want_logits: of the last one. want_all: of all of them, which must fit in one chunk. report: called
+        with the number of ids that are done.
         """
         if not ids.size:
             return
@@ -121,13 +128,14 @@ class Context:
                 for i in range(chunk.size):
                     self._rows[at + i] = self.session.logits(i)
             else:
-                self.session.feed(chunk, want_logits=None if want_logits and end == ids.size else False)
+                wants = want_all or (None if want_logits and end == ids.size else False)
+                self.session.feed(chunk, want_logits=wants)
             if report is not None:
                 report(end)
         if self._rows is not None:
             self._last = self._rows[self.n_tokens - 1].copy()
         elif want_logits:
-            self._last = self.session.logits()
+            self._last = self.session.logits(-1)
 
     def _reserve_rows(self, n: int) -> None:
         assert self._rows is not None
@@ -161,11 +169,12 @@ class Context:
             self._rows[keep : held - drop] = self._rows[keep + drop : held].copy()
         self._torn = False
 
-    def hold(self, ids: Ids, *, report: Report | None = None) -> int:
+    def hold(self, ids: Ids, *, ahead: Ids | None = None, report: Report | None = None) -> int:
         """Makes the sequence hold ids (at least one), with logits for the last; returns how many it reused.
 
         The last id is always computed alone: so the same ids give the same logits to the bit, whether or
-        not the others were held before. Raises ContextError before anything is computed.
+        not the others were held before. ahead: ids that are guessed to follow, computed in the same step;
+        `session.logits(i)` are then those after i of them. Raises ContextError before anything is computed.
         """
         if ids.size > self.n_ctx:
             raise ContextError(f"the prompt has {ids.size} tokens and n_ctx is {self.n_ctx}")
@@ -175,10 +184,54 @@ class Context:
         if todo > 1:
             each = None if report is None else lambda done: report(done, todo)
             self.feed(ids[reused:-1], want_logits=False, report=each)
-        self.feed(ids[-1:])
+        self.feed(
+            ids[-1:] if ahead is None else np.concatenate([ids[-1:], ahead]), want_all=ahead is not None
+        )
         if report is not None:
             report(todo, todo)
         return reused
+
+    def find_wide_step(self) -> int:
+        """Most ids, beyond the first, that a step can take and still give each the very logits it has alone.
+
+        Kernels for many tokens round otherwise than those for one, so wider steps could change answers; in
+        predicted mode there may be none. It is measured, once: a few steps, and the context is forgotten.
+        """
+        if self._wide is None:
+            self._wide = 0
+            widths = [n for n in (16, 8, 5, 4, 3, 2) if n <= min(self.n_batch, self.n_ctx)]
+            ids = np.arange(1, max(widths, default=0) + 1, dtype=np.int32) * 7 % self.n_vocab
+            alone: list[Logits] = []
+            try:
+                self.clear()
+                for i in range(ids.size):
+                    self.feed(ids[i : i + 1])
+                    alone.append(self.logits.copy())
+                for n in widths:
+                    self.clear()
+                    self.feed(ids[:n], want_all=True)
+                    rows = [self.session.logits(i) for i in range(n)]
+                    if all(np.array_equal(a, b) for a, b in zip(alone, rows, strict=False)):
+                        self._wide = n - 1
+                        break
+            finally:
+                self.clear()
+        return self._wide
+
+    def settle(self, n: int, logits: Logits) -> None:
+        """Forgets what was computed ahead of the first n ids, whose last one has these logits."""
+        if n < self.n_tokens:
+            self.cut(n)
+            self._last = logits
+
+    def visit(self, ids: Ids, seen: Callable[[int, Logits], None]) -> None:
+        """Holds ids and calls seen(i, logits) for each of them; memory is that of a few rows."""
+        self.clear()
+        for first in range(0, ids.size, n := min(32, self.n_batch)):
+            chunk = ids[first : first + n]
+            self.feed(chunk, want_all=True)
+            for i in range(chunk.size):
+                seen(first + i, self.session.logits(i))
 
     def save(self) -> ContextState:
         """A copy of everything that is held."""

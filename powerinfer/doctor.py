@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from . import _native, machine
+from . import _native, cuda, machine
 from .errors import PowerInferError
-from .machine import Gpu, GpuDriver, MachineInfo
+from .machine import DeviceFacts, Gpu, GpuDriver, MachineInfo
 
 # Sets of instructions of each kind of processor, the best last, and what /proc/cpuinfo calls the features
 # they need.
@@ -28,13 +28,13 @@ _ARM = {"scalar": (), "neon": (), "neon_dot": ("asimddp",)}
 _ISAS: dict[str, dict[str, tuple[str, ...]]] = {"x86_64": _X86, "aarch64": _ARM}
 
 EXTRAS = {
+    "cuda": ("nvidia-cublas",),
     "plot": ("matplotlib",),
     "train": ("torch",),
 }
 """Packages of powerinfer[...]."""
 _PACKAGES = ("numpy", "cffi", "tokenizers", "jinja2", "rich", "prompt_toolkit")
 
-CUDA_USE = "not used: this version computes on the CPU; `powerinfer plan` says what a GPU would gain"
 _MEASURE_BYTES = 512 << 20
 _FEW_LOCKED = 1 << 30
 
@@ -60,7 +60,11 @@ class Report:
     """Rate at which host memory is read, 10^9 bytes per second; None: not measured."""
     driver: GpuDriver
     cuda: str
-    """Whether CUDA is used, and why."""
+    """Whether GPUs can be used, and why."""
+    mapping: str
+    """Whether the GPU may read host memory in place; "" where none can be used."""
+    cublas: str
+    """Where cuBLASLt is, or what it would gain."""
     packages: dict[str, str]
     """Installed packages that this one needs, and their versions."""
     extras: dict[str, dict[str, str]]
@@ -84,6 +88,8 @@ class Report:
             rows.append(("read rate", f"{self.read_gb_s:.1f} GB/s with {m.n_cores} threads"))
         rows += _gpu_rows(self.driver)
         rows.append(("CUDA", self.cuda))
+        rows += [("", self.mapping)] if self.mapping else []
+        rows.append(("cuBLASLt", self.cublas))
         rows.append(("packages", _versions(self.packages)))
         rows += [
             (
@@ -110,6 +116,8 @@ def examine(*, measure: bool = True) -> Report:
         isa = machine.isa()
     except PowerInferError as error:
         problem = str(error)
+    driver = machine.gpus()
+    facts, no_cuda = cuda.examine_gpu(driver)
     return Report(
         version=_native.version,
         build=machine.build_info(),
@@ -121,11 +129,42 @@ def examine(*, measure: bool = True) -> Report:
         isa_forced=os.environ.get("POWERINFER_ISA", ""),
         isas=_isas(_cpu_flags()),
         read_gb_s=_read_rate() if measure else None,
-        driver=machine.gpus(),
-        cuda=CUDA_USE,
+        driver=driver,
+        cuda=_cuda(driver, facts, no_cuda),
+        mapping=_mapping(facts),
+        cublas=_cublas(),
         packages=_installed(_PACKAGES),
         extras={extra: _installed(names) for extra, names in EXTRAS.items()},
     )
+
+
+def _cuda(driver: GpuDriver, facts: DeviceFacts | None, problem: str) -> str:
+    if facts is not None:
+        return f"used: {facts.name}; vram_budget=0 computes on the CPU"
+    if "no CUDA backend" in problem:
+        gain = "; `powerinfer plan` says what a GPU would gain" if driver.gpus else ""
+        return f"not in this build, which computes on the CPU{gain}"
+    if not driver.gpus:
+        return "built; there is no GPU to use it with, so that the CPU computes"
+    return f"built, but not used: {problem}"
+
+
+def _mapping(facts: DeviceFacts | None) -> str:
+    if facts is None:
+        return ""
+    if facts.can_map:
+        return "host memory can be registered: prompts stream the weights that stay there"
+    return (
+        f"host memory cannot be registered ({facts.no_mapping}): of prompts the CPU computes the neurons "
+        "whose weights stay there"
+    )
+
+
+def _cublas() -> str:
+    found = cuda.load_cublas()
+    if found is None:
+        return cuda.WITHOUT_CUBLAS
+    return f"{found.name} of the {'system' if found.source == 'system' else 'package ' + found.source}"
 
 
 def _cpu_flags() -> frozenset[str]:

@@ -43,5 +43,9 @@ class ClosedError(PowerInferError, ValueError):
     """The object was closed before this call."""
 
 
+class BusyError(PowerInferError, RuntimeError):
+    """All places are taken, those for waiting too; nothing was begun. Later there may be one."""
+
+
 class LibraryError(PowerInferError, ImportError):
     """The engine's library is missing, or belongs to another version of the package."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +32,34 @@ def number_of(what: str, names: dict[str, int], value: str | int) -> int:
     if number is None:
         raise ArgumentError(f"{what} is {value!r}, it must be one of {', '.join(map(repr, names))}")
     return number
+
+
+def devices_of(device: str | Sequence[str]) -> tuple[int, list[int]]:
+    """The engine's kind, and the indices of the devices that were named; none: those that come first.
+
+    "cuda", "cuda:1" or a list of such names, which are of one kind; a name without a number is the first
+    device that the list does not name.
+    """
+    names = [device] if isinstance(device, str) else list(device)
+    if not names:
+        raise ArgumentError('device is an empty list; "none" stands for the CPU alone')
+    kinds, numbers = set(), []
+    for name in names:
+        kind, colon, number = name.partition(":")
+        kinds.add(kind.lower())
+        if colon and not (number.isascii() and number.isdigit() and len(number) < 6):
+            raise ArgumentError(
+                f'device is {name!r}, after the colon comes the number of a device, as in "cuda:1"'
+            )
+        numbers.append(int(number) if colon else -1)
+    free = iter(sorted(set(range(len(names))) - set(numbers)))
+    indices = [next(free) if number < 0 else number for number in numbers]
+    if len(kinds) > 1:
+        raise ArgumentError(f"devices of several kinds ({', '.join(sorted(kinds))}) cannot work together")
+    if len(set(indices)) < len(indices):
+        raise ArgumentError(f"a device is named twice: {', '.join(names)}")
+    kind_number = number_of("device", DEVICE, kinds.pop())
+    return kind_number, [] if isinstance(device, str) and ":" not in device else indices
 
 
 def name_of(names: dict[str, int], number: int) -> str:
@@ -94,7 +122,10 @@ class SessionInfo:
     """Mode in use: "predicted", "exact" or "dense"."""
     sparse_threshold: float
     n_kv_bytes: int
+    """In host memory."""
     n_work_bytes: int
+    n_device_bytes: int
+    """Of all devices: weights, K and V, buffers."""
     n_blocks: int
     n_blocks_free: int
     """Blocks hold 64 positions."""
@@ -114,6 +145,8 @@ class LayerStep:
     """Pairs whose up row (down row, where there is no gate) was used."""
     n_active: int
     """Pairs with a product that is not zero."""
+    n_active_device: int
+    """Of those, whose neuron lies on a device."""
     n_rows: int
     """Weight rows that the feed-forward read."""
     ffn_bytes: int
@@ -121,7 +154,14 @@ class LayerStep:
     bytes: int
     """Bytes that the layer read: weights, K and V."""
     ffn_us: float
+    """Of a layer on a device: the CPU's part; 0 if it has none."""
     layer_us: float
+    """Of a layer on a device: since the CPU's last hand-over."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the active neurons that lie on a device; 0 where nothing was active."""
+        return self.n_active_device / self.n_active if self.n_active else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from .choice import Choice
 from .context import Context, Ids, Logits, Report
-from .errors import ArgumentError, ContextError
+from .errors import ArgumentError, ClosedError, ContextError, UnsupportedError
 from .report import Timings
-from .sampling import LogitsProcessorList, Sampler, Sampling, StoppingCriteriaList
+from .sampling import Sampling
+from .session import as_int32
+
+Draft = Callable[[Ids], npt.ArrayLike]
 
 SAMPLING_NAMES = frozenset(field.name for field in fields(Sampling)) - {"seed"}
 
 
-def sampling_of(where: str, given: Mapping[str, Any], penalty_last_n: int) -> Sampling:
+def sampling_of(
+    where: str, given: Mapping[str, Any], penalty_last_n: int, penalize_nl: bool = True
+) -> Sampling:
     """Options from keyword arguments; `temp` is `temperature`. Raises TypeError for other names."""
+    given = dict(given)
+    if given.pop("tfs_z", 1.0) != 1.0:
+        raise UnsupportedError("tfs_z is not supported: tail-free sampling has gone from llama.cpp too")
+    if not penalize_nl:
+        raise UnsupportedError("penalize_nl=False is not supported: line breaks are penalised like others")
     values = {"penalty_last_n": penalty_last_n, **given}
     if "temp" in values:
         values["temperature"] = values.pop("temp")
@@ -36,7 +49,8 @@ def last(ids: Ids, n: int) -> list[int]:
 
 
 class Generation:
-    """The tokens that follow a prompt; iterating computes them. It has no end of its own but the context's.
+    """The tokens that follow a prompt; iterating computes them. It has no end of its own but the context's
+    and the grammar's.
 
     Between two tokens others may use the context: the next step then computes again what they replaced.
     """
@@ -46,20 +60,19 @@ class Generation:
         context: Context,
         lock: threading.RLock,
         prompt: Ids,
-        sampler: Sampler,
+        choice: Choice,
         *,
-        allow: Callable[[Logits], Logits],
-        processors: LogitsProcessorList,
-        criteria: StoppingCriteriaList,
         report: Report | None,
         note: Callable[[Timings], None],
         timings: Timings,
+        draft: Draft | None = None,
     ) -> None:
         """
         lock: held during each step.
-        allow: takes tokens that cannot be out of the logits.
+        choice: what chooses each token, and says when it is the last.
         report: called as report(done, total) while the prompt is computed.
         note: called with the timings after each step; timings: where they start.
+        draft: guesses tokens that are checked together.
 
         Raises ArgumentError or ContextError for a prompt that is empty or too long.
         """
@@ -70,39 +83,81 @@ class Generation:
         self._context = context
         self._lock = lock
         self._prompt = prompt
-        self._sampler = sampler
-        self._allow = allow
-        self._processors = processors
-        self._criteria = criteria
+        self._choice = choice
         self._report = report
         self._note = note
         self._timings = Timings(load_s=timings.load_s, n_prompt=int(prompt.size))
-        if sampler.options.penalises:
-            sampler.accept(*last(prompt, sampler.options.penalty_last_n))
+        self._draft = draft
+        self._wide = 0
+        choice.begin(prompt)
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Generator[int, Sequence[int] | None, None]:
+        """Tokens that are sent to the generator are appended to what it gave."""
         held = history = self._prompt  # what the model sees (a context shift shortens it), and all there was
+        guess = held[:0]  # ids guessed to follow held
+        rows: list[Logits] = []  # logits after those that are not checked yet
         is_first = True
-        while True:
+        if self._draft is not None:
             with self._lock:
-                begin = time.perf_counter()
-                if held.size > self._context.n_ctx:
-                    held = self._shifted(held)
-                reused = self._context.hold(held, report=self._report if is_first else None)
-                logits = self._context.logits
-                computed = time.perf_counter()
-                if self._processors:
-                    logits = self._processors(history.copy(), logits)
-                token = self._sampler.sample(self._allow(logits))
-                self._sampler.accept(token)
-                self._count(is_first, reused, computed - begin, time.perf_counter() - computed)
-            is_first = False
-            new = np.array([token], np.int32)
-            held, history = np.concatenate([held, new]), np.concatenate([history, new])
-            ends = bool(self._criteria) and self._criteria(history.copy(), logits)
-            yield token
-            if ends:
-                return
+                self._wide = self._context.find_wide_step()
+        try:
+            while True:
+                with self._lock:
+                    begin = time.perf_counter()
+                    reused = 0
+                    if not rows:
+                        if held.size > self._context.n_ctx:
+                            held = self._shifted(held)
+                        guess = held[:0] if is_first else self._guess(held, history)
+                        reused, rows = self._step(held, guess, self._report if is_first else None)
+                    logits = rows.pop(0)
+                    computed = time.perf_counter()
+                    token = self._choice.token(history, logits)
+                    self._count(is_first, reused, computed - begin, time.perf_counter() - computed)
+                is_first = False
+                new = np.array([token], np.int32)
+                held, history = np.concatenate([held, new]), np.concatenate([history, new])
+                if rows and guess[-len(rows)] != token:
+                    rows = []
+                is_over = self._choice.is_over(history, logits)
+                sent = yield token
+                if sent is not None:
+                    more = self._sent(sent)
+                    held, history, rows = np.concatenate([held, more]), np.concatenate([history, more]), []
+                elif is_over:
+                    return
+        finally:
+            if guess.size:
+                with self._lock, suppress(ClosedError):
+                    self._forget_guesses(held[:-1], logits)
+
+    def _sent(self, tokens: Sequence[int]) -> Ids:
+        ids = as_int32("tokens", tokens)
+        for token in ids.tolist():
+            self._choice.sampler.accept(token)
+            if self._choice.constraint is not None:
+                self._choice.constraint.accept(token)
+        return ids
+
+    def _step(self, held: Ids, guess: Ids, report: Report | None) -> tuple[int, list[Logits]]:
+        """Computes held and a guess at what follows; the logits after held and after each guessed id."""
+        if not guess.size:
+            return self._context.hold(held, report=report), [self._context.logits]
+        reused = self._context.hold(held, ahead=guess, report=report)
+        return reused, [self._context.session.logits(i).copy() for i in range(guess.size + 1)]
+
+    def _guess(self, held: Ids, history: Ids) -> Ids:
+        """Ids that may follow and that fit into the context and one chunk."""
+        room = min(self._context.n_ctx - held.size, self._wide)
+        if self._draft is None or room < 1:
+            return held[:0]
+        ids = np.asarray(self._draft(history.copy())).ravel()[:room]
+        bad = np.flatnonzero((ids < 0) | (ids >= self._context.n_vocab))
+        return ids[: bad[0] if bad.size else ids.size].astype(np.int32)
+
+    def _forget_guesses(self, held: Ids, logits: Logits) -> None:
+        if np.array_equal(self._context.ids[: held.size], held):
+            self._context.settle(held.size, logits)
 
     def _shifted(self, ids: Ids) -> Ids:
         """Makes room for the last of ids, which are one more than fit."""

@@ -12,28 +12,35 @@ its own text again.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _native
-from .compat import LATER_INIT, refuse
-from .completion import RANDOM_SEEDS, Completions
+from .about import About
+from .choosing import RANDOM_SEEDS
+from .compat import LATER_INIT, NO_EFFECT_INIT, refuse
+from .completion import ChatHandler, Completions
 from .context import Context
-from .errors import ArgumentError, ClosedError, ContextError, FormatError, UnsupportedError
+from .devices import Budget, Names, budget_of_layers, choose_devices
+from .embedding import Embeddings, pooling_number, pooling_of_file
+from .errors import ArgumentError, ClosedError, FormatError, UnsupportedError
 from .file import DEMO, ModelFile
-from .opening import open_session, refuse_device
-from .report import LlamaInfo, LlamaState, Timings
+from .generation import Draft
+from .llama_tokenizer import decode_after
+from .online import OnlineStatistics
+from .opening import ContextSize, Opening, loading_bar, summary
+from .report import LlamaState, Timings
 from .sampling import Sampler
-from .session import Activation, LayerStep, Model, Predictor, Progress, Session, Sparsity, as_int32
+from .session import Activation, Model, Predictor, Progress, Session, Sparsity, as_int32
 
 if TYPE_CHECKING:
     from .chat_format import ChatFormat
@@ -44,35 +51,46 @@ Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
 
 
-class Llama(Completions):
+class Llama(About, Completions, Embeddings):
     """A model with one context."""
 
     def __init__(
         self,
         model_path: str | os.PathLike[str],
         *,
-        n_gpu_layers: int = 0,
-        n_ctx: int | None = None,
+        n_gpu_layers: int | None = None,
+        n_ctx: ContextSize = None,
         n_batch: int = 512,
+        n_ubatch: int | None = None,
+        n_seq: int = 1,
+        n_pool: int | None = None,
         n_threads: int | None = None,
         seed: int | None = None,
         logits_all: bool = False,
         vocab_only: bool = False,
         embedding: bool = False,
+        pooling_type: int | str | None = None,
         chat_format: str | None = None,
+        chat_handler: ChatHandler | None = None,
+        draft_model: Draft | None = None,
+        lora_path: str | os.PathLike[str] | None = None,
+        lora_scale: float = 1.0,
+        spm_infill: bool = False,
         verbose: bool = True,
         use_mmap: bool = True,
         use_mlock: bool = False,
         type_k: str | int | None = None,
         type_v: str | int | None = None,
         last_n_tokens_size: int = 64,
-        vram_budget: float | None = None,
+        vram_budget: Budget = None,
+        devices: Names = None,
         plan: Plan | str | os.PathLike[str] | None = None,
         sparsity: Sparsity = "auto",
         threshold: float | None = None,
         activation: Activation | None = None,
         predictor: Predictor = "auto",
         predictor_type: str | None = None,
+        online_statistics: bool = False,
         context_shift: bool = False,
         n_keep: int | None = None,
         progress: Progress | None = None,
@@ -82,23 +100,36 @@ class Llama(Completions):
         """Opens a GGUF file, loads the model and makes a context.
 
         model_path: a file, or "demo" for the model that comes with the package.
-        n_gpu_layers: this version computes on the CPU; 0 and -1 are accepted, other values warn.
+        n_gpu_layers: 0 is a vram_budget of 0, -1 one of None; other values warn.
         n_ctx: most tokens of prompt and answer together; None or 0: what the model was trained with, at
-            most 4096.
-        n_batch: prompt tokens computed together.
+            most 4096; "auto": as much of that as a quarter of the memory holds (opening.py has the rule).
+        n_batch: prompt tokens computed together; n_ubatch, if smaller, instead.
+        n_seq: conversations that `session` can hold; this object itself uses one.
+        n_pool: positions that all of them share; None: n_ctx.
         n_threads: None: physical cores.
         seed: of all random choices; None: another one each time.
         logits_all: keep the logits of every token in `scores`.
         vocab_only: only the tokenizer, of any architecture.
         embedding: allow embed().
+        pooling_type: how embed() makes one vector of a text: "none", "mean", "cls", "last" or llama.cpp's
+            number of them; None or -1: what the file says, else "none".
         chat_format: the name of one ("chatml", "llama-2", ...) to use instead of the file's template.
+        chat_handler: answers conversations instead; called with `llama`, `messages` and the other arguments
+            of create_chat_completion().
+        draft_model: guesses tokens that are then checked together, `LlamaPromptLookupDecoding` for example.
+        lora_path: a GGUF file with a LoRA adapter; lora_scale: its strength. If it changes the
+            feed-forward, predictors no longer fit: such a model runs "exact" or "dense".
+        spm_infill: with `suffix`, put it before the prefix.
         verbose: print notices on stderr; nothing else is ever printed.
         use_mmap: False copies the weights into memory of huge pages: slower to load, faster to read.
         use_mlock: keep the weights in RAM.
         type_k, type_v: "f32", "f16" (default) or "q8_0", or ggml's number of them.
         last_n_tokens_size: tokens that the penalties look back at.
-        vram_budget: GiB of GPU memory; None or 0: CPU. This version has no GPU backend.
-        plan: a Plan or the path of a saved one; refused if made for another model, or if it uses a GPU.
+        vram_budget: GiB of GPU memory to use, or a list with those of each device; 0: the CPU computes
+            everything; None: what is free, less a margin, if there is a GPU that can be used.
+        devices: the GPUs to use, by name or number ("cuda:1" or 1); "host" is a stand-in for tests.
+        plan: a Plan or the path of a saved one, which is followed; refused if made for another model, other
+            budgets or other options. Without one it is made here, and `plan` shows it.
         sparsity: which neurons of the feed-forward are computed: those that the model's predictor names
             ("predicted"), those that the gate lets through ("exact", the same answers as dense), all
             ("dense"), or the first of these that the model can do ("auto").
@@ -106,6 +137,8 @@ class Llama(Completions):
         activation: of the feed-forward, instead of what the file says.
         predictor: "mlp" (fc1 and fc2), "sign" (signs of the weights), "none", or "auto" (as the file says).
         predictor_type: weight format that fc1 and fc2 are rewritten in while loading; None: as in the file.
+        online_statistics: count which neurons fire, and between requests bring those to the device that have
+            turned out to fire most.
         context_shift: when the context is full, forget the older half of it and go on, instead of stopping.
         n_keep: tokens at the beginning that a context shift keeps; None: the BOS token.
         progress, prompt_progress: called as f(done, total) while loading, and while a prompt is computed.
@@ -113,51 +146,73 @@ class Llama(Completions):
         Raises FileError, FormatError, UnsupportedError, ArgumentError, OutOfMemoryError; TypeError for
         unknown arguments.
         """
-        refuse("Llama()", unsupported, LATER_INIT)
-        if plan is None:
-            refuse_device(vram_budget or 0)  # before anything takes long
-        if n_gpu_layers not in (0, -1):
-            warnings.warn(
-                f"n_gpu_layers={n_gpu_layers} has no effect: this version computes on the CPU", stacklevel=2
-            )
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "unsupported")}
+        self._arguments = {**arguments, **unsupported}
+        refuse("Llama()", unsupported, LATER_INIT, NO_EFFECT_INIT)
+        vram_budget = budget_of_layers(n_gpu_layers, vram_budget)
+        chosen = None
+        if not vocab_only and plan is None:
+            chosen = choose_devices(vram_budget, devices)  # before anything takes long
         begin = time.perf_counter()
         self.verbose = verbose
         self._embedding = embedding
+        pooling = pooling_number(pooling_type)
+        self.chat_handler = chat_handler
+        self.draft_model = draft_model
+        self.spm_infill = spm_infill
+        self.cache = None
+        self._identity: str | None = None
         self.prompt_progress = prompt_progress
         self.last_n_tokens_size = last_n_tokens_size
         self._lock = threading.RLock()
         self._closed = False
         self.file = ModelFile(model_path)
         self.model_path = os.fspath(self.file.path)
+        self._pooling = pooling if pooling >= 0 else pooling_of_file(self.file)
         self._tokenizer = self._open_tokenizer()
         self._chat_format: ChatFormat | None = None
         if chat_format is not None:
             self._choose_chat_format(chat_format)
         self._model: Model | None = None
+        self._opening: Opening | None = None
+        self._online: OnlineStatistics | None = None
         self._context: Context | None = None
         self._sampler: Sampler | None = None  # of sample()
         self.set_seed(seed)
         if not vocab_only:
-            self._model = Model(
-                self.file,
-                activation=activation or "auto",
-                predictor=predictor,
-                predictor_type=predictor_type,
-                use_mmap=use_mmap,
-                use_mlock=use_mlock,
-                progress=progress,
-            )
-            session = open_session(
+            with loading_bar(verbose and progress is None, f"loading {self.file.path.name}") as bar:
+                self._model = Model(
+                    self.file,
+                    activation=activation or "auto",
+                    predictor=predictor,
+                    predictor_type=predictor_type,
+                    use_mmap=use_mmap,
+                    use_mlock=use_mlock,
+                    progress=progress or bar,
+                )
+            if lora_path is not None:
+                self._adapt(lora_path, lora_scale)
+            self._opening = Opening(
                 self._model,
+                devices=chosen,
                 plan=plan,
+                names=devices,
                 vram_budget=vram_budget,
+                online=online_statistics,
+                say=self._notice,
                 n_ctx=n_ctx or 0,
-                n_batch=n_batch,
+                n_batch=min(n_batch, n_ubatch or n_batch),
+                n_seq=n_seq,
+                n_pool=n_pool or 0,
                 n_threads=n_threads or 0,
                 type_k=type_k,
                 type_v=type_v,
                 sparsity=sparsity,
             )
+            with loading_bar(verbose, "bringing weights to the GPU") as bar:
+                session = self._opening.open(bar)
+            if online_statistics:
+                self._online = OnlineStatistics(self._opening)
             if threshold is not None:
                 session.set_threshold(threshold)
             if n_keep is None:
@@ -172,6 +227,48 @@ class Llama(Completions):
         """Opens the small model that comes with the package, with the options of Llama."""
         return cls(DEMO, **options)
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        additional_files: Sequence[str] | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
+        local_dir_use_symlinks: bool | str = "auto",
+        cache_dir: str | os.PathLike[str] | None = None,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        **options: Any,
+    ) -> Llama:
+        """Fetches a model from the Hugging Face Hub and opens it with the options of Llama.
+
+        The arguments and errors are those of hub.download(). local_dir_use_symlinks has no effect: today's
+        huggingface_hub makes no links there.
+        """
+        from .hub import download
+
+        del local_dir_use_symlinks
+        path = download(
+            repo_id,
+            filename,
+            additional_files,
+            local_dir=local_dir,
+            cache_dir=cache_dir,
+            revision=revision,
+            token=token,
+            verbose=options.get("verbose", True),
+        )
+        return cls(path, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The arguments: a copy opens the model again, with an empty context."""
+        self._open()
+        return self._arguments
+
+    def __setstate__(self, arguments: dict[str, Any]) -> None:
+        self.__init__(**arguments)  # type: ignore[misc]
+
     # -- parts
 
     def _open_tokenizer(self) -> Tokenizer | None:
@@ -183,6 +280,14 @@ class Llama(Completions):
         if tokenizer.notice:
             self._notice(tokenizer.notice)
         return tokenizer
+
+    def _adapt(self, path: str | os.PathLike[str], scale: float) -> None:
+        from .lora import add_adapter
+
+        assert self._model is not None
+        notice = add_adapter(self._model, path, scale)
+        if notice:
+            self._notice(notice)
 
     def _choose_chat_format(self, name: str | None) -> ChatFormat:
         from .chat_format import choose_chat_format
@@ -232,79 +337,16 @@ class Llama(Completions):
         """Name of the chat format in use."""
         return self._format.name
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The file's metadata as text; long arrays are cut. `file.metadata` has the full values."""
-        values = self.file.metadata
-        return {key: _as_text(values[key]) for key in values}
-
-    def n_ctx(self) -> int:
-        """Most tokens of prompt and answer together."""
-        return self._ctx.n_ctx
-
-    def n_vocab(self) -> int:
-        """Number of tokens that there are logits for."""
-        return self.tokenizer.n_vocab if self._model is None else self._model.info.n_vocab
-
-    def n_embd(self) -> int:
-        """Width of the model."""
-        if self._model is not None:
-            return self._model.info.n_embd
-        architecture = self.file.metadata.get("general.architecture")
-        return int(self.file.metadata.get(f"{architecture}.embedding_length", 0))
-
-    def token_bos(self) -> int:
-        """Id of the token that begins a text; -1 if there is none."""
-        return -1 if self.tokenizer.bos is None else self.tokenizer.bos
-
-    def token_eos(self) -> int:
-        """Id of the token that ends a text; -1 if there is none."""
-        return -1 if self.tokenizer.eos is None else self.tokenizer.eos
-
-    def token_nl(self) -> int:
-        """Id of a line break; -1 if there is none."""
-        return -1 if self.tokenizer.nl is None else self.tokenizer.nl
-
-    def info(self) -> LlamaInfo:
-        """What is loaded and how it runs."""
-        self._open()
-        notes = []
-        model = None if self._model is None else self._model.info
-        if model is not None and model.activation in ("relu", "drelu") and not model.can_skip_down:
-            notes.append(
-                "ffn_down is quantised and not stored transposed: silent neurons' parts of it are read too"
-            )
-        return LlamaInfo(
-            file=self.file.info,
-            model=model,
-            session=None if self._context is None else self._context.session.info,
-            isa=_native.isa(),
-            build=_native.build_info(),
-            notes=tuple(notes),
-        )
-
-    def describe(self) -> str:
-        """One line for people: the model, its size, and how it runs."""
-        info = self.info()
-        name = self.file.metadata.get("general.name") or os.path.basename(self.model_path)
-        if info.model is None or info.session is None:
-            return f"{name}: vocabulary of {self.n_vocab()} tokens"
-        model, session = info.model, info.session
-        return (
-            f"{name}: {model.architecture}, {model.n_parameters / 1e6:,.0f} M parameters, "
-            f"{model.n_weight_bytes / 1e6:,.0f} MB, {session.sparsity}; "
-            f"context {session.n_ctx}, {session.n_threads} threads, {info.isa}"
-        )
+    def _between_requests(self) -> None:
+        if self._online is not None:
+            with self._lock:
+                if self._online.improve(self._ctx) and self.plan is not None:
+                    self._notice(f"neurons were moved: {summary(self.plan)}")
 
     @property
-    def timings(self) -> Timings:
-        """Where the time of the last generation went."""
-        return self._timings
-
-    @property
-    def last_step(self) -> list[LayerStep]:
-        """What the last step did in each layer: neurons predicted, computed and active, bytes, time."""
-        return self.session.last_step
+    def plan(self) -> Plan | None:
+        """Where everything of the model lies; None if the CPU computes everything and no plan was given."""
+        return None if self._opening is None else self._opening.plan
 
     def set_sparsity(self, sparsity: Sparsity) -> None:
         """Changes how the feed-forward is computed from the next step on. What the context holds stays."""
@@ -332,40 +374,9 @@ class Llama(Completions):
         prev_tokens: what stands before them (the space before a text's first word depends on that).
         special: show control tokens.
         """
-        ids = [int(token) for token in tokens]
-        try:
-            if prev_tokens is None:
-                return self.tokenizer.decode(ids, special=special)
-            before = [int(token) for token in prev_tokens]
-            whole = self.tokenizer.decode(before + ids, special=special)
-            return whole[len(self.tokenizer.decode(before, special=special)) :]
-        except IndexError as error:
-            raise ArgumentError(str(error)) from None
+        return decode_after(self.tokenizer, tokens, prev_tokens, special)
 
     # -- the context
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens that the context holds."""
-        with self._lock:
-            return self._ctx.n_tokens
-
-    @property
-    def input_ids(self) -> Ids:
-        """A copy of the tokens that the context holds."""
-        with self._lock:
-            ids: Ids = self._ctx.ids.copy()
-            return ids
-
-    @property
-    def scores(self) -> Logits:
-        """Logits [n_tokens, n_vocab] of the tokens held.
-
-        With logits_all those of every token. Without it only the last evaluated row is valid, and every
-        row shows it.
-        """
-        with self._lock:
-            return self._ctx.scores
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Computes tokens and appends them to the context.
@@ -380,38 +391,6 @@ class Llama(Completions):
             report, total = self.prompt_progress, int(ids.size)
             context.feed(ids, report=None if report is None else lambda done: report(done, total))
 
-    def embed(self, input: str | Sequence[str], *, normalize: bool = False) -> list[Any]:
-        """The final hidden state of every token of a text, [n_tokens, n_embd] as lists of floats; a list of
-        texts gives one such result each. There is no pooling. The context is forgotten.
-
-        normalize: vectors of length 1.
-
-        Raises ArgumentError unless the object was made with embedding=True, ContextError for a text that is
-        longer than the context.
-        """
-        if not self._embedding:
-            raise ArgumentError("embed() needs Llama(..., embedding=True)")
-        if not isinstance(input, str):
-            return [self.embed(text, normalize=normalize) for text in input]
-        with self._lock:
-            ids = self._checked(self.tokenize(input, special=True))
-            if ids.size > self.n_ctx():
-                raise ContextError(f"the text has {ids.size} tokens, n_ctx is {self.n_ctx()}")
-            self.reset()
-            session, rows = self.session, []
-            try:
-                for first in range(0, ids.size, session.info.n_batch):
-                    part = ids[first : first + session.info.n_batch]
-                    session.feed(part, want_logits=True)
-                    rows += [session.hidden(i) for i in range(part.size)]
-            finally:
-                session.drop()
-            vectors = np.stack(rows) if rows else np.empty((0, self.n_embd()), np.float32)
-            if normalize:
-                vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-            result: list[Any] = vectors.tolist()
-            return result
-
     def reset(self) -> None:
         """Forgets the context."""
         with self._lock:
@@ -421,7 +400,7 @@ class Llama(Completions):
     def save_state(self) -> LlamaState:
         """A copy of the context and of the random state."""
         with self._lock:
-            return LlamaState(self._ctx.save(), self._random.getstate())
+            return LlamaState(self._ctx.save(), self._random.getstate(), self._model_identity())
 
     def load_state(self, state: LlamaState) -> None:
         """Goes back to a saved state, of this or another Llama with the same model and KV types.
@@ -429,9 +408,23 @@ class Llama(Completions):
         Raises FormatError if it does not fit this model, ContextError if it is longer than n_ctx.
         """
         with self._lock:
+            if state.model not in ("", self._model_identity()):
+                raise FormatError("the saved state is of another model")
             self._ctx.load(state.context)
-            self._random.setstate(state.random_state)
+            if state.random_state is not None:
+                self._random.setstate(state.random_state)
             self._sampler = None
+
+    def _model_identity(self) -> str:
+        if self._identity is None:
+            from .plan.plan import identify
+
+            state = hashlib.sha256(repr(identify(self._ctx.session.model)).encode())
+            if self._arguments["lora_path"] is not None:
+                state.update(str(self._arguments["lora_scale"]).encode())
+                state.update(Path(self._arguments["lora_path"]).read_bytes())
+            self._identity = state.hexdigest()
+        return self._identity
 
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sequence of random choices; None: from anywhere."""
@@ -474,15 +467,3 @@ class Llama(Completions):
         info = self._model.info
         n_ctx = self._context.n_ctx
         return f"Llama({self.model_path!r}, {info.architecture}, {info.n_layer} layers, n_ctx={n_ctx})"
-
-
-def _as_text(value: Any) -> str:
-    """A metadata value as text."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return str(np.float32(value))
-    if isinstance(value, (str, int)):
-        return str(value)
-    shown = [item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in value[:8]]
-    return f"[{', '.join(shown)}{', ...' if len(value) > len(shown) else ''}]"

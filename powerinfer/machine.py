@@ -10,8 +10,10 @@ from typing import Any
 
 from . import _native
 from ._native import build_info, cores, has_isa, isa, read_rate
+from .facts import DEVICE, number_of
 
 __all__ = [
+    "DeviceFacts",
     "Gpu",
     "GpuDriver",
     "MachineInfo",
@@ -19,6 +21,7 @@ __all__ = [
     "build_info",
     "cores",
     "cpu_name",
+    "device_facts",
     "gpus",
     "has_isa",
     "isa",
@@ -120,6 +123,28 @@ class GpuDriver:
     gpus: tuple[Gpu, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """A device as sessions use it."""
+
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    """Once it is open."""
+    context_bytes: int
+    """What opening it took, as far as that can be seen."""
+    can_map: bool
+    """It reads host memory in place, so that prompts can stream cold weights."""
+    no_mapping: str
+    """Why it cannot, or ""."""
+    read_bytes_per_s: float
+    """Its own memory; this and the next two measured, or 0."""
+    copy_bytes_per_s: float
+    """From host to device memory."""
+    in_place_bytes_per_s: float
+    """Its kernels read host memory."""
+
+
 def _value(kind: str, value: Any) -> Any:
     return _native.ffi.string(value).decode("utf-8", "replace") if kind == "str" else value
 
@@ -156,3 +181,17 @@ def gpus() -> GpuDriver:
         **(_values(GpuDriver, driver, ("gpus",)) | {"is_present": bool(driver.is_present)}),
         gpus=tuple(Gpu(**_values(Gpu, found[i])) for i in range(n)),
     )
+
+
+def device_facts(kind: str, index: int = 0, *, measure: bool = False) -> DeviceFacts:
+    """Opens a device ("cuda" or "host"), looks, and closes it again.
+
+    Raises DeviceError (no library, no driver, no such device), OutOfMemoryError.
+    """
+    native = _native.ffi.new("pi_device_facts *")
+    number = number_of("device", DEVICE, kind)
+    before = gpus().gpus[index : index + 1] if kind == "cuda" else ()
+    _native.check(_native.lib.pi_device_examine(number, index, _native.ffi.NULL, measure, native))
+    context = max(before[0].free_bytes - native.free_bytes, 0) if before else 0
+    values = _values(DeviceFacts, native, ("context_bytes",))
+    return DeviceFacts(**(values | {"can_map": bool(native.can_map), "context_bytes": context}))

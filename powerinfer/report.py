@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .context import ContextState
+from .context import ContextState, Ids
 from .file import FileInfo
 from .session import ModelInfo, SessionInfo
 
@@ -67,6 +67,9 @@ class LlamaState:
 
     context: ContextState
     random_state: Any
+    """None leaves that of the Llama as it is."""
+    model: str = ""
+    """Which model it is of; "": unknown."""
 
     @property
     def n_tokens(self) -> int:
@@ -77,3 +80,18 @@ class LlamaState:
     def n_bytes(self) -> int:
         """Memory taken."""
         return len(self.context.kv) + self.context.rows.nbytes + self.context.ids.nbytes
+
+    @property
+    def input_ids(self) -> Ids:
+        """The tokens held, under llama-cpp-python's name; so are the next two."""
+        return self.context.ids
+
+    @property
+    def llama_state(self) -> bytes:
+        """K and V."""
+        return self.context.kv
+
+    @property
+    def llama_state_size(self) -> int:
+        """Bytes of K and V."""
+        return len(self.context.kv)

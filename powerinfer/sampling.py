@@ -25,6 +25,7 @@ Logits = npt.NDArray[np.float32]
 LogitsProcessor = Callable[[Ids, Logits], npt.ArrayLike | None]
 # (input ids so far, logits [n_vocab]) -> whether to stop.
 StoppingCriterion = Callable[[Ids, Logits], bool]
+StoppingCriteria = StoppingCriterion  # llama-cpp-python's name
 # What functions take: one, several, or none.
 Processors = LogitsProcessor | Sequence[LogitsProcessor] | None
 Criteria = StoppingCriterion | Sequence[StoppingCriterion] | None
@@ -149,6 +150,22 @@ class Sampler:
     def close(self) -> None:
         """Frees the sampler; later calls raise ClosedError."""
         self._handle = None  # freed with the last reference: a call in another thread may still hold one
+
+
+class MinTokensLogitsProcessor:
+    """Lets an answer end only after so many tokens."""
+
+    def __init__(self, min_tokens: int, token_eos: int) -> None:
+        self.min_tokens = min_tokens
+        self.token_eos = token_eos
+        self._n_prompt: int | None = None
+
+    def __call__(self, input_ids: Ids, scores: Logits) -> Logits:
+        if self._n_prompt is None:
+            self._n_prompt = len(input_ids)
+        if len(input_ids) - self._n_prompt < self.min_tokens:
+            scores[self.token_eos] = -np.inf
+        return scores
 
 
 class LogitsProcessorList(list[LogitsProcessor]):

@@ -24,12 +24,10 @@ from . import _native, formats
 from .errors import ArgumentError, ClosedError
 from .facts import (
     ACTIVATION,
-    DEVICE,
     KV_TYPE,
     PREDICTOR,
     SPARSITY,
     Activation,
-    Device,
     LayerStep,
     ModelInfo,
     Predictor,
@@ -38,10 +36,12 @@ from .facts import (
     Sparsity,
     StepTotal,
     Tap,
+    devices_of,
     name_of,
     number_of,
 )
 from .file import ModelFile
+from .statistics import Counts
 
 __all__ = [
     "Activation",
@@ -153,6 +153,39 @@ class Model:
             raise ClosedError("the model is closed")
         return self._handle
 
+    def matrix_shape(self, name: str) -> tuple[int, int] | None:
+        """(rows, columns) of a matrix of the file, `ffn_down` also where it is stored transposed; None if it
+        has none of that name."""
+        shapes = {t.name: t.shape for t in self.file.tensors if len(t.shape) == 2}
+        found = shapes.get(name)
+        if found is None and (turned := shapes.get(name.replace("ffn_down.", "ffn_down_t."))) is not None:
+            found = turned[::-1]
+        return None if found is None else (found[0], found[1])
+
+    def add_adapter(
+        self, name: str, a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], *, scale: float = 1.0
+    ) -> None:
+        """Adds scale * b (a x) to the product of a matrix of a layer; there may be no sessions yet.
+
+        a: [rank, columns], b: [rows, rank]; copied. Raises ArgumentError, UnsupportedError (another tensor),
+        OutOfMemoryError.
+        """
+        shape = self.matrix_shape(name)
+        first, second = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+        if shape is None or first.shape != (len(first), shape[1]) or second.shape != (shape[0], len(first)):
+            raise ArgumentError(f"an adapter of shapes {first.shape} and {second.shape} does not fit {name}")
+        ffi = _native.ffi
+        _native.check(
+            _native.lib.pi_model_add_adapter(
+                self.handle,
+                name.encode(),
+                _native.fit("rank", len(first)),
+                float(scale),
+                ffi.from_buffer("float[]", first),
+                ffi.from_buffer("float[]", second),
+            )
+        )
+
     def close(self) -> None:
         """Frees the model once no session uses it; later calls raise ClosedError. `info` stays."""
         self._handle = None
@@ -162,6 +195,24 @@ class Model:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class _Reporter:
+    """Lets the engine call a Python function; `error` is what that raised."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.error: BaseException | None = None
+        self.native: Any = _native.ffi.NULL
+        if progress is not None:
+            self.native = _native.ffi.callback("pi_progress", self._call)
+            self._progress = progress
+
+    def _call(self, _ctx: Any, done: int, total: int) -> int:
+        try:
+            self._progress(done, total)
+        except BaseException as error:  # the engine's frames are no place for an exception
+            self.error = error
+        return int(self.error is not None)
 
 
 class Session:
@@ -181,7 +232,10 @@ class Session:
         sparsity: Sparsity = "auto",
         mask_prompts: bool = False,
         plan: Any = None,
-        device: Device = "none",
+        device: str | Sequence[str] = "none",
+        wait_ms: int = 0,
+        count_neurons: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         """
         n_ctx: most positions of one sequence; 0: the model's own, at most 4096.
@@ -195,9 +249,17 @@ class Session:
         mask_prompts: in predicted mode compute every token with the predictor's neurons, not only those
             whose logits are wanted: for measuring what the mask costs.
         plan: the engine's plan (powerinfer.plan.engine.native_plan) of what lies on the device.
-        device: "host" is a stand-in for tests; "cuda" needs a build with the CUDA backend.
+        device: "host" is a stand-in for tests; "cuda" needs a build with the CUDA backend. "cuda:1", or a
+            list of them, chooses: the plan's first device is the first of the list.
+        wait_ms: how long a step waits for a device, and a device for the CPU, before it fails with
+            DeviceError; 0: a minute, and ten.
+        count_neurons: count which neurons fire, for `neuron_counts`; takes 4 bytes for each neuron of a
+            layer on a device there, which the plan must be made for (Settings.count_neurons).
+        progress: called as progress(done, total) with bytes while weights are brought to devices; an
+            exception from it ends that.
 
-        Raises ArgumentError, OutOfMemoryError, DeviceError.
+        Raises ArgumentError, OutOfMemoryError (also of a device's memory), DeviceError, UnsupportedError (a
+        device that does not count).
         """
         self.model = model
         ffi, lib = _native.ffi, _native.lib
@@ -211,17 +273,31 @@ class Session:
         options.type_v = number_of("type_v", KV_TYPE, type_v)
         options.sparsity = number_of("sparsity", SPARSITY, sparsity)
         options.mask_prompts = bool(mask_prompts)
-        options.device = number_of("device", DEVICE, device)
+        options.wait_ms = _native.fit("wait_ms", wait_ms)
+        options.count_neurons = bool(count_neurons)
+        options.device, indices = devices_of(device)
         if plan is not None:
             options.plan = plan
+        chosen = _indices(plan, indices)
+        if chosen is not None:
+            options.device_index = chosen
         out = ffi.new("pi_session **")
-        _native.check(lib.pi_session_open(model.handle, options, out))
+        reporter = _Reporter(progress)
+        options.progress = reporter.native
+        status = lib.pi_session_open(model.handle, options, out)
+        if reporter.error is not None:
+            lib.pi_session_close(out[0])
+            raise reporter.error
+        _native.check(status)
         # With its size known, the garbage collector has a reason to run when sessions are dropped
         # without close().
         sizes = ffi.new("pi_session_info *")
         lib.pi_session_get_info(out[0], sizes)
         self._handle: Any = ffi.gc(out[0], lib.pi_session_close, sizes.n_kv_bytes + sizes.n_work_bytes)
         self.mask_prompts = bool(mask_prompts)
+        self.count_neurons = bool(count_neurons)
+        self.thresholds: list[float] | None = None
+        """Those of all layers that replaced the file's; None: none did."""
         self._lock = threading.RLock()
         self._n_logits = 0
         self._tap: tuple[Tap, dict[str, dict[int, npt.NDArray[np.float32]]]] | None = None
@@ -253,6 +329,7 @@ class Session:
             sparse_threshold=native.sparse_threshold,
             n_kv_bytes=native.n_kv_bytes,
             n_work_bytes=native.n_work_bytes,
+            n_device_bytes=native.n_device_bytes,
             n_blocks=native.n_blocks,
             n_blocks_free=native.n_blocks_free,
         )
@@ -415,6 +492,7 @@ class Session:
         """Replaces the file's threshold of the predictor's scores."""
         with self._lock:
             _native.check(_native.lib.pi_session_set_threshold(self.handle, float(threshold)))
+            self.thresholds = [float(threshold)] * self.model.info.n_layer
 
     def set_thresholds(self, thresholds: Sequence[float]) -> None:
         """The same, one of each layer."""
@@ -424,6 +502,7 @@ class Session:
         with self._lock:
             floats = _native.ffi.from_buffer("float[]", values)
             _native.check(_native.lib.pi_session_set_thresholds(self.handle, floats))
+            self.thresholds = values.tolist()
 
     @contextmanager
     def tap(
@@ -486,6 +565,7 @@ class Session:
                         n_predicted=entry.n_predicted,
                         n_computed=entry.n_computed,
                         n_active=entry.n_active,
+                        n_active_device=entry.n_active_device,
                         n_rows=entry.n_rows,
                         ffn_bytes=entry.ffn_bytes,
                         bytes=entry.bytes,
@@ -494,6 +574,36 @@ class Session:
                     )
                 )
         return steps
+
+    def counted_tokens(self) -> int:
+        """Over how many tokens neurons were counted since the session was opened or reset. Raises
+        ArgumentError (a session that was opened without count_neurons), DeviceError."""
+        row = np.empty(self.model.info.n_ff, np.uint32)
+        n_tokens = _native.ffi.new("uint64_t *")
+        with self._lock:
+            counts = _native.ffi.from_buffer("uint32_t[]", row)
+            _native.check(_native.lib.pi_session_counts(self.handle, 0, counts, n_tokens))
+        return int(n_tokens[0])
+
+    def neuron_counts(self, *, reset: bool = False) -> Counts:
+        """How often each neuron fired, and over how many tokens, since the session was opened or reset.
+
+        reset: count anew from here on. In predicted mode neurons that the mask left out did not fire. Raises
+        ArgumentError (a session that was opened without count_neurons, or was fed nothing since),
+        DeviceError.
+        """
+        info, ffi, lib = self.model.info, _native.ffi, _native.lib
+        counts = np.empty((info.n_layer, info.n_ff), np.uint32)
+        n_tokens = ffi.new("uint64_t *")
+        with self._lock:
+            for layer in range(info.n_layer):
+                row = ffi.from_buffer("uint32_t[]", counts[layer])
+                _native.check(lib.pi_session_counts(self.handle, layer, row, n_tokens))
+            if not n_tokens[0]:
+                raise ArgumentError("no tokens were counted yet")
+            if reset:
+                _native.check(lib.pi_session_reset_counts(self.handle))
+        return Counts(counts=counts.astype(np.uint64), n_tokens=n_tokens[0])
 
     @property
     def last_total(self) -> StepTotal:
@@ -512,6 +622,17 @@ class Session:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _indices(plan: Any, indices: list[int]) -> Any:
+    """The devices that the plan's are, as the engine takes them, or None: those that come first."""
+    if plan is None or not indices:
+        return None
+    info = _native.ffi.new("pi_plan_info *")
+    _native.check(_native.lib.pi_plan_get_info(plan, info))
+    if len(indices) != info.n_devices:
+        raise ArgumentError(f"the plan is for {info.n_devices} devices, {len(indices)} are named")
+    return _native.ffi.new("int32_t[]", indices)
 
 
 def as_int32(

@@ -8,7 +8,7 @@ text, cut before the stop string, whichever way the text was divided into tokens
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from .tokenizer import Tokenizer
 
@@ -19,7 +19,8 @@ class TextStream:
     """The text of one generated sequence of tokens.
 
     tokenizer: gives the bytes of tokens. stop: strings that end the text; the one that is completed first
-    counts, and neither it nor what follows is given out. special: also show control tokens. prompt: the
+    counts, and neither it nor what follows is given out. special: also show control tokens: all, or those of
+    a set. prompt: the
     tokens before the first one pushed; they matter only where the tokenizer puts a space before a text and
     the prompt has no text of its own.
 
@@ -31,7 +32,7 @@ class TextStream:
         tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         *,
-        special: bool = False,
+        special: bool | Set[int] = False,
         prompt: Sequence[int] = (),
     ) -> None:
         if isinstance(stop, str):
@@ -61,7 +62,8 @@ class TextStream:
         """Add one token; the text that can be shown now, often "". After the end of the text always ""."""
         if self._finished:
             return ""
-        data = self._tokenizer.piece(token, self._special)
+        shown = self._special if isinstance(self._special, bool) else token in self._special
+        data = self._tokenizer.piece(token, shown)
         if self._strip_space and data:
             data = data.removeprefix(b" ")
             self._strip_space = False

@@ -19,7 +19,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from .metadata import (
     get_string,
 )
 from .pretokenizer import PRE_BY_ARCHITECTURE, PRE_TOKENIZERS, PreTokenizer
+
+if TYPE_CHECKING:
+    from .llama_tokenizer import LlamaTokenizer
 
 __all__ = ["Tokenizer", "TokenizerError"]
 
@@ -158,7 +161,13 @@ class Tokenizer:
     # -- text to ids
 
     def encode(
-        self, text: str | bytes, *, add_bos: bool, special: bool, plain: Mapping[str, str] | None = None
+        self,
+        text: str | bytes,
+        *,
+        add_bos: bool,
+        special: bool = False,
+        plain: Mapping[str, str] | None = None,
+        space_prefix: bool = True,
     ) -> list[int]:
         """The token ids of `text`.
 
@@ -166,13 +175,14 @@ class Tokenizer:
         (`add_bos`, `add_eos`). special: control tokens written in the text become those tokens; otherwise
         they are plain text. User-defined tokens are always matched. Bytes that are not valid UTF-8 become
         byte tokens ("llama") or one U+FFFD each ("gpt2"). plain: marks in the text and what they stand for,
-        which is plain text also with `special`.
+        which is plain text also with `special`. space_prefix: False for text that goes on in the middle of a
+        word: no space is put before it.
         """
         data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
         output: list[int] = []
         if add_bos and self.add_bos and self.bos is not None:
             output.append(self.bos)
-        after_special = True
+        after_special = space_prefix
         parts = self._partition(data, special)
         if plain:
             parts = [
@@ -278,6 +288,27 @@ class Tokenizer:
     def is_control(self, token: int) -> bool:
         """Whether the token is a mark that is no part of the text."""
         return token in self._control
+
+    def __call__(self) -> LlamaTokenizer:
+        """Itself under llama-cpp-python's names, where a Llama's `tokenizer` is a method."""
+        from .llama_tokenizer import LlamaTokenizer
+
+        return LlamaTokenizer(self)
+
+    @property
+    def fim_pre(self) -> int | None:
+        """The mark before the text that precedes a gap; None if the model has none."""
+        return self._fim["fim_pre"]
+
+    @property
+    def fim_suf(self) -> int | None:
+        """The mark before the text that follows a gap."""
+        return self._fim["fim_suf"]
+
+    @property
+    def fim_mid(self) -> int | None:
+        """The mark before what fills the gap."""
+        return self._fim["fim_mid"]
 
     # -- construction
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class Usage(TypedDict):
@@ -15,10 +15,26 @@ class Usage(TypedDict):
     total_tokens: int
 
 
+class CompletionLogprobs(TypedDict):
+    """One entry of each list for each token."""
+
+    tokens: list[str]
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class ChatLogprobs(TypedDict):
+    """`content`: a mapping for each token with token, bytes, logprob and top_logprobs."""
+
+    content: list[dict[str, Any]]
+    refusal: None
+
+
 class CompletionChoice(TypedDict):
     text: str
     index: int
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
 
 
@@ -43,15 +59,37 @@ class CompletionChunk(TypedDict):
     choices: list[CompletionChoice]
 
 
-class AssistantMessage(TypedDict):
+class FunctionCall(TypedDict):
+    name: str
+    arguments: str
+    """JSON."""
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class ToolCallDelta(ToolCall):
+    """A tool call in a streamed answer; each comes whole."""
+
+    index: int
+
+
+class AssistantMessage(TypedDict, total=False):
+    """`content` is None where there are only tool calls; those stand there only if there are some."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    tool_calls: list[ToolCall]
+    function_call: FunctionCall
 
 
 class ChatChoice(TypedDict):
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
@@ -69,12 +107,14 @@ class ChatCompletion(TypedDict):
 class ChatDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str
+    tool_calls: list[ToolCallDelta]
+    function_call: FunctionCall
 
 
 class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
 
 
@@ -86,3 +126,25 @@ class ChatCompletionChunk(TypedDict):
     created: int
     model: str
     choices: list[ChatChunkChoice]
+
+
+class Embedding(TypedDict):
+    """Of one text; without pooling a list of one vector for each token."""
+
+    object: Literal["embedding"]
+    embedding: list[float] | list[list[float]]
+    index: int
+
+
+class EmbeddingUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class CreateEmbeddingResponse(TypedDict):
+    """Result of create_embedding."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the CUDA backend for the GPU of this machine, checks every kernel, and measures them.
 #
-#     scripts/gpu_kernels.sh check|sanitize|bench [BUILD_DIR]
+#     scripts/gpu_kernels.sh check|sanitize|bench [BUILD_DIR]      CUBLASLT: its path, for prompts' products by it, too
 set -euo pipefail
 cd "$(dirname "$0")/.."
 task=${1:-check}
@@ -9,19 +9,26 @@ build=${2:-build/cuda}
 
 cmake -S . -B "$build" -G Ninja -DPOWERINFER_CUDA=ON -DPOWERINFER_TESTING=ON -DPOWERINFER_WERROR=ON \
     -DPOWERINFER_CUDA_ARCHITECTURES="${ARCHITECTURES:-native}" -DCMAKE_CUDA_FLAGS=-lineinfo >/dev/null
-cmake --build "$build" --target gpu_kernels_check gpu_kernels_bench
+cmake --build "$build" --target gpu_kernels_check gpu_kernels_bench gpu_prefill_check gpu_prefill_bench
 
 case $task in
 build) ;;
-check) "$build/gpu_kernels_check" ;;
+check)
+    "$build/gpu_kernels_check"
+    "$build/gpu_prefill_check" ${CUBLASLT:+"$CUBLASLT"}
+    ;;
 sanitize) # racecheck of ffn takes many minutes: RACECHECK="ffn attention embed graph"
-    for part in ffn attention embed graph; do
+    for part in ffn fused attention embed graph; do
         compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_kernels_check" "$part" | tail -n 4
     done
+    compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_prefill_check" | tail -n 7
     for part in ${RACECHECK:-attention embed graph}; do
         compute-sanitizer --tool racecheck --error-exitcode 9 "$build/gpu_kernels_check" "$part" | tail -n 4
     done
     ;;
-bench) "$build/gpu_kernels_bench" ;;
+bench)
+    "$build/gpu_kernels_bench"
+    "$build/gpu_prefill_bench" ${CUBLASLT:+"$CUBLASLT"}
+    ;;
 *) echo "usage: $0 check|sanitize|bench|build [BUILD_DIR]" >&2; exit 2 ;;
 esac

@@ -156,19 +156,20 @@ def the_package_needs_no_training_library(path: str, text: str) -> Iterator[str]
                 yield f"imports {name}"
 
 
+SURFACES = "cli|chat|server|llm_plugin|ray_serve"
+
+
 def surfaces_do_not_reach_the_engine(path: str, text: str) -> Iterator[str]:
-    if re.match(r"(scripts/|powerinfer/(cli|chat|server)(/|\.py))", path):
+    if re.match(rf"(scripts/|powerinfer/({SURFACES})(/|\.py))", path):
         for name in sorted(imports(text)):
             if name.split(".")[-1] == "_native":
                 yield f"imports {name}"
 
 
 def the_package_does_not_import_its_surfaces(path: str, text: str) -> Iterator[str]:
-    if path.startswith("powerinfer/") and not re.match(
-        r"powerinfer/(cli|chat|server|__main__)(/|\.py)", path
-    ):
+    if path.startswith("powerinfer/") and not re.match(rf"powerinfer/({SURFACES}|__main__)(/|\.py)", path):
         for name in sorted(imports(text)):
-            if re.match(r"(powerinfer)?\.+(cli|chat|server)(\.|$)|scripts(\.|$)|tests(\.|$)", name):
+            if re.match(rf"(powerinfer)?\.+({SURFACES})(\.|$)|scripts(\.|$)|tests(\.|$)", name):
                 yield f"imports {name}"
 
 

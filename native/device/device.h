@@ -26,7 +26,8 @@ enum { PI_DEVICE_VERSION = 1 };
 /* Every device begins with this. */
 typedef struct pi_device {
     const struct pi_device_ops *ops;
-    uint32_t *cancelled; /* S. Not 0: waits of programs and of the CPU end at once; see pi_wait */
+    uint32_t *cancelled; /* S. Not 0: waits of programs and of the CPU end at once; see pi_wait. An error sets it */
+    int64_t wait_ns;     /* how long a program waits for the CPU at most; 0: a minute. Set before the first launch */
 } pi_device;
 typedef void pi_device_program(void *ctx, pi_device *dev);
 
@@ -36,7 +37,14 @@ typedef struct pi_device_info {
     uint64_t used_bytes;               /* by this pi_device */
     int32_t n_parts;                   /* in how many parts marks are posted; see handover.h */
     int32_t max_decode;                /* tokens that a program may hand over to the CPU within a layer */
+    bool counts_fired;                 /* pi_dev_ffn.fired is filled */
 } pi_device_info;
+
+typedef struct pi_device_rates {
+    double read_bytes_per_s;     /* its own memory */
+    double copy_bytes_per_s;     /* from host to device memory */
+    double in_place_bytes_per_s; /* its kernels read host memory */
+} pi_device_rates;
 
 /* A norm of rows; w NULL: none. */
 typedef struct pi_dev_norm {
@@ -87,6 +95,7 @@ typedef struct pi_dev_attention {
     const int32_t *table;  /* D [n_tok][ld_table] blocks of a sequence */
     int32_t ld_table;
     int32_t n_ctx;
+    bool grouped; /* tokens of a sequence are next to each other */
 } pi_dev_attention;
 
 /* Which rows a token wants: those whose score reaches *threshold. The score of row j is fc2_j . z, or the mean product of
@@ -109,9 +118,11 @@ typedef struct pi_dev_marks {
     pi_dev_seq seq;
 } pi_dev_marks;
 
-/* y_t (+)= the feed-forward over all rows of up, as te_op_ffn, of the wanted ones. */
+/* y_t (+)= the feed-forward over all rows of up, as te_op_ffn, of the wanted ones. Only merge reads y, once: until then a
+ * device may keep it elsewhere, as parts that have not been added up. */
 typedef struct pi_dev_ffn {
-    const float *h; /* D [n_tok][cols] */
+    const float *x;   /* D [n_tok][cols]; the input is norm(x) */
+    pi_dev_norm norm; /* the same in all calls that add to one y */
     int32_t n_tok;
     te_mat gate, up, down; /* D; down: a row per row of up, w NULL where it is stored by output */
     te_mat down_out;       /* D [n_embd][rows of up], or w NULL */
@@ -125,6 +136,7 @@ typedef struct pi_dev_ffn {
     bool staged; /* the matrices come from loads of the buffer `stage` */
     int32_t stage;
     uint32_t *counts; /* D [3]: listed, computed, fired are added to, or NULL */
+    uint32_t *fired;  /* D [rows of up]: the tokens for which a row's product was not 0 are added, or NULL */
 } pi_dev_ffn;
 
 /* x_t += y + bias + what the CPU posted; or, if replace, x_t = what was posted. */
@@ -176,10 +188,11 @@ typedef struct pi_device_ops {
     pi_status (*download)(pi_device *dev, void *to, const void *from, size_t n_bytes);
     pi_status (*copy)(pi_device *dev, void *to, const void *from, size_t n_bytes); /* D to D */
 
-    /* Starts a program after those before it. key: programs of equal key make equal calls. */
+    /* Starts a program after those before it. key: programs of equal key make equal calls; 0: it is not kept. Returns
+     * before the program has ended, and does not wait for what it waits for. */
     pi_status (*launch)(pi_device *dev, pi_device_program *program, void *ctx, uint64_t key);
-    /* Waits for all programs. Errors: DEVICE (the sticky error; a wait that was cancelled or took too long: the device can
-     * be used again). */
+    /* Waits for all programs, and sets *cancelled back. Errors: DEVICE (the sticky error), TIMEOUT (a wait was cancelled
+     * or took too long: the device can be used again). */
     pi_status (*finish)(pi_device *dev);
 
     /* Operations, only inside a program. */
@@ -192,6 +205,9 @@ typedef struct pi_device_ops {
     void (*ffn)(pi_device *dev, const pi_dev_ffn *a);
     void (*merge)(pi_device *dev, const pi_dev_merge *a);
     void (*load)(pi_device *dev, const pi_dev_load *a);
+
+    /* What the device reads, measured now, in memory of its own for as long. NULL: it cannot be said. */
+    pi_status (*measure)(pi_device *dev, pi_device_rates *out);
 } pi_device_ops;
 
 /* The operations of a kind (pi_device_kind). Errors: DEVICE (no library, or one of another version). */

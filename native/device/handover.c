@@ -10,29 +10,62 @@ enum { LOOKS = 64 }; /* between looks at the clock */
  * better given to others. */
 static const int64_t spin_ns = 2000000;
 
-bool pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first, int64_t n, uint32_t seq, uint32_t *out) {
+static uint64_t look(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+
+/* Until the word carries seq. */
+static pi_awaited await_word(const pi_wait *w, const uint64_t *word, uint32_t seq) {
     int64_t began = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const uint64_t *word = words + first + i;
-        uint64_t v;
-        while ((uint32_t)((v = __atomic_load_n(word, __ATOMIC_ACQUIRE)) >> 32) != seq) {
-            for (int k = 0; k < LOOKS && (uint32_t)(__atomic_load_n(word, __ATOMIC_RELAXED) >> 32) != seq; k++)
-                te_os_relax();
-            const bool cancelled = __atomic_load_n(w->cancelled, __ATOMIC_RELAXED) != 0;
-            const int64_t now = te_os_now_ns();
-            if (!began) began = now;
-            if (cancelled || now - began > w->limit_ns) {
-                __atomic_store_n(w->cancelled, 1, __ATOMIC_RELAXED);
-                memset(out + i, 0, (size_t)(n - i) * sizeof *out);
-                return false;
-            }
-            static const uint32_t never;
-            if (now - began > spin_ns) te_os_wait(&never, 0, 50000);
+    for (;;) {
+        for (int k = 0; k < LOOKS; k++) {
+            if ((uint32_t)(look(word) >> 32) == seq) return PI_GOT;
+            te_os_relax();
         }
-        began = 0;
+        if (__atomic_load_n(w->cancelled, __ATOMIC_RELAXED)) return PI_CANCELLED;
+        const int64_t now = te_os_now_ns();
+        if (!began) began = now;
+        if (now - began > w->limit_ns) {
+            __atomic_store_n(w->cancelled, 1, __ATOMIC_RELAXED);
+            return PI_LATE;
+        }
+        static const uint32_t never;
+        if (now - began > spin_ns) te_os_wait(&never, 0, 50000);
+    }
+}
+
+/* How many of the first n words, in whole groups, carry seq already; their low halves to out. */
+static int64_t take_ready(const uint64_t *words, int64_t n, uint32_t seq, uint32_t *out) {
+    enum { GROUP = 8 };
+    int64_t i = 0;
+    for (; i + GROUP <= n; i += GROUP) {
+        uint64_t v[GROUP], other = 0;
+        for (int k = 0; k < GROUP; k++) {
+            v[k] = look(words + i + k);
+            other |= v[k] >> 32 ^ seq;
+        }
+        if (other) break;
+        for (int k = 0; k < GROUP; k++) out[i + k] = (uint32_t)v[k];
+    }
+    return i;
+}
+
+pi_awaited pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
+                          uint32_t *out) {
+    words += first;
+    for (int64_t i = 0; i < n; i++) {
+        i += take_ready(words + i, n - i, seq, out + i);
+        if (i == n) break;
+        uint64_t v = look(words + i);
+        if ((uint32_t)(v >> 32) != seq) {
+            const pi_awaited ended = await_word(w, words + i, seq);
+            if (ended != PI_GOT) {
+                memset(out + i, 0, (size_t)(n - i) * sizeof *out);
+                return ended;
+            }
+            v = look(words + i);
+        }
         out[i] = (uint32_t)v;
     }
-    return true;
+    return PI_GOT;
 }
 
 void pi_post_words(uint64_t *words, int64_t first, int64_t n, uint32_t seq, const uint32_t *values) {

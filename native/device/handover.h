@@ -29,9 +29,11 @@ typedef struct pi_wait {
     int64_t limit_ns;
 } pi_wait;
 
-/* Words first..first+n-1 once they carry seq: their low halves to out. False if the wait was cancelled or took too long,
- * which cancels it for all; out is filled with zeros from there on. */
-bool pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first, int64_t n, uint32_t seq, uint32_t *out);
+typedef enum pi_awaited { PI_GOT = 0, PI_CANCELLED = 1, PI_LATE = 2 } pi_awaited;
+/* Words first..first+n-1 once they carry seq: their low halves to out. Not PI_GOT: the wait was cancelled, or took too
+ * long, which cancels it for all; out is filled with zeros from there on. */
+pi_awaited pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
+                          uint32_t *out);
 /* Posts n values. */
 void pi_post_words(uint64_t *words, int64_t first, int64_t n, uint32_t seq, const uint32_t *values);
 

@@ -9,13 +9,19 @@
 #include "../../vendor/core/te_types.h"
 #include "../plan/plan.h"
 
-/* A CPU that computes the whole of a large prompt's layer answers within this time. */
-static const int64_t wait_limit_ns = 60000000000;
+static const int64_t usual_wait_ns = 60000000000;
+
+pi_host_fault pi_host_faults;
+
+bool pi_host_is_due(int32_t *fault) {
+    return __atomic_load_n(fault, __ATOMIC_RELAXED) > 0 && __atomic_sub_fetch(fault, 1, __ATOMIC_RELAXED) == 0;
+}
 
 void pi_host_fail(pi_host_device *d, pi_status status) {
     if (status == PI_OK || d->status != PI_OK) return;
     d->status = status;
     strncpy(d->problem, te_last_error(), sizeof d->problem - 1);
+    __atomic_store_n(d->base.cancelled, 1, __ATOMIC_RELAXED); /* who waits for this program waits in vain */
 }
 
 /* ---- the thread ---- */
@@ -30,7 +36,7 @@ static void run_program(void *ctx, te_team *team) {
 /* What cuda records once must not change: a program of a key that was seen makes the same calls. */
 static void check_calls(pi_host_device *d) {
     const size_t n = sizeof d->seen / sizeof d->seen[0], at = d->key % n;
-    if (__atomic_load_n(d->base.cancelled, __ATOMIC_RELAXED)) return; /* it was cut short */
+    if (!d->key || __atomic_load_n(d->base.cancelled, __ATOMIC_RELAXED)) return; /* not kept, or cut short */
     if (d->seen[at].calls && d->seen[at].key == d->key && d->seen[at].calls != d->calls)
         pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a program changed its calls between two launches (key %llu)",
                                 (unsigned long long)d->key));
@@ -59,6 +65,8 @@ static pi_status host_launch(pi_device *dev, pi_device_program *program, void *c
     pi_host_device *d = pi_host(dev);
     wait_done(d);
     if (d->status != PI_OK) return PI_FAIL(d->status, "%s", d->problem);
+    if (pi_host_is_due(&pi_host_faults.launch)) return PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: launch");
+    d->wait = (pi_wait){dev->cancelled, dev->wait_ns > 0 ? dev->wait_ns : usual_wait_ns};
     d->program = program;
     d->ctx = ctx;
     d->key = key;
@@ -69,7 +77,22 @@ static pi_status host_launch(pi_device *dev, pi_device_program *program, void *c
 
 static pi_status host_finish(pi_device *dev) {
     pi_host_device *d = pi_host(dev);
-    wait_done(d);
+    const int64_t until = te_os_now_ns() + d->wait.limit_ns;
+    uint32_t done;
+    bool late = false;
+    while ((done = __atomic_load_n(&d->done, __ATOMIC_ACQUIRE)) != d->asked) {
+        const int64_t left = until - te_os_now_ns();
+        if (left <= 0) {
+            late = true;
+            __atomic_store_n(dev->cancelled, 1, __ATOMIC_RELAXED);
+        }
+        te_os_wait(&d->done, done, left > 0 ? left : -1);
+    }
+    if (late && d->status == PI_OK)
+        pi_host_fail(
+            d, PI_FAIL(PI_ERROR_TIMEOUT, "the device did not end a step within %g s", (double)d->wait.limit_ns * 1e-9));
+    if (__atomic_load_n(dev->cancelled, __ATOMIC_RELAXED) && d->status == PI_OK)
+        pi_host_fail(d, PI_FAIL(PI_ERROR_TIMEOUT, "the device's part of a step was cancelled"));
     const pi_status st = d->status;
     d->status = PI_OK;
     __atomic_store_n(dev->cancelled, 0, __ATOMIC_RELAXED);
@@ -81,7 +104,7 @@ static pi_status host_finish(pi_device *dev) {
 static void *add_block(pi_host_device *d, size_t n_bytes) {
     pi_host_block *b = malloc(sizeof *b);
     void *p = te_os_alloc(n_bytes ? n_bytes : 1);
-    if (!b || !p) {
+    if (!b || !p || pi_host_is_due(&pi_host_faults.alloc)) {
         te_os_free(p, n_bytes ? n_bytes : 1);
         free(b);
         (void)PI_FAIL(PI_ERROR_MEMORY, "out of memory for %zu bytes of a host device", n_bytes);
@@ -108,6 +131,7 @@ static void *host_share(pi_device *dev, size_t n_bytes) { return add_block(pi_ho
 
 static pi_status host_upload(pi_device *dev, void *to, const void *from, size_t n_bytes) {
     (void)dev;
+    if (pi_host_is_due(&pi_host_faults.transfer)) return PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: copy");
     memcpy(to, from, n_bytes);
     return PI_OK;
 }
@@ -128,13 +152,8 @@ static pi_status host_pack(pi_device *dev, const te_mat *from, const int32_t *id
     pi_host_gather(from, ids, n, columns, out);
     return PI_OK;
 }
-static pi_status host_download(pi_device *dev, void *to, const void *from, size_t n_bytes) {
-    (void)dev;
-    memcpy(to, from, n_bytes);
-    return PI_OK;
-}
 static pi_status host_copy(pi_device *dev, void *to, const void *from, size_t n_bytes) {
-    return host_download(dev, to, from, n_bytes);
+    return host_upload(dev, to, from, n_bytes);
 }
 
 /* ---- opening ---- */
@@ -169,7 +188,6 @@ static pi_status start(pi_host_device *d, uint64_t budget_bytes) {
     d->base.cancelled = add_block(d, sizeof(uint32_t));
     if (!d->base.cancelled) return PI_ERROR_MEMORY;
     d->budget_bytes = budget_bytes;
-    d->wait = (pi_wait){d->base.cancelled, wait_limit_ns};
     PI_TRY(te_pool_new(1, &d->pool));
     PI_TRY(te_os_thread_start(&d->thread, thread_main, d, "pi-device"));
     d->started = true;
@@ -197,7 +215,8 @@ static void host_get_info(pi_device *dev, pi_device_info *out) {
                             .free_bytes = d->budget_bytes - d->used_bytes,
                             .used_bytes = d->used_bytes,
                             .n_parts = PI_HOST_PARTS,
-                            .max_decode = PI_HOST_MAX_DECODE};
+                            .max_decode = PI_HOST_MAX_DECODE,
+                            .counts_fired = true};
 }
 
 static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
@@ -212,7 +231,7 @@ static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
                                        .map = host_map,
                                        .pack = host_pack,
                                        .upload = host_upload,
-                                       .download = host_download,
+                                       .download = host_copy,
                                        .copy = host_copy,
                                        .launch = host_launch,
                                        .finish = host_finish,

@@ -41,6 +41,14 @@ typedef struct pi_host_device {
     } seen[64]; /* programs of one key must make equal calls */
 } pi_host_device;
 
+/* What tests make the stand-ins of this process do wrong: the n-th time from now on; 0: nothing. */
+typedef struct pi_host_fault {
+    int32_t alloc, launch, transfer;
+    int32_t die, hang; /* an operation reports an error; it never ends, unless it is cancelled */
+} pi_host_fault;
+extern pi_host_fault pi_host_faults;
+bool pi_host_is_due(int32_t *fault);
+
 static inline pi_host_device *pi_host(pi_device *dev) { return (pi_host_device *)dev; }
 /* Records the first error of a program. */
 void pi_host_fail(pi_host_device *d, pi_status status);

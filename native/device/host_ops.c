@@ -23,6 +23,10 @@ static void mix_mat(pi_host_device *d, const te_mat *m) {
 static bool begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
     pi_host_device *d = pi_host(dev);
     mix(d, kind << 32 | (uint32_t)n_tok);
+    if (pi_host_is_due(&pi_host_faults.die))
+        pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: operation"));
+    if (pi_host_is_due(&pi_host_faults.hang))
+        while (!__atomic_load_n(dev->cancelled, __ATOMIC_RELAXED)) te_os_wait(dev->cancelled, 0, 1000000);
     return d->status == PI_OK && !__atomic_load_n(dev->cancelled, __ATOMIC_RELAXED);
 }
 
@@ -230,8 +234,9 @@ void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a) {
     const int32_t n = a->up.n_rows, n_embd = a->up.cols;
     const size_t pairs = (size_t)a->n_tok * (size_t)n, row = (size_t)n_embd;
     if (!reserve(d, a->n_tok, larger(n_embd, n), larger(n, n_embd))) return;
-    /* Hidden values, and a byte of mask each; then scores. */
-    const size_t mask_floats = (pairs + 3) / 4, before = (pairs + mask_floats + 15) / 16 * 16;
+    /* Hidden values, and a byte of mask each; normed inputs; then scores. */
+    const size_t mask_floats = (pairs + 3) / 4, inputs = (pairs + mask_floats + 15) / 16 * 16,
+                 before = inputs + ((size_t)a->n_tok * row + 15) / 16 * 16;
     float *hidden = scratch(d, before + pairs), *score = NULL;
     if (!hidden) return;
     uint8_t *mask = NULL;
@@ -242,6 +247,8 @@ void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a) {
         mask = (uint8_t *)(hidden + pairs);
         for (size_t i = 0; i < pairs; i++) mask[i] = score[i] >= *a->scores.threshold;
     }
+    float *x = hidden + inputs;
+    for (size_t t = 0; t < (size_t)a->n_tok; t++) norm_row(d, &a->norm, a->x + row * t, n_embd, x + row * t);
     if (!a->add) memset(a->y, 0, sizeof *a->y * (size_t)a->n_tok * row);
     memset(hidden, 0, sizeof *hidden * pairs);
     const te_ffn f = {.gate = a->gate,
@@ -250,7 +257,7 @@ void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a) {
                       .up_bias = a->up_bias,
                       .act = (te_activation)a->act,
                       .threshold = a->act_threshold};
-    const te_ffn_io io = {.x = a->h,
+    const te_ffn_io io = {.x = x,
                           .ldx = row,
                           .n_tok = a->n_tok,
                           .mask = mask,
@@ -258,7 +265,8 @@ void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a) {
                           .y = a->y,
                           .ldy = row,
                           .hidden = hidden,
-                          .ld_hidden = (size_t)n};
+                          .ld_hidden = (size_t)n,
+                          .fired = a->fired};
     te_ffn_counts counts = {0};
     te_op_ffn(d->team, d->ws, &f, (te_rows){NULL, 0, n}, a->skip, &io, &counts);
     if (a->down_out.w) {
@@ -280,8 +288,9 @@ void pi_host_merge(pi_device *dev, const pi_dev_merge *a) {
     if (!posted) return;
     for (int32_t t = 0; t < a->n_tok; t++) {
         const ptrdiff_t at = (ptrdiff_t)t * a->n_embd;
-        if (a->words && !pi_await_words(&d->wait, a->words, at, a->n_embd, seq_of(&a->seq), (uint32_t *)posted)) {
-            pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "the device waited in vain for the CPU's part of a step"));
+        if (a->words &&
+            pi_await_words(&d->wait, a->words, at, a->n_embd, seq_of(&a->seq), (uint32_t *)(void *)posted) != PI_GOT) {
+            pi_host_fail(d, PI_FAIL(PI_ERROR_TIMEOUT, "the device waited in vain for the CPU's part of a step"));
             return;
         }
         for (int32_t i = 0; i < a->n_embd; i++) {

@@ -285,7 +285,8 @@ static pi_status improve_plan(search *s) {
     return st;
 }
 
-pi_status pi_choose(const pi_item *item, int32_t n_items, uint64_t budget, int32_t *chosen, double *bound) {
+pi_status pi_choose(const pi_item *item, int32_t n_items, uint64_t budget, bool thorough, int32_t *chosen,
+                    double *bound) {
     const size_t n = n_items > 0 ? (size_t)n_items : 0;
     size_t n_options = 0;
     for (size_t i = 0; i < n; i++) n_options += (size_t)item[i].n;
@@ -304,7 +305,7 @@ pi_status pi_choose(const pi_item *item, int32_t n_items, uint64_t budget, int32
         }
         price_bytes(&s);
         spend_rest(&s);
-        if (s.us - s.bound > good_enough * s.us) {
+        if (thorough && s.us - s.bound > good_enough * s.us) {
             st = improve_plan(&s);
             if (st == PI_OK) spend_rest(&s);
         }

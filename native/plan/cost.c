@@ -8,13 +8,16 @@
 /* Two buffers through which a prompt's cold weights stream, each at most this large: 1.2 ms of PCIe 5 is more than a
  * transfer takes to start. Shorter chunks of tokens are computed where the weights lie. */
 static const uint64_t stage_bytes = 64U << 20;
-enum { N_STAGES = 2, MIN_STREAM_TOKENS = 32 };
+enum { N_STAGES = 2 };
 
 static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
 static uint64_t mat_bytes(size_t stride, int64_t n_rows) {
     return round_up(round_up(stride, PI_DEVICE_ROW) * (uint64_t)n_rows, PI_DEVICE_ALIGN);
 }
+
+/* A matrix whose rows lie in two parts, either of which may be empty. */
+static uint64_t in_two(uint64_t n_bytes) { return n_bytes + PI_DEVICE_ALIGN; }
 
 static uint64_t vec_bytes(const float *v, int32_t n) {
     return v ? round_up(sizeof(float) * (uint64_t)n, PI_DEVICE_ALIGN) : 0;
@@ -51,11 +54,11 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
 static void predictor_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *w, pi_layer_cost *c) {
     if (o->sparsity != PI_SPARSITY_PREDICTED) return;
     if (m->info.predictor == PI_PREDICTOR_SIGN) {
-        c->predictor_bytes = mat_bytes(sizeof(uint64_t) * (size_t)m->sign_words, m->info.n_ff);
+        c->predictor_bytes = in_two(mat_bytes(sizeof(uint64_t) * (size_t)m->sign_words, m->info.n_ff));
         c->fixed_read += (double)pi_sign_bytes(m);
     } else {
         c->predictor_bytes =
-            mat_bytes(pi_row_bytes(&w->fc1), w->fc1.n_rows) + mat_bytes(pi_row_bytes(&w->fc2), w->fc2.n_rows);
+            mat_bytes(pi_row_bytes(&w->fc1), w->fc1.n_rows) + in_two(mat_bytes(pi_row_bytes(&w->fc2), w->fc2.n_rows));
         c->fixed_read += read_bytes(w->fc1) + read_bytes(w->fc2);
     }
 }
@@ -63,7 +66,6 @@ static void predictor_cost(const pi_model *m, const pi_plan_options *o, const pi
 static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *w, pi_layer_cost *c) {
     const pi_model_info *i = &m->info;
     c->block = 1;
-    c->up_bias = w->up_b != NULL;
     c->gate_stride = pi_row_bytes(&w->gate);
     c->up_stride = pi_row_bytes(&w->up);
     double row = 0, column = 0; /* of down, per neuron */
@@ -95,25 +97,63 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
     default:
         c->always_read = column + gate + up + row;
     }
+    c->in_place = o->in_place_bytes_per_s > 0 && !c->column_rows;
+    const uint64_t ids = round_up(sizeof(int32_t) * (uint64_t)i->n_ff, PI_DEVICE_ALIGN);
+    c->list_bytes = ids + (c->in_place ? ids : 0);
+    if (o->count_neurons) c->list_bytes += in_two(ids);
+    if (c->column_rows) c->list_bytes += round_up(sizeof(int32_t) * (uint64_t)(i->n_ff / c->block), PI_DEVICE_ALIGN);
+    if (w->up_b) c->list_bytes += vec_bytes(w->up_b, i->n_ff) + PI_DEVICE_ALIGN; /* in two parts */
+}
+
+/* Bytes of a matrix of a format whose products want it in F16 first, a piece at a time. */
+static uint64_t converted(te_mat m) {
+    if (!m.w || m.type == TE_F16) return 0;
+    const uint64_t n = 2 * (uint64_t)m.n_rows * (uint64_t)m.cols;
+    return n < PI_PIECE_BYTES ? n : PI_PIECE_BYTES;
+}
+
+static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* The pieces of converted weights that a prompt's products need at a time. */
+static uint64_t prompt_bytes(const pi_model *m, const pi_plan_options *o) {
+    uint64_t n = 0;
+    if (o->n_batch <= PI_FEW_TOKENS) return n;
+    for (int32_t l = 0; l < m->info.n_layer; l++) {
+        const pi_layer *w = &m->layer[l];
+        const te_mat mats[] = {w->q, w->k, w->v, w->o, w->gate, w->up, w->down, w->down_t};
+        for (size_t k = 0; k < sizeof mats / sizeof *mats; k++) n = most(n, converted(mats[k]));
+    }
+    return most(n, converted(m->output));
 }
 
 uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
     const pi_model_info *i = &m->info;
-    const uint64_t n_tok = (uint64_t)(o->n_batch > o->n_seq ? o->n_batch : o->n_seq), n_seq = (uint64_t)o->n_seq,
-                   n_embd = (uint64_t)i->n_embd, n_ff = (uint64_t)i->n_ff,
-                   n_q = (uint64_t)i->n_head * (uint64_t)i->n_embd_head,
-                   n_kv = (uint64_t)i->n_head_kv * (uint64_t)i->n_embd_head,
-                   n_blocks = round_up((uint64_t)o->n_ctx, PI_KV_BLOCK) / PI_KV_BLOCK;
+    const uint64_t n_tok = (uint64_t)o->n_batch, n_layer = (uint64_t)i->n_layer, n_embd = (uint64_t)i->n_embd,
+                   n_ff = (uint64_t)i->n_ff, n_head = (uint64_t)i->n_head, head = (uint64_t)i->n_embd_head,
+                   n_q = n_head * head, n_kv = (uint64_t)i->n_head_kv * head,
+                   n_blocks = round_up((uint64_t)o->n_ctx, PI_KV_BLOCK) / PI_KV_BLOCK,
+                   few = n_tok < PI_FEW_TOKENS ? n_tok : PI_FEW_TOKENS;
     const bool predicted = o->sparsity == PI_SPARSITY_PREDICTED;
     const uint64_t words[] = {
-        n_tok * n_embd * (m->arch->parallel ? 4 : 3), /* x, its norms, the sum that comes from the host */
-        n_tok * (2 * n_q + 2 * n_kv),                 /* q, attention's output; k, v */
-        n_tok * n_ff * (i->is_gated ? 2 : 1),         /* gate, up */
-        predicted ? n_tok * (n_ff + (uint64_t)m->max_rank + 2 * (uint64_t)m->sign_words) : 0, /* scores */
-        n_tok * ((uint64_t)m->rope.n_rot + 3),             /* angles; token, position, sequence */
-        n_seq * ((uint64_t)i->n_vocab + n_embd + n_blocks) /* logits, hidden state; block table */
+        n_tok * n_embd,
+        n_tok * n_embd,
+        n_tok * n_embd, /* x, its norm, the sum of a feed-forward */
+        n_tok * n_q,
+        n_tok * n_q,
+        n_tok * n_kv,
+        n_tok * n_kv,                                                       /* q, attention's output, k, v */
+        n_tok * (uint64_t)m->max_rank,                                      /* the predictor's hidden values */
+        n_tok * (n_blocks + (uint64_t)m->rope.n_rot + 2) + 64,              /* tables, angles, positions */
+        3 * n_layer + 16,                                                   /* counts */
+        n_layer,                                                            /* thresholds */
+        1,                                                                  /* the number of a hand-over */
+        n_tok * n_ff * (i->is_gated ? 2 : 1),                               /* gate, up */
+        n_tok * n_ff / 2 + n_tok * most(n_q, n_embd) / 2 + 16,              /* their product and the inputs, in F16 */
+        predicted ? n_tok * n_ff + n_tok * 2 * (uint64_t)m->sign_words : 0, /* scores, marks */
+        few * n_embd * PI_PARTS,                                            /* partial sums of a feed-forward */
+        few * n_head * (head + 2) * PI_SPLITS,                              /* and of attention */
     };
-    uint64_t n = 0;
+    uint64_t n = round_up(prompt_bytes(m, o), PI_DEVICE_ALIGN);
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += round_up(4 * words[k], PI_DEVICE_ALIGN);
     return n;
 }
@@ -136,8 +176,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
     out->head_norm_bytes = vec_bytes(m->output_norm, i->n_embd) + vec_bytes(m->output_norm_b, i->n_embd);
     out->head_read = read_bytes(m->output);
     out->scratch_bytes = pi_cost_scratch(m, o);
-    if (o->n_batch >= MIN_STREAM_TOKENS)
-        out->staging_bytes = N_STAGES * (largest < stage_bytes ? largest : stage_bytes);
+    if (o->n_batch > PI_FEW_TOKENS) out->staging_bytes = N_STAGES * (largest < stage_bytes ? largest : stage_bytes);
     return PI_OK;
 }
 
@@ -152,15 +191,15 @@ uint64_t pi_cost_fixed(const pi_layer_cost *c) {
 
 uint64_t pi_cost_ffn(const pi_cost *cost, int32_t l, int32_t n_hot) {
     const pi_layer_cost *c = &cost->layer[l];
-    if (!n_hot) return 0;
-    uint64_t n = mat_bytes(c->up_stride, n_hot);
+    uint64_t n = c->list_bytes;
+    if (!n_hot) return n;
+    n += mat_bytes(c->up_stride, n_hot);
     if (c->gate_stride) n += mat_bytes(c->gate_stride, n_hot);
     if (c->column_rows)
         n += mat_bytes(c->down_stride / (size_t)(cost->n_ff / c->block) * (size_t)(n_hot / c->block), c->column_rows);
     else
         n += mat_bytes(c->down_stride, n_hot);
-    if (c->up_bias) n += round_up(sizeof(float) * (uint64_t)n_hot, PI_DEVICE_ALIGN);
-    return n + round_up(sizeof(int32_t) * (uint64_t)n_hot, PI_DEVICE_ALIGN);
+    return n;
 }
 
 pi_activity pi_cost_activity(const pi_plan_options *o, int32_t l, int32_t n_ff) {
@@ -176,17 +215,28 @@ pi_activity pi_cost_activity(const pi_plan_options *o, int32_t l, int32_t n_ff) 
     return a;
 }
 
-pi_layer_time pi_cost_time(const pi_cost *cost, const pi_plan_options *o, int32_t l, bool on_device, int32_t n_hot,
-                           double active_hot, double active_cold) {
+pi_layer_time pi_cost_time(const pi_cost *cost, const pi_plan_options *o, int32_t l, bool on_device,
+                           const pi_share *n) {
     const pi_layer_cost *c = &cost->layer[l];
     const double gpu = o->gpu_bytes_per_s * 1e-6, cpu = o->cpu_bytes_per_s * 1e-6; /* bytes per us */
-    const int32_t n_cold = cost->n_ff - n_hot;
     pi_layer_time t = {0};
     t.fixed_us = on_device ? o->layer_us + c->fixed_read / gpu : c->fixed_read / cpu;
-    if (n_hot) t.gpu_ffn_us = o->ffn_us + (n_hot * c->always_read + active_hot * c->active_read) / gpu;
-    if (n_cold) {
-        t.cpu_ffn_us = (n_cold * c->always_read + active_cold * c->active_read) / cpu;
+    if (n->n_hot > 0 || n->n_pcie > 0) t.gpu_ffn_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / gpu;
+    if (n->n_pcie > 0) t.gpu_ffn_us += pi_ffn_read(c, n->n_pcie, n->active_pcie) / (o->in_place_bytes_per_s * 1e-6);
+    if (n->n_cold > 0) {
+        t.cpu_ffn_us = pi_ffn_read(c, n->n_cold, n->active_cold) / cpu;
         t.handover_us = o->handover_us;
     }
     return t;
+}
+
+double pi_cost_in_place(const pi_cost *cost, const pi_plan_options *o, int32_t l, const pi_share *n) {
+    const pi_layer_cost *c = &cost->layer[l];
+    const double bytes = pi_ffn_read(c, n->n_cold, n->active_cold);
+    if (!c->in_place || bytes <= 0) return 0;
+    const double cpu = o->cpu_bytes_per_s * 1e-6, in_place = o->in_place_bytes_per_s * 1e-6;
+    const double gpu_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / (o->gpu_bytes_per_s * 1e-6);
+    const double cpu_us = bytes / cpu + o->handover_us;
+    const double part = (cpu_us - gpu_us) / (bytes / cpu + bytes / in_place); /* both sides end together */
+    return part < 0 ? 0 : part > 1 ? 1 : part;
 }

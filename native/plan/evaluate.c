@@ -12,21 +12,28 @@ pi_size_text pi_size(uint64_t n) {
     return t;
 }
 
-/* From on_device and the marks, all else that is to be said of a layer. */
-static void evaluate_layer(pi_plan *p, const pi_cost *cost, const pi_plan_options *o, int32_t l) {
+/* From the device and the marks, all else that is to be said of a layer; before: the device of the layer before it. */
+static void evaluate_layer(pi_plan *p, const pi_cost *cost, const pi_plan_options *o, int32_t l, int32_t before) {
     const pi_layer_cost *c = &cost->layer[l];
     pi_plan_layer *out = &p->layer[l];
     const pi_activity activity = pi_cost_activity(o, l, p->n_ff);
-    double active[2] = {0, 0};
+    double active[3] = {0, 0, 0};
+    int32_t n[3] = {0, 0, 0};
     for (int32_t j = 0; j < p->n_ff; j++) {
-        const bool hot = pi_is_hot(p, l, j);
-        active[hot] += pi_active(&activity, j);
-        out->n_hot += hot;
+        const int32_t kind = pi_is_hot(p, l, j) ? 0 : pi_is_pcie(p, l, j) ? 1 : 2;
+        active[kind] += pi_active(&activity, j);
+        n[kind]++;
     }
-    pi_layer_time t = pi_cost_time(cost, o, l, out->on_device, out->n_hot, active[1], active[0]);
+    const pi_share share = {n[0], n[1], n[2], active[0], active[1], active[2]};
+    out->on_device = out->device >= 0;
+    pi_layer_time t = pi_cost_time(cost, o, l, out->on_device, &share);
     if (!p->info.uses_device) t.handover_us = 0;
-    out->active_hot = active[1];
-    out->active_cold = active[0];
+    if (out->device >= 0 && before >= 0 && before != out->device) t.fixed_us += o->handover_us;
+    out->n_hot = n[0];
+    out->n_pcie = n[1];
+    out->active_hot = active[0];
+    out->active_pcie = active[1];
+    out->active_cold = active[2];
     if (out->on_device) {
         out->predictor_on_device = c->predictor_bytes > 0;
         out->kv_bytes = c->kv_bytes;
@@ -55,6 +62,7 @@ static void add_layer(pi_plan_info *i, const pi_cost *cost, const pi_plan_layer 
     i->n_layer_device += y->on_device;
     i->n_layer_resident += y->on_device && !n_cold;
     i->n_hot += y->n_hot;
+    i->n_pcie += y->n_pcie;
     i->kv_bytes += y->kv_bytes;
     i->attention_bytes += y->attention_bytes;
     i->norm_bytes += y->norm_bytes;
@@ -65,19 +73,54 @@ static void add_layer(pi_plan_info *i, const pi_cost *cost, const pi_plan_layer 
     i->handover_us += y->handover_us;
     i->total_us += y->us;
     i->active_hot += y->active_hot;
+    i->active_pcie += y->active_pcie;
     i->active_cold += y->active_cold;
     i->stream_bytes += neuron * n_cold + (y->on_device ? 0 : (double)c->attention_bytes);
 }
 
+/* What lies on each device, and its sums in all. */
+static void evaluate_devices(pi_plan *p, const pi_cost *cost, const pi_plan_options *o) {
+    pi_plan_info *i = &p->info;
+    for (int32_t k = 0; k < p->n_devices; k++) {
+        pi_plan_device *d = &p->device[k];
+        bool used = i->head_device == k, cold = false;
+        uint64_t held = used ? cost->head_bytes + cost->head_norm_bytes : 0;
+        *d = (pi_plan_device){.budget_bytes = pi_budget(o, k)};
+        for (int32_t l = 0; l < p->n_layer; l++) {
+            const pi_plan_layer *y = &p->layer[l];
+            if (y->device != k) continue;
+            if (!d->n_layers++) d->first_layer = l;
+            used = true;
+            cold |= y->n_hot < p->n_ff;
+            held += y->kv_bytes + y->attention_bytes + y->norm_bytes + y->predictor_bytes + y->ffn_bytes;
+        }
+        if (used) {
+            d->scratch_bytes = cost->scratch_bytes;
+            d->staging_bytes = cold ? cost->staging_bytes : 0;
+            d->overhead_bytes = o->overhead_bytes;
+        }
+        d->total_bytes = held + d->scratch_bytes + d->staging_bytes + d->overhead_bytes;
+        i->scratch_bytes += d->scratch_bytes;
+        i->staging_bytes += d->staging_bytes;
+        i->overhead_bytes += d->overhead_bytes;
+        i->total_bytes += d->total_bytes;
+        i->budget_bytes += d->budget_bytes;
+    }
+}
+
 void pi_plan_evaluate(pi_plan *p, const pi_cost *cost, const pi_plan_options *o) {
     pi_plan_info *i = &p->info;
+    i->head_on_device = i->head_device >= 0;
+    i->n_devices = p->n_devices = o->n_devices;
     i->uses_device = i->head_on_device;
-    for (int32_t l = 0; l < p->n_layer; l++) i->uses_device |= p->layer[l].on_device;
+    for (int32_t l = 0; l < p->n_layer; l++) i->uses_device |= p->layer[l].device >= 0;
     for (int32_t l = 0; l < p->n_layer; l++) {
-        evaluate_layer(p, cost, o, l);
+        evaluate_layer(p, cost, o, l, l ? p->layer[l - 1].device : -1);
         add_layer(i, cost, &p->layer[l], l, p->n_ff);
     }
+    const int32_t last = p->layer[p->n_layer - 1].device;
     i->head_us = pi_head_us(cost, o, i->head_on_device, i->uses_device);
+    if (i->head_on_device && last >= 0 && last != i->head_device) i->head_us += o->handover_us;
     i->total_us += i->head_us;
     *(i->head_on_device ? &i->gpu_us : &i->cpu_us) += i->head_us;
     if (i->head_on_device) {
@@ -87,15 +130,8 @@ void pi_plan_evaluate(pi_plan *p, const pi_cost *cost, const pi_plan_options *o)
         i->handover_us += o->handover_us;
         i->cpu_us -= o->handover_us;
     }
-    if (i->uses_device) {
-        const bool all = i->head_on_device && i->n_layer_resident == p->n_layer;
-        i->scratch_bytes = cost->scratch_bytes;
-        i->staging_bytes = all ? 0 : cost->staging_bytes;
-        i->overhead_bytes = o->overhead_bytes;
-        i->prompt_us = i->stream_bytes / (o->pcie_bytes_per_s * 1e-6);
-    }
-    i->total_bytes = i->kv_bytes + i->attention_bytes + i->norm_bytes + i->predictor_bytes + i->ffn_bytes +
-                     i->head_bytes + i->scratch_bytes + i->staging_bytes + i->overhead_bytes;
+    evaluate_devices(p, cost, o);
+    if (i->uses_device) i->prompt_us = i->stream_bytes / (o->pcie_bytes_per_s * 1e-6);
     i->tokens_per_s = 1e6 / i->total_us;
 }
 

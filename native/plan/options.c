@@ -17,7 +17,7 @@ pi_plan_options pi_plan_defaults(void) {
                              .handover_us = 6,
                              .layer_us = 16,
                              .ffn_us = 9,
-                             .overhead_bytes = 608U << 20,
+                             .overhead_bytes = 736U << 20,
                              .active_share = 0.15,
                              .overshoot = 1.2};
 }
@@ -44,11 +44,15 @@ pi_status pi_plan_check(const pi_model *m, pi_plan_options *o) {
     PI_TRY(number_in("gpu_bytes_per_s", o->gpu_bytes_per_s, 1, 1e18));
     PI_TRY(number_in("cpu_bytes_per_s", o->cpu_bytes_per_s, 1, 1e18));
     PI_TRY(number_in("pcie_bytes_per_s", o->pcie_bytes_per_s, 1, 1e18));
+    PI_TRY(number_in("in_place_bytes_per_s", o->in_place_bytes_per_s, 0, 1e18));
     PI_TRY(number_in("handover_us", o->handover_us, 0, 1e9));
     PI_TRY(number_in("layer_us", o->layer_us, 0, 1e9));
     PI_TRY(number_in("ffn_us", o->ffn_us, 0, 1e9));
     PI_TRY(number_in("active_share", o->active_share, 0, 1));
     PI_TRY(number_in("overshoot", o->overshoot, 1, 1e6));
+    if (o->n_devices < 1) o->n_devices = 1;
+    if (o->n_devices > PI_PLAN_DEVICES)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "a plan is for 1..%d devices, not for %d", PI_PLAN_DEVICES, o->n_devices);
     if (o->overhead_bytes > UINT64_MAX / 4)
         return PI_FAIL(PI_ERROR_ARGUMENT, "overhead_bytes is %llu, more than any device has",
                        (unsigned long long)o->overhead_bytes);

@@ -10,9 +10,10 @@ static pi_status plan_alloc(const pi_model *m, const pi_plan_options *o, pi_plan
         p->n_ff = m->info.n_ff;
         p->n_words = ((size_t)p->n_ff + 63) / 64;
         p->mark = calloc((size_t)p->n_layer, p->n_words * sizeof *p->mark);
+        p->pcie = calloc((size_t)p->n_layer, p->n_words * sizeof *p->pcie);
         p->layer = calloc((size_t)p->n_layer, sizeof *p->layer);
     }
-    if (!p || !p->mark || !p->layer) {
+    if (!p || !p->mark || !p->pcie || !p->layer) {
         pi_plan_free(p);
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory planning %d layers", m->info.n_layer);
     }
@@ -24,7 +25,8 @@ static pi_status plan_alloc(const pi_model *m, const pi_plan_options *o, pi_plan
                              .n_seq = o->n_seq,
                              .n_batch = o->n_batch,
                              .has_counts = o->counts && o->sparsity != PI_SPARSITY_DENSE,
-                             .budget_bytes = o->budget_bytes};
+                             .head_device = -1};
+    for (int32_t l = 0; l < p->n_layer; l++) p->layer[l].device = -1;
     *out = p;
     return PI_OK;
 }
@@ -32,6 +34,7 @@ static pi_status plan_alloc(const pi_model *m, const pi_plan_options *o, pi_plan
 void pi_plan_free(pi_plan *p) {
     if (!p) return;
     free(p->mark);
+    free(p->pcie);
     free(p->layer);
     free(p);
 }
@@ -57,23 +60,44 @@ pi_status pi_plan_new(const pi_model *model, const pi_plan_options *options, pi_
 
 /* ---- a plan from elsewhere ---- */
 
-static pi_status restore_layer(pi_plan *p, const pi_cost *cost, const pi_placement *at, int32_t l, int64_t *read) {
-    const int32_t n_hot = at->n_hot[l], block = cost->layer[l].block;
+/* Marks a layer's ids, which ascend. */
+static pi_status restore_ids(pi_plan *p, int32_t l, bool pcie, const int32_t *id, int32_t n) {
     int32_t before = -1;
-    p->layer[l].on_device = at->on_device[l] != 0;
-    if (n_hot < 0 || n_hot > p->n_ff)
-        return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d of the plan has %d hot neurons, the model has %d", l, n_hot,
+    const char *kind = pcie ? "in-place" : "hot";
+    if (n < 0 || n > p->n_ff)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d of the plan has %d %s neurons, the model has %d", l, n, kind,
                        p->n_ff);
-    if (n_hot && !at->on_device[l])
-        return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d of the plan lies on the CPU, yet has %d hot neurons", l, n_hot);
-    for (int32_t k = 0; k < n_hot; k++) {
-        const int32_t j = at->hot[*read + k];
+    if (n && p->layer[l].device < 0)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d of the plan lies on the CPU, yet has %d %s neurons", l, n, kind);
+    for (int32_t k = 0; k < n; k++) {
+        const int32_t j = id[k];
         if (j <= before || j >= p->n_ff)
-            return PI_FAIL(PI_ERROR_ARGUMENT, "hot neuron %d of layer %d of the plan is %d, must be %d..%d", k, l, j,
-                           before + 1, p->n_ff - 1);
-        pi_set_hot(p, l, before = j);
+            return PI_FAIL(PI_ERROR_ARGUMENT, "%s neuron %d of layer %d of the plan is %d, must be %d..%d", kind, k, l,
+                           j, before + 1, p->n_ff - 1);
+        before = j;
+        if (!pcie) {
+            pi_set_hot(p, l, j);
+            continue;
+        }
+        if (pi_is_hot(p, l, j))
+            return PI_FAIL(PI_ERROR_ARGUMENT, "neuron %d of layer %d of the plan is hot and read in place", j, l);
+        pi_set_pcie(p, l, j);
     }
-    *read += n_hot;
+    return PI_OK;
+}
+
+static pi_status restore_layer(pi_plan *p, const pi_cost *cost, const pi_placement *at, int32_t l, int64_t *read_hot,
+                               int64_t *read_pcie) {
+    const int32_t n_hot = at->n_hot[l], n_pcie = at->n_pcie ? at->n_pcie[l] : 0, block = cost->layer[l].block;
+    PI_TRY(restore_ids(p, l, false, at->hot + *read_hot, n_hot));
+    *read_hot += n_hot;
+    if (n_pcie && !cost->layer[l].in_place)
+        return PI_FAIL(PI_ERROR_ARGUMENT,
+                       "layer %d of the plan has neurons that are read in place, which the device, or the format of "
+                       "ffn_down, does not allow",
+                       l);
+    if (n_pcie) PI_TRY(restore_ids(p, l, true, at->pcie + *read_pcie, n_pcie));
+    *read_pcie += n_pcie;
     for (int32_t j = 0; j < p->n_ff; j++)
         if (pi_is_hot(p, l, j) != pi_is_hot(p, l, j / block * block))
             return PI_FAIL(PI_ERROR_ARGUMENT,
@@ -82,23 +106,41 @@ static pi_status restore_layer(pi_plan *p, const pi_cost *cost, const pi_placeme
     return PI_OK;
 }
 
+/* The device of item i (the head: n_layer), of which the placement says whether it is on one. */
+static pi_status restore_device(const pi_placement *at, const pi_plan_options *o, int32_t i, bool on_device,
+                                int32_t *before, int32_t *out) {
+    *out = !on_device ? -1 : at->device ? at->device[i] : 0;
+    if (!on_device) return PI_OK;
+    if (*out < *before || *out >= o->n_devices)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "item %d of the plan is on device %d, must be %d..%d", i, *out, *before,
+                       o->n_devices - 1);
+    *before = *out;
+    return PI_OK;
+}
+
 static pi_status restore(pi_plan *p, const pi_model *m, const pi_cost *cost, const pi_plan_options *o,
                          const pi_placement *at) {
-    int64_t read = 0;
-    for (int32_t l = 0; l < p->n_layer; l++) PI_TRY(restore_layer(p, cost, at, l, &read));
-    p->info.head_on_device = at->head_on_device != 0;
+    int64_t read_hot = 0, read_pcie = 0;
+    int32_t before = 0;
+    for (int32_t l = 0; l < p->n_layer; l++) {
+        PI_TRY(restore_device(at, o, l, at->on_device[l] != 0, &before, &p->layer[l].device));
+        PI_TRY(restore_layer(p, cost, at, l, &read_hot, &read_pcie));
+    }
+    PI_TRY(restore_device(at, o, p->n_layer, at->head_on_device != 0, &before, &p->info.head_device));
     pi_plan_extremes(m, cost, o, &p->info);
     pi_plan_evaluate(p, cost, o);
-    if (p->info.total_bytes > o->budget_bytes)
-        return PI_FAIL(PI_ERROR_ARGUMENT, "the plan takes %s (%llu bytes), the budget is %s (%llu bytes)",
-                       pi_size(p->info.total_bytes).text, (unsigned long long)p->info.total_bytes,
-                       pi_size(o->budget_bytes).text, (unsigned long long)o->budget_bytes);
+    for (int32_t d = 0; d < p->n_devices; d++)
+        if (p->device[d].total_bytes > p->device[d].budget_bytes)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "the plan takes %s (%llu bytes), the budget is %s (%llu bytes)",
+                           pi_size(p->device[d].total_bytes).text, (unsigned long long)p->device[d].total_bytes,
+                           pi_size(p->device[d].budget_bytes).text, (unsigned long long)p->device[d].budget_bytes);
     return PI_OK;
 }
 
 pi_status pi_plan_restore(const pi_model *model, const pi_plan_options *options, const pi_placement *placement,
                           pi_plan **out) {
-    if (!model || !out || !placement || !placement->on_device || !placement->n_hot || !placement->hot)
+    if (!model || !out || !placement || !placement->on_device || !placement->n_hot || !placement->hot ||
+        (placement->n_pcie && !placement->pcie))
         return PI_FAIL(PI_ERROR_ARGUMENT, "pi_plan_restore: model, placement or out is NULL");
     *out = NULL;
     pi_plan_options o = options ? *options : pi_plan_defaults();
@@ -138,11 +180,23 @@ pi_status pi_plan_get_layer(const pi_plan *p, int32_t layer, pi_plan_layer *out)
     return PI_OK;
 }
 
-pi_status pi_plan_hot(const pi_plan *p, int32_t layer, int32_t *ids) {
-    if (!p || !ids) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_plan_hot: plan or ids is NULL");
+static pi_status list_marks(const pi_plan *p, int32_t layer, bool pcie, int32_t *ids) {
+    if (!p || !ids) return PI_FAIL(PI_ERROR_ARGUMENT, "a plan's neurons: plan or ids is NULL");
     PI_TRY(check_layer(p, layer));
     int32_t n = 0;
     for (int32_t j = 0; j < p->n_ff; j++)
-        if (pi_is_hot(p, layer, j)) ids[n++] = j;
+        if (pcie ? pi_is_pcie(p, layer, j) : pi_is_hot(p, layer, j)) ids[n++] = j;
+    return PI_OK;
+}
+
+pi_status pi_plan_hot(const pi_plan *p, int32_t layer, int32_t *ids) { return list_marks(p, layer, false, ids); }
+
+pi_status pi_plan_pcie(const pi_plan *p, int32_t layer, int32_t *ids) { return list_marks(p, layer, true, ids); }
+
+pi_status pi_plan_get_device(const pi_plan *p, int32_t device, pi_plan_device *out) {
+    if (!p || !out) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_plan_get_device: plan or out is NULL");
+    if (device < 0 || device >= p->n_devices)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "device %d is out of range 0..%d", device, p->n_devices - 1);
+    *out = p->device[device];
     return PI_OK;
 }

@@ -2,17 +2,22 @@
  *
  * Bytes on the device. A matrix keeps its format: rows as in the file, each rounded up to 16 bytes, the whole to 256; q,
  * k and v are three matrices however the file stores them. Vectors (norms, biases) are floats, rounded up to 256. Of a
- * layer's FFN the rows of its hot neurons (gate, up, down, up's bias) and their ids. A down matrix
- * that stays stored by output (quantised, or of a model that is no ReLU model) gives the columns of its hot neurons,
- * which then are whole blocks of neighbours. K and V as the session's pool has them. token_embd stays in host memory, so
- * an output matrix that is tied to it counts in full.
+ * layer's FFN the rows of its hot neurons (gate, up, down), and lists as long as if all neurons were in them: ids, ids of
+ * blocks, up's bias, counters if neurons are counted. A down matrix that stays stored by output (quantised, or of a model that is no ReLU model) gives the
+ * columns of its hot neurons, which then are whole blocks of neighbours. K and V as the session's pool has them. A
+ * predictor's last matrix lies there in two parts. token_embd stays in host memory, so an output matrix that is tied to it
+ * counts in full. Each device that is used has work space (pi_cost_scratch: the session's buffers, and what kernels need
+ * between them for n_batch tokens), the driver's own memory (overhead_bytes), and, where it has a layer with cold neurons,
+ * the buffers through which those of a prompt stream.
  *
  * Time of a layer, in us (bytes over rates; vectors are too small to count):
  *     on the CPU     (attention + predictor + K, V at half the context + FFN) / cpu + handover
  *     on the device  layer_us + (attention + predictor + K, V at half the context) / gpu
- *                    + max(ffn_us + hot / gpu, cold / cpu + handover)
- * ffn_us falls away without hot neurons, handover without cold ones. The output matrix: bytes over the rate of its side,
- * with a hand-over on the CPU. If nothing at all lies on the device there are no hand-overs.
+ *                    + max(ffn_us + hot / gpu + pcie / in_place, cold / cpu + handover)
+ * ffn_us falls away without neurons on that side, handover without cold ones. pcie: the hottest of the neurons that are
+ * not hot, as many as make both sides equally long, at most all of them; none where in_place is 0 or down is stored by
+ * output. From one device to another it takes a hand-over. The output matrix: bytes over the rate of its
+ * side, with a hand-over on the CPU. If nothing at all lies on the device there are no hand-overs.
  * FFN bytes are expectations: p is how often a neuron is computed.
  *     predicted   p (gate + up + down)       p = min(1, overshoot f)
  *     exact       gate + p (up + down)       p = f; without a gate: up + p down
@@ -21,14 +26,20 @@
  * down stored by output are always read.
  *
  * The plan minimises the sum over layers and head; all of the model is put on the device where it fits and costs at
- * most 0.5 % over the best. Choosing one option for each of them within the budget is a
- * multiple-choice knapsack (choose.c). */
+ * most a quarter over the best that is estimated. Choosing one option for each of them within the budget is a
+ * multiple-choice knapsack (choose.c). Several devices take ranges of neighbouring layers, the last of them the head: the
+ * borders start where the plan of one device with all the memory would put them, and move while that gains (make.c). */
 #ifndef PI_PLAN_H
 #define PI_PLAN_H
 
 #include "../model.h"
 
 enum { PI_DEVICE_ROW = 16, PI_DEVICE_ALIGN = 256 };
+
+/* What kernels are allowed for work space. At most PI_FEW_TOKENS are computed together with the CPU, with so many partial
+ * sums of a feed-forward and of attention; chunks of more are matrix products, whose weights are converted in pieces of at
+ * most so many bytes. */
+enum { PI_FEW_TOKENS = 8, PI_PARTS = 384, PI_SPLITS = 32, PI_PIECE_BYTES = 64 << 20 };
 
 /* ---- choose.c ---- */
 
@@ -44,20 +55,23 @@ typedef struct pi_item {
 } pi_item;
 
 /* For each item the index of an option, so that the bytes fit and the sum of us is least, or nearly: *bound is proven to
- * be no more than the least possible. Deterministic. Errors: MEMORY. */
-pi_status pi_choose(const pi_item *item, int32_t n_items, uint64_t budget, int32_t *chosen, double *bound);
+ * be no more than the least possible. thorough: not only to one step of what is best by bytes. Deterministic. Errors:
+ * MEMORY. */
+pi_status pi_choose(const pi_item *item, int32_t n_items, uint64_t budget, bool thorough, int32_t *chosen,
+                    double *bound);
 
 /* ---- cost.c ---- */
 
 /* Sizes of one layer. */
 typedef struct pi_layer_cost {
     uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes; /* on the device */
+    uint64_t list_bytes;                                             /* ids and biases of all neurons */
     double fixed_read;                                               /* bytes per token, FFN apart */
     double always_read, active_read; /* bytes of one neuron: for every token, for one that computes it */
     size_t gate_stride, up_stride, down_stride;
     int32_t column_rows; /* down stored by output: its rows (n_embd), else 0 */
     int32_t block;       /* neurons that must stay together */
-    bool up_bias;
+    bool in_place;       /* the device can read cold neurons where they lie */
 } pi_layer_cost;
 
 typedef struct pi_cost {
@@ -74,7 +88,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
 void pi_cost_free(pi_cost *c);
 uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o);
 uint64_t pi_cost_fixed(const pi_layer_cost *c);                   /* bytes of a layer on the device without neurons */
-uint64_t pi_cost_ffn(const pi_cost *c, int32_t l, int32_t n_hot); /* bytes of its hot neurons */
+uint64_t pi_cost_ffn(const pi_cost *c, int32_t l, int32_t n_hot); /* bytes of its hot neurons, and lists */
 /* How often a neuron is computed per token: (count + 1/2) * scale, or the same for all. */
 typedef struct pi_activity {
     const uint32_t *count; /* [n_ff] of a layer, or NULL */
@@ -86,12 +100,21 @@ static inline double pi_active(const pi_activity *a, int32_t j) {
     const double p = ((double)a->count[j] + 0.5) * a->scale;
     return p < 1 ? p : 1;
 }
+/* A layer's neurons by where they are computed; active: computed per token. */
+typedef struct pi_share {
+    double n_hot, n_pcie, n_cold;
+    double active_hot, active_pcie, active_cold;
+} pi_share;
 /* Time of a layer by its parts. */
 typedef struct pi_layer_time {
     double fixed_us, gpu_ffn_us, cpu_ffn_us, handover_us;
 } pi_layer_time;
-pi_layer_time pi_cost_time(const pi_cost *c, const pi_plan_options *o, int32_t l, bool on_device, int32_t n_hot,
-                           double active_hot, double active_cold);
+pi_layer_time pi_cost_time(const pi_cost *c, const pi_plan_options *o, int32_t l, bool on_device, const pi_share *n);
+/* Which part of the bytes of the cold neurons, 0 to 1, the device best reads in place; n_pcie and active_pcie are 0. */
+double pi_cost_in_place(const pi_cost *c, const pi_plan_options *o, int32_t l, const pi_share *n);
+static inline double pi_ffn_read(const pi_layer_cost *c, double n, double active) {
+    return n * c->always_read + active * c->active_read;
+}
 static inline double pi_layer_us(pi_layer_time t) {
     const double cold = t.cpu_ffn_us + t.handover_us;
     return t.fixed_us + (t.gpu_ffn_us > cold ? t.gpu_ffn_us : cold);
@@ -114,7 +137,10 @@ struct pi_plan {
     int32_t n_layer, n_ff;
     size_t n_words;       /* of a layer's marks */
     uint64_t *mark;       /* [n_layer][n_words] one bit per neuron: hot */
+    uint64_t *pcie;       /* the same: read in place by the device */
     pi_plan_layer *layer; /* [n_layer] */
+    int32_t n_devices;
+    pi_plan_device device[PI_PLAN_DEVICES];
     pi_plan_info info;
 };
 
@@ -124,8 +150,15 @@ static inline bool pi_is_hot(const pi_plan *p, int32_t l, int32_t j) {
 static inline void pi_set_hot(pi_plan *p, int32_t l, int32_t j) {
     p->mark[(size_t)l * p->n_words + (size_t)j / 64] |= (uint64_t)1 << (j % 64);
 }
+/* A cold neuron whose rows the device reads where they lie; the CPU computes the other cold ones. */
+static inline bool pi_is_pcie(const pi_plan *p, int32_t l, int32_t j) {
+    return p->pcie[(size_t)l * p->n_words + (size_t)j / 64] >> (j % 64) & 1;
+}
+static inline void pi_set_pcie(pi_plan *p, int32_t l, int32_t j) {
+    p->pcie[(size_t)l * p->n_words + (size_t)j / 64] |= (uint64_t)1 << (j % 64);
+}
 
-/* evaluate.c: from the marks, each layer's on_device and head_on_device, all else that is to be said. */
+/* evaluate.c: from the marks, each layer's and the head's device, all else that is to be said. */
 void pi_plan_evaluate(pi_plan *p, const pi_cost *cost, const pi_plan_options *o);
 /* Sets the least and the most that a plan of this model takes on a device. */
 void pi_plan_extremes(const pi_model *m, const pi_cost *cost, const pi_plan_options *o, pi_plan_info *i);
@@ -134,6 +167,11 @@ typedef struct pi_size_text {
     char text[32];
 } pi_size_text;
 pi_size_text pi_size(uint64_t n_bytes); /* for messages */
+
+/* A device's budget. */
+static inline uint64_t pi_budget(const pi_plan_options *o, int32_t device) {
+    return o->budgets ? o->budgets[device] : o->budget_bytes;
+}
 
 /* make.c: the best placement within the budget. Errors: ARGUMENT (a budget that holds nothing), MEMORY. */
 pi_status pi_plan_make(pi_plan *p, const pi_model *m, const pi_cost *cost, const pi_plan_options *o);

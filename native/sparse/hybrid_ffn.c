@@ -136,6 +136,16 @@ static int64_t count_computed(const pi_session *s, const float *gate, const uint
     return sum;
 }
 
+/* Adds to the layer's counts for how many of the n tokens with hidden values u each of this member's neurons fired. */
+static void count_fired(const pi_session *s, const te_team *team, int32_t l, const float *u, int32_t n) {
+    const size_t n_ff = (size_t)s->model->info.n_ff;
+    uint32_t *fired = s->fired + n_ff * (size_t)l;
+    int64_t lo, hi;
+    te_share(team, (int64_t)n_ff, 16, &lo, &hi);
+    for (int32_t t = 0; t < n; t++)
+        for (int64_t j = lo; j < hi; j++) fired[j] += u[(size_t)t * n_ff + (size_t)j] != 0;
+}
+
 /* Matrix products for tokens t0..t0+n-1. All rows are read. */
 static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_t n, ffn_mode mode,
                      bool sparse_tokens) {
@@ -149,6 +159,8 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
                              {.w = w->gate, .y = g, .ldy = n_ff, .rows = rows}};
     te_op_linear(team, s->ws, in, w->gate.w ? 2 : 1, h, n_embd, n);
     te_barrier(team);
+    pi_adapt(s, team, w, PI_ADAPT_UP, h, n_embd, n, u, n_ff);
+    pi_adapt(s, team, w, PI_ADAPT_GATE, h, n_embd, n, g, n_ff);
     int64_t lo, hi;
     te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
     if (hi > lo)
@@ -167,6 +179,7 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     }
     add_counts(&s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, &part, sparse_tokens);
     te_barrier(team);
+    if (s->fired) count_fired(s, team, l, u, n);
     if (s->tap[l].hidden)
         for (int32_t t = team->ith; t < n; t += team->nth)
             memcpy(s->tap[l].hidden + (size_t)s->chunk.batch_row[t0 + t] * n_ff, u + (size_t)t * n_ff,
@@ -177,6 +190,7 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
         const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true};
         te_op_linear(team, s->ws, &out, 1, u, n_ff, n);
     }
+    pi_adapt(s, team, w, PI_ADAPT_DOWN, u, n_ff, n, x, n_embd);
 }
 
 /* The fused operator over a list of neurons for a few tokens. */
@@ -200,7 +214,8 @@ static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
                           .y = x,
                           .ldy = n_embd,
                           .hidden = hidden,
-                          .ld_hidden = n_ff};
+                          .ld_hidden = n_ff,
+                          .fired = s->fired ? s->fired + n_ff * (size_t)l : NULL};
     te_ffn_counts *c = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, part = {0};
     const bool skip = mode != FFN_DENSE && pi_is_relu(m->info.activation);
     if (w->down_t.w) {
@@ -232,7 +247,7 @@ static void ffn_part(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
                      bool sparse_tokens) {
     const pi_layer *w = &s->model->layer[l];
     const bool whole_product = mode == FFN_DENSE && !w->down_t.w;
-    if (n >= s->model->kernels->gemm.min_tok || whole_product || s->tap[l].hidden) {
+    if (n >= s->model->kernels->gemm.min_tok || whole_product || s->tap[l].hidden || s->model->adapted_ffn) {
         ffn_many(s, team, l, t0, n, mode, sparse_tokens);
         return;
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import Llama
-from ..cli.terminal import Bar
 from ..errors import ContextError, PowerInferError
+from ..terminal import Bar
 from . import commands
 from .conversation import Conversation
 from .ui import Ui
@@ -23,16 +23,26 @@ class Work:
     computed: int = 0
     pairs: int = 0
     """(neuron, token) pairs that there were."""
+    active: int = 0
+    on_device: int = 0
+    """Of the active ones, those whose neuron lies on a device."""
 
     def count(self, llm: Llama, n_ff: int) -> None:
         """Adds the last step."""
         for step in llm.last_step:
             self.computed += step.n_computed
             self.pairs += step.n_sparse * n_ff
+            self.active += step.n_active
+            self.on_device += step.n_active_device
 
     @property
     def share(self) -> str:
         return f"{self.computed / self.pairs:.1%} of neurons computed" if self.pairs else ""
+
+    @property
+    def hits(self) -> str:
+        """The hit rate: of the neurons that were active, those on the GPU."""
+        return f"{self.on_device / self.active:.1%} of the active ones on the GPU" if self.active else ""
 
 
 class Chat:
@@ -134,6 +144,7 @@ class Chat:
             "stopped" if stopped else "",
             f"{speed:.1f} tokens/s" if speed else "",
             work.share,
+            work.hits if self.llm.plan is not None and self.llm.plan.uses_device else "",
             self._context_used(),
         )
         return " · ".join(fact for fact in facts if fact)

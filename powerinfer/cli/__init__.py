@@ -21,11 +21,12 @@ from importlib import import_module
 from typing import NoReturn
 
 from ..errors import PowerInferError
-from .terminal import one_line
+from ..terminal import one_line
 
 COMMANDS = {
     "chat": "talk with a model in the terminal",
     "run": "answer one prompt and print the answer alone",
+    "serve": "answer OpenAI's HTTP requests, many at the same time, and show the chat page",
     "info": "show what a model file holds",
     "bench": "measure prompt and decode speed against the memory's own read rate",
     "convert": "turn a Hugging Face folder into a GGUF file, with predictors or without",
@@ -34,8 +35,15 @@ COMMANDS = {
     "predictor": "make, calibrate and check predictors of active neurons",
     "perplexity": "measure how well a model predicts a text, in any sparsity mode",
     "plan": "show what a budget of GPU memory would hold, and what speed to expect",
+    "completion": "print the script that completes commands in bash, zsh or fish",
     "doctor": "say what this machine has, in words for a bug report",
 }
+
+EXAMPLES = """examples:
+  powerinfer chat
+  powerinfer run model.gguf "Why is the sky blue?"
+  powerinfer serve model.gguf --vram-budget 8
+"""
 
 
 class Version(argparse.Action):
@@ -55,8 +63,9 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """The parser for these arguments: only the command that they name knows its options."""
     parser = argparse.ArgumentParser(
         prog="powerinfer",
-        description="Large language models on ordinary machines.",
-        epilog='MODEL is a GGUF file, or the word "demo" for the small model that comes with the package. '
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=f"{EXAMPLES}\nLarge language models on ordinary machines.",
+        epilog='MODEL is a GGUF file, or the word "demo" for the small model that comes with the package.\n'
         '"powerinfer COMMAND --help" shows the options of a command.',
     )
     parser.add_argument("--version", action=Version)
@@ -67,6 +76,18 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         if name == chosen:
             import_module(f".{name}", __name__).add_arguments(command)
     return parser
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments; what is wrong with them ends the program."""
+    parser = build_parser(words)
+    args, rest = parser.parse_known_args(words)
+    # Where MODEL and PROMPT have options between them, argparse takes the second word for one too many.
+    if len(rest) == 1 and getattr(args, "prompt", "") is None and (rest == ["-"] or rest[0][:1] != "-"):
+        args.prompt = rest.pop()
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
 
 
 @contextmanager
@@ -98,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        args = build_parser(words).parse_args(words)
+        args = parse(words)
         with _told_to_end():
             code: int = import_module(f".{args.command}", __name__).main(args)
             sys.stdout.flush()

@@ -16,14 +16,22 @@ from ..errors import ArgumentError
 from ..facts import SPARSITY
 from ..file import ModelFile, find_model
 from ..session import Model, Session, Sparsity
-from .options import MODEL_HELP
+from ..terminal import Bar, harmless
+from .options import MODEL_HELP, open_with_examples
 from .table import columns
-from .terminal import Bar, harmless
+
+EXAMPLES = """
+powerinfer bench model.gguf
+powerinfer bench model.gguf --sparsity predicted,dense -p 0 -n 64
+powerinfer bench model.gguf -t 4,8,16 -d 0,2048
+"""
 
 READ_BYTES = 2 << 30  # more than any last-level cache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    open_with_examples(parser, EXAMPLES)
+
     def add_list(*flags: str, default: str = "", **how: Any) -> None:
         shown = f" (default {default})" if default else ""
         how["help"] += shown

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import argparse
 
-from .options import add_model_arguments, add_sampling_arguments, load_arguments, sampling_arguments
-from .terminal import Bar
+from ..terminal import Bar
+from .options import (
+    add_model_arguments,
+    add_sampling_arguments,
+    choose_model,
+    load_arguments,
+    open_with_examples,
+    sampling_arguments,
+)
+
+EXAMPLES = """
+powerinfer chat
+powerinfer chat model.gguf --system "You are a patient teacher." --temp 0.6
+powerinfer chat -m model.gguf -c 8192 --vram-budget 8
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    open_with_examples(parser, EXAMPLES)
     add_model_arguments(parser, default="demo")
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     add_sampling_arguments(parser)
@@ -20,6 +34,7 @@ def main(args: argparse.Namespace) -> int:
     from ..chat.repl import Chat
     from ..chat.ui import Ui
 
+    choose_model(args)
     ui = Ui()
     with Bar(f"loading {args.model}") as bar:
         llm = Llama(args.model, progress=bar, **load_arguments(args))

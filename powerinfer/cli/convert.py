@@ -8,9 +8,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
+from ..terminal import Bar, one_line
 from .info import size
 from .table import columns, facts, output_width
-from .terminal import Bar, one_line
 
 if TYPE_CHECKING:
     from ..convert.check import Check

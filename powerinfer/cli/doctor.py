@@ -7,8 +7,8 @@ import json
 from dataclasses import asdict
 
 from ..doctor import examine
+from ..terminal import one_line
 from .table import facts, output_width
-from .terminal import one_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,14 +15,20 @@ from ..errors import FormatError, PowerInferError
 from ..file import ModelFile
 from ..session import Model, ModelInfo
 from ..statistics import read_counts, summarise_all
-from .options import MODEL_HELP
+from ..terminal import one_line
+from .options import MODEL_HELP, open_with_examples
 from .table import columns, facts, output_width
-from .terminal import one_line
+
+EXAMPLES = """
+powerinfer info model.gguf
+powerinfer info model.gguf --tensors --keys
+"""
 
 FLOATS = ("F32", "F16", "BF16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    open_with_examples(parser, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--keys", action="store_true", help="list every metadata key with its value")

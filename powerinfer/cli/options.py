@@ -5,25 +5,26 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..errors import ArgumentError
+
 SPARSITY = ("auto", "predicted", "exact", "dense")
 MODEL_HELP = 'a GGUF file, or "demo"'
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
-    """MODEL and how to load it; `load_arguments` turns them into arguments of Llama."""
-    if default is None:
-        parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    else:
-        parser.add_argument(
-            "model", metavar="MODEL", nargs="?", default=default, help=f"{MODEL_HELP} (the default)"
-        )
+    """MODEL and how to load it. `choose_model` settles which model is meant; `load_arguments` turns the rest
+    into arguments of Llama."""
+    shown = MODEL_HELP if default is None else f"{MODEL_HELP} (the default)"
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=shown)
+    parser.set_defaults(default_model=default, usage_error=parser.error)
     group = parser.add_argument_group("model")
+    group.add_argument("-m", "--model", dest="model_option", metavar="MODEL", help="the same as MODEL")
     group.add_argument(
         "-c",
         "--n-ctx",
-        type=int,
+        type=context_size,
         metavar="N",
-        help="context size in tokens (default: the model's, at most 4096)",
+        help='context size in tokens; "auto": what memory holds (default: the model\'s, at most 4096)',
     )
     group.add_argument(
         "--context-shift",
@@ -31,13 +32,37 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, default: str | None 
         help="when the context is full, forget its older half and go on, instead of stopping",
     )
     add_compute_arguments(group, n_batch=128)
-    group.add_argument("--vram-budget", type=float, metavar="GIB", help="GPU memory to use (default 0: CPU)")
+    group.add_argument(
+        "--vram-budget",
+        type=vram_budget,
+        metavar="GIB",
+        help="GPU memory to use, 8,8 of two GPUs, 0: CPU (default: what is free)",
+    )
+    group.add_argument(
+        "--devices", type=devices, metavar="NAMES", help='the GPUs to use: "cuda:1", "cuda:0,cuda:1"'
+    )
     group.add_argument(
         "--activation", choices=("relu", "drelu", "silu", "gelu"), help="replaces the file's activation"
     )
     group.add_argument(
         "--chat-format", metavar="NAME", help="replaces the file's chat template: chatml, llama-2, ..."
     )
+
+
+def context_size(text: str) -> int | str:
+    """Of --n-ctx."""
+    return text if text == "auto" else int(text)
+
+
+def vram_budget(text: str) -> float | list[float]:
+    """Of --vram-budget: a number, or one for each device."""
+    each = [float(word) for word in text.split(",")]
+    return each if len(each) > 1 else each[0]
+
+
+def devices(text: str) -> list[str]:
+    """Of --devices."""
+    return [word.strip() for word in text.split(",")]
 
 
 def add_compute_arguments(group: argparse._ActionsContainer, *, n_batch: int) -> None:
@@ -74,10 +99,27 @@ def add_compute_arguments(group: argparse._ActionsContainer, *, n_batch: int) ->
     )
 
 
+def choose_model(args: argparse.Namespace) -> None:
+    """Settles in args.model what MODEL, -m and the default say."""
+    if args.model is not None and args.model_option is not None:
+        raise ArgumentError(f"two models: {args.model} and {args.model_option}")
+    args.model = args.model or args.model_option or args.default_model
+    if not args.model:
+        args.usage_error("the following arguments are required: MODEL")
+
+
+def open_with_examples(parser: argparse.ArgumentParser, examples: str) -> None:
+    """Lets a command's help begin with examples, lines as they are."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    title = "examples" if examples.strip().count("\n") else "example"
+    lines = "".join(f"  {line}\n" for line in examples.strip().splitlines())
+    parser.description = f"{title}:\n{lines}\n{parser.description or ''}"
+
+
 def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for Llama."""
     names = (
-        *("n_ctx", "n_threads", "n_batch", "vram_budget", "sparsity", "threshold", "activation"),
+        *("n_ctx", "n_threads", "n_batch", "vram_budget", "devices", "sparsity", "threshold", "activation"),
         *("predictor", "predictor_type", "use_mmap", "chat_format", "context_shift"),
     )
     return {name: getattr(args, name) for name in names}
@@ -95,7 +137,12 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shown = "(default %(default)s)"
     group.add_argument(
-        "--temperature", type=float, metavar="X", default=0.8, help=f"0: always the likeliest token {shown}"
+        "--temperature",
+        "--temp",
+        type=float,
+        metavar="X",
+        default=0.8,
+        help=f"0: always the likeliest token {shown}",
     )
     group.add_argument("--top-k", type=int, metavar="N", default=40, help=f"0: off {shown}")
     group.add_argument("--top-p", type=float, metavar="X", default=0.95, help=f"1: off {shown}")

@@ -18,9 +18,9 @@ from ..errors import ArgumentError
 from ..file import ModelFile
 from ..perplexity import Perplexity, compare, plan_chunks
 from ..session import Model, Session
+from ..terminal import Bar
 from .options import MODEL_HELP, SPARSITY
 from .table import columns, output_width
-from .terminal import Bar
 
 N_CTX = 512
 EXAMPLE = """

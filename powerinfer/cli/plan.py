@@ -21,6 +21,7 @@ from ..plan import (
     Statistics,
     as_table,
     budget_bytes,
+    budget_settings,
     export_gpuidx,
     find_card,
     find_rates,
@@ -31,14 +32,14 @@ from ..plan import (
 from ..plan.picture import draw, parts
 from ..plan.plan import GIB
 from ..session import Model
+from ..terminal import harmless, is_smart, one_line
 from .options import MODEL_HELP, SPARSITY
 from .table import columns, facts, output_width
-from .terminal import harmless, is_smart, one_line
 
 SWEEP = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 80.0, 141.0)
 MOST_ROWS = 20  # of the table of layers; similar ones are put together
 BAR, BESIDE_BAR = 40, 26  # characters
-CPU_ONLY = "This version computes on the CPU only: it saves plans that use a GPU, and cannot follow them yet."
+Gib = float | list[float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
-        "--vram-budget", metavar="GIB[,GIB...]", help="GPU memory to use, or several to compare"
+        "--vram-budget",
+        metavar="GIB[,GIB...]",
+        help="GPU memory to use, or several to compare; 8+8: of two GPUs",
     )
     group = parser.add_argument_group("what the plan is for")
     group.add_argument(
@@ -93,6 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--handover-us", type=float, metavar="X", help="GPU to CPU and back, per layer (default 6)"
     )
+    group.add_argument(
+        "--in-place-gbps",
+        type=float,
+        metavar="X",
+        help="rate at which the GPU reads weights in host memory while it would wait (default 0: never)",
+    )
     group = parser.add_argument_group("output")
     group.add_argument("--layers", action="store_true", help="list every layer")
     group.add_argument("--json", action="store_true", help="print JSON")
@@ -123,6 +132,7 @@ def main(args: argparse.Namespace) -> int:
             cpu_gbps=args.cpu_gbps,
             pcie_gbps=args.pcie_gbps,
             handover_us=args.handover_us,
+            in_place_gbps=args.in_place_gbps,
         )
         known: dict[str, Any] = {"settings": settings, "statistics": statistics, "rates": rates}
         cpu = make_plan(model, vram_budget=0, **known)
@@ -132,7 +142,7 @@ def main(args: argparse.Namespace) -> int:
             return sweep(args, model, cpu, budgets, known)
         if args.import_gpuidx:
             plan = import_gpuidx(
-                args.import_gpuidx, model, vram_budget=budgets[0] if budgets else None, **known
+                args.import_gpuidx, model, vram_budget=_single(budgets[0]) if budgets else None, **known
             )
         else:
             plan = make_plan(model, vram_budget=budgets[0], **known)
@@ -149,17 +159,30 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def parse_budgets(text: str | None) -> list[float]:
-    """GiB, checked. Raises ArgumentError."""
+def parse_budgets(text: str | None) -> list[Gib]:
+    """GiB, checked; a list where it is of several devices. Raises ArgumentError."""
+    budgets: list[Gib] = []
     try:
-        budgets = [float(word) for word in text.split(",")] if text is not None else []
+        for word in text.split(",") if text is not None else []:
+            each = [float(part) for part in word.split("+")]
+            budgets.append(each if len(each) > 1 else each[0])
     except ValueError:
         raise ArgumentError(
-            f"--vram-budget is {text!r}, it must be numbers of GiB with commas between"
+            f"--vram-budget is {text!r}, it must be numbers of GiB with commas between, or + for devices"
         ) from None
     for gib in budgets:
-        budget_bytes(gib)
+        budget_settings(gib)
     return budgets
+
+
+def spell(gib: Gib) -> str:
+    return "+".join(f"{n:g}" for n in gib) if isinstance(gib, list) else f"{gib:g}"
+
+
+def _single(gib: Gib) -> float:
+    if isinstance(gib, list):
+        raise ArgumentError("--import-gpuidx is for one device")
+    return gib
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -176,14 +199,14 @@ def settings_of(args: argparse.Namespace) -> Settings:
     )
 
 
-def default_budgets(args: argparse.Namespace, model: Model, cpu: Plan) -> list[float]:
+def default_budgets(args: argparse.Namespace, model: Model, cpu: Plan) -> list[Gib]:
     """Sizes that cards have, up to the first that holds the whole model."""
     sizes = set(SWEEP)
     if args.gpu:
         sizes.add(find_card(args.gpu).gib)
     budgets = sorted(sizes)
     enough = next((i for i, gib in enumerate(budgets) if gib * GIB >= cpu.full_bytes), len(budgets) - 1)
-    useful = [gib for gib in budgets[: enough + 1] if gib * GIB >= cpu.min_bytes]
+    useful: list[Gib] = [gib for gib in budgets[: enough + 1] if gib * GIB >= cpu.min_bytes]
     return useful or [budgets[enough]]
 
 
@@ -191,7 +214,7 @@ def default_budgets(args: argparse.Namespace, model: Model, cpu: Plan) -> list[f
 
 
 def sweep(
-    args: argparse.Namespace, model: Model, cpu: Plan, budgets: list[float], known: dict[str, Any]
+    args: argparse.Namespace, model: Model, cpu: Plan, budgets: list[Gib], known: dict[str, Any]
 ) -> int:
     """A line for each budget."""
     plans = [(gib, plan_or_problem(model, gib, cpu, known)) for gib in budgets]
@@ -208,26 +231,26 @@ def sweep(
     print()
     rows = [["budget", "tokens/s", "x CPU", "used", "attention", "neurons", "computed there"]]
     for gib, plan in plans:
-        small = [f"{gib:g} GiB", "too small", "", "", "", "", ""]
+        small = [f"{spell(gib)} GiB", "too small", "", "", "", "", ""]
         rows.append(small if isinstance(plan, str) else sweep_row(gib, plan, cpu))
     for line in columns(rows, right=range(7), width=width):
         print(line)
     print()
     for line in wrapped(
         "Of the layers those with attention on the GPU, of the neurons those in VRAM, and of the neurons "
-        f"computed for a token those that are. {comparison(cpu)} Estimates: bytes over rates. {CPU_ONLY}",
+        f"computed for a token those that are. {comparison(cpu)} Estimates: bytes over rates.",
         width,
     ):
         print(line)
     return 0
 
 
-def plan_or_problem(model: Model, gib: float, cpu: Plan, known: dict[str, Any]) -> Plan | str:
+def plan_or_problem(model: Model, gib: Gib, cpu: Plan, known: dict[str, Any]) -> Plan | str:
     """The plan, or why the budget is too small for one."""
     try:
         return make_plan(model, vram_budget=gib, **known)
     except ArgumentError as error:
-        if budget_bytes(gib) >= cpu.min_bytes:
+        if min(budget_bytes(n) for n in (gib if isinstance(gib, list) else [gib])) >= cpu.min_bytes:
             raise
         return str(error)
 
@@ -239,10 +262,10 @@ def comparison(cpu: Plan) -> str:
     )
 
 
-def sweep_row(gib: float, plan: Plan, cpu: Plan) -> list[str]:
+def sweep_row(gib: Gib, plan: Plan, cpu: Plan) -> list[str]:
     n_device = sum(y.on_device for y in plan.layers)
     return [
-        f"{gib:g} GiB",
+        f"{spell(gib)} GiB",
         f"{plan.expected.tokens_per_s:.1f}",
         f"{cpu.expected.total_us / plan.expected.total_us:.1f}",
         f"{plan.bytes.total / GIB:.2f}",
@@ -295,11 +318,19 @@ def show(args: argparse.Namespace, name: str, plan: Plan, cpu: Plan) -> None:
         for line in columns(memory_rows(plan, block, width or 80), right=(1,), width=width):
             print(line)
         print()
+        if len(plan.devices) > 1:
+            for line in columns(device_rows(plan), right=(2, 3, 4), width=width):
+                print(line)
+            print()
         for line in columns(layer_rows(plan, every=args.layers), right=(3, 4, 5, 6, 7), width=width):
             print(line)
         print()
         for line in wrapped(f"neurons in VRAM, layer by layer: {heights(plan)}", width):
             print(line)
+        in_place = sum(len(y.pcie) for y in plan.layers)
+        if in_place:
+            for line in wrapped(f"{in_place} more are read over PCIe by the GPU while it would wait", width):
+                print(line)
         print()
     elif plan.budget_bytes:
         print("Everything stays on the CPU: with these rates the GPU would make it slower.\n")
@@ -326,8 +357,30 @@ def memory_rows(plan: Plan, block: str, width: int) -> list[list[str]]:
     return rows
 
 
+def device_rows(plan: Plan) -> list[list[str]]:
+    """What each of several devices has."""
+    rows = [["device", "layers", "budget", "used", "neurons"]]
+    for k, d in enumerate(plan.devices):
+        mine = [y for y in plan.layers if y.device == k]
+        layers = (
+            span(d.first_layer, max(i for i, y in enumerate(plan.layers) if y.device == k))
+            if mine
+            else "none"
+        )
+        rows.append(
+            [
+                f"{k}" + (", output matrix" if plan.head_device == k else ""),
+                layers,
+                f"{d.budget_bytes / GIB:.3f}",
+                f"{d.total_bytes / GIB:.3f}",
+                str(sum(len(y.hot) for y in mine)),
+            ]
+        )
+    return rows
+
+
 def alike(a: LayerPlan, b: LayerPlan, n_ff: int, tolerance: float) -> bool:
-    return a.on_device == b.on_device and abs(len(a.hot) - len(b.hot)) <= tolerance * n_ff
+    return a.device == b.device and abs(len(a.hot) - len(b.hot)) <= tolerance * n_ff
 
 
 def runs(plan: Plan, tolerance: float) -> list[list[int]]:
@@ -408,11 +461,14 @@ def expectation(plan: Plan, cpu: Plan) -> list[str]:
         shown = next((i for i, y in enumerate(plan.layers) if y.on_device), 0)
         y = plan.layers[shown]
         side = f"{r.layer_us:g} us + bytes / {gpu}" if y.on_device else f"bytes / {host}"
+        in_place = ""
+        if e.active_pcie:
+            in_place = f" + others in place, bytes / {r.in_place_bytes_per_s / 1e9:,.0f} GB/s"
         layers_ms = (e.total_us - e.head_us) / 1e3
         lines += [
             f"  token    = layers + output matrix = {short(layers_ms)} + {short(e.head_us / 1e3)} ms",
             f"  layer    = attention, K, V, predictor ({side})",
-            f"             + max(hot neurons: {r.ffn_us:g} us + bytes / {gpu},",
+            f"             + max(hot neurons: {r.ffn_us:g} us + bytes / {gpu}{in_place},",
             f"                   cold neurons: bytes / {host} + hand-over)",
             f"  layer {shown:<2} = {y.fixed_us:.1f} + max({y.gpu_ffn_us:.1f}, "
             f"{y.cpu_ffn_us:.1f} + {y.handover_us:g}) = {y.us:.1f} us",
@@ -437,4 +493,4 @@ def expectation(plan: Plan, cpu: Plan) -> list[str]:
     lines.append(
         "  One sequence, its context half full; bytes over rates, so an estimate, not a measurement."
     )
-    return [*lines, f"  {CPU_ONLY}"] if plan.uses_device else lines
+    return lines

@@ -25,10 +25,10 @@ from ..predictor.ffn import check_is_sparse, has_tensor
 from ..profile import check_can_plot
 from ..rewrite import rewrite
 from ..session import Activation, Model, ModelInfo, Predictor
+from ..terminal import Bar, harmless, one_line
 from ..writer import check_new_dir, check_new_file
 from .predictor_options import N_CTX, add_arguments
 from .table import columns, facts, output_width
-from .terminal import Bar, harmless, one_line
 
 __all__ = ["add_arguments", "main"]
 

@@ -25,11 +25,11 @@ from ..statistics import (
     summarise_all,
     write_activation_dir,
 )
+from ..terminal import Bar, one_line
 from ..writer import check_new_dir, check_new_file
 from .options import MODEL_HELP
 from .perplexity import add_text_arguments, percent
 from .table import columns, output_width, paragraph
-from .terminal import Bar, one_line
 
 EXAMPLE = """
 example:

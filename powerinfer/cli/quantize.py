@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 
 from ..file import ModelFile
 from ..quantize import FAST, Change, check_requantize, choose_types, find_mixture, quantize_model
+from ..terminal import Bar
 from .info import short, size
 from .options import MODEL_HELP
 from .table import columns, output_width, paragraph
-from .terminal import Bar
 
 EXAMPLE = """
 examples:

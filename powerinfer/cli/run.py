@@ -9,15 +9,31 @@ from collections.abc import Iterator
 
 from .. import Llama
 from ..errors import ArgumentError
-from .options import add_model_arguments, add_sampling_arguments, load_arguments, sampling_arguments
-from .terminal import Bar, harmless
+from ..terminal import Bar, harmless
+from .options import (
+    add_model_arguments,
+    add_sampling_arguments,
+    choose_model,
+    load_arguments,
+    open_with_examples,
+    sampling_arguments,
+)
+
+EXAMPLES = """
+powerinfer run demo "Tell me a story about a fox."
+powerinfer run -m model.gguf -p "Why is the sky blue?" -n 200 --temp 0
+git diff | powerinfer run model.gguf --system "Write a commit message." -
+powerinfer run model.gguf "What is row sparsity?" --vram-budget 8 -v
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    open_with_examples(parser, EXAMPLES)
     add_model_arguments(parser)
     parser.add_argument(
         "prompt", metavar="PROMPT", nargs="?", help='the prompt; "-" or nothing: read it from stdin'
     )
+    parser.add_argument("-p", "--prompt", dest="prompt_option", metavar="PROMPT", help="the same as PROMPT")
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompt as it is, without the chat format"
     )
@@ -75,7 +91,12 @@ def write(answer: Iterator[tuple[str, str | None]], bar: Bar) -> str | None:
 def main(args: argparse.Namespace) -> int:
     if args.raw and args.system:
         raise ArgumentError("--system has no place in a --raw prompt")
-    prompt = read_prompt(args.prompt)
+    if args.model_option is not None and args.prompt is None:
+        args.model, args.prompt = None, args.model  # the only word beside -m is the prompt
+    choose_model(args)
+    if args.prompt is not None and args.prompt_option is not None:
+        raise ArgumentError("two prompts: one as an argument, and one with -p")
+    prompt = read_prompt(args.prompt if args.prompt_option is None else args.prompt_option)
     with Bar(f"loading {args.model}") as bar:
         llm = Llama(args.model, progress=bar, **load_arguments(args))
     with llm, Bar("reading the prompt") as bar:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from .engine import Expectation, LayerPlan, PlanBytes, Rates, Settings
+from .engine import DevicePlan, Expectation, LayerPlan, PlanBytes, Rates, Settings
 from .gpuidx import Split, read_gpuidx, split_path, write_gpuidx
 from .plan import (
     Identity,
     Plan,
     as_table,
     budget_bytes,
+    budget_settings,
     export_gpuidx,
     identify,
     import_gpuidx,
@@ -22,6 +23,7 @@ from .store import from_json, to_json
 __all__ = [
     "CARDS",
     "Card",
+    "DevicePlan",
     "Expectation",
     "Identity",
     "LayerPlan",
@@ -33,6 +35,7 @@ __all__ = [
     "Statistics",
     "as_table",
     "budget_bytes",
+    "budget_settings",
     "export_gpuidx",
     "find_card",
     "find_rates",

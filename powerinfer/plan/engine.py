@@ -28,7 +28,9 @@ class Settings:
     they stand for."""
 
     budget_bytes: int = 0
-    """0: all on the CPU."""
+    """Of the first device; 0: nothing goes there."""
+    more_budgets: tuple[int, ...] = ()
+    """Of further devices."""
     n_ctx: int = 0
     """0: the model's, at most 4096."""
     n_pool: int = 0
@@ -40,6 +42,8 @@ class Settings:
     type_v: str = "f16"
     sparsity: str = "auto"
     """"auto", "predicted", "exact" or "dense"."""
+    count_neurons: bool = False
+    """The session counts which neurons fire."""
     group: int = 32
     """Neurons that move together."""
     overhead_bytes: int = _DEFAULTS.overhead_bytes
@@ -58,6 +62,8 @@ class Rates:
     gpu_bytes_per_s: float = _DEFAULTS.gpu_bytes_per_s
     cpu_bytes_per_s: float = _DEFAULTS.cpu_bytes_per_s
     pcie_bytes_per_s: float = _DEFAULTS.pcie_bytes_per_s
+    in_place_bytes_per_s: float = 0.0
+    """At which the device's kernels read weights that lie in host memory; 0: they do not."""
     handover_us: float = _DEFAULTS.handover_us
     """From the device to the CPU and back, once a layer."""
     layer_us: float = _DEFAULTS.layer_us
@@ -74,11 +80,16 @@ class LayerPlan:
     """One layer: what lies on the device, and the time that is expected of it."""
 
     on_device: bool
-    """Attention, K and V, norms and predictor are on the device."""
+    """Attention, K and V, norms and predictor are on a device."""
+    device: int
+    """Which; -1: the CPU."""
     hot: Ids
     """Ids of the neurons on the device, ascending."""
+    pcie: Ids
+    """Of those whose rows it reads where they lie in host memory."""
     active_hot: float
-    """Of those, computed per token, expected."""
+    """Of the hot ones, computed per token, expected."""
+    active_pcie: float
     active_cold: float
     kv_bytes: int
     attention_bytes: int
@@ -133,6 +144,8 @@ class Expectation:
     """No plan within the budget is faster than this, by the same arithmetic."""
     active_hot: float
     """Neurons computed per token on the device, all layers."""
+    active_pcie: float
+    """On the device, with weights that it reads over PCIe."""
     active_cold: float
     stream_bytes: float
     """Weights of the layers that are not on the device."""
@@ -144,6 +157,21 @@ class Expectation:
         return 1e6 / self.total_us
 
 
+@dataclass(frozen=True, kw_only=True)
+class DevicePlan:
+    """One device: a range of layers."""
+
+    first_layer: int
+    n_layers: int
+    """That have their attention there."""
+    budget_bytes: int
+    scratch_bytes: int
+    staging_bytes: int
+    overhead_bytes: int
+    total_bytes: int
+    """These three and all that lies there; not more than the budget."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
     """What the engine's planner answers."""
@@ -152,7 +180,11 @@ class Result:
     """As asked, without zeros and "auto"."""
     layers: tuple[LayerPlan, ...]
     head_on_device: bool
+    head_device: int
+    """-1: the CPU."""
     uses_device: bool
+    devices: tuple[DevicePlan, ...]
+    """One for each budget."""
     bytes: PlanBytes
     min_bytes: int
     """The least budget that puts anything on the device."""
@@ -169,35 +201,40 @@ def _number(what: str, names: dict[str, int], value: str) -> int:
 
 def _options(
     model: Model, s: Settings, rates: Rates, counts: Counts | None, n_tokens: int
-) -> tuple[Any, Any]:
+) -> tuple[Any, list[Any]]:
     """The native options, and what must stay alive as long as they are used."""
     o = _native.ffi.new("pi_plan_options *", _native.lib.pi_plan_defaults())
     o.budget_bytes = _native.fit("budget_bytes", s.budget_bytes, 64, signed=False)
+    budgets = [_native.fit("budget_bytes", n, 64, signed=False) for n in (s.budget_bytes, *s.more_budgets)]
+    alive = [_native.ffi.new("uint64_t[]", budgets)]
+    o.n_devices, o.budgets = len(budgets), alive[0]
     o.overhead_bytes = _native.fit("overhead_bytes", s.overhead_bytes, 64, signed=False)
     for name in ("n_ctx", "n_pool", "n_seq", "n_batch", "group"):
         setattr(o, name, _native.fit(name, getattr(s, name)))
     o.type_k = _number("type_k", KV_TYPE, s.type_k)
     o.type_v = _number("type_v", KV_TYPE, s.type_v)
     o.sparsity = _number("sparsity", SPARSITY, s.sparsity)
+    o.count_neurons = s.count_neurons
     o.active_share, o.overshoot = s.active_share, s.overshoot
     for name in (
         "gpu_bytes_per_s",
         "cpu_bytes_per_s",
         "pcie_bytes_per_s",
+        "in_place_bytes_per_s",
         "handover_us",
         "layer_us",
         "ffn_us",
     ):
         setattr(o, name, getattr(rates, name))
     if counts is None:
-        return o, None
+        return o, alive
     shape = (model.info.n_layer, model.info.n_ff)
     if counts.shape != shape:
         raise ArgumentError(f"the counts are of {counts.shape} neurons, the model has {shape}")
     array = np.ascontiguousarray(counts, np.uint32)
     o.counts = _native.ffi.from_buffer("uint32_t[]", array)
     o.n_tokens = _native.fit("n_tokens", n_tokens, 64, signed=False)
-    return o, array
+    return o, [*alive, array]
 
 
 def compute(
@@ -222,28 +259,46 @@ def native_plan(
     on_device: Sequence[bool],
     hot: Sequence[Ids],
     head_on_device: bool,
+    devices: Sequence[int] | None = None,
+    head_device: int = 0,
+    pcie: Sequence[Ids] | None = None,
     counts: Counts | None = None,
     n_tokens: int = 0,
 ) -> Any:
-    """The engine's own plan of a given placement, for Session. hot: of each layer, ascending.
+    """The engine's own plan of a given placement, for Session. hot, pcie: of each layer, ascending. devices,
+    head_device: which device those that lie on one are on; None: all on the first.
 
     Raises ArgumentError (a placement that cannot be, or takes more than the budget), OutOfMemoryError.
     """
     n_layer = model.info.n_layer
-    if len(on_device) != n_layer or len(hot) != n_layer:
+    in_place = [np.zeros(0, np.int32)] * n_layer if pcie is None else pcie
+    places = [0] * n_layer if devices is None else devices
+    if {len(on_device), len(hot), len(in_place), len(places)} != {n_layer}:
         raise ArgumentError(f"the plan has {len(on_device)} layers, the model has {n_layer}")
     options, _alive = _options(model, settings, rates, counts, n_tokens)
-    flags = np.array(on_device, np.uint8)
-    n_hot = np.array([len(ids) for ids in hot], np.int32)
-    ids = np.concatenate([*(np.asarray(i, np.int32) for i in hot), np.zeros(1, np.int32)])  # never empty
     at = _native.ffi.new("pi_placement *")
-    at.on_device = _native.ffi.from_buffer("uint8_t[]", flags)
-    at.n_hot = _native.ffi.from_buffer("int32_t[]", n_hot)
-    at.hot = _native.ffi.from_buffer("int32_t[]", ids)
+    kept: dict[str, npt.NDArray[Any]] = {
+        "on_device": np.array(on_device, np.uint8),
+        "n_hot": _lengths(hot),
+        "hot": _joined(hot),
+        "device": np.array([*places, head_device], np.int32),
+        "n_pcie": _lengths(in_place),
+        "pcie": _joined(in_place),
+    }
+    for name, array in kept.items():
+        setattr(at, name, _native.ffi.from_buffer(f"{array.dtype.name}_t[]", array))
     at.head_on_device = bool(head_on_device)
     out = _native.ffi.new("pi_plan **")
     _native.check(_native.lib.pi_plan_restore(model.handle, options, at, out))
     return _native.ffi.gc(out[0], _native.lib.pi_plan_free)
+
+
+def _lengths(lists: Sequence[Ids]) -> Ids:
+    return np.array([len(ids) for ids in lists], np.int32)
+
+
+def _joined(lists: Sequence[Ids]) -> Ids:
+    return np.concatenate([*(np.asarray(i, np.int32) for i in lists), np.zeros(1, np.int32)])  # never empty
 
 
 def restore(model: Model, settings: Settings, rates: Rates, **placement: Any) -> Result:
@@ -264,7 +319,9 @@ def _read(plan: Any, asked: Settings) -> Result:
         settings=settings,
         layers=tuple(_read_layer(plan, index) for index in range(i.n_layer)),
         head_on_device=bool(i.head_on_device),
+        head_device=i.head_device,
         uses_device=bool(i.uses_device),
+        devices=tuple(_read_device(plan, index) for index in range(i.n_devices)),
         bytes=PlanBytes(
             kv=i.kv_bytes,
             attention=i.attention_bytes,
@@ -285,9 +342,20 @@ def _read(plan: Any, asked: Settings) -> Result:
 def _read_layer(plan: Any, index: int) -> LayerPlan:
     y = _native.ffi.new("pi_plan_layer *")
     _native.check(_native.lib.pi_plan_get_layer(plan, index, y))
-    hot = np.empty(y.n_hot + 1, np.int32)  # never empty
-    _native.check(_native.lib.pi_plan_hot(plan, index, _native.ffi.from_buffer("int32_t[]", hot)))
-    ids = hot[:-1]
-    ids.flags.writeable = False
-    names = (field.name for field in fields(LayerPlan) if field.name not in ("on_device", "hot"))
-    return LayerPlan(on_device=bool(y.on_device), hot=ids, **{name: getattr(y, name) for name in names})
+    ids: dict[str, Any] = {}
+    for name, n, read in (
+        ("hot", y.n_hot, _native.lib.pi_plan_hot),
+        ("pcie", y.n_pcie, _native.lib.pi_plan_pcie),
+    ):
+        array = np.empty(n + 1, np.int32)  # never empty
+        _native.check(read(plan, index, _native.ffi.from_buffer("int32_t[]", array)))
+        ids[name] = array[:-1]
+        ids[name].flags.writeable = False
+    names = (field.name for field in fields(LayerPlan) if field.name not in ("on_device", *ids))
+    return LayerPlan(on_device=bool(y.on_device), **ids, **{name: getattr(y, name) for name in names})
+
+
+def _read_device(plan: Any, index: int) -> DevicePlan:
+    d = _native.ffi.new("pi_plan_device *")
+    _native.check(_native.lib.pi_plan_get_device(plan, index, d))
+    return DevicePlan(**{field.name: getattr(d, field.name) for field in fields(DevicePlan)})

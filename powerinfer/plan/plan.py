@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from ..file import ModelFile
 from ..session import Model
 from ..writer import PartialFile
 from . import engine, gpuidx, sources
-from .engine import Expectation, LayerPlan, PlanBytes, Rates, Result, Settings
+from .engine import DevicePlan, Expectation, LayerPlan, PlanBytes, Rates, Result, Settings
 from .rates import find_rates
 from .sources import Statistics
 
 GIB = 1 << 30
+MOST_DEVICES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +106,12 @@ class Plan:
     layers: tuple[LayerPlan, ...]
     head_on_device: bool
     """The output matrix."""
+    head_device: int
+    """Its device; -1: the CPU."""
     uses_device: bool
     """False: all on the CPU, because the budget is 0 or because that is faster."""
+    devices: tuple[DevicePlan, ...]
+    """One for each budget."""
     bytes: PlanBytes
     min_bytes: int
     """The least budget that puts anything on the device."""
@@ -114,13 +120,24 @@ class Plan:
     expected: Expectation
 
     @property
+    def budgets(self) -> tuple[int, ...]:
+        """Bytes, of each device."""
+        return (self.settings.budget_bytes, *self.settings.more_budgets)
+
+    @property
     def budget_bytes(self) -> int:
-        return self.settings.budget_bytes
+        """Of all devices."""
+        return sum(self.budgets)
 
     @property
     def free_bytes(self) -> int:
-        """Of the budget, what the plan leaves."""
-        return self.settings.budget_bytes - self.bytes.total
+        """Of the budgets, what the plan leaves."""
+        return self.budget_bytes - self.bytes.total
+
+    @property
+    def statistics_source(self) -> str:
+        """Where it is known from which neurons are hot: `statistics`."""
+        return self.statistics
 
     @property
     def n_hot(self) -> int:
@@ -135,13 +152,39 @@ class Plan:
     @property
     def carried(self) -> float:
         """Of the neurons computed per token, those on the device."""
-        total = self.expected.active_hot + self.expected.active_cold
+        total = self.expected.active_hot + self.expected.active_pcie + self.expected.active_cold
         return self.expected.active_hot / total if total else 0.0
+
+    def native(self, model: Model) -> Any:
+        """The engine's own plan, for Session. Raises ArgumentError, OutOfMemoryError."""
+        return engine.native_plan(model, self.settings, self.rates, **self._placement())
+
+    def _placement(self) -> dict[str, Any]:
+        return {
+            "on_device": [layer.on_device for layer in self.layers],
+            "hot": [layer.hot for layer in self.layers],
+            "pcie": [layer.pcie for layer in self.layers],
+            "devices": [layer.device for layer in self.layers],
+            "head_on_device": self.head_on_device,
+            "head_device": self.head_device,
+        }
+
+    def expected_after(self, model: Model, statistics: Statistics) -> Expectation:
+        """What this placement is to be expected of, by other statistics than it was made from."""
+        return engine.restore(
+            model,
+            self.settings,
+            self.rates,
+            **self._placement(),
+            counts=statistics.counts,
+            n_tokens=statistics.n_tokens,
+        ).expected
 
     def check(self, model: Model, **asked: Any) -> None:
         """Raises ArgumentError, saying what differs, unless the plan is for this model, takes what it says it
-        takes, and was made for what is asked: vram_budget (GiB) and any field of Settings. None asks nothing,
-        nor does a value that stands for a default (n_ctx=0, sparsity="auto")."""
+        takes, and was made for what is asked: vram_budget (GiB, or a list with those of each device) and any
+        field of Settings. None asks nothing, nor does a value that stands for a default (n_ctx=0,
+        sparsity="auto")."""
         here = identify(model)
         for field in fields(Identity):
             own, other = getattr(self.model, field.name), getattr(here, field.name)
@@ -158,7 +201,7 @@ class Plan:
                 )
         budget = asked.pop("vram_budget", None)
         if budget is not None:
-            asked["budget_bytes"] = budget_bytes(budget)
+            asked |= budget_settings(budget)
         known = {field.name for field in fields(Settings)}
         for name, value in asked.items():
             if name not in known:
@@ -169,18 +212,13 @@ class Plan:
             shown = f"{own}, not {value}"
             if name == "budget_bytes":
                 shown = f"{own / GIB:.2f} GiB, not {value / GIB:.2f}"
+            elif name == "more_budgets":
+                shown = f"{1 + len(own)} devices, of other budgets than {len(value) + 1}"
             raise ArgumentError(f"the plan was made for {name} {shown}: make it anew")
         self._check_bytes(model)
 
     def _check_bytes(self, model: Model) -> None:
-        again = engine.restore(
-            model,
-            self.settings,
-            self.rates,
-            on_device=[layer.on_device for layer in self.layers],
-            hot=[layer.hot for layer in self.layers],
-            head_on_device=self.head_on_device,
-        )
+        again = engine.restore(model, self.settings, self.rates, **self._placement())
         if again.bytes != self.bytes:
             name = next(
                 f.name
@@ -191,6 +229,8 @@ class Plan:
                 f"the plan says that {name} takes {getattr(self.bytes, name)} bytes, but it takes "
                 f"{getattr(again.bytes, name)}: make it anew"
             )
+        if again.devices != self.devices:
+            raise ArgumentError("the plan says that its devices hold other bytes than they do: make it anew")
 
     def to_json(self) -> str:
         """The plan as text that `from_json` reads."""
@@ -211,10 +251,18 @@ def budget_bytes(gib: float) -> int:
     return max(int(gib * GIB), int(gib > 0))
 
 
+def budget_settings(gib: float | Sequence[float]) -> dict[str, Any]:
+    """The fields of Settings that say what devices hold. Raises ArgumentError."""
+    each = [budget_bytes(n) for n in (gib if isinstance(gib, Sequence) else [gib])]
+    if not 1 <= len(each) <= MOST_DEVICES:
+        raise ArgumentError(f"vram_budget has {len(each)} numbers, a plan is for 1 to {MOST_DEVICES} devices")
+    return {"budget_bytes": each[0], "more_budgets": tuple(each[1:])}
+
+
 def make_plan(
     model: Model | ModelFile | str | os.PathLike[str],
     *,
-    vram_budget: float,
+    vram_budget: float | Sequence[float],
     settings: Settings | None = None,
     statistics: Statistics | None = None,
     rates: Rates | None = None,
@@ -222,9 +270,10 @@ def make_plan(
 ) -> Plan:
     """The plan of least expected time per token.
 
-    model: open, loaded or not, or a file. vram_budget: GiB. settings: all else that the plan is for; changes
-    replace single ones: make_plan(..., n_ctx=2048). statistics: None for the best that is found
-    (`find_statistics`). rates: None to measure the CPU and take the GPU's published ones (`find_rates`).
+    model: open, loaded or not, or a file. vram_budget: GiB, or a list with those of each device.
+    settings: all else that the plan is for; changes replace single ones: make_plan(..., n_ctx=2048).
+    statistics: None for the best that is found (`find_statistics`). rates: None to measure the CPU and take
+    the GPU's published ones (`find_rates`).
 
     Raises ArgumentError (a budget that is too small, and what would do; a value out of range), FormatError
     and FileError (model or statistics), OutOfMemoryError.
@@ -239,7 +288,7 @@ def make_plan(
                 rates=rates,
                 **changes,
             )
-    asked = replace(settings or Settings(), budget_bytes=budget_bytes(vram_budget), **changes)
+    asked = replace(settings or Settings(), **(budget_settings(vram_budget) | changes))
     known = statistics or sources.find_statistics(model, active_share=asked.active_share)
     speeds = rates or find_rates()
     result = engine.compute(model, asked, speeds, known.counts, known.n_tokens)
@@ -326,7 +375,12 @@ def import_gpuidx(
         n_tokens=known.n_tokens,
     )
     if vram_budget is None:
-        result = replace(result, settings=replace(result.settings, budget_bytes=result.bytes.total))
+        total = result.bytes.total
+        result = replace(
+            result,
+            settings=replace(result.settings, budget_bytes=total),
+            devices=(replace(result.devices[0], budget_bytes=total),),
+        )
     return _plan(model, result, speeds, known)
 
 
@@ -362,12 +416,15 @@ def as_table(plan: Plan) -> dict[str, Any]:
         "full_bytes": plan.full_bytes,
         "uses_device": plan.uses_device,
         "head_on_device": plan.head_on_device,
+        "head_device": plan.head_device,
+        "devices": [asdict(device) for device in plan.devices],
         "expected": asdict(plan.expected) | {"tokens_per_s": plan.expected.tokens_per_s},
         "n_hot": plan.n_hot,
         "hot_share": plan.hot_share,
         "carried": plan.carried,
         "layers": [
-            {"n_hot": len(y.hot)} | {f.name: getattr(y, f.name) for f in fields(LayerPlan) if f.name != "hot"}
+            {"n_hot": len(y.hot), "n_pcie": len(y.pcie)}
+            | {f.name: getattr(y, f.name) for f in fields(LayerPlan) if f.name not in ("hot", "pcie")}
             for y in plan.layers
         ],
     }

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from .. import machine
 from ..errors import ArgumentError
+from ..machine import DeviceFacts
 from .engine import Rates
 
 CARD_SHARE = 0.85
 """Of a published memory bandwidth, what reading weights reaches. An H200 reads at 0.95 of its own, and
 products with one vector at 0.80."""
+CARD_READS = 0.85
+"""Of a GPU's read rate that is measured here, what products with one vector reach."""
 CPU_SHARE = 0.8
 """Of the read rate that is measured here, what decoding reaches: 0.77 to 0.81 (ARCHITECTURE.md)."""
 _MEASURE_BYTES = 1 << 30  # more than most last-level caches
@@ -120,6 +125,7 @@ def find_rates(
     cpu_gbps: float | None = None,
     pcie_gbps: float | None = None,
     handover_us: float | None = None,
+    in_place_gbps: float | None = None,
 ) -> Rates:
     """Given rates as they are (10^9 bytes per second); for the others the best source.
 
@@ -152,13 +158,64 @@ def find_rates(
     else:
         values["pcie_bytes_per_s"] = card_pcie * 1e9 * CARD_SHARE
         words["pcie"] = f"{card_pcie:.3g} GB/s published, times {CARD_SHARE}"
+    if in_place_gbps:
+        values["in_place_bytes_per_s"] = _given("--in-place-gbps", in_place_gbps)
+        words["pcie"] += f", {in_place_gbps:g} GB/s in place as given"
     if handover_us is not None:
         values["handover_us"] = handover_us
     return Rates(**values | words)
 
 
+HOST_RATES = Rates(
+    gpu_bytes_per_s=4e12,
+    cpu_bytes_per_s=1e10,
+    handover_us=0,
+    layer_us=0,
+    ffn_us=0,
+    gpu="stand-in, for tests",
+    cpu="assumed",
+    pcie="assumed",
+)
+"""Of the device "host", which is not made for speed: whatever fits is worth placing there."""
+
+
+def device_rates(facts: Sequence[DeviceFacts], *, in_place: bool = False) -> Rates:
+    """Of GPUs that work together, as they were measured when they were opened, the slowest's; what could not
+    be measured is taken from the driver.
+
+    in_place: neurons may be read where they lie in host memory, if that can be mapped.
+    """
+    published = find_rates(cpu_gbps=1)
+    values: dict[str, Any] = {}
+    words: dict[str, str] = {"gpu": published.gpu, "pcie": published.pcie}
+    read, copied, near = (
+        min(getattr(f, name) for f in facts)
+        for name in ("read_bytes_per_s", "copy_bytes_per_s", "in_place_bytes_per_s")
+    )
+    if read:
+        values["gpu_bytes_per_s"] = read * CARD_READS
+        words["gpu"] = f"{facts[0].name}: {read / 1e9:,.0f} GB/s measured here, times {CARD_READS}"
+    else:
+        values["gpu_bytes_per_s"] = published.gpu_bytes_per_s
+    values["pcie_bytes_per_s"] = copied or published.pcie_bytes_per_s
+    if copied:
+        words["pcie"] = f"{copied / 1e9:.1f} GB/s measured here"
+    refused = next((f.no_mapping for f in facts if not f.can_map), None)
+    if refused is not None:
+        words["pcie"] += (
+            f"; host memory cannot be mapped ({refused}), so that the CPU computes prompts' cold neurons"
+        )
+    elif in_place and near:
+        values["in_place_bytes_per_s"] = near
+        words["pcie"] += f", {near / 1e9:.1f} GB/s in place"
+    values["cpu_bytes_per_s"], words["cpu"] = measure_cpu()
+    return Rates(**values | words)
+
+
+@lru_cache(maxsize=1)
 def measure_cpu() -> tuple[float, str]:
-    """Bytes per second at which decoding may read here, and in words where that is from."""
+    """Bytes per second at which decoding may read here, and in words where that is from; measured once in a
+    process."""
     threads = machine.cores()
     rate = machine.read_rate(threads, machine.sample_bytes(_MEASURE_BYTES), 3)
     return rate * CPU_SHARE, f"{rate / 1e9:.1f} GB/s measured here on {threads} threads, times {CPU_SHARE}"

@@ -1,9 +1,11 @@
 """Plans as JSON. A file may come from anywhere: every value is checked before it is used.
 
-{"format": "powerinfer.plan", "version": 1, "model": {...}, "settings": {...}, "rates": {...},
+{"format": "powerinfer.plan", "version": 2, "model": {...}, "settings": {...}, "rates": {...},
  "statistics": {"kind": ..., "source": ...}, "uses_device": ..., "head_on_device": ...,
- "min_bytes": ..., "full_bytes": ..., "bytes": {...}, "expected": {...},
- "layers": [{"on_device": ..., "hot": "base64 of one bit per neuron, lowest bit first", ...}, ...]}
+ "head_device": ..., "devices": [{...}, ...], "min_bytes": ..., "full_bytes": ..., "bytes": {...},
+ "expected": {...},
+ "layers": [{"on_device": ..., "hot": "base64 of one bit per neuron, lowest bit first", "pcie": the same,
+             ...}, ...]}
 """
 
 from __future__ import annotations
@@ -18,12 +20,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import numpy as np
 
 from ..errors import FormatError
-from .engine import KV_TYPE, SPARSITY, Expectation, Ids, LayerPlan, PlanBytes, Rates, Settings
+from .engine import (
+    KV_TYPE,
+    SPARSITY,
+    DevicePlan,
+    Expectation,
+    Ids,
+    LayerPlan,
+    PlanBytes,
+    Rates,
+    Settings,
+)
 
 if TYPE_CHECKING:
     from .plan import Plan
 
-FORMAT, VERSION = "powerinfer.plan", 1
+FORMAT, VERSION = "powerinfer.plan", 2
 _MOST = 1 << 62  # of bytes
 _KINDS = ("file", "folder", "split", "given", "heuristic", "dense")
 
@@ -33,7 +45,10 @@ Part = TypeVar("Part")
 def to_json(plan: Plan) -> str:
     """One line. Raises nothing: a plan holds finite numbers only."""
     n_ff = plan.model.n_ff
-    layers = [_plain(y, ("hot",)) | {"hot": _pack(y.hot, n_ff)} for y in plan.layers]
+    layers = [
+        _plain(y, ("hot", "pcie")) | {"hot": _pack(y.hot, n_ff), "pcie": _pack(y.pcie, n_ff)}
+        for y in plan.layers
+    ]
     return json.dumps(
         {
             "format": FORMAT,
@@ -44,6 +59,8 @@ def to_json(plan: Plan) -> str:
             "statistics": {"kind": plan.statistics_kind, "source": plan.statistics},
             "uses_device": plan.uses_device,
             "head_on_device": plan.head_on_device,
+            "head_device": plan.head_device,
+            "devices": [_plain(device) for device in plan.devices],
             "min_bytes": plan.min_bytes,
             "full_bytes": plan.full_bytes,
             "bytes": _plain(plan.bytes),
@@ -85,9 +102,14 @@ class _Text:
         if type(value) is not kind:
             raise self.wrong(f"{key!r} is {str(value)[:40]!r}, not {kind.__name__}")
         number: Any = value
-        if kind in (int, float) and not 0 <= number <= _MOST:  # NaN as well
+        least = -1 if key in ("device", "head_device") else 0  # -1: the CPU
+        if kind in (int, float) and not least <= number <= _MOST:  # NaN as well
             raise self.wrong(f"{key!r} is {str(value)[:40]}")
         return value
+
+    def numbers(self, table: Any, key: str) -> tuple[int, ...]:
+        """A list of whole numbers."""
+        return tuple(self.value({key: n}, key, int) for n in self.value(table, key, list))
 
     def part(self, cls: type[Part], table: Any, without: tuple[str, ...] = (), **more: Any) -> Part:
         """A dataclass of numbers, words and truths."""
@@ -95,7 +117,12 @@ class _Text:
         values = {
             f.name: self.value(table, f.name, kinds[str(f.type)])
             for f in fields(cls)  # type: ignore[arg-type]
-            if f.name not in without
+            if f.name not in without and str(f.type) != "tuple[int, ...]"
+        }
+        values |= {
+            f.name: self.numbers(table, f.name)
+            for f in fields(cls)  # type: ignore[arg-type]
+            if str(f.type) == "tuple[int, ...]"
         }
         return cls(**values, **more)
 
@@ -143,6 +170,8 @@ def from_json(text: str, name: str = "the text") -> Plan:
         statistics=t.value(statistics, "source", str),
         layers=tuple(_layer(t, layer, model.n_ff) for layer in layers),
         head_on_device=t.value(table, "head_on_device", bool),
+        head_device=t.value(table, "head_device", int),
+        devices=tuple(t.part(DevicePlan, device) for device in t.value(table, "devices", list)),
         uses_device=t.value(table, "uses_device", bool),
         bytes=t.part(PlanBytes, table.get("bytes")),
         min_bytes=t.value(table, "min_bytes", int),
@@ -154,8 +183,8 @@ def from_json(text: str, name: str = "the text") -> Plan:
 
 
 def _layer(t: _Text, table: Any, n_ff: int) -> LayerPlan:
-    hot = _unpack(t, t.value(table, "hot", str), n_ff)
-    return t.part(LayerPlan, table, ("hot",), hot=hot)
+    ids = {name: _unpack(t, t.value(table, name, str), n_ff) for name in ("hot", "pcie")}
+    return t.part(LayerPlan, table, tuple(ids), **ids)
 
 
 def _unpack(t: _Text, text: str, n_ff: int) -> Ids:
@@ -176,6 +205,13 @@ def _fit(t: _Text, plan: Plan) -> None:
     if plan.bytes.total > plan.budget_bytes:
         raise t.wrong(f"it takes {plan.bytes.total} bytes of a budget of {plan.budget_bytes}")
     on_device = plan.head_on_device or any(layer.on_device for layer in plan.layers)
+    if len(plan.devices) != 1 + len(plan.settings.more_budgets):
+        raise t.wrong(f"it has {len(plan.devices)} devices and {1 + len(plan.settings.more_budgets)} budgets")
+    if (
+        any((y.device >= 0) != y.on_device for y in (*plan.layers,))
+        or (plan.head_device >= 0) != plan.head_on_device
+    ):
+        raise t.wrong("a layer or the output matrix is on a device and has none, or the other way round")
     if plan.uses_device != on_device:
         raise t.wrong("it says that it uses the device, and nothing lies there, or the other way round")
     if plan.expected.total_us <= 0:

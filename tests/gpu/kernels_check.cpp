@@ -1,156 +1,16 @@
 // kernels_check.cpp - every operation of te_cuda.h against doubles, on the first GPU.
 //
-//     kernels_check [PART ...]      parts: device linear hidden down attention embed graph; all by default
+//     kernels_check [PART ...]      parts: device linear ffn fused attention embed graph; all by default
 //
 // Exits with 1 if a value is off, with 2 if there is no GPU. Rows that must not be read hold no numbers, results are
 // surrounded by values that must stay, and every operation is run twice for the same bits. Tolerances: the error of a sum
 // of floats, 8 eps sqrt(n) sum|w x|. Integer formats see their input as bytes: without a norm the same bytes are made here;
 // behind a norm, whose last bit may tip a byte, the error of making bytes, half a step a value, is allowed.
-#include <algorithm>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "gpu.hpp"
-
-static const double EPS = 0x1p-23;
-static const float CANARY = 1.5e30f;
-static char what[200];
-static long n_checked, n_off;
-#define AT(...) snprintf(what, sizeof what, __VA_ARGS__)
-
-static void near(long i, double value, double reference, double limit) {
-    n_checked++;
-    if (fabs(value - reference) <= limit) return;
-    fprintf(stderr, "%s [%ld]: %.9g instead of %.9g, allowed is %.3g\n", what, i, value, reference, limit);
-    if (++n_off == 30) exit(1);
-}
-static void same(long i, double value, double reference) { near(i, value, reference, 0); }
-static void is_true(bool b, const char *why) {
-    n_checked++;
-    if (b) return;
-    fprintf(stderr, "%s: %s\n", what, why);
-    if (++n_off == 30) exit(1);
-}
-
-// Results with room around them: floats, ld apart, 8 in front and behind.
-struct result {
-    float *p;
-    size_t n;
-    explicit result(size_t n_values) : p(device_of(std::vector<float>(n_values + 16, CANARY))), n(n_values) {}
-    float *data() const { return p + 8; }
-    std::vector<float> get() const {
-        std::vector<float> v = host_of(p, n + 16);
-        for (size_t i = 0; i < 8; i++) {
-            same((long)i - 8, (double)v[i], (double)CANARY);
-            same((long)(n + i), (double)v[n + 8 + i], (double)CANARY);
-        }
-        return std::vector<float>(v.begin() + 8, v.end() - 8);
-    }
-    void free() { OK(api->free(dev, p)); }
-};
-// Runs an operation twice, the second time on top of what the first left after `again`.
-static void same_bits(const std::vector<float> &a, const std::vector<float> &b) {
-    is_true(a.size() == b.size() && !memcmp(a.data(), b.data(), a.size() * 4), "a repeat gives other bits");
-}
-
-// ---- inputs ----
-
-struct input {
-    int n_tok, cols;
-    size_t ld;
-    std::vector<float> x, w, b;
-    float *dx, *dw, *db;
-    te_cuda_norm norm;
-    std::vector<double> seen,
-        step; // after norm (and, without one, as bytes); half a step of the byte that a value becomes
-    const double *of(int t) const { return &seen[(size_t)t * (size_t)cols]; }
-    const double *half(int t) const { return &step[(size_t)t * (size_t)cols]; }
-    void free() {
-        for (float *p : {dx, dw, db}) OK(api->free(dev, p));
-    }
-};
-static input input_new(int n_tok, int cols, te_cuda_norm_kind kind, bool bytes) {
-    input in;
-    in.n_tok = n_tok;
-    in.cols = cols;
-    in.ld = (size_t)(cols + 3) / 4 * 4 + 8;
-    in.x = normals(in.ld * (size_t)n_tok);
-    for (int t = 0; t < n_tok; t++)
-        for (size_t c = (size_t)cols; c < in.ld; c++) in.x[(size_t)t * in.ld + c] = NAN;
-    if (kind == TE_CUDA_LAYER_NORM)
-        for (float &v : in.x) v += 3;
-    in.w = normals((size_t)cols);
-    in.b = normals((size_t)cols);
-    in.dx = device_of(in.x);
-    in.dw = device_of(in.w);
-    in.db = device_of(in.b);
-    in.norm = {kind, 1e-5f, in.dw, kind == TE_CUDA_LAYER_NORM ? in.db : nullptr};
-    in.seen.resize((size_t)n_tok * (size_t)cols);
-    in.step.assign((size_t)n_tok * (size_t)cols, 0);
-    for (int t = 0; t < n_tok; t++) {
-        const float *x = &in.x[(size_t)t * in.ld];
-        double *s = &in.seen[(size_t)t * (size_t)cols], *half = &in.step[(size_t)t * (size_t)cols], mean = 0, sum = 0;
-        if (kind == TE_CUDA_LAYER_NORM)
-            for (int c = 0; c < cols; c++) mean += (double)x[c] / cols;
-        for (int c = 0; c < cols; c++) sum += ((double)x[c] - mean) * ((double)x[c] - mean);
-        const double scale = kind == TE_CUDA_NO_NORM ? 1 : 1 / sqrt(sum / cols + (double)in.norm.eps);
-        for (int c = 0; c < cols; c++) {
-            s[c] = ((double)x[c] - mean) * scale;
-            if (kind != TE_CUDA_NO_NORM) s[c] *= (double)in.w[(size_t)c];
-            if (kind == TE_CUDA_LAYER_NORM) s[c] += (double)in.b[(size_t)c];
-        }
-        for (int c0 = 0; c0 < cols && bytes; c0 += 32) {
-            float most = 0;
-            double big = 0;
-            for (int c = c0; c < c0 + 32; c++) {
-                most = fmaxf(most, fabsf(x[c]));
-                big = fmax(big, fabs(s[c]));
-            }
-            const float up = 127.0f / most, down = most / 127.0f;
-            for (int c = c0; c < c0 + 32; c++) {
-                if (kind == TE_CUDA_NO_NORM)
-                    s[c] = (double)(nearbyintf(x[c] * up) * 1.0f) * (double)down;
-                else
-                    half[c] = 0.5001 * big / 127;
-            }
-        }
-    }
-    return in;
-}
-
-// A sum of products, its tolerance.
-struct sum {
-    double v = 0, size = 0, slack = 0;
-    int n = 0;
-    void add(double w, double x, double half) {
-        v += w * x;
-        size += fabs(w * x);
-        slack += fabs(w) * half;
-        n++;
-    }
-    double limit() const { return 8 * EPS * sqrt((double)n) * size + slack + 1e-30; }
-};
-// The formats with minima take a difference of two sums: their sizes count, not that of the difference.
-static double minima(int type) {
-    return type == TE_Q4_K || type == TE_Q5_K || type == TE_Q4_0 || type == TE_Q6_K ? 4 : 1;
-}
-static sum product(const matrix &a, int r, const input &in, int t) {
-    sum s;
-    const double *w = a.row(r), *x = in.of(t), *half = in.half(t);
-    for (int c = 0; c < a.m.cols; c++) s.add(w[c], x[c], half[c]);
-    s.size *= minima(a.m.type);
-    if (in.norm.kind != TE_CUDA_NO_NORM) { // the norm's own rounding
-        for (int c = 0; c < a.m.cols; c++) s.slack += 8 * EPS * fabs(w[c]) * (fabs(x[c]) + 1);
-    }
-    return s;
-}
-
-static int some_cols(int type, int i) {
-    static const int floats[] = {20, 333, 1028, 4096, 11008, 28672}, blocks[] = {32, 96, 1056, 4096, 11008, 28672},
-                     ks[] = {256, 768, 1024, 4096, 11008, 28672};
-    return is_float(type) ? floats[i] : te_type_get(type)->block_weights == 32 ? blocks[i] : ks[i];
-}
+#include "check_fused.hpp"
 
 // ---- linear ----
 
@@ -292,22 +152,6 @@ static void check_linear() {
 
 // ---- hidden and down ----
 
-static double activation(te_activation act, double threshold, double x) {
-    switch (act) {
-    case TE_RELU:
-        return x > threshold ? x : 0;
-    case TE_DRELU:
-        return fmax(x, 0);
-    case TE_SILU:
-        return x / (1 + exp(-x));
-    case TE_GELU:
-        return 0.5 * x * erfc(-x * 0.70710678118654752);
-    case TE_GELU_QUICK:
-        return x / (1 + exp(-1.702 * x));
-    }
-    return NAN;
-}
-
 enum choice { EVERY, LISTED, MASKED };
 static const char *choices[] = {"all", "list", "mask"};
 
@@ -448,8 +292,16 @@ static void check_ffn_case(int type, int cols, int rows, int n_tok, te_activatio
     OK(api->down(dev, &dop));
     std::vector<float> before = normals((size_t)n_tok * (size_t)cols), down_bias = normals((size_t)cols);
     float *d_before = device_of(before), *d_down_bias = device_of(down_bias);
-    const te_cuda_merge mop = {partial.data(), n_parts,  n_tok,           cols, d_before, d_down_bias,
-                               (size_t)cols,   y.data(), (size_t)cols + 4};
+    te_cuda_merge mop = {};
+    mop.partial = partial.data();
+    mop.n_parts = n_parts;
+    mop.n_tok = n_tok;
+    mop.cols = cols;
+    mop.add = d_before;
+    mop.bias = d_down_bias;
+    mop.ld_add = (size_t)cols;
+    mop.y = y.data();
+    mop.ldy = (size_t)cols + 4;
     OK(api->merge(dev, &mop));
     const std::vector<float> out = y.get();
     partial.get();
@@ -830,7 +682,15 @@ static void check_graph() {
                 dow.n_tok = n_tok;
                 dow.partial = partial;
                 OK(api->down(dev, &dow));
-                const te_cuda_merge mer = {partial, n_parts, n_tok, n, y, nullptr, (size_t)n, x, (size_t)n};
+                te_cuda_merge mer = {};
+                mer.partial = partial;
+                mer.n_parts = n_parts;
+                mer.n_tok = n_tok;
+                mer.cols = n;
+                mer.add = y;
+                mer.ld_add = (size_t)n;
+                mer.y = x;
+                mer.ldy = (size_t)n;
                 OK(api->merge(dev, &mer));
             }
         };
@@ -971,8 +831,9 @@ int main(int argc, char **argv) {
     const struct {
         const char *name;
         void (*run)();
-    } parts[] = {{"device", check_device},       {"linear", check_linear}, {"ffn", check_ffn},
-                 {"attention", check_attention}, {"embed", check_embed},   {"graph", check_graph}};
+    } parts[] = {{"device", check_device}, {"linear", check_linear},       {"ffn", check_ffn},
+                 {"fused", check_fused},   {"attention", check_attention}, {"embed", check_embed},
+                 {"graph", check_graph}};
     for (auto &p : parts) {
         bool wanted = argc == 1;
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], p.name);

@@ -151,9 +151,11 @@ class Reference:
                 if not (self.relu and tensor.type in FLOATS):
                     y.down_by_output = True
                     y.block = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.type]][0]
+        if y.predictor:
+            y.predictor += 256  # the second matrix lies there in two parts
         if a.mode == "predicted" and a.predictor == "sign":
             words = up(self.n_embd, 64) // 64
-            y.predictor = up(self.n_ff * up(8 * words, 16), 256)
+            y.predictor = up(self.n_ff * up(8 * words, 16), 256) + 256
             y.read += self.n_ff * 8 * words
         position = 0.0
         for kind in (a.type_k, a.type_v):
@@ -173,34 +175,62 @@ class Reference:
 
     def ffn(self, i: int, n_hot: int) -> int:
         y = self.layers[i]
+        lists = up(4 * self.n_ff, 256)  # ids
+        if y.down_by_output:
+            lists += up(4 * (self.n_ff // y.block), 256)
+        if y.biased:
+            lists += vector(self.n_ff) + 256
         if n_hot == 0:
-            return 0
-        n = matrix(y.types["ffn_up"], n_hot, self.n_embd) + up(4 * n_hot, 256)
+            return lists
+        n = lists + matrix(y.types["ffn_up"], n_hot, self.n_embd)
         if "ffn_gate" in y.types:
             n += matrix(y.types["ffn_gate"], n_hot, self.n_embd)
         if y.down_by_output:
             n += matrix(y.types["ffn_down"], self.n_embd, n_hot)
         else:
             n += matrix(y.types["ffn_down"], n_hot, self.n_embd)
-        return n + (vector(n_hot) if y.biased else 0)
+        return n
 
     @property
     def scratch(self) -> int:
         a = self.asked
-        tokens = max(a.n_batch, a.n_seq)
+        tokens, few = a.n_batch, min(a.n_batch, 8)
         q, kv = self.n_head * self.head, self.n_head_kv * self.head
+        mlp = any(name.endswith("fc1.weight") for name in self.tensors) and a.predictor == "mlp"
+        sign = 2 * (up(self.n_embd, 64) // 64) if a.predictor == "sign" else 0
+        rank = max((t.shape[0] for n, t in self.tensors.items() if n.endswith("fc1.weight")), default=0)
         parts = [
-            tokens * self.n_embd * (4 if self.arch == "falcon" else 3),
-            tokens * (2 * q + 2 * kv),
-            tokens * self.n_ff * (2 if self._gated else 1),
+            tokens * n for n in (self.n_embd, self.n_embd, self.n_embd, q, q, kv, kv, rank if mlp else 0)
         ]
-        if a.mode == "predicted":
-            rank = max((t.shape[0] for n, t in self.tensors.items() if n.endswith("fc1.weight")), default=0)
-            words = up(self.n_embd, 64) // 64 if a.predictor == "sign" else 0
-            parts.append(tokens * (self.n_ff + (rank if a.predictor == "mlp" else 0) + 2 * words))
-        parts.append(tokens * (self.n_rot + 3))
-        parts.append(a.n_seq * (self.n_vocab + self.n_embd + up(a.n_ctx, 64) // 64))
-        return sum(up(4 * part, 256) for part in parts)
+        parts += [
+            tokens * (up(a.n_ctx, 64) // 64 + self.n_rot + 2) + 64,
+            3 * self.n_layer + 16,
+            self.n_layer,
+            1,
+            tokens * self.n_ff * (2 if self._gated else 1),
+            tokens * self.n_ff // 2 + tokens * max(q, self.n_embd) // 2 + 16,
+            tokens * (self.n_ff + sign) if a.mode == "predicted" else 0,
+            few * self.n_embd * 384,
+            few * self.n_head * (self.head + 2) * 32,
+        ]
+        return up(self._converted, 256) + sum(up(4 * part, 256) for part in parts)
+
+    @property
+    def _converted(self) -> int:
+        """The largest matrix that a prompt's products want in F16, or 64 MiB."""
+        if self.asked.n_batch <= 8:
+            return 0
+        stems = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_down_t")
+        largest = 0
+        for name, tensor in self.tensors.items():
+            parts = name.split(".")
+            used = len(parts) == 4 and parts[2] in (*stems, "attn_qkv")
+            if name in ("output.weight", "token_embd.weight"):
+                used = name == "output.weight" or "output.weight" not in self.tensors
+            if used and tensor.type != "F16" and parts[-1] == "weight":
+                rows = self.n_head * self.head if "attn_qkv" in name else tensor.shape[0]
+                largest = max(largest, 2 * rows * tensor.shape[1])
+        return min(largest, 64 << 20)
 
     @property
     def _gated(self) -> bool:
@@ -208,7 +238,7 @@ class Reference:
 
     @property
     def staging(self) -> int:
-        if self.asked.n_batch < 32:
+        if self.asked.n_batch <= 8:
             return 0
         return 2 * min(64 << 20, max(self.ffn(i, self.n_ff) for i in range(self.n_layer)))
 
@@ -285,7 +315,18 @@ class Reference:
         return n_bytes, us
 
     def best(self, budget: int) -> float:
-        """Least us per token within a budget; infinity if nothing but the CPU fits and the solver fails."""
+        """Least us per token within a budget."""
+        return self.best_of([(range(self.n_layer + 1), budget)])
+
+    def best_of_two(self, budgets: tuple[int, int]) -> float:
+        """The same of two devices, the first of which has the first layers, but for the way between them."""
+        n = self.n_layer + 1
+        return min(
+            self.best_of([(range(cut), budgets[0]), (range(cut, n), budgets[1])]) for cut in range(n + 1)
+        )
+
+    def best_of(self, devices: list[tuple[range, int]]) -> float:
+        """Of devices with these layers (the head counts as the last) and budgets."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import lil_matrix
 
@@ -294,27 +335,33 @@ class Reference:
             ([0, self.head_bytes + self.head_norm], [self.head_us(False, handover=False), self.head_us(True)])
         )
         n = sum(len(us) for _, us in items)
-        # After the options: the device is used, everything is on it, and for each item that it needs a
-        # hand-over because it is on the CPU while the device is used.
+        # After the options: a device is used, everything is on devices, for each item that it needs a
+        # hand-over because it is on the CPU while a device is used, and for each device that it is used.
         used, full, waits = n, n + 1, n + 2
-        cost = np.zeros(n + 2 + len(items))
-        cost[waits:] = a.handover
+        own = waits + len(items)
+        cost = np.zeros(own + len(devices))
+        cost[waits:own] = a.handover
         rows: list[tuple[dict[int, float], float, float]] = []
-        budget_row: dict[int, float] = {}
+        taken: list[dict[int, float]] = [{} for _ in devices]
         at = 0
         for k, (n_bytes, us) in enumerate(items):
             cost[at : at + len(us)] = us
             rows.append(({at + o: 1.0 for o in range(len(us))}, 1, 1))
-            budget_row.update({at + o: float(b) for o, b in enumerate(n_bytes)})
+            for d, (mine, _) in enumerate(devices):
+                if k in mine:
+                    taken[d].update({at + o: float(b) for o, b in enumerate(n_bytes)})
+                    rows.append(({own + d: 1.0, at: 1.0}, 1, 2))
             rows.append(({used: 1.0, at: 1.0}, 1, 2))  # an item on the device uses it
             rows.append(({waits + k: 1.0, used: -1.0, at: -1.0}, -1, np.inf))
             rows.append(({full: 1.0, at + len(us) - 1: -1.0}, -np.inf, 0))
             at += len(us)
-        budget_row[used] = float(a.overhead + self.scratch + self.staging)
-        budget_row[full] = -float(self.staging)
         rows.append(({full: 1.0, used: -1.0}, -np.inf, 0))
-        scale = float(max(budget, 1))
-        rows.append(({i: b / scale for i, b in budget_row.items()}, -np.inf, budget / scale))
+        for d, (_, budget) in enumerate(devices):
+            taken[d][own + d] = float(a.overhead + self.scratch + self.staging)
+            if len(devices) == 1:
+                taken[d][full] = -float(self.staging)
+            scale = float(max(budget, 1))
+            rows.append(({i: b / scale for i, b in taken[d].items()}, -np.inf, budget / scale))
         table = lil_matrix((len(rows), len(cost)))
         for r, (coefficients, _, _) in enumerate(rows):
             for i, value in coefficients.items():

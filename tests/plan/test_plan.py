@@ -161,7 +161,7 @@ def test_saved_and_loaded(path: Path, tmp_path: Path) -> None:
     ("asked", "says"),
     [
         ({"n_ctx": 65}, "n_ctx 64, not 65"),
-        ({"vram_budget": 3}, "budget_bytes 0.00 GiB, not 3.00"),
+        ({"vram_budget": 3}, "budget_bytes 0.0. GiB, not 3.00"),
         ({"n_batch": 8}, "n_batch 16, not 8"),
         ({"type_k": "q8_0"}, "type_k f16, not q8_0"),
         ({"sparsity": "exact"}, "sparsity predicted, not exact"),

@@ -68,7 +68,7 @@ def test_for_people(path: Path, capsys: Captured) -> None:
     every = run(capsys, path, "--vram-budget", "0.02", "--layers").splitlines()
     assert len(every) >= len(lines) and sum(line.split()[:2] == ["7", "GPU"] for line in every) == 1
     assert "#" in text and "\x1b" not in text
-    assert "computes on the CPU only" in text
+    assert "on the CPU only" not in text and "device " not in text
     cpu = run(capsys, path, "--vram-budget", "0")
     numbers = [float(n) for n in re.findall(r"= (\S+) \+ (\S+) \+ (\S+) ms, each bytes / 1.0 GB/s", cpu)[0]]
     assert sum(numbers) == pytest.approx(
@@ -159,3 +159,28 @@ def test_without_matplotlib(path: Path, tmp_path: Path) -> None:
 def test_the_demo(capsys: Captured) -> None:
     assert main(["plan", "demo", "--vram-budget", "1", "--gpu", "4090", "--cpu-gbps", "20"]) == 0
     assert "tokens/s expected" in capsys.readouterr().out
+
+
+def test_several_devices(path: Path, capsys: Captured) -> None:
+    text = run(capsys, path, "--vram-budget", "0.02+0.03")
+    lines = text.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("device "))
+    assert lines[at + 1].split()[0] == "0" and lines[at + 2].startswith("1")
+    assert float(lines[at + 1].split()[-3]) == pytest.approx(0.02)
+    assert "of a budget of 0.050" in text
+    table = json.loads(run(capsys, path, "--vram-budget", "0.02+0.03", "--json"))
+    assert [d["budget_bytes"] for d in table["devices"]] == [int(0.02 * 2**30), int(0.03 * 2**30)]
+    assert {layer["device"] for layer in table["layers"]} <= {-1, 0, 1}
+    swept = run(capsys, path, "--vram-budget", "0.02,0.02+0.03")
+    assert "0.02+0.03 GiB" in swept and "0.02 GiB" in swept
+    assert "for one device" in fails(
+        capsys, path, "--vram-budget", "1+1", "--import-gpuidx", path.with_name("x")
+    )
+    assert "1 to 16 devices" in fails(capsys, path, "--vram-budget", "+".join(["1"] * 17))
+
+
+def test_neurons_read_in_place(path: Path, capsys: Captured) -> None:
+    text = run(capsys, path, "--vram-budget", "0.02", "--in-place-gbps", "4")
+    assert "more are read over PCIe" in text and "in place, bytes / 4 GB/s" in text
+    assert "4 GB/s in place as given" in text
+    assert "read over PCIe" not in run(capsys, path, "--vram-budget", "0.02")

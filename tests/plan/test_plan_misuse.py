@@ -162,7 +162,7 @@ def test_a_small_budget_says_what_would_do(model: Model) -> None:
         refused(lib.pi_plan_new(model.handle, o, out), "too small")
         message = _native.message()
         assert "5.0 MiB" in message and f"{least / 2**20:.1f} MiB are needed" in message
-        assert "n_batch 16" in message and "budget of 0" in message
+        assert "n_batch 8" in message and "budget of 0" in message
     new(model, options(overhead_bytes=5 << 20, budget_bytes=least))
 
 
@@ -173,8 +173,8 @@ def test_what_smaller_batches_need_is_true(tmp_path: Path) -> None:
         lib.pi_plan_get_info(new(model, options(n_batch=512)), info)
         assert info.min_bytes == info.full_bytes
         refused(lib.pi_plan_new(model.handle, options(n_batch=512, budget_bytes=1), out), "too small")
-        (said,) = re.findall(r"\((\S+) MiB with n_batch 16\)", _native.message())
-        lib.pi_plan_get_info(new(model, options(n_batch=16)), info)
+        (said,) = re.findall(r"\((\S+) MiB with n_batch 8\)", _native.message())
+        lib.pi_plan_get_info(new(model, options(n_batch=8)), info)
         assert float(said) == pytest.approx(info.min_bytes / 2**20, abs=0.06)
 
 

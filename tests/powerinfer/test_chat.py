@@ -22,7 +22,7 @@ from powerinfer import FormatError, PowerInferError
 from powerinfer.chat.conversation import Conversation
 from powerinfer.chat.wrap import Wrap
 from powerinfer.cli import main
-from powerinfer.cli.terminal import Bar, harmless, one_line
+from powerinfer.terminal import Bar, harmless, one_line
 from scripts import make_model
 
 ROOT = Path(__file__).resolve().parents[2]

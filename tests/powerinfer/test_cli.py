@@ -87,6 +87,8 @@ def test_wrong_usage_is_2(words: list[str], capsys: Captured) -> None:
         ["info", "bad\x1b[31m.gguf"],
         ["run", "demo", " "],
         ["run", "demo", "x", "--vram-budget", "8"],
+        ["run", "demo", "x", "--vram-budget", "8,8", "--devices", "cuda:0,cuda:1"],
+        ["run", "demo", "x", "--vram-budget", "1", "--devices", "tpu"],
         ["run", "demo", "x", "--n-ctx", "-3"],
         ["run", "demo", "x", "--top-p", "nan"],
         ["run", "demo", "x", "--chat-format", "nonsense"],

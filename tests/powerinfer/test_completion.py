@@ -166,16 +166,21 @@ def test_errors_come_at_once_also_with_stream(llama: OpenLlama) -> None:
             llm("the", top_p=-1, stream=stream)
         with pytest.raises(TypeError, match="'top_q'"):
             llm("the", top_q=1, stream=stream)
-        for name, value in (("logprobs", 3), ("logprobs", 0), ("grammar", "x"), ("suffix", "x"), ("n", 2)):
+        for name, value in (("suffix", "x"), ("n", 2), ("best_of", 2), ("tfs_z", 0.5)):
             with pytest.raises(UnsupportedError, match=name):
                 llm("the", stream=stream, **{name: value})
-        for name, value in (
+        for name, bad in (("logprobs", -1), ("logprobs", True), ("grammar", "x"), ("logit_bias", {"a": 1})):
+            with pytest.raises(ArgumentError, match=name):
+                llm("the", stream=stream, **{name: bad})
+        for name, bad in (
             ("tools", [{}]),
-            ("response_format", {"type": "json_object"}),
-            ("logprobs", True),
+            ("functions", 5),
+            ("tool_choice", "required"),
+            ("response_format", {"type": "xml"}),
+            ("top_logprobs", 3),
         ):
-            with pytest.raises(UnsupportedError, match=name):
-                llm.create_chat_completion(MESSAGES, stream=stream, **{name: value})
+            with pytest.raises(ArgumentError, match=name.rstrip("s")):
+                llm.create_chat_completion(MESSAGES, stream=stream, **{name: bad})
         with pytest.raises(UnsupportedError, match="mirostat 1"):
             llm("the", mirostat_mode=1, stream=stream)
     llm("the", max_tokens=1, logprobs=None, grammar=None)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from powerinfer import __version__, _native, doctor, machine
+from powerinfer import ArgumentError, DeviceError, __version__, _native, cuda, doctor, machine
 from powerinfer.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def test_the_report(capsys: Captured) -> None:
     assert platform.python_version() in text["python"]
     assert report.isa == machine.isa() and report.isas[report.isa] == "available"
     assert f"numpy {np.__version__}" in text["packages"]
-    assert "computes on the CPU" in text["CUDA"] and "read rate" not in text
+    assert "the CPU" in text["CUDA"] and "read rate" not in text and "cuBLASLt" in text
     assert main(["doctor", "--no-measure"]) == 0
     out = capsys.readouterr()
     assert out.err == "" and out.out.count("\n") == len(report.rows())
@@ -245,3 +245,102 @@ def test_misuse() -> None:
     ):
         assert status == 3 and _native.message()
     assert lib.pi_gpu_probe(driver, 0, ffi.NULL) == 0
+
+
+# ---- what a GPU needs
+
+
+FACTS = machine.DeviceFacts(
+    name="NVIDIA Test 9000",
+    memory_bytes=24 << 30,
+    free_bytes=20 << 30,
+    context_bytes=0,
+    can_map=True,
+    no_mapping="",
+    read_bytes_per_s=0,
+    copy_bytes_per_s=0,
+    in_place_bytes_per_s=0,
+)
+
+
+def rows_of(monkeypatch: pytest.MonkeyPatch, driver: machine.GpuDriver, answer: object) -> dict[str, str]:
+    """The report's rows where the engine answers so about the GPU."""
+
+    def facts(kind: str, index: int = 0, *, measure: bool = False) -> machine.DeviceFacts:
+        assert kind == "cuda" and not measure
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, machine.DeviceFacts)
+        return answer
+
+    monkeypatch.setattr(cuda, "device_facts", facts)
+    monkeypatch.setattr(machine, "gpus", lambda: driver)
+    rows = doctor.examine(measure=False).rows()
+    at = [name for name, _ in rows].index("CUDA")
+    return dict(rows) | {"mapping": rows[at + 1][1] if rows[at + 1][0] == "" else ""}
+
+
+def test_whether_cuda_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = replace(DRIVER, cuda_version=13000)
+    text = rows_of(monkeypatch, new, FACTS)
+    assert text["CUDA"].startswith("used: NVIDIA Test 9000") and "can be registered" in text["mapping"]
+    text = rows_of(monkeypatch, new, replace(FACTS, can_map=False, no_mapping="limits"))
+    assert "cannot be registered (limits)" in text["mapping"]
+    none = DeviceError("this build has no CUDA backend: no such file")
+    text = rows_of(monkeypatch, DRIVER, none)
+    assert text["CUDA"].startswith("not in this build") and "plan" in text["CUDA"] and not text["mapping"]
+    assert "plan" not in rows_of(monkeypatch, NO_DRIVER, none)["CUDA"]
+    text = rows_of(monkeypatch, DRIVER, DeviceError("no"))  # serves CUDA 12.8
+    assert "(570.10) serves CUDA 12.8, and the CUDA library needs 13.0" in text["CUDA"]
+    assert "580 or later" in text["CUDA"]
+    assert rows_of(monkeypatch, new, DeviceError("out of order"))["CUDA"].endswith("not used: out of order")
+    assert rows_of(monkeypatch, NO_DRIVER, DeviceError("x"))["CUDA"].startswith("built; there is no GPU")
+
+
+def test_cublas_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """First where the loader looks, then in the package of the extra."""
+    loads: set[str] = set()
+    asked: list[str] = []
+
+    def load(name: str) -> bool:
+        asked.append(name)
+        return name in loads
+
+    monkeypatch.setattr(_native, "load_library", load)
+    library = tmp_path / "nvidia_cublas-13.1.dist-info"
+    library.mkdir()
+    (library / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cublas\nVersion: 13.1\n")
+    (library / "RECORD").write_text("nvidia/cu13/lib/libcublasLt.so.13,,\n")
+    file = tmp_path / "nvidia" / "cu13" / "lib" / "libcublasLt.so.13"
+    cuda.load_cublas.cache_clear()
+    assert cuda.load_cublas() is None and asked == ["libcublasLt.so.13", "libcublasLt.so.12"]
+    assert doctor._cublas() == cuda.WITHOUT_CUBLAS and "powerinfer[cuda]" in cuda.WITHOUT_CUBLAS
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cuda.load_cublas.cache_clear()
+    assert cuda.load_cublas() is None  # the package's list names a file that is not there
+    file.parent.mkdir(parents=True)
+    file.touch()
+    loads.add(str(file))
+    cuda.load_cublas.cache_clear()
+    found = cuda.load_cublas()
+    assert found is not None and found.path == str(file) and found.source == "nvidia-cublas"
+    assert doctor._cublas() == "libcublasLt.so.13 of the package nvidia-cublas"
+    loads.add("libcublasLt.so.12")
+    cuda.load_cublas.cache_clear()
+    assert doctor._cublas() == "libcublasLt.so.12 of the system"
+    cuda.load_cublas.cache_clear()
+
+
+def test_a_library_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "no.so").write_bytes(b"no")
+    assert not _native.load_library(str(tmp_path / "no.so"))
+    assert _native.load_library("libm.so.6")
+
+
+def test_what_a_device_says() -> None:
+    facts = machine.device_facts("host", 3, measure=True)
+    assert facts.name and facts.can_map and facts.no_mapping == "" and facts.context_bytes == 0
+    with pytest.raises(DeviceError, match="no CUDA backend"):
+        machine.device_facts("cuda")
+    with pytest.raises(ArgumentError, match="device"):
+        machine.device_facts("tpu")

@@ -61,12 +61,9 @@ def test_arguments_that_do_not_exist(relu_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"numa": True},
-        {"lora_path": "x"},
+        {"lora_base": "x"},
         {"rope_freq_base": 5.0},
-        {"flash_attn": True},
-        {"vram_budget": 8},
-        {"vram_budget": 0.5},
+        {"kv_overrides": {"a": 1}},
     ],
 )
 def test_arguments_of_later_versions_are_named(relu_path: Path, options: dict[str, Any]) -> None:

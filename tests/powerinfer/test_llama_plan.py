@@ -1,14 +1,40 @@
-"""Llama with a plan: what it settles, and what is refused."""
+"""Llama with budgets, devices and plans: what they settle, what is computed, and what is refused. The device
+is the stand-in "host", which obeys budgets in ordinary memory."""
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from powerinfer import ArgumentError, Llama, UnsupportedError
-from powerinfer.plan import Rates, make_plan
+from powerinfer import ArgumentError, DeviceError, Llama, devices, machine, opening
+from powerinfer.machine import Gpu, GpuDriver
+from powerinfer.plan import Rates, Settings, make_plan
+from powerinfer.plan.rates import HOST_RATES
+from powerinfer.session import Model, Session
+
+TOKENS = [3, 4, 5, 6, 7]
+
+
+def budget_of(path: Path, share: float, **settings: Any) -> float:
+    """GiB that hold a part of what a whole model takes."""
+    plan = make_plan(
+        path, vram_budget=0, rates=HOST_RATES, settings=Settings(overhead_bytes=0, group=1), **settings
+    )
+    return (plan.min_bytes + share * (plan.full_bytes - plan.min_bytes)) / 2**30
+
+
+def logits(path: Path, **options: Any) -> Any:
+    with Llama(path, verbose=False, n_batch=16, **options) as llm:
+        llm.eval(TOKENS)
+        llm.eval([8])
+        return llm.scores[-1].copy(), llm.plan
+
+
+# ---- plans that are given
 
 
 def test_a_plan_settles_what_is_not_said(relu_path: Path, bpe_path: Path, tmp_path: Path) -> None:
@@ -24,8 +50,10 @@ def test_a_plan_settles_what_is_not_said(relu_path: Path, bpe_path: Path, tmp_pa
         {"n_ctx": 64},
         {"type_k": "f16"},
         {"n_batch": 64},
+        {"n_seq": 3},
         {"sparsity": "dense"},
         {"vram_budget": 1},
+        {"vram_budget": [0, 1]},
     ]
     for wrong in cases:
         with pytest.raises(ArgumentError, match="make it anew"):
@@ -34,8 +62,238 @@ def test_a_plan_settles_what_is_not_said(relu_path: Path, bpe_path: Path, tmp_pa
         Llama(bpe_path, plan=plan, verbose=False)
 
 
-def test_a_plan_that_uses_a_gpu_is_refused(relu_path: Path) -> None:
-    plan = make_plan(relu_path, vram_budget=16, rates=Rates(cpu_bytes_per_s=1e6))
+def test_a_plan_that_uses_a_device_is_followed(relu_path: Path, tmp_path: Path) -> None:
+    gib = budget_of(relu_path, 0.5, n_batch=16)
+    plan = make_plan(
+        relu_path, vram_budget=gib, rates=HOST_RATES, settings=Settings(overhead_bytes=0, n_batch=16, group=1)
+    )
     assert plan.uses_device
-    with pytest.raises(UnsupportedError, match="on a GPU"):
+    plan.save(tmp_path / "p.json")
+    want, _ = logits(relu_path, vram_budget=0)
+    got, used = logits(relu_path, plan=tmp_path / "p.json", devices=["host"])
+    assert abs(got - want).max() < 2e-3
+    assert used is not None and used.to_json() == plan.to_json()
+    with pytest.raises(DeviceError, match="no GPU can be used"):  # this machine has none
         Llama(relu_path, plan=plan, verbose=False)
+
+
+# ---- budgets
+
+
+def test_a_budget_makes_a_plan(relu_path: Path) -> None:
+    want, none = logits(relu_path, vram_budget=0)
+    assert none is None
+    for share in (0.0, 0.3, 0.7, 1.0):
+        gib = budget_of(relu_path, share, n_batch=16)
+        got, plan = logits(relu_path, vram_budget=gib, devices="host")
+        assert abs(got - want).max() < 2e-3
+        assert plan is not None and plan.uses_device and plan.bytes.total <= gib * 2**30
+        assert plan.statistics_source == plan.statistics and "fire" in plan.statistics
+    assert plan.n_hot == plan.model.n_layer * plan.model.n_ff
+
+
+def test_two_devices(relu_path: Path) -> None:
+    want, _ = logits(relu_path, vram_budget=0)
+    gib = budget_of(relu_path, 0.6, n_batch=16)
+    got, plan = logits(relu_path, vram_budget=[gib, gib], devices=["host", "host"])
+    assert {y.device for y in plan.layers} == {0, 1}
+    assert abs(got - want).max() < 2e-3
+    same, again = logits(relu_path, vram_budget=gib, devices=["host:0", "host:1"])  # one number is for each
+    assert again.to_json() == plan.to_json() and (same == got).all()
+
+
+def test_a_budget_that_is_too_small_says_what_fits(relu_path: Path) -> None:
+    least = budget_of(relu_path, 0, n_batch=8)
+    with pytest.raises(ArgumentError, match=r"too small.* are needed .*; n_ctx=\d+ with n_batch=8 would fit"):
+        Llama(relu_path, vram_budget=least * 1.05, devices="host", verbose=False)
+    with pytest.raises(ArgumentError, match="too small") as error:
+        Llama(relu_path, vram_budget=1e-6, devices="host", verbose=False)
+    assert "would fit" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"vram_budget": -1}, "vram_budget is -1 GiB"),
+        ({"vram_budget": float("nan")}, "vram_budget is nan"),
+        ({"vram_budget": "8"}, "vram_budget is '8'"),
+        ({"vram_budget": [8, None]}, "vram_budget is None"),
+        ({"vram_budget": True}, "vram_budget is True"),
+        ({"vram_budget": [1, 2], "devices": ["host"]}, "2 numbers, there are 1 devices"),
+        ({"vram_budget": 1, "devices": ["host", "cuda:0"]}, "several kinds"),
+        ({"vram_budget": 1, "devices": ["host:0", "host:0"]}, "twice"),
+        ({"vram_budget": 1, "devices": "none"}, "vram_budget=0"),
+        ({"vram_budget": 1, "devices": []}, "empty"),
+        ({"vram_budget": 1, "devices": [1.5]}, "names or numbers"),
+        ({"devices": "host"}, "needs a vram_budget"),
+    ],
+)
+def test_budgets_and_devices_that_cannot_be(relu_path: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        Llama(relu_path, verbose=False, **options)
+
+
+def test_layers_of_llama_cpp(relu_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    gib = budget_of(relu_path, 1, n_batch=16)
+    for layers, device in ((0, None), (-1, None), (-1, "host")):
+        options: dict[str, Any] = {} if device is None else {"devices": device, "vram_budget": gib}
+        with Llama(relu_path, n_gpu_layers=layers, n_batch=16, verbose=False, **options) as llm:
+            assert (llm.plan is not None) == (device is not None)
+    assert devices.budget_of_layers(0, None) == 0 and devices.budget_of_layers(-1, None) is None
+    assert devices.budget_of_layers(None, None) is None and devices.budget_of_layers(0, 4) == 4
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="n_gpu_layers=20"):
+        assert devices.budget_of_layers(20, 3) == 3
+
+
+def test_the_plan_is_told(relu_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    gib = budget_of(relu_path, 1, n_batch=16)
+    Llama(relu_path, vram_budget=gib, devices="host", n_batch=16).close()
+    out, err = capfd.readouterr()
+    assert out == "" and "powerinfer: plan: " in err and "statistics: " in err and "\033" not in err
+    Llama(relu_path, vram_budget=gib, devices="host", n_batch=16, verbose=False).close()
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- GPUs that are there, as the driver would describe them
+
+CARD = Gpu(
+    name="Card",
+    capability_major=9,
+    capability_minor=0,
+    n_sm=10,
+    memory_bytes=16 << 30,
+    free_bytes=12 << 30,
+    memory_bytes_per_s=1e12,
+    pcie_generation=4,
+    pcie_lanes=16,
+)
+
+
+def driver(*gpus: Gpu, problem: str = "") -> GpuDriver:
+    return GpuDriver(is_present=True, cuda_version=13000, version="580", problem=problem, gpus=gpus)
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    devices.facts_of.cache_clear()
+    monkeypatch.setattr(devices, "_warned", set())
+    monkeypatch.setattr(machine, "gpus", lambda: driver(CARD, replace(CARD, free_bytes=1 << 20)))
+    return monkeypatch
+
+
+def fact(**more: Any) -> machine.DeviceFacts:
+    values: dict[str, Any] = {
+        "name": "Card",
+        "memory_bytes": 16 << 30,
+        "free_bytes": 11 << 30,
+        "context_bytes": 1 << 29,
+        "can_map": True,
+        "no_mapping": "",
+        "read_bytes_per_s": 1e12,
+        "copy_bytes_per_s": 2e10,
+        "in_place_bytes_per_s": 1.5e10,
+    }
+    return machine.DeviceFacts(**(values | more))
+
+
+def test_a_gpu_that_cannot_be_used_warns_once(relu_path: Path, cards: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match="there is a GPU, but it is not used: .*no CUDA backend"):
+        Llama(relu_path, verbose=False).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Llama(relu_path, verbose=False).close()
+    with pytest.raises(DeviceError, match=r"no GPU can be used as asked: .*no CUDA backend.*vram_budget=0"):
+        Llama(relu_path, vram_budget=8, verbose=False)
+
+
+def test_no_gpu_is_silent(relu_path: Path, cards: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for problem in ("", "the driver has no device"):
+            cards.setattr(machine, "gpus", lambda problem=problem: driver(problem=problem))
+            with Llama(relu_path, verbose=False) as llm:
+                assert llm.plan is None
+
+
+def test_what_is_free_is_the_budget(cards: pytest.MonkeyPatch) -> None:
+    cards.setattr(devices, "facts_of", lambda kind, index: fact())
+    one = devices.choose_devices(None, ["cuda:0"])
+    assert one is not None and one.names == ["cuda:0"] and not one.automatic
+    assert one.budgets == ((12 << 30) - (256 << 20) - (512 << 20),)
+    both = devices.choose_devices(None, None)
+    assert both is not None and both.automatic and both.indices == (0, 1) and both.budgets[1] == 0
+    assert devices.choose_devices([0, 0], None) is None and devices.choose_devices(0, [1]) is None
+    with pytest.raises(ArgumentError, match=r"13.00 GiB.*cuda:0 \(Card\) 12.00 of 16.00 GiB are free"):
+        devices.choose_devices(13, None)
+    with pytest.raises(DeviceError, match="no cuda:2, the driver shows 2"):
+        devices.choose_devices(1, [2])
+
+
+def test_rates_that_were_measured(cards: pytest.MonkeyPatch) -> None:
+    from powerinfer.plan import rates
+
+    cards.setattr(rates, "measure_cpu", lambda: (3e10, "given"))
+    found = rates.device_rates([fact(), fact(read_bytes_per_s=5e11)])
+    assert found.gpu_bytes_per_s == 5e11 * rates.CARD_READS and found.pcie_bytes_per_s == 2e10
+    assert found.in_place_bytes_per_s == 0
+    near = rates.device_rates([fact()], in_place=True)
+    assert near.in_place_bytes_per_s == 1.5e10 and "in place" in near.pcie
+    refused = rates.device_rates([fact(can_map=False, no_mapping="limits of WSL")], in_place=True)
+    assert refused.in_place_bytes_per_s == 0 and "cannot be mapped (limits of WSL)" in refused.pcie
+    unknown = rates.device_rates([fact(read_bytes_per_s=0.0, copy_bytes_per_s=0.0)])
+    assert unknown.gpu_bytes_per_s == 1e12 * rates.CARD_SHARE
+    assert isinstance(unknown, Rates)
+
+
+# ---- context and memory
+
+
+def test_the_context_that_memory_holds(relu_path: Path) -> None:
+    with Llama(relu_path, n_ctx="auto", verbose=False) as llm:
+        assert llm.n_ctx() == llm.info().model.n_ctx_train  # type: ignore[union-attr]
+        model = llm.session.model
+        i = model.info
+        position = i.n_layer * i.n_head_kv * 2 * 2 * i.n_embd_head
+        long = replace(i, n_ctx_train=10_000)
+        model.info = long
+        for room, n_ctx in (
+            (10_000 * position * 4, 10_000),
+            (10_000 * position * 4 - 4, 5000),
+            (1250 * position * 4, 1250),
+            (1, 512),
+        ):
+            assert opening.auto_context(model, room, Settings()) == n_ctx
+        assert opening.auto_context(model, 5000 * position * 8, Settings(type_k="f32", type_v="f32")) == 5000
+        model.info = i
+
+
+def test_a_file_larger_than_memory_warns(relu_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        opening, "machine_info", lambda: replace(machine.machine_info(), memory_free_bytes=99)
+    )
+    with pytest.warns(UserWarning, match=r"0\.0 GiB of the weights of .* stay in RAM, and 0\.0 GiB are free"):
+        Llama(relu_path, verbose=False).close()
+
+
+# ---- progress while weights are brought over
+
+
+def test_progress_of_a_session(relu_path: Path) -> None:
+    gib = budget_of(relu_path, 0.5, n_batch=16)
+    settings = Settings(overhead_bytes=0, n_batch=16, group=1)
+    plan = make_plan(relu_path, vram_budget=gib, rates=HOST_RATES, settings=settings)
+    seen: list[tuple[int, int]] = []
+    with Model(relu_path) as model:
+        native = plan.native(model)
+        options: dict[str, Any] = {"plan": native, "device": "host", "n_batch": 16}
+        Session(model, progress=lambda *at: seen.append(at), **options).close()
+        assert len(seen) > model.info.n_layer and seen == sorted(seen)
+        assert seen[-1][0] == seen[-1][1] > 0 and len({total for _, total in seen}) == 1
+
+        def interrupt(done: int, total: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            Session(model, progress=interrupt, **options)
+        Session(model, **options).close()

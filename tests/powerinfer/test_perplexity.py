@@ -18,10 +18,10 @@ from gguf import GGMLQuantizationType
 
 from powerinfer import _native
 from powerinfer.cli import main
-from powerinfer.cli.terminal import Bar
 from powerinfer.errors import ArgumentError, FormatError
 from powerinfer.perplexity import Perplexity, compare, perplexity, plan_chunks
 from powerinfer.session import Model, Session
+from powerinfer.terminal import Bar
 from tests import models, reference
 
 Array = Any
@@ -543,7 +543,7 @@ def test_the_bar_shows_the_estimate_so_far(
 
 
 def test_the_words_beside_a_bar_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powerinfer.cli.terminal.is_smart", lambda stream: True)
+    monkeypatch.setattr("powerinfer.terminal.is_smart", lambda stream: True)
     with Bar("one", after=0) as bar:
         bar.say("two")
         bar(1, 3)
@@ -555,7 +555,7 @@ def test_the_words_beside_a_bar_change(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_bar_leaves_room_for_what_the_terminal_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ^C of Ctrl-C; and the terminal may change its size."""
-    monkeypatch.setattr("powerinfer.cli.terminal.is_smart", lambda stream: True)
+    monkeypatch.setattr("powerinfer.terminal.is_smart", lambda stream: True)
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: 2, write=lambda text: None, flush=int))
     with Bar("one", after=0) as bar:
         for columns in (80, 50):

@@ -11,7 +11,12 @@ import pytest
 from powerinfer.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("docs/bring-your-own-model.md", "scripts/make_demo.sh", "powerinfer/demo/README.md")
+PAGES = (
+    "docs/bring-your-own-model.md",
+    "scripts/make_demo.sh",
+    "powerinfer/demo/README.md",
+    "docs/integrations.md",
+)
 
 
 def commands(page: str) -> list[list[str]]:

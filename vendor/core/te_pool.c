@@ -175,7 +175,11 @@ static uint32_t number_of(uint64_t state) { return (uint32_t)(state >> 32); }
 
 /* How many parts of a chain nobody has taken. */
 static int32_t left(const te_deal *d, uint64_t state) {
-    if (number_of(state) == d->number) return d->n_parts - (int32_t)(state & (UNDER_WAY - 1));
+    if (number_of(state) == d->number) {
+        /* Members that saw different inputs, in a run that fails, may have cut the chain differently. */
+        const int32_t n = d->n_parts - (int32_t)(state & (UNDER_WAY - 1));
+        return n > 0 ? n : 0;
+    }
     return (int32_t)(number_of(state) - d->number) > 0 ? 0 : d->n_parts;
 }
 

@@ -76,6 +76,17 @@ static void put_hidden(const pass *p, int32_t t, int32_t id, float h) {
 /* Whether the up row of a neuron with this gate value can be left out. */
 static bool silent(const te_ffn *f, float g) { return f->act == TE_DRELU ? !(g > 0) : !(g > f->threshold) || g == 0; }
 
+/* The tokens that want neuron j, which is at place i of the list. */
+static uint32_t wanted_by(const pass *p, int32_t i, int32_t j) {
+    const te_ffn_io *io = p->io;
+    if (io->tokens) return io->tokens[i];
+    if (!io->mask) return UINT32_MAX >> (TE_PASS_TOK - p->n_tok);
+    uint32_t tokens = 0;
+    for (int32_t t = 0; t < p->n_tok; t++)
+        tokens |= (uint32_t)(io->mask[io->ld_mask * (size_t)t + (size_t)j] != 0) << t;
+    return tokens;
+}
+
 /* Takes rows i0 .. i0+n-1 of the list in: their gate products, and what passes goes to p->gated. */
 static void gate_stage(pass *p, te_rows rows, int32_t i0, int32_t n, te_ahead ahead) {
     const te_ffn *f = p->f;
@@ -86,12 +97,8 @@ static void gate_stage(pass *p, te_rows rows, int32_t i0, int32_t n, te_ahead ah
     const int32_t at = q->n; /* the new entries are at[0..listed-1] */
     for (int32_t i = 0; i < n; i++) {
         const int32_t j = te_row_at(rows, i0 + i);
-        uint32_t tokens = 0;
-        for (int32_t t = 0; t < p->n_tok; t++) {
-            const bool on = !p->io->mask || p->io->mask[p->io->ld_mask * (size_t)t + (size_t)j];
-            tokens |= (uint32_t)on << t;
-            p->counts->listed += on;
-        }
+        const uint32_t tokens = wanted_by(p, i0 + i, j);
+        p->counts->listed += p->n_tok == 1 ? tokens : (uint32_t)__builtin_popcount(tokens);
         if (!tokens) continue;
         q->id[at + listed] = j;
         q->tokens[at + listed++] = tokens;
@@ -152,6 +159,7 @@ static void up_stage(pass *p, int32_t n, te_ahead ahead) {
             if (u[i] != 0) {
                 fired[entry[i]] |= 1u << t;
                 p->counts->fired++;
+                if (p->io->fired) p->io->fired[id[i]]++;
                 if (!f->gate.w && p->skip) p->counts->computed++;
             }
             if (!f->down.w)
@@ -227,6 +235,36 @@ static int32_t ffn_parts(const te_team *team, int32_t n) {
     return n_parts < 1 ? 1 : n_parts > MOST ? MOST : n_parts;
 }
 
+/* Up takes the gate's packed activations where both formats are packed alike. */
+static int32_t up_act(const te_workspace *ws, const te_ffn *f) {
+    return f->gate.w && te_rows_of(ws, &f->gate)->act_pack == te_rows_of(ws, &f->up)->act_pack ? 0 : 1;
+}
+
+static void pack(const te_workspace *ws, const te_member *me, const te_ffn *f, const te_ffn_io *io, int32_t n_tok) {
+    te_pack_fn *packed_for = NULL, *packed_for_up = NULL;
+    if (f->gate.w) te_pack(ws, me, 0, &f->gate, io->x, io->ldx, n_tok, &packed_for);
+    if (up_act(ws, f) == 1) te_pack(ws, me, 1, &f->up, io->x, io->ldx, n_tok, &packed_for_up);
+}
+
+void te_op_ffn_pack(const te_team *team, te_workspace *ws, const te_ffn *f, const te_ffn_io *io) {
+    pack(ws, &ws->member[team->ith], f, io, io->n_tok);
+}
+
+/* As te_sums_end, of tokens t0 ..., to the sink. */
+static void sums_to_sink(te_team *team, const te_workspace *ws, const te_deal *d, const pass *p, int32_t t0) {
+    const te_mat *down = &p->f->down;
+    float *y = p->me->floats;
+    int64_t lo, hi;
+    te_barrier(team);
+    te_share(team, down->cols, 256, &lo, &hi);
+    for (int32_t t = 0; t < p->n_tok && lo < hi; t++) {
+        memset(y + lo, 0, (size_t)(hi - lo) * sizeof *y);
+        te_sums_add(team, ws, d, down, t, (int32_t)lo, (int32_t)hi, y);
+        p->io->sink(p->io->sink_ctx, t0 + t, (int32_t)lo, (int32_t)hi, y);
+    }
+    team->turn++;
+}
+
 void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, bool skip, const te_ffn_io *io,
                te_ffn_counts *counts) {
     te_member *me = &ws->member[team->ith];
@@ -238,22 +276,14 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
         te_ffn_io part = *io;
         part.x += io->ldx * t;
         if (io->mask) part.mask += io->ld_mask * t;
-        if (f->down.w)
-            part.y += io->ldy * t;
-        else
-            part.hidden += io->ld_hidden * t;
+        if (io->y) part.y += io->ldy * t;
+        if (io->hidden) part.hidden += io->ld_hidden * t;
         pass p = {.ws = ws, .team = team, .me = me, .f = f, .io = &part, .skip = skip, .counts = &sum};
         p.n_tok = io->n_tok - t0 < TE_PASS_TOK ? io->n_tok - t0 : TE_PASS_TOK;
         p.gated.value = me->queue;
         p.hidden.value = me->queue + ROOM;
-        te_pack_fn *packed_for = NULL, *packed_for_up = NULL;
-        if (f->gate.w) te_pack(ws, me, 0, &f->gate, part.x, io->ldx, p.n_tok, &packed_for);
-        if (packed_for == te_rows_of(ws, &f->up)->act_pack) {
-            p.up_act = 0;
-        } else {
-            p.up_act = 1;
-            te_pack(ws, me, 1, &f->up, part.x, io->ldx, p.n_tok, &packed_for_up);
-        }
+        p.up_act = up_act(ws, f);
+        if (!io->is_packed) pack(ws, me, f, &part, p.n_tok);
         te_deal d;
         te_deal_begin(team, &d, n_parts, f->down.w != NULL);
         while (te_deal_next(team, &d)) {
@@ -263,7 +293,10 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
             if (f->down.w && d.part == 0) te_sums_begin(ws, team, d.chain, p.n_tok, f->down.cols);
             neurons(&p, rows, (int32_t)lo, (int32_t)hi);
         }
-        if (f->down.w) te_sums_end(team, ws, &d, &f->down, p.n_tok, part.y, io->ldy, false, NULL);
+        if (f->down.w && io->sink)
+            sums_to_sink(team, ws, &d, &p, t0);
+        else if (f->down.w)
+            te_sums_end(team, ws, &d, &f->down, p.n_tok, part.y, io->ldy, false, NULL);
     }
     if (counts) *counts = sum;
 }

@@ -112,23 +112,28 @@ void te_sums_begin(const te_workspace *ws, const te_team *team, int32_t chain, i
     for (int32_t t = 0; t < n_tok; t++) memset(te_sums(ws, team, chain, t), 0, te_acc_floats(cols) * sizeof(float));
 }
 
+void te_sums_add(const te_team *team, const te_workspace *ws, const te_deal *d, const te_mat *m, int32_t t, int32_t lo,
+                 int32_t hi, float *y) {
+    const te_row_kernels *k = te_rows_of(ws, m);
+    for (int32_t i = 0; i < d->n_chains; i++) {
+        /* Other members wrote them: many lines have to be on their way at a time. */
+        if (i + 2 < d->n_chains)
+            for (size_t c = te_acc_floats(lo); c < te_acc_floats(hi); c += 16)
+                __builtin_prefetch(te_sums(ws, team, i + 2, t) + c);
+        k->acc_add(te_sums(ws, team, i, t), m->cols, lo, hi, y);
+    }
+}
+
 void te_sums_end(te_team *team, te_workspace *ws, const te_deal *d, const te_mat *m, int32_t n_tok, float *y,
                  size_t ldy, bool first, const float *bias) {
     te_barrier(team);
-    const te_row_kernels *k = te_rows_of(ws, m);
     int64_t lo, hi;
     te_share(team, m->cols, 256, &lo, &hi);
     for (int32_t t = 0; t < n_tok && lo < hi; t++) {
         float *yt = y + ldy * (size_t)t;
         if (first && bias) memcpy(yt + lo, bias + lo, (size_t)(hi - lo) * sizeof(float));
         if (first && !bias) memset(yt + lo, 0, (size_t)(hi - lo) * sizeof(float));
-        for (int32_t i = 0; i < d->n_chains; i++) {
-            /* Other members wrote them: many lines have to be on their way at a time. */
-            if (i + 2 < d->n_chains)
-                for (size_t c = te_acc_floats((int32_t)lo); c < te_acc_floats((int32_t)hi); c += 16)
-                    __builtin_prefetch(te_sums(ws, team, i + 2, t) + c);
-            k->acc_add(te_sums(ws, team, i, t), m->cols, (int32_t)lo, (int32_t)hi, yt);
-        }
+        te_sums_add(team, ws, d, m, t, (int32_t)lo, (int32_t)hi, yt);
     }
     team->turn++;
 }

@@ -63,7 +63,7 @@ void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const floa
  * If down.w is NULL, h is stored instead: hidden[t*ld_hidden + j] (only entries of the list and mask are written).
  * x: [n_tok][cols]. y: [n_tok][cols], added to. One or a few tokens: cost is one pass over the rows in memory
  * whatever n_tok (a pass takes up to 32 tokens; more are taken in as many passes as it needs).
- * Contains barriers; ends without one. Neurons are shared out by position in the list, contiguous parts, so that the
+ * Contains one barrier, or none where h is stored; ends without one. Neurons are shared out by position in the list, contiguous parts, so that the
  * sums have a fixed order; with a NULL row list (all neurons) skip true and false give the same bits for a RELU layer. */
 typedef struct te_ffn {
     te_mat gate; /* gate.w NULL: ungated */
@@ -80,19 +80,30 @@ typedef struct te_ffn_counts { /* this member's part; sum over members */
     int64_t rows;  /* weight rows read (gate, up and down counted each, once per pass however many tokens) */
     int64_t bytes; /* of those rows */
 } te_ffn_counts;
+/* Columns [lo, hi) of token t's sum, y[lo] to y[hi - 1]; valid during the call. */
+typedef void te_ffn_sink(void *ctx, int32_t t, int32_t lo, int32_t hi, const float *y);
 typedef struct te_ffn_io {
     const float *x;
     size_t ldx;
     int32_t n_tok;
     const uint8_t *mask;
     size_t ld_mask;
+    /* Instead of mask, for up to 32 tokens: bit t of tokens[i] says that token t wants the row at place i of the list. */
+    const uint32_t *tokens;
+    bool is_packed; /* te_op_ffn_pack has packed x */
     float *y;
     size_t ldy;
+    te_ffn_sink *sink; /* instead of y: each member hands its columns of the sum over, as soon as it has them */
+    void *sink_ctx;
     float *hidden;
     size_t ld_hidden;
+    uint32_t *fired; /* [rows of up]: the tokens with h != 0 are added, or NULL */
 } te_ffn_io;
 void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, bool skip, const te_ffn_io *io,
                te_ffn_counts *counts);
+/* What te_op_ffn does before it looks at the list, for callers that have the list to wait for: packs this member's own
+ * copy of up to 32 tokens' x (io's x, ldx and n_tok), which members may have in places of their own. */
+void te_op_ffn_pack(const te_team *team, te_workspace *ws, const te_ffn *f, const te_ffn_io *io);
 
 #ifdef __cplusplus
 }

@@ -60,6 +60,10 @@ static inline float *te_sums(const te_workspace *ws, const te_team *team, int32_
 /* Zeroes the sums of a chain for n_tok rows of cols columns: who has its first part. */
 void te_sums_begin(const te_workspace *ws, const te_team *team, int32_t chain, int32_t n_tok, int32_t cols);
 
+/* y[c] += token t's sums of all chains in their order, lo <= c < hi, as acc_add wants them. */
+void te_sums_add(const te_team *team, const te_workspace *ws, const te_deal *d, const te_mat *m, int32_t t, int32_t lo,
+                 int32_t hi, float *y);
+
 /* After the deal has added to its chains' sums with m's axpy: y_t += the chains' sums in their order, this member's
  * share of the columns. If first, y is set to bias (NULL: 0) before. Contains a barrier, and turns the sums over. */
 void te_sums_end(te_team *team, te_workspace *ws, const te_deal *d, const te_mat *m, int32_t n_tok, float *y,

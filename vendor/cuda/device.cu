@@ -5,6 +5,7 @@
 
 #include "../core/te_os.h"
 #include "launch.h"
+#include "prefill.cuh"
 
 enum block_kind { DEVICE_MEMORY, HOST_MEMORY, REGISTERED };
 
@@ -156,6 +157,7 @@ void device_close(te_cuda *d) {
             if (g) (void)cudaGraphDestroy(g);
         }
         if (d->stream) (void)cudaStreamSynchronize(d->stream);
+        prefill_close(d);
         for (cudaEvent_t e : d->mark)
             if (e) (void)cudaEventDestroy(e);
         if (d->stream) (void)cudaStreamDestroy(d->stream);
@@ -394,6 +396,18 @@ te_status argmax_on(te_cuda *d, const float *x, size_t ldx, int32_t n, int32_t n
     const te_status s = use(d);
     return s == TE_OK ? argmax(d, x, ldx, n, n_tok, best) : refuse(d, s);
 }
+te_status set_blas_now(te_cuda *d, const char *path) {
+    TE_CUDA_TRY(use_now(d, "set_blas"));
+    return set_blas(d, path);
+}
+template <te_status (*OP)(te_cuda *, int32_t)> te_status slot_on(te_cuda *d, int32_t slot) {
+    const te_status s = use(d);
+    return s == TE_OK ? OP(d, slot) : refuse(d, s);
+}
+te_status load_on(te_cuda *d, int32_t slot, const te_cuda_pack *op) {
+    const te_status s = use(d);
+    return s == TE_OK ? load(d, slot, op) : refuse(d, s);
+}
 
 const te_cuda_api table = {
     TE_CUDA_VERSION,
@@ -430,6 +444,10 @@ const te_cuda_api table = {
     on<te_cuda_hidden, hidden>,
     parts,
     on<te_cuda_down, down>,
+    mark_parts,
+    on<te_cuda_marks, marks>,
+    ffn_parts,
+    on<te_cuda_ffn, ffn>,
     on<te_cuda_merge, merge>,
     attention_floats,
     attention_counters,
@@ -437,6 +455,17 @@ const te_cuda_api table = {
     on<te_cuda_embed, embed>,
     add_on,
     argmax_on,
+    set_blas_now,
+    gemm_by,
+    gemm_scratch,
+    on<te_cuda_halve, halve>,
+    on<te_cuda_gemm, gemm>,
+    on<te_cuda_act, act>,
+    prompt_attention_floats,
+    on<te_cuda_attention, prompt_attention>,
+    load_on,
+    slot_on<load_ready>,
+    slot_on<load_free>,
 };
 
 } // namespace

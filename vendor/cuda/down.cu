@@ -1,6 +1,7 @@
 // down.cu - te_cuda_down and te_cuda_merge: checks, and the sum over the parts.
 #include "down.cuh"
 #include "launch.h"
+#include "words.cuh"
 
 namespace te {
 
@@ -49,34 +50,59 @@ te_status down(te_cuda *d, const te_cuda_down *op) {
                   a);
 }
 
-constexpr int MERGE_COLS = 32, MERGE_GROUPS = 8;
+constexpr int MERGE_COLS = 32, MERGE_THREADS = 512, MERGE_GROUPS = MERGE_THREADS / 8, MERGE_WARPS = MERGE_THREADS / 32;
 
-__global__ void __launch_bounds__(MERGE_COLS *MERGE_GROUPS) merge_kernel(const te_cuda_merge a) {
-    __shared__ float sums[MERGE_GROUPS][MERGE_COLS];
+// A block takes 32 columns of a token: eight threads four columns each, the others of every so-many-th part.
+__global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const te_cuda_merge a) {
+    __shared__ float sums[MERGE_WARPS][MERGE_COLS];
     dep_go();
     dep_wait();
-    const int c = threadIdx.x % MERGE_COLS, g = threadIdx.x / MERGE_COLS, col = blockIdx.x * MERGE_COLS + c,
-              t = blockIdx.y;
-    float s = 0;
-    if (col < a.cols)
-#pragma unroll 4
-        for (int b = g; b < a.n_parts; b += MERGE_GROUPS)
-            s += __ldcg(a.partial + ((size_t)b * a.n_tok + t) * a.cols + col);
-    sums[g][c] = s;
+    const int t = blockIdx.y, c0 = blockIdx.x * MERGE_COLS, g = threadIdx.x / 8, col = c0 + threadIdx.x % 8 * 4;
+    float4 s = make_float4(0, 0, 0, 0);
+    const bool wide = a.cols % 4 == 0;
+#pragma unroll 5
+    for (int b = g; b < a.n_parts; b += MERGE_GROUPS) {
+        const float *from = a.partial + ((size_t)b * a.n_tok + t) * a.cols + col;
+        float4 v = make_float4(0, 0, 0, 0);
+        if (wide) {
+            if (col < a.cols) v = __ldcg((const float4 *)from);
+        } else {
+            if (col < a.cols) v.x = __ldcg(from);
+            if (col + 1 < a.cols) v.y = __ldcg(from + 1);
+            if (col + 2 < a.cols) v.z = __ldcg(from + 2);
+            if (col + 3 < a.cols) v.w = __ldcg(from + 3);
+        }
+        s = make_float4(s.x + v.x, s.y + v.y, s.z + v.z, s.w + v.w);
+    }
+#pragma unroll
+    for (int o = 8; o < 32; o *= 2) {
+        s.x += __shfl_xor_sync(~0u, s.x, o);
+        s.y += __shfl_xor_sync(~0u, s.y, o);
+        s.z += __shfl_xor_sync(~0u, s.z, o);
+        s.w += __shfl_xor_sync(~0u, s.w, o);
+    }
+    if (threadIdx.x % 32 < 8) *(float4 *)&sums[threadIdx.x / 32][threadIdx.x % 8 * 4] = s;
     __syncthreads();
-    if (g > 0 || col >= a.cols) return;
-    for (int i = 1; i < MERGE_GROUPS; i++) s += sums[i][c];
-    float y = a.add ? __ldcg(a.add + t * a.ld_add + col) : 0;
-    if (a.bias) y += __ldg(a.bias + col);
-    a.y[t * a.ldy + col] = y + s;
+    const int c = c0 + (int)threadIdx.x;
+    if (threadIdx.x >= MERGE_COLS || c >= a.cols) return;
+    float y = a.add ? __ldcg(a.add + t * a.ld_add + c) : 0;
+    if (a.bias) y += __ldg(a.bias + c);
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < MERGE_WARPS; w++) sum += sums[w][threadIdx.x];
+    y += sum;
+    if (a.words)
+        y += __uint_as_float(await_word(a.words + (size_t)t * a.cols + c, seq_number(a.seq), a.cancelled, a.limit_ns));
+    a.y[t * a.ldy + c] = y;
 }
 
 te_status merge(te_cuda *d, const te_cuda_merge *op) {
-    if (op->n_parts < 0 || op->cols < 1 || op->n_tok < 1 || !op->y || (op->n_parts && !op->partial))
+    if (op->n_parts < 0 || op->cols < 1 || op->n_tok < 1 || !op->y || (op->n_parts && !op->partial) ||
+        (op->words && (!op->seq.base || !op->cancelled)))
         return refuse(d, te_fail(TE_ARGUMENT, "merge: %d parts of %d columns and %d tokens", (int)op->n_parts,
                                  (int)op->cols, (int)op->n_tok));
     return launch(d, "merge", merge_kernel, dim3((unsigned)divide_up(op->cols, MERGE_COLS), (unsigned)op->n_tok),
-                  MERGE_COLS * MERGE_GROUPS, 0, *op);
+                  MERGE_THREADS, 0, *op);
 }
 
 } // namespace te

@@ -21,6 +21,7 @@ struct te_cuda {
     char sentence[256];
     te_cuda_block *blocks;
     uint64_t owned_bytes;
+    struct te_cuda_prefill *prefill; // prefill.cuh; NULL until it is needed
 };
 
 #define TE_CUDA_TRY(expr)                                                                                              \
@@ -36,26 +37,40 @@ te_status cuda_status(cudaError_t e, const char *call);
 // Refuses an operation: the status is kept for capture_end, too.
 te_status refuse(te_cuda *d, te_status s);
 
+// cluster: blocks of a cluster, which divide the grid; 1 below compute capability 9.0.
 template <class... A>
-te_status launch(te_cuda *d, const char *name, void (*kernel)(A...), dim3 grid, int threads, size_t smem, A... args) {
+te_status launch_clusters(te_cuda *d, const char *name, void (*kernel)(A...), dim3 grid, unsigned cluster, int threads,
+                          size_t smem, A... args) {
     if (smem > 32 * 1024) { // with what kernels declare themselves it may be over the limit for all devices
         const cudaError_t e =
             cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
         if (e != cudaSuccess) return refuse(d, cuda_status(e, name));
     }
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2];
+    unsigned n = 0;
+    if (d->overlap) {
+        attributes[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[n++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attributes[n].id = cudaLaunchAttributeClusterDimension;
+        attributes[n++].val.clusterDim = {cluster, 1, 1};
+    }
     cudaLaunchConfig_t c = {};
     c.gridDim = grid;
     c.blockDim = dim3((unsigned)threads);
     c.dynamicSmemBytes = smem;
     c.stream = d->capturing ? d->capture : d->stream;
-    c.attrs = &attribute;
-    c.numAttrs = d->overlap ? 1 : 0;
+    c.attrs = attributes;
+    c.numAttrs = n;
     void *pointers[] = {(void *)&args...};
     const cudaError_t e = cudaLaunchKernelExC(&c, (const void *)kernel, pointers);
     return e == cudaSuccess ? TE_OK : refuse(d, cuda_status(e, name));
+}
+
+template <class... A>
+te_status launch(te_cuda *d, const char *name, void (*kernel)(A...), dim3 grid, int threads, size_t smem, A... args) {
+    return launch_clusters(d, name, kernel, grid, 1, threads, smem, args...);
 }
 
 inline int divide_up(int64_t a, int64_t b) { return (int)((a + b - 1) / b); }
@@ -71,6 +86,11 @@ te_status hidden(te_cuda *d, const te_cuda_hidden *op);
 int32_t parts(te_cuda *d, const te_mat *down, int32_t n_rows);
 te_status down(te_cuda *d, const te_cuda_down *op);
 te_status merge(te_cuda *d, const te_cuda_merge *op);
+int32_t mark_parts(te_cuda *d);
+te_status marks(te_cuda *d, const te_cuda_marks *op);
+te_status post_scores(te_cuda *d, const te_cuda_marks *op); // of marks, those by fc2
+int32_t ffn_parts(te_cuda *d, const te_cuda_ffn *op);
+te_status ffn(te_cuda *d, const te_cuda_ffn *op);
 size_t attention_floats(te_cuda *d, const te_cuda_attention *op);
 size_t attention_counters(te_cuda *d, const te_cuda_attention *op);
 te_status attention(te_cuda *d, const te_cuda_attention *op);

@@ -32,8 +32,8 @@ te_status check_matrix(te_cuda *d, const char *op, const te_mat *m) {
     return TE_OK;
 }
 
-static te_status check_input(te_cuda *d, const char *op, const float *x, size_t ldx, int32_t n_tok, int32_t cols,
-                             const te_cuda_norm *norm) {
+te_status check_input(te_cuda *d, const char *op, const float *x, size_t ldx, int32_t n_tok, int32_t cols,
+                      const te_cuda_norm *norm) {
     if (n_tok < 1 || n_tok > TE_CUDA_MAX_TOK)
         return refuse(d, te_fail(TE_ARGUMENT, "%s: %d tokens, 1 to %d are possible", op, (int)n_tok, TE_CUDA_MAX_TOK));
     if (!x || !aligned(x, 16) || (n_tok > 1 && (ldx % 4 || ldx < (size_t)cols)))
@@ -66,7 +66,7 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
     const int units = divide_up(a->n, a->unit), at_once = d->info.n_sm * blocks_per_sm;
     rows_smem s = {};
     size_t total = 0;
-    int grid = units < at_once ? units : at_once;
+    int grid = a->post ? mark_parts(d) : units < at_once ? units : at_once;
     for (;; grid += at_once) {
         a->capacity = (divide_up(units, grid) * a->unit) * rows_per;
         s.acts = tokens * tile * (k->int8 ? 1 : 4);
@@ -77,7 +77,7 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
         s.gate = a->ffn && a->skip && a->gated ? (a->capacity * tokens * 4 + 15) / 16 * 16 : 0;
         total =
             (size_t)s.acts + (size_t)s.scales + (size_t)s.part + (size_t)s.pointer + 2 * (size_t)s.id + (size_t)s.gate;
-        if (total <= room || grid >= units) break;
+        if (total <= room || grid >= units || a->post) break;
     }
     if (total > room)
         return refuse(d, te_fail(TE_UNSUPPORTED,
@@ -88,7 +88,7 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
     return launch(d, name, k->kernel[a->ffn ? 1 : 0][variant], dim3((unsigned)grid), ROWS_THREADS, total, *a, s);
 }
 
-static te_status run_products(te_cuda *d, const te_cuda_linear *op, const int *which, int n) {
+static te_status run_products(te_cuda *d, const te_cuda_linear *op, const int *which, int n, bool side) {
     rows_args a = {};
     a.x = op->x;
     a.ldx = op->ldx;
@@ -109,6 +109,7 @@ static te_status run_products(te_cuda *d, const te_cuda_linear *op, const int *w
                         p->ldy,
                         p->ld_mark,
                         p->mark_threshold,
+                        p->mark_threshold_at,
                         (int)rows,
                         p->w.n_rows,
                         p->relu != 0};
@@ -118,6 +119,7 @@ static te_status run_products(te_cuda *d, const te_cuda_linear *op, const int *w
     if (rows > INT32_MAX / 2) return refuse(d, te_fail(TE_ARGUMENT, "linear: %lld rows are too many", (long long)rows));
     a.n_products = n;
     a.n = (int)rows;
+    if (side) a.side = op->side;
     if (op->rows.list) {
         a.select = SELECT_LIST;
         a.list = op->rows.list;
@@ -127,8 +129,28 @@ static te_status run_products(te_cuda *d, const te_cuda_linear *op, const int *w
     return a.n < 1 ? TE_OK : run(d, "linear", &a, op->product[which[0]].w.type, 1);
 }
 
+int32_t mark_parts(te_cuda *d) { return 2 * d->info.n_sm; }
+
+__global__ void __launch_bounds__(ROWS_THREADS) side_kernel(const __grid_constant__ rows_args a) {
+    __shared__ float room[ROWS_WARPS];
+    dep_go();
+    dep_wait();
+    side_block(a, room);
+}
+static te_status only_side(te_cuda *d, const te_cuda_linear *op) {
+    if (op->cols < 1) return refuse(d, te_fail(TE_ARGUMENT, "linear: %d columns", (int)op->cols));
+    rows_args a = {};
+    a.x = op->x;
+    a.ldx = op->ldx;
+    a.n_tok = op->n_tok;
+    a.cols = op->cols;
+    a.side = op->side;
+    return launch(d, "linear", side_kernel, dim3(SIDE_BLOCKS), ROWS_THREADS, 0, a);
+}
+
 te_status linear(te_cuda *d, const te_cuda_linear *op) {
-    if (op->n_products < 1 || op->n_products > TE_CUDA_MAX_PRODUCTS)
+    const bool side = op->side.keep || op->side.post;
+    if ((op->n_products < 1 && !side) || op->n_products < 0 || op->n_products > TE_CUDA_MAX_PRODUCTS)
         return refuse(d, te_fail(TE_ARGUMENT, "linear: %d products, 1 to %d are possible", (int)op->n_products,
                                  TE_CUDA_MAX_PRODUCTS));
     for (int i = 0; i < op->n_products; i++) {
@@ -141,7 +163,11 @@ te_status linear(te_cuda *d, const te_cuda_linear *op) {
         if ((p->mark || op->rows.list) && (op->n_products != 1 || (p->mark && op->rows.list)))
             return refuse(d, te_fail(TE_ARGUMENT, "linear: a list or marks, and of one product only"));
     }
-    TE_CUDA_TRY(check_input(d, "linear", op->x, op->ldx, op->n_tok, op->product[0].w.cols, &op->norm));
+    const int32_t cols = op->n_products ? op->product[0].w.cols : op->cols;
+    TE_CUDA_TRY(check_input(d, "linear", op->x, op->ldx, op->n_tok, cols, &op->norm));
+    if (side) TE_CUDA_TRY(check_input(d, "linear", op->x, op->ldx, op->n_tok, cols, &op->side.norm));
+    if (op->side.post && !op->side.seq.base) return refuse(d, te_fail(TE_ARGUMENT, "linear: words without a number"));
+    if (op->n_products == 0) return only_side(d, op);
     // Products of the same type go together.
     bool done[TE_CUDA_MAX_PRODUCTS] = {};
     for (int i = 0; i < op->n_products; i++) {
@@ -151,12 +177,35 @@ te_status linear(te_cuda *d, const te_cuda_linear *op) {
                 which[n++] = j;
                 done[j] = true;
             }
-        if (n) TE_CUDA_TRY(run_products(d, op, which, n));
+        if (n) TE_CUDA_TRY(run_products(d, op, which, n, side && i == 0));
     }
     return TE_OK;
 }
 
-te_status hidden(te_cuda *d, const te_cuda_hidden *op) {
+// Marks by scores of fc2: the blocks of a product post them.
+te_status post_scores(te_cuda *d, const te_cuda_marks *op) {
+    const te_cuda_scores *s = &op->scores;
+    TE_CUDA_TRY(check_matrix(d, "marks", &s->fc2));
+    const te_cuda_norm none = {};
+    TE_CUDA_TRY(check_input(d, "marks", s->z, s->ldz, op->n_tok, s->fc2.cols, &none));
+    rows_args a = {};
+    a.x = s->z;
+    a.ldx = s->ldz;
+    a.n_tok = op->n_tok;
+    a.cols = s->fc2.cols;
+    a.unit = 1;
+    a.n = op->n_rows;
+    a.n_products = 1;
+    a.product[0].w = (const uint8_t *)s->fc2.w;
+    a.product[0].stride = s->fc2.stride;
+    a.product[0].n_rows = op->n_rows;
+    a.product[0].threshold_at = s->threshold;
+    a.post = op->post;
+    a.seq = op->seq;
+    return run(d, "marks", &a, s->fc2.type, 1);
+}
+
+te_status check_hidden(te_cuda *d, const te_cuda_hidden *op) {
     const bool gated = op->gate.w != nullptr;
     TE_CUDA_TRY(check_matrix(d, "hidden", &op->up));
     if (gated) {
@@ -175,6 +224,11 @@ te_status hidden(te_cuda *d, const te_cuda_hidden *op) {
     if (op->mode == TE_CUDA_SKIP && !relu)
         return refuse(
             d, te_fail(TE_ARGUMENT, "hidden: activation %d is hardly ever 0: nothing can be skipped", (int)op->act));
+    return TE_OK;
+}
+
+rows_args hidden_args(const te_cuda_hidden *op) {
+    const bool gated = op->gate.w != nullptr;
     rows_args a = {};
     a.x = op->x;
     a.ldx = op->ldx;
@@ -198,6 +252,7 @@ te_status hidden(te_cuda *d, const te_cuda_hidden *op) {
                              0,
                              0,
                              0,
+                             nullptr,
                              0,
                              op->up.n_rows,
                              false};
@@ -216,7 +271,13 @@ te_status hidden(te_cuda *d, const te_cuda_hidden *op) {
     a.ldh = op->ldh;
     a.fired = op->fired;
     a.counts = op->counts;
-    return a.n < 1 ? TE_OK : run(d, "hidden", &a, op->up.type, gated && !a.skip ? 2 : 1);
+    return a;
+}
+
+te_status hidden(te_cuda *d, const te_cuda_hidden *op) {
+    TE_CUDA_TRY(check_hidden(d, op));
+    rows_args a = hidden_args(op);
+    return a.n < 1 ? TE_OK : run(d, "hidden", &a, op->up.type, a.gated && !a.skip ? 2 : 1);
 }
 
 } // namespace te

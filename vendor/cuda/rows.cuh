@@ -48,6 +48,10 @@ struct every {
 };
 __device__ __forceinline__ every every_row(const rows_args &a) {
     const int b = blockIdx.x;
+    if (a.post) {
+        const int lo = (int)((int64_t)a.n * b / gridDim.x);
+        return {lo, 1, (int)((int64_t)a.n * (b + 1) / gridDim.x) - lo};
+    }
     // Neighbours tend to be alike in how often they fire: where that counts, every block gets some of all.
     if (a.ffn && a.skip) return {b, (int)gridDim.x, a.share_each + (b < a.share_more)};
     const int lo = (b * a.share_each + min(b, a.share_more)) * a.unit, n = (a.share_each + (b < a.share_more)) * a.unit;
@@ -207,9 +211,20 @@ __device__ __forceinline__ void finish_linear(const rows_block<C, T> &k, const i
         if (p.add) s += __ldcg(p.add + t * p.ld_add + to);
         p.y[t * p.ldy + to] = s;
     }
-    // Marks: one product, rows in order from a multiple of 8 on.
+    // Marks: one product, rows in order; those in device memory from a multiple of 8 on.
     const rows_product &p = a.product[0];
-    if (!p.mark) return;
+    if (!p.mark && !a.post) return;
+    const float threshold = p.threshold_at ? __ldcg(p.threshold_at) : p.threshold;
+    if (a.post) {
+        const int words = ((a.n + (int)gridDim.x - 1) / (int)gridDim.x + 31) / 32;
+        const uint32_t number = seq_number(a.seq);
+        for (int i = threadIdx.x; i < 32 * words * a.n_tok; i += ROWS_THREADS) {
+            const int w = i / 32 % words, t = i / 32 / words, e = 32 * w + i % 32;
+            const uint32_t bits = __ballot_sync(~0u, e < n && k.sum(e, t) >= threshold);
+            if (i % 32 == 0) store_word(a.post + ((size_t)t * gridDim.x + blockIdx.x) * words + w, bits, number);
+        }
+        return;
+    }
     for (int i = threadIdx.x; i < (n + 7) / 8 * T; i += ROWS_THREADS) {
         const int first = i / T * 8, t = i % T;
         if (t >= a.n_tok) continue;
@@ -218,7 +233,7 @@ __device__ __forceinline__ void finish_linear(const rows_block<C, T> &k, const i
             float s = k.sum(e, t);
             if (p.bias) s += __ldg(p.bias + id[e]);
             if (p.relu) s = fmaxf(s, 0);
-            if (s >= p.threshold) bits |= 1u << (e - first);
+            if (s >= threshold) bits |= 1u << (e - first);
         }
         p.mark[t * p.ld_mark + id[first] / 8] = (uint8_t)bits;
     }
@@ -403,7 +418,8 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 8 ? 1 : 2)
         __syncthreads();
         k.start(n, 0);
     }
-    if (n == 0) return;
+    if (a.side.keep || a.side.post) side_block(a, room);
+    if (n == 0 && !a.post) return;
     k.input(room);
     k.run(n);
     finish_linear<C, T>(k, id, n, a.select == SELECT_LIST ? list_share(a).lo : 0);

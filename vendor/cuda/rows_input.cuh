@@ -4,7 +4,7 @@
 #define TE_CUDA_ROWS_INPUT_CUH
 
 #include "codec.cuh"
-#include "te_cuda.h"
+#include "words.cuh"
 
 namespace te {
 
@@ -23,6 +23,7 @@ struct rows_product {
     uint8_t *mark;
     size_t stride, ld_add, ldy, ld_mark;
     float threshold;
+    const float *threshold_at;
     int first, n_rows; // place in the concatenation of all products
     bool relu;
 };
@@ -45,6 +46,9 @@ struct rows_args {
     // linear
     int n_products;
     rows_product product[TE_CUDA_MAX_PRODUCTS];
+    te_cuda_side side;
+    uint64_t *post; // marks of product 0, a part of them of each block (te_cuda_marks)
+    te_cuda_seq seq;
     // hidden: gate and up are product 0 and 1, without a gate up is product 0
     bool ffn, gated, skip;
     te_activation act;
@@ -75,6 +79,12 @@ struct rows_kernels {
 const rows_kernels *rows_float(int type); // NULL for types of another file
 const rows_kernels *rows_32(int type);
 const rows_kernels *rows_k(int type);
+
+// rows.cu: what a te_cuda_hidden asks for, and whether it can be had.
+rows_args hidden_args(const te_cuda_hidden *op);
+te_status check_hidden(te_cuda *d, const te_cuda_hidden *op);
+te_status check_input(te_cuda *d, const char *op, const float *x, size_t ldx, int32_t n_tok, int32_t cols,
+                      const te_cuda_norm *norm);
 
 // Sum over the block of each of N values; all threads get it. room: shared, ROWS_WARPS * N floats.
 template <int N> __device__ void block_sums(float (&s)[N], float *room) {
@@ -108,6 +118,59 @@ __device__ __forceinline__ float4 load_vector(const float *w, int c, int cols, f
                        c + 2 < cols ? __ldg(w + c + 2) : other, other);
 }
 
+__device__ __forceinline__ float4 apply_norm(const te_cuda_norm &norm, int cols, float4 v, int c, float mean,
+                                             float scale, float4 w) {
+    const float4 b = norm.b ? load_vector(norm.b, c, cols, 0) : make_float4(0, 0, 0, 0);
+    return make_float4(fmaf((v.x - mean) * scale, w.x, b.x), fmaf((v.y - mean) * scale, w.y, b.y),
+                       fmaf((v.z - mean) * scale, w.z, b.z), fmaf((v.w - mean) * scale, w.w, b.w));
+}
+// Squares of the distances from the mean, of those of four columns that there are.
+__device__ __forceinline__ float squares(float4 v, int c, int cols, float mean) {
+    float s = 0;
+    if (c < cols) s = (v.x - mean) * (v.x - mean);
+    if (c + 1 < cols) s = fmaf(v.y - mean, v.y - mean, s);
+    if (c + 2 < cols) s = fmaf(v.z - mean, v.z - mean, s);
+    if (c + 3 < cols) s = fmaf(v.w - mean, v.w - mean, s);
+    return s;
+}
+
+// The side of a linear operation, by its first blocks: each norms whole tokens and writes its share of their columns.
+constexpr int SIDE_BLOCKS = 32;
+__device__ inline void side_block(const rows_args &a, float *room) {
+    const int blocks = min((int)gridDim.x, SIDE_BLOCKS), quads = (a.cols + 3) / 4;
+    if ((int)blockIdx.x >= blocks) return;
+    const te_cuda_norm &norm = a.side.norm;
+    const uint32_t number = a.side.post ? seq_number(a.side.seq) : 0;
+    const int lo = (int)((int64_t)quads * blockIdx.x / blocks), hi = (int)((int64_t)quads * (blockIdx.x + 1) / blocks);
+    for (int t = 0; t < a.n_tok; t++) {
+        float mean = 0, scale = 1, s[1] = {0};
+        if (norm.kind == TE_CUDA_LAYER_NORM) {
+            for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * ROWS_THREADS) {
+                const float4 v = load_x(a, t, c);
+                s[0] += (v.x + v.y) + (v.z + v.w);
+            }
+            block_sums(s, room);
+            mean = s[0] / (float)a.cols;
+            s[0] = 0;
+        }
+        if (norm.kind != TE_CUDA_NO_NORM) {
+            for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * ROWS_THREADS)
+                s[0] += squares(load_x(a, t, c), c, a.cols, mean);
+            block_sums(s, room);
+            scale = 1.0f / sqrtf(s[0] / (float)a.cols + norm.eps);
+        }
+        // A column a thread: words that leave the device together are next to each other.
+        for (int c = 4 * lo + (int)threadIdx.x; c < min(4 * hi, a.cols); c += ROWS_THREADS) {
+            float v = __ldcg(a.x + t * a.ldx + c);
+            if (norm.kind != TE_CUDA_NO_NORM)
+                v = fmaf((v - mean) * scale, __ldg(norm.w + c), norm.b ? __ldg(norm.b + c) : 0);
+            const size_t at = (size_t)t * a.cols + c;
+            if (a.side.post) store_word(a.side.post + at, __float_as_uint(v), number);
+            if (a.side.keep) a.side.keep[at] = v;
+        }
+    }
+}
+
 // Of each token, in shared memory: x is normed to (x - mean) * scale.
 template <int T> struct rows_norm {
     float mean[T], scale[T];
@@ -130,14 +193,7 @@ template <int T> __device__ void measure(const rows_args &a, rows_norm<T> &n, fl
     for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * ROWS_THREADS)
 #pragma unroll
         for (int t = 0; t < T; t++)
-            if (t < a.n_tok) {
-                const float4 v = load_x(a, t, c);
-                const float m = mean[t];
-                sum[t] += (v.x - m) * (v.x - m);
-                if (c + 1 < a.cols) sum[t] += (v.y - m) * (v.y - m);
-                if (c + 2 < a.cols) sum[t] += (v.z - m) * (v.z - m);
-                if (c + 3 < a.cols) sum[t] += (v.w - m) * (v.w - m);
-            }
+            if (t < a.n_tok) sum[t] += squares(load_x(a, t, c), c, a.cols, mean[t]);
     block_sums(sum, room);
     if (threadIdx.x == 0)
 #pragma unroll
@@ -176,12 +232,6 @@ __device__ __forceinline__ void put_x(const rows_args &a, int t, int i, float4 v
     }
 }
 
-__device__ __forceinline__ float4 apply_norm(const rows_args &a, float4 v, int c, float mean, float scale, float4 w) {
-    const float4 b = a.norm.b ? load_vector(a.norm.b, c, a.cols, 0) : make_float4(0, 0, 0, 0);
-    return make_float4(fmaf((v.x - mean) * scale, w.x, b.x), fmaf((v.y - mean) * scale, w.y, b.y),
-                       fmaf((v.z - mean) * scale, w.z, b.z), fmaf((v.w - mean) * scale, w.w, b.w));
-}
-
 // Columns c0 .. c0 + tile - 1 of the input, normed, into shared memory.
 template <class C, int T>
 __device__ void fill_acts(const rows_args &a, const rows_norm<T> &n, int c0, uint4 *q, bytes32 *b) {
@@ -193,7 +243,7 @@ __device__ void fill_acts(const rows_args &a, const rows_norm<T> &n, int c0, uin
             if (t < a.n_tok && c < a.cols) {
                 v = load_x(a, t, c);
                 if (a.norm.kind != TE_CUDA_NO_NORM)
-                    v = apply_norm(a, v, c, n.mean[t], n.scale[t], load_vector(a.norm.w, c, a.cols, 0));
+                    v = apply_norm(a.norm, a.cols, v, c, n.mean[t], n.scale[t], load_vector(a.norm.w, c, a.cols, 0));
             }
             put_x<C>(a, t, i, v, q, b);
         }
@@ -235,13 +285,7 @@ __device__ __forceinline__ void fill_one(const rows_args &a, const early_norm &e
     if (a.norm.kind != TE_CUDA_NO_NORM) {
         float s[1] = {0};
 #pragma unroll
-        for (int k = 0; k < FILL_ONCE; k++) {
-            const int c = 4 * (threadIdx.x + k * ROWS_THREADS);
-            if (c < a.cols) s[0] = fmaf(v[k].x - mean, v[k].x - mean, s[0]);
-            if (c + 1 < a.cols) s[0] = fmaf(v[k].y - mean, v[k].y - mean, s[0]);
-            if (c + 2 < a.cols) s[0] = fmaf(v[k].z - mean, v[k].z - mean, s[0]);
-            if (c + 3 < a.cols) s[0] = fmaf(v[k].w - mean, v[k].w - mean, s[0]);
-        }
+        for (int k = 0; k < FILL_ONCE; k++) s[0] += squares(v[k], 4 * (threadIdx.x + k * ROWS_THREADS), a.cols, mean);
         block_sums(s, room);
         scale = 1.0f / sqrtf(s[0] / (float)a.cols + a.norm.eps);
     }
@@ -250,7 +294,7 @@ __device__ __forceinline__ void fill_one(const rows_args &a, const early_norm &e
         const int i = threadIdx.x + k * ROWS_THREADS;
         if (4 * i >= a.tile) continue;
         if (a.norm.kind != TE_CUDA_NO_NORM && 4 * i < a.cols)
-            v[k] = apply_norm(a, v[k], 4 * i, mean, scale, early.w[k]);
+            v[k] = apply_norm(a.norm, a.cols, v[k], 4 * i, mean, scale, early.w[k]);
         put_x<C>(a, 0, i, v[k], q, b);
     }
     __syncthreads();

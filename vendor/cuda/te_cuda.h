@@ -34,7 +34,7 @@
 extern "C" {
 #endif
 
-enum { TE_CUDA_VERSION = 1, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_MAX_PRODUCTS = 4 };
+enum { TE_CUDA_VERSION = 1, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_MAX_PRODUCTS = 4, TE_CUDA_SLOTS = 8 };
 
 typedef struct te_cuda te_cuda;
 typedef struct te_cuda_graph te_cuda_graph;
@@ -65,6 +65,13 @@ typedef struct te_cuda_norm {
     const float *w, *b; /* [cols] on the device; b may be NULL */
 } te_cuda_norm;
 
+/* Hand-over to and from the CPU, in mapped host memory: 64-bit words, each a value in the lower half and the hand-over's
+ * number in the upper, so that a value is its own flag. The number is *base + add, base on the device. */
+typedef struct te_cuda_seq {
+    const uint32_t *base;
+    uint32_t add;
+} te_cuda_seq;
+
 /* Which rows, on the device. list NULL: rows 0 to n-1. Else list[0..count-1], ascending, count = n, or *n_list if that
  * is not NULL (*n_list <= n). Results are indexed by the place in the list. */
 typedef struct te_cuda_rows {
@@ -84,7 +91,16 @@ typedef struct te_cuda_product {
     uint8_t *mark; /* NULL: none. Bit r of the bytes at mark + t*ld_mark is set where the sum >= threshold. The bytes */
     size_t ld_mark; /* of whole 32-bit words must exist; those behind the last row's byte are not written. No list. */
     float mark_threshold;
+    const float *mark_threshold_at; /* if not NULL the threshold, on the device */
 } te_cuda_product;
+
+/* Beside the products: another norm of x, kept on the device, posted as words of floats, or both. */
+typedef struct te_cuda_side {
+    te_cuda_norm norm;
+    float *keep;    /* [n_tok][cols], or NULL */
+    uint64_t *post; /* [n_tok][cols], or NULL */
+    te_cuda_seq seq;
+} te_cuda_side;
 
 typedef struct te_cuda_linear {
     const float *x; /* [n_tok] rows of cols floats, ldx apart */
@@ -93,8 +109,34 @@ typedef struct te_cuda_linear {
     te_cuda_norm norm;
     te_cuda_rows rows; /* of every product; n is ignored where there is no list */
     te_cuda_product product[TE_CUDA_MAX_PRODUCTS];
-    int32_t n_products;
+    int32_t n_products; /* 0 if only the side is wanted */
+    te_cuda_side side;
+    int32_t cols; /* read where there is no product */
 } te_cuda_linear;
+
+/* Which rows a token wants: those whose score reaches *threshold (on the device). The score of row j is fc2_j . z_t, or
+ * (cols - 2 * differing signs) / cols of the signs of its weights (bits of negative ones, 64 to a word) and of h_t. With
+ * neither, every row is wanted. */
+typedef struct te_cuda_scores {
+    te_mat fc2; /* w NULL: none */
+    const float *z;
+    size_t ldz;
+    const uint64_t *sign; /* [rows][(cols + 63) / 64], or NULL */
+    const float *h;       /* [n_tok] rows of cols floats, ldh apart */
+    size_t ldh;
+    int32_t cols;
+    const float *threshold;
+} te_cuda_scores;
+
+/* Marks of the wanted ones of n_rows rows, posted as words of 32. They are made in n_parts = te_cuda_mark_parts() parts,
+ * the same number for every operation on this device; part p has rows [n_rows p / n_parts, n_rows (p + 1) / n_parts) and
+ * ((n_rows + n_parts - 1) / n_parts + 31) / 32 words of its own. A token has n_parts times as many words. */
+typedef struct te_cuda_marks {
+    te_cuda_scores scores;
+    int32_t n_rows, n_tok;
+    uint64_t *post; /* [n_tok][words] */
+    te_cuda_seq seq;
+} te_cuda_marks;
 
 typedef enum te_cuda_ffn_mode {
     TE_CUDA_DENSE, /* all rows of gate and up are read */
@@ -138,7 +180,28 @@ typedef struct te_cuda_down {
     float *partial;
 } te_cuda_down;
 
-/* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c]. */
+/* A feed-forward of a few tokens, but for the last sum: the sum over b < te_cuda_ffn_parts() of partial[b][t][c] is
+ * sum over wanted rows j of down_j[c] * act(gate_j . x_t) * (up_j . x_t + up_bias[j]), x normed (see te_cuda_hidden for
+ * ungated ones); `merge` adds it up. With down.w NULL (stored by output) only h is made, 0 where a row is not wanted. */
+typedef struct te_cuda_ffn {
+    const float *x;
+    size_t ldx;
+    int32_t n_tok;
+    te_cuda_norm norm;
+    te_mat gate, up, down; /* gate.w NULL: ungated; the same type and size */
+    const float *up_bias;
+    te_activation act;
+    float threshold;
+    int32_t skip; /* as TE_CUDA_SKIP; without scores up and down are read where the gate lets a token through */
+    te_cuda_scores scores;
+    float *h; /* [n_tok] rows of rows(up) floats, ldh apart: the result if down.w is NULL, else room to work in */
+    size_t ldh;
+    uint32_t *bits;   /* room for n_tok * ((rows(up) + 31) / 32) words; with scores only */
+    float *partial;   /* te_cuda_ffn_parts() * n_tok * cols floats */
+    uint32_t *counts; /* [3], or NULL: as te_cuda_hidden's */
+} te_cuda_ffn;
+
+/* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. */
 typedef struct te_cuda_merge {
     const float *partial;
     int32_t n_parts, n_tok, cols;
@@ -146,6 +209,11 @@ typedef struct te_cuda_merge {
     size_t ld_add;
     float *y;
     size_t ldy;
+    const uint64_t *words; /* or NULL: [n_tok][cols] in mapped host memory, waited for until they carry the number */
+    te_cuda_seq seq;
+    /* In mapped host memory. A wait ends where it is not 0, or after limit_ns, which sets it; what was not there is 0. */
+    uint32_t *cancelled;
+    uint64_t limit_ns;
 } te_cuda_merge;
 
 typedef enum te_cuda_rope_kind { TE_CUDA_NO_ROPE, TE_CUDA_ROPE_NORM, TE_CUDA_ROPE_NEOX } te_cuda_rope_kind;
@@ -201,6 +269,57 @@ typedef struct te_cuda_pack {
     const int32_t *rows, *blocks;
 } te_cuda_pack;
 
+/* ---- prompts: any number of tokens at a time ----
+ *
+ * te_cuda_halve makes F16 input of floats, te_cuda_gemm multiplies it with matrices, te_cuda_act puts the activation
+ * between the products of a feed-forward. The products are those of cuBLASLt where set_blas() has found it, else our own. */
+
+/* Input of products: value c of token t is *scale * v[t * ld + c]. scale is a power of two, 1 unless the values of the
+ * matrix leave the range of F16. */
+typedef struct te_cuda_half {
+    void *v;      /* F16 [n_tok][ld], 16-byte aligned; zeros behind the last column */
+    size_t ld;    /* a multiple of 8 */
+    float *scale; /* n_tok + 1 floats: the scale, and room */
+} te_cuda_half;
+
+/* to = norm(x), or max(norm(x), 0). */
+typedef struct te_cuda_halve {
+    const float *x;
+    size_t ldx;
+    int32_t n_tok, cols;
+    te_cuda_norm norm;
+    int32_t relu;
+    te_cuda_half to;
+} te_cuda_halve;
+
+/* Products as te_cuda_linear's, all with w's rows, or all transposed: y_t = sum over rows j of x_tj * row j of w. Then x
+ * has as many columns as w has rows, y and bias as many as w has columns. y is needed, relu excludes add. Weights that are
+ * not F16 are converted into scratch, piece by piece; gemm_scratch() says how large it is best and must be at least. */
+typedef struct te_cuda_gemm {
+    te_cuda_half x;
+    int32_t n_tok, transposed;
+    te_cuda_product product[TE_CUDA_MAX_PRODUCTS];
+    int32_t n_products;
+    void *scratch; /* 256-byte aligned */
+    size_t n_scratch;
+} te_cuda_gemm;
+
+/* The middle of a feed-forward: h = act(gate) * (up + up_bias), without a gate act(up + up_bias), 0 where a token's bit in
+ * the mask is not set. gate and up: results of gemm, with a column for each of n neurons. */
+typedef struct te_cuda_act {
+    const float *gate, *up; /* gate NULL: ungated */
+    size_t ld_gate, ld_up;
+    int32_t n_tok, n;
+    const int32_t *id; /* [n] on the device: the neuron of each column, for up_bias, mask and fired; NULL: the column */
+    const float *up_bias;
+    te_activation act;
+    float threshold;
+    const uint8_t *mask; /* or NULL; as te_cuda_hidden's */
+    size_t ld_mask;
+    te_cuda_half to;
+    uint32_t *fired, *counts; /* as te_cuda_hidden's, or NULL */
+} te_cuda_act;
+
 /* ---- the table ---- */
 
 typedef struct te_cuda_api {
@@ -255,6 +374,10 @@ typedef struct te_cuda_api {
     te_status (*hidden)(te_cuda *d, const te_cuda_hidden *op);
     int32_t (*parts)(te_cuda *d, const te_mat *down, int32_t n_rows); /* of partial, for at most n_rows rows */
     te_status (*down)(te_cuda *d, const te_cuda_down *op);
+    int32_t (*mark_parts)(te_cuda *d);
+    te_status (*marks)(te_cuda *d, const te_cuda_marks *op);
+    int32_t (*ffn_parts)(te_cuda *d, const te_cuda_ffn *op); /* of partial; 0 if down.w is NULL */
+    te_status (*ffn)(te_cuda *d, const te_cuda_ffn *op);
     te_status (*merge)(te_cuda *d, const te_cuda_merge *op);
     size_t (*attention_floats)(te_cuda *d, const te_cuda_attention *op);
     size_t (*attention_counters)(te_cuda *d, const te_cuda_attention *op);
@@ -263,6 +386,26 @@ typedef struct te_cuda_api {
     te_status (*add)(te_cuda *d, const float *x, float *y, int64_t n); /* y += x */
     /* best[t] = the index of the largest of n values at x + t*ldx; the lowest of equal ones, 0 if all are NaN. */
     te_status (*argmax)(te_cuda *d, const float *x, size_t ldx, int32_t n, int32_t n_tok, int32_t *best);
+
+    /* Prompts. set_blas: opens cuBLASLt at `path` (version 12 or 13); NULL: our own products from now on. gemm_by: what is
+     * used, "cuBLASLt 13.1.0" or "own". gemm_scratch: for a gemm of one product with w; *least: below that it is refused. */
+    te_status (*set_blas)(te_cuda *d, const char *path);
+    const char *(*gemm_by)(te_cuda *d);
+    size_t (*gemm_scratch)(te_cuda *d, const te_mat *w, int32_t n_tok, size_t *least);
+    te_status (*halve)(te_cuda *d, const te_cuda_halve *op);
+    te_status (*gemm)(te_cuda *d, const te_cuda_gemm *op);
+    te_status (*act)(te_cuda *d, const te_cuda_act *op);
+    /* As attention, of any number of tokens, those of a sequence next to each other; scratch:
+     * prompt_attention_floats() floats; counter and early are not used. */
+    size_t (*prompt_attention_floats)(te_cuda *d, const te_cuda_attention *op);
+    te_status (*prompt_attention)(te_cuda *d, const te_cuda_attention *op);
+    /* Matrices of host memory on their way while earlier operations still run, in TE_CUDA_SLOTS slots. load: packs on a
+     * stream of its own, after what was on the stream at the slot's last load_free; several may go into a slot. Lists
+     * have been waited for, and list a row's blocks in ascending order. load_ready: what follows on the stream waits for
+     * the slot's loads. In a recording every slot that is loaded must be made ready before the end. */
+    te_status (*load)(te_cuda *d, int32_t slot, const te_cuda_pack *op);
+    te_status (*load_ready)(te_cuda *d, int32_t slot);
+    te_status (*load_free)(te_cuda *d, int32_t slot);
 } te_cuda_api;
 
 #if defined(__GNUC__)

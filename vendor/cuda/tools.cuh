@@ -47,6 +47,58 @@ __device__ __forceinline__ uint32_t load4(const void *p) {
 __device__ __forceinline__ uint16_t load2(const void *p) { return __ldg((const unsigned short *)p); }
 __device__ __forceinline__ void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
+// Bytes (a multiple of 16) on their way to L2; nothing where the device has no such copies.
+__device__ __forceinline__ void prefetch_bytes(const void *p, size_t n) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((unsigned)n) : "memory");
+#else
+    (void)p;
+    (void)n;
+#endif
+}
+
+// Clusters: blocks that see each other's shared memory. Below compute capability 9.0 every block is alone.
+__device__ __forceinline__ int cluster_size() {
+    int n = 1;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+#endif
+    return n;
+}
+__device__ __forceinline__ int cluster_rank() {
+    int n = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
+#endif
+    return n;
+}
+// What the blocks of a cluster wrote to their shared memory before cluster_arrive is seen behind cluster_wait; a block
+// whose memory others read waits once more before it ends. Alone, the block's threads meet.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+// *p of the cluster's block number `rank`; p: shared.
+__device__ __forceinline__ uint32_t cluster_load(const void *p, int rank) {
+#if __CUDA_ARCH__ >= 900
+    uint32_t at, v;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((uint32_t)__cvta_generic_to_shared(p)), "r"(rank));
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    return v;
+#else
+    (void)rank;
+    return *(const uint32_t *)p;
+#endif
+}
+
 __device__ __forceinline__ float half_bits(uint16_t h) { return __half2float(__ushort_as_half(h)); }
 __device__ __forceinline__ float2 half2_bits(uint32_t v) { return __half22float2(*reinterpret_cast<__half2 *>(&v)); }
 __device__ __forceinline__ float2 bf162_bits(uint32_t v) {

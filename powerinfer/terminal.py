@@ -1,4 +1,4 @@
-"""What the commands show on a terminal: text that cannot steer it, and a bar while something takes long."""
+"""What is shown on a terminal: text that cannot steer it, and a bar while something takes long."""
 
 from __future__ import annotations
 

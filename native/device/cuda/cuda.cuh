@@ -1,0 +1,128 @@
+/* cuda.cuh - private to native/device/cuda: a GPU as pi_device, over the tensor engine of vendor/cuda. */
+#ifndef PI_CUDA_CUH
+#define PI_CUDA_CUH
+
+#include "../../../vendor/core/te_os.h"
+#include "../../../vendor/cuda/te_cuda.h"
+#include "../../plan/plan.h"
+#include "../device.h"
+
+namespace pi {
+
+/* Memory that operations need between their kernels; one piece of each kind, for the largest that any program asked for. */
+enum Room { PARTIAL, HIDDEN, BITS, SCORES, SCRATCH, COUNTERS, HALF_X, HALF_H, GEMM, ROOMS };
+/* What operations do: nothing but say how much room they need, or that and their work. */
+enum Mode { IDLE, MEASURE, WORK };
+
+struct Range {
+    const char *host;
+    size_t n_bytes;
+    const char *device;
+};
+struct Graph {
+    uint64_t key;
+    te_cuda_graph *graph;
+};
+
+/* What ffn left for merge: n_parts sums of y in room PARTIAL. */
+struct Sum {
+    const float *y;
+    int32_t n_parts;
+};
+
+/* Memory that pieces are cut from, and what is cut off so far. */
+struct Slab {
+    char *p;
+    size_t n_bytes, used_bytes;
+};
+
+enum { MAX_GRAPHS = 64, MAX_RANGES = 512, MAX_SLABS = 2048 };
+
+struct Cuda {
+    pi_device base;
+    const te_cuda_api *te;
+    te_cuda *d;
+    uint64_t budget_bytes; /* 0: no limit */
+    uint64_t used_bytes;   /* as the driver counts: context, code, allocations, graphs */
+    Mode mode;
+    te_status status; /* the first error of the program that is made, and its sentence */
+    char problem[512];
+    size_t need[ROOMS], have[ROOMS];
+    void *room[ROOMS];
+    Sum sum;
+    Graph graph[MAX_GRAPHS];
+    int32_t n_graphs, oldest_graph;
+    Slab slab[MAX_SLABS];
+    int32_t n_slabs;
+    Range mapped[MAX_RANGES];
+    int32_t n_mapped;
+    bool packed, looked_for_blas, has_prompted;
+    uint64_t free_before; /* the first prompt, while it runs */
+    char *ring;           /* S: what pack brings over where the source is not mapped */
+
+    /* Programs that are not kept as graphs are put on the stream by a thread: they may be longer than the driver's queue,
+     * and wait for the CPU. `asked` and `done` count them. */
+    te_thread thread;
+    bool started, stop;
+    uint32_t asked, done;
+    pi_device_program *program;
+    void *ctx;
+};
+
+inline Cuda *of(pi_device *dev) { return reinterpret_cast<Cuda *>(dev); }
+
+/* memory.cu */
+void *alloc(pi_device *dev, size_t n_bytes);       /* until the device is closed */
+void *alloc_alone(pi_device *dev, size_t n_bytes); /* not zeroed */
+void give(pi_device *dev, void *p, size_t n_bytes);
+void *share(pi_device *dev, size_t n_bytes);
+pi_status map(pi_device *dev, const void *p, size_t n_bytes);
+const void *mapped(const Cuda *c, const void *p); /* where kernels find host memory, or null */
+pi_status pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns, te_mat *out);
+pi_status upload(pi_device *dev, void *to, const void *from, size_t n_bytes);
+pi_status download(pi_device *dev, void *to, const void *from, size_t n_bytes);
+pi_status copy(pi_device *dev, void *to, const void *from, size_t n_bytes);
+/* Bytes that are free on the device, as the driver says. */
+uint64_t free_bytes(Cuda *c);
+/* What is used of a GPU before there is a context; 0 if that cannot be known. */
+uint64_t used_without_context(int32_t index);
+/* Counts what the driver took between two looks, at most n_bytes and what it rounds up. */
+void count_taken(Cuda *c, uint64_t free_before, uint64_t n_bytes);
+
+/* device.cu: keeps the first error of a program. */
+void note(Cuda *c, te_status st);
+
+/* operations.cu */
+inline bool idle(const Cuda *c) { return c->mode == IDLE; }
+inline bool ready(const Cuda *c) { return c->mode == WORK && c->status == TE_OK; }
+/* A piece of memory for this operation; while measuring, nothing but its size matters. */
+void *room(Cuda *c, Room r, size_t n_bytes);
+te_cuda_norm norm_of(const pi_dev_norm &n);
+void products_of(const pi_dev_linear *a, int32_t t, te_cuda_product *product);
+void attention_of(const pi_dev_attention *a, int32_t t, int32_t n, te_cuda_attention *op);
+/* Calls f(t, n) for pieces of a run of tokens that the kernels for decoding take. */
+template <class F> void pieces(int32_t n_tok, F f) {
+    for (int32_t t = 0; t < n_tok; t += TE_CUDA_MAX_TOK)
+        f(t, n_tok - t < TE_CUDA_MAX_TOK ? n_tok - t : (int32_t)TE_CUDA_MAX_TOK);
+}
+void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step);
+void op_end(pi_device *dev, void *to, const void *from, size_t n_bytes);
+void op_linear(pi_device *dev, const pi_dev_linear *a);
+void op_attention(pi_device *dev, const pi_dev_attention *a);
+void op_marks(pi_device *dev, const pi_dev_marks *a);
+void op_ffn(pi_device *dev, const pi_dev_ffn *a);
+void op_merge(pi_device *dev, const pi_dev_merge *a);
+void op_load(pi_device *dev, const pi_dev_load *a);
+
+/* rates.cu */
+pi_status measure_rates(pi_device *dev, pi_device_rates *out);
+
+/* prompt.cu */
+void many_linear(Cuda *c, const pi_dev_linear *a);
+void many_attention(Cuda *c, const pi_dev_attention *a);
+void many_ffn(Cuda *c, const pi_dev_ffn *a);
+
+constexpr double finish_seconds = 90;
+
+} // namespace pi
+#endif

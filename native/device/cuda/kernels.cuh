@@ -1,0 +1,23 @@
+/* kernels.cuh - kernels that only programs of a pi_device need: a step's inputs, and what decides in prompts. Shared memory is pinned host
+ * memory at the same address on both sides. All follow vendor/cuda's rule for programmatic dependent launch. */
+#ifndef PI_CUDA_KERNELS_CUH
+#define PI_CUDA_KERNELS_CUH
+
+#include "../../../vendor/cuda/launch.h"
+#include "../device.h"
+
+namespace pi {
+
+/* A step's inputs to the device, and the number of its first hand-over. */
+te_status begin(te_cuda *d, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step);
+/* norm(x) of each row to keep, to post, or both. */
+te_status norm_rows(te_cuda *d, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const pi_dev_norm &norm,
+                    float *keep, uint64_t *words, pi_dev_seq seq);
+/* Bits of the rows whose signs agree with those of h, as te's marks. */
+te_status sign_marks(te_cuda *d, const pi_dev_scores &a, int32_t n_tok, uint8_t *bits, size_t ld_bits);
+/* Bits of the rows of scores [n_tok][n] that reach *threshold. */
+te_status threshold_marks(te_cuda *d, const float *scores, size_t ld_scores, int32_t n_tok, int32_t n,
+                          const float *threshold, uint8_t *bits, size_t ld_bits);
+
+} // namespace pi
+#endif

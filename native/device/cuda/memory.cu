@@ -1,0 +1,257 @@
+/* memory.cu - a GPU's memory within its budget, and weights on their way into it. */
+#include <cstring>
+
+#include <cuda_runtime.h>
+
+#include "cuda.cuh"
+
+namespace pi {
+namespace {
+
+/* Rows pass through two halves of pinned memory while the other half is read by the device. */
+constexpr size_t half_bytes = 8u << 20;
+
+pi_status status(te_status st) { return (pi_status)st; }
+
+/* The driver loads code when it is first used: at most this much for one kind of work. */
+constexpr uint64_t code_bytes = 64u << 20;
+
+/* cudaMalloc takes whole pages of 2 MiB, and puts small pieces together in one. */
+constexpr uint64_t page_bytes = 2u << 20;
+constexpr size_t slab_bytes = 256u << 20;
+
+pi_status refuse_budget(const Cuda *c, size_t n_bytes) {
+    return status(te_fail(TE_MEMORY, "%.1f MiB more would exceed the GPU's budget: %.1f of %.1f MiB are used",
+                          (double)n_bytes / 0x1p20, (double)c->used_bytes / 0x1p20, (double)c->budget_bytes / 0x1p20));
+}
+bool fits(const Cuda *c, size_t n_bytes) {
+    return !c->budget_bytes || (n_bytes <= c->budget_bytes && c->used_bytes <= c->budget_bytes - n_bytes);
+}
+
+} // namespace
+
+uint64_t free_bytes(Cuda *c) {
+    te_cuda_memory m = {};
+    return c->te->memory(c->d, &m) == TE_OK ? m.free_bytes : 0;
+}
+
+void *alloc_alone(pi_device *dev, size_t n_bytes) {
+    Cuda *c = of(dev);
+    if (!n_bytes) n_bytes = 1;
+    if (!fits(c, n_bytes)) return (void)refuse_budget(c, n_bytes), nullptr;
+    const uint64_t before = free_bytes(c);
+    void *p = nullptr;
+    if (c->te->alloc(c->d, n_bytes, &p) != TE_OK) return nullptr;
+    count_taken(c, before, n_bytes);
+    if (!fits(c, 0)) {
+        give(dev, p, n_bytes);
+        return (void)refuse_budget(c, n_bytes), nullptr;
+    }
+    return p;
+}
+
+namespace {
+
+size_t pages(size_t n_bytes) { return (n_bytes + page_bytes - 1) / page_bytes * page_bytes; }
+
+/* Another piece of memory that holds n bytes, and more of the same kind where the budget is far from spent. */
+Slab *add_slab(pi_device *dev, size_t n_bytes) {
+    Cuda *c = of(dev);
+    if (c->n_slabs == MAX_SLABS)
+        return (void)te_fail(TE_MEMORY, "more than %d pieces of a GPU's memory", (int)MAX_SLABS), nullptr;
+    size_t want = slab_bytes;
+    if (c->budget_bytes) {
+        const uint64_t left = c->budget_bytes > c->used_bytes ? c->budget_bytes - c->used_bytes : 0;
+        if (want > left / 8) want = (size_t)(left / 8);
+    }
+    if (n_bytes > want) want = n_bytes;
+    void *p = alloc_alone(dev, pages(want));
+    if (!p) return nullptr;
+    c->slab[c->n_slabs] = {(char *)p, pages(want), 0};
+    return &c->slab[c->n_slabs++];
+}
+
+} // namespace
+
+/* Matrices share pieces of memory: by itself, each would waste half a page. */
+void *alloc(pi_device *dev, size_t n_bytes) {
+    Cuda *c = of(dev);
+    const size_t align = PI_DEVICE_ALIGN, n = n_bytes ? (n_bytes + align - 1) / align * align : align;
+    if (n < n_bytes) return (void)refuse_budget(c, n_bytes), nullptr;
+    Slab *s = nullptr;
+    for (int32_t i = 0; i < c->n_slabs && !s; i++)
+        if (c->slab[i].n_bytes - c->slab[i].used_bytes >= n) s = &c->slab[i];
+    if (!s) s = add_slab(dev, n);
+    if (!s) return nullptr;
+    char *p = s->p + s->used_bytes;
+    if (c->te->fill(c->d, p, 0, n) != TE_OK) return nullptr;
+    s->used_bytes += n;
+    return p;
+}
+
+void count_taken(Cuda *c, uint64_t free_before, uint64_t n_bytes) {
+    const uint64_t after = free_bytes(c);
+    uint64_t took = free_before > after ? free_before - after : 0;
+    if (took > n_bytes + page_bytes) took = n_bytes + page_bytes; /* the rest is other programs' */
+    c->used_bytes += took;
+}
+
+/* NVML, the driver's library for looking at GPUs, needs no context. Its declarations are not everywhere where CUDA's are. */
+uint64_t used_without_context(int32_t index) {
+    struct Memory {
+        unsigned long long total, free, used;
+    } m = {};
+    char bus[32], why[256];
+    void *gpu = nullptr;
+    int (*init)(void) = nullptr, (*handle)(const char *, void **) = nullptr, (*memory)(void *, Memory *) = nullptr;
+    void *library = te_os_library("libnvidia-ml.so.1", why, sizeof why);
+    if (!library || !te_os_symbol(library, "nvmlInit_v2", (void *)&init, sizeof init) ||
+        !te_os_symbol(library, "nvmlDeviceGetHandleByPciBusId_v2", (void *)&handle, sizeof handle) ||
+        !te_os_symbol(library, "nvmlDeviceGetMemoryInfo", (void *)&memory, sizeof memory))
+        return 0;
+    if (cudaDeviceGetPCIBusId(bus, sizeof bus, index) != cudaSuccess) return (void)cudaGetLastError(), 0;
+    return init() == 0 && handle(bus, &gpu) == 0 && memory(gpu, &m) == 0 ? m.used : 0;
+}
+
+void give(pi_device *dev, void *p, size_t n_bytes) {
+    Cuda *c = of(dev);
+    const uint64_t before = free_bytes(c);
+    if (!p || c->te->free(c->d, p) != TE_OK) return;
+    const uint64_t after = free_bytes(c);
+    uint64_t gave = after > before ? after - before : 0;
+    if (gave > n_bytes + page_bytes) gave = n_bytes + page_bytes;
+    c->used_bytes -= gave < c->used_bytes ? gave : c->used_bytes;
+}
+
+void *share(pi_device *dev, size_t n_bytes) {
+    Cuda *c = of(dev);
+    void *p = nullptr;
+    if (c->te->host_alloc(c->d, n_bytes ? n_bytes : 1, &p) != TE_OK) return nullptr;
+    memset(p, 0, n_bytes ? n_bytes : 1);
+    return p;
+}
+
+pi_status upload(pi_device *dev, void *to, const void *from, size_t n_bytes) {
+    Cuda *c = of(dev);
+    const te_status st = c->te->upload(c->d, to, from, n_bytes);
+    return status(st != TE_OK ? st : c->te->wait(c->d, finish_seconds));
+}
+pi_status download(pi_device *dev, void *to, const void *from, size_t n_bytes) {
+    Cuda *c = of(dev);
+    const te_status st = c->te->download(c->d, to, from, n_bytes);
+    return status(st != TE_OK ? st : c->te->wait(c->d, finish_seconds));
+}
+pi_status copy(pi_device *dev, void *to, const void *from, size_t n_bytes) {
+    Cuda *c = of(dev);
+    return status(c->te->copy(c->d, to, from, n_bytes));
+}
+
+pi_status map(pi_device *dev, const void *p, size_t n_bytes) {
+    Cuda *c = of(dev);
+    if (c->n_mapped == MAX_RANGES)
+        return status(te_fail(TE_UNSUPPORTED, "more than %d pieces of host memory to map", (int)MAX_RANGES));
+    const void *device = nullptr;
+    const te_status st = c->te->host_register(c->d, p, n_bytes, &device);
+    if (st == TE_OK) c->mapped[c->n_mapped++] = {(const char *)p, n_bytes, (const char *)device};
+    return status(st);
+}
+
+const void *mapped(const Cuda *c, const void *p) {
+    for (int32_t i = 0; i < c->n_mapped; i++) {
+        const Range &r = c->mapped[i];
+        if ((const char *)p >= r.host && (const char *)p < r.host + r.n_bytes)
+            return r.device + ((const char *)p - r.host);
+    }
+    return nullptr;
+}
+
+namespace {
+
+struct Gather {
+    const te_mat *from;
+    const int32_t *ids; /* H */
+    bool columns;
+    te_mat to;
+};
+
+/* The ids at `at`, for kernels. */
+const int32_t *list_at(const Gather &g, int32_t n, char *at) {
+    if (!g.ids) return nullptr;
+    memcpy(at, g.ids, sizeof(int32_t) * (size_t)n);
+    return (const int32_t *)at;
+}
+
+size_t room_of(size_t n_bytes) { return (n_bytes + 15) / 16 * 16; }
+
+/* Where kernels read the whole of the source: one operation. */
+te_status pack_mapped(Cuda *c, const Gather &g, const void *src) {
+    const int32_t n = g.columns ? g.to.cols / te_type_get(g.to.type)->block_weights : g.to.n_rows;
+    if (g.ids && (size_t)n > 2 * half_bytes / sizeof(int32_t))
+        return te_fail(TE_UNSUPPORTED, "a list of %d rows is too long", (int)n);
+    const int32_t *list = list_at(g, n, c->ring);
+    te_cuda_pack op = {};
+    op.dst = g.to;
+    op.src = src;
+    op.src_stride = g.from->stride;
+    op.rows = g.columns ? nullptr : list;
+    op.blocks = g.columns ? list : nullptr;
+    const te_status st = c->te->pack(c->d, &op), waited = c->te->wait(c->d, finish_seconds);
+    return st != TE_OK ? st : waited;
+}
+
+/* Puts rows of the result from `first` on at `at`, as many as half the ring holds, with what the operation needs. */
+te_status gather(const Gather &g, int32_t first, char *at, te_cuda_pack *op) {
+    const te_mat &m = *g.from;
+    const size_t row = te_row_bytes(m.type, m.cols), stride = room_of(row);
+    const int32_t n_blocks = g.columns ? g.to.cols / te_type_get(m.type)->block_weights : 0;
+    const size_t list = room_of(sizeof(int32_t) * (size_t)n_blocks);
+    if (list + stride > half_bytes)
+        return te_fail(TE_UNSUPPORTED, "a row of %zu bytes is too long to be brought to a GPU", row);
+    const size_t most = (half_bytes - list) / stride;
+    int32_t n = g.to.n_rows - first;
+    if ((size_t)n > most) n = (int32_t)most;
+    *op = {};
+    op->dst = g.to;
+    op->dst.w = (const char *)g.to.w + g.to.stride * (size_t)first;
+    op->dst.n_rows = n;
+    op->src = at + list;
+    op->src_stride = stride;
+    op->blocks = g.columns ? list_at(g, n_blocks, at) : nullptr;
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t r = !g.columns && g.ids ? g.ids[first + i] : first + i;
+        memcpy(at + list + stride * (size_t)i, (const char *)m.w + m.stride * (size_t)r, row);
+    }
+    return TE_OK;
+}
+
+} // namespace
+
+pi_status pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns, te_mat *out) {
+    Cuda *c = of(dev);
+    const int32_t cols = columns ? n : from->cols, rows = columns ? from->n_rows : n;
+    *out = te_mat{out->w, c->te->stride(from->type, cols), from->type, cols, rows};
+    if (!c->ring) c->ring = (char *)share(dev, 2 * half_bytes);
+    if (!c->ring) return PI_ERROR_MEMORY;
+    const Gather g = {from, ids, columns, *out};
+    const uint64_t before = c->packed ? 0 : free_bytes(c); /* the first call loads the kernel */
+    if (const void *src = mapped(c, from->w)) {
+        const te_status st = pack_mapped(c, g, src);
+        if (!c->packed) count_taken(c, before, code_bytes);
+        c->packed = true;
+        return status(st);
+    }
+    te_status st = TE_OK;
+    for (int32_t first = 0, turn = 0; first < rows && st == TE_OK; turn ^= 1) {
+        te_cuda_pack op;
+        st = gather(g, first, c->ring + half_bytes * (size_t)turn, &op);
+        if (st == TE_OK) st = c->te->wait(c->d, finish_seconds); /* the other half is free again */
+        if (st == TE_OK) st = c->te->pack(c->d, &op);
+        first += op.dst.n_rows;
+    }
+    const te_status waited = c->te->wait(c->d, finish_seconds);
+    if (!c->packed) count_taken(c, before, code_bytes);
+    c->packed = true;
+    return status(st != TE_OK ? st : waited);
+}
+
+} // namespace pi

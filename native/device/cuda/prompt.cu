@@ -1,0 +1,151 @@
+/* prompt.cu - operations of more tokens than the kernels for decoding take: products of F16, with the matrices as they
+ * are or converted piece by piece. */
+#include "cuda.cuh"
+#include "kernels.cuh"
+
+namespace pi {
+namespace {
+
+/* Room for F16 values of n_tok tokens. */
+te_cuda_half half_room(Cuda *c, Room r, int32_t n_tok, int32_t cols) {
+    te_cuda_half h = {};
+    h.ld = (size_t)(cols + 7) / 8 * 8;
+    const size_t values = (size_t)n_tok * h.ld * 2, scale = (values + 255) / 256 * 256;
+    char *p = (char *)room(c, r, scale + sizeof(float) * ((size_t)n_tok + 1));
+    h.v = p;
+    h.scale = (float *)(p + scale);
+    return h;
+}
+
+void halve(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_cuda_norm &norm,
+           te_cuda_half to) {
+    te_cuda_halve op = {};
+    op.x = x;
+    op.ldx = ldx;
+    op.n_tok = n_tok;
+    op.cols = cols;
+    op.norm = norm;
+    op.to = to;
+    note(c, c->te->halve(c->d, &op));
+}
+
+/* Room that products with these matrices like best. */
+void *gemm_room(Cuda *c, te_cuda_gemm *op) {
+    size_t most = 0;
+    for (int32_t i = 0; i < op->n_products; i++) {
+        size_t least = 0;
+        const size_t n = c->te->gemm_scratch(c->d, &op->product[i].w, op->n_tok, &least);
+        if (n > most) most = n;
+    }
+    op->n_scratch = most;
+    return op->scratch = room(c, GEMM, most);
+}
+
+size_t floats_of(int32_t n_tok, int32_t n) { return (size_t)n_tok * ((size_t)(n + 3) / 4 * 4); }
+
+} // namespace
+
+void many_linear(Cuda *c, const pi_dev_linear *a) {
+    if (a->side.wanted && ready(c))
+        note(c,
+             norm_rows(c->d, a->x, a->ldx, a->n_tok, a->cols, a->side.norm, a->side.keep, a->side.post, a->side.seq));
+    if (!a->n_out) return;
+    te_cuda_gemm op = {};
+    op.x = half_room(c, HALF_X, a->n_tok, a->cols);
+    op.n_tok = a->n_tok;
+    op.n_products = a->n_out;
+    products_of(a, 0, op.product);
+    (void)gemm_room(c, &op);
+    if (!ready(c)) return;
+    halve(c, a->x, a->ldx, a->n_tok, a->cols, norm_of(a->norm), op.x);
+    note(c, c->te->gemm(c->d, &op));
+}
+
+void many_attention(Cuda *c, const pi_dev_attention *a) {
+    te_cuda_attention op;
+    attention_of(a, 0, a->n_tok, &op);
+    op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->prompt_attention_floats(c->d, &op));
+    if (ready(c)) note(c, c->te->prompt_attention(c->d, &op));
+}
+
+namespace {
+
+/* Bits of the wanted rows; null if all are. */
+uint8_t *wanted(Cuda *c, const pi_dev_scores &a, int32_t n_tok, size_t *ld) {
+    if (!a.fc2.w && !a.sign) return nullptr;
+    const int32_t n = a.fc2.w ? a.fc2.n_rows : a.n_rows;
+    const size_t ld_scores = (size_t)(n + 3) / 4 * 4;
+    *ld = (size_t)(n + 31) / 32 * 4;
+    uint8_t *bits = (uint8_t *)room(c, BITS, *ld * (size_t)n_tok);
+    float *scores = a.fc2.w ? (float *)room(c, SCORES, sizeof(float) * (size_t)n_tok * ld_scores) : nullptr;
+    if (!ready(c)) return bits;
+    if (a.sign) {
+        note(c, sign_marks(c->d, a, n_tok, bits, *ld));
+        return bits;
+    }
+    pieces(n_tok, [&](int32_t t, int32_t m) {
+        te_cuda_linear op = {};
+        op.x = a.z + (size_t)a.fc2.cols * (size_t)t;
+        op.ldx = (size_t)a.fc2.cols;
+        op.n_tok = m;
+        op.n_products = 1;
+        op.product[0].w = a.fc2;
+        op.product[0].y = scores + ld_scores * (size_t)t;
+        op.product[0].ldy = ld_scores;
+        note(c, c->te->linear(c->d, &op));
+    });
+    note(c, threshold_marks(c->d, scores, ld_scores, n_tok, n, a.threshold, bits, *ld));
+    return bits;
+}
+
+void ffn(Cuda *c, const pi_dev_ffn *a, const te_cuda_half &x) {
+    const int32_t n = a->up.n_rows, n_embd = a->up.cols, n_tok = a->n_tok;
+    const size_t ld = (size_t)(n + 3) / 4 * 4;
+    te_cuda_act act = {};
+    act.mask = wanted(c, a->scores, n_tok, &act.ld_mask);
+    act.up = (float *)room(c, HIDDEN, sizeof(float) * floats_of(n_tok, n) * (a->gate.w ? 2 : 1));
+    act.gate = a->gate.w ? act.up + floats_of(n_tok, n) : nullptr;
+    act.ld_up = act.ld_gate = ld;
+    act.n_tok = n_tok;
+    act.n = n;
+    act.up_bias = a->up_bias;
+    act.act = (te_activation)a->act;
+    act.threshold = a->act_threshold;
+    act.to = half_room(c, HALF_H, n_tok, n);
+    act.counts = a->counts;
+    te_cuda_gemm in = {}, out = {};
+    in.x = x;
+    in.n_tok = out.n_tok = n_tok;
+    in.product[0].w = a->up;
+    in.product[0].y = const_cast<float *>(act.up);
+    in.product[1].w = a->gate;
+    in.product[1].y = const_cast<float *>(act.gate);
+    in.product[0].ldy = in.product[1].ldy = ld;
+    in.n_products = a->gate.w ? 2 : 1;
+    out.x = act.to;
+    out.transposed = a->down.w != nullptr;
+    out.n_products = 1;
+    out.product[0].w = a->down.w ? a->down : a->down_out;
+    out.product[0].y = a->y;
+    out.product[0].ldy = out.product[0].ld_add = (size_t)n_embd;
+    out.product[0].add = a->add ? a->y : nullptr;
+    (void)gemm_room(c, &in);
+    (void)gemm_room(c, &out);
+    if (!ready(c)) return;
+    note(c, c->te->gemm(c->d, &in));
+    note(c, c->te->act(c->d, &act));
+    note(c, c->te->gemm(c->d, &out));
+}
+
+} // namespace
+
+void many_ffn(Cuda *c, const pi_dev_ffn *a) {
+    const te_cuda_half x = half_room(c, HALF_X, a->n_tok, a->up.cols);
+    /* Of a layer's several calls the first makes the input. */
+    if (ready(c) && !a->add) halve(c, a->x, (size_t)a->up.cols, a->n_tok, a->up.cols, norm_of(a->norm), x);
+    if (a->staged && ready(c)) note(c, c->te->load_ready(c->d, a->stage));
+    ffn(c, a, x);
+    if (a->staged && ready(c)) note(c, c->te->load_free(c->d, a->stage));
+}
+
+} // namespace pi

@@ -1,0 +1,468 @@
+"""AsyncLlama: one model and many conversations at once, for asyncio programs.
+
+    async with AsyncLlama("model.gguf", n_parallel=8) as llm:
+        answers = await asyncio.gather(*(llm.create_completion(p, max_tokens=64) for p in prompts))
+        async for chunk in await llm.create_chat_completion(messages, stream=True): ...
+
+What is under way at the same time is computed together (scheduler.py). Cancelling a task, or leaving a
+stream before its end, frees its place at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, TypeVar, overload
+
+import numpy as np
+
+from . import machine
+from .embedding import POOLING, pooling_number, pooling_of_file
+from .errors import ArgumentError, ClosedError
+from .file import ModelFile
+from .llama import Llama
+from .scheduler import Scheduler, SchedulerStats
+from .shared import Seat
+
+__all__ = ["AsyncLlama", "AsyncStream"]
+
+T = TypeVar("T")
+Chunk = dict[str, Any]
+Prompt = str | bytes | Sequence[int]
+
+_HELD = 16  # sequences beyond those under way, whose beginnings later prompts may share
+_SINGLE = ("logits_all", "context_shift", "draft_model", "vocab_only", "online_statistics", "n_seq")
+
+
+class AsyncStream(AsyncIterator[Chunk]):
+    """The parts of an answer; `async for` waits for them."""
+
+    def __init__(self, seats: Sequence[Seat]) -> None:
+        self._seats = seats
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
+        self._left = len(seats)
+        self._gone = False
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Token counts so far, in OpenAI's shape."""
+        return _usage(self._seats)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more comes."""
+        return not self._left
+
+    def put(self, item: Chunk | BaseException | None) -> None:
+        """From another thread: a part; None: one of the answers is complete."""
+        if not self._gone:
+            try:
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+            except RuntimeError:  # the loop is closed: nobody reads any more
+                self.cancel()
+
+    async def __anext__(self) -> Chunk:
+        while self._left:
+            try:
+                item = await self._queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+            except BaseException:  # the task that reads was cancelled, or the answer failed
+                self.cancel()
+                raise
+            if item is not None:
+                return item
+            self._left -= 1
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        """Ends the answer: its place is free before the next step."""
+        self._gone = True
+        self._left = 0
+        for seat in self._seats:
+            seat.close()
+
+    async def aclose(self) -> None:
+        """The same: what ends an asynchronous iterator."""
+        self.cancel()
+
+    def __del__(self) -> None:
+        if self._left:
+            self.cancel()
+
+
+class AsyncLlama:
+    """A model that answers many requests at the same time. Its coroutines belong to one event loop at a time;
+    everything else may be called from any thread."""
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        n_parallel: int = 8,
+        max_waiting: int = 64,
+        n_ctx: int | Literal["auto"] | None = None,
+        n_pool: int | None = None,
+        prompt_part: int | None = None,
+        pooling: str | int | None = None,
+        **options: Any,
+    ) -> None:
+        """Opens and loads, which takes as long as it does for Llama.
+
+        n_parallel: conversations that are computed at the same time.
+        max_waiting: requests that wait for a place; one more raises BusyError.
+        n_ctx: most tokens of one conversation, as in Llama.
+        n_pool: tokens that all conversations together can hold; None: n_ctx for each of n_parallel, where a
+            GPU may be used for two of them. Where it does not suffice, some wait.
+        prompt_part: tokens of a prompt that are read in one step while others generate; None: 128. More reads
+            prompts sooner, less makes others pause for a shorter time.
+        pooling: how embed() makes one vector of a text: "mean", "last", "cls", or "none" (one per token);
+            None: as the file says, else "mean".
+        options: of Llama; those that belong to a single context (logits_all, context_shift, draft_model,
+            online_statistics) are refused. A plan must have n_parallel sequences or more; those beyond hold
+            what later prompts may share.
+        """
+        for name in (
+            *("logits_all", "context_shift", "draft_model", "vocab_only"),
+            "online_statistics",
+            "n_seq",
+        ):
+            if options.pop(name, None):
+                raise ArgumentError(f"AsyncLlama has no {name}: its context is many conversations")
+        if n_parallel < 1:
+            raise ArgumentError(f"n_parallel is {n_parallel}, it must be at least 1")
+        has_plan = options.get("plan") is not None
+        if n_pool is None and not has_plan and not isinstance(n_ctx, str):
+            each = n_ctx or _trained_ctx(model_path)
+            n_pool = each * (min(n_parallel, 2) if _may_use_gpu(options) else n_parallel)
+        self.n_parallel = n_parallel
+        self.max_waiting = max_waiting
+        self.llama = Llama(
+            model_path,
+            n_ctx=n_ctx,
+            n_seq=1 if has_plan else n_parallel + _HELD,  # a plan says itself how many
+            n_pool=n_pool,
+            embedding=True,
+            **options,
+        )
+        """The object below, for tokenize(), info() and the like. Its own context must not be used."""
+        if self.llama.session.info.n_seq < n_parallel:
+            n_seq = self.llama.session.info.n_seq
+            self.llama.close()
+            raise ArgumentError(f"n_parallel is {n_parallel}, and the plan has {n_seq} sequences")
+        kind = pooling_number(pooling)
+        self.pooling = kind if kind >= 0 else pooling_of_file(self.llama.file) or POOLING["mean"]
+        self.scheduler = Scheduler(
+            self.llama.session,
+            max_running=n_parallel,
+            max_waiting=max_waiting,
+            **({} if prompt_part is None else {"prompt_part": prompt_part}),
+        )
+        # A request has a thread, which does little: it waits for tokens and turns them into text.
+        self._threads = ThreadPoolExecutor(
+            n_parallel + max_waiting + 4, thread_name_prefix="powerinfer-request"
+        )
+        self._seats: set[Seat] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def demo(cls, **options: Any) -> AsyncLlama:
+        """Opens the small model that comes with the package."""
+        return cls("demo", **options)
+
+    # -- text
+
+    @overload
+    async def create_completion(
+        self, prompt: Prompt | Sequence[Prompt], *, stream: Literal[False] = False, **options: Any
+    ) -> Chunk: ...
+
+    @overload
+    async def create_completion(
+        self, prompt: Prompt | Sequence[Prompt], *, stream: Literal[True], **options: Any
+    ) -> AsyncStream: ...
+
+    @overload
+    async def create_completion(
+        self, prompt: Prompt | Sequence[Prompt], *, stream: bool, **options: Any
+    ) -> Chunk | AsyncStream: ...
+
+    async def create_completion(
+        self, prompt: Prompt | Sequence[Prompt], *, stream: bool = False, **options: Any
+    ) -> Chunk | AsyncStream:
+        """Continues a prompt, or each of a list of prompts: as Llama.create_completion, with `n` for several
+        answers to each, and `timeout_s`.
+
+        After timeout_s seconds an answer ends as if by max_tokens; one that has not begun raises
+        TimeoutError. Raises BusyError if too many requests wait.
+        """
+        several = not isinstance(prompt, (str, bytes)) and len(prompt) and not _is_id(prompt[0])
+        prompts = list(prompt) if several else [prompt]
+        return await self._create(Llama.create_completion, prompts, stream, options)
+
+    @overload
+    async def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[False] = False, **options: Any
+    ) -> Chunk: ...
+
+    @overload
+    async def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[True], **options: Any
+    ) -> AsyncStream: ...
+
+    @overload
+    async def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: bool, **options: Any
+    ) -> Chunk | AsyncStream: ...
+
+    async def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: bool = False, **options: Any
+    ) -> Chunk | AsyncStream:
+        """Answers a conversation: as Llama.create_chat_completion, with what create_completion adds."""
+        return await self._create(Llama.create_chat_completion, [messages], stream, options)
+
+    async def _create(
+        self, method: Callable[..., Any], given: Sequence[Any], stream: bool, options: dict[str, Any]
+    ) -> Chunk | AsyncStream:
+        """n answers to each of what is given, computed together."""
+        options = dict(options)
+        n, timeout_s = options.pop("n", None), options.pop("timeout_s", None)
+        n = 1 if n is None else n
+        if n < 1:
+            raise ArgumentError(f"n is {n}, it must be at least 1")
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        limit = options.get("max_tokens")
+        limit = None if limit is None or limit <= 0 else limit
+        calls = []
+        for what in given:
+            for i in range(n):
+                own = options | {"stream": stream}
+                if options.get("seed") is not None:
+                    own["seed"] = options["seed"] + i
+                calls.append((self._sit(limit=limit, deadline=deadline, is_first=not i), what, own))
+        seats = [seat for seat, _, _ in calls]
+
+        def begin(seat: Seat, what: Any, own: dict[str, Any]) -> Any:
+            try:
+                result = method(seat, what, **own)
+                if not stream:
+                    _say_why(seat, result)
+                return result
+            finally:
+                if not stream:
+                    self._stand_up(seat)
+
+        try:
+            results = await asyncio.gather(*(self._in_thread(begin, *call) for call in calls))
+        except BaseException:
+            for seat in seats:
+                self._stand_up(seat)
+            raise
+        if stream:
+            return self._stream(seats, results)
+        whole: Chunk = results[0]
+        for i, result in enumerate(results[1:], 1):
+            whole["choices"].append(result["choices"][0] | {"index": i})
+        whole["usage"] = _usage(seats)
+        return whole
+
+    def _stream(self, seats: list[Seat], answers: list[Iterator[Chunk]]) -> AsyncStream:
+        """The parts of all answers in one stream."""
+        stream = AsyncStream(seats)
+        names: dict[str, Any] = {}  # the first answer's id and time, for all
+
+        def run(i: int, seat: Seat, chunks: Iterator[Chunk]) -> None:
+            try:
+                for chunk in chunks:
+                    _say_why(seat, chunk)
+                    for name in ("id", "created"):
+                        chunk[name] = names.setdefault(name, chunk[name])
+                    for choice in chunk["choices"]:
+                        choice["index"] = i
+                    stream.put(chunk)
+                stream.put(None)
+            except BaseException as error:
+                stream.put(error)
+            finally:
+                self._stand_up(seat)
+
+        for i, (seat, chunks) in enumerate(zip(seats, answers, strict=True)):
+            self._threads.submit(run, i, seat, chunks)
+        return stream
+
+    # -- vectors and tokens
+
+    async def embed(
+        self, input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]], *, normalize: bool = False
+    ) -> list[Any]:
+        """The vector of a text, or of its token ids, pooled as the object was told; a list of texts gives a
+        list of vectors.
+
+        normalize: vectors of length 1.
+        """
+        one, texts = _texts(input)
+        vectors, _ = await self._vectors(texts, normalize=normalize)
+        return vectors[0] if one else vectors
+
+    async def create_embedding(
+        self,
+        input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        *,
+        model: str | None = None,
+        normalize: bool = False,
+        timeout_s: float | None = None,
+    ) -> Chunk:
+        """The same in OpenAI's shape."""
+        _, texts = _texts(input)
+        vectors, n_tokens = await self._vectors(texts, normalize=normalize, timeout_s=timeout_s)
+        data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
+        return {
+            "object": "list",
+            "data": data,
+            "model": self.llama.model_path if model is None else model,
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        }
+
+    async def _vectors(
+        self, texts: Sequence[str | Sequence[int]], *, normalize: bool, timeout_s: float | None = None
+    ) -> tuple[list[Any], int]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        seat = self._sit(deadline=deadline)
+
+        def compute() -> tuple[list[Any], int]:
+            vectors, n_tokens = [], 0
+            try:
+                for text in texts:
+                    ids = seat._checked(seat.tokenize(text, special=True) if isinstance(text, str) else text)
+                    n_tokens += ids.size
+                    vectors.append(seat.vector(ids, pooling=self.pooling, normalize=normalize))
+            finally:
+                self._stand_up(seat)
+            return vectors, n_tokens
+
+        try:
+            return await self._in_thread(compute)
+        except asyncio.CancelledError:
+            self._stand_up(seat)
+            raise
+
+    async def tokenize(self, text: str, *, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of a text, as Llama.tokenize."""
+        return await self._in_thread(self.llama.tokenize, text, add_bos, special)
+
+    async def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """The text of tokens; what is no whole character becomes U+FFFD."""
+        data = await self._in_thread(lambda: self.llama.detokenize(tokens, special=special))
+        return data.decode("utf-8", "replace")
+
+    # -- the object
+
+    def stats(self) -> SchedulerStats:
+        """What is under way, and counts since the object was made."""
+        return self.scheduler.stats()
+
+    def _sit(self, *, limit: int | None = None, deadline: float | None = None, is_first: bool = True) -> Seat:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this AsyncLlama is closed")
+            seat = Seat(self.llama, self.scheduler, limit=limit, deadline=deadline, is_first=is_first)
+            self._seats.add(seat)
+            return seat
+
+    def _stand_up(self, seat: Seat) -> None:
+        seat.close()
+        with self._lock:
+            self._seats.discard(seat)
+
+    def _in_thread(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def begin_close(self, *, grace_s: float = 0.0) -> None:
+        """No new requests from now on; those that wait end, those under way have grace_s seconds."""
+        self.scheduler.begin_close(grace_s=grace_s)
+
+    def close(self, *, grace_s: float = 0.0) -> None:
+        """Ends what is under way, after grace_s seconds at most, and frees the model. Blocks until then."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.scheduler.close(grace_s=grace_s)
+        with self._lock:
+            seats = list(self._seats)
+        for seat in seats:
+            seat.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.llama.close()
+
+    async def aclose(self, *, grace_s: float = 0.0) -> None:
+        """close() without blocking the event loop."""
+        await asyncio.get_running_loop().run_in_executor(None, lambda: self.close(grace_s=grace_s))
+
+    async def __aenter__(self) -> AsyncLlama:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"AsyncLlama({self.llama!r}, n_parallel={self.n_parallel})"
+
+
+def _trained_ctx(model_path: str | os.PathLike[str]) -> int:
+    """The context that Llama takes where none is given."""
+    file = ModelFile(model_path)
+    try:
+        architecture = file.metadata.get("general.architecture")
+        value = file.metadata.get(f"{architecture}.context_length")
+        return min(int(value), 4096) if isinstance(value, int) and value > 0 else 4096
+    finally:
+        file.close()
+
+
+def _may_use_gpu(options: Mapping[str, Any]) -> bool:
+    if options.get("vram_budget") is not None or options.get("devices") is not None:
+        return options.get("vram_budget") != 0
+    return options.get("n_gpu_layers") != 0 and bool(machine.gpus().gpus)
+
+
+def _texts(input: Any) -> tuple[bool, Sequence[str | Sequence[int]]]:
+    """Whether it is one text, and the texts, each of which may be token ids."""
+    if isinstance(input, str) or (len(input) and _is_id(input[0])):
+        return True, [input]
+    if not len(input):
+        raise ArgumentError("input is empty")
+    return False, input
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, (int, np.integer))
+
+
+def _usage(seats: Sequence[Seat]) -> dict[str, Any]:
+    """A prompt that has several answers counts once."""
+    n_prompt = sum(seat.n_prompt for seat in seats if seat.is_first)
+    n_given = sum(seat.n_given for seat in seats)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_given,
+        "total_tokens": n_prompt + n_given,
+        "prompt_tokens_details": {"cached_tokens": sum(seat.n_reused for seat in seats if seat.is_first)},
+    }
+
+
+def _say_why(seat: Seat, result: Any) -> None:
+    """An answer that was cut off did not stop by itself."""
+    reason = seat.streams[-1].reason if seat.streams else None
+    if reason == "time" and not seat.n_given:
+        raise TimeoutError("the time for this request is over")
+    if reason == "time":
+        for choice in result["choices"]:
+            if choice["finish_reason"] == "stop":
+                choice["finish_reason"] = "length"

@@ -1,0 +1,178 @@
+"""`powerinfer serve [MODEL]`: OpenAI's HTTP interface and the chat page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from ..errors import ArgumentError, FileError
+from ..terminal import Bar
+from .options import (
+    add_model_arguments,
+    add_sampling_arguments,
+    choose_model,
+    load_arguments,
+    open_with_examples,
+    sampling_arguments,
+)
+
+EXAMPLES = """
+powerinfer serve                                         the demo model on http://127.0.0.1:8080
+powerinfer serve model.gguf --vram-budget 8              with 8 GiB of the GPU's memory
+powerinfer serve -m model.gguf -c 8192 -np 4 -a bamboo   4 conversations of 8192 tokens, named bamboo
+powerinfer serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+
+curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+  -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    open_with_examples(parser, EXAMPLES)
+    add_model_arguments(parser, default="demo")
+    server = parser.add_argument_group("server")
+    server.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    server.add_argument("--port", type=int, default=8080, help="0: a free one (default %(default)s)")
+    server.add_argument(
+        "-a",
+        "--alias",
+        metavar="NAMES",
+        help="what clients call the model, several with commas (default: the file's name)",
+    )
+    server.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY", help="may be given several times"
+    )
+    server.add_argument("--api-key-file", type=Path, metavar="FILE", help="a key on each line")
+    server.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help='a name in the Host header that is answered to, besides localhost; "*": any',
+    )
+    server.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help='a web page\'s origin whose scripts browsers may let in, https://example.org; "*": any '
+        "(default: none)",
+    )
+    server.add_argument("--ssl-cert-file", metavar="FILE", help="serve https")
+    server.add_argument("--ssl-key-file", metavar="FILE")
+    server.add_argument("-v", "--verbose", action="store_true", help="a line on stderr for each request")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "-np",
+        "--parallel",
+        type=int,
+        default=8,
+        metavar="N",
+        help="conversations computed at the same time (default %(default)s)",
+    )
+    limits.add_argument(
+        "--kv-tokens",
+        type=int,
+        metavar="N",
+        help="tokens that all conversations together can hold (default: n_ctx for each)",
+    )
+    limits.add_argument(
+        "--prompt-part",
+        type=int,
+        metavar="N",
+        help="tokens of a prompt read between two tokens of others' answers (default 128)",
+    )
+    limits.add_argument(
+        "--max-waiting",
+        type=int,
+        default=64,
+        metavar="N",
+        help="requests that may wait; more get status 429 (default %(default)s)",
+    )
+    limits.add_argument("--max-body", type=float, default=8, metavar="MIB", help="(default %(default)s)")
+    limits.add_argument(
+        "--timeout", type=float, default=600, metavar="SECONDS", help="for one answer (default %(default)s)"
+    )
+    limits.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=10,
+        metavar="SECONDS",
+        help="that answers under way have at the end (default %(default)s)",
+    )
+    limits.add_argument(
+        "--pooling",
+        choices=("mean", "last", "cls"),
+        default="mean",
+        help="how embeddings are made of the tokens' vectors (default %(default)s)",
+    )
+    add_sampling_arguments(parser)
+
+
+def read_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """Of options and file. An empty key, which everybody knows, is an error."""
+    keys = list(args.api_key)
+    if args.api_key_file is not None:
+        try:
+            lines = args.api_key_file.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FileError(f"cannot read the keys in {args.api_key_file}: {error}") from None
+        keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not keys:
+            raise ArgumentError(f"{args.api_key_file} holds no key")
+    if not all(key.strip() for key in keys):
+        raise ArgumentError("an API key is empty")
+    return tuple(keys)
+
+
+def main(args: argparse.Namespace) -> int:
+    choose_model(args)
+    if args.context_shift:
+        raise ArgumentError("--context-shift: conversations of a server end where n_ctx is full")
+    if not 0 <= args.port < 65536:
+        raise ArgumentError(f"--port is {args.port}, it must be in 0..65535")
+    for name in ("max_body", "timeout", "shutdown_timeout"):
+        if not getattr(args, name) >= 0:
+            raise ArgumentError(f"--{name.replace('_', '-')} is {getattr(args, name)}: too small")
+    keys = read_keys(args)
+
+    from ..server import Settings, need_extra, serve
+
+    need_extra()
+    from ..async_llama import AsyncLlama
+
+    defaults = sampling_arguments(args)
+    most = defaults.pop("max_tokens", None)
+    stem = os.path.basename(args.model).removesuffix(".gguf")
+    settings = Settings(
+        host=args.host,
+        port=args.port,
+        names=tuple(name for name in (args.alias or stem).split(",") if name) or (stem,),
+        api_keys=keys,
+        allowed_hosts=tuple(args.allowed_host),
+        cors_origins=tuple(args.cors),
+        defaults=defaults,
+        max_tokens=most if most is not None and most > 0 else None,
+        max_body_bytes=int(args.max_body * (1 << 20)),
+        timeout_s=args.timeout,
+        shutdown_s=args.shutdown_timeout,
+        access_log=args.verbose,
+        ssl_certfile=args.ssl_cert_file,
+        ssl_keyfile=args.ssl_key_file,
+    )
+    options = load_arguments(args)
+    options.pop("context_shift")
+    with Bar(f"loading {args.model}") as bar:
+        llm = AsyncLlama(
+            args.model,
+            n_parallel=args.parallel,
+            n_pool=args.kv_tokens,
+            prompt_part=args.prompt_part,
+            max_waiting=args.max_waiting,
+            pooling=args.pooling,
+            progress=bar,
+            **options,
+        )
+    serve(llm, settings)
+    return 0

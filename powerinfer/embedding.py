@@ -1,0 +1,155 @@
+"""Vectors of texts: pooling, and the methods of Llama that make embeddings."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ArgumentError, UnsupportedError
+from .file import ModelFile
+from .session import Session, as_int32
+from .types import CreateEmbeddingResponse
+
+Vectors = npt.NDArray[np.float32]
+
+# llama.cpp's numbers, and what its files and its command line call them.
+POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3}
+_RANK = 4
+
+
+def pooling_number(value: int | str | None) -> int:
+    """A pooling type by name or number; -1 and None: what the file says. Raises ArgumentError."""
+    if value is None or value == -1:
+        return -1
+    if value in (_RANK, "rank"):
+        raise UnsupportedError("pooling_type 'rank' is for rerankers, which this version cannot run")
+    number = POOLING.get(value, -1) if isinstance(value, str) else value
+    if number not in POOLING.values() or isinstance(value, bool):
+        raise ArgumentError(f"pooling_type is {value!r}; known are {', '.join(POOLING)}, 0 to 3 and -1")
+    return number
+
+
+def pooling_of_file(file: ModelFile) -> int:
+    """What the file says about itself; 0 (none) if it says nothing."""
+    meta = file.metadata
+    value = meta.get(f"{meta.get('general.architecture')}.pooling_type")
+    return value if isinstance(value, int) and value in POOLING.values() else 0
+
+
+def pool(rows: Vectors, pooling: int) -> Vectors:
+    """One vector [n_embd] of those of all tokens [n, n_embd], or the rows themselves for 0."""
+    if pooling == 0:
+        return rows
+    if not len(rows):
+        return np.zeros(rows.shape[1:], np.float32)
+    if pooling == 1:
+        mean: Vectors = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        return mean
+    chosen: Vectors = rows[0] if pooling == 2 else rows[-1]
+    return chosen
+
+
+def normalized(vectors: Vectors) -> Vectors:
+    """Vectors of length 1; a vector of zeros stays."""
+    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    result: Vectors = vectors / np.maximum(length, 1e-12)
+    return result
+
+
+def hidden_states(session: Session, ids: npt.NDArray[np.int32], *, seq: int = 0) -> Vectors:
+    """Final hidden states [n, n_embd] of ids as the beginning of an empty sequence, which is dropped."""
+    rows = []
+    try:
+        step = min(32, session.info.n_batch)  # the logits of a chunk are computed too and take memory
+        for first in range(0, ids.size, step):
+            part = ids[first : first + step]
+            session.feed(part, seq=seq, want_logits=True)
+            rows += [session.hidden(i) for i in range(part.size)]
+    finally:
+        session.drop(seq)
+    return np.stack(rows) if rows else np.empty((0, session.model.info.n_embd), np.float32)
+
+
+class Embeddings(ABC):
+    """What stands first is the part of Llama that these methods need."""
+
+    model_path: str
+    _embedding: bool
+    _pooling: int
+    _lock: threading.RLock
+
+    @property
+    @abstractmethod
+    def session(self) -> Session:
+        """The session below; sequence 0 is this object's context."""
+
+    @abstractmethod
+    def tokenize(self, text: bytes | str, add_bos: bool = True, special: bool = False) -> list[int]: ...
+
+    @abstractmethod
+    def n_ctx(self) -> int: ...
+
+    @abstractmethod
+    def reset(self) -> None: ...
+
+    def pooling_type(self) -> int:
+        """How embed() makes one vector of a text: 0 not at all, 1 mean, 2 the first token's, 3 the last."""
+        return self._pooling
+
+    def embed(
+        self,
+        input: str | Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+        *,
+        pooling: int | str | None = None,
+    ) -> Any:
+        """The vector of a text as a list of floats, or of each of several texts. The context is forgotten.
+
+        Without pooling there is a vector for each token: [n_tokens, n_embd].
+
+        normalize: vectors of length 1.
+        truncate: cut texts to n_ctx tokens; False refuses longer ones.
+        return_count: return (vectors, tokens computed).
+        pooling: instead of the object's own.
+
+        Raises ArgumentError unless the object was made with embedding=True, and for a text that is too long.
+        """
+        if not self._embedding:
+            raise ArgumentError("embed() needs Llama(..., embedding=True)")
+        kind = self._pooling if pooling is None else pooling_number(pooling)
+        texts = [input] if isinstance(input, str) else list(input)
+        if not all(isinstance(text, (str, bytes)) for text in texts):
+            raise ArgumentError("the input of embed() must be a text or several")
+        all_ids = [self.tokenize(text, special=True) for text in texts]
+        n_ctx = self.n_ctx()
+        for ids in all_ids:
+            if len(ids) > n_ctx and not truncate:
+                raise ArgumentError(f"a text has {len(ids)} tokens and n_ctx is {n_ctx}")
+        vectors: list[Any] = []
+        with self._lock:
+            self.reset()
+            for ids in all_ids:
+                pooled = pool(hidden_states(self.session, as_int32("tokens", ids[:n_ctx])), kind)
+                vectors.append((normalized(pooled) if normalize else pooled).tolist())
+        result = vectors[0] if isinstance(input, str) else vectors
+        return (result, sum(min(len(ids), n_ctx) for ids in all_ids)) if return_count else result
+
+    def create_embedding(
+        self, input: str | Sequence[str], model: str | None = None
+    ) -> CreateEmbeddingResponse:
+        """embed() in OpenAI's shape."""
+        texts = [input] if isinstance(input, str) else list(input)
+        vectors, n_tokens = self.embed(texts, return_count=True)
+        return {
+            "object": "list",
+            "data": [{"object": "embedding", "embedding": v, "index": i} for i, v in enumerate(vectors)],
+            "model": self.model_path if model is None else model,
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        }

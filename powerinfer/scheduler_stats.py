@@ -1,0 +1,60 @@
+"""What a scheduler tells of itself."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from .session import LayerStep
+
+_RATE_S = 5.0  # speeds are those of the last seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerStats:
+    """What a scheduler does at the moment and has done since it was made."""
+
+    running: int
+    waiting: int
+    max_running: int
+    max_waiting: int
+    n_ended: dict[str, int]
+    """Requests by the reason why they ended."""
+    n_prompt_tokens: int
+    n_reused_tokens: int
+    """Of the prompts' tokens those that were held already."""
+    n_computed_tokens: int
+    n_generated_tokens: int
+    n_steps: int
+    n_preempted: int
+    """Times that a generation had to give its memory back and wait."""
+    n_evicted: int
+    """Idle sequences that were forgotten."""
+    kv_used: float
+    """Share of the memory for K and V that is taken, idle sequences included: 0 to 1."""
+    tokens_per_s: float
+    prompt_tokens_per_s: float
+    layers: tuple[LayerStep, ...]
+    """What a step of the last quarter of a second did; empty before the first."""
+
+
+class Rates:
+    """Tokens per second over the last seconds."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, int, int]] = deque()
+
+    def add(self, n_generated: int, n_prompt: int) -> None:
+        now = time.monotonic()
+        self._steps.append((now, n_generated, n_prompt))
+        while self._steps[0][0] < now - _RATE_S:
+            self._steps.popleft()
+
+    def get(self) -> tuple[float, float]:
+        now = time.monotonic()
+        steps = [step for step in tuple(self._steps) if step[0] >= now - _RATE_S]
+        if not steps:
+            return 0.0, 0.0
+        seconds = max(now - steps[0][0], 0.25)
+        return sum(step[1] for step in steps) / seconds, sum(step[2] for step in steps) / seconds

@@ -1,0 +1,406 @@
+"""The endpoints."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import FileResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .. import __version__
+from ..async_llama import AsyncLlama, AsyncStream
+from .events import EventStream, Gone, unless_gone
+from .guard import OPEN, Guard, LastResort
+from .live import engine_view
+from .metrics import Metrics
+from .problems import Problem, json_response, on_http, on_invalid, on_problem, problem_of
+from .schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    EngineView,
+    Error,
+    Generate,
+    Health,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+from .settings import Settings
+
+_log = logging.getLogger("uvicorn.error")
+
+PAGE = Path(__file__).parent / "page"
+
+_SLACK = 16  # open requests beyond those that compute or wait: their clients read slowly
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "typical_p", "repeat_penalty", "penalty_last_n"),
+    *("presence_penalty", "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
+)
+_CHAT = ("logprobs", "top_logprobs", "tools", "tool_choice", "response_format")
+_COMPLETION = ("logprobs", "echo", "suffix")
+
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Error, "description": text}
+    for status, text in {
+        400: "The request cannot be fulfilled as it is.",
+        401: "The API key is missing or wrong.",
+        403: "The host name is not allowed.",
+        404: "There is no such model.",
+        408: "The body did not arrive in time.",
+        413: "The body is too large.",
+        415: "The body is not JSON.",
+        422: "A field has the wrong type or value.",
+        429: "Too many requests; Retry-After says when to try again.",
+        500: "The engine failed.",
+        503: "The server is shutting down, or the time for the request is over.",
+    }.items()
+}
+_READ_ERRORS: dict[int | str, dict[str, Any]] = {status: _ERRORS[status] for status in (401, 403)}
+
+
+class Endpoints:
+    """What the routes call."""
+
+    def __init__(self, llm: AsyncLlama, settings: Settings) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.metrics = Metrics()
+        self.created = int(time.time())
+        tokenizer = llm.llama.tokenizer
+        longest = max(len(tokenizer.piece(token, True)) for token in range(tokenizer.n_vocab))
+        self._longest = longest * llm.llama.n_ctx()  # characters; each has a byte or more
+
+    # -- answers
+
+    async def chat(self, request: Request, body: ChatRequest) -> Response:
+        options = self._options(body, _CHAT)
+        if body.max_completion_tokens is not None:
+            if body.max_tokens is not None and body.max_tokens != body.max_completion_tokens:
+                raise Problem(
+                    400,
+                    "max_tokens and max_completion_tokens differ",
+                    param="max_tokens",
+                    code="invalid_value",
+                )
+            options["max_tokens"] = self._limit(body.max_completion_tokens, "max_completion_tokens")
+        self._check_count(body.n or 1)
+        messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+        for message in messages:
+            self._check_length(message.get("content"))
+        return await self._answer(
+            request,
+            body,
+            lambda stream: self.llm.create_chat_completion(messages, stream=stream, **options),
+        )
+
+    async def completion(self, request: Request, body: CompletionRequest) -> Response:
+        options = self._options(body, _COMPLETION)
+        # OpenAI's default, 16 tokens, surprises everybody; this is llama-server's: as many as fit.
+        several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
+        self._check_count((len(body.prompt) if several else 1) * (body.n or 1))
+        self._check_length(body.prompt)
+        return await self._answer(
+            request,
+            body,
+            lambda stream: self.llm.create_completion(body.prompt, stream=stream, **options),
+        )
+
+    async def _answer(
+        self,
+        request: Request,
+        body: Generate,
+        create: Callable[[bool], Awaitable[Any]],
+    ) -> Response:
+        begin = time.perf_counter()
+        if body.stream_options is not None and not body.stream:
+            raise Problem(400, "stream_options needs stream", param="stream_options", code="invalid_value")
+
+        def done() -> None:
+            self.metrics.add(self.metrics.request_s, time.perf_counter() - begin)
+
+        result = await unless_gone(request, create(bool(body.stream)))
+        if not isinstance(result, AsyncStream):
+            done()
+            return json_response(result)
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        return EventStream(result, usage=usage, write_timeout_s=self.settings.write_timeout_s, done=done)
+
+    def _options(self, body: Generate, more: tuple[str, ...]) -> dict[str, Any]:
+        """Arguments for AsyncLlama; those that were not given are left out."""
+        self._check_model(body.model)
+        options = dict(self.settings.defaults)
+        names = (*_SAMPLING, "n", "stop", "seed", "logit_bias", "grammar", *more)
+        options |= {name: value for name in names if (value := getattr(body, name)) is not None}
+        if body.stop is not None:
+            stop = [body.stop] if isinstance(body.stop, str) else body.stop
+            if len(stop) > 64 or not all(stop):
+                raise Problem(
+                    400,
+                    "stop takes at most 64 strings, none of them empty",
+                    param="stop",
+                    code="invalid_value",
+                )
+        limit = self._limit(body.max_tokens, "max_tokens")
+        options["max_tokens"] = options.get("max_tokens") if limit is None else limit
+        if options["max_tokens"] is None and self.settings.max_tokens is not None:
+            options["max_tokens"] = self.settings.max_tokens
+        options["model"] = self.settings.names[0]
+        options["timeout_s"] = self.settings.timeout_s
+        return options
+
+    def _limit(self, asked: int | None, name: str) -> int | None:
+        most = self.settings.max_tokens
+        if asked is not None and most is not None and asked > most:
+            raise Problem(
+                400, f"{name} is {asked}, this server gives at most {most}", param=name, code="invalid_value"
+            )
+        return asked
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.settings.names:
+            known = ", ".join(map(repr, self.settings.names))
+            raise Problem(
+                404,
+                f"the model {name!r} is not served here; there is {known}",
+                code="model_not_found",
+                param="model",
+            )
+
+    def _check_count(self, n: int) -> None:
+        if n > self.settings.max_choices:
+            raise Problem(
+                400,
+                f"one request may ask for {self.settings.max_choices} answers, not {n}",
+                param="n",
+                code="invalid_value",
+            )
+
+    def _check_length(self, text: Any) -> None:
+        """Texts that are much too long are refused before they are cut into tokens, which takes a while."""
+        if isinstance(text, (list, tuple)):
+            for part in text if len(text) and not isinstance(text[0], int) else ():
+                self._check_length(part.get("text") if isinstance(part, dict) else part)
+        elif isinstance(text, str) and len(text) > self._longest:
+            raise Problem(
+                400,
+                f"a text has {len(text)} characters: more tokens than n_ctx, {self.llm.llama.n_ctx()}",
+                code="context_length_exceeded",
+            )
+
+    # -- vectors and tokens
+
+    async def embeddings(self, request: Request, body: EmbeddingRequest) -> Response:
+        self._check_model(body.model)
+        n_embd = self.llm.llama.n_embd()
+        if body.dimensions not in (None, n_embd):
+            raise Problem(
+                400,
+                f"vectors of this model have {n_embd} dimensions",
+                param="dimensions",
+                code="invalid_value",
+            )
+        if not isinstance(body.input, str) and not isinstance(body.input[0], int):
+            self._check_count(len(body.input))
+        self._check_length(body.input)
+        result = await unless_gone(
+            request,
+            self.llm.create_embedding(
+                body.input, model=self.settings.names[0], timeout_s=self.settings.timeout_s
+            ),
+        )
+        if body.encoding_format == "base64":
+            for item in result["data"]:
+                vector = np.asarray(item["embedding"], "<f4")
+                item["embedding"] = base64.b64encode(vector.tobytes()).decode("ascii")
+        return json_response(result)
+
+    async def tokenize(self, body: TokenizeRequest) -> Response:
+        llm = self.llm
+        ids = await llm.tokenize(body.content, add_bos=body.add_special, special=body.parse_special)
+        if not body.with_pieces:
+            return json_response({"tokens": ids})
+        pieces = [llm.llama.tokenizer.piece(token, True) for token in ids]
+        shown = [_text_or_bytes(piece) for piece in pieces]
+        return json_response({"tokens": [{"id": i, "piece": p} for i, p in zip(ids, shown, strict=True)]})
+
+    async def detokenize(self, body: DetokenizeRequest) -> Response:
+        return json_response({"content": await self.llm.detokenize(body.tokens, special=True)})
+
+    # -- what there is
+
+    def _model(self, name: str) -> dict[str, Any]:
+        info = self.llm.llama.info()
+        assert info.model is not None and info.session is not None
+        meta = {
+            "n_ctx": info.session.n_ctx,
+            "n_ctx_train": info.model.n_ctx_train,
+            "n_vocab": info.model.n_vocab,
+            "n_embd": info.model.n_embd,
+            "n_params": info.model.n_parameters,
+            "size": info.model.n_weight_bytes,
+        }
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "powerinfer",
+            "meta": meta,
+        }
+
+    async def models(self) -> Response:
+        return json_response({"object": "list", "data": [self._model(name) for name in self.settings.names]})
+
+    async def model(self, name: str) -> Response:
+        self._check_model(name)
+        return json_response(self._model(name))
+
+    async def health(self) -> Response:
+        scheduler = self.llm.scheduler
+        if scheduler.is_closing:
+            raise Problem(503, "the server is shutting down", code="shutting_down")
+        if scheduler.last_error is not None:
+            raise Problem(503, f"the engine failed: {scheduler.last_error}", code="engine_error")
+        return json_response({"status": "ok"})
+
+    async def engine(self) -> Response:
+        return json_response(engine_view(self.llm, self.settings.names[0]))
+
+    async def show_metrics(self) -> Response:
+        text = self.metrics.text(self.llm.stats())
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def on_error(self, _: Request, error: Exception) -> Response:
+        problem = problem_of(error, retry_after_s=self.metrics.retry_after_s(self.llm.stats()))
+        if problem.status == 500:
+            _log.error("a request failed", exc_info=error)
+        return problem.response()
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    """As llama-server shows pieces: numbers where they are no whole characters."""
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+class _Counted:
+    """Counts answers by route and status."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str]) -> None:
+        self._app, self._metrics, self._paths = app, metrics, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin = time.perf_counter()
+        is_stream = False
+
+        async def watch(message: Message) -> None:
+            nonlocal is_stream
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in self._paths else "other"
+                self._metrics.count(path, message["status"])
+                is_stream = any(v.startswith(b"text/event-stream") for _, v in message["headers"])
+            elif is_stream:
+                is_stream = False
+                self._metrics.add(self._metrics.first_s, time.perf_counter() - begin)
+            await send(message)
+
+        await self._app(scope, receive, watch if scope["type"] == "http" else send)
+
+
+def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
+    """The server as an ASGI application; the caller closes `llm`."""
+    settings = settings or Settings()
+    at = Endpoints(llm, settings)
+    app = FastAPI(title="powerinfer", version=__version__, docs_url=None, redoc_url=None)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Problem, on_problem)
+    for kind in (ValueError, RuntimeError, OSError, NotImplementedError, MemoryError):
+        app.add_exception_handler(kind, at.on_error)
+    app.add_exception_handler(Gone, _on_gone)
+
+    def post(path: str, call: Callable[..., Any], answer: Any = None) -> None:
+        app.add_api_route(path, call, methods=["POST"], responses=_ERRORS, response_model=answer)
+
+    def get(path: str, call: Callable[..., Any], answer: Any = None) -> None:
+        app.add_api_route(path, call, methods=["GET"], responses=_READ_ERRORS, response_model=answer)
+
+    post("/v1/chat/completions", at.chat)
+    post("/v1/completions", at.completion)
+    post("/v1/embeddings", at.embeddings)
+    post("/tokenize", at.tokenize, TokenizeAnswer)
+    post("/detokenize", at.detokenize, DetokenizeAnswer)
+    get("/v1/models", at.models)
+    app.add_api_route("/v1/models/{name:path}", at.model, methods=["GET"], responses=_ERRORS)
+    get("/v1/engine", at.engine, EngineView)
+    get("/health", at.health, Health)
+    app.add_api_route(
+        "/metrics",
+        at.show_metrics,
+        methods=["GET"],
+        response_class=PlainTextResponse,
+        responses=_READ_ERRORS,
+    )
+    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    open_paths = {*OPEN, *_add_page(app)}
+
+    most = llm.n_parallel + llm.max_waiting + _SLACK
+    posts = {
+        route.path for route in app.routes if isinstance(route, Route) and "POST" in (route.methods or ())
+    }
+    wrapped: ASGIApp = Guard(app, settings, open_paths=open_paths, post_paths=posts, max_requests=most)
+    if settings.cors_origins:
+        wrapped = CORSMiddleware(
+            wrapped,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    return LastResort(_Counted(wrapped, at.metrics, paths))
+
+
+async def _on_gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+def _add_page(app: FastAPI) -> set[str]:
+    """Routes for the files of the chat page, if there are any; returns their paths."""
+    paths = set()
+    for file in sorted(PAGE.rglob("*")) if PAGE.is_dir() else ():
+        path = "/" + file.relative_to(PAGE).as_posix()
+        if not file.is_file() or "/." in path or "/__" in path or file.suffix == ".py":
+            continue
+        for name in {path, "/"} if path == "/index.html" else {path}:
+            app.add_api_route(name, _page(file), methods=["GET", "HEAD"], include_in_schema=False)
+            paths.add(name)
+    return paths
+
+
+def _page(file: Path) -> Callable[[], Awaitable[Response]]:
+    async def show() -> Response:
+        return FileResponse(file, headers=_PAGE_HEADERS)
+
+    return show

@@ -1,0 +1,89 @@
+"""Server-sent events: an answer while it is made. The client that goes away ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..async_llama import AsyncStream
+from .problems import encode, problem_of
+
+T = TypeVar("T")
+
+_log = logging.getLogger("uvicorn.error")
+
+
+class Gone(Exception):
+    """The client has closed the connection."""
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """What `work` gives; it is cancelled, and Gone raised, when the client goes away."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+class EventStream(Response):
+    """A stream as events, ended by [DONE], or by an error where one happens on the way."""
+
+    def __init__(self, stream: AsyncStream, *, usage: bool, write_timeout_s: float, done: Any = None) -> None:
+        """usage: as OpenAI's include_usage. done: called with the number of parts at the end."""
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._stream = stream
+        self._usage = usage
+        self._write_timeout_s = write_timeout_s
+        self._done = done
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        last = None
+        try:
+            async for chunk in self._stream:
+                last = chunk
+                yield encode(chunk | {"usage": None} if self._usage else chunk)
+            if self._usage and last is not None:
+                yield encode(last | {"choices": [], "usage": self._stream.usage})
+        except Exception as error:
+            yield encode(problem_of(error).body)
+        yield b"[DONE]"
+
+    async def _write(self, send: Send) -> None:
+        async for data in self._events():
+            message = {"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True}
+            # A client that does not read must not hold a connection for ever.
+            await asyncio.wait_for(send(message), self._write_timeout_s)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        write, gone = asyncio.ensure_future(self._write(send)), asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({write, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if write.done():
+                write.result()
+        except asyncio.TimeoutError:
+            _log.warning("a client has stopped reading its answer: the connection is closed")
+        finally:
+            self._stream.cancel()
+            gone.cancel()
+            write.cancel()
+            if self._done is not None:
+                self._done()

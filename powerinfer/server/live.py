@@ -1,0 +1,55 @@
+"""The view of the engine that the page draws: speeds, memory, and what each layer computes and where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..async_llama import AsyncLlama
+from ..session import LayerStep
+
+
+def engine_view(llm: AsyncLlama, name: str) -> dict[str, Any]:
+    """See schemas.EngineView."""
+    stats = llm.stats()
+    info = llm.llama.info()
+    model, session = info.model, info.session
+    assert model is not None and session is not None
+    plan = llm.llama.plan
+    if plan is not None and not plan.uses_device:
+        plan = None
+    layers = []
+    for i in range(model.n_layer):
+        there = plan is not None and plan.layers[i].on_device
+        hot = len(plan.layers[i].hot) / model.n_ff if plan is not None else 0.0
+        where = "device" if there and hot == 1 else "both" if there or hot else "cpu"
+        step = stats.layers[i] if i < len(stats.layers) else None
+        layers.append({"computed": _computed(step, model.n_ff), "on_device": round(hot, 4), "where": where})
+    vram = None
+    if plan is not None:
+        vram = {
+            "budget_bytes": plan.budget_bytes,
+            "used_bytes": plan.bytes.total,
+            "device": plan.rates.gpu,
+        }
+    return {
+        "model": name,
+        "n_ctx": session.n_ctx,
+        "n_layer": model.n_layer,
+        "n_ff": model.n_ff,
+        "tokens_per_second": round(stats.tokens_per_s, 3),
+        "prompt_tokens_per_second": round(stats.prompt_tokens_per_s, 3),
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "kv_used": round(stats.kv_used, 4),
+        "vram": vram,
+        "layers": layers,
+    }
+
+
+def _computed(step: LayerStep | None, n_ff: int) -> float:
+    """Neurons computed per token, as a share; all of them where the step was computed densely."""
+    if step is None or not step.n_tokens:
+        return 0.0
+    if not step.n_sparse:
+        return 1.0
+    return round(min(step.n_computed / (step.n_sparse * n_ff), 1.0), 4)

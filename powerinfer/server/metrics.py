@@ -1,0 +1,114 @@
+"""Counts and times in Prometheus' text format."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+
+from ..scheduler import SchedulerStats
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Histogram:
+    """How often a time fell below each of some bounds."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name, self._text = name, text
+        self._counts = [0] * (len(_SECONDS) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(_SECONDS, seconds)] += 1
+        self._sum += seconds
+
+    @property
+    def mean(self) -> float:
+        n = sum(self._counts)
+        return self._sum / n if n else 0.0
+
+    def lines(self) -> Iterator[str]:
+        yield f"# HELP {self._name} {self._text}"
+        yield f"# TYPE {self._name} histogram"
+        total = 0
+        for bound, count in zip((*_SECONDS, math.inf), self._counts, strict=True):
+            total += count
+            yield f'{self._name}_bucket{{le="{"+Inf" if math.isinf(bound) else bound}"}} {total}'
+        yield f"{self._name}_sum {self._sum:.6f}"
+        yield f"{self._name}_count {total}"
+
+
+class Metrics:
+    """Of one server. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self.request_s = Histogram("powerinfer_request_seconds", "Time of a request that was computed.")
+        self.first_s = Histogram("powerinfer_first_part_seconds", "Time until a stream's first part.")
+
+    def count(self, path: str, status: int) -> None:
+        """A request was answered. path: of a route, never what a client wrote."""
+        with self._lock:
+            self._requests[path, status] += 1
+
+    def add(self, histogram: Histogram, seconds: float) -> None:
+        with self._lock:
+            histogram.add(seconds)
+
+    def retry_after_s(self, stats: SchedulerStats) -> int:
+        """When there may be a place: what waits, at the time that requests have taken so far."""
+        with self._lock:
+            each = self.request_s.mean or 1.0
+        return max(1, min(60, math.ceil(each * (stats.waiting + 1) / stats.max_running)))
+
+    def text(self, stats: SchedulerStats) -> str:
+        """All of it."""
+        with self._lock:
+            requests = sorted(self._requests.items())
+            times = [*self.request_s.lines(), *self.first_s.lines()]
+        lines = [
+            "# HELP powerinfer_requests_total Requests by path and status.",
+            "# TYPE powerinfer_requests_total counter",
+        ]
+        lines += [f'powerinfer_requests_total{{path="{p}",status="{s}"}} {n}' for (p, s), n in requests]
+        lines += [
+            "# HELP powerinfer_generations_total Generations by the reason why they ended.",
+            "# TYPE powerinfer_generations_total counter",
+        ]
+        lines += [
+            f'powerinfer_generations_total{{reason="{r}"}} {n}' for r, n in sorted(stats.n_ended.items())
+        ]
+        for kind, name, text, value in (
+            ("counter", "prompt_tokens_total", "Tokens of prompts.", stats.n_prompt_tokens),
+            ("counter", "reused_tokens_total", "Of those, held already.", stats.n_reused_tokens),
+            ("counter", "computed_tokens_total", "Tokens computed.", stats.n_computed_tokens),
+            ("counter", "generated_tokens_total", "Tokens generated.", stats.n_generated_tokens),
+            ("counter", "steps_total", "Steps of the engine.", stats.n_steps),
+            ("counter", "preempted_total", "Times that a generation had to give way.", stats.n_preempted),
+            ("counter", "evicted_total", "Idle sequences that were forgotten.", stats.n_evicted),
+            ("gauge", "running", "Generations under way.", stats.running),
+            ("gauge", "waiting", "Requests that wait for a place.", stats.waiting),
+            ("gauge", "kv_used_ratio", "Share of the memory for K and V that is taken.", stats.kv_used),
+            ("gauge", "tokens_per_second", "Generated in the last seconds.", stats.tokens_per_s),
+            ("gauge", "prompt_tokens_per_second", "Read in the last seconds.", stats.prompt_tokens_per_s),
+            ("gauge", "resident_bytes", "Memory of the process.", resident_bytes()),
+        ):  # fmt: skip
+            lines += [f"# HELP powerinfer_{name} {text}", f"# TYPE powerinfer_{name} {kind}"]
+            lines.append(
+                f"powerinfer_{name} {value:.6g}" if isinstance(value, float) else f"powerinfer_{name} {value}"
+            )
+        return "\n".join([*lines, *times, ""])
+
+
+def resident_bytes() -> int:
+    """0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

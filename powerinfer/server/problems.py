@@ -1,0 +1,117 @@
+"""Errors as OpenAI's API words them: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from ..errors import (
+    BusyError,
+    ClosedError,
+    ContextError,
+    PowerInferError,
+    UnsupportedError,
+)
+
+
+class Problem(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(
+            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
+        )
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> Response:
+        return json_response(self.body, status=self.status, headers=self.headers)
+
+
+def encode(value: Any) -> bytes:
+    """JSON. What is no character, half of a pair say, becomes "?"; a number that JSON has not is an error."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+        "utf-8", "replace"
+    )
+
+
+def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode(value), status, headers, "application/json")
+
+
+def problem_of(error: BaseException, *, retry_after_s: int = 1) -> Problem:
+    """The answer to a request that an exception has ended."""
+    again = {"Retry-After": str(retry_after_s)}
+    message = str(error)
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, BusyError):
+        return Problem(429, f"the server is busy: {message}", code="server_busy", headers=again)
+    if isinstance(error, ClosedError):
+        return Problem(503, "the server is shutting down", code="shutting_down", headers=again)
+    if isinstance(error, ContextError):
+        return Problem(400, message, code="context_length_exceeded")
+    if isinstance(error, UnsupportedError):
+        return Problem(400, message, code="unsupported")
+    if isinstance(error, PowerInferError) and isinstance(error, ValueError):
+        return Problem(400, message, code="invalid_value")
+    if isinstance(error, TimeoutError):
+        return Problem(503, message, code="timeout", headers=again)
+    if isinstance(error, (MemoryError, PowerInferError)):
+        return Problem(500, message or "out of memory", code="engine_error")
+    return Problem(500, "the server made a mistake; its log says more", code="internal_error")
+
+
+def _place(where: tuple[Any, ...]) -> str:
+    """("body", "stop", "list[str]", 0) -> "stop.0": without the names of the kinds that were tried."""
+    words = [str(word) for word in where[1:] if not (isinstance(word, str) and any(c in word for c in "[(-"))]
+    return ".".join(word for word in words if word not in ("str", "int", "float", "bool")) or "body"
+
+
+async def on_invalid(_: Request, error: Exception) -> Response:
+    """A body that is JSON but not what the endpoint takes."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = _place(first["loc"])
+    if first["type"] == "missing" and param == "body":
+        return Problem(400, "the body is empty", code="invalid_json").response()
+    said = f"{param}: {first['msg']}"
+    return Problem(422, said, code=first["type"], param=param).response()
+
+
+async def on_http(request: Request, error: Exception) -> Response:
+    """What the router itself says: no such path, not with this method."""
+    assert isinstance(error, HTTPException)
+    message = {
+        404: f"there is nothing at {request.url.path}",
+        405: f"{request.url.path} does not take {request.method}",
+    }.get(error.status_code, str(error.detail))
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return Problem(error.status_code, message, code=code, headers=error.headers).response()
+
+
+async def on_problem(_: Request, error: Exception) -> Response:
+    return problem_of(error).response()

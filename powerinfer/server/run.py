@@ -1,0 +1,87 @@
+"""The process: uvicorn, signals, a clean end."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import uvicorn
+
+from ..async_llama import AsyncLlama
+from ..errors import FileError
+from ..terminal import one_line
+from .app import create_app
+from .settings import Settings
+
+
+class _Server(uvicorn.Server):
+    """Ends answers under way in good order when it is told to end."""
+
+    def __init__(self, config: uvicorn.Config, llm: AsyncLlama, settings: Settings) -> None:
+        super().__init__(config)
+        self._llm = llm
+        self._settings = settings
+
+    def begin_close(self) -> None:
+        """New requests are refused from here on; streams have their time, then end with an error event."""
+        self._llm.begin_close(grace_s=self._settings.shutdown_s)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.begin_close()
+        await super().shutdown(sockets)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((settings.host, settings.port))
+        sock.listen(1024)
+        sock.set_inheritable(True)
+        return sock
+    except (OSError, OverflowError) as error:
+        raise FileError(f"cannot listen on {settings.host} port {settings.port}: {error}") from None
+
+
+def open_server(llm: AsyncLlama, settings: Settings) -> tuple[uvicorn.Server, socket.socket]:
+    """A server that is not running yet, and its socket, which listens. Raises FileError if the address cannot
+    be had."""
+    sock = _listen(settings)
+    config = uvicorn.Config(
+        create_app(llm, settings),
+        log_level="info" if settings.access_log else "warning",
+        access_log=settings.access_log,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_s + 5)),
+        limit_concurrency=llm.n_parallel + llm.max_waiting + 256,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        lifespan="off",
+    )
+    return _Server(config, llm, settings), sock
+
+
+def serve(llm: AsyncLlama, settings: Settings) -> None:
+    """Serves until it is told to end (SIGINT, SIGTERM), then closes `llm`. Raises FileError if the address
+    cannot be had."""
+    try:
+        server, sock = open_server(llm, settings)
+        _say(f"{address(settings, sock)} serves {', '.join(settings.names)}")
+        if not settings.is_loopback and not settings.api_keys:
+            _say("everybody who reaches this address may use it (--api-key)")
+        server.run(sockets=[sock])
+    finally:
+        llm.close()
+
+
+def address(settings: Settings, sock: socket.socket) -> str:
+    """Where the server is reached."""
+    host, port = sock.getsockname()[:2]
+    scheme = "https" if settings.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _say(text: str) -> None:
+    print(f"powerinfer: {one_line(text)}", file=sys.stderr, flush=True)

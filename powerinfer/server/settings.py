@@ -1,0 +1,50 @@
+"""What a server is told: addresses, keys, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Limits are for one request, times in seconds."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """0: a free one, which the first line on stderr names."""
+    names: tuple[str, ...] = ("default",)
+    """What clients may call the model; the first is the one that answers carry."""
+    api_keys: tuple[str, ...] = ()
+    """None: everybody who reaches the server may use it."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that a request's Host header may have besides the loopback's; "*": any. On another address than
+    the loopback any is allowed if none is given."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of other hosts that browsers may let in; "*": all."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling where a request says nothing: temperature, top_p ..."""
+    max_tokens: int | None = None
+    """Most tokens of an answer; None: n_ctx is the limit."""
+    max_body_bytes: int = 8 << 20
+    max_choices: int = 16
+    """Answers or texts of one request."""
+    timeout_s: float = 600.0
+    """For an answer, waiting included."""
+    body_timeout_s: float = 30.0
+    """For a body to arrive."""
+    write_timeout_s: float = 60.0
+    """For a client to read the next part of its answer."""
+    shutdown_s: float = 10.0
+    """That answers under way have when the server is told to end."""
+    access_log: bool = False
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in LOOPBACK or self.host.startswith("127.")
+
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -1,0 +1,101 @@
+"""A request of the scheduler: what its caller holds of it, and what the scheduler does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Literal
+
+from .choice import Choice
+from .context import Ids
+from .held import Sequence
+
+Reason = Literal["stop", "length", "time", "cancelled", "error"]
+
+
+class Stream:
+    """The tokens of one generation; iterating waits for them. The token that ends it is given like others."""
+
+    def __init__(self, n_prompt: int, cancel: Callable[[Stream], None]) -> None:
+        self.n_prompt = n_prompt
+        self.n_reused = 0
+        """Tokens of the prompt that were held already; known when the first token comes."""
+        self.n_given = 0
+        """Tokens that were taken out of the stream, without an end token."""
+        self.reason: Reason | None = None
+        """Why it ended: an end token or a criterion ("stop"), the limit or n_ctx ("length"), its deadline
+        ("time"), cancel(), or an error, which iterating raises. None until then."""
+        self.is_cancelled = False
+        self._queue: SimpleQueue[tuple[int, bool] | BaseException | None] = SimpleQueue()
+        self._ended = False
+        self._cancel = cancel
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self._ended:
+            raise StopIteration
+        item = self._queue.get()
+        if isinstance(item, tuple):
+            token, is_end = item
+            self.n_given += not is_end
+            return token
+        self._ended = True
+        if item is not None:
+            raise item
+        raise StopIteration
+
+    def cancel(self) -> None:
+        """Ends the generation; its place is free before the next step. Does nothing after the end."""
+        self._cancel(self)
+
+    def close(self) -> None:
+        """The same: what ends an iterator."""
+        self.cancel()
+
+    def put(self, token: int, is_end: bool) -> None:
+        self._queue.put((token, is_end))
+
+    def end(self, reason: Reason, error: BaseException | None = None) -> None:
+        if self.reason is None:
+            self.reason = reason
+            self._queue.put(error)
+
+
+@dataclass(eq=False, kw_only=True)
+class Job:
+    """A request on its way: a generation, which has a choice, or a visit to each token of a text."""
+
+    stream: Stream
+    ids: Ids
+    """The prompt and what follows, with room up to the limit."""
+    n: int
+    """Of those that count."""
+    n_prompt: int
+    choice: Choice | None = None
+    visit: Callable[[int, int], None] | None = None
+    """Called as visit(i, row) when the logits and the hidden state of ids[i] are in that row."""
+    visited: range = range(0)
+    """Which tokens are visited."""
+    deadline: float | None = None
+    sequence: Sequence | None = None
+    """It has one while it is running."""
+    is_counted: bool = False
+
+    @property
+    def left(self) -> int:
+        """Tokens to compute before something can be chosen."""
+        return self.n - (self.sequence.n if self.sequence is not None else 0)
+
+    @property
+    def is_visit(self) -> bool:
+        return self.visit is not None
+
+    def wants(self, first: int, end: int) -> list[bool]:
+        """Of which of ids[first:end] the logits are wanted."""
+        if self.is_visit:
+            return [i in self.visited for i in range(first, end)]
+        # What was generated is computed as it was the first time, with the predictor's neurons.
+        return [i >= self.n_prompt - 1 for i in range(first, end)]

@@ -1,0 +1,278 @@
+"""Tokens per second with a GPU, beside what its memory, the host's memory and PCIe can do.
+
+    python scripts/bench_gpu.py bamboo-8g llama-dense llama-sparse --models /dev/shm --json gpu.json
+
+Rows are chosen by name (none: all of them; --list says what they are). A row's model is a random one of a
+published shape with planted sparsity (make_model.py), written into --models, shared by neighbouring rows, and
+deleted when the next row needs another, unless --keep is given. A row opens the model under its budget by the
+plan that `Llama` makes, feeds a prompt of 64 tokens, decodes one token at a time, and measures prompts. In
+each row, before and after, the rates at which the GPU reads its memory, the CPU the host's, and PCIe carries
+bytes are measured: what a row reaches is to be read beside them.
+
+The share is the time that the bytes read for a token take at those rates, each side's its own, over the time
+that the token took: max(GPU, CPU) where both work at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from powerinfer import machine
+from powerinfer.bench import commit
+from powerinfer.errors import PowerInferError
+from powerinfer.plan import Plan, Settings, make_plan
+from powerinfer.plan.rates import device_rates
+from powerinfer.session import Model, Session, Sparsity
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Row:
+    what: str
+    shape: str
+    type: str
+    budget: float
+    """GiB."""
+    sparsity: Sparsity
+    layers: int = 0
+    """0: all."""
+    active: float = 0.1
+    prompts: tuple[int, ...] = (64, 512)
+
+
+ROWS = {
+    "bamboo-8g": Row("Bamboo-7B F16, 10 % active", "bamboo-7b", "F16", 8, "predicted", 0, 0.1, (64, 512)),
+    "bamboo-8g-2048": Row("the same, prompts", "bamboo-7b", "F16", 8, "predicted", 0, 0.1, (256, 2048)),
+    "falcon-8g": Row(
+        "Falcon-40B F16, 20 layers, 5 % active", "falcon-40b", "F16", 8.4, "predicted", 20, 0.05, (64,)
+    ),
+    "llama-70b-24g": Row(
+        "Llama-2-70B Q4_0, 18 % active", "llama-2-70b", "Q4_0", 24, "predicted", 0, 0.18, (64,)
+    ),
+    "llama-dense": Row("Llama-2-7B F16, all resident, dense", "llama-2-7b", "F16", 40, "dense"),
+    "llama-sparse": Row("Llama-2-7B F16, all resident, 10 % active", "llama-2-7b", "F16", 40, "predicted"),
+    "llama-q4-dense": Row("Llama-2-7B Q4_0, all resident, dense", "llama-2-7b", "Q4_0", 40, "dense"),
+}
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """GB/s, and on how many threads the CPU read."""
+
+    gpu: float
+    cpu: float
+    copy: float
+    in_place: float
+    threads: int
+
+
+def measure_ceilings(threads: int) -> Ceilings:
+    facts = machine.device_facts("cuda", 0, measure=True)
+    cpu = machine.read_rate(threads, machine.sample_bytes(1 << 30), 2)
+    return Ceilings(
+        gpu=facts.read_bytes_per_s / 1e9,
+        cpu=cpu / 1e9,
+        copy=facts.copy_bytes_per_s / 1e9,
+        in_place=facts.in_place_bytes_per_s / 1e9,
+        threads=threads,
+    )
+
+
+def make_model(row: Row, folder: Path) -> Path:
+    path = folder / f"{row.shape}-{row.layers}-{row.type}-{row.active:g}.gguf"
+    if path.exists():
+        return path
+    for old in folder.glob("*-*-*-*.gguf"):
+        old.unlink()
+    script = Path(__file__).with_name("make_model.py")
+    command = [sys.executable, str(script), row.shape, "--type", row.type, "--active", str(row.active)]
+    if row.layers:
+        command += ["--layers", str(row.layers)]
+    subprocess.run([*command, "--format", "powerinfer", "-o", str(path)], check=True)
+    return path
+
+
+def used_mib() -> int:
+    """Of the GPU's memory, as its driver says."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+    try:
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        return -1
+
+
+def feed_prompt(s: Session, ids: np.ndarray[Any, Any]) -> float:
+    s.cut(0)
+    start = time.perf_counter()
+    s.feed(ids)
+    return time.perf_counter() - start
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    return {
+        "layers_on_gpu": sum(layer.on_device for layer in plan.layers),
+        "n_layer": len(plan.layers),
+        "hot_share": plan.hot_share,
+        "carried": plan.carried,
+        "in_place": sum(len(layer.pcie) for layer in plan.layers),
+        "head_on_gpu": plan.head_on_device,
+        "gib": plan.bytes.total / GIB,
+        "expected_tokens_per_s": plan.expected.tokens_per_s,
+    }
+
+
+def by_sides(s: Session, model: Model, resident: bool) -> dict[str, float]:
+    """Of the last token: bytes that each side read, in MB, and the CPU's time in its neurons, in ms."""
+    steps = s.last_step
+    row = model.info.n_embd
+    cpu_us = 0.0 if resident else sum(step.ffn_us for step in steps)
+    total = s.last_total
+    return {
+        "mb": total.bytes / 1e6,
+        "cpu_ms": cpu_us * 1e-3,
+        "active": float(np.mean([step.n_active for step in steps])),
+        "active_gpu": float(np.mean([step.n_active_device for step in steps])),
+        "n_embd": float(row),
+    }
+
+
+def measure(row: Row, path: Path, threads: int, n_tokens: int) -> dict[str, Any]:
+    before = measure_ceilings(threads)
+    idle = used_mib()
+    n_batch = max(512, *row.prompts)
+    settings = Settings(n_ctx=max(row.prompts) + 512, n_batch=min(n_batch, 2048), sparsity=row.sparsity)
+    facts = machine.device_facts("cuda", 0, measure=True)
+    rng = np.random.default_rng(1)
+    with Model(path) as model:
+        plan = make_plan(model, vram_budget=row.budget, settings=settings, rates=device_rates([facts]))
+        start = time.perf_counter()
+        with Session(
+            model,
+            plan=plan.native(model),
+            device="cuda",
+            n_ctx=settings.n_ctx,
+            n_batch=settings.n_batch,
+            sparsity=row.sparsity,
+            n_threads=threads,
+        ) as s:
+            open_s = time.perf_counter() - start
+            high = model.info.n_vocab - 1
+
+            def draw(n: int) -> np.ndarray[Any, Any]:
+                return rng.integers(3, high, n)
+
+            prompts = {}
+            for n in row.prompts:
+                ids = draw(n)
+                prompts[n] = n / min(feed_prompt(s, ids) for _ in range(3))
+            feed_prompt(s, draw(64))
+            times, sides = [], []
+            resident = all(len(layer.hot) == model.info.n_ff for layer in plan.layers)
+            for i in range(n_tokens + 8):
+                ids = draw(1)
+                start = time.perf_counter()
+                s.feed(ids)
+                if i >= 8:
+                    times.append(time.perf_counter() - start)
+                    sides.append(by_sides(s, model, resident))
+            used = used_mib() - idle
+            own = s.info.n_device_bytes / GIB
+    after = measure_ceilings(threads)
+    ms = 1e3 * statistics.median(times)
+    side = {name: statistics.median(one[name] for one in sides) for name in sides[0]}
+    best = {name: max(getattr(before, name), getattr(after, name)) for name in ("gpu", "cpu")}
+    gpu_ms = 1e3 * (side["mb"] / 1e3) / best["gpu"]
+    return {
+        "tokens_per_s": 1e3 / ms,
+        "best_tokens_per_s": 1 / min(times),
+        "ms": ms,
+        "cpu_ms": side["cpu_ms"],
+        "mb_per_token": side["mb"],
+        "active": side["active"],
+        "active_gpu": side["active_gpu"],
+        "share_if_all_on_gpu": gpu_ms / ms,
+        "prompt_tokens_per_s": prompts,
+        "open_s": open_s,
+        "gpu_used_gib": used / 1024,
+        "gpu_counted_gib": own,
+        "plan": summary(plan),
+        "ceilings": {"before": asdict(before), "after": asdict(after)},
+    }
+
+
+def show(name: str, row: Row, r: dict[str, Any]) -> None:
+    p, a, b = r["plan"], r["ceilings"]["before"], r["ceilings"]["after"]
+    prompts = ", ".join(f"{n}: {rate:,.0f}" for n, rate in r["prompt_tokens_per_s"].items())
+    print(
+        f"{name}: {row.what}, {row.budget:g} GiB\n"
+        f"  {r['tokens_per_s']:.1f} tokens/s (best {r['best_tokens_per_s']:.1f}), {r['ms']:.3f} ms a token, "
+        f"CPU at work {r['cpu_ms']:.3f} ms, {r['mb_per_token']:.0f} MB a token; prompts {prompts} tokens/s\n"
+        f"  plan: {p['layers_on_gpu']} of {p['n_layer']} layers, {p['hot_share']:.0%} of the neurons, "
+        f"{p['carried']:.0%} of those computed, {p['in_place']} read in place, {p['gib']:.2f} GiB, "
+        f"{p['expected_tokens_per_s']:.0f} tokens/s expected\n"
+        f"  GPU memory: {r['gpu_used_gib']:.2f} GiB by the driver, {r['gpu_counted_gib']:.2f} counted; "
+        f"opened in {r['open_s']:.1f} s; active {r['active']:.0f} a layer, {r['active_gpu']:.0f} on the GPU\n"
+        f"  ceilings, GB/s, before and after: GPU {a['gpu']:.0f} {b['gpu']:.0f}, CPU {a['cpu']:.0f} "
+        f"{b['cpu']:.0f} on {a['threads']} threads, PCIe copy {a['copy']:.1f} {b['copy']:.1f}, "
+        f"in place {a['in_place']:.1f} {b['in_place']:.1f}; all bytes at the GPU's rate would be "
+        f"{r['share_if_all_on_gpu']:.0%} of the time",
+        flush=True,
+    )
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    p.add_argument("rows", nargs="*", metavar="ROW", help="names of rows (default: all)")
+    p.add_argument("--list", action="store_true", help="say what the rows are")
+    p.add_argument("--models", type=Path, default=Path("/dev/shm"), metavar="DIR", help="where models go")
+    p.add_argument("--keep", action="store_true", help="leave the last model there")
+    p.add_argument("--threads", type=int, default=0, metavar="N", help="default: cores less one")
+    p.add_argument("--tokens", type=int, default=96, metavar="N", help="decoded per row (default 96)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="results as JSON")
+    a = p.parse_args()
+    if a.list:
+        for name, row in ROWS.items():
+            print(f"{name}: {row.what}, {row.budget:g} GiB")
+        return 0
+    unknown = [name for name in a.rows if name not in ROWS]
+    if unknown:
+        p.error(f"no row is called {unknown[0]}; there are {', '.join(ROWS)}")
+    threads = a.threads or max(machine.cores() - 1, 1)
+    results: dict[str, Any] = {
+        "commit": commit(),
+        "cpu": machine.cpu_name(),
+        "isa": machine.isa(),
+        "rows": {},
+    }
+    path = None
+    try:
+        results["gpu"] = machine.device_facts("cuda", 0).name
+        for name in a.rows or ROWS:
+            row = ROWS[name]
+            path = make_model(row, a.models)
+            results["rows"][name] = asdict(row) | measure(row, path, threads, a.tokens)
+            show(name, row, results["rows"][name])
+            if a.json:
+                a.json.write_text(json.dumps(results, indent=1) + "\n")
+    except (PowerInferError, OSError, subprocess.CalledProcessError) as error:
+        print(f"bench_gpu.py: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if path is not None and not a.keep:
+            path.unlink(missing_ok=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

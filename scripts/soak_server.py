@@ -1,0 +1,263 @@
+"""Many clients of all kinds on one server for a while: does it stay up, and does its memory stay flat?
+
+    python scripts/soak_server.py --minutes 10 [--clients 50] [--model demo]
+
+Starts `powerinfer serve` and lets every client do one thing after the other: short and long answers, streams,
+streams that are left, streams that are read slowly, requests that are left before they are answered, wrong
+and malformed ones, texts that are too long, embeddings, many prompts with the same beginning. Needs httpx.
+
+Ends with 1 if there was an error that is no client's, if something was still under way at the end, or if
+the server's memory grew by more than --growth MiB after the first third of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+SYSTEM = "You are a helpful animal who tells short stories to children. " * 6
+WORDS = (
+    "once",
+    "upon",
+    "a",
+    "time",
+    "there",
+    "was",
+    "cat",
+    "dog",
+    "king",
+    "tree",
+    "who",
+    "lived",
+    "and",
+    "house",
+)
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass
+class Report:
+    """What was seen."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    n_tokens: int = 0
+    memory: list[tuple[float, int, int, int]] = field(default_factory=list)  # s, bytes, threads, files
+
+    def add(self, kind: str, seconds: float) -> None:
+        self.seconds.setdefault(kind, []).append(seconds)
+
+
+class Client:
+    """One of many, which does one thing after the other."""
+
+    def __init__(self, url: str, seed: int, report: Report) -> None:
+        self.random = random.Random(seed)
+        self.http = httpx.AsyncClient(base_url=url, timeout=120)
+        self.report = report
+
+    def text(self, n: int) -> str:
+        return " ".join(self.random.choices(WORDS, k=n))
+
+    def body(self, *, stream: bool = False) -> dict[str, object]:
+        """A chat or a completion, of any length."""
+        n = int(self.random.paretovariate(1.2) * 4)
+        common = {"max_tokens": self.random.choice((1, 8, 32, 100)), "stream": stream, "temperature": 1.0}
+        if self.random.random() < 0.5:
+            return common | {"prompt": self.text(min(n, 150))}
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": self.text(min(n, 80))}]
+        return common | {"messages": messages}
+
+    @staticmethod
+    def path(body: dict[str, object]) -> str:
+        return "/v1/chat/completions" if "messages" in body else "/v1/completions"
+
+    async def whole(self) -> None:
+        body = self.body()
+        answer = await self.http.post(self.path(body), json=body)
+        if self.accepts(answer, 200):
+            self.report.n_tokens += answer.json()["usage"]["completion_tokens"]
+
+    async def embedding(self) -> None:
+        texts = [self.text(self.random.randint(1, 60)) for _ in range(self.random.randint(1, 4))]
+        self.accepts(await self.http.post("/v1/embeddings", json={"input": texts}), 200)
+
+    async def stream(self, *, leaves: bool = False, sleeps: bool = False) -> None:
+        body = self.body(stream=True)
+        begin, first = time.perf_counter(), True
+        async with self.http.stream("POST", self.path(body), json=body) as answer:
+            if answer.status_code != 200:
+                await answer.aread()
+                self.accepts(answer, 200)
+                return
+            last = ""
+            async for line in answer.aiter_lines():
+                if first:
+                    self.report.add("first part", time.perf_counter() - begin)
+                    first = False
+                if leaves and self.random.random() < 0.2:
+                    return
+                if sleeps:
+                    await asyncio.sleep(self.random.random() * 0.2)
+                last = line or last
+            if last != "data: [DONE]":
+                self.report.wrong.append(f"a stream ended with {last[:200]!r}")
+
+    async def leaves_at_once(self) -> None:
+        body = self.body() | {"max_tokens": 100}
+        with contextlib.suppress(httpx.ReadTimeout):
+            await self.http.post(self.path(body), json=body, timeout=httpx.Timeout(5, read=0.02))
+
+    async def malformed(self) -> None:
+        data = self.random.choice(
+            (b"", b"{", b'{"prompt": NaN}', b'{"prompt": "\\ud800"}', b"\xff\xfe", b"[" * 5000)
+        )
+        self.accepts(await self.http.post("/v1/completions", content=data, headers=JSON), 400)
+
+    async def wrong(self) -> None:
+        body = self.random.choice(
+            ({"prompt": 5}, {"prompt": "a", "max_tokens": -1}, {"prompt": "a", "n": "x"}, {"promt": "a"})
+        )
+        self.accepts(await self.http.post("/v1/completions", json=body), 422)
+
+    async def too_long(self) -> None:
+        self.accepts(await self.http.post("/v1/completions", json={"prompt": self.text(20_000)}), 400)
+
+    async def looks(self) -> None:
+        path = self.random.choice(("/health", "/metrics", "/v1/engine", "/v1/models"))
+        self.accepts(await self.http.get(path), 200)
+
+    def accepts(self, answer: httpx.Response, status: int) -> bool:
+        """Notes what came; busy is an answer too."""
+        self.report.outcomes[str(answer.status_code)] += 1
+        if answer.status_code not in (status, 429):
+            said = answer.text[:300].replace("\n", " ")
+            self.report.wrong.append(f"{answer.request.url.path}: {answer.status_code}, not {status}: {said}")
+        return answer.status_code == status
+
+    async def run(self, until: float) -> None:
+        things: list[tuple[int, str, Callable[[], Awaitable[None]]]] = [
+            (30, "answer", self.whole),
+            (25, "stream", self.stream),
+            (8, "stream, left", lambda: self.stream(leaves=True)),
+            (5, "stream, read slowly", lambda: self.stream(sleeps=True)),
+            (5, "left at once", self.leaves_at_once),
+            (8, "embedding", self.embedding),
+            (5, "malformed", self.malformed),
+            (5, "wrong", self.wrong),
+            (2, "too long", self.too_long),
+            (5, "look", self.looks),
+        ]
+        async with self.http:
+            while time.monotonic() < until:
+                _, name, thing = self.random.choices(things, weights=[weight for weight, _, _ in things])[0]
+                begin = time.perf_counter()
+                try:
+                    await thing()
+                except Exception as error:
+                    self.report.wrong.append(f"{name}: {error!r}")
+                self.report.add(name, time.perf_counter() - begin)
+
+
+def look(pid: int) -> tuple[int, int, int]:
+    """Resident bytes, threads and open files of a process."""
+    folder = Path("/proc") / str(pid)
+    pages = int((folder / "statm").read_text().split()[1])
+    return (
+        pages * os.sysconf("SC_PAGE_SIZE"),
+        len(os.listdir(folder / "task")),
+        len(os.listdir(folder / "fd")),
+    )
+
+
+async def watch(pid: int, report: Report, until: float) -> None:
+    begin = time.monotonic()
+    while time.monotonic() < until:
+        report.memory.append((time.monotonic() - begin, *look(pid)))
+        await asyncio.sleep(1)
+
+
+async def soak(url: str, pid: int, args: argparse.Namespace) -> Report:
+    report = Report()
+    until = time.monotonic() + 60 * args.minutes
+    clients = [Client(url, args.seed + i, report) for i in range(args.clients)]
+    await asyncio.gather(watch(pid, report, until), *(client.run(until) for client in clients))
+    async with httpx.AsyncClient(base_url=url) as http:
+        for _ in range(100):
+            view = (await http.get("/v1/engine")).json()
+            if not view["running"] and not view["waiting"]:
+                break
+            await asyncio.sleep(0.1)
+        else:
+            report.wrong.append(f"still under way at the end: {json.dumps(view)[:200]}")
+    return report
+
+
+def show(report: Report, growth_mib: float) -> int:
+    print(f"{'what':22}{'count':>8}{'p50 s':>9}{'p99 s':>9}{'max s':>9}")
+    for kind, times in sorted(report.seconds.items()):
+        times.sort()
+        p50, p99 = times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)]
+        print(f"{kind:22}{len(times):8}{p50:9.3f}{p99:9.3f}{times[-1]:9.3f}")
+    print("statuses:", dict(sorted(report.outcomes.items())), "tokens of whole answers:", report.n_tokens)
+    settled = report.memory[len(report.memory) // 3 :]
+    grown = (max(m[1] for m in settled[-5:]) - settled[0][1]) / (1 << 20)
+    for name, m in (("begin", report.memory[0]), ("a third", settled[0]), ("end", report.memory[-1])):
+        print(f"{name:8} {m[0]:6.0f} s  {m[1] / (1 << 20):8.1f} MiB  {m[2]} threads  {m[3]} files")
+    for line in report.wrong[:20]:
+        print("WRONG", line)
+    print(
+        f"{len(report.wrong)} errors that are no client's; "
+        f"memory grew by {grown:.1f} MiB after the first third"
+    )
+    return int(bool(report.wrong) or grown > growth_mib)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--growth", type=float, default=30, metavar="MIB")
+    args = parser.parse_args()
+    words = ["serve", args.model, "--port", "0", "-c", "512", "-np", "8", "--max-waiting", "30"]
+    server = subprocess.Popen([sys.executable, "-m", "powerinfer", *words], stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        line = server.stderr.readline()
+        if "http://" not in line:
+            print(line + server.stderr.read(), file=sys.stderr)
+            return 1
+        report = asyncio.run(soak(line.split()[1], server.pid, args))
+        code = show(report, args.growth)
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+        said = server.stderr.read()
+        if said:
+            print(f"the server said:\n{said[:3000]}")
+        return code if server.returncode == 143 and not said else 1
+    finally:
+        server.kill()
+        server.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,444 @@
+// check_fused.hpp - the operations that do several things at once, and the hand-over with the CPU: a product's side, marks,
+// the feed-forward in one operation, the merge that waits for words.
+#pragma once
+#include "checks.hpp"
+
+// A number of the hand-over on the device, and words in shared memory.
+struct handover {
+    uint32_t *base;
+    te_cuda_seq seq;
+    uint32_t number;
+    uint64_t *words;
+    explicit handover(size_t n_words) {
+        base = device_of(std::vector<uint32_t>{(uint32_t)-3}); // numbers may wrap around
+        seq = {base, 10};
+        number = 7;
+        void *p;
+        OK(api->host_alloc(dev, n_words * 8, &p));
+        words = (uint64_t *)p;
+        memset(p, 0xab, n_words * 8);
+    }
+    void set(size_t i, uint32_t value) const {
+        __atomic_store_n(words + i, (uint64_t)number << 32 | value, __ATOMIC_RELEASE);
+    }
+    void free() const {
+        finish();
+        OK(api->free(dev, base));
+        OK(api->host_free(dev, words));
+    }
+};
+static uint32_t bits_of(float f) {
+    uint32_t v;
+    memcpy(&v, &f, 4);
+    return v;
+}
+
+// ---- the side of a product ----
+
+static void check_side_case(int type, int cols, int n_tok, te_cuda_norm_kind kind, int n_products) {
+    AT("side %s %d columns, %d tokens, norm %d, %d products", te_type_get(type)->name, cols, n_tok, (int)kind,
+       n_products);
+    input in = input_new(n_tok, cols, kind, false);
+    const int rows = 75;
+    matrix a = matrix_new(type, rows, cols);
+    const size_t n = (size_t)n_tok * (size_t)cols;
+    result keep(n), y((size_t)n_tok * (size_t)rows), alone((size_t)n_tok * (size_t)rows);
+    const handover h(n + 2);
+    te_cuda_linear op = {};
+    op.x = in.dx;
+    op.ldx = in.ld;
+    op.n_tok = n_tok;
+    op.n_products = n_products;
+    op.cols = cols;
+    op.product[0].w = a.m;
+    op.product[0].y = alone.data();
+    op.product[0].ldy = (size_t)rows;
+    if (n_products) OK(api->linear(dev, &op));
+    op.product[0].y = y.data();
+    op.side.norm = in.norm;
+    op.side.keep = keep.data();
+    op.side.post = h.words + 1;
+    op.side.seq = h.seq;
+    OK(api->linear(dev, &op));
+    const std::vector<float> got = keep.get();
+    if (n_products) same_bits(alone.get(), y.get());
+    for (int t = 0; t < n_tok; t++)
+        for (int c = 0; c < cols; c++) {
+            const size_t i = (size_t)t * (size_t)cols + (size_t)c;
+            const double v = in.of(t)[c];
+            near((long)i, (double)got[i], v, kind == TE_CUDA_NO_NORM ? 0 : 8 * EPS * (fabs(v) + 4));
+            is_true(h.words[i + 1] == ((uint64_t)h.number << 32 | bits_of(got[i])), "a word is not what was kept");
+        }
+    is_true(h.words[0] == 0xababababababababull && h.words[n + 1] == h.words[0], "a word beside was written");
+    op.side.keep = nullptr;
+    memset(h.words, 0, (n + 2) * 8);
+    OK(api->linear(dev, &op));
+    finish();
+    for (size_t i = 0; i < n; i++)
+        is_true(h.words[i + 1] == ((uint64_t)h.number << 32 | bits_of(got[i])), "a word alone differs");
+    h.free();
+    a.free();
+    keep.free();
+    y.free();
+    alone.free();
+    in.free();
+}
+
+// ---- scores ----
+
+// A threshold between two scores that are far apart; about one in six reaches it.
+static float gap(std::vector<double> s) {
+    std::sort(s.begin(), s.end());
+    size_t best = s.size() * 3 / 4;
+    for (size_t i = best; i + 1 < s.size() * 19 / 20; i++)
+        if (s[i + 1] - s[i] > s[best + 1] - s[best]) best = i;
+    return (float)((s[best] + s[best + 1]) / 2);
+}
+
+enum scorer { BY_NOTHING, BY_ROWS, BY_SIGNS };
+static const char *scorers[] = {"all", "rows", "signs"};
+
+// Who is wanted, by a predictor of random rows or of random signs. h: what signs are compared with.
+struct predictor {
+    te_cuda_scores op = {};
+    matrix fc2;
+    input z;
+    scorer how;
+    std::vector<void *> own;
+    std::vector<char> on, doubt; // [n_tok][rows]; rounding may decide otherwise
+    int rows;
+    predictor(scorer kind, int type, int n_rows, int rank, int n_tok, const float *h, size_t ldh, int cols,
+              const std::vector<float> &host_h)
+        : how(kind), on((size_t)n_tok * (size_t)n_rows, 1), doubt(on.size(), 0), rows(n_rows) {
+        std::vector<double> score(on.size());
+        double limit = 0;
+        if (how == BY_ROWS) {
+            fc2 = matrix_new(type, rows, rank);
+            z = input_new(n_tok, rank, TE_CUDA_NO_NORM, !is_float(type));
+            for (int t = 0; t < n_tok; t++)
+                for (int j = 0; j < rows; j++) {
+                    const sum s = product(fc2, j, z, t);
+                    score[(size_t)t * (size_t)rows + (size_t)j] = s.v;
+                    limit = fmax(limit, s.limit());
+                }
+            op.fc2 = fc2.m;
+            op.z = z.dx;
+            op.ldz = z.ld;
+        } else if (how == BY_SIGNS) {
+            const size_t n_words = (size_t)(cols + 63) / 64;
+            std::vector<uint64_t> sign((size_t)rows * n_words, 0);
+            for (int j = 0; j < rows; j++)
+                for (int c = 0; c < cols; c++)
+                    if (random_word() % 2) sign[(size_t)j * n_words + (size_t)c / 64] |= (uint64_t)1 << c % 64;
+            for (int t = 0; t < n_tok; t++)
+                for (int j = 0; j < rows; j++) {
+                    int differ = 0;
+                    for (int c = 0; c < cols; c++)
+                        differ += (sign[(size_t)j * n_words + (size_t)c / 64] >> c % 64 & 1) !=
+                                  (host_h[(size_t)t * ldh + (size_t)c] < 0);
+                    score[(size_t)t * (size_t)rows + (size_t)j] = (double)((float)(cols - 2 * differ) / (float)cols);
+                }
+            uint64_t *p = device_of(sign);
+            own.push_back(p);
+            op.sign = p;
+            op.h = h;
+            op.ldh = ldh;
+            op.cols = cols;
+        } else {
+            return;
+        }
+        std::vector<double> sorted = score;
+        std::sort(sorted.begin(), sorted.end());
+        // Signs are exact: one of the scores themselves.
+        const float threshold = how == BY_SIGNS ? (float)sorted[sorted.size() * 5 / 6] : gap(score);
+        for (size_t i = 0; i < on.size(); i++) {
+            on[i] = score[i] >= (double)threshold;
+            doubt[i] = how == BY_ROWS && fabs(score[i] - (double)threshold) <= limit;
+        }
+        float *p = device_of(std::vector<float>{threshold});
+        own.push_back(p);
+        op.threshold = p;
+    }
+    bool wanted(int t, int j) const { return on[(size_t)t * (size_t)rows + (size_t)j]; }
+    void free() {
+        if (how == BY_ROWS) {
+            fc2.free();
+            z.free();
+        }
+        for (void *p : own) OK(api->free(dev, p));
+    }
+};
+
+static void check_marks_case(scorer how, int type, int rows, int n_tok) {
+    AT("marks by %s, %s, %d rows, %d tokens", scorers[how], te_type_get(type)->name, rows, n_tok);
+    const int cols = 333;
+    input in = input_new(n_tok, cols, TE_CUDA_NO_NORM, false);
+    predictor p(how, type, rows, 768, n_tok, in.dx, in.ld, cols, in.x);
+    const int n_parts = api->mark_parts(dev), each = ((rows + n_parts - 1) / n_parts + 31) / 32, words = n_parts * each;
+    const handover h((size_t)(n_tok * words) + 1);
+    te_cuda_marks op = {};
+    op.scores = p.op;
+    op.n_rows = rows;
+    op.n_tok = n_tok;
+    op.post = h.words;
+    op.seq = h.seq;
+    OK(api->marks(dev, &op));
+    finish();
+    for (int t = 0; t < n_tok; t++)
+        for (int b = 0; b < n_parts; b++) {
+            const int lo = (int)((int64_t)rows * b / n_parts), hi = (int)((int64_t)rows * (b + 1) / n_parts);
+            for (int w = 0; w < each; w++) {
+                uint32_t bits = 0, unsure = 0;
+                for (int i = 0; i < 32 && lo + 32 * w + i < hi; i++) {
+                    const size_t j = (size_t)(lo + 32 * w + i), at = (size_t)t * (size_t)rows + j;
+                    bits |= (uint32_t)p.on[at] << i;
+                    unsure |= (uint32_t)p.doubt[at] << i;
+                }
+                is_true(((h.words[(t * n_parts + b) * each + w] ^ ((uint64_t)h.number << 32 | bits)) &
+                         ~(uint64_t)unsure) == 0,
+                        "a word of marks is off");
+            }
+        }
+    is_true(h.words[n_tok * words] == 0xababababababababull, "a word behind was written");
+    h.free();
+    p.free();
+    in.free();
+}
+
+// ---- the feed-forward, and the merge behind it ----
+
+struct ffn_case {
+    int type, down_type, score_type, cols, rows, n_tok;
+    te_cuda_norm_kind norm;
+    te_activation act;
+    bool gated, skip;
+    scorer how;
+};
+
+static void check_one_ffn(const ffn_case &k) {
+    AT("one ffn %s, down %s, scores by %s of %s, %d x %d, %d tokens, norm %d, act %d, %s, %s",
+       te_type_get(k.type)->name, te_type_get(k.down_type)->name, scorers[k.how], te_type_get(k.score_type)->name,
+       k.rows, k.cols, k.n_tok, (int)k.norm, (int)k.act, k.gated ? "gated" : "ungated", k.skip ? "skip" : "dense");
+    const float threshold = k.act == TE_RELU ? 0.05f : 0;
+    const int n_tok = k.n_tok, rows = k.rows, cols = k.cols;
+    input in = input_new(n_tok, cols, k.norm, !is_float(k.type));
+    predictor p(k.how, k.score_type, rows, k.score_type == TE_F16 ? 1000 : 1024, n_tok, in.dx, in.ld, cols, in.x);
+    for (char doubt : p.doubt) is_true(!doubt, "scores are too close to each other");
+    std::vector<char> unread((size_t)rows, 1);
+    uint32_t n_wanted = 0;
+    for (int j = 0; j < rows; j++)
+        for (int t = 0; t < n_tok; t++)
+            if (p.wanted(t, j)) {
+                unread[(size_t)j] = 0;
+                n_wanted++;
+            }
+    matrix gate, up, down;
+    if (k.gated) gate = matrix_new(k.type, rows, cols, 0.1f, unread);
+    // Values and tolerances of gates; rows of up and down that gates of 0 make unneeded hold no numbers.
+    std::vector<double> g((size_t)n_tok * (size_t)rows, 1), gl(g.size(), 0);
+    std::vector<char> off((size_t)rows, 0); // h is 0 for all tokens
+    uint32_t sure = 0, maybe = 0;           // of how many values it is known that they are not 0, of how many not
+    const bool relu = k.act == TE_RELU || k.act == TE_DRELU;
+    for (int j = 0; j < rows && k.gated; j++) {
+        bool all_off = true;
+        for (int t = 0; t < n_tok; t++) {
+            const size_t i = (size_t)t * (size_t)rows + (size_t)j;
+            if (!p.wanted(t, j)) continue;
+            const sum s = product(gate, j, in, t);
+            g[i] = activation(k.act, (double)threshold, s.v);
+            gl[i] = 1.2 * s.limit() + 8 * EPS * fabs(s.v);
+            if (k.act == TE_RELU && fabs(s.v - (double)threshold) <= s.limit()) gl[i] += (double)threshold;
+            all_off &= s.v + s.limit() < (double)threshold;
+        }
+        if (all_off && relu) off[(size_t)j] = 1;
+        if (all_off && k.skip) unread[(size_t)j] = 1;
+    }
+    up = matrix_new(k.type, rows, cols, 0.1f, unread);
+    const std::vector<float> bias = normals((size_t)rows), down_bias = normals((size_t)cols);
+    float *d_bias = device_of(bias), *d_down_bias = device_of(down_bias);
+    std::vector<double> h(g.size(), 0), hl(g.size(), 0);
+    for (int j = 0; j < rows; j++) {
+        bool all_off = true;
+        for (int t = 0; t < n_tok; t++) {
+            const size_t i = (size_t)t * (size_t)rows + (size_t)j;
+            if (!p.wanted(t, j)) continue;
+            if (unread[(size_t)j]) continue;
+            const sum s = product(up, j, in, t);
+            double u = s.v + (double)bias[(size_t)j], ul = s.limit() + 4 * EPS * (fabs(u) + fabs(s.v));
+            if (k.gated) {
+                if (k.act == TE_DRELU) u = fmax(u, 0);
+                h[i] = g[i] * u;
+                hl[i] = gl[i] * (fabs(u) + ul) + fabs(g[i]) * ul + 4 * EPS * fabs(h[i]);
+            } else {
+                h[i] = activation(k.act, (double)threshold, u);
+                hl[i] = 1.2 * ul + 8 * EPS * fabs(u);
+                if (k.act == TE_RELU && fabs(u - (double)threshold) <= ul) hl[i] += (double)threshold;
+            }
+            all_off &= !k.gated && u + ul < (double)threshold;
+            (fabs(h[i]) > hl[i] ? sure : maybe)++;
+        }
+        if (all_off && relu) off[(size_t)j] = 1;
+        if (off[(size_t)j]) unread[(size_t)j] = 1;
+    }
+    down = matrix_new(k.down_type, rows, cols, 0.1f, unread);
+    te_cuda_ffn op = {};
+    op.x = in.dx;
+    op.ldx = in.ld;
+    op.n_tok = n_tok;
+    op.norm = in.norm;
+    op.gate = gate.m;
+    op.up = up.m;
+    op.down = down.m;
+    op.up_bias = d_bias;
+    op.act = k.act;
+    op.threshold = threshold;
+    op.skip = k.skip;
+    op.scores = p.op;
+    result room((size_t)n_tok * (size_t)(rows + 3));
+    op.h = room.data();
+    op.ldh = (size_t)rows + 3;
+    const size_t n_bits = (size_t)n_tok * (size_t)((rows + 31) / 32);
+    op.bits = device_of(std::vector<uint32_t>(n_bits + 1, 77));
+    op.counts = device_of(std::vector<uint32_t>(3, 0));
+    const int n_parts = api->ffn_parts(dev, &op);
+    result partial((size_t)n_parts * (size_t)n_tok * (size_t)cols), y((size_t)n_tok * (size_t)(cols + 4));
+    op.partial = partial.data();
+    OK(api->ffn(dev, &op));
+    const std::vector<uint32_t> counts = host_of(op.counts, 3);
+    same(0, counts[0], n_wanted);
+    is_true(counts[2] >= sure && counts[2] <= sure + maybe, "the count of neurons that fired");
+    is_true(k.skip ? counts[1] >= counts[2] && counts[1] <= counts[0] : counts[1] == counts[0],
+            "the count of rows read");
+    is_true(host_of(op.bits, n_bits + 1)[n_bits] == 77, "the word behind the bits was written");
+    room.get();
+    // The merge: with words of the CPU, which come late.
+    const std::vector<float> before = normals((size_t)n_tok * (size_t)cols),
+                             far = normals((size_t)n_tok * (size_t)cols);
+    float *d_before = device_of(before);
+    const handover w((size_t)n_tok * (size_t)cols + 1);
+    uint32_t *cancelled = (uint32_t *)(w.words + (size_t)n_tok * (size_t)cols);
+    *cancelled = 0;
+    te_cuda_merge m = {};
+    m.partial = partial.data();
+    m.n_parts = n_parts;
+    m.n_tok = n_tok;
+    m.cols = cols;
+    m.add = d_before;
+    m.ld_add = (size_t)cols;
+    m.bias = d_down_bias;
+    m.y = y.data();
+    m.ldy = (size_t)cols + 4;
+    m.words = w.words;
+    m.seq = w.seq;
+    m.cancelled = cancelled;
+    m.limit_ns = 20000000000;
+    OK(api->merge(dev, &m));
+    for (size_t i = far.size(); i-- > 0;) w.set(i, bits_of(far[i]));
+    const std::vector<float> out = y.get();
+    partial.get();
+    is_true(*cancelled == 0, "the merge gave up");
+    OK(api->ffn(dev, &op));
+    OK(api->merge(dev, &m));
+    same_bits(out, y.get());
+    for (int t = 0; t < n_tok; t++)
+        for (int c = 0; c < cols; c++) {
+            const size_t at = (size_t)t * (size_t)cols + (size_t)c;
+            sum s;
+            s.add(1, (double)before[at] + (double)down_bias[(size_t)c] + (double)far[at], 0);
+            s.size += 2 * fabs((double)down_bias[(size_t)c]) + fabs((double)far[at]);
+            for (int j = 0; j < rows; j++) {
+                const size_t i = (size_t)t * (size_t)rows + (size_t)j;
+                if (h[i] == 0 && hl[i] == 0) continue;
+                if (unread[(size_t)j]) continue;
+                s.add(down.row(j)[c], h[i], hl[i]);
+                if (!is_float(k.down_type)) s.slack += 4 * EPS * fabs(h[i]) * 0.5;
+            }
+            near(c, (double)out[(size_t)t * (size_t)(cols + 4) + (size_t)c], s.v, s.limit());
+        }
+    for (const void *q : {(const void *)d_bias, (const void *)d_down_bias, (const void *)d_before,
+                          (const void *)op.bits, (const void *)op.counts})
+        OK(api->free(dev, (void *)q));
+    if (k.gated) gate.free();
+    up.free();
+    down.free();
+    room.free();
+    partial.free();
+    y.free();
+    p.free();
+    in.free();
+    w.free();
+}
+
+// A merge whose words do not come ends, and says so; what came counts.
+static void check_cancelled() {
+    AT("merge without words");
+    const int cols = 100;
+    const handover w((size_t)cols + 1);
+    uint32_t *cancelled = (uint32_t *)(w.words + cols);
+    const std::vector<float> x = normals((size_t)cols);
+    float *dx = device_of(x);
+    te_cuda_merge m = {};
+    m.n_tok = 1;
+    m.cols = cols;
+    m.add = m.y = dx;
+    m.words = w.words;
+    m.seq = w.seq;
+    m.cancelled = cancelled;
+    for (int turn = 0; turn < 2; turn++) { // by the clock, and by the flag
+        *cancelled = (uint32_t)turn;
+        for (int i = 0; i < cols; i += 2) w.set((size_t)i, bits_of(1));
+        m.limit_ns = turn ? 1000000000000 : 2000000;
+        OK(api->merge(dev, &m));
+        const std::vector<float> y = host_of(dx, (size_t)cols);
+        is_true(*cancelled == 1, "the wait was not cancelled");
+        for (int i = 0; i < cols; i++)
+            near(i, (double)y[(size_t)i], (double)x[(size_t)i] + (i % 2 ? 0 : turn + 1), 4 * EPS * 4);
+    }
+    m.add = nullptr; // the words alone
+    *cancelled = 0;
+    for (int i = 0; i < cols; i++) w.set((size_t)i, bits_of((float)i));
+    OK(api->merge(dev, &m));
+    const std::vector<float> y = host_of(dx, (size_t)cols);
+    for (int i = 0; i < cols; i++) same(i, (double)y[(size_t)i], i);
+    w.free();
+    OK(api->free(dev, dx));
+}
+
+static void check_fused() {
+    int turn = 0;
+    const te_cuda_norm_kind norms[] = {TE_CUDA_NO_NORM, TE_CUDA_RMS_NORM, TE_CUDA_LAYER_NORM};
+    for (int type : all_types)
+        for (int n_tok : {1, 2, 5, 8}) {
+            check_side_case(type, some_cols(type, turn % 5), n_tok, norms[turn % 3], 1);
+            turn++;
+        }
+    for (te_cuda_norm_kind n : norms) check_side_case(TE_F32, 4096, 3, n, 0);
+    for (int type : all_types)
+        for (int rows : {100, 301, 9984}) check_marks_case(BY_ROWS, type, rows, 1 + turn++ % 8);
+    for (int n_tok = 1; n_tok <= 8; n_tok++) check_marks_case(BY_SIGNS, TE_F32, n_tok % 2 ? 301 : 9001, n_tok);
+    check_cancelled();
+    const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_QUICK};
+    for (int type : all_types)
+        for (int gated = 0; gated < 2; gated++)
+            for (int skip = 0; skip < 2; skip++)
+                for (scorer how : {BY_NOTHING, BY_ROWS, BY_SIGNS})
+                    for (int n_tok : {1, 1 + turn % 8}) {
+                        ffn_case k = {};
+                        k.type = type;
+                        k.score_type = is_float(type) ? TE_F16 : type == TE_Q4_0 ? TE_Q4_0 : TE_Q8_0;
+                        k.cols = some_cols(type, turn % 4);
+                        k.down_type = type;
+                        if (turn % 7 == 3) k.down_type = TE_F32; // no kernel for both at once
+                        if (turn % 7 == 5) k.score_type = TE_F32;
+                        k.rows = turn % 3 ? 301 : 1100;
+                        k.n_tok = n_tok;
+                        k.norm = norms[turn % 5 == 0 ? 1 : turn % 5 == 1 ? 2 : 0];
+                        k.act = acts[turn % (skip ? 2 : 5)];
+                        if (!gated && k.act == TE_DRELU) k.act = TE_RELU;
+                        k.gated = gated;
+                        k.skip = skip;
+                        k.how = how;
+                        check_one_ffn(k);
+                        turn++;
+                    }
+}

@@ -1,0 +1,239 @@
+"""Sessions on a GPU answer as sessions of the CPU alone, whatever lies where. Run only when asked for:
+without a GPU, or in a build without the CUDA backend, they fail.
+
+    pytest tests/gpu/test_hybrid_gpu.py
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from cffi import FFI
+from gguf import GGMLQuantizationType as Kind
+
+import powerinfer
+from powerinfer import ArgumentError, OutOfMemoryError, machine
+from powerinfer.file import ModelFile
+from powerinfer.plan import Settings, engine, make_plan
+from powerinfer.quantize import choose_types, quantize_model
+from powerinfer.session import Model, Session
+from tests import models
+from tests.native.hybrid import AMX, IDS, NAMES, SPLITS, Arrays, apart, drive, options, place, write
+
+# Prompts are multiplied in F16 on the GPU, and with AMX in bf16 on the CPU: values are rounded to 11 (8) bits
+# before each of some 10 products in a row, whose sums are of size 1 to 10.
+TOLERANCE = 0.2 if AMX else 0.03
+WIDE = replace(
+    models.SPECS["llama-relu"], name="wide", n_embd=256, n_head=4, n_ff=512, n_ctx=1024, predictor=(256, 256)
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gpu")
+
+
+def both(model: Model, split: str, sparsity: str, n_batch: int, n_threads: int) -> float:
+    o = options(sparsity, n_batch, n_threads)
+    with (
+        Session(model, **o) as alone,
+        Session(model, plan=place(model, split, sparsity, n_batch), device="cuda", **o) as hybrid,
+    ):
+        return apart(drive(alone, IDS), drive(hybrid, IDS))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_split_answers_as_the_cpu(folder: Path, name: str) -> None:
+    with Model(write(folder, name, "dense")) as model:
+        for sparsity in ["dense", "exact"] if models.SPECS[name].relu else ["dense"]:
+            for i, split in enumerate(SPLITS):
+                assert both(model, split, sparsity, 64 if i % 2 else 16, 1 + i % 3) < TOLERANCE, split
+
+
+@pytest.mark.parametrize("predictor", ["auto", "sign"])
+@pytest.mark.parametrize("name", [name for name in NAMES if models.SPECS[name].predictor])
+def test_predicted(folder: Path, name: str, predictor: Literal["auto", "sign"]) -> None:
+    """With 8 tokens at a time nothing is rounded to F16, so that both sides name the same neurons."""
+    with Model(write(folder, name, "sparse"), predictor=predictor) as model:
+        for i, split in enumerate(SPLITS):
+            o = options("predicted", 8, 1 + i % 3)
+            with (
+                Session(model, **o) as alone,
+                Session(model, plan=place(model, split, "predicted", 8), device="cuda", **o) as hybrid,
+            ):
+                steps = [
+                    np.abs(a - b).max() for a, b in zip(drive(alone, IDS), drive(hybrid, IDS), strict=True)
+                ]
+            # A score within rounding of its threshold may still go either way.
+            assert np.median(steps) < 2e-3 and np.quantile(steps, 0.8) < TOLERANCE, (split, steps)
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_every_type(folder: Path, kind: str, form: str) -> None:
+    path = folder / f"{kind}-{form}.gguf"
+    if kind in ("F32", "F16", "BF16"):
+        if form == "dense":
+            models.write_dense(path, WIDE, kind=Kind[kind])
+        else:
+            models.write_sparse(path, WIDE, models.draw_predictor(WIDE), kind=Kind[kind])
+    else:
+        with ModelFile(write(folder, WIDE, form)) as source:
+            quantize_model(source, path, kind, choose_types(source, kind, pure=True))
+    with Model(path) as model:
+        for split in SPLITS:
+            if form == "dense" and split in ("one", "but") and kind.endswith("_K"):
+                continue  # a block of down's columns is half a layer
+            # Activations are rounded to 8 bits on some paths and not on others.
+            limit = TOLERANCE if kind in ("F32", "F16", "BF16") else 0.6
+            try:
+                assert both(model, split, "exact", 64, 2) < limit, split
+            except ArgumentError as error:
+                assert "together" in str(error)
+
+
+@pytest.mark.parametrize("split", ["all", "some", "none", "mixed"])
+@pytest.mark.parametrize("n", [9, 17, 64, 100, 333, 600])
+def test_prompts(folder: Path, n: int, split: str) -> None:
+    ids = np.random.default_rng(n).integers(3, 290, n, np.int32)
+    with Model(write(folder, WIDE, "dense")) as model:
+        o: dict[str, Any] = {"n_ctx": 1024, "n_batch": 256, "sparsity": "exact", "n_threads": 4}
+        n_layer, n_ff = model.info.n_layer, model.info.n_ff
+        on = [split != "mixed" or layer == 0 for layer in range(n_layer)]
+        some = np.arange(n_ff) if split == "all" else np.arange(0 if split == "none" else 100)
+        plan = engine.native_plan(
+            model,
+            Settings(
+                budget_bytes=1 << 34,
+                overhead_bytes=0,
+                group=1,
+                **{k: o[k] for k in ("n_ctx", "n_batch", "sparsity")},
+            ),
+            engine.Rates(),
+            on_device=on,
+            hot=[(some if there else some[:0]).astype(np.int32) for there in on],
+            head_on_device=split != "mixed",
+        )
+        with Session(model, **o) as alone, Session(model, plan=plan, device="cuda", **o) as hybrid:
+            for s in (alone, hybrid):
+                s.feed(ids)
+            assert np.abs(alone.logits() - hybrid.logits()).max() < TOLERANCE
+            for s in (alone, hybrid):
+                s.feed([7])
+            assert np.abs(alone.logits() - hybrid.logits()).max() < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Iterator[Model]:
+    with Model(write(folder, "llama-relu-gqa", "sparse")) as m:
+        yield m
+
+
+def open_some(model: Model, split: str = "some", **changes: Any) -> Session:
+    plan = place(model, split, "predicted", 64)
+    return Session(model, plan=plan, device="cuda", **options("predicted", 64, 2) | changes)
+
+
+@pytest.mark.parametrize("split", ["all", "some", "mixed"])
+def test_same_bits_every_time(model: Model, split: str) -> None:
+    runs: list[Arrays] = []
+    for _ in range(3):
+        with open_some(model, split) as s:
+            runs += [drive(s, IDS)]
+            for seq in range(4):
+                s.drop(seq)
+            runs += [drive(s, IDS)]
+    for run in runs[1:]:
+        for a, b in zip(runs[0], run, strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_closing_gives_everything_back(model: Model) -> None:
+    open_some(model).close()
+    before = machine.device_facts("cuda").free_bytes
+    for _ in range(1000):
+        with open_some(model) as s:
+            s.feed(IDS[:1])
+    assert before - machine.device_facts("cuda").free_bytes <= 4 << 20
+
+
+def test_a_budget_is_kept(folder: Path) -> None:
+    """What the driver gives out is within the budget, the peak of loading and of prompts included."""
+    with Model(write(folder, WIDE, "dense")) as model:
+        settings = Settings(n_ctx=1024, n_batch=256, sparsity="exact")
+        free = machine.device_facts("cuda").free_bytes
+        plan = make_plan(model, vram_budget=1, settings=settings)
+        o: dict[str, Any] = {"n_ctx": 1024, "n_batch": 256, "sparsity": "exact"}
+        with Session(model, plan=plan.native(model), device="cuda", **o) as s:
+            s.feed(list(range(3, 203)))
+            s.feed([5])
+            used = free - machine.device_facts("cuda").free_bytes
+            assert used < plan.bytes.total - plan.bytes.overhead + (192 << 20)
+            assert used <= s.info.n_device_bytes <= 1 << 30
+
+
+def test_refusals(model: Model) -> None:
+    plan = place(model, "some", "predicted", 64)
+    with pytest.raises(ArgumentError, match=r"no CUDA device 9[79]|the last is"):
+        Session(model, plan=plan, device="cuda:97", **options("predicted"))
+    big = engine.native_plan(
+        model,
+        Settings(budget_bytes=1 << 50, n_ctx=128, n_batch=64, n_seq=4, n_pool=256, sparsity="dense"),
+        engine.Rates(),
+        on_device=[True] * model.info.n_layer,
+        hot=[np.arange(model.info.n_ff, dtype=np.int32)] * model.info.n_layer,
+        head_on_device=True,
+    )
+    with pytest.raises(OutOfMemoryError, match="are free"):
+        Session(model, plan=big, device="cuda", **options("dense"))
+
+
+CDEF = """
+typedef struct { const void *ops; uint32_t *cancelled; int64_t wait_ns; } pi_device;
+typedef struct { const uint32_t *base; uint32_t add; } pi_dev_seq;
+typedef struct { float *x; int32_t n_tok, n_embd; const float *y, *bias; const uint64_t *words;
+                 pi_dev_seq seq; bool replace; } pi_dev_merge;
+typedef void pi_device_program(void *ctx, pi_device *dev);
+typedef struct {
+    uint32_t version; const char *kind; const char *(*error)(void);
+    int (*open)(int32_t, uint64_t, pi_device **); void (*close)(pi_device *); void *get_info;
+    void *(*alloc)(pi_device *, size_t); void *(*share)(pi_device *, size_t);
+    void *stride, *map, *pack, *upload;
+    int (*download)(pi_device *, void *, const void *, size_t); void *copy;
+    int (*launch)(pi_device *, pi_device_program *, void *, uint64_t); int (*finish)(pi_device *);
+    void *begin, *end, *linear, *attention, *marks, *ffn; void (*merge)(pi_device *, const pi_dev_merge *);
+} pi_device_ops;
+const pi_device_ops *pi_device_cuda(void);
+"""
+
+
+@pytest.mark.parametrize("key", [0, 1])
+def test_a_cpu_that_never_answers(key: int) -> None:
+    """A program's wait ends after wait_ns with an error, and the device works on. key 0: no graph."""
+    ffi = FFI()
+    ffi.cdef(CDEF)
+    beside = Path(os.environ.get("POWERINFER_LIBRARY") or Path(powerinfer.__file__).parent / "lib" / "lib")
+    ops = ffi.dlopen(str(beside.with_name("libpowerinfer_cuda.so"))).pi_device_cuda()
+    out = ffi.new("pi_device **")
+    assert ops.open(0, 0, out) == 0, ffi.string(ops.error())
+    dev = out[0]
+    dev.wait_ns = 200_000_000
+    x, number = ffi.cast("float *", ops.alloc(dev, 1024)), ops.alloc(dev, 256)
+    words = ffi.cast("uint64_t *", ops.share(dev, 256 * 8))
+    a = ffi.new("pi_dev_merge *", {"x": x, "n_tok": 1, "n_embd": 256, "words": words, "replace": True})
+    a.seq.base, a.seq.add = ffi.cast("uint32_t *", number), 5
+    program = ffi.callback("pi_device_program", lambda _ctx, device: ops.merge(device, a))
+    assert ops.launch(dev, program, ffi.NULL, key) == 0
+    assert ops.finish(dev) == 8 and b"in vain" in ffi.string(ops.error())
+    for i in range(256):
+        words[i] = 5 << 32 | 0x3F800000
+    assert ops.launch(dev, program, ffi.NULL, key) == 0 and ops.finish(dev) == 0
+    host = ffi.new("float[256]")
+    assert ops.download(dev, host, x, 1024) == 0 and set(host) == {1.0}
+    ops.close(dev)

@@ -1,0 +1,193 @@
+"""What tests of hybrid sessions share: models, plans that split them in every way, and a drive through all
+that a session can do. Devices are stand-ins in ordinary memory, which obey the same plan, budget and
+hand-over as a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+
+from powerinfer import UnsupportedError, _native
+from powerinfer.plan import engine
+from powerinfer.session import Model, Session
+from tests import models
+
+AMX = _native.isa() == "amx"
+N_CTX, N_SEQ, N_POOL = 128, 4, 256
+# Sums are cut differently on the two sides; AMX rounds a prompt's activations to bf16 on one of them only.
+TOLERANCE = 0.1 if AMX else 2e-3
+NAMES = [
+    "llama-mha",
+    "llama-llama3",
+    "mistral",
+    "llama-relu-gqa",
+    "bamboo",
+    "falcon-7b",
+    "falcon-40b",
+    "falcon-gelu",
+    "opt",
+    "qwen2",
+    "qwen3",
+]
+SPLITS = ["all", "none", "one", "but", "some", "mixed", "cpu"]
+DEEP = replace(models.SPECS["llama-relu-gqa"], name="deep", n_layer=6, predictor=(32, 48, 40, 32, 48, 40))
+
+Arrays = list[np.ndarray[Any, Any]]
+IDS = [int(t) for t in np.random.default_rng(64).integers(3, 290, 50)]
+
+
+def exactly(test: Callable[..., Any]) -> Any:
+    """Of tests in which both sides must name the same neurons: with AMX a rounded score may cross its
+    threshold on one side only, so `without_amx` runs the file once more."""
+    return None if AMX else test
+
+
+def without_amx(file: str) -> None:
+    run_again(file, POWERINFER_ISA="avx512")
+
+
+def run_again(file: str, **environment: str) -> None:
+    """Runs a file's tests in a process of its own, where what is chosen once can be another."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def write(folder: Path, spec: models.Spec | str, form: str, kind: Kind | None = None) -> Path:
+    spec = models.SPECS[spec] if isinstance(spec, str) else spec
+    path = folder / f"{spec.name}-{form}.gguf"
+    if form == "dense":
+        return models.write_dense(path, spec, kind=kind)
+    return models.write_sparse(path, spec, models.draw_predictor(spec))
+
+
+def settings(sparsity: str, n_batch: int, budgets: Sequence[int] = (1 << 34,)) -> engine.Settings:
+    return engine.Settings(
+        budget_bytes=budgets[0],
+        more_budgets=tuple(budgets[1:]),
+        n_ctx=N_CTX,
+        n_pool=N_POOL,
+        n_seq=N_SEQ,
+        n_batch=n_batch,
+        sparsity=sparsity,
+        overhead_bytes=0,
+        group=1,
+    )
+
+
+def block(model: Model) -> int:
+    """Neurons that a plan must keep together, because down is stored by output in blocks of so many."""
+    down = {t.name: t.type for t in model.file.tensors}.get("blk.0.ffn_down.weight")
+    return 32 if down in ("Q8_0", "Q4_0") else 1
+
+
+def place(
+    model: Model,
+    split: str,
+    sparsity: str,
+    n_batch: int = 64,
+    *,
+    devices: Sequence[int] | None = None,
+    head: int = 0,
+    n_devices: int = 1,
+) -> Any:
+    """all: everything on the device. none: attention only. one, but: one neuron, all but one. some: a part.
+    mixed: some layers are the CPU's, and so is the head. cpu: only the head is on the device. devices, head:
+    which of n_devices a layer, and the head, lies on; -1: the CPU."""
+    n_layer, n_ff, unit = model.info.n_layer, model.info.n_ff, block(model)
+    rng = np.random.default_rng(len(split))
+    on, hot = [split != "cpu"] * n_layer, []
+    for layer in range(n_layer):
+        if devices is not None:
+            on[layer] = devices[layer] >= 0
+        elif split == "mixed":
+            on[layer] = layer % 2 == 1
+        ids = {
+            "all": np.arange(n_ff),
+            "one": np.arange(unit) + 2 * unit,
+            "but": np.delete(np.arange(n_ff), np.arange(unit) + unit),
+            "some": np.flatnonzero(np.repeat(rng.random(n_ff // unit) < 0.4, unit)),
+            "mixed": np.arange(unit * 3),
+        }.get(split, np.array([], np.int64))
+        hot.append((ids if on[layer] else ids[:0]).astype(np.int32))
+    return engine.native_plan(
+        model,
+        settings(sparsity, n_batch, [1 << 34] * n_devices),
+        engine.Rates(),
+        on_device=on,
+        hot=hot,
+        head_on_device=head >= 0 if devices is not None else split != "mixed",
+        devices=None if devices is None else [max(d, 0) for d in devices],
+        head_device=max(head, 0),
+    )
+
+
+def options(sparsity: str, n_batch: int = 64, n_threads: int = 2) -> dict[str, Any]:
+    return {
+        "n_ctx": N_CTX,
+        "n_pool": N_POOL,
+        "n_seq": N_SEQ,
+        "n_batch": n_batch,
+        "sparsity": sparsity,
+        "n_threads": n_threads,
+    }
+
+
+def drive(s: Session, ids: list[int]) -> Arrays:
+    """A prompt, decoding, a shared prefix, several sequences at once, a shift, a state saved and loaded."""
+    out: Arrays = []
+
+    def note() -> None:
+        out.extend([s.logits(i).copy() for i in range(s.n_logits)] + [s.hidden(0)])
+
+    s.feed(ids[:40])
+    note()
+    for t in ids[40:43]:
+        s.feed([t])
+        note()
+    s.copy(1, 0, 37)
+    s.feed(ids[43:46], seq=1)
+    note()
+    s.feed(ids[:3], seq=[0, 1, 0], want_logits=True)
+    note()
+    s.feed(ids[3:6], want_logits=[True, False, True])
+    note()
+    try:
+        s.shift(4, 9)
+    except UnsupportedError:  # OPT
+        s.cut(20)
+    s.feed([ids[5]])
+    note()
+    s.load(s.save(), seq=2)
+    s.feed([ids[6]], seq=2)
+    note()
+    return out
+
+
+def apart(a: Arrays, b: Arrays) -> float:
+    assert len(a) == len(b)
+    return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
+
+
+def both(model: Model, split: str, sparsity: str, n_batch: int, n_threads: int) -> float:
+    """How far the answers with and without a device are apart."""
+    o = options(sparsity, n_batch, n_threads)
+    with (
+        Session(model, **o) as alone,
+        Session(model, plan=place(model, split, sparsity, n_batch), device="host", **o) as hybrid,
+    ):
+        return apart(drive(alone, IDS), drive(hybrid, IDS))

@@ -1,0 +1,119 @@
+"""Layers shared out among several devices: x goes from one to the next through the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer import ArgumentError
+from powerinfer.plan import engine
+from powerinfer.session import Model, Session
+from tests.native.hybrid import DEEP, IDS, TOLERANCE, Arrays, apart, drive, options, place, settings, write
+
+# Of each of six layers, and of the head; -1: the CPU.
+PLACES = {
+    "two": ([0, 0, 0, 1, 1, 1], 1),
+    "with the CPU between": ([0, -1, 0, 1, -1, 1], -1),
+    "three": ([0, 0, 1, 1, 2, 2], 2),
+    "the CPU first": ([-1, -1, 0, 0, 1, 1], 1),
+    "the CPU last": ([0, 0, 1, 1, -1, -1], -1),
+    "the head alone": ([0, 0, 0, 0, -1, -1], 1),
+    "one layer each": ([-1, 0, -1, 1, -1, 2], 2),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    with Model(write(tmp_path_factory.mktemp("devices"), DEEP, "dense")) as m:
+        yield m
+
+
+@pytest.fixture(scope="module")
+def alone(model: Model) -> Arrays:
+    with Session(model, **options("exact")) as s:
+        return drive(s, IDS)
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("split", ["all", "some"])
+def test_devices_answer_together(model: Model, alone: Arrays, name: str, split: str) -> None:
+    layers, head = PLACES[name]
+    n = max(*layers, head) + 1
+    plan = place(model, split, "exact", devices=layers, head=head, n_devices=n)
+    with Session(model, plan=plan, device=["host"] * n, **options("exact", n_threads=3)) as s:
+        got = drive(s, IDS)
+        assert apart(alone, got) < TOLERANCE
+        steps = s.last_step
+        assert [step.n_active_device > 0 for step in steps] == [d >= 0 for d in layers]
+        for d in range(n):
+            assert s.info.n_device_bytes > 0, d
+    again = Session(model, plan=plan, device="host", **options("exact", n_threads=3))
+    with again:
+        assert all(np.array_equal(a, b) for a, b in zip(got, drive(again, IDS), strict=True))
+
+
+def test_each_budget_is_kept(model: Model, alone: Arrays) -> None:
+    """What a plan spreads over two or three devices fits into the budget of each."""
+    rates = engine.Rates(gpu_bytes_per_s=4e12, cpu_bytes_per_s=1e10, handover_us=0, layer_us=0, ffn_us=0)
+    one = engine.compute(model, settings("exact", 64), rates)
+    used = set()
+    for shares in ((0.4, 0.4), (0.2, 0.7), (0.7, 0.2), (0.3, 0.3, 0.3)):
+        budgets = [one.min_bytes + int(share * (one.full_bytes - one.min_bytes)) for share in shares]
+        asked = settings("exact", 64, budgets)
+        result = engine.compute(model, asked, rates)
+        plan = engine.native_plan(
+            model,
+            asked,
+            rates,
+            on_device=[x.on_device for x in result.layers],
+            hot=[x.hot for x in result.layers],
+            head_on_device=result.head_on_device,
+            devices=[max(x.device, 0) for x in result.layers],
+            head_device=max(result.head_device, 0),
+        )
+        used.add(tuple(x.device for x in result.layers))
+        with Session(model, plan=plan, device="host", **options("exact")) as s:
+            assert apart(alone, drive(s, IDS)) < TOLERANCE, shares
+            assert s.info.n_device_bytes <= sum(budgets)
+    assert len(used) > 1 and any(1 in places for places in used)
+
+
+def test_devices_hold_no_second_copy_of_k_and_v(model: Model) -> None:
+    """Memory of the host is what the CPU's layers take, whoever has the others."""
+    sizes = {}
+    for layers in ([-1] * 6, [0, 0, 0, -1, -1, -1], [0, 0, 1, 1, -1, -1], [0, 0, 1, 1, 1, 1]):
+        n = max(*layers, 0) + 1
+        plan = place(model, "all", "exact", devices=layers, head=n - 1, n_devices=n)
+        with Session(model, plan=plan, device=["host"] * n, **options("exact")) as s:
+            sizes[layers.count(-1)] = s.info.n_kv_bytes
+    assert sizes[0] == 0
+    assert sizes[6] == 2 * sizes[3] == 3 * sizes[2] > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        (["host"], "is for 2 devices, 1 are named"),
+        (["host", "host", "host"], "is for 2 devices, 3 are named"),
+        (["host:1", "host:1"], "named twice"),
+        (["host", "cuda"], "several kinds"),
+        (["host", "host:x"], "number of a device"),
+        ("host:", "number of a device"),
+        ("vulkan", "must be one of"),
+        ([], "empty"),
+    ],
+)
+def test_devices_must_be_named_right(model: Model, device: Any, says: str) -> None:
+    plan = place(model, "all", "exact", devices=[0, 0, 0, 1, 1, 1], head=1, n_devices=2)
+    with pytest.raises(ArgumentError, match=says):
+        Session(model, plan=plan, device=device, **options("exact"))
+
+
+def test_devices_are_chosen_by_number(model: Model, alone: Arrays) -> None:
+    plan = place(model, "all", "exact", devices=[0, 0, 0, 1, 1, 1], head=1, n_devices=2)
+    for device in (["host:7", "host:3"], ["host", "host:0"], "host"):
+        with Session(model, plan=plan, device=device, **options("exact")) as s:
+            assert apart(alone, drive(s, IDS)) < TOLERANCE

@@ -1,0 +1,234 @@
+"""Devices that fail in every way, at every place: each ends in an exception, the session stays what it was,
+and the next step works. The stand-ins are told when to fail through the test library, which a process of its
+own loads as the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer import DeviceError, OutOfMemoryError
+from powerinfer.plan import engine
+from powerinfer.session import Model, Session
+from tests.core import capi
+from tests.native.hybrid import DEEP, IDS, TOLERANCE, apart, drive, options, place, run_again, settings, write
+
+TEST_LIBRARY = str(capi.library_path())
+HAS_FAULTS = os.environ.get("POWERINFER_LIBRARY") == TEST_LIBRARY
+
+
+class Faults(ctypes.Structure):
+    """pi_host_fault: the n-th time from now on."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("alloc", "launch", "transfer", "die", "hang")]
+
+
+if not HAS_FAULTS:
+
+    def test_with_the_test_library() -> None:
+        run_again(__file__, POWERINFER_LIBRARY=TEST_LIBRARY)
+
+
+def with_faults(test: Any) -> Any:
+    return test if HAS_FAULTS else None
+
+
+@pytest.fixture
+def faults() -> Iterator[Faults]:
+    found = Faults.in_dll(ctypes.CDLL(TEST_LIBRARY), "pi_host_faults")
+    yield found
+    for name, _ in Faults._fields_:
+        setattr(found, name, 0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    with Model(write(tmp_path_factory.mktemp("faults"), DEEP, "sparse")) as m:
+        yield m
+
+
+def feed_patiently(s: Session, ids: list[int]) -> None:
+    """A feed of a session that waits so briefly that a busy machine may not answer in time."""
+    for _ in range(100):
+        with contextlib.suppress(DeviceError):
+            s.feed(ids)
+            return
+    s.feed(ids)
+
+
+def open_two(model: Model, sparsity: str = "exact", **more: Any) -> Session:
+    """Two devices, the CPU between them, and cold neurons on both."""
+    plan = place(model, "some", sparsity, devices=[0, 0, -1, 1, 1, 1], head=1, n_devices=2)
+    return Session(model, plan=plan, device="host", **options(sparsity), **more)
+
+
+@with_faults
+def test_every_allocation_can_fail(model: Model, faults: Faults) -> None:
+    n = 1
+    while True:
+        faults.alloc = n
+        try:
+            open_two(model, "predicted", count_neurons=True).close()
+        except OutOfMemoryError as error:
+            assert "out of memory" in str(error)
+            n += 1
+            continue
+        break
+    assert faults.alloc > 0 and n > 100
+    faults.alloc = 0
+    with open_two(model) as s:
+        s.feed([3])
+
+
+@with_faults
+@pytest.mark.parametrize("n_tok", [1, 40])
+@pytest.mark.parametrize("name", ["die", "hang"])
+def test_every_operation_can_fail(model: Model, faults: Faults, name: str, n_tok: int) -> None:
+    """A device that reports an error, or never answers, at any point of its program, the last included."""
+    with open_two(model) as s:
+        s.feed(IDS[:7])
+        before = s.save()
+        setattr(faults, name, 10000)
+        s.feed(IDS[7 : 7 + n_tok])
+        want, n_operations = s.logits().copy(), 10000 - getattr(faults, name)
+        assert n_operations > 30
+    with open_two(model, wait_ms=200 if name == "hang" else 0) as s:
+        for n in range(1, n_operations + 1) if name == "die" else (1, 5, 20, n_operations - 9, n_operations):
+            s.load(before)
+            setattr(faults, name, n)
+            with pytest.raises(DeviceError, match=r"that was asked for|did not (answer|end a step) within"):
+                s.feed(IDS[7 : 7 + n_tok])
+            assert s.length() == 7
+            if n % 4 == 1:  # the next step is as if nothing had been
+                feed_patiently(s, IDS[7 : 7 + n_tok])
+                assert np.array_equal(s.logits(), want)
+
+
+@with_faults
+def test_a_device_that_never_answers_is_named(model: Model, faults: Faults) -> None:
+    with open_two(model, wait_ms=300) as s:
+        faults.hang = 4
+        with pytest.raises(DeviceError, match=r"device 0 did not answer within 0.3 s"):
+            s.feed([3])
+        feed_patiently(s, [3])
+
+
+@with_faults
+def test_a_device_that_cannot_start(model: Model, faults: Faults) -> None:
+    """The first device waits for a CPU that never comes, because the second did not start."""
+    with open_two(model) as s:
+        s.feed(IDS[:3])
+        want = s.logits().copy()
+        for n in (1, 2):
+            s.drop()
+            faults.launch = n
+            with pytest.raises(DeviceError, match="launch"):
+                s.feed(IDS[:3])
+            assert s.length() == 0
+            s.feed(IDS[:3])
+            assert np.array_equal(s.logits(), want)
+
+
+@with_faults
+def test_thresholds_that_cannot_be_sent_change_nothing(model: Model, faults: Faults) -> None:
+    with open_two(model, "predicted") as s:
+        s.feed([5])
+        want = s.logits().copy()
+        for n in (1, 2):
+            faults.transfer = n
+            with pytest.raises(DeviceError, match="copy"):
+                s.set_threshold(1e30)
+            s.drop()
+            s.feed([5])
+            assert np.array_equal(s.logits(), want)
+            assert s.info.sparse_threshold == 0
+
+
+@with_faults
+def test_copies_of_k_and_v_can_fail(model: Model, faults: Faults) -> None:
+    with open_two(model) as s:
+        s.feed(IDS[:30])
+        for n in (1, 5):
+            faults.transfer = n
+            with pytest.raises(DeviceError, match="K and V"):
+                s.save()
+            faults.transfer = n
+            with pytest.raises(DeviceError, match="K and V"):
+                s.shift(4, 5)
+            assert s.length() == 4  # the part that was not touched
+            s.cut(0)
+            s.feed(IDS[:30])
+        state = s.save()
+        faults.transfer = 3
+        with pytest.raises(DeviceError, match="K and V"):
+            s.load(state, seq=1)
+        assert (s.length(0), s.length(1)) == (30, 0)
+        s.load(state, seq=1)
+        s.feed([3], seq=[0])
+        want = s.logits().copy()
+        s.feed([3], seq=[1])
+        assert np.array_equal(s.logits(), want)
+        # A sequence that was to have its own copy of a block has none: nothing may be computed with it.
+        s.copy(2, 0, 20)
+        faults.transfer = 2
+        for _ in range(2):
+            with pytest.raises(DeviceError, match="opened anew"):
+                s.feed([3], seq=[2])
+
+
+def test_a_session_larger_than_its_plan_exceeds_the_budget(model: Model) -> None:
+    full = engine.compute(model, settings("exact", 64), engine.Rates()).full_bytes
+    plan = engine.native_plan(
+        model,
+        settings("exact", 64, [full]),
+        engine.Rates(),
+        on_device=[True] * 6,
+        hot=[np.arange(model.info.n_ff, dtype=np.int32)] * 6,
+        head_on_device=True,
+    )
+    with Session(model, plan=plan, device="host", **options("exact")) as s:
+        s.feed([3])
+    with pytest.raises(OutOfMemoryError, match="exceed the device's budget"):
+        Session(model, plan=plan, device="host", **options("exact") | {"n_pool": 1 << 14})
+
+
+def test_an_interrupt_ends_between_steps(model: Model) -> None:
+    """Ctrl-C does not tear a step apart: it is raised when the step has ended."""
+    with Session(model, **options("exact")) as alone, open_two(model) as s:
+        fed = 0
+        timer = threading.Timer(0.02, signal.raise_signal, [signal.SIGINT])
+        with pytest.raises(KeyboardInterrupt):
+            timer.start()
+            while True:
+                s.feed([IDS[fed % 40]])
+                fed += 1
+                if s.length() == 100:
+                    s.cut(0)
+        timer.join()
+        s.cut(0)
+        assert apart(drive(alone, IDS), drive(s, IDS)) < TOLERANCE
+
+
+def test_a_forked_process_has_no_devices(model: Model) -> None:
+    with open_two(model) as s:
+        s.feed([3])
+        child = os.fork()
+        if child == 0:
+            ended = 1
+            try:
+                s.feed([3])
+            except DeviceError as error:
+                ended = 0 if "forked" in str(error) else 2
+            finally:
+                s.close()
+                os._exit(ended)
+        assert os.waitpid(child, 0)[1] == 0
+        s.feed([3])

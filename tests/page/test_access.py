@@ -1,0 +1,202 @@
+"""The page without a mouse, for screen readers, on small screens, in both colours; the view of the engine."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.page.driving import answered, ask, turns
+from tests.page.fake_server import FakeServer, Reply, engine_state
+
+AUDIT = Path(__file__).with_name("audit.js").read_text(encoding="utf-8")
+
+SAMPLE = """# Head
+
+Text `code` [link](https://a.example)
+
+```python
+x = 1  # one
+s = 'two'
+return s
+```
+
+> said
+
+- a
+- b"""
+
+
+def show_everything(page: Any, server: FakeServer) -> None:
+    server.replies += [Reply([SAMPLE]), Reply(status=429, message="Busy.", headers={"Retry-After": "9"})]
+    ask(page, "Hello")
+    answered(page)
+    ask(page, "More")
+    answered(page, 2)
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_rules(page: Any, server: FakeServer, colours: str, width: int) -> None:
+    page.emulate_media(color_scheme=colours)
+    page.set_viewport_size({"width": width, "height": 800})
+    assert page.evaluate(AUDIT) == []
+    show_everything(page, server)
+    assert page.evaluate(AUDIT) == []
+    for name in ("side", "engine"):
+        if not page.locator(f"#{name}").is_visible():
+            page.click(f"#{name}-toggle")
+            page.wait_for_selector(f"#{name}:visible")
+            assert page.evaluate(AUDIT) == []
+            page.keyboard.press("Escape")
+    page.click("#settings-open")
+    page.locator(".shortcuts summary").click()
+    assert page.evaluate(AUDIT) == []
+
+
+@pytest.mark.parametrize("width", [320, 360, 860, 1180, 1920])
+def test_nothing_is_wider_than_the_screen(page: Any, server: FakeServer, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 640})
+    long = "a" * 300
+    server.replies.append(
+        Reply([f"{SAMPLE}\n\n```\n{long}\n```\n\n{long}\n\n" + "|x" * 40 + "|\n" + "|-" * 40 + "|\n"])
+    )
+    ask(page, long)
+    answered(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('#scroll'))")
+    for name in ("#settings-open", "#theme", "#side-toggle", "#engine-toggle", "#input", "#send"):
+        box = page.locator(name).bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width
+
+
+def test_keyboard_only(page: Any, server: FakeServer) -> None:
+    assert page.evaluate("document.activeElement.id") == "input"  # one may begin to write at once
+    page.keyboard.type("line one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("line two")
+    page.keyboard.press("Enter")
+    answered(page)
+    assert turns(page)[0] == "line one\nline two"
+    assert page.evaluate("document.activeElement.id") == "input"
+    seen = set()
+    for _ in range(60):  # every control can be reached, and there is no trap
+        page.keyboard.press("Tab")
+        seen.add(
+            page.evaluate("(node => node.ariaLabel || node.id || node.className)(document.activeElement)")
+        )
+    assert {"Answer again", "Edit the message", "Copy the answer", "Settings", "theme", "search"} & seen >= {
+        "Answer again",
+        "Edit the message",
+        "Copy the answer",
+        "Settings",
+        "search",
+    }
+    page.keyboard.press("Alt+n")
+    assert turns(page) == [] and page.evaluate("document.activeElement.id") == "input"
+    page.keyboard.press("Alt+o")
+    assert page.locator("#settings").is_visible()
+    for _ in range(30):  # focus stays inside
+        page.keyboard.press("Tab")
+        assert page.evaluate(
+            "document.activeElement === document.body || !!document.activeElement.closest('#settings')"
+        )
+    page.keyboard.press("Escape")
+    assert not page.locator("#settings").is_visible()
+
+
+def test_escape_stops(page: Any, server: FakeServer) -> None:
+    server.replies.append(Reply(["begun", "rest"], hold=threading.Event()))
+    ask(page, "Go")
+    page.wait_for_selector("text=begun")
+    page.keyboard.press("Escape")
+    assert answered(page) == "begun"
+    assert page.evaluate("document.activeElement.id") == "input"
+
+
+def test_panels_on_a_small_screen(page: Any, server: FakeServer) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.wait_for_selector("#side", state="hidden")
+    page.wait_for_selector("#engine", state="hidden")
+    page.click("#side-toggle")
+    assert page.evaluate("document.querySelector('#chat').inert")
+    assert page.evaluate("!!document.activeElement.closest('#side')")
+    page.keyboard.press("Escape")
+    assert not page.locator("#side").is_visible()
+    assert page.evaluate("document.activeElement.id") == "side-toggle"
+    page.click("#engine-toggle")
+    page.mouse.click(10, 400)  # beside the panel
+    assert not page.locator("#engine").is_visible()
+
+
+def test_screen_readers_hear_sentences(page: Any, server: FakeServer) -> None:
+    page.evaluate(
+        """() => {
+            window.heard = [];
+            const hear = change => change.addedNodes.forEach(node => heard.push(node.textContent));
+            new MutationObserver(list => list.forEach(hear))
+                .observe(document.querySelector("#spoken"), { childList: true });
+        }"""
+    )
+    server.replies.append(Reply(["The first ", "sentence. And ", "**more**"], pause_s=0.15))
+    ask(page, "Hi")
+    answered(page)
+    assert page.evaluate("heard") == [
+        "Answering",
+        "The first sentence.",
+        "And more",
+        "The answer is complete",
+    ]
+    assert page.locator("#spoken").get_attribute("aria-live") == "polite"
+
+
+def test_colours(page: Any) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(ground)
+    page.emulate_media(color_scheme="light")
+    light = page.evaluate(ground)
+    assert dark != light
+    page.get_by_role("button", name="Colours: as the system").click()
+    page.get_by_role("button", name="Colours: light").click()
+    assert page.evaluate(ground) == dark
+    page.reload()
+    assert page.evaluate(ground) == dark
+
+
+def test_the_engine_is_shown(page: Any, server: FakeServer) -> None:
+    page.wait_for_selector(".heat-cell")
+    assert page.locator(".heat-cell").count() == 32
+    assert page.locator(".now").inner_text() == "38"
+    assert (
+        page.get_by_role("meter", name="GPU memory").get_attribute("aria-valuetext") == "7.4 GiB of 8.0 GiB"
+    )
+    layer = server.engine["layers"][30]
+    label = page.locator(".heat-cell").nth(30).get_attribute("aria-label")
+    shares = (100 * layer["computed"], 100 * layer["on_device"])
+    assert label == "Layer 30: {:.0f} % computed on both, {:.0f} % held on the GPU".format(*shares)
+    heat = page.locator(".heat-share").evaluate_all(
+        "cells => cells.map(cell => getComputedStyle(cell).backgroundColor)"
+    )
+    assert len(set(heat)) > 10
+    page.locator(".heat-cell").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".tip").inner_text().startswith("Layer 1:")
+    page.locator(".table-view summary").click()
+    assert page.locator(".table-view tbody tr").count() == 32
+    server.engine = engine_state(8, device=False)
+    page.wait_for_selector("text=No GPU in use")
+    assert page.locator(".heat-cell").count() == 8
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, [], None, "x", {"layers": [{}, None, 3], "vram": {}, "tokens_per_second": "fast", "kv_used": 9e99}],
+)
+def test_an_odd_engine_breaks_nothing(page: Any, server: FakeServer, state: object) -> None:
+    server.engine = state  # type: ignore[assignment]
+    page.reload()
+    ask(page, "Hi")
+    assert answered(page) == "You said: Hi"

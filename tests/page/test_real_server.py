@@ -1,0 +1,51 @@
+"""The page, the server and the demo model together. Skipped where the extra powerinfer[server] is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.page.driving import answered, ask, turns
+from tests.running_server import running_server
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with running_server("-np", "2", "--api-key", "k1", "--temperature", "0") as address:
+        yield address
+
+
+def test_together(context: Any, address: str) -> None:
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: "Content Security" in message.text and wrong.append(message.text))
+    page.set_default_timeout(60000)
+    page.goto(address)
+    page.wait_for_selector("text=needs an API key")
+    ask(page, "What is 2 plus 3?")
+    page.get_by_role("button", name="Enter a key").click()
+    page.keyboard.type("k1")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#model-name:has-text('demo')")
+    page.get_by_role("button", name="Try again").click()
+    page.wait_for_selector(".stats")
+    first = answered(page)
+    assert "5" in first
+    page.get_by_role("button", name="Answer again").click()
+    page.wait_for_selector(".versions")
+    assert answered(page) == first  # temperature 0
+    ask(page, "Tell me a story about a fox.")
+    page.wait_for_selector(".turn.assistant:last-child .prose p")
+    assert len(answered(page, 2)) > 40
+    page.wait_for_function("document.querySelectorAll('.heat-cell').length === 8")
+    page.wait_for_function("document.querySelector('.headline strong').textContent !== '–'")
+    share = float(page.locator(".headline strong").inner_text().removesuffix("%"))
+    assert 0 < share < 100  # the demo model is sparse
+    before = turns(page)
+    page.reload()
+    page.wait_for_selector(".turn.assistant >> nth=1")
+    assert turns(page) == before
+    assert not wrong

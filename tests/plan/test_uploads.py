@@ -1,0 +1,68 @@
+"""What plans promise is what sessions take. The stand-in allocates what a GPU's session allocates but for the
+work space of kernels: the bytes used stay below the plan's without that, and are most of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from powerinfer.plan import Settings, engine, make_plan
+from powerinfer.plan.rates import HOST_RATES
+from powerinfer.session import Model, Session
+from tests import models
+
+FEW, PARTS, SPLITS = 8, 384, 32  # native/plan/plan.h
+SIZES: dict[str, Any] = {"n_ctx": 100, "n_pool": 256, "n_seq": 2}
+
+
+def kernels(model: Model, n_batch: int) -> int:
+    """Work space that the stand-in does not need: gate, up and their product, and partial sums."""
+    i, few = model.info, min(n_batch, FEW)
+    hidden = n_batch * i.n_ff * (2 if i.is_gated else 1) + n_batch * i.n_ff // 2
+    return 4 * (hidden + few * i.n_embd * PARTS + few * i.n_head * (i.n_embd_head + 2) * SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("name", "predictor", "kind"),
+    [
+        ("llama-relu-gqa", "mlp", None),
+        ("falcon-40b", "sign", None),
+        ("opt", "sign", None),
+        ("bamboo", None, Kind.Q8_0),
+        ("qwen3", None, None),
+    ],
+)
+def test_bytes_that_are_used(name: str, predictor: Any, kind: Kind | None, tmp_path: Path) -> None:
+    spec = models.SPECS[name]
+    path = tmp_path / "m.gguf"
+    if predictor:
+        models.write_sparse(path, spec, models.draw_predictor(spec))
+    else:
+        models.write_dense(path, spec, kind=kind)
+    rng = np.random.default_rng(7)
+    with Model(path, predictor=predictor or "auto") as model:
+        for n_batch in (4, 8, 9, 64):
+            counting = bool(rng.integers(2))
+            settings = Settings(n_batch=n_batch, overhead_bytes=0, group=1, count_neurons=counting, **SIZES)
+            whole = engine.compute(model, settings, HOST_RATES)
+            room = whole.full_bytes - whole.min_bytes
+            gib = [(whole.min_bytes + int(room * rng.random())) / 2**30 for _ in range(rng.integers(1, 4))]
+            plan = make_plan(model, vram_budget=gib, settings=settings, rates=HOST_RATES)
+            with Session(
+                model,
+                plan=plan.native(model),
+                device=["host"] * len(gib),
+                n_batch=n_batch,
+                count_neurons=counting,
+                **SIZES,
+            ) as session:
+                session.feed(list(range(3, 80)))
+                session.feed([5, 6, 7], seq=1, want_logits=True)
+                used = session.info.n_device_bytes
+            n_used = sum(device.scratch_bytes > 0 for device in plan.devices)
+            promised = plan.bytes.total - n_used * kernels(model, n_batch)
+            assert 0.5 * promised < used <= promised

@@ -1,0 +1,153 @@
+"""docs/llama-cpp-python.md says what each name of llama_cpp.Llama does here; this holds it to that."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerinfer import Llama, UnsupportedError
+from powerinfer.llama_speculative import LlamaPromptLookupDecoding
+
+OpenLlama = Callable[..., Llama]
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "llama-cpp-python.md"
+
+# The arguments of llama_cpp.Llama() 0.3.36 in their order: a value that is not the default, the default,
+# and what the first does.
+ARGUMENTS: dict[str, tuple[Any, Any, str]] = {
+    "model_path": (None, None, "works"),
+    "n_gpu_layers": (-1, 0, "works"),
+    "split_mode": (2, 1, "warns"),
+    "main_gpu": (1, 0, "warns"),
+    "tensor_split": ([0.5, 0.5], None, "warns"),
+    "vocab_only": (True, False, "works"),
+    "use_mmap": (False, True, "works"),
+    "use_mlock": (False, False, "works"),  # True needs a limit on locked memory that a test cannot expect
+    "kv_overrides": ({"llama.block_count": 1}, None, "raises"),
+    "seed": (7, 4294967295, "works"),
+    "n_ctx": (64, 512, "works"),
+    "n_batch": (8, 512, "works"),
+    "n_ubatch": (8, 512, "works"),
+    "n_threads": (1, None, "works"),
+    "n_threads_batch": (2, None, "warns"),
+    "rope_scaling_type": (2, -1, "raises"),
+    "pooling_type": (1, -1, "works"),
+    "attention_type": (1, -1, "raises"),
+    "rope_freq_base": (5e5, 0.0, "raises"),
+    "rope_freq_scale": (0.5, 0.0, "raises"),
+    "yarn_ext_factor": (1.0, -1.0, "raises"),
+    "yarn_attn_factor": (2.0, 1.0, "raises"),
+    "yarn_beta_fast": (1.0, 32.0, "raises"),
+    "yarn_beta_slow": (2.0, 1.0, "raises"),
+    "yarn_orig_ctx": (64, 0, "raises"),
+    "logits_all": (True, False, "works"),
+    "embedding": (True, False, "works"),
+    "offload_kqv": (False, True, "warns"),
+    "flash_attn": (True, False, "works"),
+    "op_offload": (True, None, "warns"),
+    "swa_full": (True, None, "warns"),
+    "no_perf": (True, False, "works"),
+    "last_n_tokens_size": (8, 64, "works"),
+    "lora_base": ("x.gguf", None, "raises"),
+    "lora_scale": (0.5, 1.0, "works"),
+    "lora_path": (None, None, "works"),  # test_lora.py
+    "numa": (True, False, "warns"),
+    "chat_format": ("chatml", None, "works"),
+    "chat_handler": (lambda **options: None, None, "works"),
+    "draft_model": (LlamaPromptLookupDecoding(), None, "works"),
+    "tokenizer": (object(), None, "raises"),
+    "type_k": (0, None, "works"),
+    "type_v": (0, None, "works"),
+    "spm_infill": (True, False, "works"),
+    "verbose": (False, True, "works"),
+}
+
+# Its public methods and properties.
+METHODS = [
+    "__call__",
+    "__getstate__",
+    "__setstate__",
+    "close",
+    "create_chat_completion",
+    "create_chat_completion_openai_v1",
+    "create_completion",
+    "create_embedding",
+    "ctx",
+    "detokenize",
+    "embed",
+    "eval",
+    "eval_logits",
+    "eval_tokens",
+    "from_pretrained",
+    "generate",
+    "load_state",
+    "logits_to_logprobs",
+    "longest_token_prefix",
+    "model",
+    "n_ctx",
+    "n_embd",
+    "n_vocab",
+    "pooling_type",
+    "reset",
+    "sample",
+    "save_state",
+    "set_cache",
+    "set_seed",
+    "token_bos",
+    "token_eos",
+    "token_nl",
+    "tokenize",
+    "tokenizer",
+]
+
+
+def documented(heading: str) -> dict[str, str]:
+    """Name and word of each row of the table below a heading."""
+    text = DOCUMENT.read_text("utf-8").split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.MULTILINE))
+
+
+def test_every_argument_is_documented() -> None:
+    assert documented("Arguments of Llama()") == {name: word for name, (_, _, word) in ARGUMENTS.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name != "model_path"])
+def test_arguments(llama: OpenLlama, name: str) -> None:
+    value, default, word = ARGUMENTS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llama(**{name: default}).close()
+        if word == "works":
+            llama(**{name: value}).close()
+    if word == "warns":
+        with pytest.warns(UserWarning, match=name):
+            llama(**{name: value}).close()
+    if word == "raises":
+        with pytest.raises(UnsupportedError, match=name):
+            llama(**{name: value})
+
+
+def test_every_method_is_documented(llama: OpenLlama) -> None:
+    words = documented("Methods and properties")
+    assert sorted(words) == sorted(METHODS)
+    llm = llama()
+    for name, word in words.items():
+        assert hasattr(llm, name) == (word == "works"), name
+
+
+def test_the_example_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    exec(compile(code, str(DOCUMENT), "exec"), {})
+    assert len(capsys.readouterr().out) > 20
+
+
+def test_numbers_of_llama_cpp() -> None:
+    import powerinfer
+
+    assert powerinfer.LLAMA_POOLING_TYPE_MEAN == 1 and powerinfer.GGML_TYPE_Q8_0 == 8
+    assert not hasattr(powerinfer, "LLAMA_NOTHING")

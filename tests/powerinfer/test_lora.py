@@ -1,0 +1,195 @@
+"""Adapters: the answers of a model whose weights were changed, and what files may not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer import ArgumentError, FormatError, Llama, LlamaRAMCache, UnsupportedError
+from powerinfer.session import Model, Session
+from tests import models
+
+OpenLlama = Callable[..., Llama]
+PROMPT = [1, 17, 260, 43, 291, 300, 8, 5, 90, 11]
+ATTENTION = ["attn_q", "attn_k", "attn_v", "attn_output"]
+FFN = ["ffn_gate", "ffn_up", "ffn_down"]
+
+
+def draw(spec: models.Spec, names: list[str], rank: int) -> dict[str, np.ndarray]:
+    """Pairs for these matrices of all layers, large enough to change what a model says."""
+    random = np.random.default_rng(7)
+    shapes = {name: value.shape for name, value in models.file_tensors(spec, models.draw(spec)).items()}
+    pairs = {}
+    for layer in range(2):
+        for name in names:
+            base = f"blk.{layer}.{name}.weight"
+            rows, cols = shapes[base]
+            pairs[base + ".lora_a"] = random.normal(0, cols**-0.5, (rank, cols)).astype(np.float32)
+            pairs[base + ".lora_b"] = random.normal(0, 0.5, (rows, rank)).astype(np.float32)
+    return pairs
+
+
+def write(path: Path, spec: models.Spec, pairs: dict[str, np.ndarray], **changes: Any) -> Path:
+    meta = {
+        "general.architecture": spec.arch,
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": 6.0,
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    return models.write(path, {k: v for k, v in meta.items() if v is not None}, pairs)
+
+
+def merged(path: Path, spec: models.Spec, pairs: dict[str, np.ndarray], scale: float) -> Path:
+    """A model whose weights are changed in float32 instead."""
+    tensors = {name: np.array(value) for name, value in models.file_tensors(spec, models.draw(spec)).items()}
+    for name in {name.rsplit(".", 1)[0] for name in pairs}:
+        added = pairs[name + ".lora_b"].astype(np.float64) @ pairs[name + ".lora_a"]
+        tensors[name] = (tensors[name].astype(np.float64) + scale * added).astype(np.float32)
+    return models.write(path, models.metadata(spec), tensors)
+
+
+def logits(llm: Llama, chunks: list[list[int]]) -> np.ndarray:
+    llm.reset()
+    for chunk in chunks:
+        llm.eval(chunk)
+    return llm.scores.copy()
+
+
+def rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(values.astype(np.float64) ** 2)))
+
+
+@pytest.mark.parametrize("name", ["llama-relu", "qwen2", "opt"])
+@pytest.mark.parametrize("rank", [1, 3, 40])
+def test_against_changed_weights(llama: OpenLlama, tmp_path: Path, name: str, rank: int) -> None:
+    spec = models.SPECS[name]
+    pairs = draw(spec, ATTENTION + (FFN[1:] if name == "opt" else FFN), rank)
+    base = models.write_dense(tmp_path / "base.gguf", spec)
+    adapter = write(tmp_path / "lora.gguf", spec, pairs)
+    other = merged(tmp_path / "merged.gguf", spec, pairs, 0.5 * 6.0 / rank)
+    for n_threads in (1, 2):
+        options: dict[str, Any] = {"logits_all": True, "n_threads": n_threads}
+        adapted = llama(base, lora_path=adapter, lora_scale=0.5, **options)
+        reference, plain = llama(other, **options), llama(base, **options)
+        for chunks in ([PROMPT], [[token] for token in PROMPT]):
+            expected, shown = logits(reference, chunks), logits(adapted, chunks)
+            change = expected - logits(plain, chunks)
+            # One token: float32 in another order. A prompt: where kernels take weights and
+            # activations of 8 bits, an error of 2^-9 in each of some dozen products on the way.
+            assert rms(shown - expected) < (1e-3 if len(chunks) > 1 else 0.05) * rms(change)
+            assert rms(change) > 0.3
+
+
+def test_modes(
+    llama: OpenLlama, tmp_path: Path, sparse_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of the feed-forward: no predictors any more, and exact and dense give the same bits. Of attention:
+    nothing changes."""
+    spec = models.SPECS["llama-relu"]
+    ffn = write(tmp_path / "ffn.gguf", spec, draw(spec, FFN, 4))
+    rows = {}
+    for sparsity in ("auto", "exact", "dense"):
+        llm = llama(sparse_path, lora_path=ffn, sparsity=sparsity, logits_all=True)
+        assert llm.info().sparsity == ("exact" if sparsity == "auto" else sparsity)
+        rows[sparsity] = np.concatenate([logits(llm, [PROMPT]), logits(llm, [[token] for token in PROMPT])])
+    assert np.array_equal(rows["exact"], rows["dense"]) and np.array_equal(rows["auto"], rows["exact"])
+    with pytest.raises(ArgumentError, match="no longer fit"):
+        llama(sparse_path, lora_path=ffn, sparsity="predicted")
+    with pytest.raises(ArgumentError, match="no longer fit"):
+        llm.set_sparsity("predicted")
+    capfd.readouterr()
+    llama(sparse_path, lora_path=ffn, verbose=True)
+    assert "no longer fit" in capfd.readouterr().err
+    attention = write(tmp_path / "attention.gguf", spec, draw(spec, ATTENTION, 4))
+    assert llama(sparse_path, lora_path=attention).info().sparsity == "predicted"
+
+
+def test_the_same_bits_again(llama: OpenLlama, tmp_path: Path) -> None:
+    spec = models.SPECS["llama-relu"]
+    adapter = write(tmp_path / "lora.gguf", spec, draw(spec, ATTENTION + FFN, 4))
+    options: dict[str, Any] = {"lora_path": adapter, "logits_all": True, "n_threads": 2}
+    first = logits(llama(**options), [PROMPT])
+    for _ in range(3):
+        assert np.array_equal(logits(llama(**options), [PROMPT]), first)
+
+
+def test_states_of_another_strength(llama: OpenLlama, tmp_path: Path) -> None:
+    spec = models.SPECS["llama-relu"]
+    adapter = write(tmp_path / "lora.gguf", spec, draw(spec, ATTENTION, 4))
+    cache = LlamaRAMCache()
+    with_it = {"lora_path": adapter}
+    for n_reused, options in (
+        (0, {}),
+        (0, with_it),
+        (0, {**with_it, "lora_scale": 0.5}),
+        (9, {}),
+        (9, with_it),
+    ):
+        llm = llama(**options)
+        llm.set_cache(cache)
+        llm(PROMPT, max_tokens=2)
+        assert llm.timings.n_reused == n_reused
+
+
+def test_files_that_are_refused(llama: OpenLlama, tmp_path: Path, relu_path: Path) -> None:
+    spec = models.SPECS["llama-relu"]
+    good = draw(spec, ["attn_q"], 2)
+    a, b = "blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b"
+    nan = good[a].copy()
+    nan[0, 0] = np.nan
+    one = {"blk.0.ffn_norm.weight": np.ones(64, np.float32)}
+    cases: list[tuple[Any, str, dict[str, np.ndarray], dict[str, Any]]] = [
+        (FormatError, "no LoRA", good, {"general__type": "model"}),
+        (FormatError, "no LoRA", good, {"adapter__type": "other"}),
+        (FormatError, "qwen2", good, {"general__architecture": "qwen2"}),
+        (FormatError, "alpha", good, {"adapter__lora__alpha": float("nan")}),
+        (FormatError, "shapes", {**good, a: good[a][:, :-1]}, {}),
+        (FormatError, "shapes", {**good, b: good[b][:-1]}, {}),
+        (FormatError, "no numbers", {**good, a: nan}, {}),
+        (FormatError, "blk.7.attn_q", {name.replace("blk.1", "blk.7"): v for name, v in good.items()}, {}),
+        (UnsupportedError, "no part of a LoRA pair", {a: good[a]}, {}),
+        (UnsupportedError, "no part of a LoRA pair", {**good, **one}, {}),
+        (UnsupportedError, "output.weight", {f"output.weight.lora_{k[-1]}": v for k, v in good.items()}, {}),
+    ]
+    for i, (kind, message, pairs, changes) in enumerate(cases):
+        path = write(tmp_path / f"{i}.gguf", spec, pairs, **changes)
+        with pytest.raises(kind, match=message):
+            llama(lora_path=path)
+    with pytest.raises(ArgumentError, match="lora_scale"):
+        llama(lora_path=write(tmp_path / "good.gguf", spec, good), lora_scale=float("inf"))
+    with pytest.raises(FormatError, match="no LoRA"):
+        llama(lora_path=relu_path)
+    llama(lora_path=write(tmp_path / "noalpha.gguf", spec, good, adapter__lora__alpha=None))
+
+
+def test_the_engine_checks_too(relu_path: Path) -> None:
+    model = Model(relu_path)
+    a, b = np.ones((2, 64), np.float32), np.ones((64, 2), np.float32)
+    name = "blk.0.attn_q.weight"
+    for bad in ("blk.0.attn_q.weigh", "blk.9.attn_q.weight", "attn_q.weight", "output.weight"):
+        with pytest.raises((ArgumentError, UnsupportedError)):
+            model.add_adapter(bad, a, b)
+    for first, second in ((a[:, :5], b), (a, b[:5]), (a[:1], b), (a[0], b), (a[:0], b[:, :0])):
+        with pytest.raises(ArgumentError):
+            model.add_adapter(name, first, second)
+    with pytest.raises(UnsupportedError, match="token_embd"):
+        model.add_adapter("token_embd.weight", a, np.ones((320, 2), np.float32))
+    model.add_adapter(name, a, b)
+    with pytest.raises(ArgumentError, match="already"):
+        model.add_adapter(name, a, b)
+    with Session(model), pytest.raises(ArgumentError, match="sessions"):
+        model.add_adapter("blk.1.attn_q.weight", a, b)
+    with pytest.raises(ArgumentError, match="loaded"):
+        Model(relu_path, load=False).add_adapter(name, a, b)
+
+
+def test_devices_are_refused(llama: OpenLlama, tmp_path: Path) -> None:
+    spec = models.SPECS["llama-relu"]
+    adapter = write(tmp_path / "lora.gguf", spec, draw(spec, ATTENTION, 4))
+    with pytest.raises(UnsupportedError, match="adapters"):
+        llama(lora_path=adapter, vram_budget=1, devices=["host"])

@@ -1,0 +1,159 @@
+"""Replicas behind one route and map_batches on a local Ray cluster: for `make slow`, skipped without Ray."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerinfer import ArgumentError, Llama, ray_serve
+
+QUESTIONS = [
+    "What is 2 plus 3?",
+    "What is 4 plus 5?",
+    "What is a cat?",
+    "What is a river?",
+    "What is 7 plus 1?",
+]
+
+
+def test_arguments() -> None:
+    with pytest.raises(ArgumentError, match="model=FILE is missing"):
+        ray_serve.app({})
+    with pytest.raises(ArgumentError, match="replicas=many is not a number"):
+        ray_serve.app({"model": "demo", "replicas": "many"})
+
+
+def test_answers_are_those_of_one_by_one() -> None:
+    import numpy as np
+
+    answers = ray_serve.Answers(
+        "demo", n_parallel=3, sampling={"temperature": 0, "max_tokens": 24}, n_ctx=256
+    )
+    try:
+        batch = answers({"id": np.arange(5), "prompt": np.array(QUESTIONS, dtype=object)})
+        with pytest.raises(ArgumentError, match="no column 'prompt'; they have 'text'"):
+            answers({"text": np.array(["x"])})
+    finally:
+        answers.close()
+    assert batch["id"].tolist() == [0, 1, 2, 3, 4]
+    assert batch["answer"].tolist() == one_by_one()
+
+
+def one_by_one() -> list[str]:
+    with Llama.demo(n_ctx=256, verbose=False) as llm:
+        return [
+            str(
+                llm.create_chat_completion(
+                    [{"role": "user", "content": question}], temperature=0, max_tokens=24
+                )["choices"][0]["message"]["content"]
+            )
+            for question in QUESTIONS
+        ]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    ray = pytest.importorskip("ray", reason="powerinfer[ray] is not installed")
+    pytest.importorskip("ray.serve", reason="powerinfer[ray] is not installed")
+    pytest.importorskip("fastapi", reason="powerinfer[server] is not installed")
+    root = str(Path(ray_serve.__file__).resolve().parents[1])
+    names = ("POWERINFER_LIBRARY", "POWERINFER_ISA")
+    environment = {name: os.environ[name] for name in names if name in os.environ}
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    ray.init(
+        num_cpus=4,  # what Ray hands out; more than there are is no harm here
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {**environment, "PYTHONPATH": path}},
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def port(cluster: Any) -> Iterator[int]:
+    from ray import serve
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    server = {"api_keys": ("k1",)}
+    serve.run(
+        ray_serve.deployment(
+            "demo", replicas=2, num_cpus=0.5, n_parallel=2, n_ctx=512, n_threads=1, server=server
+        )
+    )
+    yield port
+    serve.shutdown()
+
+
+def post(port: int, body: object, key: str = "k1") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    return response.status, text
+
+
+def test_replicas_answer(port: int) -> None:
+    from ray import serve
+
+    states = serve.status().applications["default"].deployments["powerinfer"].replica_states
+    assert {str(getattr(state, "value", state)): n for state, n in states.items() if n} == {"RUNNING": 2}
+    expected = one_by_one()
+    for question, wanted in zip(QUESTIONS, expected, strict=True):
+        body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 24}
+        status, text = post(port, body)
+        assert status == 200, text
+        assert json.loads(text)["choices"][0]["message"]["content"] == wanted
+
+
+def test_streams_go_through(port: int) -> None:
+    body = {
+        "messages": [{"role": "user", "content": QUESTIONS[0]}],
+        "temperature": 0,
+        "max_tokens": 24,
+        "stream": True,
+    }
+    status, text = post(port, body)
+    events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    assert status == 200 and events[-1] == "[DONE]" and len(events) > 5
+    pieces = [json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]]
+    assert "".join(pieces) == one_by_one()[0]
+
+
+def test_keys_and_the_page(port: int) -> None:
+    assert post(port, {"messages": []}, key="wrong")[0] == 401
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/")
+    response = connection.getresponse()
+    assert response.status == 200 and b"<title>PowerInfer</title>" in response.read()
+
+
+def test_map_batches(cluster: Any) -> None:
+    data = pytest.importorskip("ray.data", reason="pandas and pyarrow are not installed")
+    rows = data.from_items([{"prompt": question} for question in QUESTIONS])
+    result = rows.map_batches(
+        ray_serve.Answers,
+        fn_constructor_kwargs={
+            "model": "demo",
+            "sampling": {"temperature": 0, "max_tokens": 24},
+            "n_ctx": 256,
+        },
+        concurrency=1,
+        num_cpus=0.5,
+        batch_size=3,
+    )
+    assert {row["prompt"]: row["answer"] for row in result.take_all()} == dict(
+        zip(QUESTIONS, one_by_one(), strict=True)
+    )

@@ -1,0 +1,128 @@
+"""Guessed tokens change nothing but the number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer import ArgumentError, Llama, LlamaDraftModel
+from powerinfer.llama_speculative import LlamaPromptLookupDecoding
+
+OpenLlama = Callable[..., Llama]
+PROMPT = "the tree the tree the water the tree"
+
+
+class Oracle(LlamaDraftModel):
+    """Knows the answer, but each third guess is wrong, and some ids do not exist."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer = answer
+
+    def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
+        guess = np.array(self.answer[len(input_ids) : len(input_ids) + 3])
+        if len(input_ids) % 3 == 0 and guess.size:
+            guess[-1] = (guess[-1] + 1) % 320
+        return np.append(guess, 10**6 if len(input_ids) % 2 else -1)
+
+
+def count_steps(llm: Llama) -> list[int]:
+    """The sizes of the feeds from now on."""
+    sizes: list[int] = []
+    feed = llm.session.feed
+
+    def counting(tokens: Any, **options: Any) -> None:
+        sizes.append(len(tokens))
+        feed(tokens, **options)
+
+    llm.session.feed = counting  # type: ignore[method-assign]
+    return sizes
+
+
+@pytest.mark.parametrize("sparsity", ["dense", "exact"])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "drawn"]
+)
+def test_answers_stay(llama: OpenLlama, sparsity: str, options: dict[str, Any]) -> None:
+    llm = llama(sparsity=sparsity)
+    text = llm(PROMPT, max_tokens=40, repeat_penalty=1.1, **options)["choices"][0]["text"]
+    ids, n_tokens = llm.input_ids.tolist(), llm.n_tokens
+    for draft in (Oracle(ids), LlamaPromptLookupDecoding(2, 4)):
+        guessing = llama(sparsity=sparsity, draft_model=draft)
+        guessing("x", max_tokens=1)  # how wide steps may be is measured here
+        sizes = count_steps(guessing)
+        result = guessing(PROMPT, max_tokens=40, repeat_penalty=1.1, **options)["choices"][0]["text"]
+        assert result == text and guessing.input_ids.tolist() == ids and guessing.n_tokens == n_tokens
+        if isinstance(draft, Oracle):
+            assert max(sizes[1:]) > 1  # guesses were taken
+            assert len(sizes) < 40
+        parts = guessing(PROMPT, max_tokens=40, repeat_penalty=1.1, stream=True, **options)
+        assert "".join(part["choices"][0]["text"] for part in parts) == text
+
+
+def test_predicted_mode_too(llama: OpenLlama, sparse_path: Any) -> None:
+    text = llama(sparse_path)(PROMPT, max_tokens=40, temperature=0.0)["choices"][0]["text"]
+    guessing = llama(sparse_path, draft_model=LlamaPromptLookupDecoding(2, 4))
+    assert guessing(PROMPT, max_tokens=40, temperature=0.0)["choices"][0]["text"] == text
+
+
+def test_a_wide_step_is_never_wider_than_it_may_be(llama: OpenLlama) -> None:
+    llm = llama(n_batch=4)
+    wide = llm._ctx.find_wide_step()
+    assert 0 <= wide <= 3 and llm.n_tokens == 0
+    ids = [1, 5, 9, 12][: wide + 1]
+    alone = []
+    for token in ids:
+        llm.eval([token])
+        alone.append(llm.scores[-1].copy())
+    llm.reset()
+    llm.session.feed(ids, want_logits=True)
+    for i, row in enumerate(alone):
+        assert np.array_equal(llm.session.logits(i), row)
+    assert llama(n_batch=1)._ctx.find_wide_step() == 0
+
+
+def test_the_end_of_the_context(llama: OpenLlama) -> None:
+    for shift in (False, True):
+        plain = llama(n_ctx=48, context_shift=shift)
+        text = plain(PROMPT, max_tokens=40, temperature=0.0)["choices"][0]["text"]
+        guessing = llama(n_ctx=48, context_shift=shift, draft_model=lambda ids: [5, 5, 5])
+        assert guessing(PROMPT, max_tokens=40, temperature=0.0)["choices"][0]["text"] == text
+
+
+def test_a_stream_that_is_left_early_forgets_guesses(llama: OpenLlama) -> None:
+    plain = llama()
+    stream = plain.generate(plain.tokenize(PROMPT), temp=0.0)
+    answer = plain.tokenize(PROMPT) + [next(stream) for _ in range(20)]
+    llm = llama(draft_model=lambda ids: answer[len(ids) : len(ids) + 4])
+    for n in range(1, 8):
+        stream = llm.generate(llm.tokenize(PROMPT), temp=0.0)
+        for _ in range(n):
+            next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        assert llm.input_ids.tolist() == answer[: len(llm.tokenize(PROMPT)) + n - 1]
+        assert llm.scores.shape[0] == llm.n_tokens
+
+
+@pytest.mark.parametrize(
+    ("ids", "guess"),
+    [
+        ([1, 2, 3, 1, 2], [3, 1, 2]),
+        ([1, 2, 3, 9, 2], [3, 9, 2]),
+        ([4, 4, 4], [4]),
+        ([7, 1, 2, 8, 1, 5, 6, 1, 2], [8, 1, 5]),
+        ([1, 2], []),
+        ([5], []),
+        ([], []),
+    ],
+)
+def test_prompt_lookup(ids: list[int], guess: list[int]) -> None:
+    assert LlamaPromptLookupDecoding(2, 3)(np.array(ids, np.int32)).tolist() == guess
+
+
+def test_bad_sizes() -> None:
+    for sizes in ((0, 1), (1, 0)):
+        with pytest.raises(ArgumentError):
+            LlamaPromptLookupDecoding(*sizes)

@@ -1,0 +1,293 @@
+"""AsyncLlama: many answers at once, streams, cancelling, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer import (
+    ArgumentError,
+    AsyncLlama,
+    BusyError,
+    ClosedError,
+    ContextError,
+    Llama,
+    LogitsProcessorList,
+)
+from powerinfer.sampling import Sampler
+
+PROMPTS = ["Once upon a time", "The cat", "A dog", "My name is", "One day", "Two friends"]
+CHAT = [{"role": "user", "content": "Hello"}]
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+async def idle(llm: AsyncLlama) -> None:
+    for _ in range(1000):
+        stats = llm.stats()
+        if not stats.running and not stats.waiting:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("something is still under way")
+
+
+def text_of(result: dict[str, Any]) -> str:
+    choice = result["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+def test_answers_at_the_same_time(demo: AsyncLlama) -> None:
+    async def main() -> list[dict[str, Any]]:
+        work = [demo.create_completion(p, max_tokens=12, temperature=0, stop="zebra") for p in PROMPTS]
+        results = await asyncio.gather(*work)
+        await idle(demo)
+        return list(results)
+
+    before = demo.stats()
+    results = run(main())
+    after = demo.stats()
+    with Llama.demo(n_ctx=512, n_threads=1, verbose=False) as llm:
+        for p, result in zip(PROMPTS, results, strict=True):
+            alone = llm.create_completion(p, max_tokens=12, temperature=0, stop="zebra")
+            assert set(alone) == set(result)
+            assert result["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+            assert set(alone["usage"]) <= set(result["usage"])
+            assert len(text_of(result)) > 10
+    assert after.n_steps - before.n_steps < 12 * len(PROMPTS) / 1.5
+
+
+def test_streams(demo: AsyncLlama) -> None:
+    async def main() -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+        whole = await demo.create_chat_completion(CHAT, temperature=0)
+        stream = await demo.create_chat_completion(CHAT, temperature=0, stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert stream.usage == whole["usage"] | {
+            "prompt_tokens_details": stream.usage["prompt_tokens_details"]
+        }
+        return text_of(whole), whole["usage"], chunks
+
+    text, usage, chunks = run(main())
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == text
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_several_answers_and_prompts(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    reset = Sampler.reset
+    monkeypatch.setattr(Sampler, "reset", lambda self, seed: (seeds.append(seed), reset(self, seed))[1])
+
+    async def main() -> None:
+        options: dict[str, Any] = {"max_tokens": 8, "temperature": 1.5, "seed": 7}
+        result = await demo.create_completion(PROMPTS[:2], n=2, **options)
+        assert [choice["index"] for choice in result["choices"]] == [0, 1, 2, 3]
+        assert sorted(seeds) == [7, 7, 8, 8]
+        one = await demo.create_completion(PROMPTS[0], **options)
+        assert result["usage"]["completion_tokens"] > one["usage"]["completion_tokens"]
+        stream = await demo.create_completion(PROMPTS[:2], n=2, stream=True, **options)
+        parts: dict[int, str] = {}
+        async for chunk in stream:
+            choice = chunk["choices"][0]
+            parts[choice["index"]] = parts.get(choice["index"], "") + choice["text"]
+        assert sorted(parts) == [0, 1, 2, 3]
+        n_prompt = sum(len(demo.llama.tokenize(p)) for p in PROMPTS[:2])
+        assert stream.usage["prompt_tokens"] == result["usage"]["prompt_tokens"] == n_prompt
+
+    run(main())
+
+
+def test_refusals_come_at_once(demo: AsyncLlama) -> None:
+    async def main() -> None:
+        for stream in (False, True):
+            with pytest.raises(ContextError):
+                await demo.create_completion("word " * 2000, stream=stream)
+            with pytest.raises(ArgumentError):
+                await demo.create_completion("x", temperature=0.5, mirostat_mode=9, stream=stream)
+            with pytest.raises(TypeError):
+                await demo.create_completion("x", n_tokens=5, stream=stream)
+            with pytest.raises(ArgumentError):
+                await demo.create_completion("x", n=0, stream=stream)
+        with pytest.raises(ArgumentError):
+            await demo.create_completion([])
+        with pytest.raises(ArgumentError):
+            await demo.embed([])
+
+    run(main())
+
+
+def gate() -> tuple[LogitsProcessorList, threading.Event, threading.Event]:
+    """A processor that waits for the second event before the third token, and sets the first then."""
+    reached, go = threading.Event(), threading.Event()
+    calls = []
+
+    def wait(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            reached.set()
+            go.wait(20)
+
+    return LogitsProcessorList([wait]), reached, go
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cancelling_a_task_frees_its_place(demo: AsyncLlama, stream: bool) -> None:
+    async def main() -> None:
+        hooks, reached, go = gate()
+
+        async def answer() -> None:
+            options: dict[str, Any] = {"logits_processor": hooks, "temperature": 1.0}
+            result = await demo.create_completion("Once", stream=stream, **options)
+            if stream:
+                async for _ in result:
+                    pass
+
+        before = demo.stats().n_ended.get("cancelled", 0)
+        task = asyncio.create_task(answer())
+        while not reached.is_set():
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        del task
+        go.set()
+        await idle(demo)
+        assert demo.stats().n_ended["cancelled"] == before + 1
+
+    run(main())
+
+
+def test_leaving_a_stream(demo: AsyncLlama) -> None:
+    async def main() -> None:
+        stream = await demo.create_completion("Once upon a time", stream=True, temperature=1.0)
+        async for _ in stream:
+            break
+        await stream.aclose()
+        assert [chunk async for chunk in stream] == []
+        await idle(demo)
+
+    run(main())
+
+
+def test_time_is_over(demo: AsyncLlama) -> None:
+    async def main() -> None:
+        hooks, _, go = gate()
+        threading.Timer(0.4, go.set).start()
+        result = await demo.create_completion("Once", logits_processor=hooks, timeout_s=0.2)
+        assert result["choices"][0]["finish_reason"] == "length"
+        assert 1 <= result["usage"]["completion_tokens"] <= 3
+        with pytest.raises(TimeoutError):
+            await demo.create_completion("Once", timeout_s=-1.0)
+
+    run(main())
+
+
+def test_an_error_on_the_way_ends_the_stream(demo: AsyncLlama) -> None:
+    async def main() -> None:
+        calls = []
+
+        def fail(*_: object) -> None:
+            calls.append(1)
+            if len(calls) == 4:
+                raise ZeroDivisionError
+
+        stream = await demo.create_completion("Once", stream=True, logits_processor=fail)
+        with pytest.raises(ZeroDivisionError):
+            async for _ in stream:
+                pass
+        await idle(demo)
+
+    run(main())
+
+
+def test_too_many(relu_path: Path) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"n_threads": 1, "verbose": False}
+        async with AsyncLlama(relu_path, n_parallel=1, max_waiting=1, **options) as llm:
+            hooks, reached, go = gate()
+            first = asyncio.create_task(llm.create_completion([1, 5], logits_processor=hooks, max_tokens=5))
+            while not reached.is_set():
+                await asyncio.sleep(0.005)
+            second = asyncio.create_task(llm.create_completion([1, 6], max_tokens=2))
+            while not llm.stats().waiting:
+                await asyncio.sleep(0.005)
+            with pytest.raises(BusyError):
+                await llm.create_completion([1, 7])
+            go.set()
+            await asyncio.gather(first, second)
+        with pytest.raises(ClosedError):
+            await llm.create_completion([1, 5])
+        llm.close()
+
+    run(main())
+
+
+def test_closing_ends_what_is_under_way(relu_path: Path) -> None:
+    async def main() -> None:
+        llm = AsyncLlama(relu_path, n_parallel=1, n_threads=1, verbose=False)
+        hooks, reached, go = gate()
+        task = asyncio.create_task(llm.create_completion([1, 5], logits_processor=hooks))
+        while not reached.is_set():
+            await asyncio.sleep(0.005)
+        threading.Timer(0.1, go.set).start()
+        await llm.aclose()
+        with pytest.raises(ClosedError):
+            await task
+
+    run(main())
+
+
+def test_vectors(relu_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncLlama(relu_path, n_threads=1, verbose=False, pooling="last") as llm:
+            one = await llm.embed([1, 5, 9])
+            several = await llm.create_embedding([[1, 5, 9], [1, 6]], normalize=True, model="m")
+            assert several["usage"] == {"prompt_tokens": 5, "total_tokens": 5} and several["model"] == "m"
+            first = np.array(several["data"][0]["embedding"])
+            assert np.allclose(np.linalg.norm(first), 1, atol=1e-5)
+            assert np.allclose(first * np.linalg.norm(one), one, atol=1e-4)
+
+    run(main())
+
+
+def test_tokens(demo: AsyncLlama) -> None:
+    async def main() -> None:
+        ids = await demo.tokenize("Grüße", add_bos=False)
+        assert await demo.detokenize(ids) == "Grüße"
+        with pytest.raises(ArgumentError):
+            await demo.detokenize([10**6])
+
+    run(main())
+
+
+@pytest.mark.parametrize("options", [{"logits_all": True}, {"context_shift": True}, {"n_parallel": 0}])
+def test_options_of_one_context_are_refused(relu_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        AsyncLlama(relu_path, **options)
+
+
+def test_partly_on_a_device() -> None:
+    from powerinfer.server.live import engine_view
+
+    options: dict[str, Any] = {"devices": "host", "vram_budget": 0.014, "n_batch": 64}
+
+    async def main() -> None:
+        async with AsyncLlama.demo(n_ctx=256, n_parallel=4, n_threads=1, verbose=False, **options) as llm:
+            work = [llm.create_completion(p, max_tokens=6, temperature=0) for p in PROMPTS]
+            results = await asyncio.gather(*work)
+            view = engine_view(llm, "demo")
+        assert all(len(text_of(result)) > 6 for result in results)
+        assert 0 < view["vram"]["used_bytes"] <= view["vram"]["budget_bytes"] == int(0.014 * (1 << 30))
+        assert {layer["where"] for layer in view["layers"]} == {"cpu", "both"}
+        assert all(0 <= layer["on_device"] < 1 and 0 < layer["computed"] <= 1 for layer in view["layers"])
+
+    run(main())

@@ -1,0 +1,526 @@
+"""Continuous batching: answers are those of running alone, prefixes are shared, nobody is left waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from powerinfer import (
+    ArgumentError,
+    BusyError,
+    ClosedError,
+    ContextError,
+    DeviceError,
+    Llama,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
+from powerinfer.choice import Choice
+from powerinfer.embedding import hidden_states
+from powerinfer.sampling import Sampler, Sampling
+from powerinfer.scheduler import Scheduler, Stream
+from powerinfer.session import Model, Session
+
+Ids = npt.NDArray[np.int32]
+MakeScheduler = Callable[..., Scheduler]
+N_VOCAB = 320
+
+
+def prompt(n: int, seed: int = 0) -> Ids:
+    return np.random.default_rng(seed).integers(3, N_VOCAB, n).astype(np.int32)
+
+
+def choice(seed: int | None = None, **more: Any) -> Choice:
+    """Greedy, or drawn with a seed."""
+    sampler = Sampler(Sampling(temperature=0.0 if seed is None else 1.0, top_k=0, top_p=1.0), N_VOCAB)
+    sampler.reset(seed or 0)
+    return Choice(sampler=sampler, **more)
+
+
+@pytest.fixture
+def make(relu_path: Path) -> Iterator[MakeScheduler]:
+    made: list[Scheduler] = []
+
+    def make_scheduler(path: Path = relu_path, *, n_seq: int = 8, **more: Any) -> Scheduler:
+        names = ("max_running", "max_waiting", "prompt_part")
+        own = {name: more.pop(name) for name in names if name in more}
+        options = {"n_ctx": 256, "n_pool": 2048, "n_threads": 1, "type_k": "f32", "type_v": "f32", **more}
+        made.append(Scheduler(Session(Model(path), n_seq=n_seq, **options), **own))
+        return made[-1]
+
+    yield make_scheduler
+    for scheduler in made:
+        scheduler.close()
+
+
+@pytest.fixture(scope="module")
+def alone(relu_path: Path) -> Callable[[Ids, int], list[int]]:
+    """What Llama answers."""
+    llm = Llama(relu_path, n_threads=1, verbose=False, type_k="f32", type_v="f32")
+    return lambda ids, n: list(islice(llm.generate(ids.tolist(), temp=0.0), n))
+
+
+def same(path: Path, ids: Ids, got: list[int], want: list[int], **options: Any) -> bool:
+    """Equal, or parted only where the two likeliest tokens were as good as equal."""
+    if got == want:
+        return True
+    at = next(i for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b)
+    with Llama(path, n_threads=1, verbose=False, **options) as llm:
+        llm.eval([*ids.tolist(), *want[:at]])
+        first, second = np.sort(llm.scores[-1])[-2:]
+    return bool(first - second < 1e-2)
+
+
+# -- the same answers
+
+
+@pytest.mark.parametrize("sparsity", ["exact", "predicted", "dense"])
+def test_answers_are_those_of_running_alone(make: MakeScheduler, sparse_path: Path, sparsity: Any) -> None:
+    scheduler = make(sparse_path, n_seq=12, max_running=6, sparsity=sparsity, prompt_part=16)
+    prompts = [prompt(n, n) for n in (1, 2, 7, 40, 63, 64, 65, 100, 130)]
+    streams = [scheduler.submit(ids, choice(), limit=24) for ids in prompts]
+    got = [list(stream) for stream in streams]
+    kv = {"type_k": "f32", "type_v": "f32"}
+    llm = Llama(sparse_path, n_threads=1, verbose=False, sparsity=sparsity, **kv)
+    for ids, answer in zip(prompts, got, strict=True):
+        want = list(islice(llm.generate(ids.tolist(), temp=0.0), 24))
+        assert same(sparse_path, ids, answer, want, sparsity=sparsity, **kv)
+    stats = scheduler.stats()
+    assert stats.n_generated_tokens == 24 * len(prompts)
+    assert stats.n_steps < 24 * len(prompts) / 2  # they were computed together
+    assert {stream.reason for stream in streams} == {"length"}
+
+
+def test_random_choices_do_not_depend_on_the_company(make: MakeScheduler) -> None:
+    scheduler = make()
+    lonely = list(scheduler.submit(prompt(9), choice(5), limit=20))
+    streams = [scheduler.submit(prompt(9, i), choice(5), limit=20) for i in range(4)]
+    assert list(streams[0]) == lonely
+
+
+def test_ends(make: MakeScheduler, alone: Callable[[Ids, int], list[int]]) -> None:
+    scheduler = make()
+    want = alone(prompt(5), 8)
+    stream = scheduler.submit(prompt(5), choice(ends={want[3]}))
+    assert list(stream) == want[: want.index(want[3]) + 1]
+    assert (stream.reason, stream.n_given, stream.n_prompt) == ("stop", want.index(want[3]), 5)
+    criteria = StoppingCriteriaList([lambda ids, _: ids.size == 7])
+    assert list(scheduler.submit(prompt(5), choice(criteria=criteria))) == want[:2]
+    full = scheduler.submit(prompt(250), choice())
+    assert len(list(full)) == 7 and full.reason == "length"  # n_ctx is 256, the last token is not computed
+    with pytest.raises(StopIteration):
+        next(full)
+
+
+def test_processors_and_watch(make: MakeScheduler) -> None:
+    seen: list[tuple[int, int]] = []
+    rows: list[tuple[int, float]] = []
+
+    def only_seven(ids: Ids, logits: npt.NDArray[np.float32]) -> None:
+        seen.append((ids.size, int(ids[-1])))
+        logits[np.arange(N_VOCAB) != 7] = -np.inf
+
+    own = choice(
+        processors=LogitsProcessorList([only_seven]),
+        watch=lambda row, token: rows.append((token, float(np.exp(row).sum()))),
+    )
+    assert list(make().submit(prompt(4), own, limit=3)) == [7, 7, 7]
+    assert [size for size, _ in seen] == [4, 5, 6] and seen[-1][1] == 7
+    assert [token for token, _ in rows] == [7, 7, 7]
+    assert all(abs(total - 1) < 1e-3 for _, total in rows)  # the model's own probabilities
+
+
+# -- one step for all
+
+
+def record(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The sequences of each feed, a number for each token."""
+    feeds: list[list[int]] = []
+    feed = Session.feed
+
+    def recorded(self: Session, tokens: Any, **options: Any) -> None:
+        feed(self, tokens, **options)
+        feeds.append(list(options["seq"]))
+
+    monkeypatch.setattr(Session, "feed", recorded)
+    return feeds
+
+
+def test_prompts_are_read_between_tokens(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make(prompt_part=16)
+    feeds = record(scheduler, monkeypatch)
+    talking = scheduler.submit(prompt(4), choice(), limit=200)
+    next(talking)
+    owner = feeds[0][0]
+    reading = scheduler.submit(prompt(200, 1), choice(), limit=1)
+    list(reading)
+    long = [feed for feed in feeds if len(feed) > 1 and set(feed) != {owner}]
+    assert len(long) >= 200 // 16
+    assert all(feed.count(owner) == 1 and len(feed) <= 17 for feed in long)
+    talking.cancel()
+
+
+def test_alone_a_prompt_is_read_at_once(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make(prompt_part=16)
+    feeds = record(scheduler, monkeypatch)
+    list(scheduler.submit(prompt(200), choice(), limit=1))
+    assert [len(feed) for feed in feeds] == [200]
+
+
+# -- shared beginnings
+
+
+def test_a_common_beginning_is_computed_once(make: MakeScheduler) -> None:
+    scheduler = make(n_seq=16, max_running=8)
+    system = prompt(130)
+    prompts = [np.concatenate([system, prompt(10, i + 1)]) for i in range(6)]
+    streams = [scheduler.submit(ids, choice(), limit=5) for ids in prompts]
+    answers = [list(stream) for stream in streams]
+    assert [stream.n_reused for stream in streams] == [0] + [130] * 5
+    stats = scheduler.stats()
+    assert stats.n_computed_tokens == 140 + 5 * 10 + 6 * 4
+    assert (stats.n_prompt_tokens, stats.n_reused_tokens) == (6 * 140, 5 * 130)
+    fresh = make(n_seq=1)
+    for ids, answer in zip(prompts, answers, strict=True):
+        fresh_answer = list(fresh.submit(ids, choice(), limit=5))
+        assert fresh_answer == answer
+
+
+def test_a_conversation_goes_on_where_it_ended(make: MakeScheduler) -> None:
+    scheduler = make(n_seq=2)
+    first = scheduler.submit(prompt(50), choice(), limit=10)
+    ids = np.concatenate([prompt(50), np.array(list(first), np.int32), prompt(20, 1)])
+    second = scheduler.submit(ids, choice(), limit=2)
+    list(second)
+    assert second.n_reused == 59  # the last token of the answer had not been computed
+    assert scheduler.stats().n_evicted == 0
+
+
+def test_the_whole_prompt_again(make: MakeScheduler) -> None:
+    scheduler = make()
+    first = list(scheduler.submit(prompt(40), choice(), limit=5))
+    again = scheduler.submit(prompt(40), choice(), limit=5)
+    assert list(again) == first and again.n_reused == 39
+
+
+def test_idle_sequences_are_forgotten_oldest_first(make: MakeScheduler) -> None:
+    scheduler = make(n_seq=3, max_running=1)
+    for i in range(5):
+        list(scheduler.submit(prompt(40, i), choice(), limit=2))
+    assert scheduler.stats().n_evicted == 2
+    latest = scheduler.submit(prompt(40, 4), choice(), limit=2)
+    list(latest)
+    oldest = scheduler.submit(prompt(40, 0), choice(), limit=2)
+    list(oldest)
+    assert (latest.n_reused, oldest.n_reused) == (39, 0)
+
+
+# -- too little memory
+
+
+def test_memory_of_idle_sequences_is_taken(make: MakeScheduler) -> None:
+    scheduler = make(n_pool=256, n_seq=8)
+    for i in range(6):
+        assert len(list(scheduler.submit(prompt(100, i), choice(), limit=30))) == 30
+    assert scheduler.stats().n_evicted >= 4
+
+
+def test_memory_is_taken_from_the_oldest_but_not_from_what_is_wanted(make: MakeScheduler) -> None:
+    scheduler = make(n_pool=256, n_seq=8)  # four blocks, two for each of these
+    for i in range(2):
+        list(scheduler.submit(prompt(100, i), choice(), limit=2))
+    list(scheduler.submit(prompt(70, 2), choice(), limit=2))  # forgets the first
+    second = scheduler.submit(np.concatenate([prompt(100, 1), prompt(60, 3)]), choice(), limit=2)
+    list(second)
+    assert second.n_reused == 100  # the third was forgotten for it
+    assert scheduler.stats().n_evicted == 2
+
+
+def test_the_youngest_gives_way(
+    make: MakeScheduler,
+    alone: Callable[[Ids, int], list[int]],
+    relu_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generated: list[bool] = []  # of tokens that were generated, whether they were computed as such
+    feed = Session.feed
+
+    def observed(self: Session, tokens: Any, **options: Any) -> None:
+        lengths = {seq: self.length(seq) for seq in set(options["seq"])}
+        feed(self, tokens, **options)
+        for seq, wants in zip(options["seq"], options["want_logits"], strict=True):
+            if lengths[seq] >= 30:
+                generated.append(wants)
+            lengths[seq] += 1
+
+    monkeypatch.setattr(Session, "feed", observed)
+    scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4)
+    streams = [scheduler.submit(prompt(30, i), choice(), limit=100) for i in range(4)]
+    answers = [list(stream) for stream in streams]
+    monkeypatch.setattr(Session, "feed", feed)
+    stats = scheduler.stats()
+    assert stats.n_preempted >= 1 and stats.n_ended == {"length": 4}
+    for i, answer in enumerate(answers):
+        assert same(relu_path, prompt(30, i), answer, alone(prompt(30, i), 100), type_k="f32", type_v="f32")
+    # Whoever gave way computes his answer again as it was the first time, with the predictor's neurons.
+    assert len(generated) > 4 * 99 and all(generated)
+
+
+def test_who_gave_way_is_the_next_to_go_on(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_in_line: list[bool] = []
+    preempt = Scheduler._preempt
+
+    def observed(self: Scheduler) -> None:
+        youngest = self._running[-1]
+        preempt(self)
+        first_in_line.append(self._waiting[0] is youngest)
+
+    monkeypatch.setattr(Scheduler, "_preempt", observed)
+    scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4, max_waiting=20)
+    streams = [scheduler.submit(prompt(30, i), choice(), limit=100) for i in range(8)]
+    assert [len(list(stream)) for stream in streams] == [100] * 8
+    assert first_in_line and all(first_in_line)
+
+
+def test_one_alone_always_fits(make: MakeScheduler) -> None:
+    scheduler = make(n_pool=256, n_ctx=256, n_seq=4)
+    for i in range(3):
+        list(scheduler.submit(prompt(100, i), choice(), limit=3))
+    assert len(list(scheduler.submit(prompt(60), choice()))) == 256 - 60 + 1
+
+
+def test_a_text_that_is_visited_gives_way(make: MakeScheduler) -> None:
+    scheduler = make(n_pool=256, n_seq=4)
+    talking = scheduler.submit(prompt(100), choice(), limit=150)
+    next(talking)
+    rows = scheduler.embed(prompt(180, 1), pooling="none")
+    assert rows.shape == (180, 64)
+    assert len(list(talking)) == 149
+
+
+# -- leaving
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if true():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it did not happen in ten seconds")
+
+
+def blocked(scheduler: Scheduler, n: int) -> tuple[list[Stream], threading.Event]:
+    """n generations under way that wait for an event after their first token."""
+    go = threading.Event()
+
+    def wait(ids: Ids, _: object) -> None:
+        if ids.size > 5:
+            go.wait(10)
+
+    hooks = LogitsProcessorList([wait])
+    streams = [scheduler.submit(prompt(5, i), choice(processors=hooks), limit=30) for i in range(n)]
+    for stream in streams:
+        next(stream)
+    return streams, go
+
+
+def test_cancel(make: MakeScheduler) -> None:
+    scheduler = make(max_running=1, max_waiting=2)
+    (running,), go = blocked(scheduler, 1)
+    waiting = [scheduler.submit(prompt(4), choice(), limit=2) for _ in range(2)]
+    with pytest.raises(BusyError, match="1 requests are under way and 2 are waiting"):
+        scheduler.submit(prompt(4), choice())
+    waiting[0].cancel()
+    assert list(waiting[0]) == [] and waiting[0].reason == "cancelled"
+    third = scheduler.submit(prompt(4), choice(), limit=2)  # its place was free at once
+    running.cancel()
+    go.set()
+    list(running)
+    assert len(list(waiting[1])) == 2 and len(list(third)) == 2
+    assert running.reason == "cancelled" and running.n_given < 30
+    running.cancel()  # once more: nothing
+    assert scheduler.stats().n_ended == {"cancelled": 2, "length": 2}
+
+
+def test_a_hook_that_fails_is_its_own_misfortune(make: MakeScheduler) -> None:
+    scheduler = make()
+
+    def fail(ids: Ids, _: object) -> None:
+        if ids.size > 6:
+            raise ZeroDivisionError("of the hook")
+
+    good = scheduler.submit(prompt(5), choice(), limit=20)
+    bad = scheduler.submit(prompt(5, 1), choice(processors=LogitsProcessorList([fail])), limit=20)
+    nan = choice(processors=LogitsProcessorList([lambda _, logits: logits * np.nan]))
+    with pytest.raises(ZeroDivisionError, match="of the hook"):
+        list(bad)
+    with pytest.raises(ArgumentError):
+        list(scheduler.submit(prompt(5, 2), nan))
+    assert len(list(good)) == 20 and bad.n_given == 2
+    assert scheduler.stats().n_ended == {"error": 2, "length": 1}
+
+
+def test_an_engine_that_fails_leaves_nobody_waiting(
+    make: MakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = make(max_running=1)
+    (first,), go = blocked(scheduler, 1)
+    second = scheduler.submit(prompt(5), choice(), limit=3)
+    feed = Session.feed
+
+    def broken(*_: object, **__: object) -> None:
+        raise DeviceError("the device is gone")
+
+    monkeypatch.setattr(Session, "feed", broken)
+    go.set()
+    for stream in (first, second):
+        with pytest.raises(DeviceError):
+            list(stream)
+    assert isinstance(scheduler.last_error, DeviceError)
+    monkeypatch.setattr(Session, "feed", feed)
+    assert len(list(scheduler.submit(prompt(5), choice(), limit=3))) == 3
+    wait_until(lambda: scheduler.last_error is None)
+
+
+def test_deadlines(make: MakeScheduler) -> None:
+    scheduler = make(max_running=1)
+    late = time.monotonic() - 1
+    stream = scheduler.submit(prompt(5), choice(), deadline=late)
+    assert list(stream) == [] and stream.reason == "time"
+    with pytest.raises(TimeoutError):
+        scheduler.embed(prompt(5), deadline=late)
+    slow = LogitsProcessorList([lambda *_: time.sleep(0.02)])
+    stream = scheduler.submit(prompt(5), choice(processors=slow), deadline=time.monotonic() + 0.2)
+    assert 0 < len(list(stream)) < 50 and stream.reason == "time"
+
+
+def test_close(make: MakeScheduler) -> None:
+    scheduler = make(max_running=1)
+    (running,), go = blocked(scheduler, 1)
+    waiting = scheduler.submit(prompt(5), choice())
+    scheduler.begin_close(grace_s=20)
+    with pytest.raises(ClosedError):
+        list(waiting)
+    with pytest.raises(ClosedError):
+        scheduler.submit(prompt(5), choice())
+    go.set()
+    assert len(list(running)) == 29  # it had time to end
+    scheduler.close()
+
+
+def test_close_at_once(make: MakeScheduler) -> None:
+    scheduler = make(max_running=1)
+    (running,), go = blocked(scheduler, 1)
+    scheduler.begin_close()
+    go.set()
+    with pytest.raises(ClosedError):
+        list(running)
+    scheduler.close()
+    scheduler.close()
+
+
+def test_misuse(make: MakeScheduler) -> None:
+    scheduler = make()
+    for ids in (np.zeros(0, np.int32), np.array([N_VOCAB], np.int32), np.array([-1], np.int32)):
+        with pytest.raises(ArgumentError):
+            scheduler.submit(ids, choice())
+    with pytest.raises(ContextError, match="257 tokens and n_ctx is 256"):
+        scheduler.submit(prompt(257), choice())
+    with pytest.raises(ArgumentError, match="pooling_type is 'max'"):
+        scheduler.embed(prompt(3), pooling="max")
+    for options in ({"max_running": 99}, {"max_waiting": -1}, {"prompt_part": 0}):
+        with pytest.raises(ArgumentError):
+            make(**options)
+
+
+# -- embeddings
+
+
+def test_embeddings(make: MakeScheduler) -> None:
+    scheduler = make()
+    ids = prompt(100)
+    with Session(scheduler._session.model, n_ctx=256, n_threads=1, type_k="f32", type_v="f32") as session:
+        rows = hidden_states(session, ids)
+    assert np.array_equal(scheduler.embed(ids, pooling="none"), rows)
+    assert np.array_equal(scheduler.embed(ids), rows.mean(axis=0, dtype=np.float64).astype(np.float32))
+    assert np.array_equal(scheduler.embed(ids, pooling="cls"), rows[0])
+    # The others are not visited, so that more of them are computed in one step: the products of many tokens
+    # round their inputs to bfloat16 or 8 bits on some machines.
+    assert np.allclose(scheduler.embed(ids, pooling="last"), rows[-1], atol=0.02 * np.abs(rows).max())
+
+
+def test_what_was_visited_is_not_shared(make: MakeScheduler) -> None:
+    scheduler = make()  # all of its tokens were computed as tokens that want logits are
+    scheduler.embed(prompt(50))
+    stream = scheduler.submit(prompt(50), choice(), limit=1)
+    list(stream)
+    assert stream.n_reused == 0
+
+
+def test_embeddings_beside_a_generation(make: MakeScheduler) -> None:
+    scheduler = make()
+    talking = scheduler.submit(prompt(5), choice(), limit=100)
+    assert scheduler.embed(prompt(90)).shape == (64,)
+    assert len(list(talking)) == 100
+
+
+def test_visits(make: MakeScheduler) -> None:
+    scheduler = make()
+    ids = prompt(70)
+    seen: list[int] = []
+    chosen: list[int] = []
+
+    def note(i: int, logits: npt.NDArray[np.float32]) -> None:
+        seen.append(i)
+        chosen.append(int(logits.argmax()))
+
+    scheduler.visit(ids, note)
+    assert seen == list(range(70))
+    assert [chosen[-1]] == list(scheduler.submit(ids, choice(), limit=1))
+
+    def fail(i: int, _: object) -> None:
+        if i == 40:
+            raise ZeroDivisionError("of the visitor")
+
+    with pytest.raises(ZeroDivisionError):
+        scheduler.visit(ids, fail)
+    assert scheduler.stats().running == 0
+
+
+# -- many threads
+
+
+def test_many_threads(make: MakeScheduler) -> None:
+    scheduler = make(n_pool=512, n_seq=10, max_running=6, max_waiting=100, prompt_part=8)
+    rng = np.random.default_rng(1)
+    plans = [
+        (int(rng.integers(1, 120)), int(rng.integers(1, 60)), bool(rng.random() < 0.3)) for _ in range(60)
+    ]
+    wrong: list[Any] = []
+
+    def client(i: int) -> None:
+        n_prompt, limit, leaves = plans[i]
+        stream = scheduler.submit(prompt(n_prompt, i % 7), choice(i), limit=limit)
+        if leaves:
+            next(stream)
+            stream.cancel()
+        got = len(list(stream))
+        if not leaves and got != limit:
+            wrong.append((i, plans[i], got, stream.reason))
+
+    threads = [threading.Thread(target=client, args=(i,)) for i in range(60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    stats = scheduler.stats()
+    assert (stats.running, stats.waiting) == (0, 0) and sum(stats.n_ended.values()) == 60

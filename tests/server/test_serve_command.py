@@ -1,0 +1,78 @@
+"""`powerinfer serve`: a process that listens, answers, and ends when it is told to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from powerinfer.cli import main
+
+pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
+pytest.importorskip("uvicorn", reason="the extra powerinfer[server] is not installed")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_process(number: signal.Signals, code: int) -> None:
+    words = ["serve", "-m", "demo", "--port", "0", "-c", "256", "-np", "2", "-a", "tiny,small", "-t", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "powerinfer", *words], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith("powerinfer: http://127.0.0.1:") and line.endswith(" serves tiny, small\n")
+        address = line.split()[1]
+        body = json.dumps({"prompt": "Once", "max_tokens": 3}).encode()
+        request = urllib.request.Request(
+            f"{address}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            assert json.load(response)["model"] == "tiny"
+        process.send_signal(number)
+        assert process.wait(30) == code
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--port", "99999"], "--port is 99999"),
+        (["-m", "a.gguf"], "two models"),
+        (["--context-shift"], "--context-shift"),
+        (["--api-key", " "], "an API key is empty"),
+        (["--api-key-file", "/nothing"], "cannot read the keys"),
+        (["-np", "0"], "n_parallel is 0"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+    ],
+)
+def test_wrong_options(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    model = "b.gguf" if "-m" in words else "demo"
+    assert main(["serve", model, "-c", "256", "--port", "0", *words]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_keys_of_a_file(tmp_path: Path) -> None:
+    import argparse
+
+    from powerinfer.cli.serve import read_keys
+
+    file = tmp_path / "keys"
+    file.write_text("# of the team\n one \n\ntwo\n")
+    assert read_keys(argparse.Namespace(api_key=["zero"], api_key_file=file)) == ("zero", "one", "two")
+
+
+def test_help_begins_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = capsys.readouterr().out
+    assert text.index("examples:") < text.index("positional arguments")

@@ -1,0 +1,254 @@
+// ffn.cu - te_cuda_marks and te_cuda_ffn: which neurons are wanted, and the feed-forward over them.
+#include "ffn.cuh"
+#include "launch.h"
+
+namespace te {
+
+constexpr int SIGN_THREADS = 256;
+
+// A block has a part of the rows (te_cuda_marks), of one token, a warp a row; without post, a word of bits.
+__global__ void __launch_bounds__(SIGN_THREADS)
+    sign_kernel(const te_cuda_scores a, int n, uint64_t *post, const te_cuda_seq seq, uint32_t *bits) {
+    extern __shared__ uint64_t signs[];
+    __shared__ uint32_t on[SIGN_THREADS / 32];
+    dep_go();
+    dep_wait();
+    const int t = blockIdx.y, b = blockIdx.x, nb = gridDim.x, warp = threadIdx.x / 32, n_signs = (a.cols + 63) / 64;
+    pack_signs(a.h + t * a.ldh, a.cols, signs);
+    const float threshold = __ldcg(a.threshold);
+    const int words = post ? ((n + nb - 1) / nb + 31) / 32 : 1;
+    const int lo = post ? (int)((int64_t)n * b / nb) : 32 * b,
+              hi = post ? (int)((int64_t)n * (b + 1) / nb) : min(n, lo + 32);
+    const uint32_t number = post ? seq_number(seq) : 0;
+    for (int w = 0; w < words; w++) {
+        __syncthreads();
+        uint32_t mine = 0; // rows warp, warp + 8 ... of this word
+        for (int i = warp; i < 32 && lo + 32 * w + i < hi; i += SIGN_THREADS / 32)
+            mine |= (uint32_t)signs_agree(a.sign + (size_t)(lo + 32 * w + i) * n_signs, signs, a.cols, threshold) << i;
+        if (threadIdx.x % 32 == 0) on[warp] = mine;
+        __syncthreads();
+        if (threadIdx.x) continue;
+        for (int k = 1; k < SIGN_THREADS / 32; k++) mine |= on[k];
+        if (post)
+            store_word(post + ((size_t)t * nb + b) * words + w, mine, number);
+        else
+            bits[(size_t)t * nb + b] = mine;
+    }
+}
+
+static te_status check_signs(te_cuda *d, const char *op, const te_cuda_scores *s) {
+    if (s->cols < 1 || !s->h || !s->threshold || !aligned(s->sign, 8) || s->cols > 1 << 18)
+        return refuse(d,
+                      te_fail(TE_ARGUMENT, "%s: signs of %d columns at %p", op, (int)s->cols, (const void *)s->sign));
+    return TE_OK;
+}
+static te_status run_signs(te_cuda *d, const te_cuda_scores *s, int n, int n_tok, uint64_t *post, te_cuda_seq seq,
+                           uint32_t *bits) {
+    const int blocks = post ? mark_parts(d) : divide_up(n, 32);
+    return launch(d, "signs", sign_kernel, dim3((unsigned)blocks, (unsigned)n_tok), SIGN_THREADS,
+                  (size_t)(s->cols + 63) / 64 * 8, *s, n, post, seq, bits);
+}
+
+te_status marks(te_cuda *d, const te_cuda_marks *op) {
+    const te_cuda_scores *s = &op->scores;
+    if (op->n_rows < 1 || op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK || !op->post || !op->seq.base)
+        return refuse(d, te_fail(TE_ARGUMENT, "marks: of %d rows and %d tokens", (int)op->n_rows, (int)op->n_tok));
+    if (s->fc2.w && s->threshold) return post_scores(d, op);
+    if (!s->sign) return refuse(d, te_fail(TE_ARGUMENT, "marks: no scores"));
+    TE_CUDA_TRY(check_signs(d, "marks", s));
+    return run_signs(d, s, op->n_rows, op->n_tok, op->post, op->seq, nullptr);
+}
+
+static const ffn_kernels *ffn_kernels_of(int type) {
+    const ffn_kernels *k = ffn_float(type);
+    if (!k) k = ffn_32(type);
+    return k ? k : ffn_k(type);
+}
+
+// The columns of a tile, and the tasks of a row in it.
+static void set_tile(rows_args *a, int task, size_t most_bytes, size_t per_column) {
+    const int all = divide_up(a->cols, task);
+    int most = (int)(most_bytes / per_column) / task;
+    if (most < 1) most = 1;
+    const int n = divide_up(all, divide_up(all, most));
+    a->tile = n * task;
+    a->parts = n;
+}
+
+static te_cuda_hidden hidden_of(const te_cuda_ffn *op) {
+    te_cuda_hidden a = {};
+    a.x = op->x;
+    a.ldx = op->ldx;
+    a.n_tok = op->n_tok;
+    a.norm = op->norm;
+    a.gate = op->gate;
+    a.up = op->up;
+    a.up_bias = op->up_bias;
+    a.act = op->act;
+    a.threshold = op->threshold;
+    a.mode = op->skip ? TE_CUDA_SKIP : TE_CUDA_DENSE;
+    a.rows.n = op->up.n_rows;
+    a.h = op->h;
+    a.ldh = op->ldh;
+    a.counts = op->counts;
+    return a;
+}
+
+// How one kernel does it; false if it cannot: then there is one kernel for each step.
+struct ffn_plan {
+    ffn_args a;
+    ffn_function kernel;
+    int grid;
+    unsigned cluster;
+    size_t smem;
+};
+static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
+    const te_cuda_scores *s = &op->scores;
+    const ffn_kernels *k = ffn_kernels_of(op->up.type);
+    if (!k || !op->down.w || op->down.type != op->up.type || (s->fc2.w && s->fc2.type != k->score_type)) return false;
+    if (op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK || op->up.n_rows < 1) return false;
+    if (!s->fc2.w && !s->sign && !op->skip) return false; // all rows: two kernels read them faster
+    *p = {};
+    ffn_args *a = &p->a;
+    const int variant = op->n_tok == 1 ? 0 : op->n_tok <= 4 ? 1 : 2, tokens = variant == 0 ? 1 : 4 * variant;
+    p->kernel = k->kernel[variant];
+    const te_cuda_hidden hidden = hidden_of(op);
+    a->k = hidden_args(&hidden);
+    a->score = s->fc2.w ? SCORE_ROWS : s->sign ? SCORE_SIGNS : SCORE_NONE;
+    a->sign = s->sign;
+    a->sign_h = s->h;
+    a->sign_ldh = s->ldh;
+    a->threshold = s->threshold;
+    a->down = (const uint8_t *)op->down.w;
+    a->down_stride = op->down.stride;
+    a->partial = op->partial;
+    a->cols = op->down.cols;
+    const int blocks_per_sm = op->n_tok == 1 ? 2 : 1, at_once = blocks_per_sm * d->info.n_sm;
+    size_t room = d->smem_sm / (size_t)blocks_per_sm - 3072;
+    if (room > d->smem_block - 2048) room = d->smem_block - 2048;
+    set_tile(&a->k, 32 * k->steps * k->lane_weights, room / 2, (size_t)tokens * (k->int8 ? 1 : 4));
+    size_t z = 0, z_scales = 0;
+    if (s->fc2.w) {
+        a->s.x = s->z;
+        a->s.ldx = s->ldz;
+        a->s.n_tok = op->n_tok;
+        a->s.cols = s->fc2.cols;
+        a->s.n = op->up.n_rows;
+        a->s.product[0].w = (const uint8_t *)s->fc2.w;
+        a->s.product[0].stride = s->fc2.stride;
+        set_tile(&a->s, 32 * k->score_steps * k->score_weights, room / 4, (size_t)tokens * (k->score_int8 ? 1 : 4));
+        z = (size_t)tokens * (size_t)a->s.tile * (k->score_int8 ? 1 : 4);
+        z_scales = k->score_int8 ? (size_t)tokens * (size_t)(a->s.tile / 32) * 8 : 0;
+    } else if (s->sign) {
+        z = ((size_t)op->n_tok * (size_t)divide_up(op->up.cols, 64) * 8 + 15) / 16 * 16;
+    }
+    const int pieces = divide_up(op->down.cols, k->down_weights);
+    a->tiles = divide_up(pieces, ROWS_THREADS);
+    a->lanes = divide_up(divide_up(pieces, a->tiles), 16) * 16;
+    a->groups = ROWS_THREADS / a->lanes < 4 ? ROWS_THREADS / a->lanes : 4;
+    const size_t acts = (size_t)tokens * (size_t)a->k.tile * (k->int8 ? 1 : 4),
+                 scales = k->int8 ? (size_t)tokens * (size_t)(a->k.tile / 32) * 8 : 0,
+                 sums = (size_t)a->lanes * (size_t)k->down_weights * 4;
+    const size_t begin = acts + scales > sums ? acts + scales : sums;
+    const bool pairs = op->gate.w && !op->skip;
+    for (p->grid = at_once;; p->grid += at_once) {
+        if (p->grid > op->up.n_rows) p->grid = op->up.n_rows;
+        const size_t own = (size_t)divide_up(op->up.n_rows, p->grid), rows = own * (pairs ? 2 : 1);
+        size_t sum = rows * (size_t)a->k.parts;
+        if (s->fc2.w && own * (size_t)a->s.parts > sum) sum = own * (size_t)a->s.parts;
+        auto room16 = [](size_t n_bytes) { return (n_bytes + 15) / 16 * 16; };
+        size_t at = begin;
+        auto take = [&](size_t n_bytes) {
+            const size_t was = at;
+            at += room16(n_bytes);
+            return (int)was;
+        };
+        a->at.scales = (int)acts;
+        a->at.z = take(z);
+        a->at.z_scales = take(z_scales);
+        a->at.part = take(sum * (size_t)tokens * 4);
+        a->at.pointer = take(rows * 8);
+        a->at.place = take(own * 4);
+        a->own = (int)own;
+        a->at.chosen_bytes = (int)room16(own * (size_t)(2 + tokens) * 4);
+        a->at.chosen = take(2 * (size_t)a->at.chosen_bytes);
+        p->smem = at;
+        if (at <= room) break;
+        if (p->grid == op->up.n_rows || p->grid >= 8 * at_once) return false;
+    }
+    // Larger clusters do not all find room at once: then their blocks come in two waves.
+    p->cluster = d->info.major >= 9 && p->grid % 2 == 0 ? 2 : 1;
+    return true;
+}
+
+int32_t ffn_parts(te_cuda *d, const te_cuda_ffn *op) {
+    ffn_plan p;
+    if (!op->down.w) return 0;
+    return make_plan(d, op, &p) ? p.grid : parts(d, &op->down, op->up.n_rows);
+}
+
+static te_status check_ffn(te_cuda *d, const te_cuda_ffn *op) {
+    const te_cuda_scores *s = &op->scores;
+    const te_cuda_hidden hidden = hidden_of(op);
+    TE_CUDA_TRY(check_hidden(d, &hidden));
+    if (s->fc2.w) {
+        const te_cuda_norm none = {};
+        TE_CUDA_TRY(check_matrix(d, "ffn", &s->fc2));
+        TE_CUDA_TRY(check_input(d, "ffn", s->z, s->ldz, op->n_tok, s->fc2.cols, &none));
+        if (s->fc2.n_rows < op->up.n_rows)
+            return refuse(
+                d, te_fail(TE_ARGUMENT, "ffn: scores of %d of %d neurons", (int)s->fc2.n_rows, (int)op->up.n_rows));
+    } else if (s->sign) {
+        TE_CUDA_TRY(check_signs(d, "ffn", s));
+    }
+    if ((s->fc2.w || s->sign) && (!op->bits || !s->threshold))
+        return refuse(d, te_fail(TE_ARGUMENT, "ffn: scores without a threshold or room for bits"));
+    if (!op->down.w) return TE_OK;
+    TE_CUDA_TRY(check_matrix(d, "ffn", &op->down));
+    if (op->down.n_rows < op->up.n_rows || !op->partial)
+        return refuse(d,
+                      te_fail(TE_ARGUMENT, "ffn: %d rows of down, %d of up", (int)op->down.n_rows, (int)op->up.n_rows));
+    return TE_OK;
+}
+
+te_status ffn(te_cuda *d, const te_cuda_ffn *op) {
+    const te_cuda_scores *s = &op->scores;
+    const int n = op->up.n_rows, words = divide_up(n, 32);
+    const bool scored = s->fc2.w || s->sign;
+    TE_CUDA_TRY(check_ffn(d, op));
+    ffn_plan p;
+    if (make_plan(d, op, &p))
+        return launch_clusters(d, "ffn", p.kernel, dim3((unsigned)p.grid), p.cluster, ROWS_THREADS, p.smem, p.a);
+    if (s->fc2.w) {
+        te_cuda_linear l = {};
+        l.x = s->z;
+        l.ldx = s->ldz;
+        l.n_tok = op->n_tok;
+        l.n_products = 1;
+        l.product[0].w = s->fc2;
+        l.product[0].mark = (uint8_t *)op->bits;
+        l.product[0].ld_mark = (size_t)words * 4;
+        l.product[0].mark_threshold_at = s->threshold;
+        TE_CUDA_TRY(linear(d, &l));
+    } else if (s->sign) {
+        TE_CUDA_TRY(run_signs(d, s, n, op->n_tok, nullptr, {}, op->bits));
+    }
+    te_cuda_hidden a = hidden_of(op);
+    if (scored) {
+        a.mask = (const uint8_t *)op->bits;
+        a.ld_mask = (size_t)words * 4;
+    }
+    TE_CUDA_TRY(hidden(d, &a));
+    if (!op->down.w) return TE_OK;
+    te_cuda_down b = {};
+    b.w = op->down;
+    b.h = op->h;
+    b.ldh = op->ldh;
+    b.n_tok = op->n_tok;
+    b.w.n_rows = n;
+    b.all = !scored && !op->skip;
+    b.partial = op->partial;
+    return down(d, &b);
+}
+
+} // namespace te

@@ -1,0 +1,370 @@
+// ffn.cuh - a feed-forward in one kernel: the scores of a block's neurons, gate and up of those that are wanted, and the
+// sum of their rows of down.
+//
+// Block b scores neurons b, b + blocks, b + 2 blocks ...: neighbours tend to be alike in how often they fire. The wanted
+// ones of a cluster are dealt out to its blocks, and each leaves its own part of the sum. For the sum the threads are groups
+// that take every so-many-th row, each thread the same columns of each row; the groups' sums are added in shared memory.
+#ifndef TE_CUDA_FFN_CUH
+#define TE_CUDA_FFN_CUH
+
+#include "rows.cuh"
+
+namespace te {
+
+enum score_kind { SCORE_NONE, SCORE_ROWS, SCORE_SIGNS };
+
+// Shared memory of a block: where each piece begins, in bytes.
+struct ffn_smem {
+    int scales, z, z_scales, part, pointer, place, chosen, chosen_bytes; // activations are first, later sums of groups
+};
+
+struct ffn_args {
+    rows_args k; // gate and up, as for te_cuda_hidden
+    rows_args s; // SCORE_ROWS: product 0 is fc2, its input z
+    score_kind score;
+    const uint64_t *sign;
+    const float *sign_h;
+    size_t sign_ldh;
+    const float *threshold;
+    const uint8_t *down;
+    size_t down_stride;
+    float *partial;
+    int own;                        // neurons of a block, at most
+    int cols, tiles, lanes, groups; // of down; lanes: threads of a group
+    ffn_smem at;
+};
+typedef void (*ffn_function)(ffn_args);
+struct ffn_kernels {
+    int type, lane_weights, steps, down_weights;
+    bool int8;
+    int score_type, score_weights, score_steps; // the format of fc2
+    bool score_int8;
+    ffn_function kernel[3]; // for up to 1, 4 and 8 tokens
+};
+const ffn_kernels *ffn_float(int type);
+const ffn_kernels *ffn_32(int type);
+const ffn_kernels *ffn_k(int type);
+
+// The signs of h, 64 to a word. All threads call it; not synchronised behind.
+__device__ __forceinline__ void pack_signs(const float *h, int cols, uint64_t *signs) {
+    for (int c0 = threadIdx.x / 32 * 32; c0 < (cols + 63) / 64 * 64; c0 += (int)blockDim.x) {
+        const int c = c0 + (int)threadIdx.x % 32;
+        const uint32_t bits = __ballot_sync(~0u, c < cols && __ldcg(h + c) < 0);
+        if (threadIdx.x % 32 == 0) ((uint32_t *)signs)[c0 / 32] = bits;
+    }
+}
+// A warp: whether the signs of a row agree with those of h.
+__device__ __forceinline__ bool signs_agree(const uint64_t *row, const uint64_t *signs, int cols, float threshold) {
+    int differ = 0;
+    for (int w = threadIdx.x % 32; w < (cols + 63) / 64; w += 32)
+        differ += __popcll(__ldg((const unsigned long long *)row + w) ^ signs[w]);
+    for (int o = 16; o; o /= 2) differ += __shfl_xor_sync(~0u, differ, o);
+    return (float)(cols - 2 * differ) / (float)cols >= threshold;
+}
+
+// Neurons in shared memory: their ids, the tokens that want them, and their gates (T a neuron) once these are known.
+struct chosen {
+    int *id;
+    uint32_t *want;
+    float *h;
+};
+// Deals the neurons of a cluster's blocks out evenly: from what each has in `from` to `to`; returns how many there are
+// now. All threads call it; cluster_wait() comes later.
+template <int T>
+__device__ __forceinline__ int deal(int n, const chosen &from, const chosen &to, bool gates, int *count) {
+    const int blocks = cluster_size(), rank = cluster_rank();
+    if (threadIdx.x == 0) *count = n;
+    cluster_arrive();
+    cluster_wait();
+    int total = 0;
+    for (int i = 0; i < blocks; i++) total += (int)cluster_load(count, i);
+    const int lo = (int)((int64_t)total * rank / blocks), hi = (int)((int64_t)total * (rank + 1) / blocks);
+    for (int i = threadIdx.x; i < hi - lo; i += ROWS_THREADS) {
+        int k = lo + i, block = 0;
+        for (int m; k >= (m = (int)cluster_load(count, block)); block++) k -= m;
+        to.id[i] = (int)cluster_load(from.id + k, block);
+        to.want[i] = cluster_load(from.want + k, block);
+        for (int t = 0; t < T && gates; t++) to.h[i * T + t] = __uint_as_float(cluster_load(from.h + k * T + t, block));
+    }
+    cluster_arrive();
+    __syncthreads();
+    return hi - lo;
+}
+
+// sum over rows e with h != 0 of h[e * T + t] * down row id[e], to the block's part.
+template <class C, int T>
+__device__ __forceinline__ void sum_rows(const ffn_args &f, int n, const int *id, const float *h, int *place,
+                                         const uint8_t **pointer, float *sums, int *words) {
+    constexpr int W = C::down_weights, FLIGHT = C::flight, TA = T < 4 ? T : 4;
+    const int n_tok = f.k.n_tok, n_pieces = (f.cols + W - 1) / W;
+    const int group = threadIdx.x / f.lanes, lane = threadIdx.x - group * f.lanes;
+    for (int t0 = 0; t0 < n_tok; t0 += TA) {
+        int m = 0;
+        for (int e0 = 0; e0 < n; e0 += ROWS_THREADS) {
+            const int e = e0 + (int)threadIdx.x;
+            bool on = false;
+#pragma unroll
+            for (int t = 0; t < TA; t++) on |= e < n && t0 + t < n_tok && h[e * T + t0 + t] != 0; // or no number
+            const int at = ordered_place(on, &m, words);
+            if (on) {
+                place[at] = e;
+                pointer[at] = f.down + (size_t)id[e] * f.down_stride;
+            }
+        }
+        __syncthreads();
+        for (int tile = 0; tile < f.tiles; tile++) {
+            const int piece = tile * f.lanes + lane, first_col = tile * f.lanes * W;
+            const bool inside = group < f.groups && piece < n_pieces;
+            float acc[TA][W + C::offsets] = {};
+            if (inside) {
+                typename C::part now[FLIGHT], next[FLIGHT];
+                auto load = [&](typename C::part(&p)[FLIGHT], int k) {
+#pragma unroll
+                    for (int i = 0; i < FLIGHT; i++)
+                        if (k + i * f.groups < m) p[i] = C::load_down(pointer[k + i * f.groups], piece, n_pieces);
+                };
+                const int step = FLIGHT * f.groups;
+                load(now, group);
+                for (int k = group; k < m; k += step) {
+                    load(next, k + step);
+#pragma unroll
+                    for (int i = 0; i < FLIGHT; i++)
+                        if (k + i * f.groups < m) {
+                            float w[TA];
+#pragma unroll
+                            for (int t = 0; t < TA; t++) w[t] = h[place[k + i * f.groups] * T + t0 + t];
+                            C::template axpy<TA>(now[i], w, acc);
+                        }
+#pragma unroll
+                    for (int i = 0; i < FLIGHT; i++) now[i] = next[i];
+                }
+            }
+            if constexpr (C::offsets > 0)
+#pragma unroll
+                for (int t = 0; t < TA; t++)
+#pragma unroll
+                    for (int k = 0; k < W; k++) acc[t][k] -= acc[t][W + k / (W / C::offsets)];
+#pragma unroll
+            for (int t = 0; t < TA; t++) {
+                for (int g = 1; g < f.groups; g++) {
+                    __syncthreads();
+                    if (group == g)
+#pragma unroll
+                        for (int k = 0; k < W; k++) sums[k * f.lanes + lane] = acc[t][k];
+                    __syncthreads();
+                    if (group == 0)
+#pragma unroll
+                        for (int k = 0; k < W; k++) acc[t][k] += sums[k * f.lanes + lane];
+                }
+                float *to = f.partial + ((size_t)blockIdx.x * n_tok + (t0 + t)) * f.cols + first_col;
+                if (C::offsets == 0 && C::column(0, W - 1) == W - 1 &&
+                    f.cols % W == 0) { // a thread's columns are neighbours
+                    if (group == 0 && inside && t0 + t < n_tok)
+#pragma unroll
+                        for (int k = 0; k < W; k += 4)
+                            *(float4 *)(to + lane * W + k) =
+                                make_float4(acc[t][k], acc[t][k + 1], acc[t][k + 2], acc[t][k + 3]);
+                    continue;
+                }
+                // Into the order of the columns, so that neighbours are stored together.
+                __syncthreads();
+                if (group == 0 && inside)
+#pragma unroll
+                    for (int k = 0; k < W; k++) sums[C::column(piece, k) - first_col] = acc[t][k];
+                __syncthreads();
+                if (t0 + t < n_tok)
+                    for (int i = threadIdx.x; i < min(f.lanes * W, f.cols - first_col); i += ROWS_THREADS)
+                        to[i] = sums[i];
+            }
+            __syncthreads(); // the sums are about to change
+        }
+    }
+}
+
+// asked, computed, fired of this thread, added to the counts of all.
+__device__ __forceinline__ void add_counts(uint32_t *counts, uint32_t asked, uint32_t computed, uint32_t fired) {
+    if (!counts) return;
+    for (int o = 16; o; o /= 2) {
+        asked += __shfl_xor_sync(~0u, asked, o);
+        computed += __shfl_xor_sync(~0u, computed, o);
+        fired += __shfl_xor_sync(~0u, fired, o);
+    }
+    if (threadIdx.x % 32) return;
+    if (asked) atomicAdd(counts, asked);
+    if (computed) atomicAdd(counts + 1, computed);
+    if (fired) atomicAdd(counts + 2, fired);
+}
+
+template <class C, class S, int T>
+__global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const __grid_constant__ ffn_args f) {
+    extern __shared__ uint4 shared[];
+    __shared__ float room[ROWS_WARPS * T];
+    __shared__ int words[ROWS_WARPS], count;
+    __shared__ rows_norm<T> norm;
+    const rows_args &a = f.k;
+    uint8_t *s = (uint8_t *)shared;
+    float *part = (float *)(s + f.at.part);
+    const uint8_t **pointer = (const uint8_t **)(s + f.at.pointer);
+    int *place = (int *)(s + f.at.place);
+    auto chosen_at = [&](int at) {
+        int *id = (int *)(s + at);
+        return chosen{id, (uint32_t *)id + f.own, (float *)id + 2 * f.own};
+    };
+    const chosen mine = chosen_at(f.at.chosen), dealt = chosen_at(f.at.chosen + f.at.chosen_bytes);
+    const int b = blockIdx.x, nb = gridDim.x, own = (a.n - b + nb - 1) / nb;
+    const rows_product &first = a.product[0], &up = a.product[a.gated ? 1 : 0];
+    const bool gate_first = a.gated && a.skip, pairs = a.gated && !a.skip, scored = f.score != SCORE_NONE;
+    const int n_pieces = (a.cols + C::lane_weights - 1) / C::lane_weights;
+    rows_block<C, T> k = {a, shared, (bytes32 *)(s + f.at.scales), part, pointer, n_pieces, norm, {}, {}};
+    auto row_of = [](const rows_product &p, int j) { return p.w + (size_t)j * p.stride; };
+    // This block's wanted neurons, in order: bits(e) says which tokens want the e-th.
+    auto choose = [&](auto bits) {
+        int n = 0;
+        for (int e0 = 0; e0 < own; e0 += ROWS_THREADS) {
+            const int e = e0 + (int)threadIdx.x;
+            const uint32_t want = e < own ? bits(e) : 0;
+            const int at = ordered_place(want != 0, &n, words);
+            if (!want) continue;
+            mine.id[at] = b + e * nb;
+            mine.want[at] = want;
+        }
+        return n;
+    };
+    int n = own;
+    chosen now = dealt;
+    if (f.score == SCORE_ROWS) {
+        const rows_product &fc2 = f.s.product[0];
+        const int z_pieces = (f.s.cols + S::lane_weights - 1) / S::lane_weights;
+        rows_block<S, T> z = {
+            f.s, (uint4 *)(s + f.at.z), (bytes32 *)(s + f.at.z_scales), part, pointer, z_pieces, norm, {}, {}};
+        z.start_early(own, [&](int r) { return row_of(fc2, b + r * nb); });
+        for (int e = threadIdx.x; e < own; e += ROWS_THREADS) pointer[e] = row_of(fc2, b + e * nb);
+        dep_go();
+        dep_wait();
+        z.input(room);
+        z.run(own);
+        const float threshold = __ldcg(f.threshold);
+        n = choose([&](int e) {
+            uint32_t want = 0;
+            for (int t = 0; t < a.n_tok; t++) want |= (uint32_t)(z.sum(e, t) >= threshold) << t;
+            return want;
+        });
+    } else if (f.score == SCORE_SIGNS) {
+        dep_go();
+        dep_wait();
+        uint64_t *signs = (uint64_t *)(s + f.at.z);
+        const int n_words = (a.cols + 63) / 64;
+        for (int t = 0; t < a.n_tok; t++) pack_signs(f.sign_h + t * f.sign_ldh, a.cols, signs + t * n_words);
+        __syncthreads();
+        const float threshold = __ldcg(f.threshold);
+        for (int e = threadIdx.x / 32; e < own; e += ROWS_WARPS) {
+            uint32_t want = 0;
+            const uint64_t *row = f.sign + (size_t)(b + e * nb) * n_words;
+            for (int t = 0; t < a.n_tok; t++)
+                want |= (uint32_t)signs_agree(row, signs + t * n_words, a.cols, threshold) << t;
+            if (threadIdx.x % 32 == 0) place[e] = (int)want;
+        }
+        __syncthreads();
+        n = choose([&](int e) { return (uint32_t)place[e]; });
+    } else {
+        k.start_early(own, [&](int r) { return row_of(first, b + r * nb); });
+        for (int e = threadIdx.x; e < own; e += ROWS_THREADS) {
+            now.id[e] = b + e * nb;
+            now.want[e] = (1u << a.n_tok) - 1;
+        }
+        if (T == 1) k.early.load(a);
+        dep_go();
+        dep_wait();
+    }
+    __syncthreads();
+    if (scored) n = deal<T>(n, mine, dealt, false, &count);
+    uint32_t asked = 0, computed = 0, fired = 0;
+    for (int e = threadIdx.x; e < n; e += ROWS_THREADS) {
+        const int j = now.id[e];
+        asked += __popc(now.want[e]);
+        if (pairs) {
+            pointer[2 * e] = row_of(first, j);
+            pointer[2 * e + 1] = row_of(up, j);
+        } else {
+            pointer[e] = row_of(first, j);
+        }
+        if (scored && !a.skip) prefetch_bytes(f.down + (size_t)j * f.down_stride, f.down_stride);
+    }
+    __syncthreads();
+    if (scored) {
+        k.start(pairs ? 2 * n : n, 0);
+        if (T == 1) k.early.load(a);
+    }
+    if (n > 0) {
+        k.input(room);
+        k.run(pairs ? 2 * n : n);
+    }
+    if (gate_first) {               // up and down of those whose gate lets a token through
+        if (scored) cluster_wait(); // others have read what is overwritten now
+        int n_live = 0;
+        for (int e0 = 0; e0 < n; e0 += ROWS_THREADS) {
+            const int e = e0 + (int)threadIdx.x;
+            float g[T];
+            uint32_t on = 0;
+#pragma unroll
+            for (int t = 0; t < T; t++) {
+                g[t] = e < n && (now.want[e] >> t & 1) ? activate(a.act, a.threshold, k.sum(e, t)) : 0;
+                on |= (uint32_t)(g[t] != 0) << t;
+            }
+            const int at = ordered_place(on != 0, &n_live, words);
+            if (!on) continue;
+            mine.id[at] = now.id[e];
+            mine.want[at] = on;
+            computed += __popc(on);
+#pragma unroll
+            for (int t = 0; t < T; t++) mine.h[at * T + t] = g[t];
+        }
+        __syncthreads();
+        n = n_live;
+        if (!scored)
+            n = deal<T>(n, mine, dealt, true, &count);
+        else
+            now = mine;
+        for (int e = threadIdx.x; e < n; e += ROWS_THREADS) {
+            pointer[e] = row_of(up, now.id[e]);
+            prefetch_bytes(f.down + (size_t)now.id[e] * f.down_stride, f.down_stride);
+        }
+        __syncthreads();
+        k.start(n, 0);
+        k.rewind();
+        k.run(n);
+    }
+    for (int i = threadIdx.x; i < n * T; i += ROWS_THREADS) {
+        const int e = i / T, t = i % T;
+        float v = 0;
+        if (now.want[e] >> t & 1) {
+            float u = k.sum(pairs ? 2 * e + 1 : e, t);
+            if (up.bias) u += __ldg(up.bias + now.id[e]);
+            if (!a.gated) {
+                v = activate(a.act, a.threshold, u);
+            } else {
+                const float g = pairs ? activate(a.act, a.threshold, k.sum(2 * e, t)) : now.h[i];
+                if (g != 0 || (a.act != TE_RELU && a.act != TE_DRELU)) // a gate of 0 decides, whatever up is
+                    v = g * (a.act == TE_DRELU ? fmaxf(u, 0) : u);
+            }
+            computed += !gate_first && (!a.skip || v != 0);
+            fired += v != 0;
+        }
+        now.h[i] = v;
+    }
+    add_counts(a.counts, asked, computed, fired);
+    __syncthreads();
+    sum_rows<C, T>(f, n, now.id, now.h, place, pointer, (float *)shared, words);
+    if (scored != gate_first) cluster_wait();
+}
+
+template <class C, class S> constexpr ffn_kernels ffn_of() {
+    return {C::type,         C::lane_weights,
+            C::steps,        C::down_weights,
+            C::int8,         S::type,
+            S::lane_weights, S::steps,
+            S::int8,         {ffn_kernel<C, S, 1>, ffn_kernel<C, S, 4>, ffn_kernel<C, S, 8>}};
+}
+
+} // namespace te
+#endif

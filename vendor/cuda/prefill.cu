@@ -1,0 +1,206 @@
+// prefill.cu - F16 input of products: of normed floats, and of a feed-forward's middle.
+//
+// Both take two kernels. The first writes values as they are, and of each token the largest; the second, which nearly always
+// has nothing else to do, writes the scale. Only where the values of the matrix leave F16's range it makes them again.
+#include "gemm_mma.cuh"
+#include "prefill.cuh"
+
+namespace te {
+
+constexpr int HALF_THREADS = 512, HALF_WARPS = HALF_THREADS / 32;
+
+// Sum or maximum over a block; all threads get it. room: shared, HALF_WARPS floats.
+template <bool MAX> __device__ float over_block(float v, float *room) {
+    v = MAX ? warp_max(v) : warp_sum(v);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = room[0];
+    for (int w = 1; w < HALF_WARPS; w++) v = MAX ? fmaxf(v, room[w]) : v + room[w];
+    return v;
+}
+
+// Four floats from column c on; 0 behind the last.
+__device__ __forceinline__ float4 four(const float *x, int c, int cols) {
+    if (c + 4 <= cols) return __ldcg((const float4 *)(x + c));
+    float4 v = make_float4(0, 0, 0, 0);
+    if (c < cols) v.x = __ldcg(x + c);
+    if (c + 1 < cols) v.y = __ldcg(x + c + 1);
+    if (c + 2 < cols) v.z = __ldcg(x + c + 2);
+    return v;
+}
+template <class F> __device__ __forceinline__ float4 each(F f) { return make_float4(f(0), f(1), f(2), f(3)); }
+__device__ __forceinline__ float part(const float4 &v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// A source of values: begin is called by whole blocks, once for each token; at gives columns c to c + 3, 0 behind the last;
+// end when a token's are through. first: not called for these values before.
+
+struct normed {
+    te_cuda_halve a;
+    float mean, scale;
+    __device__ void begin(int t, float *room) {
+        mean = 0;
+        scale = 1;
+        if (a.norm.kind == TE_CUDA_NO_NORM) return;
+        const float *x = a.x + t * a.ldx;
+        float s = 0;
+        if (a.norm.kind == TE_CUDA_LAYER_NORM) {
+            for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * HALF_THREADS) {
+                const float4 v = four(x, c, a.cols);
+                s += (v.x + v.y) + (v.z + v.w);
+            }
+            mean = over_block<false>(s, room) / (float)a.cols;
+        }
+        s = 0;
+        for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * HALF_THREADS) {
+            const float4 v = four(x, c, a.cols);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (c + i < a.cols) s = fmaf(part(v, i) - mean, part(v, i) - mean, s);
+        }
+        scale = 1.0f / sqrtf(over_block<false>(s, room) / (float)a.cols + a.norm.eps);
+    }
+    __device__ float4 at(int t, int c, bool) {
+        float4 v = four(a.x + t * a.ldx, c, a.cols);
+        if (a.norm.kind != TE_CUDA_NO_NORM)
+            v = each([&](int i) {
+                if (c + i >= a.cols) return 0.0f;
+                const float b = a.norm.b ? __ldg(a.norm.b + c + i) : 0;
+                return fmaf((part(v, i) - mean) * scale, __ldg(a.norm.w + c + i), b);
+            });
+        return a.relu ? each([&](int i) { return fmaxf(part(v, i), 0); }) : v;
+    }
+    __device__ void end(float *) {}
+};
+
+__device__ __forceinline__ float activation(te_activation act, float threshold, float x) {
+    switch (act) {
+    case TE_RELU:
+        return x > threshold ? x : 0;
+    case TE_DRELU:
+        return fmaxf(x, 0);
+    case TE_SILU:
+        return x / (1 + expf(-x));
+    case TE_GELU:
+        return 0.5f * x * erfcf(-0.707106781f * x);
+    case TE_GELU_QUICK:
+        break;
+    }
+    return x / (1 + expf(-1.702f * x));
+}
+
+struct activated {
+    te_cuda_act a;
+    float asked, fired; // whole numbers
+    __device__ void begin(int, float *) { asked = fired = 0; }
+    __device__ float4 at(int t, int c, bool first) {
+        const float4 u = four(a.up + t * a.ld_up, c, a.n),
+                     g = a.gate ? four(a.gate + t * a.ld_gate, c, a.n) : make_float4(0, 0, 0, 0);
+        const uint8_t *mask = a.mask ? a.mask + t * a.ld_mask : nullptr;
+        return each([&](int i) {
+            if (c + i >= a.n) return 0.0f;
+            const int j = a.id ? __ldg(a.id + c + i) : c + i;
+            if (mask && !(__ldcg(mask + j / 8) >> j % 8 & 1)) return 0.0f;
+            float up = part(u, i), h;
+            if (a.up_bias) up += __ldg(a.up_bias + j);
+            if (!a.gate) {
+                h = activation(a.act, a.threshold, up);
+            } else {
+                const float gate = activation(a.act, a.threshold, part(g, i));
+                h = gate * (a.act == TE_DRELU ? fmaxf(up, 0) : up);
+                // A gate of 0 decides, whatever up is: as if it had not been computed.
+                if (gate == 0 && (a.act == TE_RELU || a.act == TE_DRELU)) h = 0;
+            }
+            if (first) {
+                asked++;
+                fired += h != 0;
+                if (a.fired && h != 0) atomicAdd(a.fired + j, 1u);
+            }
+            return h;
+        });
+    }
+    __device__ void end(float *room) {
+        if (!a.counts) return;
+        const uint32_t n_asked = (uint32_t)over_block<false>(asked, room),
+                       n_fired = (uint32_t)over_block<false>(fired, room);
+        if (threadIdx.x) return;
+        atomicAdd(a.counts, n_asked);
+        atomicAdd(a.counts + 1, n_asked);
+        atomicAdd(a.counts + 2, n_fired);
+    }
+};
+
+__device__ __forceinline__ void put4(const te_cuda_half &to, int t, int c, float4 v) {
+    *(uint2 *)((uint16_t *)to.v + (size_t)t * to.ld + c) = make_uint2(half2_of(v.x, v.y), half2_of(v.z, v.w));
+}
+
+template <class S> __global__ void __launch_bounds__(HALF_THREADS) halve_kernel(S s, int cols, te_cuda_half to) {
+    __shared__ float room[HALF_WARPS];
+    dep_go();
+    dep_wait();
+    const int t = blockIdx.x;
+    float most = 0;
+    s.begin(t, room);
+    for (int c = 4 * threadIdx.x; c < (int)to.ld; c += 4 * HALF_THREADS) {
+        const float4 v = s.at(t, c, true);
+        most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+        put4(to, t, c, v);
+    }
+    s.end(room);
+    most = over_block<true>(most, room);
+    if (threadIdx.x == 0) to.scale[1 + t] = most;
+}
+
+// Above 65504 F16 has no values; below 2^-14 they lose bits, which matters only where a matrix has no larger ones.
+template <class S>
+__global__ void __launch_bounds__(HALF_THREADS) rescale_kernel(S s, int n_tok, int cols, te_cuda_half to) {
+    __shared__ float room[HALF_WARPS];
+    dep_go();
+    dep_wait();
+    float most = 0;
+    for (int t = threadIdx.x; t < n_tok; t += HALF_THREADS) most = fmaxf(most, __ldcg(to.scale + 1 + t));
+    most = over_block<true>(most, room);
+    const bool fits = most <= 32768 && most >= 0x1p-8f, sound = most > 0 && most < INFINITY;
+    if (fits || !sound) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) to.scale[0] = 1;
+        return;
+    }
+    const int e = max(-120, min(120, ilogbf(most) - 13)); // so that the largest is below 2^14
+    const float down = ldexpf(1, -e);
+    if (blockIdx.x == 0 && threadIdx.x == 0) to.scale[0] = ldexpf(1, e);
+    for (int t = blockIdx.x; t < n_tok; t += gridDim.x) {
+        s.begin(t, room);
+        for (int c = 4 * threadIdx.x; c < cols; c += 4 * HALF_THREADS) {
+            const float4 v = s.at(t, c, false);
+            put4(to, t, c, make_float4(v.x * down, v.y * down, v.z * down, v.w * down));
+        }
+    }
+}
+
+template <class S>
+static te_status run(te_cuda *d, const char *name, const S &s, int n_tok, int cols, const te_cuda_half &to) {
+    if (n_tok < 1 || n_tok > 65535 || cols < 1 || !to.v || !to.scale || !aligned(to.v, 16) || to.ld % 8 ||
+        to.ld < (size_t)cols || to.ld > INT32_MAX)
+        return refuse(d, te_fail(TE_ARGUMENT, "%s: %d tokens of %d values, %zu apart", name, n_tok, cols, to.ld));
+    TE_CUDA_TRY(launch(d, name, halve_kernel<S>, dim3((unsigned)n_tok), HALF_THREADS, 0, s, cols, to));
+    const int blocks = n_tok < 2 * d->info.n_sm ? n_tok : 2 * d->info.n_sm;
+    return launch(d, name, rescale_kernel<S>, dim3((unsigned)blocks), HALF_THREADS, 0, s, n_tok, cols, to);
+}
+
+te_status halve(te_cuda *d, const te_cuda_halve *op) {
+    if (!op->x || !aligned(op->x, 16) || op->ldx % 4 || (op->norm.kind != TE_CUDA_NO_NORM && !op->norm.w))
+        return refuse(d, te_fail(TE_ARGUMENT, "halve: x is not aligned to 16 bytes, or a norm has no weights"));
+    const normed s = {*op, 0, 1};
+    return run(d, "halve", s, op->n_tok, op->cols, op->to);
+}
+
+te_status act(te_cuda *d, const te_cuda_act *op) {
+    if (!op->up || !aligned(op->up, 16) || op->ld_up % 4 || !aligned(op->gate, 16) || (op->gate && op->ld_gate % 4))
+        return refuse(d, te_fail(TE_ARGUMENT, "act: gate or up are not aligned to 16 bytes"));
+    const activated s = {*op, 0, 0};
+    return run(d, "act", s, op->n_tok, op->n, op->to);
+}
+
+} // namespace te

@@ -1,0 +1,55 @@
+// prefill.cuh - operations of many tokens: what a te_cuda keeps for them, and what their files share.
+#ifndef TE_CUDA_PREFILL_CUH
+#define TE_CUDA_PREFILL_CUH
+
+#include "launch.h"
+
+struct te_cuda_blas; // blas.cu: cuBLASLt, opened
+
+struct te_cuda_prefill {
+    te_cuda_blas *blas; // NULL: our own products
+    char by[48];
+    // Loads: their stream, and for each slot when its matrices are there and when they are not needed any more.
+    cudaStream_t load;
+    cudaEvent_t fork, ready[TE_CUDA_SLOTS], free[TE_CUDA_SLOTS];
+    unsigned long long recording; // the recording that the bits below belong to; 0: none
+    int forked, loaded, freed;    // bits of slots
+};
+
+namespace te {
+
+// The state above, made when it is first asked for.
+te_status prefill_state(te_cuda *d, te_cuda_prefill **out);
+void prefill_close(te_cuda *d);
+
+te_status set_blas(te_cuda *d, const char *path);
+const char *gemm_by(te_cuda *d);
+size_t gemm_scratch(te_cuda *d, const te_mat *w, int32_t n_tok, size_t *least);
+te_status halve(te_cuda *d, const te_cuda_halve *op);
+te_status gemm(te_cuda *d, const te_cuda_gemm *op);
+te_status act(te_cuda *d, const te_cuda_act *op);
+size_t prompt_attention_floats(te_cuda *d, const te_cuda_attention *op);
+te_status prompt_attention(te_cuda *d, const te_cuda_attention *op);
+te_status load(te_cuda *d, int32_t slot, const te_cuda_pack *op);
+te_status load_ready(te_cuda *d, int32_t slot);
+te_status load_free(te_cuda *d, int32_t slot);
+
+// One product of F16 matrices, as kernels and cuBLASLt take it: y[t][r] = f(*scale * sum over k + bias[r]) + add[t][r],
+// the sum of x[t][k] * w[r][k], or transposed of x[t][k] * w[k][r].
+struct half_product {
+    const uint16_t *x, *w;
+    size_t ldx, ldw; // in values; rows of w are zero from the last value to the next multiple of 8
+    int n_tok, n_out, k;
+    bool transposed;
+    const float *scale, *bias, *add;
+    bool relu;
+    size_t ld_add, ldy;
+    float *y;
+};
+te_status multiply(te_cuda *d, const half_product *p); // gemm_mma.cu
+
+// Rows r0 to r0 + n - 1 of a matrix as F16, rows of `ld` values; gemm_weights.cu.
+te_status to_half(te_cuda *d, const te_mat *m, int r0, int n, void *to, int ld);
+
+} // namespace te
+#endif

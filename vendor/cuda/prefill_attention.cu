@@ -1,0 +1,394 @@
+// prefill_attention.cu - attention of a prompt's tokens over the block table, on tensor cores.
+//
+// A first kernel norms and rotates heads: K and V go to the pool, q becomes F16 rows in the scratch memory. In the second a
+// block takes some tokens' query heads of one KV head as rows of a matrix, 16 to a warp, and passes over K and V in tiles of
+// positions under a running softmax; where K and V are not F16 they become it on the way into shared memory.
+#include "gemm_mma.cuh"
+#include "prefill.cuh"
+
+namespace te {
+namespace {
+
+constexpr int SETTLE_WARPS = 8, MAX_HEAD = 256, MAX_ROWS = 128;
+
+struct prompt_args {
+    te_cuda_attention op;
+    int group;  // query heads of a KV head
+    int share;  // of them in a block
+    int chunks; // blocks for them all
+    int row_k, row_v, pitch;
+};
+
+// ---- heads ----
+
+__device__ __forceinline__ float2 pair_of(int type, const uint8_t *row, int i) {
+    switch (type) {
+    case TE_F16:
+        return half2_bits(__ldcg((const uint32_t *)(row + 2 * i)));
+    case TE_BF16:
+        return bf162_bits(__ldcg((const uint32_t *)(row + 2 * i)));
+    case TE_F32:
+        return __ldcg((const float2 *)(row + 4 * i));
+    default: { // Q8_0
+        const uint8_t *b = row + (i >> 5) * 34;
+        const float d = half_bits(__ldcg((const unsigned short *)b));
+        const uint32_t q = __ldcg((const unsigned short *)(b + 2 + (i & 31)));
+        return make_float2(d * (float)(int8_t)q, d * (float)(int8_t)(q >> 8));
+    }
+    }
+}
+
+// A warp writes a row of the pool.
+__device__ void store_row(int type, const float *x, uint8_t *row, int n) {
+    const int lane = threadIdx.x % 32;
+    for (int i = lane; i < (n + 31) / 32 * 32; i += 32) {
+        const float v = i < n ? x[i] : 0;
+        if (type == TE_Q8_0) {
+            const float d = warp_max(fabsf(v)) / 127.0f;
+            uint8_t *b = row + i / 32 * 34;
+            b[2 + lane] = (uint8_t)(int8_t)roundf(v * (d != 0 ? 1.0f / d : 0));
+            if (lane == 0) *(__half *)b = __float2half_rn(d);
+        } else if (i < n) {
+            if (type == TE_F16) ((__half *)row)[i] = __float2half_rn(v);
+            if (type == TE_BF16) ((__nv_bfloat16 *)row)[i] = __float2bfloat16_rn(v);
+            if (type == TE_F32) ((float *)row)[i] = v;
+        }
+    }
+}
+
+// A warp takes a head: normed and rotated in shared memory.
+__device__ void settle(const te_cuda_attention &a, const float *src, const float *norm, bool rotate, int t, float *x) {
+    const int lane = threadIdx.x % 32, d = a.n_embd_head;
+    float sum = 0;
+    for (int i = lane; i < d; i += 32) {
+        x[i] = __ldcg(src + i);
+        sum = fmaf(x[i], x[i], sum);
+    }
+    if (norm) {
+        const float scale = 1.0f / sqrtf(warp_sum(sum) / (float)d + a.norm_eps);
+        for (int i = lane; i < d; i += 32) x[i] *= scale * __ldg(norm + i);
+    }
+    __syncwarp();
+    if (!rotate || a.rope == TE_CUDA_NO_ROPE) return;
+    for (int i = lane; i < a.n_rot / 2; i += 32) {
+        const bool near = a.rope == TE_CUDA_ROPE_NORM;
+        const int j = near ? 2 * i : i, k = near ? j + 1 : i + a.n_rot / 2;
+        const float2 cs = __ldcg((const float2 *)(a.cs + (size_t)t * a.n_rot) + i);
+        const float u = x[j], v = x[k];
+        x[j] = u * cs.x - v * cs.y;
+        x[k] = u * cs.y + v * cs.x;
+    }
+    __syncwarp();
+}
+
+__device__ __forceinline__ size_t pool_row(const te_cuda_attention &a, int seq, int p, int head) {
+    return ((size_t)__ldcg(a.table + (size_t)seq * a.ld_table + p / TE_CUDA_KV_BLOCK) * a.n_head_kv + head) *
+               TE_CUDA_KV_BLOCK +
+           p % TE_CUDA_KV_BLOCK;
+}
+
+__global__ void __launch_bounds__(32 * SETTLE_WARPS) settle_kernel(const __grid_constant__ prompt_args args) {
+    __shared__ float rooms[SETTLE_WARPS][MAX_HEAD];
+    const te_cuda_attention &a = args.op;
+    dep_go();
+    dep_wait();
+    const int t = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = a.n_embd_head;
+    const int pos = __ldcg(a.pos + t), seq = a.seq ? __ldcg(a.seq + t) : t;
+    float *x = rooms[warp];
+    if (pos < 0 || pos >= a.n_ctx) return; // nobody looks at its q
+    for (int j = warp; j < a.n_head + 2 * a.n_head_kv; j += SETTLE_WARPS) {
+        __syncwarp();
+        if (j < a.n_head) {
+            settle(a, a.q + t * a.ldq + (size_t)j * d, a.q_norm, true, t, x);
+            uint32_t *to = (uint32_t *)((uint16_t *)a.scratch + ((size_t)t * a.n_head + j) * args.pitch);
+            for (int i = lane; i < args.pitch / 2; i += 32) to[i] = 2 * i < d ? half2_of(x[2 * i], x[2 * i + 1]) : 0;
+            continue;
+        }
+        const bool is_k = j < a.n_head + a.n_head_kv;
+        const int head = j - a.n_head - (is_k ? 0 : a.n_head_kv);
+        settle(a, (is_k ? a.k + t * a.ldk : a.v + t * a.ldv) + (size_t)head * d, is_k ? a.k_norm : nullptr, is_k, t, x);
+        const size_t row = pool_row(a, seq, pos, head);
+        store_row(is_k ? a.type_k : a.type_v, x,
+                  (uint8_t *)(is_k ? a.k_pool : a.v_pool) + row * (size_t)(is_k ? args.row_k : args.row_v), d);
+    }
+}
+
+// ---- attention ----
+
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// D: values of a head, rounded up. MATS: matrices of 16 rows of a warp: with two, what is read of K and V serves twice.
+// STAGES: tiles of K and V in flight.
+template <int D, int WARPS, int MATS, int TILE, int STAGES>
+__global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constant__ prompt_args args) {
+    constexpr int ROWS = 16 * MATS * WARPS, THREADS = 32 * WARPS, UNITS = D / 8;
+    const te_cuda_attention &a = args.op;
+    extern __shared__ uint4 shared[];
+    __shared__ int token_pos[MAX_ROWS], token_seq[MAX_ROWS];
+    uint16_t *const qs = (uint16_t *)shared, *const kv = qs + ROWS * D;
+    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, d = a.n_embd_head;
+    const int kvh = blockIdx.y / args.chunks, first = blockIdx.y % args.chunks * args.share;
+    const int n_tok = ROWS / args.share, t0 = (gridDim.x - 1 - blockIdx.x) * n_tok; // the longest first
+    auto at = [](int row, int unit) { return row * D + (unit ^ (row & 7)) * 8; };
+    dep_go();
+    dep_wait();
+    for (int i = tid; i < MAX_ROWS; i += THREADS) {
+        const int t = t0 + i;
+        const bool there = i < n_tok && t < a.n_tok;
+        const int pos = there ? __ldcg(a.pos + t) : -1;
+        token_pos[i] = pos >= 0 && pos < a.n_ctx ? pos : -1;
+        token_seq[i] = there ? (a.seq ? __ldcg(a.seq + t) : t) : -1;
+    }
+    __syncthreads();
+    // Row r is head first + r % share of token r / share.
+    auto pos_of = [&](int r) {
+        return r / args.share < n_tok && first + r % args.share < args.group ? token_pos[r / args.share] : -1;
+    };
+    for (int e = tid; e < ROWS * UNITS; e += THREADS) {
+        const int r = e / UNITS, c = e % UNITS;
+        const bool there = pos_of(r) >= 0;
+        const size_t from =
+            (size_t)(t0 + r / args.share) * a.n_head + (size_t)(kvh * args.group + first + r % args.share);
+        fetch16(qs + at(r, c), (const uint16_t *)a.scratch + (there ? from * D + 8 * c : 0), there);
+    }
+    fetches_end();
+    // Positions p0 .. p0 + TILE - 1 of a block of the pools; those from `end` on are zeros: nothing was written there.
+    const bool wide_k = a.type_k == TE_F16 && d % 8 == 0, wide_v = a.type_v == TE_F16 && d % 8 == 0;
+    auto fetch = [&](int stage, int block, int p0, int end) {
+        uint16_t *ks = kv + stage * 2 * TILE * D, *vs = ks + TILE * D;
+        const size_t row = ((size_t)block * a.n_head_kv + kvh) * TE_CUDA_KV_BLOCK + p0 % TE_CUDA_KV_BLOCK;
+        const uint8_t *k = (const uint8_t *)a.k_pool + row * (size_t)args.row_k,
+                      *v = (const uint8_t *)a.v_pool + row * (size_t)args.row_v;
+        for (int e = tid; e < TILE * UNITS; e += THREADS) {
+            const int r = e / UNITS, c = e % UNITS;
+            const bool there = p0 + r < end && 8 * c < d;
+            auto put = [&](bool wide, uint16_t *to, const uint8_t *from, size_t bytes, int type) {
+                to += at(r, c);
+                if (wide) {
+                    fetch16(to, there ? from + r * bytes + 16 * c : from, there);
+                    return;
+                }
+                uint32_t w[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float2 f =
+                        there && 8 * c + 2 * i < d ? pair_of(type, from + r * bytes, 8 * c + 2 * i) : make_float2(0, 0);
+                    w[i] = half2_of(f.x, f.y);
+                }
+                *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
+            };
+            put(wide_k, ks, k, (size_t)args.row_k, a.type_k);
+            put(wide_v, vs, v, (size_t)args.row_v, a.type_v);
+        }
+        fetches_end();
+    };
+    float out[MATS][D / 8][4] = {}, best[MATS][2], total[MATS][2] = {};
+    int rows[MATS][2];
+#pragma unroll
+    for (int m = 0; m < MATS; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            best[m][h] = -INFINITY;
+            rows[m][h] = 16 * (MATS * warp + m) + lane / 4 + 8 * h;
+        }
+    const float scale = a.scale * 1.442695041f; // powers of 2 are cheaper than of e
+    for (int i0 = 0; i0 < n_tok;) {             // tokens of one sequence at a time
+        const int seq = token_seq[i0];
+        int i1 = i0, end = 0;
+        for (; i1 < n_tok && token_seq[i1] == seq; i1++) end = max(end, token_pos[i1] + 1);
+        int limit[MATS][2], most = 0,
+                            least = 0x7fffffff; // how many positions a row sees; of the warp's rows the largest
+#pragma unroll
+        for (int m = 0; m < MATS; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int i = rows[m][h] / args.share;
+                limit[m][h] = i >= i0 && i < i1 ? pos_of(rows[m][h]) + 1 : 0;
+                most = max(most, limit[m][h]);
+                least = min(least, limit[m][h]);
+            }
+        for (int o = 16; o; o /= 2) {
+            most = max(most, __shfl_xor_sync(~0u, most, o));
+            least = min(least, __shfl_xor_sync(~0u, least, o));
+        }
+        i0 = i1;
+        const int n_tiles = (end + TILE - 1) / TILE;
+        // The table is asked a tile earlier than its answer is needed.
+        auto block_at = [&](int tile) {
+            return tile < n_tiles ? __ldcg(a.table + (size_t)seq * a.ld_table + tile * TILE / TE_CUDA_KV_BLOCK) : 0;
+        };
+        if (STAGES > 1 && n_tiles > 0) fetch(0, block_at(0), 0, end);
+        int next = block_at(STAGES > 1 ? 1 : 0);
+        for (int i = 0; i < n_tiles; i++) {
+            const int p0 = i * TILE;
+            if (STAGES == 1) {
+                __syncthreads();
+                fetch(0, next, p0, end);
+                next = block_at(i + 1);
+            }
+            fetches_wait<0>();
+            __syncthreads();
+            if (STAGES > 1 && i + 1 < n_tiles) {
+                fetch((i + 1) % STAGES, next, p0 + TILE, end);
+                next = block_at(i + 2);
+            }
+            const uint16_t *ks = kv + i % STAGES * 2 * TILE * D, *vs = ks + TILE * D;
+            if (p0 >= most) continue;
+            float s[MATS][TILE / 8][4] = {};
+#pragma unroll
+            for (int k = 0; k < D / 16; k++) {
+                uint32_t q[MATS][4];
+#pragma unroll
+                for (int m = 0; m < MATS; m++)
+                    matrices(q[m], qs + at(16 * (MATS * warp + m) + lane % 16, 2 * k + lane / 16));
+#pragma unroll
+                for (int j = 0; j < TILE / 16; j++) {
+                    uint32_t b[4];
+                    matrices(b, ks + at(16 * j + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
+#pragma unroll
+                    for (int m = 0; m < MATS; m++) {
+                        multiply_add(s[m][2 * j], q[m], b[0], b[1]);
+                        multiply_add(s[m][2 * j + 1], q[m], b[2], b[3]);
+                    }
+                }
+            }
+            if (p0 + TILE > least) { // some of the warp's rows do not see all of the tile
+#pragma unroll
+                for (int m = 0; m < MATS; m++)
+#pragma unroll
+                    for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+                        for (int c = 0; c < 4; c++)
+                            if (p0 + 8 * j + lane % 4 * 2 + c % 2 >= limit[m][c / 2]) s[m][j][c] = -INFINITY;
+            }
+#pragma unroll
+            for (int m = 0; m < MATS; m++) {
+                float factor[2];
+#pragma unroll
+                for (int h = 0; h < 2; h++) { // four lanes hold a row
+                    float top = -INFINITY;
+#pragma unroll
+                    for (int j = 0; j < TILE / 8; j++) top = fmaxf(top, fmaxf(s[m][j][2 * h], s[m][j][2 * h + 1]));
+                    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+                    top = fmaxf(best[m][h], fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale);
+                    factor[h] = best[m][h] == -INFINITY ? 0 : power_of_2(best[m][h] - top);
+                    best[m][h] = top;
+                    if (top == -INFINITY) top = 0;
+                    total[m][h] *= factor[h];
+#pragma unroll
+                    for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+                        for (int c = 2 * h; c < 2 * h + 2; c++) {
+                            s[m][j][c] = power_of_2(fmaf(s[m][j][c], scale, -top));
+                            total[m][h] += s[m][j][c];
+                        }
+                }
+#pragma unroll
+                for (int j = 0; j < D / 8; j++)
+#pragma unroll
+                    for (int c = 0; c < 4; c++) out[m][j][c] *= factor[c / 2];
+            }
+#pragma unroll
+            for (int k = 0; k < TILE / 16; k++) {
+                uint32_t w[MATS][4];
+#pragma unroll
+                for (int m = 0; m < MATS; m++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        w[m][e] = half2_of(s[m][2 * k + e / 2][e % 2 * 2], s[m][2 * k + e / 2][e % 2 * 2 + 1]);
+#pragma unroll
+                for (int j = 0; j < D / 16; j++) {
+                    uint32_t b[4];
+                    matrices_transposed(b, vs + at(16 * k + lane % 16, 2 * j + lane / 16));
+#pragma unroll
+                    for (int m = 0; m < MATS; m++) {
+                        multiply_add(out[m][2 * j], w[m], b[0], b[1]);
+                        multiply_add(out[m][2 * j + 1], w[m], b[2], b[3]);
+                    }
+                }
+            }
+        }
+        if (STAGES > 1) __syncthreads(); // the next sequence's first tile may take the place of this one's last
+    }
+    fetches_wait<0>();
+#pragma unroll
+    for (int m = 0; m < MATS; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            total[m][h] += __shfl_xor_sync(~0u, total[m][h], 1);
+            total[m][h] += __shfl_xor_sync(~0u, total[m][h], 2);
+            const int r = rows[m][h], i = r / args.share, t = t0 + i, head = first + r % args.share;
+            if (i >= n_tok || t >= a.n_tok || head >= args.group) continue;
+            const float f = token_pos[i] >= 0 ? 1.0f / total[m][h] : 0;
+            float *to = a.out + t * a.ld_out + (size_t)(kvh * args.group + head) * d;
+#pragma unroll
+            for (int j = 0; j < D / 8; j++) {
+                const int c = 8 * j + lane % 4 * 2;
+                if (c < d) *(float2 *)(to + c) = make_float2(out[m][j][2 * h] * f, out[m][j][2 * h + 1] * f);
+            }
+        }
+}
+
+struct variant {
+    int d, rows, threads;
+    size_t smem;
+    void (*kernel)(prompt_args);
+};
+template <int D, int WARPS, int MATS, int TILE, int STAGES> constexpr variant variant_of() {
+    return {D, 16 * MATS * WARPS, 32 * WARPS, 2 * (size_t)(16 * MATS * WARPS * D + STAGES * 2 * TILE * D),
+            prompt_kernel<D, WARPS, MATS, TILE, STAGES>};
+}
+const variant variants[] = {variant_of<64, 8, 1, 64, 2>(), variant_of<128, 8, 1, 64, 2>(),
+                            variant_of<128, 4, 1, 64, 1>(), variant_of<256, 4, 1, 32, 2>(),
+                            variant_of<256, 4, 1, 32, 1>()};
+
+const variant *variant_for(const te_cuda *d, int n_embd_head) {
+    for (const variant &v : variants)
+        if (v.d >= n_embd_head && v.smem + 2048 <= d->smem_block) return &v;
+    return nullptr;
+}
+
+} // namespace
+
+size_t prompt_attention_floats(te_cuda *d, const te_cuda_attention *op) {
+    const variant *v = variant_for(d, op->n_embd_head);
+    return v ? (size_t)op->n_tok * (size_t)op->n_head * (size_t)v->d / 2 : 0;
+}
+
+te_status prompt_attention(te_cuda *d, const te_cuda_attention *op) {
+    if (op->n_tok < 1 || op->n_tok > 65535)
+        return refuse(d, te_fail(TE_ARGUMENT, "attention: %d tokens", (int)op->n_tok));
+    if (op->n_head_kv < 1 || op->n_head < 1 || op->n_head % op->n_head_kv || op->n_embd_head < 2 ||
+        op->n_embd_head % 2 || op->n_embd_head > MAX_HEAD || op->n_ctx < 1)
+        return refuse(d, te_fail(TE_UNSUPPORTED, "attention: %d heads on %d of %d values, context %d", (int)op->n_head,
+                                 (int)op->n_head_kv, (int)op->n_embd_head, (int)op->n_ctx));
+    if (op->rope != TE_CUDA_NO_ROPE && (!op->cs || op->n_rot < 2 || op->n_rot % 2 || op->n_rot > op->n_embd_head))
+        return refuse(
+            d, te_fail(TE_ARGUMENT, "attention: %d values of %d are rotated", (int)op->n_rot, (int)op->n_embd_head));
+    for (int32_t type : {op->type_k, op->type_v})
+        if ((type != TE_F16 && type != TE_F32 && type != TE_BF16 && type != TE_Q8_0) ||
+            (type == TE_Q8_0 && op->n_embd_head % 32))
+            return refuse(d, te_fail(TE_UNSUPPORTED, "attention: K or V of type %d with heads of %d", (int)type,
+                                     (int)op->n_embd_head));
+    const variant *v = variant_for(d, op->n_embd_head);
+    if (!v || !op->scratch || !aligned(op->scratch, 16) || !aligned(op->out, 8) || op->ld_out % 2)
+        return refuse(d, te_fail(TE_ARGUMENT, "attention: the scratch memory or the result are not aligned"));
+    prompt_args a = {};
+    a.op = *op;
+    a.group = op->n_head / op->n_head_kv;
+    a.share = a.group < 8 ? a.group : 8;
+    a.chunks = divide_up(a.group, a.share);
+    a.row_k = (int)te_row_bytes(op->type_k, op->n_embd_head);
+    a.row_v = (int)te_row_bytes(op->type_v, op->n_embd_head);
+    a.pitch = v->d;
+    TE_CUDA_TRY(launch(d, "attention", settle_kernel, dim3((unsigned)op->n_tok), 32 * SETTLE_WARPS, 0, a));
+    return launch(d, "attention", v->kernel,
+                  dim3((unsigned)divide_up(op->n_tok, v->rows / a.share), (unsigned)(op->n_head_kv * a.chunks)),
+                  v->threads, v->smem, a);
+}
+
+} // namespace te

@@ -1,0 +1,221 @@
+// prefill_load.cu - matrices of host memory that are on their way to the device while it computes.
+//
+// Whole matrices whose rows are the same on both sides are copied. For others a stream of its own, of high priority, runs a
+// kernel of few blocks: each brings some rows after others into shared memory as they lie in the file, and writes them from
+// there in device layout. So everything crosses the bus once, in 16-byte words, whatever the list of rows or blocks, and most
+// multiprocessors stay with the products. (More blocks bring no more over the bus.)
+#include <cstdlib>
+
+#include "gemm_mma.cuh"
+#include "prefill.cuh"
+
+namespace te {
+
+constexpr int LOAD_THREADS = 512, LOAD_BLOCKS = 16, FLIGHT = 3; // groups of rows on their way
+constexpr size_t LOAD_BYTES = 12 * 1024; // of rows that a block fetches at a time, if a row is shorter
+
+// The fields of a block that device layout keeps apart: where they are in the block, and their bytes.
+struct load_planes {
+    int block, n;
+    int at[4], bytes[4];
+};
+struct load_args {
+    te_cuda_pack op;
+    load_planes planes;
+    int n_blocks; // of a result's row
+    int room;     // bytes of a row in shared memory
+    int group;    // rows at a time: a power of 2
+};
+
+__global__ void __launch_bounds__(LOAD_THREADS) load_kernel(const __grid_constant__ load_args a) {
+    extern __shared__ uint4 shared[];
+    const te_cuda_pack &op = a.op;
+    const int n_groups = (op.dst.n_rows + a.group - 1) / a.group, block = a.planes.block;
+    const int first = op.blocks ? __ldg(op.blocks) : 0,
+              end = op.blocks ? __ldg(op.blocks + a.n_blocks - 1) + 1 : a.n_blocks;
+    const int span = (end - first) * block, units = (int)(op.dst.stride / 16);
+    // A row of a group is one of these threads', so that each asks the list once.
+    const int width = LOAD_THREADS / a.group, mine = threadIdx.x / width, lane = threadIdx.x % width;
+    const uintptr_t src = (uintptr_t)op.src + (size_t)first * (size_t)block;
+    auto source = [&](int r) { return src + (size_t)(op.rows ? __ldg(op.rows + r) : r) * op.src_stride; };
+    auto fetch = [&](int g, int stage) { // whole words around a row: they never leave its pages
+        const int r = g * a.group + mine;
+        if (g < n_groups && r < op.dst.n_rows) {
+            uint8_t *to = (uint8_t *)shared + (size_t)((stage * a.group + mine) * a.room);
+            const uintptr_t from = source(r);
+            const int words = (int)((from % 16 + (size_t)span + 15) / 16);
+            for (int i = lane; i < words; i += width)
+                fetch16(to + 16 * i, (const void *)(from / 16 * 16 + 16 * (uintptr_t)i), true);
+        }
+        fetches_end();
+    };
+    // Bytes u * 16 to u * 16 + 15 of a row of the result.
+    auto word = [&](const uint8_t *row, int u) {
+        int rest = 16 * u, p = 0; // fields of all blocks stand together and begin at multiples of 16 bytes
+        while (p < a.planes.n && rest >= a.planes.bytes[p] * a.n_blocks) rest -= a.planes.bytes[p++] * a.n_blocks;
+        if (p == a.planes.n) return make_uint4(0, 0, 0, 0);
+        const int bytes = a.planes.bytes[p];
+        int b = rest / bytes, i = rest % bytes;
+        auto place = [&] { return row + (op.blocks ? __ldg(op.blocks + b) - first : b) * block + a.planes.at[p] + i; };
+        if (i + 16 <= bytes && (uintptr_t)place() % 16 == 0) return *(const uint4 *)place();
+        uint32_t v[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            if (b >= a.n_blocks) break;
+            v[k / 2] |= (uint32_t)(*(const uint16_t *)place()) << k % 2 * 16;
+            i += 2;
+            if (i < bytes) continue;
+            i = 0;
+            b++;
+        }
+        return make_uint4(v[0], v[1], v[2], v[3]);
+    };
+    const int step = gridDim.x;
+    for (int s = 0; s < FLIGHT - 1; s++) fetch(blockIdx.x + s * step, s);
+    int turn = 0;
+    for (int g = blockIdx.x; g < n_groups; g += step, turn++) {
+        fetch(g + (FLIGHT - 1) * step, (turn + FLIGHT - 1) % FLIGHT);
+        fetches_wait<FLIGHT - 1>();
+        __syncthreads();
+        const int r = g * a.group + mine;
+        if (r < op.dst.n_rows) {
+            const uintptr_t off = (op.src_stride % 16 ? source(r) : src) % 16;
+            const uint8_t *row = (const uint8_t *)shared + (size_t)((turn % FLIGHT * a.group + mine) * a.room) + off;
+            uint4 *to = (uint4 *)((uint8_t *)op.dst.w + (size_t)r * op.dst.stride);
+            for (int u = lane; u < units; u += width) to[u] = word(row, u);
+        }
+        __syncthreads();
+    }
+}
+
+static load_planes planes_for(int type) {
+    const te_type_info *info = te_type_get(type);
+    load_planes v = {info->block_bytes, 1, {0}, {info->block_bytes}};
+    if (type == TE_Q8_0) v = {34, 2, {2, 0}, {32, 2}};
+    if (type == TE_Q4_0) v = {18, 2, {2, 0}, {16, 2}};
+    if (type == TE_Q6_K) v = {210, 4, {0, 128, 192, 208}, {128, 64, 16, 2}};
+    return v;
+}
+
+// ---- streams ----
+
+static te_status open_loads(te_cuda *d, te_cuda_prefill *p) {
+    if (p->load) return TE_OK;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; // the first load may be one that is recorded
+    cudaError_t e = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->fork, cudaEventDisableTiming);
+    for (int i = 0; i < TE_CUDA_SLOTS && e == cudaSuccess; i++) {
+        e = cudaEventCreateWithFlags(&p->ready[i], cudaEventDisableTiming);
+        if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->free[i], cudaEventDisableTiming);
+    }
+    int least = 0, greatest = 0;
+    if (e == cudaSuccess) e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&p->load, cudaStreamNonBlocking, greatest);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return refuse(d, cuda_status(e, "a stream for loads"));
+}
+
+void prefill_close(te_cuda *d) {
+    te_cuda_prefill *p = d->prefill;
+    if (!p) return;
+    if (p->load) {
+        (void)cudaStreamSynchronize(p->load);
+        (void)cudaStreamDestroy(p->load);
+    }
+    if (p->fork) (void)cudaEventDestroy(p->fork);
+    for (int i = 0; i < TE_CUDA_SLOTS; i++) {
+        if (p->ready[i]) (void)cudaEventDestroy(p->ready[i]);
+        if (p->free[i]) (void)cudaEventDestroy(p->free[i]);
+    }
+    (void)set_blas(d, nullptr);
+    free(p);
+    d->prefill = nullptr;
+}
+
+static cudaStream_t stream_of(te_cuda *d) { return d->capturing ? d->capture : d->stream; }
+
+// What slots know holds within one recording, or outside of any.
+static te_status slots_of(te_cuda *d, int32_t slot, te_cuda_prefill **out) {
+    if (slot < 0 || slot >= TE_CUDA_SLOTS)
+        return refuse(d, te_fail(TE_ARGUMENT, "slot %d: there are %d", (int)slot, TE_CUDA_SLOTS));
+    TE_CUDA_TRY(prefill_state(d, out));
+    te_cuda_prefill *p = *out;
+    TE_CUDA_TRY(open_loads(d, p));
+    unsigned long long now = 0;
+    if (d->capturing) {
+        cudaStreamCaptureStatus status;
+        const cudaError_t e = cudaStreamGetCaptureInfo(d->capture, &status, &now);
+        if (e != cudaSuccess) return refuse(d, cuda_status(e, "cudaStreamGetCaptureInfo"));
+        now++; // 0: none
+    }
+    if (now != p->recording) {
+        p->recording = now;
+        p->forked = p->loaded = p->freed = 0;
+    }
+    return TE_OK;
+}
+
+te_status load(te_cuda *d, int32_t slot, const te_cuda_pack *op) {
+    te_cuda_prefill *p;
+    TE_CUDA_TRY(slots_of(d, slot, &p));
+    TE_CUDA_TRY(check_matrix(d, "load", &op->dst));
+    if (!op->src || !aligned(op->src, 2) || op->src_stride % 2 || op->dst.stride > INT32_MAX)
+        return refuse(d, te_fail(TE_ARGUMENT, "load: rows at %p, %zu bytes apart, are not aligned to 2 bytes", op->src,
+                                 op->src_stride));
+    cudaError_t e = cudaSuccess;
+    if (!p->forked) { // the loads' stream becomes part of what is recorded
+        e = cudaEventRecord(p->fork, stream_of(d));
+        if (e == cudaSuccess) e = cudaStreamWaitEvent(p->load, p->fork, 0);
+        p->forked = 1;
+    }
+    if (e == cudaSuccess && (p->freed >> slot & 1)) e = cudaStreamWaitEvent(p->load, p->free[slot], 0);
+    if (e != cudaSuccess) return refuse(d, cuda_status(e, "load"));
+    te_cuda there = *d; // the same device, another stream
+    there.stream = there.capture = p->load;
+    there.overlap = false;
+    load_args a = {};
+    a.op = *op;
+    a.planes = planes_for(op->dst.type);
+    a.n_blocks = op->dst.cols / te_type_get(op->dst.type)->block_weights;
+    // With a list of blocks a row may be read from any of its blocks to any other.
+    const size_t n_bytes = te_row_bytes(op->dst.type, op->dst.cols), span = op->blocks ? op->src_stride : n_bytes;
+    if (a.planes.n == 1 && !op->blocks) { // a row as it is: one block
+        a.planes.block = a.planes.bytes[0] = (int)n_bytes;
+        a.n_blocks = 1;
+    }
+    const size_t room = (span + 32 + 15) / 16 * 16;
+    te_status s;
+    if (!op->rows && a.n_blocks == 1 && op->src_stride == n_bytes && op->dst.stride == n_bytes) {
+        s = cuda_status(
+            cudaMemcpyAsync((void *)op->dst.w, op->src, n_bytes * (size_t)op->dst.n_rows, cudaMemcpyDefault, p->load),
+            "cudaMemcpyAsync");
+    } else if (FLIGHT * room <= d->smem_block) {
+        a.room = (int)room;
+        for (a.group = 1; a.group < 8 && 2 * (size_t)a.group * room <= LOAD_BYTES;) a.group *= 2;
+        const int groups = divide_up(op->dst.n_rows, a.group), blocks = groups < LOAD_BLOCKS ? groups : LOAD_BLOCKS;
+        s = launch(&there, "load", load_kernel, dim3((unsigned)blocks), LOAD_THREADS, FLIGHT * (size_t)a.group * room,
+                   a);
+    } else {
+        s = pack(&there, op);
+    }
+    if (s == TE_OK) s = cuda_status(cudaEventRecord(p->ready[slot], p->load), "cudaEventRecord");
+    if (s == TE_OK) p->loaded |= 1 << slot;
+    return refuse(d, s);
+}
+
+te_status load_ready(te_cuda *d, int32_t slot) {
+    te_cuda_prefill *p;
+    TE_CUDA_TRY(slots_of(d, slot, &p));
+    if (!(p->loaded >> slot & 1)) return TE_OK;
+    return refuse(d, cuda_status(cudaStreamWaitEvent(stream_of(d), p->ready[slot], 0), "cudaStreamWaitEvent"));
+}
+
+te_status load_free(te_cuda *d, int32_t slot) {
+    te_cuda_prefill *p;
+    TE_CUDA_TRY(slots_of(d, slot, &p));
+    const te_status s = cuda_status(cudaEventRecord(p->free[slot], stream_of(d)), "cudaEventRecord");
+    if (s == TE_OK) p->freed |= 1 << slot;
+    return refuse(d, s);
+}
+
+} // namespace te
