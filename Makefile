@@ -85,7 +85,8 @@ sanitize-thread:
 	@CC=gcc CXX=g++ $(CONFIGURE) -B build/tsan -DPOWERINFER_TESTING=ON -DPOWERINFER_SANITIZE=thread >/dev/null
 	@cmake --build build/tsan -j $(JOBS)
 	TSAN_OPTIONS=halt_on_error=1 POWERINFER_TEST_LIB=$(CURDIR)/build/tsan/libte_testing.so \
-		$(NO_ASLR) $(PYTHON) -m pytest $(PYTEST_ARGS) tests/core/test_pool.py tests/native/test_session_stress.py -k 'stress or side_by_side'
+		$(NO_ASLR) $(PYTHON) -m pytest $(PYTEST_ARGS) tests/core/test_pool.py tests/native/test_session_stress.py \
+		tests/native/test_hybrid_stress.py -k 'stress or side_by_side'
 
 # The emulator, and where programs for 64-bit ARM find their libraries. A53: a processor without the dot product, so that
 # an instruction that it lacks is seen; A76: one with it.
@@ -118,8 +119,11 @@ bench: build ## tokens/s, bytes per token and the share of this machine's read r
 bench-kernels: build-testing ## GB/s and GFLOP/s of every kernel, format and instruction set (pytest-benchmark)
 	$(PYTHON) -m pytest tests/benchmarks --benchmark-columns=min,median $(PYTEST_ARGS)
 
-slow: sanitize cross-aarch64 ## what is too slow for every change: sanitizers, 64-bit ARM, ten minutes of fuzzing, tokenizers against their originals
+slow: build-testing sanitize cross-aarch64 ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, the server under load, its page in a browser, tokenizers against their originals
 	$(MAKE) fuzz FUZZ_SECONDS=600
+	$(PYTHON) scripts/check_openapi.py
+	$(PYTHON) scripts/soak_server.py --minutes 10
+	$(PYTHON) -m pytest $(PYTEST_ARGS) tests/page tests/powerinfer/test_ray_serve.py
 	$(PYTHON) scripts/check_tokenizers.py
 
 wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist

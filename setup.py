@@ -126,10 +126,7 @@ class BuildEngine(build_ext):
     def run(self) -> None:
         in_place = bool(self.inplace or self.editable_mode)
         build_dir = ROOT / "build" / "testing" if in_place else Path(self.build_temp).resolve()
-        files = {
-            path.name.split(".so")[0] + ".so": path for path in build_engine(build_dir, testing=in_place)
-        }
-        files["powerinfer.h"] = HEADER
+        files = build_engine(build_dir, testing=in_place) | {"powerinfer.h": HEADER}
         self._built = tuple(files)
         # Also into the source tree: Python started in a checkout imports the package from there.
         for base in {ROOT, ROOT if in_place else Path(self.build_lib).resolve()}:

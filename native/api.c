@@ -32,11 +32,11 @@ int32_t pi_cpu_cores(void) { return te_os_n_cores(); }
 
 const char *pi_build_info(void) {
 #if defined(__clang__)
-    return "clang " __clang_version__ ", CPU only";
+    return "clang " __clang_version__;
 #elif defined(__GNUC__)
-    return "gcc " __VERSION__ ", CPU only";
+    return "gcc " __VERSION__;
 #else
-    return "CPU only";
+    return "a compiler without a name";
 #endif
 }
 

@@ -48,7 +48,7 @@ const char *pi_cpu_isa(void);
 int32_t pi_cpu_has_isa(const char *name);
 /* Physical cores this process may use (affinity and cgroup limits counted), at least 1. */
 int32_t pi_cpu_cores(void);
-/* What the library was built with, one line: compiler, CUDA or not. */
+/* What the library was built with, one line: the compiler. */
 const char *pi_build_info(void);
 /* Bytes per second that n_threads read from n_bytes of fresh memory, best of n_repeat passes; blocks for that long. */
 pi_status pi_cpu_read_rate(int32_t n_threads, uint64_t n_bytes, int32_t n_repeat, double *bytes_per_s);

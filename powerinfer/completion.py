@@ -172,6 +172,7 @@ class Completions(Choosing):
         function_call: str | Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
@@ -188,6 +189,7 @@ class Completions(Choosing):
         tools: functions that the answer may call, in OpenAI's shape; calls come as `tool_calls`.
         tool_choice: "auto", "none", "required", or {"type": "function", "function": {"name": ...}}; the last
             two need llguidance.
+        parallel_tool_calls: False: one call at most.
         functions, function_call: the same in the older shape.
         response_format: {"type": "json_object"} (with "schema" if wanted) or {"type": "json_schema", ...};
             needs llguidance.
@@ -214,7 +216,8 @@ class Completions(Choosing):
         request = self._request(where, options, LATER_CHAT, max_tokens, stop, grammar, n_top)
         request.stop += self._format.stop
         left, demanded = _tools(tools, tool_choice, functions, function_call)
-        ids, calls = self._chat_ids(messages, left, demanded, request)
+        one = parallel_tool_calls is False
+        ids, calls = self._chat_ids(messages, left, demanded, one, request)
         name = self.model_path if model is None else model
         with self._lock:
             answer = self._answer(ids, request)
@@ -237,7 +240,12 @@ class Completions(Choosing):
     # -- parts
 
     def _chat_ids(
-        self, messages: Sequence[Mapping[str, Any]], tools: list[Tool], demanded: bool, request: _Request
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[Tool],
+        demanded: bool,
+        one: bool,
+        request: _Request,
     ) -> tuple[list[int], ToolCallParser | None]:
         """The prompt of a conversation, and what finds the calls in its answer."""
         chat_format, tokenizer = self._format, self.tokenizer
@@ -256,8 +264,8 @@ class Completions(Choosing):
                 raise ArgumentError(
                     "tool_choice demands a call: a grammar or response_format cannot hold too"
                 )
-            request.grammar = form.grammar(tools, tokenizer, one=len(tools) == 1)
-        return ids, ToolCallParser(form, tools)
+            request.grammar = form.grammar(tools, tokenizer, one=one or len(tools) == 1)
+        return ids, ToolCallParser(form, tools, one=one)
 
     def _prompt_ids(self, prompt: str | bytes | Sequence[int], suffix: str | None) -> list[int]:
         if suffix is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -48,19 +48,23 @@ class Devices:
 
     def first(self) -> Devices:
         """The first of them alone."""
-        return Devices(
-            kind=self.kind,
-            indices=self.indices[:1],
-            budgets=self.budgets[:1],
-            automatic=self.automatic,
+        return replace(self, indices=self.indices[:1], budgets=self.budgets[:1])
+
+    def without_least(self) -> Devices:
+        """Without the one of least memory."""
+        least = self.budgets.index(min(self.budgets))
+        indices, budgets = (
+            tuple(value for k, value in enumerate(values) if k != least)
+            for values in (self.indices, self.budgets)
         )
+        return replace(self, indices=indices, budgets=budgets)
 
 
-def warn_once(reason: str) -> None:
+def warn_once(reason: str, what: str = "there is a GPU, but it") -> None:
     """Warns that a GPU is not used; once for each reason."""
     if reason not in _warned:
         _warned.add(reason)
-        warnings.warn(f"there is a GPU, but it is not used: {reason}", stacklevel=2)
+        warnings.warn(f"{what} is not used: {reason}", stacklevel=2)
 
 
 def budget_of_layers(n_gpu_layers: int | None, vram_budget: Budget) -> Budget:
@@ -82,9 +86,13 @@ def choose_devices(vram_budget: Budget, devices: Names) -> Devices | None:
     """
     from .plan import budget_bytes
 
-    if vram_budget is not None and not isinstance(vram_budget, (int, float, Sequence)):
+    if vram_budget is not None and (
+        isinstance(vram_budget, (bytes, bytearray)) or not isinstance(vram_budget, (int, float, Sequence))
+    ):
         raise ArgumentError(f"vram_budget is {vram_budget!r}, it must be a number of GiB or a list of them")
     given = None if vram_budget is None else list(_as_list(vram_budget))
+    if given == []:
+        raise ArgumentError("vram_budget is an empty list; 0 computes on the CPU, None takes what is free")
     each = None if given is None else [budget_bytes(_number(gib)) for gib in given]
     kind, indices = _named(devices, 1 if each is None else len(each))
     if each is not None and isinstance(vram_budget, (int, float)):
@@ -114,6 +122,8 @@ def _named(devices: Names, n_budgets: int) -> tuple[str, list[int]]:
     """Kind and numbers of the devices."""
     if devices is None:
         return "cuda", list(range(n_budgets))
+    if isinstance(devices, Sequence) and not isinstance(devices, str) and not devices:
+        raise ArgumentError("devices is an empty list; vram_budget=0 computes on the CPU")
     words = [f"cuda:{d}" if isinstance(d, int) else d for d in _as_list(devices)]
     if not all(isinstance(word, str) for word in words):
         raise ArgumentError(f"devices is {devices!r}, it must be names or numbers of devices")
@@ -128,12 +138,10 @@ def _gpus(each: list[int] | None, indices: list[int], *, named: bool) -> Devices
     driver = machine.gpus()
     automatic = each is None and not named
     if automatic:
-        indices = list(range(len(driver.gpus)))
-    problem = problem_of(driver, indices)
-    if problem and automatic:
-        if driver.gpus:
-            warn_once(problem)
-        return None
+        indices = _usable(driver)
+        if not indices:
+            return None
+    problem = "" if automatic else problem_of(driver, indices)
     if problem:
         raise DeviceError(f"no GPU can be used as asked: {problem}; vram_budget=0 computes on the CPU")
     budgets = []
@@ -151,8 +159,25 @@ def _gpus(each: list[int] | None, indices: list[int], *, named: bool) -> Devices
         else:
             budgets.append(each[k])
     if not any(budgets):
-        return None
+        free = sum(driver.gpus[index].free_bytes or driver.gpus[index].memory_bytes for index in indices)
+        problem = f"no more than {free / GIB:.2f} GiB of its memory are free, which other programs may need"
+        if automatic:
+            warn_once(problem)
+            return None
+        raise DeviceError(f"no GPU can be used as asked: {problem}; vram_budget=0 computes on the CPU")
     return Devices(kind="cuda", indices=tuple(indices), budgets=tuple(budgets), automatic=automatic)
+
+
+def _usable(driver: GpuDriver) -> list[int]:
+    """The GPUs that can be used where nobody says which; warns of the others."""
+    problems = {index: problem_of(driver, [index]) for index in range(len(driver.gpus))}
+    usable = [index for index, problem in problems.items() if not problem]
+    for index, problem in problems.items():
+        if problem and usable:
+            warn_once(problem, f"cuda:{index} ({driver.gpus[index].name})")
+        elif problem:
+            warn_once(problem)
+    return usable
 
 
 def problem_of(driver: GpuDriver, indices: Sequence[int]) -> str:

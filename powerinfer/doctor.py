@@ -29,7 +29,12 @@ _ISAS: dict[str, dict[str, tuple[str, ...]]] = {"x86_64": _X86, "aarch64": _ARM}
 
 EXTRAS = {
     "cuda": ("nvidia-cublas",),
+    "grammar": ("llguidance",),
+    "hub": ("huggingface_hub",),
+    "llm": ("llm",),
     "plot": ("matplotlib",),
+    "ray": ("ray",),
+    "server": ("fastapi", "uvicorn"),
     "train": ("torch",),
 }
 """Packages of powerinfer[...]."""
@@ -117,7 +122,7 @@ def examine(*, measure: bool = True) -> Report:
     except PowerInferError as error:
         problem = str(error)
     driver = machine.gpus()
-    facts, no_cuda = cuda.examine_gpu(driver)
+    cards = [cuda.examine_gpu(driver, index) for index in range(max(len(driver.gpus), 1))]
     return Report(
         version=_native.version,
         build=machine.build_info(),
@@ -130,17 +135,23 @@ def examine(*, measure: bool = True) -> Report:
         isas=_isas(_cpu_flags()),
         read_gb_s=_read_rate() if measure else None,
         driver=driver,
-        cuda=_cuda(driver, facts, no_cuda),
-        mapping=_mapping(facts),
+        cuda=_cuda(driver, cards),
+        mapping=_mapping(next((facts for facts, _ in cards if facts is not None), None)),
         cublas=_cublas(),
         packages=_installed(_PACKAGES),
         extras={extra: _installed(names) for extra, names in EXTRAS.items()},
     )
 
 
-def _cuda(driver: GpuDriver, facts: DeviceFacts | None, problem: str) -> str:
-    if facts is not None:
-        return f"used: {facts.name}; vram_budget=0 computes on the CPU"
+def _cuda(driver: GpuDriver, cards: list[tuple[DeviceFacts | None, str]]) -> str:
+    """Of each GPU what the engine can do with it, or why it cannot use it."""
+    names = ", ".join(facts.name for facts, _ in cards if facts is not None)
+    if names:
+        others = "".join(
+            f"; not cuda:{i}: {problem}" for i, (facts, problem) in enumerate(cards) if not facts
+        )
+        return f"used: {names}{others}; vram_budget=0 computes on the CPU"
+    problem = cards[0][1]
     if "no CUDA backend" in problem:
         gain = "; `powerinfer plan` says what a GPU would gain" if driver.gpus else ""
         return f"not in this build, which computes on the CPU{gain}"

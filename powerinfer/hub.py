@@ -91,6 +91,9 @@ def choose(
         if len(found) != 1:
             raise ArgumentError(_complaint(repo_id, names, more, found))
         wanted += found
+    for name in wanted:  # names come from the hub, and files of these names are written here
+        if PurePosixPath(name).is_absolute() or {"..", ""} & set(name.replace("\\", "/").split("/")):
+            raise ArgumentError(f"{repo_id} has a file of the name {name!r}, which leads out of its folder")
     return model, list(dict.fromkeys(wanted))
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import struct
 import time
 from abc import ABC, abstractmethod
@@ -135,7 +136,8 @@ class LlamaDiskCache(BaseLlamaCache):
         for path in self.folder.glob("*.pistate"):
             with suppress(OSError):
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
+                if stat.S_ISREG(status.st_mode):  # opening a pipe would wait for whoever writes into it
+                    found.append((status.st_mtime, status.st_size, path))
         return sorted(found)
 
     @property
@@ -251,7 +253,10 @@ def _read_header(file: Any) -> dict[str, Any]:
     (size,) = struct.unpack("<I", begin[8:])
     if size > _MAX_HEADER:
         raise ValueError("a header that is too long")
-    header = json.loads(file.read(size))
+    try:
+        header = json.loads(file.read(size))
+    except RecursionError:
+        raise ValueError("a header that is nested too deeply") from None
     if not isinstance(header, dict) or not isinstance(header.get("model"), str):
         raise ValueError("no header")
     rows = header.get("rows")

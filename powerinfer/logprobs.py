@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import ArgumentError
-from .tokenizer import Tokenizer
 from .types import ChatLogprobs, CompletionLogprobs
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 Row = npt.NDArray[np.float32]
 

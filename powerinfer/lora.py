@@ -54,9 +54,12 @@ def add_adapter(model: Model, path: str | os.PathLike[str], scale: float = 1.0) 
                 )
         for name, rank in pairs.items():
             a, b = file.dequantize(name + _A), file.dequantize(name + _B)
-            if not (np.isfinite(a).all() and np.isfinite(b).all()):
-                raise FormatError(f"the adapter of {name} has weights that are no numbers")
-            model.add_adapter(name, a, b, scale=scale * _strength(alpha, rank))
+            strength = scale * _strength(alpha, rank)
+            with np.errstate(over="ignore"):
+                largest = np.float32(strength) * np.abs(a).max()
+            if not (np.isfinite(largest) and np.isfinite(b).all()):
+                raise FormatError(f"the adapter of {name} has weights that are no numbers, or too large")
+            model.add_adapter(name, a, b, scale=strength)
     if model.info.predictor != "none" and any(".ffn_" in name for name in pairs):
         return (
             "the adapter changes the feed-forward, so the predictors no longer fit: all neurons are computed"

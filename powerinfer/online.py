@@ -7,6 +7,7 @@ what the context holds are carried over. Counts of long ago fade: at MOST_TOKENS
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,20 +41,23 @@ class OnlineStatistics:
         self._opening = opening
 
     def improve(self, context: Context) -> bool:
-        """Between two requests: moves neurons if that pays. Raises what opening a session raises; then the
-        context has a session of the plan before, or none could be opened."""
+        """Between two requests: moves neurons if that pays; whether they were moved. If that fails or is
+        interrupted, the context has a session of the plan before. Raises what opening that raises."""
         plan = self._opening.plan
         if plan is None or not plan.uses_device or plan.settings.sparsity == "dense":
             return False
-        if context.session.counted_tokens() < self.every:
+        session = context.session
+        if session.counted_tokens() < self.every:
             return False
-        self._count(context.session)
+        if any(session.length(seq) for seq in range(1, session.info.n_seq)):
+            return False  # only sequence 0 would be carried over
+        self._count(session)
         found = self._better(plan)
         if found is None:
             return False
-        self._replace(context, found)
-        self.n_changes += 1
-        return True
+        moved = self._replace(context, found)
+        self.n_changes += moved
+        return moved
 
     def _count(self, session: Session) -> None:
         new = session.neuron_counts(reset=True)
@@ -89,21 +93,34 @@ class OnlineStatistics:
         now = plan.expected_after(self._opening.model, known)
         return best if best.expected.total_us < now.total_us * (1 - GAIN) else None
 
-    def _replace(self, context: Context, plan: Plan) -> None:
+    def _replace(self, context: Context, plan: Plan) -> bool:
         old, before = context.session, self._opening.plan
-        state = old.save() if old.length() else None
-        info, thresholds = old.info, old.thresholds
-        context.session.close()  # its memory is needed
-        del old
+        kept = _Kept(old.info.sparsity, old.thresholds, old.save() if old.length() else None)
+        old.close()  # its memory is needed
         self._opening.plan = plan
         try:
-            session = self._opening.session()
-        except PowerInferError:
+            context.session = kept.put_into(self._opening.session(strict=True))
+        except BaseException as error:  # Ctrl-C as well: what the context holds must not be lost
             self._opening.plan = before
-            session = self._opening.session()
-        if thresholds is not None:
-            session.set_thresholds(thresholds)
-        session.set_sparsity(info.sparsity)  # type: ignore[arg-type]
-        if state is not None:
-            session.load(state)
-        context.session = session
+            context.session = kept.put_into(self._opening.session())
+            if not isinstance(error, PowerInferError):
+                raise
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a session hands on to the one that takes its place."""
+
+    sparsity: str
+    thresholds: list[float] | None
+    state: bytes | None
+
+    def put_into(self, session: Session) -> Session:
+        if self.thresholds is not None:
+            session.set_thresholds(self.thresholds)
+        session.set_sparsity(self.sparsity)  # type: ignore[arg-type]
+        if self.state is not None:
+            session.load(self.state)
+        return session

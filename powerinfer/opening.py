@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from . import formats
 from .cuda import WITHOUT_CUBLAS, load_cublas
 from .devices import GIB, Budget, Devices, Names, choose_devices, facts_of, warn_once
-from .errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedError
+from .errors import (
+    ArgumentError,
+    DeviceError,
+    FileError,
+    FormatError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
 from .facts import KV_TYPE, SPARSITY, Progress, name_of, number_of
 from .machine import machine_info
 from .session import Model, Session
@@ -55,9 +62,12 @@ class Opening:
         say: told how the plan came about, one sentence at a time.
         options: of Session, where n_ctx may be "auto", and type_k and type_v None.
         """
+        if isinstance(options["n_ctx"], str) and options["n_ctx"] != "auto":
+            raise ArgumentError(f'n_ctx is {options["n_ctx"]!r}, it must be a number or "auto"')
         self.model = model
         self.devices = devices
         self.options = options
+        self._n_ctx = options["n_ctx"]
         self.online = online
         self.say = say
         self.plan: Plan | None = None
@@ -80,8 +90,8 @@ class Opening:
         _warn_of_memory(self.model, self.plan)
         return self.session(progress)
 
-    def session(self, progress: Progress | None = None) -> Session:
-        """A session of the plan as it is."""
+    def session(self, progress: Progress | None = None, *, strict: bool = False) -> Session:
+        """A session of the plan as it is. strict: never on the CPU where the plan uses a device."""
         options = dict(self.options)
         for name in ("type_k", "type_v"):
             options[name] = "f16" if options.get(name) is None else options[name]
@@ -97,11 +107,19 @@ class Opening:
                 **options,
             )
         except (DeviceError, OutOfMemoryError, UnsupportedError) as error:
-            if not self.devices.automatic:
+            if strict or not self.devices.automatic:
                 raise
             warn_once(str(error))
             self.plan = self.devices = None
             return Session(self.model, **options)
+
+    def _give_up(self, error: Exception) -> None:
+        """The CPU computes after all, where nobody asked for a GPU; else raises."""
+        if self.devices is None or not self.devices.automatic:
+            raise error
+        warn_once(str(error))
+        self.plan = self.devices = None
+        self._settle_context()
 
     # ---- a plan that was given
 
@@ -131,11 +149,19 @@ class Opening:
             return
         self.devices = choose_devices([n / GIB for n in found.budgets], self._names)
         self.say(summary(found))
+        in_place = sum(len(layer.pcie) for layer in found.layers)
+        if in_place:
+            warnings.warn(
+                f"of {in_place} neurons the plan wants the GPU to read the weights in host memory; the CPU "
+                "computes them instead, so that fewer tokens/s are to be expected than the plan says",
+                stacklevel=4,
+            )
 
     # ---- a plan that is made
 
     def _settle_context(self) -> None:
-        if self.options["n_ctx"] == "auto":
+        if self._n_ctx == "auto":
+            self.options["n_ctx"] = "auto"
             room = _host_room(self.model) if self.devices is None else sum(self.devices.budgets)
             self.options["n_ctx"] = auto_context(self.model, room, self._settings())
 
@@ -180,11 +206,8 @@ class Opening:
         try:
             self.statistics = find_statistics(self.model)
             self._plan(self.statistics)
-        except ArgumentError as error:
-            if self.devices is None or not self.devices.automatic:
-                raise
-            warn_once(str(error))
-            self.devices = None
+        except (ArgumentError, FileError, FormatError) as error:
+            self._give_up(error)
             return
         assert self.plan is not None
         self.say(summary(self.plan))
@@ -193,7 +216,14 @@ class Opening:
 
     def _plan(self, statistics: Statistics) -> None:
         assert self.devices is not None
-        plan = self.planned(self.devices, statistics)
+        while True:
+            try:
+                plan = self.planned(self.devices, statistics)
+                break
+            except ArgumentError:  # a small GPU beside a large one must not be in its way
+                if not self.devices.automatic or len(self.devices.indices) == 1:
+                    raise
+                self.devices = self.devices.without_least()
         if self.devices.automatic and len(self.devices.indices) > 1:
             one = self.devices.first()
             alone = self.planned(one, statistics)

@@ -35,7 +35,7 @@ __all__ = ["Scheduler", "SchedulerStats", "Stream"]
 Vectors = npt.NDArray[np.float32]
 
 _PROMPT_PART = 128  # prompt tokens of a step in which others generate
-_VISIT_PART = 32  # of a text that is visited: each of its tokens has logits, which take memory
+_VISIT_PART = 32  # of tokens that each have logits, which take memory: visits, answers computed again
 _LAYERS_S = 0.25  # how often what the layers did is read
 
 
@@ -78,7 +78,7 @@ class Scheduler:
         self._layers: tuple[LayerStep, ...] = ()
         self._layers_at = 0.0
         self._n_free = self._info.n_blocks_free
-        self.last_error: Exception | None = None
+        self.last_error: BaseException | None = None
         """Of the engine, if the last step failed."""
         self._thread = threading.Thread(target=self._run, name="powerinfer-scheduler", daemon=True)
         self._thread.start()
@@ -119,14 +119,29 @@ class Scheduler:
         self._enter(job)
         return job.stream
 
-    def visit(self, ids: Ids, seen: Callable[[int, Logits], None], *, deadline: float | None = None) -> None:
+    def visit(
+        self,
+        ids: Ids,
+        seen: Callable[[int, Logits], None],
+        *,
+        deadline: float | None = None,
+        begun: Callable[[Stream], None] | None = None,
+    ) -> None:
         """Computes a text and calls seen(i, logits) after each of its tokens, in the scheduler's thread.
 
-        Waits for its turn. Raises what submit() raises, and TimeoutError after the deadline.
+        begun: gets what can cancel it, which another thread may do. Waits for its turn. Raises what submit()
+        raises, TimeoutError after the deadline, and ClosedError where it was cancelled.
         """
-        self._visit(ids, range(ids.size), lambda i, row: seen(i, self._session.logits(row)), deadline)
+        self._visit(ids, range(ids.size), lambda i, row: seen(i, self._session.logits(row)), deadline, begun)
 
-    def embed(self, ids: Ids, *, pooling: str | int = "mean", deadline: float | None = None) -> Vectors:
+    def embed(
+        self,
+        ids: Ids,
+        *,
+        pooling: str | int = "mean",
+        deadline: float | None = None,
+        begun: Callable[[Stream], None] | None = None,
+    ) -> Vectors:
         """The final hidden states of a text, in one vector [n_embd]; with pooling "none" [n, n_embd].
 
         "mean": of all tokens, "last": of the last, "cls": of the first. Waits and raises as visit() does.
@@ -136,11 +151,16 @@ class Scheduler:
             raise ArgumentError("pooling must be 'none', 'mean', 'cls' or 'last'")
         rows: list[Vectors] = []
         wanted = {2: range(1), 3: range(ids.size - 1, ids.size)}.get(kind, range(ids.size))
-        self._visit(ids, wanted, lambda _, row: rows.append(self._session.hidden(row)), deadline)
+        self._visit(ids, wanted, lambda _, row: rows.append(self._session.hidden(row)), deadline, begun)
         return pool(np.stack(rows), kind)
 
     def _visit(
-        self, ids: Ids, visited: range, visit: Callable[[int, int], None], deadline: float | None
+        self,
+        ids: Ids,
+        visited: range,
+        visit: Callable[[int, int], None],
+        deadline: float | None,
+        begun: Callable[[Stream], None] | None,
     ) -> None:
         self._check(ids)
         job = Job(
@@ -154,10 +174,14 @@ class Scheduler:
         )
         self._enter(job)
         try:
+            if begun is not None:
+                begun(job.stream)
             for _ in job.stream:
                 pass
         finally:
             job.stream.cancel()
+        if job.stream.reason == "cancelled":
+            raise ClosedError("the request was cancelled")
         if job.stream.reason != "stop":
             raise TimeoutError("the time for this request is over")
 
@@ -258,6 +282,9 @@ class Scheduler:
             self._ended[reason] += 1
             if job in self._running:
                 self._running.remove(job)
+        if error is not None and not isinstance(error, Exception):
+            # What ends programs must not end that of the reader: a hook's exit, a panic of a grammar.
+            error = RuntimeError(f"{type(error).__name__}: {error}")
         job.stream.end(reason, error)
 
     # -- the thread
@@ -272,11 +299,11 @@ class Scheduler:
             try:
                 self._step()
                 self.last_error = None
-            except Exception as error:  # an engine that fails must not leave anybody waiting
+            except BaseException as error:  # an engine that fails must not leave anybody waiting
                 self.last_error = error
                 self._fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         with self._wake:
             jobs = [*self._running, *self._waiting]
             self._waiting.clear()
@@ -324,10 +351,13 @@ class Scheduler:
                 self._finish(job, "error", ClosedError("the server is shutting down"))
         with self._wake:
             late = [job for job in self._waiting if job.deadline is not None and now >= job.deadline]
-            for job in late:
+            left = [job for job in self._waiting if job.stream.is_cancelled and job not in late]
+            for job in (*late, *left):
                 self._waiting.remove(job)
         for job in late:
             self._finish(job, "time")
+        for job in left:  # while they gave way to others
+            self._finish(job, "cancelled")
 
     def _admit(self) -> None:
         """Gives places to those who wait, in the order in which they came; one whose beginning is just being
@@ -381,7 +411,7 @@ class Scheduler:
         for job in self._running:
             n = job.left
             if n > 1:
-                n = min(n, room, _VISIT_PART if job.is_visit else n)
+                n = min(n, room, job.part(_VISIT_PART))
                 room -= n
             if n:
                 parts.append((job, n))
@@ -434,7 +464,7 @@ class Scheduler:
                 if i in job.visited:
                     job.visit(i, row)
                     row += 1
-        except Exception as error:
+        except BaseException as error:  # also what would end the thread: others have their answers in it
             self._finish(job, "error", error)
             return
         if not job.left:
@@ -448,7 +478,7 @@ class Scheduler:
             job.ids[job.n] = token
             job.n += 1
             is_over = choice.is_over(job.ids[: job.n], logits)
-        except Exception as error:
+        except BaseException as error:  # also what would end the thread: others have their answers in it
             self._finish(job, "error", error)
             return
         job.stream.put(token, token in choice.ends)

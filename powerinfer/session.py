@@ -204,15 +204,17 @@ class _Reporter:
         self.error: BaseException | None = None
         self.native: Any = _native.ffi.NULL
         if progress is not None:
-            self.native = _native.ffi.callback("pi_progress", self._call)
+            self.native = _native.ffi.callback("pi_progress", self._call, error=1, onerror=self._note)
             self._progress = progress
 
     def _call(self, _ctx: Any, done: int, total: int) -> int:
-        try:
-            self._progress(done, total)
-        except BaseException as error:  # the engine's frames are no place for an exception
-            self.error = error
-        return int(self.error is not None)
+        self._progress(done, total)
+        return 0
+
+    def _note(self, _kind: object, error: BaseException, _trace: object) -> None:
+        """The engine's frames are no place for an exception. A Ctrl-C that waited for Python to run comes
+        before the first line of _call, where no `try` would catch it."""
+        self.error = error
 
 
 class Session:

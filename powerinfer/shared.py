@@ -41,6 +41,7 @@ class Seat(Llama):
         self.is_first = is_first
         self.streams: list[Stream] = []
         """Of its generations, in their order."""
+        self._visit_stream: Stream | None = None
 
     def _generation(
         self,
@@ -72,21 +73,27 @@ class Seat(Llama):
         return stream
 
     def _visit(self, ids: Ids, seen: Callable[[int, Logits], None]) -> None:
-        self._scheduler.visit(ids, seen, deadline=self._deadline)
+        self._scheduler.visit(ids, seen, deadline=self._deadline, begun=self._visits)
+
+    def _visits(self, stream: Stream) -> None:
+        self._visit_stream = stream
+        if self._is_closed:
+            stream.cancel()
 
     def vector(self, ids: Ids, *, pooling: int, normalize: bool) -> list[Any]:
         """The embedding of a text; with pooling "none" one of each token."""
         if self._is_closed:
             raise ClosedError("the request was cancelled")
-        vectors = self._scheduler.embed(ids, pooling=pooling, deadline=self._deadline)
+        vectors = self._scheduler.embed(ids, pooling=pooling, deadline=self._deadline, begun=self._visits)
         result: list[Any] = (normalized(vectors) if normalize else vectors).tolist()
         return result
 
     def close(self) -> None:
         """Cancels what is under way; the Llama below stays open. May be called from another thread."""
         self._is_closed = True
-        for stream in list(self.streams):
-            stream.cancel()
+        for stream in (*self.streams, self._visit_stream):
+            if stream is not None:
+                stream.cancel()
 
     @property
     def n_prompt(self) -> int:

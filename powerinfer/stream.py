@@ -93,6 +93,11 @@ class Job:
     def is_visit(self) -> bool:
         return self.visit is not None
 
+    def part(self, n_wanted: int) -> int:
+        """Of how many tokens its next part may be, so that no more than n_wanted of them want logits."""
+        first = self.sequence.n if self.sequence is not None else 0
+        return n_wanted + (0 if self.is_visit else max(self.n_prompt - 1 - first, 0))
+
     def wants(self, first: int, end: int) -> list[bool]:
         """Of which of ids[first:end] the logits are wanted."""
         if self.is_visit:

@@ -15,7 +15,7 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,8 +128,11 @@ _LLAMA_3 = ToolFormat("llama-3", "", arguments="parameters")
 class ToolCallParser:
     """Finds calls in an answer while it comes. A call that is not well formed stays text."""
 
-    def __init__(self, form: ToolFormat, tools: Sequence[Tool]) -> None:
+    def __init__(self, form: ToolFormat, tools: Sequence[Tool], *, one: bool = False) -> None:
+        """one: nothing is told after the first call."""
         self._form = form
+        self._one = one
+        self._is_over = False
         self._names = {tool["function"]["name"] for tool in tools}
         self._text = ""
         self._inside = False
@@ -139,10 +142,21 @@ class ToolCallParser:
     def push(self, text: str) -> list[str | ToolCall]:
         """Adds text; what is certain by now."""
         self._text += text
-        return list(self._certain())
+        return self._told(self._certain())
 
     def finish(self) -> list[str | ToolCall]:
         """The answer is over: what was held back."""
+        return self._told(self._rest())
+
+    def _told(self, found: Iterable[str | ToolCall]) -> list[str | ToolCall]:
+        told = []
+        for item in found:
+            if not self._is_over:
+                told.append(item)
+                self._is_over = self._one and not isinstance(item, str)
+        return told
+
+    def _rest(self) -> list[str | ToolCall]:
         text, self._text = self._text, ""
         if self._inside:  # the mark at the end may be cut short, or missing
             body = text[: len(text) - _held_back(text, self._form.close)]
@@ -333,13 +347,15 @@ def _with_mapping(call: Any) -> Any:
 def _described(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     """A conversation with tools, for templates that know only system, user and assistant."""
     written: list[Message] = []
-    for message in messages:
+    for message in map(_with_text, messages):
         role = message.get("role") if isinstance(message, Mapping) else None
         if role in ("tool", "function"):
             answer = f"<tool_response>\n{message.get('content')}\n</tool_response>"
             written.append({"role": "user", "content": answer})
         elif role == "assistant" and (message.get("tool_calls") or message.get("function_call")):
             calls = message.get("tool_calls") or [{"function": message["function_call"]}]
+            if not isinstance(calls, (list, tuple)):
+                raise ArgumentError("'tool_calls' of a message is not a list")
             texts = [_call_text(_with_mapping(call)) for call in calls]
             content = "\n".join([*([message["content"]] if message.get("content") else []), *texts])
             written.append({"role": "assistant", "content": content})
@@ -357,6 +373,18 @@ def _described(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Messa
         else:
             written.insert(0, {"role": "system", "content": system})
     return written
+
+
+def _with_text(message: Message) -> Message:
+    """With its content as one text, where it is a list of texts."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, (list, tuple)):
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            return {**message, "content": "\n".join(map(str, texts))}
+    if content is not None and not isinstance(content, str):
+        raise ArgumentError("a message's content is neither text nor a list of texts")
+    return message
 
 
 def _call_text(call: Any) -> str:

@@ -9,8 +9,8 @@ plan that `Llama` makes, feeds a prompt of 64 tokens, decodes one token at a tim
 each row, before and after, the rates at which the GPU reads its memory, the CPU the host's, and PCIe carries
 bytes are measured: what a row reaches is to be read beside them.
 
-The share is the time that the bytes read for a token take at those rates, each side's its own, over the time
-that the token took: max(GPU, CPU) where both work at once.
+The share is the time that all bytes of a token would take at the rate of the GPU's memory, over the time that
+the token took: how near a resident model is to its ceiling, and what a larger GPU could gain.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ for family in ("prosparse", "relullama"):
     SHAPES |= {f"{family}-{size}": SHAPES[f"llama-2-{size}"] for size in ("7b", "13b", "70b")}
 
 CONSTANT = 4.0  # what channel 0 of the residual holds; the other channels are near 1
+UP = 4.0  # mean of Bamboo's up products, which its second ReLU thus lets through
 END = 2  # id of the end token
 N_TOKENS = 1_000_000  # what neurons are counted over
 PATTERN_BLOCK = 32  # weights that share a step: a block of the four-bit formats
@@ -182,7 +183,7 @@ def layer_matrices(
     if s.gated:
         up = normal(0, s.n_ff, d, 1.0)
         if s.arch == "bamboo":
-            up[:, 0] = 1  # up is 4 standard deviations above zero
+            up[:, 0] = UP / CONSTANT  # up is so many standard deviations above zero
         yield "ffn_up", up
         del up
     if s.arch == "falcon":
@@ -195,7 +196,8 @@ def layer_matrices(
     output[0, :] = 0  # nothing writes channel 0
     yield "attn_output", output
     del output
-    down = normal(5, s.n_ff, d, added)
+    # Bamboo's hidden values are UP times as large as those of others.
+    down = normal(5, s.n_ff, d, added / UP if s.arch == "bamboo" else added)
     down[:, 0] = 0
     if "powerinfer" in forms:
         yield "ffn_down_t", down

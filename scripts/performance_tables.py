@@ -4,6 +4,8 @@
     python scripts/performance_tables.py                         # writes the page's tables and pictures
     python scripts/performance_tables.py --check                 # says whether the page has them
 
+A GPU's are those that scripts/bench_gpu.py writes as gpu.json.
+
 In the page a table stands between `<!-- table: NAME FOLDER -->` and `<!-- end -->`; FOLDER is one of
 docs/performance. Pictures are docs/performance/FOLDER/roofline.png.
 """
@@ -215,6 +217,65 @@ def llama_table(folder: Path) -> str:
     return markdown(head, rows)
 
 
+def load_gpu(folder: Path) -> Row:
+    """What scripts/bench_gpu.py wrote."""
+    found: Row = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
+    return found
+
+
+def gpu_machine_table(folder: Path) -> str:
+    report = load_gpu(folder)
+    measured = [rates for row in report["rows"].values() for rates in row["ceilings"].values()]
+
+    def between(name: str, digits: int = 0) -> str:
+        low, high = min(r[name] for r in measured), max(r[name] for r in measured)
+        return f"{low:,.{digits}f} to {high:,.{digits}f} GB/s"
+
+    facts = [
+        ("GPU", report["gpu"]),
+        ("processor", f"{report['cpu']}, {measured[0]['threads']} threads, {report['isa']}"),
+        ("commit", report["commit"]),
+        ("the GPU reads its memory", f"{between('gpu')}, in {len(measured)} measurements between the others"),
+        ("the processor reads its own", between("cpu")),
+        ("PCIe, copying", between("copy", 1)),
+        ("PCIe, read by the GPU", between("in_place", 1)),
+    ]
+    return markdown(["", ""], [fact for fact in facts if fact[1]])
+
+
+def gpu_decode_table(folder: Path) -> str:
+    rows = []
+    for row in load_gpu(folder)["rows"].values():
+        plan, model = row["plan"], row_title(row)
+        rows.append(
+            [
+                *(model, row["sparsity"], f"{row['gpu_counted_gib']:.2f} of {row['budget']:g}"),
+                *(percent(plan["hot_share"]), percent(row["active_gpu"] / row["active"])),
+                *(f"{row['tokens_per_s']:.1f}", f"{row['best_tokens_per_s']:.1f}"),
+                *(f"{plan['expected_tokens_per_s']:.1f}", f"{row['mb_per_token']:.0f}"),
+                *(f"{row['mb_per_token'] / row['ms']:.0f}", percent(row["share_if_all_on_gpu"])),
+            ]
+        )
+    head = ["model", "mode", "GiB", "neurons there", "of the computed", "tokens/s", "best", "planned"]
+    return markdown([*head, "MB/token", "GB/s", "of the GPU's rate"], rows)
+
+
+def gpu_prompt_table(folder: Path) -> str:
+    rows = [
+        [row_title(row), f"{row['budget']:g} GiB", tokens, f"{rate:,.0f}", percent(row["plan"]["hot_share"])]
+        for row in load_gpu(folder)["rows"].values()
+        for tokens, rate in row["prompt_tokens_per_s"].items()
+    ]
+    return markdown(["model", "budget", "tokens", "tokens/s", "neurons on the GPU"], rows)
+
+
+def row_title(row: Row) -> str:
+    """A model's name without what other columns say."""
+    layers = f", {row['layers']} layers" if row["layers"] else ""
+    chunk = min(max(row["prompts"]), 2048)
+    return f"{row['shape']} {row['type']}{layers}" + (f", chunks of {chunk}" if chunk > 512 else "")
+
+
 def commands(folder: Path) -> Iterator[str]:
     """What was run, each once."""
     seen = []
@@ -246,6 +307,9 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "threads": threads_table,
     "kernels": kernels_table,
     "llama": llama_table,
+    "gpu-machine": gpu_machine_table,
+    "gpu-decode": gpu_decode_table,
+    "gpu-prompt": gpu_prompt_table,
     "commands": commands_table,
 }
 

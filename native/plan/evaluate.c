@@ -138,8 +138,8 @@ void pi_plan_evaluate(pi_plan *p, const pi_cost *cost, const pi_plan_options *o)
 void pi_plan_extremes(const pi_model *m, const pi_cost *cost, const pi_plan_options *o, pi_plan_info *i) {
     uint64_t smallest = cost->head_bytes + cost->head_norm_bytes, all = smallest;
     for (int32_t l = 0; l < m->info.n_layer; l++) {
-        const uint64_t fixed = pi_cost_fixed(&cost->layer[l]);
-        if (fixed < smallest) smallest = fixed;
+        const uint64_t fixed = pi_cost_fixed(&cost->layer[l]), least = fixed + pi_cost_ffn(cost, l, 0);
+        if (least < smallest) smallest = least;
         all += fixed + pi_cost_ffn(cost, l, m->info.n_ff);
     }
     i->full_bytes = o->overhead_bytes + cost->scratch_bytes + all;

@@ -246,6 +246,8 @@ class Plan:
 
 def budget_bytes(gib: float) -> int:
     """A budget in bytes, 0 for 0 only. Raises ArgumentError unless it is a number from 0 to 2^20."""
+    if isinstance(gib, int):
+        gib = max(min(gib, 1 << 62), -1 << 62)  # what is beyond has no float to be shown as
     if not 0 <= gib <= 1 << 20:  # NaN as well
         raise ArgumentError(f"vram_budget is {gib:g} GiB, it must be 0 to {1 << 20}")
     return max(int(gib * GIB), int(gib > 0))

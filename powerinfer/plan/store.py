@@ -192,8 +192,10 @@ def _unpack(t: _Text, text: str, n_ff: int) -> Ids:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise t.wrong("the hot neurons of a layer are not base64") from None
+    if len(data) != -(-n_ff // 8):
+        raise t.wrong(f"the hot neurons of a layer are not {n_ff} bits")
     marks = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-    if len(data) != -(-n_ff // 8) or marks[n_ff:].any():
+    if marks[n_ff:].any():
         raise t.wrong(f"the hot neurons of a layer are not {n_ff} bits")
     ids = np.flatnonzero(marks).astype(np.int32)
     ids.flags.writeable = False
@@ -212,6 +214,9 @@ def _fit(t: _Text, plan: Plan) -> None:
         or (plan.head_device >= 0) != plan.head_on_device
     ):
         raise t.wrong("a layer or the output matrix is on a device and has none, or the other way round")
+    beyond = [k for k in (*(y.device for y in plan.layers), plan.head_device) if k >= len(plan.devices)]
+    if beyond:
+        raise t.wrong(f"something lies on device {beyond[0]} of {len(plan.devices)}")
     if plan.uses_device != on_device:
         raise t.wrong("it says that it uses the device, and nothing lies there, or the other way round")
     if plan.expected.total_us <= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 import time
@@ -49,7 +50,7 @@ _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "typical_p", "repeat_penalty", "penalty_last_n"),
     *("presence_penalty", "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
 )
-_CHAT = ("logprobs", "top_logprobs", "tools", "tool_choice", "response_format")
+_CHAT = ("logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "response_format")
 _COMPLETION = ("logprobs", "echo", "suffix")
 
 _PAGE_HEADERS = {
@@ -91,6 +92,7 @@ class Endpoints:
         tokenizer = llm.llama.tokenizer
         longest = max(len(tokenizer.piece(token, True)) for token in range(tokenizer.n_vocab))
         self._longest = longest * llm.llama.n_ctx()  # characters; each has a byte or more
+        self._info = llm.llama.info()  # once: reading it waits for the step that the engine is at
 
     # -- answers
 
@@ -241,9 +243,11 @@ class Endpoints:
         ids = await llm.tokenize(body.content, add_bos=body.add_special, special=body.parse_special)
         if not body.with_pieces:
             return json_response({"tokens": ids})
-        pieces = [llm.llama.tokenizer.piece(token, True) for token in ids]
-        shown = [_text_or_bytes(piece) for piece in pieces]
-        return json_response({"tokens": [{"id": i, "piece": p} for i, p in zip(ids, shown, strict=True)]})
+        return await asyncio.to_thread(self._with_pieces, ids)
+
+    def _with_pieces(self, ids: list[int]) -> Response:
+        piece = self.llm.llama.tokenizer.piece
+        return json_response({"tokens": [{"id": i, "piece": _text_or_bytes(piece(i, True))} for i in ids]})
 
     async def detokenize(self, body: DetokenizeRequest) -> Response:
         return json_response({"content": await self.llm.detokenize(body.tokens, special=True)})
@@ -251,7 +255,7 @@ class Endpoints:
     # -- what there is
 
     def _model(self, name: str) -> dict[str, Any]:
-        info = self.llm.llama.info()
+        info = self._info
         assert info.model is not None and info.session is not None
         meta = {
             "n_ctx": info.session.n_ctx,
@@ -285,7 +289,7 @@ class Endpoints:
         return json_response({"status": "ok"})
 
     async def engine(self) -> Response:
-        return json_response(engine_view(self.llm, self.settings.names[0]))
+        return json_response(engine_view(self.llm, self._info, self.settings.names[0]))
 
     async def show_metrics(self) -> Response:
         text = self.metrics.text(self.llm.stats())

@@ -22,6 +22,12 @@ OPEN = ("/health", "/openapi.json")
 """Paths that need no key, and so does the page."""
 
 
+def _path(scope: Scope) -> str:
+    """The path as the router reads it: without what a proxy has put before it."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
 def _hash(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
@@ -55,12 +61,13 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
+        path = _path(scope)
         try:
             self._check_host(headers)
             # A preflight carries no key; what it asks about does.
             if scope["method"] != "OPTIONS":
-                self._check_key(scope["path"], headers)
-            if scope["method"] != "POST" or scope["path"] not in self._post:
+                self._check_key(path, headers)
+            if scope["method"] != "POST" or path not in self._post:
                 await self._app(scope, receive, send)
                 return
             if self._n_requests >= self._max_requests:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..async_llama import AsyncLlama
+from ..report import LlamaInfo
 from ..session import LayerStep
 
 
-def engine_view(llm: AsyncLlama, name: str) -> dict[str, Any]:
-    """See schemas.EngineView."""
+def engine_view(llm: AsyncLlama, info: LlamaInfo, name: str) -> dict[str, Any]:
+    """See schemas.EngineView. info: as it was when the model was opened."""
     stats = llm.stats()
-    info = llm.llama.info()
     model, session = info.model, info.session
     assert model is not None and session is not None
     plan = llm.llama.plan

@@ -72,6 +72,8 @@ def problem_of(error: BaseException, *, retry_after_s: int = 1) -> Problem:
         return Problem(429, f"the server is busy: {message}", code="server_busy", headers=again)
     if isinstance(error, ClosedError):
         return Problem(503, "the server is shutting down", code="shutting_down", headers=again)
+    if isinstance(error, RecursionError):
+        return Problem(400, "the request is nested too deeply", code="invalid_value")
     if isinstance(error, ContextError):
         return Problem(400, message, code="context_length_exceeded")
     if isinstance(error, UnsupportedError):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..async_llama import AsyncLlama
 from ..errors import FileError
@@ -31,6 +34,45 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def _protocol(headers_timeout_s: float) -> Any:
+    """uvicorn's, which also closes connections on which a request's headers do not come to an end."""
+    base: Any = AutoHTTPProtocol
+
+    class Impatient(base):  # type: ignore[misc]
+        _patience: asyncio.TimerHandle | None = None
+        _after: Any = None  # the request after which that began
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._is_between() and (self._patience is None or self._after is not self.cycle):
+                self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._patience is not None:
+                self._patience.cancel()
+            super().connection_lost(exc)
+
+        def _is_between(self) -> bool:
+            return self.cycle is None or bool(self.cycle.response_complete)
+
+        def _wait(self) -> None:
+            if self._patience is not None:
+                self._patience.cancel()
+            self._after = self.cycle
+            self._patience = self.loop.call_later(headers_timeout_s, self._look)
+
+        def _look(self) -> None:
+            self._patience = None
+            if self.cycle is self._after and self._is_between() and not self.transport.is_closing():
+                self.transport.close()
+
+    return Impatient
+
+
 def _listen(settings: Settings) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -50,6 +92,7 @@ def open_server(llm: AsyncLlama, settings: Settings) -> tuple[uvicorn.Server, so
     sock = _listen(settings)
     config = uvicorn.Config(
         create_app(llm, settings),
+        http=_protocol(settings.headers_timeout_s),
         log_level="info" if settings.access_log else "warning",
         access_log=settings.access_log,
         server_header=False,

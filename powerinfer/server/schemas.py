@@ -1,20 +1,63 @@
-"""What requests may hold. A field that is not known is refused by name, rather than left out of account."""
+"""What requests may hold. A field that is not known is refused by name, rather than left out of account.
+
+Of many mistakes one is told: a list of a million wrong items would otherwise take the server minutes.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Tokens = Annotated[list[Token], Field(min_length=1)]
+Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+ManyTokens = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
+Mappings = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
+MAX_BIASES = 1 << 16
+
+
+def _few(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} tokens can have a bias")
+    return value
+
+
+MAX_FORM_BYTES = 1 << 16
+"""Of a grammar or schema: compiling one takes time that grows with its square, and cannot be cut short."""
+MAX_TOOLS_BYTES = 1 << 18
+
+
+def _small(limit: int) -> AfterValidator:
+    def check(value: Any) -> Any:
+        try:
+            parts = value if isinstance(value, list) else [value]
+            sizes = [len(part if isinstance(part, str) else json.dumps(part)) for part in parts]
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        if max(sizes, default=0) > MAX_FORM_BYTES or sum(sizes) > limit:
+            raise ValueError(f"it is too long: {sum(sizes)} bytes, at most {MAX_FORM_BYTES} may be compiled")
+        return value
+
+    return AfterValidator(check)
+
+
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_stranger(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
+            return data
+        stranger = next(name for name in data if name not in cls.model_fields)
+        return {name: data[name] for name in (*cls.model_fields, stranger) if name in data}
 
 
 class StreamOptions(Body):
@@ -32,11 +75,13 @@ class Generate(Body):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias] | None = None
+    logit_bias: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias] | None, BeforeValidator(_few)
+    ] = None
 
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -46,7 +91,7 @@ class Generate(Body):
     mirostat_mode: Literal[0, 2] | None = None
     mirostat_tau: Annotated[float, Field(ge=0, le=100)] | None = None
     mirostat_eta: Annotated[float, Field(ge=0, le=100)] | None = None
-    grammar: str | None = None
+    grammar: Annotated[str, _small(MAX_FORM_BYTES)] | None = None
 
     # Accepted from clients that send them always; they change nothing here.
     user: str | None = None
@@ -64,27 +109,24 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Mappings | None = None
 
 
 class ChatRequest(Generate):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: (
+        Annotated[list[dict[str, Any]], Field(max_length=128, fail_fast=True), _small(MAX_TOOLS_BYTES)] | None
+    ) = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Annotated[dict[str, Any], _small(MAX_FORM_BYTES)] | None = None
 
 
 class CompletionRequest(Generate):
-    prompt: (
-        str
-        | Tokens
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[Tokens], Field(min_length=1)]
-    )
+    prompt: str | Tokens | Texts | ManyTokens
     echo: bool | None = None
     suffix: str | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -92,12 +134,7 @@ class CompletionRequest(Generate):
 
 
 class EmbeddingRequest(Body):
-    input: (
-        str
-        | Tokens
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[Tokens], Field(min_length=1)]
-    )
+    input: str | Tokens | Texts | ManyTokens
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
@@ -114,7 +151,7 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    tokens: list[Token]
+    tokens: Annotated[list[Token], Field(fail_fast=True)]
 
 
 # -- answers, for the description of the interface; the shapes of completions are OpenAI's

@@ -32,6 +32,8 @@ class Settings:
     """Answers or texts of one request."""
     timeout_s: float = 600.0
     """For an answer, waiting included."""
+    headers_timeout_s: float = 30.0
+    """For the headers of a request to arrive, from when a connection is there or they begin."""
     body_timeout_s: float = 30.0
     """For a body to arrive."""
     write_timeout_s: float = 60.0

@@ -24,7 +24,21 @@ from powerinfer.plan import Settings, engine, make_plan
 from powerinfer.quantize import choose_types, quantize_model
 from powerinfer.session import Model, Session
 from tests import models
-from tests.native.hybrid import AMX, IDS, NAMES, SPLITS, Arrays, apart, drive, options, place, write
+from tests.native.hybrid import (
+    AMX,
+    DEEP,
+    IDS,
+    NAMES,
+    SPLITS,
+    Arrays,
+    apart,
+    drive,
+    exactly,
+    options,
+    place,
+    without_amx,
+    write,
+)
 
 # Prompts are multiplied in F16 on the GPU, and with AMX in bf16 on the CPU: values are rounded to 11 (8) bits
 # before each of some 10 products in a row, whose sums are of size 1 to 10.
@@ -56,6 +70,7 @@ def test_every_split_answers_as_the_cpu(folder: Path, name: str) -> None:
                 assert both(model, split, sparsity, 64 if i % 2 else 16, 1 + i % 3) < TOLERANCE, split
 
 
+@exactly
 @pytest.mark.parametrize("predictor", ["auto", "sign"])
 @pytest.mark.parametrize("name", [name for name in NAMES if models.SPECS[name].predictor])
 def test_predicted(folder: Path, name: str, predictor: Literal["auto", "sign"]) -> None:
@@ -72,6 +87,11 @@ def test_predicted(folder: Path, name: str, predictor: Literal["auto", "sign"]) 
                 ]
             # A score within rounding of its threshold may still go either way.
             assert np.median(steps) < 2e-3 and np.quantile(steps, 0.8) < TOLERANCE, (split, steps)
+
+
+@pytest.mark.skipif(not AMX, reason="done above")
+def test_predicted_without_amx() -> None:
+    without_amx(__file__)
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
@@ -176,6 +196,29 @@ def test_a_budget_is_kept(folder: Path) -> None:
             used = free - machine.device_facts("cuda").free_bytes
             assert used < plan.bytes.total - plan.bytes.overhead + (192 << 20)
             assert used <= s.info.n_device_bytes <= 1 << 30
+
+
+def has_second() -> bool:
+    try:
+        machine.device_facts("cuda", 1)
+    except ArgumentError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("layers", [[0, 0, 0, 1, 1, 1], [0, -1, 0, 1, -1, 1], [0, 0, 1, 1, -1, -1]])
+@pytest.mark.parametrize("split", ["all", "some"])
+def test_two_gpus(folder: Path, layers: list[int], split: str) -> None:
+    if not has_second():
+        pytest.skip("one GPU")
+    with Model(write(folder, DEEP, "dense")) as model:
+        head = layers[-1]
+        plan = place(model, split, "exact", devices=layers, head=head, n_devices=2)
+        with (
+            Session(model, **options("exact", 64, 3)) as alone,
+            Session(model, plan=plan, device=["cuda:0", "cuda:1"], **options("exact", 64, 3)) as hybrid,
+        ):
+            assert apart(drive(alone, IDS), drive(hybrid, IDS)) < TOLERANCE
 
 
 def test_refusals(model: Model) -> None:

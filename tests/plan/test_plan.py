@@ -272,6 +272,21 @@ def _places(table: Any, at: tuple[Any, ...] = ()) -> Any:
         yield (*at, step)
 
 
+@pytest.mark.parametrize("device", [1, 1 << 31, 1 << 61])
+def test_devices_that_a_plan_does_not_have(path: Path, device: int) -> None:
+    with Model(path, load=False) as model:
+        good = json.loads(some(model).to_json())
+    layer = next(layer for layer in good["layers"] if layer["on_device"])
+    for place, key in ((layer, "device"), (good, "head_device")):
+        if place[key] < 0:
+            continue
+        before, place[key] = place[key], device
+        with pytest.raises(FormatError, match=f"is no plan: something lies on device {device} of 1"):
+            plans.from_json(json.dumps(good))
+        place[key] = before
+    plans.from_json(json.dumps(good))
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -460,3 +475,15 @@ def test_faster_parts_make_faster_plans(path: Path) -> None:
             fast = dataclasses.replace(RATES, **{name: 4 * getattr(RATES, name)})
             plan = plans.make_plan(model, vram_budget=slow.budget_bytes / 2**30, settings=SMALL, rates=fast)
             assert plan.expected.total_us < slow.expected.total_us
+
+
+@pytest.mark.parametrize("n_vocab", [288, 8192])
+def test_the_least_budget(tmp_path: Path, n_vocab: int) -> None:
+    """It puts something on the device, the output matrix or a layer with its lists; a byte less does not."""
+    path = write_model(tmp_path / "m.gguf", n_vocab=n_vocab)
+    rates = Rates(gpu_bytes_per_s=1e12, cpu_bytes_per_s=1e9, handover_us=0, layer_us=0, ffn_us=0)
+    settings = Settings(n_ctx=64, n_batch=8, overhead_bytes=0, group=1)
+    least = plans.make_plan(path, vram_budget=0, settings=settings, rates=rates).min_bytes
+    assert plans.make_plan(path, vram_budget=least / 2**30, settings=settings, rates=rates).uses_device
+    with pytest.raises(ArgumentError, match="too small"):
+        plans.make_plan(path, vram_budget=(least - 1) / 2**30, settings=settings, rates=rates)

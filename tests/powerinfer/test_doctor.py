@@ -62,6 +62,15 @@ def test_the_report(capsys: Captured) -> None:
     assert out.err == "" and out.out.count("\n") == len(report.rows())
 
 
+def test_every_extra_is_told() -> None:
+    project = (Path(doctor.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    table = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
+    names = {line.split(" = ")[0]: line for line in table.splitlines() if " = [" in line}
+    assert set(doctor.EXTRAS) == set(names) - {"convert", "test", "dev"}
+    for name, packages in doctor.EXTRAS.items():
+        assert all(package in names[name] for package in packages)
+
+
 def test_json(capsys: Captured) -> None:
     assert main(["doctor", "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
@@ -268,10 +277,11 @@ def rows_of(monkeypatch: pytest.MonkeyPatch, driver: machine.GpuDriver, answer: 
 
     def facts(kind: str, index: int = 0, *, measure: bool = False) -> machine.DeviceFacts:
         assert kind == "cuda" and not measure
-        if isinstance(answer, Exception):
-            raise answer
-        assert isinstance(answer, machine.DeviceFacts)
-        return answer
+        found = answer[index] if isinstance(answer, list) else answer
+        if isinstance(found, Exception):
+            raise found
+        assert isinstance(found, machine.DeviceFacts)
+        return found
 
     monkeypatch.setattr(cuda, "device_facts", facts)
     monkeypatch.setattr(machine, "gpus", lambda: driver)
@@ -295,6 +305,9 @@ def test_whether_cuda_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "580 or later" in text["CUDA"]
     assert rows_of(monkeypatch, new, DeviceError("out of order"))["CUDA"].endswith("not used: out of order")
     assert rows_of(monkeypatch, NO_DRIVER, DeviceError("x"))["CUDA"].startswith("built; there is no GPU")
+    two = replace(new, gpus=new.gpus[:1] * 2)
+    text = rows_of(monkeypatch, two, [DeviceError("too old"), FACTS])
+    assert text["CUDA"].startswith("used: NVIDIA Test 9000; not cuda:0: too old") and text["mapping"]
 
 
 def test_cublas_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -45,6 +45,14 @@ def test_choice(pattern: str, wanted: list[str]) -> None:
     assert choose(REPO, NAMES, pattern, ["READ*"])[1] == [*wanted, "README.md"]
 
 
+@pytest.mark.parametrize(
+    "name", ["../up.gguf", "a/../../up.gguf", "/etc/up.gguf", "a\\..\\up.gguf", "a//up.gguf"]
+)
+def test_names_that_lead_elsewhere(name: str) -> None:
+    with pytest.raises(ArgumentError, match="leads out"):
+        choose(REPO, [name], None, ())
+
+
 def test_choices_that_cannot_be() -> None:
     for pattern, message in ((None, "several"), ("*.bin", "small.Q4_0.gguf"), ("*", "several")):
         with pytest.raises(ArgumentError, match=message):

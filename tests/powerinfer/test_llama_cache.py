@@ -176,3 +176,11 @@ def test_a_saved_state_knows_its_model(llama: OpenLlama, tmp_path: Path) -> None
     path = models.write(tmp_path / "twice.gguf", models.metadata(spec), models.file_tensors(spec, weights))
     with pytest.raises(ValueError, match="another model"):
         llama(path).load_state(saved)
+
+
+def test_files_that_somebody_else_has_put_there(tmp_path: Path) -> None:
+    cache = LlamaDiskCache(tmp_path)
+    cache[[1, 2]] = state([1, 2])
+    (tmp_path / "deep.pistate").write_bytes(b"PIstate1" + (4000).to_bytes(4, "little") + b"[" * 4000)
+    os.mkfifo(tmp_path / "pipe.pistate")
+    assert cache[[1, 2]].input_ids.tolist() == [1, 2]

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from powerinfer import ArgumentError, DeviceError, Llama, devices, machine, opening
+from powerinfer import ArgumentError, DeviceError, FormatError, Llama, devices, machine, opening
 from powerinfer.machine import Gpu, GpuDriver
+from powerinfer.opening import Opening
 from powerinfer.plan import Rates, Settings, make_plan
 from powerinfer.plan.rates import HOST_RATES
 from powerinfer.session import Model, Session
@@ -126,6 +127,13 @@ def test_a_budget_that_is_too_small_says_what_fits(relu_path: Path) -> None:
         ({"vram_budget": 1, "devices": []}, "empty"),
         ({"vram_budget": 1, "devices": [1.5]}, "names or numbers"),
         ({"devices": "host"}, "needs a vram_budget"),
+        ({"vram_budget": []}, "vram_budget is an empty list"),
+        ({"vram_budget": b"1"}, "vram_budget is b'1'"),
+        ({"vram_budget": 10**400}, "vram_budget is 4.6.*e.18 GiB"),
+        ({"vram_budget": -(10**400)}, "vram_budget is -4.6.*e.18 GiB"),
+        ({"devices": []}, "devices is an empty list; vram_budget=0"),
+        ({"devices": 1.5}, "names or numbers"),
+        ({"n_ctx": "AUTO", "vram_budget": 0}, "n_ctx is 'AUTO', it must be a number or \"auto\""),
     ],
 )
 def test_budgets_and_devices_that_cannot_be(relu_path: Path, options: dict[str, Any], says: str) -> None:
@@ -230,6 +238,88 @@ def test_what_is_free_is_the_budget(cards: pytest.MonkeyPatch) -> None:
         devices.choose_devices(1, [2])
 
 
+def test_a_gpu_that_is_full(cards: pytest.MonkeyPatch) -> None:
+    """Asked for, it is an error; else a warning, and the CPU."""
+    cards.setattr(devices, "facts_of", lambda kind, index: fact())
+    cards.setattr(machine, "gpus", lambda: driver(replace(CARD, free_bytes=700 << 20)))
+    with pytest.raises(DeviceError, match=r"as asked: no more than 0.68 GiB .* are free.*vram_budget=0"):
+        devices.choose_devices(None, "cuda")
+    with pytest.warns(UserWarning, match=r"is not used: no more than 0.68 GiB"):
+        assert devices.choose_devices(None, None) is None
+
+
+def test_one_gpu_that_cannot_be_used_leaves_the_others(cards: pytest.MonkeyPatch) -> None:
+    def facts(kind: str, index: int) -> machine.DeviceFacts:
+        if index == 0:
+            raise DeviceError("compute capability 3.5 is too old")
+        return fact()
+
+    cards.setattr(devices, "facts_of", facts)
+    cards.setattr(machine, "gpus", lambda: driver(CARD, CARD, CARD))
+    with pytest.warns(UserWarning, match=r"^cuda:0 \(Card\) is not used: .*too old"):
+        found = devices.choose_devices(None, None)
+    assert found is not None and found.indices == (1, 2) and len(found.budgets) == 2
+    with pytest.raises(DeviceError, match="too old"):
+        devices.choose_devices(1, [0])
+
+
+def opening_of(model: Model, budgets: list[float], **options: Any) -> Opening:
+    """Of stand-ins that nobody asked for."""
+    found = devices.Devices(
+        kind="host",
+        indices=tuple(range(len(budgets))),
+        budgets=tuple(int(gib * devices.GIB) for gib in budgets),
+        automatic=True,
+    )
+    values: dict[str, Any] = {"n_ctx": 0, "n_batch": 16, "sparsity": "auto", "type_k": None, "type_v": None}
+    return Opening(model, devices=found, **(values | options))
+
+
+def test_a_small_gpu_is_not_in_the_way_of_a_large_one(relu_path: Path) -> None:
+    enough = budget_of(relu_path, 1, n_batch=16)
+    with Model(relu_path) as model:
+        opening = opening_of(model, [1e-4, enough])
+        with opening.open() as session:
+            assert session.info.n_device_bytes > 0
+        assert opening.devices is not None and opening.devices.indices == (1,)
+        assert opening.plan is not None and opening.plan.uses_device
+
+
+def test_a_gpu_that_is_too_small_for_anything(relu_path: Path, cards: pytest.MonkeyPatch) -> None:
+    """The CPU computes, with the context that its own memory holds."""
+    with Model(relu_path) as model:
+        opening = opening_of(model, [1e-4, 1e-4], n_ctx="auto")
+        with pytest.warns(UserWarning, match="is not used: a budget of .* is too small"), opening.open() as s:
+            assert s.info.n_device_bytes == 0 and s.info.n_ctx == model.info.n_ctx_train
+        assert opening.plan is None and opening.devices is None
+
+
+def test_statistics_of_another_model(relu_path: Path, tmp_path: Path, cards: pytest.MonkeyPatch) -> None:
+    """A plan that is asked for is refused; a model that needs none opens."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(relu_path.read_bytes())
+    (tmp_path / "activation").mkdir()
+    (tmp_path / "activation" / "activation_0.pt").write_bytes(b"no")
+    enough = budget_of(relu_path, 1, n_batch=16)
+    with pytest.raises(FormatError, match="activation"):
+        Llama(path, vram_budget=enough, devices="host", verbose=False)
+    with Model(path) as model:
+        opening = opening_of(model, [enough])
+        with pytest.warns(UserWarning, match="is not used: .*activation"):
+            opening.open().close()
+        assert opening.plan is None
+
+
+def test_neurons_that_would_be_read_in_place(relu_path: Path) -> None:
+    gib = budget_of(relu_path, 0.6, n_batch=16)
+    rates = replace(HOST_RATES, in_place_bytes_per_s=1e10)
+    settings = Settings(overhead_bytes=0, group=1, n_batch=16)
+    plan = make_plan(relu_path, vram_budget=gib, rates=rates, settings=settings)
+    assert any(len(layer.pcie) for layer in plan.layers)
+    with pytest.warns(UserWarning, match=r"of \d+ neurons .* the CPU computes them instead"):
+        Llama(relu_path, plan=plan, devices="host", n_batch=16, verbose=False).close()
+
+
 def test_rates_that_were_measured(cards: pytest.MonkeyPatch) -> None:
     from powerinfer.plan import rates
 
@@ -279,7 +369,7 @@ def test_a_file_larger_than_memory_warns(relu_path: Path, monkeypatch: pytest.Mo
 # ---- progress while weights are brought over
 
 
-def test_progress_of_a_session(relu_path: Path) -> None:
+def test_progress_of_a_session(relu_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gib = budget_of(relu_path, 0.5, n_batch=16)
     settings = Settings(overhead_bytes=0, n_batch=16, group=1)
     plan = make_plan(relu_path, vram_budget=gib, rates=HOST_RATES, settings=settings)
@@ -294,6 +384,13 @@ def test_progress_of_a_session(relu_path: Path) -> None:
         def interrupt(done: int, total: int) -> None:
             raise KeyboardInterrupt
 
+        with pytest.raises(KeyboardInterrupt):
+            Session(model, progress=interrupt, **options)
+
+        def before_its_first_line(*_: object) -> int:  # where a signal that came meanwhile is seen
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("powerinfer.session._Reporter._call", before_its_first_line)
         with pytest.raises(KeyboardInterrupt):
             Session(model, progress=interrupt, **options)
         Session(model, **options).close()

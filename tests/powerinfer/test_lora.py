@@ -151,6 +151,7 @@ def test_files_that_are_refused(llama: OpenLlama, tmp_path: Path, relu_path: Pat
         (FormatError, "shapes", {**good, a: good[a][:, :-1]}, {}),
         (FormatError, "shapes", {**good, b: good[b][:-1]}, {}),
         (FormatError, "no numbers", {**good, a: nan}, {}),
+        (FormatError, "too large", {**good, a: good[a] * 1e38}, {"adapter__lora__alpha": 1e6}),
         (FormatError, "blk.7.attn_q", {name.replace("blk.1", "blk.7"): v for name, v in good.items()}, {}),
         (UnsupportedError, "no part of a LoRA pair", {a: good[a]}, {}),
         (UnsupportedError, "no part of a LoRA pair", {**good, **one}, {}),

@@ -92,6 +92,18 @@ def test_what_the_context_holds_stays(path: Path) -> None:
         assert not llm._online.improve(llm._ctx)  # too little was counted since
 
 
+def test_other_sequences_stay(path: Path) -> None:
+    """While one holds something the session is not replaced."""
+    with open_llama(path, online_statistics=True, n_seq=2, n_pool=256) as llm:
+        llm._online = online.OnlineStatistics(llm._opening, every=20)  # type: ignore[arg-type]
+        llm.eval(list(range(3, 53)))
+        llm.session.copy(1, 0)
+        before = llm.session
+        assert not llm._online.improve(llm._ctx) and llm.session is before and before.length(1) == 50
+        before.drop(1)
+        assert llm._online.improve(llm._ctx) and llm.session is not before and llm.n_tokens == 50
+
+
 def test_thresholds_stay(path: Path) -> None:
     with open_llama(path, online_statistics=True, threshold=0.25) as llm:
         llm._online = online.OnlineStatistics(llm._opening, every=20)  # type: ignore[arg-type]
@@ -109,14 +121,22 @@ def test_a_session_that_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyP
         assert opening is not None
         real = opening.session
 
-        def session(*args: Any) -> Any:
+        problem: BaseException = OutOfMemoryError("no")
+
+        def session(*args: Any, **more: Any) -> Any:
             if opening.plan is not plan:
-                raise OutOfMemoryError("no")
-            return real(*args)
+                assert more["strict"]  # not on the CPU, where a session of the plan before is possible
+                raise problem
+            return real(*args, **more)
 
         monkeypatch.setattr(opening, "session", session)
-        llm._online.improve(llm._ctx)
+        assert not llm._online.improve(llm._ctx) and llm._online.n_changes == 0
         assert llm.plan is plan and llm.n_tokens == 50
+        llm.eval([3] * 20)
+        problem = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            llm._online.improve(llm._ctx)
+        assert llm.plan is plan and llm.n_tokens == 70
         llm.eval([3])
 
 

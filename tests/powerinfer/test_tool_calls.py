@@ -311,3 +311,14 @@ def test_a_call_and_a_format_at_once(llama: OpenLlama) -> None:
         llama(chat_format="chatml", n_ctx=1024).create_chat_completion(
             MESSAGES, tools=TOOLS, tool_choice="required", response_format={"type": "json_object"}
         )
+
+
+def test_one_call_at_most() -> None:
+    form = ToolFormat.of(TEMPLATES["hermes"])
+    call = f"<tool_call>{json.dumps(PLANT)}</tool_call>"
+    for parts in ([f"Well. {call}\n{call} Done"], [*f"Well. {call}\n{call} Done"]):
+        parser = ToolCallParser(form, TOOLS, one=True)
+        found = [item for part in parts for item in parser.push(part)] + parser.finish()
+        texts = [item for item in found if isinstance(item, str)]
+        calls = [item for item in found if not isinstance(item, str)]
+        assert "".join(texts) == "Well. " and len(calls) == 1

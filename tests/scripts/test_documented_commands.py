@@ -16,6 +16,7 @@ PAGES = (
     "scripts/make_demo.sh",
     "powerinfer/demo/README.md",
     "docs/integrations.md",
+    "docs/performance.md",
 )
 
 

@@ -91,6 +91,47 @@ def test_lines_of_the_kernels(tmp_path: Path) -> None:
     assert last == "| avx512 | Q4_0 | 30.1 | 26.2 (87 %) | 16.4 (54 %) | 9.0 (30 %) |  | 18.5 (101 %) |"
 
 
+GPU_RUN = {
+    "shape": "falcon-40b",
+    "type": "F16",
+    "layers": 20,
+    "prompts": [64, 512],
+    "budget": 8.4,
+    "sparsity": "predicted",
+    "active": 200.0,
+    "active_gpu": 50.0,
+    "tokens_per_s": 50.0,
+    "best_tokens_per_s": 62.5,
+    "ms": 20.0,
+    "mb_per_token": 9000.0,
+    "share_if_all_on_gpu": 0.125,
+    "gpu_counted_gib": 8.125,
+    "prompt_tokens_per_s": {"64": 1234.4},
+    "plan": {"hot_share": 0.25, "expected_tokens_per_s": 40.0},
+    "ceilings": {
+        "before": {"gpu": 4100.0, "cpu": 150.0, "copy": 55.5, "in_place": 51.0, "threads": 15},
+        "after": {"gpu": 4200.0, "cpu": 100.0, "copy": 55.25, "in_place": 51.0, "threads": 15},
+    },
+}
+
+
+def test_tables_of_a_gpu(tmp_path: Path) -> None:
+    report = {"commit": "", "cpu": "a processor", "isa": "amx", "gpu": "a card", "rows": {"falcon": GPU_RUN}}
+    (tmp_path / "gpu.json").write_text(json.dumps(report), encoding="utf-8")
+    last = tables.gpu_decode_table(tmp_path).splitlines()[-1]
+    assert last.startswith(
+        "| falcon-40b F16, 20 layers | predicted | 8.12 of 8.4 | 25 % | 25 % | 50.0 | 62.5 |"
+    )
+    assert last.endswith("| 40.0 | 9000 | 450 | 12 % |")
+    last = tables.gpu_prompt_table(tmp_path).splitlines()[-1]
+    assert last == "| falcon-40b F16, 20 layers | 8.4 GiB | 64 | 1,234 | 25 % |"
+    long = GPU_RUN | {"layers": 0, "prompts": [256, 4096]}
+    assert tables.row_title(long) == "falcon-40b F16, chunks of 2048"
+    machine = tables.gpu_machine_table(tmp_path)
+    assert "a processor, 15 threads, amx" in machine and "commit" not in machine
+    assert "| 4,100 to 4,200 GB/s, in 2 measurements" in machine and "| 55.2 to 55.5 GB/s |" in machine
+
+
 def test_commands_without_places(tmp_path: Path) -> None:
     write(tmp_path, "decode", RUN, RUN)
     assert list(tables.commands(tmp_path)) == ["POWERINFER_ISA=amx powerinfer bench m.gguf -p 0"]

@@ -284,7 +284,7 @@ def test_partly_on_a_device() -> None:
         async with AsyncLlama.demo(n_ctx=256, n_parallel=4, n_threads=1, verbose=False, **options) as llm:
             work = [llm.create_completion(p, max_tokens=6, temperature=0) for p in PROMPTS]
             results = await asyncio.gather(*work)
-            view = engine_view(llm, "demo")
+            view = engine_view(llm, llm.llama.info(), "demo")
         assert all(len(text_of(result)) > 6 for result in results)
         assert 0 < view["vram"]["used_bytes"] <= view["vram"]["budget_bytes"] == int(0.014 * (1 << 30))
         assert {layer["where"] for layer in view["layers"]} == {"cpu", "both"}

@@ -368,6 +368,78 @@ def test_a_hook_that_fails_is_its_own_misfortune(make: MakeScheduler) -> None:
     assert scheduler.stats().n_ended == {"error": 2, "length": 1}
 
 
+def test_a_hook_that_would_end_the_program(make: MakeScheduler) -> None:
+    scheduler = make()
+
+    def leave(*_: object) -> None:
+        raise SystemExit("enough")
+
+    with pytest.raises(RuntimeError, match="SystemExit: enough"):
+        list(scheduler.submit(prompt(5), choice(processors=LogitsProcessorList([leave])), limit=5))
+
+    def panic(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
+        scheduler.visit(prompt(5), panic)
+    assert len(list(scheduler.submit(prompt(5), choice(), limit=5))) == 5
+
+
+def test_a_visit_is_cancelled(make: MakeScheduler) -> None:
+    scheduler = make(max_running=1)
+    (running,), go = blocked(scheduler, 1)
+    with pytest.raises(ClosedError, match="cancelled"):
+        scheduler.embed(prompt(5, 1), begun=lambda stream: stream.cancel())
+    go.set()
+    list(running)
+
+
+def test_who_is_cancelled_while_he_gives_way(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    preempt = Scheduler._preempt
+    cancelled: list[Stream] = []
+    waited: list[bool] = []
+
+    def observed(self: Scheduler) -> None:
+        youngest = self._running[-1]
+        preempt(self)
+        if not cancelled:  # as if it came before the lock was taken
+            youngest.stream.is_cancelled = True
+            cancelled.append(youngest.stream)
+
+    leave = Scheduler._leave
+
+    def left(self: Scheduler) -> None:
+        leave(self)
+        waited.extend(job.stream in cancelled for job in self._waiting)
+
+    monkeypatch.setattr(Scheduler, "_preempt", observed)
+    monkeypatch.setattr(Scheduler, "_leave", left)
+    scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4)
+    streams = [scheduler.submit(prompt(30, i), choice(), limit=100) for i in range(4)]
+    for stream in streams:
+        list(stream)
+    assert cancelled[0].reason == "cancelled" and not any(waited)
+
+
+def test_answers_computed_again_take_little_memory(
+    make: MakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[int] = []
+    feed = Session.feed
+
+    def observed(self: Session, tokens: Any, **options: Any) -> None:
+        wanted.append(sum(options["want_logits"]))
+        feed(self, tokens, **options)
+
+    monkeypatch.setattr(Session, "feed", observed)
+    scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4)
+    streams = [scheduler.submit(prompt(30, i), choice(), limit=100) for i in range(4)]
+    for stream in streams:
+        list(stream)
+    assert scheduler.stats().n_preempted >= 1
+    assert max(wanted) <= 4 * 32
+
+
 def test_an_engine_that_fails_leaves_nobody_waiting(
     make: MakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,6 +201,92 @@ def test_wrong_values(http: Any, body: dict[str, Any], status: int, param: str) 
     assert str(error_of(response)["param"]).startswith(param)
 
 
+def test_of_many_mistakes_one_is_told() -> None:
+    """A body of 8 MiB has room for millions; each costs time and memory."""
+    from pydantic import BaseModel, ValidationError
+
+    from powerinfer.server import schemas
+
+    n = 1000
+    cases: list[tuple[type[BaseModel], dict[str, Any]]] = [
+        (schemas.ChatRequest, {"messages": [1] * n}),
+        (schemas.ChatRequest, {"messages": [{"role": "user", "content": [1] * n}]}),
+        (schemas.ChatRequest, {"messages": [{"role": "user", "content": "a"}], "tools": [1] * n}),
+        (schemas.CompletionRequest, {"prompt": [[-1]] * n}),
+        (schemas.CompletionRequest, {"prompt": "a", "stop": [1] * n}),
+        (schemas.CompletionRequest, {"prompt": "a", **{f"a{i}": 1 for i in range(n)}}),
+        (schemas.CompletionRequest, {"prompt": "a", "logit_bias": {f"a{i}": 1 for i in range(100 * n)}}),
+        (schemas.EmbeddingRequest, {"input": [-1] * n}),
+        (schemas.DetokenizeRequest, {"tokens": [-1] * n}),
+    ]
+    for kind, body in cases:
+        with pytest.raises(ValidationError) as caught:
+            kind.model_validate(body)
+        assert caught.value.error_count() < 10, (kind, list(body))
+
+
+def test_one_tool_call_at_most(http: Any) -> None:
+    pytest.importorskip("llguidance", reason="the extra powerinfer[grammar] is not installed")
+    tools = [{"type": "function", "function": {"name": n, "parameters": {"enum": [{}]}}} for n in ("f", "g")]
+    body = {**CHAT, "tools": tools, "tool_choice": "required", "max_tokens": 100, "n": 4, "temperature": 2.0}
+    for more, most in (({}, 8), ({"parallel_tool_calls": False}, 1)):
+        answer = http.post("/v1/chat/completions", json=body | {"seed": 1} | more).json()
+        counts = [len(choice["message"]["tool_calls"]) for choice in answer["choices"]]
+        assert 1 <= max(counts) <= most
+        if most == 1:
+            assert {choice["finish_reason"] for choice in answer["choices"]} == {"tool_calls"}
+
+
+def test_messages_of_tools_with_parts(http: Any) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    part = [{"type": "text", "text": "Hi"}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": part},
+        {"role": "user", "content": part},
+        {"role": "assistant", "content": part, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": part},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    said = []
+    for content in (part, "Hi"):
+        body = {"messages": [m | {"content": content} for m in messages], "tools": tools, "max_tokens": 1}
+        response = http.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        said.append(response.json()["usage"]["prompt_tokens"])
+    assert said[0] == said[1]
+    for wrong in ({"tool_calls": 5}, {"content": [{"type": "image_url"}], "tool_calls": [call]}):
+        body = {"messages": [messages[1], {"role": "assistant", **wrong}], "tools": tools}
+        assert http.post("/v1/chat/completions", json=body).status_code == 400
+
+
+def test_what_takes_too_long_to_compile(http: Any) -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {} for i in range(1000)}}
+    for name, value in (
+        ("grammar", "root ::= " + '"a" ' * 3000),
+        ("response_format", {"type": "json_object", "schema": schema}),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": schema}}]),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("powerinfer.server.schemas.MAX_FORM_BYTES", 10_000)
+            response = http.post("/v1/chat/completions", json=CHAT | {name: value})
+        assert response.status_code == 422 and error_of(response)["param"].startswith(name), response.text
+
+
+def test_what_is_nested_deeply(http: Any) -> None:
+    deep: Any = "a"
+    for _ in range(600):
+        deep = [deep]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": deep}}}
+    for body in (
+        {"messages": [{"role": "user", "content": "a", "more": deep}]},
+        {"messages": [{"role": "assistant", "tool_calls": [call]}]},
+        {**CHAT, "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": deep}}}]},
+        {**CHAT, "response_format": {"type": "json_object", "schema": {"a": deep}}},
+    ):
+        response = http.post("/v1/chat/completions", json=body)
+        assert response.status_code in (200, 400, 422), response.text
+
+
 def test_wrong_without_a_name(http: Any) -> None:
     for body, code in (
         ({"prompt": "word " * 3000}, "context_length_exceeded"),
@@ -400,6 +486,55 @@ def test_bodies_that_do_not_come(demo: AsyncLlama) -> None:
             head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             sock.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
             assert b" 408 " in sock.recv(1000).splitlines()[0]
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_headers_that_do_not_come(demo: AsyncLlama, before: bytes) -> None:
+    with serving(demo, ends_model=False, headers_timeout_s=0.3) as address:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as sock:
+            if before:
+                sock.sendall(before)
+                assert b"200 OK" in sock.recv(1000)
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+            rest = b""
+            while part := sock.recv(1000):  # until it is closed
+                rest += part
+            assert b"HTTP/1.1" not in rest
+
+
+def test_an_answer_may_take_longer_than_headers(demo: AsyncLlama, slow: None) -> None:
+    with serving(demo, ends_model=False, headers_timeout_s=0.2) as address:
+        asked = {"prompt": "Once", "max_tokens": 20, "temperature": 1.0}
+        assert httpx.post(f"{address}/v1/completions", json=asked, timeout=30).status_code == 200
+
+
+def test_looking_does_not_wait_for_the_engine(url: str, demo: AsyncLlama) -> None:
+    with demo.llama.session._lock, httpx.Client(base_url=url, timeout=20) as http:
+        for path in ("/health", "/v1/models", "/v1/models/demo", "/v1/engine", "/metrics"):
+            assert http.get(path).status_code == 200
+
+
+def test_paths_behind_a_proxy() -> None:
+    from powerinfer.server import Settings
+    from powerinfer.server.guard import Guard
+
+    passed: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["path"])
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{", "more_body": False}
+
+    async def send(message: Any) -> None:
+        pass
+
+    guard = Guard(app, Settings(), open_paths=set(), post_paths={"/v1/completions"}, max_requests=1)
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "headers": headers, "root_path": "/llm"}
+    asyncio.run(guard(scope | {"path": "/llm/v1/completions"}, receive, send))
+    assert not passed  # the body was looked at
 
 
 def test_readers_that_stop_reading(demo: AsyncLlama) -> None:
