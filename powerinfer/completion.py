@@ -203,6 +203,8 @@ class Completions(Choosing):
             options |= dict(tool_choice=tool_choice, response_format=response_format, max_tokens=max_tokens)
             options |= dict(stop=[] if stop is None else stop, stream=stream, model=model, grammar=grammar)
             options |= dict(logprobs=logprobs, top_logprobs=top_logprobs)
+            if parallel_tool_calls is not None:
+                options["parallel_tool_calls"] = parallel_tool_calls
             handled: ChatCompletion = self.chat_handler(llama=self, messages=messages, **options)
             return handled
         from .answer import chat_completion, chat_completion_chunks

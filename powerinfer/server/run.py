@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..async_llama import AsyncLlama
@@ -32,6 +34,16 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.begin_close()
         await super().shutdown(sockets)
+
+
+def quiet(app: ASGIApp) -> ASGIApp:
+    """Without a traceback for each answer that is cut off because the server was told twice to end."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return run
 
 
 def _protocol(headers_timeout_s: float) -> Any:
@@ -91,7 +103,7 @@ def open_server(llm: AsyncLlama, settings: Settings) -> tuple[uvicorn.Server, so
     be had."""
     sock = _listen(settings)
     config = uvicorn.Config(
-        create_app(llm, settings),
+        quiet(create_app(llm, settings)),
         http=_protocol(settings.headers_timeout_s),
         log_level="info" if settings.access_log else "warning",
         access_log=settings.access_log,

@@ -166,6 +166,28 @@ def test_cancelling_a_task_frees_its_place(demo: AsyncLlama, stream: bool) -> No
     run(main())
 
 
+def test_cancelling_a_vector_frees_its_place(relu_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncLlama(relu_path, n_parallel=1, n_threads=1, verbose=False) as llm:
+            hooks, reached, go = gate()
+            first = asyncio.create_task(
+                llm.create_completion([5, 6, 7], logits_processor=hooks, max_tokens=5)
+            )
+            while not reached.is_set():
+                await asyncio.sleep(0.005)
+            task = asyncio.create_task(llm.embed([5, 6, 7]))
+            while not llm.stats().waiting:
+                await asyncio.sleep(0.005)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not llm.stats().waiting
+            go.set()
+            await first
+
+    run(main())
+
+
 def test_leaving_a_stream(demo: AsyncLlama) -> None:
     async def main() -> None:
         stream = await demo.create_completion("Once upon a time", stream=True, temperature=1.0)

@@ -537,6 +537,24 @@ def test_paths_behind_a_proxy() -> None:
     assert not passed  # the body was looked at
 
 
+def test_told_twice_to_end() -> None:
+    from powerinfer.server.run import quiet
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError
+
+    async def main() -> None:
+        task = asyncio.ensure_future(quiet(app)({"type": "http"}, nothing, nothing))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    asyncio.run(main())
+
+
 def test_readers_that_stop_reading(demo: AsyncLlama) -> None:
     from powerinfer.server.events import EventStream
 
