@@ -4,7 +4,7 @@
 #     scripts/bench_cpu.sh MODELS OUT [PART ...]
 #
 # MODELS: a folder for the models, which scripts/make_model.py writes where they are missing (17 GB). OUT: a folder for
-# the raw results, JSON lines; scripts/performance_tables.py makes tables of them. PARTs (all): decode sparse prompt
+# the raw results, JSON lines; scripts/performance_tables.py makes tables of them. PARTs (all): decode sparse many prompt
 # isa peers kernels llama threads peak.
 #
 # PYTHON    the Python with powerinfer, and with llama-cpp-python for "peers"
@@ -19,7 +19,7 @@ set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,8p' "$0" | cut -c3- >&2; exit 2; }
 models=$1 out=$2
 shift 2
-parts=${*:-decode sparse prompt isa peers kernels llama threads peak}
+parts=${*:-decode sparse many prompt isa peers kernels llama threads peak}
 scripts=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3} layers=${LAYERS:-8} rounds=${ROUNDS:-5} threads=${THREADS:-1,2,4,8,16}
 mkdir -p "$models" "$out"
@@ -71,6 +71,10 @@ for part in $parts; do
     sparse)
         for type in F16 Q4_0; do
             bench sparse.jsonl "$(model $type powerinfer)" -p 0 -n 32 --sparsity dense,exact,predicted
+        done ;;
+    many)
+        for type in F16 Q4_0; do
+            bench many.jsonl "$(model $type powerinfer)" -p 0 -n 16 -np 1,2,4,8 --sparsity exact,predicted
         done ;;
     prompt)
         for type in F16 Q8_0 Q4_0 Q4_K_M; do

@@ -119,6 +119,23 @@ def sparse_table(folder: Path) -> str:
     return decode_table(folder, "sparse")
 
 
+def many_table(folder: Path) -> str:
+    """Sequences decoded together beside one, in the same run."""
+    rows, alone = [], {}
+    for row in load(folder, "many"):
+        name = f"{row['model'].removesuffix('.gguf')}, {row['sparsity']}"
+        what = (name, *row.get("budgets", ()))
+        if row["n_seq"] == 1:
+            alone[what] = row["median"]
+        gain = row["median"] / alone[what] if what in alone else None
+        budgets = " and ".join(f"{n / 2**30:g}" for n in row.get("budgets", ())) or "none"
+        mb = f"{row['bytes_per_token'] / 1e6:.0f}"
+        shown = "" if gain is None else f"{gain:.2f}"
+        rows.append([name, budgets, str(row["n_seq"]), speed(row), mb, percent(row["active"], 1), shown])
+    head = ["model, mode", "GiB of GPU memory", "sequences", "tokens/s", "MB/token", "active"]
+    return markdown([*head, "of one sequence"], rows)
+
+
 def prompt_table(folder: Path) -> str:
     rows = [
         [weights(row), row["test"], speed(row), f"{row['gflop_per_s']:.0f}"] for row in load(folder, "prompt")
@@ -300,6 +317,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "machine": machine_table,
     "decode": decode_table,
     "sparse": sparse_table,
+    "many": many_table,
     "prompt": prompt_table,
     "isa": isa_table,
     "peers": peers_table,

@@ -16,17 +16,26 @@ class Case:
     n_gen: int
     depth: int
     """Tokens that the context holds before."""
+    n_seq: int = 1
+    """Sequences that are decoded together, a token of each in a step; above 1 there is no prompt."""
 
     @property
     def name(self) -> str:
-        """ "pp512", "tg32", "pp512+tg32", and "@ d4096" where the context is not empty."""
+        """ "pp512", "tg32", "pp512+tg32", "tg32 x 8" of 8 sequences, and "@ d4096" where the context is not
+        empty."""
         parts = [f"pp{self.n_prompt}"] * bool(self.n_prompt) + [f"tg{self.n_gen}"] * bool(self.n_gen)
-        return "+".join(parts) + (f" @ d{self.depth}" if self.depth else "")
+        many = f" x {self.n_seq}" if self.n_seq > 1 else ""
+        return "+".join(parts) + many + (f" @ d{self.depth}" if self.depth else "")
 
     @property
     def n_tokens(self) -> int:
         """That are timed."""
-        return self.n_prompt + self.n_gen
+        return self.n_prompt + self.n_gen * self.n_seq
+
+    @property
+    def n_positions(self) -> int:
+        """That each sequence needs."""
+        return self.depth + self.n_prompt + self.n_gen
 
 
 def numbers(option: str, texts: Sequence[str], *, least: int = 0) -> list[int]:
@@ -55,15 +64,22 @@ def pairs(option: str, texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def cases(
-    prompts: Sequence[str], gens: Sequence[str], both: Sequence[str], depths: Sequence[str]
+    prompts: Sequence[str],
+    gens: Sequence[str],
+    both: Sequence[str],
+    depths: Sequence[str],
+    sequences: Sequence[str] = ("1",),
 ) -> list[Case]:
-    """All of them at every depth, from the texts of -p, -n, -pg and -d. Raises ArgumentError."""
+    """All of them at every depth, decoding for every number of sequences, from the texts of -p, -n, -pg, -d
+    and -np. Raises ArgumentError."""
+    many = numbers("-np", sequences, least=1)
     sizes = [(n, 0) for n in numbers("-p", prompts)] + [(0, n) for n in numbers("-n", gens)]
     sizes = [size for size in sizes if sum(size)] + pairs("-pg", both)
     if not sizes:
         raise ArgumentError("nothing to measure: no -p, -n or -pg above 0")
     return [
-        Case(n_prompt=n_prompt, n_gen=n_gen, depth=depth)
+        Case(n_prompt=n_prompt, n_gen=n_gen, depth=depth, n_seq=n_seq)
         for depth in numbers("-d", depths)
         for n_prompt, n_gen in sizes
+        for n_seq in ([1] if n_prompt else many)
     ]

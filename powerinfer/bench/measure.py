@@ -28,11 +28,12 @@ class Result:
     test: str
     n_prompt: int
     n_gen: int
+    n_seq: int
     depth: int
     threads: int
     sparsity: str
     tokens_per_s: float
-    """Mean over the repetitions."""
+    """Mean over the repetitions; of all sequences together."""
     spread: float
     """Standard deviation of tokens_per_s over the repetitions."""
     median: float
@@ -91,7 +92,7 @@ def measure(
     them alike.
 
     ceiling_bytes: read to measure the memory's rate beside decoding; 0: not measured. tick: called after each
-    repetition. The session is left with `depth` tokens in sequence 0.
+    repetition. The session is left with `depth` tokens in each of the case's sequences, the first ones.
     """
     rng = np.random.default_rng(1)
     threads, n_vocab = session.info.n_threads, session.model.info.n_vocab
@@ -103,10 +104,11 @@ def measure(
         return machine.read_rate(threads, ceiling_bytes, 2) / 1e9
 
     has_ceiling = bool(ceiling_bytes and case.n_gen and not case.n_prompt)
-    prompt, generated = tokens(case.n_prompt), tokens(case.n_gen)
-    session.drop()
-    if case.depth:
-        session.feed(tokens(case.depth), want_logits=False)
+    prompt, generated = tokens(case.n_prompt), tokens(case.n_gen * case.n_seq).reshape(-1, case.n_seq)
+    for seq in range(case.n_seq):
+        session.drop(seq)
+        if case.depth:
+            session.feed(tokens(case.depth), seq=seq, want_logits=False)
     samples = {mode: _Samples() for mode in modes}
     for repetition in range(-1 if warm_up else 0, repetitions):
         for mode, found in samples.items():
@@ -131,18 +133,20 @@ def _once(session: Session, case: Case, prompt: Tokens, generated: Tokens) -> _R
         run.seconds += time.perf_counter() - start
         run.n_bytes += session.last_total.bytes
     elif case.n_gen:  # wakes the threads
-        session.feed(generated[:1])
+        session.feed(generated[0, :1])
         session.cut(case.depth)
-    for token in generated:
+    sequences = list(range(case.n_seq))
+    for step_tokens in generated:
         start = time.perf_counter()
-        session.feed([int(token)])
+        session.feed(step_tokens, seq=sequences, want_logits=True)
         run.seconds += time.perf_counter() - start
         run.n_bytes += session.last_total.bytes
         for step in session.last_step:
             run.active += step.n_active
             run.computed += step.n_computed
             run.pairs += step.n_sparse * session.model.info.n_ff
-    session.cut(case.depth)
+    for seq in sequences:
+        session.cut(case.depth, seq=seq)
     return run
 
 
@@ -159,6 +163,7 @@ def _result(session: Session, case: Case, mode: str, found: _Samples) -> Result:
         test=case.name,
         n_prompt=case.n_prompt,
         n_gen=case.n_gen,
+        n_seq=case.n_seq,
         depth=case.depth,
         threads=session.info.n_threads,
         sparsity=mode,

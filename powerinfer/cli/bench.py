@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,20 +13,25 @@ from typing import Any
 
 from .. import machine
 from ..bench import DIGEST_TOKENS, Result, cases, describe, logits_digest, measure, numbers, resident_pages
+from ..devices import choose_devices
 from ..errors import ArgumentError
 from ..facts import SPARSITY
 from ..file import ModelFile, find_model
-from ..session import Model, Session, Sparsity
+from ..opening import Opening, summary
+from ..session import Model, Sparsity
 from ..terminal import Bar, harmless
-from .options import MODEL_HELP, open_with_examples
+from .options import MODEL_HELP, devices, open_with_examples, vram_budget
 from .table import columns
 
 EXAMPLES = """
 powerinfer bench model.gguf
 powerinfer bench model.gguf --sparsity predicted,dense -p 0 -n 64
 powerinfer bench model.gguf -t 4,8,16 -d 0,2048
+powerinfer bench model.gguf -p 0 -np 1,8
+powerinfer bench model.gguf --vram-budget 8
 """
 
+BLOCK = 64  # positions of the KV pool that belong to one sequence
 READ_BYTES = 2 << 30  # more than any last-level cache
 
 
@@ -46,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_list("-n", "--n-gen", metavar="N,...", help="decoded tokens; 0: none", default="32")
     add_list("-pg", dest="both", metavar="PP,TG", help="a prompt and decoding after it, in one time")
     add_list("-d", "--depth", metavar="N,...", help="tokens that are in the context before", default="0")
+    add_list("-np", "--n-sequences", metavar="N,...", help="sequences decoded together", default="1")
     add_list("-t", "--n-threads", metavar="N,...", help="threads", default="physical cores")
     add_list("--sparsity", metavar="MODE,...", help=f"{', '.join(SPARSITY)}", default="auto")
     parser.add_argument("-r", "--repetitions", type=int, metavar="N", default=3, help="default 3")
@@ -69,6 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="copy the weights into memory of huge pages",
     )
     parser.add_argument(
+        "--vram-budget",
+        type=vram_budget,
+        metavar="GIB",
+        help="GPU memory to use, 8,8 of two GPUs (default: the CPU computes)",
+    )
+    parser.add_argument("--devices", type=devices, metavar="NAMES", help='the GPUs to use: "cuda:1"')
+    parser.add_argument(
         "--threshold", type=float, metavar="X", help="replaces the file's predictor threshold"
     )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each result")
@@ -77,11 +91,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.repetitions < 1:
         raise ArgumentError(f"repetitions is {args.repetitions}, at least 1 is needed")
-    wanted = cases(args.n_prompt or ["512"], args.n_gen or ["32"], args.both or [], args.depth or ["0"])
+    wanted = cases(
+        args.n_prompt or ["512"],
+        args.n_gen or ["32"],
+        args.both or [],
+        args.depth or ["0"],
+        args.n_sequences or ["1"],
+    )
     threads = numbers("-t", args.n_threads, least=1) if args.n_threads else [machine.cores()]
     asked = _modes(args.sparsity or ["auto"])
     path, n_bytes = find_model(args.model), machine.sample_bytes(READ_BYTES)
-    n_ctx = max(DIGEST_TOKENS, *(case.depth + case.n_tokens for case in wanted))
+    n_ctx = max(DIGEST_TOKENS, *(case.n_positions for case in wanted))
+    sizes = {"n_ctx": n_ctx, "n_seq": max(case.n_seq for case in wanted), "n_batch": args.n_batch}
+    sizes["n_pool"] = max(n_ctx, *(case.n_seq * -(-case.n_positions // BLOCK) * BLOCK for case in wanted))
+    on_cpu = args.vram_budget is None and args.devices is None
+    chosen = None if on_cpu else choose_devices(args.vram_budget, args.devices)
     results: list[Result] = []
     start = time.perf_counter()
     digests: dict[tuple[int, str], str] = {}
@@ -108,15 +132,29 @@ def main(args: argparse.Namespace) -> int:
             done += 1
             progress(done, len(threads) * len(wanted) * per_case)
 
-        for n_threads in threads:
-            with Session(model, n_ctx=n_ctx, n_batch=args.n_batch, n_threads=n_threads) as session:
+        # A plan is made for a mode: with devices, each mode has a session of its own.
+        turns = [(n, modes) for n in threads for modes in ([[m] for m in asked] if chosen else [asked])]
+        for n_threads, together in turns:
+            opening = Opening(
+                model,
+                devices=chosen,
+                n_threads=n_threads,
+                sparsity=together[0],
+                type_k=None,
+                type_v=None,
+                **sizes,
+            )
+            with opening.open() as session:
+                if opening.plan is not None:
+                    about["plan"] = summary(opening.plan)
+                    about["budgets"] = list(opening.plan.budgets)
                 if args.threshold is not None:
                     session.set_threshold(args.threshold)
                 modes: list[Sparsity] = []
-                for mode in asked:
+                for mode in together:
                     session.set_sparsity(mode)
                     name: Any = session.info.sparsity
-                    if name not in modes:
+                    if name not in modes and (n_threads, name) not in digests:
                         modes.append(name)
                         digests[n_threads, name] = logits_digest(session)
                 resident, huge = resident_pages()
@@ -129,7 +167,7 @@ def main(args: argparse.Namespace) -> int:
                         modes,
                         repetitions=args.repetitions,
                         warm_up=not args.no_warmup,
-                        ceiling_bytes=n_bytes,
+                        ceiling_bytes=0 if opening.plan is not None else n_bytes,
                         tick=tick,
                     )
                     results += found
@@ -160,6 +198,7 @@ def _command(args: argparse.Namespace) -> str:
         ("-n", args.n_gen),
         ("-pg", args.both),
         ("-d", args.depth),
+        ("-np", args.n_sequences),
         ("-t", args.n_threads),
         ("--sparsity", args.sparsity),
     ):
@@ -169,6 +208,10 @@ def _command(args: argparse.Namespace) -> str:
     words += ["--predictor-type", args.predictor_type] if args.predictor_type else []
     words += [] if args.use_mmap else ["--no-mmap"]
     words += ["--threshold", str(args.threshold)] if args.threshold is not None else []
+    if args.vram_budget is not None:
+        each = args.vram_budget if isinstance(args.vram_budget, list) else [args.vram_budget]
+        words += ["--vram-budget", ",".join(f"{gib:g}" for gib in each)]
+    words += ["--devices", ",".join(args.devices)] if args.devices else []
     words += ["--no-warmup"] if args.no_warmup else []
     return shlex.join(words)
 
@@ -184,6 +227,8 @@ def show(
     print(harmless(f"{about['model']}: {about['architecture']}, {_bytes(size)} ({types})"))
     print(f"{about['cpu']}, {about['isa']}")
     print(f"{about['version']} {about['commit']}".strip() + f", {about['build']}")
+    if "plan" in about:
+        print(*textwrap.wrap(about["plan"], 80), sep="\n")
     if about["resident_bytes"]:
         share = about["resident_huge_bytes"] / about["resident_bytes"]
         print(
@@ -201,7 +246,7 @@ def show(
             if chosen:
                 print()
                 print(*table(_threads(n_threads), chosen), sep="\n")
-    if size < n_bytes // 4:
+    if size < n_bytes // 4 and "plan" not in about:
         print(
             "\nThe model may fit in the processor's cache, then its share of the memory's\n"
             "read rate says little."

@@ -46,6 +46,14 @@ def test_lists_are_combined() -> None:
     assert [case.n_tokens for case in found] == [8, 16, 6] * 2
 
 
+def test_sequences_multiply_decoding_alone() -> None:
+    found = bench.cases(["8"], ["4"], ["4,2"], ["0"], ["1,3"])
+    assert [case.name for case in found] == ["pp8", "tg4", "tg4 x 3", "pp4+tg2"]
+    assert [case.n_tokens for case in found] == [8, 4, 12, 6]
+    with pytest.raises(ArgumentError, match="-np 0"):
+        bench.cases(["8"], ["4"], [], ["0"], ["0"])
+
+
 @pytest.mark.parametrize("text", ["", "x", "1,", "-1", "1.5", "1e3", "1_0", "²", "٣", "1 2"])
 def test_bad_lists_are_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="-p"):
@@ -126,6 +134,27 @@ def test_a_session_is_left_at_its_depth() -> None:
         assert session.length() == 10 and len(ticks) == 6
         assert [r.sparsity for r in results] == ["dense", "exact"]
         assert all(r.ceiling_gb_s is None and r.share is None for r in results)
+
+
+def test_sequences_are_decoded_together(capsys: Captured) -> None:
+    """Dense: the weights are read once for all of them, and K and V of each."""
+    one, four = printed("demo -p 0 -n 3 -d 100 -np 1,4 -r 1 -t 1 --sparsity dense", capsys)
+    assert (one["test"], four["test"], four["n_seq"]) == ("tg3 @ d100", "tg3 x 4 @ d100", 4)
+    assert four["tokens_per_s"] == pytest.approx(12 / four["seconds"][0])
+    kv = 2 * 2 * one["n_layer"] * one["n_embd"] // one["n_head"] * one["n_head_kv"] * 102
+    weights = one["bytes_per_token"] - kv
+    assert weights > 0 and four["bytes_per_token"] - kv == pytest.approx(weights / 4, rel=0.02)
+
+
+def test_a_budget_of_device_memory(capsys: Captured) -> None:
+    words = "demo -p 8 -n 2 -np 2 -r 1 -t 1 --sparsity dense,predicted --vram-budget 0.03 --devices host"
+    out = printed(words, capsys)
+    assert [(r["test"], r["sparsity"]) for r in out] == [
+        (test, mode) for mode in ("dense", "predicted") for test in ("pp8", "tg2 x 2")
+    ]
+    assert all(r["budgets"] == [int(0.03 * 2**30)] and "GiB" in r["plan"] for r in out)
+    assert all(r["ceiling_gb_s"] is r["share"] is None for r in out)
+    assert "--vram-budget 0.03 --devices host" in out[0]["command"]
 
 
 def test_operations_of_a_prompt(tmp_path: Path) -> None:

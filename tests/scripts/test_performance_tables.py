@@ -18,6 +18,7 @@ RUN = {
     "threads": 2,
     "test": "tg32",
     "n_prompt": 0,
+    "n_seq": 1,
     "sparsity": "dense",
     "tokens_per_s": 10.0,
     "median": 10.0,
@@ -52,6 +53,17 @@ def test_the_page_is_up_to_date() -> None:
     page = tables.PAGE.read_text(encoding="utf-8")
     assert tables.filled(page) == page, "python scripts/performance_tables.py"
     assert page.count("<!-- table:") == page.count("<!-- end -->") == len(tables._TABLE.findall(page))
+
+
+def test_sequences_are_compared_with_one_of_the_same_run(tmp_path: Path) -> None:
+    budget = {"budgets": [8 << 30]}
+    eight = {"n_seq": 8, "median": 45.0, "tokens_per_s": 45.0}
+    write(tmp_path, "many", RUN, RUN | eight, RUN | budget | {"median": 30.0}, RUN | eight | budget)
+    cells = [line.split(" | ") for line in tables.many_table(tmp_path).splitlines()[2:]]
+    assert [(row[1], row[2], row[-1]) for row in cells] == [
+        *(("none", "1", "1.00 |"), ("none", "8", "4.50 |")),
+        *(("8", "1", "1.00 |"), ("8", "8", "1.50 |")),
+    ]
 
 
 def test_modes_are_compared_with_dense(tmp_path: Path) -> None:
