@@ -77,7 +77,7 @@ pi_status pi_hybrid_place(pi_session *s, const pi_plan *plan, pi_hybrid **out) {
 
 /* ---- opening ---- */
 
-/* Whether the device reads a prompt's cold weights where they lie. */
+/* Whether the device reads cold weights where they lie; else a prompt's pass through a small buffer. */
 static bool map_weights(const pi_hybrid *h, int32_t device) {
     const pi_model *m = h->s->model;
     pi_device *dev = h->device[device].dev;
@@ -101,8 +101,6 @@ static pi_status open_device(pi_hybrid *h, const pi_device_ops *ops, const pi_se
     h->n_devices++;
     d->dev->wait_ns = o->wait_ms ? h->wait_ns : cpu_wait_ns;
     d->dev->ops->get_info(d->dev, &d->info);
-    if (h->s->fired && !d->info.counts_fired)
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s does not count which neurons fire", d->info.name);
     if (d->info.max_decode < h->max_decode) h->max_decode = d->info.max_decode;
     return PI_OK;
 }
@@ -144,19 +142,24 @@ static pi_status reserve_members(pi_hybrid *h) {
     return PI_OK;
 }
 
+/* Logits of one run leave a device through pinned memory. */
+static int32_t most_logits(const pi_model_info *i, int32_t n_batch) {
+    const int64_t n = ((int64_t)64 << 20) / ((int64_t)sizeof(float) * i->n_vocab);
+    return n < 1 ? 1 : n < n_batch ? (int32_t)n : n_batch;
+}
+
 pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     const pi_device_ops *ops = NULL;
     PI_TRY(pi_device_find(o->device, &ops));
     h->process_id = te_os_process_id();
     h->ld_table = (o->n_ctx + PI_KV_BLOCK - 1) / PI_KV_BLOCK;
-    h->max_logits = o->n_batch;
+    h->max_logits = most_logits(&h->s->model->info, o->n_batch);
     h->max_decode = 32; /* tokens of a list have a bit each */
     h->wait_ns = o->wait_ms ? (int64_t)o->wait_ms * 1000000 : device_wait_ns;
     h->progress = o->progress;
     h->progress_ctx = o->progress_ctx;
     while (h->n_devices < h->n_used) PI_TRY(open_device(h, ops, o));
-    h->can_load = true;
-    for (int32_t i = 0; i < h->n_devices; i++) h->can_load &= map_weights(h, i);
+    for (int32_t i = 0; i < h->n_devices; i++) h->device[i].maps = !o->no_pinning && map_weights(h, i);
     for (int32_t i = 0; i < h->n_devices; i++) PI_TRY(pi_hybrid_upload(h, i));
     PI_TRY(reserve_members(h));
     PI_TRY(te_pool_new(1, &h->alone));
@@ -180,8 +183,6 @@ void pi_hybrid_close(pi_hybrid *h) {
     free(h->layer);
     free(h);
 }
-
-int32_t pi_hybrid_most(const pi_hybrid *h) { return h->can_load ? h->s->options.n_batch : h->max_decode; }
 
 uint64_t pi_hybrid_bytes(const pi_hybrid *h) {
     uint64_t n_bytes = 0;

@@ -16,6 +16,7 @@ typedef struct pi_device_layer {
     int32_t *cold_blocks; /* of a down stored by output */
     pi_dev_norm attn_norm, attn_norm2, ffn_norm;
     te_mat q, k, v, o, gate, up, down, down_out, fc1, fc2_hot, fc2_cold; /* D; the FFN's: hot neurons */
+    te_mat adapter_a[PI_ADAPT_O + 1], adapter_b[PI_ADAPT_O + 1];         /* D; of q, k, v and o; w NULL: none */
     const uint64_t *sign_hot, *sign_cold;
     const float *q_b, *k_b, *v_b, *o_b, *q_norm, *k_norm, *up_b, *up_b_cold, *down_b, *threshold;
     const int32_t *cold_ids, *cold_block_ids; /* D */
@@ -40,10 +41,12 @@ typedef struct pi_device_state {
     uint64_t budget_bytes;
     pi_device *dev;
     pi_device_info info;
+    bool maps;                  /* it reads all weights of its layers where they lie in host memory */
     void *shared_input, *input; /* S, D */
     size_t input_bytes;
     uint32_t *seq;                          /* D: number of the step's first hand-over */
     float *x, *h, *q, *k, *v, *att, *z, *y; /* D */
+    float *adapt[3];                        /* D: a x of adapters of q, k and v */
     float *threshold;                       /* D [n_layer] */
     char *stage[2];                         /* D: a prompt's cold weights on their way */
     size_t stage_bytes;
@@ -70,10 +73,9 @@ typedef struct pi_hybrid {
     pi_device_state device[PI_MAX_DEVICES];
     pi_device_layer *layer; /* [n_layer] */
     int32_t ld_table;
-    int32_t head_device; /* or -1 */
-    bool can_load;       /* devices read cold weights where they lie; else the CPU computes all cold neurons */
-    int32_t max_decode;  /* tokens that are handed over within a layer */
-    int32_t max_logits;
+    int32_t head_device;    /* or -1 */
+    int32_t max_decode;     /* tokens that are handed over within a layer */
+    int32_t max_logits;     /* tokens of a run that want logits */
     uint32_t number;        /* of the step's first hand-over */
     te_pool *alone;         /* the calling thread by itself */
     pi_cold_member *member; /* [n_threads] */
@@ -117,8 +119,6 @@ pi_status pi_hybrid_add_fired(pi_hybrid *h, int32_t l, uint32_t *count);
 pi_status pi_hybrid_reset_fired(pi_hybrid *h);
 /* The first error of copies of K and V since it was asked last. */
 pi_status pi_hybrid_kv_status(pi_hybrid *h);
-/* The most tokens of a run. */
-int32_t pi_hybrid_most(const pi_hybrid *h);
 /* Where a step's inputs for n_tok tokens lie from base on, and how many bytes they take. */
 pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base);
 size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok);

@@ -39,6 +39,29 @@ static void take_x(const program *p, int32_t l) {
     p->ops->merge(p->dev, &a);
 }
 
+/* The adapters' parts of the products op, of matrices from `which` on, are added to what the products gave. */
+static void adapt(const program *p, int32_t l, int32_t which, const pi_dev_linear *op) {
+    const pi_device_layer *w = &p->h->layer[l];
+    pi_dev_linear in = *op;
+    in.n_out = 0;
+    for (int32_t i = 0; i < op->n_out; i++) {
+        const te_mat a = w->adapter_a[which + i];
+        if (a.w) in.out[in.n_out++] = (te_linear){.w = a, .y = p->d->adapt[i], .ldy = (size_t)a.n_rows};
+    }
+    if (!in.n_out) return;
+    p->ops->linear(p->dev, &in);
+    for (int32_t i = 0; i < op->n_out; i++) {
+        const te_mat b = w->adapter_b[which + i];
+        const pi_dev_linear out = {.x = p->d->adapt[i],
+                                   .ldx = (size_t)b.cols,
+                                   .n_tok = p->n_tok,
+                                   .cols = b.cols,
+                                   .n_out = 1,
+                                   .out = {{.w = b, .y = op->out[i].y, .ldy = op->out[i].ldy, .add = true}}};
+        if (b.w) p->ops->linear(p->dev, &out);
+    }
+}
+
 static void attention(const program *p, int32_t l) {
     const pi_session *s = p->h->s;
     const pi_model *m = s->model;
@@ -52,6 +75,7 @@ static void attention(const program *p, int32_t l) {
     qkv.out[1] = (te_linear){.w = w->k, .bias = w->k_b, .y = p->d->k, .ldy = n_kv};
     qkv.out[2] = (te_linear){.w = w->v, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
     p->ops->linear(p->dev, &qkv);
+    adapt(p, l, PI_ADAPT_Q, &qkv);
     const pi_dev_attention a = {.q = p->d->q,
                                 .k = p->d->k,
                                 .v = p->d->v,
@@ -87,6 +111,7 @@ static void attention(const program *p, int32_t l) {
         .n_out = 1,
         .out = {{.w = w->o, .bias = w->o_b, .y = p->d->x, .ldy = (size_t)i->n_embd, .add = true}}};
     p->ops->linear(p->dev, &out);
+    adapt(p, l, PI_ADAPT_O, &out);
 }
 
 /* Of n neurons from the first-th of hot or cold ones on. */
@@ -162,12 +187,13 @@ static pi_dev_ffn ffn_args(const program *p, int32_t l) {
                         .counts = p->in.counts + 3 * (ptrdiff_t)l};
 }
 
-static char *stage_mat(const program *p, const te_mat *from, const int32_t *ids, int32_t n, int32_t stage, bool columns,
-                       char *at, te_mat *out) {
+static char *stage_mat(const program *p, const te_mat *from, const int32_t *ids, const int32_t *host_ids, int32_t n,
+                       int32_t stage, bool columns, char *at, te_mat *out) {
     if (!from->w) return at;
     const int32_t cols = columns ? n : from->cols, rows = columns ? from->n_rows : n;
     *out = (te_mat){at, p->ops->stride(from->type, cols), from->type, cols, rows};
-    const pi_dev_load a = {.from = *from, .ids = ids, .n = n, .columns = columns, .to = *out, .stage = stage};
+    const pi_dev_load a = {
+        .from = *from, .ids = ids, .host_ids = host_ids, .n = n, .columns = columns, .to = *out, .stage = stage};
     p->ops->load(p->dev, &a);
     const size_t n_bytes = out->stride * (size_t)rows;
     return at + (n_bytes + PI_DEVICE_ALIGN - 1) / PI_DEVICE_ALIGN * PI_DEVICE_ALIGN;
@@ -183,12 +209,13 @@ static void load_cold(const program *p, int32_t l, bool first) {
         const int32_t n = d->n_cold - c < most ? d->n_cold - c : most, stage = turn % 2;
         pi_dev_ffn a = ffn_args(p, l);
         char *at = p->d->stage[stage];
-        at = stage_mat(p, &w->gate, d->cold_ids + c, n, stage, false, at, &a.gate);
-        at = stage_mat(p, &w->up, d->cold_ids + c, n, stage, false, at, &a.up);
-        at = stage_mat(p, &w->down_t, d->cold_ids + c, n, stage, false, at, &a.down);
-        if (w->down.w)
-            (void)stage_mat(p, &w->down, d->cold_block_ids + c / te_type_get(w->down.type)->block_weights, n, stage,
-                            true, at, &a.down_out);
+        at = stage_mat(p, &w->gate, d->cold_ids + c, d->cold + c, n, stage, false, at, &a.gate);
+        at = stage_mat(p, &w->up, d->cold_ids + c, d->cold + c, n, stage, false, at, &a.up);
+        at = stage_mat(p, &w->down_t, d->cold_ids + c, d->cold + c, n, stage, false, at, &a.down);
+        if (w->down.w) {
+            const int32_t b = c / te_type_get(w->down.type)->block_weights;
+            (void)stage_mat(p, &w->down, d->cold_block_ids + b, d->cold_blocks + b, n, stage, true, at, &a.down_out);
+        }
         if (d->up_b_cold) a.up_bias = d->up_b_cold + c;
         a.scores = scores_of(p, l, &d->fc2_cold, d->sign_cold, c, n);
         if (d->fired_cold) a.fired = d->fired_cold + c;

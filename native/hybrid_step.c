@@ -26,9 +26,15 @@ static void cancel_all(pi_hybrid *h) {
     for (int32_t i = 0; i < h->n_devices; i++) __atomic_store_n(h->device[i].dev->cancelled, 1, __ATOMIC_RELAXED);
 }
 
+static void look_at(void *ctx) {
+    pi_device *dev = ctx;
+    dev->ops->look(dev);
+}
+
 static void await_words(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
                         uint32_t *out) {
-    const pi_wait wait = {h->device[device].dev->cancelled, h->wait_ns};
+    pi_device *dev = h->device[device].dev;
+    const pi_wait wait = {dev->cancelled, h->wait_ns, look_at, dev};
     const pi_awaited got = pi_await_words(&wait, words, first, n, seq, out);
     if (got == PI_GOT) return;
     if (got == PI_LATE) __atomic_store_n(&h->late, device + 1, __ATOMIC_RELAXED);
@@ -318,7 +324,7 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
     h->n_logits = s->chunk.n_logits;
     h->masked = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->chunk.n_dense;
     h->skip = s->options.sparsity != PI_SPARSITY_DENSE && pi_is_relu(info->activation);
-    h->decode = h->n_tok <= h->max_decode || !h->can_load;
+    h->decode = h->n_tok <= h->max_decode;
     h->number += pi_numbers(info->n_layer);
     PI_TRY(run(h));
     const int64_t kv_bytes = pi_attention_bytes(s);

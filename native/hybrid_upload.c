@@ -140,6 +140,10 @@ static void send_layer(upload *u, const pi_session *s, int32_t l, pi_device_laye
     d->k = send_mat(u, &w->k);
     d->v = send_mat(u, &w->v);
     d->o = send_mat(u, &w->o);
+    for (int32_t k = 0; w->adapter && k <= PI_ADAPT_O; k++) {
+        d->adapter_a[k] = send_mat(u, &w->adapter[k].a);
+        d->adapter_b[k] = send_mat(u, &w->adapter[k].b);
+    }
     d->q_b = send_vector(u, w->q_b, n_q);
     d->k_b = send_vector(u, w->k_b, n_kv);
     d->v_b = send_vector(u, w->v_b, n_kv);
@@ -253,6 +257,8 @@ static void send_state(upload *u, pi_device_state *d, bool head) {
     d->att = floats(u, b, n_q);
     d->z = floats(u, b, (size_t)s->model->max_rank);
     d->y = floats(u, b, n_embd);
+    for (int32_t k = 0; k < 3 && s->model->adapter_rank; k++)
+        d->adapt[k] = floats(u, b, (size_t)s->model->adapter_rank);
     d->threshold = floats(u, 1, (size_t)i->n_layer);
     send(u, d->threshold, s->threshold, sizeof(float) * (size_t)i->n_layer);
     d->post = share(u, sizeof *d->post * b * n_embd);

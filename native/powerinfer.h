@@ -232,6 +232,9 @@ typedef struct pi_session_options {
     int32_t
         count_neurons; /* 1: count which neurons fire, for pi_session_counts; takes 4 bytes per neuron of a layer on a
                               device there, which the plan must be made for */
+    int32_t
+        no_pinning; /* 1: weights in host memory are not registered with a device's driver, which keeps their pages in
+                           RAM; prompts then bring them over through a small buffer, which is slower */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
 

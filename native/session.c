@@ -183,7 +183,10 @@ static pi_status open_session(pi_session *s) {
     PI_TRY(check_options(m, o));
     pi_kv_far far = {0};
     if (uses_device(o)) {
-        if (m->adapter_rank) return PI_FAIL(PI_ERROR_UNSUPPORTED, "a model with adapters cannot use a device yet");
+        if (m->adapted_ffn)
+            return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                           "an adapter changes the feed-forward, which only the CPU can compute: without devices "
+                           "(vram_budget 0) it works");
         PI_TRY(pi_hybrid_place(s, o->plan, &s->hybrid));
         far = pi_hybrid_far(s->hybrid);
     }
@@ -411,18 +414,16 @@ static void fill_chunk(pi_session *s, const pi_batch *b, int32_t first, int32_t 
 }
 
 /* How many tokens from first on are computed together. A device takes a run of tokens whose FFN is alike, of which the
- * last may want logits: first those that do not, then those that do. */
+ * last may want logits: first those that do not, then those that do, of these no more than it has room for. */
 static int32_t chunk_length(const pi_session *s, const pi_batch *b, int32_t first) {
     const int32_t left = b->n_tokens - first;
-    int32_t most = left < s->options.n_batch ? left : s->options.n_batch;
+    const int32_t most = left < s->options.n_batch ? left : s->options.n_batch;
     if (!s->hybrid) return most;
-    const int32_t limit = pi_hybrid_most(s->hybrid);
-    if (most > limit) most = limit;
     const bool split = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->options.mask_prompts;
-    int32_t n = 1;
+    int32_t n = 1, n_logits = batch_wants(b, first);
     while (n < most && (batch_wants(b, first + n) == batch_wants(b, first) || (!split && batch_wants(b, first + n))) &&
-           !(batch_wants(b, first + n - 1) && !batch_wants(b, first + n)))
-        n++;
+           !(batch_wants(b, first + n - 1) && !batch_wants(b, first + n)) && n_logits < s->hybrid->max_logits)
+        n_logits += batch_wants(b, first + n++);
     return n;
 }
 

@@ -166,8 +166,8 @@ def _mapping(facts: DeviceFacts | None) -> str:
     if facts.can_map:
         return "host memory can be registered: prompts stream the weights that stay there"
     return (
-        f"host memory cannot be registered ({facts.no_mapping}): of prompts the CPU computes the neurons "
-        "whose weights stay there"
+        f"host memory cannot be registered ({facts.no_mapping}): prompts stream the weights that stay there "
+        "through a small buffer, which is slower"
     )
 
 

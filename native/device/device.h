@@ -37,7 +37,6 @@ typedef struct pi_device_info {
     uint64_t used_bytes;               /* by this pi_device */
     int32_t n_parts;                   /* in how many parts marks are posted; see handover.h */
     int32_t max_decode;                /* tokens that a program may hand over to the CPU within a layer */
-    bool counts_fired;                 /* pi_dev_ffn.fired is filled */
 } pi_device_info;
 
 typedef struct pi_device_rates {
@@ -151,12 +150,12 @@ typedef struct pi_dev_merge {
 } pi_dev_merge;
 
 /* Rows of a host matrix into device memory, in the order of ids (columns: of each row the blocks of its format that ids
- * name, n columns in all), while earlier operations still run; `stage` names the
- * buffer: a load waits until what was computed from its last content has ended, a computation that names it waits for
- * the load. */
+ * name, n columns in all), while earlier operations still run; `stage` names the buffer: a load waits until what was
+ * computed from its last content has ended, a computation that names it waits for the load. Only in programs whose key is
+ * 0: where the matrix is not mapped, it passes through a small buffer while the program is put together. */
 typedef struct pi_dev_load {
-    te_mat from;        /* H */
-    const int32_t *ids; /* D, or H for pack: ascending, NULL: all */
+    te_mat from;                   /* H */
+    const int32_t *ids, *host_ids; /* D and H, the same: ascending, NULL: all */
     bool columns;
     int32_t n;
     te_mat to; /* D */
@@ -178,7 +177,7 @@ typedef struct pi_device_ops {
     /* Bytes of a row in the device's layout, which may differ from the file's but is no larger than that rounded up to
      * PI_DEVICE_ROW. A matrix on the device is n_rows such rows. */
     size_t (*stride)(int32_t type, int32_t cols);
-    /* Host memory that pi_dev_load's matrices lie in. Errors: UNSUPPORTED where driver or limits refuse. */
+    /* Host memory that pi_dev_load's matrices lie in, to be read there. Errors: UNSUPPORTED where driver or limits refuse. */
     pi_status (*map)(pi_device *dev, const void *p, size_t n_bytes);
     /* Rows of a host matrix into device memory at out->w, in the device's layout: as pi_dev_load, but at once, not inside
      * a program. Sets the rest of out. */
@@ -191,6 +190,9 @@ typedef struct pi_device_ops {
     /* Starts a program after those before it. key: programs of equal key make equal calls; 0: it is not kept. Returns
      * before the program has ended, and does not wait for what it waits for. */
     pi_status (*launch)(pi_device *dev, pi_device_program *program, void *ctx, uint64_t key);
+    /* Sets *cancelled where the device has failed, so that nobody waits for what will not come; finish says why. Any
+     * thread may call it, at any time. */
+    void (*look)(pi_device *dev);
     /* Waits for all programs, and sets *cancelled back. Errors: DEVICE (the sticky error), TIMEOUT (a wait was cancelled
      * or took too long: the device can be used again). */
     pi_status (*finish)(pi_device *dev);

@@ -8,13 +8,13 @@
 enum { LOOKS = 64 }; /* between looks at the clock */
 /* The other side needs no more than some hundred microseconds a layer; after that long it is slow or gone, and a core is
  * better given to others. */
-static const int64_t spin_ns = 2000000;
+static const int64_t spin_ns = 2000000, look_ns = 20000000;
 
 static uint64_t look(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
 /* Until the word carries seq. */
 static pi_awaited await_word(const pi_wait *w, const uint64_t *word, uint32_t seq) {
-    int64_t began = 0;
+    int64_t began = 0, looked = 0;
     for (;;) {
         for (int k = 0; k < LOOKS; k++) {
             if ((uint32_t)(look(word) >> 32) == seq) return PI_GOT;
@@ -22,10 +22,14 @@ static pi_awaited await_word(const pi_wait *w, const uint64_t *word, uint32_t se
         }
         if (__atomic_load_n(w->cancelled, __ATOMIC_RELAXED)) return PI_CANCELLED;
         const int64_t now = te_os_now_ns();
-        if (!began) began = now;
+        if (!began) began = looked = now;
         if (now - began > w->limit_ns) {
             __atomic_store_n(w->cancelled, 1, __ATOMIC_RELAXED);
             return PI_LATE;
+        }
+        if (w->look && now - looked > look_ns) {
+            looked = now;
+            w->look(w->ctx);
         }
         static const uint32_t never;
         if (now - began > spin_ns) te_os_wait(&never, 0, 50000);

@@ -27,6 +27,8 @@ PI_BOTH uint64_t pi_word(uint32_t value, uint32_t seq) { return (uint64_t)seq <<
 typedef struct pi_wait {
     uint32_t *cancelled; /* in shared memory */
     int64_t limit_ns;
+    void (*look)(void *ctx); /* called now and then in a long wait: may set *cancelled. Or NULL */
+    void *ctx;
 } pi_wait;
 
 typedef enum pi_awaited { PI_GOT = 0, PI_CANCELLED = 1, PI_LATE = 2 } pi_awaited;

@@ -66,7 +66,7 @@ static pi_status host_launch(pi_device *dev, pi_device_program *program, void *c
     wait_done(d);
     if (d->status != PI_OK) return PI_FAIL(d->status, "%s", d->problem);
     if (pi_host_is_due(&pi_host_faults.launch)) return PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: launch");
-    d->wait = (pi_wait){dev->cancelled, dev->wait_ns > 0 ? dev->wait_ns : usual_wait_ns};
+    d->wait = (pi_wait){dev->cancelled, dev->wait_ns > 0 ? dev->wait_ns : usual_wait_ns, NULL, NULL};
     d->program = program;
     d->ctx = ctx;
     d->key = key;
@@ -75,8 +75,14 @@ static pi_status host_launch(pi_device *dev, pi_device_program *program, void *c
     return PI_OK;
 }
 
+static void host_look(pi_device *dev) {
+    if (__atomic_load_n(&pi_host(dev)->vanished, __ATOMIC_ACQUIRE))
+        __atomic_store_n(dev->cancelled, 1, __ATOMIC_RELAXED);
+}
+
 static pi_status host_finish(pi_device *dev) {
     pi_host_device *d = pi_host(dev);
+    const int64_t patience_ns = 20000000;
     const int64_t until = te_os_now_ns() + d->wait.limit_ns;
     uint32_t done;
     bool late = false;
@@ -86,7 +92,8 @@ static pi_status host_finish(pi_device *dev) {
             late = true;
             __atomic_store_n(dev->cancelled, 1, __ATOMIC_RELAXED);
         }
-        te_os_wait(&d->done, done, left > 0 ? left : -1);
+        te_os_wait(&d->done, done, left > patience_ns ? patience_ns : left > 0 ? left : -1);
+        host_look(dev);
     }
     if (late && d->status == PI_OK)
         pi_host_fail(
@@ -139,10 +146,10 @@ static size_t host_stride(int32_t type, int32_t cols) {
     return (te_row_bytes(type, cols) + PI_DEVICE_ROW - 1) / PI_DEVICE_ROW * PI_DEVICE_ROW;
 }
 static pi_status host_map(pi_device *dev, const void *p, size_t n_bytes) {
-    (void)dev;
     (void)p;
     (void)n_bytes;
-    return PI_OK;
+    pi_host(dev)->maps = !pi_host_faults.map;
+    return pi_host_faults.map ? PI_FAIL(PI_ERROR_UNSUPPORTED, "a fault that was asked for: map") : PI_OK;
 }
 static pi_status host_pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns,
                            te_mat *out) {
@@ -215,8 +222,7 @@ static void host_get_info(pi_device *dev, pi_device_info *out) {
                             .free_bytes = d->budget_bytes - d->used_bytes,
                             .used_bytes = d->used_bytes,
                             .n_parts = PI_HOST_PARTS,
-                            .max_decode = PI_HOST_MAX_DECODE,
-                            .counts_fired = true};
+                            .max_decode = PI_HOST_MAX_DECODE};
 }
 
 static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
@@ -234,6 +240,7 @@ static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
                                        .download = host_copy,
                                        .copy = host_copy,
                                        .launch = host_launch,
+                                       .look = host_look,
                                        .finish = host_finish,
                                        .begin = pi_host_begin,
                                        .end = pi_host_end,

@@ -35,6 +35,8 @@ typedef struct pi_host_device {
     pi_status status; /* sticky until finish */
     char problem[1024];
     pi_wait wait;
+    uint32_t vanished;
+    bool maps;
     uint64_t key, calls; /* of the program that runs: a digest of its calls so far */
     struct {
         uint64_t key, calls;
@@ -44,7 +46,10 @@ typedef struct pi_host_device {
 /* What tests make the stand-ins of this process do wrong: the n-th time from now on; 0: nothing. */
 typedef struct pi_host_fault {
     int32_t alloc, launch, transfer;
-    int32_t die, hang; /* an operation reports an error; it never ends, unless it is cancelled */
+    int32_t die, hang,
+        vanish;  /* an operation reports an error; it never ends, unless it is cancelled; so, but the device
+                                  can be seen to have failed */
+    int32_t map; /* from now on nothing can be mapped */
 } pi_host_fault;
 extern pi_host_fault pi_host_faults;
 bool pi_host_is_due(int32_t *fault);

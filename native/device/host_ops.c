@@ -25,8 +25,11 @@ static bool begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
     mix(d, kind << 32 | (uint32_t)n_tok);
     if (pi_host_is_due(&pi_host_faults.die))
         pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: operation"));
-    if (pi_host_is_due(&pi_host_faults.hang))
+    const bool vanishes = pi_host_is_due(&pi_host_faults.vanish);
+    __atomic_store_n(&d->vanished, vanishes, __ATOMIC_RELEASE);
+    if (vanishes || pi_host_is_due(&pi_host_faults.hang))
         while (!__atomic_load_n(dev->cancelled, __ATOMIC_RELAXED)) te_os_wait(dev->cancelled, 0, 1000000);
+    if (vanishes) pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: the device is lost"));
     return d->status == PI_OK && !__atomic_load_n(dev->cancelled, __ATOMIC_RELAXED);
 }
 
@@ -321,5 +324,5 @@ void pi_host_load(pi_device *dev, const pi_dev_load *a) {
     pi_host_device *d = pi_host(dev);
     if (!begin_op(dev, 7, a->n)) return;
     mix_p(d, a->to.w);
-    pi_host_gather(&a->from, a->ids, a->n, a->columns, &a->to);
+    pi_host_gather(&a->from, d->maps ? a->ids : a->host_ids, a->n, a->columns, &a->to);
 }

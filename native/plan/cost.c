@@ -33,6 +33,17 @@ static uint64_t pool_bytes(const pi_model *m, const pi_plan_options *o, int32_t 
     return round_up(positions * (uint64_t)m->info.n_head_kv * kv_row(m, type), PI_DEVICE_ALIGN);
 }
 
+/* What adapters of the attention add; those of the feed-forward are not for devices. */
+static void adapter_cost(const pi_layer *w, pi_layer_cost *c) {
+    for (int32_t k = 0; w->adapter && k <= PI_ADAPT_O; k++) {
+        const te_mat mats[] = {w->adapter[k].a, w->adapter[k].b};
+        for (int32_t i = 0; i < 2 && mats[i].w; i++) {
+            c->attention_bytes += mat_bytes(pi_row_bytes(&mats[i]), mats[i].n_rows);
+            c->fixed_read += read_bytes(mats[i]);
+        }
+    }
+}
+
 static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *w, pi_layer_cost *c) {
     const pi_model_info *i = &m->info;
     const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
@@ -122,6 +133,8 @@ static uint64_t prompt_bytes(const pi_model *m, const pi_plan_options *o) {
         const pi_layer *w = &m->layer[l];
         const te_mat mats[] = {w->q, w->k, w->v, w->o, w->gate, w->up, w->down, w->down_t};
         for (size_t k = 0; k < sizeof mats / sizeof *mats; k++) n = most(n, converted(mats[k]));
+        for (int32_t k = 0; w->adapter && k <= PI_ADAPT_O; k++)
+            n = most(n, most(converted(w->adapter[k].a), converted(w->adapter[k].b)));
     }
     return most(n, converted(m->output));
 }
@@ -143,6 +156,7 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * n_kv,
         n_tok * n_kv,                                                       /* q, attention's output, k, v */
         n_tok * (uint64_t)m->max_rank,                                      /* the predictor's hidden values */
+        m->adapter_rank ? 3 * n_tok * (uint64_t)m->adapter_rank + 128 : 0,  /* and those of adapters */
         n_tok * (n_blocks + (uint64_t)m->rope.n_rot + 2) + 64,              /* tables, angles, positions */
         3 * n_layer + 16,                                                   /* counts */
         n_layer,                                                            /* thresholds */
@@ -167,6 +181,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
     for (int32_t l = 0; l < i->n_layer; l++) {
         pi_layer_cost *c = &out->layer[l];
         attention_cost(m, o, &m->layer[l], c);
+        adapter_cost(&m->layer[l], c);
         predictor_cost(m, o, &m->layer[l], c);
         ffn_cost(m, o, &m->layer[l], c);
         const uint64_t ffn = pi_cost_ffn(out, l, i->n_ff);

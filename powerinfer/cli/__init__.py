@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from ..errors import PowerInferError
 from ..terminal import one_line
+from .options import Parser, choose_model
 
 COMMANDS = {
     "chat": "talk with a model in the terminal",
@@ -39,10 +40,10 @@ COMMANDS = {
     "doctor": "say what this machine has, in words for a bug report",
 }
 
-EXAMPLES = """examples:
-  powerinfer chat
-  powerinfer run model.gguf "Why is the sky blue?"
-  powerinfer serve model.gguf --vram-budget 8
+EXAMPLES = """
+powerinfer chat
+powerinfer run model.gguf "Why is the sky blue?"
+powerinfer serve model.gguf --vram-budget 8
 """
 
 
@@ -59,12 +60,11 @@ class Version(argparse.Action):
         parser.exit()
 
 
-def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+def build_parser(argv: Sequence[str]) -> Parser:
     """The parser for these arguments: only the command that they name knows its options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="powerinfer",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=f"{EXAMPLES}\nLarge language models on ordinary machines.",
+        description="Large language models on ordinary machines.",
         epilog='MODEL is a GGUF file, or the word "demo" for the small model that comes with the package.\n'
         '"powerinfer COMMAND --help" shows the options of a command.',
     )
@@ -75,6 +75,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         command = sub.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == chosen:
             import_module(f".{name}", __name__).add_arguments(command)
+    parser.open_with(EXAMPLES, usage="COMMAND ...")
     return parser
 
 
@@ -87,6 +88,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         args.prompt = rest.pop()
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if "model_option" in args:
+        choose_model(args)
     return args
 
 

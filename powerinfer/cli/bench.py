@@ -20,14 +20,14 @@ from ..file import ModelFile, find_model
 from ..opening import Opening, summary
 from ..session import Model, Sparsity
 from ..terminal import Bar, harmless
-from .options import MODEL_HELP, devices, open_with_examples, vram_budget
+from .options import Parser, add_model, devices, vram_budget
 from .table import columns
 
 EXAMPLES = """
 powerinfer bench model.gguf
 powerinfer bench model.gguf --sparsity predicted,dense -p 0 -n 64
 powerinfer bench model.gguf -t 4,8,16 -d 0,2048
-powerinfer bench model.gguf -p 0 -np 1,8
+powerinfer bench -m model.gguf -p 0 -np 1,8
 powerinfer bench model.gguf --vram-budget 8
 """
 
@@ -35,8 +35,8 @@ BLOCK = 64  # positions of the KV pool that belong to one sequence
 READ_BYTES = 2 << 30  # more than any last-level cache
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    open_with_examples(parser, EXAMPLES)
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="MODEL [options]")
 
     def add_list(*flags: str, default: str = "", **how: Any) -> None:
         shown = f" (default {default})" if default else ""
@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(*flags, action="append", **how)
 
     parser.epilog = (
-        "N,... is a list: every combination is measured. The read rate of the memory is measured "
-        "before and after each repetition of a decode test, on the same threads."
+        "N,... is a list: every combination is measured. The read rate of the memory is measured before\n"
+        "and after each repetition of a decode test, on the same threads."
     )
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_model(parser)
     add_list("-p", "--n-prompt", metavar="N,...", help="tokens of a prompt; 0: none", default="512")
     add_list("-n", "--n-gen", metavar="N,...", help="decoded tokens; 0: none", default="32")
     add_list("-pg", dest="both", metavar="PP,TG", help="a prompt and decoding after it, in one time")

@@ -6,11 +6,10 @@ import argparse
 
 from ..terminal import Bar
 from .options import (
+    Parser,
     add_model_arguments,
     add_sampling_arguments,
-    choose_model,
     load_arguments,
-    open_with_examples,
     sampling_arguments,
 )
 
@@ -21,10 +20,10 @@ powerinfer chat -m model.gguf -c 8192 --vram-budget 8
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    open_with_examples(parser, EXAMPLES)
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="[MODEL] [options]")
     add_model_arguments(parser, default="demo")
-    parser.add_argument("--system", metavar="TEXT", help="a system message")
+    parser.add_argument("-sys", "--system", metavar="TEXT", help="a system message")
     add_sampling_arguments(parser)
 
 
@@ -34,7 +33,6 @@ def main(args: argparse.Namespace) -> int:
     from ..chat.repl import Chat
     from ..chat.ui import Ui
 
-    choose_model(args)
     ui = Ui()
     with Bar(f"loading {args.model}") as bar:
         llm = Llama(args.model, progress=bar, **load_arguments(args))

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .options import open_with_examples
+from .options import Parser
 
 EXAMPLES = """
 source <(powerinfer completion bash)      in ~/.bashrc
@@ -18,8 +18,8 @@ powerinfer completion fish > ~/.config/fish/completions/powerinfer.fish
 SHELLS = ("bash", "zsh", "fish")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    open_with_examples(parser, EXAMPLES)
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="SHELL")
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import ArgumentError
 from ..terminal import Bar, one_line
 from .info import size
+from .options import Parser
 from .table import columns, facts, output_width
 
 if TYPE_CHECKING:
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 _ACTIVATIONS = ("relu", "drelu", "silu", "gelu")
 
+EXAMPLES = """
+powerinfer convert Mistral-7B -o mistral.gguf --type Q8_0
+powerinfer convert ReluLLaMA-7B --predictors Predictor-7B -o relu.gguf --check
+"""
 
-EXAMPLE = """
-example:
-  powerinfer convert ReluLLaMA-7B --predictors Predictor-7B -o relu.gguf --check
-
+MORE = """
 Reads llama (ReluLLaMA and ProSparse too), mistral, bamboo, falcon, opt, qwen2
 and qwen3 checkpoints, in safetensors or PyTorch files, of which nothing is
 executed. With predictors the result is a PowerInfer file, which the original
@@ -31,10 +33,8 @@ reads as well; without, an ordinary GGUF file.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = f"{parser.description or ''}\n{EXAMPLE}"
-    parser.usage = "%(prog)s HF_DIR -o FILE [options]"
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="HF_DIR -o FILE [options]", more=MORE)
     parser.add_argument("folder", metavar="HF_DIR", help="a folder with config.json, weights and tokenizer")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
     parser.add_argument(

@@ -8,11 +8,17 @@ from dataclasses import asdict
 
 from ..doctor import examine
 from ..terminal import one_line
+from .options import Parser
 from .table import facts, output_width
 
+EXAMPLES = """
+powerinfer doctor
+powerinfer doctor --no-measure --json
+"""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Example: powerinfer doctor. Its answer, quoted, makes a bug report complete."
+
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="[options]", more="Its answer, quoted, makes a bug report complete.")
     parser.add_argument("--no-measure", action="store_true", help="do not measure how fast memory is read")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

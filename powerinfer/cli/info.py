@@ -16,20 +16,21 @@ from ..file import ModelFile
 from ..session import Model, ModelInfo
 from ..statistics import read_counts, summarise_all
 from ..terminal import one_line
-from .options import MODEL_HELP, open_with_examples
+from .options import Parser, add_model
 from .table import columns, facts, output_width
 
 EXAMPLES = """
 powerinfer info model.gguf
 powerinfer info model.gguf --tensors --keys
+powerinfer info -m demo --json
 """
 
 FLOATS = ("F32", "F16", "BF16")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    open_with_examples(parser, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="MODEL [options]")
+    add_model(parser)
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--keys", action="store_true", help="list every metadata key with its value")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -11,14 +11,45 @@ SPARSITY = ("auto", "predicted", "exact", "dense")
 MODEL_HELP = 'a GGUF file, or "demo"'
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
-    """MODEL and how to load it. `choose_model` settles which model is meant; `load_arguments` turns the rest
-    into arguments of Llama."""
+class Parser(argparse.ArgumentParser):
+    """A parser whose help begins with examples; then comes one line of usage, and lines are as written."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        self.examples = ""
+
+    def open_with(self, examples: str, *, usage: str, more: str = "") -> None:
+        """examples: commands, one on each line. usage: what follows the command's name.
+        more: paragraphs below the command's description."""
+        lines = examples.strip().splitlines()
+        title = "examples" if len(lines) > 1 else "example"
+        self.examples = "\n".join([f"{title}:", *(f"  {line}".rstrip() for line in lines), "", ""])
+        self.usage = f"%(prog)s {usage}"
+        self.description = f"{self.description or ''}\n\n{more.strip()}".strip()
+
+    def format_help(self) -> str:
+        return self.examples + super().format_help()
+
+
+def add_model(
+    parser: argparse.ArgumentParser,
+    *,
+    default: str | None = None,
+    group: argparse._ActionsContainer | None = None,
+) -> None:
+    """MODEL, or -m MODEL; `choose_model` settles which is meant. group: where -m is shown."""
     shown = MODEL_HELP if default is None else f"{MODEL_HELP} (the default)"
     parser.add_argument("model", metavar="MODEL", nargs="?", help=shown)
+    (group or parser).add_argument(
+        "-m", "--model", dest="model_option", metavar="MODEL", help="the same as MODEL"
+    )
     parser.set_defaults(default_model=default, usage_error=parser.error)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    """MODEL and how to load it. `load_arguments` turns the latter into arguments of Llama."""
     group = parser.add_argument_group("model")
-    group.add_argument("-m", "--model", dest="model_option", metavar="MODEL", help="the same as MODEL")
+    add_model(parser, default=default, group=group)
     group.add_argument(
         "-c",
         "--n-ctx",
@@ -100,20 +131,15 @@ def add_compute_arguments(group: argparse._ActionsContainer, *, n_batch: int) ->
 
 
 def choose_model(args: argparse.Namespace) -> None:
-    """Settles in args.model what MODEL, -m and the default say."""
+    """Settles in args.model what MODEL, -m and the default say. The only word beside -m is the prompt, where
+    there can be one."""
+    if args.model_option is not None and getattr(args, "prompt", "") is None:
+        args.model, args.prompt = None, args.model
     if args.model is not None and args.model_option is not None:
         raise ArgumentError(f"two models: {args.model} and {args.model_option}")
     args.model = args.model or args.model_option or args.default_model
     if not args.model:
         args.usage_error("the following arguments are required: MODEL")
-
-
-def open_with_examples(parser: argparse.ArgumentParser, examples: str) -> None:
-    """Lets a command's help begin with examples, lines as they are."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    title = "examples" if examples.strip().count("\n") else "example"
-    lines = "".join(f"  {line}\n" for line in examples.strip().splitlines())
-    parser.description = f"{title}:\n{lines}\n{parser.description or ''}"
 
 
 def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -148,7 +174,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-p", type=float, metavar="X", default=0.95, help=f"1: off {shown}")
     group.add_argument("--min-p", type=float, metavar="X", default=0.05, help=f"0: off {shown}")
     group.add_argument("--repeat-penalty", type=float, metavar="X", default=1.0, help=f"1: off {shown}")
-    group.add_argument("--seed", type=int, metavar="N", help="makes the answer repeatable")
+    group.add_argument("-s", "--seed", type=int, metavar="N", help="makes the answer repeatable")
 
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:

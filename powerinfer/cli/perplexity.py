@@ -19,14 +19,16 @@ from ..file import ModelFile
 from ..perplexity import Perplexity, compare, plan_chunks
 from ..session import Model, Session
 from ..terminal import Bar
-from .options import MODEL_HELP, SPARSITY
+from .options import SPARSITY, Parser, add_model
 from .table import columns, output_width
 
 N_CTX = 512
-EXAMPLE = """
-example:
-  powerinfer perplexity model.gguf --text held-out.txt --sparsity dense,predicted
+EXAMPLES = """
+powerinfer perplexity model.gguf --text held-out.txt --sparsity dense,predicted
+powerinfer perplexity -m model.gguf -f held-out.txt -c 2048 --chunks 20
+"""
 
+MORE = """
 The text is cut into chunks of --n-ctx tokens; each is computed from an empty context, and the tokens of its
 second half are predicted, as llama.cpp does it. In predicted mode every token is computed with the neurons
 that the predictor names, those that only give context too. FFN rows: the share of the feed-forward's weights
@@ -51,6 +53,7 @@ def add_text_arguments(
 ) -> None:
     """The text, as several commands take it. group: where --text belongs."""
     group.add_argument(
+        "-f",
         "--text",
         metavar="FILE",
         nargs="+",
@@ -66,11 +69,9 @@ def add_text_arguments(
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = f"{parser.description or ''}\n{EXAMPLE}"
-    parser.usage = "%(prog)s MODEL --text FILE [FILE ...] [options]"
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="MODEL --text FILE [FILE ...] [options]", more=MORE)
+    add_model(parser)
     add_text_arguments(parser, parser, required=True)
     parser.add_argument(
         "-c",

@@ -33,8 +33,15 @@ from ..plan.picture import draw, parts
 from ..plan.plan import GIB
 from ..session import Model
 from ..terminal import harmless, is_smart, one_line
-from .options import MODEL_HELP, SPARSITY
+from .options import SPARSITY, Parser, add_model
 from .table import columns, facts, output_width
+
+EXAMPLES = """
+powerinfer plan model.gguf
+powerinfer plan model.gguf --vram-budget 8 --gpu 4070 --cpu-gbps 50
+powerinfer plan model.gguf --vram-budget 4,8,12 -c 8192
+powerinfer plan -m model.gguf --vram-budget 8 --layers -o plan.json --picture plan.png
+"""
 
 SWEEP = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 80.0, 141.0)
 MOST_ROWS = 20  # of the table of layers; similar ones are put together
@@ -42,12 +49,13 @@ BAR, BESIDE_BAR = 40, 26  # characters
 Gib = float | list[float]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Example: powerinfer plan model.gguf --vram-budget 8 --gpu 4070. Without --vram-budget, or with "
-        "several budgets, a line for each."
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(
+        EXAMPLES,
+        usage="MODEL [options]",
+        more="Without --vram-budget, or with several budgets, a line for each.",
     )
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_model(parser)
     parser.add_argument(
         "--vram-budget",
         metavar="GIB[,GIB...]",
@@ -62,7 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="context size (default: the model's, at most 4096)",
     )
-    group.add_argument("--n-seq", type=int, metavar="N", default=1, help="sequences (default %(default)s)")
+    group.add_argument(
+        "-np", "--n-seq", type=int, metavar="N", default=1, help="sequences (default %(default)s)"
+    )
     group.add_argument(
         "-b",
         "--n-batch",

@@ -5,19 +5,25 @@ from __future__ import annotations
 import argparse
 
 from ..predictor import build, calibrate, check, report, train
-from .options import MODEL_HELP
+from .options import Parser, add_model
 from .perplexity import add_text_arguments
 
 N_CTX = 512
 N_TRAIN, N_HELD_OUT, N_CALIBRATE = 24576, 4096, 8192
 
+EXAMPLES = """
+powerinfer predictor train model.gguf --text corpus.txt -o sparse.gguf
+powerinfer predictor check sparse.gguf --text held-out.txt
+"""
+
+MORE = '"powerinfer predictor ACTION --help" shows the options of each.'
+
+# Each with what it does, an example, and what else there is to say.
 ACTIONS = {
     "train": (
         "train a small network for each layer (needs PyTorch)",
+        "powerinfer predictor train model.gguf --text corpus.txt -o sparse.gguf",
         """
-example:
-  powerinfer predictor train model.gguf --text corpus.txt -o sparse.gguf
-
 Each layer gets a perceptron with two layers. Its size is searched: from what the layer's sparsity and
 skewness suggest it grows until --accuracy is reached, or shrinks as long as it is, within --budget.
 Thresholds are set so that --target of the activation mass is kept on tokens that were held out. If the run
@@ -28,59 +34,43 @@ as the model, --size-by bytes makes it the least.
     ),
     "svd": (
         "make predictors from the weights by singular values, without training",
+        "powerinfer predictor svd model.gguf --text corpus.txt -o sparse.gguf",
         """
-example:
-  powerinfer predictor svd model.gguf --text corpus.txt -o sparse.gguf
-
 With --text the approximation is best where inputs lie, and thresholds are calibrated; without, they are 0.
 Needs about four times the size of trained predictors for the same accuracy.
 """,
     ),
     "sign": (
         "let the signs of the weights predict: no training, no further tensors",
+        "powerinfer predictor sign model.gguf --text corpus.txt -o sign.gguf",
         """
-example:
-  powerinfer predictor sign model.gguf --text corpus.txt -o sign.gguf
-
 The score of a neuron is the mean of sign(w) * sign(x) over its row of the gate and the layer's input; the
 engine takes the signs from the weights when it loads the model. Thresholds are calibrated on the text.
 """,
     ),
     "calibrate": (
         "set the thresholds of the predictors that a model has",
+        "powerinfer predictor calibrate sparse-q4_0.gguf --text corpus.txt -o calibrated.gguf",
         """
-example:
-  powerinfer predictor calibrate sparse-q4_0.gguf --text corpus.txt -o calibrated.gguf
-
 For predictors that come without thresholds of each layer, and after quantising, which moves scores.
 """,
     ),
     "check": (
         "measure what a model's predictors find, miss and cost",
-        """
-example:
-  powerinfer predictor check sparse.gguf --text held-out.txt --report check.md --plot check.png
-
-The text should be one that the predictors were not made with. """
-        + "\n"
-        + report.LEGEND
-        + "\n",
+        "powerinfer predictor check sparse.gguf --text held-out.txt --report check.md --plot check.png",
+        f"The text should be one that the predictors were not made with.\n{report.LEGEND}",
     ),
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, (text, description) in ACTIONS.items():
-        action = actions.add_parser(
-            name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.\n{description}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+    parser.open_with(EXAMPLES, usage="ACTION MODEL [options]", more=MORE)
+    for name, (text, example, more) in ACTIONS.items():
+        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         needs_text = "" if name == "svd" else " --text FILE [FILE ...]"
-        action.usage = f"%(prog)s MODEL{needs_text} [options]"
-        action.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+        action.open_with(example, usage=f"MODEL{needs_text} [options]", more=more)
+        add_model(action)
         add_text_arguments(action, action.add_mutually_exclusive_group(required=name != "svd"))
         _add_run_arguments(action, name)
         if name == "check":

@@ -27,14 +27,16 @@ from ..statistics import (
 )
 from ..terminal import Bar, one_line
 from ..writer import check_new_dir, check_new_file
-from .options import MODEL_HELP
+from .options import Parser, add_model
 from .perplexity import add_text_arguments, percent
 from .table import columns, output_width, paragraph
 
-EXAMPLE = """
-example:
-  powerinfer profile model.gguf --text corpus.txt -o profiled.gguf --plot neurons.png
+EXAMPLES = """
+powerinfer profile model.gguf --text corpus.txt -o profiled.gguf --plot neurons.png
+powerinfer profile -m model.gguf -f corpus.txt --in-place
+"""
 
+MORE = """
 The text is computed with all neurons, in windows of --n-ctx tokens, and for each neuron is counted how often
 it fires. The counts go into the file as the keys powerinfer.neuron.counts and powerinfer.neuron.tokens; its
 tensors stay as they are. Without -o or --in-place only the table is shown. It says of each layer which share
@@ -43,11 +45,9 @@ of the neurons fires for a token (active), how many of them, the hottest ones, d
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = f"{parser.description or ''}\n{EXAMPLE}"
-    parser.usage = "%(prog)s MODEL --text FILE [FILE ...] [options]"
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="MODEL --text FILE [FILE ...] [options]", more=MORE)
+    add_model(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     add_text_arguments(parser, source)
     source.add_argument(

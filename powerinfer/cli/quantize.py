@@ -13,16 +13,15 @@ from ..file import ModelFile
 from ..quantize import FAST, Change, check_requantize, choose_types, find_mixture, quantize_model
 from ..terminal import Bar
 from .info import short, size
-from .options import MODEL_HELP
+from .options import MODEL_HELP, Parser
 from .table import columns, output_width, paragraph
 
-EXAMPLE = """
-examples:
-  powerinfer quantize model-f16.gguf model-q4.gguf Q4_K_M
-  powerinfer quantize model-f16.gguf model-q4.gguf Q4_K_M --dry-run
-
-The result is a GGUF or PowerInfer file as IN is, with all its keys; nothing is loaded whole.
+EXAMPLES = """
+powerinfer quantize model-f16.gguf model-q4.gguf Q4_K_M
+powerinfer quantize model-f16.gguf model-q4.gguf Q4_K_M --dry-run
 """
+
+MORE = "The result is a GGUF or PowerInfer file as IN is, with all its keys; nothing is loaded whole."
 
 TYPES = """
 types, with bits per weight; names and mixtures are llama.cpp's, in any case:
@@ -36,9 +35,8 @@ the table says where, and which formats will run slowly here. The original Power
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = f"{parser.description or ''}\n{EXAMPLE}"
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="IN OUT TYPE [options]", more=MORE)
     parser.epilog = TYPES
     parser.add_argument("source", metavar="IN", help=f"{MODEL_HELP}; any part of a split model")
     parser.add_argument("out", metavar="OUT", help="the file to write")

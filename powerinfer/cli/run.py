@@ -6,16 +6,16 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from .. import Llama
 from ..errors import ArgumentError
 from ..terminal import Bar, harmless
 from .options import (
+    Parser,
     add_model_arguments,
     add_sampling_arguments,
-    choose_model,
     load_arguments,
-    open_with_examples,
     sampling_arguments,
 )
 
@@ -23,28 +23,32 @@ EXAMPLES = """
 powerinfer run demo "Tell me a story about a fox."
 powerinfer run -m model.gguf -p "Why is the sky blue?" -n 200 --temp 0
 git diff | powerinfer run model.gguf --system "Write a commit message." -
+powerinfer run model.gguf -f question.txt -c 8192 -t 8
 powerinfer run model.gguf "What is row sparsity?" --vram-budget 8 -v
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    open_with_examples(parser, EXAMPLES)
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="MODEL [PROMPT] [options]")
     add_model_arguments(parser)
     parser.add_argument(
         "prompt", metavar="PROMPT", nargs="?", help='the prompt; "-" or nothing: read it from stdin'
     )
     parser.add_argument("-p", "--prompt", dest="prompt_option", metavar="PROMPT", help="the same as PROMPT")
+    parser.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompt as it is, without the chat format"
     )
-    parser.add_argument("--system", metavar="TEXT", help="a system message (not with --raw)")
+    parser.add_argument("-sys", "--system", metavar="TEXT", help="a system message (not with --raw)")
     parser.add_argument("-v", "--verbose", action="store_true", help="model and speed on stderr")
     add_sampling_arguments(parser)
 
 
-def read_prompt(word: str | None) -> str:
+def read_prompt(word: str | None, file: str | None = None) -> str:
     """The prompt as text. One line break at the end of a file is the file's, not the prompt's."""
-    if word is None or word == "-":
+    if file is not None:
+        text = Path(file).read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+    elif word is None or word == "-":
         text = sys.stdin.read().removesuffix("\n").removesuffix("\r")
     else:
         text = os.fsencode(word).decode("utf-8", "replace")
@@ -91,12 +95,9 @@ def write(answer: Iterator[tuple[str, str | None]], bar: Bar) -> str | None:
 def main(args: argparse.Namespace) -> int:
     if args.raw and args.system:
         raise ArgumentError("--system has no place in a --raw prompt")
-    if args.model_option is not None and args.prompt is None:
-        args.model, args.prompt = None, args.model  # the only word beside -m is the prompt
-    choose_model(args)
-    if args.prompt is not None and args.prompt_option is not None:
-        raise ArgumentError("two prompts: one as an argument, and one with -p")
-    prompt = read_prompt(args.prompt if args.prompt_option is None else args.prompt_option)
+    if sum(given is not None for given in (args.prompt, args.prompt_option, args.file)) > 1:
+        raise ArgumentError("two prompts: one as an argument, with -p or with -f is enough")
+    prompt = read_prompt(args.prompt if args.prompt_option is None else args.prompt_option, args.file)
     with Bar(f"loading {args.model}") as bar:
         llm = Llama(args.model, progress=bar, **load_arguments(args))
     with llm, Bar("reading the prompt") as bar:

@@ -9,11 +9,10 @@ from pathlib import Path
 from ..errors import ArgumentError, FileError
 from ..terminal import Bar
 from .options import (
+    Parser,
     add_model_arguments,
     add_sampling_arguments,
-    choose_model,
     load_arguments,
-    open_with_examples,
     sampling_arguments,
 )
 
@@ -28,8 +27,8 @@ curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/jso
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    open_with_examples(parser, EXAMPLES)
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="[MODEL] [options]")
     add_model_arguments(parser, default="demo")
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
@@ -127,7 +126,6 @@ def read_keys(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def main(args: argparse.Namespace) -> int:
-    choose_model(args)
     if args.context_shift:
         raise ArgumentError("--context-shift: conversations of a server end where n_ctx is full")
     if not 0 <= args.port < 65536:

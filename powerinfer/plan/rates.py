@@ -203,7 +203,7 @@ def device_rates(facts: Sequence[DeviceFacts], *, in_place: bool = False) -> Rat
     refused = next((f.no_mapping for f in facts if not f.can_map), None)
     if refused is not None:
         words["pcie"] += (
-            f"; host memory cannot be mapped ({refused}), so that the CPU computes prompts' cold neurons"
+            f"; host memory cannot be mapped ({refused}), so that prompts' cold neurons come through a buffer"
         )
     elif in_place and near:
         values["in_place_bytes_per_s"] = near

@@ -31,6 +31,7 @@ from tests.native.hybrid import (
     NAMES,
     SPLITS,
     Arrays,
+    adapt,
     apart,
     drive,
     exactly,
@@ -60,6 +61,13 @@ def both(model: Model, split: str, sparsity: str, n_batch: int, n_threads: int) 
         Session(model, plan=place(model, split, sparsity, n_batch), device="cuda", **o) as hybrid,
     ):
         return apart(drive(alone, IDS), drive(hybrid, IDS))
+
+
+@pytest.mark.parametrize("name", ["llama-relu-gqa", "falcon-40b", "opt"])
+def test_adapters_of_attention(folder: Path, name: str) -> None:
+    with adapt(Model(write(folder, name, "dense"))) as model:
+        for split in ("all", "some", "mixed"):
+            assert both(model, split, "auto", 64, 2) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,6 +155,60 @@ def test_prompts(folder: Path, n: int, split: str) -> None:
             for s in (alone, hybrid):
                 s.feed([7])
             assert np.abs(alone.logits() - hybrid.logits()).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_prompts_stream_without_pinned_weights(folder: Path, kind: str, form: str) -> None:
+    """What passes through the ring is what the GPU would have read itself; 600 tokens in chunks of 256."""
+    path = folder / f"ring-{kind}-{form}.gguf"
+    spec = replace(WIDE, name="broad", n_embd=1024, n_ff=4096, n_head=8, predictor=(64, 64))
+    with ModelFile(write(folder, spec, form)) as source:
+        quantize_model(source, path, kind, choose_types(source, kind, pure=True))
+    ids = np.random.default_rng(8).integers(3, 290, 600, np.int32)
+    o: dict[str, Any] = {"n_ctx": 1024, "n_batch": 256, "sparsity": "exact"}
+    found = []
+    with Model(path) as model:
+        for pin in (True, False):
+            plan = engine.native_plan(
+                model,
+                Settings(budget_bytes=1 << 34, overhead_bytes=0, group=256, **o),
+                engine.Rates(),
+                on_device=[True] * model.info.n_layer,
+                hot=[np.arange(256, 768, dtype=np.int32)] * model.info.n_layer,
+                head_on_device=True,
+            )
+            with Session(model, plan=plan, device="cuda", pin_weights=pin, **o) as s:
+                s.feed(ids)
+                assert all(step.n_active_device == step.n_active > 0 for step in s.last_step)
+                found.append(s.logits().copy())
+                s.feed([7])
+                found.append(s.logits().copy())
+    assert np.array_equal(found[0], found[2]) and np.array_equal(found[1], found[3])
+
+
+@exactly
+@pytest.mark.parametrize("split", ["some", "all", "mixed"])
+def test_neurons_are_counted(folder: Path, split: str) -> None:
+    """Products of 8 tokens and of one are not rounded, so that both sides see the same neurons fire; of a
+    prompt's a few lie within rounding of 0."""
+    o = options("predicted") | {"count_neurons": True}
+    with Model(write(folder, "llama-relu-gqa", "sparse")) as model:
+        plan = place(model, split, "predicted")
+        with Session(model, **o) as alone, Session(model, plan=plan, device="cuda", **o) as s:
+            for x in (alone, s):
+                for i in range(0, 40, 8):
+                    x.feed(IDS[i : i + 8], want_logits=True)
+                for token in IDS[40:44]:
+                    x.feed([token])
+            want, got = alone.neuron_counts(), s.neuron_counts(reset=True)
+            assert want.n_tokens == got.n_tokens == 44 and want.counts.sum() > 1000
+            assert np.abs(want.counts - got.counts).sum() <= want.counts.sum() // 500
+            for x in (alone, s):
+                x.feed(IDS[:40])
+            prompt, here = alone.neuron_counts(), s.neuron_counts()
+            there = prompt.counts - want.counts
+            assert here.n_tokens == 40 and np.abs(there - here.counts).sum() <= there.sum() // 50
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +311,8 @@ typedef struct {
     void *(*alloc)(pi_device *, size_t); void *(*share)(pi_device *, size_t);
     void *stride, *map, *pack, *upload;
     int (*download)(pi_device *, void *, const void *, size_t); void *copy;
-    int (*launch)(pi_device *, pi_device_program *, void *, uint64_t); int (*finish)(pi_device *);
+    int (*launch)(pi_device *, pi_device_program *, void *, uint64_t);
+    void (*look)(pi_device *); int (*finish)(pi_device *);
     void *begin, *end, *linear, *attention, *marks, *ffn; void (*merge)(pi_device *, const pi_dev_merge *);
 } pi_device_ops;
 const pi_device_ops *pi_device_cuda(void);

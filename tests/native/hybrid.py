@@ -75,6 +75,21 @@ def write(folder: Path, spec: models.Spec | str, form: str, kind: Kind | None = 
     return models.write_sparse(path, spec, models.draw_predictor(spec))
 
 
+def adapt(model: Model, rank: int = 5) -> Model:
+    """The model with adapters of q, v and the output of its attention, of the first and the last layer, that
+    change its answers by more than rounding does."""
+    random = np.random.default_rng(8)
+    for layer in (0, model.info.n_layer - 1):
+        for name in ("attn_qkv", "attn_q", "attn_v", "attn_output"):
+            full = f"blk.{layer}.{name}.weight"
+            shape = model.matrix_shape(full)
+            if shape is not None:
+                a = random.normal(0, shape[1] ** -0.5, (rank, shape[1]))
+                b = random.normal(0, 0.3, (shape[0], rank))
+                model.add_adapter(full, a.astype(np.float32), b.astype(np.float32))
+    return model
+
+
 def settings(sparsity: str, n_batch: int, budgets: Sequence[int] = (1 << 34,)) -> engine.Settings:
     return engine.Settings(
         budget_bytes=budgets[0],

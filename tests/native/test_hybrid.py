@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,31 @@ def test_same_bits_every_time(model: Model) -> None:
                 runs.append(drive(s, IDS))
         for a, b in zip(*runs, strict=True):
             assert np.array_equal(a, b)
+
+
+def test_logits_of_many_tokens_leave_in_parts(folder: Path) -> None:
+    """64 MiB of pinned memory hold the logits of 239 tokens here: the others are computed after them."""
+    spec = replace(models.SPECS["llama-relu-gqa"], name="wordy", n_vocab=70000, n_layer=1)
+    with Model(write(folder, spec, "dense")) as m:
+        o = options("exact", 512) | {"n_ctx": 512, "n_pool": 512}
+        plan = engine.native_plan(
+            m,
+            replace(settings("exact", 512), n_ctx=512, n_pool=512),
+            engine.Rates(),
+            on_device=[True],
+            hot=[np.arange(100, dtype=np.int32)],
+            head_on_device=True,
+        )
+        ids = np.random.default_rng(5).integers(3, 290, 300)
+        with Session(m, **o) as alone, Session(m, plan=plan, device="host", **o) as s:
+            s.feed(ids[:40])
+            assert s.last_step[0].n_tokens == 40
+            s.cut(0)
+            for x in (alone, s):
+                x.feed(ids, want_logits=True)
+            assert s.n_logits == 300 and s.last_step[0].n_tokens == 300 - (64 << 20) // (4 * 70000)
+            for i in (0, 238, 239, 299):
+                assert np.abs(alone.logits(i) - s.logits(i)).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("sparsity", ["dense", "exact"])

@@ -10,10 +10,12 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from powerinfer import DeviceError, OutOfMemoryError
 from powerinfer.plan import engine
@@ -28,7 +30,9 @@ HAS_FAULTS = os.environ.get("POWERINFER_LIBRARY") == TEST_LIBRARY
 class Faults(ctypes.Structure):
     """pi_host_fault: the n-th time from now on."""
 
-    _fields_ = [(name, ctypes.c_int32) for name in ("alloc", "launch", "transfer", "die", "hang")]
+    _fields_ = [
+        (name, ctypes.c_int32) for name in ("alloc", "launch", "transfer", "die", "hang", "vanish", "map")
+    ]
 
 
 if not HAS_FAULTS:
@@ -90,9 +94,10 @@ def test_every_allocation_can_fail(model: Model, faults: Faults) -> None:
 
 @with_faults
 @pytest.mark.parametrize("n_tok", [1, 40])
-@pytest.mark.parametrize("name", ["die", "hang"])
+@pytest.mark.parametrize("name", ["die", "hang", "vanish"])
 def test_every_operation_can_fail(model: Model, faults: Faults, name: str, n_tok: int) -> None:
-    """A device that reports an error, or never answers, at any point of its program, the last included."""
+    """A device that reports an error, never answers, or fails without saying so, at any point of its program,
+    the last included. One that failed is found out long before the wait for it would end, after a minute."""
     with open_two(model) as s:
         s.feed(IDS[:7])
         before = s.save()
@@ -101,10 +106,13 @@ def test_every_operation_can_fail(model: Model, faults: Faults, name: str, n_tok
         want, n_operations = s.logits().copy(), 10000 - getattr(faults, name)
         assert n_operations > 30
     with open_two(model, wait_ms=200 if name == "hang" else 0) as s:
+        problem = {"vanish": "the device is lost"}.get(
+            name, r"that was asked for|did not (answer|end a step) within"
+        )
         for n in range(1, n_operations + 1) if name == "die" else (1, 5, 20, n_operations - 9, n_operations):
             s.load(before)
             setattr(faults, name, n)
-            with pytest.raises(DeviceError, match=r"that was asked for|did not (answer|end a step) within"):
+            with pytest.raises(DeviceError, match=problem):
                 s.feed(IDS[7 : 7 + n_tok])
             assert s.length() == 7
             if n % 4 == 1:  # the next step is as if nothing had been
@@ -135,6 +143,23 @@ def test_a_device_that_cannot_start(model: Model, faults: Faults) -> None:
             assert s.length() == 0
             s.feed(IDS[:3])
             assert np.array_equal(s.logits(), want)
+
+
+@with_faults
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+def test_prompts_stream_where_nothing_can_be_mapped(tmp_path: Path, faults: Faults, form: str) -> None:
+    """Rows, or columns of a down stored by output, come over all the same: nothing is left to the CPU."""
+    kind = None if form == "sparse" else Kind.Q8_0
+    with Model(write(tmp_path, "llama-relu", form, kind)) as m:
+        found = []
+        for refused, pin in ((0, True), (1, True), (0, False)):
+            faults.map = refused
+            plan = place(m, "some", "exact")
+            with Session(m, plan=plan, device="host", pin_weights=pin, **options("exact")) as s:
+                s.feed(IDS[:40], want_logits=True)
+                assert all(step.n_active_device == step.n_active > 0 for step in s.last_step)
+                found.append([s.logits(i).copy() for i in range(40)])
+        assert apart(found[0], found[1]) == 0 and apart(found[0], found[2]) == 0
 
 
 @with_faults

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -64,34 +63,70 @@ def test_zsh_reads_the_script() -> None:
     assert "function" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_examples_are_accepted(name: str, capsys: Captured) -> None:
-    """Every line of a help's examples that calls this program is one that its parser takes."""
+NAMES = [command.name for command in commands()]  # "predictor check" among them
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_opens_with_examples_that_are_accepted(name: str, capsys: Captured) -> None:
     with pytest.raises(SystemExit):
-        main([name, "--help"])
+        main([*name.split(), "--help"])
     text = capsys.readouterr().out
-    head = text.split("\noptions:")[0]
-    lines = re.findall(r"^ +(?:.*\| )?powerinfer (.*)$", head.replace("\\\n", " "), re.MULTILINE)
-    lines += re.findall(r"Example: powerinfer (.*?)\. [A-Z]", " ".join(head.split()))
-    if hasattr(import_module(f"powerinfer.cli.{name}"), "EXAMPLES"):
-        assert lines
-    for line in lines:
-        words = shlex.split(re.split(r" {2,}| > | \|", line)[0])
-        args = parse(words)
-        assert args.command == words[0]
+    examples, rest = text.split("\nusage: ", 1)
+    title, *lines = examples.replace("\\\n", " ").rstrip().split("\n")
+    calls = [found[1] for line in lines if (found := re.match(r"  (?:.*[|(])?(powerinfer .*)", line))]
+    assert title == ("examples:" if len(lines) > 1 else "example:") and calls
+    assert rest.startswith(f"powerinfer {name} ")
+    assert any(call.startswith(f"powerinfer {name}") for call in calls)
+    for call in calls:
+        words = shlex.split(re.split(r" {2,}| > | \||\)", call)[0])[1:]
+        assert parse(words).command == words[0]
+    assert len(rest.split("\n\n")[0].splitlines()) == 1  # one line of usage
 
 
-def test_llama_cpp_habits(capsys: Captured) -> None:
+def test_help_of_the_whole_opens_with_examples(capsys: Captured) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    calls = re.findall(r"^  powerinfer (.*)$", text.split("\nusage: ")[0], re.MULTILINE)
+    assert text.startswith("examples:\n") and len(calls) == 3
+    for call in calls:
+        parse(shlex.split(call))
+
+
+def test_llama_cpp_habits(capsys: Captured, tmp_path: Path) -> None:
     answers = []
+    question = tmp_path / "question.txt"
+    question.write_text("What is 2 plus 3?\n")
     for words in (
         ["demo", "What is 2 plus 3?", "--temperature", "0", "--max-tokens", "12", "--n-ctx", "256"],
         ["-m", "demo", "-p", "What is 2 plus 3?", "--temp", "0", "-n", "12", "-c", "256", "-t", "1"],
         ["-m", "demo", "What is 2 plus 3?", "--temp", "0", "-n", "12", "-c", "256"],
         ["demo", "--temp", "0", "-n", "12", "-c", "256", "What is 2 plus 3?"],
+        ["-m", "demo", "-f", str(question), "--temp", "0", "-s", "1", "-n", "12", "-c", "256"],
     ):
         assert main(["run", *words]) == 0
         answers.append(capsys.readouterr().out)
-    assert answers == 4 * ["2 plus 3 is 5.\n"]
+    assert answers == 5 * ["2 plus 3 is 5.\n"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "info -m demo",
+        "plan -m demo --vram-budget 8 -c 512 -np 4 -b 256",
+        "profile -m demo -f corpus.txt -c 256 -t 1",
+        "perplexity -f corpus.txt -m demo -c 256 -t 1 -b 64",
+        "bench -m demo -p 16 -n 4 -t 1 -b 64",
+        "chat -m demo -c 256 -t 1 -n 4 --temp 0.5 -s 3 -sys Hello",
+        "serve -c 256 -m demo -np 2 --temp 0.5",
+        *(f"predictor {name} -m demo -f corpus.txt -o x.gguf -c 256" for name in ("train", "svd", "sign")),
+        "predictor check -m demo -f corpus.txt -t 1",
+        "quantize demo x.gguf q4_k_m -t 2",
+    ],
+)
+def test_llama_cpp_words(line: str) -> None:
+    args = parse(line.split())
+    assert getattr(args, "model", "demo") == "demo"
 
 
 def test_two_models_or_prompts_are_refused(capsys: Captured) -> None:
@@ -99,7 +134,15 @@ def test_two_models_or_prompts_are_refused(capsys: Captured) -> None:
     assert "two models" in capsys.readouterr().err
     assert main(["run", "-m", "demo", "x", "-p", "y"]) == 1
     assert "two prompts" in capsys.readouterr().err
-    for words in (["run"], ["run", "demo", "x", "-n", "1", "y"], ["run", "demo", "-n", "1", "x", "--odd"]):
+    assert main(["info", "demo", "-m", "demo"]) == 1
+    assert "two models" in capsys.readouterr().err
+    for words in (
+        ["run"],
+        ["info"],
+        ["predictor", "check", "--text", "x"],
+        ["run", "demo", "x", "-n", "1", "y"],
+        ["run", "demo", "-n", "1", "x", "--odd"],
+    ):
         with pytest.raises(SystemExit) as end:
             main(words)
         assert end.value.code == 2 and re.search("MODEL|unrecognized", capsys.readouterr().err)

@@ -24,7 +24,7 @@ def draw(spec: models.Spec, names: list[str], rank: int) -> dict[str, np.ndarray
     random = np.random.default_rng(7)
     shapes = {name: value.shape for name, value in models.file_tensors(spec, models.draw(spec)).items()}
     pairs = {}
-    for layer in range(2):
+    for layer in range(spec.n_layer):
         for name in names:
             base = f"blk.{layer}.{name}.weight"
             rows, cols = shapes[base]
@@ -64,11 +64,12 @@ def rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.mean(values.astype(np.float64) ** 2)))
 
 
-@pytest.mark.parametrize("name", ["llama-relu", "qwen2", "opt"])
+@pytest.mark.parametrize("name", ["llama-relu", "qwen2", "opt", "falcon-7b", "falcon-40b"])
 @pytest.mark.parametrize("rank", [1, 3, 40])
 def test_against_changed_weights(llama: OpenLlama, tmp_path: Path, name: str, rank: int) -> None:
     spec = models.SPECS[name]
-    pairs = draw(spec, ATTENTION + (FFN[1:] if name == "opt" else FFN), rank)
+    attention = ["attn_qkv", "attn_output"] if spec.family == "falcon" else ATTENTION
+    pairs = draw(spec, attention + (FFN if spec.family in ("llama", "qwen2") else FFN[1:]), rank)
     base = models.write_dense(tmp_path / "base.gguf", spec)
     adapter = write(tmp_path / "lora.gguf", spec, pairs)
     other = merged(tmp_path / "merged.gguf", spec, pairs, 0.5 * 6.0 / rank)
@@ -189,8 +190,33 @@ def test_the_engine_checks_too(relu_path: Path) -> None:
         Model(relu_path, load=False).add_adapter(name, a, b)
 
 
-def test_devices_are_refused(llama: OpenLlama, tmp_path: Path) -> None:
+def test_devices(llama: OpenLlama, tmp_path: Path) -> None:
+    """They compute adapters of attention, and say no to those of the feed-forward."""
     spec = models.SPECS["llama-relu"]
-    adapter = write(tmp_path / "lora.gguf", spec, draw(spec, ATTENTION, 4))
-    with pytest.raises(UnsupportedError, match="adapters"):
-        llama(lora_path=adapter, vram_budget=1, devices=["host"])
+    attention = write(tmp_path / "attention.gguf", spec, draw(spec, ATTENTION, 4))
+    ffn = write(tmp_path / "ffn.gguf", spec, draw(spec, FFN, 4))
+    on_device: dict[str, Any] = {"vram_budget": 1, "devices": ["host"], "logits_all": True}
+    llm = llama(lora_path=attention, **on_device)
+    assert llm.plan is not None and llm.plan.uses_device
+    expected = logits(llama(lora_path=attention, logits_all=True), [[token] for token in PROMPT])
+    assert rms(logits(llm, [[token] for token in PROMPT]) - expected) < 1e-3 * rms(expected)
+    with pytest.raises(UnsupportedError, match="changes the feed-forward"):
+        llama(lora_path=ffn, **on_device)
+
+
+def test_embeddings(llama: OpenLlama, tmp_path: Path) -> None:
+    """Those of the adapted model, as of one whose weights were changed."""
+    spec = models.SPECS["llama-relu"]
+    pairs = draw(spec, ATTENTION + FFN, 3)
+    adapter = write(tmp_path / "lora.gguf", spec, pairs)
+    base = models.write_dense(tmp_path / "base.gguf", spec)
+    other = merged(tmp_path / "merged.gguf", spec, pairs, 2.0)
+    options: dict[str, Any] = {"embedding": True, "pooling_type": "mean"}
+    texts = ["a red house", "b"]
+    adapted = llama(base, lora_path=adapter, **options).create_embedding(texts)
+    changed = llama(other, **options).create_embedding(texts)
+    plain = llama(base, **options).create_embedding(texts)
+    assert adapted["usage"] == changed["usage"]
+    for a, c, p in zip(adapted["data"], changed["data"], plain["data"], strict=True):
+        shown, expected = np.array(a["embedding"]), np.array(c["embedding"])
+        assert rms(shown - expected) < 0.05 * rms(expected - np.array(p["embedding"]))

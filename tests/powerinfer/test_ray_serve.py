@@ -5,7 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
+import shlex
+import shutil
+import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +21,8 @@ import pytest
 
 from powerinfer import ArgumentError, Llama, ray_serve
 
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = (ROOT / "docs" / "integrations.md").read_text("utf-8").split("\n## Ray\n")[1]
 QUESTIONS = [
     "What is 2 plus 3?",
     "What is 4 plus 5?",
@@ -58,12 +67,91 @@ def one_by_one() -> list[str]:
         ]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def need_ray() -> Any:
     ray = pytest.importorskip("ray", reason="powerinfer[ray] is not installed")
     pytest.importorskip("ray.serve", reason="powerinfer[ray] is not installed")
     pytest.importorskip("fastapi", reason="powerinfer[server] is not installed")
-    root = str(Path(ray_serve.__file__).resolve().parents[1])
+    return ray
+
+
+def outside_of_this_process(tmp_path: Path) -> dict[str, str]:
+    """The environment of a program that starts a cluster of its own."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "HOME": str(tmp_path), "RAY_ADDRESS": "local"}
+
+
+def ask(port: int) -> str | None:
+    """The answer to the first question; None: nobody answers yet."""
+    body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "temperature": 0, "max_tokens": 24}
+    try:
+        status, text = post(port, body, key="secret")
+    except (ConnectionError, http.client.HTTPException):
+        return None
+    return str(json.loads(text)["choices"][0]["message"]["content"]) if status == 200 else None
+
+
+@pytest.mark.parametrize("form", ["words", "file"])
+def test_serve_run_as_documented(form: str, tmp_path: Path) -> None:
+    need_ray()
+    document = DOCUMENT.replace("/models/bamboo-7b.gguf", "demo").replace("replicas=4", "replicas=2")
+    (line,) = re.findall(r"^serve run .*$", document, re.MULTILINE)
+    (config,) = re.findall(
+        r"^```yaml\n(.*?)^```", document.replace("replicas: 4", "replicas: 2"), re.M | re.S
+    )
+    (tmp_path / "powerinfer.yaml").write_text(config)
+    words = shlex.split(line if form == "words" else f"serve run {tmp_path / 'powerinfer.yaml'}")
+    words[0] = str(Path(sys.executable).with_name("serve"))
+    if shutil.which(words[0]) is None:
+        pytest.skip("the program `serve` is not beside this Python")
+    with (tmp_path / "said").open("w+b") as said:
+        program = subprocess.Popen(
+            words, env=outside_of_this_process(tmp_path), stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            answer, until = None, time.monotonic() + 150
+            while answer is None and program.poll() is None and time.monotonic() < until:
+                time.sleep(1)
+                answer = ask(8000)
+            said.seek(0)
+            assert answer == one_by_one()[0], said.read().decode("utf-8", "replace")
+            wrong, _ = post(8000, {"messages": []}, key="wrong")
+            assert wrong == (422 if form == "words" else 401)
+            program.send_signal(signal.SIGINT)
+            program.wait(60)
+        finally:
+            if program.poll() is None:
+                os.killpg(program.pid, signal.SIGKILL)
+                program.wait()
+    assert ask(8000) is None
+
+
+@pytest.mark.parametrize("name", ["deployment", "Answers"])
+def test_python_as_documented(name: str, tmp_path: Path) -> None:
+    need_ray()
+    if name == "Answers":
+        pytest.importorskip("ray.data", reason="pandas and pyarrow are not installed")
+    blocks = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+    (code,) = [block for block in blocks if f"import {name}" in block]
+    if name == "deployment":
+        code += """
+from tests.powerinfer.test_ray_serve import ask
+print(ask(8000))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=outside_of_this_process(tmp_path),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0 and "2 plus 3 is 5." in done.stdout, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    ray = need_ray()
+    root = str(ROOT)
     names = ("POWERINFER_LIBRARY", "POWERINFER_ISA")
     environment = {name: os.environ[name] for name in names if name in os.environ}
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

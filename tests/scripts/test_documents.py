@@ -47,11 +47,6 @@ def test_commands_of_the_readme(name: str, rest: str, capsys: pytest.CaptureFixt
     assert [word for word in re.findall(r"--[a-z][\w-]*", rest) if word not in text] == []
 
 
-@pytest.mark.parametrize("code", re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
-def test_python_of_the_readme(code: str) -> None:
-    compile(code, "README.md", "exec")
-
-
 def test_extras_of_the_readme() -> None:
     table = README[README.index("| extra | for |") :].split("\n\n", 1)[0]
     named = re.findall(r"`([a-z]+)`", "".join(line.split("|")[1] for line in table.splitlines()))

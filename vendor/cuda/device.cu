@@ -344,22 +344,14 @@ void graph_free(te_cuda_graph *g) {
 
 te_status device_wait(te_cuda *d, double seconds) {
     TE_CUDA_TRY(use_now(d, "a wait"));
-    const int64_t begin = te_os_now_ns();
-    const uint32_t never = 0; // nobody wakes this wait: it is a sleep
-    for (;;) {
-        const cudaError_t e = cudaStreamQuery(d->stream);
-        if (e == cudaSuccess) return TE_OK;
-        if (e != cudaErrorNotReady) return cuda_status(e, "the device's work");
-        (void)cudaGetLastError();
-        const double passed = (double)(te_os_now_ns() - begin) * 1e-9;
-        if (passed > seconds)
-            return te_fail(TE_TIMEOUT, "%s did not finish within %.3g seconds", d->info.name, seconds);
-        // A token takes milliseconds: look closely at first, then leave the processor to others.
-        if (passed > 0.02)
-            te_os_wait(&never, 0, 200000);
-        else
-            te_os_relax();
-    }
+    return wait_for(d, d->stream, nullptr, seconds);
+}
+
+te_status device_failed(te_cuda *d) {
+    TE_CUDA_TRY(use(d));
+    const cudaError_t e = cudaStreamQuery(d->stream);
+    if (e == cudaSuccess || e == cudaErrorNotReady) return (void)cudaGetLastError(), TE_OK;
+    return cuda_status(e, "the device's work");
 }
 
 te_status device_mark(te_cuda *d, int32_t slot) {
@@ -399,6 +391,10 @@ te_status argmax_on(te_cuda *d, const float *x, size_t ldx, int32_t n, int32_t n
 te_status set_blas_now(te_cuda *d, const char *path) {
     TE_CUDA_TRY(use_now(d, "set_blas"));
     return set_blas(d, path);
+}
+te_status load_passed_now(te_cuda *d, int32_t place, double seconds) {
+    TE_CUDA_TRY(use_now(d, "a wait for loads"));
+    return load_passed(d, place, seconds);
 }
 template <te_status (*OP)(te_cuda *, int32_t)> te_status slot_on(te_cuda *d, int32_t slot) {
     const te_status s = use(d);
@@ -466,9 +462,32 @@ const te_cuda_api table = {
     load_on,
     slot_on<load_ready>,
     slot_on<load_free>,
+    slot_on<load_mark>,
+    load_passed_now,
+    device_failed,
 };
 
 } // namespace
+
+te_status wait_for(te_cuda *d, cudaStream_t stream, cudaEvent_t event, double seconds) {
+    const int64_t begin = te_os_now_ns();
+    const uint32_t never = 0; // nobody wakes this wait: it is a sleep
+    for (;;) {
+        const cudaError_t e = event ? cudaEventQuery(event) : cudaStreamQuery(stream);
+        if (e == cudaSuccess) return TE_OK;
+        if (e != cudaErrorNotReady) return cuda_status(e, "the device's work");
+        (void)cudaGetLastError();
+        const double passed = (double)(te_os_now_ns() - begin) * 1e-9;
+        if (passed > seconds)
+            return te_fail(TE_TIMEOUT, "%s did not finish within %.3g seconds", d->info.name, seconds);
+        // A token takes milliseconds: look closely at first, then leave the processor to others.
+        if (passed > 0.02)
+            te_os_wait(&never, 0, 200000);
+        else
+            te_os_relax();
+    }
+}
+
 } // namespace te
 
 extern "C" const te_cuda_api *te_cuda_table(void) { return &te::table; }

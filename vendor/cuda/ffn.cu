@@ -75,6 +75,8 @@ static void set_tile(rows_args *a, int task, size_t most_bytes, size_t per_colum
     a->parts = n;
 }
 
+static int neurons(const te_cuda_ffn *op) { return op->list ? op->n_list : op->up.n_rows; }
+
 static te_cuda_hidden hidden_of(const te_cuda_ffn *op) {
     te_cuda_hidden a = {};
     a.x = op->x;
@@ -87,9 +89,9 @@ static te_cuda_hidden hidden_of(const te_cuda_ffn *op) {
     a.act = op->act;
     a.threshold = op->threshold;
     a.mode = op->skip ? TE_CUDA_SKIP : TE_CUDA_DENSE;
-    a.rows.n = op->up.n_rows;
     a.h = op->h;
     a.ldh = op->ldh;
+    a.fired = op->fired;
     a.counts = op->counts;
     return a;
 }
@@ -105,16 +107,23 @@ struct ffn_plan {
 static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     const te_cuda_scores *s = &op->scores;
     const ffn_kernels *k = ffn_kernels_of(op->up.type);
-    if (!k || !op->down.w || op->down.type != op->up.type || (s->fc2.w && s->fc2.type != k->score_type)) return false;
-    if (op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK || op->up.n_rows < 1) return false;
-    if (!s->fc2.w && !s->sign && !op->skip) return false; // all rows: two kernels read them faster
+    const int n = neurons(op);
+    if (!k || !op->down.w || op->down.type != op->up.type) return false;
+    if (op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK || n < 1) return false;
+    if (!s->fc2.w && !s->sign && !op->skip && !op->list) return false; // all rows: two kernels read them faster
+    const bool own_scores = s->fc2.w && s->fc2.type == k->score_type;
     *p = {};
     ffn_args *a = &p->a;
     const int variant = op->n_tok == 1 ? 0 : op->n_tok <= 4 ? 1 : 2, tokens = variant == 0 ? 1 : 4 * variant;
     p->kernel = k->kernel[variant];
     const te_cuda_hidden hidden = hidden_of(op);
     a->k = hidden_args(&hidden);
-    a->score = s->fc2.w ? SCORE_ROWS : s->sign ? SCORE_SIGNS : SCORE_NONE;
+    a->k.n = n;
+    a->score = own_scores ? SCORE_ROWS : s->fc2.w ? SCORE_BITS : s->sign ? SCORE_SIGNS : SCORE_NONE;
+    a->bits = op->bits;
+    a->ld_bits = divide_up(n, 32);
+    a->list = op->list;
+    a->far = op->far != 0;
     a->sign = s->sign;
     a->sign_h = s->h;
     a->sign_ldh = s->ldh;
@@ -128,12 +137,12 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     if (room > d->smem_block - 2048) room = d->smem_block - 2048;
     set_tile(&a->k, 32 * k->steps * k->lane_weights, room / 2, (size_t)tokens * (k->int8 ? 1 : 4));
     size_t z = 0, z_scales = 0;
-    if (s->fc2.w) {
+    if (own_scores) {
         a->s.x = s->z;
         a->s.ldx = s->ldz;
         a->s.n_tok = op->n_tok;
         a->s.cols = s->fc2.cols;
-        a->s.n = op->up.n_rows;
+        a->s.n = n;
         a->s.product[0].w = (const uint8_t *)s->fc2.w;
         a->s.product[0].stride = s->fc2.stride;
         set_tile(&a->s, 32 * k->score_steps * k->score_weights, room / 4, (size_t)tokens * (k->score_int8 ? 1 : 4));
@@ -152,10 +161,10 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     const size_t begin = acts + scales > sums ? acts + scales : sums;
     const bool pairs = op->gate.w && !op->skip;
     for (p->grid = at_once;; p->grid += at_once) {
-        if (p->grid > op->up.n_rows) p->grid = op->up.n_rows;
-        const size_t own = (size_t)divide_up(op->up.n_rows, p->grid), rows = own * (pairs ? 2 : 1);
+        if (p->grid > n) p->grid = n;
+        const size_t own = (size_t)divide_up(n, p->grid), rows = own * (pairs ? 2 : 1);
         size_t sum = rows * (size_t)a->k.parts;
-        if (s->fc2.w && own * (size_t)a->s.parts > sum) sum = own * (size_t)a->s.parts;
+        if (own_scores && own * (size_t)a->s.parts > sum) sum = own * (size_t)a->s.parts;
         auto room16 = [](size_t n_bytes) { return (n_bytes + 15) / 16 * 16; };
         size_t at = begin;
         auto take = [&](size_t n_bytes) {
@@ -174,7 +183,7 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
         a->at.chosen = take(2 * (size_t)a->at.chosen_bytes);
         p->smem = at;
         if (at <= room) break;
-        if (p->grid == op->up.n_rows || p->grid >= 8 * at_once) return false;
+        if (p->grid == n || p->grid >= 8 * at_once) return false;
     }
     // Larger clusters do not all find room at once: then their blocks come in two waves.
     p->cluster = d->info.major >= 9 && p->grid % 2 == 0 ? 2 : 1;
@@ -191,13 +200,15 @@ static te_status check_ffn(te_cuda *d, const te_cuda_ffn *op) {
     const te_cuda_scores *s = &op->scores;
     const te_cuda_hidden hidden = hidden_of(op);
     TE_CUDA_TRY(check_hidden(d, &hidden));
+    if (op->list && (op->n_list < 1 || !op->down.w || op->down.type != op->up.type))
+        return refuse(d, te_fail(TE_UNSUPPORTED, "ffn: a list of %d rows of types %d and %d", (int)op->n_list,
+                                 (int)op->up.type, op->down.w ? (int)op->down.type : -1));
     if (s->fc2.w) {
         const te_cuda_norm none = {};
         TE_CUDA_TRY(check_matrix(d, "ffn", &s->fc2));
         TE_CUDA_TRY(check_input(d, "ffn", s->z, s->ldz, op->n_tok, s->fc2.cols, &none));
-        if (s->fc2.n_rows < op->up.n_rows)
-            return refuse(
-                d, te_fail(TE_ARGUMENT, "ffn: scores of %d of %d neurons", (int)s->fc2.n_rows, (int)op->up.n_rows));
+        if (s->fc2.n_rows < neurons(op))
+            return refuse(d, te_fail(TE_ARGUMENT, "ffn: scores of %d of %d neurons", (int)s->fc2.n_rows, neurons(op)));
     } else if (s->sign) {
         TE_CUDA_TRY(check_signs(d, "ffn", s));
     }
@@ -211,32 +222,39 @@ static te_status check_ffn(te_cuda *d, const te_cuda_ffn *op) {
     return TE_OK;
 }
 
-te_status ffn(te_cuda *d, const te_cuda_ffn *op) {
+// Scores by products of their own: bits of the wanted ones.
+static te_status mark_wanted(te_cuda *d, const te_cuda_ffn *op) {
     const te_cuda_scores *s = &op->scores;
-    const int n = op->up.n_rows, words = divide_up(n, 32);
-    const bool scored = s->fc2.w || s->sign;
+    if (!s->fc2.w) return run_signs(d, s, neurons(op), op->n_tok, nullptr, {}, op->bits);
+    te_cuda_linear l = {};
+    l.x = s->z;
+    l.ldx = s->ldz;
+    l.n_tok = op->n_tok;
+    l.n_products = 1;
+    l.product[0].w = s->fc2;
+    l.product[0].w.n_rows = neurons(op);
+    l.product[0].mark = (uint8_t *)op->bits;
+    l.product[0].ld_mark = (size_t)divide_up(neurons(op), 32) * 4;
+    l.product[0].mark_threshold_at = s->threshold;
+    return linear(d, &l);
+}
+
+te_status ffn(te_cuda *d, const te_cuda_ffn *op) {
+    const bool scored = op->scores.fc2.w || op->scores.sign;
     TE_CUDA_TRY(check_ffn(d, op));
     ffn_plan p;
-    if (make_plan(d, op, &p))
+    if (make_plan(d, op, &p)) {
+        if (p.a.score == SCORE_BITS) TE_CUDA_TRY(mark_wanted(d, op));
         return launch_clusters(d, "ffn", p.kernel, dim3((unsigned)p.grid), p.cluster, ROWS_THREADS, p.smem, p.a);
-    if (s->fc2.w) {
-        te_cuda_linear l = {};
-        l.x = s->z;
-        l.ldx = s->ldz;
-        l.n_tok = op->n_tok;
-        l.n_products = 1;
-        l.product[0].w = s->fc2;
-        l.product[0].mark = (uint8_t *)op->bits;
-        l.product[0].ld_mark = (size_t)words * 4;
-        l.product[0].mark_threshold_at = s->threshold;
-        TE_CUDA_TRY(linear(d, &l));
-    } else if (s->sign) {
-        TE_CUDA_TRY(run_signs(d, s, n, op->n_tok, nullptr, {}, op->bits));
     }
+    if (op->list)
+        return refuse(d, te_fail(TE_UNSUPPORTED, "ffn: a list of %d rows of %d weights does not fit", (int)op->n_list,
+                                 (int)op->up.cols));
     te_cuda_hidden a = hidden_of(op);
     if (scored) {
+        TE_CUDA_TRY(mark_wanted(d, op));
         a.mask = (const uint8_t *)op->bits;
-        a.ld_mask = (size_t)words * 4;
+        a.ld_mask = (size_t)divide_up(op->up.n_rows, 32) * 4;
     }
     TE_CUDA_TRY(hidden(d, &a));
     if (!op->down.w) return TE_OK;
@@ -245,7 +263,7 @@ te_status ffn(te_cuda *d, const te_cuda_ffn *op) {
     b.h = op->h;
     b.ldh = op->ldh;
     b.n_tok = op->n_tok;
-    b.w.n_rows = n;
+    b.w.n_rows = op->up.n_rows;
     b.all = !scored && !op->skip;
     b.partial = op->partial;
     return down(d, &b);

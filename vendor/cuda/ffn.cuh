@@ -11,7 +11,12 @@
 
 namespace te {
 
-enum score_kind { SCORE_NONE, SCORE_ROWS, SCORE_SIGNS };
+enum score_kind {
+    SCORE_NONE,
+    SCORE_ROWS,
+    SCORE_SIGNS,
+    SCORE_BITS // an operation in front has decided
+};
 
 // Shared memory of a block: where each piece begins, in bytes.
 struct ffn_smem {
@@ -26,6 +31,10 @@ struct ffn_args {
     const float *sign_h;
     size_t sign_ldh;
     const float *threshold;
+    const uint32_t *bits; // SCORE_BITS: [n_tok][ld_bits] words
+    int ld_bits;
+    const int32_t *list; // rows of gate, up and down, or NULL: as they are
+    bool far;
     const uint8_t *down;
     size_t down_stride;
     float *partial;
@@ -91,7 +100,10 @@ __device__ __forceinline__ int deal(int n, const chosen &from, const chosen &to,
     return hi - lo;
 }
 
-// sum over rows e with h != 0 of h[e * T + t] * down row id[e], to the block's part.
+// The row of gate, up and down that neuron j is.
+__device__ __forceinline__ size_t row_id(const ffn_args &f, int j) { return (size_t)(f.list ? __ldg(f.list + j) : j); }
+
+// sum over neurons e with h != 0 of h[e * T + t] * the row of down of id[e], to the block's part.
 template <class C, int T>
 __device__ __forceinline__ void sum_rows(const ffn_args &f, int n, const int *id, const float *h, int *place,
                                          const uint8_t **pointer, float *sums, int *words) {
@@ -108,7 +120,7 @@ __device__ __forceinline__ void sum_rows(const ffn_args &f, int n, const int *id
             const int at = ordered_place(on, &m, words);
             if (on) {
                 place[at] = e;
-                pointer[at] = f.down + (size_t)id[e] * f.down_stride;
+                pointer[at] = f.down + row_id(f, id[e]) * f.down_stride;
             }
         }
         __syncthreads();
@@ -216,7 +228,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
     const bool gate_first = a.gated && a.skip, pairs = a.gated && !a.skip, scored = f.score != SCORE_NONE;
     const int n_pieces = (a.cols + C::lane_weights - 1) / C::lane_weights;
     rows_block<C, T> k = {a, shared, (bytes32 *)(s + f.at.scales), part, pointer, n_pieces, norm, {}, {}};
-    auto row_of = [](const rows_product &p, int j) { return p.w + (size_t)j * p.stride; };
+    auto row_of = [&](const rows_product &p, int j) { return p.w + row_id(f, j) * p.stride; };
     // This block's wanted neurons, in order: bits(e) says which tokens want the e-th.
     auto choose = [&](auto bits) {
         int n = 0;
@@ -237,8 +249,9 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
         const int z_pieces = (f.s.cols + S::lane_weights - 1) / S::lane_weights;
         rows_block<S, T> z = {
             f.s, (uint4 *)(s + f.at.z), (bytes32 *)(s + f.at.z_scales), part, pointer, z_pieces, norm, {}, {}};
-        z.start_early(own, [&](int r) { return row_of(fc2, b + r * nb); });
-        for (int e = threadIdx.x; e < own; e += ROWS_THREADS) pointer[e] = row_of(fc2, b + e * nb);
+        auto score_row = [&](int e) { return fc2.w + (size_t)(b + e * nb) * fc2.stride; };
+        z.start_early(own, score_row);
+        for (int e = threadIdx.x; e < own; e += ROWS_THREADS) pointer[e] = score_row(e);
         dep_go();
         dep_wait();
         z.input(room);
@@ -266,8 +279,20 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
         }
         __syncthreads();
         n = choose([&](int e) { return (uint32_t)place[e]; });
+    } else if (f.score == SCORE_BITS) {
+        dep_go();
+        dep_wait();
+        n = choose([&](int e) {
+            const int j = b + e * nb;
+            uint32_t want = 0;
+            for (int t = 0; t < a.n_tok; t++)
+                want |= (__ldcg(f.bits + (size_t)t * f.ld_bits + j / 32) >> (j % 32) & 1) << t;
+            return want;
+        });
     } else {
-        k.start_early(own, [&](int r) { return row_of(first, b + r * nb); });
+        k.start_early(pairs ? 2 * own : own, [&](int r) {
+            return pairs ? row_of(r % 2 ? up : first, b + r / 2 * nb) : row_of(first, b + r * nb);
+        });
         for (int e = threadIdx.x; e < own; e += ROWS_THREADS) {
             now.id[e] = b + e * nb;
             now.want[e] = (1u << a.n_tok) - 1;
@@ -288,7 +313,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
         } else {
             pointer[e] = row_of(first, j);
         }
-        if (scored && !a.skip) prefetch_bytes(f.down + (size_t)j * f.down_stride, f.down_stride);
+        if (scored && !a.skip && !f.far) prefetch_bytes(f.down + row_id(f, j) * f.down_stride, f.down_stride);
     }
     __syncthreads();
     if (scored) {
@@ -327,7 +352,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
             now = mine;
         for (int e = threadIdx.x; e < n; e += ROWS_THREADS) {
             pointer[e] = row_of(up, now.id[e]);
-            prefetch_bytes(f.down + (size_t)now.id[e] * f.down_stride, f.down_stride);
+            if (!f.far) prefetch_bytes(f.down + row_id(f, now.id[e]) * f.down_stride, f.down_stride);
         }
         __syncthreads();
         k.start(n, 0);
@@ -349,6 +374,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
             }
             computed += !gate_first && (!a.skip || v != 0);
             fired += v != 0;
+            if (a.fired && v != 0) atomicAdd(a.fired + now.id[e], 1);
         }
         now.h[i] = v;
     }

@@ -14,9 +14,14 @@ struct te_cuda_prefill {
     cudaEvent_t fork, ready[TE_CUDA_SLOTS], free[TE_CUDA_SLOTS];
     unsigned long long recording; // the recording that the bits below belong to; 0: none
     int forked, loaded, freed;    // bits of slots
+    cudaEvent_t passed[2];        // load_mark's
+    int marked;                   // bits of these
 };
 
 namespace te {
+
+// Asks again and again until the stream (or event, if not NULL) has passed; TIMEOUT after `seconds`. device.cu
+te_status wait_for(te_cuda *d, cudaStream_t stream, cudaEvent_t event, double seconds);
 
 // The state above, made when it is first asked for.
 te_status prefill_state(te_cuda *d, te_cuda_prefill **out);
@@ -33,6 +38,8 @@ te_status prompt_attention(te_cuda *d, const te_cuda_attention *op);
 te_status load(te_cuda *d, int32_t slot, const te_cuda_pack *op);
 te_status load_ready(te_cuda *d, int32_t slot);
 te_status load_free(te_cuda *d, int32_t slot);
+te_status load_mark(te_cuda *d, int32_t place);
+te_status load_passed(te_cuda *d, int32_t place, double seconds);
 
 // One product of F16 matrices, as kernels and cuBLASLt take it: y[t][r] = f(*scale * sum over k + bias[r]) + add[t][r],
 // the sum of x[t][k] * w[r][k], or transposed of x[t][k] * w[k][r].

@@ -108,6 +108,8 @@ static te_status open_loads(te_cuda *d, te_cuda_prefill *p) {
         e = cudaEventCreateWithFlags(&p->ready[i], cudaEventDisableTiming);
         if (e == cudaSuccess) e = cudaEventCreateWithFlags(&p->free[i], cudaEventDisableTiming);
     }
+    for (cudaEvent_t &passed : p->passed)
+        if (e == cudaSuccess) e = cudaEventCreateWithFlags(&passed, cudaEventDisableTiming);
     int least = 0, greatest = 0;
     if (e == cudaSuccess) e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
     if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&p->load, cudaStreamNonBlocking, greatest);
@@ -127,6 +129,8 @@ void prefill_close(te_cuda *d) {
         if (p->ready[i]) (void)cudaEventDestroy(p->ready[i]);
         if (p->free[i]) (void)cudaEventDestroy(p->free[i]);
     }
+    for (cudaEvent_t passed : p->passed)
+        if (passed) (void)cudaEventDestroy(passed);
     (void)set_blas(d, nullptr);
     free(p);
     d->prefill = nullptr;
@@ -216,6 +220,29 @@ te_status load_free(te_cuda *d, int32_t slot) {
     const te_status s = cuda_status(cudaEventRecord(p->free[slot], stream_of(d)), "cudaEventRecord");
     if (s == TE_OK) p->freed |= 1 << slot;
     return refuse(d, s);
+}
+
+// The state, once loads were put.
+static te_status marks_of(te_cuda *d, int32_t place, te_cuda_prefill **out) {
+    TE_CUDA_TRY(prefill_state(d, out));
+    if (place < 0 || place >= 2 || d->capturing)
+        return te_fail(TE_ARGUMENT, "mark %d of loads: there are 2, and none in a recording", (int)place);
+    return open_loads(d, *out);
+}
+
+te_status load_mark(te_cuda *d, int32_t place) {
+    te_cuda_prefill *p;
+    TE_CUDA_TRY(marks_of(d, place, &p));
+    TE_CUDA_TRY(cuda_status(cudaEventRecord(p->passed[place], p->load), "cudaEventRecord"));
+    p->marked |= 1 << place;
+    return TE_OK;
+}
+
+te_status load_passed(te_cuda *d, int32_t place, double seconds) {
+    te_cuda_prefill *p;
+    TE_CUDA_TRY(marks_of(d, place, &p));
+    if (!(p->marked >> place & 1)) return TE_OK;
+    return wait_for(d, p->load, p->passed[place], seconds);
 }
 
 } // namespace te

@@ -19,7 +19,7 @@
  *
  * Device pointers of floats are 16-byte aligned, and leading dimensions (ldx ...) multiples of 4. Errors: a status; the
  * sentence is last_error(). Nothing is printed, nothing ends the process. A te_cuda is used by one thread at a time,
- * except for `memory`. */
+ * except for `memory` and `failed`. */
 #ifndef TE_CUDA_H
 #define TE_CUDA_H
 
@@ -182,23 +182,28 @@ typedef struct te_cuda_down {
 
 /* A feed-forward of a few tokens, but for the last sum: the sum over b < te_cuda_ffn_parts() of partial[b][t][c] is
  * sum over wanted rows j of down_j[c] * act(gate_j . x_t) * (up_j . x_t + up_bias[j]), x normed (see te_cuda_hidden for
- * ungated ones); `merge` adds it up. With down.w NULL (stored by output) only h is made, 0 where a row is not wanted. */
+ * ungated ones); `merge` adds it up. With down.w NULL (stored by output) only h is made, 0 where a row is not wanted.
+ * With a list there are n_list neurons: the j-th is row list[j] of gate, up and down, and j everywhere else (scores,
+ * up_bias, h, bits, fired). The list is read as early as weights are. */
 typedef struct te_cuda_ffn {
     const float *x;
     size_t ldx;
     int32_t n_tok;
     te_cuda_norm norm;
     te_mat gate, up, down; /* gate.w NULL: ungated; the same type and size */
+    const int32_t *list;   /* [n_list] on the device, or NULL; all three matrices are of one type then */
+    int32_t n_list;
+    int32_t far; /* gate, up and down lie in mapped host memory; formats whose rows are as in the file */
     const float *up_bias;
     te_activation act;
     float threshold;
     int32_t skip; /* as TE_CUDA_SKIP; without scores up and down are read where the gate lets a token through */
     te_cuda_scores scores;
-    float *h; /* [n_tok] rows of rows(up) floats, ldh apart: the result if down.w is NULL, else room to work in */
+    float *h; /* [n_tok] rows of n floats, ldh apart: the result if down.w is NULL, else room to work in. n: neurons */
     size_t ldh;
-    uint32_t *bits;   /* room for n_tok * ((rows(up) + 31) / 32) words; with scores only */
-    float *partial;   /* te_cuda_ffn_parts() * n_tok * cols floats */
-    uint32_t *counts; /* [3], or NULL: as te_cuda_hidden's */
+    uint32_t *bits;           /* room for n_tok * ((n + 31) / 32) words; with scores only */
+    float *partial;           /* te_cuda_ffn_parts() * n_tok * cols floats */
+    uint32_t *fired, *counts; /* [n] and [3], or NULL: as te_cuda_hidden's */
 } te_cuda_ffn;
 
 /* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. */
@@ -406,6 +411,13 @@ typedef struct te_cuda_api {
     te_status (*load)(te_cuda *d, int32_t slot, const te_cuda_pack *op);
     te_status (*load_ready)(te_cuda *d, int32_t slot);
     te_status (*load_free)(te_cuda *d, int32_t slot);
+    /* Where the sources of loads are used in turn: load_mark marks the loads put so far in one of 2 places, load_passed
+     * waits until those have ended (TIMEOUT after `seconds`); at once where nothing was marked. Not in a recording. */
+    te_status (*load_mark)(te_cuda *d, int32_t place);
+    te_status (*load_passed)(te_cuda *d, int32_t place, double seconds);
+
+    /* DEVICE if the device's work has failed. Any thread may ask, at any time. */
+    te_status (*failed)(te_cuda *d);
 } te_cuda_api;
 
 #if defined(__GNUC__)

@@ -3,6 +3,7 @@
 #define PI_CUDA_CUH
 
 #include "../../../vendor/core/te_os.h"
+#include "../../../vendor/core/te_pool.h"
 #include "../../../vendor/cuda/te_cuda.h"
 #include "../../plan/plan.h"
 #include "../device.h"
@@ -58,7 +59,11 @@ struct Cuda {
     int32_t n_mapped;
     bool packed, looked_for_blas, has_prompted;
     uint64_t free_before; /* the first prompt, while it runs */
-    char *ring;           /* S: what pack brings over where the source is not mapped */
+    /* What pack and loads bring over where the source is not mapped passes through two halves of pinned memory, in turn;
+     * for loads several threads fill them. */
+    char *ring; /* S */
+    int32_t turn;
+    te_pool *copiers;
 
     /* Programs that are not kept as graphs are put on the stream by a thread: they may be longer than the driver's queue,
      * and wait for the CPU. `asked` and `done` count them. */
@@ -79,6 +84,9 @@ void *share(pi_device *dev, size_t n_bytes);
 pi_status map(pi_device *dev, const void *p, size_t n_bytes);
 const void *mapped(const Cuda *c, const void *p); /* where kernels find host memory, or null */
 pi_status pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns, te_mat *out);
+/* What loads of sources that are not mapped need; then such a load, in a program that a thread puts on the stream. */
+te_status reserve_copiers(Cuda *c);
+te_status load_by_ring(Cuda *c, const pi_dev_load *a);
 pi_status upload(pi_device *dev, void *to, const void *from, size_t n_bytes);
 pi_status download(pi_device *dev, void *to, const void *from, size_t n_bytes);
 pi_status copy(pi_device *dev, void *to, const void *from, size_t n_bytes);

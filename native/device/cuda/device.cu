@@ -138,6 +138,11 @@ pi_status launch(pi_device *dev, pi_device_program *program, void *ctx, uint64_t
     return (pi_status)c->te->graph_launch(c->d, g->graph);
 }
 
+void look(pi_device *dev) {
+    Cuda *c = of(dev);
+    if (c->te->failed(c->d) != TE_OK) __atomic_store_n(dev->cancelled, 1, __ATOMIC_RELAXED);
+}
+
 pi_status finish(pi_device *dev) {
     Cuda *c = of(dev);
     volatile uint32_t *cancelled = dev->cancelled;
@@ -174,6 +179,7 @@ void close(pi_device *dev) {
         te_os_wake(&c->asked);
         te_os_thread_join(&c->thread);
     }
+    te_pool_free(c->copiers);
     if (c->d) {
         (void)c->te->wait(c->d, 5);
         forget_graphs(c);
@@ -265,6 +271,7 @@ const pi_device_ops table = {
     download,
     copy,
     launch,
+    look,
     finish,
     op_begin,
     op_end,

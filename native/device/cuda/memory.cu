@@ -174,21 +174,13 @@ struct Gather {
     te_mat to;
 };
 
-/* The ids at `at`, for kernels. */
-const int32_t *list_at(const Gather &g, int32_t n, char *at) {
-    if (!g.ids) return nullptr;
-    memcpy(at, g.ids, sizeof(int32_t) * (size_t)n);
-    return (const int32_t *)at;
-}
-
-size_t room_of(size_t n_bytes) { return (n_bytes + 15) / 16 * 16; }
-
 /* Where kernels read the whole of the source: one operation. */
 te_status pack_mapped(Cuda *c, const Gather &g, const void *src) {
     const int32_t n = g.columns ? g.to.cols / te_type_get(g.to.type)->block_weights : g.to.n_rows;
     if (g.ids && (size_t)n > 2 * half_bytes / sizeof(int32_t))
         return te_fail(TE_UNSUPPORTED, "a list of %d rows is too long", (int)n);
-    const int32_t *list = list_at(g, n, c->ring);
+    const int32_t *list = g.ids ? (const int32_t *)c->ring : nullptr;
+    if (g.ids) memcpy(c->ring, g.ids, sizeof(int32_t) * (size_t)n);
     te_cuda_pack op = {};
     op.dst = g.to;
     op.src = src;
@@ -199,32 +191,88 @@ te_status pack_mapped(Cuda *c, const Gather &g, const void *src) {
     return st != TE_OK ? st : waited;
 }
 
-/* Puts rows of the result from `first` on at `at`, as many as half the ring holds, with what the operation needs. */
-te_status gather(const Gather &g, int32_t first, char *at, te_cuda_pack *op) {
+/* Rows of the result from first on, `n` of them, as they are in a file, to `at`, `stride` apart. */
+struct Piece {
+    const Gather *g;
+    int32_t first, n;
+    char *at;
+    size_t stride;
+};
+
+void copy_row(const Piece &p, int32_t i) {
+    const Gather &g = *p.g;
     const te_mat &m = *g.from;
-    const size_t row = te_row_bytes(m.type, m.cols), stride = room_of(row);
-    const int32_t n_blocks = g.columns ? g.to.cols / te_type_get(m.type)->block_weights : 0;
-    const size_t list = room_of(sizeof(int32_t) * (size_t)n_blocks);
-    if (list + stride > half_bytes)
-        return te_fail(TE_UNSUPPORTED, "a row of %zu bytes is too long to be brought to a GPU", row);
-    const size_t most = (half_bytes - list) / stride;
-    int32_t n = g.to.n_rows - first;
-    if ((size_t)n > most) n = (int32_t)most;
-    *op = {};
-    op->dst = g.to;
-    op->dst.w = (const char *)g.to.w + g.to.stride * (size_t)first;
-    op->dst.n_rows = n;
-    op->src = at + list;
-    op->src_stride = stride;
-    op->blocks = g.columns ? list_at(g, n_blocks, at) : nullptr;
-    for (int32_t i = 0; i < n; i++) {
-        const int32_t r = !g.columns && g.ids ? g.ids[first + i] : first + i;
-        memcpy(at + list + stride * (size_t)i, (const char *)m.w + m.stride * (size_t)r, row);
+    const int32_t r = p.first + i, row = !g.columns && g.ids ? g.ids[r] : r;
+    const char *src = (const char *)m.w + m.stride * (size_t)row;
+    char *dst = p.at + p.stride * (size_t)i;
+    const te_type_info *t = te_type_get(m.type);
+    const size_t block = (size_t)t->block_bytes;
+    if (!g.columns || !g.ids) return (void)memcpy(dst, src, te_row_bytes(m.type, g.to.cols));
+    for (int32_t b = 0; b < g.to.cols / t->block_weights; b++)
+        memcpy(dst + block * (size_t)b, src + block * (size_t)g.ids[b], block);
+}
+
+void copy_share(void *ctx, te_team *team) {
+    const Piece &p = *(const Piece *)ctx;
+    int64_t lo, hi;
+    te_share(team, p.n, 1, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) copy_row(p, (int32_t)i);
+}
+
+/* Brings rows over piece by piece: half(turn) waits until that half of the ring is free, send(op, turn) takes what lies in
+ * it. copiers: who copies, or null. */
+template <class H, class S> te_status by_ring(Cuda *c, const Gather &g, te_pool *copiers, H half, S send) {
+    const size_t row = te_row_bytes(g.to.type, g.to.cols), stride = (row + 15) / 16 * 16, most = half_bytes / stride;
+    if (!most) return te_fail(TE_UNSUPPORTED, "a row of %zu bytes is too long to be brought to a GPU", row);
+    for (int32_t first = 0; first < g.to.n_rows; c->turn ^= 1) {
+        const int32_t left = g.to.n_rows - first, n = (size_t)left < most ? left : (int32_t)most;
+        Piece p = {&g, first, n, c->ring + half_bytes * (size_t)c->turn, stride};
+        te_status st = half(c->turn);
+        if (st != TE_OK) return st;
+        te_team alone = {};
+        alone.nth = 1;
+        if (copiers)
+            te_pool_run(copiers, copy_share, &p);
+        else
+            copy_share(&p, &alone);
+        te_cuda_pack op = {};
+        op.dst = g.to;
+        op.dst.w = (const char *)g.to.w + g.to.stride * (size_t)first;
+        op.dst.n_rows = n;
+        op.src = p.at;
+        op.src_stride = stride;
+        st = send(&op, c->turn);
+        if (st != TE_OK) return st;
+        first += n;
     }
     return TE_OK;
 }
 
+/* More bring no more over the bus. */
+constexpr int32_t most_copiers = 8;
+
 } // namespace
+
+te_status reserve_copiers(Cuda *c) {
+    if (c->copiers) return TE_OK;
+    const int32_t n = te_os_n_cores() / 2;
+    return te_pool_new(n < 1 ? 1 : n > most_copiers ? most_copiers : n, &c->copiers);
+}
+
+te_status load_by_ring(Cuda *c, const pi_dev_load *a) {
+    const Gather g = {&a->from, a->host_ids, a->columns, a->to};
+    auto half = [&](int32_t turn) {
+        te_status st;
+        do st = c->te->load_passed(c->d, turn, finish_seconds);
+        while (st == TE_TIMEOUT &&
+               !*(volatile uint32_t *)c->base.cancelled); /* what is in front may wait for the CPU */
+        return st;
+    };
+    return by_ring(c, g, c->copiers, half, [&](const te_cuda_pack *op, int32_t turn) {
+        const te_status st = c->te->load(c->d, a->stage, op);
+        return st != TE_OK ? st : c->te->load_mark(c->d, turn);
+    });
+}
 
 pi_status pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns, te_mat *out) {
     Cuda *c = of(dev);
@@ -234,24 +282,18 @@ pi_status pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n
     if (!c->ring) return PI_ERROR_MEMORY;
     const Gather g = {from, ids, columns, *out};
     const uint64_t before = c->packed ? 0 : free_bytes(c); /* the first call loads the kernel */
+    te_status st;
     if (const void *src = mapped(c, from->w)) {
-        const te_status st = pack_mapped(c, g, src);
-        if (!c->packed) count_taken(c, before, code_bytes);
-        c->packed = true;
-        return status(st);
+        st = pack_mapped(c, g, src);
+    } else {
+        auto half = [&](int32_t) { return c->te->wait(c->d, finish_seconds); };
+        st = by_ring(c, g, nullptr, half, [&](const te_cuda_pack *op, int32_t) { return c->te->pack(c->d, op); });
+        const te_status waited = c->te->wait(c->d, finish_seconds);
+        if (st == TE_OK) st = waited;
     }
-    te_status st = TE_OK;
-    for (int32_t first = 0, turn = 0; first < rows && st == TE_OK; turn ^= 1) {
-        te_cuda_pack op;
-        st = gather(g, first, c->ring + half_bytes * (size_t)turn, &op);
-        if (st == TE_OK) st = c->te->wait(c->d, finish_seconds); /* the other half is free again */
-        if (st == TE_OK) st = c->te->pack(c->d, &op);
-        first += op.dst.n_rows;
-    }
-    const te_status waited = c->te->wait(c->d, finish_seconds);
     if (!c->packed) count_taken(c, before, code_bytes);
     c->packed = true;
-    return status(st != TE_OK ? st : waited);
+    return status(st);
 }
 
 } // namespace pi

@@ -190,6 +190,7 @@ void few_ffn(Cuda *c, const pi_dev_ffn *a) {
     op.skip = a->skip;
     if (scored) op.scores = scores_of(a->scores);
     op.counts = a->counts;
+    op.fired = a->fired;
     op.ldh = (size_t)(n + 3) / 4 * 4;
     op.h = (float *)room(c, HIDDEN, sizeof(float) * op.ldh * (size_t)a->n_tok);
     if (scored) op.bits = (uint32_t *)room(c, BITS, sizeof(uint32_t) * (size_t)a->n_tok * (size_t)((n + 31) / 32));
@@ -259,9 +260,10 @@ void op_merge(pi_device *dev, const pi_dev_merge *a) {
 
 void op_load(pi_device *dev, const pi_dev_load *a) {
     Cuda *c = of(dev);
-    if (!ready(c)) return;
     const void *src = mapped(c, a->from.w);
-    if (!src) return note(c, te_fail(TE_DEVICE, "a prompt's weights lie in memory that the GPU cannot read"));
+    if (c->mode == MEASURE && !src) return note(c, reserve_copiers(c));
+    if (!ready(c)) return;
+    if (!src) return note(c, load_by_ring(c, a));
     te_cuda_pack op = {};
     op.dst = a->to;
     op.src = src;

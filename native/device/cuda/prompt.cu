@@ -113,6 +113,7 @@ void ffn(Cuda *c, const pi_dev_ffn *a, const te_cuda_half &x) {
     act.threshold = a->act_threshold;
     act.to = half_room(c, HALF_H, n_tok, n);
     act.counts = a->counts;
+    act.fired = a->fired;
     te_cuda_gemm in = {}, out = {};
     in.x = x;
     in.n_tok = out.n_tok = n_tok;
