@@ -10,7 +10,19 @@ import pytest
 from powerinfer import UnsupportedError
 from powerinfer.plan import engine
 from powerinfer.session import Model, Session
-from tests.native.hybrid import DEEP, IDS, TOLERANCE, adapt, apart, both, drive, options, place, settings, write
+from tests.native.hybrid import (
+    DEEP,
+    IDS,
+    TOLERANCE,
+    adapt,
+    apart,
+    both,
+    drive,
+    options,
+    place,
+    settings,
+    write,
+)
 
 
 @pytest.mark.parametrize("name", ["llama-relu-gqa", "falcon-7b", "falcon-40b", "opt", "qwen2"])
