@@ -8,7 +8,8 @@
  * kernels for short rows.
  *
  * How positions are cut depends on their number, the number of members and of tokens alone, never on who computes what:
- * pieces can be handed out as members come for them, and the bits are the same. */
+ * pieces can be handed out as members come for them, and the bits are the same. For the tokens from the chunk's n_many
+ * on it does not depend on the other tokens either. */
 #include <math.h>
 #include <string.h>
 
@@ -135,6 +136,8 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
 
 /* Where the sums of one part of a row (token t, query head h) wait: d floats, top and total. */
 static float *part_row(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int32_t part) {
+    const pi_chunk *c = &s->chunk;
+    if (c->n_many < c->n_tok) t -= c->n_many; /* then the others' positions are not cut */
     return s->parts + (((size_t)t * (size_t)s->model->info.n_head + (size_t)h) * (size_t)n_slot + (size_t)part) *
                           s->room.part_floats;
 }
@@ -178,20 +181,34 @@ static void join(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int3
 
 /* ---- all of a chunk ---- */
 
+static int32_t blocks(int32_t n_pos) { return (n_pos + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
+
 /* The length of the run of tokens that ends before `end`, at most what there is room for; half of it where few
- * positions are seen, for scores beyond a token's own position are computed in vain. */
+ * positions are seen, for scores beyond a token's own position are computed in vain. Tokens that are computed as if
+ * alone see as many blocks. */
 static int32_t run_length(const pi_session *s, int32_t end) {
     enum { FEW = 1024 };
     const pi_chunk *c = &s->chunk;
     const int32_t group = s->model->info.n_head / s->model->info.n_head_kv,
                   rows = c->pos[end - 1] < FEW ? s->room.rows / 2 : s->room.rows, most = rows / group;
+    const bool few = end > c->n_many;
     int32_t n = 1;
-    for (; n < most && end - n > 0; n++)
+    for (; n < most && end - n > (few ? c->n_many : 0); n++) {
         if (c->seq[end - n - 1] != c->seq[end - 1] || c->pos[end - n - 1] != c->pos[end - 1] - n) break;
+        if (few && blocks(c->pos[end - n - 1] + 1) != blocks(c->pos[end - 1] + 1)) break;
+    }
     return n;
 }
 
-static int32_t blocks(int32_t n_pos) { return (n_pos + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
+/* Into how many parts the positions that a run sees are cut at most. */
+static int32_t n_slots(const pi_session *s, int32_t end) {
+    const pi_chunk *c = &s->chunk;
+    if (end > c->n_many) return s->room.n_slot;
+    if (c->n_many < c->n_tok) return 1; /* the room is for the others */
+    const int32_t n =
+        c->n_tok > PI_ATTENTION_SPLIT_TOK ? s->room.n_slot * PI_ATTENTION_SPLIT_TOK / c->n_tok : s->room.n_slot;
+    return n < 1 ? 1 : n;
+}
 
 /* Into how many parts n_pos positions are cut. */
 static int32_t n_parts(int32_t n_pos, int32_t n_slot) {
@@ -210,9 +227,6 @@ void pi_attention(pi_session *s, te_team *team, int32_t l) {
     const pi_chunk *c = &s->chunk;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
     const int32_t nh = s->model->info.n_head, nkv = s->model->info.n_head_kv, group = nh / nkv;
-    int32_t n_slot = s->room.n_slot;
-    if (c->n_tok > PI_ATTENTION_SPLIT_TOK) n_slot = n_slot * PI_ATTENTION_SPLIT_TOK / c->n_tok;
-    if (n_slot < 1) n_slot = 1;
     if (!c->lone) {
         store_all_kv(s, team, l);
         te_barrier(team);
@@ -222,7 +236,7 @@ void pi_attention(pi_session *s, te_team *team, int32_t l) {
     int64_t n_pieces = 0, n_scores = 0;
     for (int32_t end = c->n_tok, n; end > 0; end -= n) {
         n = run_length(s, end);
-        n_pieces += (int64_t)nkv * n_parts(c->pos[end - 1] + 1, n_slot);
+        n_pieces += (int64_t)nkv * n_parts(c->pos[end - 1] + 1, n_slots(s, end));
         n_scores += (int64_t)n * c->pos[end - 1] * nh;
     }
     const bool dealt = n_scores >= (int64_t)WORTH_SHARING * team->nth;
@@ -237,9 +251,9 @@ void pi_attention(pi_session *s, te_team *team, int32_t l) {
     bool open = false, joined = true;
     for (int32_t end = c->n_tok, n; end > 0; end -= n) {
         n = run_length(s, end);
-        const int32_t t = end - n, n_pos = c->pos[end - 1] + 1, parts = n_parts(n_pos, n_slot),
-                      n_blocks = blocks(n_pos);
-        const bool tile = n * group >= g->min_tok;
+        const int32_t t = end - n, n_pos = c->pos[end - 1] + 1, n_slot = n_slots(s, end),
+                      parts = n_parts(n_pos, n_slot), n_blocks = blocks(n_pos);
+        const bool tile = (end > c->n_many ? 1 : n) * group >= g->min_tok;
         joined &= parts == 1;
         while (lo < hi && lo < first + (int64_t)nkv * parts) {
             const int32_t i = (int32_t)(lo - first), part = i % parts;
@@ -260,7 +274,7 @@ void pi_attention(pi_session *s, te_team *team, int32_t l) {
     int32_t turn = 0;
     for (int32_t end = c->n_tok, n; end > 0; end -= n) {
         n = run_length(s, end);
-        const int32_t parts = n_parts(c->pos[end - 1] + 1, n_slot);
+        const int32_t n_slot = n_slots(s, end), parts = n_parts(c->pos[end - 1] + 1, n_slot);
         if (parts == 1) continue;
         for (int32_t i = 0; i < n * nh; i++, turn++)
             if (turn % team->nth == team->ith) join(s, end - n + i / nh, i % nh, n_slot, parts);

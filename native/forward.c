@@ -23,6 +23,30 @@ static void norm(const pi_session *s, const float *x, const float *w, const floa
         m->kernels->rms_norm(x, w, m->norm_eps, m->info.n_embd, y);
 }
 
+void pi_linear(pi_session *s, te_team *team, const te_linear *products, int32_t n_products, const float *x, size_t ldx,
+               int32_t t0, int32_t n) {
+    enum { MOST = 3 };
+    const int32_t left = s->chunk.n_many - t0, n_many = left < 0 ? 0 : left < n ? left : n;
+    if (n_many > 0) te_op_linear(team, s->ws, products, n_products, x, ldx, n_many);
+    if (n_many == n) return;
+    te_linear few[MOST];
+    for (int32_t i = 0; i < n_products && i < MOST; i++) {
+        few[i] = products[i];
+        few[i].y += few[i].ldy * (size_t)n_many;
+        few[i].rows = true;
+    }
+    te_op_linear(team, s->ws, few, n_products, x + ldx * (size_t)n_many, ldx, n - n_many);
+}
+
+/* Adapters' part of a product of all tokens. */
+static void adapt(pi_session *s, te_team *team, const pi_layer *layer, int32_t which, const float *x, size_t ldx,
+                  float *y, size_t ldy) {
+    const int32_t n_many = s->chunk.n_many, n_few = s->chunk.n_tok - n_many;
+    if (n_many > 0) pi_adapt(s, team, layer, which, x, ldx, n_many, false, y, ldy);
+    if (n_few > 0)
+        pi_adapt(s, team, layer, which, x + ldx * (size_t)n_many, ldx, n_few, true, y + ldy * (size_t)n_many, ldy);
+}
+
 static void embed(pi_session *s, te_team *team) {
     const pi_model *m = s->model;
     const int32_t n = m->info.n_embd;
@@ -58,16 +82,16 @@ static void attention_stage(pi_session *s, te_team *team, int32_t l) {
     const te_linear qkv[3] = {{.w = w->q, .bias = w->q_b, .y = s->q, .ldy = n_q},
                               {.w = w->k, .bias = w->k_b, .y = s->k, .ldy = n_kv},
                               {.w = w->v, .bias = w->v_b, .y = s->v, .ldy = n_kv}};
-    te_op_linear(team, s->ws, qkv, 3, in, n, s->chunk.n_tok);
+    pi_linear(s, team, qkv, 3, in, n, 0, s->chunk.n_tok);
     te_barrier(team);
-    pi_adapt(s, team, w, PI_ADAPT_Q, in, n, s->chunk.n_tok, s->q, n_q);
-    pi_adapt(s, team, w, PI_ADAPT_K, in, n, s->chunk.n_tok, s->k, n_kv);
-    pi_adapt(s, team, w, PI_ADAPT_V, in, n, s->chunk.n_tok, s->v, n_kv);
+    adapt(s, team, w, PI_ADAPT_Q, in, n, s->q, n_q);
+    adapt(s, team, w, PI_ADAPT_K, in, n, s->k, n_kv);
+    adapt(s, team, w, PI_ADAPT_V, in, n, s->v, n_kv);
     pi_attention(s, team, l);
     te_barrier(team);
     const te_linear out = {.w = w->o, .bias = w->o_b, .y = s->x, .ldy = n, .add = true};
-    te_op_linear(team, s->ws, &out, 1, s->att, n_q, s->chunk.n_tok);
-    pi_adapt(s, team, w, PI_ADAPT_O, s->att, n_q, s->chunk.n_tok, s->x, n);
+    pi_linear(s, team, &out, 1, s->att, n_q, 0, s->chunk.n_tok);
+    adapt(s, team, w, PI_ADAPT_O, s->att, n_q, s->x, n);
     te_barrier(team);
 }
 
@@ -125,8 +149,11 @@ static void head(pi_session *s, te_team *team) {
             norm(s, s->x + (size_t)t * n, m->output_norm, m->output_norm_b, s->hidden + (size_t)row * n);
     }
     te_barrier(team);
-    /* Rows of one chunk are consecutive. */
-    const te_linear out = {.w = m->output, .y = s->logits + (size_t)first * n_vocab, .ldy = n_vocab};
+    /* Rows of one chunk are consecutive. Few of them may be of tokens that are computed as if alone. */
+    const te_linear out = {.w = m->output,
+                           .y = s->logits + (size_t)first * n_vocab,
+                           .ldy = n_vocab,
+                           .rows = s->chunk.n_logits <= 2 * PI_FEW_TOK};
     te_op_linear(team, s->ws, &out, 1, s->hidden + (size_t)first * n, n, s->chunk.n_logits);
 }
 

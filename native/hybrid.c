@@ -21,10 +21,23 @@ static pi_status split_neurons(const pi_plan *p, int32_t l, pi_device_layer *d) 
     for (int32_t j = 0; j < p->n_ff; j++) {
         if (pi_is_hot(p, l, j))
             d->hot[d->n_hot++] = j;
-        else
-            d->cold[d->n_cold++] = j;
+        else if (!pi_is_pcie(p, l, j))
+            d->cold[d->n_cpu++] = j;
     }
+    d->n_cold = d->n_cpu;
+    for (int32_t j = 0; j < p->n_ff; j++)
+        if (pi_is_pcie(p, l, j)) d->cold[d->n_cold++] = j;
     return PI_OK;
+}
+
+/* The CPU computes those, too, that the device should have read in place. */
+static void give_to_cpu(pi_device_layer *d) {
+    int32_t *all = d->cold_blocks; /* not in use yet */
+    for (int32_t k = 0, i = 0, j = d->n_cpu; k < d->n_cold; k++)
+        all[k] = j == d->n_cold || (i < d->n_cpu && d->cold[i] < d->cold[j]) ? d->cold[i++] : d->cold[j++];
+    d->cold_blocks = d->cold;
+    d->cold = all;
+    d->n_cpu = d->n_cold;
 }
 
 /* The device of this run that a plan's device is: those that the plan puts nothing on are left out. */
@@ -93,6 +106,19 @@ static bool map_weights(const pi_hybrid *h, int32_t device) {
     return true;
 }
 
+/* What the plan says is read in place is, where the device can. */
+static void settle_in_place(pi_hybrid *h) {
+    for (int32_t l = 0; l < h->s->model->info.n_layer; l++) {
+        pi_device_layer *d = &h->layer[l];
+        if (d->device < 0 || d->n_cpu == d->n_cold) continue;
+        const pi_layer *w = &h->s->model->layer[l];
+        pi_device *dev = h->device[d->device].dev;
+        if ((w->gate.w && !dev->ops->reads(dev, &w->gate)) || !dev->ops->reads(dev, &w->up) || !w->down_t.w ||
+            !dev->ops->reads(dev, &w->down_t))
+            give_to_cpu(d);
+    }
+}
+
 static pi_status open_device(pi_hybrid *h, const pi_device_ops *ops, const pi_session_options *o) {
     pi_device_state *d = &h->device[h->n_devices];
     const int32_t index = o->device_index ? o->device_index[d->of_plan] : d->of_plan;
@@ -118,7 +144,7 @@ static size_t lay_out(pi_hybrid *h, char *base) {
     int32_t n_words = 0;
     for (int32_t l = 0; l < i->n_layer; l++) {
         const pi_device_layer *d = &h->layer[l];
-        const int32_t n = d->device < 0 ? 0 : pi_mark_words(d->n_cold, h->device[d->device].info.n_parts);
+        const int32_t n = d->device < 0 ? 0 : pi_mark_words(d->n_cpu, h->device[d->device].info.n_parts);
         if (n > n_words) n_words = n;
     }
     size_t used = 0;
@@ -160,9 +186,11 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     h->progress_ctx = o->progress_ctx;
     while (h->n_devices < h->n_used) PI_TRY(open_device(h, ops, o));
     for (int32_t i = 0; i < h->n_devices; i++) h->device[i].maps = !o->no_pinning && map_weights(h, i);
+    settle_in_place(h);
     for (int32_t i = 0; i < h->n_devices; i++) PI_TRY(pi_hybrid_upload(h, i));
     PI_TRY(reserve_members(h));
     PI_TRY(te_pool_new(1, &h->alone));
+    if (o->timeline) PI_TRY(pi_hybrid_start_timeline(h));
     if (h->progress && h->progress(h->progress_ctx, h->total_bytes, h->total_bytes) != 0)
         return PI_FAIL(PI_ERROR_DEVICE, "bringing weights to a device was stopped");
     return PI_OK;
@@ -173,6 +201,7 @@ void pi_hybrid_close(pi_hybrid *h) {
     te_pool_free(h->alone);
     te_os_free(h->memory, h->memory_bytes);
     free(h->member);
+    free(h->moment);
     for (int32_t i = 0; i < h->n_devices && h->process_id == te_os_process_id(); i++)
         h->device[i].dev->ops->close(h->device[i].dev);
     for (int32_t l = 0; h->layer && l < h->s->model->info.n_layer; l++) {
@@ -192,6 +221,12 @@ uint64_t pi_hybrid_bytes(const pi_hybrid *h) {
         n_bytes += info.used_bytes;
     }
     return n_bytes;
+}
+
+int32_t pi_hybrid_in_place(const pi_hybrid *h) {
+    int32_t n = 0;
+    for (int32_t l = 0; l < h->s->model->info.n_layer; l++) n += h->layer[l].n_cold - h->layer[l].n_cpu;
+    return n;
 }
 
 /* ---- what a session changes ---- */

@@ -11,8 +11,9 @@
 typedef struct pi_device_layer {
     int32_t device; /* index in pi_hybrid, or -1: the CPU computes the layer */
     bool has_predictor;
-    int32_t n_hot, n_cold;
-    int32_t *hot, *cold;  /* ids, ascending; H */
+    int32_t n_hot, n_cold, n_cpu;
+    int32_t *hot, *cold;  /* ids; H. Cold ones: first n_cpu that the CPU computes, then those that the device reads in
+                             place (in decoding), all three ascending */
     int32_t *cold_blocks; /* of a down stored by output */
     pi_dev_norm attn_norm, attn_norm2, ffn_norm;
     te_mat q, k, v, o, gate, up, down, down_out, fc1, fc2_hot, fc2_cold; /* D; the FFN's: hot neurons */
@@ -53,6 +54,8 @@ typedef struct pi_device_state {
     uint64_t *post, *marks, *answer; /* S: x or h from the device, marks, y or x from the CPU */
     float *logits, *hidden;          /* S [max_logits] rows */
     uint32_t *counts;                /* S [n_layer][3] */
+    uint64_t *stamps;                /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
+    int64_t clock_ns;                /* what the CPU's clock shows more */
     pi_dev_norm output_norm;
     te_mat output; /* w NULL: the CPU computes the head */
 } pi_device_state;
@@ -89,10 +92,12 @@ typedef struct pi_hybrid {
     int32_t n_members; /* of the CPU's team */
     int32_t late;      /* 1 + the device that did not answer in time; 0: all did */
     int64_t last_ns;   /* when the CPU's last hand-over ended */
-    bool decode;       /* cold neurons are the CPU's; else their rows are loaded */
-    bool masked;       /* by predictor */
-    bool skip;         /* silent neurons */
-    bool grouped;      /* tokens of a sequence are next to each other */
+    int64_t began_ns;
+    int64_t (*moment)[PI_MOMENTS]; /* [n_layer], or NULL: of the CPU */
+    bool decode;                   /* cold neurons are the CPU's or read in place; else their rows are loaded */
+    bool masked;                   /* by predictor */
+    bool skip;                     /* silent neurons */
+    bool grouped;                  /* tokens of a sequence are next to each other */
     int32_t n_tok, n_logits;
     pi_status kv_status;
     bool kv_lost;
@@ -119,6 +124,8 @@ pi_status pi_hybrid_add_fired(pi_hybrid *h, int32_t l, uint32_t *count);
 pi_status pi_hybrid_reset_fired(pi_hybrid *h);
 /* The first error of copies of K and V since it was asked last. */
 pi_status pi_hybrid_kv_status(pi_hybrid *h);
+/* Neurons of all layers that devices read in place. */
+int32_t pi_hybrid_in_place(const pi_hybrid *h);
 /* Where a step's inputs for n_tok tokens lie from base on, and how many bytes they take. */
 pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base);
 size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok);
@@ -132,6 +139,13 @@ pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device);
 pi_kv_far pi_hybrid_far(pi_hybrid *h);
 /* hybrid_step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
+/* hybrid_timeline.c, where the session keeps one: reserves room, once weights lie where they belong; forgets the run before;
+ * notes a moment of the CPU. */
+pi_status pi_hybrid_start_timeline(pi_hybrid *h);
+void pi_hybrid_clear_timeline(pi_hybrid *h);
+static inline void pi_hybrid_note(pi_hybrid *h, const te_team *team, int32_t l, pi_moment which) {
+    if (h->moment && team->ith == 0) h->moment[l][which] = te_os_now_ns();
+}
 /* hybrid_program.c: the device's side: a pi_device_program; ctx is a pi_device_part. */
 typedef struct pi_device_part {
     pi_hybrid *h;

@@ -21,6 +21,10 @@ static pi_dev_linear from_x(const program *p) {
     return (pi_dev_linear){.x = p->d->x, .ldx = (size_t)n, .n_tok = p->n_tok, .cols = n};
 }
 
+static void stamp(const program *p, int32_t l, pi_moment which) {
+    if (p->d->stamps) p->ops->stamp(p->dev, p->d->stamps + (ptrdiff_t)l * PI_MOMENT_INPUT + which);
+}
+
 static void post_x(const program *p, int32_t l) {
     pi_dev_linear a = from_x(p);
     a.side.wanted = true;
@@ -76,6 +80,7 @@ static void attention(const program *p, int32_t l) {
     qkv.out[2] = (te_linear){.w = w->v, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
     p->ops->linear(p->dev, &qkv);
     adapt(p, l, PI_ADAPT_Q, &qkv);
+    stamp(p, l, PI_MOMENT_QKV);
     const pi_dev_attention a = {.q = p->d->q,
                                 .k = p->d->k,
                                 .v = p->d->v,
@@ -103,6 +108,7 @@ static void attention(const program *p, int32_t l) {
                                 .n_ctx = s->options.n_ctx,
                                 .grouped = p->h->grouped};
     p->ops->attention(p->dev, &a);
+    stamp(p, l, PI_MOMENT_ATTENTION);
     const pi_dev_linear out = {
         .x = p->d->att,
         .ldx = n_q,
@@ -112,6 +118,7 @@ static void attention(const program *p, int32_t l) {
         .out = {{.w = w->o, .bias = w->o_b, .y = p->d->x, .ldy = (size_t)i->n_embd, .add = true}}};
     p->ops->linear(p->dev, &out);
     adapt(p, l, PI_ADAPT_O, &out);
+    stamp(p, l, PI_MOMENT_OUTPUT);
 }
 
 /* Of n neurons from the first-th of hot or cold ones on. */
@@ -133,7 +140,7 @@ static pi_dev_scores scores_of(const program *p, int32_t l, const te_mat *fc2, c
     return a;
 }
 
-static bool asks_cpu(const program *p, int32_t l) { return p->h->decode && p->h->layer[l].n_cold; }
+static bool asks_cpu(const program *p, int32_t l) { return p->h->decode && p->h->layer[l].n_cpu; }
 
 /* The norm in front of the FFN. */
 static pi_dev_norm ffn_norm(const program *p, int32_t l) {
@@ -165,12 +172,14 @@ static void predict(const program *p, int32_t l) {
         a.relu = true;
     }
     p->ops->linear(p->dev, &a);
+    stamp(p, l, PI_MOMENT_PREDICT);
     if (!asks_cpu(p, l) || !h->masked) return;
-    const pi_dev_marks m = {.scores = scores_of(p, l, &w->fc2_cold, w->sign_cold, 0, w->n_cold),
+    const pi_dev_marks m = {.scores = scores_of(p, l, &w->fc2_cold, w->sign_cold, 0, w->n_cpu),
                             .n_tok = p->n_tok,
                             .post = p->d->marks,
                             .seq = seq_of(p, l, PI_COLD)};
     p->ops->marks(p->dev, &m);
+    stamp(p, l, PI_MOMENT_MARKS);
 }
 
 static pi_dev_ffn ffn_args(const program *p, int32_t l) {
@@ -227,6 +236,23 @@ static void load_cold(const program *p, int32_t l, bool first) {
     }
 }
 
+/* Cold neurons whose rows the device reads where they lie, while the CPU computes the others. */
+static void read_in_place(const program *p, int32_t l, bool first) {
+    const pi_layer *w = &p->h->s->model->layer[l];
+    const pi_device_layer *d = &p->h->layer[l];
+    pi_dev_ffn a = ffn_args(p, l);
+    a.gate = w->gate;
+    a.up = w->up;
+    a.down = w->down_t;
+    a.list = d->cold_ids + d->n_cpu;
+    a.n_list = d->n_cold - d->n_cpu;
+    if (d->up_b_cold) a.up_bias = d->up_b_cold + d->n_cpu;
+    a.scores = scores_of(p, l, &d->fc2_cold, d->sign_cold, d->n_cpu, a.n_list);
+    if (d->fired_cold) a.fired = d->fired_cold + d->n_cpu;
+    a.add = !first;
+    p->ops->ffn(p->dev, &a);
+}
+
 static void ffn(const program *p, int32_t l) {
     const pi_hybrid *h = p->h;
     const pi_device_layer *w = &h->layer[l];
@@ -241,15 +267,19 @@ static void ffn(const program *p, int32_t l) {
         a.fired = w->fired_hot;
         p->ops->ffn(p->dev, &a);
     }
+    const bool in_place = h->decode && w->n_cpu < w->n_cold;
+    if (in_place) read_in_place(p, l, !w->n_hot);
     if (!h->decode && w->n_cold) load_cold(p, l, !w->n_hot);
     const pi_dev_merge sum = {.x = p->d->x,
                               .n_tok = p->n_tok,
                               .n_embd = h->s->model->info.n_embd,
-                              .y = w->n_hot || !h->decode ? p->d->y : NULL,
+                              .y = w->n_hot || in_place || !h->decode ? p->d->y : NULL,
                               .bias = w->down_b,
                               .words = asks_cpu(p, l) ? p->d->answer : NULL,
                               .seq = seq_of(p, l, PI_COLD)};
+    stamp(p, l, PI_MOMENT_HOT);
     p->ops->merge(p->dev, &sum);
+    stamp(p, l, PI_MOMENT_MERGE);
 }
 
 static void head(const program *p) {

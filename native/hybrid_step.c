@@ -67,12 +67,12 @@ static uint32_t tokens_of(const uint32_t *bits, int64_t n_words, int32_t n_tok, 
 static int32_t list_marked(pi_hybrid *h, int32_t l, const pi_cold_member *me) {
     const pi_device_layer *w = &h->layer[l];
     const pi_device_state *d = &h->device[w->device];
-    const int32_t n_parts = d->info.n_parts, per_part = pi_part_words(w->n_cold, n_parts), n_tok = h->n_tok;
+    const int32_t n_parts = d->info.n_parts, per_part = pi_part_words(w->n_cpu, n_parts), n_tok = h->n_tok;
     const int64_t n_words = (int64_t)per_part * n_parts;
     await_words(h, w->device, d->marks, 0, n_tok * n_words, number(h, l, PI_COLD), me->marks);
     int32_t n = 0;
     for (int32_t p = 0; p < n_parts; p++) {
-        const int32_t lo = pi_part_begin(w->n_cold, p, n_parts), hi = pi_part_begin(w->n_cold, p + 1, n_parts);
+        const int32_t lo = pi_part_begin(w->n_cpu, p, n_parts), hi = pi_part_begin(w->n_cpu, p + 1, n_parts);
         const uint32_t *bits = me->marks + (ptrdiff_t)p * per_part;
         for (const int32_t *id = w->cold + lo, *end = w->cold + hi; id < end; id += 32, bits++) {
             uint32_t any = bits[0];
@@ -130,13 +130,15 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     }
     await_words(h, d->device, h->device[d->device].post, 0, (int64_t)h->n_tok * m->info.n_embd, seq,
                 (uint32_t *)(void *)me->x);
+    pi_hybrid_note(h, team, l, PI_MOMENT_INPUT);
     te_op_ffn_pack(team, s->ws, &f, &io);
-    te_rows rows = {d->cold, 0, d->n_cold};
+    te_rows rows = {d->cold, 0, d->n_cpu};
     if (h->masked) {
         rows = (te_rows){me->list, 0, list_marked(h, l, me)};
         if (h->n_tok > 1) io.tokens = me->tokens;
     }
     const int64_t began = team->ith == 0 ? te_os_now_ns() : 0;
+    pi_hybrid_note(h, team, l, PI_MOMENT_LIST);
     te_ffn_counts *c = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn;
     te_op_ffn(team, s->ws, &f, rows, h->skip, &io, c);
     if (by_output) {
@@ -156,6 +158,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
         s->step[l].layer_us = (float)((double)(now - h->last_ns) * 1e-3);
         h->last_ns = now;
     }
+    pi_hybrid_note(h, team, l, PI_MOMENT_ANSWER);
 }
 
 /* The first layer's device is given the embedding with the step's other inputs. */
@@ -188,7 +191,7 @@ static void cpu_step(void *ctx, te_team *team) {
             continue;
         }
         if (team->ith == 0) s->step[l] = (pi_layer_step){0};
-        if (h->decode && h->layer[l].n_cold) cold_neurons(h, team, l);
+        if (h->decode && h->layer[l].n_cpu) cold_neurons(h, team, l);
     }
     if (at < 0) pi_step_head(s, team);
 }
@@ -200,7 +203,7 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Rows that the device read: for several tokens at most so many, since they may share some. */
 static void device_rows(const pi_hybrid *h, int32_t l, const uint32_t *count, pi_layer_step *st) {
     const pi_layer *w = &h->s->model->layer[l];
-    const int32_t n_ff = h->s->model->info.n_ff, n_here = h->decode ? h->layer[l].n_hot : n_ff;
+    const int32_t n_ff = h->s->model->info.n_ff, n_here = h->decode ? n_ff - h->layer[l].n_cpu : n_ff;
     const int64_t listed = least(count[0], n_here), computed = least(count[1], n_here), fired = least(count[2], n_here);
     const int64_t first = h->decode ? listed : n_here, rest = h->decode && h->skip ? computed : first,
                   down = h->decode && h->skip ? fired : first;
@@ -218,7 +221,7 @@ static void record(pi_hybrid *h, int32_t l, int64_t kv_bytes) {
     st->n_tokens = h->n_tok;
     st->n_sparse = h->n_tok - s->chunk.n_dense;
     int64_t listed = on_device[0];
-    for (int32_t i = 0; h->decode && h->layer[l].n_cold && i < h->n_members; i++) {
+    for (int32_t i = 0; h->decode && h->layer[l].n_cpu && i < h->n_members; i++) {
         const pi_layer_count *c = &s->count[(ptrdiff_t)l * s->options.n_threads + i];
         listed += c->ffn.listed;
         st->n_computed += c->ffn.computed;
@@ -290,6 +293,8 @@ static pi_status run(pi_hybrid *h) {
     h->late = 0;
     if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? s->pool : h->alone, embed_step, s);
     for (int32_t i = 0; i < h->n_devices; i++) fill_inputs(h, i);
+    pi_hybrid_clear_timeline(h);
+    h->began_ns = te_os_now_ns();
     for (int32_t i = 0; i < h->n_devices && st == PI_OK; i++) {
         const pi_device_ops *ops = h->device[i].dev->ops;
         part[i] = (pi_device_part){h, i};

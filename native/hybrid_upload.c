@@ -244,7 +244,7 @@ static void send_state(upload *u, pi_device_state *d, bool head) {
                  n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
     int32_t most_cold = 0;
     for (int32_t l = 0; l < i->n_layer; l++)
-        if (h->layer[l].n_cold > most_cold) most_cold = h->layer[l].n_cold;
+        if (h->layer[l].n_cpu > most_cold) most_cold = h->layer[l].n_cpu;
     d->input_bytes = input_bytes(h, b, NULL, NULL);
     d->input = reserve(u, d->input_bytes);
     d->shared_input = share(u, d->input_bytes);

@@ -103,11 +103,12 @@ void pi_adapters_free(pi_layer *l) {
 }
 
 void pi_adapt(pi_session *s, te_team *team, const pi_layer *layer, int32_t which, const float *x, size_t ldx,
-              int32_t n_tok, float *y, size_t ldy) {
+              int32_t n_tok, bool rows, float *y, size_t ldy) {
     const pi_adapter *d = layer->adapter ? &layer->adapter[which] : NULL;
     if (!d || !d->a.w) return;
     const size_t rank = (size_t)d->a.n_rows;
-    const te_linear a = {.w = d->a, .y = s->adapt, .ldy = rank}, b = {.w = d->b, .y = y, .ldy = ldy, .add = true};
+    const te_linear a = {.w = d->a, .y = s->adapt, .ldy = rank, .rows = rows},
+                    b = {.w = d->b, .y = y, .ldy = ldy, .add = true, .rows = rows};
     te_barrier(team);
     te_op_linear(team, s->ws, &a, 1, x, ldx, n_tok);
     te_barrier(team);

@@ -233,6 +233,9 @@ typedef struct pi_session_options {
         count_neurons; /* 1: count which neurons fire, for pi_session_counts; takes 4 bytes per neuron of a layer on a
                               device there, which the plan must be made for */
     int32_t
+        timeline; /* 1: keep when each side of a step did what, for pi_session_timeline; a GPU takes some microseconds a
+                         layer more */
+    int32_t
         no_pinning; /* 1: weights in host memory are not registered with a device's driver, which keeps their pages in
                            RAM; prompts then bring them over through a small buffer, which is slower */
 } pi_session_options;
@@ -245,6 +248,7 @@ typedef struct pi_session_info {
     uint64_t n_kv_bytes; /* in host memory */
     uint64_t n_work_bytes;
     uint64_t n_device_bytes;         /* of all devices: weights, K and V, buffers */
+    int32_t n_in_place;              /* neurons of all layers whose rows devices read in host memory */
     int32_t n_blocks, n_blocks_free; /* of 64 positions */
 } pi_session_info;
 
@@ -514,6 +518,25 @@ typedef struct pi_gpu {
 /* Asks CUDA's driver, if there is one, and fills the first n_gpus of gpu; takes no device memory. It starts the driver in
  * this process (cuInit): a child forked afterwards cannot use CUDA, one that is executed anew can. */
 pi_status pi_gpu_probe(pi_gpu_driver *driver, int32_t n_gpus, pi_gpu *gpu);
+
+/* Moments of a layer that lies on a device, and of the CPU's part in it. */
+typedef enum pi_moment { /* on the device, these ended: */
+                         PI_MOMENT_QKV,
+                         PI_MOMENT_ATTENTION,
+                         PI_MOMENT_OUTPUT,  /* attention's output product */
+                         PI_MOMENT_PREDICT, /* the predictor's first layer; the CPU is sent the input */
+                         PI_MOMENT_MARKS,   /* its second, of cold neurons; the CPU is sent the marks */
+                         PI_MOMENT_HOT,     /* hot neurons */
+                         PI_MOMENT_MERGE,   /* the CPU's sum has come and was added */
+                         /* on the CPU, by its first thread: */
+                         PI_MOMENT_INPUT,  /* the input is there */
+                         PI_MOMENT_LIST,   /* marked neurons are listed */
+                         PI_MOMENT_ANSWER, /* their sum is sent */
+                         PI_MOMENTS
+} pi_moment;
+/* Of a layer in the last step of a session with options.timeline: when that was, us[PI_MOMENTS], in microseconds since the
+ * step began; negative: it was not. Errors: ARGUMENT. */
+pi_status pi_session_timeline(pi_session *session, int32_t layer, float *us);
 
 /* A device (pi_device_kind) as sessions use it. */
 typedef struct pi_device_facts {

@@ -124,6 +124,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->tap = carve(c, 1, (size_t)i->n_layer, sizeof *s->tap);
     s->list = carve(c, predictor ? 1 : 0, n_ff, sizeof *s->list);
     s->list_own = carve(c, predictor ? 1 : 0, n_ff, sizeof *s->list_own);
+    s->in_prompt = carve(c, (size_t)s->options.n_seq, 1, sizeof *s->in_prompt);
     s->list_part = carve(c, 1, nt, sizeof *s->list_part);
     s->scratch = carve(c, nt, s->scratch_floats, f);
     const size_t split = b < PI_ATTENTION_SPLIT_TOK ? b : PI_ATTENTION_SPLIT_TOK;
@@ -264,6 +265,7 @@ void pi_session_get_info(const pi_session *s, pi_session_info *out) {
                              .n_kv_bytes = pi_kv_bytes(&s->kv),
                              .n_work_bytes = s->memory_bytes + te_workspace_bytes(s->ws),
                              .n_device_bytes = s->hybrid ? pi_hybrid_bytes(s->hybrid) : 0,
+                             .n_in_place = s->hybrid ? pi_hybrid_in_place(s->hybrid) : 0,
                              .n_blocks = s->kv.n_blocks,
                              .n_blocks_free = s->kv.n_free};
     pi_session_unlock(s);
@@ -389,25 +391,42 @@ static pi_status reserve_logits(pi_session *s, int32_t rows) {
     return PI_OK;
 }
 
+/* Says in in_prompt which sequences have tokens without logits in the chunk; returns how many tokens are of others, 0 if
+ * these are too many. A device computes all of a chunk alike. */
+static int32_t count_few(pi_session *s, const pi_batch *b, int32_t first, int32_t n) {
+    int32_t n_few = 0;
+    memset(s->in_prompt, 0, (size_t)s->options.n_seq);
+    for (int32_t i = first; i < first + n; i++) s->in_prompt[batch_seq(b, i)] |= !batch_wants(b, i);
+    for (int32_t i = first; i < first + n; i++) n_few += !s->in_prompt[batch_seq(b, i)];
+    return n_few > PI_FEW_TOK || (s->hybrid && n_few < n) ? 0 : n_few;
+}
+
 /* Fills the chunk from tokens first..first+n-1. In predicted mode the tokens without logits go to the front, to be
- * computed densely. */
+ * computed densely; tokens of sequences that want logits of all of theirs, if they are few, go to the end. */
 static void fill_chunk(pi_session *s, const pi_batch *b, int32_t first, int32_t n, const int32_t *pos, int32_t *row) {
     pi_chunk *c = &s->chunk;
     const bool split = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->options.mask_prompts;
+    const int32_t n_few = count_few(s, b, first, n);
     c->n_tok = c->n_dense = c->n_logits = 0;
-    for (int32_t pass = 0; pass < 2; pass++)
+    for (int32_t pass = 0; pass < 3; pass++) {
+        int32_t next = *row;
         for (int32_t i = first; i < first + n; i++) {
             const bool wants = batch_wants(b, i), dense = split && !wants;
-            if (dense != (pass == 0)) continue;
+            const int32_t own = next;
+            next += wants;
+            if (pass != (dense ? 0 : n_few && !s->in_prompt[batch_seq(b, i)] ? 2 : 1)) continue;
             const int32_t at = c->n_tok++;
             c->token[at] = b->token[i];
             c->seq[at] = batch_seq(b, i);
             c->pos[at] = pos[i];
-            c->logits_row[at] = wants ? (*row)++ : -1;
+            c->logits_row[at] = wants ? own : -1;
             c->batch_row[at] = i - first;
             c->n_dense += dense;
             c->n_logits += wants;
         }
+    }
+    *row += c->n_logits;
+    c->n_many = n - n_few;
     c->lone = n <= PI_ATTENTION_SPLIT_TOK;
     for (int32_t i = 1; i < n && c->lone; i++)
         for (int32_t j = 0; j < i; j++) c->lone &= c->seq[i] != c->seq[j];

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Generator, Iterable, Iterator, Set
@@ -138,6 +139,44 @@ def _head(kind: str, prefix: str, model: str) -> dict[str, Any]:
 
 def _with(head: dict[str, Any], **rest: Any) -> Any:
     return {**head, **rest}
+
+
+# -- several answers to one prompt
+
+
+def together(results: list[Any]) -> Any:
+    """Whole results as one. The prompt counts once, every answer counts."""
+    whole = dict(results[0])
+    whole["choices"] = [{**result["choices"][0], "index": i} for i, result in enumerate(results)]
+    usage = dict(whole["usage"])
+    usage["completion_tokens"] = sum(result["usage"]["completion_tokens"] for result in results)
+    usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+    whole["usage"] = usage
+    return whole
+
+
+def best(results: list[Any], n: int, *, tell: bool) -> Any:
+    """Of whole results with logprobs the n answers whose tokens are the likeliest on average, as one; all of
+    them count. tell: leave the logprobs in it."""
+
+    def likelihood(result: Any) -> float:
+        given = result["choices"][0]["logprobs"]["token_logprobs"]
+        own = given[len(given) - result["usage"]["completion_tokens"] :]  # without those of the prompt
+        return sum(own) / len(own) if own else -math.inf
+
+    chosen = together(sorted(results, key=likelihood, reverse=True)[:n])
+    if not tell:
+        chosen["choices"] = [{**choice, "logprobs": None} for choice in chosen["choices"]]
+    return {**chosen, "usage": together(results)["usage"]}
+
+
+def numbered(streams: Iterable[Iterator[Any]]) -> Iterator[Any]:
+    """The parts of several answers, one after the other, as those of one result."""
+    first: dict[str, Any] = {}
+    for i, chunks in enumerate(streams):
+        for chunk in chunks:
+            first = first or {name: chunk[name] for name in ("id", "created")}
+            yield {**chunk, **first, "choices": [{**choice, "index": i} for choice in chunk["choices"]]}
 
 
 # -- text

@@ -21,11 +21,15 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from . import machine
+from .answer import best
+from .choosing import nth_seed
+from .completion import check_best_of, check_count
 from .embedding import POOLING, pooling_number, pooling_of_file
 from .errors import ArgumentError, ClosedError
 from .file import ModelFile
 from .llama import Llama
 from .scheduler import Scheduler, SchedulerStats
+from .session import Session
 from .shared import Seat
 
 __all__ = ["AsyncLlama", "AsyncStream"]
@@ -35,7 +39,8 @@ Chunk = dict[str, Any]
 Prompt = str | bytes | Sequence[int]
 
 _HELD = 16  # sequences beyond those under way, whose beginnings later prompts may share
-_SINGLE = ("logits_all", "context_shift", "draft_model", "vocab_only", "online_statistics", "n_seq")
+_PATIENCE = 64  # how much rarer neurons move while somebody waits
+_SINGLE = ("logits_all", "vocab_only", "n_seq")
 
 
 class AsyncStream(AsyncIterator[Chunk]):
@@ -123,15 +128,13 @@ class AsyncLlama:
             prompts sooner, less makes others pause for a shorter time.
         pooling: how embed() makes one vector of a text: "mean", "last", "cls", or "none" (one per token);
             None: as the file says, else "mean".
-        options: of Llama; those that belong to a single context (logits_all, context_shift, draft_model,
-            online_statistics) are refused. A plan must have n_parallel sequences or more; those beyond hold
-            what later prompts may share.
+        options: of Llama; those that belong to a single context (logits_all, n_seq) are refused.
+            draft_model is asked where so few generate that its guesses are free. With online_statistics
+            neurons move when nothing is under way, and on a busy machine now and then also while others
+            wait. A plan must have n_parallel sequences or more; those beyond hold what later prompts may
+            share.
         """
-        for name in (
-            *("logits_all", "context_shift", "draft_model", "vocab_only"),
-            "online_statistics",
-            "n_seq",
-        ):
+        for name in _SINGLE:
             if options.pop(name, None):
                 raise ArgumentError(f"AsyncLlama has no {name}: its context is many conversations")
         if n_parallel < 1:
@@ -157,10 +160,15 @@ class AsyncLlama:
             raise ArgumentError(f"n_parallel is {n_parallel}, and the plan has {n_seq} sequences")
         kind = pooling_number(pooling)
         self.pooling = kind if kind >= 0 else pooling_of_file(self.llama.file) or POOLING["mean"]
+        context, draft = self.llama._ctx, self.llama.draft_model
         self.scheduler = Scheduler(
             self.llama.session,
             max_running=n_parallel,
             max_waiting=max_waiting,
+            n_keep=context.n_keep if context.shift else None,
+            draft=draft,
+            n_wide=0 if draft is None else context.find_wide_step(),
+            improve=None if self.llama._online is None else self._improve,
             **({} if prompt_part is None else {"prompt_part": prompt_part}),
         )
         # A request has a thread, which does little: it waits for tokens and turns them into text.
@@ -196,15 +204,15 @@ class AsyncLlama:
     async def create_completion(
         self, prompt: Prompt | Sequence[Prompt], *, stream: bool = False, **options: Any
     ) -> Chunk | AsyncStream:
-        """Continues a prompt, or each of a list of prompts: as Llama.create_completion, with `n` for several
-        answers to each, and `timeout_s`.
+        """Continues a prompt, or each of a list of prompts: as Llama.create_completion, with `timeout_s`.
 
         After timeout_s seconds an answer ends as if by max_tokens; one that has not begun raises
         TimeoutError. Raises BusyError if too many requests wait.
         """
         several = not isinstance(prompt, (str, bytes)) and len(prompt) and not _is_id(prompt[0])
         prompts = list(prompt) if several else [prompt]
-        return await self._create(Llama.create_completion, prompts, stream, options)
+        best_of = options.pop("best_of", None)
+        return await self._create(Llama.create_completion, prompts, stream, options, best_of)
 
     @overload
     async def create_chat_completion(
@@ -228,23 +236,29 @@ class AsyncLlama:
         return await self._create(Llama.create_chat_completion, [messages], stream, options)
 
     async def _create(
-        self, method: Callable[..., Any], given: Sequence[Any], stream: bool, options: dict[str, Any]
+        self,
+        method: Callable[..., Any],
+        given: Sequence[Any],
+        stream: bool,
+        options: dict[str, Any],
+        best_of: int | None = None,
     ) -> Chunk | AsyncStream:
         """n answers to each of what is given, computed together."""
         options = dict(options)
-        n, timeout_s = options.pop("n", None), options.pop("timeout_s", None)
-        n = 1 if n is None else n
-        if n < 1:
-            raise ArgumentError(f"n is {n}, it must be at least 1")
+        n, timeout_s = check_count("n", options.pop("n", None)), options.pop("timeout_s", None)
+        n_made = n if best_of is None else check_best_of(best_of, n, stream)
+        tell = options.get("logprobs") is not None
+        if n_made > n and not tell:
+            options["logprobs"] = 0
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         limit = options.get("max_tokens")
         limit = None if limit is None or limit <= 0 else limit
         calls = []
         for what in given:
-            for i in range(n):
+            for i in range(n_made):
                 own = options | {"stream": stream}
                 if options.get("seed") is not None:
-                    own["seed"] = options["seed"] + i
+                    own["seed"] = nth_seed(options["seed"], i)
                 calls.append((self._sit(limit=limit, deadline=deadline, is_first=not i), what, own))
         seats = [seat for seat, _, _ in calls]
 
@@ -266,11 +280,12 @@ class AsyncLlama:
             raise
         if stream:
             return self._stream(seats, results)
-        whole: Chunk = results[0]
-        for i, result in enumerate(results[1:], 1):
-            whole["choices"].append(result["choices"][0] | {"index": i})
-        whole["usage"] = _usage(seats)
-        return whole
+        if n_made > n:
+            groups = [slice(i, i + n_made) for i in range(0, len(results), n_made)]
+            results = [best(results[at], n, tell=tell) for at in groups]
+        choices = [choice for result in results for choice in result["choices"]]
+        numbered = [choice | {"index": i} for i, choice in enumerate(choices)]
+        return {**results[0], "choices": numbered, "usage": _usage(seats)}
 
     def _stream(self, seats: list[Seat], answers: list[Iterator[Chunk]]) -> AsyncStream:
         """The parts of all answers in one stream."""
@@ -336,15 +351,15 @@ class AsyncLlama:
         seat = self._sit(deadline=deadline)
 
         def compute() -> tuple[list[Any], int]:
-            vectors, n_tokens = [], 0
             try:
-                for text in texts:
-                    ids = seat._checked(seat.tokenize(text, special=True) if isinstance(text, str) else text)
-                    n_tokens += ids.size
-                    vectors.append(seat.vector(ids, pooling=self.pooling, normalize=normalize))
+                all_ids = [
+                    seat._checked(seat.tokenize(text, special=True) if isinstance(text, str) else text)
+                    for text in texts
+                ]
+                vectors = seat.vectors(all_ids, pooling=self.pooling, normalize=normalize)
             finally:
                 self._stand_up(seat)
-            return vectors, n_tokens
+            return vectors, sum(ids.size for ids in all_ids)
 
         try:
             return await self._in_thread(compute)
@@ -366,6 +381,20 @@ class AsyncLlama:
     def stats(self) -> SchedulerStats:
         """What is under way, and counts since the object was made."""
         return self.scheduler.stats()
+
+    def _improve(self, is_idle: bool) -> Callable[[], Session] | None:
+        """Neurons that fire often come to the device: what opens the session that has them there."""
+        llama, online = self.llama, self.llama._online
+        assert online is not None
+        plan = online.better_plan(llama.session, patience=1 if is_idle else _PATIENCE)
+        if plan is None:
+            return None
+
+        def move() -> Session:
+            online.move(llama._ctx, plan)
+            return llama.session
+
+        return move
 
     def _sit(self, *, limit: int | None = None, deadline: float | None = None, is_first: bool = True) -> Seat:
         with self._lock:

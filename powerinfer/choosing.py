@@ -28,6 +28,12 @@ Watch = Callable[[Logits, int], None]
 RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # the last is what llama-cpp-python calls its default seed
 
 
+def nth_seed(seed: int | None, i: int) -> int | None:
+    """The seed of the i-th of several answers: those after the first follow it. None of them is random
+    unless the first is, for a number of more than 64 bits stands for its last 64."""
+    return seed if not i or seed in RANDOM_SEEDS else (seed + i) % 2**64 + 2**64
+
+
 class Choosing(ABC):
     """What stands first is the part of Llama that these methods need."""
 

@@ -41,8 +41,7 @@ NO_EFFECT_INIT: dict[str, tuple[Any, ...]] = {
     "no_perf": (None, False, True),  # times are taken, never printed
     "numa": (None, False, 0),
 }
-LATER_COMPLETION: dict[str, tuple[Any, ...]] = {"tfs_z": (1.0,), "n": (None, 1), "best_of": (None, 1)}
-LATER_CHAT: dict[str, tuple[Any, ...]] = {"tfs_z": (1.0,), "n": (None, 1)}
+LATER_GENERATING: dict[str, tuple[Any, ...]] = {"tfs_z": (1.0,)}
 
 
 def refuse(

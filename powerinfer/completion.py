@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from .choosing import Choosing
-from .compat import LATER_CHAT, LATER_COMPLETION, refuse
+from .choosing import Choosing, nth_seed
+from .compat import LATER_GENERATING, refuse
 from .errors import ArgumentError
 from .generation import SAMPLING_NAMES, sampling_of
 from .sampling import Sampling
@@ -40,6 +40,8 @@ class _Request:
     grammar: LlamaGrammar | str | None
     n_top: int | None
     """Likely tokens to tell with each token; None: no logprobs."""
+    n: int = 1
+    """How many answers."""
     special: frozenset[int] = frozenset()
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -48,6 +50,14 @@ class _Request:
         from .logprobs import token_logprob
 
         self.logprobs.append(token_logprob(row, token, self.n_top or 0))
+
+    def each(self) -> list[_Request]:
+        """One for each answer."""
+        seed = self.hooks.get("seed")
+        return [
+            replace(self, n=1, logprobs=[], hooks={**self.hooks, "seed": nth_seed(seed, i)})
+            for i in range(self.n)
+        ]
 
 
 class Completions(Choosing):
@@ -108,6 +118,8 @@ class Completions(Choosing):
         model: str | None = None,
         grammar: LlamaGrammar | str | None = None,
         logprobs: int | None = None,
+        n: int | None = None,
+        best_of: int | None = None,
         **options: Any,
     ) -> Completion | Iterator[CompletionChunk]:
         """Continues a prompt.
@@ -122,15 +134,22 @@ class Completions(Choosing):
         grammar: what the text must follow: a LlamaGrammar, or GBNF.
         logprobs: tell how likely each token was, and as many of the likeliest in its place; with echo also
             those of the prompt.
+        n: how many answers, one after the other; a seed is that of the first, the next numbers are those of
+            the others.
+        best_of: make so many and give the n whose tokens are the likeliest on average; not with stream.
         options: `seed`, `logit_bias`, `logits_processor` and `stopping_criteria` as in generate(), and
             `temperature`, `top_k`, `top_p` and so on: the fields of sampling.Sampling.
 
         Raises ContextError before anything is computed if the prompt is longer than n_ctx.
         """
-        from .answer import Echo, completion, completion_chunks
+        from .answer import Echo, best, completion, completion_chunks, numbered, together
 
         where = "create_completion()"
-        request = self._request(where, options, LATER_COMPLETION, max_tokens, stop, grammar, logprobs)
+        n = check_count("n", n)
+        n_made = n if best_of is None else check_best_of(best_of, n, stream)
+        n_top = 0 if n_made > n and logprobs is None else logprobs
+        request = self._request(where, options, max_tokens, stop, grammar, n_top)
+        request.n = n_made
         ids = self._prompt_ids(prompt, suffix)
         self._checked(ids)
         data = prompt if isinstance(prompt, (str, bytes)) else self.tokenizer.decode(ids)
@@ -138,12 +157,15 @@ class Completions(Choosing):
         name = self.model_path if model is None else model
         begin = Echo(text if echo else "", len(text))
         with self._lock:
-            answer = self._answer(ids, request)
-            if echo and request.n_top is not None:
-                self._rate_prompt(ids, request.n_top, begin)
+            answers = [self._answer(ids, each) for each in request.each()]
+            if echo and logprobs is not None:
+                self._rate_prompt(ids, logprobs, begin)
             if not stream:
-                return completion(answer, name, begin)
-        return completion_chunks(answer, name, begin)
+                results = [completion(answer, name, begin) for answer in answers]
+                tell = logprobs is not None
+                whole: Completion = together(results) if n_made == n else best(results, n, tell=tell)
+                return whole
+        return numbered(completion_chunks(answer, name, begin) for answer in answers)
 
     __call__ = create_completion
 
@@ -181,6 +203,7 @@ class Completions(Choosing):
         grammar: LlamaGrammar | str | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
+        n: int | None = None,
         **options: Any,
     ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
         """Answers a conversation.
@@ -203,11 +226,11 @@ class Completions(Choosing):
             options |= dict(tool_choice=tool_choice, response_format=response_format, max_tokens=max_tokens)
             options |= dict(stop=[] if stop is None else stop, stream=stream, model=model, grammar=grammar)
             options |= dict(logprobs=logprobs, top_logprobs=top_logprobs)
-            if parallel_tool_calls is not None:
-                options["parallel_tool_calls"] = parallel_tool_calls
+            given = {"parallel_tool_calls": parallel_tool_calls, "n": n}
+            options |= {key: value for key, value in given.items() if value is not None}
             handled: ChatCompletion = self.chat_handler(llama=self, messages=messages, **options)
             return handled
-        from .answer import chat_completion, chat_completion_chunks
+        from .answer import chat_completion, chat_completion_chunks, numbered, together
 
         legacy = functions is not None
         grammar = _one_grammar(grammar, response_format)
@@ -215,17 +238,20 @@ class Completions(Choosing):
         if "temp" not in options:
             options.setdefault("temperature", CHAT_TEMPERATURE)
         where = "create_chat_completion()"
-        request = self._request(where, options, LATER_CHAT, max_tokens, stop, grammar, n_top)
+        request = self._request(where, options, max_tokens, stop, grammar, n_top)
+        request.n = check_count("n", n)
         request.stop += self._format.stop
         left, demanded = _tools(tools, tool_choice, functions, function_call)
         one = parallel_tool_calls is False
-        ids, calls = self._chat_ids(messages, left, demanded, one, request)
+        ids, parser = self._chat_ids(messages, left, demanded, one, request)
         name = self.model_path if model is None else model
         with self._lock:
-            answer = self._answer(ids, request)
+            answers = [self._answer(ids, each) for each in request.each()]
             if not stream:
-                return chat_completion(answer, name, calls, legacy)
-        return chat_completion_chunks(answer, name, calls, legacy)
+                whole = [chat_completion(answer, name, parser(), legacy) for answer in answers]
+                result: ChatCompletion = together(whole)
+                return result
+        return numbered(chat_completion_chunks(answer, name, parser(), legacy) for answer in answers)
 
     def create_chat_completion_openai_v1(self, *args: Any, **options: Any) -> Any:
         """create_chat_completion() with the results as objects of the `openai` package, which must be
@@ -248,18 +274,18 @@ class Completions(Choosing):
         demanded: bool,
         one: bool,
         request: _Request,
-    ) -> tuple[list[int], ToolCallParser | None]:
-        """The prompt of a conversation, and what finds the calls in its answer."""
+    ) -> tuple[list[int], Callable[[], ToolCallParser | None]]:
+        """The prompt of a conversation, and what makes that which finds the calls in an answer."""
         chat_format, tokenizer = self._format, self.tokenizer
         if not tools and not any(_is_about_tools(message) for message in messages):
-            return chat_format.encode(messages, tokenizer), None
+            return chat_format.encode(messages, tokenizer), lambda: None
         from .tool_calls import ToolCallParser, ToolFormat
 
         form = ToolFormat.of(chat_format.template)
         prepared, listed = form.prepare(messages, tools)
         ids = chat_format.encode(prepared, tokenizer, tools=listed)
         if not tools:
-            return ids, None
+            return ids, lambda: None
         request.special = form.special(tokenizer)
         if demanded:
             if request.grammar is not None:
@@ -267,7 +293,7 @@ class Completions(Choosing):
                     "tool_choice demands a call: a grammar or response_format cannot hold too"
                 )
             request.grammar = form.grammar(tools, tokenizer, one=one or len(tools) == 1)
-        return ids, ToolCallParser(form, tools, one=one)
+        return ids, lambda: ToolCallParser(form, tools, one=one)
 
     def _prompt_ids(self, prompt: str | bytes | Sequence[int], suffix: str | None) -> list[int]:
         if suffix is not None:
@@ -282,7 +308,6 @@ class Completions(Choosing):
         self,
         where: str,
         options: Mapping[str, Any],
-        later: Mapping[str, tuple[Any, ...]],
         max_tokens: int | None,
         stop: str | Sequence[str] | None,
         grammar: LlamaGrammar | str | None,
@@ -293,7 +318,9 @@ class Completions(Choosing):
 
         chosen = {name: value for name, value in options.items() if name in SAMPLING_NAMES or name == "temp"}
         hooks = {name: value for name, value in options.items() if name in _HOOKS}
-        refuse(where, {n: v for n, v in options.items() if n not in chosen and n not in hooks}, later)
+        refuse(
+            where, {n: v for n, v in options.items() if n not in chosen and n not in hooks}, LATER_GENERATING
+        )
         sampling = sampling_of(where, chosen, self.last_n_tokens_size)
         if n_top is not None:
             n_top = check_n_top("logprobs", n_top)
@@ -344,6 +371,24 @@ class Completions(Choosing):
         for token in ids[1:]:
             echo.offsets.append(stream.position)
             stream.push(token)
+
+
+def check_count(name: str, value: int | None) -> int:
+    """How many answers; None: one. Raises ArgumentError."""
+    if value is None:
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ArgumentError(f"{name} is {value!r}, it must be at least 1")
+    return value
+
+
+def check_best_of(best_of: int, n: int, stream: bool) -> int:
+    """How many answers are made so that n can be chosen. Raises ArgumentError."""
+    if check_count("best_of", best_of) < n:
+        raise ArgumentError(f"best_of is {best_of}, it must be at least n, {n}")
+    if stream and best_of > n:
+        raise ArgumentError("best_of cannot be streamed: the best answers are known at the end")
+    return best_of
 
 
 def _tools(tools: Any, tool_choice: Any, functions: Any, function_call: Any) -> tuple[list[Tool], bool]:

@@ -36,6 +36,15 @@ def common_prefix(a: Ids, b: Ids) -> int:
     return int(different[0]) if different.size else n
 
 
+def n_dropped(held: int, keep: int, n: int, n_ctx: int) -> int:
+    """How many of the positions behind the first `keep` a shift drops, so that n more fit: about half of
+    them, or more. keep + n must fit."""
+    left = held - keep
+    while keep + left + n > n_ctx:
+        left //= 2
+    return held - keep - left
+
+
 class Context:
     """Sequence 0 of a session and the ids in it. Not thread-safe: Llama holds a lock."""
 
@@ -154,10 +163,7 @@ class Context:
             raise ContextError(
                 f"the context is full: {held} tokens are held, {n} more were given and n_ctx is {self.n_ctx}"
             )
-        left = held - keep
-        while keep + left + n > self.n_ctx:
-            left //= 2
-        drop = held - keep - left
+        drop = n_dropped(held, keep, n, self.n_ctx)
         was_torn, self._torn = self._torn, True
         try:
             self.session.shift(keep, drop)

@@ -22,6 +22,11 @@ ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3}
 PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
 KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
 DEVICE = {"none": 0, "host": 1, "cuda": 2}
+MOMENTS = (
+    *("qkv", "attention", "output", "predict", "marks", "hot", "merge"),  # on the device, these have ended
+    *("input", "list", "answer"),  # on the CPU: it has the input, the list of marked neurons, sent their sum
+)
+"""Moments of a layer (Session.last_timeline)."""
 
 
 def number_of(what: str, names: dict[str, int], value: str | int) -> int:
@@ -126,6 +131,8 @@ class SessionInfo:
     n_work_bytes: int
     n_device_bytes: int
     """Of all devices: weights, K and V, buffers."""
+    n_in_place: int
+    """Neurons of all layers whose weights devices read in host memory."""
     n_blocks: int
     n_blocks_free: int
     """Blocks hold 64 positions."""

@@ -106,7 +106,14 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ArgumentError(f"the grammar failed: {_one_line(self._matcher.get_error())}")
+            raise ArgumentError(self._problem("the grammar failed"))
+
+    def _problem(self, what: str) -> str:
+        """What llguidance says, without the state of its parser that stands below."""
+        said = _one_line(self._matcher.get_error().partition("\n")[0])
+        if "max is" not in said:
+            return f"{what}: {said}"
+        return f"the grammar has too many alternatives at one place, of anyOf say: {said}"
 
     def mask(self, logits: Logits) -> None:
         """Sets the logits [n_vocab] of tokens that may not come next to -inf, in place.
@@ -131,7 +138,7 @@ class Constraint:
         if self._tokenizer.is_eog(token) and self._matcher.is_accepting():
             self._ended = True
         elif self._ended or not self._matcher.consume_token(token):
-            raise ArgumentError(f"token {token} does not fit the grammar")
+            raise ArgumentError(self._problem(f"token {token} does not fit the grammar"))
 
     @property
     def is_complete(self) -> bool:

@@ -30,6 +30,9 @@ class Sequence:
         self.number = number
         self.ids: Ids = np.empty(0, np.int32)
         self.n = 0
+        self.n_shared: int | None = None
+        """How many of these may be shared; None: all. What a context shift has moved was computed after
+        tokens that are no longer there."""
         self.is_used = False
         self.last_used = 0
 
@@ -37,11 +40,11 @@ class Sequence:
 class HeldSequences:
     """All sequences of a session. Not thread-safe."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, n_evicted: int = 0) -> None:
         self._session = session
         self._all = [Sequence(i) for i in range(session.info.n_seq)]
         self._clock = 0
-        self.n_evicted = 0
+        self.n_evicted = n_evicted
         """Idle sequences that were forgotten because their place was wanted."""
 
     def find(self, ids: Ids) -> tuple[Sequence | None, int]:
@@ -50,7 +53,8 @@ class HeldSequences:
         best, most = None, _WORTH - 1
         for sequence in self._all:
             if sequence.n > most:
-                n = min(common_prefix(sequence.ids[: sequence.n], ids), ids.size - 1)
+                same = common_prefix(sequence.ids[: sequence.n][: sequence.n_shared], ids)
+                n = min(same, ids.size - 1)
                 if n > most:
                     best, most = sequence, n
         return best, most if best is not None else 0
@@ -78,6 +82,7 @@ class HeldSequences:
             else:
                 self._session.copy(taken.number, source.number, n)
         taken.ids, taken.n, taken.is_used = ids, n, True
+        taken.n_shared = None
         return taken
 
     def release(self, sequence: Sequence) -> None:

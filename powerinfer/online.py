@@ -41,21 +41,30 @@ class OnlineStatistics:
         self._opening = opening
 
     def improve(self, context: Context) -> bool:
-        """Between two requests: moves neurons if that pays; whether they were moved. If that fails or is
-        interrupted, the context has a session of the plan before. Raises what opening that raises."""
-        plan = self._opening.plan
-        if plan is None or not plan.uses_device or plan.settings.sparsity == "dense":
-            return False
+        """Between two requests: moves neurons if that pays; whether they were moved."""
         session = context.session
-        if session.counted_tokens() < self.every:
-            return False
         if any(session.length(seq) for seq in range(1, session.info.n_seq)):
             return False  # only sequence 0 would be carried over
+        plan = self.better_plan(session)
+        return plan is not None and self.move(context, plan)
+
+    def better_plan(self, session: Session, *, patience: int = 1) -> Plan | None:
+        """A plan with which a token would take less time, if enough was counted since the last look.
+
+        patience: how many times as much is enough.
+        """
+        plan = self._opening.plan
+        if plan is None or not plan.uses_device or plan.settings.sparsity == "dense":
+            return None
+        if session.counted_tokens() < self.every * patience:
+            return None
         self._count(session)
-        found = self._better(plan)
-        if found is None:
-            return False
-        moved = self._replace(context, found)
+        return self._better(plan)
+
+    def move(self, context: Context, plan: Plan) -> bool:
+        """Gives the context a session of this plan, and its K and V of sequence 0. If that fails or is
+        interrupted it has one of the plan before; whether it did not. Raises what opening that raises."""
+        moved = self._replace(context, plan)
         self.n_changes += moved
         return moved
 

@@ -98,7 +98,7 @@ class Opening:
         if self.plan is None or not self.plan.uses_device or self.devices is None:
             return Session(self.model, **options)
         try:
-            return Session(
+            session = Session(
                 self.model,
                 plan=self.plan.native(self.model),
                 device=self.devices.names,
@@ -112,6 +112,8 @@ class Opening:
             warn_once(str(error))
             self.plan = self.devices = None
             return Session(self.model, **options)
+        _warn_of_mapping(self.plan, session)
+        return session
 
     def _give_up(self, error: Exception) -> None:
         """The CPU computes after all, where nobody asked for a GPU; else raises."""
@@ -149,13 +151,6 @@ class Opening:
             return
         self.devices = choose_devices([n / GIB for n in found.budgets], self._names)
         self.say(summary(found))
-        in_place = sum(len(layer.pcie) for layer in found.layers)
-        if in_place:
-            warnings.warn(
-                f"of {in_place} neurons the plan wants the GPU to read the weights in host memory; the CPU "
-                "computes them instead, so that fewer tokens/s are to be expected than the plan says",
-                stacklevel=4,
-            )
 
     # ---- a plan that is made
 
@@ -198,7 +193,7 @@ class Opening:
         assert self.devices is not None
         if self.devices.kind == "host":
             return HOST_RATES
-        return device_rates([facts_of("cuda", index) for index in self.devices.indices])
+        return device_rates([facts_of("cuda", index) for index in self.devices.indices], in_place=True)
 
     def _make(self) -> None:
         from .plan import find_statistics
@@ -322,6 +317,19 @@ def summary(plan: Plan) -> str:
         f"{plan.expected.tokens_per_s:.1f} tokens/s expected; statistics: {plan.statistics_source}; "
         f"PCIe: {plan.rates.pcie}"
     )
+
+
+def _warn_of_mapping(plan: Plan, session: Session) -> None:
+    """Warns where a device cannot read in place what the plan says."""
+    planned = sum(len(layer.pcie) for layer in plan.layers)
+    missing = planned - session.info.n_in_place
+    if missing:
+        warnings.warn(
+            f"of {planned} neurons the plan wants the GPU to read the weights in host memory, which cannot "
+            f"be mapped for {missing} of them: the CPU computes those, and fewer tokens/s are to be expected "
+            "than the plan says",
+            stacklevel=5,
+        )
 
 
 def _warn_of_memory(model: Model, plan: Plan | None) -> None:

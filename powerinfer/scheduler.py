@@ -17,29 +17,30 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 
 from .choice import Choice
-from .context import Ids, Logits, common_prefix
-from .embedding import pool, pooling_number
+from .context import Ids, common_prefix, n_dropped
 from .errors import ArgumentError, BusyError, ClosedError, ContextError, PowerInferError
 from .held import BLOCK, HeldSequences, blocks
 from .scheduler_stats import Rates, SchedulerStats
 from .session import LayerStep, Session
 from .stream import Job, Reason, Stream
+from .visiting import Visits
 
 __all__ = ["Scheduler", "SchedulerStats", "Stream"]
 
-Vectors = npt.NDArray[np.float32]
-
 _PROMPT_PART = 128  # prompt tokens of a step in which others generate
 _VISIT_PART = 32  # of tokens that each have logits, which take memory: visits, answers computed again
+_VISITS_PART = 64  # of all visits together
 _LAYERS_S = 0.25  # how often what the layers did is read
+_PROBE_S = 5.0  # how often an engine that has failed is tried again
 
 
-class Scheduler:
+class Scheduler(Visits):
     """Generations and embeddings of one session, which belongs to it from now on. May be used from several
     threads."""
 
@@ -50,12 +51,22 @@ class Scheduler:
         max_running: int | None = None,
         max_waiting: int = 64,
         prompt_part: int = _PROMPT_PART,
+        n_keep: int | None = None,
+        draft: Callable[[Ids], npt.ArrayLike] | None = None,
+        n_wide: int = 0,
+        improve: Callable[[bool], Callable[[], Session] | None] | None = None,
     ) -> None:
         """
         max_running: generations under way at the same time; None: half of the session's sequences, the other
             half holds what may be shared.
         max_waiting: requests that wait for a place; more are refused.
         prompt_part: prompt tokens of a step in which others generate; alone a prompt takes n_batch.
+        n_keep: where a context is full, forget the older half of what follows its first n_keep tokens; None:
+            the generation ends.
+        draft: guesses tokens that follow; n_wide: how many more than one token a step can take and still give
+            each of them the logits it has alone.
+        improve: called now and then, with whether nothing is under way; returns None, or what closes the
+            session and opens another one in its place.
         """
         self._info = session.info
         self._session = session
@@ -66,6 +77,10 @@ class Scheduler:
             raise ArgumentError(f"max_waiting is {max_waiting} and prompt_part {prompt_part}: too small")
         self.max_waiting = max_waiting
         self._prompt_part = prompt_part
+        self._n_keep = n_keep
+        self._draft = draft
+        self._n_wide = n_wide
+        self._improve = improve
         self._held = HeldSequences(session)
         self._wake = threading.Condition()
         self._waiting: deque[Job] = deque()  # with the lock
@@ -79,7 +94,7 @@ class Scheduler:
         self._layers_at = 0.0
         self._n_free = self._info.n_blocks_free
         self.last_error: BaseException | None = None
-        """Of the engine, if the last step failed."""
+        """Of the engine, if a step failed and it has not worked since; it is tried again now and then."""
         self._thread = threading.Thread(target=self._run, name="powerinfer-scheduler", daemon=True)
         self._thread.start()
 
@@ -96,7 +111,8 @@ class Scheduler:
         """Begins a generation and returns its tokens.
 
         choice: of this generation alone; its hooks run in the scheduler's thread, an exception from them ends
-        this generation only and is raised where its stream is read. limit: most tokens; None: until n_ctx.
+        this generation only and is raised where its stream is read. limit: most tokens; None: until n_ctx
+        is full, or as many as that where it is shifted.
         deadline: of time.monotonic().
 
         Raises ArgumentError, ContextError (a prompt that n_ctx or the pool cannot hold), BusyError (too many
@@ -104,86 +120,24 @@ class Scheduler:
         """
         self._check(prompt)
         most = self._info.n_ctx + 1  # the last token is never computed itself
-        end = most if limit is None else min(prompt.size + max(limit, 1), most)
-        ids = np.zeros(end, np.int32)
+        room = most - prompt.size if self._n_keep is None else self._info.n_ctx
+        left = room if limit is None else max(limit, 1)
+        if self._n_keep is None:
+            left = min(left, room)
+        ids = np.zeros(min(prompt.size + left, most), np.int32)
         ids[: prompt.size] = prompt
         job = Job(
             stream=Stream(prompt.size, self._cancel),
             ids=ids,
             n=prompt.size,
             n_prompt=prompt.size,
+            left_to_give=left,
             choice=choice,
             deadline=deadline,
         )
         choice.begin(prompt)
         self._enter(job)
         return job.stream
-
-    def visit(
-        self,
-        ids: Ids,
-        seen: Callable[[int, Logits], None],
-        *,
-        deadline: float | None = None,
-        begun: Callable[[Stream], None] | None = None,
-    ) -> None:
-        """Computes a text and calls seen(i, logits) after each of its tokens, in the scheduler's thread.
-
-        begun: gets what can cancel it, which another thread may do. Waits for its turn. Raises what submit()
-        raises, TimeoutError after the deadline, and ClosedError where it was cancelled.
-        """
-        self._visit(ids, range(ids.size), lambda i, row: seen(i, self._session.logits(row)), deadline, begun)
-
-    def embed(
-        self,
-        ids: Ids,
-        *,
-        pooling: str | int = "mean",
-        deadline: float | None = None,
-        begun: Callable[[Stream], None] | None = None,
-    ) -> Vectors:
-        """The final hidden states of a text, in one vector [n_embd]; with pooling "none" [n, n_embd].
-
-        "mean": of all tokens, "last": of the last, "cls": of the first. Waits and raises as visit() does.
-        """
-        kind = pooling_number(pooling)
-        if kind < 0:
-            raise ArgumentError("pooling must be 'none', 'mean', 'cls' or 'last'")
-        rows: list[Vectors] = []
-        wanted = {2: range(1), 3: range(ids.size - 1, ids.size)}.get(kind, range(ids.size))
-        self._visit(ids, wanted, lambda _, row: rows.append(self._session.hidden(row)), deadline, begun)
-        return pool(np.stack(rows), kind)
-
-    def _visit(
-        self,
-        ids: Ids,
-        visited: range,
-        visit: Callable[[int, int], None],
-        deadline: float | None,
-        begun: Callable[[Stream], None] | None,
-    ) -> None:
-        self._check(ids)
-        job = Job(
-            stream=Stream(ids.size, self._cancel),
-            ids=np.array(ids, np.int32),
-            n=ids.size,
-            n_prompt=ids.size,
-            visit=visit,
-            visited=visited,
-            deadline=deadline,
-        )
-        self._enter(job)
-        try:
-            if begun is not None:
-                begun(job.stream)
-            for _ in job.stream:
-                pass
-        finally:
-            job.stream.cancel()
-        if job.stream.reason == "cancelled":
-            raise ClosedError("the request was cancelled")
-        if job.stream.reason != "stop":
-            raise TimeoutError("the time for this request is over")
 
     @property
     def is_closing(self) -> bool:
@@ -293,17 +247,28 @@ class Scheduler:
         while True:
             with self._wake:
                 while not (self._waiting or self._running or self._closing):
-                    self._wake.wait()
+                    if not self._wake.wait(_PROBE_S if self.last_error is not None else None):
+                        break
                 if self._closing and not self._running:
                     return
             try:
-                self._step()
-                self.last_error = None
+                if self._running or self._waiting:
+                    self._step()
+                else:
+                    self._probe()
             except BaseException as error:  # an engine that fails must not leave anybody waiting
-                self.last_error = error
                 self._fail(error)
 
+    def _probe(self) -> None:
+        """Whether the engine works: nobody who asks for its health has to send it a request first."""
+        self._held.drop_all()
+        self._session.feed(np.zeros(1, np.int32), seq=0, want_logits=True)
+        self._session.drop(0)
+        self.last_error = None
+
     def _fail(self, error: BaseException) -> None:
+        """Nothing that was under way can go on; what comes later may, if the engine still works."""
+        self.last_error = error
         with self._wake:
             jobs = [*self._running, *self._waiting]
             self._waiting.clear()
@@ -312,21 +277,25 @@ class Scheduler:
             self._finish(job, "error", error)
         try:
             self._held.drop_all()
-        except PowerInferError:
+        except BaseException:
             self.begin_close()
+            return
+        with suppress(Exception):
+            self._probe()
 
     def _step(self) -> None:
         """One feed, and a choice for each generation whose tokens are all computed."""
         self._leave()
         self._admit()
+        self._shift()
         parts = self._feed(self._parts())
         if not parts:
             return
-        n_computed = sum(n for _, n, _ in parts)
-        n_next = sum(n == 1 for _, n, _ in parts)
+        self.last_error = None
+        n_before = self._totals["generated"]
+        n_read = sum(n for job, n, _ in parts if job.left > 1 or job.is_visit)
         self._totals["steps"] += 1
-        self._totals["computed"] += n_computed
-        self._rates.add(n_next, n_computed - n_next)
+        self._totals["computed"] += sum(n for _, n, _ in parts)
         row = 0
         for job, n, n_rows in parts:
             assert job.sequence is not None
@@ -334,9 +303,9 @@ class Scheduler:
             if job.visit is not None:
                 self._show(job, n, row)
             row += n_rows
-            if not job.left and job.choice is not None:
-                self._totals["generated"] += 1
-                self._choose(job, job.choice, row - 1)
+            if job.left <= 0 and job.choice is not None:
+                self._choose(job, job.choice, row - 1 - job.guess.size)
+        self._rates.add(self._totals["generated"] - n_before, n_read)
         self._look()
 
     def _leave(self) -> None:
@@ -367,6 +336,8 @@ class Scheduler:
         for job in candidates:
             if len(self._running) >= self.max_running:
                 return
+            if job.n > self._info.n_ctx:  # it gave way just when its context was to be shifted
+                job.forget(*self._forgotten())
             ids = job.ids[: job.n]
             source, n = (None, 0) if job.is_visit else self._held.find(ids)
             if not job.is_visit and self._coming(ids) - n >= BLOCK:
@@ -401,20 +372,65 @@ class Scheduler:
         ]
         return max(shared, default=0)
 
+    def _shift(self) -> None:
+        """Makes room for the next token of those whose context is full."""
+        keep, n_drop = self._forgotten()
+        for job in [job for job in self._running if job.n > self._info.n_ctx]:
+            while job.sequence is not None:
+                try:
+                    self._session.shift(keep, n_drop, seq=job.sequence.number)
+                    job.forget(keep, n_drop)
+                    break
+                except ContextError as error:  # what it shares must be copied, and there is no room for that
+                    if self._held.evict():
+                        continue
+                    if len(self._running) == 1:
+                        self._finish(job, "error", error)
+                    else:
+                        self._preempt()
+                except PowerInferError as error:
+                    self._finish(job, "error", error)
+
+    def _forgotten(self) -> tuple[int, int]:
+        """How many tokens a context shift keeps, and how many it drops behind them."""
+        n_ctx = self._info.n_ctx
+        keep = min(self._n_keep or 0, n_ctx - 1)
+        return keep, n_dropped(n_ctx, keep, 1, n_ctx)
+
+    def _guess(self) -> None:
+        """Ids that may follow, where the step is so narrow that each has the logits it has alone."""
+        if self._draft is None or any(job.left > 1 for job in self._running):
+            return
+        room = self._n_wide + 1 - len(self._running)
+        for job in list(self._running):
+            if room < 1 or job.is_visit:
+                continue
+            try:
+                ids = np.asarray(self._draft(job.history.copy())).ravel()[:room]
+                bad = np.flatnonzero((ids < 0) | (ids >= self._session.model.info.n_vocab))
+                job.take_guess(ids[: bad[0] if bad.size else ids.size].astype(np.int32))
+            except Exception as error:  # it is the user's, and belongs to this generation
+                self._finish(job, "error", error)
+            room -= job.guess.size
+
     def _parts(self) -> list[tuple[Job, int]]:
         """What the next step computes: of whom, and how many tokens."""
+        self._guess()
         n_next = sum(job.left == 1 for job in self._running)
         room = max(self._info.n_batch - n_next, 1)
         if n_next:
             room = min(room, self._prompt_part)
+        visits = _VISITS_PART
         parts = []
         for job in self._running:
             n = job.left
             if n > 1:
-                n = min(n, room, job.part(_VISIT_PART))
+                n = min(n, room, job.part(min(visits, _VISIT_PART) if job.is_visit else _VISIT_PART))
                 room -= n
+            if job.is_visit and job.sequence is not None:
+                visits -= sum(job.wants(job.sequence.n, job.sequence.n + n))
             if n:
-                parts.append((job, n))
+                parts.append((job, n + job.guess.size))
         return parts
 
     def _feed(self, parts: list[tuple[Job, int]]) -> list[tuple[Job, int, int]]:
@@ -433,7 +449,11 @@ class Scheduler:
             try:
                 self._session.feed(np.concatenate(tokens), seq=owners, want_logits=wanted)
             except ContextError:
-                if not self._held.evict():
+                if any(job.guess.size for job, _ in parts):
+                    parts = [(job, n - job.guess.size) for job, n in parts]
+                    for job, _ in parts:
+                        job.guess = job.guess[:0]
+                elif not self._held.evict():
                     if len(self._running) == 1:
                         raise
                     self._preempt()
@@ -449,6 +469,7 @@ class Scheduler:
         assert job.sequence is not None
         self._held.drop(job.sequence)
         job.sequence = None
+        job.guess = job.guess[:0]
         self._totals["preempted"] += 1
         with self._wake:
             if not self._closing:
@@ -462,7 +483,9 @@ class Scheduler:
         try:
             for i in range(job.sequence.n - n, job.sequence.n):
                 if i in job.visited:
-                    job.visit(i, row)
+                    if i >= job.n_seen:  # the others were, before it gave way
+                        job.visit(i, row)
+                        job.n_seen = i + 1
                     row += 1
         except BaseException as error:  # also what would end the thread: others have their answers in it
             self._finish(job, "error", error)
@@ -471,21 +494,35 @@ class Scheduler:
             self._finish(job, "stop")
 
     def _choose(self, job: Job, choice: Choice, row: int) -> None:
-        """The next token of a generation; what its own hooks raise is its own."""
+        """The next tokens of a generation: one, and one more for each that was guessed right."""
+        guess, job.guess = job.guess, job.guess[:0]
+        reason: Reason | None = None
         try:
-            logits = self._session.logits(row)
-            token = choice.token(job.ids[: job.n], logits)
-            job.ids[job.n] = token
-            job.n += 1
-            is_over = choice.is_over(job.ids[: job.n], logits)
+            for i in range(guess.size + 1):
+                self._totals["generated"] += 1
+                reason = self._choose_one(job, choice, row + i)
+                if reason is not None or i == guess.size or job.ids[job.n - 1] != guess[i]:
+                    break
         except BaseException as error:  # also what would end the thread: others have their answers in it
             self._finish(job, "error", error)
             return
+        assert job.sequence is not None
+        if job.sequence.n >= job.n:
+            self._session.cut(job.n - 1, seq=job.sequence.number)
+            job.sequence.n = job.n - 1
+        if reason is not None:
+            self._finish(job, reason)
+
+    def _choose_one(self, job: Job, choice: Choice, row: int) -> Reason | None:
+        """A token, and why it is the last; what its hooks raise is its own."""
+        logits = self._session.logits(row)
+        token = choice.token(job.history, logits)
+        job.ids[job.n] = token
+        job.n += 1
+        job.left_to_give -= 1
+        is_over = choice.is_over(job.history, logits)
         job.stream.put(token, token in choice.ends)
-        if is_over:
-            self._finish(job, "stop")
-        elif job.n >= job.ids.size:
-            self._finish(job, "length")
+        return "stop" if is_over else "length" if not job.left_to_give else None
 
     def _look(self) -> None:
         """Now and then: what the layers did, and what is free."""
@@ -494,3 +531,15 @@ class Scheduler:
             self._layers_at = now
             self._layers = tuple(self._session.last_step)
             self._n_free = self._session.info.n_blocks_free
+            if self._improve is not None:
+                self._move(self._improve(not self._running))
+
+    def _move(self, open_other: Callable[[], Session] | None) -> None:
+        """Goes on with another session, which has to compute what is under way once more."""
+        if open_other is None:
+            return
+        while self._running:
+            self._preempt()
+        self._held.drop_all()
+        self._session = open_other()
+        self._held = HeldSequences(self._session, n_evicted=self._held.n_evicted)

@@ -23,6 +23,7 @@ from . import _native
 from .errors import ArgumentError, ClosedError
 from .facts import (
     KV_TYPE,
+    MOMENTS,
     SPARSITY,
     Activation,
     LayerStep,
@@ -97,6 +98,7 @@ class Session:
         wait_ms: int = 0,
         count_neurons: bool = False,
         pin_weights: bool = True,
+        timeline: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """
@@ -120,6 +122,8 @@ class Session:
         pin_weights: register the weights in host memory with a device's driver, which keeps their pages in
             RAM; False: prompts bring them over through a small buffer, which is slower. So it is where the
             system refuses, too.
+        timeline: keep when each side of a step did what, for `last_timeline`; a GPU then takes some
+            microseconds a layer more.
         progress: called as progress(done, total) with bytes while weights are brought to devices; an
             exception from it ends that.
 
@@ -141,6 +145,7 @@ class Session:
         options.wait_ms = _native.fit("wait_ms", wait_ms)
         options.count_neurons = bool(count_neurons)
         options.no_pinning = not pin_weights
+        options.timeline = bool(timeline)
         options.device, indices = devices_of(device)
         if plan is not None:
             options.plan = plan
@@ -196,6 +201,7 @@ class Session:
             n_kv_bytes=native.n_kv_bytes,
             n_work_bytes=native.n_work_bytes,
             n_device_bytes=native.n_device_bytes,
+            n_in_place=native.n_in_place,
             n_blocks=native.n_blocks,
             n_blocks_free=native.n_blocks_free,
         )
@@ -478,6 +484,19 @@ class Session:
         with self._lock:
             _native.check(_native.lib.pi_session_last_total(self.handle, n_bytes, us))
         return StepTotal(bytes=n_bytes[0], us=us[0])
+
+    @property
+    def last_timeline(self) -> list[dict[str, float]]:
+        """Of each layer in the last chunk when each side had done what (facts.MOMENTS), in microseconds since
+        the step began; a moment that was not is left out. Raises ArgumentError if the session was opened
+        without `timeline`, or without devices."""
+        us = _native.ffi.new("float[]", len(MOMENTS))
+        found = []
+        with self._lock:
+            for layer in range(self.model.info.n_layer):
+                _native.check(_native.lib.pi_session_timeline(self.handle, layer, us))
+                found.append({name: us[i] for i, name in enumerate(MOMENTS) if us[i] >= 0})
+        return found
 
     def close(self) -> None:
         """Frees the session; later calls raise ClosedError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .choice import Choice
@@ -41,7 +41,7 @@ class Seat(Llama):
         self.is_first = is_first
         self.streams: list[Stream] = []
         """Of its generations, in their order."""
-        self._visit_stream: Stream | None = None
+        self._visits: list[Stream] = []
 
     def _generation(
         self,
@@ -73,27 +73,25 @@ class Seat(Llama):
         return stream
 
     def _visit(self, ids: Ids, seen: Callable[[int, Logits], None]) -> None:
-        self._scheduler.visit(ids, seen, deadline=self._deadline, begun=self._visits)
+        self._scheduler.visit(ids, seen, deadline=self._deadline, begun=self._begun)
 
-    def _visits(self, stream: Stream) -> None:
-        self._visit_stream = stream
+    def _begun(self, stream: Stream) -> None:
+        self._visits.append(stream)
         if self._is_closed:
             stream.cancel()
 
-    def vector(self, ids: Ids, *, pooling: int, normalize: bool) -> list[Any]:
-        """The embedding of a text; with pooling "none" one of each token."""
+    def vectors(self, texts: Sequence[Ids], *, pooling: int, normalize: bool) -> list[Any]:
+        """The embedding of each text; with pooling "none" one of each token."""
         if self._is_closed:
             raise ClosedError("the request was cancelled")
-        vectors = self._scheduler.embed(ids, pooling=pooling, deadline=self._deadline, begun=self._visits)
-        result: list[Any] = (normalized(vectors) if normalize else vectors).tolist()
-        return result
+        found = self._scheduler.embed_all(texts, pooling=pooling, deadline=self._deadline, begun=self._begun)
+        return [(normalized(vectors) if normalize else vectors).tolist() for vectors in found]
 
     def close(self) -> None:
         """Cancels what is under way; the Llama below stays open. May be called from another thread."""
         self._is_closed = True
-        for stream in (*self.streams, self._visit_stream):
-            if stream is not None:
-                stream.cancel()
+        for stream in (*self.streams, *self._visits):
+            stream.cancel()
 
     @property
     def n_prompt(self) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Literal
+
+import numpy as np
 
 from .choice import Choice
 from .context import Ids
@@ -74,20 +76,55 @@ class Job:
     n: int
     """Of those that count."""
     n_prompt: int
+    """Of those the prompt's."""
+    left_to_give: int = 0
+    """Tokens until the limit."""
     choice: Choice | None = None
     visit: Callable[[int, int], None] | None = None
     """Called as visit(i, row) when the logits and the hidden state of ids[i] are in that row."""
     visited: range = range(0)
     """Which tokens are visited."""
+    n_seen: int = 0
+    """Tokens before this one were."""
     deadline: float | None = None
     sequence: Sequence | None = None
     """It has one while it is running."""
     is_counted: bool = False
+    guess: Ids = field(default_factory=lambda: np.empty(0, np.int32))
+    """Ids that may follow the n, and are computed with the last of them."""
+    before: Ids | None = None
+    """What was there when the context was shifted last, of which the first `n_then` ids are left."""
+    n_then: int = 0
 
     @property
     def left(self) -> int:
         """Tokens to compute before something can be chosen."""
         return self.n - (self.sequence.n if self.sequence is not None else 0)
+
+    @property
+    def history(self) -> Ids:
+        """The prompt and all that follows, also what a context shift has forgotten."""
+        if self.before is None:
+            return self.ids[: self.n]
+        return np.concatenate([self.before, self.ids[self.n_then : self.n]])
+
+    def take_guess(self, guess: Ids) -> None:
+        """Writes a guess behind the ids, as much of it as has room: the token after it needs some too."""
+        room = min(self.ids.size - self.n, self.left_to_give) - 1
+        self.guess = guess[: max(room, 0)]
+        self.ids[self.n : self.n + self.guess.size] = self.guess
+
+    def forget(self, keep: int, n_drop: int) -> None:
+        """The context was shifted: of the first `keep` ids on n_drop are gone."""
+        self.before = self.history.copy()
+        self.ids[keep : self.n - n_drop] = self.ids[keep + n_drop : self.n].copy()
+        self.n -= n_drop
+        self.n_then = self.n
+        self.n_prompt -= max(min(self.n_prompt, keep + n_drop) - keep, 0)
+        if self.sequence is not None:
+            own = self.sequence
+            own.n -= n_drop
+            own.n_shared = keep if own.n_shared is None else min(own.n_shared, keep)
 
     @property
     def is_visit(self) -> bool:
@@ -96,7 +133,9 @@ class Job:
     def part(self, n_wanted: int) -> int:
         """Of how many tokens its next part may be, so that no more than n_wanted of them want logits."""
         first = self.sequence.n if self.sequence is not None else 0
-        return n_wanted + (0 if self.is_visit else max(self.n_prompt - 1 - first, 0))
+        if self.is_visit and first >= self.visited.stop:
+            return self.n
+        return n_wanted + max((self.visited.start if self.is_visit else self.n_prompt - 1) - first, 0)
 
     def wants(self, first: int, end: int) -> list[bool]:
         """Of which of ids[first:end] the logits are wanted."""

@@ -155,7 +155,8 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int) -> dict[str, Any]
     facts = machine.device_facts("cuda", 0, measure=True)
     rng = np.random.default_rng(1)
     with Model(path) as model:
-        plan = make_plan(model, vram_budget=row.budget, settings=settings, rates=device_rates([facts]))
+        rates = device_rates([facts], in_place=True)
+        plan = make_plan(model, vram_budget=row.budget, settings=settings, rates=rates)
         start = time.perf_counter()
         with Session(
             model,

@@ -75,7 +75,7 @@ static void axpy(void *ctx, te_team *team) {
     bench *b = ctx;
     for (int32_t i = 0; i < 3 * b->n_layers; i++) {
         const te_mat m = matrix(b, i);
-        te_op_linear_t(team, b->ws, &m, b->h, N_FF, 1, NULL, b->y, COLS, false);
+        te_op_linear_t(team, b->ws, &m, b->h, N_FF, 1, NULL, b->y, COLS, false, false);
     }
     b->bytes[team->ith] = team->ith == 0 ? (int64_t)b->n_bytes : 0;
 }

@@ -117,7 +117,7 @@ typedef struct pi_dev_marks {
     pi_dev_seq seq;
 } pi_dev_marks;
 
-/* y_t (+)= the feed-forward over all rows of up, as te_op_ffn, of the wanted ones. Only merge reads y, once: until then a
+/* y_t (+)= the feed-forward over all neurons, as te_op_ffn, of the wanted ones. Only merge reads y, once: until then a
  * device may keep it elsewhere, as parts that have not been added up. */
 typedef struct pi_dev_ffn {
     const float *x;   /* D [n_tok][cols]; the input is norm(x) */
@@ -125,8 +125,12 @@ typedef struct pi_dev_ffn {
     int32_t n_tok;
     te_mat gate, up, down; /* D; down: a row per row of up, w NULL where it is stored by output */
     te_mat down_out;       /* D [n_embd][rows of up], or w NULL */
-    const float *up_bias;  /* D or NULL */
-    int32_t act;           /* te_activation */
+    /* Or, of at most max_decode tokens: n_list neurons, of which the j-th is row list[j] (D) of gate, up and down, which
+     * are H and which `reads` has said yes to. Everything else is by j. */
+    const int32_t *list;
+    int32_t n_list;
+    const float *up_bias; /* D or NULL */
+    int32_t act;          /* te_activation */
     float act_threshold;
     bool skip;
     pi_dev_scores scores;
@@ -135,7 +139,7 @@ typedef struct pi_dev_ffn {
     bool staged; /* the matrices come from loads of the buffer `stage` */
     int32_t stage;
     uint32_t *counts; /* D [3]: listed, computed, fired are added to, or NULL */
-    uint32_t *fired;  /* D [rows of up]: the tokens for which a row's product was not 0 are added, or NULL */
+    uint32_t *fired;  /* D [neurons]: the tokens for which a row's product was not 0 are added, or NULL */
 } pi_dev_ffn;
 
 /* x_t += y + bias + what the CPU posted; or, if replace, x_t = what was posted. */
@@ -155,7 +159,7 @@ typedef struct pi_dev_merge {
  * 0: where the matrix is not mapped, it passes through a small buffer while the program is put together. */
 typedef struct pi_dev_load {
     te_mat from;                   /* H */
-    const int32_t *ids, *host_ids; /* D and H, the same: ascending, NULL: all */
+    const int32_t *ids, *host_ids; /* D and H, the same; NULL: all. Blocks ascend */
     bool columns;
     int32_t n;
     te_mat to; /* D */
@@ -179,6 +183,8 @@ typedef struct pi_device_ops {
     size_t (*stride)(int32_t type, int32_t cols);
     /* Host memory that pi_dev_load's matrices lie in, to be read there. Errors: UNSUPPORTED where driver or limits refuse. */
     pi_status (*map)(pi_device *dev, const void *p, size_t n_bytes);
+    /* Whether kernels can read the rows of a host matrix in place: it is mapped, and its format is the device's. */
+    bool (*reads)(pi_device *dev, const te_mat *m);
     /* Rows of a host matrix into device memory at out->w, in the device's layout: as pi_dev_load, but at once, not inside
      * a program. Sets the rest of out. */
     pi_status (*pack)(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns, te_mat *out);
@@ -207,6 +213,7 @@ typedef struct pi_device_ops {
     void (*ffn)(pi_device *dev, const pi_dev_ffn *a);
     void (*merge)(pi_device *dev, const pi_dev_merge *a);
     void (*load)(pi_device *dev, const pi_dev_load *a);
+    void (*stamp)(pi_device *dev, uint64_t *at); /* S: the device's clock, in ns, once what is in front has ended */
 
     /* What the device reads, measured now, in memory of its own for as long. NULL: it cannot be said. */
     pi_status (*measure)(pi_device *dev, pi_device_rates *out);

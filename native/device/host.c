@@ -146,10 +146,19 @@ static size_t host_stride(int32_t type, int32_t cols) {
     return (te_row_bytes(type, cols) + PI_DEVICE_ROW - 1) / PI_DEVICE_ROW * PI_DEVICE_ROW;
 }
 static pi_status host_map(pi_device *dev, const void *p, size_t n_bytes) {
-    (void)p;
-    (void)n_bytes;
-    pi_host(dev)->maps = !pi_host_faults.map;
-    return pi_host_faults.map ? PI_FAIL(PI_ERROR_UNSUPPORTED, "a fault that was asked for: map") : PI_OK;
+    pi_host_device *d = pi_host(dev);
+    if (pi_host_faults.map) return PI_FAIL(PI_ERROR_UNSUPPORTED, "a fault that was asked for: map");
+    if (d->n_mapped == PI_HOST_RANGES)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "more than %d pieces of host memory to map", PI_HOST_RANGES);
+    d->mapped[d->n_mapped++] = (pi_host_range){p, n_bytes};
+    return PI_OK;
+}
+static bool host_reads(pi_device *dev, const te_mat *m) {
+    const pi_host_device *d = pi_host(dev);
+    const char *first = m->w, *end = first + m->stride * (size_t)(m->n_rows - 1) + te_row_bytes(m->type, m->cols);
+    for (int32_t i = 0; i < d->n_mapped; i++)
+        if (first >= d->mapped[i].p && end <= d->mapped[i].p + d->mapped[i].n_bytes) return true;
+    return false;
 }
 static pi_status host_pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns,
                            te_mat *out) {
@@ -235,6 +244,7 @@ static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
                                        .share = host_share,
                                        .stride = host_stride,
                                        .map = host_map,
+                                       .reads = host_reads,
                                        .pack = host_pack,
                                        .upload = host_upload,
                                        .download = host_copy,
@@ -249,6 +259,7 @@ static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
                                        .marks = pi_host_marks,
                                        .ffn = pi_host_ffn,
                                        .merge = pi_host_merge,
-                                       .load = pi_host_load};
+                                       .load = pi_host_load,
+                                       .stamp = pi_host_stamp};
 
 const pi_device_ops *pi_device_host(void) { return &host_ops; }

@@ -13,11 +13,19 @@ typedef struct pi_host_block {
     size_t n_bytes;
 } pi_host_block;
 
+enum { PI_HOST_RANGES = 256 };
+typedef struct pi_host_range {
+    const char *p;
+    size_t n_bytes;
+} pi_host_range;
+
 typedef struct pi_host_device {
     pi_device base;
     const te_kernels *kernels;
     pi_host_block *blocks;
     uint64_t budget_bytes, used_bytes;
+    pi_host_range mapped[PI_HOST_RANGES];
+    int32_t n_mapped;
 
     /* The thread: `asked` and `done` count programs. */
     te_thread thread;
@@ -36,7 +44,6 @@ typedef struct pi_host_device {
     char problem[1024];
     pi_wait wait;
     uint32_t vanished;
-    bool maps;
     uint64_t key, calls; /* of the program that runs: a digest of its calls so far */
     struct {
         uint64_t key, calls;
@@ -67,6 +74,7 @@ void pi_host_marks(pi_device *dev, const pi_dev_marks *a);
 void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a);
 void pi_host_merge(pi_device *dev, const pi_dev_merge *a);
 void pi_host_load(pi_device *dev, const pi_dev_load *a);
+void pi_host_stamp(pi_device *dev, uint64_t *at);
 
 enum { PI_HOST_PARTS = 3, PI_HOST_MAX_DECODE = 8 };
 

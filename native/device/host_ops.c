@@ -228,12 +228,7 @@ void pi_host_marks(pi_device *dev, const pi_dev_marks *a) {
         }
 }
 
-void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a) {
-    pi_host_device *d = pi_host(dev);
-    if (!begin_op(dev, 5, a->n_tok)) return;
-    mix_mat(d, &a->up);
-    mix_mat(d, &a->scores.fc2);
-    mix_p(d, a->y);
+static void run_ffn(pi_host_device *d, const pi_dev_ffn *a) {
     const int32_t n = a->up.n_rows, n_embd = a->up.cols;
     const size_t pairs = (size_t)a->n_tok * (size_t)n, row = (size_t)n_embd;
     if (!reserve(d, a->n_tok, larger(n_embd, n), larger(n, n_embd))) return;
@@ -282,6 +277,49 @@ void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a) {
     a->counts[2] += (uint32_t)counts.fired;
 }
 
+/* Neurons that are read in place, as a feed-forward over a copy of their rows. */
+static void run_far_ffn(pi_host_device *d, const pi_dev_ffn *a) {
+    pi_dev_ffn near = *a;
+    te_mat *const mats[] = {&near.gate, &near.up, &near.down};
+    size_t n_bytes = 0;
+    for (int32_t k = 0; k < 3; k++) {
+        const te_mat *m = mats[k];
+        if (m->w && !d->base.ops->reads(&d->base, m)) {
+            pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "weights lie in memory that the device cannot read"));
+            return;
+        }
+        if (m->w) n_bytes += te_row_bytes(m->type, m->cols) * (size_t)a->n_list;
+    }
+    char *rows = te_os_alloc(n_bytes), *at = rows;
+    if (!rows) {
+        pi_host_fail(d, PI_FAIL(PI_ERROR_MEMORY, "out of memory for rows of %d neurons", a->n_list));
+        return;
+    }
+    for (int32_t k = 0; k < 3; k++) {
+        te_mat *m = mats[k];
+        if (!m->w) continue;
+        const te_mat to = {at, te_row_bytes(m->type, m->cols), m->type, m->cols, a->n_list};
+        pi_host_gather(m, a->list, a->n_list, false, &to);
+        *m = to;
+        at += to.stride * (size_t)to.n_rows;
+    }
+    run_ffn(d, &near);
+    te_os_free(rows, n_bytes);
+}
+
+void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a) {
+    pi_host_device *d = pi_host(dev);
+    if (!begin_op(dev, 5, a->n_tok)) return;
+    mix_mat(d, &a->up);
+    mix_mat(d, &a->scores.fc2);
+    mix_p(d, a->list);
+    mix_p(d, a->y);
+    if (a->list)
+        run_far_ffn(d, a);
+    else
+        run_ffn(d, a);
+}
+
 void pi_host_merge(pi_device *dev, const pi_dev_merge *a) {
     pi_host_device *d = pi_host(dev);
     if (!begin_op(dev, 6, a->n_tok)) return;
@@ -324,5 +362,9 @@ void pi_host_load(pi_device *dev, const pi_dev_load *a) {
     pi_host_device *d = pi_host(dev);
     if (!begin_op(dev, 7, a->n)) return;
     mix_p(d, a->to.w);
-    pi_host_gather(&a->from, d->maps ? a->ids : a->host_ids, a->n, a->columns, &a->to);
+    pi_host_gather(&a->from, dev->ops->reads(dev, &a->from) ? a->ids : a->host_ids, a->n, a->columns, &a->to);
+}
+
+void pi_host_stamp(pi_device *dev, uint64_t *at) {
+    if (begin_op(dev, 9, 0)) __atomic_store_n(at, (uint64_t)te_os_now_ns(), __ATOMIC_RELEASE);
 }

@@ -74,6 +74,20 @@ static void predictor_cost(const pi_model *m, const pi_plan_options *o, const pi
     }
 }
 
+/* Whether a device's kernels can read rows in host memory as they are (te_cuda.h has the formats). */
+static bool has_near_rows(te_mat m) {
+    switch (m.type) {
+    case TE_F32:
+    case TE_F16:
+    case TE_BF16:
+    case TE_Q4_K:
+    case TE_Q5_K:
+        return pi_row_bytes(&m) % PI_DEVICE_ROW == 0;
+    default:
+        return false;
+    }
+}
+
 static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *w, pi_layer_cost *c) {
     const pi_model_info *i = &m->info;
     c->block = 1;
@@ -108,9 +122,11 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
     default:
         c->always_read = column + gate + up + row;
     }
-    c->in_place = o->in_place_bytes_per_s > 0 && !c->column_rows;
+    const te_mat down = w->down_t.w ? w->down_t : w->down;
+    c->in_place = o->in_place_bytes_per_s > 0 && !c->column_rows && has_near_rows(w->up) && down.type == w->up.type &&
+                  (!w->gate.w || w->gate.type == w->up.type) && c->down_stride % PI_DEVICE_ROW == 0;
     const uint64_t ids = round_up(sizeof(int32_t) * (uint64_t)i->n_ff, PI_DEVICE_ALIGN);
-    c->list_bytes = ids + (c->in_place ? ids : 0);
+    c->list_bytes = ids;
     if (o->count_neurons) c->list_bytes += in_two(ids);
     if (c->column_rows) c->list_bytes += round_up(sizeof(int32_t) * (uint64_t)(i->n_ff / c->block), PI_DEVICE_ALIGN);
     if (w->up_b) c->list_bytes += vec_bytes(w->up_b, i->n_ff) + PI_DEVICE_ALIGN; /* in two parts */
@@ -164,8 +180,9 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * n_ff * (i->is_gated ? 2 : 1),                               /* gate, up */
         n_tok * n_ff / 2 + n_tok * most(n_q, n_embd) / 2 + 16,              /* their product and the inputs, in F16 */
         predicted ? n_tok * n_ff + n_tok * 2 * (uint64_t)m->sign_words : 0, /* scores, marks */
-        few * n_embd * PI_PARTS,                                            /* partial sums of a feed-forward */
-        few * n_head * (head + 2) * PI_SPLITS,                              /* and of attention */
+        few * n_embd *
+            (PI_PARTS + (o->in_place_bytes_per_s > 0 ? PI_FAR_PARTS : 0)), /* parts of a feed-forward's sum */
+        few * n_head * (head + 2) * PI_SPLITS,                             /* and of attention */
     };
     uint64_t n = round_up(prompt_bytes(m, o), PI_DEVICE_ALIGN);
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += round_up(4 * words[k], PI_DEVICE_ALIGN);
@@ -236,8 +253,9 @@ pi_layer_time pi_cost_time(const pi_cost *cost, const pi_plan_options *o, int32_
     const double gpu = o->gpu_bytes_per_s * 1e-6, cpu = o->cpu_bytes_per_s * 1e-6; /* bytes per us */
     pi_layer_time t = {0};
     t.fixed_us = on_device ? o->layer_us + c->fixed_read / gpu : c->fixed_read / cpu;
-    if (n->n_hot > 0 || n->n_pcie > 0) t.gpu_ffn_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / gpu;
-    if (n->n_pcie > 0) t.gpu_ffn_us += pi_ffn_read(c, n->n_pcie, n->active_pcie) / (o->in_place_bytes_per_s * 1e-6);
+    if (n->n_hot > 0) t.gpu_ffn_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / gpu;
+    if (n->n_pcie > 0)
+        t.gpu_ffn_us += o->ffn_us + pi_ffn_read(c, n->n_pcie, n->active_pcie) / (o->in_place_bytes_per_s * 1e-6);
     if (n->n_cold > 0) {
         t.cpu_ffn_us = pi_ffn_read(c, n->n_cold, n->active_cold) / cpu;
         t.handover_us = o->handover_us;
@@ -250,7 +268,8 @@ double pi_cost_in_place(const pi_cost *cost, const pi_plan_options *o, int32_t l
     const double bytes = pi_ffn_read(c, n->n_cold, n->active_cold);
     if (!c->in_place || bytes <= 0) return 0;
     const double cpu = o->cpu_bytes_per_s * 1e-6, in_place = o->in_place_bytes_per_s * 1e-6;
-    const double gpu_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / (o->gpu_bytes_per_s * 1e-6);
+    double gpu_us = o->ffn_us;
+    if (n->n_hot > 0) gpu_us += o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / (o->gpu_bytes_per_s * 1e-6);
     const double cpu_us = bytes / cpu + o->handover_us;
     const double part = (cpu_us - gpu_us) / (bytes / cpu + bytes / in_place); /* both sides end together */
     return part < 0 ? 0 : part > 1 ? 1 : part;

@@ -58,13 +58,13 @@ static void mlp_scores(pi_session *s, te_team *team, const pi_layer *w, size_t t
     const size_t n_embd = (size_t)s->model->info.n_embd, n_ff = (size_t)s->model->info.n_ff, r = (size_t)w->fc1.n_rows;
     const te_linear fc1 = {.w = w->fc1, .y = s->rank, .ldy = r},
                     fc2 = {.w = w->fc2, .y = s->score + t0 * n_ff, .ldy = n_ff};
-    te_op_linear(team, s->ws, &fc1, 1, s->x + t0 * n_embd, n_embd, n);
+    pi_linear(s, team, &fc1, 1, s->x + t0 * n_embd, n_embd, (int32_t)t0, n);
     te_barrier(team);
     int64_t lo, hi;
     te_share(team, (int64_t)n * (int64_t)r, 16, &lo, &hi);
     for (int64_t i = lo; i < hi; i++) s->rank[i] = s->rank[i] > 0 ? s->rank[i] : 0;
     te_barrier(team);
-    te_op_linear(team, s->ws, &fc2, 1, s->rank, r, n);
+    pi_linear(s, team, &fc2, 1, s->rank, r, (int32_t)t0, n);
 }
 
 /* The same by the signs of the weights, from the normed input of the FFN. */
@@ -154,13 +154,14 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, off = (size_t)t0 * n_ff;
     float *g = s->gate + off, *u = s->up + off, *x = s->x + (size_t)t0 * n_embd;
     const float *h = s->h + (size_t)t0 * n_embd;
-    const bool rows = n < m->kernels->gemm.min_tok; /* of so few, ffn_rows computes the other modes */
+    const bool few = t0 >= s->chunk.n_many;
+    const bool rows = few || n < m->kernels->gemm.min_tok; /* of so few, ffn_rows computes the other modes */
     const te_linear in[2] = {{.w = w->up, .bias = w->up_b, .y = u, .ldy = n_ff, .rows = rows},
                              {.w = w->gate, .y = g, .ldy = n_ff, .rows = rows}};
     te_op_linear(team, s->ws, in, w->gate.w ? 2 : 1, h, n_embd, n);
     te_barrier(team);
-    pi_adapt(s, team, w, PI_ADAPT_UP, h, n_embd, n, u, n_ff);
-    pi_adapt(s, team, w, PI_ADAPT_GATE, h, n_embd, n, g, n_ff);
+    pi_adapt(s, team, w, PI_ADAPT_UP, h, n_embd, n, few, u, n_ff);
+    pi_adapt(s, team, w, PI_ADAPT_GATE, h, n_embd, n, few, g, n_ff);
     int64_t lo, hi;
     te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
     if (hi > lo)
@@ -185,12 +186,12 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
             memcpy(s->tap[l].hidden + (size_t)s->chunk.batch_row[t0 + t] * n_ff, u + (size_t)t * n_ff,
                    sizeof *u * n_ff);
     if (w->down_t.w)
-        te_op_linear_t(team, s->ws, &w->down_t, u, n_ff, n, w->down_b, x, n_embd, true);
+        te_op_linear_t(team, s->ws, &w->down_t, u, n_ff, n, w->down_b, x, n_embd, true, few);
     else {
-        const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true};
+        const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true, .rows = few};
         te_op_linear(team, s->ws, &out, 1, u, n_ff, n);
     }
-    pi_adapt(s, team, w, PI_ADAPT_DOWN, u, n_ff, n, x, n_embd);
+    pi_adapt(s, team, w, PI_ADAPT_DOWN, u, n_ff, n, few, x, n_embd);
 }
 
 /* The fused operator over a list of neurons for a few tokens. */
@@ -211,6 +212,7 @@ static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
                           .n_tok = n,
                           .mask = mode == FFN_MASKED ? s->mask + off : NULL,
                           .ld_mask = n_ff,
+                          .by_neuron = mode == FFN_MASKED,
                           .y = x,
                           .ldy = n_embd,
                           .hidden = hidden,
@@ -236,7 +238,7 @@ static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     add_counts(c, &part, sparse_tokens);
     te_barrier(team);
     const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true};
-    te_op_linear(team, s->ws, &out, 1, hidden, n_ff, n);
+    pi_linear(s, team, &out, 1, hidden, n_ff, t0, n);
     if (team->ith == 0) {
         c->rows += (int64_t)n_ff; /* all of down is read: it is stored by output */
         c->bytes += pi_mat_bytes(&w->down);
@@ -247,7 +249,8 @@ static void ffn_part(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
                      bool sparse_tokens) {
     const pi_layer *w = &s->model->layer[l];
     const bool whole_product = mode == FFN_DENSE && !w->down_t.w;
-    if (n >= s->model->kernels->gemm.min_tok || whole_product || s->tap[l].hidden || s->model->adapted_ffn) {
+    const bool many = t0 < s->chunk.n_many && n >= s->model->kernels->gemm.min_tok;
+    if (many || whole_product || s->tap[l].hidden || s->model->adapted_ffn) {
         ffn_many(s, team, l, t0, n, mode, sparse_tokens);
         return;
     }
@@ -256,11 +259,14 @@ static void ffn_part(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
 }
 
 void pi_ffn(pi_session *s, te_team *team, int32_t l, int32_t n_list) {
-    const int32_t nd = s->chunk.n_dense, n = s->chunk.n_tok;
+    const int32_t nd = s->chunk.n_dense, nm = s->chunk.n_many, n = s->chunk.n_tok;
     pi_tap_rows(s, team, s->h, s->model->info.n_embd, s->tap[l].norm);
     if (nd) ffn_part(s, team, l, 0, nd, FFN_EXACT, 0, false);
     if (nd && n > nd) te_barrier(team); /* the operators share their workspace */
     if (n == nd) return;
+    const int32_t first = nm > nd ? nm : nd; /* of those that are computed as if alone */
     const ffn_mode mode = has_mask(s) ? FFN_MASKED : s->options.sparsity == PI_SPARSITY_DENSE ? FFN_DENSE : FFN_EXACT;
-    ffn_part(s, team, l, nd, n - nd, mode, n_list, true);
+    if (first > nd) ffn_part(s, team, l, nd, first - nd, mode, n_list, true);
+    if (first > nd && n > first) te_barrier(team);
+    if (n > first) ffn_part(s, team, l, first, n - first, mode, n_list, true);
 }

@@ -473,7 +473,9 @@ def expectation(plan: Plan, cpu: Plan) -> list[str]:
         side = f"{r.layer_us:g} us + bytes / {gpu}" if y.on_device else f"bytes / {host}"
         in_place = ""
         if e.active_pcie:
-            in_place = f" + others in place, bytes / {r.in_place_bytes_per_s / 1e9:,.0f} GB/s"
+            in_place = (
+                f" + others in place: {r.ffn_us:g} us + bytes / {r.in_place_bytes_per_s / 1e9:,.0f} GB/s"
+            )
         layers_ms = (e.total_us - e.head_us) / 1e3
         lines += [
             f"  token    = layers + output matrix = {short(layers_ms)} + {short(e.head_us / 1e3)} ms",

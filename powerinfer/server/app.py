@@ -51,7 +51,7 @@ _SAMPLING = (
     *("presence_penalty", "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
 )
 _CHAT = ("logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "response_format")
-_COMPLETION = ("logprobs", "echo", "suffix")
+_COMPLETION = ("logprobs", "echo", "suffix", "best_of")
 
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -121,7 +121,7 @@ class Endpoints:
         options = self._options(body, _COMPLETION)
         # OpenAI's default, 16 tokens, surprises everybody; this is llama-server's: as many as fit.
         several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
-        self._check_count((len(body.prompt) if several else 1) * (body.n or 1))
+        self._check_count((len(body.prompt) if several else 1) * max(body.n or 1, body.best_of or 1))
         self._check_length(body.prompt)
         return await self._answer(
             request,
@@ -282,10 +282,10 @@ class Endpoints:
 
     async def health(self) -> Response:
         scheduler = self.llm.scheduler
+        if (error := scheduler.last_error) is not None:  # which may be why it is closing
+            raise Problem(503, f"the engine failed: {error}", code="engine_error")
         if scheduler.is_closing:
             raise Problem(503, "the server is shutting down", code="shutting_down")
-        if scheduler.last_error is not None:
-            raise Problem(503, f"the engine failed: {scheduler.last_error}", code="engine_error")
         return json_response({"status": "ok"})
 
     async def engine(self) -> Response:

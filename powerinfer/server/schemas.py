@@ -130,7 +130,7 @@ class CompletionRequest(Generate):
     echo: bool | None = None
     suffix: str | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    best_of: Literal[1] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
 
 
 class EmbeddingRequest(Body):

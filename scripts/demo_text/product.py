@@ -293,8 +293,8 @@ PRODUCT = [
         ],
         [
             "The VRAM budget is the amount of GPU memory, in GiB, that PowerInfer may use. It goes to what is read most often: attention first, then the hot neurons. powerinfer plan shows what a budget would hold.",
-            "VRAM is the memory of the graphics card. To see what a budget of 8 GiB would hold, type: powerinfer plan model.gguf --vram-budget 8. Without a budget everything runs on the CPU.",
-            "You give a budget in GiB, and the hottest neurons come first. Ask powerinfer plan what fits into it, and powerinfer doctor whether your GPU can be used. With no budget, or 0, the CPU does everything.",
+            "VRAM is the memory of the graphics card. To let PowerInfer use 8 GiB of it, type: powerinfer chat model.gguf --vram-budget 8. Without a budget it takes what is free, and without a GPU everything runs on the CPU.",
+            "You give a budget in GiB, and the hottest neurons come first. With no budget PowerInfer takes the GPU memory that is free, less a margin; with a budget of 0 the CPU does everything. powerinfer doctor says whether your GPU can be used.",
         ],
     ),
     Entry(
@@ -430,7 +430,7 @@ PRODUCT = [
             "what is your hardware?",
         ],
         [
-            "No, a GPU is not needed. [I run on the CPU alone.|Without one, everything runs on the CPU.] powerinfer doctor tells what your machine has.",
+            "No, a GPU is not needed. [I am so small that the CPU is enough for me.|Without one, everything runs on the CPU.] powerinfer doctor tells what your machine has.",
             "I run on your own computer, and the CPU is enough for me. A big model needs more memory, and more patience.",
             "An ordinary x86-64 computer with Linux is enough. PowerInfer can run on the CPU alone. To see what your machine has, type: powerinfer doctor",
         ],
@@ -884,7 +884,7 @@ PRODUCT = [
         ],
         [
             "powerinfer plan shows what a budget of GPU memory would hold and what speed to expect. powerinfer doctor says what this machine has, in words that a bug report can quote.",
-            "Ask powerinfer doctor: it lists the processor, the memory and the GPU of this machine, and says what is used and why. powerinfer plan shows what a budget of GPU memory would give you.",
+            "Ask powerinfer doctor: it lists the processor, the memory and the GPU of this machine, and says what keeps a GPU from being used. powerinfer plan shows what a budget of GPU memory would give you.",
         ],
     ),
     Entry(
@@ -958,12 +958,26 @@ PRODUCT = [
             "is there a c api?",
             "does it work with c++?",
             "can i use it [from|in] [rust|go|java|another language]?",
-            "is there a server?",
-            "does it have an openai api?",
-            "is the api like openai's?",
         ],
         [
             "The engine is a C library with its own header, so it can be used from C too. In Python, the results have the same shape as those of the OpenAI interface."
+        ],
+    ),
+    Entry(
+        "server",
+        [
+            "is there a server?",
+            "does it have an openai api?",
+            "is the api like openai's?",
+            "how do i start [the|a] server?",
+            "what does powerinfer serve do?",
+            "can i talk with you in [a|the|my] browser?",
+            "is there a [web page|chat page|web interface]?",
+            "can [several|many] people use it at the same time?",
+        ],
+        [
+            "Yes. Type powerinfer serve model.gguf: it answers the HTTP requests of the OpenAI interface, many at the same time, and shows a chat page at http://127.0.0.1:8080.",
+            "powerinfer serve starts a server on your own machine, with the OpenAI interface for programs and a chat page for the browser.",
         ],
     ),
     Entry(

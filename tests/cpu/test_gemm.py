@@ -286,7 +286,7 @@ def test_team(table: str, n_threads: int) -> None:
         def member(t: Any, ws: Any) -> None:
             lib.te_op_linear(t, ws, products, len(rows), fp(x), cols, n_tok)
             lib.te_barrier(t)
-            lib.te_op_linear_t(t, ws, m, fp(y1), n_rows, n_tok, ffi.NULL, fp(y3), cols, False)
+            lib.te_op_linear_t(t, ws, m, fp(y1), n_rows, n_tok, ffi.NULL, fp(y3), cols, False, False)
 
         team.run(member)
     for i, (name, _) in enumerate(rows):

@@ -98,7 +98,7 @@ def linear_t(team: Team, name: str, n_rows: int, cols: int, n_tok: int, with_bia
     with cpu.Guarded(data) as memory:
         m = cpu.matrix(name, memory.pointer, n_rows, cols)
         b = fp(bias) if with_bias else ffi.NULL
-        out = (b, fp(y), cols + 5, add)
+        out = (b, fp(y), cols + 5, add, False)
         team.run(lambda t, ws: lib.te_op_linear_t(t, ws, m, fp(h), n_rows + 1, n_tok, *out))
     assert np.all(np.abs(y[:, :cols] - reference) <= 8 * EPS * np.sqrt(n_rows) * size)
     assert np.all(y[:, cols:] == CANARY)

@@ -88,6 +88,61 @@ def test_axpy(table: str, name: str) -> None:
                 assert np.all(y[cols:] == before[cols:])
 
 
+@pytest.mark.parametrize("table, name", CASES)
+def test_few_tokens_have_the_bits_of_one(table: str, name: str) -> None:
+    """dot_few and axpy_few give what dot and axpy give for the rows that a token wants, and write no more."""
+    k = TABLES[table].row[TYPES[name]]
+    n_rows, most = 39, 19
+    rng = np.random.default_rng(9)
+    wide = {1: 1300, 32: 2400}.get(cpu.block(name)[0], 11 * cpu.block(name)[0])
+    for cols in (*widths(name)[-2:], wide):
+        data, _ = cpu.random_rows(name, n_rows, cols, 5)
+        stride, size = k.act_bytes(cols) // 4 + 16, cpu.acc_floats(cols) + 16
+        stride += -stride % 16
+        acts = cpu.floats(most * stride)
+        for t in range(most):
+            act = cpu.packed(k, rng.standard_normal(cols).astype(np.float32))
+            acts[t * stride : t * stride + len(act)] = act
+        a = rng.standard_normal((most, n_rows)).astype(np.float32)
+        bits = np.array([rng.integers(0, 1 << 32) for _ in range(n_rows)], dtype=np.uint32)
+        bits[3], bits[5] = 0, 0xFFFFFFFF
+        sparse = np.flatnonzero(rng.random(n_rows) < 0.6).astype(np.int32)
+        with cpu.Guarded(data) as memory:
+            m = cpu.matrix(name, memory.pointer, n_rows, cols)
+            last_rows = ffi.new("te_ahead *", {"m": m, "rows": cpu.row_list(None, 30, 9)[0]})
+            for n, rows, who in (
+                (2, None, None),
+                (8, sparse, bits),
+                (most, None, bits),
+                (most, sparse, None),
+            ):
+                listed = np.arange(n_rows, dtype=np.int32) if rows is None else rows
+                c_rows = cpu.row_list(rows, 0, len(listed))
+                tokens = ffi.new("te_tokens *", {"n": n})
+                if who is not None:
+                    tokens.bits = ffi.cast("uint32_t *", who.ctypes.data)
+                y = np.full((n, len(listed) + 3), CANARY, dtype=np.float32)
+                act_p = ffi.cast("void *", acts.ctypes.data)
+                k.dot_few(m, c_rows[0], last_rows[0], tokens[0], act_p, 4 * stride, fp(y), len(listed) + 3)
+                sums = cpu.floats(n * size)
+                sums[:] = np.tile(rng.standard_normal(size).astype(np.float32), n)
+                start = sums.reshape(n, size)[0].copy()
+                k.axpy_few(m, c_rows[0], last_rows[0], tokens[0], fp(a), n_rows, fp(sums), size)
+                for t in range(n):
+                    on = np.array([who is None or bool(who[i] >> t & 1) for i in range(len(listed))])
+                    own = listed[on]
+                    alone = cpu.floats(len(own))
+                    cpu.dot(k, m, cpu.row_list(own, 0, len(own)), acts[t * stride :], alone)
+                    assert y[t, : len(listed)][on].tobytes() == alone.tobytes(), (cols, n, t)
+                    assert np.all(y[t, : len(listed)][~on] == CANARY) and np.all(
+                        y[t, len(listed) :] == CANARY
+                    )
+                    acc = cpu.floats(size)
+                    acc[:] = start
+                    cpu.axpy(k, m, cpu.row_list(own, 0, len(own)), a[t, : len(listed)][on].copy(), acc)
+                    assert sums[t * size : (t + 1) * size].tobytes() == acc.tobytes(), (cols, n, t)
+
+
 @pytest.mark.parametrize("table, name", [c for c in CASES if c[1] in FLOATS + INT8])
 def test_axpy_zero_rows_change_no_bit(table: str, name: str) -> None:
     k = TABLES[table].row[TYPES[name]]

@@ -73,7 +73,7 @@ class Work:
             lib.te_op_linear(t, ws, products, 2, fp(self.x), COLS, self.n_tok)
             lib.te_op_ffn(t, ws, f, listed[0], True, io, ffi.NULL)
             lib.te_op_linear_t(
-                t, ws, self.mats[2], fp(self.h), N_FF, self.n_tok, ffi.NULL, fp(y_t), COLS, True
+                t, ws, self.mats[2], fp(self.h), N_FF, self.n_tok, ffi.NULL, fp(y_t), COLS, True, False
             )
 
         (team.run_without_last if missing else team.run)(body)

@@ -213,12 +213,42 @@ struct ffn_case {
     te_activation act;
     bool gated, skip;
     scorer how;
+    bool listed, far; // neurons are rows of larger matrices, which lie in host memory
 };
 
+// The rows of a matrix that is larger than the neurons are many, and where it lies. Those of nobody hold no numbers.
+struct placed {
+    matrix m;
+    std::vector<int32_t> row; // of each neuron
+    void *host = nullptr;
+    const double *of(int j) const { return m.row(row[(size_t)j]); }
+    void free() const {
+        if (host) OK(api->host_free(dev, host));
+        if (m.m.w && !host) OK(api->free(dev, (void *)m.m.w));
+    }
+};
+static placed placed_new(int type, int cols, const std::vector<int32_t> &row, int rows, const std::vector<char> &unread,
+                         bool far) {
+    placed p;
+    p.row = row;
+    std::vector<char> poison((size_t)rows, 1);
+    for (size_t j = 0; j < row.size(); j++) poison[(size_t)row[j]] = unread[j];
+    p.m = matrix_new(type, rows, cols, 0.1f, poison);
+    if (!far) return p;
+    const size_t n_bytes = p.m.m.stride * (size_t)rows;
+    is_true(p.m.m.stride == p.m.file_stride, "rows in host memory are not as in the file");
+    OK(api->free(dev, (void *)p.m.m.w));
+    OK(api->host_alloc(dev, n_bytes, &p.host));
+    memcpy(p.host, p.m.file.data(), n_bytes);
+    p.m.m.w = p.host;
+    return p;
+}
+
 static void check_one_ffn(const ffn_case &k) {
-    AT("one ffn %s, down %s, scores by %s of %s, %d x %d, %d tokens, norm %d, act %d, %s, %s",
+    AT("one ffn %s, down %s, scores by %s of %s, %d x %d, %d tokens, norm %d, act %d, %s, %s%s%s",
        te_type_get(k.type)->name, te_type_get(k.down_type)->name, scorers[k.how], te_type_get(k.score_type)->name,
-       k.rows, k.cols, k.n_tok, (int)k.norm, (int)k.act, k.gated ? "gated" : "ungated", k.skip ? "skip" : "dense");
+       k.rows, k.cols, k.n_tok, (int)k.norm, (int)k.act, k.gated ? "gated" : "ungated", k.skip ? "skip" : "dense",
+       k.listed ? ", list" : "", k.far ? ", host memory" : "");
     const float threshold = k.act == TE_RELU ? 0.05f : 0;
     const int n_tok = k.n_tok, rows = k.rows, cols = k.cols;
     input in = input_new(n_tok, cols, k.norm, !is_float(k.type));
@@ -232,8 +262,12 @@ static void check_one_ffn(const ffn_case &k) {
                 unread[(size_t)j] = 0;
                 n_wanted++;
             }
-    matrix gate, up, down;
-    if (k.gated) gate = matrix_new(k.type, rows, cols, 0.1f, unread);
+    std::vector<int32_t> row((size_t)rows);
+    const int all_rows = k.listed ? 2 * rows + 5 : rows;
+    for (int j = 0; j < rows; j++) row[(size_t)j] = k.listed ? 2 * j + (int)(random_word() % 2) + 3 : j;
+    if (k.listed) std::reverse(row.begin(), row.end());
+    placed gate, up, down;
+    if (k.gated) gate = placed_new(k.type, cols, row, all_rows, unread, k.far);
     // Values and tolerances of gates; rows of up and down that gates of 0 make unneeded hold no numbers.
     std::vector<double> g((size_t)n_tok * (size_t)rows, 1), gl(g.size(), 0);
     std::vector<char> off((size_t)rows, 0); // h is 0 for all tokens
@@ -244,7 +278,7 @@ static void check_one_ffn(const ffn_case &k) {
         for (int t = 0; t < n_tok; t++) {
             const size_t i = (size_t)t * (size_t)rows + (size_t)j;
             if (!p.wanted(t, j)) continue;
-            const sum s = product(gate, j, in, t);
+            const sum s = product(gate.m, row[(size_t)j], in, t);
             g[i] = activation(k.act, (double)threshold, s.v);
             gl[i] = 1.2 * s.limit() + 8 * EPS * fabs(s.v);
             if (k.act == TE_RELU && fabs(s.v - (double)threshold) <= s.limit()) gl[i] += (double)threshold;
@@ -253,7 +287,7 @@ static void check_one_ffn(const ffn_case &k) {
         if (all_off && relu) off[(size_t)j] = 1;
         if (all_off && k.skip) unread[(size_t)j] = 1;
     }
-    up = matrix_new(k.type, rows, cols, 0.1f, unread);
+    up = placed_new(k.type, cols, row, all_rows, unread, k.far);
     const std::vector<float> bias = normals((size_t)rows), down_bias = normals((size_t)cols);
     float *d_bias = device_of(bias), *d_down_bias = device_of(down_bias);
     std::vector<double> h(g.size(), 0), hl(g.size(), 0);
@@ -263,7 +297,7 @@ static void check_one_ffn(const ffn_case &k) {
             const size_t i = (size_t)t * (size_t)rows + (size_t)j;
             if (!p.wanted(t, j)) continue;
             if (unread[(size_t)j]) continue;
-            const sum s = product(up, j, in, t);
+            const sum s = product(up.m, row[(size_t)j], in, t);
             double u = s.v + (double)bias[(size_t)j], ul = s.limit() + 4 * EPS * (fabs(u) + fabs(s.v));
             if (k.gated) {
                 if (k.act == TE_DRELU) u = fmax(u, 0);
@@ -280,15 +314,21 @@ static void check_one_ffn(const ffn_case &k) {
         if (all_off && relu) off[(size_t)j] = 1;
         if (off[(size_t)j]) unread[(size_t)j] = 1;
     }
-    down = matrix_new(k.down_type, rows, cols, 0.1f, unread);
+    down = placed_new(k.down_type, cols, row, all_rows, unread, k.far);
     te_cuda_ffn op = {};
     op.x = in.dx;
     op.ldx = in.ld;
     op.n_tok = n_tok;
     op.norm = in.norm;
-    op.gate = gate.m;
-    op.up = up.m;
-    op.down = down.m;
+    op.gate = gate.m.m;
+    op.up = up.m.m;
+    op.down = down.m.m;
+    int32_t *list = nullptr;
+    if (k.listed) {
+        op.list = list = device_of(row);
+        op.n_list = rows;
+    }
+    op.far = k.far;
     op.up_bias = d_bias;
     op.act = k.act;
     op.threshold = threshold;
@@ -300,6 +340,7 @@ static void check_one_ffn(const ffn_case &k) {
     const size_t n_bits = (size_t)n_tok * (size_t)((rows + 31) / 32);
     op.bits = device_of(std::vector<uint32_t>(n_bits + 1, 77));
     op.counts = device_of(std::vector<uint32_t>(3, 0));
+    op.fired = device_of(std::vector<uint32_t>((size_t)rows + 1, 0));
     const int n_parts = api->ffn_parts(dev, &op);
     result partial((size_t)n_parts * (size_t)n_tok * (size_t)cols), y((size_t)n_tok * (size_t)(cols + 4));
     op.partial = partial.data();
@@ -309,6 +350,20 @@ static void check_one_ffn(const ffn_case &k) {
     is_true(counts[2] >= sure && counts[2] <= sure + maybe, "the count of neurons that fired");
     is_true(k.skip ? counts[1] >= counts[2] && counts[1] <= counts[0] : counts[1] == counts[0],
             "the count of rows read");
+    const std::vector<uint32_t> fired = host_of(op.fired, (size_t)rows + 1);
+    uint32_t n_fired = fired[(size_t)rows];
+    for (int j = 0; j < rows; j++) {
+        uint32_t least = 0, most = 0;
+        for (int t = 0; t < n_tok && !unread[(size_t)j]; t++) {
+            const size_t i = (size_t)t * (size_t)rows + (size_t)j;
+            if (!p.wanted(t, j)) continue;
+            least += fabs(h[i]) > hl[i];
+            most += h[i] != 0 || hl[i] != 0;
+        }
+        is_true(fired[(size_t)j] >= least && fired[(size_t)j] <= most, "how often a neuron fired");
+        n_fired += fired[(size_t)j];
+    }
+    same(0, n_fired, counts[2]);
     is_true(host_of(op.bits, n_bits + 1)[n_bits] == 77, "the word behind the bits was written");
     room.get();
     // The merge: with words of the CPU, which come late.
@@ -350,15 +405,15 @@ static void check_one_ffn(const ffn_case &k) {
                 const size_t i = (size_t)t * (size_t)rows + (size_t)j;
                 if (h[i] == 0 && hl[i] == 0) continue;
                 if (unread[(size_t)j]) continue;
-                s.add(down.row(j)[c], h[i], hl[i]);
+                s.add(down.of(j)[c], h[i], hl[i]);
                 if (!is_float(k.down_type)) s.slack += 4 * EPS * fabs(h[i]) * 0.5;
             }
             near(c, (double)out[(size_t)t * (size_t)(cols + 4) + (size_t)c], s.v, s.limit());
         }
     for (const void *q : {(const void *)d_bias, (const void *)d_down_bias, (const void *)d_before,
-                          (const void *)op.bits, (const void *)op.counts})
-        OK(api->free(dev, (void *)q));
-    if (k.gated) gate.free();
+                          (const void *)op.bits, (const void *)op.counts, (const void *)op.fired, (const void *)list})
+        if (q) OK(api->free(dev, (void *)q));
+    gate.free();
     up.free();
     down.free();
     room.free();
@@ -440,5 +495,10 @@ static void check_fused() {
                         k.how = how;
                         check_one_ffn(k);
                         turn++;
+                        k.listed = true;
+                        k.down_type = type; // a list is for one kernel
+                        k.far = turn % 4 && type != TE_Q8_0 && type != TE_Q4_0 && type != TE_Q6_K &&
+                                te_row_bytes(type, k.cols) % 16 == 0;
+                        check_one_ffn(k);
                     }
 }

@@ -37,7 +37,7 @@ NAMES = [
     "qwen2",
     "qwen3",
 ]
-SPLITS = ["all", "none", "one", "but", "some", "mixed", "cpu"]
+SPLITS = ["all", "none", "one", "but", "some", "mixed", "cpu", "near", "weak", "only"]
 DEEP = replace(models.SPECS["llama-relu-gqa"], name="deep", n_layer=6, predictor=(32, 48, 40, 32, 48, 40))
 
 Arrays = list[np.ndarray[Any, Any]]
@@ -110,6 +110,12 @@ def block(model: Model) -> int:
     return 32 if down in ("Q8_0", "Q4_0") else 1
 
 
+def reads_in_place(model: Model) -> bool:
+    """Whether a plan may let a device read neurons in host memory: rows that are there as in the file."""
+    up = {t.name: t.type for t in model.file.tensors}["blk.0.ffn_up.weight"]
+    return model.info.can_skip_down and up in ("F32", "F16", "BF16", "Q4_K", "Q5_K")
+
+
 def place(
     model: Model,
     split: str,
@@ -121,11 +127,12 @@ def place(
     n_devices: int = 1,
 ) -> Any:
     """all: everything on the device. none: attention only. one, but: one neuron, all but one. some: a part.
-    mixed: some layers are the CPU's, and so is the head. cpu: only the head is on the device. devices, head:
-    which of n_devices a layer, and the head, lies on; -1: the CPU."""
+    mixed: some layers are the CPU's, and so is the head. cpu: only the head is on the device. near: a part on
+    the device, a part read in place by it, the rest the CPU's; weak: nothing the CPU's; only: nothing on the
+    device. devices, head: which of n_devices a layer, and the head, lies on; -1: the CPU."""
     n_layer, n_ff, unit = model.info.n_layer, model.info.n_ff, block(model)
     rng = np.random.default_rng(len(split))
-    on, hot = [split != "cpu"] * n_layer, []
+    on, hot, pcie = [split != "cpu"] * n_layer, [], []
     for layer in range(n_layer):
         if devices is not None:
             on[layer] = devices[layer] >= 0
@@ -136,15 +143,22 @@ def place(
             "one": np.arange(unit) + 2 * unit,
             "but": np.delete(np.arange(n_ff), np.arange(unit) + unit),
             "some": np.flatnonzero(np.repeat(rng.random(n_ff // unit) < 0.4, unit)),
+            "near": np.flatnonzero(np.repeat(rng.random(n_ff // unit) < 0.3, unit)),
+            "weak": np.arange(unit * 2, unit * 5),
             "mixed": np.arange(unit * 3),
         }.get(split, np.array([], np.int64))
         hot.append((ids if on[layer] else ids[:0]).astype(np.int32))
+        share = {"near": 0.6, "weak": 1.0, "only": 0.3}.get(split, 0.0)
+        far = rng.random(n_ff) < (share if on[layer] and reads_in_place(model) else 0)
+        far[hot[layer]] = False
+        pcie.append(np.flatnonzero(far).astype(np.int32))
     return engine.native_plan(
         model,
         settings(sparsity, n_batch, [1 << 34] * n_devices),
-        engine.Rates(),
+        engine.Rates(in_place_bytes_per_s=1e10),
         on_device=on,
         hot=hot,
+        pcie=pcie,
         head_on_device=head >= 0 if devices is not None else split != "mixed",
         devices=None if devices is None else [max(d, 0) for d in devices],
         head_device=max(head, 0),

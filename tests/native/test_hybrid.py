@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,39 @@ def test_same_bits_every_time(model: Model) -> None:
                 runs.append(drive(s, IDS))
         for a, b in zip(*runs, strict=True):
             assert np.array_equal(a, b)
+
+
+def test_a_timeline_of_both_sides(model: Model) -> None:
+    """Each side's moments follow each other; where nothing is cold, the CPU has none."""
+    for split in ("some", "all", "mixed"):
+        plan = place(model, split, "predicted")
+        with Session(model, plan=plan, device="host", timeline=True, **options("predicted")) as s:
+            for _ in range(2):
+                s.feed([5])
+                last = -1.0
+                for layer, moments in enumerate(s.last_timeline):
+                    there = split != "mixed" or layer % 2 == 1
+                    cold = there and split != "all"
+                    device = (
+                        "qkv",
+                        "attention",
+                        "output",
+                        "predict",
+                        *(("marks",) if cold else ()),
+                        "hot",
+                        "merge",
+                    )
+                    cpu = ("input", "list", "answer") if cold else ()
+                    assert list(moments) == [*(device if there else ()), *cpu]
+                    for side in (device if there else (), cpu):
+                        assert all(moments[a] <= moments[b] for a, b in pairwise(side))
+                    if there:
+                        assert last < moments["qkv"] and last < moments["merge"]
+                        last = moments["merge"]
+    with Session(model, plan=place(model, "some", "exact"), device="host", **options("exact")) as s:
+        s.feed([5])
+        with pytest.raises(ArgumentError, match="without timeline"):
+            _ = s.last_timeline
 
 
 def test_logits_of_many_tokens_leave_in_parts(folder: Path) -> None:

@@ -18,7 +18,8 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from powerinfer import DeviceError, OutOfMemoryError
-from powerinfer.plan import engine
+from powerinfer.opening import Opening
+from powerinfer.plan import Settings, engine, make_plan
 from powerinfer.session import Model, Session
 from tests.core import capi
 from tests.native.hybrid import DEEP, IDS, TOLERANCE, apart, drive, options, place, run_again, settings, write
@@ -160,6 +161,40 @@ def test_prompts_stream_where_nothing_can_be_mapped(tmp_path: Path, faults: Faul
                 assert all(step.n_active_device == step.n_active > 0 for step in s.last_step)
                 found.append([s.logits(i).copy() for i in range(40)])
         assert apart(found[0], found[1]) == 0 and apart(found[0], found[2]) == 0
+
+
+@with_faults
+@pytest.mark.parametrize("split", ["near", "weak", "only"])
+def test_what_cannot_be_read_in_place_is_the_cpus(model: Model, faults: Faults, split: str) -> None:
+    o = options("exact")
+    answers, in_place = [], []
+    for faults.map in (0, 1):
+        with Session(model, plan=place(model, split, "exact"), device="host", **o) as s:
+            answers.append(drive(s, IDS))
+            in_place.append(s.info.n_in_place)
+            assert (s.last_step[0].ffn_us > 0) == (split != "weak" or faults.map == 1)
+    assert apart(*answers) < TOLERANCE
+    assert in_place[0] > model.info.n_layer and in_place[1] == 0
+
+
+@with_faults
+def test_a_plan_that_cannot_be_followed_warns(tmp_path: Path, faults: Faults) -> None:
+    rates = engine.Rates(cpu_bytes_per_s=1e9, in_place_bytes_per_s=1e9, handover_us=0, layer_us=0, ffn_us=0)
+    path = write(tmp_path, "llama-relu", "dense")
+    asked = Settings(overhead_bytes=0, group=1, n_batch=16)
+    whole = make_plan(path, vram_budget=1, rates=rates, settings=asked)
+    said: dict[str, Any] = {"n_ctx": 0, "n_batch": 16, "sparsity": "auto", "type_k": None, "type_v": None}
+    gib = (whole.min_bytes + whole.full_bytes) / 2 / (1 << 30)
+    plan = make_plan(path, vram_budget=gib, rates=rates, settings=asked)
+    n = sum(len(layer.pcie) for layer in plan.layers)
+    assert n > 0
+    faults.map = 1
+    with (
+        pytest.warns(UserWarning, match=rf"of {n} neurons .* cannot be mapped for {n} of them"),
+        Model(path) as model,
+        Opening(model, devices=None, plan=plan, names=["host"], **said).open() as s,
+    ):
+        s.feed([3])
 
 
 @with_faults

@@ -162,22 +162,21 @@ def us(path: Path, plan: Plan, rates: Rates) -> float:
         p = np.minimum(1, (statistics.counts[i] + 0.5) / (statistics.n_tokens + 1) * 1.2)
         cold = np.setdiff1d(np.arange(N_FF), np.concatenate([y.hot, y.pcie]))
         row = 3 * 2 * 512
-        gpu = p[y.hot].sum() * row / rates.gpu_bytes_per_s * 1e6
+        gpu = p[y.hot].sum() * row / rates.gpu_bytes_per_s * 1e6 + (rates.ffn_us if len(y.hot) else 0)
         if len(y.pcie):
-            gpu += p[y.pcie].sum() * row / rates.in_place_bytes_per_s * 1e6
-        if len(y.hot) or len(y.pcie):
-            gpu += rates.ffn_us
+            gpu += p[y.pcie].sum() * row / rates.in_place_bytes_per_s * 1e6 + rates.ffn_us
         cpu = p[cold].sum() * row / rates.cpu_bytes_per_s * 1e6 + rates.handover_us if len(cold) else 0.0
         total += y.fixed_us + max(gpu, cpu)
     return total + plan.expected.head_us
 
 
 def test_a_device_reads_in_place_while_it_would_wait(path: Path) -> None:
-    one = make(path, GIB)
-    budget = one.min_bytes + (one.full_bytes - one.min_bytes) * 3 // 4
-    plain = make(path, budget)
     rates = replace(RATES, in_place_bytes_per_s=5e8)
-    plan = make(path, budget, rates)
+    one, near = make(path, GIB), make(path, GIB, rates)
+    assert near.min_bytes > one.min_bytes  # its partial sums
+    room = (one.full_bytes - one.min_bytes) * 3 // 4
+    plain = make(path, one.min_bytes + room)
+    plan = make(path, near.min_bytes + room, rates)
     check(plan)
     assert plain.expected.active_pcie == 0 and not any(len(y.pcie) for y in plain.layers)
     assert plan.expected.active_pcie > 0 and plan.expected.total_us < 0.98 * plain.expected.total_us
@@ -194,17 +193,17 @@ def test_a_device_reads_in_place_while_it_would_wait(path: Path) -> None:
 
 def test_a_weak_cpu_gets_nothing(path: Path) -> None:
     """Where all of it is faster over PCIe there are no cold neurons and no hand-over."""
-    one = make(path, GIB)
     rates = replace(RATES, cpu_bytes_per_s=1e8, in_place_bytes_per_s=5e9, handover_us=100)
+    one = make(path, GIB, rates)
     plan = make(path, (one.min_bytes + one.full_bytes) // 2, rates)
     mixed = [y for y in plan.layers if len(y.pcie)]
     assert mixed and all(len(y.hot) + len(y.pcie) == N_FF and y.handover_us == 0 for y in mixed)
 
 
 def test_what_cannot_be_read_in_place(path: Path, tmp_path: Path) -> None:
-    one = make(path, GIB)
-    budget = one.min_bytes + (one.full_bytes - one.min_bytes) // 3
     rates = replace(RATES, in_place_bytes_per_s=5e8)
+    one = make(path, GIB, rates)
+    budget = one.min_bytes + (one.full_bytes - one.min_bytes) // 3
     columns = write_model(tmp_path / "silu.gguf", n_ff=N_FF, type_of=lambda name: "Q8_0")
     whole = make(columns, GIB, rates)
     middle = make(columns, (whole.min_bytes + whole.full_bytes) // 2, rates)

@@ -166,10 +166,13 @@ def test_errors_come_at_once_also_with_stream(llama: OpenLlama) -> None:
             llm("the", top_p=-1, stream=stream)
         with pytest.raises(TypeError, match="'top_q'"):
             llm("the", top_q=1, stream=stream)
-        for name, value in (("suffix", "x"), ("n", 2), ("best_of", 2), ("tfs_z", 0.5)):
+        for name, value in (("suffix", "x"), ("tfs_z", 0.5)):
             with pytest.raises(UnsupportedError, match=name):
                 llm("the", stream=stream, **{name: value})
-        for name, bad in (("logprobs", -1), ("logprobs", True), ("grammar", "x"), ("logit_bias", {"a": 1})):
+        for name, bad in (
+            *(("logprobs", -1), ("logprobs", True), ("grammar", "x"), ("logit_bias", {"a": 1})),
+            *(("n", 0), ("n", "2"), ("best_of", 0)),
+        ):
             with pytest.raises(ArgumentError, match=name):
                 llm("the", stream=stream, **{name: bad})
         for name, bad in (
@@ -254,6 +257,70 @@ def test_the_stop_strings_of_a_chat_format_end_an_answer(llama: OpenLlama) -> No
     result = llm.create_chat_completion(MESSAGES, logits_processor=follow, max_tokens=len(script))
     assert result["choices"][0]["message"]["content"] == "good"
     assert result["choices"][0]["finish_reason"] == "stop"
+
+
+def texts(result: Any) -> list[str]:
+    return [c["text"] if "text" in c else c["message"]["content"] for c in result["choices"]]
+
+
+def test_several_answers(llama: OpenLlama) -> None:
+    llm = llama(seed=3)
+    options: dict[str, Any] = {"max_tokens": 6, "temperature": 1.5}
+    alone = [llm("the tree", seed=40 + i, **options) for i in range(3)]
+    result = llm("the tree", n=3, seed=40, **options)
+    assert texts(result) == [texts(one)[0] for one in alone] and len(set(texts(result))) == 3
+    assert [choice["index"] for choice in result["choices"]] == [0, 1, 2]
+    n_tokens = sum(one["usage"]["completion_tokens"] for one in alone)
+    n_prompt = alone[0]["usage"]["prompt_tokens"]
+    assert result["usage"] == {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_tokens,
+        "total_tokens": n_prompt + n_tokens,
+    }
+    parts = ["", "", ""]
+    chunks = list(llm("the tree", n=3, seed=40, stream=True, **options))
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        parts[choice["index"]] += choice["text"]
+    assert parts == texts(result) and len({chunk["id"] for chunk in chunks}) == 1
+    chat = llm.create_chat_completion(MESSAGES, n=2, seed=1, **options)
+    one = llm.create_chat_completion(MESSAGES, seed=2, **options)
+    assert texts(chat)[1] == texts(one)[0] and len(chat["choices"]) == 2
+
+
+@pytest.mark.parametrize("seed", [-1, 0xFFFFFFFF, 0xFFFFFFFE, -2, 2**64 - 1])
+def test_seeds_that_follow_each_other(llama: OpenLlama, seed: int) -> None:
+    """A random seed is followed by random ones, none other is; not even beside the one that means random."""
+    results = [
+        texts(llama(seed=own)("the tree", n=3, max_tokens=12, temperature=2, top_k=0, top_p=1, seed=seed))
+        for own in (1, 2)
+    ]
+    is_random = seed in (-1, 0xFFFFFFFF)
+    assert [a == b for a, b in zip(*results, strict=True)] == [not is_random] * 3
+    assert len(set(results[0])) == 3
+
+
+def test_the_best_of_several(llama: OpenLlama) -> None:
+    llm = llama()
+    options: dict[str, Any] = {"max_tokens": 5, "temperature": 2.0, "seed": 11}
+    every = llm("the tree", n=6, logprobs=0, echo=True, **options)
+
+    def likelihood(choice: Any) -> float:
+        own = choice["logprobs"]["token_logprobs"][-5:]
+        return sum(own) / len(own)
+
+    order = sorted(every["choices"], key=likelihood, reverse=True)
+    assert order[0]["index"]  # not the first anyway
+    result = llm("the tree", n=2, best_of=6, echo=True, **options)
+    assert texts(result) == [choice["text"] for choice in order[:2]]
+    assert [(c["index"], c["logprobs"]) for c in result["choices"]] == [(0, None), (1, None)]
+    assert result["usage"] == every["usage"]
+    told = llm("the tree", best_of=6, logprobs=0, echo=True, **options)
+    assert told["choices"][0]["logprobs"] == order[0]["logprobs"]
+    for wrong in ({"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}):
+        with pytest.raises(ArgumentError, match="best_of"):
+            llm("the tree", **wrong)
+    assert len(list(llm("the tree", n=2, best_of=2, stream=True, **options))) > 2
 
 
 def test_a_stream_that_is_left_early(llama: OpenLlama) -> None:

@@ -180,3 +180,17 @@ def test_without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(UnsupportedError, match=r"powerinfer\[grammar\]"):
         LlamaGrammar.from_string('root ::= "a"')
+
+
+def test_too_many_alternatives(llama: OpenLlama) -> None:
+    """What llguidance cannot follow is told as that, not as a token that does not fit."""
+    objects = [
+        {"type": "object", "properties": {f"p{i}": {"type": "integer"}}, "required": [f"p{i}"]}
+        for i in range(3000)
+    ]
+    tokenizer = llama().tokenizer
+    constraint = LlamaGrammar.from_json_schema({"anyOf": objects}).constraint(tokenizer)
+    with pytest.raises(ArgumentError, match=r"too many alternatives .* 3000 items") as caught:
+        for token in tokenizer.encode('{"p7": 1}', add_bos=False, space_prefix=False):
+            constraint.accept(token)
+    assert "state" not in str(caught.value) and "does not fit" not in str(caught.value)

@@ -1,11 +1,9 @@
-"""Llama without text: arguments, context, sampling, generation, saved states, interrupts, threads."""
+"""Llama without text: arguments, context, sampling, saved states. Generation is in test_generation.py."""
 
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +17,12 @@ from powerinfer import (
     FileError,
     FormatError,
     Llama,
-    LogitsProcessorList,
-    StoppingCriteriaList,
     UnsupportedError,
 )
-from powerinfer.session import Model, Session
 from tests import models, reference
+from tests.powerinfer.greedy import PROMPT, greedy
 
 OpenLlama = Callable[..., Llama]
-
-PROMPT = [1, 17, 260, 43, 291, 300, 8]
-
-
-def greedy(llm: Llama, prompt: list[int], n: int) -> list[int]:
-    return list(islice(llm.generate(prompt, temp=0.0), n))
-
 
 # -- construction
 
@@ -402,133 +391,6 @@ def test_mirostat_goes_on_between_samples(llama: OpenLlama) -> None:
     assert drawn.count(int(np.argmax(llm.scores[-1]))) > 10
 
 
-# -- generation
-
-
-def test_greedy_generation_is_argmax_after_argmax(llama: OpenLlama, relu_path: Path) -> None:
-    tokens = greedy(llama(), PROMPT, 12)
-    session = Session(Model(relu_path), n_threads=1)
-    session.feed(PROMPT[:-1], want_logits=False)
-    expected, token = [], PROMPT[-1]
-    for _ in range(12):
-        session.feed([token])
-        token = int(np.argmax(session.logits()))
-        expected.append(token)
-    assert tokens == expected
-
-
-def test_the_beginning_is_reused(llama: OpenLlama) -> None:
-    llm = llama()
-    first = greedy(llm, PROMPT, 5)
-    assert llm.timings.n_prompt == 7 and llm.timings.n_reused == 0 and llm.timings.n_generated == 4
-    longer = [*PROMPT, *first, 33, 34]
-    assert llm.n_tokens == 11  # the fifth token was given, not computed
-    second = greedy(llm, longer, 5)
-    assert llm.timings.n_reused == 11 and llm.timings.n_prompt == 14
-    assert second == greedy(llama(), longer, 5)
-    greedy(llm, PROMPT[:3], 2)
-    assert llm.timings.n_reused == 2  # the last one is computed for its logits
-    assert llm.timings.prompt_per_s > 0 and llm.timings.tokens_per_s > 0 and llm.timings.load_s > 0
-
-
-@pytest.mark.parametrize("which", ["relu", "sparse", "bpe"])
-def test_the_same_prompt_gives_the_same_bits(
-    llama: OpenLlama, which: str, relu_path: Path, sparse_path: Path, bpe_path: Path
-) -> None:
-    """Also when all of it is held already."""
-    prompt = [1 + i % 300 for i in range(70)]
-    llm = llama({"relu": relu_path, "sparse": sparse_path, "bpe": bpe_path}[which])
-    scores = []
-    for _ in range(3):
-        next(llm.generate(prompt))
-        scores.append(llm.scores[-1].copy())
-    assert np.array_equal(scores[0], scores[1]) and np.array_equal(scores[0], scores[2])
-
-
-def test_generation_seeds(llama: OpenLlama) -> None:
-    llm = llama()
-    one = list(islice(llm.generate(PROMPT, temp=3.0, seed=3), 20))
-    assert list(islice(llm.generate(PROMPT, temp=3.0, seed=3), 20)) == one
-    assert list(islice(llm.generate(PROMPT, temp=3.0, seed=4), 20)) != one
-    assert list(islice(llm.generate(PROMPT, temp=3.0), 20)) != list(
-        islice(llm.generate(PROMPT, temp=3.0), 20)
-    )
-
-
-def test_generate_after_what_is_held(llama: OpenLlama) -> None:
-    llm = llama()
-    llm.eval(PROMPT[:4])
-    tokens = list(islice(llm.generate(PROMPT[4:], reset=False, temp=0.0), 4))
-    assert tokens == greedy(llama(), PROMPT, 4)
-
-
-def test_generation_needs_a_prompt(llama: OpenLlama) -> None:
-    with pytest.raises(ArgumentError, match="no tokens"):
-        llama().generate([])
-
-
-def test_streams_that_take_turns(llama: OpenLlama) -> None:
-    """Each computes again what the other replaced."""
-    llm = llama()
-    other_prompt = [1, 200, 201, 202]
-    expected = greedy(llm, PROMPT, 6), greedy(llm, other_prompt, 6)
-    one, two = llm.generate(PROMPT, temp=0.0), llm.generate(other_prompt, temp=0.0)
-    taken: tuple[list[int], list[int]] = ([], [])
-    for _ in range(6):
-        taken[0].append(next(one))
-        taken[1].append(next(two))
-    # Tokens that were computed alone at first are computed together again: that may round differently.
-    agree = [sum(a == b for a, b in zip(x, y, strict=True)) for x, y in zip(taken, expected, strict=True)]
-    assert min(agree) >= 5
-
-
-def test_logits_processors(llama: OpenLlama) -> None:
-    llm = llama()
-    seen: list[tuple[list[int], tuple[int, ...], str, bool]] = []
-
-    def only_even(ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        seen.append((ids.tolist(), scores.shape, f"{ids.dtype} {scores.dtype}", scores.flags.writeable))
-        scores[1::2] = -np.inf
-        return scores
-
-    def not_ten(ids: np.ndarray, scores: np.ndarray) -> None:
-        scores[10] = -np.inf
-
-    def as_list(ids: np.ndarray, scores: np.ndarray) -> list[float]:
-        return [float(score) for score in scores]
-
-    processors = LogitsProcessorList([only_even, not_ten, as_list])
-    tokens = list(islice(llm.generate(PROMPT, temp=100.0, top_k=0, logits_processor=processors), 30))
-    assert all(token % 2 == 0 and token != 10 for token in tokens) and len(set(tokens)) > 3
-    assert seen[0] == (PROMPT, (320,), "int32 float32", True)
-    assert seen[5][0] == PROMPT + tokens[:5]
-    assert next(llm.generate(PROMPT, temp=0, logits_processor=lambda ids, scores: -scores)) == int(
-        np.argmin(llm_scores(llama, PROMPT))
-    )
-    with pytest.raises(ArgumentError, match="shape"):
-        next(llm.generate(PROMPT, logits_processor=[lambda ids, scores: scores[:5]]))
-    with pytest.raises(ArgumentError, match="-inf"):
-        next(llm.generate(PROMPT, logits_processor=[lambda ids, scores: np.full(320, -np.inf)]))
-
-
-def llm_scores(llama: OpenLlama, prompt: list[int]) -> np.ndarray[Any, Any]:
-    llm = llama()
-    next(llm.generate(prompt))
-    result: np.ndarray[Any, Any] = llm.scores[-1]
-    return result
-
-
-def test_stopping_criteria(llama: OpenLlama) -> None:
-    llm = llama()
-    tokens = greedy(llm, PROMPT, 10)
-    criteria = StoppingCriteriaList([lambda ids, logits: len(ids) >= 12, lambda ids, logits: False])
-    assert list(llm.generate(PROMPT, temp=0.0, stopping_criteria=criteria)) == tokens[:5]
-    last_seen = list(
-        llm.generate(PROMPT, temp=0.0, stopping_criteria=lambda ids, logits: ids[-1] == tokens[2])
-    )
-    assert last_seen == tokens[: tokens.index(tokens[2]) + 1]
-
-
 # -- states
 
 
@@ -582,83 +444,7 @@ def test_states_with_all_logits(llama: OpenLlama) -> None:
     assert np.array_equal(other.scores, llm.scores) and other.scores.shape == (7, 320)
 
 
-# -- interrupts and threads
-
-
-def test_an_interrupt_while_a_prompt_is_read(llama: OpenLlama) -> None:
-    prompt = [1 + i % 300 for i in range(100)]
-
-    def interrupt(done: int, total: int) -> None:
-        if done >= 32:
-            raise KeyboardInterrupt
-
-    llm = llama(n_batch=16, prompt_progress=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        next(llm.generate(prompt))
-    assert llm.n_tokens == 32 and llm.input_ids.tolist() == prompt[:32]
-    with pytest.raises(ContextError, match="evaluate"):
-        llm.sample()
-    llm.prompt_progress = None
-    tokens = greedy(llm, prompt, 5)
-    assert llm.timings.n_reused == 32
-    assert tokens == greedy(llama(n_batch=16), prompt, 5)
-
-
-def test_an_interrupt_in_a_processor(llama: OpenLlama) -> None:
-    llm = llama()
-
-    def interrupt(ids: np.ndarray, scores: np.ndarray) -> None:
-        if len(ids) == 10:
-            raise KeyboardInterrupt
-
-    stream = llm.generate(PROMPT, temp=0.0, logits_processor=interrupt)
-    tokens: list[int] = []
-    with pytest.raises(KeyboardInterrupt):
-        tokens.extend(stream)
-    assert len(tokens) == 3
-    assert greedy(llm, PROMPT, 6)[:3] == tokens
-
-
-def test_an_interrupt_between_the_engine_and_its_books(
-    llama: OpenLlama, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A context shift that was done below and not written down empties the context."""
-    llm = llama(n_ctx=20, context_shift=True)
-    llm.eval([1, *range(10, 29)])
-    shift = Session.shift
-
-    def interrupted(self: Session, *args: Any, **options: Any) -> None:
-        shift(self, *args, **options)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "shift", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            llm.eval([5])
-    assert llm.n_tokens == 0 and llm.input_ids.size == 0
-    assert greedy(llm, PROMPT, 5) == greedy(llama(n_ctx=20), PROMPT, 5)
-
-
-def test_objects_in_parallel_threads(llama: OpenLlama) -> None:
-    expected = greedy(llama(), PROMPT, 20)
-    problems: list[BaseException] = []
-    shared = llama()
-
-    def work() -> None:
-        try:
-            with llama() as own:
-                for _ in range(3):
-                    assert greedy(own, PROMPT, 20) == expected
-                    shared(PROMPT, max_tokens=5, temperature=0.0)
-        except BaseException as error:
-            problems.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not problems
+# -- the whole
 
 
 def test_demo() -> None:

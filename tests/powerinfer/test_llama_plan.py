@@ -22,8 +22,9 @@ TOKENS = [3, 4, 5, 6, 7]
 
 def budget_of(path: Path, share: float, **settings: Any) -> float:
     """GiB that hold a part of what a whole model takes."""
+    rates = settings.pop("rates", HOST_RATES)
     plan = make_plan(
-        path, vram_budget=0, rates=HOST_RATES, settings=Settings(overhead_bytes=0, group=1), **settings
+        path, vram_budget=0, rates=rates, settings=Settings(overhead_bytes=0, group=1), **settings
     )
     return (plan.min_bytes + share * (plan.full_bytes - plan.min_bytes)) / 2**30
 
@@ -311,13 +312,13 @@ def test_statistics_of_another_model(relu_path: Path, tmp_path: Path, cards: pyt
 
 
 def test_neurons_that_would_be_read_in_place(relu_path: Path) -> None:
-    gib = budget_of(relu_path, 0.6, n_batch=16)
     rates = replace(HOST_RATES, in_place_bytes_per_s=1e10)
+    gib = budget_of(relu_path, 0.6, n_batch=16, rates=rates)
     settings = Settings(overhead_bytes=0, group=1, n_batch=16)
     plan = make_plan(relu_path, vram_budget=gib, rates=rates, settings=settings)
     assert any(len(layer.pcie) for layer in plan.layers)
-    with pytest.warns(UserWarning, match=r"of \d+ neurons .* the CPU computes them instead"):
-        Llama(relu_path, plan=plan, devices="host", n_batch=16, verbose=False).close()
+    with Llama(relu_path, plan=plan, devices="host", n_batch=16, verbose=False) as llm:
+        assert llm.info().session.n_in_place == sum(len(layer.pcie) for layer in plan.layers)
 
 
 def test_rates_that_were_measured(cards: pytest.MonkeyPatch) -> None:

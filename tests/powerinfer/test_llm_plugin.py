@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,3 +96,15 @@ def test_vectors() -> None:
     vectors: Any = json.loads(run("embed", "-m", "powerinfer/demo", "-c", "a lighthouse", "-f", "json"))
     assert len(vectors) == 384
     assert math.isclose(sum(v * v for v in vectors), 1, rel_tol=1e-5)
+
+
+def test_commands_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/integrations.md, with the demo in place of a large model, and without a GPU."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bamboo-7b.gguf").symlink_to(DEMO)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "integrations.md").read_text("utf-8")
+    (block,) = re.findall(r"```sh\n(pip install llm .*?)```", page, re.DOTALL)
+    lines = [shlex.split(line, comments=True)[1:] for line in block.splitlines()[1:]]
+    assert [words[:2] for words in lines][:2] == [["-m", "powerinfer/demo"], ["powerinfer", "add"]]
+    for words in lines:
+        assert run(*("0" if word == "8" else word for word in words)) or "add" in words

@@ -31,9 +31,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def some_gib(path: Path, share: float) -> float:
+def some_gib(path: Path, share: float, **more: Any) -> float:
     """A budget that holds about a part of the neurons."""
-    settings = Settings(overhead_bytes=0, group=1, n_batch=16, n_ctx=128, count_neurons=True)
+    settings = Settings(overhead_bytes=0, group=1, n_batch=16, n_ctx=128, count_neurons=True, **more)
     plan = make_plan(path, vram_budget=0, rates=HOST_RATES, settings=settings)
     return (plan.min_bytes + share * (plan.full_bytes - plan.min_bytes)) / 2**30
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from powerinfer import AsyncLlama
+from powerinfer.scheduler import Scheduler
+from powerinfer.session import Model, Session
 from tests import models
 
 
@@ -26,6 +28,23 @@ def sparse_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = models.SPECS["llama-relu"]
     path = tmp_path_factory.mktemp("models") / "sparse.gguf"
     return models.write_sparse(path, spec, models.draw_predictor(spec), 0.0)
+
+
+@pytest.fixture
+def make(relu_path: Path) -> Iterator[Callable[..., Scheduler]]:
+    """Opens schedulers of small sessions."""
+    made: list[Scheduler] = []
+
+    def make_scheduler(path: Path = relu_path, *, n_seq: int = 8, **more: Any) -> Scheduler:
+        names = ("max_running", "max_waiting", "prompt_part", "n_keep", "draft", "n_wide")
+        own = {name: more.pop(name) for name in names if name in more}
+        options = {"n_ctx": 256, "n_pool": 2048, "n_threads": 1, "type_k": "f32", "type_v": "f32", **more}
+        made.append(Scheduler(Session(Model(path), n_seq=n_seq, **options), **own))
+        return made[-1]
+
+    yield make_scheduler
+    for scheduler in made:
+        scheduler.close()
 
 
 @contextmanager

@@ -106,6 +106,23 @@ def test_several_answers_and_prompts(demo: AsyncLlama, monkeypatch: pytest.Monke
     run(main())
 
 
+def test_the_best_of_several(demo: AsyncLlama) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"max_tokens": 6, "temperature": 1.5, "seed": 7, "n": 3}
+        result = await demo.create_completion(PROMPTS[:2], best_of=4, logprobs=0, **options)
+        assert [choice["index"] for choice in result["choices"]] == list(range(6))
+        rows = [choice["logprobs"]["token_logprobs"] for choice in result["choices"]]
+        rated = [np.mean(row) for row in rows]
+        assert rated[:3] == sorted(rated[:3], reverse=True) and rated[3:] == sorted(rated[3:], reverse=True)
+        assert result["usage"]["completion_tokens"] > sum(map(len, rows))  # the others count too
+        result = await demo.create_completion(PROMPTS[:2], best_of=4, **options)
+        assert [choice["logprobs"] for choice in result["choices"]] == [None] * 6
+        with pytest.raises(ArgumentError, match="best_of"):
+            await demo.create_completion("x", best_of=2, stream=True)
+
+    run(main())
+
+
 def test_refusals_come_at_once(demo: AsyncLlama) -> None:
     async def main() -> None:
         for stream in (False, True):
@@ -291,7 +308,7 @@ def test_tokens(demo: AsyncLlama) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("options", [{"logits_all": True}, {"context_shift": True}, {"n_parallel": 0}])
+@pytest.mark.parametrize("options", [{"logits_all": True}, {"n_seq": 2}, {"n_parallel": 0}])
 def test_options_of_one_context_are_refused(relu_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         AsyncLlama(relu_path, **options)

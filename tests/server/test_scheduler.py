@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from powerinfer.choice import Choice
 from powerinfer.embedding import hidden_states
 from powerinfer.sampling import Sampler, Sampling
 from powerinfer.scheduler import Scheduler, Stream
-from powerinfer.session import Model, Session
+from powerinfer.session import Session
 
 Ids = npt.NDArray[np.int32]
 MakeScheduler = Callable[..., Scheduler]
@@ -38,27 +38,11 @@ def prompt(n: int, seed: int = 0) -> Ids:
     return np.random.default_rng(seed).integers(3, N_VOCAB, n).astype(np.int32)
 
 
-def choice(seed: int | None = None, **more: Any) -> Choice:
+def choice(seed: int | None = None, *, n_vocab: int = N_VOCAB, **more: Any) -> Choice:
     """Greedy, or drawn with a seed."""
-    sampler = Sampler(Sampling(temperature=0.0 if seed is None else 1.0, top_k=0, top_p=1.0), N_VOCAB)
+    sampler = Sampler(Sampling(temperature=0.0 if seed is None else 1.0, top_k=0, top_p=1.0), n_vocab)
     sampler.reset(seed or 0)
     return Choice(sampler=sampler, **more)
-
-
-@pytest.fixture
-def make(relu_path: Path) -> Iterator[MakeScheduler]:
-    made: list[Scheduler] = []
-
-    def make_scheduler(path: Path = relu_path, *, n_seq: int = 8, **more: Any) -> Scheduler:
-        names = ("max_running", "max_waiting", "prompt_part")
-        own = {name: more.pop(name) for name in names if name in more}
-        options = {"n_ctx": 256, "n_pool": 2048, "n_threads": 1, "type_k": "f32", "type_v": "f32", **more}
-        made.append(Scheduler(Session(Model(path), n_seq=n_seq, **options), **own))
-        return made[-1]
-
-    yield make_scheduler
-    for scheduler in made:
-        scheduler.close()
 
 
 @pytest.fixture(scope="module")
@@ -460,6 +444,32 @@ def test_an_engine_that_fails_leaves_nobody_waiting(
     monkeypatch.setattr(Session, "feed", feed)
     assert len(list(scheduler.submit(prompt(5), choice(), limit=3))) == 3
     wait_until(lambda: scheduler.last_error is None)
+
+
+def test_an_engine_that_works_again_says_so_itself(
+    make: MakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who only sends requests to healthy servers would never learn it otherwise."""
+    monkeypatch.setattr("powerinfer.scheduler._PROBE_S", 0.02)
+    scheduler = make()
+    want = list(scheduler.submit(prompt(40), choice(), limit=3))
+    feed, failures = Session.feed, [1]
+
+    def broken(self: Session, tokens: Any, **options: Any) -> None:
+        if failures[0]:
+            failures[0] -= 1
+            raise DeviceError("the device is gone")
+        feed(self, tokens, **options)
+
+    monkeypatch.setattr(Session, "feed", broken)
+    for n in (1, 5):  # the last ones meet the tries of the engine itself
+        failures[0] = n
+        with pytest.raises(DeviceError):
+            list(scheduler.submit(prompt(40), choice(), limit=3))
+        if n > 1:
+            assert isinstance(scheduler.last_error, DeviceError)
+        wait_until(lambda: scheduler.last_error is None and not failures[0])
+    assert list(scheduler.submit(prompt(40), choice(), limit=3)) == want
 
 
 def test_deadlines(make: MakeScheduler) -> None:

@@ -10,6 +10,7 @@ TE_ISA_BEGIN("avx2,fma,f16c,popcnt,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni
 #include "codec_256.hpp"
 #include "rows.hpp"
 #include "rows_k.hpp"
+#include "rows_few.hpp"
 #include "elem.hpp"
 #include "heads.hpp"
 #include "table.hpp"

@@ -11,6 +11,7 @@ TE_ISA_BEGIN("arch=armv8.2-a+dotprod")
 #include "codec_256.hpp"
 #include "rows.hpp"
 #include "rows_k.hpp"
+#include "rows_few.hpp"
 #include "elem.hpp"
 #include "heads.hpp"
 #include "table.hpp"

@@ -7,6 +7,7 @@
 #include "codec_256.hpp"
 #include "rows.hpp"
 #include "rows_k.hpp"
+#include "rows_few.hpp"
 #include "elem.hpp"
 #include "heads.hpp"
 #include "table.hpp"

@@ -31,8 +31,12 @@ template <int n_bytes> inline void prefetch(const uint8_t *p) {
     for (int k = 0; k < n_bytes; k += 64) __builtin_prefetch(p + k, 0, 2);
 }
 
+template <class V, class C> struct float_walk; // rows_few.hpp
+template <class V, class C, int acc_floats> struct block_walk;
+
 // ---- float formats
 template <class V, class C> struct float_rows {
+    using walk = float_walk<V, C>;
     // Vectors per step. In 16-bit formats a step is one cache line: BF16, 512 bits, dot 98 % and axpy 103 % of the read
     // rate of a plain loop, with two lines 90 % and 98 %; in F32 four lines are better than two (93 against 89 %).
     static constexpr int L = V::lanes, n_vec = C::bytes == 4 ? 4 : 32 / L, step = n_vec * L;
@@ -91,6 +95,7 @@ template <class V, class C> struct float_rows {
 
 // ---- block formats with int8 activations
 template <class V, class C> struct block_rows {
+    using walk = block_walk<V, C, C::chunk>;
     static constexpr int32_t act_chunk = (int32_t)sizeof(typename C::act);
     static int32_t n_chunks(int32_t cols) { return (cols + C::chunk - 1) / C::chunk; }
     // Of the chunk that a row ends in.

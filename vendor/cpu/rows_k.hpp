@@ -12,6 +12,7 @@ namespace {
 
 template <class V, class C> struct k_rows : block_rows<V, C> {
     static constexpr int32_t n_minima = C::n_minima, sums = n_minima ? 272 : 256;
+    using walk = block_walk<V, C, sums>;
     static constexpr size_t near = 1280, far = 4608, step = 2 * C::bytes;
     static_assert(C::chunk == 256, "rows are whole chunks");
 

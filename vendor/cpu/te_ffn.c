@@ -1,24 +1,24 @@
 /* te_ffn.c - the fused feed-forward over a list of neurons: gate, up, activation and down without leaving the list.
  *
- * Neurons pass three stages, each of which works on eight at a time and prefetches the rows of the stage that comes
+ * Neurons pass three stages, each of which works on a group at a time and prefetches the rows of the stage that comes
  * next:
  *
- *     gate   eight of the list: g = gate_j . x; those that act(g) lets through wait in a queue
- *     up     eight of those:    h = act(g) * (up_j . x); those with h != 0 wait in a second queue
- *     down   eight of those:    sums += h * down_j
+ *     gate   a group of the list: g = gate_j . x; those that act(g) lets through wait in a queue
+ *     up     a group of those:    h = act(g) * (up_j . x); those with h != 0 wait in a second queue
+ *     down   a group of those:    sums += h * down_j
  *
- * Eight rows are enough for the prefetch to run ahead of the arithmetic, whichever share of the neurons survives.
+ * A group is eight rows, enough for the prefetch to run ahead of the arithmetic, whichever share of the neurons
+ * survives; with several tokens it is sixteen, which share what is read of the tokens' vectors.
  * Queues keep the order of the list, so each sum has the same terms in the same order however many neurons fell out
- * (dense and exact give the same bits). Every queue entry has a bit per token; rows are in the cache after the first
- * token that needs them. */
+ * (dense and exact give the same bits). Every queue entry has a bit per token. */
 #include <string.h>
 
 #include "te_ops.h"
 #include "te_workspace.h"
 
-/* A queue grows by up to GROUP in a turn and is then drained by GROUP if it began the turn with as many: never more
+/* A queue grows by up to a group in a turn and is then drained by one if it began the turn with as many: never more
  * than 3 * GROUP - 1. */
-enum { GROUP = 8, ROOM = 3 * GROUP };
+enum { GROUP_OF_ONE = 8, GROUP = 16, ROOM = 3 * GROUP };
 _Static_assert(2 * ROOM <= TE_QUEUE_FLOATS, "both queues' values");
 
 /* Neurons between two stages. value[t * TE_QUEUE_FLOATS + i] belongs to entry i and token t. */
@@ -37,6 +37,7 @@ typedef struct pass {
     const te_ffn *f;
     const te_ffn_io *io; /* its pointers moved to the first token of the pass */
     int32_t n_tok;
+    int32_t group;
     bool skip;
     int32_t up_act; /* which set of packed activations up takes */
     te_ffn_counts *counts;
@@ -46,14 +47,25 @@ typedef struct pass {
 static float *value(const queue *q, int32_t t) { return q->value + (size_t)t * TE_QUEUE_FLOATS; }
 
 /* The entries i < n that token t wants; returns how many. */
-static int32_t wanted(const queue *q, int32_t n, int32_t t, int32_t *entry, int32_t *id) {
+static int32_t wanted(const queue *q, int32_t n, int32_t t, int32_t *entry) {
     int32_t count = 0;
     for (int32_t i = 0; i < n; i++) {
-        if (!(q->tokens[i] >> t & 1)) continue;
         entry[count] = i;
-        id[count++] = q->id[i];
+        count += (int32_t)(q->tokens[i] >> t & 1);
     }
     return count;
+}
+
+/* y[t * ldy + i] = row id[i] . x_t for the tokens that want it; packed activations of set `which`. */
+static void products(const pass *p, const te_mat *m, const int32_t *id, const uint32_t *tokens, int32_t n,
+                     te_ahead ahead, int32_t which, float *y, size_t ldy) {
+    const te_row_kernels *k = te_rows_of(p->ws, m);
+    const te_rows rows = {id, 0, n};
+    const void *act = te_act(p->ws, p->me, which, 0);
+    if (p->n_tok == 1)
+        k->dot(m, rows, ahead, act, y);
+    else
+        k->dot_few(m, rows, ahead, (te_tokens){tokens, p->n_tok}, act, p->ws->act_stride, y, ldy);
 }
 
 static void drop_front(queue *q, int32_t n, int32_t n_tok) {
@@ -90,11 +102,9 @@ static uint32_t wanted_by(const pass *p, int32_t i, int32_t j) {
 /* Takes rows i0 .. i0+n-1 of the list in: their gate products, and what passes goes to p->gated. */
 static void gate_stage(pass *p, te_rows rows, int32_t i0, int32_t n, te_ahead ahead) {
     const te_ffn *f = p->f;
-    const te_ahead none = {0};
-    float fresh[GROUP];
-    int32_t entry[GROUP], id[GROUP], listed = 0;
     queue *q = &p->gated;
     const int32_t at = q->n; /* the new entries are at[0..listed-1] */
+    int32_t listed = 0;
     for (int32_t i = 0; i < n; i++) {
         const int32_t j = te_row_at(rows, i0 + i);
         const uint32_t tokens = wanted_by(p, i0 + i, j);
@@ -107,63 +117,56 @@ static void gate_stage(pass *p, te_rows rows, int32_t i0, int32_t n, te_ahead ah
         q->n += listed;
         return;
     }
+    if (listed == 0) return;
     count_rows(p, &f->gate, listed);
-    const te_row_kernels *k = te_rows_of(p->ws, &f->gate);
-    queue new_ones = *q; /* seen from entry `at` on */
-    memcpy(new_ones.id, q->id + at, (size_t)listed * sizeof q->id[0]);
-    memcpy(new_ones.tokens, q->tokens + at, (size_t)listed * sizeof q->tokens[0]);
-    for (int32_t t = 0; t < p->n_tok; t++) {
-        const int32_t count = wanted(&new_ones, listed, t, entry, id);
-        if (!count) continue;
-        k->dot(&f->gate, (te_rows){id, 0, count}, ahead, te_act(p->ws, p->me, 0, t), fresh);
-        ahead = none;
-        for (int32_t i = 0; i < count; i++) {
-            value(q, t)[at + entry[i]] = fresh[i];
-            if (!p->skip || !silent(f, fresh[i])) continue;
-            new_ones.tokens[entry[i]] &= ~(1u << t);
-            if (!f->down.w) put_hidden(p, t, id[i], 0.0f);
+    products(p, &f->gate, q->id + at, q->tokens + at, listed, ahead, 0, value(q, 0) + at, TE_QUEUE_FLOATS);
+    for (int32_t i = at; i < at + listed; i++) { /* those that no token wants any more leave no gaps */
+        uint32_t tokens = q->tokens[i];
+        for (uint32_t left = tokens; left; left &= left - 1) {
+            const int32_t t = __builtin_ctz(left);
+            const float g = value(q, t)[i];
+            value(q, t)[q->n] = g;
+            if (!p->skip || !silent(f, g)) continue;
+            tokens &= ~(1u << t);
+            if (!f->down.w) put_hidden(p, t, q->id[i], 0.0f);
         }
-    }
-    for (int32_t i = 0; i < listed; i++) { /* closes the gaps of those that no token wants any more */
-        if (!new_ones.tokens[i]) continue;
-        q->id[q->n] = new_ones.id[i];
-        q->tokens[q->n] = new_ones.tokens[i];
-        for (int32_t t = 0; t < p->n_tok; t++) value(q, t)[q->n] = value(q, t)[at + i];
-        q->n++;
+        q->id[q->n] = q->id[i];
+        q->tokens[q->n] = tokens;
+        q->n += tokens != 0;
     }
 }
 
 /* The first n of p->gated: their hidden values, and what is not 0 goes to p->hidden. */
 static void up_stage(pass *p, int32_t n, te_ahead ahead) {
     const te_ffn *f = p->f;
-    const te_row_kernels *k = te_rows_of(p->ws, &f->up);
-    const te_ahead none = {0};
-    float u[GROUP], g[GROUP];
-    int32_t entry[GROUP], id[GROUP];
+    float products_of[TE_PASS_TOK * GROUP], u[GROUP], g[GROUP];
+    int32_t entry[GROUP];
     queue *in = &p->gated, *out = &p->hidden;
     uint32_t fired[GROUP] = {0};
     count_rows(p, &f->up, n);
+    products(p, &f->up, in->id, in->tokens, n, ahead, p->up_act, products_of, GROUP);
     for (int32_t t = 0; t < p->n_tok; t++) {
-        const int32_t count = wanted(in, n, t, entry, id);
-        if (!count) continue;
-        k->dot(&f->up, (te_rows){id, 0, count}, ahead, te_act(p->ws, p->me, p->up_act, t), u);
-        ahead = none;
-        if (f->gate.w) {
-            for (int32_t i = 0; i < count; i++) g[i] = value(in, t)[entry[i]];
-        } else if (f->up_bias) {
-            for (int32_t i = 0; i < count; i++) u[i] += f->up_bias[id[i]];
+        const int32_t count = wanted(in, n, t, entry);
+        for (int32_t i = 0; i < count; i++) {
+            u[i] = products_of[t * GROUP + entry[i]];
+            if (f->gate.w)
+                g[i] = value(in, t)[entry[i]];
+            else if (f->up_bias)
+                u[i] += f->up_bias[in->id[entry[i]]];
         }
+        if (!count) continue;
         p->ws->k->glu(f->act, f->threshold, f->gate.w ? g : NULL, u, count, u);
         if (f->gate.w || !p->skip) p->counts->computed += count;
         for (int32_t i = 0; i < count; i++) {
+            const int32_t id = in->id[entry[i]];
             if (u[i] != 0) {
                 fired[entry[i]] |= 1u << t;
                 p->counts->fired++;
-                if (p->io->fired) p->io->fired[id[i]]++;
+                if (p->io->fired) p->io->fired[id]++;
                 if (!f->gate.w && p->skip) p->counts->computed++;
             }
             if (!f->down.w)
-                put_hidden(p, t, id[i], u[i]);
+                put_hidden(p, t, id, u[i]);
             else
                 value(out, t)[out->n + entry[i]] = u[i];
         }
@@ -185,34 +188,33 @@ static void up_stage(pass *p, int32_t n, te_ahead ahead) {
 static void down_stage(pass *p, int32_t n, te_ahead ahead) {
     const te_mat *down = &p->f->down;
     const te_row_kernels *k = te_rows_of(p->ws, down);
-    const te_ahead none = {0};
-    float h[GROUP];
-    int32_t entry[GROUP], id[GROUP];
+    const queue *q = &p->hidden;
+    const te_rows rows = {q->id, 0, n};
+    float *sums = te_sums(p->ws, p->team, p->chain, 0);
     count_rows(p, down, n);
-    for (int32_t t = 0; t < p->n_tok; t++) {
-        const int32_t count = wanted(&p->hidden, n, t, entry, id);
-        if (!count) continue;
-        for (int32_t i = 0; i < count; i++) h[i] = value(&p->hidden, t)[entry[i]];
-        k->axpy(down, (te_rows){id, 0, count}, ahead, h, te_sums(p->ws, p->team, p->chain, t));
-        ahead = none;
-    }
+    if (p->n_tok == 1)
+        k->axpy(down, rows, ahead, value(q, 0), sums);
+    else
+        k->axpy_few(down, rows, ahead, (te_tokens){q->tokens, p->n_tok}, value(q, 0), TE_QUEUE_FLOATS, sums,
+                    p->ws->sum_stride);
     drop_front(&p->hidden, n, p->n_tok);
 }
 
-static int32_t ready(const queue *q, bool last) { return q->n >= GROUP ? GROUP : last ? q->n : 0; }
+static int32_t ready(const pass *p, const queue *q, bool last) { return q->n >= p->group ? p->group : last ? q->n : 0; }
 static te_ahead front(const te_mat *m, const queue *q, int32_t n) { return (te_ahead){m, {q->id, 0, n}}; }
 
 /* All neurons at positions [lo, hi) of the list. */
 static void neurons(pass *p, te_rows rows, int32_t lo, int32_t hi) {
     const te_ffn *f = p->f;
     const te_mat *first = f->gate.w ? &f->gate : &f->up;
-    for (int32_t i = lo; i < hi || p->gated.n || p->hidden.n; i += GROUP) {
-        const int32_t fresh = hi - i > GROUP ? GROUP : hi - i > 0 ? hi - i : 0;
-        const int32_t n_up = ready(&p->gated, fresh == 0), n_down = ready(&p->hidden, fresh == 0 && n_up == 0);
+    const int32_t group = p->group;
+    for (int32_t i = lo; i < hi || p->gated.n || p->hidden.n; i += group) {
+        const int32_t fresh = hi - i > group ? group : hi - i > 0 ? hi - i : 0;
+        const int32_t n_up = ready(p, &p->gated, fresh == 0), n_down = ready(p, &p->hidden, fresh == 0 && n_up == 0);
         const int32_t left = hi - i - fresh;
         te_ahead after = {0}; /* what the next turn begins with */
         if (left > 0)
-            after = (te_ahead){first, te_rows_part(rows, i + fresh, i + fresh + (left > GROUP ? GROUP : left))};
+            after = (te_ahead){first, te_rows_part(rows, i + fresh, i + fresh + (left > group ? group : left))};
         te_ahead after_up = n_down ? front(&f->down, &p->hidden, n_down) : after;
         if (fresh) gate_stage(p, rows, i, fresh, n_up ? front(&f->up, &p->gated, n_up) : after_up);
         if (n_up) {
@@ -222,7 +224,7 @@ static void neurons(pass *p, te_rows rows, int32_t lo, int32_t hi) {
             up_stage(p, n_up, after_up);
         }
         if (n_down) {
-            if (!f->gate.w && p->gated.n) after = front(&f->up, &p->gated, p->gated.n > GROUP ? GROUP : p->gated.n);
+            if (!f->gate.w && p->gated.n) after = front(&f->up, &p->gated, p->gated.n > group ? group : p->gated.n);
             down_stage(p, n_down, after);
         }
     }
@@ -265,6 +267,33 @@ static void sums_to_sink(te_team *team, const te_workspace *ws, const te_deal *d
     team->turn++;
 }
 
+/* The first place of the list with a neuron >= j. */
+static int32_t place_of(te_rows rows, int32_t j) {
+    int32_t lo = 0, hi = rows.n;
+    while (lo < hi) {
+        const int32_t mid = lo + (hi - lo) / 2;
+        if (te_row_at(rows, mid) < j)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* The places of the list that a part has. */
+static void share(const te_deal *d, const te_ffn *f, te_rows rows, bool by_neuron, int64_t *lo, int64_t *hi) {
+    if (!by_neuron) {
+        te_deal_share(d, rows.n, 1, lo, hi);
+        return;
+    }
+    int64_t first, last;
+    te_share_of(d->chain, d->n_chains, f->up.n_rows, 1, &first, &last);
+    const int32_t at = place_of(rows, (int32_t)first);
+    te_share_of(d->part, d->n_parts, place_of(rows, (int32_t)last) - at, 1, lo, hi);
+    *lo += at;
+    *hi += at;
+}
+
 void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, bool skip, const te_ffn_io *io,
                te_ffn_counts *counts) {
     te_member *me = &ws->member[team->ith];
@@ -280,6 +309,7 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
         if (io->hidden) part.hidden += io->ld_hidden * t;
         pass p = {.ws = ws, .team = team, .me = me, .f = f, .io = &part, .skip = skip, .counts = &sum};
         p.n_tok = io->n_tok - t0 < TE_PASS_TOK ? io->n_tok - t0 : TE_PASS_TOK;
+        p.group = p.n_tok == 1 ? GROUP_OF_ONE : GROUP;
         p.gated.value = me->queue;
         p.hidden.value = me->queue + ROOM;
         p.up_act = up_act(ws, f);
@@ -288,7 +318,7 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
         te_deal_begin(team, &d, n_parts, f->down.w != NULL);
         while (te_deal_next(team, &d)) {
             int64_t lo, hi;
-            te_deal_share(&d, rows.n, 1, &lo, &hi);
+            share(&d, f, rows, io->by_neuron, &lo, &hi);
             p.chain = d.chain;
             if (f->down.w && d.part == 0) te_sums_begin(ws, team, d.chain, p.n_tok, f->down.cols);
             neurons(&p, rows, (int32_t)lo, (int32_t)hi);

@@ -27,6 +27,14 @@ typedef struct te_ahead {
     te_rows rows;
 } te_ahead;
 
+/* Up to 32 tokens, and which of them want a row: bit t of bits[i] says that token t wants the row at place i of the
+ * list; bits NULL: all want all. */
+typedef struct te_tokens {
+    const uint32_t *bits;
+    int32_t n;
+} te_tokens;
+static inline bool te_wants(te_tokens who, int32_t i, int32_t t) { return !who.bits || (who.bits[i] >> t & 1) != 0; }
+
 /* What one weight format can do. Activations are packed once per input vector into the format's own layout ("act":
  * floats as they are, or
  * int8 per 32 with scales, in the order in which the weights unpack). An act is 64-byte aligned. */
@@ -40,6 +48,13 @@ typedef struct te_row_kernels {
      * order private to the kernel.
      * Rows with a[i] == 0 change nothing, so that skipping them gives the same bits (-0 aside). */
     void (*axpy)(const te_mat *m, te_rows rows, te_ahead ahead, const float *a, float *acc);
+    /* dot and axpy for several tokens, each row read once. The bits of a token's results are those that dot and axpy
+     * give it alone. act, y, a, acc: of token 0; token t's are act_stride bytes, ldy, lda, acc_stride floats further
+     * on. Results that are not wanted stay as they are. */
+    void (*dot_few)(const te_mat *m, te_rows rows, te_ahead ahead, te_tokens who, const void *act, size_t act_stride,
+                    float *y, size_t ldy);
+    void (*axpy_few)(const te_mat *m, te_rows rows, te_ahead ahead, te_tokens who, const float *a, size_t lda,
+                     float *acc, size_t acc_stride);
     /* y[c] += acc's column c for lo <= c < hi; lo is a multiple of 256, hi a multiple of 256 or cols. */
     void (*acc_add)(const float *acc, int32_t cols, int32_t lo, int32_t hi, float *y);
     /* out[0..n-1] = weights c0..c0+n-1 of a row; c0 and n multiples of the block. */

@@ -215,29 +215,29 @@ static void linear_gemm(te_team *team, te_workspace *ws, const te_linear *produc
     g->end();
 }
 
-/* Rows [lo, hi) of one product for n_tok <= TE_PASS_TOK tokens that are packed. */
+/* Rows [lo, hi) of one product for n_tok <= TE_PASS_TOK tokens that are packed; t: the first one's number. */
 static void linear_rows(te_workspace *ws, te_member *me, const te_linear *l, int32_t lo, int32_t hi, int32_t n_tok,
-                        size_t t_first) {
-    enum { tile = 32 }; /* rows that stay in the cache while all tokens pass over them */
+                        size_t t) {
     const te_row_kernels *k = te_rows_of(ws, &l->w);
-    const te_ahead none = {0};
-    for (int32_t r = lo; r < hi;) {
-        const int32_t left = hi - r;
-        /* One token: all rows in one call, the prefetched stream never breaks off. */
-        const int32_t n = n_tok == 1 ? smaller(left, ws->limits.max_cols) : smaller(left, tile);
-        const te_rows rows = {NULL, r, n};
-        for (int32_t t = 0; t < n_tok; t++) {
-            float *y = l->y + l->ldy * (t_first + (size_t)t) + r;
-            float *d = l->add ? me->floats : y;
-            const te_rows next = {NULL, r + n, smaller(n, hi - r - n)};
-            const te_ahead ahead = {&l->w, next};
-            k->dot(&l->w, rows, n_tok > 1 && t == 0 && next.n > 0 ? ahead : none, te_act(ws, me, 0, t), d);
+    const void *act = te_act(ws, me, 0, 0);
+    /* As many rows in one call as there is room for: the prefetched stream never breaks off. */
+    const int32_t most = l->add ? larger(larger(ws->limits.max_cols, ws->limits.max_rows) / n_tok, 1) : hi - lo;
+    for (int32_t r = lo, n; r < hi; r += n) {
+        n = smaller(hi - r, most);
+        float *y = l->y + l->ldy * t + r, *d = l->add ? me->floats : y;
+        const size_t ldd = l->add ? (size_t)n : l->ldy;
+        const te_rows rows = {NULL, r, n}, next = {NULL, r + n, smaller(n, hi - r - n)};
+        const te_ahead ahead = {next.n > 0 ? &l->w : NULL, next}, none = {0};
+        if (n_tok == 1)
+            k->dot(&l->w, rows, none, act, d);
+        else
+            k->dot_few(&l->w, rows, ahead, (te_tokens){NULL, n_tok}, act, ws->act_stride, d, ldd);
+        for (int32_t i = 0; i < n_tok; i++, y += l->ldy, d += ldd) {
             if (l->bias)
-                for (int32_t i = 0; i < n; i++) d[i] += l->bias[r + i];
+                for (int32_t c = 0; c < n; c++) d[c] += l->bias[r + c];
             if (l->add)
-                for (int32_t i = 0; i < n; i++) y[i] += d[i];
+                for (int32_t c = 0; c < n; c++) y[c] += d[c];
         }
-        r += n;
     }
 }
 
@@ -288,9 +288,8 @@ void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, in
 }
 
 void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const float *h, size_t ldh, int32_t n_tok,
-                    const float *bias, float *y, size_t ldy, bool add) {
-    enum { group = 64 };
-    if (n_tok >= ws->k->gemm.min_tok) {
+                    const float *bias, float *y, size_t ldy, bool add, bool by_rows) {
+    if (!by_rows && n_tok >= ws->k->gemm.min_tok) {
         const te_gemm_kernels *g = &ws->k->gemm;
         /* A unit begins with a block of every format; small ones for those that allow it, when there are many members. */
         const int32_t unit = te_type_get(w->type)->block_weights > 64 ? 256 : 64;
@@ -311,14 +310,14 @@ void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const floa
         while (te_deal_next(team, &d)) {
             if (d.part == 0) te_sums_begin(ws, team, d.chain, n, w->cols);
             te_deal_share(&d, w->n_rows, 1, &lo, &hi);
-            for (int64_t r = lo; r < hi; r += group) {
-                const int32_t n_rows = hi - r < group ? (int32_t)(hi - r) : group;
-                const te_rows rows = {NULL, (int32_t)r, n_rows};
-                for (int32_t t = 0; t < n; t++) {
-                    const te_ahead none = {0};
-                    k->axpy(w, rows, none, h + ldh * (size_t)(t0 + t) + r, te_sums(ws, team, d.chain, t));
-                }
-            }
+            const te_rows rows = {NULL, (int32_t)lo, (int32_t)(hi - lo)};
+            const te_ahead none = {0};
+            const float *a = h + ldh * (size_t)t0 + lo;
+            float *sums = te_sums(ws, team, d.chain, 0);
+            if (n == 1)
+                k->axpy(w, rows, none, a, sums);
+            else
+                k->axpy_few(w, rows, none, (te_tokens){NULL, n}, a, ldh, sums, ws->sum_stride);
         }
         float *yt = y + ldy * (size_t)t0;
         te_sums_end(team, ws, &d, w, n, yt, ldy, !add, bias);

@@ -42,16 +42,16 @@ typedef struct te_linear {
     float *y;
     size_t ldy;
     bool add;
-    bool rows; /* by row kernels in any case: the bits of te_op_ffn */
+    bool rows; /* by row kernels in any case: the bits of te_op_ffn, and of a token alone */
 } te_linear;
 /* x: [n_tok] rows, ldx floats apart. n_tok >= 1. May use barriers inside. y must not overlap x. */
 void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
                   size_t ldx, int32_t n_tok);
 
 /* y[t*ldy + c] (+)= bias[c] + sum_r h[t*ldh + r] * w[r][c]: a product with a matrix that is stored transposed
- * (ffn_down_t). */
+ * (ffn_down_t). rows: as te_linear's. */
 void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const float *h, size_t ldh, int32_t n_tok,
-                    const float *bias, float *y, size_t ldy, bool add);
+                    const float *bias, float *y, size_t ldy, bool add, bool rows);
 
 /* The fused feed-forward over a list of neurons. Per neuron j of rows and token t with
  * mask[t*ld_mask + j] != 0 (mask NULL: all):
@@ -64,7 +64,8 @@ void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const floa
  * x: [n_tok][cols]. y: [n_tok][cols], added to. One or a few tokens: cost is one pass over the rows in memory
  * whatever n_tok (a pass takes up to 32 tokens; more are taken in as many passes as it needs).
  * Contains one barrier, or none where h is stored; ends without one. Neurons are shared out by position in the list, contiguous parts, so that the
- * sums have a fixed order; with a NULL row list (all neurons) skip true and false give the same bits for a RELU layer. */
+ * sums have a fixed order; with a NULL row list (all neurons) skip true and false give the same bits for a RELU layer.
+ * A token's sum has the bits that it has alone where the list is NULL or by_neuron is set. */
 typedef struct te_ffn {
     te_mat gate; /* gate.w NULL: ungated */
     te_mat up;
@@ -90,6 +91,7 @@ typedef struct te_ffn_io {
     size_t ld_mask;
     /* Instead of mask, for up to 32 tokens: bit t of tokens[i] says that token t wants the row at place i of the list. */
     const uint32_t *tokens;
+    bool by_neuron; /* shared out by the neurons' numbers: as even, only for long lists that are ascending */
     bool is_packed; /* te_op_ffn_pack has packed x */
     float *y;
     size_t ldy;

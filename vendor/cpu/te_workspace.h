@@ -31,7 +31,7 @@ struct te_workspace {
     te_member member[];
 };
 
-enum { TE_QUEUE_FLOATS = 48 };
+enum { TE_QUEUE_FLOATS = 96 };
 
 static inline const te_row_kernels *te_rows_of(const te_workspace *ws, const te_mat *m) { return &ws->k->row[m->type]; }
 

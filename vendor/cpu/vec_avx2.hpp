@@ -2,6 +2,7 @@
 namespace {
 struct vec_avx2 {
     static constexpr int lanes = 8;
+    static constexpr int abreast = 4; // tokens, in rows_few.hpp
     using f32 = __m256;
     using i32 = __m256i;
     struct w16 {

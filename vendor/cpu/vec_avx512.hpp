@@ -3,6 +3,7 @@
 namespace {
 struct vec_avx512 {
     static constexpr int lanes = 16;
+    static constexpr int abreast = 8; // tokens, in rows_few.hpp
     using f32 = __m512;
     using i32 = __m512i;
     using w16 = __m512;

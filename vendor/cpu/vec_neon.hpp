@@ -6,6 +6,7 @@
 namespace {
 struct vec_neon {
     static constexpr int lanes = 8;
+    static constexpr int abreast = 4; // tokens, in rows_few.hpp
     struct f32 {
         float32x4_t lo, hi;
     };

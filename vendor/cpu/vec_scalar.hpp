@@ -6,6 +6,7 @@
 namespace {
 struct vec_scalar {
     static constexpr int lanes = 8;
+    static constexpr int abreast = 1; // tokens, in rows_few.hpp; 1: one after the other
     struct f32 {
         float v[8];
     };

@@ -130,12 +130,47 @@ template <int G> struct attention_smem {
     int is_last;
 };
 
-template <int G>
+// Scores of rows of D F16 values, for G heads: LANES lanes share a row, each VALUES neighbours of it.
+template <int G, int D> struct short_rows {
+    static constexpr int LANES = G * D / 32 < 8 ? 8 : G * D / 32, VALUES = D / LANES, ROWS = 32 / LANES;
+    alignas(16) float q[G][VALUES];
+    __device__ __forceinline__ void load(const float (*from)[ATT_MAX_DIM], int heads) {
+        const int c = threadIdx.x % LANES * VALUES;
+#pragma unroll
+        for (int g = 0; g < G; g++)
+#pragma unroll
+            for (int i = 0; i < VALUES; i += 4)
+                *(float4 *)&q[g][i] = g < heads ? *(const float4 *)&from[g][c + i] : make_float4(0, 0, 0, 0);
+    }
+    __device__ __forceinline__ float score(const uint8_t *row, int lane) const {
+        constexpr int WORDS = VALUES / 2;
+        alignas(16) uint32_t w[WORDS];
+        const uint8_t *from = row + lane % LANES * VALUES * 2;
+        if constexpr (WORDS % 4 == 0)
+#pragma unroll
+            for (int i = 0; i < WORDS; i += 4) *(uint4 *)&w[i] = *(const uint4 *)(from + 4 * i);
+        else
+            *(uint2 *)w = *(const uint2 *)from;
+        float sum[G] = {};
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) {
+            const float2 k = half2_bits(w[i]);
+#pragma unroll
+            for (int g = 0; g < G; g++) sum[g] = fmaf(k.y, q[g][2 * i + 1], fmaf(k.x, q[g][2 * i], sum[g]));
+        }
+        return warp_sums<G, LANES>(sum, lane);
+    }
+};
+template <int G> struct short_rows<G, 0> {};
+
+// D: K and V are F16, a head has D values; 0: whatever they are.
+template <int G, int D>
 __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_constant__ attention_args args) {
     const te_cuda_attention &a = args.op;
     extern __shared__ uint4 tiles[];
     __shared__ attention_smem<G> s;
-    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, d = a.n_embd_head;
+    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, d = D ? D : a.n_embd_head;
+    const int type_k = D ? (int)TE_F16 : a.type_k, type_v = D ? (int)TE_F16 : a.type_v;
     const int kvh = blockIdx.x / args.chunks, first = blockIdx.x % args.chunks * G, heads = min(G, args.group - first);
     const int head = kvh * args.group + first, split = blockIdx.y, t = blockIdx.z;
     // Shared: two stages of K and V rows, then rows of this step, then room for a head of each warp.
@@ -216,14 +251,19 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         s.total[tid] = 0;
     }
     __syncthreads();
-    float2 q[G][ATT_PAIRS];
+    float2 q[G][D ? 1 : ATT_PAIRS];
+    short_rows<G, D> rows;
+    if constexpr (D > 0) {
+        rows.load(s.q, heads);
+    } else {
 #pragma unroll
-    for (int g = 0; g < G; g++)
+        for (int g = 0; g < G; g++)
 #pragma unroll
-        for (int i = 0; i < ATT_PAIRS; i++) {
-            const int c = 2 * lane + 64 * i;
-            q[g][i] = g < heads && c < d ? *(const float2 *)&s.q[g][c] : make_float2(0, 0);
-        }
+            for (int i = 0; i < ATT_PAIRS; i++) {
+                const int c = 2 * lane + 64 * i;
+                q[g][i] = g < heads && c < d ? *(const float2 *)&s.q[g][c] : make_float2(0, 0);
+            }
+    }
     constexpr int BATCH = G == 1 ? 8 : 16 / G; // positions that a warp scores at a time
     // Each thread adds up V for one pair of columns, over every n_lines-th position.
     const int pairs = d / 2, n_lines = ATT_THREADS / pairs, line = tid / pairs, pair = tid % pairs;
@@ -237,26 +277,37 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         __syncthreads();
         const uint8_t *ks = base + (size_t)(i & 1) * stage, *vs = ks + (size_t)args.tile * row_k;
         const int m = min(args.tile, p_end - p_begin - i * args.tile), all = m + (i + 1 >= n_tiles ? n_fresh : 0);
-        for (int p0 = warp * BATCH; p0 < all; p0 += ATT_WARPS * BATCH) {
-            float sum[G * BATCH] = {};
+        auto row_at = [&](int p) { return p < m ? ks + (size_t)p * row_k : fresh_k + (size_t)(p - m) * row_k; };
+        if constexpr (D > 0) {
+            constexpr int LANES = short_rows<G, D>::LANES, ROWS = short_rows<G, D>::ROWS;
+#pragma unroll 2
+            for (int p0 = warp * ROWS; p0 < all; p0 += ATT_WARPS * ROWS) {
+                const int p = p0 + lane / LANES;
+                const float v = rows.score(row_at(min(p, all - 1)), lane);
+                if (sum_owner<G, LANES>(lane) && p < all) s.score[sum_index<G, LANES>(lane)][p] = v * a.scale;
+            }
+        } else {
+            for (int p0 = warp * BATCH; p0 < all; p0 += ATT_WARPS * BATCH) {
+                float sum[G * BATCH] = {};
 #pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                const int p = min(p0 + b, all - 1);
-                const uint8_t *row = p < m ? ks + (size_t)p * row_k : fresh_k + (size_t)(p - m) * row_k;
+                for (int b = 0; b < BATCH; b++) {
+                    const int p = min(p0 + b, all - 1);
+                    const uint8_t *row = row_at(p);
 #pragma unroll
-                for (int k = 0; k < ATT_PAIRS; k++) {
-                    const int c = 2 * lane + 64 * k;
-                    if (c < d) {
-                        const float2 w = kv_pair(a.type_k, row, c);
+                    for (int k = 0; k < ATT_PAIRS; k++) {
+                        const int c = 2 * lane + 64 * k;
+                        if (c < d) {
+                            const float2 w = kv_pair(type_k, row, c);
 #pragma unroll
-                        for (int g = 0; g < G; g++)
-                            sum[b * G + g] = fmaf(w.x, q[g][k].x, fmaf(w.y, q[g][k].y, sum[b * G + g]));
+                            for (int g = 0; g < G; g++)
+                                sum[b * G + g] = fmaf(w.x, q[g][k].x, fmaf(w.y, q[g][k].y, sum[b * G + g]));
+                        }
                     }
                 }
+                const float v = warp_sums<G * BATCH>(sum, lane);
+                const int i = sum_index<G * BATCH>(lane), p = p0 + i / G;
+                if (sum_owner<G * BATCH>(lane) && p < all) s.score[i % G][p] = v * a.scale;
             }
-            const float v = warp_sums<G * BATCH>(sum, lane);
-            const int i = sum_index<G * BATCH>(lane), p = p0 + i / G;
-            if (sum_owner<G * BATCH>(lane) && p < all) s.score[i % G][p] = v * a.scale;
         }
         __syncthreads();
         if (warp < G) { // the running softmax of one head
@@ -292,7 +343,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
 #pragma unroll 4
             for (int p = line; p < all; p += n_lines) {
                 const float2 v =
-                    kv_pair(a.type_v, p < m ? vs + (size_t)p * row_v : fresh_v + (size_t)(p - m) * row_v, 2 * pair);
+                    kv_pair(type_v, p < m ? vs + (size_t)p * row_v : fresh_v + (size_t)(p - m) * row_v, 2 * pair);
 #pragma unroll
                 for (int g = 0; g < G; g++) {
                     const float e = s.score[g][p];
@@ -343,14 +394,22 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         const float *from = scratch + (size_t)g * args.splits * width;
         float most = -INFINITY, total = 0;
         float2 sum = make_float2(0, 0);
-#pragma unroll 8
-        for (int k = 0; k < used; k++) {
-            const float2 w = __ldcg((const float2 *)(from + (size_t)k * width)),
-                         v = __ldcg((const float2 *)(from + (size_t)k * width + 2 + 2 * c));
-            const float now = fmaxf(most, w.x), f0 = expf(most - now), f1 = expf(w.x - now);
-            sum = make_float2(sum.x * f0 + v.x * f1, sum.y * f0 + v.y * f1);
-            total = total * f0 + w.y * f1;
-            most = now;
+        for (int k0 = 0; k0 < used; k0 += 8) { // eight at a time are on their way
+            float2 w[8], v[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                const float *part = from + (size_t)min(k0 + k, used - 1) * width;
+                w[k] = __ldcg((const float2 *)part);
+                v[k] = __ldcg((const float2 *)(part + 2 + 2 * c));
+            }
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                if (k0 + k >= used) break;
+                const float now = fmaxf(most, w[k].x), f0 = expf(most - now), f1 = expf(w[k].x - now);
+                sum = make_float2(sum.x * f0 + v[k].x * f1, sum.y * f0 + v[k].y * f1);
+                total = total * f0 + w[k].y * f1;
+                most = now;
+            }
         }
         *(float2 *)&out[g * d + 2 * c] = make_float2(sum.x / total, sum.y / total);
     }
@@ -370,8 +429,10 @@ static attention_args prepare(const te_cuda *d, const te_cuda_attention *op, int
     *variant = a.group == 1 ? 0 : a.group <= 4 ? 1 : 2;
     const int per_block = *variant == 0 ? 1 : 4 * *variant;
     a.chunks = divide_up(a.group, per_block);
-    // Two blocks for each multiprocessor, of at least 64 positions each, at most 64 parts.
-    const int across = op->n_head_kv * a.chunks * op->n_tok, wanted = divide_up(2 * d->info.n_sm, across),
+    // A block for each multiprocessor, so that the next operation's finds room beside it, or two if that many are not
+    // made of parts; a part has at least 64 positions, and there are at most 64.
+    const int across = op->n_head_kv * a.chunks * op->n_tok,
+              wanted = 2 * across <= d->info.n_sm ? d->info.n_sm / across : divide_up(2 * d->info.n_sm, across),
               most = divide_up(op->n_ctx, 64);
     a.splits = wanted < most ? wanted : most;
     if (a.splits > 64) a.splits = 64;
@@ -417,9 +478,14 @@ te_status attention(te_cuda *d, const te_cuda_attention *op) {
     TE_CUDA_TRY(check(d, op));
     int variant;
     const attention_args a = prepare(d, op, &variant);
-    void (*const kernels[3])(attention_args) = {attention_kernel<1>, attention_kernel<4>, attention_kernel<8>};
+    static void (*const kernels[3][3])(attention_args) = {
+        {attention_kernel<1, 0>, attention_kernel<1, 64>, attention_kernel<1, 128>},
+        {attention_kernel<4, 0>, attention_kernel<4, 64>, attention_kernel<4, 128>},
+        {attention_kernel<8, 0>, attention_kernel<8, 64>, attention_kernel<8, 128>}};
+    const int32_t n = op->n_embd_head;
+    const bool plain = op->type_k == TE_F16 && op->type_v == TE_F16 && (n == 64 || n == 128);
     const size_t smem = smem_of(a, variant == 0 ? 1 : 4 * variant);
-    return launch(d, "attention", kernels[variant],
+    return launch(d, "attention", kernels[variant][plain ? n / 64 : 0],
                   dim3((unsigned)(op->n_head_kv * a.chunks), (unsigned)a.splits, (unsigned)op->n_tok), ATT_THREADS,
                   smem, a);
 }

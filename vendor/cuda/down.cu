@@ -33,21 +33,27 @@ te_status down(te_cuda *d, const te_cuda_down *op) {
     if (n < 1) return TE_OK;
     const down_kernels *k = down_kernels_of(op->w.type);
     const int n_parts = parts(d, &op->w, n), n_tiles = tiles(&op->w, k);
-    const down_args a = {(const uint8_t *)op->w.w,
-                         op->h,
-                         op->rows.list,
-                         op->rows.list ? op->rows.n_list : nullptr,
-                         op->partial,
-                         op->w.stride,
-                         op->ldh,
-                         op->n_tok,
-                         n,
-                         op->w.cols,
-                         n_tiles,
-                         n_parts,
-                         op->all != 0};
-    return launch(d, "down", k->kernel[op->n_tok == 1 ? 0 : 1], dim3((unsigned)(n_tiles * n_parts)), DOWN_THREADS, 0,
-                  a);
+    const bool several = op->n_tok > 1;
+    down_args a = {};
+    a.w = (const uint8_t *)op->w.w;
+    a.h = op->h;
+    a.list = op->rows.list;
+    a.n_list = op->rows.list ? op->rows.n_list : nullptr;
+    a.partial = op->partial;
+    a.stride = op->w.stride;
+    a.ldh = op->ldh;
+    a.n_tok = op->n_tok;
+    a.n = n;
+    a.cols = op->w.cols;
+    a.n_tiles = n_tiles;
+    a.n_parts = n_parts;
+    a.room = divide_up(n, n_parts);
+    a.all = op->all != 0;
+    const bool few = several && k->factor_parts;
+    const size_t smem =
+        few ? (size_t)a.room * (8 + 4 * FEW_TOKENS) + (size_t)few_factor_bytes(a.room, k->factor_parts) : 0;
+    const int across = few ? divide_up(n_tiles, FEW_DOWN_TILES) : n_tiles;
+    return launch(d, "down", k->kernel[several], dim3((unsigned)(across * n_parts)), DOWN_THREADS, smem, a);
 }
 
 constexpr int MERGE_COLS = 32, MERGE_THREADS = 512, MERGE_GROUPS = MERGE_THREADS / 8, MERGE_WARPS = MERGE_THREADS / 32;
@@ -60,6 +66,10 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const te_cuda_merg
     const int t = blockIdx.y, c0 = blockIdx.x * MERGE_COLS, g = threadIdx.x / 8, col = c0 + threadIdx.x % 8 * 4;
     float4 s = make_float4(0, 0, 0, 0);
     const bool wide = a.cols % 4 == 0;
+    const int c = c0 + (int)threadIdx.x;
+    const bool last = threadIdx.x < MERGE_COLS && c < a.cols; // what they add is on its way while the parts are
+    float y = last && a.add ? __ldcg(a.add + t * a.ld_add + c) : 0;
+    if (last && a.bias) y += __ldg(a.bias + c);
 #pragma unroll 5
     for (int b = g; b < a.n_parts; b += MERGE_GROUPS) {
         const float *from = a.partial + ((size_t)b * a.n_tok + t) * a.cols + col;
@@ -83,10 +93,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const te_cuda_merg
     }
     if (threadIdx.x % 32 < 8) *(float4 *)&sums[threadIdx.x / 32][threadIdx.x % 8 * 4] = s;
     __syncthreads();
-    const int c = c0 + (int)threadIdx.x;
-    if (threadIdx.x >= MERGE_COLS || c >= a.cols) return;
-    float y = a.add ? __ldcg(a.add + t * a.ld_add + c) : 0;
-    if (a.bias) y += __ldg(a.bias + c);
+    if (!last) return;
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < MERGE_WARPS; w++) sum += sums[w][threadIdx.x];

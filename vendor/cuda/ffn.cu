@@ -114,8 +114,10 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     const bool own_scores = s->fc2.w && s->fc2.type == k->score_type;
     *p = {};
     ffn_args *a = &p->a;
-    const int variant = op->n_tok == 1 ? 0 : op->n_tok <= 4 ? 1 : 2, tokens = variant == 0 ? 1 : 4 * variant;
-    p->kernel = k->kernel[variant];
+    const bool several = op->n_tok > 1, few = several && k->few.column_bytes,
+               score_few = several && k->score_few.column_bytes;
+    const int tokens = several ? FEW_TOKENS : 1;
+    p->kernel = k->kernel[several];
     const te_cuda_hidden hidden = hidden_of(op);
     a->k = hidden_args(&hidden);
     a->k.n = n;
@@ -132,10 +134,15 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     a->down_stride = op->down.stride;
     a->partial = op->partial;
     a->cols = op->down.cols;
-    const int blocks_per_sm = op->n_tok == 1 ? 2 : 1, at_once = blocks_per_sm * d->info.n_sm;
+    // Host memory is read no faster by more blocks, and each leaves a part of the sum.
+    const int blocks_per_sm = op->n_tok == 1 ? 2 : 1, at_once = (op->far ? 1 : blocks_per_sm) * d->info.n_sm;
     size_t room = d->smem_sm / (size_t)blocks_per_sm - 3072;
     if (room > d->smem_block - 2048) room = d->smem_block - 2048;
-    set_tile(&a->k, 32 * k->steps * k->lane_weights, room / 2, (size_t)tokens * (k->int8 ? 1 : 4));
+    const int usual = divide_up(n, at_once);
+    if (few)
+        set_few_tile(&a->k, k->few, room * 5 / 8, usual);
+    else
+        set_tile(&a->k, 32 * k->steps * k->lane_weights, room / 2, (size_t)tokens * (k->int8 ? 1 : 4));
     size_t z = 0, z_scales = 0;
     if (own_scores) {
         a->s.x = s->z;
@@ -145,9 +152,15 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
         a->s.n = n;
         a->s.product[0].w = (const uint8_t *)s->fc2.w;
         a->s.product[0].stride = s->fc2.stride;
-        set_tile(&a->s, 32 * k->score_steps * k->score_weights, room / 4, (size_t)tokens * (k->score_int8 ? 1 : 4));
-        z = (size_t)tokens * (size_t)a->s.tile * (k->score_int8 ? 1 : 4);
-        z_scales = k->score_int8 ? (size_t)tokens * (size_t)(a->s.tile / 32) * 8 : 0;
+        if (score_few) {
+            set_few_tile(&a->s, k->score_few, room / 6, usual);
+            z = few_tile_bytes(k->score_few, a->s.tile);
+            z_scales = few_scale_bytes(k->score_few, a->s.tile);
+        } else {
+            set_tile(&a->s, 32 * k->score_steps * k->score_weights, room / 4, (size_t)tokens * (k->score_int8 ? 1 : 4));
+            z = (size_t)tokens * (size_t)a->s.tile * (k->score_int8 ? 1 : 4);
+            z_scales = k->score_int8 ? (size_t)tokens * (size_t)(a->s.tile / 32) * 8 : 0;
+        }
     } else if (s->sign) {
         z = ((size_t)op->n_tok * (size_t)divide_up(op->up.cols, 64) * 8 + 15) / 16 * 16;
     }
@@ -155,18 +168,24 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     a->tiles = divide_up(pieces, ROWS_THREADS);
     a->lanes = divide_up(divide_up(pieces, a->tiles), 16) * 16;
     a->groups = ROWS_THREADS / a->lanes < 4 ? ROWS_THREADS / a->lanes : 4;
-    const size_t acts = (size_t)tokens * (size_t)a->k.tile * (k->int8 ? 1 : 4),
-                 scales = k->int8 ? (size_t)tokens * (size_t)(a->k.tile / 32) * 8 : 0,
-                 sums = (size_t)a->lanes * (size_t)k->down_weights * 4;
-    const size_t begin = acts + scales > sums ? acts + scales : sums;
+    const size_t acts =
+                     few ? few_tile_bytes(k->few, a->k.tile) : (size_t)tokens * (size_t)a->k.tile * (k->int8 ? 1 : 4),
+                 scales = few       ? few_scale_bytes(k->few, a->k.tile)
+                          : k->int8 ? (size_t)tokens * (size_t)(a->k.tile / 32) * 8
+                                    : 0;
     const bool pairs = op->gate.w && !op->skip;
     for (p->grid = at_once;; p->grid += at_once) {
         if (p->grid > n) p->grid = n;
         const size_t own = (size_t)divide_up(n, p->grid), rows = own * (pairs ? 2 : 1);
-        size_t sum = rows * (size_t)a->k.parts;
-        if (own_scores && own * (size_t)a->s.parts > sum) sum = own * (size_t)a->s.parts;
+        size_t part = few ? few_sum_bytes(rows) : rows * (size_t)(a->k.parts * tokens) * 4;
+        if (own_scores) {
+            const size_t score_part = score_few ? few_sum_bytes(own) : own * (size_t)(a->s.parts * tokens) * 4;
+            if (score_part > part) part = score_part;
+        }
+        const size_t sums =
+            few ? (size_t)few_factor_bytes((int)own, k->factor_parts) : (size_t)a->lanes * (size_t)k->down_weights * 4;
         auto room16 = [](size_t n_bytes) { return (n_bytes + 15) / 16 * 16; };
-        size_t at = begin;
+        size_t at = acts + scales > sums ? acts + scales : sums;
         auto take = [&](size_t n_bytes) {
             const size_t was = at;
             at += room16(n_bytes);
@@ -175,7 +194,7 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
         a->at.scales = (int)acts;
         a->at.z = take(z);
         a->at.z_scales = take(z_scales);
-        a->at.part = take(sum * (size_t)tokens * 4);
+        a->at.part = take(part);
         a->at.pointer = take(rows * 8);
         a->at.place = take(own * 4);
         a->own = (int)own;

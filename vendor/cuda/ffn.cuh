@@ -7,6 +7,7 @@
 #ifndef TE_CUDA_FFN_CUH
 #define TE_CUDA_FFN_CUH
 
+#include "few_sums.cuh"
 #include "rows.cuh"
 
 namespace te {
@@ -48,7 +49,9 @@ struct ffn_kernels {
     bool int8;
     int score_type, score_weights, score_steps; // the format of fc2
     bool score_int8;
-    ffn_function kernel[3]; // for up to 1, 4 and 8 tokens
+    few_shape few, score_few;
+    int factor_parts;       // few::parts; 0: plain loops
+    ffn_function kernel[2]; // for one token, and for several
 };
 const ffn_kernels *ffn_float(int type);
 const ffn_kernels *ffn_32(int type);
@@ -103,27 +106,46 @@ __device__ __forceinline__ int deal(int n, const chosen &from, const chosen &to,
 // The row of gate, up and down that neuron j is.
 __device__ __forceinline__ size_t row_id(const ffn_args &f, int j) { return (size_t)(f.list ? __ldg(f.list + j) : j); }
 
+// Neurons in order of which some of the tokens t0 .. t0 + N - 1 has an h that is not 0 (or is no number): their places and
+// rows of down; returns how many. All threads call it; ends with a barrier.
+template <int T, int N>
+__device__ __forceinline__ int find_rows(const ffn_args &f, int n, const int *id, const float *h, int t0, int *place,
+                                         const uint8_t **pointer, int *words) {
+    int m = 0;
+    for (int e0 = 0; e0 < n; e0 += ROWS_THREADS) {
+        const int e = e0 + (int)threadIdx.x;
+        bool on = false;
+#pragma unroll
+        for (int t = 0; t < N; t++) on |= e < n && t0 + t < f.k.n_tok && h[e * T + t0 + t] != 0;
+        const int at = ordered_place(on, &m, words);
+        if (on) {
+            place[at] = e;
+            pointer[at] = f.down + row_id(f, id[e]) * f.down_stride;
+        }
+    }
+    __syncthreads();
+    return m;
+}
+
 // sum over neurons e with h != 0 of h[e * T + t] * the row of down of id[e], to the block's part.
 template <class C, int T>
 __device__ __forceinline__ void sum_rows(const ffn_args &f, int n, const int *id, const float *h, int *place,
                                          const uint8_t **pointer, float *sums, int *words) {
+    if constexpr (T == FEW_TOKENS && few<C>::there) {
+        __shared__ float most[FEW_TOKENS], back[FEW_TOKENS];
+        const int m = find_rows<T, T>(f, n, id, h, 0, place, pointer, words), n_tok = f.k.n_tok,
+                  n_parts = (f.cols + C::down_weights - 1) / C::down_weights;
+        const few_rows r = {pointer, m, (uint2 *)sums, most, back};
+        few_factors<few<C>>(r, n_tok, [&](int e, int t) { return h[place[e] * T + t]; });
+        few_sums<C>(r, threadIdx.x / 32, ROWS_WARPS, (n_parts + 7) / 8, n_parts, n_tok, f.cols,
+                    f.partial + (size_t)blockIdx.x * n_tok * f.cols);
+        return;
+    }
     constexpr int W = C::down_weights, FLIGHT = C::flight, TA = T < 4 ? T : 4;
     const int n_tok = f.k.n_tok, n_pieces = (f.cols + W - 1) / W;
     const int group = threadIdx.x / f.lanes, lane = threadIdx.x - group * f.lanes;
     for (int t0 = 0; t0 < n_tok; t0 += TA) {
-        int m = 0;
-        for (int e0 = 0; e0 < n; e0 += ROWS_THREADS) {
-            const int e = e0 + (int)threadIdx.x;
-            bool on = false;
-#pragma unroll
-            for (int t = 0; t < TA; t++) on |= e < n && t0 + t < n_tok && h[e * T + t0 + t] != 0; // or no number
-            const int at = ordered_place(on, &m, words);
-            if (on) {
-                place[at] = e;
-                pointer[at] = f.down + row_id(f, id[e]) * f.down_stride;
-            }
-        }
-        __syncthreads();
+        const int m = find_rows<T, TA>(f, n, id, h, t0, place, pointer, words);
         for (int tile = 0; tile < f.tiles; tile++) {
             const int piece = tile * f.lanes + lane, first_col = tile * f.lanes * W;
             const bool inside = group < f.groups && piece < n_pieces;
@@ -227,7 +249,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
     const rows_product &first = a.product[0], &up = a.product[a.gated ? 1 : 0];
     const bool gate_first = a.gated && a.skip, pairs = a.gated && !a.skip, scored = f.score != SCORE_NONE;
     const int n_pieces = (a.cols + C::lane_weights - 1) / C::lane_weights;
-    rows_block<C, T> k = {a, shared, (bytes32 *)(s + f.at.scales), part, pointer, n_pieces, norm, {}, {}};
+    block_of<C, T> k = {a, shared, (bytes32 *)(s + f.at.scales), part, pointer, n_pieces, norm, {}, {}};
     auto row_of = [&](const rows_product &p, int j) { return p.w + row_id(f, j) * p.stride; };
     // This block's wanted neurons, in order: bits(e) says which tokens want the e-th.
     auto choose = [&](auto bits) {
@@ -247,7 +269,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
     if (f.score == SCORE_ROWS) {
         const rows_product &fc2 = f.s.product[0];
         const int z_pieces = (f.s.cols + S::lane_weights - 1) / S::lane_weights;
-        rows_block<S, T> z = {
+        block_of<S, T> z = {
             f.s, (uint4 *)(s + f.at.z), (bytes32 *)(s + f.at.z_scales), part, pointer, z_pieces, norm, {}, {}};
         auto score_row = [&](int e) { return fc2.w + (size_t)(b + e * nb) * fc2.stride; };
         z.start_early(own, score_row);
@@ -384,12 +406,26 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
     if (scored != gate_first) cluster_wait();
 }
 
+template <class C> constexpr int factor_parts_of() {
+    if constexpr (few<C>::there)
+        return few<C>::parts;
+    else
+        return 0;
+}
 template <class C, class S> constexpr ffn_kernels ffn_of() {
-    return {C::type,         C::lane_weights,
-            C::steps,        C::down_weights,
-            C::int8,         S::type,
-            S::lane_weights, S::steps,
-            S::int8,         {ffn_kernel<C, S, 1>, ffn_kernel<C, S, 4>, ffn_kernel<C, S, 8>}};
+    return {C::type,
+            C::lane_weights,
+            C::steps,
+            C::down_weights,
+            C::int8,
+            S::type,
+            S::lane_weights,
+            S::steps,
+            S::int8,
+            few_shape_of<C>(),
+            few_shape_of<S>(),
+            factor_parts_of<C>(),
+            {ffn_kernel<C, S, 1>, ffn_kernel<C, S, FEW_TOKENS>}};
 }
 
 } // namespace te

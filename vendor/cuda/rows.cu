@@ -48,30 +48,36 @@ te_status check_input(te_cuda *d, const char *op, const float *x, size_t ldx, in
 // rows_per: rows of a block for each of the n entries. Sets the tile, the parts and the grid, and launches.
 static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int rows_per) {
     const rows_kernels *k = rows_kernels_of(type);
-    const int variant = a->n_tok == 1 ? 0 : a->n_tok <= 4 ? 1 : 2, tokens = variant == 0 ? 1 : 4 * variant;
-    const int task = 32 * k->steps * k->lane_weights, blocks_per_sm = tokens == 8 ? 1 : 2;
-    // Half of what is there goes to activations at most: sums, pointers and ids need the rest.
+    const bool several = a->n_tok > 1, few = several && k->few.column_bytes;
+    const int tokens = several ? FEW_TOKENS : 1, task = 32 * k->steps * k->lane_weights,
+              blocks_per_sm = several ? 1 : 2;
     size_t room = d->smem_sm / (size_t)blocks_per_sm - 2048;
     if (room > d->smem_block) room = d->smem_block;
-    const int per_column = tokens * (k->int8 ? 5 : 16); // bytes of four
-    int tile = divide_up(a->cols, task) * task;
-    const int most = (int)(room * 3 / 5 / (size_t)per_column) * 4 / task * task;
-    if (tile > most) {
-        const int n_tiles = divide_up(tile, most < task ? task : most);
-        tile = divide_up(divide_up(a->cols, n_tiles), task) * task;
-    }
-    a->tile = tile;
-    a->parts = tile / task;
-    // As many blocks as run at once, or a multiple of that when a block's sums would not fit.
     const int units = divide_up(a->n, a->unit), at_once = d->info.n_sm * blocks_per_sm;
+    if (few) {
+        // What is left is for sums, pointers and ids.
+        set_few_tile(a, k->few, room - few_sum_bytes(0) - 16 * 1024, divide_up(units, at_once) * a->unit * rows_per);
+    } else {
+        // Half of what is there goes to activations at most.
+        const int per_column = tokens * (k->int8 ? 5 : 16); // bytes of four
+        int tile = divide_up(a->cols, task) * task;
+        const int most = (int)(room * 3 / 5 / (size_t)per_column) * 4 / task * task;
+        if (tile > most) {
+            const int n_tiles = divide_up(tile, most < task ? task : most);
+            tile = divide_up(divide_up(a->cols, n_tiles), task) * task;
+        }
+        a->tile = tile;
+        a->parts = tile / task;
+    }
+    // As many blocks as run at once, or a multiple of that when a block's sums would not fit.
     rows_smem s = {};
     size_t total = 0;
     int grid = a->post ? mark_parts(d) : units < at_once ? units : at_once;
     for (;; grid += at_once) {
         a->capacity = (divide_up(units, grid) * a->unit) * rows_per;
-        s.acts = tokens * tile * (k->int8 ? 1 : 4);
-        s.scales = k->int8 ? tokens * (tile / 32) * 8 : 0;
-        s.part = (a->capacity * a->parts * tokens * 4 + 15) / 16 * 16;
+        s.acts = few ? (int)few_tile_bytes(k->few, a->tile) : tokens * a->tile * (k->int8 ? 1 : 4);
+        s.scales = few ? (int)few_scale_bytes(k->few, a->tile) : k->int8 ? tokens * (a->tile / 32) * 8 : 0;
+        s.part = few ? (int)few_sum_bytes((size_t)a->capacity) : (a->capacity * a->parts * tokens * 4 + 15) / 16 * 16;
         s.pointer = (a->capacity * 8 + 15) / 16 * 16;
         s.id = (a->capacity * 4 + 15) / 16 * 16;
         s.gate = a->ffn && a->skip && a->gated ? (a->capacity * tokens * 4 + 15) / 16 * 16 : 0;
@@ -85,7 +91,7 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
                                  name, (int)a->cols, a->n_tok, total, room));
     a->share_each = units / grid;
     a->share_more = units % grid;
-    return launch(d, name, k->kernel[a->ffn ? 1 : 0][variant], dim3((unsigned)grid), ROWS_THREADS, total, *a, s);
+    return launch(d, name, k->kernel[a->ffn ? 1 : 0][several], dim3((unsigned)grid), ROWS_THREADS, total, *a, s);
 }
 
 static te_status run_products(te_cuda *d, const te_cuda_linear *op, const int *which, int n, bool side) {

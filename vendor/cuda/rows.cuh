@@ -1,4 +1,5 @@
-// rows.cuh - dot products of rows with one to eight vectors: the kernel of te_cuda_linear and te_cuda_hidden.
+// rows.cuh - dot products of rows with a vector: the kernel of te_cuda_linear and te_cuda_hidden. With several vectors, for
+// formats that have it, few.cuh takes the place of rows_block.
 //
 // A block owns some rows. They are cut into tasks of a few KB, dealt to the block's warps in turn; a warp has the loads of
 // its next task in flight while it works on one. The sums of tasks meet in shared memory and are added in order.
@@ -7,7 +8,7 @@
 #ifndef TE_CUDA_ROWS_CUH
 #define TE_CUDA_ROWS_CUH
 
-#include "rows_input.cuh"
+#include "few.cuh"
 
 namespace te {
 
@@ -195,7 +196,10 @@ template <class C, int T> struct rows_block {
 };
 
 template <class C, int T>
-__device__ __forceinline__ void finish_linear(const rows_block<C, T> &k, const int *id, int n, int place) {
+using block_of = typename either<T == FEW_TOKENS && few<C>::there, few_block<C>, rows_block<C, T>>::type;
+
+template <class C, int T>
+__device__ __forceinline__ void finish_linear(const block_of<C, T> &k, const int *id, int n, int place) {
     const rows_args &a = k.a;
     for (int i = threadIdx.x; i < n * T; i += ROWS_THREADS) {
         const int e = i / T, t = i % T;
@@ -242,7 +246,7 @@ __device__ __forceinline__ void finish_linear(const rows_block<C, T> &k, const i
 // Of n neurons whose sums are there: h, and counts. gate: row offset of the gates, or -1; up: of the ups; live[e]: the
 // place of neuron e among the ups, or -1 where up was not read (then h is 0).
 template <class C, int T>
-__device__ __forceinline__ void store_hidden(const rows_block<C, T> &k, const int *id, const int *live,
+__device__ __forceinline__ void store_hidden(const block_of<C, T> &k, const int *id, const int *live,
                                              const float *gates, int n, int place) {
     const rows_args &a = k.a;
     const rows_product &up = a.product[a.gated ? 1 : 0];
@@ -291,7 +295,7 @@ __device__ __forceinline__ void store_hidden(const rows_block<C, T> &k, const in
 }
 
 template <class C, int T>
-__device__ __forceinline__ void ffn_block(rows_block<C, T> &k, int *id, int *live, float *gates, float *room,
+__device__ __forceinline__ void ffn_block(block_of<C, T> &k, int *id, int *live, float *gates, float *room,
                                           int *words) {
     const rows_args &a = k.a;
     const rows_product &first = a.product[0], &up = a.product[a.gated ? 1 : 0];
@@ -379,15 +383,15 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 8 ? 1 : 2)
     __shared__ rows_norm<T> norm;
     uint8_t *s = (uint8_t *)shared;
     int *id = (int *)(s + at.acts + at.scales + at.part + at.pointer), *live = id + at.id / 4;
-    rows_block<C, T> k = {a,
-                          shared,
-                          (bytes32 *)(s + at.acts),
-                          (float *)(s + at.acts + at.scales),
-                          (const uint8_t **)(s + at.acts + at.scales + at.part),
-                          (a.cols + C::lane_weights - 1) / C::lane_weights,
-                          norm,
-                          {},
-                          {}};
+    block_of<C, T> k = {a,
+                        shared,
+                        (bytes32 *)(s + at.acts),
+                        (float *)(s + at.acts + at.scales),
+                        (const uint8_t **)(s + at.acts + at.scales + at.part),
+                        (a.cols + C::lane_weights - 1) / C::lane_weights,
+                        norm,
+                        {},
+                        {}};
     if constexpr (FFN) {
         ffn_block<C, T>(k, id, live, (float *)(live + at.id / 4), room, words);
         return;
@@ -430,8 +434,9 @@ template <class C> constexpr rows_kernels rows_of() {
             C::lane_weights,
             C::steps,
             C::int8,
-            {{rows_kernel<C, 1, false>, rows_kernel<C, 4, false>, rows_kernel<C, 8, false>},
-             {rows_kernel<C, 1, true>, rows_kernel<C, 4, true>, rows_kernel<C, 8, true>}}};
+            few_shape_of<C>(),
+            {{rows_kernel<C, 1, false>, rows_kernel<C, FEW_TOKENS, false>},
+             {rows_kernel<C, 1, true>, rows_kernel<C, FEW_TOKENS, true>}}};
 }
 
 } // namespace te

@@ -70,11 +70,18 @@ struct rows_smem {
 
 typedef void (*rows_function)(rows_args, rows_smem);
 
-// The kernels of one format, for up to 1, 4 and 8 tokens.
+// Several tokens on tensor cores (few.cuh): shared memory of a column of all tokens and of the scales of 64; the columns
+// that a warp takes at a time.
+struct few_shape {
+    int column_bytes, scale_bytes, chunk; // 0: plain loops
+};
+
+// The kernels of one format, for one token and for several.
 struct rows_kernels {
     int type, lane_weights, steps;
     bool int8;
-    rows_function kernel[2][3]; // of te_cuda_linear, of te_cuda_hidden
+    few_shape few;
+    rows_function kernel[2][2]; // of te_cuda_linear, of te_cuda_hidden
 };
 const rows_kernels *rows_float(int type); // NULL for types of another file
 const rows_kernels *rows_32(int type);
@@ -204,31 +211,39 @@ template <int T> __device__ void measure(const rows_args &a, rows_norm<T> &n, fl
     __syncthreads();
 }
 
+// Four activations as bytes, and what holds for their 32, which eight lanes have in order; whole warps call it. Without a
+// size all is 0; one that is not finite makes d no number. The sums are for the first of the eight.
+struct quad_bytes {
+    uint32_t q;
+    bytes32 of;
+};
+__device__ __forceinline__ quad_bytes make_bytes(float4 v) {
+    // Of floats without their signs, read as integers, the largest is the largest; above all numbers are infinity and NaN.
+    auto size = [](float x) { return __float_as_uint(x) & 0x7fffffff; };
+    uint32_t bits = max(max(size(v.x), size(v.y)), max(size(v.z), size(v.w)));
+    for (int o = 1; o < 8; o *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, o));
+    const float most = __uint_as_float(bits), scale = most > 1e-35f ? 127.0f / most : 0;
+    // Added to this, a small number is rounded to an integer, whose low byte is that of the sum.
+    auto byte = [&](float x) { return __float_as_uint(__fadd_rn(__fmul_rn(x, scale), 12582912.0f)); };
+    const uint32_t q =
+        __byte_perm(__byte_perm(byte(v.x), byte(v.y), 0x0040), __byte_perm(byte(v.z), byte(v.w), 0x0040), 0x5410);
+    int sum = __dp4a((int)q, 0x01010101, 0);
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    const int other = __shfl_xor_sync(~0u, sum, 4);
+    const float d = bits >= 0x7f800000 ? __uint_as_float(0x7fffffff) : most > 1e-35f ? most / 127.0f : 0;
+    return {q, {d, {(int16_t)sum, (int16_t)other}}};
+}
+
 // Four activations of token t, the i-th of the tile, into shared memory; whole warps call it for integer formats.
 template <class C>
 __device__ __forceinline__ void put_x(const rows_args &a, int t, int i, float4 v, uint4 *q, bytes32 *b) {
     if constexpr (!C::int8) {
         *reinterpret_cast<float4 *>(&q[t * (a.tile / 4) + swizzle(i)]) = v;
     } else {
-        // Eight lanes hold 32 values. Without a size all is 0; one that is not finite makes d no number.
-        float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-        float trouble = fmaf(v.x, 0, fmaf(v.y, 0, fmaf(v.z, 0, v.w * 0)));
-        for (int o = 1; o < 8; o *= 2) {
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
-            trouble += __shfl_xor_sync(~0u, trouble, o);
-        }
-        const float scale = most > 1e-35f ? 127.0f / most : 0;
-        auto byte = [&](float x) { return max(-127, min(127, __float2int_rn(x * scale))); };
-        const int k0 = byte(v.x), k1 = byte(v.y), k2 = byte(v.z), k3 = byte(v.w);
-        reinterpret_cast<uint32_t *>(&q[t * (a.tile / 16) + swizzle(i >> 2)])[i & 3] =
-            (uint32_t)(k0 & 255) | (uint32_t)(k1 & 255) << 8 | (uint32_t)(k2 & 255) << 16 | (uint32_t)k3 << 24;
-        int sum = k0 + k1 + k2 + k3;
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        const int other = __shfl_xor_sync(~0u, sum, 4);
-        if (i % 8 == 0)
-            b[t * (a.tile / 32) + i / 8] = {(most > 1e-35f ? most / 127.0f : 0) + trouble,
-                                            {(int16_t)sum, (int16_t)other}};
+        const quad_bytes k = make_bytes(v);
+        reinterpret_cast<uint32_t *>(&q[t * (a.tile / 16) + swizzle(i >> 2)])[i & 3] = k.q;
+        if (i % 8 == 0) b[t * (a.tile / 32) + i / 8] = k.of;
     }
 }
 

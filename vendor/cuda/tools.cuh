@@ -117,10 +117,10 @@ __device__ __forceinline__ float warp_max(float v) {
 }
 
 // Sums N values (1, 4, 8 or 16) over a warp: the sum of s[sum_index<N>(lane)] is the return value.
-// Halving the values while lanes are folded takes fewer exchanges than N sums.
-template <int N> __device__ __forceinline__ float warp_sums(float (&s)[N], int lane) {
+// Halving the values while lanes are folded takes fewer exchanges than N sums. LANES: over groups of that many lanes.
+template <int N, int LANES = 32> __device__ __forceinline__ float warp_sums(float (&s)[N], int lane) {
     int width = N;
-    int o = 16;
+    int o = LANES / 2;
 #pragma unroll
     for (; width > 1; width /= 2, o /= 2) {
         const bool upper = lane & o;
@@ -137,10 +137,12 @@ template <int N> __device__ __forceinline__ float warp_sums(float (&s)[N], int l
     return v;
 }
 // Which value a lane's result of warp_sums belongs to, and whether this lane is the one that stores it.
-template <int N> __device__ __forceinline__ int sum_index(int lane) {
-    return N == 1 ? 0 : N == 4 ? lane >> 3 : N == 8 ? lane >> 2 : lane >> 1;
+template <int N, int LANES = 32> __device__ __forceinline__ int sum_index(int lane) {
+    return lane % LANES / (LANES / N);
 }
-template <int N> __device__ __forceinline__ bool sum_owner(int lane) { return (lane & (32 / N - 1)) == 0; }
+template <int N, int LANES = 32> __device__ __forceinline__ bool sum_owner(int lane) {
+    return (lane & (LANES / N - 1)) == 0;
+}
 
 // Ascending places for the threads of a block that have `on` set, behind *n of them; all threads call it.
 // warps: shared, one word per warp.

@@ -82,6 +82,7 @@ void *alloc_alone(pi_device *dev, size_t n_bytes); /* not zeroed */
 void give(pi_device *dev, void *p, size_t n_bytes);
 void *share(pi_device *dev, size_t n_bytes);
 pi_status map(pi_device *dev, const void *p, size_t n_bytes);
+bool reads(pi_device *dev, const te_mat *m);
 const void *mapped(const Cuda *c, const void *p); /* where kernels find host memory, or null */
 pi_status pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns, te_mat *out);
 /* What loads of sources that are not mapped need; then such a load, in a program that a thread puts on the stream. */
@@ -121,6 +122,7 @@ void op_marks(pi_device *dev, const pi_dev_marks *a);
 void op_ffn(pi_device *dev, const pi_dev_ffn *a);
 void op_merge(pi_device *dev, const pi_dev_merge *a);
 void op_load(pi_device *dev, const pi_dev_load *a);
+void op_stamp(pi_device *dev, uint64_t *at);
 
 /* rates.cu */
 pi_status measure_rates(pi_device *dev, pi_device_rates *out);

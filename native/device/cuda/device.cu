@@ -266,6 +266,7 @@ const pi_device_ops table = {
     share,
     stride,
     map,
+    reads,
     pack,
     upload,
     download,
@@ -281,6 +282,7 @@ const pi_device_ops table = {
     op_ffn,
     op_merge,
     op_load,
+    op_stamp,
     measure_rates,
 };
 

@@ -2,6 +2,7 @@
 #include "kernels.cuh"
 
 #include "../../../vendor/cuda/tools.cuh"
+#include "../../../vendor/cuda/words.cuh"
 #include "../handover.h"
 
 namespace pi {
@@ -22,6 +23,13 @@ __global__ void begin_kernel(uint32_t *to, const uint32_t *from, size_t n, uint3
     const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (size_t i = at; i < n; i += (size_t)gridDim.x * blockDim.x) to[i] = *(volatile const uint32_t *)(from + i);
     if (at == 0 && seq) *seq += step;
+}
+
+__global__ void stamp_kernel(uint64_t *at) {
+    dep_go();
+    dep_wait();
+    const uint64_t now = te::now_ns();
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(now) : "memory");
 }
 
 __device__ float block_sum(float v, float *part) {
@@ -104,6 +112,8 @@ te_status begin(te_cuda *d, void *to, const void *from, size_t n_bytes, uint32_t
     return te::launch(d, "begin", begin_kernel, dim3((unsigned)(blocks ? blocks : 1)), 256, 0, (uint32_t *)to,
                       (const uint32_t *)from, n, seq, seq_step);
 }
+
+te_status stamp(te_cuda *d, uint64_t *at) { return te::launch(d, "stamp", stamp_kernel, dim3(1), 1, 0, at); }
 
 te_status norm_rows(te_cuda *d, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const pi_dev_norm &norm,
                     float *keep, uint64_t *words, pi_dev_seq seq) {

@@ -10,6 +10,8 @@ namespace pi {
 
 /* A step's inputs to the device, and the number of its first hand-over. */
 te_status begin(te_cuda *d, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step);
+/* The device's clock. */
+te_status stamp(te_cuda *d, uint64_t *at);
 /* norm(x) of each row to keep, to post, or both. */
 te_status norm_rows(te_cuda *d, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const pi_dev_norm &norm,
                     float *keep, uint64_t *words, pi_dev_seq seq);

@@ -174,7 +174,7 @@ void op_marks(pi_device *dev, const pi_dev_marks *a) {
 namespace {
 
 void few_ffn(Cuda *c, const pi_dev_ffn *a) {
-    const int32_t n = a->up.n_rows, n_embd = a->up.cols;
+    const int32_t n = a->list ? a->n_list : a->up.n_rows, n_embd = a->up.cols;
     const bool scored = a->scores.fc2.w || a->scores.sign;
     te_cuda_ffn op = {};
     op.x = a->x;
@@ -184,6 +184,12 @@ void few_ffn(Cuda *c, const pi_dev_ffn *a) {
     op.gate = a->gate;
     op.up = a->up;
     op.down = a->down;
+    if (a->list) {
+        for (te_mat *m : {&op.gate, &op.up, &op.down}) m->w = mapped(c, m->w);
+        op.list = a->list;
+        op.n_list = a->n_list;
+        op.far = 1;
+    }
     op.up_bias = a->up_bias;
     op.act = (te_activation)a->act;
     op.threshold = a->act_threshold;
@@ -271,6 +277,11 @@ void op_load(pi_device *dev, const pi_dev_load *a) {
     op.rows = a->columns ? nullptr : a->ids;
     op.blocks = a->columns ? a->ids : nullptr;
     note(c, c->te->load(c->d, a->stage, &op));
+}
+
+void op_stamp(pi_device *dev, uint64_t *at) {
+    Cuda *c = of(dev);
+    if (ready(c)) note(c, stamp(c->d, at));
 }
 
 } // namespace pi

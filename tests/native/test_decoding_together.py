@@ -1,0 +1,119 @@
+"""Sequences that decode together get the logits that each of them gets alone, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from powerinfer.session import Model, Session
+from tests import models
+
+# Lengths on both sides of a block of K and V, of a span of scores and of what is cut into parts.
+LENGTHS = (3, 62, 63, 64, 65, 130, 255, 256, 257, 300, 1, 17, 511, 520, 40, 128)
+WIDE = replace(models.SPECS["llama-relu"], name="wide", n_embd=256, n_head=8, n_ff=512, n_ctx=1024)
+GROUPS = replace(WIDE, name="groups", n_head=8, n_head_kv=1, n_ff=768)  # of eight queries, which tiles take
+
+
+def long(name: str) -> models.Spec:
+    return replace(models.SPECS[name], n_ctx=1024)
+
+
+DENSE = [
+    (WIDE, None, "exact"),
+    (WIDE, None, "dense"),
+    (WIDE, Kind.Q4_0, "exact"),
+    (replace(WIDE, act="silu"), Kind.Q8_0, "dense"),
+    (replace(WIDE, act="silu"), Kind.Q5_1, "dense"),
+    (GROUPS, Kind.Q4_1, "exact"),
+    (long("falcon-gelu"), None, "dense"),
+    (long("qwen3"), None, "dense"),
+]
+SPARSE = [
+    (WIDE, None, "predicted"),
+    (GROUPS, Kind.Q4_0, "predicted"),
+    (WIDE, Kind.Q5_0, "predicted"),
+    (WIDE, Kind.Q8_0, "exact"),
+    (long("bamboo"), None, "predicted"),
+    (long("falcon-7b"), None, "predicted"),
+    (long("opt"), None, "predicted"),
+]
+
+
+def tokens(rng: np.random.Generator, n: int) -> list[int]:
+    return [int(t) for t in rng.integers(3, 290, n)]
+
+
+def check(path: Path, sparsity: str, n_threads: int, n: int = len(LENGTHS)) -> None:
+    """Two copies of each of n conversations: one decodes with all others, one alone."""
+    rng = np.random.default_rng(3)
+    prompt = 2 * n  # a further sequence, read meanwhile
+    with (
+        Model(path) as model,
+        Session(
+            model, n_ctx=1024, n_pool=64 * 256, n_seq=prompt + 1, n_threads=n_threads, sparsity=sparsity
+        ) as s,
+    ):
+        for q in range(n):
+            s.feed(tokens(rng, LENGTHS[q]), seq=q)
+            s.copy(n + q, q)
+
+        def alone(ids: list[int], seq: int) -> list[bytes]:
+            rows = []
+            for t in ids:
+                s.feed([t], seq=n + seq)
+                rows.append(s.logits().tobytes())
+            return rows
+
+        def together(ids: list[list[int]], others: list[int], last: bool = False) -> list[list[bytes]]:
+            """Feeds each sequence's tokens, and `others` to the prompt, whose last logits `last` wants."""
+            flat = [(t, q) for q, own in enumerate(ids) for t in own]
+            half = len(flat) // 2
+            fed = [*flat[:half], *((t, prompt) for t in others), *flat[half:]]
+            wants = [q != prompt for _, q in fed]
+            if others:
+                wants[half + len(others) - 1] = last
+            s.feed([t for t, _ in fed], seq=[q for _, q in fed], want_logits=wants)
+            owners = [q for (_, q), w in zip(fed, wants, strict=True) if w]
+            return [[s.logits(i).tobytes() for i, o in enumerate(owners) if o == q] for q in range(len(ids))]
+
+        # One token of each; beside a part of a prompt, and the last part.
+        for others, last in (
+            ([], False),
+            (tokens(rng, 5), False),
+            (tokens(rng, 70), False),
+            (tokens(rng, 9), True),
+        ):
+            ids = [[t] for t in tokens(rng, n)]
+            assert together(ids, others, last) == [alone(own, q) for q, own in enumerate(ids)], len(others)
+        # Several tokens of some, as a draft is checked; across the end of a block.
+        runs = [tokens(rng, k) for k in (1, 5, 3, 2, 4)][:n]
+        assert together(runs, []) == [alone(own, q) for q, own in enumerate(runs)]
+        runs = [tokens(rng, 7), tokens(rng, 6)][:n]
+        assert together(runs, tokens(rng, 20)) == [alone(own, q) for q, own in enumerate(runs)]
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("spec, kind, sparsity", DENSE)
+def test_ordinary_files(
+    tmp_path: Path, spec: models.Spec, kind: Kind | None, sparsity: str, n_threads: int
+) -> None:
+    check(models.write_dense(tmp_path / "m.gguf", spec, kind=kind), sparsity, n_threads)
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("spec, kind, sparsity", SPARSE)
+def test_sparse_files(
+    tmp_path: Path, spec: models.Spec, kind: Kind | None, sparsity: str, n_threads: int
+) -> None:
+    predictor = models.draw_predictor(spec)
+    path = models.write_sparse(tmp_path / "m.gguf", spec, predictor, kind=kind)
+    check(path, sparsity, n_threads)
+
+
+@pytest.mark.parametrize("n", [2, 8])
+def test_a_few(tmp_path: Path, n: int) -> None:
+    check(models.write_dense(tmp_path / "m.gguf", WIDE), "exact", 2, n)

@@ -1,0 +1,284 @@
+"""What a scheduler can do beside sharing steps: shifts, guesses, several texts in one request, neurons that
+move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer import (
+    AsyncLlama,
+    BusyError,
+    ContextError,
+    Llama,
+    LogitsProcessorList,
+    UnsupportedError,
+)
+from powerinfer.context import Ids
+from powerinfer.llama_speculative import LlamaPromptLookupDecoding
+from powerinfer.scheduler import Scheduler
+from tests import models
+from tests.powerinfer.test_online import open_llama, some_gib
+from tests.powerinfer.test_online import path as online_path
+from tests.server.test_scheduler import choice, prompt, same
+
+__all__ = ["online_path"]
+MakeScheduler = Callable[..., Scheduler]
+F32: dict[str, Any] = {"n_threads": 1, "verbose": False, "type_k": "f32", "type_v": "f32"}
+
+
+def alone(path: Path, ids: Ids, n: int, **options: Any) -> list[int]:
+    with Llama(path, **F32, **options) as llm:
+        return list(islice(llm.generate(ids.tolist(), temp=0.0), n))
+
+
+# -- context shift
+
+
+def test_a_full_context_is_shifted_as_llama_shifts_it(make: MakeScheduler, relu_path: Path) -> None:
+    scheduler = make(n_ctx=64, n_keep=4)
+    stream = scheduler.submit(prompt(40), choice(), limit=150)
+    assert list(stream) == alone(relu_path, prompt(40), 150, n_ctx=64, context_shift=True, n_keep=4)
+    assert (stream.reason, stream.n_prompt) == ("length", 40)
+    unlimited = scheduler.submit(prompt(64, 1), choice())
+    assert len(list(unlimited)) == 64
+
+
+def test_hooks_see_what_a_shift_has_forgotten(make: MakeScheduler) -> None:
+    seen: list[list[int]] = []
+    hooks = LogitsProcessorList([lambda ids, _: seen.append(ids.tolist())])
+    got = list(make(n_ctx=64, n_keep=0).submit(prompt(60), choice(processors=hooks), limit=100))
+    assert seen == [[*prompt(60).tolist(), *got[:i]] for i in range(100)]
+
+
+def test_what_was_shifted_is_not_shared(make: MakeScheduler) -> None:
+    scheduler = make(n_ctx=64, n_keep=20, n_seq=2)
+    list(scheduler.submit(prompt(50), choice(), limit=60))
+    held = next(s for s in scheduler._held._all if s.n)
+    assert held.n > 30
+    stream = scheduler.submit(held.ids[: held.n].copy(), choice(), limit=2)
+    list(stream)
+    assert stream.n_reused == 20
+    again = scheduler.submit(prompt(50), choice(), limit=2)
+    list(again)
+    assert again.n_reused == 20
+
+
+def test_shifts_where_memory_is_short(make: MakeScheduler, relu_path: Path) -> None:
+    """Beginnings are shared, which a shift must copy, and some give way in the middle of it."""
+    scheduler = make(n_ctx=128, n_pool=5 * 64, n_seq=8, max_running=4, n_keep=2)
+    common = prompt(30)
+    prompts = [np.concatenate([common, prompt(5, i)]) for i in range(6)]
+    streams = [scheduler.submit(ids, choice(), limit=300) for ids in prompts]
+    assert [len(list(stream)) for stream in streams] == [300] * 6
+    stats = scheduler.stats()
+    assert stats.n_preempted and stats.n_ended == {"length": 6}
+    calm = make(n_ctx=128, n_keep=2)
+    first = list(calm.submit(prompts[0], choice(), limit=300))
+    options: dict[str, Any] = {"n_ctx": 128, "context_shift": True, "n_keep": 2}
+    assert first == alone(relu_path, prompts[0], 300, **options)
+
+
+def test_models_that_cannot_shift_end_their_own(make: MakeScheduler, tmp_path: Path) -> None:
+    path = models.write_dense(tmp_path / "opt.gguf", models.SPECS["opt"])
+    scheduler = make(path, n_ctx=64, n_keep=0)
+    with pytest.raises(UnsupportedError):
+        list(scheduler.submit(prompt(50) % 290, choice(n_vocab=301), limit=60))
+    assert len(list(scheduler.submit(prompt(50) % 290, choice(n_vocab=301), limit=10))) == 10
+
+
+# -- guesses
+
+
+class Oracle:
+    """Guesses what will really come, up to a mistake after every so many."""
+
+    def __init__(self, answers: list[tuple[Ids, list[int]]], right: int) -> None:
+        self.answers, self.right, self.n_asked = answers, right, 0
+
+    def __call__(self, ids: Ids) -> list[int]:
+        self.n_asked += 1
+        for begin, answer in self.answers:
+            n = ids.size - begin.size
+            if (
+                n >= 0
+                and np.array_equal(ids[: begin.size], begin)
+                and ids[begin.size :].tolist() == answer[:n]
+            ):
+                return [*answer[n : n + self.right], 7, 7, 10**6]
+        return [5, -3]
+
+
+@pytest.mark.parametrize("right", [0, 1, 3])
+def test_guesses_change_no_answer(make: MakeScheduler, relu_path: Path, right: int) -> None:
+    prompts = [prompt(9, i) for i in range(3)]
+    answers = [alone(relu_path, ids, 40) for ids in prompts]
+    oracle = Oracle(list(zip(prompts, answers, strict=True)), right)
+    scheduler = make(draft=oracle, n_wide=15)
+    streams = [scheduler.submit(ids, choice(), limit=40) for ids in prompts]
+    for ids, stream, answer in zip(prompts, streams, answers, strict=True):
+        assert same(relu_path, ids, list(stream), answer, type_k="f32", type_v="f32")
+        assert stream.n_given == 40
+    stats = scheduler.stats()
+    assert oracle.n_asked and stats.n_generated_tokens == 120
+    if right:
+        assert stats.n_steps < 40 * 3 / (1 + right) + 20
+    # What is held afterwards is what was chosen: a conversation goes on from it.
+    longer = np.concatenate([prompts[0], np.array(answers[0][:30], np.int32)])
+    stream = scheduler.submit(longer, choice(), limit=10)
+    assert same(relu_path, longer, list(stream), answers[0][30:], type_k="f32", type_v="f32")
+    assert stream.n_reused == longer.size - 1
+
+
+def test_guesses_beyond_the_end(make: MakeScheduler, relu_path: Path) -> None:
+    want = alone(relu_path, prompt(9), 40)
+    scheduler = make(draft=Oracle([(prompt(9), want)], 6), n_wide=8, n_ctx=32)
+    end = want.index(want[4])
+    stopped = scheduler.submit(prompt(9), choice(ends={want[4]}), limit=40)
+    assert list(stopped) == want[: end + 1] and stopped.reason == "stop"
+    assert list(scheduler.submit(prompt(9), choice(), limit=5)) == want[:5]
+    full = scheduler.submit(prompt(9), choice())
+    assert list(full) == want[: 32 - 9 + 1] and full.reason == "length"
+
+
+def test_where_many_generate_nobody_guesses(make: MakeScheduler) -> None:
+    oracle = Oracle([], 0)
+    scheduler = make(draft=oracle, n_wide=0)
+    list(scheduler.submit(prompt(9), choice(), limit=5))
+    assert not oracle.n_asked
+
+
+def test_a_draft_that_fails_ends_its_own(make: MakeScheduler) -> None:
+    def draft(ids: Ids) -> Ids:
+        if ids.size == 15:
+            raise ZeroDivisionError("of the draft")
+        return ids[:0]
+
+    scheduler = make(draft=draft, n_wide=15)
+    good, bad = (scheduler.submit(prompt(n), choice(), limit=10) for n in (40, 9))
+    with pytest.raises(ZeroDivisionError):
+        list(bad)
+    assert len(list(good)) == 10
+
+
+def test_shifts_and_guesses_of_async_llama() -> None:
+    options: dict[str, Any] = {"max_tokens": 150, "temperature": 0, "logit_bias": {}}
+
+    async def main() -> None:
+        async with AsyncLlama.demo(
+            n_ctx=64,
+            n_parallel=3,
+            n_threads=1,
+            verbose=False,
+            context_shift=True,
+            draft_model=LlamaPromptLookupDecoding(num_pred_tokens=3),
+        ) as llm:
+            options["logit_bias"] = dict.fromkeys(llm.llama.tokenizer.eog, -100.0)
+            work = [llm.create_completion("Once upon a time", **options) for _ in range(3)]
+            for result in await asyncio.gather(*work):
+                assert result["usage"]["completion_tokens"] == 150
+                assert result["choices"][0]["finish_reason"] == "length"
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+# -- several texts in one request
+
+
+def test_texts_of_one_request_are_computed_together(make: MakeScheduler) -> None:
+    scheduler = make(max_running=4, max_waiting=0)
+    texts = [prompt(n, n) for n in (3, 50, 1, 20, 7, 64, 12, 5, 90, 2)]
+    single = [scheduler.embed(ids, pooling="none") for ids in texts]
+    before = scheduler.stats().n_steps
+    for kind in ("none", "mean", "cls", "last"):
+        found = scheduler.embed_all(texts, pooling=kind)
+        for rows, vector in zip(single, found, strict=True):
+            want = {"none": rows, "mean": rows.mean(axis=0), "cls": rows[0], "last": rows[-1]}[kind]
+            # Beside others the products may be those of many tokens, which round their inputs.
+            assert np.allclose(vector, want, atol=0.02 * np.abs(rows).max())
+        if kind == "none":
+            assert scheduler.stats().n_steps - before < before
+    assert scheduler.stats().running == 0
+    assert scheduler.embed_all([]) == []
+    with pytest.raises(ContextError):
+        scheduler.embed_all([prompt(5), prompt(300)])
+
+
+def test_texts_that_give_way(make: MakeScheduler) -> None:
+    """What was seen before is not seen twice."""
+    scheduler = make(n_pool=256, n_seq=8, max_running=4)
+    texts = [prompt(120, i) for i in range(4)]
+    rows = scheduler.embed_all(texts, pooling="none")
+    assert [len(row) for row in rows] == [120] * 4
+    assert scheduler.stats().n_preempted
+    for ids, got in zip(texts, rows, strict=True):
+        want = scheduler.embed(ids, pooling="none")
+        assert np.allclose(got, want, atol=0.02 * np.abs(want).max())
+
+
+def test_cancelling_ends_all_of_a_request(make: MakeScheduler) -> None:
+    scheduler = make(max_running=2, max_waiting=0)
+    streams: list[Any] = []
+
+    def begun(stream: Any) -> None:
+        streams.append(stream)
+        if len(streams) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.embed_all([prompt(100, i) for i in range(5)], begun=begun)
+    for stream in streams:
+        list(stream)
+    talking = [scheduler.submit(prompt(5, i), choice(), limit=200) for i in range(2)]
+    with pytest.raises(BusyError):
+        scheduler.embed_all([prompt(5)])
+    assert [len(list(stream)) for stream in talking] == [200, 200]
+
+
+# -- neurons that move
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_neurons_move_between_requests(
+    online_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """And, where it is never quiet, while requests are under way: they are computed again."""
+    monkeypatch.setattr("powerinfer.async_llama._PATIENCE", 1 if busy else 10**6)
+    monkeypatch.setattr("powerinfer.scheduler._LAYERS_S", 0.0)
+    with open_llama(online_path) as llm:
+        want = list(islice(llm.generate((prompt(40) % 290).tolist(), temp=0), 25))
+    llm = AsyncLlama(
+        online_path,
+        n_parallel=2,
+        n_ctx=128,
+        n_batch=16,
+        n_threads=1,
+        vram_budget=some_gib(online_path, 0.85, n_seq=2 + 16, n_pool=256),
+        devices="host",
+        online_statistics=True,
+        verbose=False,
+    )
+    try:
+        online, first = llm.llama._online, llm.llama.session
+        assert online is not None and llm.llama.plan is not None
+        online.every = 50
+        for i in range(4):
+            ids = [prompt(40, i + 10 * k) % 290 for k in range(1 + busy)]
+            streams = [llm.scheduler.submit(own, choice(n_vocab=291), limit=25) for own in ids]
+            answers = [list(stream) for stream in streams]
+            assert [len(answer) for answer in answers] == [25] * (1 + busy)
+            assert answers[0] == want or i
+        assert online.n_changes >= 1
+        assert llm.llama.session is llm.scheduler._session is not first
+        assert llm.llama.plan.statistics_kind == "given"
+        assert bool(llm.stats().n_preempted) == busy
+    finally:
+        llm.close()
+    with pytest.raises(Exception, match="closed"):
+        first.length()

@@ -1,0 +1,351 @@
+// rows_few.hpp - the row kernels for a few tokens at once: each row is read and unpacked once. A token's sums have the
+// terms and the order that dot and axpy of rows.hpp give them, whatever the other tokens are, so the bits are the same.
+//
+// The vectors of eight tokens are too large for the first cache. So tiles of rows are walked a piece of columns at a
+// time, and a dot product's sums wait in memory between the pieces.
+#if defined(__clang__)
+#define TE_EACH(T) _Pragma("unroll") for (int t = 0; t < T; t++)
+#else
+#define TE_EACH(T) _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
+#endif
+
+namespace {
+
+// What both kernels share: up to eight tokens at a time, in groups of V::abreast, or a power of two below; tiles of rows.
+template <class V> struct few_rows {
+    static constexpr int L = V::lanes;
+    static constexpr int32_t PASS = 8, TILE = 16;
+
+    static uint32_t all(int32_t n) { return n >= PASS ? (1u << PASS) - 1 : (1u << n) - 1; }
+    // Rows of a tile: more share the pieces of the tokens' vectors, but they have to stay in the second cache.
+    static int32_t tile(size_t row_bytes) {
+        const size_t n = (64u << 10) / (row_bytes + 1);
+        return n < 4 ? 4 : n > TILE ? TILE : (int32_t)n;
+    }
+    // Where the rows that follow a tile of n are: in the list, or those that the caller names.
+    struct following {
+        const te_mat *m;
+        te_rows rows;
+        te_ahead ahead;
+        size_t row_bytes;
+        const uint8_t *of(int32_t i, int32_t n, const uint8_t *own) const {
+            const int32_t next = i + n;
+            if (next < rows.n) return row_start(m, rows, next);
+            return ahead.m && next - rows.n < ahead.rows.n ? row_start(ahead.m, ahead.rows, next - rows.n) : own;
+        }
+    };
+    // The lowest `most` of the tokens in *left, or a half, a quarter ... as many; returns how many.
+    static int take(uint32_t *left, int most, int *token) {
+        int n = most;
+        for (const int n_left = __builtin_popcount(*left); n > n_left;) n /= 2;
+        for (int i = 0; i < n; i++, *left &= *left - 1) token[i] = __builtin_ctz(*left);
+        return n;
+    }
+};
+
+// F: how a row is walked.
+//     sums                    vectors that a token's sum consists of
+//     columns                 of a piece
+//     dot<T>(w, act, at, n, last, sum, next)   adds n columns from column `at` on to T tokens' sums
+//     axpy<T>(w, h, at, n, acc, next)          the same, to the columns of T sums of rows
+template <class V, class F> struct few {
+    using G = few_rows<V>;
+    static constexpr int L = V::lanes;
+    static constexpr int32_t PASS = G::PASS;
+
+    // What a token's dot product has come to, between two pieces.
+    struct state {
+        alignas(64) float v[F::sums * L];
+    };
+    template <int T>
+    __attribute__((flatten)) static void dot_of(const uint8_t *w, const char *act, size_t stride, const int *token,
+                                                int32_t at, int32_t n, bool last, state *of_row, const uint8_t *next,
+                                                float *y, size_t ldy) {
+        typename V::f32 sum[T][F::sums];
+        const char *x[T];
+        TE_EACH(T) {
+            x[t] = act + stride * (size_t)token[t];
+            for (int i = 0; i < F::sums; i++) sum[t][i] = at ? V::load(of_row[token[t]].v + i * L) : V::zero();
+        }
+        F::template dot<T>(w, x, at, n, last, sum, next);
+        TE_EACH(T) {
+            if (last)
+                y[ldy * (size_t)token[t]] = F::total(sum[t]);
+            else
+                for (int i = 0; i < F::sums; i++) V::store(of_row[token[t]].v + i * L, sum[t][i]);
+        }
+    }
+
+    static void dot(const te_mat *m, te_rows rows, te_ahead ahead, te_tokens who, const void *act, size_t stride,
+                    float *y, size_t ldy) {
+        const size_t row_bytes = F::bytes(m->cols);
+        const int32_t tile = G::tile(row_bytes);
+        const typename G::following next = {m, rows, ahead, row_bytes};
+        state sums[G::TILE * PASS];
+        for (int32_t r0 = 0; r0 < rows.n; r0 += tile) {
+            const int32_t n_rows = rows.n - r0 < tile ? rows.n - r0 : tile;
+            for (int32_t t0 = 0; t0 < who.n; t0 += PASS) {
+                const char *x = (const char *)act + stride * (size_t)t0;
+                for (int32_t c = 0; c < m->cols; c += F::columns) {
+                    const bool last = m->cols - c <= F::columns;
+                    const int32_t n = last ? m->cols - c : F::columns;
+                    const size_t at = F::bytes(c);
+                    for (int32_t i = 0; i < n_rows; i++) {
+                        uint32_t left = (who.bits ? who.bits[r0 + i] >> t0 : ~0u) & G::all(who.n - t0);
+                        const uint8_t *w = row_start(m, rows, r0 + i) + at;
+                        const uint8_t *soon = t0 == 0 ? next.of(r0 + i, tile, w - at) + at : w;
+                        float *out = y + ldy * (size_t)t0 + r0 + i;
+                        while (left) {
+                            int token[PASS];
+                            switch (G::take(&left, F::most, token)) {
+                            case 8:
+                                if constexpr (F::most == 8)
+                                    dot_of<8>(w, x, stride, token, c, n, last, sums + i * PASS, soon, out, ldy);
+                                break;
+                            case 4:
+                                dot_of<4>(w, x, stride, token, c, n, last, sums + i * PASS, soon, out, ldy);
+                                break;
+                            case 2:
+                                dot_of<2>(w, x, stride, token, c, n, last, sums + i * PASS, soon, out, ldy);
+                                break;
+                            default:
+                                dot_of<1>(w, x, stride, token, c, n, last, sums + i * PASS, soon, out, ldy);
+                                break;
+                            }
+                            soon = w;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    template <int T>
+    __attribute__((flatten)) static void axpy_of(const uint8_t *w, const float *a, size_t lda, const int *token,
+                                                 int32_t at, int32_t n, float *acc, size_t stride,
+                                                 const uint8_t *next) {
+        float h[T], *y[T];
+        TE_EACH(T) {
+            h[t] = a[lda * (size_t)token[t]];
+            y[t] = acc + stride * (size_t)token[t];
+        }
+        F::template axpy<T>(w, h, at, n, y, next);
+    }
+
+    static void axpy(const te_mat *m, te_rows rows, te_ahead ahead, te_tokens who, const float *a, size_t lda,
+                     float *acc, size_t stride) {
+        const size_t row_bytes = F::bytes(m->cols);
+        const int32_t tile = G::tile(row_bytes);
+        const typename G::following next = {m, rows, ahead, row_bytes};
+        for (int32_t r0 = 0; r0 < rows.n; r0 += tile) {
+            const int32_t n_rows = rows.n - r0 < tile ? rows.n - r0 : tile;
+            for (int32_t t0 = 0; t0 < who.n; t0 += PASS) {
+                float *y = acc + stride * (size_t)t0;
+                for (int32_t c = 0; c < m->cols; c += F::columns) {
+                    const int32_t n = m->cols - c < F::columns ? m->cols - c : F::columns;
+                    const size_t at = F::bytes(c);
+                    for (int32_t i = 0; i < n_rows; i++) {
+                        uint32_t left = (who.bits ? who.bits[r0 + i] >> t0 : ~0u) & G::all(who.n - t0);
+                        const uint8_t *w = row_start(m, rows, r0 + i) + at;
+                        const uint8_t *soon = t0 == 0 ? next.of(r0 + i, tile, w - at) + at : w;
+                        const float *h = a + lda * (size_t)t0 + r0 + i;
+                        while (left) {
+                            int token[PASS];
+                            switch (G::take(&left, F::most_axpy, token)) {
+                            case 4:
+                                if constexpr (F::most_axpy == 4) axpy_of<4>(w, h, lda, token, c, n, y, stride, soon);
+                                break;
+                            case 2:
+                                if constexpr (F::most_axpy == 4) axpy_of<2>(w, h, lda, token, c, n, y, stride, soon);
+                                break;
+                            default:
+                                axpy_of<1>(w, h, lda, token, c, n, y, stride, soon);
+                                break;
+                            }
+                            soon = w;
+                        }
+                    }
+                }
+            }
+        }
+    }
+};
+
+// As float_rows.
+template <class V, class C> struct float_walk {
+    using R = float_rows<V, C>;
+    static constexpr int L = V::lanes, n_vec = R::n_vec, step = R::step, sums = n_vec,
+                         most = n_vec < 4 ? V::abreast : 4, most_axpy = 4;
+    static constexpr int32_t columns = 512;
+    static_assert(columns % step == 0 && n_vec > 1, "pieces are whole steps");
+    static size_t bytes(int32_t cols) { return (size_t)cols * C::bytes; }
+
+    template <int T>
+    static void dot(const uint8_t *w, const char *const *act, int32_t at, int32_t n, bool last,
+                    typename V::f32 (*sum)[sums], const uint8_t *next) {
+        const float *x[T];
+        TE_EACH(T) x[t] = (const float *)act[t] + at;
+        int32_t j = 0;
+        for (; j + step <= n; j += step, w += step * C::bytes, next += step * C::bytes) {
+            prefetch<step * C::bytes>(next);
+#pragma GCC unroll 4
+            for (int u = 0; u < n_vec; u++) {
+                const typename V::f32 v = C::load(w + u * L * C::bytes);
+                TE_EACH(T) sum[t][u] = V::fma(v, V::load(x[t] + j + u * L), sum[t][u]);
+            }
+        }
+        if (!last) return;
+        for (; j + L <= n; j += L, w += L * C::bytes) {
+            const typename V::f32 v = C::load(w);
+            TE_EACH(T) sum[t][0] = V::fma(v, V::load(x[t] + j), sum[t][0]);
+        }
+        if (j < n) {
+            const typename V::f32 v = C::load_part(w, n - j);
+            TE_EACH(T) sum[t][1] = V::fma(v, V::load_part(x[t] + j, n - j), sum[t][1]);
+        }
+    }
+    static float total(const typename V::f32 *sum) {
+        if constexpr (n_vec == 4) return V::sum(V::add(V::add(sum[0], sum[1]), V::add(sum[2], sum[3])));
+        return V::sum(V::add(V::add(sum[0], sum[1]), V::add(V::zero(), V::zero())));
+    }
+
+    template <int T>
+    static void axpy(const uint8_t *w, const float *h, int32_t at, int32_t n, float *const *acc, const uint8_t *next) {
+        typename V::f32 hv[T];
+        TE_EACH(T) hv[t] = V::splat(h[t]);
+        int32_t j = 0;
+        for (; j + step <= n; j += step, w += step * C::bytes, next += step * C::bytes) {
+            prefetch<step * C::bytes>(next);
+#pragma GCC unroll 4
+            for (int u = 0; u < n_vec; u++) {
+                const typename V::f32 v = C::load(w + u * L * C::bytes);
+                TE_EACH(T) {
+                    float *y = acc[t] + at + j + u * L;
+                    V::store(y, V::fma(v, hv[t], V::load(y)));
+                }
+            }
+        }
+        for (; j < n; j += L, w += L * C::bytes) {
+            const typename V::f32 v = j + L <= n ? C::load(w) : C::load_part(w, n - j);
+            TE_EACH(T) {
+                float *y = acc[t] + at + j;
+                V::store(y, V::fma(v, hv[t], V::load(y)));
+            }
+        }
+    }
+};
+
+// As block_rows and k_rows, whose sums of a chunk are acc_floats.
+template <class V, class C, int acc_floats> struct block_walk {
+    using act = typename C::act;
+    static constexpr int sums = 2, most = V::abreast, most_axpy = 1, per_piece = 8;
+    static constexpr int32_t columns = per_piece * C::chunk;
+    static size_t bytes(int32_t cols) { return (size_t)(cols / C::block) * C::block_bytes; }
+
+    template <int T>
+    static void dot(const uint8_t *w, const char *const *packed, int32_t at, int32_t n, bool last,
+                    typename V::f32 (*sum)[sums], const uint8_t *next) {
+        const int32_t full = n / C::chunk;
+        const act *x[T];
+        TE_EACH(T) x[t] = (const act *)packed[t] + at / C::chunk;
+        int32_t i = 0;
+        for (; i + 2 <= full; i += 2, w += 2 * C::bytes, next += 2 * C::bytes) {
+            prefetch<2 * C::bytes>(next);
+            TE_EACH(T) sum[t][0] = C::mac(w, x[t][i], sum[t][0]);
+            TE_EACH(T) sum[t][1] = C::mac(w + C::bytes, x[t][i + 1], sum[t][1]);
+        }
+        if (!last) return;
+        if (i < full) {
+            TE_EACH(T) sum[t][0] = C::mac(w, x[t][i], sum[t][0]);
+            w += C::bytes;
+            i++;
+        }
+        if (n % C::chunk) {
+            uint8_t copy[C::bytes] = {};
+            memcpy(copy, w, bytes(n % C::chunk));
+            TE_EACH(T) sum[t][1] = C::mac(copy, x[t][i], sum[t][1]);
+        }
+    }
+    static float total(const typename V::f32 *sum) { return V::sum(V::add(sum[0], sum[1])); }
+
+    template <int T>
+    static void axpy(const uint8_t *w, const float *h, int32_t at, int32_t n, float *const *acc, const uint8_t *next) {
+        const int32_t full = n / C::chunk;
+        const ptrdiff_t first = (ptrdiff_t)(at / C::chunk) * acc_floats;
+        for (int32_t i = 0; i < full; i++, w += C::bytes, next += C::bytes) {
+            prefetch<C::bytes>(next);
+            TE_EACH(T) C::axpy(w, h[t], acc[t] + first + i * acc_floats);
+        }
+        if (n % C::chunk) {
+            uint8_t copy[C::bytes] = {};
+            memcpy(copy, w, bytes(n % C::chunk));
+            TE_EACH(T) C::axpy(copy, h[t], acc[t] + first + full * acc_floats);
+        }
+    }
+};
+
+// One token after the other: where nothing is gained by more.
+template <class K> struct few_by_one {
+    static void dot(const te_mat *m, te_rows rows, te_ahead, te_tokens who, const void *act, size_t stride, float *y,
+                    size_t ldy) {
+        for (int32_t i = 0; i < rows.n; i++)
+            for (int32_t t = 0; t < who.n; t++)
+                if (te_wants(who, i, t))
+                    K::dot(m, te_rows_part(rows, i, i + 1), te_ahead{}, (const char *)act + stride * (size_t)t,
+                           y + ldy * (size_t)t + i);
+    }
+    static void axpy(const te_mat *m, te_rows rows, te_ahead, te_tokens who, const float *a, size_t lda, float *acc,
+                     size_t stride) {
+        for (int32_t i = 0; i < rows.n; i++)
+            for (int32_t t = 0; t < who.n; t++)
+                if (te_wants(who, i, t))
+                    K::axpy(m, te_rows_part(rows, i, i + 1), te_ahead{}, a + lda * (size_t)t + i,
+                            acc + stride * (size_t)t);
+    }
+};
+template <class V, class K, bool one = V::abreast == 1> struct few_of {
+    using type = few<V, typename K::walk>;
+};
+template <class V, class K> struct few_of<V, K, true> {
+    using type = few_by_one<K>;
+};
+
+// As any_rows.
+template <class V, int type, int block, int block_bytes> struct few_of_any {
+    using R = any_rows<V, type, block, block_bytes>;
+    enum { MOST = 32 };
+
+    static void dot(const te_mat *m, te_rows rows, te_ahead, te_tokens who, const void *act, size_t stride, float *y,
+                    size_t ldy) {
+        alignas(64) float w[R::piece];
+        for (int32_t i = 0; i < rows.n; i++) {
+            float sum[MOST] = {};
+            for (int32_t c = 0; c < m->cols; c += R::piece) {
+                const int32_t n = R::length(m->cols, c);
+                te_dequantize_row(type, R::at(row_start(m, rows, i), c), w, n);
+                for (int32_t t = 0; t < who.n; t++)
+                    if (te_wants(who, i, t))
+                        sum[t] += R::floats::dot_row((const uint8_t *)w,
+                                                     (const float *)((const char *)act + stride * (size_t)t) + c, n,
+                                                     (const uint8_t *)w);
+            }
+            for (int32_t t = 0; t < who.n; t++)
+                if (te_wants(who, i, t)) y[ldy * (size_t)t + i] = sum[t];
+        }
+    }
+    static void axpy(const te_mat *m, te_rows rows, te_ahead, te_tokens who, const float *a, size_t lda, float *acc,
+                     size_t stride) {
+        alignas(64) float w[R::piece];
+        for (int32_t i = 0; i < rows.n; i++)
+            for (int32_t c = 0; c < m->cols; c += R::piece) {
+                const int32_t n = R::length(m->cols, c);
+                te_dequantize_row(type, R::at(row_start(m, rows, i), c), w, n);
+                for (int32_t t = 0; t < who.n; t++)
+                    if (te_wants(who, i, t))
+                        R::floats::axpy_row((const uint8_t *)w, a[lda * (size_t)t + i], n, acc + stride * (size_t)t + c,
+                                            (const uint8_t *)w);
+            }
+    }
+};
+} // namespace
+#undef TE_EACH

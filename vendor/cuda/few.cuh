@@ -1,0 +1,157 @@
+// few.cuh - dot products of rows with two to eight vectors, on tensor cores: what rows_block (rows.cuh) is for one.
+//
+// A block's rows go in groups of 16. Its columns are cut into slices; a warp has the same slice of every group, or of every
+// other one where there are fewer slices than warps, and loads of its next columns in flight while it works on some. After
+// FEW_ROUND groups of each warp their sums meet in shared memory and are added in order.
+#ifndef TE_CUDA_FEW_CUH
+#define TE_CUDA_FEW_CUH
+
+#include "few_codec.cuh"
+
+namespace te {
+
+constexpr int FEW_ROUND = 2, FEW_SUMS = FEW_ROWS * FEW_TOKENS, FEW_ROUND_FLOATS = ROWS_WARPS * FEW_ROUND * FEW_SUMS;
+
+template <class C> struct few_block {
+    typedef few<C> F;
+    typedef typename F::row lane_row;
+    const rows_args &a;
+    uint4 *q;
+    bytes32 *scales;
+    float *part; // the sums of a round, then those of all rows
+    const uint8_t **pointer;
+    int n_pieces;
+    rows_norm<FEW_TOKENS> &norm;
+    lane_row ahead[F::depth][2];
+    early_norm early;
+    bool late = false;
+
+    struct slice {
+        int first, n; // chunks of the tile
+    };
+    __device__ __forceinline__ slice own(int c0) const {
+        const int all = (min(a.tile, a.cols - c0) + F::chunk - 1) / F::chunk, each = (all + a.parts - 1) / a.parts,
+                  lo = min((int)threadIdx.x / 32 % a.parts * each, all);
+        return {lo, min(each, all - lo)};
+    }
+    __device__ __forceinline__ int first_group() const { return (int)threadIdx.x / 32 / a.parts; }
+    __device__ __forceinline__ few_acts acts() const { return {(uint8_t *)q, (float *)scales, a.tile / 4}; }
+    __device__ __forceinline__ void load(lane_row (&to)[2], const uint8_t *const (&row)[2], int chunk) const {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            to[i] = lane_row();
+            if (row[i]) F::load(to[i], row[i], chunk, threadIdx.x % 4, a.cols);
+        }
+    }
+    // Starts the loads of each warp's first columns of rows row(0) .. row(n - 1).
+    template <class R> __device__ __forceinline__ void start_rows(int n, int c0, R row) {
+        const slice s = own(c0);
+        const int r = FEW_ROWS * first_group() + (int)threadIdx.x % 32 / 4;
+        const uint8_t *const p[2] = {r < n ? row(r) : nullptr, r + 8 < n ? row(r + 8) : nullptr};
+#pragma unroll
+        for (int j = 0; j < F::depth; j++)
+            if (j < s.n) load(ahead[j], p, c0 / F::chunk + s.first + j);
+    }
+    __device__ __forceinline__ void start(int n, int c0) {
+        start_rows(n, c0, [&](int r) { return pointer[r]; });
+    }
+    // The same before the pointers are there: row(r) is the pointer to be.
+    template <class R> __device__ __forceinline__ void start_early(int n, R row) { start_rows(n, 0, row); }
+    // The input, or its first tile, into shared memory.
+    __device__ __forceinline__ void input(float *room) {
+        late = a.norm.kind == TE_CUDA_RMS_NORM && !a.norm.b && a.tile >= a.cols;
+        if (!late) measure<FEW_TOKENS>(a, norm, room);
+        few_fill<typename F::input>(a, norm, 0, acts(), late, room);
+    }
+    // The sums of rows pointer[0..n-1], as sum(r, t). start and input come before.
+    __device__ __forceinline__ void run(int n) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = (n + FEW_ROWS - 1) / FEW_ROWS,
+                  sets = ROWS_WARPS / a.parts, in_round = FEW_ROUND * sets;
+        float *sums = part + FEW_ROUND_FLOATS;
+        const few_acts x = acts();
+        for (int c0 = 0; c0 < a.cols; c0 += a.tile) {
+            if (c0 > 0) {
+                start(n, c0);
+                few_fill<typename F::input>(a, norm, c0, x, false, nullptr);
+            }
+            const slice s = own(c0);
+            const int chunk = c0 / F::chunk + s.first;
+            for (int g0 = 0; g0 < groups; g0 += in_round) {
+                for (int i = 0, g = g0 + first_group(); i < FEW_ROUND && g < groups; i++, g += sets) {
+                    float sum[4] = {};
+                    const int here = FEW_ROWS * g + lane / 4, there = here + FEW_ROWS * sets;
+                    for (int k = 0; k < s.n; k += F::depth) {
+                        // What comes next: of these rows, or the beginning of the next ones.
+                        const bool more = k + F::depth < s.n;
+                        const int r = more ? here : there, next = more ? k + F::depth : 0;
+                        const uint8_t *const p[2] = {r < n ? pointer[r] : nullptr,
+                                                     r + 8 < n ? pointer[r + 8] : nullptr};
+#pragma unroll
+                        for (int j = 0; j < F::depth; j++) {
+                            if (k + j < s.n) F::multiply(ahead[j], x, s.first + k + j, lane, sum);
+                            if (next + j < s.n) load(ahead[j], p, chunk + next + j);
+                        }
+                    }
+                    float2 *to = (float2 *)(part + (warp * FEW_ROUND + i) * FEW_SUMS);
+                    to[lane] = make_float2(sum[0], sum[1]);
+                    to[32 + lane] = make_float2(sum[2], sum[3]);
+                }
+                __syncthreads();
+                for (int i = threadIdx.x; i < min(in_round, groups - g0) * FEW_SUMS; i += ROWS_THREADS) {
+                    const int g = i / FEW_SUMS;
+                    const float *from = part + (g % sets * a.parts * FEW_ROUND + g / sets) * FEW_SUMS + i % FEW_SUMS;
+                    float v = 0;
+                    for (int w = 0; w < a.parts; w++) v += from[w * FEW_ROUND * FEW_SUMS];
+                    float *to_sum = sums + g0 * FEW_SUMS + i;
+                    *to_sum = c0 > 0 ? *to_sum + v : v;
+                }
+                __syncthreads();
+            }
+        }
+    }
+    // Before a second run with the same input: only of several tiles the first must come again.
+    __device__ __forceinline__ void rewind() {
+        if (a.tile < a.cols) few_fill<typename F::input>(a, norm, 0, acts(), false, nullptr);
+    }
+    __device__ __forceinline__ float sum(int r, int t) const {
+        const float s = part[FEW_ROUND_FLOATS + r * FEW_TOKENS + t];
+        return late ? s * norm.scale[t] : s;
+    }
+};
+
+template <class C> constexpr few_shape few_shape_of() {
+    if constexpr (few<C>::there)
+        return {few<C>::input::column_bytes, few<C>::input::scale_bytes, few<C>::chunk};
+    else
+        return {0, 0, 0};
+}
+
+// On the host. Shared memory of a tile's activations, of their scales and of the sums of so many rows.
+inline size_t few_tile_bytes(const few_shape &f, int tile) { return (size_t)tile * (size_t)f.column_bytes; }
+inline size_t few_scale_bytes(const few_shape &f, int tile) {
+    return (size_t)(tile / FEW_SCALED) * (size_t)f.scale_bytes;
+}
+inline size_t few_sum_bytes(size_t rows) {
+    return 4 * ((size_t)FEW_ROUND_FLOATS + (rows + FEW_ROWS - 1) / FEW_ROWS * FEW_SUMS);
+}
+// The columns of a tile, whose activations take at most so many bytes, and into how many slices they go where a block has
+// so many rows.
+inline void set_few_tile(rows_args *a, const few_shape &f, size_t most_bytes, int rows) {
+    constexpr int unit = 128; // that a warp converts at a time
+    auto up = [](int n, int by) { return (n + by - 1) / by; };
+    int most = (int)(most_bytes / (few_tile_bytes(f, unit) + few_scale_bytes(f, unit)));
+    if (most < 1) most = 1;
+    const int all = up(a->cols, unit);
+    a->tile = unit * up(all, up(all, most));
+    const int chunks = up(a->cols < a->tile ? a->cols : a->tile, f.chunk), groups = up(rows > 0 ? rows : 1, FEW_ROWS);
+    int least = 0;
+    for (int p = ROWS_WARPS; p; p /= 2) { // as many chunks as the busiest warp has
+        const int n = up(chunks, p) * up(groups, ROWS_WARPS / p);
+        if (least && n >= least) continue;
+        least = n;
+        a->parts = p;
+    }
+}
+
+} // namespace te
+#endif
