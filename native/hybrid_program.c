@@ -237,7 +237,7 @@ static void load_cold(const program *p, int32_t l, bool first) {
 }
 
 /* Cold neurons whose rows the device reads where they lie, while the CPU computes the others. */
-static void read_in_place(const program *p, int32_t l, bool first) {
+static void read_in_place(const program *p, int32_t l) {
     const pi_layer *w = &p->h->s->model->layer[l];
     const pi_device_layer *d = &p->h->layer[l];
     pi_dev_ffn a = ffn_args(p, l);
@@ -249,13 +249,14 @@ static void read_in_place(const program *p, int32_t l, bool first) {
     if (d->up_b_cold) a.up_bias = d->up_b_cold + d->n_cpu;
     a.scores = scores_of(p, l, &d->fc2_cold, d->sign_cold, d->n_cpu, a.n_list);
     if (d->fired_cold) a.fired = d->fired_cold + d->n_cpu;
-    a.add = !first;
     p->ops->ffn(p->dev, &a);
 }
 
 static void ffn(const program *p, int32_t l) {
     const pi_hybrid *h = p->h;
     const pi_device_layer *w = &h->layer[l];
+    const bool in_place = h->decode && w->n_cpu < w->n_cold;
+    if (in_place) read_in_place(p, l);
     if (w->n_hot) {
         pi_dev_ffn a = ffn_args(p, l);
         a.gate = w->gate;
@@ -265,10 +266,9 @@ static void ffn(const program *p, int32_t l) {
         a.up_bias = w->up_b;
         a.scores = scores_of(p, l, &w->fc2_hot, w->sign_hot, 0, w->n_hot);
         a.fired = w->fired_hot;
+        a.add = in_place;
         p->ops->ffn(p->dev, &a);
     }
-    const bool in_place = h->decode && w->n_cpu < w->n_cold;
-    if (in_place) read_in_place(p, l, !w->n_hot);
     if (!h->decode && w->n_cold) load_cold(p, l, !w->n_hot);
     const pi_dev_merge sum = {.x = p->d->x,
                               .n_tok = p->n_tok,

@@ -118,7 +118,7 @@ class Llama(About, Completions, Embeddings):
             of create_chat_completion().
         draft_model: guesses tokens that are then checked together, `LlamaPromptLookupDecoding` for example.
         lora_path: a GGUF file with a LoRA adapter; lora_scale: its strength. If it changes the
-            feed-forward, predictors no longer fit: such a model runs "exact" or "dense".
+            feed-forward, predictors no longer fit: such a model runs "exact" or "dense", on the CPU.
         spm_infill: with `suffix`, put it before the prefix.
         verbose: print notices on stderr; nothing else is ever printed.
         use_mmap: False copies the weights into memory of huge pages: slower to load, faster to read.

@@ -4,8 +4,8 @@
 #     scripts/bench_cpu.sh MODELS OUT [PART ...]
 #
 # MODELS: a folder for the models, which scripts/make_model.py writes where they are missing (17 GB). OUT: a folder for
-# the raw results, JSON lines; scripts/performance_tables.py makes tables of them. PARTs (all): decode sparse many prompt
-# isa peers kernels llama threads peak.
+# the raw results, JSON lines; scripts/performance_tables.py makes tables of them. PARTs (all): decode sparse copied many
+# prompt isa peers kernels llama threads peak.
 #
 # PYTHON    the Python with powerinfer, and with llama-cpp-python for "peers"
 # PEERS     folders with other builds of llama-cpp-python, named after their instruction sets (native avx512 avx2); those
@@ -19,7 +19,7 @@ set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,8p' "$0" | cut -c3- >&2; exit 2; }
 models=$1 out=$2
 shift 2
-parts=${*:-decode sparse many prompt isa peers kernels llama threads peak}
+parts=${*:-decode sparse copied many prompt isa peers kernels llama threads peak}
 scripts=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3} layers=${LAYERS:-8} rounds=${ROUNDS:-5} threads=${THREADS:-1,2,4,8,16}
 mkdir -p "$models" "$out"
@@ -71,6 +71,13 @@ for part in $parts; do
     sparse)
         for type in F16 Q4_0; do
             bench sparse.jsonl "$(model $type powerinfer)" -p 0 -n 32 --sparsity dense,exact,predicted
+        done ;;
+    copied)
+        for type in F16 Q8_0 Q4_0 Q4_K_M; do
+            bench copied.jsonl "$(model $type gguf)" -p 0 -n 32 --sparsity dense,exact --no-mmap
+        done
+        for type in F16 Q4_0; do
+            bench copied.jsonl "$(model $type powerinfer)" -p 0 -n 32 --sparsity predicted --no-mmap
         done ;;
     many)
         for type in F16 Q4_0; do

@@ -99,7 +99,7 @@ class Ours:
 
         self._bench = bench
         self._n_bytes = machine.sample_bytes(READ_BYTES)
-        self._model = Model(how["model"])
+        self._model = Model(how["model"], use_mmap=how["use_mmap"])
         self._session = Session(
             self._model, n_ctx=how["n_ctx"], n_batch=how["n_batch"], n_threads=how["n_threads"]
         )
@@ -422,7 +422,7 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
     threads = a.threads or cores()
     how = {"n_batch": a.n_batch, "n_threads": threads}
     how["n_ctx"] = -(-max(max(prompts), max(gens) + CONTEXT + 1) // 256) * 256
-    ours = Program("powerinfer", "ours", {**how, "model": str(a.model)})
+    ours = Program("powerinfer", "ours", {**how, "model": str(a.model), "use_mmap": a.use_mmap})
     peers = _peers(a, how)
     try:
         for peer in peers:
@@ -486,6 +486,7 @@ def main() -> int:
     p.add_argument(
         "--sparsity", default="", metavar="MODE,...", help="ours: dense, exact, predicted (default dense)"
     )
+    p.add_argument("--no-mmap", dest="use_mmap", action="store_false", help="copy our weights into memory")
     p.add_argument("--no-ceiling", action="store_true", help="do not measure the memory's read rate")
     p.add_argument("--json", action="store_true", help="print one line of JSON")
     a = p.parse_args()

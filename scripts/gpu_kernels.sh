@@ -9,7 +9,7 @@ build=${2:-build/cuda}
 
 cmake -S . -B "$build" -G Ninja -DPOWERINFER_CUDA=ON -DPOWERINFER_TESTING=ON -DPOWERINFER_WERROR=ON \
     -DPOWERINFER_CUDA_ARCHITECTURES="${ARCHITECTURES:-native}" -DCMAKE_CUDA_FLAGS=-lineinfo >/dev/null
-cmake --build "$build" --target gpu_kernels_check gpu_kernels_bench gpu_prefill_check gpu_prefill_bench
+cmake --build "$build" --target powerinfer te_testing gpu_kernels_check gpu_kernels_bench gpu_prefill_check gpu_prefill_bench
 
 case $task in
 build) ;;
@@ -17,13 +17,18 @@ check)
     "$build/gpu_kernels_check"
     "$build/gpu_prefill_check" ${CUBLASLT:+"$CUBLASLT"}
     ;;
-sanitize) # racecheck of ffn takes many minutes: RACECHECK="ffn attention embed graph"
+sanitize) # racecheck of ffn and fused takes many minutes (RACECHECK="ffn attention embed graph"): small models use them, too
     for part in ffn fused attention embed graph; do
         compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_kernels_check" "$part" | tail -n 4
     done
     compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_prefill_check" | tail -n 7
     for part in ${RACECHECK:-attention embed graph}; do
         compute-sanitizer --tool racecheck --error-exitcode 9 "$build/gpu_kernels_check" "$part" | tail -n 4
+    done
+    export POWERINFER_LIBRARY=$build/libpowerinfer.so POWERINFER_TEST_LIB=$build/libte_testing.so POWERINFER_ISA=avx512
+    for test in 'test_prompts[9-some]' 'test_prompts[64-mixed]' 'test_neurons_are_counted[some]'; do
+        compute-sanitizer --tool racecheck --error-exitcode 9 python3 -m pytest -q "tests/gpu/test_hybrid_gpu.py::$test" |
+            tail -n 4
     done
     ;;
 bench)

@@ -6,8 +6,8 @@
 measure opens a row's model (bench_gpu.py) under its budget and decodes token by token: as always, with a
 timeline, whose marks cost some microseconds a layer themselves, and with thresholds that no neuron reaches.
 The last, beside a session that has all neurons on the GPU and also computes none, leaves what the hand-over
-itself takes: x and marks posted, read and listed, an empty sum posted, read and added. draw makes a picture of
-a mean layer; it needs matplotlib.
+itself takes: x and marks posted, read and listed, an empty sum posted, read and added. draw makes a picture
+of a mean layer; it needs matplotlib.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def draw(r: dict[str, Any], path: Path) -> None:
         axis.set_title(title, loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
     axes[1].set_xlabel(
-        f"microseconds after the layer before (means; {r['marked_us']:.0f} us a layer with the marks that show this, "
+        f"microseconds after the layer before (means; {r['marked_us']:.0f} us a layer with these marks, "
         f"{r['split']['us']:.0f} without)"
     )
     figure.legend(

@@ -64,7 +64,11 @@ def speed(row: Row) -> str:
 
 
 def machine_table(folder: Path) -> str:
-    rows = [row for part in ("decode", "sparse", "prompt", "isa", "threads") for row in load(folder, part)]
+    rows = [
+        row
+        for part in ("decode", "sparse", "copied", "prompt", "isa", "threads")
+        for row in load(folder, part)
+    ]
     if not rows:
         return ""
     first = rows[0]
@@ -117,6 +121,11 @@ def decode_table(folder: Path, part: str = "decode") -> str:
 
 def sparse_table(folder: Path) -> str:
     return decode_table(folder, "sparse")
+
+
+def copied_table(folder: Path) -> str:
+    """Weights in memory of the model's own (--no-mmap)."""
+    return decode_table(folder, "copied")
 
 
 def many_table(folder: Path) -> str:
@@ -317,6 +326,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "machine": machine_table,
     "decode": decode_table,
     "sparse": sparse_table,
+    "copied": copied_table,
     "many": many_table,
     "prompt": prompt_table,
     "isa": isa_table,

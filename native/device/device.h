@@ -126,7 +126,8 @@ typedef struct pi_dev_ffn {
     te_mat gate, up, down; /* D; down: a row per row of up, w NULL where it is stored by output */
     te_mat down_out;       /* D [n_embd][rows of up], or w NULL */
     /* Or, of at most max_decode tokens: n_list neurons, of which the j-th is row list[j] (D) of gate, up and down, which
-     * are H and which `reads` has said yes to. Everything else is by j. */
+     * are H and which `reads` has said yes to. Everything else is by j. A device may compute them beside those of the call
+     * behind, if that adds to y. */
     const int32_t *list;
     int32_t n_list;
     const float *up_bias; /* D or NULL */

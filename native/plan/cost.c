@@ -180,9 +180,8 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * n_ff * (i->is_gated ? 2 : 1),                               /* gate, up */
         n_tok * n_ff / 2 + n_tok * most(n_q, n_embd) / 2 + 16,              /* their product and the inputs, in F16 */
         predicted ? n_tok * n_ff + n_tok * 2 * (uint64_t)m->sign_words : 0, /* scores, marks */
-        few * n_embd *
-            (PI_PARTS + (o->in_place_bytes_per_s > 0 ? PI_FAR_PARTS : 0)), /* parts of a feed-forward's sum */
-        few * n_head * (head + 2) * PI_SPLITS,                             /* and of attention */
+        few * n_embd * PI_PARTS,                                            /* parts of a feed-forward's sum */
+        few * n_head * (head + 2) * PI_SPLITS,                              /* and of attention */
     };
     uint64_t n = round_up(prompt_bytes(m, o), PI_DEVICE_ALIGN);
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += round_up(4 * words[k], PI_DEVICE_ALIGN);
@@ -254,8 +253,10 @@ pi_layer_time pi_cost_time(const pi_cost *cost, const pi_plan_options *o, int32_
     pi_layer_time t = {0};
     t.fixed_us = on_device ? o->layer_us + c->fixed_read / gpu : c->fixed_read / cpu;
     if (n->n_hot > 0) t.gpu_ffn_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / gpu;
-    if (n->n_pcie > 0)
-        t.gpu_ffn_us += o->ffn_us + pi_ffn_read(c, n->n_pcie, n->active_pcie) / (o->in_place_bytes_per_s * 1e-6);
+    if (n->n_pcie > 0) { /* side by side */
+        const double us = o->ffn_us + pi_ffn_read(c, n->n_pcie, n->active_pcie) / (o->in_place_bytes_per_s * 1e-6);
+        if (us > t.gpu_ffn_us) t.gpu_ffn_us = us;
+    }
     if (n->n_cold > 0) {
         t.cpu_ffn_us = pi_ffn_read(c, n->n_cold, n->active_cold) / cpu;
         t.handover_us = o->handover_us;
@@ -268,9 +269,11 @@ double pi_cost_in_place(const pi_cost *cost, const pi_plan_options *o, int32_t l
     const double bytes = pi_ffn_read(c, n->n_cold, n->active_cold);
     if (!c->in_place || bytes <= 0) return 0;
     const double cpu = o->cpu_bytes_per_s * 1e-6, in_place = o->in_place_bytes_per_s * 1e-6;
-    double gpu_us = o->ffn_us;
-    if (n->n_hot > 0) gpu_us += o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / (o->gpu_bytes_per_s * 1e-6);
+    double hot_us = 0;
+    if (n->n_hot > 0) hot_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / (o->gpu_bytes_per_s * 1e-6);
     const double cpu_us = bytes / cpu + o->handover_us;
-    const double part = (cpu_us - gpu_us) / (bytes / cpu + bytes / in_place); /* both sides end together */
+    const double even = (cpu_us - o->ffn_us) / (bytes / cpu + bytes / in_place); /* both sides end together */
+    const double enough = (cpu_us - hot_us) / (bytes / cpu);                     /* the hot neurons take longest */
+    const double part = even < enough ? even : enough;
     return part < 0 ? 0 : part > 1 ? 1 : part;
 }

@@ -13,9 +13,9 @@
  * Time of a layer, in us (bytes over rates; vectors are too small to count):
  *     on the CPU     (attention + predictor + K, V at half the context + FFN) / cpu + handover
  *     on the device  layer_us + (attention + predictor + K, V at half the context) / gpu
- *                    + max(ffn_us + hot / gpu + ffn_us + pcie / in_place, cold / cpu + handover)
+ *                    + max(ffn_us + hot / gpu, ffn_us + pcie / in_place, cold / cpu + handover)
  * ffn_us falls away without such neurons, handover without cold ones. pcie: the hottest of the neurons that are
- * not hot, as many as make both sides equally long, at most all of them; none where in_place is 0, down is stored by
+ * not hot, as many as make them as long as the cold ones or these as short as the hot ones, at most all of them; none where in_place is 0, down is stored by
  * output, or rows on the device are not those of the file. From one device to another it takes a hand-over. The output matrix: bytes over the rate of its
  * side, with a hand-over on the CPU. If nothing at all lies on the device there are no hand-overs.
  * FFN bytes are expectations: p is how often a neuron is computed.
@@ -37,9 +37,9 @@
 enum { PI_DEVICE_ROW = 16, PI_DEVICE_ALIGN = 256 };
 
 /* What kernels are allowed for work space. At most PI_FEW_TOKENS are computed together with the CPU, with so many partial
- * sums of a feed-forward, of its neurons that are read in place, and of attention; chunks of more are matrix products, whose weights are converted in pieces of at
+ * sums of a feed-forward and of attention; chunks of more are matrix products, whose weights are converted in pieces of at
  * most so many bytes. */
-enum { PI_FEW_TOKENS = 8, PI_PARTS = 384, PI_FAR_PARTS = 192, PI_SPLITS = 32, PI_PIECE_BYTES = 64 << 20 };
+enum { PI_FEW_TOKENS = 8, PI_PARTS = 384, PI_SPLITS = 32, PI_PIECE_BYTES = 64 << 20 };
 
 /* ---- choose.c ---- */
 

@@ -146,6 +146,15 @@ static void count_fired(const pi_session *s, const te_team *team, int32_t l, con
         for (int64_t j = lo; j < hi; j++) fired[j] += u[(size_t)t * n_ff + (size_t)j] != 0;
 }
 
+/* Before the sums of down are added to x: the order of few tokens, in all modes. */
+static void add_bias_first(const pi_session *s, te_team *team, const pi_layer *w, float *x, int32_t n) {
+    const int32_t n_embd = s->model->info.n_embd;
+    if (!w->down_b) return;
+    for (int32_t t = team->ith; t < n; t += team->nth)
+        s->model->kernels->add(w->down_b, n_embd, x + (ptrdiff_t)t * n_embd);
+    te_barrier(team);
+}
+
 /* Matrix products for tokens t0..t0+n-1. All rows are read. */
 static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_t n, ffn_mode mode,
                      bool sparse_tokens) {
@@ -185,9 +194,10 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
         for (int32_t t = team->ith; t < n; t += team->nth)
             memcpy(s->tap[l].hidden + (size_t)s->chunk.batch_row[t0 + t] * n_ff, u + (size_t)t * n_ff,
                    sizeof *u * n_ff);
-    if (w->down_t.w)
-        te_op_linear_t(team, s->ws, &w->down_t, u, n_ff, n, w->down_b, x, n_embd, true, few);
-    else {
+    if (w->down_t.w) {
+        if (rows) add_bias_first(s, team, w, x, n);
+        te_op_linear_t(team, s->ws, &w->down_t, u, n_ff, n, rows ? NULL : w->down_b, x, n_embd, true, few);
+    } else {
         const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true, .rows = few};
         te_op_linear(team, s->ws, &out, 1, u, n_ff, n);
     }
@@ -221,11 +231,7 @@ static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     te_ffn_counts *c = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, part = {0};
     const bool skip = mode != FFN_DENSE && pi_is_relu(m->info.activation);
     if (w->down_t.w) {
-        if (w->down_b) {
-            for (int32_t t = team->ith; t < n; t += team->nth)
-                m->kernels->add(w->down_b, (int32_t)n_embd, x + (size_t)t * n_embd);
-            te_barrier(team);
-        }
+        add_bias_first(s, team, w, x, n);
         te_op_ffn(team, s->ws, &f, rows, skip, &io, &part);
         add_counts(c, &part, sparse_tokens);
         return;
@@ -248,7 +254,9 @@ static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
 static void ffn_part(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_t n, ffn_mode mode, int32_t n_list,
                      bool sparse_tokens) {
     const pi_layer *w = &s->model->layer[l];
-    const bool whole_product = mode == FFN_DENSE && !w->down_t.w;
+    /* Of one token that leaves nothing out, whole matrices one after the other are longer streams than groups of their
+     * rows in turn: F16, 2 threads, 82 instead of 73 % of the read rate for the whole token. */
+    const bool whole_product = mode == FFN_DENSE && (!w->down_t.w || n == 1);
     const bool many = t0 < s->chunk.n_many && n >= s->model->kernels->gemm.min_tok;
     if (many || whole_product || s->tap[l].hidden || s->model->adapted_ffn) {
         ffn_many(s, team, l, t0, n, mode, sparse_tokens);

@@ -474,7 +474,7 @@ def expectation(plan: Plan, cpu: Plan) -> list[str]:
         in_place = ""
         if e.active_pcie:
             in_place = (
-                f" + others in place: {r.ffn_us:g} us + bytes / {r.in_place_bytes_per_s / 1e9:,.0f} GB/s"
+                f"; others in place: {r.ffn_us:g} us + bytes / {r.in_place_bytes_per_s / 1e9:,.0f} GB/s"
             )
         layers_ms = (e.total_us - e.head_us) / 1e3
         lines += [

@@ -19,6 +19,9 @@ CARD_SHARE = 0.85
 products with one vector at 0.80."""
 CARD_READS = 0.85
 """Of a GPU's read rate that is measured here, what products with one vector reach."""
+IN_PLACE_SHARE = 0.6
+"""Of the rate at which a GPU is measured to read host memory. Scattered rows reach 0.9; too few of them in
+place cost little, too many make a CPU wait that is faster than it was estimated."""
 CPU_SHARE = 0.8
 """Of the read rate that is measured here, what decoding reaches: 0.77 to 0.81 (ARCHITECTURE.md)."""
 _MEASURE_BYTES = 1 << 30  # more than most last-level caches
@@ -206,8 +209,8 @@ def device_rates(facts: Sequence[DeviceFacts], *, in_place: bool = False) -> Rat
             f"; host memory cannot be mapped ({refused}), so that prompts' cold neurons come through a buffer"
         )
     elif in_place and near:
-        values["in_place_bytes_per_s"] = near
-        words["pcie"] += f", {near / 1e9:.1f} GB/s in place"
+        values["in_place_bytes_per_s"] = near * IN_PLACE_SHARE
+        words["pcie"] += f", {near / 1e9:.1f} GB/s in place, times {IN_PLACE_SHARE}"
     values["cpu_bytes_per_s"], words["cpu"] = measure_cpu()
     return Rates(**values | words)
 

@@ -35,11 +35,10 @@ static uint32_t bits_of(float f) {
 
 // ---- the side of a product ----
 
-static void check_side_case(int type, int cols, int n_tok, te_cuda_norm_kind kind, int n_products) {
+static void check_side_case(int type, int cols, int n_tok, te_cuda_norm_kind kind, int n_products, int rows = 75) {
     AT("side %s %d columns, %d tokens, norm %d, %d products", te_type_get(type)->name, cols, n_tok, (int)kind,
        n_products);
     input in = input_new(n_tok, cols, kind, false);
-    const int rows = 75;
     matrix a = matrix_new(type, rows, cols);
     const size_t n = (size_t)n_tok * (size_t)cols;
     result keep(n), y((size_t)n_tok * (size_t)rows), alone((size_t)n_tok * (size_t)rows);
@@ -467,6 +466,8 @@ static void check_fused() {
             check_side_case(type, some_cols(type, turn % 5), n_tok, norms[turn % 3], 1);
             turn++;
         }
+    for (int type : {(int)TE_F16, (int)TE_Q4_0})
+        check_side_case(type, 1024, 1, TE_CUDA_RMS_NORM, 1, 1024); // of its own blocks
     for (te_cuda_norm_kind n : norms) check_side_case(TE_F32, 4096, 3, n, 0);
     for (int type : all_types)
         for (int rows : {100, 301, 9984}) check_marks_case(BY_ROWS, type, rows, 1 + turn++ % 8);

@@ -534,6 +534,7 @@ static void check_attention() {
         {1, 32, 8, 128, TE_F16, TE_F16, norm, 128, false, {2}, {513}},
         {1, 32, 8, 128, TE_Q8_0, TE_Q8_0, norm, 128, true, {2}, {1999}},
         {1, 16, 2, 128, TE_BF16, TE_F16, neox, 64, true, {4}, {63}},
+        {1, 16, 2, 128, TE_F16, TE_F16, neox, 64, true, {4}, {190}},
         {1, 71, 1, 64, TE_F16, TE_F16, neox, 64, false, {0}, {700}},
         {1, 4, 2, 80, TE_F32, TE_F32, neox, 32, false, {3}, {130}},
         {1, 4, 4, 256, TE_F32, TE_BF16, norm, 256, false, {3}, {1024}},

@@ -312,7 +312,7 @@ typedef struct {
     uint32_t version; const char *kind; const char *(*error)(void);
     int (*open)(int32_t, uint64_t, pi_device **); void (*close)(pi_device *); void *get_info;
     void *(*alloc)(pi_device *, size_t); void *(*share)(pi_device *, size_t);
-    void *stride, *map, *pack, *upload;
+    void *stride, *map, *reads, *pack, *upload;
     int (*download)(pi_device *, void *, const void *, size_t); void *copy;
     int (*launch)(pi_device *, pi_device_program *, void *, uint64_t);
     void (*look)(pi_device *); int (*finish)(pi_device *);

@@ -98,7 +98,7 @@ def test_every_allocation_can_fail(model: Model, faults: Faults) -> None:
 @pytest.mark.parametrize("name", ["die", "hang", "vanish"])
 def test_every_operation_can_fail(model: Model, faults: Faults, name: str, n_tok: int) -> None:
     """A device that reports an error, never answers, or fails without saying so, at any point of its program,
-    the last included. One that failed is found out long before the wait for it would end, after a minute."""
+    the last included. One that failed is found out, however long the wait for it may be."""
     with open_two(model) as s:
         s.feed(IDS[:7])
         before = s.save()
@@ -106,7 +106,7 @@ def test_every_operation_can_fail(model: Model, faults: Faults, name: str, n_tok
         s.feed(IDS[7 : 7 + n_tok])
         want, n_operations = s.logits().copy(), 10000 - getattr(faults, name)
         assert n_operations > 30
-    with open_two(model, wait_ms=200 if name == "hang" else 0) as s:
+    with open_two(model, wait_ms={"hang": 200, "vanish": 10**9}.get(name, 0)) as s:
         problem = {"vanish": "the device is lost"}.get(
             name, r"that was asked for|did not (answer|end a step) within"
         )

@@ -43,10 +43,13 @@ def test_the_budget_holds_them(tmp_path: Path, rank: int) -> None:
     """A plan counts them: where every byte of the budget is used it still fits."""
     rates = engine.Rates(gpu_bytes_per_s=4e12, cpu_bytes_per_s=1e10, handover_us=0, layer_us=0, ffn_us=0)
     with Model(write(tmp_path, DEEP, "dense")) as model:
-        least = engine.compute(model, settings("exact", 64), rates).min_bytes
+        plain = engine.compute(model, settings("exact", 64), rates)
         adapt(model, rank)
         full = engine.compute(model, settings("exact", 64), rates)
-        assert full.min_bytes > least
+        shapes = [model.matrix_shape(f"blk.0.attn_{name}.weight") or (0, 0) for name in ("q", "v", "output")]
+        floats = -(-rank // 32) * 32 * sum(map(sum, shapes))  # ranks are filled up to whole vectors
+        assert full.full_bytes - plain.full_bytes >= 2 * 4 * floats  # of two layers
+        assert full.min_bytes > plain.min_bytes
         with Session(model, **options("exact")) as s:
             alone = drive(s, IDS)
         for budget in (full.full_bytes, (full.min_bytes + full.full_bytes) // 2):

@@ -329,7 +329,7 @@ def test_rates_that_were_measured(cards: pytest.MonkeyPatch) -> None:
     assert found.gpu_bytes_per_s == 5e11 * rates.CARD_READS and found.pcie_bytes_per_s == 2e10
     assert found.in_place_bytes_per_s == 0
     near = rates.device_rates([fact()], in_place=True)
-    assert near.in_place_bytes_per_s == 1.5e10 and "in place" in near.pcie
+    assert near.in_place_bytes_per_s == 1.5e10 * rates.IN_PLACE_SHARE and "in place" in near.pcie
     refused = rates.device_rates([fact(can_map=False, no_mapping="limits of WSL")], in_place=True)
     assert refused.in_place_bytes_per_s == 0 and "cannot be mapped (limits of WSL)" in refused.pcie
     unknown = rates.device_rates([fact(read_bytes_per_s=0.0, copy_bytes_per_s=0.0)])

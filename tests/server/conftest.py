@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,3 +77,31 @@ def demo() -> Iterator[AsyncLlama]:
     llm = AsyncLlama.demo(n_ctx=512, n_parallel=4, max_waiting=8, n_threads=1, verbose=False)
     yield llm
     llm.close()
+
+
+@pytest.fixture(scope="module")
+def url(demo: AsyncLlama) -> Iterator[str]:
+    with serving(demo, ends_model=False, max_body_bytes=20_000, max_tokens=100) as address:
+        yield address
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[Any]:
+    httpx = pytest.importorskip("httpx")
+    with httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+def error_of(response: Any) -> dict[str, Any]:
+    """Every error has the same body."""
+    body = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    result: dict[str, Any] = body["error"]
+    return result
+
+
+def events_of(text: str) -> list[Any]:
+    lines = [line for line in text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]

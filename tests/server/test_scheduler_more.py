@@ -1,5 +1,4 @@
-"""What a scheduler can do beside sharing steps: shifts, guesses, several texts in one request, neurons that
-move."""
+"""What a scheduler can do beside generating together: shifts, guesses, embeddings, neurons that move."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from powerinfer import (
@@ -21,8 +21,10 @@ from powerinfer import (
     UnsupportedError,
 )
 from powerinfer.context import Ids
+from powerinfer.embedding import hidden_states
 from powerinfer.llama_speculative import LlamaPromptLookupDecoding
 from powerinfer.scheduler import Scheduler
+from powerinfer.session import Session
 from tests import models
 from tests.powerinfer.test_online import open_llama, some_gib
 from tests.powerinfer.test_online import path as online_path
@@ -188,6 +190,60 @@ def test_shifts_and_guesses_of_async_llama() -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+# -- embeddings
+
+
+def test_embeddings(make: MakeScheduler) -> None:
+    scheduler = make()
+    ids = prompt(100)
+    with Session(scheduler._session.model, n_ctx=256, n_threads=1, type_k="f32", type_v="f32") as session:
+        rows = hidden_states(session, ids)
+    assert np.array_equal(scheduler.embed(ids, pooling="none"), rows)
+    assert np.array_equal(scheduler.embed(ids), rows.mean(axis=0, dtype=np.float64).astype(np.float32))
+    assert np.array_equal(scheduler.embed(ids, pooling="cls"), rows[0])
+    # The others are not visited, so that more of them are computed in one step: the products of many tokens
+    # round their inputs to bfloat16 or 8 bits on some machines.
+    assert np.allclose(scheduler.embed(ids, pooling="last"), rows[-1], atol=0.02 * np.abs(rows).max())
+
+
+def test_what_was_visited_is_not_shared(make: MakeScheduler) -> None:
+    scheduler = make()  # all of its tokens were computed as tokens that want logits are
+    scheduler.embed(prompt(50))
+    stream = scheduler.submit(prompt(50), choice(), limit=1)
+    list(stream)
+    assert stream.n_reused == 0
+
+
+def test_embeddings_beside_a_generation(make: MakeScheduler) -> None:
+    scheduler = make()
+    talking = scheduler.submit(prompt(5), choice(), limit=100)
+    assert scheduler.embed(prompt(90)).shape == (64,)
+    assert len(list(talking)) == 100
+
+
+def test_visits(make: MakeScheduler) -> None:
+    scheduler = make()
+    ids = prompt(70)
+    seen: list[int] = []
+    chosen: list[int] = []
+
+    def note(i: int, logits: npt.NDArray[np.float32]) -> None:
+        seen.append(i)
+        chosen.append(int(logits.argmax()))
+
+    scheduler.visit(ids, note)
+    assert seen == list(range(70))
+    assert [chosen[-1]] == list(scheduler.submit(ids, choice(), limit=1))
+
+    def fail(i: int, _: object) -> None:
+        if i == 40:
+            raise ZeroDivisionError("of the visitor")
+
+    with pytest.raises(ZeroDivisionError):
+        scheduler.visit(ids, fail)
+    assert scheduler.stats().running == 0
+
+
 # -- several texts in one request
 
 
@@ -232,9 +288,10 @@ def test_cancelling_ends_all_of_a_request(make: MakeScheduler) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        scheduler.embed_all([prompt(100, i) for i in range(5)], begun=begun)
+        scheduler.embed_all([prompt(250, i) for i in range(5)], begun=begun)
     for stream in streams:
         list(stream)
+    assert streams[-1].reason == "cancelled"
     talking = [scheduler.submit(prompt(5, i), choice(), limit=200) for i in range(2)]
     with pytest.raises(BusyError):
         scheduler.embed_all([prompt(5)])

@@ -99,6 +99,7 @@ struct te_pool {
     int64_t park_ns;
     bool on_trial;  /* the team has grown, and no window has passed since */
     bool settling;  /* it has shrunk, and the system may not have moved threads yet */
+    bool suspect;   /* members waited in the last window */
     int32_t n_grow; /* by how many members it grows next */
     char pad[APART];
     _Atomic int32_t n_live; /* members of the runs now */
@@ -413,13 +414,16 @@ static void fit_team(te_pool *p) {
     for (int32_t i = 0; i < n_live; i++) waited_ns += p->members[i].waited_ns;
     /* A member that shares its CPU with one other program waits half of the time. */
     const int32_t n_over = (int32_t)((waited_ns + p->run_ns * 3 / 4) / p->run_ns);
+    /* What comes once and goes, some work of the system's, costs less than a parked member. */
+    const bool shrinks = n_over > 0 && (p->on_trial || p->suspect);
+    p->suspect = n_over > 0 && !p->settling && !shrinks;
     p->nap_ns = 0;
     if (p->settling)
         p->settling = false;
-    else if (n_over > 0) {
+    else if (shrinks) {
         shrink(p, n_live, n_over);
         p->on_trial = false;
-    } else
+    } else if (n_over == 0)
         p->on_trial = n_live < p->n_threads && te_os_now_ns() >= p->grow_ns && grow(p, n_live);
     p->run_ns = 0;
 }

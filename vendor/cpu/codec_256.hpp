@@ -10,7 +10,7 @@ template <class V> struct layout_2_bits {
     static constexpr int first(int i) { return 8 * half(i) + 2 * (i % 4); } // scale; then the next one, and those 8 on
     static void pack(const int8_t *x, int8_t (*q)[4 * L]) {
         for (int i = 0; i < n; i++)
-            for (int b = 0; b < 4 * L; b++) q[i][b] = x[128 * (half(i) + b / 32) + 32 * (i % 4) + b % 32];
+            for (int b = 0; b < 4 * L; b += 32) memcpy(q[i] + b, x + 128 * (half(i) + b / 32) + 32 * (i % 4), 32);
     }
     template <int i> static typename V::f32 spread(typename V::w16 f) {
         constexpr int s = first(i);
@@ -41,6 +41,7 @@ template <class V> struct layout_2_bits {
 
 // Q2_K: scales[16] (four bits of scale, four of minimum), q[64], d, dmin. The sums of minima: rows_k.hpp.
 template <class V> struct codec_q2_k {
+    static constexpr bool shares = false;
     using in = layout_2_bits<V>;
     static constexpr int L = V::lanes, chunk = 256, bytes = 84, block = 256, block_bytes = bytes;
     struct act {
@@ -116,6 +117,7 @@ template <class V> struct codec_q2_k {
 // Q3_K: high[32], q[64], twelve bytes of 6-bit scales, d. The third bit of weight 32u + i is bit u of byte i of high;
 // weights are q - 4, scales s - 32.
 template <class V> struct codec_q3_k {
+    static constexpr bool shares = false;
     using in = layout_2_bits<V>;
     static constexpr int L = V::lanes, chunk = 256, bytes = 110, block = 256, block_bytes = bytes;
     struct act {
@@ -199,6 +201,7 @@ template <class V> struct codec_q3_k {
 // IQ4_XS: d, two upper bits of the units' scales (16 bits), four lower bits (32 bits), q[128]: a unit of 32 weights is
 // sixteen bytes with the order and the list of IQ4_NL. Scales are s - 32.
 template <class V> struct codec_iq4_xs {
+    static constexpr bool shares = false;
     static constexpr int L = V::lanes, n = 32 / L, chunk = 256, bytes = 136, block = 256, block_bytes = bytes;
     struct act {
         alignas(64) int8_t q[n][2][4 * L]; // register: lanes / 4 units; their first halves, their second ones

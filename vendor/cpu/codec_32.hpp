@@ -13,6 +13,7 @@ typedef uint8_t sixteen __attribute__((vector_size(16)));
 enum class kind_32 { q4_1, q5_0, q5_1, iq4_nl };
 
 template <class V, kind_32 kind> struct codec_32 {
+    static constexpr bool shares = false;
     static constexpr bool has_min = kind == kind_32::q4_1 || kind == kind_32::q5_1;
     static constexpr bool has_fifth = kind == kind_32::q5_0 || kind == kind_32::q5_1;
     static constexpr bool has_list = kind == kind_32::iq4_nl;

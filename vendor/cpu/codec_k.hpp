@@ -43,9 +43,9 @@ template <class V, bool five> struct codec_q45_k {
         alignas(64) float d[16];              // the units' scales, then minus the sums of their activations
     };
     static void pack(const quantised &x, act &a) {
-        for (int i = 0; i < 256; i++) {
+        for (int i = 0; i < 256; i += 16) {
             const int u = i / 32, run = u / 2;
-            a.q[run / (L / 4)][u % 2][i % 32 / 16][run % (L / 4) * 16 + i % 16] = x.q[i];
+            memcpy(&a.q[run / (L / 4)][u % 2][i % 32 / 16][run % (L / 4) * 16], x.q + i, 16);
         }
         for (int u = 0; u < 8; u++) {
             a.d[u] = u % 2 ? x.d[u] / top_factor : x.d[u];
@@ -105,40 +105,52 @@ template <class V, bool five> struct codec_q45_k {
         constexpr int u = L / 4 * g + odd;
         return V::template spread<u, u, (u + 2) % 16, (u + 2) % 16>(f);
     }
-    template <int g, int i>
-    static void step(typename V::i32 a, typename V::i32 b, typename V::f32 s, typename V::f32 t, float *y) {
+    template <int g, int i, int T>
+    static void step(typename V::i32 a, typename V::i32 b, const typename V::f32 (*s)[2], float *const *y) {
         typename V::f32 w;
         if constexpr (five)
             w = V::template float_u5<i / 2, 0>(i % 2 ? b : a);
         else
             w = V::template float_nibble<i>(a);
-        float *at = y + L * (8 * g + i);
-        V::store(at, V::fma(w, i % 2 ? t : s, V::load(at)));
+        TE_EACH(T) {
+            float *at = y[t] + L * (8 * g + i);
+            V::store(at, V::fma(w, s[t][i % 2], V::load(at)));
+        }
     }
-    template <int g> static void registers(const uint8_t *p, typename V::w16 f, float *y) {
+    template <int g, int T> static void registers(const uint8_t *p, const typename V::w16 *f, float *const *y) {
         typename V::i32 a = V::load_bytes(p + low + 4 * L * g), b = a;
         if constexpr (five) {
             constexpr int u = L / 4 * g;
             b = V::bits_or(V::high4(a), V::template fields<3 - u, 1 - u>(p + 16, 16));
             a = V::bits_or(V::bits_and(a, 15), V::template fields<4 - u, 2 - u>(p + 16, 16));
         }
-        const typename V::f32 s = spread_pair<g, 0>(f), t = spread_pair<g, 1>(f);
-        step<g, 0>(a, b, s, t, y);
-        step<g, 1>(a, b, s, t, y);
-        step<g, 2>(a, b, s, t, y);
-        step<g, 3>(a, b, s, t, y);
-        step<g, 4>(a, b, s, t, y);
-        step<g, 5>(a, b, s, t, y);
-        step<g, 6>(a, b, s, t, y);
-        step<g, 7>(a, b, s, t, y);
+        typename V::f32 s[T][2];
+        TE_EACH(T) {
+            s[t][0] = spread_pair<g, 0>(f[t]);
+            s[t][1] = spread_pair<g, 1>(f[t]);
+        }
+        step<g, 0, T>(a, b, s, y);
+        step<g, 1, T>(a, b, s, y);
+        step<g, 2, T>(a, b, s, y);
+        step<g, 3, T>(a, b, s, y);
+        step<g, 4, T>(a, b, s, y);
+        step<g, 5, T>(a, b, s, y);
+        step<g, 6, T>(a, b, s, y);
+        step<g, 7, T>(a, b, s, y);
     }
-    static void axpy(const uint8_t *p, float h, float *y) {
-        const typename V::w16 f = V::mul16(factors(p), V::splat16(h, h));
-        V::store16(y + 256, V::add16(V::load16(y + 256), f)); // its lower half is of no use
-#define TE_STEP(g) registers<g>(p, f, y)
+    static constexpr bool shares = true;
+    template <int T> static void axpy_few(const uint8_t *p, const float *h, float *const *y) {
+        const typename V::w16 own = factors(p);
+        typename V::w16 f[T];
+        TE_EACH(T) {
+            f[t] = V::mul16(own, V::splat16(h[t], h[t]));
+            V::store16(y[t] + 256, V::add16(V::load16(y[t] + 256), f[t])); // its lower half is of no use
+        }
+#define TE_STEP(g) registers<g, T>(p, f, y)
         TE_STEPS(TE_STEP);
 #undef TE_STEP
     }
+    static void axpy(const uint8_t *p, float h, float *y) { axpy_few<1>(p, &h, &y); }
     static constexpr int block = 256, block_bytes = bytes;
     static void to_f32(const uint8_t *p, float *out) {
         float f[16];
@@ -160,6 +172,7 @@ template <class V> using codec_q5_k = codec_q45_k<V, true>;
 // Q6_K: ql[128], qh[64], scales[16] of 16 weights each, d. In each half of 128 weights, unit u (0..3) has its low bits
 // in bytes 32 * (u % 2) of the half's ql, nibble u / 2, and its two high bits in qh, bits 2u and 2u + 1.
 template <class V> struct codec_q6_k {
+    static constexpr bool shares = false;
     static constexpr int L = V::lanes, chunk = 256, bytes = 210;
     struct act {
         alignas(64) int8_t q[64 / L][4 * L];

@@ -3,12 +3,6 @@
 //
 // The vectors of eight tokens are too large for the first cache. So tiles of rows are walked a piece of columns at a
 // time, and a dot product's sums wait in memory between the pieces.
-#if defined(__clang__)
-#define TE_EACH(T) _Pragma("unroll") for (int t = 0; t < T; t++)
-#else
-#define TE_EACH(T) _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
-#endif
-
 namespace {
 
 // What both kernels share: up to eight tokens at a time, in groups of V::abreast, or a power of two below; tiles of rows.
@@ -45,7 +39,7 @@ template <class V> struct few_rows {
 
 // F: how a row is walked.
 //     sums                    vectors that a token's sum consists of
-//     columns                 of a piece
+//     columns, sum_columns    of a piece, for dot and for axpy
 //     dot<T>(w, act, at, n, last, sum, next)   adds n columns from column `at` on to T tokens' sums
 //     axpy<T>(w, h, at, n, acc, next)          the same, to the columns of T sums of rows
 template <class V, class F> struct few {
@@ -141,8 +135,8 @@ template <class V, class F> struct few {
             const int32_t n_rows = rows.n - r0 < tile ? rows.n - r0 : tile;
             for (int32_t t0 = 0; t0 < who.n; t0 += PASS) {
                 float *y = acc + stride * (size_t)t0;
-                for (int32_t c = 0; c < m->cols; c += F::columns) {
-                    const int32_t n = m->cols - c < F::columns ? m->cols - c : F::columns;
+                for (int32_t c = 0; c < m->cols; c += F::sum_columns) {
+                    const int32_t n = m->cols - c < F::sum_columns ? m->cols - c : F::sum_columns;
                     const size_t at = F::bytes(c);
                     for (int32_t i = 0; i < n_rows; i++) {
                         uint32_t left = (who.bits ? who.bits[r0 + i] >> t0 : ~0u) & G::all(who.n - t0);
@@ -176,7 +170,7 @@ template <class V, class C> struct float_walk {
     using R = float_rows<V, C>;
     static constexpr int L = V::lanes, n_vec = R::n_vec, step = R::step, sums = n_vec,
                          most = n_vec < 4 ? V::abreast : 4, most_axpy = 4;
-    static constexpr int32_t columns = 512;
+    static constexpr int32_t columns = 512, sum_columns = 512;
     static_assert(columns % step == 0 && n_vec > 1, "pieces are whole steps");
     static size_t bytes(int32_t cols) { return (size_t)cols * C::bytes; }
 
@@ -238,8 +232,11 @@ template <class V, class C> struct float_walk {
 // As block_rows and k_rows, whose sums of a chunk are acc_floats.
 template <class V, class C, int acc_floats> struct block_walk {
     using act = typename C::act;
-    static constexpr int sums = 2, most = V::abreast, most_axpy = 1, per_piece = 8;
-    static constexpr int32_t columns = per_piece * C::chunk;
+    static constexpr int sums = 2, most = V::abreast, most_axpy = C::shares ? 4 : 1;
+    // Of eight tokens, 24 KiB of activations, and of sums.
+    static constexpr int32_t columns = 3072 / (int)sizeof(act) / 2 * 2 * C::chunk,
+                             sum_columns = 768 / C::chunk * C::chunk > 0 ? 768 / C::chunk * C::chunk : C::chunk;
+    static_assert(columns > 0, "a piece is a pair of chunks at least");
     static size_t bytes(int32_t cols) { return (size_t)(cols / C::block) * C::block_bytes; }
 
     template <int T>
@@ -268,18 +265,28 @@ template <class V, class C, int acc_floats> struct block_walk {
     }
     static float total(const typename V::f32 *sum) { return V::sum(V::add(sum[0], sum[1])); }
 
+    template <int T> static void chunk(const uint8_t *w, const float *h, float *const *y) {
+        if constexpr (C::shares) {
+            C::template axpy_few<T>(w, h, y);
+        } else {
+            TE_EACH(T) C::axpy(w, h[t], y[t]);
+        }
+    }
+
     template <int T>
     static void axpy(const uint8_t *w, const float *h, int32_t at, int32_t n, float *const *acc, const uint8_t *next) {
+        float *y[T];
+        TE_EACH(T) y[t] = acc[t] + (ptrdiff_t)(at / C::chunk) * acc_floats;
         const int32_t full = n / C::chunk;
-        const ptrdiff_t first = (ptrdiff_t)(at / C::chunk) * acc_floats;
         for (int32_t i = 0; i < full; i++, w += C::bytes, next += C::bytes) {
             prefetch<C::bytes>(next);
-            TE_EACH(T) C::axpy(w, h[t], acc[t] + first + i * acc_floats);
+            chunk<T>(w, h, y);
+            TE_EACH(T) y[t] += acc_floats;
         }
         if (n % C::chunk) {
             uint8_t copy[C::bytes] = {};
             memcpy(copy, w, bytes(n % C::chunk));
-            TE_EACH(T) C::axpy(copy, h[t], acc[t] + first + full * acc_floats);
+            chunk<T>(copy, h, y);
         }
     }
 };
@@ -348,4 +355,3 @@ template <class V, int type, int block, int block_bytes> struct few_of_any {
     }
 };
 } // namespace
-#undef TE_EACH

@@ -130,6 +130,17 @@ struct vec_avx2 {
         const __m128i spread = _mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3);
         return _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_blend_epi16(first, second, 2), spread)); // words 0 and 9 of p
     }
+    static __m256d two_words(const void *p) {
+        double d;
+        memcpy(&d, p, 8);
+        return _mm256_set1_pd(d);
+    }
+    static f32 four_times(const float *p) {
+        return _mm256_permutevar_ps(_mm256_castpd_ps(two_words(p)), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+    }
+    static i32 one_in_four(const int32_t *p) {
+        return _mm256_and_si256(_mm256_castpd_si256(two_words(p)), _mm256_setr_epi32(-1, 0, 0, 0, 0, -1, 0, 0));
+    }
     static i32 q8_0_bytes(const uint8_t *p) { return load_bytes(p + 2); }
     static f32 q8_0_scales(const uint8_t *p) { return splat_half(p); }
 

@@ -111,6 +111,13 @@ struct vec_avx512 {
         return half_lanes(
             _mm512_castsi256_si512(_mm256_set_epi16(27, 27, 27, 27, 18, 18, 18, 18, 9, 9, 9, 9, 0, 0, 0, 0)), p);
     }
+    static f32 four_times(const float *p) {
+        return _mm512_permutevar_ps(_mm512_broadcast_f32x4(_mm_loadu_ps(p)),
+                                    _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3));
+    }
+    static i32 one_in_four(const int32_t *p) { // lanes 0, 5, 10, 15
+        return _mm512_maskz_broadcast_i32x4(0x8421, _mm_loadu_si128((const __m128i *)p));
+    }
     static i32 q8_0_bytes(const uint8_t *p) {
         return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(p + 2))),
                                   _mm256_loadu_si256((const __m256i *)(p + 36)), 1);

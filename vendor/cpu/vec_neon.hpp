@@ -179,6 +179,11 @@ struct vec_neon {
 
     static i32 q4_0_bytes(const uint8_t *p) { return {bytes(p, 2), bytes(p, 20)}; }
     static f32 q4_0_scales(const uint8_t *p) { return {vdupq_n_f32(half(p)), vdupq_n_f32(half(p + 18))}; }
+    static f32 four_times(const float *p) { return {vdupq_n_f32(p[0]), vdupq_n_f32(p[1])}; }
+    static i32 one_in_four(const int32_t *p) {
+        const int32x4_t zero = vdupq_n_s32(0);
+        return {as_bytes(vsetq_lane_s32(p[0], zero, 0)), as_bytes(vsetq_lane_s32(p[1], zero, 0))};
+    }
     static i32 q8_0_bytes(const uint8_t *p) { return load_bytes(p + 2); }
     static f32 q8_0_scales(const uint8_t *p) { return splat(half(p)); }
 

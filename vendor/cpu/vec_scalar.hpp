@@ -203,6 +203,8 @@ struct vec_scalar {
         const float a = half(p), b = half(p + 18);
         return {{a, a, a, a, b, b, b, b}};
     }
+    static f32 four_times(const float *p) { return {{p[0], p[0], p[0], p[0], p[1], p[1], p[1], p[1]}}; }
+    static i32 one_in_four(const int32_t *p) { return {{p[0], 0, 0, 0, p[1], 0, 0, 0}}; } // whichever of the four
     static i32 q8_0_bytes(const uint8_t *p) { return load_bytes(p + 2); }
     static f32 q8_0_scales(const uint8_t *p) { return splat(half(p)); }
 

@@ -27,12 +27,12 @@ template <class C> struct few_block {
     bool late = false;
 
     struct slice {
-        int first, n; // chunks of the tile
+        int first, n; // chunks of the tile; below 1: none
     };
     __device__ __forceinline__ slice own(int c0) const {
         const int all = (min(a.tile, a.cols - c0) + F::chunk - 1) / F::chunk, each = (all + a.parts - 1) / a.parts,
-                  lo = min((int)threadIdx.x / 32 % a.parts * each, all);
-        return {lo, min(each, all - lo)};
+                  lo = (int)threadIdx.x / 32 % a.parts * each;
+        return {min(lo, all - 1), min(each, all - lo)};
     }
     __device__ __forceinline__ int first_group() const { return (int)threadIdx.x / 32 / a.parts; }
     __device__ __forceinline__ few_acts acts() const { return {(uint8_t *)q, (float *)scales, a.tile / 4}; }
@@ -43,14 +43,27 @@ template <class C> struct few_block {
             if (row[i]) F::load(to[i], row[i], chunk, threadIdx.x % 4, a.cols);
         }
     }
+    // A warp's chunks: all of its slice, of each of its groups. `depth` of them are on their way.
+    struct position {
+        int group, k;
+        __device__ __forceinline__ void next(int chunks, int sets) {
+            if (++k < chunks) return;
+            k = 0;
+            group += sets;
+        }
+    };
     // Starts the loads of each warp's first columns of rows row(0) .. row(n - 1).
     template <class R> __device__ __forceinline__ void start_rows(int n, int c0, R row) {
         const slice s = own(c0);
-        const int r = FEW_ROWS * first_group() + (int)threadIdx.x % 32 / 4;
-        const uint8_t *const p[2] = {r < n ? row(r) : nullptr, r + 8 < n ? row(r + 8) : nullptr};
+        if (s.n < 1) return;
+        position to = {first_group(), 0};
 #pragma unroll
-        for (int j = 0; j < F::depth; j++)
-            if (j < s.n) load(ahead[j], p, c0 / F::chunk + s.first + j);
+        for (int j = 0; j < F::depth; j++) {
+            const int r = FEW_ROWS * to.group + (int)threadIdx.x % 32 / 4;
+            const uint8_t *const p[2] = {r < n ? row(r) : nullptr, r + 8 < n ? row(r + 8) : nullptr};
+            load(ahead[j], p, c0 / F::chunk + s.first + to.k);
+            to.next(s.n, ROWS_WARPS / a.parts);
+        }
     }
     __device__ __forceinline__ void start(int n, int c0) {
         start_rows(n, c0, [&](int r) { return pointer[r]; });
@@ -63,11 +76,25 @@ template <class C> struct few_block {
         if (!late) measure<FEW_TOKENS>(a, norm, room);
         few_fill<typename F::input>(a, norm, 0, acts(), late, room);
     }
+    // Adds up what warps have left of groups g0 .. of a round. All threads call it.
+    __device__ __forceinline__ void end_round(int g0, int groups, bool first) {
+        const int sets = ROWS_WARPS / a.parts;
+        __syncthreads();
+        for (int i = threadIdx.x; i < min(FEW_ROUND * sets, groups - g0) * FEW_SUMS; i += ROWS_THREADS) {
+            const int g = i / FEW_SUMS;
+            const float *from = part + (g % sets * a.parts * FEW_ROUND + g / sets) * FEW_SUMS + i % FEW_SUMS;
+            float v = 0;
+#pragma unroll 4
+            for (int w = 0; w < a.parts; w++) v += from[w * FEW_ROUND * FEW_SUMS];
+            float *to = part + FEW_ROUND_FLOATS + g0 * FEW_SUMS + i;
+            *to = first ? v : *to + v;
+        }
+        __syncthreads();
+    }
     // The sums of rows pointer[0..n-1], as sum(r, t). start and input come before.
     __device__ __forceinline__ void run(int n) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = (n + FEW_ROWS - 1) / FEW_ROWS,
-                  sets = ROWS_WARPS / a.parts, in_round = FEW_ROUND * sets;
-        float *sums = part + FEW_ROUND_FLOATS;
+                  sets = ROWS_WARPS / a.parts;
         const few_acts x = acts();
         for (int c0 = 0; c0 < a.cols; c0 += a.tile) {
             if (c0 > 0) {
@@ -75,38 +102,37 @@ template <class C> struct few_block {
                 few_fill<typename F::input>(a, norm, c0, x, false, nullptr);
             }
             const slice s = own(c0);
-            const int chunk = c0 / F::chunk + s.first;
-            for (int g0 = 0; g0 < groups; g0 += in_round) {
-                for (int i = 0, g = g0 + first_group(); i < FEW_ROUND && g < groups; i++, g += sets) {
-                    float sum[4] = {};
-                    const int here = FEW_ROWS * g + lane / 4, there = here + FEW_ROWS * sets;
-                    for (int k = 0; k < s.n; k += F::depth) {
-                        // What comes next: of these rows, or the beginning of the next ones.
-                        const bool more = k + F::depth < s.n;
-                        const int r = more ? here : there, next = more ? k + F::depth : 0;
-                        const uint8_t *const p[2] = {r < n ? pointer[r] : nullptr,
-                                                     r + 8 < n ? pointer[r + 8] : nullptr};
+            const int chunk = c0 / F::chunk + s.first,
+                      all = s.n > 0 ? (groups - first_group() + sets - 1) / sets * s.n : 0;
+            position now = {first_group(), 0}, to = now;
 #pragma unroll
-                        for (int j = 0; j < F::depth; j++) {
-                            if (k + j < s.n) F::multiply(ahead[j], x, s.first + k + j, lane, sum);
-                            if (next + j < s.n) load(ahead[j], p, chunk + next + j);
-                        }
-                    }
-                    float2 *to = (float2 *)(part + (warp * FEW_ROUND + i) * FEW_SUMS);
-                    to[lane] = make_float2(sum[0], sum[1]);
-                    to[32 + lane] = make_float2(sum[2], sum[3]);
+            for (int j = 0; j < F::depth; j++) to.next(s.n, sets);
+            int g0 = 0, held = 0; // groups of this round whose sums are there
+            float sum[4] = {};
+            for (int i = 0; i < all; i += F::depth) {
+#pragma unroll
+                for (int j = 0; j < F::depth; j++) {
+                    if (i + j >= all) break;
+                    F::multiply(ahead[j], x, s.first + now.k, lane, sum);
+                    const int r = FEW_ROWS * to.group + lane / 4;
+                    const uint8_t *const p[2] = {r < n ? pointer[r] : nullptr, r + 8 < n ? pointer[r + 8] : nullptr};
+                    load(ahead[j], p, chunk + to.k);
+                    to.next(s.n, sets);
+                    now.next(s.n, sets);
+                    if (now.k) continue;
+                    float2 *at = (float2 *)(part + (warp * FEW_ROUND + held++) * FEW_SUMS);
+                    at[lane] = make_float2(sum[0], sum[1]);
+                    at[32 + lane] = make_float2(sum[2], sum[3]);
+#pragma unroll
+                    for (int k = 0; k < 4; k++) sum[k] = 0;
+                    if (held < FEW_ROUND) continue;
+                    end_round(g0, groups, c0 == 0);
+                    g0 += FEW_ROUND * sets;
+                    held = 0;
                 }
-                __syncthreads();
-                for (int i = threadIdx.x; i < min(in_round, groups - g0) * FEW_SUMS; i += ROWS_THREADS) {
-                    const int g = i / FEW_SUMS;
-                    const float *from = part + (g % sets * a.parts * FEW_ROUND + g / sets) * FEW_SUMS + i % FEW_SUMS;
-                    float v = 0;
-                    for (int w = 0; w < a.parts; w++) v += from[w * FEW_ROUND * FEW_SUMS];
-                    float *to_sum = sums + g0 * FEW_SUMS + i;
-                    *to_sum = c0 > 0 ? *to_sum + v : v;
-                }
-                __syncthreads();
             }
+            for (int i = lane; s.n < 1 && i < FEW_ROUND * FEW_SUMS; i += 32) part[warp * FEW_ROUND * FEW_SUMS + i] = 0;
+            for (; g0 < groups; g0 += FEW_ROUND * sets) end_round(g0, groups, c0 == 0); // without more groups
         }
     }
     // Before a second run with the same input: only of several tiles the first must come again.
@@ -137,7 +163,7 @@ inline size_t few_sum_bytes(size_t rows) {
 // The columns of a tile, whose activations take at most so many bytes, and into how many slices they go where a block has
 // so many rows.
 inline void set_few_tile(rows_args *a, const few_shape &f, size_t most_bytes, int rows) {
-    constexpr int unit = 128; // that a warp converts at a time
+    const int unit = f.chunk > 128 ? f.chunk : 128; // a warp converts 128 at a time
     auto up = [](int n, int by) { return (n + by - 1) / by; };
     int most = (int)(most_bytes / (few_tile_bytes(f, unit) + few_scale_bytes(f, unit)));
     if (most < 1) most = 1;

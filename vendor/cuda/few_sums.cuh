@@ -90,30 +90,18 @@ __device__ __forceinline__ void few_sums(const few_rows &r, int tile, int step, 
                     for (int i = 0; i < F::parts; i++) b[i] = r.factor[((k + j) * F::parts + i) * 32 + lane];
 #pragma unroll
                     for (int h = 0; h < W / 8; h++) {
-                        uint32_t hi[4][4], lo[4][4]; // row, pair of columns
-#pragma unroll
-                        for (int i = 0; i < 4; i++) F::expand(ahead[j][i], h, hi[i], lo[i]);
-                        auto pairs = [](const uint32_t (&w)[4][4], int i, uint32_t (&a)[4]) {
-                            a[0] = __byte_perm(w[0][i], w[1][i], 0x5410);
-                            a[1] = __byte_perm(w[0][i], w[1][i], 0x7632);
-                            a[2] = __byte_perm(w[2][i], w[3][i], 0x5410);
-                            a[3] = __byte_perm(w[2][i], w[3][i], 0x7632);
-                        };
+                        uint32_t hi[4][4], lo[4][4];
+                        F::fragments(ahead[j], h, hi, lo);
 #pragma unroll
                         for (int i = 0; i < 4; i++) {
                             float (&s)[4] = sum[4 * h + i];
-                            uint32_t a[4];
-                            pairs(hi, i, a);
                             if constexpr (F::parts == 3) {
 #pragma unroll
-                                for (int p = 0; p < 3; p++) multiply_add_bf16(s, a, b[p].x, b[p].y);
+                                for (int p = 0; p < 3; p++) multiply_add_bf16(s, hi[i], b[p].x, b[p].y);
                             } else {
-                                multiply_add(s, a, b[0].x, b[0].y);
-                                multiply_add(s, a, b[1].x, b[1].y);
-                                if (!F::exact) {
-                                    pairs(lo, i, a);
-                                    multiply_add(s, a, b[0].x, b[0].y);
-                                }
+                                multiply_add(s, hi[i], b[0].x, b[0].y);
+                                multiply_add(s, hi[i], b[1].x, b[1].y);
+                                if (!F::exact) multiply_add(s, lo[i], b[0].x, b[0].y);
                             }
                         }
                     }

@@ -111,6 +111,8 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     if (!k || !op->down.w || op->down.type != op->up.type) return false;
     if (op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK || n < 1) return false;
     if (!s->fc2.w && !s->sign && !op->skip && !op->list) return false; // all rows: two kernels read them faster
+    // Of many tokens most neurons are wanted by some: single steps deal these out evenly, and leave fewer parts of the sum.
+    if (op->n_tok > 4 && (s->fc2.w || s->sign) && !op->list && !op->beside) return false;
     const bool own_scores = s->fc2.w && s->fc2.type == k->score_type;
     *p = {};
     ffn_args *a = &p->a;
@@ -126,6 +128,8 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     a->ld_bits = divide_up(n, 32);
     a->list = op->list;
     a->far = op->far != 0;
+    a->first = op->first != 0;
+    a->beside = op->beside != 0 && a->score != SCORE_BITS;
     a->sign = s->sign;
     a->sign_h = s->h;
     a->sign_ldh = s->ldh;
@@ -134,8 +138,12 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     a->down_stride = op->down.stride;
     a->partial = op->partial;
     a->cols = op->down.cols;
-    // Host memory is read no faster by more blocks, and each leaves a part of the sum.
-    const int blocks_per_sm = op->n_tok == 1 ? 2 : 1, at_once = (op->far ? 1 : blocks_per_sm) * d->info.n_sm;
+    // Host memory is read no faster by more blocks; the others are for what is computed beside.
+    const int blocks_per_sm = op->n_tok == 1 ? 2 : 1, few_blocks = divide_up(d->info.n_sm, 8) * 2,
+              all_blocks = blocks_per_sm * d->info.n_sm,
+              at_once = op->far      ? few_blocks
+                        : op->beside ? all_blocks - few_blocks
+                                     : all_blocks;
     size_t room = d->smem_sm / (size_t)blocks_per_sm - 3072;
     if (room > d->smem_block - 2048) room = d->smem_block - 2048;
     const int usual = divide_up(n, at_once);

@@ -35,7 +35,7 @@ struct ffn_args {
     const uint32_t *bits; // SCORE_BITS: [n_tok][ld_bits] words
     int ld_bits;
     const int32_t *list; // rows of gate, up and down, or NULL: as they are
-    bool far;
+    bool far, first, beside;
     const uint8_t *down;
     size_t down_stride;
     float *partial;
@@ -101,6 +101,14 @@ __device__ __forceinline__ int deal(int n, const chosen &from, const chosen &to,
     cluster_arrive();
     __syncthreads();
     return hi - lo;
+}
+
+// The order of kernels, where two feed-forwards are computed side by side: the first lets the second start when what both
+// read is there; the second waits for the first only before it ends, so that who waits for it has waited for both.
+__device__ __forceinline__ void meet(const ffn_args &f) {
+    if (!f.first) dep_go();
+    if (!f.beside) dep_wait();
+    if (f.first) dep_go();
 }
 
 // The row of gate, up and down that neuron j is.
@@ -274,8 +282,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
         auto score_row = [&](int e) { return fc2.w + (size_t)(b + e * nb) * fc2.stride; };
         z.start_early(own, score_row);
         for (int e = threadIdx.x; e < own; e += ROWS_THREADS) pointer[e] = score_row(e);
-        dep_go();
-        dep_wait();
+        meet(f);
         z.input(room);
         z.run(own);
         const float threshold = __ldcg(f.threshold);
@@ -285,8 +292,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
             return want;
         });
     } else if (f.score == SCORE_SIGNS) {
-        dep_go();
-        dep_wait();
+        meet(f);
         uint64_t *signs = (uint64_t *)(s + f.at.z);
         const int n_words = (a.cols + 63) / 64;
         for (int t = 0; t < a.n_tok; t++) pack_signs(f.sign_h + t * f.sign_ldh, a.cols, signs + t * n_words);
@@ -302,8 +308,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
         __syncthreads();
         n = choose([&](int e) { return (uint32_t)place[e]; });
     } else if (f.score == SCORE_BITS) {
-        dep_go();
-        dep_wait();
+        meet(f);
         n = choose([&](int e) {
             const int j = b + e * nb;
             uint32_t want = 0;
@@ -320,12 +325,12 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
             now.want[e] = (1u << a.n_tok) - 1;
         }
         if (T == 1) k.early.load(a);
-        dep_go();
-        dep_wait();
+        meet(f);
     }
     __syncthreads();
     if (scored) n = deal<T>(n, mine, dealt, false, &count);
     uint32_t asked = 0, computed = 0, fired = 0;
+    const bool fetch_down = T == 1 && !f.far; // those of several tokens would push each other out of the cache
     for (int e = threadIdx.x; e < n; e += ROWS_THREADS) {
         const int j = now.id[e];
         asked += __popc(now.want[e]);
@@ -335,7 +340,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
         } else {
             pointer[e] = row_of(first, j);
         }
-        if (scored && !a.skip && !f.far) prefetch_bytes(f.down + row_id(f, j) * f.down_stride, f.down_stride);
+        if (scored && !a.skip && fetch_down) prefetch_bytes(f.down + row_id(f, j) * f.down_stride, f.down_stride);
     }
     __syncthreads();
     if (scored) {
@@ -374,7 +379,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
             now = mine;
         for (int e = threadIdx.x; e < n; e += ROWS_THREADS) {
             pointer[e] = row_of(up, now.id[e]);
-            if (!f.far) prefetch_bytes(f.down + row_id(f, now.id[e]) * f.down_stride, f.down_stride);
+            if (fetch_down) prefetch_bytes(f.down + row_id(f, now.id[e]) * f.down_stride, f.down_stride);
         }
         __syncthreads();
         k.start(n, 0);
@@ -404,6 +409,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
     __syncthreads();
     sum_rows<C, T>(f, n, now.id, now.h, place, pointer, (float *)shared, words);
     if (scored != gate_first) cluster_wait();
+    if (f.beside) dep_wait();
 }
 
 template <class C> constexpr int factor_parts_of() {

@@ -72,7 +72,11 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
     // As many blocks as run at once, or a multiple of that when a block's sums would not fit.
     rows_smem s = {};
     size_t total = 0;
-    int grid = a->post ? mark_parts(d) : units < at_once ? units : at_once;
+    // Few rows of a block: then the side has blocks of its own, which are not late with theirs.
+    const bool apart = (a->side.keep || a->side.post) && !several && a->select == SELECT_ALL && units >= at_once &&
+                       units <= 8 * at_once && at_once > 4 * SIDE_BLOCKS;
+    const int beside = apart ? SIDE_BLOCKS : 0;
+    int grid = (a->post ? mark_parts(d) : units < at_once ? units : at_once) - beside;
     for (;; grid += at_once) {
         a->capacity = (divide_up(units, grid) * a->unit) * rows_per;
         s.acts = few ? (int)few_tile_bytes(k->few, a->tile) : tokens * a->tile * (k->int8 ? 1 : 4);
@@ -91,7 +95,9 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
                                  name, (int)a->cols, a->n_tok, total, room));
     a->share_each = units / grid;
     a->share_more = units % grid;
-    return launch(d, name, k->kernel[a->ffn ? 1 : 0][several], dim3((unsigned)grid), ROWS_THREADS, total, *a, s);
+    a->side_first = apart ? grid : 0;
+    return launch(d, name, k->kernel[a->ffn ? 1 : 0][several], dim3((unsigned)(grid + beside)), ROWS_THREADS, total, *a,
+                  s);
 }
 
 static te_status run_products(te_cuda *d, const te_cuda_linear *op, const int *which, int n, bool side) {

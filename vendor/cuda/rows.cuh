@@ -128,6 +128,7 @@ template <class C, int T> struct rows_block {
     rows_norm<T> &norm;
     rows_task<C> ahead;
     early_norm early;
+    float scale = 1; // of all sums: what the norm has not been multiplied with
 
     __device__ __forceinline__ int first_row() const { return (int)(threadIdx.x / 32) / a.parts; }
     // Starts the loads of each warp's first task of rows pointer[0..n-1].
@@ -143,7 +144,7 @@ template <class C, int T> struct rows_block {
     // The input, or its first tile, into shared memory.
     __device__ __forceinline__ void input(float *room) {
         if (T == 1 && a.tile >= a.cols && a.tile <= 4 * FILL_ONCE * ROWS_THREADS) {
-            fill_one<C>(a, early, q, scales, room);
+            scale = fill_one<C>(a, early, q, scales, room);
             return;
         }
         measure<T>(a, norm, room);
@@ -191,7 +192,7 @@ template <class C, int T> struct rows_block {
     __device__ __forceinline__ float sum(int r, int t) const {
         float s = 0;
         for (int i = 0; i < a.parts; i++) s += part[(r * a.parts + i) * T + t];
-        return s;
+        return T == 1 ? s * scale : s;
     }
 };
 

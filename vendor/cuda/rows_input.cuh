@@ -47,6 +47,7 @@ struct rows_args {
     int n_products;
     rows_product product[TE_CUDA_MAX_PRODUCTS];
     te_cuda_side side;
+    int side_first; // the first block of those that make the side
     uint64_t *post; // marks of product 0, a part of them of each block (te_cuda_marks)
     te_cuda_seq seq;
     // hidden: gate and up are product 0 and 1, without a gate up is product 0
@@ -141,14 +142,15 @@ __device__ __forceinline__ float squares(float4 v, int c, int cols, float mean) 
     return s;
 }
 
-// The side of a linear operation, by its first blocks: each norms whole tokens and writes its share of their columns.
+// The side of a linear operation, by some of its blocks: each norms whole tokens and writes its share of their columns.
 constexpr int SIDE_BLOCKS = 32;
 __device__ inline void side_block(const rows_args &a, float *room) {
-    const int blocks = min((int)gridDim.x, SIDE_BLOCKS), quads = (a.cols + 3) / 4;
-    if ((int)blockIdx.x >= blocks) return;
+    const int blocks = min((int)gridDim.x - a.side_first, SIDE_BLOCKS), quads = (a.cols + 3) / 4,
+              at = (int)blockIdx.x - a.side_first;
+    if (at < 0 || at >= blocks) return;
     const te_cuda_norm &norm = a.side.norm;
     const uint32_t number = a.side.post ? seq_number(a.side.seq) : 0;
-    const int lo = (int)((int64_t)quads * blockIdx.x / blocks), hi = (int)((int64_t)quads * (blockIdx.x + 1) / blocks);
+    const int lo = (int)((int64_t)quads * at / blocks), hi = (int)((int64_t)quads * (at + 1) / blocks);
     for (int t = 0; t < a.n_tok; t++) {
         float mean = 0, scale = 1, s[1] = {0};
         if (norm.kind == TE_CUDA_LAYER_NORM) {
@@ -171,9 +173,9 @@ __device__ inline void side_block(const rows_args &a, float *room) {
             float v = __ldcg(a.x + t * a.ldx + c);
             if (norm.kind != TE_CUDA_NO_NORM)
                 v = fmaf((v - mean) * scale, __ldg(norm.w + c), norm.b ? __ldg(norm.b + c) : 0);
-            const size_t at = (size_t)t * a.cols + c;
-            if (a.side.post) store_word(a.side.post + at, __float_as_uint(v), number);
-            if (a.side.keep) a.side.keep[at] = v;
+            const size_t to = (size_t)t * a.cols + c;
+            if (a.side.post) store_word(a.side.post + to, __float_as_uint(v), number);
+            if (a.side.keep) a.side.keep[to] = v;
         }
     }
 }
@@ -267,7 +269,8 @@ __device__ void fill_acts(const rows_args &a, const rows_norm<T> &n, int c0, uin
 }
 
 // The same for one token and a row that 4 * FILL_ONCE values of each thread cover: x is read once, and the weights of the
-// norm are on their way before dep_wait. (Twice as wide there are not enough registers: loads in flight would be spilled.)
+// norm are on their way before dep_wait. What sums must still be multiplied with is returned: an RMS norm's is not waited
+// for. (Twice as wide there are not enough registers: loads in flight would be spilled.)
 constexpr int FILL_ONCE = 2;
 struct early_norm {
     float4 w[FILL_ONCE];
@@ -281,8 +284,8 @@ struct early_norm {
     }
 };
 template <class C>
-__device__ __forceinline__ void fill_one(const rows_args &a, const early_norm &early, uint4 *q, bytes32 *b,
-                                         float *room) {
+__device__ __forceinline__ float fill_one(const rows_args &a, const early_norm &early, uint4 *q, bytes32 *b,
+                                          float *room) {
     float4 v[FILL_ONCE];
 #pragma unroll
     for (int k = 0; k < FILL_ONCE; k++) {
@@ -290,6 +293,21 @@ __device__ __forceinline__ void fill_one(const rows_args &a, const early_norm &e
         v[k] = c < a.cols ? load_x(a, 0, c) : make_float4(0, 0, 0, 0);
     }
     float mean = 0, scale = 1;
+    if (a.norm.kind == TE_CUDA_RMS_NORM && !a.norm.b) {
+        float s = 0;
+#pragma unroll
+        for (int k = 0; k < FILL_ONCE; k++) {
+            const int i = threadIdx.x + k * ROWS_THREADS;
+            s += squares(v[k], 4 * i, a.cols, 0);
+            if (4 * i < a.tile) put_x<C>(a, 0, i, apply_norm(a.norm, a.cols, v[k], 4 * i, 0, 1, early.w[k]), q, b);
+        }
+        s = warp_sum(s);
+        if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = s;
+        __syncthreads();
+        s = 0;
+        for (int w = 0; w < ROWS_WARPS; w++) s += room[w];
+        return 1.0f / sqrtf(s / (float)a.cols + a.norm.eps);
+    }
     if (a.norm.kind == TE_CUDA_LAYER_NORM) {
         float s[1] = {0};
 #pragma unroll
@@ -313,6 +331,7 @@ __device__ __forceinline__ void fill_one(const rows_args &a, const early_norm &e
         put_x<C>(a, 0, i, v[k], q, b);
     }
     __syncthreads();
+    return 1;
 }
 
 } // namespace te

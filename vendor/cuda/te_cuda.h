@@ -193,6 +193,9 @@ typedef struct te_cuda_ffn {
     te_mat gate, up, down; /* gate.w NULL: ungated; the same type and size */
     const int32_t *list;   /* [n_list] on the device, or NULL; all three matrices are of one type then */
     int32_t n_list;
+    /* Two operations, one behind the other, that are computed side by side: nothing that the second reads is made by the
+     * first. What follows the second follows both. */
+    int32_t first, beside;
     int32_t far; /* gate, up and down lie in mapped host memory; formats whose rows are as in the file */
     const float *up_bias;
     te_activation act;

@@ -29,6 +29,7 @@ struct Graph {
 struct Sum {
     const float *y;
     int32_t n_parts;
+    bool far; /* of neurons that are read in place */
 };
 
 /* Memory that pieces are cut from, and what is cut off so far. */

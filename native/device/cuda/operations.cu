@@ -188,8 +188,9 @@ void few_ffn(Cuda *c, const pi_dev_ffn *a) {
         for (te_mat *m : {&op.gate, &op.up, &op.down}) m->w = mapped(c, m->w);
         op.list = a->list;
         op.n_list = a->n_list;
-        op.far = 1;
+        op.far = op.first = 1;
     }
+    op.beside = a->add && c->sum.far;
     op.up_bias = a->up_bias;
     op.act = (te_activation)a->act;
     op.threshold = a->act_threshold;
@@ -206,7 +207,7 @@ void few_ffn(Cuda *c, const pi_dev_ffn *a) {
     const int32_t before = a->add ? c->sum.n_parts : 0;
     op.partial = (float *)room(c, PARTIAL, sizeof(float) * (size_t)(before + (n_parts ? n_parts : 1)) * part) +
                  (size_t)before * part;
-    c->sum = {a->y, before + (n_parts ? n_parts : 1)};
+    c->sum = {a->y, before + (n_parts ? n_parts : 1), a->list != nullptr};
     if (!ready(c)) return;
     note(c, c->te->ffn(c->d, &op));
     if (n_parts) return;

@@ -1,0 +1,211 @@
+"""The HTTP server: clients that leave or stop reading, too many of them, what does not come, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerinfer import AsyncLlama
+from tests.server.conftest import error_of, events_of, serving
+
+pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
+pytest.importorskip("uvicorn", reason="the extra powerinfer[server] is not installed")
+httpx = pytest.importorskip("httpx")
+
+
+def wait_until_idle(llm: AsyncLlama) -> None:
+    for _ in range(1000):
+        stats = llm.stats()
+        if not stats.running and not stats.waiting:
+            return
+        time.sleep(0.01)
+    raise AssertionError("something is still under way")
+
+
+def raw(url: str, body: dict[str, Any]) -> socket.socket:
+    """A request on a socket of its own, of which nothing has been read."""
+    host, port = url.removeprefix("http://").split(":")
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    sock = socket.create_connection((host, int(port)), timeout=20)
+    sock.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    return sock
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that take a while: what is under way stays so for seconds."""
+    from powerinfer.session import Session
+
+    feed = Session.feed
+
+    def slowly(self: Session, *args: Any, **options: Any) -> None:
+        time.sleep(0.03)
+        feed(self, *args, **options)
+
+    monkeypatch.setattr(Session, "feed", slowly)
+
+
+FOREVER = {"prompt": "Once", "max_tokens": 100, "temperature": 1.0, "logit_bias": {}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves(url: str, demo: AsyncLlama, slow: None, stream: bool) -> None:
+    wait_until_idle(demo)
+    before = demo.stats().n_ended.get("cancelled", 0)
+    sock = raw(url, FOREVER | {"stream": stream})
+    while not demo.stats().running:
+        time.sleep(0.01)
+    if stream:
+        sock.recv(100)
+    sock.close()
+    wait_until_idle(demo)
+    assert demo.stats().n_ended["cancelled"] == before + 1
+
+
+def test_too_many_requests(url: str, demo: AsyncLlama, slow: None, http: Any) -> None:
+    socks = [raw(url, FOREVER) for _ in range(12)]  # 4 run, 8 wait
+    while demo.stats().running + demo.stats().waiting < 12:
+        time.sleep(0.01)
+    for stream in (False, True):
+        response = http.post("/v1/completions", json={"prompt": "a", "stream": stream})
+        assert response.status_code == 429 and 1 <= int(response.headers["retry-after"]) <= 60
+        assert error_of(response)["code"] == "server_busy"
+    assert http.get("/health").status_code == 200
+    for sock in socks:
+        sock.close()
+    wait_until_idle(demo)
+    assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def test_bodies_that_do_not_come(demo: AsyncLlama) -> None:
+    with serving(demo, ends_model=False, body_timeout_s=0.2) as address:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as sock:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            sock.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            assert b" 408 " in sock.recv(1000).splitlines()[0]
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_headers_that_do_not_come(demo: AsyncLlama, before: bytes) -> None:
+    with serving(demo, ends_model=False, headers_timeout_s=0.3) as address:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as sock:
+            if before:
+                sock.sendall(before)
+                assert b"200 OK" in sock.recv(1000)
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+            rest = b""
+            while part := sock.recv(1000):  # until it is closed
+                rest += part
+            assert b"HTTP/1.1" not in rest
+
+
+def test_an_answer_may_take_longer_than_headers(demo: AsyncLlama, slow: None) -> None:
+    with serving(demo, ends_model=False, headers_timeout_s=0.2) as address:
+        asked = {"prompt": "Once", "max_tokens": 20, "temperature": 1.0}
+        assert httpx.post(f"{address}/v1/completions", json=asked, timeout=30).status_code == 200
+
+
+def test_looking_does_not_wait_for_the_engine(url: str, demo: AsyncLlama) -> None:
+    with demo.llama.session._lock, httpx.Client(base_url=url, timeout=20) as http:
+        for path in ("/health", "/v1/models", "/v1/models/demo", "/v1/engine", "/metrics"):
+            assert http.get(path).status_code == 200
+
+
+def test_paths_behind_a_proxy() -> None:
+    from powerinfer.server import Settings
+    from powerinfer.server.guard import Guard
+
+    passed: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["path"])
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{", "more_body": False}
+
+    async def send(message: Any) -> None:
+        pass
+
+    guard = Guard(app, Settings(), open_paths=set(), post_paths={"/v1/completions"}, max_requests=1)
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "headers": headers, "root_path": "/llm"}
+    asyncio.run(guard(scope | {"path": "/llm/v1/completions"}, receive, send))
+    assert not passed  # the body was looked at
+
+
+def test_told_twice_to_end() -> None:
+    from powerinfer.server.run import quiet
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError
+
+    async def main() -> None:
+        task = asyncio.ensure_future(quiet(app)({"type": "http"}, nothing, nothing))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    asyncio.run(main())
+
+
+def test_readers_that_stop_reading(demo: AsyncLlama) -> None:
+    from powerinfer.server.events import EventStream
+
+    async def main() -> bool:
+        stream = await demo.create_completion("Once", stream=True, max_tokens=50)
+        response = EventStream(stream, usage=False, write_timeout_s=0.1)
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(60)
+            return {}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.sleep(60)
+
+        await response({"type": "http"}, receive, send)  # type: ignore[arg-type]
+        return stream.is_over
+
+    assert asyncio.run(asyncio.wait_for(main(), 20))
+    wait_until_idle(demo)
+
+
+@pytest.fixture
+def own(relu_path: Path) -> AsyncLlama:
+    return AsyncLlama.demo(n_ctx=256, n_parallel=2, n_threads=1, verbose=False)
+
+
+@pytest.mark.parametrize(("grace", "ends_well"), [(20.0, True), (0.2, False)])
+def test_the_end(own: AsyncLlama, slow: None, grace: float, ends_well: bool) -> None:
+    asked = {"prompt": "Once", "max_tokens": 30, "stream": True, "temperature": 0}
+    said: list[str] = []
+
+    def client(address: str) -> None:
+        said.append(httpx.post(f"{address}/v1/completions", json=asked, timeout=30).text)
+
+    with serving(own, shutdown_s=grace) as address:
+        thread = threading.Thread(target=client, args=(address,))
+        thread.start()
+        while not own.stats().running:
+            time.sleep(0.01)
+        time.sleep(0.2)
+    thread.join(30)
+    events = events_of(said[0])
+    if ends_well:
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+    else:
+        assert events[-1]["error"]["code"] == "shutting_down" and len(events) > 1
+    own.close()
