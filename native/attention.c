@@ -222,6 +222,10 @@ int64_t pi_attention_bytes(const pi_session *s) {
     return n * s->model->info.n_head_kv * (int64_t)(s->kv.row_k + s->kv.row_v);
 }
 
+void pi_attention_next(te_team *team, int32_t l) {
+    if (team->ith == 0) te_counter_reset(team, 2 + (l + 1) % 2);
+}
+
 void pi_attention(pi_session *s, te_team *team, int32_t l) {
     enum { WORTH_SHARING = 8192 }; /* scores per member, from which on the slowest of fixed shares costs more */
     const pi_chunk *c = &s->chunk;
@@ -241,7 +245,7 @@ void pi_attention(pi_session *s, te_team *team, int32_t l) {
     }
     const bool dealt = n_scores >= (int64_t)WORTH_SHARING * team->nth;
     const int32_t counter = 2 + l % 2;
-    if (team->ith == 0) te_counter_reset(team, 2 + (l + 1) % 2); /* of the next layer; barriers lie between */
+    pi_attention_next(team, l);
     int64_t lo, hi, first = 0;
     te_share(team, n_pieces, 1, &lo, &hi);
     if (dealt) {

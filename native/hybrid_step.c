@@ -191,6 +191,7 @@ static void cpu_step(void *ctx, te_team *team) {
             continue;
         }
         if (team->ith == 0) s->step[l] = (pi_layer_step){0};
+        pi_attention_next(team, l);
         if (h->decode && h->layer[l].n_cpu) cold_neurons(h, team, l);
     }
     if (at < 0) pi_step_head(s, team);

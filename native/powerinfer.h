@@ -253,7 +253,8 @@ typedef struct pi_session_info {
 } pi_session_info;
 
 /* Errors: ARGUMENT (ranges; PREDICTED without predictors, EXACT without ReLU; Q8_0 with a head size that is no multiple
- * of 32; a plan of another model), MEMORY (also a device's), DEVICE, UNSUPPORTED (count_neurons where a device cannot). */
+ * of 32; a plan of another model), MEMORY (also a device's), DEVICE, UNSUPPORTED (adapters of the feed-forward
+ * with a device). */
 pi_status pi_session_open(pi_model *model, const pi_session_options *options, pi_session **out);
 void pi_session_close(pi_session *session);
 void pi_session_get_info(const pi_session *session, pi_session_info *out);

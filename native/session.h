@@ -116,6 +116,9 @@ void pi_linear(pi_session *s, te_team *team, const te_linear *products, int32_t 
 /* attention.c: writes K and V of the chunk (after q/k norm and RoPE) and computes att. Contains a barrier; ends without
  * one. */
 void pi_attention(pi_session *s, te_team *team, int32_t l);
+/* Makes ready what the next layer's attention takes pieces from: for a layer whose attention is computed elsewhere. A
+ * barrier must lie between this and what was before, and what comes after. */
+void pi_attention_next(te_team *team, int32_t l);
 /* Bytes of K and V that the chunk's attention reads in one layer; tokens that are taken together read them once. */
 int64_t pi_attention_bytes(const pi_session *s);
 

@@ -127,8 +127,8 @@ class Session:
         progress: called as progress(done, total) with bytes while weights are brought to devices; an
             exception from it ends that.
 
-        Raises ArgumentError, OutOfMemoryError (also of a device's memory), DeviceError, UnsupportedError (a
-        device that does not count).
+        Raises ArgumentError, OutOfMemoryError (also of a device's memory), DeviceError, UnsupportedError
+        (adapters of the feed-forward with a device).
         """
         self.model = model
         ffi, lib = _native.ffi, _native.lib

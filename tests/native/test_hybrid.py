@@ -73,6 +73,20 @@ def test_same_bits_every_time(model: Model) -> None:
             assert np.array_equal(a, b)
 
 
+def test_prompts_behind_others_where_every_other_layer_is_the_cpus(model: Model) -> None:
+    """The CPU's layers share counters that the device's layers in between do not touch."""
+    for n_threads in (1, 3):
+        o = options("exact", 64, n_threads)
+        for on in ([-1, 0, -1], [0, -1, 0], [-1, 0, 0], [-1, -1, 0]):
+            plan = place(model, "some", "exact", devices=on, head=-1)
+            with Session(model, **o) as alone, Session(model, plan=plan, device="host", **o) as s:
+                for x in (alone, s):
+                    x.feed(IDS[:16])
+                    x.feed(IDS[:40])
+                    x.feed(IDS[:20])
+                assert np.abs(alone.logits() - s.logits()).max() < TOLERANCE, on
+
+
 def test_a_timeline_of_both_sides(model: Model) -> None:
     """Each side's moments follow each other; where nothing is cold, the CPU has none."""
     for split in ("some", "all", "mixed"):
