@@ -149,11 +149,11 @@ static void head(pi_session *s, te_team *team) {
             norm(s, s->x + (size_t)t * n, m->output_norm, m->output_norm_b, s->hidden + (size_t)row * n);
     }
     te_barrier(team);
-    /* Rows of one chunk are consecutive. Few of them may be of tokens that are computed as if alone. */
+    /* Rows of one chunk are consecutive. Some of them may be of tokens that are computed as if alone. */
     const te_linear out = {.w = m->output,
                            .y = s->logits + (size_t)first * n_vocab,
                            .ldy = n_vocab,
-                           .rows = s->chunk.n_logits <= 2 * PI_FEW_TOK};
+                           .rows = s->chunk.n_logits <= 2 * PI_FEW_TOK || s->chunk.n_many < s->chunk.n_tok};
     te_op_linear(team, s->ws, &out, 1, s->hidden + (size_t)first * n, n, s->chunk.n_logits);
 }
 

@@ -90,20 +90,19 @@ pi_status pi_hybrid_place(pi_session *s, const pi_plan *plan, pi_hybrid **out) {
 
 /* ---- opening ---- */
 
-/* Whether the device reads cold weights where they lie; else a prompt's pass through a small buffer. */
-static bool map_weights(const pi_hybrid *h, int32_t device) {
+/* So that the device reads cold weights where they lie, as far as it can; a prompt's others pass through a small buffer. */
+static void map_weights(const pi_hybrid *h, int32_t device) {
     const pi_model *m = h->s->model;
     pi_device *dev = h->device[device].dev;
     for (int32_t i = 0; i < te_gguf_n_parts(m->file->gguf); i++) {
         size_t n_bytes = 0;
         const void *p = te_gguf_mapping(m->file->gguf, i, &n_bytes);
-        if (dev->ops->map(dev, p, n_bytes) != PI_OK) return false;
+        if (dev->ops->map(dev, p, n_bytes) != PI_OK) return;
     }
     for (int32_t l = 0; l < m->info.n_layer; l++)
         if (m->layer[l].own.p && h->layer[l].device == device &&
             dev->ops->map(dev, m->layer[l].own.p, m->layer[l].own.n_bytes) != PI_OK)
-            return false;
-    return true;
+            return;
 }
 
 /* What the plan says is read in place is, where the device can. */
@@ -185,7 +184,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     h->progress = o->progress;
     h->progress_ctx = o->progress_ctx;
     while (h->n_devices < h->n_used) PI_TRY(open_device(h, ops, o));
-    for (int32_t i = 0; i < h->n_devices; i++) h->device[i].maps = !o->no_pinning && map_weights(h, i);
+    for (int32_t i = 0; i < h->n_devices && !o->no_pinning; i++) map_weights(h, i);
     settle_in_place(h);
     for (int32_t i = 0; i < h->n_devices; i++) PI_TRY(pi_hybrid_upload(h, i));
     PI_TRY(reserve_members(h));

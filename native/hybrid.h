@@ -42,7 +42,6 @@ typedef struct pi_device_state {
     uint64_t budget_bytes;
     pi_device *dev;
     pi_device_info info;
-    bool maps;                  /* it reads all weights of its layers where they lie in host memory */
     void *shared_input, *input; /* S, D */
     size_t input_bytes;
     uint32_t *seq;                          /* D: number of the step's first hand-over */

@@ -39,6 +39,7 @@ pi_status pi_hybrid_start_timeline(pi_hybrid *h) {
         if (!d->stamps) return PI_FAIL(PI_ERROR_MEMORY, "%s", d->dev->ops->error());
         PI_TRY(compare_clocks(d));
     }
+    pi_hybrid_clear_timeline(h); /* of the stamps that were compared */
     return PI_OK;
 }
 

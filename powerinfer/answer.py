@@ -155,13 +155,14 @@ def together(results: list[Any]) -> Any:
     return whole
 
 
-def best(results: list[Any], n: int, *, tell: bool) -> Any:
+def best(results: list[Any], n: int, *, echo: bool, tell: bool) -> Any:
     """Of whole results with logprobs the n answers whose tokens are the likeliest on average, as one; all of
-    them count. tell: leave the logprobs in it."""
+    them count. echo: the logprobs begin with the prompt's. tell: leave them in it."""
 
     def likelihood(result: Any) -> float:
         given = result["choices"][0]["logprobs"]["token_logprobs"]
-        own = given[len(given) - result["usage"]["completion_tokens"] :]  # without those of the prompt
+        # Not counted from the end: of a stop string's tokens there are none.
+        own = given[result["usage"]["prompt_tokens"] :] if echo else given
         return sum(own) / len(own) if own else -math.inf
 
     chosen = together(sorted(results, key=likelihood, reverse=True)[:n])

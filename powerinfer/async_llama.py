@@ -282,7 +282,8 @@ class AsyncLlama:
             return self._stream(seats, results)
         if n_made > n:
             groups = [slice(i, i + n_made) for i in range(0, len(results), n_made)]
-            results = [best(results[at], n, tell=tell) for at in groups]
+            echo = bool(options.get("echo"))
+            results = [best(results[at], n, echo=echo, tell=tell) for at in groups]
         choices = [choice for result in results for choice in result["choices"]]
         numbered = [choice | {"index": i} for i, choice in enumerate(choices)]
         return {**results[0], "choices": numbered, "usage": _usage(seats)}

@@ -163,7 +163,10 @@ class Completions(Choosing):
             if not stream:
                 results = [completion(answer, name, begin) for answer in answers]
                 tell = logprobs is not None
-                whole: Completion = together(results) if n_made == n else best(results, n, tell=tell)
+                if n_made == n:
+                    whole: Completion = together(results)
+                else:
+                    whole = best(results, n, echo=echo and tell, tell=tell)
                 return whole
         return numbered(completion_chunks(answer, name, begin) for answer in answers)
 

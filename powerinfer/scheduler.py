@@ -425,7 +425,8 @@ class Scheduler(Visits):
         for job in self._running:
             n = job.left
             if n > 1:
-                n = min(n, room, job.part(min(visits, _VISIT_PART) if job.is_visit else _VISIT_PART))
+                wanted = max(min(visits, _VISIT_PART), 0) if job.is_visit else _VISIT_PART
+                n = min(n, room, job.part(wanted))
                 room -= n
             if job.is_visit and job.sequence is not None:
                 visits -= sum(job.wants(job.sequence.n, job.sequence.n + n))

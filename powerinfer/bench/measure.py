@@ -92,7 +92,8 @@ def measure(
     them alike.
 
     ceiling_bytes: read to measure the memory's rate beside decoding; 0: not measured. tick: called after each
-    repetition. The session is left with `depth` tokens in each of the case's sequences, the first ones.
+    repetition. The session is left with `depth` tokens in each of the case's sequences, the first ones, and
+    with nothing in the others.
     """
     rng = np.random.default_rng(1)
     threads, n_vocab = session.info.n_threads, session.model.info.n_vocab
@@ -105,9 +106,9 @@ def measure(
 
     has_ceiling = bool(ceiling_bytes and case.n_gen and not case.n_prompt)
     prompt, generated = tokens(case.n_prompt), tokens(case.n_gen * case.n_seq).reshape(-1, case.n_seq)
-    for seq in range(case.n_seq):
+    for seq in range(session.info.n_seq):  # what a case before left in more of them takes memory
         session.drop(seq)
-        if case.depth:
+        if case.depth and seq < case.n_seq:
             session.feed(tokens(case.depth), seq=seq, want_logits=False)
     samples = {mode: _Samples() for mode in modes}
     for repetition in range(-1 if warm_up else 0, repetitions):

@@ -92,6 +92,7 @@ def test_a_timeline_of_both_sides(model: Model) -> None:
     for split in ("some", "all", "mixed"):
         plan = place(model, split, "predicted")
         with Session(model, plan=plan, device="host", timeline=True, **options("predicted")) as s:
+            assert s.last_timeline == [{}, {}, {}]  # before the first step
             for _ in range(2):
                 s.feed([5])
                 last = -1.0

@@ -136,6 +136,11 @@ def test_a_session_is_left_at_its_depth() -> None:
         assert all(r.ceiling_gb_s is None and r.share is None for r in results)
 
 
+def test_sequences_of_a_case_before_take_no_room(capsys: Captured) -> None:
+    out = printed("demo -p 0 -n 2 -pg 1500,2 -d 500 -np 4 -r 1 -t 1 --sparsity dense", capsys)
+    assert [r["test"] for r in out] == ["tg2 x 4 @ d500", "pp1500+tg2 @ d500"]
+
+
 def test_sequences_are_decoded_together(capsys: Captured) -> None:
     """Dense: the weights are read once for all of them, and K and V of each."""
     one, four = printed("demo -p 0 -n 3 -d 100 -np 1,4 -r 1 -t 1 --sparsity dense", capsys)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, ContextError, Llama, UnsupportedError
+from powerinfer.answer import best
 
 OpenLlama = Callable[..., Llama]
 
@@ -321,6 +322,22 @@ def test_the_best_of_several(llama: OpenLlama) -> None:
         with pytest.raises(ArgumentError, match="best_of"):
             llm("the tree", **wrong)
     assert len(list(llm("the tree", n=2, best_of=2, stream=True, **options))) > 2
+
+
+def test_the_best_of_several_that_stop_strings_end() -> None:
+    """There are no logprobs of the tokens of a stop string, and those of the prompt do not count."""
+
+    def result(text: str, rated: list[float | None], n_tokens: int) -> dict[str, Any]:
+        choice = {"text": text, "index": 0, "logprobs": {"token_logprobs": rated}, "finish_reason": "stop"}
+        return {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": n_tokens}}
+
+    for before in ([], [None, -50.0]):
+        bad = result("bad", [*before, -9.0, -9.0, -0.1], 4)
+        good = result("good", [*before, -1.0, -2.0], 6)
+        empty = result("empty", [*before], 3)
+        chosen = best([empty, bad, good], 2, echo=bool(before), tell=True)
+        assert texts(chosen) == ["good", "bad"]
+        assert chosen["usage"]["completion_tokens"] == 13
 
 
 def test_a_stream_that_is_left_early(llama: OpenLlama) -> None:

@@ -266,6 +266,15 @@ def test_texts_of_one_request_are_computed_together(make: MakeScheduler) -> None
         scheduler.embed_all([prompt(5), prompt(300)])
 
 
+def test_the_last_token_of_a_text_beside_long_ones(make: MakeScheduler) -> None:
+    """It is computed even where the step has no room for visits left; those after it wait."""
+    scheduler = make(max_running=8)
+    texts = [*(prompt(200, i) for i in range(3)), *(prompt(1, i) for i in range(4)), prompt(90)]
+    single = [scheduler.embed(ids, pooling="none") for ids in texts]
+    for want, got in zip(single, scheduler.embed_all(texts, pooling="none"), strict=True):
+        assert np.allclose(got, want, atol=0.02 * np.abs(want).max())
+
+
 def test_texts_that_give_way(make: MakeScheduler) -> None:
     """What was seen before is not seen twice."""
     scheduler = make(n_pool=256, n_seq=8, max_running=4)
