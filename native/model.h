@@ -36,8 +36,8 @@ typedef struct pi_memory { /* of te_os_alloc */
 
 /* lora.c: W x + b (a x), with the scale in a; a.w NULL: there is none. */
 typedef struct pi_adapter {
-    te_mat a; /* [rank][cols of W] */
-    te_mat b; /* [rows of W][rank] */
+    te_mat a;     /* [rank][cols of W] */
+    te_mat b;     /* [rows of W][rank] */
     void *memory; /* or NULL: another one of the layer owns it */
 } pi_adapter;
 enum { PI_ADAPT_Q, PI_ADAPT_K, PI_ADAPT_V, PI_ADAPT_O, PI_ADAPT_GATE, PI_ADAPT_UP, PI_ADAPT_DOWN, PI_N_ADAPT };

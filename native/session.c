@@ -420,7 +420,7 @@ static void fill_chunk(pi_session *s, const pi_batch *b, int32_t first, int32_t 
             c->seq[at] = batch_seq(b, i);
             c->pos[at] = pos[i];
             c->logits_row[at] = wants ? own : -1;
-            c->batch_row[at] = i - first;
+            c->batch_row[at] = i;
             c->n_dense += dense;
             c->n_logits += wants;
         }
@@ -432,12 +432,26 @@ static void fill_chunk(pi_session *s, const pi_batch *b, int32_t first, int32_t 
         for (int32_t j = 0; j < i; j++) c->lone &= c->seq[i] != c->seq[j];
 }
 
+/* A token that decodes: its logits are wanted, and those around it are of other sequences. */
+static bool decodes(const pi_batch *b, int32_t i) {
+    const int32_t seq = batch_seq(b, i);
+    return batch_wants(b, i) && (i == 0 || batch_seq(b, i - 1) != seq) &&
+           (i + 1 == b->n_tokens || batch_seq(b, i + 1) != seq);
+}
+
+/* How many of the n tokens from first on come before the one more that decodes than are computed as each would be alone. */
+static int32_t before_too_many(const pi_batch *b, int32_t first, int32_t n) {
+    int32_t n_few = 0, i = 0;
+    while (i < n && (n_few < PI_FEW_TOK || !decodes(b, first + i))) n_few += decodes(b, first + i++);
+    return i;
+}
+
 /* How many tokens from first on are computed together. A device takes a run of tokens whose FFN is alike, of which the
  * last may want logits: first those that do not, then those that do, of these no more than it has room for. */
 static int32_t chunk_length(const pi_session *s, const pi_batch *b, int32_t first) {
     const int32_t left = b->n_tokens - first;
     const int32_t most = left < s->options.n_batch ? left : s->options.n_batch;
-    if (!s->hybrid) return most;
+    if (!s->hybrid) return before_too_many(b, first, most);
     const bool split = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->options.mask_prompts;
     int32_t n = 1, n_logits = batch_wants(b, first);
     while (n < most && (batch_wants(b, first + n) == batch_wants(b, first) || (!split && batch_wants(b, first + n))) &&

@@ -17,7 +17,7 @@ typedef struct pi_chunk {
     bool lone;                  /* a few tokens, each of another sequence */
     int32_t *token, *pos, *seq; /* [n_batch] */
     int32_t *logits_row;        /* [n_batch]: row in the session's logits, or -1 */
-    int32_t *batch_row;         /* [n_batch]: index in the chunk's part of the batch */
+    int32_t *batch_row;         /* [n_batch]: index in the batch, for taps: theirs is no longer than n_batch */
 } pi_chunk;
 
 enum {

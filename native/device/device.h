@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { PI_DEVICE_VERSION = 1 };
+enum { PI_DEVICE_VERSION = 2 };
 
 /* Every device begins with this. */
 typedef struct pi_device {

@@ -93,8 +93,8 @@ static pi_status restore_layer(pi_plan *p, const pi_cost *cost, const pi_placeme
     *read_hot += n_hot;
     if (n_pcie && !cost->layer[l].in_place)
         return PI_FAIL(PI_ERROR_ARGUMENT,
-                       "layer %d of the plan has neurons that are read in place, which the device, or the format of "
-                       "ffn_down, does not allow",
+                       "layer %d of the plan has neurons that are read in place, which the device, or a format of the "
+                       "feed-forward, does not allow",
                        l);
     if (n_pcie) PI_TRY(restore_ids(p, l, true, at->pcie + *read_pcie, n_pcie));
     *read_pcie += n_pcie;

@@ -15,7 +15,7 @@
 #define CANARY (-77.25f)
 
 static inline void *memory(size_t n_bytes, int fill) { /* 64-byte aligned */
-    if (n_bytes > PTRDIFF_MAX / 2) exit(2); /* of a negative count, which gcc 13 thinks possible */
+    if (n_bytes > PTRDIFF_MAX / 2) exit(2);            /* of a negative count, which gcc 13 thinks possible */
     const size_t n = (n_bytes + 64) / 64 * 64;
     void *p = aligned_alloc(64, n);
     if (!p) exit(2);

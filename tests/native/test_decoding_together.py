@@ -58,7 +58,7 @@ def check(path: Path, sparsity: str, n_threads: int, n: int = len(LENGTHS)) -> N
         ) as s,
     ):
         for q in range(n):
-            s.feed(tokens(rng, LENGTHS[q]), seq=q)
+            s.feed(tokens(rng, LENGTHS[q % len(LENGTHS)]), seq=q)
             s.copy(n + q, q)
 
         def alone(ids: list[int], seq: int) -> list[bytes]:
@@ -114,8 +114,8 @@ def test_sparse_files(
     check(path, sparsity, n_threads)
 
 
-@pytest.mark.parametrize("n", [2, 8])
-def test_a_few(tmp_path: Path, n: int) -> None:
+@pytest.mark.parametrize("n", [2, 8, 17, 40])
+def test_fewer_and_more(tmp_path: Path, n: int) -> None:
     check(models.write_dense(tmp_path / "m.gguf", WIDE), "exact", 2, n)
 
 

@@ -124,7 +124,7 @@ __device__ __forceinline__ void copies_wait() { // for all groups but the last
 }
 
 template <int G> struct attention_smem {
-    float q[G][ATT_MAX_DIM];
+    alignas(16) float q[G][ATT_MAX_DIM];
     float score[G][64 + TE_CUDA_MAX_TOK];
     float best[G], total[G], factor[G];
     int is_last;

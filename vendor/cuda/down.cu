@@ -13,11 +13,17 @@ static const down_kernels *down_kernels_of(int type) {
 
 static int tiles(const te_mat *m, const down_kernels *k) { return divide_up(m->cols, DOWN_LANES * k->weights); }
 
+// Shared memory of a block for several tokens on tensor cores.
+static size_t few_down_bytes(const down_kernels *k, int rows) {
+    return (size_t)rows * (8 + 4 * FEW_TOKENS) + (size_t)few_factor_bytes(rows, k->factor_parts);
+}
+
 // Two blocks a multiprocessor, and no more rows of a block than it has room for.
 int32_t parts(te_cuda *d, const te_mat *down, int32_t n_rows) {
     const down_kernels *k = down_kernels_of(down->type);
     if (!k || n_rows < 1) return 0;
-    const int wanted = 2 * d->info.n_sm / tiles(down, k), least = divide_up(n_rows, DOWN_ROWS),
+    const bool wide = !k->factor_parts || few_down_bytes(k, DOWN_ROWS) + 1024 <= d->smem_block;
+    const int wanted = 2 * d->info.n_sm / tiles(down, k), least = divide_up(n_rows, wide ? DOWN_ROWS : DOWN_ROWS / 2),
               most = divide_up(n_rows, DOWN_GROUPS);
     const int n = wanted < most ? wanted : most;
     return n > least ? n : least;
@@ -50,8 +56,7 @@ te_status down(te_cuda *d, const te_cuda_down *op) {
     a.room = divide_up(n, n_parts);
     a.all = op->all != 0;
     const bool few = several && k->factor_parts;
-    const size_t smem =
-        few ? (size_t)a.room * (8 + 4 * FEW_TOKENS) + (size_t)few_factor_bytes(a.room, k->factor_parts) : 0;
+    const size_t smem = few ? few_down_bytes(k, a.room) : 0;
     const int across = few ? divide_up(n_tiles, FEW_DOWN_TILES) : n_tiles;
     return launch(d, "down", k->kernel[several], dim3((unsigned)(across * n_parts)), DOWN_THREADS, smem, a);
 }
@@ -60,7 +65,7 @@ constexpr int MERGE_COLS = 32, MERGE_THREADS = 512, MERGE_GROUPS = MERGE_THREADS
 
 // A block takes 32 columns of a token: eight threads four columns each, the others of every so-many-th part.
 __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const te_cuda_merge a) {
-    __shared__ float sums[MERGE_WARPS][MERGE_COLS];
+    __shared__ alignas(16) float sums[MERGE_WARPS][MERGE_COLS];
     dep_go();
     dep_wait();
     const int t = blockIdx.y, c0 = blockIdx.x * MERGE_COLS, g = threadIdx.x / 8, col = c0 + threadIdx.x % 8 * 4;

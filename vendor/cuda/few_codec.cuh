@@ -9,8 +9,8 @@
 //     multiply(r, x, k, l, s)  s += rows r[0] and r[1] . activations, chunk k of the tile, by lane l
 // Sums of rows take 16 rows at a time, of which lane 4g + q has rows 4q .. 4q + 3, the columns that codec::load_down says:
 //     parts                    2 with F16, 3 with BF16: what a row's factor becomes
-//     fragments(p, h, hi, lo)  A of columns 8h + 2i and 8h + 2i + 1 of the four rows, as F16 whose sums the weights are;
-//                              `exact`: lo is 0
+//     fragments(p, h, hi, lo)  A of columns 8h + 2i and 8h + 2i + 1 of the four rows, as F16 whose sums the weights are (of
+//                              blocks of 256 to 22 bits, or 2^-25 if that is more); `exact`: lo is 0
 #ifndef TE_CUDA_FEW_CODEC_CUH
 #define TE_CUDA_FEW_CODEC_CUH
 

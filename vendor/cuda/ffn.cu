@@ -138,9 +138,11 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     a->down_stride = op->down.stride;
     a->partial = op->partial;
     a->cols = op->down.cols;
-    // Host memory is read no faster by more blocks; the others are for what is computed beside.
-    const int blocks_per_sm = op->n_tok == 1 ? 2 : 1, few_blocks = divide_up(d->info.n_sm, 8) * 2,
-              all_blocks = blocks_per_sm * d->info.n_sm,
+    // Host memory is read no faster by more blocks; the others are for what is computed beside. (7.5 has little shared
+    // memory, and of a list there are no single steps.)
+    const bool little = d->smem_sm < 96 * 1024;
+    const int blocks_per_sm = op->n_tok == 1 && !(little && op->list) ? 2 : 1,
+              few_blocks = divide_up(d->info.n_sm, 8) * 2, all_blocks = blocks_per_sm * d->info.n_sm,
               at_once = op->far      ? few_blocks
                         : op->beside ? all_blocks - few_blocks
                                      : all_blocks;
@@ -148,7 +150,7 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     if (room > d->smem_block - 2048) room = d->smem_block - 2048;
     const int usual = divide_up(n, at_once);
     if (few)
-        set_few_tile(&a->k, k->few, room * 5 / 8, usual);
+        set_few_tile(&a->k, k->few, little ? room / 2 : room * 5 / 8, usual);
     else
         set_tile(&a->k, 32 * k->steps * k->lane_weights, room / 2, (size_t)tokens * (k->int8 ? 1 : 4));
     size_t z = 0, z_scales = 0;
@@ -210,7 +212,7 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
         a->at.chosen = take(2 * (size_t)a->at.chosen_bytes);
         p->smem = at;
         if (at <= room) break;
-        if (p->grid == n || p->grid >= 8 * at_once) return false;
+        if (p->grid == n || (p->grid >= 8 * at_once && !op->list)) return false;
     }
     // Larger clusters do not all find room at once: then their blocks come in two waves.
     p->cluster = d->info.major >= 9 && p->grid % 2 == 0 ? 2 : 1;

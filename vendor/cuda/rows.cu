@@ -54,14 +54,16 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
     size_t room = d->smem_sm / (size_t)blocks_per_sm - 2048;
     if (room > d->smem_block) room = d->smem_block;
     const int units = divide_up(a->n, a->unit), at_once = d->info.n_sm * blocks_per_sm;
+    const size_t fixed = a->post ? (size_t)divide_up(a->n, mark_parts(d)) : 0; // rows of a block: no more blocks help
     if (few) {
         // What is left is for sums, pointers and ids.
-        set_few_tile(a, k->few, room - few_sum_bytes(0) - 16 * 1024, divide_up(units, at_once) * a->unit * rows_per);
+        const size_t rest = few_sum_bytes(fixed) + (fixed > 1024 ? 16 * fixed : 16 * 1024);
+        set_few_tile(a, k->few, room > rest ? room - rest : 0, divide_up(units, at_once) * a->unit * rows_per);
     } else {
         // Half of what is there goes to activations at most.
-        const int per_column = tokens * (k->int8 ? 5 : 16); // bytes of four
+        const size_t per_task = (size_t)(tokens * (k->int8 ? 5 : 16) * (task / 4)) + fixed * (size_t)tokens * 4;
         int tile = divide_up(a->cols, task) * task;
-        const int most = (int)(room * 3 / 5 / (size_t)per_column) * 4 / task * task;
+        const int most = (int)(room * 3 / 5 / per_task) * task;
         if (tile > most) {
             const int n_tiles = divide_up(tile, most < task ? task : most);
             tile = divide_up(divide_up(a->cols, n_tiles), task) * task;
