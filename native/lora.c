@@ -86,11 +86,11 @@ pi_status pi_model_add_adapter(pi_model *m, const char *tensor, int32_t rank, fl
     for (size_t i = 0; i < (size_t)rows; i++) memcpy(own_b + i * whole, b + i * r, r * sizeof *b);
     l->adapter = place;
     for (int32_t i = 0; i < to.n; i++) { /* they share a; the first owns the memory */
-        place[to.which + i] = (pi_adapter){.a = floats(own, (int32_t)whole, to.cols),
-                                           .b = floats(own_b, to.rows[i], (int32_t)whole),
-                                           .memory = i ? NULL : own};
+        place[to.which + i] =
+            (pi_adapter){.a = floats(own, (int32_t)whole, to.cols), .b = floats(own_b, to.rows[i], (int32_t)whole)};
         own_b += (size_t)to.rows[i] * whole;
     }
+    place[to.which].memory = own;
     if ((int32_t)whole > m->adapter_rank) m->adapter_rank = (int32_t)whole;
     if (to.which >= PI_ADAPT_GATE) m->adapted_ffn = true;
     return PI_OK;
