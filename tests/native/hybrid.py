@@ -220,3 +220,19 @@ def both(model: Model, split: str, sparsity: str, n_batch: int, n_threads: int) 
         Session(model, plan=place(model, split, sparsity, n_batch), device="host", **o) as hybrid,
     ):
         return apart(drive(alone, IDS), drive(hybrid, IDS))
+
+
+def carried_out(model: Model, asked: engine.Settings, rates: engine.Rates) -> tuple[Any, Any]:
+    """What the engine computes for a budget, and the native plan that follows it."""
+    result = engine.compute(model, asked, rates)
+    plan = engine.native_plan(
+        model,
+        asked,
+        rates,
+        on_device=[layer.on_device for layer in result.layers],
+        hot=[layer.hot for layer in result.layers],
+        head_on_device=result.head_on_device,
+        devices=[max(layer.device, 0) for layer in result.layers],
+        head_device=max(result.head_device, 0),
+    )
+    return result, plan

@@ -22,6 +22,7 @@ from tests.native.hybrid import (
     TOLERANCE,
     apart,
     both,
+    carried_out,
     drive,
     options,
     place,
@@ -160,15 +161,7 @@ def check_every_budget(model: Model, sparsity: str) -> None:
     used = set()
     for budget in np.linspace(full.min_bytes, full.full_bytes, 9).astype(int):
         asked = settings(sparsity, 64, [int(budget)])
-        result = engine.compute(model, asked, rates)
-        plan = engine.native_plan(
-            model,
-            asked,
-            rates,
-            on_device=[x.on_device for x in result.layers],
-            hot=[x.hot for x in result.layers],
-            head_on_device=result.head_on_device,
-        )
+        result, plan = carried_out(model, asked, rates)
         used.add(sum(len(x.hot) for x in result.layers))
         with Session(model, plan=plan, device="host", **options(sparsity)) as s:
             got = drive(s, IDS)

@@ -11,7 +11,19 @@ import pytest
 from powerinfer import ArgumentError
 from powerinfer.plan import engine
 from powerinfer.session import Model, Session
-from tests.native.hybrid import DEEP, IDS, TOLERANCE, Arrays, apart, drive, options, place, settings, write
+from tests.native.hybrid import (
+    DEEP,
+    IDS,
+    TOLERANCE,
+    Arrays,
+    apart,
+    carried_out,
+    drive,
+    options,
+    place,
+    settings,
+    write,
+)
 
 # Of each of six layers, and of the head; -1: the CPU.
 PLACES = {
@@ -63,17 +75,7 @@ def test_each_budget_is_kept(model: Model, alone: Arrays) -> None:
     for shares in ((0.4, 0.4), (0.2, 0.7), (0.7, 0.2), (0.3, 0.3, 0.3)):
         budgets = [one.min_bytes + int(share * (one.full_bytes - one.min_bytes)) for share in shares]
         asked = settings("exact", 64, budgets)
-        result = engine.compute(model, asked, rates)
-        plan = engine.native_plan(
-            model,
-            asked,
-            rates,
-            on_device=[x.on_device for x in result.layers],
-            hot=[x.hot for x in result.layers],
-            head_on_device=result.head_on_device,
-            devices=[max(x.device, 0) for x in result.layers],
-            head_device=max(result.head_device, 0),
-        )
+        result, plan = carried_out(model, asked, rates)
         used.add(tuple(x.device for x in result.layers))
         with Session(model, plan=plan, device="host", **options("exact")) as s:
             assert apart(alone, drive(s, IDS)) < TOLERANCE, shares

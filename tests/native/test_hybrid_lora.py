@@ -17,6 +17,7 @@ from tests.native.hybrid import (
     adapt,
     apart,
     both,
+    carried_out,
     drive,
     options,
     place,
@@ -54,15 +55,7 @@ def test_the_budget_holds_them(tmp_path: Path, rank: int) -> None:
             alone = drive(s, IDS)
         for budget in (full.full_bytes, (full.min_bytes + full.full_bytes) // 2):
             asked = settings("exact", 64, [budget])
-            result = engine.compute(model, asked, rates)
-            plan = engine.native_plan(
-                model,
-                asked,
-                rates,
-                on_device=[layer.on_device for layer in result.layers],
-                hot=[layer.hot for layer in result.layers],
-                head_on_device=result.head_on_device,
-            )
+            _, plan = carried_out(model, asked, rates)
             with Session(model, plan=plan, device="host", **options("exact")) as s:
                 assert apart(alone, drive(s, IDS)) < TOLERANCE
                 assert 0 < s.info.n_device_bytes <= budget

@@ -431,3 +431,19 @@ def test_the_row_sparse_operator_masks_by_signs_too(folder: Path) -> None:
     dense = reference.forward(reference.load(path), golden.prompt[:16])
     assert reference.relative_error(answers[:16], dense) > 0.1
     assert reference.relative_error(answers[:16], answers[16:]) < 1e-4
+
+
+def test_every_row_of_a_feed_that_is_cut(folder: Path) -> None:
+    """More tokens decode than one chunk takes: each has its own row all the same."""
+    _, path = model_of(folder, "llama-mha")
+    n = 40
+    with Model(path) as model, Session(model, n_ctx=64, n_pool=64 * n, n_seq=n, n_threads=N_THREADS) as s:
+        ids = [3 + i for i in range(n)]
+        with s.tap(input=True) as tap:
+            s.feed(ids, seq=list(range(n)), want_logits=True)
+            together = tap.input[1].copy()
+            for i in range(n):
+                s.drop(i)
+                s.feed([ids[i]], seq=i)
+                np.testing.assert_allclose(together[i], tap.input[1][0], atol=AMX_TOLERANCE)
+    assert len(np.unique(together, axis=0)) == n
