@@ -7,9 +7,10 @@
  * it works on stays in the cache however long the context is. Many queries are taken as matrix products, few by the
  * kernels for short rows.
  *
- * How positions are cut depends on their number, the number of members and of tokens alone, never on who computes what:
- * pieces can be handed out as members come for them, and the bits are the same. For the tokens from the chunk's n_many
- * on it does not depend on the other tokens either. */
+ * A token's bits depend on its own sequence alone, never on other tokens of the chunk or on who computes what: pieces
+ * can be handed out as members come for them. Tokens from the chunk's n_many on, computed as if alone, have their
+ * positions cut by their own number and that of members; those of the others are not cut, and are always taken as matrix
+ * products, which give a row the same bits however long the run is. */
 #include <math.h>
 #include <string.h>
 
@@ -136,9 +137,8 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
 
 /* Where the sums of one part of a row (token t, query head h) wait: d floats, top and total. */
 static float *part_row(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int32_t part) {
-    const pi_chunk *c = &s->chunk;
-    if (c->n_many < c->n_tok) t -= c->n_many; /* then the others' positions are not cut */
-    return s->parts + (((size_t)t * (size_t)s->model->info.n_head + (size_t)h) * (size_t)n_slot + (size_t)part) *
+    return s->parts + (((size_t)(t - s->chunk.n_many) * (size_t)s->model->info.n_head + (size_t)h) * (size_t)n_slot +
+                       (size_t)part) *
                           s->room.part_floats;
 }
 
@@ -183,6 +183,14 @@ static void join(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int3
 
 static int32_t blocks(int32_t n_pos) { return (n_pos + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
 
+/* Of a prompt's tokens, at most how many make a run, so that there is a piece for each member. */
+static int32_t longest_run(const pi_session *s) {
+    enum { LEAST_ROWS = 16 };
+    const int32_t nkv = s->model->info.n_head_kv, group = s->model->info.n_head / nkv,
+                  n_runs = (2 * s->options.n_threads + nkv - 1) / nkv, n = (s->chunk.n_many + n_runs - 1) / n_runs;
+    return n * group < LEAST_ROWS ? (LEAST_ROWS + group - 1) / group : n;
+}
+
 /* The length of the run of tokens that ends before `end`, at most what there is room for; half of it where few
  * positions are seen, for scores beyond a token's own position are computed in vain. Tokens that are computed as if
  * alone see as many blocks. */
@@ -190,8 +198,9 @@ static int32_t run_length(const pi_session *s, int32_t end) {
     enum { FEW = 1024 };
     const pi_chunk *c = &s->chunk;
     const int32_t group = s->model->info.n_head / s->model->info.n_head_kv,
-                  rows = c->pos[end - 1] < FEW ? s->room.rows / 2 : s->room.rows, most = rows / group;
+                  rows = c->pos[end - 1] < FEW ? s->room.rows / 2 : s->room.rows, room = rows / group;
     const bool few = end > c->n_many;
+    const int32_t longest = few ? room : longest_run(s), most = longest < room ? longest : room;
     int32_t n = 1;
     for (; n < most && end - n > (few ? c->n_many : 0); n++) {
         if (c->seq[end - n - 1] != c->seq[end - 1] || c->pos[end - n - 1] != c->pos[end - 1] - n) break;
@@ -201,14 +210,7 @@ static int32_t run_length(const pi_session *s, int32_t end) {
 }
 
 /* Into how many parts the positions that a run sees are cut at most. */
-static int32_t n_slots(const pi_session *s, int32_t end) {
-    const pi_chunk *c = &s->chunk;
-    if (end > c->n_many) return s->room.n_slot;
-    if (c->n_many < c->n_tok) return 1; /* the room is for the others */
-    const int32_t n =
-        c->n_tok > PI_ATTENTION_SPLIT_TOK ? s->room.n_slot * PI_ATTENTION_SPLIT_TOK / c->n_tok : s->room.n_slot;
-    return n < 1 ? 1 : n;
-}
+static int32_t n_slots(const pi_session *s, int32_t end) { return end > s->chunk.n_many ? s->room.n_slot : 1; }
 
 /* Into how many parts n_pos positions are cut. */
 static int32_t n_parts(int32_t n_pos, int32_t n_slot) {
@@ -257,7 +259,7 @@ void pi_attention(pi_session *s, te_team *team, int32_t l) {
         n = run_length(s, end);
         const int32_t t = end - n, n_pos = c->pos[end - 1] + 1, n_slot = n_slots(s, end),
                       parts = n_parts(n_pos, n_slot), n_blocks = blocks(n_pos);
-        const bool tile = (end > c->n_many ? 1 : n) * group >= g->min_tok;
+        const bool tile = end <= c->n_many || group >= g->min_tok;
         joined &= parts == 1;
         while (lo < hi && lo < first + (int64_t)nkv * parts) {
             const int32_t i = (int32_t)(lo - first), part = i % parts;

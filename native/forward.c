@@ -27,24 +27,28 @@ void pi_linear(pi_session *s, te_team *team, const te_linear *products, int32_t 
                int32_t t0, int32_t n) {
     enum { MOST = 3 };
     const int32_t left = s->chunk.n_many - t0, n_many = left < 0 ? 0 : left < n ? left : n;
-    if (n_many > 0) te_op_linear(team, s->ws, products, n_products, x, ldx, n_many);
-    if (n_many == n) return;
-    te_linear few[MOST];
+    te_linear some[MOST];
     for (int32_t i = 0; i < n_products && i < MOST; i++) {
-        few[i] = products[i];
-        few[i].y += few[i].ldy * (size_t)n_many;
-        few[i].rows = true;
+        some[i] = products[i];
+        some[i].way = TE_BY_GEMM;
     }
-    te_op_linear(team, s->ws, few, n_products, x + ldx * (size_t)n_many, ldx, n - n_many);
+    if (n_many > 0) te_op_linear(team, s->ws, some, n_products, x, ldx, n_many);
+    if (n_many == n) return;
+    for (int32_t i = 0; i < n_products && i < MOST; i++) {
+        some[i].y += some[i].ldy * (size_t)n_many;
+        some[i].way = TE_BY_ROWS;
+    }
+    te_op_linear(team, s->ws, some, n_products, x + ldx * (size_t)n_many, ldx, n - n_many);
 }
 
 /* Adapters' part of a product of all tokens. */
 static void adapt(pi_session *s, te_team *team, const pi_layer *layer, int32_t which, const float *x, size_t ldx,
                   float *y, size_t ldy) {
+    const pi_adapter *d = pi_adapter_of(layer, which);
     const int32_t n_many = s->chunk.n_many, n_few = s->chunk.n_tok - n_many;
-    if (n_many > 0) pi_adapt(s, team, layer, which, x, ldx, n_many, false, y, ldy);
+    if (n_many > 0) pi_adapt(s, team, d, x, ldx, n_many, TE_BY_GEMM, y, ldy);
     if (n_few > 0)
-        pi_adapt(s, team, layer, which, x + ldx * (size_t)n_many, ldx, n_few, true, y + ldy * (size_t)n_many, ldy);
+        pi_adapt(s, team, d, x + ldx * (size_t)n_many, ldx, n_few, TE_BY_ROWS, y + ldy * (size_t)n_many, ldy);
 }
 
 static void embed(pi_session *s, te_team *team) {
@@ -64,6 +68,7 @@ static void embed(pi_session *s, te_team *team) {
             pi_rope_angles(&m->rope, s->chunk.pos[t], m->rope.magnitude, s->cs + (size_t)t * (size_t)m->rope.n_rot);
     }
     te_barrier(team);
+    pi_adapt_embedding(s, team);
 }
 
 /* Input norms of a layer: h for the FFN and the attention's input, for a member's share of the tokens. */
@@ -138,23 +143,27 @@ static void record(pi_session *s, const te_team *team, int32_t l, int64_t kv_byt
 
 static void head(pi_session *s, te_team *team) {
     const pi_model *m = s->model;
+    const pi_chunk *c = &s->chunk;
     const size_t n = (size_t)m->info.n_embd, n_vocab = (size_t)m->info.n_vocab;
-    if (!s->chunk.n_logits) return;
-    int32_t first = INT32_MAX;
-    for (int32_t t = 0; t < s->chunk.n_tok; t++) {
-        const int32_t row = s->chunk.logits_row[t];
-        if (row < 0) continue;
-        if (row < first) first = row;
-        if (t % team->nth == team->ith)
-            norm(s, s->x + (size_t)t * n, m->output_norm, m->output_norm_b, s->hidden + (size_t)row * n);
-    }
+    if (!c->n_logits) return;
+    for (int32_t t = team->ith; t < c->n_tok; t += team->nth)
+        if (c->logits_row[t] >= 0)
+            norm(s, s->x + (size_t)t * n, m->output_norm, m->output_norm_b, s->hidden + (size_t)c->logits_row[t] * n);
     te_barrier(team);
-    /* Rows of one chunk are consecutive. Some of them may be of tokens that are computed as if alone. */
-    const te_linear out = {.w = m->output,
-                           .y = s->logits + (size_t)first * n_vocab,
-                           .ldy = n_vocab,
-                           .rows = s->chunk.n_logits <= 2 * PI_FEW_TOK || s->chunk.n_many < s->chunk.n_tok};
-    te_op_linear(team, s->ws, &out, 1, s->hidden + (size_t)first * n, n, s->chunk.n_logits);
+    /* Together: tokens that are computed in the same way and have rows one after the other, with others between. */
+    for (int32_t t = 0, many, row; t < c->n_tok;) {
+        const te_way way = t < c->n_many ? TE_BY_GEMM : TE_BY_ROWS;
+        const int32_t end = way == TE_BY_GEMM ? c->n_many : c->n_tok;
+        for (many = 0, row = -1; t < end && (c->logits_row[t] < 0 || !many || c->logits_row[t] == row + many); t++) {
+            if (c->logits_row[t] < 0) continue;
+            if (many++ == 0) row = c->logits_row[t];
+        }
+        if (many == 0) continue;
+        const float *hidden = s->hidden + (size_t)row * n;
+        const te_linear out = {.w = m->output, .y = s->logits + (size_t)row * n_vocab, .ldy = n_vocab, .way = way};
+        te_op_linear(team, s->ws, &out, 1, hidden, n, many);
+        pi_adapt(s, team, &m->output_adapter, hidden, n, many, out.way, out.y, n_vocab);
+    }
 }
 
 void pi_step_embed(pi_session *s, te_team *team) { embed(s, team); }

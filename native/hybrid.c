@@ -112,8 +112,8 @@ static void settle_in_place(pi_hybrid *h) {
         if (d->device < 0 || d->n_cpu == d->n_cold) continue;
         const pi_layer *w = &h->s->model->layer[l];
         pi_device *dev = h->device[d->device].dev;
-        if ((w->gate.w && !dev->ops->reads(dev, &w->gate)) || !dev->ops->reads(dev, &w->up) || !w->down_t.w ||
-            !dev->ops->reads(dev, &w->down_t))
+        if (pi_adapts_ffn(w) || (w->gate.w && !dev->ops->reads(dev, &w->gate)) || !dev->ops->reads(dev, &w->up) ||
+            !w->down_t.w || !dev->ops->reads(dev, &w->down_t))
             give_to_cpu(d);
     }
 }
@@ -152,8 +152,11 @@ static size_t lay_out(pi_hybrid *h, char *base) {
         pi_cold_member *m = &h->member[k];
         m->x = carve(base, &used, n_tok, n_embd);
         m->marks = carve(base, &used, n_tok, (size_t)n_words);
+        m->ahead = carve(base, &used, 1, (size_t)n_words);
         m->list = carve(base, &used, 1, n_ff);
         m->tokens = carve(base, &used, 1, n_ff);
+        m->all = carve(base, &used, 1, n_ff);
+        m->all_tokens = carve(base, &used, 1, n_ff);
     }
     return used;
 }

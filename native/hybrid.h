@@ -17,7 +17,9 @@ typedef struct pi_device_layer {
     int32_t *cold_blocks; /* of a down stored by output */
     pi_dev_norm attn_norm, attn_norm2, ffn_norm;
     te_mat q, k, v, o, gate, up, down, down_out, fc1, fc2_hot, fc2_cold; /* D; the FFN's: hot neurons */
-    te_mat adapter_a[PI_ADAPT_O + 1], adapter_b[PI_ADAPT_O + 1];         /* D; of q, k, v and o; w NULL: none */
+    /* D; w NULL: none. Of the FFN's, what has a row per neuron (b of gate and up; a of down, transposed) is hot neurons';
+     * that of cold ones is in adapter_cold. */
+    te_mat adapter_a[PI_N_ADAPT], adapter_b[PI_N_ADAPT], adapter_cold[PI_N_ADAPT];
     const uint64_t *sign_hot, *sign_cold;
     const float *q_b, *k_b, *v_b, *o_b, *q_norm, *k_norm, *up_b, *up_b_cold, *down_b, *threshold;
     const int32_t *cold_ids, *cold_block_ids; /* D */
@@ -51,20 +53,29 @@ typedef struct pi_device_state {
     char *stage[2];                         /* D: a prompt's cold weights on their way */
     size_t stage_bytes;
     uint64_t *post, *marks, *answer; /* S: x or h from the device, marks, y or x from the CPU */
-    float *logits, *hidden;          /* S [max_logits] rows */
-    uint32_t *counts;                /* S [n_layer][3] */
-    uint64_t *stamps;                /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
-    int64_t clock_ns;                /* what the CPU's clock shows more */
+    uint64_t *ahead;        /* S: marks of the next layer as the device guesses them, twice: every other layer's */
+    int64_t ahead_words;    /* of each */
+    float *logits, *hidden; /* S [max_logits] rows */
+    uint32_t *counts;       /* S [n_layer][3] */
+    uint64_t *stamps;       /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
+    int64_t clock_ns;       /* what the CPU's clock shows more */
     pi_dev_norm output_norm;
-    te_mat output; /* w NULL: the CPU computes the head */
+    te_mat output;             /* w NULL: the CPU computes the head */
+    te_mat output_a, output_b; /* D; its adapter */
 } pi_device_state;
 
 /* What a member of the CPU's team keeps of a layer with cold neurons. */
 typedef struct pi_cold_member {
-    float *x;         /* [max_decode][n_embd] what the device posted */
-    uint32_t *marks;  /* [max_decode][words] */
-    int32_t *list;    /* [n_ff] marked neurons */
-    uint32_t *tokens; /* [n_ff] which tokens marked them */
+    float *x;                      /* [max_decode][n_embd] what the device posted */
+    uint32_t *marks;               /* [max_decode][words] */
+    uint32_t *ahead;               /* [words] the device's guess at them */
+    int64_t next_ahead, end_ahead; /* in units of rows: what is left of this member's share of the guess */
+    size_t ahead_bytes;            /* of the next row, that are done */
+    int32_t *list;                 /* [n_ff] marked neurons */
+    uint32_t *tokens;              /* [n_ff] which tokens marked them */
+    int32_t n_list;                /* of several tokens: of its share of the marks */
+    int32_t *all;                  /* [n_ff] then: all members' lists */
+    uint32_t *all_tokens;
 } pi_cold_member;
 
 typedef struct pi_hybrid {
@@ -138,6 +149,20 @@ pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device);
 pi_kv_far pi_hybrid_far(pi_hybrid *h);
 /* hybrid_step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
+/* Waits for words from a device; what ends in vain gives zeros, and ends all other waits. */
+void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
+                     uint32_t *out);
+/* The neurons that marks of parts p0 to p1 - 1 name, into me->list, and which tokens do; returns how many. */
+int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int32_t p0, int32_t p1,
+                       const pi_cold_member *me);
+/* hybrid_lookahead.c: whether a device guesses the marks of layer l while layer l - 1 is computed. where the
+ * guess is posted. take waits for it and lists this member's share. fetch fetches rows of that until the word `until` is
+ * posted, and goes on where it stopped. foreseen: how many of me->marks were guessed. */
+bool pi_hybrid_looks_ahead(const pi_hybrid *h, int32_t l);
+uint64_t *pi_hybrid_guess(const pi_hybrid *h, int32_t l);
+void pi_hybrid_take_guess(pi_hybrid *h, const te_team *team, int32_t l);
+void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const uint64_t *until);
+int32_t pi_hybrid_foreseen(const pi_hybrid *h, int32_t l, const pi_cold_member *me);
 /* hybrid_timeline.c, where the session keeps one: reserves room, once weights lie where they belong; forgets the run before;
  * notes a moment of the CPU. */
 pi_status pi_hybrid_start_timeline(pi_hybrid *h);

@@ -162,6 +162,7 @@ static void predict(const program *p, int32_t l) {
     a.side.wanted = true;
     a.side.norm = ffn_norm(p, l);
     a.side.keep = p->d->h;
+    a.side.type = h->s->model->layer[l].up.type;
     if (asks_cpu(p, l)) {
         a.side.post = p->d->post;
         a.side.seq = seq_of(p, l, PI_COLD);
@@ -182,6 +183,26 @@ static void predict(const program *p, int32_t l) {
     stamp(p, l, PI_MOMENT_MARKS);
 }
 
+/* The next layer's predictor on this one's residual, which changes little: a guess that the CPU fetches rows by, made while
+ * the device would wait for the CPU. A single token's z leaves room behind it. */
+static void look_ahead(const program *p, int32_t l) {
+    const pi_hybrid *h = p->h;
+    if (l >= h->s->model->info.n_layer || !pi_hybrid_looks_ahead(h, l)) return;
+    const pi_device_layer *w = &h->layer[l];
+    float *z = p->d->z + (h->s->model->max_rank + 3) / 4 * 4;
+    pi_dev_linear a = from_x(p);
+    a.n_out = 1;
+    a.out[0] = (te_linear){.w = w->fc1, .y = z, .ldy = (size_t)w->fc1.n_rows};
+    a.relu = true;
+    p->ops->linear(p->dev, &a);
+    pi_dev_marks m = {.scores = scores_of(p, l, &w->fc2_cold, NULL, 0, w->n_cpu),
+                      .n_tok = p->n_tok,
+                      .post = pi_hybrid_guess(h, l),
+                      .seq = seq_of(p, l, PI_COLD)};
+    m.scores.z = z;
+    p->ops->marks(p->dev, &m);
+}
+
 static pi_dev_ffn ffn_args(const program *p, int32_t l) {
     const pi_hybrid *h = p->h;
     const pi_model_info *i = &h->s->model->info;
@@ -194,6 +215,23 @@ static pi_dev_ffn ffn_args(const program *p, int32_t l) {
                         .skip = h->skip,
                         .y = p->d->y,
                         .counts = p->in.counts + 3 * (ptrdiff_t)l};
+}
+
+/* One adapter, of n neurons from the first-th of hot or cold ones on. */
+static pi_dev_adapter neuron_adapter(const pi_device_layer *w, int32_t which, bool cold, int32_t first, int32_t n) {
+    const bool down = which == PI_ADAPT_DOWN;
+    te_mat rows = cold ? w->adapter_cold[which] : down ? w->adapter_a[which] : w->adapter_b[which];
+    if (!rows.w) return (pi_dev_adapter){0};
+    rows.w = (const char *)rows.w + rows.stride * (size_t)first;
+    rows.n_rows = n;
+    return down ? (pi_dev_adapter){rows, w->adapter_b[which]} : (pi_dev_adapter){w->adapter_a[which], rows};
+}
+
+static void set_adapters(const program *p, int32_t l, bool cold, int32_t first, int32_t n, pi_dev_ffn *a) {
+    const pi_device_layer *w = &p->h->layer[l];
+    a->gate_adapter = neuron_adapter(w, PI_ADAPT_GATE, cold, first, n);
+    a->up_adapter = neuron_adapter(w, PI_ADAPT_UP, cold, first, n);
+    a->down_adapter = neuron_adapter(w, PI_ADAPT_DOWN, cold, first, n);
 }
 
 static char *stage_mat(const program *p, const te_mat *from, const int32_t *ids, const int32_t *host_ids, int32_t n,
@@ -226,6 +264,7 @@ static void load_cold(const program *p, int32_t l, bool first) {
             (void)stage_mat(p, &w->down, d->cold_block_ids + b, d->cold_blocks + b, n, stage, true, at, &a.down_out);
         }
         if (d->up_b_cold) a.up_bias = d->up_b_cold + c;
+        set_adapters(p, l, true, c, n, &a);
         a.scores = scores_of(p, l, &d->fc2_cold, d->sign_cold, c, n);
         if (d->fired_cold) a.fired = d->fired_cold + c;
         a.staged = true;
@@ -264,6 +303,7 @@ static void ffn(const program *p, int32_t l) {
         a.down = w->down;
         a.down_out = w->down_out;
         a.up_bias = w->up_b;
+        set_adapters(p, l, false, 0, w->n_hot, &a);
         a.scores = scores_of(p, l, &w->fc2_hot, w->sign_hot, 0, w->n_hot);
         a.fired = w->fired_hot;
         a.add = in_place;
@@ -280,6 +320,18 @@ static void ffn(const program *p, int32_t l) {
     stamp(p, l, PI_MOMENT_HOT);
     p->ops->merge(p->dev, &sum);
     stamp(p, l, PI_MOMENT_MERGE);
+}
+
+static void adapt_head(const program *p, const pi_dev_linear *op) {
+    const te_mat a = p->d->output_a, b = p->d->output_b;
+    if (!a.w) return;
+    pi_dev_linear in = *op, out = {.x = p->d->adapt[0], .ldx = (size_t)b.cols, .n_tok = op->n_tok, .cols = b.cols};
+    in.side.wanted = false;
+    in.out[0] = (te_linear){.w = a, .y = p->d->adapt[0], .ldy = (size_t)a.n_rows};
+    out.n_out = 1;
+    out.out[0] = (te_linear){.w = b, .y = op->out[0].y, .ldy = op->out[0].ldy, .add = true};
+    p->ops->linear(p->dev, &in);
+    p->ops->linear(p->dev, &out);
 }
 
 static void head(const program *p) {
@@ -299,6 +351,7 @@ static void head(const program *p) {
     a.side.norm = p->d->output_norm;
     a.side.keep = p->d->hidden;
     p->ops->linear(p->dev, &a);
+    adapt_head(p, &a);
     if (y != p->d->logits) p->ops->end(p->dev, p->d->logits, y, sizeof *y * n);
 }
 
@@ -319,6 +372,7 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
         if (m->arch->parallel) predict(&p, l);
         attention(&p, l);
         if (!m->arch->parallel) predict(&p, l);
+        look_ahead(&p, l + 1);
         ffn(&p, l);
         const int32_t next = l + 1 < n ? h->layer[l + 1].device : h->head_device;
         if (next != part->device && (l + 1 < n || h->n_logits)) post_x(&p, l);

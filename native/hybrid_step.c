@@ -11,7 +11,8 @@
  * A long prompt's cold neurons are not computed by the CPU: the device loads their rows.
  *
  * A cold layer has one barrier, between the members' sums and their being added up. Before it every member makes its own
- * copy of h and its own list from the posted words, after it each posts the columns that it added up.
+ * copy of h and its own list from the posted words, after it each posts the columns that it added up. Of several tokens
+ * there is one more, behind which all read one copy and put their lists together.
  *
  * A wait that ends in vain ends all others: whatever a member has then is computed with zeros and thrown away. No member
  * leaves early, since the others meet it at barriers; for the same reason no barrier depends on what was posted. */
@@ -31,8 +32,8 @@ static void look_at(void *ctx) {
     dev->ops->look(dev);
 }
 
-static void await_words(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
-                        uint32_t *out) {
+void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
+                     uint32_t *out) {
     pi_device *dev = h->device[device].dev;
     const pi_wait wait = {dev->cancelled, h->wait_ns, look_at, dev};
     const pi_awaited got = pi_await_words(&wait, words, first, n, seq, out);
@@ -51,7 +52,7 @@ static void post_from_cpu(pi_hybrid *h, te_team *team, int32_t device, const flo
 static void await_on_cpu(pi_hybrid *h, te_team *team, int32_t device, float *x, uint32_t seq) {
     int64_t lo, hi;
     te_share(team, (int64_t)h->n_tok * h->s->model->info.n_embd, 16, &lo, &hi);
-    await_words(h, device, h->device[device].post, lo, hi - lo, seq, (uint32_t *)(void *)(x + lo));
+    pi_hybrid_await(h, device, h->device[device].post, lo, hi - lo, seq, (uint32_t *)(void *)(x + lo));
 }
 
 /* ---- cold neurons ---- */
@@ -63,17 +64,16 @@ static uint32_t tokens_of(const uint32_t *bits, int64_t n_words, int32_t n_tok, 
     return tokens;
 }
 
-/* The list of neurons that any token's marks name, and which tokens do, made by every member for itself. */
-static int32_t list_marked(pi_hybrid *h, int32_t l, const pi_cold_member *me) {
+int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int32_t p0, int32_t p1,
+                       const pi_cold_member *me) {
     const pi_device_layer *w = &h->layer[l];
     const pi_device_state *d = &h->device[w->device];
     const int32_t n_parts = d->info.n_parts, per_part = pi_part_words(w->n_cpu, n_parts), n_tok = h->n_tok;
     const int64_t n_words = (int64_t)per_part * n_parts;
-    await_words(h, w->device, d->marks, 0, n_tok * n_words, number(h, l, PI_COLD), me->marks);
     int32_t n = 0;
-    for (int32_t p = 0; p < n_parts; p++) {
+    for (int32_t p = p0; p < p1; p++) {
         const int32_t lo = pi_part_begin(w->n_cpu, p, n_parts), hi = pi_part_begin(w->n_cpu, p + 1, n_parts);
-        const uint32_t *bits = me->marks + (ptrdiff_t)p * per_part;
+        const uint32_t *bits = marks + (ptrdiff_t)p * per_part;
         for (const int32_t *id = w->cold + lo, *end = w->cold + hi; id < end; id += 32, bits++) {
             uint32_t any = bits[0];
             for (int32_t t = 1; t < n_tok; t++) any |= bits[t * n_words];
@@ -84,6 +84,53 @@ static int32_t list_marked(pi_hybrid *h, int32_t l, const pi_cold_member *me) {
                 me->list[n++] = id[i];
             }
         }
+    }
+    return n;
+}
+
+/* The list of neurons that any token's marks name, and which tokens do, made by every member for itself. */
+static int32_t list_marked(pi_hybrid *h, int32_t l, const pi_cold_member *me) {
+    const int32_t device = h->layer[l].device,
+                  n_words = pi_mark_words(h->layer[l].n_cpu, h->device[device].info.n_parts);
+    pi_hybrid_await(h, device, h->device[device].marks, 0, (int64_t)h->n_tok * n_words, number(h, l, PI_COLD),
+                    me->marks);
+    return pi_hybrid_list(h, l, me->marks, 0, h->device[device].info.n_parts, me);
+}
+
+/* What a device posts for several tokens is long: each member brings whole tokens' x over, and a share of the marks; all
+ * read the same x, and each puts the shares together. Returns the length of the list. */
+static int32_t share_input(pi_hybrid *h, te_team *team, int32_t l, const te_ffn *f, te_ffn_io *io) {
+    const pi_device_layer *w = &h->layer[l];
+    const pi_device_state *d = &h->device[w->device];
+    const int32_t n_embd = h->s->model->info.n_embd, n_parts = d->info.n_parts;
+    const uint32_t seq = number(h, l, PI_COLD);
+    pi_cold_member *me = &h->member[team->ith];
+    float *x = h->member[0].x;
+    io->x = x;
+    io->packed_once = true;
+    for (int32_t t = team->ith; t < h->n_tok; t += team->nth) {
+        const int64_t at = (int64_t)t * n_embd;
+        pi_hybrid_await(h, w->device, d->post, at, n_embd, seq, (uint32_t *)(void *)(x + at));
+        te_op_ffn_pack_token(h->s->ws, f, io, t);
+    }
+    pi_hybrid_note(h, team, l, PI_MOMENT_INPUT);
+    if (h->masked) {
+        const int64_t per_part = pi_part_words(w->n_cpu, n_parts), n_words = per_part * n_parts;
+        int64_t p0, p1;
+        te_share(team, n_parts, 1, &p0, &p1);
+        for (int32_t t = 0; t < h->n_tok; t++) {
+            const int64_t at = t * n_words + p0 * per_part;
+            pi_hybrid_await(h, w->device, d->marks, at, (p1 - p0) * per_part, seq, me->marks + at);
+        }
+        me->n_list = pi_hybrid_list(h, l, me->marks, (int32_t)p0, (int32_t)p1, me);
+    }
+    te_barrier(team);
+    int32_t n = 0;
+    for (int32_t i = 0; h->masked && i < team->nth; i++) {
+        const pi_cold_member *from = &h->member[i];
+        memcpy(me->all + n, from->list, sizeof *me->all * (size_t)from->n_list);
+        memcpy(me->all_tokens + n, from->tokens, sizeof *me->all_tokens * (size_t)from->n_list);
+        n += from->n_list;
     }
     return n;
 }
@@ -108,6 +155,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     const pi_cold_member *me = &h->member[team->ith];
     const uint32_t seq = number(h, l, PI_COLD);
     const bool by_output = !w->down_t.w; /* the whole of down is then multiplied with hidden values */
+    const bool adapted = pi_adapts_ffn(w);
     const te_ffn f = {.gate = w->gate,
                       .up = w->up,
                       .down = w->down_t,
@@ -124,18 +172,39 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
         io.hidden = s->up;
         io.ld_hidden = n_ff;
         te_barrier(team);
+    } else if (adapted) {
+        int64_t lo, hi;
+        te_share(team, (int64_t)h->n_tok * m->info.n_embd, 16, &lo, &hi);
+        memset(h->y + lo, 0, sizeof *h->y * (size_t)(hi - lo));
+        io.y = h->y;
+        io.ldy = n_embd;
     } else {
         io.sink = post_sum;
         io.sink_ctx = &to;
     }
-    await_words(h, d->device, h->device[d->device].post, 0, (int64_t)h->n_tok * m->info.n_embd, seq,
-                (uint32_t *)(void *)me->x);
-    pi_hybrid_note(h, team, l, PI_MOMENT_INPUT);
-    te_op_ffn_pack(team, s->ws, &f, &io);
+    const bool guessed = pi_hybrid_looks_ahead(h, l);
+    if (guessed) {
+        pi_hybrid_take_guess(h, team, l);
+        pi_hybrid_fetch_ahead(h, team, l, h->device[d->device].post);
+    }
     te_rows rows = {d->cold, 0, d->n_cpu};
-    if (h->masked) {
-        rows = (te_rows){me->list, 0, list_marked(h, l, me)};
-        if (h->n_tok > 1) io.tokens = me->tokens;
+    if (h->n_tok > 1 && !adapted) {
+        const int32_t n = share_input(h, team, l, &f, &io);
+        if (h->masked) rows = (te_rows){me->all, 0, n};
+        if (h->masked) io.tokens = me->all_tokens;
+    } else {
+        pi_hybrid_await(h, d->device, h->device[d->device].post, 0, (int64_t)h->n_tok * m->info.n_embd, seq,
+                        (uint32_t *)(void *)me->x);
+        pi_hybrid_note(h, team, l, PI_MOMENT_INPUT);
+        if (adapted) te_barrier(team); /* members have their own copies of x, but one is read by all */
+        pi_adapt_ffn(s, team, w, h->member[0].x, 0, h->n_tok, &io);
+        te_op_ffn_pack(team, s->ws, &f, &io);
+        if (guessed) pi_hybrid_fetch_ahead(h, team, l, h->device[d->device].marks);
+        if (h->masked) {
+            rows = (te_rows){me->list, 0, list_marked(h, l, me)};
+            if (guessed && team->ith == 0) s->step[l].n_foreseen = pi_hybrid_foreseen(h, l, me);
+            if (h->n_tok > 1) io.tokens = me->tokens;
+        }
     }
     const int64_t began = team->ith == 0 ? te_os_now_ns() : 0;
     pi_hybrid_note(h, team, l, PI_MOMENT_LIST);
@@ -145,12 +214,15 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
         te_barrier(team);
         const te_linear out = {.w = w->down, .y = h->y, .ldy = n_embd};
         te_op_linear(team, s->ws, &out, 1, s->up, n_ff, h->n_tok);
-        te_barrier(team);
-        post_from_cpu(h, team, d->device, h->y, seq);
         if (team->ith == 0) {
             c->rows += m->info.n_ff;
             c->bytes += pi_mat_bytes(&w->down);
         }
+    }
+    if (by_output || adapted) {
+        te_barrier(team);
+        pi_adapt(s, team, pi_adapter_of(w, PI_ADAPT_DOWN), s->up, n_ff, h->n_tok, TE_BY_ROWS, h->y, n_embd);
+        post_from_cpu(h, team, d->device, h->y, seq);
     }
     if (team->ith == 0) {
         const int64_t now = te_os_now_ns();

@@ -126,6 +126,38 @@ static const float *send_some(upload *u, const float *v, const int32_t *ids, int
     return p;
 }
 
+/* Adapters' matrices with a row per neuron, in two parts; down's a is turned for that. */
+static void send_neuron_rows(upload *u, const te_mat *m, int32_t which, pi_device_layer *d) {
+    te_mat *hot = which == PI_ADAPT_DOWN ? &d->adapter_a[which] : &d->adapter_b[which];
+    *hot = send_rows(u, m, d->hot, d->n_hot);
+    d->adapter_cold[which] = send_rows(u, m, d->cold, d->n_cold);
+}
+
+static void send_turned(upload *u, const te_mat *m, int32_t which, pi_device_layer *d) {
+    const size_t rows = (size_t)m->n_rows, cols = (size_t)m->cols;
+    const float *from = m->w;
+    float *to = take(u, pi_mul(rows, cols * sizeof *to));
+    for (size_t r = 0; to && r < rows; r++)
+        for (size_t c = 0; c < cols; c++) to[c * rows + r] = from[r * cols + c];
+    const te_mat turned = {to, rows * sizeof *to, m->type, m->n_rows, m->cols};
+    if (to) send_neuron_rows(u, &turned, which, d);
+    free(to);
+}
+
+static void send_adapters(upload *u, const pi_layer *w, pi_device_layer *d) {
+    for (int32_t k = 0; w->adapter && k < PI_N_ADAPT; k++) {
+        const pi_adapter *from = &w->adapter[k];
+        if (k == PI_ADAPT_DOWN && from->a.w)
+            send_turned(u, &from->a, k, d);
+        else
+            d->adapter_a[k] = send_mat(u, &from->a);
+        if (k == PI_ADAPT_GATE || k == PI_ADAPT_UP)
+            send_neuron_rows(u, &from->b, k, d);
+        else
+            d->adapter_b[k] = send_mat(u, &from->b);
+    }
+}
+
 /* ---- layers ---- */
 
 static void send_layer(upload *u, const pi_session *s, int32_t l, pi_device_layer *d) {
@@ -140,10 +172,7 @@ static void send_layer(upload *u, const pi_session *s, int32_t l, pi_device_laye
     d->k = send_mat(u, &w->k);
     d->v = send_mat(u, &w->v);
     d->o = send_mat(u, &w->o);
-    for (int32_t k = 0; w->adapter && k <= PI_ADAPT_O; k++) {
-        d->adapter_a[k] = send_mat(u, &w->adapter[k].a);
-        d->adapter_b[k] = send_mat(u, &w->adapter[k].b);
-    }
+    send_adapters(u, w, d);
     d->q_b = send_vector(u, w->q_b, n_q);
     d->k_b = send_vector(u, w->k_b, n_kv);
     d->v_b = send_vector(u, w->v_b, n_kv);
@@ -266,11 +295,15 @@ static void send_state(upload *u, pi_device_state *d, bool head) {
     d->counts = share(u, sizeof *d->counts * 3 * (size_t)i->n_layer);
     d->marks =
         share(u, sizeof *d->marks * (size_t)d->info.max_decode * (size_t)pi_mark_words(most_cold, d->info.n_parts));
+    d->ahead_words = pi_mark_words(most_cold, d->info.n_parts);
+    d->ahead = share(u, sizeof *d->ahead * 2 * (size_t)d->ahead_words);
     d->stage_bytes = s->options.n_batch > h->max_decode ? stage_bytes(h, (int32_t)(d - h->device)) : 0;
     for (int32_t k = 0; k < 2 && d->stage_bytes; k++) d->stage[k] = reserve(u, d->stage_bytes);
     if (head) {
         d->output_norm = send_norm(u, s->model, s->model->output_norm, s->model->output_norm_b);
         d->output = send_mat(u, &s->model->output);
+        d->output_a = send_mat(u, &s->model->output_adapter.a);
+        d->output_b = send_mat(u, &s->model->output_adapter.b);
         d->logits = share(u, sizeof(float) * (size_t)h->max_logits * (size_t)i->n_vocab);
         d->hidden = share(u, sizeof(float) * (size_t)h->max_logits * n_embd);
     }

@@ -36,7 +36,7 @@ typedef struct pi_memory { /* of te_os_alloc */
 
 /* lora.c: W x + b (a x), with the scale in a; a.w NULL: there is none. */
 typedef struct pi_adapter {
-    te_mat a;     /* [rank][cols of W] */
+    te_mat a;     /* [rank][cols of W]; of the embedding, whose rows are looked up, [cols][rank] */
     te_mat b;     /* [rows of W][rank] */
     void *memory; /* or NULL: another one of the layer owns it */
 } pi_adapter;
@@ -64,6 +64,14 @@ typedef struct pi_layer {
     pi_adapter *adapter;                    /* [PI_N_ADAPT] or NULL */
 } pi_layer;
 
+/* A layer's adapter of one matrix, or NULL. */
+static inline const pi_adapter *pi_adapter_of(const pi_layer *l, int32_t which) {
+    return l->adapter && l->adapter[which].a.w ? &l->adapter[which] : NULL;
+}
+static inline bool pi_adapts_ffn(const pi_layer *l) {
+    return pi_adapter_of(l, PI_ADAPT_GATE) || pi_adapter_of(l, PI_ADAPT_UP) || pi_adapter_of(l, PI_ADAPT_DOWN);
+}
+
 struct pi_model {
     pi_ref ref;
     pi_file *file;
@@ -80,6 +88,7 @@ struct pi_model {
     const float *output_norm, *output_norm_b;
     pi_layer *layer; /* [n_layer] */
     pi_memory own;   /* of embeddings and output that were moved */
+    pi_adapter embd_adapter, output_adapter;
 
     struct pi_block *vectors; /* chain of owned float vectors */
     bool *bound;              /* [tensors of the file] while they are bound: this one was asked for */
@@ -116,7 +125,7 @@ pi_status pi_copy_head(pi_model *m);
 pi_status pi_load_signs(pi_model *m, pi_layer *layer);
 
 /* lora.c */
-void pi_adapters_free(pi_layer *layer);
+void pi_adapters_free(pi_model *m);
 
 /* model_bind.c: fills token_embd ... layer[] from the file. */
 pi_status pi_model_bind(pi_model *m);

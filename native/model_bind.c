@@ -277,7 +277,7 @@ void pi_model_unbind(pi_model *m) {
     m->own = (pi_memory){0};
     te_pool_free(m->team);
     m->team = NULL;
-    for (int32_t i = 0; m->layer && i < m->info.n_layer; i++) pi_adapters_free(&m->layer[i]);
+    pi_adapters_free(m);
     while (m->vectors) {
         struct pi_block *next = m->vectors->next;
         free(m->vectors);

@@ -41,8 +41,8 @@ typedef enum pi_status {
  * next error. */
 const char *pi_error_message(void);
 const char *pi_version(void);
-/* Name of the instruction set in use: "scalar", on x86-64 also "avx2", "avx512", "amx", on 64-bit ARM also "neon",
- * "neon_dot"; NULL (with a message) if POWERINFER_ISA names one that cannot run here. */
+/* Name of the instruction set in use: "scalar", on x86-64 also "avx2", "avx512", "avx512_bf16", "amx", on 64-bit ARM
+ * also "neon", "neon_dot"; NULL (with a message) if POWERINFER_ISA names one that cannot run here. */
 const char *pi_cpu_isa(void);
 /* 1 if the named instruction set can run here. */
 int32_t pi_cpu_has_isa(const char *name);
@@ -177,10 +177,11 @@ void pi_model_close(pi_model *model);
  * memory than all pieces take. */
 pi_status pi_model_load(pi_model *model, int32_t *done, int32_t *total);
 void pi_model_get_info(const pi_model *model, pi_model_info *out);
-/* Adds a low-rank adapter to one matrix: y = W x becomes W x + scale * b (a x). tensor: "blk.0.attn_q.weight" and so on,
- * a matrix of attention or of the feed-forward, once each. a: [rank][columns of W], b: [rows of W][rank]; copied. The
- * model must be loaded and have no sessions. With adapters of the feed-forward predictors no longer fit: sessions are
- * exact or dense, and all neurons are read. Errors: ARGUMENT, UNSUPPORTED (another tensor), MEMORY. */
+/* Adds a low-rank adapter to one matrix: W becomes W + scale * b a. tensor: "blk.0.attn_q.weight" and so on, a matrix of
+ * attention or of the feed-forward, "token_embd.weight" or "output.weight", once each. a: [rank][columns of W], b: [rows
+ * of W][rank]; copied. The model must be loaded and have no sessions. A model without an output matrix uses the
+ * embedding's for it: without that one's adapter. With adapters of the feed-forward predictors no longer fit: sessions
+ * are exact or dense. Errors: ARGUMENT, UNSUPPORTED (another tensor), MEMORY. */
 pi_status pi_model_add_adapter(pi_model *model, const char *tensor, int32_t rank, float scale, const float *a,
                                const float *b);
 /* The file's threshold of one layer (powerinfer.sparse_thresholds, else powerinfer.sparse_threshold, else 0); NaN if
@@ -238,6 +239,9 @@ typedef struct pi_session_options {
     int32_t
         no_pinning; /* 1: weights in host memory are not registered with a device's driver, which keeps their pages in
                            RAM; prompts then bring them over through a small buffer, which is slower */
+    int32_t
+        no_lookahead; /* 1: rows of the CPU's neurons are not fetched by a device's guess a layer ahead; for measuring
+                             what that gains */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
 
@@ -253,8 +257,7 @@ typedef struct pi_session_info {
 } pi_session_info;
 
 /* Errors: ARGUMENT (ranges; PREDICTED without predictors, EXACT without ReLU; Q8_0 with a head size that is no multiple
- * of 32; a plan of another model), MEMORY (also a device's), DEVICE, UNSUPPORTED (adapters of the feed-forward
- * with a device). */
+ * of 32; a plan of another model), MEMORY (also a device's), DEVICE. */
 pi_status pi_session_open(pi_model *model, const pi_session_options *options, pi_session **out);
 void pi_session_close(pi_session *session);
 void pi_session_get_info(const pi_session *session, pi_session_info *out);
@@ -264,15 +267,29 @@ pi_status pi_session_set_sparsity(pi_session *session, int32_t sparsity);
 pi_status pi_session_set_threshold(pi_session *session, float threshold);
 pi_status pi_session_set_thresholds(pi_session *session, const float *threshold);
 
+/* What is wanted of a token. */
+enum pi_want {
+    PI_WANT_NOTHING,
+    PI_WANT_NEXT, /* logits, to choose what follows */
+    PI_WANT_VISIT /* logits of a token of a prompt */
+};
+
 /* Tokens to compute. Within a sequence, positions must continue it: the first new position is pi_seq_length, then one
  * more each. In predicted mode tokens that want logits are computed with the predictor's neurons; the others (a prompt)
- * with all of them. A batch with more tokens than n_batch is computed in chunks; the call returns after the last. */
+ * with all of them. A batch with more tokens than n_batch is computed in chunks; the call returns after the last.
+ *
+ * Which kernels compute a token, and so its bits, depends on its own sequence alone (the CPU's; a device takes what is
+ * fastest for the whole chunk). A prompt's tokens, those that want nothing or a visit, are computed by matrix products up
+ * to the last multiple of 8 positions, the rest of them one by one, as what follows is: so their bits are the same
+ * however a prompt is cut into batches, if that is at multiples of 8 and no batch brings less than 16 tokens up to there.
+ * Where one does, or n_batch is less than 16, all of it is computed one by one. A sequence of which more than 16 tokens want PI_WANT_NEXT is computed as if
+ * these wanted visits. */
 typedef struct pi_batch {
     int32_t n_tokens;
     const int32_t *token;
     const int32_t *pos;         /* NULL: each sequence continues */
     const int32_t *seq;         /* NULL: all 0 */
-    const uint8_t *want_logits; /* NULL: the last token only */
+    const uint8_t *want_logits; /* pi_want of each; NULL: NEXT of the last token, NOTHING of the others */
 } pi_batch;
 
 /* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY; DEVICE,
@@ -311,6 +328,8 @@ typedef struct pi_layer_step {
     int64_t ffn_bytes;       /* bytes of weights read by the FFN, predictor included */
     int64_t bytes;           /* of the whole layer: weights, K and V */
     float ffn_us, layer_us;  /* of a layer on a device: the CPU's part, and since its last hand-over; 0 without one */
+    int64_t n_foreseen; /* (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so that
+                                rows were fetched early; in predicted mode */
 } pi_layer_step;
 pi_status pi_session_last_step(const pi_session *session, int32_t layer, pi_layer_step *out);
 /* What one layer's FFN is given and makes of it, for profiling and training: a feed writes a row per token, in the order
@@ -335,6 +354,14 @@ pi_status pi_session_reset_counts(pi_session *session);
 
 /* Bytes of weights, K and V that the last feed read in all (embedding and output head included), and its time. */
 pi_status pi_session_last_total(const pi_session *session, int64_t *bytes, float *us);
+
+/* Measures how fast the session's own threads read memory, between feeds: n_slices of slice_bytes (at least 1 MiB;
+ * rounded down to 4 KiB), which next reads in turn by plain loads, from the moment when all threads are there to that
+ * when the last has done its part. Close it before the session. */
+typedef struct pi_read_probe pi_read_probe;
+pi_status pi_read_probe_open(pi_session *session, uint64_t slice_bytes, int32_t n_slices, pi_read_probe **out);
+pi_status pi_read_probe_next(pi_read_probe *probe, double *bytes_per_s);
+void pi_read_probe_close(pi_read_probe *probe);
 
 /* ---- sampling ---- */
 

@@ -42,7 +42,7 @@ struct pi_sampler {
     uint64_t random;
     double mu; /* mirostat's bound on the surprise, bits */
 
-    float *values;     /* [n_vocab] logits with bias and penalties; no NaN, no +inf */
+    float *values; /* [n_vocab] logits with bias and penalties; no NaN, no +inf. -inf up to the end of the last block */
     float *weights;    /* [n_vocab] exponentials */
     float *block_max;  /* [n_blocks] */
     candidate *chosen; /* [n_vocab] candidates that are left, falling; two work arrays of the same size */
@@ -134,13 +134,14 @@ pi_status pi_sampler_new(const pi_sampling *options, int32_t n_vocab, int32_t n_
     s->n_vocab = n_vocab;
     s->n_blocks = (int32_t)(((int64_t)n_vocab + BLOCK - 1) / BLOCK);
     s->n_bias = n_bias;
-    s->values = calloc((size_t)n_vocab, sizeof *s->values);
+    s->values = calloc((size_t)s->n_blocks * BLOCK, sizeof *s->values);
     s->weights = calloc((size_t)n_vocab, sizeof *s->weights);
     s->block_max = calloc((size_t)s->n_blocks, sizeof *s->block_max);
     s->chosen = calloc((size_t)n_vocab, sizeof *s->chosen);
     s->work = calloc((size_t)n_vocab, sizeof *s->work);
     s->spare = calloc((size_t)n_vocab, sizeof *s->spare);
     if (!s->values || !s->weights || !s->block_max || !s->chosen || !s->work || !s->spare) goto no_memory;
+    for (int64_t i = n_vocab; i < (int64_t)s->n_blocks * BLOCK; i++) s->values[i] = -INFINITY;
     if (n_bias > 0) {
         s->bias_token = calloc((size_t)n_bias, sizeof *s->bias_token);
         s->bias = calloc((size_t)n_bias, sizeof *s->bias);
@@ -485,34 +486,34 @@ static void exclude_below(pi_sampler *s, float bound) {
 
 /* ---- the choice ---- */
 
+/* The largest of BLOCK values, in chains that make vectors. -0 becomes +0, so that equal values have equal bits. */
+static float max_of_block(float *v) {
+    enum { CHAINS = 8 };
+    float chain[CHAINS];
+    for (int32_t i = 0; i < BLOCK; i++) v[i] += 0.0f;
+    for (int32_t k = 0; k < CHAINS; k++) chain[k] = v[k];
+    for (int32_t i = CHAINS; i < BLOCK; i += CHAINS)
+        for (int32_t k = 0; k < CHAINS; k++) chain[k] = v[i + k] > chain[k] ? v[i + k] : chain[k];
+    for (int32_t k = 1; k < CHAINS; k++) chain[0] = chain[k] > chain[0] ? chain[k] : chain[0];
+    return chain[0];
+}
+
 /* values = logits with bias and penalties; block_max and *max of them. */
 static pi_status prepare(pi_sampler *s, const float *logits, float *max) {
-    memcpy(s->values, logits, (size_t)s->n_vocab * sizeof *logits);
+    float *const v = s->values;
     uint32_t bad = 0;
-    for (int32_t i = 0; i < s->n_vocab; i++) bad |= (uint32_t)!(s->values[i] <= FLT_MAX);
-    if (bad) {
-        int32_t i = 0;
-        while (s->values[i] <= FLT_MAX) i++;
-        REFUSE("the logit of token %d is %g", i, (double)s->values[i]);
-    }
+    for (int32_t i = 0; i < s->n_vocab; i++) bad |= (uint32_t)!((v[i] = logits[i]) <= FLT_MAX);
+    for (int32_t i = 0; bad; i++)
+        if (!(v[i] <= FLT_MAX)) REFUSE("the logit of token %d is %g", i, (double)v[i]);
     for (int32_t i = 0; i < s->n_bias; i++) {
-        float *const value = &s->values[s->bias_token[i]];
+        float *const value = &v[s->bias_token[i]];
         const bool excluded = *value == -INFINITY || s->bias[i] == -INFINITY;
         *value = excluded ? -INFINITY : clamped((double)*value + (double)s->bias[i]);
     }
     penalise(s);
-
     *max = -INFINITY;
     for (int32_t b = 0; b < s->n_blocks; b++) {
-        const int32_t first = b * BLOCK, left = s->n_vocab - first, n = left < BLOCK ? left : BLOCK;
-        float *const v = s->values + first;
-        float chain[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-        for (int32_t i = 0; i < n; i++) {
-            v[i] += 0.0f; /* -0 becomes +0, so that equal values have equal bits */
-            chain[i & 3] = v[i] > chain[i & 3] ? v[i] : chain[i & 3];
-        }
-        const float low = chain[0] > chain[1] ? chain[0] : chain[1], high = chain[2] > chain[3] ? chain[2] : chain[3];
-        s->block_max[b] = low > high ? low : high;
+        s->block_max[b] = max_of_block(v + b * BLOCK);
         if (s->block_max[b] > *max) *max = s->block_max[b];
     }
     if (*max == -INFINITY) REFUSE("all %d tokens are excluded: every logit is -inf", s->n_vocab);

@@ -117,6 +117,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->up = carve(c, b, n_ff, f);
     s->rank = carve(c, mlp ? b : 0, (size_t)s->model->max_rank, f);
     s->adapt = carve(c, s->model->adapter_rank ? b : 0, (size_t)s->model->adapter_rank, f);
+    s->adapt_up = carve(c, s->model->adapted_ffn ? b : 0, n_ff, f);
     s->score = carve(c, predictor ? b : 0, n_ff, f);
     s->mask = carve(c, predictor ? b : 0, n_ff, 1);
     s->sign = carve(c, b, (size_t)s->model->sign_words, sizeof *s->sign);
@@ -124,7 +125,6 @@ static void lay_out(pi_session *s, carver *c) {
     s->tap = carve(c, 1, (size_t)i->n_layer, sizeof *s->tap);
     s->list = carve(c, predictor ? 1 : 0, n_ff, sizeof *s->list);
     s->list_own = carve(c, predictor ? 1 : 0, n_ff, sizeof *s->list_own);
-    s->in_prompt = carve(c, (size_t)s->options.n_seq, 1, sizeof *s->in_prompt);
     s->list_part = carve(c, 1, nt, sizeof *s->list_part);
     s->scratch = carve(c, nt, s->scratch_floats, f);
     const size_t split = b < PI_ATTENTION_SPLIT_TOK ? b : PI_ATTENTION_SPLIT_TOK;
@@ -184,10 +184,6 @@ static pi_status open_session(pi_session *s) {
     PI_TRY(check_options(m, o));
     pi_kv_far far = {0};
     if (uses_device(o)) {
-        if (m->adapted_ffn)
-            return PI_FAIL(PI_ERROR_UNSUPPORTED,
-                           "an adapter changes the feed-forward, which only the CPU can compute: without devices "
-                           "(vram_budget 0) it works");
         PI_TRY(pi_hybrid_place(s, o->plan, &s->hybrid));
         far = pi_hybrid_far(s->hybrid);
     }
@@ -334,9 +330,11 @@ pi_status pi_session_set_tap(pi_session *s, int32_t layer, const pi_tap *tap) {
 /* ---- feeding ---- */
 
 static int32_t batch_seq(const pi_batch *b, int32_t i) { return b->seq ? b->seq[i] : 0; }
-static bool batch_wants(const pi_batch *b, int32_t i) {
-    return b->want_logits ? b->want_logits[i] != 0 : i + 1 == b->n_tokens;
+static int32_t batch_wants(const pi_batch *b, int32_t i) {
+    if (!b->want_logits) return i + 1 == b->n_tokens ? PI_WANT_NEXT : PI_WANT_NOTHING;
+    return b->want_logits[i];
 }
+static bool has_logits(const pi_batch *b, int32_t i) { return batch_wants(b, i) != PI_WANT_NOTHING; }
 
 /* Checks every token; leaves in to[seq] the length each sequence will have. */
 static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to, int32_t *n_logits) {
@@ -353,6 +351,9 @@ static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to
                            c->n_vocab - 1);
         if (seq < 0 || seq >= s->kv.n_seq)
             return PI_FAIL(PI_ERROR_ARGUMENT, "sequence %d at index %d is out of range 0..%d", seq, i, s->kv.n_seq - 1);
+        if (batch_wants(b, i) > PI_WANT_VISIT)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "want_logits is %d at index %d, must be 0..%d", batch_wants(b, i), i,
+                           PI_WANT_VISIT);
         if (b->pos && b->pos[i] != to[seq])
             return PI_FAIL(PI_ERROR_ARGUMENT,
                            "position %d at index %d does not continue sequence %d, which has %d positions", b->pos[i],
@@ -361,7 +362,7 @@ static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to
             return PI_FAIL(PI_ERROR_CONTEXT, "sequence %d is full: n_ctx is %d and %d tokens more were given", seq,
                            s->options.n_ctx, b->n_tokens - i);
         to[seq]++;
-        *n_logits += batch_wants(b, i);
+        *n_logits += has_logits(b, i);
     }
     int64_t needed = 0;
     for (int32_t i = 0; i < s->kv.n_seq; i++)
@@ -391,30 +392,46 @@ static pi_status reserve_logits(pi_session *s, int32_t rows) {
     return PI_OK;
 }
 
-/* Says in in_prompt which sequences have tokens without logits in the chunk; returns how many tokens are of others, 0 if
- * these are too many. A device computes all of a chunk alike. */
-static int32_t count_few(pi_session *s, const pi_batch *b, int32_t first, int32_t n) {
-    int32_t n_few = 0;
-    memset(s->in_prompt, 0, (size_t)s->options.n_seq);
-    for (int32_t i = first; i < first + n; i++) s->in_prompt[batch_seq(b, i)] |= !batch_wants(b, i);
-    for (int32_t i = first; i < first + n; i++) n_few += !s->in_prompt[batch_seq(b, i)];
-    return n_few > PI_FEW_TOK || (s->hybrid && n_few < n) ? 0 : n_few;
+/* Says of which tokens of a batch each is computed by row kernels, as it would be alone; the others are by matrix
+ * products. That depends on the token's own sequence only: see pi_batch. of_seq: room for 3 * n_seq. */
+static void choose_ways(const pi_session *s, const pi_batch *b, const int32_t *pos, int32_t *of_seq, uint8_t *alone) {
+    const bool narrow = s->options.n_batch < PI_PROMPT_LEAST;
+    int32_t *n_next = of_seq, *from = n_next + s->kv.n_seq, *to = from + s->kv.n_seq;
+    for (int32_t q = 0; q < s->kv.n_seq; q++) n_next[q] = from[q] = to[q] = 0;
+    for (int32_t i = 0; i < b->n_tokens; i++) {
+        alone[i] = batch_wants(b, i) == PI_WANT_NEXT;
+        n_next[batch_seq(b, i)] += alone[i];
+    }
+    for (int32_t i = 0; i < b->n_tokens; i++) {
+        const int32_t q = batch_seq(b, i);
+        if (n_next[q] > PI_FEW_TOK) alone[i] = 0;
+        if (alone[i]) continue;
+        if (to[q] == 0) from[q] = pos[i];
+        to[q] = pos[i] + 1;
+    }
+    for (int32_t i = 0; i < b->n_tokens; i++) {
+        const int32_t q = batch_seq(b, i), end = to[q] / PI_PROMPT_PART * PI_PROMPT_PART;
+        alone[i] |= pos[i] >= end || end - from[q] < PI_PROMPT_LEAST || narrow;
+    }
 }
 
-/* Fills the chunk from tokens first..first+n-1. In predicted mode the tokens without logits go to the front, to be
- * computed densely; tokens of sequences that want logits of all of theirs, if they are few, go to the end. */
-static void fill_chunk(pi_session *s, const pi_batch *b, int32_t first, int32_t n, const int32_t *pos, int32_t *row) {
+/* Fills the chunk from tokens first..first+n-1, in pi_chunk's order. A device computes all of a chunk alike, and so does
+ * the CPU beside it. */
+static void fill_chunk(pi_session *s, const pi_batch *b, const uint8_t *alone, int32_t first, int32_t n,
+                       const int32_t *pos, int32_t *row) {
     pi_chunk *c = &s->chunk;
     const bool split = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->options.mask_prompts;
-    const int32_t n_few = count_few(s, b, first, n);
-    c->n_tok = c->n_dense = c->n_logits = 0;
-    for (int32_t pass = 0; pass < 3; pass++) {
+    const bool few = s->hybrid && n <= s->hybrid->max_decode;
+    c->n_tok = c->n_many = c->n_dense = c->n_logits = 0;
+    for (int32_t pass = 0; pass < 4; pass++) {
         int32_t next = *row;
+        if (pass == 1) c->first_dense = c->n_tok;
+        if (pass == 2) c->n_many = c->n_tok;
         for (int32_t i = first; i < first + n; i++) {
-            const bool wants = batch_wants(b, i), dense = split && !wants;
+            const bool wants = has_logits(b, i), dense = split && !wants;
             const int32_t own = next;
             next += wants;
-            if (pass != (dense ? 0 : n_few && !s->in_prompt[batch_seq(b, i)] ? 2 : 1)) continue;
+            if ((s->hybrid ? few : alone[i]) ? pass != (dense ? 2 : 3) : pass != dense) continue;
             const int32_t at = c->n_tok++;
             c->token[at] = b->token[i];
             c->seq[at] = batch_seq(b, i);
@@ -426,52 +443,45 @@ static void fill_chunk(pi_session *s, const pi_batch *b, int32_t first, int32_t 
         }
     }
     *row += c->n_logits;
-    c->n_many = n - n_few;
     c->lone = n <= PI_ATTENTION_SPLIT_TOK;
     for (int32_t i = 1; i < n && c->lone; i++)
         for (int32_t j = 0; j < i; j++) c->lone &= c->seq[i] != c->seq[j];
 }
 
-/* A token that decodes: its logits are wanted, and those around it are of other sequences. */
-static bool decodes(const pi_batch *b, int32_t i) {
-    const int32_t seq = batch_seq(b, i);
-    return batch_wants(b, i) && (i == 0 || batch_seq(b, i - 1) != seq) &&
-           (i + 1 == b->n_tokens || batch_seq(b, i + 1) != seq);
-}
-
-/* How many of the n tokens from first on come before the one more that decodes than are computed as each would be alone. */
-static int32_t before_too_many(const pi_batch *b, int32_t first, int32_t n) {
+/* How many of n tokens come before the one more that is computed as if alone than a chunk may have of these. */
+static int32_t before_too_many(const uint8_t *alone, int32_t n) {
     int32_t n_few = 0, i = 0;
-    while (i < n && (n_few < PI_FEW_TOK || !decodes(b, first + i))) n_few += decodes(b, first + i++);
+    while (i < n && n_few + alone[i] <= PI_FEW_TOK) n_few += alone[i++];
     return i;
 }
 
 /* How many tokens from first on are computed together. A device takes a run of tokens whose FFN is alike, of which the
  * last may want logits: first those that do not, then those that do, of these no more than it has room for. */
-static int32_t chunk_length(const pi_session *s, const pi_batch *b, int32_t first) {
+static int32_t chunk_length(const pi_session *s, const pi_batch *b, const uint8_t *alone, int32_t first) {
     const int32_t left = b->n_tokens - first;
     const int32_t most = left < s->options.n_batch ? left : s->options.n_batch;
-    if (!s->hybrid) return before_too_many(b, first, most);
+    if (!s->hybrid) return before_too_many(alone + first, most);
     const bool split = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->options.mask_prompts;
-    int32_t n = 1, n_logits = batch_wants(b, first);
-    while (n < most && (batch_wants(b, first + n) == batch_wants(b, first) || (!split && batch_wants(b, first + n))) &&
-           !(batch_wants(b, first + n - 1) && !batch_wants(b, first + n)) && n_logits < s->hybrid->max_logits)
-        n_logits += batch_wants(b, first + n++);
+    int32_t n = 1, n_logits = has_logits(b, first);
+    while (n < most && (has_logits(b, first + n) == has_logits(b, first) || (!split && has_logits(b, first + n))) &&
+           !(has_logits(b, first + n - 1) && !has_logits(b, first + n)) && n_logits < s->hybrid->max_logits)
+        n_logits += has_logits(b, first + n++);
     return n;
 }
 
-static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *pos) {
+static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *pos, uint8_t *alone) {
     int32_t n_logits = 0, row = 0;
     PI_TRY(check_batch(s, b, to, &n_logits));
     PI_TRY(reserve_logits(s, n_logits));
     s->logits_rows = n_logits;
     s->last_bytes = s->last_ns = 0;
     for (int32_t i = b->n_tokens - 1; i >= 0; i--) pos[i] = --to[batch_seq(b, i)];
+    choose_ways(s, b, pos, to, alone);
     /* Memory for all chunks is certain (check_batch); lengths grow chunk by chunk. */
     for (int32_t first = 0, n = 0; first < b->n_tokens; first += n) {
-        n = chunk_length(s, b, first);
+        n = chunk_length(s, b, alone, first);
         for (int32_t i = first; i < first + n; i++) pi_kv_extend(&s->kv, batch_seq(b, i), pos[i] + 1);
-        fill_chunk(s, b, first, n, pos, &row);
+        fill_chunk(s, b, alone, first, n, pos, &row);
         const pi_status st = pi_forward(s);
         s->n_counted += st == PI_OK ? (uint64_t)n : 0;
         if (st == PI_OK) continue;
@@ -486,16 +496,19 @@ static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *po
 pi_status pi_session_feed(pi_session *s, const pi_batch *b) {
     if (!s || !b || b->n_tokens < 1 || !b->token)
         return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_feed: a batch needs at least one token");
-    int32_t *to = malloc(sizeof(int32_t) * (size_t)s->kv.n_seq), *pos = calloc((size_t)b->n_tokens, sizeof(int32_t));
+    int32_t *to = malloc(3 * sizeof(int32_t) * (size_t)s->kv.n_seq),
+            *pos = calloc((size_t)b->n_tokens, sizeof(int32_t));
+    uint8_t *alone = calloc((size_t)b->n_tokens, 1);
     pi_status st;
     pi_session_lock(s);
-    if (!to || !pos)
+    if (!to || !pos || !alone)
         st = PI_FAIL(PI_ERROR_MEMORY, "out of memory for a batch of %d tokens", b->n_tokens);
     else
-        st = feed(s, b, to, pos);
+        st = feed(s, b, to, pos, alone);
     pi_session_unlock(s);
     free(to);
     free(pos);
+    free(alone);
     return st;
 }
 

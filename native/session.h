@@ -7,12 +7,12 @@
 #include "../vendor/cpu/te_ops.h"
 #include "kv.h"
 
-/* One chunk of a batch: at most n_batch tokens computed together. Tokens whose FFN is dense come first, then those with
- * the sparse operator. */
+/* One chunk of a batch: at most n_batch tokens computed together. First come those computed by matrix products, then
+ * those by row kernels, as each would be alone; of the former those whose FFN is dense come last, of the latter first. */
 typedef struct pi_chunk {
     int32_t n_tok;
-    int32_t n_dense; /* tokens 0..n_dense-1: prompt tokens of predicted mode */
-    int32_t n_many;  /* tokens 0..n_many-1 are computed together, each of the others as it would be alone */
+    int32_t n_many;               /* tokens 0..n_many-1: by matrix products */
+    int32_t first_dense, n_dense; /* prompt tokens of predicted mode; first_dense <= n_many <= first_dense + n_dense */
     int32_t n_logits;
     bool lone;                  /* a few tokens, each of another sequence */
     int32_t *token, *pos, *seq; /* [n_batch] */
@@ -22,6 +22,8 @@ typedef struct pi_chunk {
 
 enum {
     PI_FEW_TOK = 16,            /* so many tokens of a chunk at most are computed as each would be alone */
+    PI_PROMPT_PART = 8,         /* positions, see choose_ways; products take as long for 1 token as for 16 */
+    PI_PROMPT_LEAST = 16,       /* tokens; fewer are faster by row kernels */
     PI_ATTENTION_SPAN = 256,    /* positions whose scores are held at a time; whole blocks */
     PI_ATTENTION_PART = 256,    /* the fewest positions that are worth a part of their own */
     PI_ATTENTION_SPLIT_TOK = 16 /* up to so many tokens in a chunk there is room for all parts */
@@ -64,6 +66,7 @@ struct pi_session {
     float *gate, *up;   /* [n_ff] of the many-token path; also hidden values where down is not transposed */
     float *rank;        /* [max_rank] */
     float *adapt;       /* [adapter_rank] */
+    float *adapt_up;    /* [n_ff] what an adapter adds to up's products, of a few tokens */
     float *score;       /* [n_ff] */
     uint8_t *mask;      /* [n_ff] */
     uint64_t *sign;     /* [sign_words] of the sign predictor's input */
@@ -71,7 +74,6 @@ struct pi_session {
     pi_tap *tap;        /* [n_layer], once */
     int32_t *list;      /* [n_ff], once: neurons that some token of the chunk asks for */
     int32_t *list_own;  /* [n_ff], once: the same, each member's part where its own neurons begin */
-    uint8_t *in_prompt; /* [n_seq], once: the chunk has tokens of this sequence that want no logits */
     int32_t *list_part; /* [n_threads] how many of them are in each part */
     float *scratch;     /* per member: scratch_floats */
     size_t scratch_floats;
@@ -110,7 +112,7 @@ static inline float *pi_scratch(const pi_session *s, const te_team *team) {
 pi_status pi_forward(pi_session *s);
 
 /* te_op_linear for tokens t0 ... t0+n-1 of the chunk, whose first rows are x and the products' y: those from n_many on by
- * row kernels. */
+ * row kernels, the others by GEMM. */
 void pi_linear(pi_session *s, te_team *team, const te_linear *products, int32_t n_products, const float *x, size_t ldx,
                int32_t t0, int32_t n);
 /* attention.c: writes K and V of the chunk (after q/k norm and RoPE) and computes att. Contains a barrier; ends without
@@ -128,9 +130,16 @@ int64_t pi_attention_bytes(const pi_session *s);
  * ends with one. Otherwise does nothing and returns 0. */
 int32_t pi_predict(pi_session *s, te_team *team, int32_t l);
 /* lora.c: adds an adapter's part of a product, whose own part is already in y, or not at all. x: n_tok rows, ldx floats
- * apart; y the same; rows: as te_linear's. Begins and ends with a barrier where there is an adapter. */
-void pi_adapt(pi_session *s, te_team *team, const pi_layer *layer, int32_t which, const float *x, size_t ldx,
-              int32_t n_tok, bool rows, float *y, size_t ldy);
+ * apart; y the same; way: as te_linear's. Begins and ends with a barrier; d NULL or without matrices: does nothing. */
+void pi_adapt(pi_session *s, te_team *team, const pi_adapter *d, const float *x, size_t ldx, int32_t n_tok, te_way way,
+              float *y, size_t ldy);
+/* What adapters of gate and up add to a few tokens' products, made for te_op_ffn in io (and where hidden values are
+ * kept, since down's adapter wants them; zeroed). s->gate and s->up are then in use. Ends with a barrier; a layer without
+ * adapters of the feed-forward: does nothing. */
+void pi_adapt_ffn(pi_session *s, te_team *team, const pi_layer *layer, const float *x, int32_t t0, int32_t n_tok,
+                  te_ffn_io *io);
+/* The embedding's adapter, of the chunk's tokens; ends with a barrier. */
+void pi_adapt_embedding(pi_session *s, te_team *team);
 /* Copies a member's share of the chunk's rows of n floats to a tap, in the order of the batch; tap NULL: nothing. */
 void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, int32_t n, float *tap);
 /* x += FFN(h) for all tokens of the chunk. Contains barriers; ends without one. */

@@ -129,7 +129,7 @@ def load_library(name: str) -> bool:
 
 
 def isa() -> str:
-    """Name of the instruction set in use: "scalar", "avx2", "avx512", "amx", "neon" or "neon_dot".
+    """Name of the set in use: "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" or "neon_dot".
 
     Raises ArgumentError if POWERINFER_ISA names one that cannot run here.
     """

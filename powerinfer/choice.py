@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .context import Ids, Logits
+from .context import Context, Ids, Logits
 from .sampling import LogitsProcessorList, Sampler, StoppingCriteriaList
 
 if TYPE_CHECKING:
     from .grammar import Constraint
 
 
-def _any(logits: Logits) -> Logits:
+def all_allowed(logits: Logits) -> Logits:
     return logits
 
 
@@ -27,7 +27,7 @@ class Choice:
     watch: Callable[[npt.NDArray[Any], int], None] | None = None
     """Called as watch(row, token) for each token, row being log_softmax of the model's own logits."""
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
-    allow: Callable[[Logits], Logits] = _any
+    allow: Callable[[Logits], Logits] = all_allowed
     """Takes tokens that cannot be out of the logits."""
     constraint: Constraint | None = None
     """The grammar's; when it is complete that token is the last."""
@@ -42,6 +42,18 @@ class Choice:
         if options.penalises:
             n = options.penalty_last_n
             self.sampler.accept(*(prompt if n < 0 else prompt[max(0, prompt.size - n) :]).tolist())
+
+    @property
+    def is_plain(self) -> bool:
+        """Nobody but the sampler looks at logits."""
+        hooked = self.processors or self.criteria or self.allow is not all_allowed
+        return self.watch is None and self.constraint is None and not hooked
+
+    def token_after(self, context: Context) -> int:
+        """The token that follows what the context holds, where the choice is plain."""
+        token = context.draw(self.sampler)
+        self.sampler.accept(token)
+        return token
 
     def token(self, ids: Ids, logits: Logits) -> int:
         """The token that follows ids; logits may be changed."""
@@ -63,8 +75,10 @@ class Choice:
             self.watch(row, token)
         return token
 
-    def is_over(self, ids: Ids, logits: Logits) -> bool:
-        """Whether the last of ids ends the generation, which is asked once after each token."""
+    def is_over(self, ids: Ids, logits: Logits | None) -> bool:
+        """Whether the last of ids ends the generation, which is asked once after each token.
+
+        logits: None where the choice is plain."""
         if int(ids[-1]) in self.ends or (self.constraint is not None and self.constraint.is_complete):
             return True
-        return bool(self.criteria) and self.criteria(np.array(ids, np.int32), logits)
+        return logits is not None and bool(self.criteria) and self.criteria(np.array(ids, np.int32), logits)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .choice import Choice
+from .choice import Choice, all_allowed
 from .context import Context, Ids, Logits, common_prefix
 from .errors import ArgumentError, ClosedError, ContextError, FormatError
 from .generation import Draft, Generation, last, sampling_of
@@ -73,9 +73,13 @@ class Choosing(ABC):
 
     def _allowed(self, logits: Logits) -> Logits:
         """The logits without those that pad the vocabulary of the model beyond that of the tokenizer."""
-        if self._tokenizer is not None and logits.size > self._tokenizer.n_vocab:
+        if self._tokenizer is not None and self._is_padded:
             logits[self._tokenizer.n_vocab :] = -np.inf
         return logits
+
+    @property
+    def _is_padded(self) -> bool:
+        return self._tokenizer is not None and self._ctx.n_vocab > self._tokenizer.n_vocab
 
     def sample(
         self,
@@ -188,7 +192,7 @@ class Choosing(ABC):
             sampler=sampler,
             processors=LogitsProcessorList.of(logits_processor),
             criteria=StoppingCriteriaList.of(stopping_criteria),
-            allow=self._allowed,
+            allow=self._allowed if self._is_padded else all_allowed,
             constraint=constraint,
             watch=watch,
         )

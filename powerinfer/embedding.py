@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .context import VISIT_PART, Ids, visit_end, visits
 from .errors import ArgumentError, UnsupportedError
 from .file import ModelFile
-from .session import Session, as_int32
+from .held import blocks
+from .session import Session, Want, as_int32
 from .types import CreateEmbeddingResponse
 
 Vectors = npt.NDArray[np.float32]
@@ -61,18 +65,73 @@ def normalized(vectors: Vectors) -> Vectors:
     return result
 
 
-def hidden_states(session: Session, ids: npt.NDArray[np.int32], *, seq: int = 0) -> Vectors:
-    """Final hidden states [n, n_embd] of ids as the beginning of an empty sequence, which is dropped."""
-    rows = []
+def needed(n: int, pooling: int) -> range:
+    """Of which of a text's n tokens the hidden states are needed."""
+    return {2: range(min(n, 1)), 3: range(max(n - 1, 0), n)}.get(pooling, range(n))
+
+
+@dataclass(eq=False)
+class _Text:
+    ids: Ids
+    wanted: range
+    seq: int = 0
+    n: int = 0  # tokens computed
+    rows: list[Vectors] = field(default_factory=list)
+
+
+def hidden_states(
+    session: Session, texts: Iterable[Ids], pooling: int = 0, *, sequences: Sequence[int] = (0,)
+) -> list[Vectors]:
+    """Final hidden states [n, n_embd] of the tokens of each text that pool() needs.
+
+    As many texts are computed together as there are sequences, which must be empty and are dropped, and
+    blocks of K and V; on the CPU each gets the bits that it gets alone.
+    """
+    all_texts = [_Text(ids, needed(ids.size, pooling)) for ids in texts]
+    waiting, running, free = deque(all_texts), list[_Text](), list(sequences)
     try:
-        step = min(32, session.info.n_batch)  # the logits of a chunk are computed too and take memory
-        for first in range(0, ids.size, step):
-            part = ids[first : first + step]
-            session.feed(part, seq=seq, want_logits=True)
-            rows += [session.hidden(i) for i in range(part.size)]
+        while waiting or running:
+            _begin(session, waiting, running, free)
+            _step(session, running)
+            for text in [text for text in running if text.n == text.ids.size]:
+                running.remove(text)
+                session.drop(text.seq)
+                free.append(text.seq)
     finally:
-        session.drop(seq)
-    return np.stack(rows) if rows else np.empty((0, session.model.info.n_embd), np.float32)
+        for text in running:
+            session.drop(text.seq)
+    empty = np.empty((0, session.model.info.n_embd), np.float32)
+    return [np.stack(text.rows) if text.rows else empty for text in all_texts]
+
+
+def _begin(session: Session, waiting: deque[_Text], running: list[_Text], free: list[int]) -> None:
+    """Gives sequences to those that wait, in their order."""
+    n_blocks = session.info.n_blocks_free - sum(blocks(text.ids.size) - blocks(text.n) for text in running)
+    while waiting and free and (not running or blocks(waiting[0].ids.size) <= n_blocks):
+        text = waiting.popleft()
+        text.seq = free.pop()
+        running.append(text)
+        n_blocks -= blocks(text.ids.size)
+
+
+def _step(session: Session, running: list[_Text]) -> None:
+    """One feed with a part of each text, as far as there is room."""
+    room, n_visits = session.info.n_batch, 2 * VISIT_PART  # their logits are computed too, and take memory
+    ids, owners, wants, shown = [], list[int](), list[Want](), list[_Text]()
+    for text in running:
+        end = visit_end(text.n, text.wanted, text.ids.size, room, n_visits)
+        own = visits(text.wanted, text.n, end)
+        ids.append(text.ids[text.n : end])
+        owners += [text.seq] * len(own)
+        wants += own
+        shown += [text] * np.count_nonzero(own)
+        room -= len(own)
+        n_visits -= np.count_nonzero(own)
+        text.n = end
+    if owners:
+        session.feed(np.concatenate(ids), seq=owners, want_logits=wants)
+    for row, text in enumerate(shown):
+        text.rows.append(session.hidden(row))
 
 
 class Embeddings(ABC):
@@ -82,6 +141,7 @@ class Embeddings(ABC):
     _embedding: bool
     _pooling: int
     _lock: threading.RLock
+    _embedding_sequences: Sequence[int]
 
     @property
     @abstractmethod
@@ -110,7 +170,8 @@ class Embeddings(ABC):
         *,
         pooling: int | str | None = None,
     ) -> Any:
-        """The vector of a text as a list of floats, or of each of several texts. The context is forgotten.
+        """The vector of a text as a list of floats, or of each of several texts, which are computed together.
+        The context is forgotten.
 
         Without pooling there is a vector for each token: [n_tokens, n_embd].
 
@@ -132,12 +193,12 @@ class Embeddings(ABC):
         for ids in all_ids:
             if len(ids) > n_ctx and not truncate:
                 raise ArgumentError(f"a text has {len(ids)} tokens and n_ctx is {n_ctx}")
-        vectors: list[Any] = []
         with self._lock:
             self.reset()
-            for ids in all_ids:
-                pooled = pool(hidden_states(self.session, as_int32("tokens", ids[:n_ctx])), kind)
-                vectors.append((normalized(pooled) if normalize else pooled).tolist())
+            arrays = [as_int32("tokens", ids[:n_ctx]) for ids in all_ids]
+            states = hidden_states(self.session, arrays, kind, sequences=self._embedding_sequences)
+        pooled = [pool(rows, kind) for rows in states]
+        vectors = [(normalized(rows) if normalize else rows).tolist() for rows in pooled]
         result = vectors[0] if isinstance(input, str) else vectors
         return (result, sum(min(len(ids), n_ctx) for ids in all_ids)) if return_count else result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal
 
 import numpy as np
@@ -27,6 +28,16 @@ MOMENTS = (
     *("input", "list", "answer"),  # on the CPU: it has the input, the list of marked neurons, sent their sum
 )
 """Moments of a layer (Session.last_timeline)."""
+
+
+class Want(IntEnum):
+    """What is wanted of a token that is fed."""
+
+    NOTHING = 0
+    NEXT = 1
+    """Its logits, to choose what follows."""
+    VISIT = 2
+    """Its logits, as a token of a prompt."""
 
 
 def number_of(what: str, names: dict[str, int], value: str | int) -> int:
@@ -164,6 +175,9 @@ class LayerStep:
     """Of a layer on a device: the CPU's part; 0 if it has none."""
     layer_us: float
     """Of a layer on a device: since the CPU's last hand-over."""
+    n_foreseen: int
+    """In predicted mode: (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so
+    that the rows were fetched early."""
 
     @property
     def hit_rate(self) -> float:

@@ -89,13 +89,14 @@ class Generation:
         self._timings = Timings(load_s=timings.load_s, n_prompt=int(prompt.size))
         self._draft = draft
         self._wide = 0
+        self._is_plain = draft is None and choice.is_plain
         choice.begin(prompt)
 
     def __iter__(self) -> Generator[int, Sequence[int] | None, None]:
         """Tokens that are sent to the generator are appended to what it gave."""
         held = history = self._prompt  # what the model sees (a context shift shortens it), and all there was
         guess = held[:0]  # ids guessed to follow held
-        rows: list[Logits] = []  # logits after those that are not checked yet
+        rows: list[Logits | None] = []  # logits after those not checked yet; None: the context has them
         is_first = True
         if self._draft is not None:
             with self._lock:
@@ -109,10 +110,13 @@ class Generation:
                         if held.size > self._context.n_ctx:
                             held = self._shifted(held)
                         guess = held[:0] if is_first else self._guess(held, history)
-                        reused, rows = self._step(held, guess, self._report if is_first else None)
+                        reused, rows = self._step(held, guess, is_first)
                     logits = rows.pop(0)
                     computed = time.perf_counter()
-                    token = self._choice.token(history, logits)
+                    if logits is None:
+                        token = self._choice.token_after(self._context)
+                    else:
+                        token = self._choice.token(history, logits)
                     self._count(is_first, reused, computed - begin, time.perf_counter() - computed)
                 is_first = False
                 new = np.array([token], np.int32)
@@ -139,11 +143,13 @@ class Generation:
                 self._choice.constraint.accept(token)
         return ids
 
-    def _step(self, held: Ids, guess: Ids, report: Report | None) -> tuple[int, list[Logits]]:
+    def _step(self, held: Ids, guess: Ids, is_first: bool) -> tuple[int, list[Logits | None]]:
         """Computes held and a guess at what follows; the logits after held and after each guessed id."""
         if not guess.size:
-            return self._context.hold(held, report=report), [self._context.logits]
-        reused = self._context.hold(held, ahead=guess, report=report)
+            report = self._report if is_first else None
+            reused = self._context.hold(held, goes_on=not is_first, report=report)
+            return reused, [None if self._is_plain else self._context.logits]
+        reused = self._context.hold(held, goes_on=True, ahead=guess)
         return reused, [self._context.session.logits(i).copy() for i in range(guess.size + 1)]
 
     def _guess(self, held: Ids, history: Ids) -> Ids:
@@ -155,14 +161,14 @@ class Generation:
         bad = np.flatnonzero((ids < 0) | (ids >= self._context.n_vocab))
         return ids[: bad[0] if bad.size else ids.size].astype(np.int32)
 
-    def _forget_guesses(self, held: Ids, logits: Logits) -> None:
-        if np.array_equal(self._context.ids[: held.size], held):
+    def _forget_guesses(self, held: Ids, logits: Logits | None) -> None:
+        if logits is not None and np.array_equal(self._context.ids[: held.size], held):
             self._context.settle(held.size, logits)
 
     def _shifted(self, ids: Ids) -> Ids:
         """Makes room for the last of ids, which are one more than fit."""
         if not np.array_equal(self._context.ids, ids[:-1]):
-            self._context.hold(ids[:-1])
+            self._context.hold(ids[:-1], goes_on=True)
         self._context.make_room(1)
         return np.concatenate([self._context.ids, ids[-1:]])
 
@@ -171,6 +177,12 @@ class Generation:
         if is_first:
             self._timings = replace(t, n_reused=n_reused, prompt_s=step_s, generate_s=choice_s)
         else:
-            generate_s = t.generate_s + step_s + choice_s
-            self._timings = replace(t, n_generated=t.n_generated + 1, generate_s=generate_s)
+            self._timings = Timings(  # replace() would take as long as choosing a token
+                load_s=t.load_s,
+                n_prompt=t.n_prompt,
+                n_reused=t.n_reused,
+                prompt_s=t.prompt_s,
+                n_generated=t.n_generated + 1,
+                generate_s=t.generate_s + step_s + choice_s,
+            )
         self._note(self._timings)

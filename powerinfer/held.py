@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .context import Ids, common_prefix
+from .context import Ids, common_prefix, n_reusable
 from .session import Session
 
 BLOCK = 64
@@ -30,6 +30,8 @@ class Sequence:
         self.number = number
         self.ids: Ids = np.empty(0, np.int32)
         self.n = 0
+        self.n_prompt = 0
+        """Of the prompt that it began with."""
         self.n_shared: int | None = None
         """How many of these may be shared; None: all. What a context shift has moved was computed after
         tokens that are no longer there."""
@@ -47,19 +49,20 @@ class HeldSequences:
         self.n_evicted = n_evicted
         """Idle sequences that were forgotten because their place was wanted."""
 
-    def find(self, ids: Ids) -> tuple[Sequence | None, int]:
-        """The sequence that holds most of the beginning of ids, and how many; fewer than all of them, since
-        the last has to be computed."""
+    def find(self, ids: Ids, n_prompt: int) -> tuple[Sequence | None, int]:
+        """The sequence that holds most of the beginning of ids, whose first n_prompt are a prompt, and how
+        many; fewer than all of them, since the last has to be computed. No more of a prompt than was
+        computed as for this one."""
         best, most = None, _WORTH - 1
         for sequence in self._all:
             if sequence.n > most:
                 same = common_prefix(sequence.ids[: sequence.n][: sequence.n_shared], ids)
-                n = min(same, ids.size - 1)
+                n = n_reusable(min(same, ids.size - 1), sequence.n_prompt, n_prompt)
                 if n > most:
                     best, most = sequence, n
         return best, most if best is not None else 0
 
-    def take(self, ids: Ids, source: Sequence | None, n: int) -> Sequence | None:
+    def take(self, ids: Ids, n_prompt: int, source: Sequence | None, n: int) -> Sequence | None:
         """A sequence for ids that holds the first n of them, which source holds; None if all are in use.
 
         ids is kept, not copied: what is computed later is written to it before `n` says so.
@@ -81,6 +84,8 @@ class HeldSequences:
                 self._session.drop(taken.number)
             else:
                 self._session.copy(taken.number, source.number, n)
+        goes_on = source is not None and n >= source.n_prompt
+        taken.n_prompt = source.n_prompt if source is not None and goes_on else n_prompt
         taken.ids, taken.n, taken.is_used = ids, n, True
         taken.n_shared = None
         return taken

@@ -51,6 +51,9 @@ Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
 
 
+_EMBEDDED_TOGETHER = 8  # texts of one call of embed()
+
+
 class Llama(About, Completions, Embeddings):
     """A model with one context."""
 
@@ -118,7 +121,7 @@ class Llama(About, Completions, Embeddings):
             of create_chat_completion().
         draft_model: guesses tokens that are then checked together, `LlamaPromptLookupDecoding` for example.
         lora_path: a GGUF file with a LoRA adapter; lora_scale: its strength. If it changes the
-            feed-forward, predictors no longer fit: such a model runs "exact" or "dense", on the CPU.
+            feed-forward, predictors no longer fit: such a model runs "exact" or "dense".
         spm_infill: with `suffix`, put it before the prefix.
         verbose: print notices on stderr; nothing else is ever printed.
         use_mmap: False copies the weights into memory of huge pages: slower to load, faster to read.
@@ -192,6 +195,8 @@ class Llama(About, Completions, Embeddings):
                 )
             if lora_path is not None:
                 self._adapt(lora_path, lora_scale)
+            n_beside = _EMBEDDED_TOGETHER - 1 if embedding and n_seq == 1 and plan is None else 0
+            self._embedding_sequences = range(n_beside + 1)
             self._opening = Opening(
                 self._model,
                 devices=chosen,
@@ -202,7 +207,7 @@ class Llama(About, Completions, Embeddings):
                 say=self._notice,
                 n_ctx=n_ctx or 0,
                 n_batch=min(n_batch, n_ubatch or n_batch),
-                n_seq=n_seq,
+                n_seq=n_seq + n_beside,
                 n_pool=n_pool or 0,
                 n_threads=n_threads or 0,
                 type_k=type_k,

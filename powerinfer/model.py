@@ -120,10 +120,11 @@ class Model:
     def add_adapter(
         self, name: str, a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], *, scale: float = 1.0
     ) -> None:
-        """Adds scale * b (a x) to the product of a matrix of a layer; there may be no sessions yet.
+        """Adds scale * b (a x) to the product of a matrix; there may be no sessions yet.
 
-        a: [rank, columns], b: [rows, rank]; copied. Raises ArgumentError, UnsupportedError (another tensor),
-        OutOfMemoryError.
+        name: of a matrix of a layer, `output.weight`, or `token_embd.weight`, whose rows become those of
+        W + scale * b a (not so where it is the output matrix, too). a: [rank, columns], b: [rows, rank];
+        copied. Raises ArgumentError, UnsupportedError (another tensor), OutOfMemoryError.
         """
         shape = self.matrix_shape(name)
         first, second = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)

@@ -124,14 +124,20 @@ class Sampler:
 
         Raises ArgumentError for another shape or type, a NaN or +inf, or when every logit is -inf.
         """
-        handle = self._open()
         if logits.dtype != np.float32 or logits.shape != (self.n_vocab,):
             raise ArgumentError(
                 f"logits are {logits.dtype} {logits.shape}, they must be float32 ({self.n_vocab},)"
             )
         floats = _native.ffi.from_buffer("float[]", np.ascontiguousarray(logits))
+        return self.sample_native(floats, self.n_vocab)
+
+    def sample_native(self, logits: Any, n_vocab: int) -> int:
+        """The same, from n_vocab of the engine's own floats."""
+        handle = self._open()
+        if n_vocab != self.n_vocab:
+            raise ArgumentError(f"there are {n_vocab} logits, they must be {self.n_vocab}")
         with self._lock:
-            _native.check(_native.lib.pi_sampler_sample(handle, floats, self._token))
+            _native.check(_native.lib.pi_sampler_sample(handle, logits, self._token))
             return int(self._token[0])
 
     def accept(self, *tokens: int) -> None:

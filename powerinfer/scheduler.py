@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .choice import Choice
-from .context import Ids, common_prefix, n_dropped
+from .context import VISIT_PART, Ids, common_prefix, n_dropped
 from .errors import ArgumentError, BusyError, ClosedError, ContextError, PowerInferError
 from .held import BLOCK, HeldSequences, blocks
 from .scheduler_stats import Rates, SchedulerStats
@@ -34,8 +34,7 @@ from .visiting import Visits
 __all__ = ["Scheduler", "SchedulerStats", "Stream"]
 
 _PROMPT_PART = 128  # prompt tokens of a step in which others generate
-_VISIT_PART = 32  # of tokens that each have logits, which take memory: visits, answers computed again
-_VISITS_PART = 64  # of all visits together
+_VISITS_PART = 2 * VISIT_PART  # of all visits together
 _LAYERS_S = 0.25  # how often what the layers did is read
 _PROBE_S = 5.0  # how often an engine that has failed is tried again
 
@@ -339,7 +338,7 @@ class Scheduler(Visits):
             if job.n > self._info.n_ctx:  # it gave way just when its context was to be shifted
                 job.forget(*self._forgotten())
             ids = job.ids[: job.n]
-            source, n = (None, 0) if job.is_visit else self._held.find(ids)
+            source, n = (None, 0) if job.is_visit else self._held.find(ids, job.n_prompt)
             if not job.is_visit and self._coming(ids) - n >= BLOCK:
                 continue
             # A shared block is copied when it is written; those that run may each want another.
@@ -348,7 +347,7 @@ class Scheduler(Visits):
                 pass
             if self._running and self._session.info.n_blocks_free < need:
                 return
-            sequence = self._held.take(job.ids, source, n)
+            sequence = self._held.take(job.ids, job.n_prompt, source, n)
             if sequence is None:
                 return
             with self._wake:
@@ -358,6 +357,8 @@ class Scheduler(Visits):
                 self._waiting.remove(job)
                 self._running.append(job)
             job.sequence = sequence
+            if job.is_visit:  # its tokens are computed otherwise than those of a prompt
+                sequence.n_shared = 0
             if not job.is_counted:
                 job.is_counted, job.stream.n_reused = True, n
                 self._totals["prompt"] += job.n_prompt
@@ -425,14 +426,13 @@ class Scheduler(Visits):
         for job in self._running:
             n = job.left
             if n > 1:
-                wanted = max(min(visits, _VISIT_PART), 0) if job.is_visit else _VISIT_PART
-                n = min(n, room, job.part(wanted))
+                n = job.part(room, min(visits, VISIT_PART)) if room > 0 else 0
                 room -= n
             if job.is_visit and job.sequence is not None:
-                visits -= sum(job.wants(job.sequence.n, job.sequence.n + n))
+                visits -= int(np.count_nonzero(job.wants(job.sequence.n, job.sequence.n + n)))
             if n:
                 parts.append((job, n + job.guess.size))
-        return parts
+        return sorted(parts, key=lambda part: part[0].is_visit)  # rows of logits of one kind stand together
 
     def _feed(self, parts: list[tuple[Job, int]]) -> list[tuple[Job, int, int]]:
         """Computes the parts in one batch, or fewer where the pool is too small; with the number of rows of
@@ -446,7 +446,7 @@ class Scheduler(Visits):
                 owners += [job.sequence.number] * n
                 wants = job.wants(first, first + n)
                 wanted += wants
-                rows.append(sum(wants))
+                rows.append(int(np.count_nonzero(wants)))
             try:
                 self._session.feed(np.concatenate(tokens), seq=owners, want_logits=wanted)
             except ContextError:

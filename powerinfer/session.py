@@ -34,11 +34,13 @@ from .facts import (
     Sparsity,
     StepTotal,
     Tap,
+    Want,
     devices_of,
     name_of,
     number_of,
 )
 from .model import Model
+from .sampling import Sampler
 from .statistics import Counts
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "Sparsity",
     "StepTotal",
     "Tap",
+    "Want",
     "as_int32",
 ]
 
@@ -77,6 +80,26 @@ class _Reporter:
         self.error = error
 
 
+class ReadProbe:
+    """Memory that a session's own threads read by plain loads: how fast they can, at this moment. Slices take
+    turns, so that what was read is no longer in a cache when it is read again."""
+
+    def __init__(self, session: Session, slice_bytes: int, n_slices: int) -> None:
+        out = _native.ffi.new("pi_read_probe **")
+        sizes = _native.fit("slice_bytes", slice_bytes, 64, False), _native.fit("n_slices", n_slices)
+        _native.check(_native.lib.pi_read_probe_open(session.handle, *sizes, out))
+        self._session = session  # lives as long as the probe
+        self._handle: Any = _native.ffi.gc(out[0], _native.lib.pi_read_probe_close, sizes[0] * sizes[1])
+
+    def next(self) -> float:
+        """Bytes per second of the next slice. Raises ClosedError after the session's close()."""
+        rate = _native.ffi.new("double *")
+        with self._session._lock:
+            self._session.handle  # noqa: B018 (raises if it is closed)
+            _native.check(_native.lib.pi_read_probe_next(self._handle, rate))
+        return float(rate[0])
+
+
 class Session:
     """Sequences of one model and the threads that compute them. Calls from several threads take turns."""
 
@@ -99,6 +122,7 @@ class Session:
         count_neurons: bool = False,
         pin_weights: bool = True,
         timeline: bool = False,
+        look_ahead: bool = True,
         progress: Progress | None = None,
     ) -> None:
         """
@@ -124,11 +148,12 @@ class Session:
             system refuses, too.
         timeline: keep when each side of a step did what, for `last_timeline`; a GPU then takes some
             microseconds a layer more.
+        look_ahead: False: neurons of the CPU's share are not fetched by a device's guess a layer ahead; for
+            measuring what that gains.
         progress: called as progress(done, total) with bytes while weights are brought to devices; an
             exception from it ends that.
 
-        Raises ArgumentError, OutOfMemoryError (also of a device's memory), DeviceError, UnsupportedError
-        (adapters of the feed-forward with a device).
+        Raises ArgumentError, OutOfMemoryError (also of a device's memory), DeviceError.
         """
         self.model = model
         ffi, lib = _native.ffi, _native.lib
@@ -146,6 +171,7 @@ class Session:
         options.count_neurons = bool(count_neurons)
         options.no_pinning = not pin_weights
         options.timeline = bool(timeline)
+        options.no_lookahead = not look_ahead
         options.device, indices = devices_of(device)
         if plan is not None:
             options.plan = plan
@@ -212,13 +238,20 @@ class Session:
         *,
         pos: Sequence[int] | None = None,
         seq: int | Sequence[int] = 0,
-        want_logits: bool | Sequence[bool] | None = None,
+        want_logits: bool | Sequence[int] | npt.NDArray[np.uint8] | None = None,
     ) -> None:
         """Computes tokens and appends them to their sequences.
 
         pos: positions, which must continue each sequence; None: they do.
         seq: the sequence of all tokens, or of each.
-        want_logits: of which tokens the logits are kept; True: all, False: none, None: the last.
+        want_logits: of which tokens the logits are kept (Want, or True and False of each); True: all, False:
+            none, None: the last.
+
+        On the CPU a token's values depend on its own sequence only, to the bit. A prompt's tokens, those that
+        Want.NEXT is not said of, are computed together up to the last multiple of 8 positions, the others one
+        by one (but all, where the feed brings less than 16 tokens up to there, or n_batch is less): cut
+        into feeds at multiples of 8, of 16 tokens or more, a prompt gets the values that it gets whole. More
+        than 16 tokens of a sequence that want Want.NEXT are computed as Want.VISIT.
 
         Raises ArgumentError (a token, position or sequence out of range), ContextError (no room),
         OutOfMemoryError; then nothing was computed.
@@ -272,6 +305,19 @@ class Session:
                 self._copied.add(row)
             result: npt.NDArray[np.float32] = self._rows[row]
             return result
+
+    def draw(self, sampler: Sampler, index: int = -1) -> int:
+        """What the sampler chooses by `logits(index)`, which are not copied for that unless they were before.
+
+        Raises what logits() and Sampler.sample() do.
+        """
+        with self._lock:
+            row = self._row(index)
+            if row in self._copied:  # its owner may have changed them
+                return sampler.sample(self._rows[row])
+            return sampler.sample_native(
+                _native.lib.pi_session_logits(self.handle, row), self.model.info.n_vocab
+            )
 
     def hidden(self, index: int = 0) -> npt.NDArray[np.float32]:
         """A copy of the final normed hidden state [n_embd] of the same token."""
@@ -443,6 +489,7 @@ class Session:
                         bytes=entry.bytes,
                         ffn_us=entry.ffn_us,
                         layer_us=entry.layer_us,
+                        n_foreseen=entry.n_foreseen,
                     )
                 )
         return steps
@@ -485,6 +532,11 @@ class Session:
             _native.check(_native.lib.pi_session_last_total(self.handle, n_bytes, us))
         return StepTotal(bytes=n_bytes[0], us=us[0])
 
+    def read_probe(self, slice_bytes: int, n_slices: int) -> ReadProbe:
+        """Memory to measure the read rate of this session's threads with, between feeds. Raises
+        ArgumentError, OutOfMemoryError."""
+        return ReadProbe(self, slice_bytes, n_slices)
+
     @property
     def last_timeline(self) -> list[dict[str, float]]:
         """Of each layer in the last chunk when each side had done what (facts.MOMENTS), in microseconds since
@@ -525,6 +577,8 @@ def as_int32(
 ) -> npt.NDArray[np.int32]:
     """The values as contiguous int32. Raises ArgumentError for values that do not fit, or not n of them."""
     array = np.asarray(values)
+    if n is None and array.dtype == np.int32 and array.ndim == 1 and array.flags.c_contiguous:
+        return array
     if array.size == 0:
         array = array.astype(np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -10,8 +10,11 @@ from typing import Literal
 import numpy as np
 
 from .choice import Choice
-from .context import Ids
+from .context import Ids, part_end, visit_end, visits
 from .held import Sequence
+from .session import Want
+
+_MOST_ALONE = 16  # tokens with Want.NEXT of a sequence in one feed; more are computed in another way
 
 Reason = Literal["stop", "length", "time", "cancelled", "error"]
 
@@ -130,16 +133,19 @@ class Job:
     def is_visit(self) -> bool:
         return self.visit is not None
 
-    def part(self, n_wanted: int) -> int:
-        """Of how many tokens its next part may be, so that no more than n_wanted of them want logits."""
+    def part(self, n: int, n_visits: int) -> int:
+        """Of how many tokens its next part is, which are to be n, or a few more; about n_visits of them
+        visited."""
         first = self.sequence.n if self.sequence is not None else 0
-        if self.is_visit and first >= self.visited.stop:
-            return self.n
-        return n_wanted + max((self.visited.start if self.is_visit else self.n_prompt - 1) - first, 0)
+        if not self.is_visit:
+            # What was generated, and computed one by one, is so again.
+            next_from = max(first, self.n_prompt - 1)
+            return part_end(first, min(next_from + _MOST_ALONE, self.n), n, next_from) - first
+        return visit_end(first, self.visited, self.n, n, n_visits) - first
 
-    def wants(self, first: int, end: int) -> list[bool]:
-        """Of which of ids[first:end] the logits are wanted."""
+    def wants(self, first: int, end: int) -> list[Want]:
+        """What is wanted of ids[first:end]."""
         if self.is_visit:
-            return [i in self.visited for i in range(first, end)]
+            return visits(self.visited, first, end)
         # What was generated is computed as it was the first time, with the predictor's neurons.
-        return [i >= self.n_prompt - 1 for i in range(first, end)]
+        return [Want.NEXT if i >= self.n_prompt - 1 else Want.NOTHING for i in range(first, end)]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .context import Ids, Logits
-from .embedding import pool, pooling_number
+from .embedding import needed, pool, pooling_number
 from .errors import ArgumentError, BusyError, ClosedError
 from .session import Session
 from .stream import Job, Stream
@@ -92,8 +92,7 @@ class Visits(ABC):
 
         jobs = []
         for ids, own in zip(texts, rows, strict=True):
-            wanted = {2: range(1), 3: range(ids.size - 1, ids.size)}.get(kind, range(ids.size))
-            jobs.append(self._job(ids, wanted, noting(own), deadline))
+            jobs.append(self._job(ids, needed(ids.size, kind), noting(own), deadline))
         self._compute(jobs, begun)
         return [pool(np.stack(own), kind) for own in rows]
 

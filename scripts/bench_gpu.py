@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -143,16 +144,17 @@ def by_sides(s: Session, model: Model, resident: bool) -> dict[str, float]:
         "cpu_ms": cpu_us * 1e-3,
         "active": float(np.mean([step.n_active for step in steps])),
         "active_gpu": float(np.mean([step.n_active_device for step in steps])),
+        "foreseen": float(np.mean([step.n_foreseen for step in steps])),
         "n_embd": float(row),
     }
 
 
-def measure(row: Row, path: Path, threads: int, n_tokens: int) -> dict[str, Any]:
+def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dict[str, Any]:
+    """idle: MiB that the GPU's memory held before this process used it."""
     before = measure_ceilings(threads)
-    idle = used_mib()
     n_batch = max(512, *row.prompts)
-    settings = Settings(n_ctx=max(row.prompts) + 512, n_batch=min(n_batch, 2048), sparsity=row.sparsity)
     facts = machine.device_facts("cuda", 0, measure=True)
+    settings = Settings(n_ctx=max(row.prompts) + 512, n_batch=min(n_batch, 2048), sparsity=row.sparsity)
     rng = np.random.default_rng(1)
     with Model(path) as model:
         rates = device_rates([facts], in_place=True)
@@ -202,6 +204,7 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int) -> dict[str, Any]
         "mb_per_token": side["mb"],
         "active": side["active"],
         "active_gpu": side["active_gpu"],
+        "foreseen": side["foreseen"],
         "share_if_all_on_gpu": gpu_ms / ms,
         "prompt_tokens_per_s": prompts,
         "open_s": open_s,
@@ -223,7 +226,8 @@ def show(name: str, row: Row, r: dict[str, Any]) -> None:
         f"{p['carried']:.0%} of those computed, {p['in_place']} read in place, {p['gib']:.2f} GiB, "
         f"{p['expected_tokens_per_s']:.0f} tokens/s expected\n"
         f"  GPU memory: {r['gpu_used_gib']:.2f} GiB by the driver, {r['gpu_counted_gib']:.2f} counted; "
-        f"opened in {r['open_s']:.1f} s; active {r['active']:.0f} a layer, {r['active_gpu']:.0f} on the GPU\n"
+        f"opened in {r['open_s']:.1f} s; active {r['active']:.0f} a layer, {r['active_gpu']:.0f} on the GPU, "
+        f"{r['foreseen']:.0f} fetched ahead\n"
         f"  ceilings, GB/s, before and after: GPU {a['gpu']:.0f} {b['gpu']:.0f}, CPU {a['cpu']:.0f} "
         f"{b['cpu']:.0f} on {a['threads']} threads, PCIe copy {a['copy']:.1f} {b['copy']:.1f}, "
         f"in place {a['in_place']:.1f} {b['in_place']:.1f}; all bytes at the GPU's rate would be "
@@ -257,15 +261,19 @@ def main() -> int:
         "rows": {},
     }
     path = None
+    idle = used_mib()
     try:
         results["gpu"] = machine.device_facts("cuda", 0).name
         for name in a.rows or ROWS:
             row = ROWS[name]
             path = make_model(row, a.models)
-            results["rows"][name] = asdict(row) | measure(row, path, threads, a.tokens)
-            show(name, row, results["rows"][name])
+            results["rows"][name] = asdict(row) | measure(row, path, threads, a.tokens, idle)
             if a.json:
                 a.json.write_text(json.dumps(results, indent=1) + "\n")
+            show(name, row, results["rows"][name])
+    except BrokenPipeError:  # who reads the rows has enough of them
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (PowerInferError, OSError, subprocess.CalledProcessError) as error:
         print(f"bench_gpu.py: {error}", file=sys.stderr)
         return 1

@@ -84,6 +84,20 @@ __attribute__((target("avx512f,avx512vnni"))) static double int8_vnni(float *sin
     return 2.0 * 64 * CHAINS * TURNS;
 }
 
+__attribute__((target("avx512f,avx512bf16"))) static double bf16_avx512(float *sink) {
+    float x[16];
+    __m512 acc[CHAINS];
+    fill(x, sizeof x, 0, 1);
+    const __m512 v = _mm512_loadu_ps(x);
+    const __m512bh a = (__m512bh)v, b = (__m512bh)_mm512_mul_ps(v, _mm512_set1_ps(0.5f));
+    for (int c = 0; c < CHAINS; c++) acc[c] = _mm512_mul_ps(v, _mm512_set1_ps((float)c));
+    for (int i = 0; i < TURNS; i++)
+#pragma GCC unroll 12
+        for (int c = 0; c < CHAINS; c++) acc[c] = _mm512_dpbf16_ps(acc[c], a, b);
+    for (int c = 0; c < CHAINS; c++) *sink += _mm512_cvtss_f32(acc[c]);
+    return 2.0 * 32 * CHAINS * TURNS;
+}
+
 typedef struct tile_config {
     uint8_t palette, start_row, zero[14];
     uint16_t row_bytes[16];
@@ -153,11 +167,15 @@ static void *body(void *p) {
 
 int main(int argc, char **argv) {
     const int n = argc > 1 ? atoi(argv[1]) : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    static const char *const names[] = {"avx2_fma", "avx512_fma", "vnni_int8", "amx_bf16", "amx_int8"};
-    work *const works[] = {fma_avx2, fma_avx512, int8_vnni, bf16_amx, int8_amx};
+    static const char *const names[] = {"avx2_fma", "avx512_fma", "vnni_int8", "avx512_bf16", "amx_bf16", "amx_int8"};
+    work *const works[] = {fma_avx2, fma_avx512, int8_vnni, bf16_avx512, bf16_amx, int8_amx};
     const int amx = has_amx();
     const int has[] = {__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"),
-                       __builtin_cpu_supports("avx512f"), __builtin_cpu_supports("avx512vnni"), amx, amx};
+                       __builtin_cpu_supports("avx512f"),
+                       __builtin_cpu_supports("avx512vnni"),
+                       __builtin_cpu_supports("avx512bf16"),
+                       amx,
+                       amx};
     pthread_t threads[256];
     job jobs[256];
     if (n < 1 || n > 256) {
@@ -165,7 +183,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     printf("{\"threads\": %d", n);
-    for (int w = 0; w < 5; w++) {
+    for (int w = 0; w < (int)(sizeof works / sizeof *works); w++) {
         if (!has[w]) continue;
         pthread_barrier_t barrier;
         pthread_barrier_init(&barrier, NULL, (unsigned)n);

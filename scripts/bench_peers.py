@@ -313,6 +313,8 @@ def _result(
         for key in ("bytes_per_token", "read_gb_s", "ceiling_gb_s", "active", "computed")
     }
     result["share"] = statistics.median(shares) if shares else None
+    spreads = [answer["share_spread"] for answer in answers if answer["share_spread"] is not None]
+    result["share_spread"] = statistics.median(spreads) if spreads else None
     result["peers"] = {}
     for peer in peers:
         theirs = speeds(peer.name, Test(test.n_prompt, test.n_gen, ""))

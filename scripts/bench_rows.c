@@ -5,8 +5,8 @@
  *     ./bench_rows [threads [isa [type ...]]]
  *
  * Layers of a 7B width (rows of 4096 weights, 11008 neurons), more than 1 GB of random weights, so that no cache holds
- * them. Printed as GB/s and as a share of the rate at which the same threads read the same memory, measured in between,
- * since machines drift:
+ * them. Printed as GB/s and as a share of the rate at which the same threads read the same memory, measured before and
+ * after, since machines drift: medians of TRIES.
  *
  *     dot      te_op_linear over all rows
  *     short    the same over rows of 1024 weights
@@ -25,7 +25,7 @@
 #include "../vendor/core/te_pool.h"
 #include "../vendor/cpu/te_ops.h"
 
-enum { COLS = 4096, SHORT = 1024, N_FF = 11008, TRIES = 4, PASSES = 4 };
+enum { COLS = 4096, SHORT = 1024, N_FF = 11008, TRIES = 12, PASSES = 4 };
 
 typedef struct bench {
     const te_kernels *k;
@@ -153,7 +153,7 @@ static double cached(const bench *b, bool transposed) {
     double best = 0;
     if (!act || !sums) exit(1);
     k->act_pack(b->x, COLS, act);
-    for (int t = 0; t < 8 * TRIES; t++) {
+    for (int t = 0; t < 32; t++) {
         const int64_t start = te_os_now_ns();
         for (int i = 0; i < AGAIN; i++) {
             if (transposed)
@@ -202,6 +202,11 @@ static int descending(const void *a, const void *b) {
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
+static double median(float *values, int n) {
+    qsort(values, (size_t)n, sizeof *values, descending);
+    return (double)(values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
 static void run(const te_kernels *k, te_pool *pool, int32_t type) {
     bench b = {.k = k, .type = type, .n_listed = N_FF / 10};
     b.matrix_bytes = te_row_bytes(type, COLS) * N_FF;
@@ -238,16 +243,20 @@ static void run(const te_kernels *k, te_pool *pool, int32_t type) {
     } tasks[] = {{"dot", dot},       {"short", short_dot}, {"axpy", axpy},  {"rows", rows},
                  {"listed", listed}, {"joined", joined},   {"exact", exact}};
     enum { N_TASKS = sizeof tasks / sizeof tasks[0] };
-    double ceiling = 0, best[N_TASKS] = {0};
+    float ceiling[TRIES * N_TASKS], found[N_TASKS][TRIES], share[N_TASKS][TRIES];
+    double before = rate(pool, read_all, &b);
     for (int t = 0; t < TRIES; t++) {
         for (int i = 0; i < N_TASKS; i++) {
-            const double r = rate(pool, read_all, &b), g = rate(pool, tasks[i].task, &b);
-            if (r > ceiling) ceiling = r;
-            if (g > best[i]) best[i] = g;
+            const double r = rate(pool, tasks[i].task, &b), after = rate(pool, read_all, &b);
+            found[i][t] = (float)r;
+            share[i][t] = (float)(200 * r / (before + after));
+            ceiling[N_TASKS * t + i] = (float)(before = after);
         }
     }
-    printf("%-6s %-5s %d threads: read %5.1f GB/s", k->name, te_type_get(type)->name, te_pool_n_threads(pool), ceiling);
-    for (int i = 0; i < N_TASKS; i++) printf(" | %s %.1f (%.0f %%)", tasks[i].name, best[i], 100 * best[i] / ceiling);
+    printf("%-6s %-5s %d threads: read %5.1f GB/s", k->name, te_type_get(type)->name, te_pool_n_threads(pool),
+           median(ceiling, TRIES * N_TASKS));
+    for (int i = 0; i < N_TASKS; i++)
+        printf(" | %s %.1f (%.0f %%)", tasks[i].name, median(found[i], TRIES), median(share[i], TRIES));
     printf(" | in cache: dot %.1f, axpy %.1f\n", cached(&b, false), cached(&b, true));
     fflush(stdout);
     te_workspace_free(b.ws);

@@ -18,7 +18,7 @@ check)
     "$build/gpu_prefill_check" ${CUBLASLT:+"$CUBLASLT"}
     ;;
 sanitize) # racecheck of ffn and fused takes many minutes (RACECHECK="ffn attention embed graph"): small models use them, too
-    for part in ffn fused attention embed graph; do
+    for part in linear ffn fused attention embed graph; do
         compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_kernels_check" "$part" | tail -n 4
     done
     compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_prefill_check" | tail -n 7

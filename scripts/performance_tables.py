@@ -56,6 +56,12 @@ def percent(value: float | None, digits: int = 0) -> str:
     return "" if value is None else f"{100 * value:.{digits}f} %"
 
 
+def share(row: Row) -> str:
+    """Of the ceiling, with half of the distance between the quartiles where that was measured."""
+    spread = row.get("share_spread")
+    return percent(row["share"]) + ("" if spread is None else f" ± {100 * spread:.0f}")
+
+
 def speed(row: Row) -> str:
     return f"{row['tokens_per_s']:.2f} ± {row['spread']:.2f}"
 
@@ -68,6 +74,10 @@ def machine_table(folder: Path) -> str:
         row
         for part in ("decode", "sparse", "copied", "prompt", "isa", "threads")
         for row in load(folder, part)
+    ]
+    rows += [
+        report["powerinfer"] | {"threads": report["threads"], "ceilings_gb_s": []}
+        for report in load(folder, "peers")
     ]
     if not rows:
         return ""
@@ -111,7 +121,7 @@ def decode_table(folder: Path, part: str = "decode") -> str:
                 f"{row['bytes_per_token'] / 1e6:.0f}",
                 f"{row['read_gb_s']:.1f}",
                 f"{row['ceiling_gb_s']:.1f}",
-                percent(row["share"]),
+                share(row),
                 percent(row["active"], 1),
                 "" if gain is None else f"{gain:.2f}",
             ]
@@ -159,7 +169,7 @@ def isa_table(folder: Path) -> str:
     rows = [
         [
             *(isa, type, speed(found["pp"]), f"{found['pp']['gflop_per_s']:.0f}"),
-            *(speed(found["tg"]), percent(found["tg"]["share"])),
+            *(speed(found["tg"]), share(found["tg"])),
         ]
         for (isa, type), found in of.items()
         if len(found) == 2
@@ -184,7 +194,7 @@ def peers_table(folder: Path) -> str:
                         f"{row['powerinfer']['tokens_per_s']:.2f}",
                         f"{theirs['tokens_per_s']:.2f}" if theirs else failed,
                         f"**{theirs['ratio']:.2f}**" if theirs else "",
-                        percent(row["share"]),
+                        share(row),
                     ]
                 )
     head = [
@@ -212,7 +222,7 @@ def threads_table(folder: Path) -> str:
     rows = [
         [
             *(weights(row), row["sparsity"], str(row["threads"]), speed(row)),
-            *(f"{row['read_gb_s']:.1f}", f"{row['ceiling_gb_s']:.1f}", percent(row["share"])),
+            *(f"{row['read_gb_s']:.1f}", f"{row['ceiling_gb_s']:.1f}", share(row)),
         ]
         for row in load(folder, "threads")
     ]

@@ -96,7 +96,7 @@ def test_header_is_c_and_cpp(tmp_path: Path) -> None:
 
 def test_instruction_sets_stay_in_their_objects() -> None:
     """An object compiled for one instruction set defines nothing but its table; another processor's, nothing.
-    AMX has functions that AVX-512 makes a table of.
+    AMX and bf16 have functions that AVX-512 makes tables of.
 
     An inline function of a shared header, compiled there as a weak symbol, could be the copy that the
     linker keeps for the whole library, and would crash older processors.
@@ -114,9 +114,10 @@ def test_instruction_sets_stay_in_their_objects() -> None:
         names = {line.split()[-1] for line in out.splitlines()}
         isa = path.name.removeprefix("isa_").removesuffix(".cpp.o")
         tables = {name for name in names if "asan" not in name}
-        if isa == "amx":
-            assert all(name.startswith("te_amx_") for name in tables)
+        if isa in ("amx", "avx512_bf16"):
+            assert all(name.startswith(f"te_{isa.removeprefix('avx512_')}_") for name in tables)
         else:
-            assert tables <= {f"te_kernels_{isa}"} | ({"te_kernels_amx"} if isa == "avx512" else set())
+            also = {"te_kernels_avx512_bf16", "te_kernels_amx"} if isa == "avx512" else set()
+            assert tables <= {f"te_kernels_{isa}"} | also
         found |= tables
     assert "te_kernels_scalar" in found and len(found) > 1

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { PI_DEVICE_VERSION = 2 };
+enum { PI_DEVICE_VERSION = 3 };
 
 /* Every device begins with this. */
 typedef struct pi_device {
@@ -74,6 +74,7 @@ typedef struct pi_dev_linear {
         float *keep;    /* D [n_tok][cols] or NULL */
         uint64_t *post; /* S [n_tok][cols] or NULL */
         pi_dev_seq seq;
+        int32_t type; /* of the matrices that are multiplied with what is kept */
     } side;
 } pi_dev_linear;
 
@@ -117,6 +118,11 @@ typedef struct pi_dev_marks {
     pi_dev_seq seq;
 } pi_dev_marks;
 
+/* Beside a product with W: y = W x + b (a x); a.w NULL: W alone. */
+typedef struct pi_dev_adapter {
+    te_mat a, b; /* D */
+} pi_dev_adapter;
+
 /* y_t (+)= the feed-forward over all neurons, as te_op_ffn, of the wanted ones. Only merge reads y, once: until then a
  * device may keep it elsewhere, as parts that have not been added up. */
 typedef struct pi_dev_ffn {
@@ -130,6 +136,9 @@ typedef struct pi_dev_ffn {
      * behind, if that adds to y. */
     const int32_t *list;
     int32_t n_list;
+    /* Of the three matrices, not with a list or scores. gate, up: a is [rank][cols], b has a row per row of up. down: a has
+     * a row of rank values per row of up (it is stored transposed), b is [n_embd][rank]. */
+    pi_dev_adapter gate_adapter, up_adapter, down_adapter;
     const float *up_bias; /* D or NULL */
     int32_t act;          /* te_activation */
     float act_threshold;

@@ -72,6 +72,15 @@ pi_awaited pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first
     return PI_GOT;
 }
 
+bool pi_has_words(const uint64_t *words, int64_t n, uint32_t seq, uint32_t *out) {
+    for (int64_t i = 0; i < n; i++) {
+        const uint64_t v = look(words + i);
+        if ((uint32_t)(v >> 32) != seq) return false;
+        if (out) out[i] = (uint32_t)v;
+    }
+    return true;
+}
+
 void pi_post_words(uint64_t *words, int64_t first, int64_t n, uint32_t seq, const uint32_t *values) {
     for (int64_t i = first; i < first + n; i++)
         __atomic_store_n(words + i, pi_word(values[i - first], seq), __ATOMIC_RELEASE);

@@ -36,6 +36,8 @@ typedef enum pi_awaited { PI_GOT = 0, PI_CANCELLED = 1, PI_LATE = 2 } pi_awaited
  * long, which cancels it for all; out is filled with zeros from there on. */
 pi_awaited pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
                           uint32_t *out);
+/* Whether the first n words carry seq already; their low halves to out, where it is not NULL. Does not wait. */
+bool pi_has_words(const uint64_t *words, int64_t n, uint32_t seq, uint32_t *out);
 /* Posts n values. */
 void pi_post_words(uint64_t *words, int64_t first, int64_t n, uint32_t seq, const uint32_t *values);
 

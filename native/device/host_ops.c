@@ -228,14 +228,30 @@ void pi_host_marks(pi_device *dev, const pi_dev_marks *a) {
         }
 }
 
+/* y += b (a x), a as it is or transposed; z: room for a x. */
+static void adapt(pi_host_device *d, const pi_dev_adapter *w, bool turned, const float *x, size_t ldx, int32_t n_tok,
+                  float *z, float *y, size_t ldy) {
+    if (!w->a.w) return;
+    const size_t rank = (size_t)w->b.cols;
+    const te_linear a = {.w = w->a, .y = z, .ldy = rank}, b = {.w = w->b, .y = y, .ldy = ldy, .add = true};
+    if (turned)
+        te_op_linear_t(d->team, d->ws, &w->a, x, ldx, n_tok, NULL, z, rank, false, TE_BY_COUNT);
+    else
+        te_op_linear(d->team, d->ws, &a, 1, x, ldx, n_tok);
+    te_op_linear(d->team, d->ws, &b, 1, z, rank, n_tok);
+}
+
 static void run_ffn(pi_host_device *d, const pi_dev_ffn *a) {
-    const int32_t n = a->up.n_rows, n_embd = a->up.cols;
+    const int32_t n = a->up.n_rows, n_embd = a->up.cols,
+                  rank = larger(a->gate_adapter.b.cols, larger(a->up_adapter.b.cols, a->down_adapter.b.cols));
     const size_t pairs = (size_t)a->n_tok * (size_t)n, row = (size_t)n_embd;
-    if (!reserve(d, a->n_tok, larger(n_embd, n), larger(n, n_embd))) return;
+    const int32_t most = larger(larger(n_embd, n), rank);
+    if (!reserve(d, a->n_tok, most, most)) return;
     /* Hidden values, and a byte of mask each; normed inputs; then scores. */
     const size_t mask_floats = (pairs + 3) / 4, inputs = (pairs + mask_floats + 15) / 16 * 16,
                  before = inputs + ((size_t)a->n_tok * row + 15) / 16 * 16;
-    float *hidden = scratch(d, before + pairs), *score = NULL;
+    /* Or, instead of scores, what adapters add to gate and up, and their a x. */
+    float *hidden = scratch(d, before + (rank ? 2 * pairs + (size_t)a->n_tok * (size_t)rank : pairs)), *score = NULL;
     if (!hidden) return;
     uint8_t *mask = NULL;
     if (has_scores(&a->scores)) {
@@ -255,22 +271,32 @@ static void run_ffn(pi_host_device *d, const pi_dev_ffn *a) {
                       .up_bias = a->up_bias,
                       .act = (te_activation)a->act,
                       .threshold = a->act_threshold};
-    const te_ffn_io io = {.x = x,
-                          .ldx = row,
-                          .n_tok = a->n_tok,
-                          .mask = mask,
-                          .ld_mask = (size_t)n,
-                          .y = a->y,
-                          .ldy = row,
-                          .hidden = hidden,
-                          .ld_hidden = (size_t)n,
-                          .fired = a->fired};
+    te_ffn_io io = {.x = x,
+                    .ldx = row,
+                    .n_tok = a->n_tok,
+                    .mask = mask,
+                    .ld_mask = (size_t)n,
+                    .y = a->y,
+                    .ldy = row,
+                    .hidden = hidden,
+                    .ld_hidden = (size_t)n,
+                    .fired = a->fired};
+    float *gate_add = d->scratch + before, *up_add = gate_add + pairs, *z = up_add + pairs;
+    if (rank) {
+        memset(gate_add, 0, sizeof *gate_add * 2 * pairs);
+        adapt(d, &a->gate_adapter, false, x, row, a->n_tok, z, gate_add, (size_t)n);
+        adapt(d, &a->up_adapter, false, x, row, a->n_tok, z, up_add, (size_t)n);
+        io.gate_add = gate_add;
+        io.up_add = up_add;
+        io.ld_add = (size_t)n;
+    }
     te_ffn_counts counts = {0};
     te_op_ffn(d->team, d->ws, &f, (te_rows){NULL, 0, n}, a->skip, &io, &counts);
     if (a->down_out.w) {
         const te_linear out = {.w = a->down_out, .y = a->y, .ldy = row, .add = true};
         te_op_linear(d->team, d->ws, &out, 1, hidden, (size_t)n, a->n_tok);
     }
+    adapt(d, &a->down_adapter, true, hidden, (size_t)n, a->n_tok, z, a->y, row);
     if (!a->counts) return;
     a->counts[0] += (uint32_t)counts.listed;
     a->counts[1] += (uint32_t)counts.computed;

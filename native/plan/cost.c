@@ -33,14 +33,17 @@ static uint64_t pool_bytes(const pi_model *m, const pi_plan_options *o, int32_t 
     return round_up(positions * (uint64_t)m->info.n_head_kv * kv_row(m, type), PI_DEVICE_ALIGN);
 }
 
-/* What adapters of the attention add; those of the feed-forward are not for devices. */
+/* What a layer's adapters add. Of the feed-forward's the matrices with a row per neuron lie in two parts. */
 static void adapter_cost(const pi_layer *w, pi_layer_cost *c) {
-    for (int32_t k = 0; w->adapter && k <= PI_ADAPT_O; k++) {
-        const te_mat mats[] = {w->adapter[k].a, w->adapter[k].b};
-        for (int32_t i = 0; i < 2 && mats[i].w; i++) {
-            c->attention_bytes += mat_bytes(pi_row_bytes(&mats[i]), mats[i].n_rows);
-            c->fixed_read += read_bytes(mats[i]);
-        }
+    for (int32_t k = 0; w->adapter && k < PI_N_ADAPT; k++) {
+        const te_mat a = w->adapter[k].a, b = w->adapter[k].b;
+        if (!a.w) continue;
+        const bool down = k == PI_ADAPT_DOWN, neurons = k == PI_ADAPT_GATE || k == PI_ADAPT_UP;
+        const uint64_t a_bytes = down ? in_two(mat_bytes(sizeof(float) * (size_t)a.n_rows, a.cols))
+                                      : mat_bytes(pi_row_bytes(&a), a.n_rows),
+                       b_bytes = mat_bytes(pi_row_bytes(&b), b.n_rows);
+        c->attention_bytes += a_bytes + (neurons ? in_two(b_bytes) : b_bytes);
+        c->fixed_read += read_bytes(a) + read_bytes(b);
     }
 }
 
@@ -83,6 +86,10 @@ static bool has_near_rows(te_mat m) {
     case TE_Q4_K:
     case TE_Q5_K:
         return pi_row_bytes(&m) % PI_DEVICE_ROW == 0;
+    case TE_Q8_0:
+    case TE_Q4_0:
+    case TE_Q6_K:
+        return true;
     default:
         return false;
     }
@@ -123,8 +130,8 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
         c->always_read = column + gate + up + row;
     }
     const te_mat down = w->down_t.w ? w->down_t : w->down;
-    c->in_place = o->in_place_bytes_per_s > 0 && !c->column_rows && has_near_rows(w->up) && down.type == w->up.type &&
-                  (!w->gate.w || w->gate.type == w->up.type) && c->down_stride % PI_DEVICE_ROW == 0;
+    c->in_place = o->in_place_bytes_per_s > 0 && !c->column_rows && !pi_adapts_ffn(w) && has_near_rows(w->up) &&
+                  down.type == w->up.type && (!w->gate.w || w->gate.type == w->up.type);
     const uint64_t ids = round_up(sizeof(int32_t) * (uint64_t)i->n_ff, PI_DEVICE_ALIGN);
     c->list_bytes = ids;
     if (o->count_neurons) c->list_bytes += in_two(ids);
@@ -149,9 +156,10 @@ static uint64_t prompt_bytes(const pi_model *m, const pi_plan_options *o) {
         const pi_layer *w = &m->layer[l];
         const te_mat mats[] = {w->q, w->k, w->v, w->o, w->gate, w->up, w->down, w->down_t};
         for (size_t k = 0; k < sizeof mats / sizeof *mats; k++) n = most(n, converted(mats[k]));
-        for (int32_t k = 0; w->adapter && k <= PI_ADAPT_O; k++)
+        for (int32_t k = 0; w->adapter && k < PI_N_ADAPT; k++)
             n = most(n, most(converted(w->adapter[k].a), converted(w->adapter[k].b)));
     }
+    n = most(n, most(converted(m->output_adapter.a), converted(m->output_adapter.b)));
     return most(n, converted(m->output));
 }
 
@@ -161,7 +169,7 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
                    n_ff = (uint64_t)i->n_ff, n_head = (uint64_t)i->n_head, head = (uint64_t)i->n_embd_head,
                    n_q = n_head * head, n_kv = (uint64_t)i->n_head_kv * head,
                    n_blocks = round_up((uint64_t)o->n_ctx, PI_KV_BLOCK) / PI_KV_BLOCK,
-                   few = n_tok < PI_FEW_TOKENS ? n_tok : PI_FEW_TOKENS;
+                   few = n_tok < PI_FEW_TOKENS ? n_tok : PI_FEW_TOKENS, rank = (uint64_t)m->adapter_rank;
     const bool predicted = o->sparsity == PI_SPARSITY_PREDICTED;
     const uint64_t words[] = {
         n_tok * n_embd,
@@ -170,9 +178,13 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * n_q,
         n_tok * n_q,
         n_tok * n_kv,
-        n_tok * n_kv,                                                       /* q, attention's output, k, v */
-        n_tok * (uint64_t)m->max_rank,                                      /* the predictor's hidden values */
-        m->adapter_rank ? 3 * n_tok * (uint64_t)m->adapter_rank + 128 : 0,  /* and those of adapters */
+        n_tok * n_kv,                      /* q, attention's output, k, v */
+        n_tok * (uint64_t)m->max_rank,     /* the predictor's hidden values */
+        rank ? 3 * n_tok * rank + 128 : 0, /* and those of adapters */
+        m->adapted_ffn ? n_tok * rank + few * (2 * n_ff + 6 + rank * PI_PARTS)
+                       : 0, /* of a feed-forward's adapters: a x, */
+        m->adapted_ffn ? n_tok * (rank / 2 + 1) + 128
+                       : 0, /* what is added to gate and up, parts of down's; a x in F16 */
         n_tok * (n_blocks + (uint64_t)m->rope.n_rot + 2) + 64,              /* tables, angles, positions */
         3 * n_layer + 16,                                                   /* counts */
         n_layer,                                                            /* thresholds */
@@ -182,6 +194,8 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         predicted ? n_tok * n_ff + n_tok * 2 * (uint64_t)m->sign_words : 0, /* scores, marks */
         few * n_embd * PI_PARTS,                                            /* parts of a feed-forward's sum */
         few * n_head * (head + 2) * PI_SPLITS,                              /* and of attention */
+        /* and a chunk's input in the form that products of a few tokens take, twice: at most 48 bytes a column */
+        few > 1 ? 12 * (most(most(n_q, n_embd), n_ff) + n_embd + 512) : 0,
     };
     uint64_t n = round_up(prompt_bytes(m, o), PI_DEVICE_ALIGN);
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += round_up(4 * words[k], PI_DEVICE_ALIGN);
@@ -203,9 +217,13 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
         const uint64_t ffn = pi_cost_ffn(out, l, i->n_ff);
         if (ffn > largest) largest = ffn;
     }
-    out->head_bytes = mat_bytes(pi_row_bytes(&m->output), m->output.n_rows);
+    const te_mat *head[] = {&m->output, &m->output_adapter.a, &m->output_adapter.b};
+    for (size_t k = 0; k < sizeof head / sizeof *head; k++) {
+        if (!head[k]->w) continue;
+        out->head_bytes += mat_bytes(pi_row_bytes(head[k]), head[k]->n_rows);
+        out->head_read += read_bytes(*head[k]);
+    }
     out->head_norm_bytes = vec_bytes(m->output_norm, i->n_embd) + vec_bytes(m->output_norm_b, i->n_embd);
-    out->head_read = read_bytes(m->output);
     out->scratch_bytes = pi_cost_scratch(m, o);
     if (o->n_batch > PI_FEW_TOKENS) out->staging_bytes = N_STAGES * (largest < stage_bytes ? largest : stage_bytes);
     return PI_OK;

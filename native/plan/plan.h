@@ -16,7 +16,7 @@
  *                    + max(ffn_us + hot / gpu, ffn_us + pcie / in_place, cold / cpu + handover)
  * ffn_us falls away without such neurons, handover without cold ones. pcie: the hottest of the neurons that are
  * not hot, as many as make them as long as the cold ones or these as short as the hot ones, at most all of them; none where in_place is 0, down is stored by
- * output, or rows on the device are not those of the file. From one device to another it takes a hand-over. The output matrix: bytes over the rate of its
+ * output, devices do not compute the format, or an adapter changes the feed-forward. From one device to another it takes a hand-over. The output matrix: bytes over the rate of its
  * side, with a hand-over on the CPU. If nothing at all lies on the device there are no hand-overs.
  * FFN bytes are expectations: p is how often a neuron is computed.
  *     predicted   p (gate + up + down)       p = min(1, overshoot f)

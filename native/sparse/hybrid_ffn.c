@@ -18,7 +18,7 @@ static bool has_mask(const pi_session *s) {
 /* Marks the chunk's sparse tokens in s->mask and lists the union in s->list. Members own fixed ranges of neurons, so
  * the list is ascending. */
 static int32_t mark(pi_session *s, te_team *team, int32_t l, pi_layer_count *count) {
-    const int32_t n_ff = s->model->info.n_ff, t0 = s->chunk.n_dense, t1 = s->chunk.n_tok;
+    const int32_t n_ff = s->model->info.n_ff, d0 = s->chunk.first_dense, d1 = d0 + s->chunk.n_dense;
     const float threshold = s->threshold[l];
     enum { LINE = 64 }; /* neurons at a time, so that all bytes of a cache line of every token are used at once */
     int64_t lo, hi;
@@ -27,7 +27,7 @@ static int32_t mark(pi_session *s, te_team *team, int32_t l, pi_layer_count *cou
     for (int64_t j0 = lo; j0 < hi; j0 += LINE) {
         const int32_t width = hi - j0 < LINE ? (int32_t)(hi - j0) : LINE;
         bool any[LINE] = {false};
-        for (int32_t t = t0; t < t1; t++) {
+        for (int32_t t = d0 ? 0 : d1; t < s->chunk.n_tok; t = t + 1 == d0 ? d1 : t + 1) {
             const size_t at = (size_t)t * (size_t)n_ff + (size_t)j0;
             for (int32_t j = 0; j < width; j++) {
                 const bool on = s->score[at + (size_t)j] >= threshold;
@@ -90,16 +90,23 @@ void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, in
         memcpy(tap + (size_t)s->chunk.batch_row[t] * (size_t)n, rows + (size_t)t * (size_t)n, sizeof *rows * (size_t)n);
 }
 
-int32_t pi_predict(pi_session *s, te_team *team, int32_t l) {
-    float *tap = s->tap[l].score;
-    if (!has_mask(s) && !tap) return 0;
-    const pi_layer *w = &s->model->layer[l];
-    const int32_t t0 = tap ? 0 : s->chunk.n_dense, n = s->chunk.n_tok - t0;
+static void scores(pi_session *s, te_team *team, const pi_layer *w, int32_t t0, int32_t n) {
+    if (n < 1) return;
     if (w->sign)
         sign_scores(s, team, w, (size_t)t0, n);
     else
         mlp_scores(s, team, w, (size_t)t0, n);
     te_barrier(team);
+}
+
+int32_t pi_predict(pi_session *s, te_team *team, int32_t l) {
+    float *tap = s->tap[l].score;
+    if (!has_mask(s) && !tap) return 0;
+    const pi_layer *w = &s->model->layer[l];
+    /* Before and behind the tokens whose FFN is dense, or all. */
+    const int32_t n = s->chunk.n_tok, d0 = tap ? n : s->chunk.first_dense, d1 = tap ? n : d0 + s->chunk.n_dense;
+    scores(s, team, w, 0, d0);
+    scores(s, team, w, d1, n - d1);
     pi_tap_rows(s, team, s->score, s->model->info.n_ff, tap);
     return has_mask(s) ? mark(s, team, l, &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith]) : 0;
 }
@@ -163,14 +170,13 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, off = (size_t)t0 * n_ff;
     float *g = s->gate + off, *u = s->up + off, *x = s->x + (size_t)t0 * n_embd;
     const float *h = s->h + (size_t)t0 * n_embd;
-    const bool few = t0 >= s->chunk.n_many;
-    const bool rows = few || n < m->kernels->gemm.min_tok; /* of so few, ffn_rows computes the other modes */
-    const te_linear in[2] = {{.w = w->up, .bias = w->up_b, .y = u, .ldy = n_ff, .rows = rows},
-                             {.w = w->gate, .y = g, .ldy = n_ff, .rows = rows}};
+    const te_way way = t0 < s->chunk.n_many ? TE_BY_GEMM : TE_BY_ROWS;
+    const te_linear in[2] = {{.w = w->up, .bias = w->up_b, .y = u, .ldy = n_ff, .way = way},
+                             {.w = w->gate, .y = g, .ldy = n_ff, .way = way}};
     te_op_linear(team, s->ws, in, w->gate.w ? 2 : 1, h, n_embd, n);
     te_barrier(team);
-    pi_adapt(s, team, w, PI_ADAPT_UP, h, n_embd, n, few, u, n_ff);
-    pi_adapt(s, team, w, PI_ADAPT_GATE, h, n_embd, n, few, g, n_ff);
+    pi_adapt(s, team, pi_adapter_of(w, PI_ADAPT_UP), h, n_embd, n, way, u, n_ff);
+    pi_adapt(s, team, pi_adapter_of(w, PI_ADAPT_GATE), h, n_embd, n, way, g, n_ff);
     int64_t lo, hi;
     te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
     if (hi > lo)
@@ -195,13 +201,14 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
             memcpy(s->tap[l].hidden + (size_t)s->chunk.batch_row[t0 + t] * n_ff, u + (size_t)t * n_ff,
                    sizeof *u * n_ff);
     if (w->down_t.w) {
-        if (rows) add_bias_first(s, team, w, x, n);
-        te_op_linear_t(team, s->ws, &w->down_t, u, n_ff, n, rows ? NULL : w->down_b, x, n_embd, true, few);
+        const bool first = way == TE_BY_ROWS;
+        if (first) add_bias_first(s, team, w, x, n);
+        te_op_linear_t(team, s->ws, &w->down_t, u, n_ff, n, first ? NULL : w->down_b, x, n_embd, true, way);
     } else {
-        const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true, .rows = few};
+        const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true, .way = way};
         te_op_linear(team, s->ws, &out, 1, u, n_ff, n);
     }
-    pi_adapt(s, team, w, PI_ADAPT_DOWN, u, n_ff, n, few, x, n_embd);
+    pi_adapt(s, team, pi_adapter_of(w, PI_ADAPT_DOWN), u, n_ff, n, way, x, n_embd);
 }
 
 /* The fused operator over a list of neurons for a few tokens. */
@@ -217,25 +224,28 @@ static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
                       .up_bias = w->up_b,
                       .act = (te_activation)m->info.activation,
                       .threshold = m->info.activation_threshold};
-    const te_ffn_io io = {.x = s->h + (size_t)t0 * n_embd,
-                          .ldx = n_embd,
-                          .n_tok = n,
-                          .mask = mode == FFN_MASKED ? s->mask + off : NULL,
-                          .ld_mask = n_ff,
-                          .by_neuron = mode == FFN_MASKED,
-                          .y = x,
-                          .ldy = n_embd,
-                          .hidden = hidden,
-                          .ld_hidden = n_ff,
-                          .fired = s->fired ? s->fired + n_ff * (size_t)l : NULL};
+    te_ffn_io io = {.x = s->h + (size_t)t0 * n_embd,
+                    .ldx = n_embd,
+                    .n_tok = n,
+                    .mask = mode == FFN_MASKED ? s->mask + off : NULL,
+                    .ld_mask = n_ff,
+                    .by_neuron = mode == FFN_MASKED,
+                    .y = x,
+                    .ldy = n_embd,
+                    .fired = s->fired ? s->fired + n_ff * (size_t)l : NULL};
     te_ffn_counts *c = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, part = {0};
     const bool skip = mode != FFN_DENSE && pi_is_relu(m->info.activation);
+    pi_adapt_ffn(s, team, w, io.x, t0, n, &io);
+    const pi_adapter *down = pi_adapter_of(w, PI_ADAPT_DOWN);
     if (w->down_t.w) {
         add_bias_first(s, team, w, x, n);
         te_op_ffn(team, s->ws, &f, rows, skip, &io, &part);
         add_counts(c, &part, sparse_tokens);
+        pi_adapt(s, team, down, hidden, n_ff, n, TE_BY_ROWS, x, n_embd);
         return;
     }
+    io.hidden = hidden;
+    io.ld_hidden = n_ff;
     int64_t lo, hi;
     te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
     memset(hidden + lo, 0, (size_t)(hi - lo) * sizeof *hidden);
@@ -245,6 +255,7 @@ static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     te_barrier(team);
     const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true};
     pi_linear(s, team, &out, 1, hidden, n_ff, t0, n);
+    pi_adapt(s, team, down, hidden, n_ff, n, TE_BY_ROWS, x, n_embd);
     if (team->ith == 0) {
         c->rows += (int64_t)n_ff; /* all of down is read: it is stored by output */
         c->bytes += pi_mat_bytes(&w->down);
@@ -257,8 +268,7 @@ static void ffn_part(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     /* Of one token that leaves nothing out, whole matrices one after the other are longer streams than groups of their
      * rows in turn: F16, 2 threads, 82 instead of 73 % of the read rate for the whole token. */
     const bool whole_product = mode == FFN_DENSE && (!w->down_t.w || n == 1);
-    const bool many = t0 < s->chunk.n_many && n >= s->model->kernels->gemm.min_tok;
-    if (many || whole_product || s->tap[l].hidden || s->model->adapted_ffn) {
+    if (t0 < s->chunk.n_many || whole_product || s->tap[l].hidden) {
         ffn_many(s, team, l, t0, n, mode, sparse_tokens);
         return;
     }
@@ -267,14 +277,15 @@ static void ffn_part(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
 }
 
 void pi_ffn(pi_session *s, te_team *team, int32_t l, int32_t n_list) {
-    const int32_t nd = s->chunk.n_dense, nm = s->chunk.n_many, n = s->chunk.n_tok;
-    pi_tap_rows(s, team, s->h, s->model->info.n_embd, s->tap[l].norm);
-    if (nd) ffn_part(s, team, l, 0, nd, FFN_EXACT, 0, false);
-    if (nd && n > nd) te_barrier(team); /* the operators share their workspace */
-    if (n == nd) return;
-    const int32_t first = nm > nd ? nm : nd; /* of those that are computed as if alone */
+    const pi_chunk *c = &s->chunk;
+    const int32_t border[] = {0, c->first_dense, c->n_many, c->first_dense + c->n_dense, c->n_tok};
     const ffn_mode mode = has_mask(s) ? FFN_MASKED : s->options.sparsity == PI_SPARSITY_DENSE ? FFN_DENSE : FFN_EXACT;
-    if (first > nd) ffn_part(s, team, l, nd, first - nd, mode, n_list, true);
-    if (first > nd && n > first) te_barrier(team);
-    if (n > first) ffn_part(s, team, l, first, n - first, mode, n_list, true);
+    pi_tap_rows(s, team, s->h, s->model->info.n_embd, s->tap[l].norm);
+    for (int32_t i = 0; i < 4; i++) {
+        const int32_t t0 = border[i], n = border[i + 1] - t0;
+        const bool dense = i == 1 || i == 2; /* if there are such tokens */
+        if (n == 0) continue;
+        if (t0 > 0) te_barrier(team); /* the operators share their workspace */
+        ffn_part(s, team, l, t0, n, dense ? FFN_EXACT : mode, dense ? 0 : n_list, !dense);
+    }
 }

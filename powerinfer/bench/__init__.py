@@ -2,7 +2,7 @@
 
 A decode step costs the bytes that it must read, so the figure to compare between machines and days is the
 share of the measured read rate that is reached, not tokens per second. The engine counts the bytes of every
-step itself; the read rate is measured before and after each repetition, in the same run, on the same threads.
+step itself; the read rate is measured between tokens, by the session's own threads.
 """
 
 from .case import Case, cases, numbers

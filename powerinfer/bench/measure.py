@@ -13,10 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import machine
-from ..session import Session, Sparsity
+from ..session import ReadProbe, Session, Sparsity
 from .case import Case
 
 DIGEST_TOKENS = 8
+# A machine's read rate may move within seconds, so the ceiling is measured between tokens: for PROBE_S, each
+# time that tokens have taken SLICE_S.
+PROBE_S, SLICE_S = 0.012, 0.05
 
 Tokens = npt.NDArray[np.int32]
 
@@ -43,9 +46,12 @@ class Result:
     read_gb_s: float | None
     """Rate at which the engine read: the median."""
     ceiling_gb_s: float | None
-    """The memory's read rate on the same threads, measured in between: the median."""
+    """The memory's read rate on the same threads, measured between tokens: the median."""
     share: float | None
-    """read_gb_s / ceiling_gb_s, pair by pair: the median."""
+    """Of the rate at which tokens were read in the mean of the ceilings measured before and after them: the
+    median over the slices of all repetitions."""
+    share_spread: float | None
+    """Half of the way between the quartiles of the slices' shares; None of a single one."""
     computed: float | None
     """Share of the FFN's neurons whose rows were read."""
     active: float | None
@@ -55,7 +61,21 @@ class Result:
     seconds: list[float]
     """Of each repetition."""
     ceilings_gb_s: list[float]
-    """Measured before the first and after every repetition."""
+    """In all slices."""
+
+
+@dataclass
+class _Slice:
+    """Some tokens between two measurements of the ceiling."""
+
+    before: float
+    after: float = 0.0
+    seconds: float = 0.0
+    n_bytes: int = 0
+
+    @property
+    def share(self) -> float:
+        return self.n_bytes / self.seconds / ((self.before + self.after) / 2)
 
 
 @dataclass
@@ -63,19 +83,12 @@ class _Run:
     """What one repetition took and read."""
 
     seconds: float = 0.0
+    slices: list[_Slice] = field(default_factory=list)
     n_bytes: int = 0
     active: int = 0
     computed: int = 0
     pairs: int = 0
     """Neurons times decoded tokens."""
-
-
-@dataclass
-class _Samples:
-    """The repetitions of one mode."""
-
-    runs: list[_Run] = field(default_factory=list)
-    ceilings: list[float] = field(default_factory=list)
 
 
 def measure(
@@ -91,74 +104,106 @@ def measure(
     """Times a case in every mode. Modes take turns, so that a machine whose speed changes meanwhile treats
     them alike.
 
-    ceiling_bytes: read to measure the memory's rate beside decoding; 0: not measured. tick: called after each
-    repetition. The session is left with `depth` tokens in each of the case's sequences, the first ones, and
-    with nothing in the others.
+    ceiling_bytes: of memory to measure its read rate with between tokens; 0: not measured. tick: called after
+    each repetition. The session is left with `depth` tokens in each of the case's sequences, the first ones,
+    and with nothing in the others.
     """
     rng = np.random.default_rng(1)
-    threads, n_vocab = session.info.n_threads, session.model.info.n_vocab
+    n_vocab = session.model.info.n_vocab
 
     def tokens(n: int) -> Tokens:
         return rng.integers(0, n_vocab, n, dtype=np.int32)
 
-    def ceiling() -> float:
-        return machine.read_rate(threads, ceiling_bytes, 2) / 1e9
-
-    has_ceiling = bool(ceiling_bytes and case.n_gen and not case.n_prompt)
+    probe = None
+    if ceiling_bytes and case.n_gen and not case.n_prompt:
+        probe = _probe(session, ceiling_bytes)
     prompt, generated = tokens(case.n_prompt), tokens(case.n_gen * case.n_seq).reshape(-1, case.n_seq)
     for seq in range(session.info.n_seq):  # what a case before left in more of them takes memory
         session.drop(seq)
         if case.depth and seq < case.n_seq:
             session.feed(tokens(case.depth), seq=seq, want_logits=False)
-    samples = {mode: _Samples() for mode in modes}
+    runs: dict[Sparsity, list[_Run]] = {mode: [] for mode in modes}
     for repetition in range(-1 if warm_up else 0, repetitions):
-        for mode, found in samples.items():
+        for mode in modes:
             session.set_sparsity(mode)
-            if has_ceiling and not found.ceilings:
-                found.ceilings.append(ceiling())
-            run = _once(session, case, prompt, generated)
+            run = _once(session, case, prompt, generated, probe)
             if repetition >= 0:
-                found.runs.append(run)
-                if has_ceiling:
-                    found.ceilings.append(ceiling())
+                runs[mode].append(run)
             tick()
-    return [_result(session, case, mode, found) for mode, found in samples.items()]
+    return [_result(session, case, mode, found) for mode, found in runs.items()]
 
 
-def _once(session: Session, case: Case, prompt: Tokens, generated: Tokens) -> _Run:
+def _probe(session: Session, n_bytes: int) -> ReadProbe:
+    """Slices that are read in about PROBE_S, of n_bytes in all."""
+    rate = machine.read_rate(session.info.n_threads, min(n_bytes, 256 << 20), 2)
+    size = max(1 << 20, min(int(rate * PROBE_S), n_bytes // 4))
+    return session.read_probe(size, max(1, n_bytes // size))
+
+
+def _feed_prompt(session: Session, prompt: Tokens) -> int:
+    """Feeds it a chunk at a time, so that Ctrl-C is heard in between; the bytes that were read."""
+    n_bytes, step = 0, session.info.n_batch
+    for at in range(0, len(prompt), step):
+        session.feed(prompt[at : at + step], want_logits=None if at + step >= len(prompt) else False)
+        n_bytes += session.last_total.bytes
+    return n_bytes
+
+
+def _once(session: Session, case: Case, prompt: Tokens, generated: Tokens, probe: ReadProbe | None) -> _Run:
     """One repetition, from `depth` tokens back to `depth` tokens."""
     run = _Run()
     if case.n_prompt:
         start = time.perf_counter()
-        session.feed(prompt)
+        run.n_bytes += _feed_prompt(session, prompt)
         run.seconds += time.perf_counter() - start
-        run.n_bytes += session.last_total.bytes
     elif case.n_gen:  # wakes the threads
         session.feed(generated[0, :1])
         session.cut(case.depth)
     sequences = list(range(case.n_seq))
-    for step_tokens in generated:
+    piece = _Slice(before=probe.next()) if probe else None
+    for i, step_tokens in enumerate(generated):
         start = time.perf_counter()
         session.feed(step_tokens, seq=sequences, want_logits=True)
-        run.seconds += time.perf_counter() - start
-        run.n_bytes += session.last_total.bytes
+        seconds = time.perf_counter() - start
+        n_bytes = session.last_total.bytes
+        run.seconds += seconds
+        run.n_bytes += n_bytes
         for step in session.last_step:
             run.active += step.n_active
             run.computed += step.n_computed
             run.pairs += step.n_sparse * session.model.info.n_ff
+        if probe and piece:
+            piece.seconds += seconds
+            piece.n_bytes += n_bytes
+            if piece.seconds >= SLICE_S or i + 1 == len(generated):
+                piece.after = probe.next()
+                run.slices.append(piece)
+                piece = _Slice(before=piece.after)
     for seq in sequences:
         session.cut(case.depth, seq=seq)
     return run
 
 
-def _result(session: Session, case: Case, mode: str, found: _Samples) -> Result:
-    runs, ceilings = found.runs, found.ceilings
+def _ceilings(runs: Sequence[_Run]) -> list[float]:
+    """All that were measured, in GB/s."""
+    firsts = [run.slices[0].before for run in runs if run.slices]
+    return [rate / 1e9 for rate in firsts + [piece.after for run in runs for piece in run.slices]]
+
+
+def _share_spread(shares: Sequence[float]) -> float | None:
+    if len(shares) < 2:
+        return None
+    low, _, high = statistics.quantiles(shares, n=4, method="inclusive")
+    return (high - low) / 2
+
+
+def _result(session: Session, case: Case, mode: str, runs: Sequence[_Run]) -> Result:
+    ceilings, shares = _ceilings(runs), [piece.share for run in runs for piece in run.slices]
     seconds = [run.seconds for run in runs]
     speeds = [case.n_tokens / s for s in seconds]
     decodes, prompts = not case.n_prompt, not case.n_gen
     last = runs[-1]
     rates = [run.n_bytes / run.seconds / 1e9 for run in runs]
-    shares = [r / ((a + b) / 2) for r, a, b in zip(rates, ceilings, ceilings[1:], strict=False)]
     has_pairs = decodes and last.pairs > 0
     return Result(
         test=case.name,
@@ -175,6 +220,7 @@ def _result(session: Session, case: Case, mode: str, found: _Samples) -> Result:
         read_gb_s=statistics.median(rates) if decodes else None,
         ceiling_gb_s=statistics.median(ceilings) if ceilings else None,
         share=statistics.median(shares) if shares else None,
+        share_spread=_share_spread(shares),
         computed=last.computed / last.pairs if has_pairs else None,
         active=last.active / last.pairs if has_pairs else None,
         gflop_per_s=statistics.mean(prompt_flop(session, case) / s for s in seconds) / 1e9

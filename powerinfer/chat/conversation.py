@@ -102,6 +102,8 @@ class Conversation:
     @classmethod
     def load(cls, path: Path) -> Conversation:
         """Reads what save wrote. Raises FormatError for anything else, OSError if it cannot be read."""
+        if path.exists() and not path.is_file():  # a device may have no end
+            raise FormatError(f"{path} is no file")
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

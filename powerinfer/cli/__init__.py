@@ -114,9 +114,17 @@ def _told_to_end() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+def _open_closed_streams() -> None:
+    """Standard streams that the caller closed (`>&-`), which are None here, become empty ones."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the end
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code. argv: without the program's name; None: sys.argv."""
     words = sys.argv[1:] if argv is None else list(argv)
+    _open_closed_streams()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         # What cannot be decoded, or written in this terminal's encoding, is no reason to stop.
         if isinstance(stream, io.TextIOWrapper):

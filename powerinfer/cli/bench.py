@@ -44,8 +44,9 @@ def add_arguments(parser: Parser) -> None:
         parser.add_argument(*flags, action="append", **how)
 
     parser.epilog = (
-        "N,... is a list: every combination is measured. The read rate of the memory is measured before\n"
-        "and after each repetition of a decode test, on the same threads."
+        "N,... is a list: every combination is measured. The read rate of the memory is measured between\n"
+        "tokens of a decode test, by the same threads; share is the median of tokens beside the rates\n"
+        "before and after them, with half of the distance between the quartiles."
     )
     add_model(parser)
     add_list("-p", "--n-prompt", metavar="N,...", help="tokens of a prompt; 0: none", default="512")
@@ -273,16 +274,20 @@ def _decode_table(head: str, results: Sequence[Result]) -> list[str]:
     def share(value: float | None, digits: int = 1) -> str:
         return "" if value is None else f"{value:.{digits}%}"
 
+    def speed(r: Result) -> str:
+        digits = 2 if r.tokens_per_s < 100 else 1
+        return f"{r.tokens_per_s:.{digits}f} ± {r.spread:.{digits}f}"
+
     rows = [[head, "mode", "tokens/s", "MB/token", "GB/s", "ceiling", "share", "active"]]
     rows += [
         [
             r.test,
             r.sparsity,
-            f"{r.tokens_per_s:.2f} ± {r.spread:.2f}",
+            speed(r),
             f"{r.bytes_per_token / 1e6:.1f}",
             f"{r.read_gb_s or 0:.1f}",
             "" if r.ceiling_gb_s is None else f"{r.ceiling_gb_s:.1f}",
-            share(r.share, 0),
+            share(r.share, 0) + ("" if r.share_spread is None else f" ±{100 * r.share_spread:.0f}"),
             share(r.active),
         ]
         for r in results

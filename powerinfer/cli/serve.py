@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 from ..errors import ArgumentError, FileError
 from ..terminal import Bar
@@ -106,7 +107,54 @@ def add_arguments(parser: Parser) -> None:
         default="mean",
         help="how embeddings are made of the tokens' vectors (default %(default)s)",
     )
+    decoding = parser.add_argument_group("decoding")
+    decoding.add_argument(
+        "--keep",
+        type=int,
+        metavar="N",
+        help="with --context-shift: first tokens that are never forgotten (default: the begin token)",
+    )
+    decoding.add_argument(
+        "--draft",
+        "--draft-max",
+        dest="draft_max",
+        type=int,
+        default=0,
+        metavar="N",
+        help="guess up to N tokens that repeat what came before, where few answers are under way "
+        "(default 0: none)",
+    )
+    decoding.add_argument(
+        "--draft-ngram",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how many of the last tokens are looked for; fewer where those are not found "
+        "(default %(default)s)",
+    )
+    decoding.add_argument(
+        "--online-statistics",
+        action="store_true",
+        help="count which neurons fire and move them between the GPU and the CPU",
+    )
     add_sampling_arguments(parser)
+
+
+def decoding_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """What AsyncLlama is told about drafts, and about what a context shift keeps."""
+    if args.keep is not None and args.keep < 0:
+        raise ArgumentError(f"--keep is {args.keep}: too small")
+    if args.keep is not None and not args.context_shift:
+        raise ArgumentError("--keep is for --context-shift, without which nothing is forgotten")
+    if args.draft_max < 0 or args.draft_ngram < 1:
+        raise ArgumentError("--draft-max must be 0 or more, and --draft-ngram at least 1")
+    options: dict[str, Any] = {"n_keep": args.keep, "online_statistics": args.online_statistics}
+    if not args.draft_max:
+        return options
+    from ..llama_speculative import LlamaPromptLookupDecoding
+
+    draft = LlamaPromptLookupDecoding(max_ngram_size=args.draft_ngram, num_pred_tokens=args.draft_max)
+    return options | {"draft_model": draft}
 
 
 def read_keys(args: argparse.Namespace) -> tuple[str, ...]:
@@ -126,8 +174,6 @@ def read_keys(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.context_shift:
-        raise ArgumentError("--context-shift: conversations of a server end where n_ctx is full")
     if not 0 <= args.port < 65536:
         raise ArgumentError(f"--port is {args.port}, it must be in 0..65535")
     for name in ("max_body", "timeout", "shutdown_timeout"):
@@ -159,8 +205,7 @@ def main(args: argparse.Namespace) -> int:
         ssl_certfile=args.ssl_cert_file,
         ssl_keyfile=args.ssl_key_file,
     )
-    options = load_arguments(args)
-    options.pop("context_shift")
+    options = load_arguments(args) | decoding_arguments(args)
     with Bar(f"loading {args.model}") as bar:
         llm = AsyncLlama(
             args.model,

@@ -100,7 +100,7 @@ def _listen(settings: Settings) -> socket.socket:
 
 def open_server(llm: AsyncLlama, settings: Settings) -> tuple[uvicorn.Server, socket.socket]:
     """A server that is not running yet, and its socket, which listens. Raises FileError if the address cannot
-    be had."""
+    be had, or the certificate not be used."""
     sock = _listen(settings)
     config = uvicorn.Config(
         quiet(create_app(llm, settings)),
@@ -115,6 +115,11 @@ def open_server(llm: AsyncLlama, settings: Settings) -> tuple[uvicorn.Server, so
         ssl_keyfile=settings.ssl_keyfile,
         lifespan="off",
     )
+    try:
+        config.load()
+    except OSError as error:  # of the ssl module, too
+        sock.close()
+        raise FileError(f"the certificate or its key cannot be used: {error}") from None
     return _Server(config, llm, settings), sock
 
 

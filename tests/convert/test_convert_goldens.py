@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import _native
 from powerinfer.convert.conversion import convert
 from powerinfer.session import Model, Session
-from tests import models, reference
+from tests import models, reference, rounding
 from tests.convert import folders, gguf_raw
 
 SPARSE = sorted(name for name, spec in models.SPECS.items() if spec.predictor)
@@ -23,7 +22,7 @@ AMX_TOLERANCE = 1e-2
 
 
 def tolerance() -> float:
-    return AMX_TOLERANCE if _native.isa() == "amx" else TOLERANCE
+    return AMX_TOLERANCE if rounding.BF16 else TOLERANCE
 
 
 def logits(path: Path, tokens: Any, sparsity: Any) -> Any:

@@ -283,8 +283,9 @@ static void check_product(const matrix *a, int32_t n_tok, int32_t lo, bool trans
     (transposed ? g->gemm_t : g->gemm)(&a->m, lo, n, px, n_tok, y, (size_t)pitch, with_bias ? bias : NULL, add,
                                        scratch);
     g->end();
-    /* AMX rounds both sides to bf16, whose last bit is worth 2^-7 of the first. */
-    const double rounding = strcmp(table->name, "amx") == 0 ? 2 * 0x1p-8 + 0x1p-16 : 0;
+    /* Two sets round both sides to bf16, whose last bit is worth 2^-7 of the first. */
+    const bool bf16 = strcmp(table->name, "amx") == 0 || strcmp(table->name, "avx512_bf16") == 0;
+    const double rounding = bf16 ? 2 * 0x1p-8 + 0x1p-16 : 0;
     for (int32_t t = 0; t < n_tok; t++) {
         const float *row = y + (size_t)t * (size_t)pitch, *xt = x + (size_t)t * (size_t)k;
         untouched(row, lo);
@@ -509,7 +510,7 @@ static void check_table(void) {
 }
 
 int main(int argc, char **argv) {
-    static const char *const all[] = {"scalar", "avx2", "avx512", "amx", "neon", "neon_dot"};
+    static const char *const all[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot"};
     const int n = argc > 1 ? argc - 1 : COUNT(all);
     bool failed = false;
     for (int i = 0; i < n; i++) {

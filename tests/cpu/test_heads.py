@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import subprocess
 
 import numpy as np
 import pytest
 
-from tests.core import capi
 from tests.cpu import kernels as cpu
 from tests.cpu.kernels import CANARY, EPS, TABLES, Doubles, ffi, fp, lib
 
@@ -95,11 +93,3 @@ def test_every_table_has_them() -> None:
     assert lib.te_cpu_kernels() != ffi.NULL
     for table in TABLES.values():
         assert ffi.NULL not in (table.rows_dot, table.rows_sum, table.exp_sum)
-
-
-def test_heads_check() -> None:
-    """The program for machines without Python."""
-    command = capi.program("heads_check")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("scalar: ")

@@ -1,210 +1,6 @@
-// check_fused.hpp - the operations that do several things at once, and the hand-over with the CPU: a product's side, marks,
-// the feed-forward in one operation, the merge that waits for words.
+// check_fused.hpp - the feed-forward in one operation, and the merge that waits for words.
 #pragma once
-#include "checks.hpp"
-
-// A number of the hand-over on the device, and words in shared memory.
-struct handover {
-    uint32_t *base;
-    te_cuda_seq seq;
-    uint32_t number;
-    uint64_t *words;
-    explicit handover(size_t n_words) {
-        base = device_of(std::vector<uint32_t>{(uint32_t)-3}); // numbers may wrap around
-        seq = {base, 10};
-        number = 7;
-        void *p;
-        OK(api->host_alloc(dev, n_words * 8, &p));
-        words = (uint64_t *)p;
-        memset(p, 0xab, n_words * 8);
-    }
-    void set(size_t i, uint32_t value) const {
-        __atomic_store_n(words + i, (uint64_t)number << 32 | value, __ATOMIC_RELEASE);
-    }
-    void free() const {
-        finish();
-        OK(api->free(dev, base));
-        OK(api->host_free(dev, words));
-    }
-};
-static uint32_t bits_of(float f) {
-    uint32_t v;
-    memcpy(&v, &f, 4);
-    return v;
-}
-
-// ---- the side of a product ----
-
-static void check_side_case(int type, int cols, int n_tok, te_cuda_norm_kind kind, int n_products, int rows = 75) {
-    AT("side %s %d columns, %d tokens, norm %d, %d products", te_type_get(type)->name, cols, n_tok, (int)kind,
-       n_products);
-    input in = input_new(n_tok, cols, kind, false);
-    matrix a = matrix_new(type, rows, cols);
-    const size_t n = (size_t)n_tok * (size_t)cols;
-    result keep(n), y((size_t)n_tok * (size_t)rows), alone((size_t)n_tok * (size_t)rows);
-    const handover h(n + 2);
-    te_cuda_linear op = {};
-    op.x = in.dx;
-    op.ldx = in.ld;
-    op.n_tok = n_tok;
-    op.n_products = n_products;
-    op.cols = cols;
-    op.product[0].w = a.m;
-    op.product[0].y = alone.data();
-    op.product[0].ldy = (size_t)rows;
-    if (n_products) OK(api->linear(dev, &op));
-    op.product[0].y = y.data();
-    op.side.norm = in.norm;
-    op.side.keep = keep.data();
-    op.side.post = h.words + 1;
-    op.side.seq = h.seq;
-    OK(api->linear(dev, &op));
-    const std::vector<float> got = keep.get();
-    if (n_products) same_bits(alone.get(), y.get());
-    for (int t = 0; t < n_tok; t++)
-        for (int c = 0; c < cols; c++) {
-            const size_t i = (size_t)t * (size_t)cols + (size_t)c;
-            const double v = in.of(t)[c];
-            near((long)i, (double)got[i], v, kind == TE_CUDA_NO_NORM ? 0 : 8 * EPS * (fabs(v) + 4));
-            is_true(h.words[i + 1] == ((uint64_t)h.number << 32 | bits_of(got[i])), "a word is not what was kept");
-        }
-    is_true(h.words[0] == 0xababababababababull && h.words[n + 1] == h.words[0], "a word beside was written");
-    op.side.keep = nullptr;
-    memset(h.words, 0, (n + 2) * 8);
-    OK(api->linear(dev, &op));
-    finish();
-    for (size_t i = 0; i < n; i++)
-        is_true(h.words[i + 1] == ((uint64_t)h.number << 32 | bits_of(got[i])), "a word alone differs");
-    h.free();
-    a.free();
-    keep.free();
-    y.free();
-    alone.free();
-    in.free();
-}
-
-// ---- scores ----
-
-// A threshold between two scores that are far apart; about one in six reaches it.
-static float gap(std::vector<double> s) {
-    std::sort(s.begin(), s.end());
-    size_t best = s.size() * 3 / 4;
-    for (size_t i = best; i + 1 < s.size() * 19 / 20; i++)
-        if (s[i + 1] - s[i] > s[best + 1] - s[best]) best = i;
-    return (float)((s[best] + s[best + 1]) / 2);
-}
-
-enum scorer { BY_NOTHING, BY_ROWS, BY_SIGNS };
-static const char *scorers[] = {"all", "rows", "signs"};
-
-// Who is wanted, by a predictor of random rows or of random signs. h: what signs are compared with.
-struct predictor {
-    te_cuda_scores op = {};
-    matrix fc2;
-    input z;
-    scorer how;
-    std::vector<void *> own;
-    std::vector<char> on, doubt; // [n_tok][rows]; rounding may decide otherwise
-    int rows;
-    predictor(scorer kind, int type, int n_rows, int rank, int n_tok, const float *h, size_t ldh, int cols,
-              const std::vector<float> &host_h)
-        : how(kind), on((size_t)n_tok * (size_t)n_rows, 1), doubt(on.size(), 0), rows(n_rows) {
-        std::vector<double> score(on.size());
-        double limit = 0;
-        if (how == BY_ROWS) {
-            fc2 = matrix_new(type, rows, rank);
-            z = input_new(n_tok, rank, TE_CUDA_NO_NORM, !is_float(type));
-            for (int t = 0; t < n_tok; t++)
-                for (int j = 0; j < rows; j++) {
-                    const sum s = product(fc2, j, z, t);
-                    score[(size_t)t * (size_t)rows + (size_t)j] = s.v;
-                    limit = fmax(limit, s.limit());
-                }
-            op.fc2 = fc2.m;
-            op.z = z.dx;
-            op.ldz = z.ld;
-        } else if (how == BY_SIGNS) {
-            const size_t n_words = (size_t)(cols + 63) / 64;
-            std::vector<uint64_t> sign((size_t)rows * n_words, 0);
-            for (int j = 0; j < rows; j++)
-                for (int c = 0; c < cols; c++)
-                    if (random_word() % 2) sign[(size_t)j * n_words + (size_t)c / 64] |= (uint64_t)1 << c % 64;
-            for (int t = 0; t < n_tok; t++)
-                for (int j = 0; j < rows; j++) {
-                    int differ = 0;
-                    for (int c = 0; c < cols; c++)
-                        differ += (sign[(size_t)j * n_words + (size_t)c / 64] >> c % 64 & 1) !=
-                                  (host_h[(size_t)t * ldh + (size_t)c] < 0);
-                    score[(size_t)t * (size_t)rows + (size_t)j] = (double)((float)(cols - 2 * differ) / (float)cols);
-                }
-            uint64_t *p = device_of(sign);
-            own.push_back(p);
-            op.sign = p;
-            op.h = h;
-            op.ldh = ldh;
-            op.cols = cols;
-        } else {
-            return;
-        }
-        std::vector<double> sorted = score;
-        std::sort(sorted.begin(), sorted.end());
-        // Signs are exact: one of the scores themselves.
-        const float threshold = how == BY_SIGNS ? (float)sorted[sorted.size() * 5 / 6] : gap(score);
-        for (size_t i = 0; i < on.size(); i++) {
-            on[i] = score[i] >= (double)threshold;
-            doubt[i] = how == BY_ROWS && fabs(score[i] - (double)threshold) <= limit;
-        }
-        float *p = device_of(std::vector<float>{threshold});
-        own.push_back(p);
-        op.threshold = p;
-    }
-    bool wanted(int t, int j) const { return on[(size_t)t * (size_t)rows + (size_t)j]; }
-    void free() {
-        if (how == BY_ROWS) {
-            fc2.free();
-            z.free();
-        }
-        for (void *p : own) OK(api->free(dev, p));
-    }
-};
-
-static void check_marks_case(scorer how, int type, int rows, int n_tok) {
-    AT("marks by %s, %s, %d rows, %d tokens", scorers[how], te_type_get(type)->name, rows, n_tok);
-    const int cols = 333;
-    input in = input_new(n_tok, cols, TE_CUDA_NO_NORM, false);
-    predictor p(how, type, rows, 768, n_tok, in.dx, in.ld, cols, in.x);
-    const int n_parts = api->mark_parts(dev), each = ((rows + n_parts - 1) / n_parts + 31) / 32, words = n_parts * each;
-    const handover h((size_t)(n_tok * words) + 1);
-    te_cuda_marks op = {};
-    op.scores = p.op;
-    op.n_rows = rows;
-    op.n_tok = n_tok;
-    op.post = h.words;
-    op.seq = h.seq;
-    OK(api->marks(dev, &op));
-    finish();
-    for (int t = 0; t < n_tok; t++)
-        for (int b = 0; b < n_parts; b++) {
-            const int lo = (int)((int64_t)rows * b / n_parts), hi = (int)((int64_t)rows * (b + 1) / n_parts);
-            for (int w = 0; w < each; w++) {
-                uint32_t bits = 0, unsure = 0;
-                for (int i = 0; i < 32 && lo + 32 * w + i < hi; i++) {
-                    const size_t j = (size_t)(lo + 32 * w + i), at = (size_t)t * (size_t)rows + j;
-                    bits |= (uint32_t)p.on[at] << i;
-                    unsure |= (uint32_t)p.doubt[at] << i;
-                }
-                is_true(((h.words[(t * n_parts + b) * each + w] ^ ((uint64_t)h.number << 32 | bits)) &
-                         ~(uint64_t)unsure) == 0,
-                        "a word of marks is off");
-            }
-        }
-    is_true(h.words[n_tok * words] == 0xababababababababull, "a word behind was written");
-    h.free();
-    p.free();
-    in.free();
-}
-
-// ---- the feed-forward, and the merge behind it ----
+#include "check_marks.hpp"
 
 struct ffn_case {
     int type, down_type, score_type, cols, rows, n_tok;
@@ -213,7 +9,11 @@ struct ffn_case {
     bool gated, skip;
     scorer how;
     bool listed, far; // neurons are rows of larger matrices, which lie in host memory
+    bool added;       // to the products of gate and up; h is stored
 };
+
+// Formats whose rows `pack` rearranges.
+static bool is_rearranged(int type) { return type == TE_Q8_0 || type == TE_Q4_0 || type == TE_Q6_K; }
 
 // The rows of a matrix that is larger than the neurons are many, and where it lies. Those of nobody hold no numbers.
 struct placed {
@@ -234,23 +34,24 @@ static placed placed_new(int type, int cols, const std::vector<int32_t> &row, in
     for (size_t j = 0; j < row.size(); j++) poison[(size_t)row[j]] = unread[j];
     p.m = matrix_new(type, rows, cols, 0.1f, poison);
     if (!far) return p;
-    const size_t n_bytes = p.m.m.stride * (size_t)rows;
-    is_true(p.m.m.stride == p.m.file_stride, "rows in host memory are not as in the file");
+    const size_t n_bytes = p.m.file_stride * (size_t)rows, off = is_rearranged(type) ? 2 : 0;
+    is_true(off || p.m.m.stride == p.m.file_stride, "rows in host memory are not as in the file");
     OK(api->free(dev, (void *)p.m.m.w));
-    OK(api->host_alloc(dev, n_bytes, &p.host));
-    memcpy(p.host, p.m.file.data(), n_bytes);
-    p.m.m.w = p.host;
+    OK(api->host_alloc(dev, n_bytes + off, &p.host)); // at an address that is no multiple of 4 where that may be
+    memcpy((uint8_t *)p.host + off, p.m.file.data(), n_bytes);
+    p.m.m.w = (uint8_t *)p.host + off;
+    p.m.m.stride = p.m.file_stride;
     return p;
 }
 
 static void check_one_ffn(const ffn_case &k) {
-    AT("one ffn %s, down %s, scores by %s of %s, %d x %d, %d tokens, norm %d, act %d, %s, %s%s%s",
+    AT("one ffn %s, down %s, scores by %s of %s, %d x %d, %d tokens, norm %d, act %d, %s, %s%s%s%s",
        te_type_get(k.type)->name, te_type_get(k.down_type)->name, scorers[k.how], te_type_get(k.score_type)->name,
        k.rows, k.cols, k.n_tok, (int)k.norm, (int)k.act, k.gated ? "gated" : "ungated", k.skip ? "skip" : "dense",
-       k.listed ? ", list" : "", k.far ? ", host memory" : "");
+       k.listed ? ", list" : "", k.far ? ", host memory" : "", k.added ? ", added" : "");
     const float threshold = k.act == TE_RELU ? 0.05f : 0;
     const int n_tok = k.n_tok, rows = k.rows, cols = k.cols;
-    input in = input_new(n_tok, cols, k.norm, !is_float(k.type));
+    input in = input_new(n_tok, cols, k.norm, !is_float(k.type), k.how == BY_SIGNS);
     predictor p(k.how, k.score_type, rows, k.score_type == TE_F16 ? 1000 : 1024, n_tok, in.dx, in.ld, cols, in.x);
     for (char doubt : p.doubt) is_true(!doubt, "scores are too close to each other");
     std::vector<char> unread((size_t)rows, 1);
@@ -269,6 +70,11 @@ static void check_one_ffn(const ffn_case &k) {
     if (k.gated) gate = placed_new(k.type, cols, row, all_rows, unread, k.far);
     // Values and tolerances of gates; rows of up and down that gates of 0 make unneeded hold no numbers.
     std::vector<double> g((size_t)n_tok * (size_t)rows, 1), gl(g.size(), 0);
+    std::vector<float> gate_add(g.size(), 0), up_add(g.size(), 0);
+    if (k.added) {
+        gate_add = normals(g.size());
+        up_add = normals(g.size());
+    }
     std::vector<char> off((size_t)rows, 0); // h is 0 for all tokens
     uint32_t sure = 0, maybe = 0;           // of how many values it is known that they are not 0, of how many not
     const bool relu = k.act == TE_RELU || k.act == TE_DRELU;
@@ -278,10 +84,11 @@ static void check_one_ffn(const ffn_case &k) {
             const size_t i = (size_t)t * (size_t)rows + (size_t)j;
             if (!p.wanted(t, j)) continue;
             const sum s = product(gate.m, row[(size_t)j], in, t);
-            g[i] = activation(k.act, (double)threshold, s.v);
-            gl[i] = 1.2 * s.limit() + 8 * EPS * fabs(s.v);
-            if (k.act == TE_RELU && fabs(s.v - (double)threshold) <= s.limit()) gl[i] += (double)threshold;
-            all_off &= s.v + s.limit() < (double)threshold;
+            const double v = s.v + (double)gate_add[i], l = s.limit() + (k.added ? 4 * EPS * (fabs(s.v) + fabs(v)) : 0);
+            g[i] = activation(k.act, (double)threshold, v);
+            gl[i] = 1.2 * l + 8 * EPS * fabs(v);
+            if (k.act == TE_RELU && fabs(v - (double)threshold) <= l) gl[i] += (double)threshold;
+            all_off &= v + l < (double)threshold;
         }
         if (all_off && relu) off[(size_t)j] = 1;
         if (all_off && k.skip) unread[(size_t)j] = 1;
@@ -297,7 +104,8 @@ static void check_one_ffn(const ffn_case &k) {
             if (!p.wanted(t, j)) continue;
             if (unread[(size_t)j]) continue;
             const sum s = product(up.m, row[(size_t)j], in, t);
-            double u = s.v + (double)bias[(size_t)j], ul = s.limit() + 4 * EPS * (fabs(u) + fabs(s.v));
+            double u = s.v + (double)up_add[i] + (double)bias[(size_t)j],
+                   ul = s.limit() + 4 * EPS * (fabs(u) + fabs(s.v) + fabs((double)up_add[i]));
             if (k.gated) {
                 if (k.act == TE_DRELU) u = fmax(u, 0);
                 h[i] = g[i] * u;
@@ -328,6 +136,13 @@ static void check_one_ffn(const ffn_case &k) {
         op.n_list = rows;
     }
     op.far = k.far;
+    float *d_gate_add = nullptr, *d_up_add = nullptr;
+    if (k.added) {
+        op.up_add = d_up_add = device_of(up_add);
+        if (k.gated) op.gate_add = d_gate_add = device_of(gate_add);
+        op.ld_add = (size_t)rows;
+        op.store_h = 1;
+    }
     op.up_bias = d_bias;
     op.act = k.act;
     op.threshold = threshold;
@@ -343,6 +158,7 @@ static void check_one_ffn(const ffn_case &k) {
     const int n_parts = api->ffn_parts(dev, &op);
     result partial((size_t)n_parts * (size_t)n_tok * (size_t)cols), y((size_t)n_tok * (size_t)(cols + 4));
     op.partial = partial.data();
+    if (random_word() % 2) op.prepared = in.prepared(up.m.m.type);
     OK(api->ffn(dev, &op));
     const std::vector<uint32_t> counts = host_of(op.counts, 3);
     same(0, counts[0], n_wanted);
@@ -364,7 +180,13 @@ static void check_one_ffn(const ffn_case &k) {
     }
     same(0, n_fired, counts[2]);
     is_true(host_of(op.bits, n_bits + 1)[n_bits] == 77, "the word behind the bits was written");
-    room.get();
+    const std::vector<float> kept = room.get();
+    for (int t = 0; t < n_tok && k.added; t++)
+        for (int j = 0; j < rows; j++) {
+            const size_t i = (size_t)t * (size_t)rows + (size_t)j;
+            const bool none = unread[(size_t)j] || !p.wanted(t, j);
+            near(j, (double)kept[(size_t)t * op.ldh + (size_t)j], none ? 0 : h[i], none ? 0 : hl[i]);
+        }
     // The merge: with words of the CPU, which come late.
     const std::vector<float> before = normals((size_t)n_tok * (size_t)cols),
                              far = normals((size_t)n_tok * (size_t)cols);
@@ -410,7 +232,8 @@ static void check_one_ffn(const ffn_case &k) {
             near(c, (double)out[(size_t)t * (size_t)(cols + 4) + (size_t)c], s.v, s.limit());
         }
     for (const void *q : {(const void *)d_bias, (const void *)d_down_bias, (const void *)d_before,
-                          (const void *)op.bits, (const void *)op.counts, (const void *)op.fired, (const void *)list})
+                          (const void *)op.bits, (const void *)op.counts, (const void *)op.fired, (const void *)list,
+                          (const void *)d_gate_add, (const void *)d_up_add})
         if (q) OK(api->free(dev, (void *)q));
     gate.free();
     up.free();
@@ -471,6 +294,8 @@ static void check_fused() {
     for (te_cuda_norm_kind n : norms) check_side_case(TE_F32, 4096, 3, n, 0);
     for (int type : all_types)
         for (int rows : {100, 301, 9984}) check_marks_case(BY_ROWS, type, rows, 1 + turn++ % 8);
+    for (int type : all_types)
+        for (int n_tok : {1, 3, 8}) check_ties(type, n_tok);
     for (int n_tok = 1; n_tok <= 8; n_tok++) check_marks_case(BY_SIGNS, TE_F32, n_tok % 2 ? 301 : 9001, n_tok);
     check_cancelled();
     const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_QUICK};
@@ -495,11 +320,13 @@ static void check_fused() {
                         k.skip = skip;
                         k.how = how;
                         check_one_ffn(k);
+                        k.added = true;
+                        if (turn % 3 == 0) check_one_ffn(k);
+                        k.added = false;
                         turn++;
                         k.listed = true;
                         k.down_type = type; // a list is for one kernel
-                        k.far = turn % 4 && type != TE_Q8_0 && type != TE_Q4_0 && type != TE_Q6_K &&
-                                te_row_bytes(type, k.cols) % 16 == 0;
+                        k.far = turn % 4 && (is_rearranged(type) || te_row_bytes(type, k.cols) % 16 == 0);
                         check_one_ffn(k);
                     }
 }

@@ -130,7 +130,7 @@ static void check_attention_case(const heads_case &k) {
     op.n_embd_head = d;
     op.q_norm = k.norm ? device_of(q_norm) : nullptr;
     op.k_norm = k.norm ? device_of(k_norm) : nullptr;
-    op.norm_eps = 1e-5f;
+    op.norm_eps = random_word() % 2 ? 1e-5f : 0.125f;
     op.scale = (float)(1 / sqrt((double)d));
     op.rope = k.rope;
     op.n_rot = k.n_rot;
@@ -167,7 +167,7 @@ static void check_attention_case(const heads_case &k) {
                 const floats &from = is_k ? kk : vv;
                 const std::vector<double> x =
                     settled(&from.v[(size_t)t * from.ld + (size_t)(h * d)], d, is_k && k.norm ? k_norm.data() : nullptr,
-                            1e-5, k, is_k, &cs[(size_t)(t * k.n_rot)]);
+                            (double)op.norm_eps, k, is_k, &cs[(size_t)(t * k.n_rot)]);
                 const int type = is_k ? k.type_k : k.type_v;
                 const std::vector<float> y =
                     stored(is_k ? k_now : v_now, type, is_k ? row_k : row_v, row_of(seq[(size_t)t], pos[(size_t)t], h));
@@ -193,8 +193,8 @@ static void check_attention_case(const heads_case &k) {
                 continue;
             }
             const std::vector<double> x =
-                settled(&q.v[(size_t)t * q.ld + (size_t)(h * d)], d, k.norm ? q_norm.data() : nullptr, 1e-5, k, true,
-                        &cs[(size_t)(t * k.n_rot)]);
+                settled(&q.v[(size_t)t * q.ld + (size_t)(h * d)], d, k.norm ? q_norm.data() : nullptr,
+                        (double)op.norm_eps, k, true, &cs[(size_t)(t * k.n_rot)]);
             std::vector<double> sum((size_t)d, 0.0), score;
             double top = -1e300, total = 0, most = 0, off = 0;
             for (int p = 0; p <= pos[(size_t)t]; p++) {

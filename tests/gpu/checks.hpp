@@ -57,11 +57,34 @@ struct input {
         step; // after norm (and, without one, as bytes); half a step of the byte that a value becomes
     const double *of(int t) const { return &seen[(size_t)t * (size_t)cols]; }
     const double *half(int t) const { return &step[(size_t)t * (size_t)cols]; }
+    // As kernels multiply with it, for matrices of a type; nothing where they take it as it is.
+    te_cuda_prepared prepared(int type) {
+        const size_t n_bytes = api->prepared_bytes(type, cols);
+        if (!n_bytes) return {};
+        if (!ready) ready = device_of(std::vector<uint8_t>(2 * n_bytes, 0xff));
+        te_cuda_prepare op = {};
+        op.x = dx;
+        op.ldx = ld;
+        op.n_tok = n_tok;
+        op.cols = cols;
+        op.norm = norm;
+        op.type = type;
+        op.v = ready;
+        OK(api->prepare(dev, &op));
+        const std::vector<uint8_t> all = host_of(ready, 2 * n_bytes);
+        bool beside = false;
+        for (size_t i = n_bytes; i < 2 * n_bytes; i++) beside |= all[i] != 0xff;
+        is_true(!beside, "something behind the prepared input was written");
+        return {ready, type};
+    }
+    uint8_t *ready = nullptr;
     void free() {
         for (float *p : {dx, dw, db}) OK(api->free(dev, p));
+        if (ready) OK(api->free(dev, ready));
     }
 };
-static input input_new(int n_tok, int cols, te_cuda_norm_kind kind, bool bytes) {
+// zeros: some values are 0, of either sign.
+static input input_new(int n_tok, int cols, te_cuda_norm_kind kind, bool bytes, bool zeros = false) {
     input in;
     in.n_tok = n_tok;
     in.cols = cols;
@@ -71,12 +94,14 @@ static input input_new(int n_tok, int cols, te_cuda_norm_kind kind, bool bytes) 
         for (size_t c = (size_t)cols; c < in.ld; c++) in.x[(size_t)t * in.ld + c] = NAN;
     if (kind == TE_CUDA_LAYER_NORM)
         for (float &v : in.x) v += 3;
+    for (int t = 0; t < n_tok && zeros; t++)
+        for (size_t c = 7; c < (size_t)cols; c += 41) in.x[(size_t)t * in.ld + c] = c % 2 ? 0.0f : -0.0f;
     in.w = normals((size_t)cols);
     in.b = normals((size_t)cols);
     in.dx = device_of(in.x);
     in.dw = device_of(in.w);
     in.db = device_of(in.b);
-    in.norm = {kind, 1e-5f, in.dw, kind == TE_CUDA_LAYER_NORM ? in.db : nullptr};
+    in.norm = {kind, random_word() % 2 ? 1e-5f : 0.125f, in.dw, kind == TE_CUDA_LAYER_NORM ? in.db : nullptr};
     in.seen.resize((size_t)n_tok * (size_t)cols);
     in.step.assign((size_t)n_tok * (size_t)cols, 0);
     for (int t = 0; t < n_tok; t++) {

@@ -318,9 +318,9 @@ static void bench_step(const step_shape &k) {
             f.gate = a.take(k.hot);
             f.up = a.take(k.hot);
             f.down = a.take(k.hot);
-            f.act = k.mode == step_shape::EXACT ? TE_RELU : TE_SILU;
-            f.threshold = (float)(1.2816 * sigma);
-            f.skip = k.mode == step_shape::EXACT;
+            f.act = k.mode == step_shape::DENSE ? TE_SILU : TE_RELU;
+            f.threshold = scored ? -1e30f : (float)(1.2816 * sigma); // what is predicted fires
+            f.skip = k.mode != step_shape::DENSE;
             if (scored) {
                 f.scores.fc2 = fc2;
                 f.scores.fc2.n_rows = k.hot;

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from powerinfer import DeviceError
+from powerinfer import DeviceError, machine
 from powerinfer.session import Model, Session
-from tests.native.hybrid import IDS, options, place, write
+from tests.native.hybrid import DEEP, IDS, options, place, write
 
 # Busy for half a second, so that other kernels wait, then a fault that ends the context.
 PTX = b"""
@@ -37,12 +37,12 @@ LOOP:
 """
 
 
-def break_gpu() -> None:
+def break_gpu(index: int) -> None:
     """In the context that the session uses."""
     cuda = ctypes.CDLL("libcuda.so.1")
     context, module, function, stream = (ctypes.c_void_p() for _ in range(4))
     assert cuda.cuInit(0) == 0
-    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), index) == 0
     assert cuda.cuCtxSetCurrent(context) == 0
     assert cuda.cuModuleLoadData(ctypes.byref(module), PTX) == 0
     assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"fail") == 0
@@ -50,13 +50,15 @@ def break_gpu() -> None:
     assert cuda.cuLaunchKernel(function, 8192, 1, 1, 1024, 1, 1, 0, stream, None, None) == 0
 
 
-def lose(folder: Path) -> str:
-    """What a session says whose GPU fails in a step, and in the next one."""
-    with Model(write(folder, "llama-relu-gqa", "sparse")) as model:
-        plan = place(model, "some", "predicted")
-        with Session(model, plan=plan, device="cuda", **options("predicted")) as s:
+def lose(folder: Path, index: int, n_devices: int) -> str:
+    """What a session says one of whose GPUs fails in a step, and in the next one."""
+    with Model(write(folder, DEEP, "sparse")) as model:
+        layers = [0, -1, 0, n_devices - 1, -1, n_devices - 1]
+        plan = place(model, "some", "predicted", devices=layers, head=layers[-1], n_devices=n_devices)
+        names = [f"cuda:{i}" for i in range(n_devices)]
+        with Session(model, plan=plan, device=names, **options("predicted")) as s:
             s.feed(IDS[:8])
-            break_gpu()
+            break_gpu(index)
             with pytest.raises(DeviceError) as first:
                 s.feed([3])
             with pytest.raises(DeviceError) as second:
@@ -65,10 +67,13 @@ def lose(folder: Path) -> str:
     return f"{first.value}\n{second.value}"
 
 
-def test_a_gpu_that_fails_is_found_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("index", "n_devices"), [(0, 1), (0, 2), (1, 2)])
+def test_a_gpu_that_fails_is_found_out(tmp_path: Path, index: int, n_devices: int) -> None:
     """The limit of a wait is a minute."""
+    if n_devices > len(machine.gpus().gpus):
+        pytest.skip("one GPU")
     done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)],
+        [sys.executable, __file__, str(tmp_path), str(index), str(n_devices)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -81,4 +86,4 @@ def test_a_gpu_that_fails_is_found_out(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(lose(Path(sys.argv[1])))
+    print(lose(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

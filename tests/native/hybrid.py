@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer import UnsupportedError, _native
+from powerinfer import UnsupportedError
 from powerinfer.plan import engine
 from powerinfer.session import Model, Session
-from tests import models
+from tests import models, rounding
 
-AMX = _native.isa() == "amx"
+AMX = rounding.BF16
 N_CTX, N_SEQ, N_POOL = 128, 4, 256
 # Sums are cut differently on the two sides; AMX rounds a prompt's activations to bf16 on one of them only.
 TOLERANCE = 0.1 if AMX else 2e-3
@@ -75,19 +75,27 @@ def write(folder: Path, spec: models.Spec | str, form: str, kind: Kind | None = 
     return models.write_sparse(path, spec, models.draw_predictor(spec))
 
 
-def adapt(model: Model, rank: int = 5) -> Model:
-    """The model with adapters of q, v and the output of its attention, of the first and the last layer, that
-    change its answers by more than rounding does."""
+ADAPTED = ("attn_qkv", "attn_q", "attn_v", "attn_output")
+ADAPTED_FFN = ("ffn_gate", "ffn_up", "ffn_down")
+ADAPTED_OWN = ("token_embd", "output")
+
+
+def adapt(model: Model, rank: int = 5, names: Sequence[str] = ADAPTED) -> dict[str, np.ndarray[Any, Any]]:
+    """Gives the model adapters of these matrices, of the first and the last layer, that change its answers by
+    more than rounding does; returns what they add to each."""
     random = np.random.default_rng(8)
+    added = {}
     for layer in (0, model.info.n_layer - 1):
-        for name in ("attn_qkv", "attn_q", "attn_v", "attn_output"):
-            full = f"blk.{layer}.{name}.weight"
+        for name in names:
+            full = f"{name}.weight" if name in ADAPTED_OWN else f"blk.{layer}.{name}.weight"
             shape = model.matrix_shape(full)
-            if shape is not None:
-                a = random.normal(0, shape[1] ** -0.5, (rank, shape[1]))
-                b = random.normal(0, 0.3, (shape[0], rank))
-                model.add_adapter(full, a.astype(np.float32), b.astype(np.float32))
-    return model
+            if shape is None or full in added:
+                continue
+            a = random.normal(0, shape[1] ** -0.5, (rank, shape[1])).astype(np.float32)
+            b = random.normal(0, 0.3, (shape[0], rank)).astype(np.float32)
+            model.add_adapter(full, a, b, scale=0.5)
+            added[full] = 0.5 * b.astype(np.float64) @ a.astype(np.float64)
+    return added
 
 
 def settings(sparsity: str, n_batch: int, budgets: Sequence[int] = (1 << 34,)) -> engine.Settings:
@@ -113,7 +121,7 @@ def block(model: Model) -> int:
 def reads_in_place(model: Model) -> bool:
     """Whether a plan may let a device read neurons in host memory: rows that are there as in the file."""
     up = {t.name: t.type for t in model.file.tensors}["blk.0.ffn_up.weight"]
-    return model.info.can_skip_down and up in ("F32", "F16", "BF16", "Q4_K", "Q5_K")
+    return model.info.can_skip_down and up in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 def place(

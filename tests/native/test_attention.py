@@ -14,9 +14,9 @@ import pytest
 
 from powerinfer import _native
 from powerinfer.session import Model, Session
-from tests import models, reference
+from tests import models, reference, rounding
 
-ISAS = ("scalar", "avx2", "avx512", "amx", "neon", "neon_dot")
+ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
 # Every query head its own KV head; four to one; all 24 to one.
 SPECS = {
     name: models.Spec(
@@ -32,7 +32,7 @@ N = 1100
 # Where blocks of 64 and parts of 256 positions and more begin and end.
 LENGTHS = (1, 2, 63, 64, 65, 255, 256, 257, 511, 512, 513, 575, 576, 768, 1023, 1024, 1025, 1090)
 # Rounding of K and V to F16 is common to all; AMX rounds what a prompt's products take to bf16.
-TOLERANCE = 1e-2 if _native.isa() == "amx" else 2e-3
+TOLERANCE = 1e-2 if rounding.BF16 else 2e-3
 
 
 def tokens() -> list[int]:

@@ -1,16 +1,23 @@
-"""Adapters of attention in layers that lie on a device."""
+"""Adapters of models whose layers lie on a device."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
-from powerinfer import UnsupportedError
+from powerinfer import ArgumentError
 from powerinfer.plan import engine
 from powerinfer.session import Model, Session
+from tests import models, reference
 from tests.native.hybrid import (
+    ADAPTED,
+    ADAPTED_FFN,
+    ADAPTED_OWN,
+    AMX,
     DEEP,
     IDS,
     TOLERANCE,
@@ -22,6 +29,7 @@ from tests.native.hybrid import (
     options,
     place,
     settings,
+    without_amx,
     write,
 )
 
@@ -39,17 +47,18 @@ def test_a_device_adapts_as_the_cpu(tmp_path: Path, name: str, split: str) -> No
             assert both(model, split, "auto", n_batch, n_threads) < TOLERANCE
 
 
+@pytest.mark.parametrize("names", [ADAPTED, ADAPTED_FFN, ADAPTED_OWN], ids=["attention", "ffn", "own"])
 @pytest.mark.parametrize("rank", [1, 40])
-def test_the_budget_holds_them(tmp_path: Path, rank: int) -> None:
+def test_the_budget_holds_them(tmp_path: Path, rank: int, names: tuple[str, ...]) -> None:
     """A plan counts them: where every byte of the budget is used it still fits."""
     rates = engine.Rates(gpu_bytes_per_s=4e12, cpu_bytes_per_s=1e10, handover_us=0, layer_us=0, ffn_us=0)
     with Model(write(tmp_path, DEEP, "dense")) as model:
         plain = engine.compute(model, settings("exact", 64), rates)
-        adapt(model, rank)
+        added = adapt(model, rank, names)
         full = engine.compute(model, settings("exact", 64), rates)
-        shapes = [model.matrix_shape(f"blk.0.attn_{name}.weight") or (0, 0) for name in ("q", "v", "output")]
+        shapes = [delta.shape for name, delta in added.items() if name != "token_embd.weight"]  # the CPU's
         floats = -(-rank // 32) * 32 * sum(map(sum, shapes))  # ranks are filled up to whole vectors
-        assert full.full_bytes - plain.full_bytes >= 2 * 4 * floats  # of two layers
+        assert floats and full.full_bytes - plain.full_bytes >= 4 * floats
         assert full.min_bytes > plain.min_bytes
         with Session(model, **options("exact")) as s:
             alone = drive(s, IDS)
@@ -61,14 +70,85 @@ def test_the_budget_holds_them(tmp_path: Path, rank: int) -> None:
                 assert 0 < s.info.n_device_bytes <= budget
 
 
-def test_adapters_of_the_feed_forward_are_refused(tmp_path: Path) -> None:
+def changed(path: Path, added: dict[str, np.ndarray]) -> reference.Model:
+    """The file with what adapters add to its weights, in float64. An output that is the embedding stays."""
+    model = reference.load(path)
+    tensors = {"output.weight": model["token_embd.weight"], **model.tensors}
+    for name, delta in added.items():
+        tensors[name] = tensors[name] + delta
+    return replace(model, tensors=tensors)
+
+
+FFN_NAMES = ["llama-relu-gqa", "bamboo", "falcon-7b", "falcon-40b", "opt", "qwen2"]
+
+
+@pytest.mark.parametrize("kind", [None, Kind.Q8_0], ids=["F32", "Q8_0"])
+@pytest.mark.parametrize("name", FFN_NAMES)
+def test_adapters_of_the_feed_forward(tmp_path: Path, name: str, kind: Kind | None) -> None:
+    """With every split of the neurons both sides' parts add up to what changed weights give."""
+    if kind is not None and models.SPECS[name].n_ff % 32:
+        pytest.skip("rows are no whole blocks")
+    with Model(write(tmp_path, name, "dense", kind)) as model:
+        with Session(model, **options("auto")) as s:
+            plain = drive(s, IDS)
+        added = adapt(model, 5, ADAPTED_FFN)
+        expected = reference.forward(changed(model.file.path, added), np.array(IDS[:43]))[39:]
+        modes = ["exact", "dense"] if models.SPECS[name].relu else ["dense"]
+        for i, split in enumerate(["all", "none", "one", "but", "some", "mixed", "cpu"]):
+            for sparsity in modes:
+                o = options(sparsity, 64 if i % 2 else 7, 1 + i % 2)
+                with Session(model, **o) as alone:
+                    cpu = drive(alone, IDS)
+                plan = place(model, split, sparsity, o["n_batch"])
+                with Session(model, plan=plan, device="host", **o) as s:
+                    rows = drive(s, IDS)
+                change = apart(cpu, plain)
+                assert change > 10 * TOLERANCE, split
+                assert apart(rows, cpu) < (change / 10 if AMX else TOLERANCE), split
+                shown = np.stack(rows[:8:2])
+                assert reference.relative_error(shown, expected) < (5e-2 if kind or AMX else 1e-3), split
+
+
+@pytest.mark.parametrize("which", ["gate", "up", "down"])
+def test_an_adapter_of_one_matrix(tmp_path: Path, which: str) -> None:
     with Model(write(tmp_path, "llama-relu-gqa", "dense")) as model:
-        rows, cols = model.matrix_shape("blk.1.ffn_up.weight") or (0, 0)
-        model.add_adapter(
-            "blk.1.ffn_up.weight", np.ones((1, cols), np.float32), np.ones((rows, 1), np.float32)
-        )
-        plan = place(model, "some", "exact")
-        with pytest.raises(UnsupportedError, match="changes the feed-forward"):
-            Session(model, plan=plan, device="host", **options("exact"))
+        added = adapt(model, 40, [f"ffn_{which}"])
+        expected = reference.forward(changed(model.file.path, added), np.array(IDS[:43]))[39:]
+        for split in ("some", "none"):
+            with Session(model, plan=place(model, split, "exact"), device="host", **options("exact")) as s:
+                rows = drive(s, IDS)
+            assert reference.relative_error(np.stack(rows[:8:2]), expected) < (2e-2 if AMX else 1e-3)
+
+
+@pytest.mark.parametrize("name", ["llama-relu-gqa", "opt", "falcon-7b", "qwen2"])
+@pytest.mark.parametrize("split", ["alone", "all", "mixed", "cpu"])
+def test_adapters_of_embedding_and_output(tmp_path: Path, name: str, split: str) -> None:
+    with Model(write(tmp_path, name, "dense")) as model:
+        added = adapt(model, 5, ADAPTED_OWN)
+        assert ("output.weight" in added) == any(t.name == "output.weight" for t in model.file.tensors)
+        expected = reference.forward(changed(model.file.path, added), np.array(IDS[:43]))[39:]
+        for n_batch, n_threads in ((64, 2), (7, 1)):
+            o = options("auto", n_batch, n_threads)
+            if split != "alone":
+                o |= {"plan": place(model, split, "auto", n_batch), "device": "host"}
+            with Session(model, **o) as s:
+                rows = drive(s, IDS)
+            assert reference.relative_error(np.stack(rows[:8:2]), expected) < (2e-2 if AMX else 1e-3)
+
+
+def test_what_is_read_in_place_without_an_adapter(tmp_path: Path) -> None:
+    """A plan that was made before the adapter came is carried out by the CPU."""
+    with Model(write(tmp_path, "llama-relu-gqa", "dense")) as model:
+        plan = place(model, "near", "exact")
+        adapt(model, 5, ADAPTED_FFN)
         with Session(model, **options("exact")) as s:
-            s.feed(IDS[:3])
+            alone = drive(s, IDS)
+        with Session(model, plan=plan, device="host", **options("exact")) as s:
+            assert apart(drive(s, IDS), alone) < TOLERANCE
+        with pytest.raises(ArgumentError):
+            place(model, "near", "exact")
+
+
+@pytest.mark.skipif(not AMX, reason="done above")
+def test_without_amx() -> None:
+    without_amx(__file__)

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, UnsupportedError
+from powerinfer.file import ModelFile
 from powerinfer.session import Model, Session
 from tests import models
 from tests.native import hybrid
 from tests.native.hybrid import (
+    DEEP,
     IDS,
     NAMES,
     SPLITS,
@@ -232,3 +234,43 @@ def test_counts_must_be_asked_for(model: Model) -> None:
         s.feed([3])
         with pytest.raises(ArgumentError, match="without count_neurons"):
             s.neuron_counts()
+
+
+def still(folder: Path) -> Path:
+    """A model whose layers add nothing to the residual, so that all see the same."""
+    folder.mkdir(exist_ok=True)
+    path = write(folder, DEEP, "sparse")
+    data = path.read_bytes()
+    with ModelFile(path) as file:
+        for name in (tensor.name for tensor in file.tensors):
+            if "attn_output" in name or "ffn_down" in name:
+                weights = file.raw(name).tobytes()
+                assert data.count(weights) == 1
+                data = data.replace(weights, bytes(len(weights)))
+    path.write_bytes(data)
+    return path
+
+
+@exactly
+def test_a_device_guesses_the_next_layers_neurons(folder: Path) -> None:
+    """By the next layer's own predictor: where the residual stays as it is, the guess is right."""
+    o = options("predicted")
+    with (
+        Model(still(folder / "still")) as model,
+        Session(model, plan=place(model, "none", "predicted"), device="host", **o) as s,
+    ):
+        for ids in (IDS[:9], IDS[9:10], IDS[10:11]):
+            s.feed(ids)
+        first, *others = s.last_step
+        assert first.n_foreseen == 0 < first.n_predicted
+        assert [step.n_foreseen for step in others] == [step.n_predicted for step in others]
+        s.feed(IDS[11:13], want_logits=True)
+        assert not any(step.n_foreseen for step in s.last_step)  # of several tokens it does not pay
+    with Model(write(folder, DEEP, "sparse")) as model:
+        for split in ("none", "some", "near"):
+            with Session(model, plan=place(model, split, "predicted"), device="host", **o) as s:
+                s.feed(IDS[:9])
+                s.feed(IDS[9:10])
+                right = [(step.n_foreseen, step.n_predicted) for step in s.last_step[1:]]
+                assert all(0 <= n <= of for n, of in right) and any(n for n, _ in right), split
+                assert any(n < of for n, of in right), split

@@ -21,9 +21,9 @@ from gguf import GGMLQuantizationType
 
 from powerinfer import Llama, _native
 from powerinfer.session import LayerStep, Model, Session
-from tests import models, reference
+from tests import models, reference, rounding
 
-ISAS = ("scalar", "avx2", "avx512", "amx", "neon", "neon_dot")
+ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
 DENSE = sorted(models.SPECS)
 SPARSE = sorted(name for name, spec in models.SPECS.items() if spec.predictor)
 GATED = sorted(name for name in SPARSE if models.SPECS[name].family in ("llama", "bamboo"))
@@ -37,7 +37,7 @@ ALL_PASS = -1e30
 
 def tolerance(n_together: int) -> float:
     """Allowed relative error of logits when n tokens are computed together."""
-    return AMX_TOLERANCE if _native.isa() == "amx" and n_together > 1 else TOLERANCE
+    return AMX_TOLERANCE if rounding.BF16 and n_together > 1 else TOLERANCE
 
 
 @dataclass

@@ -52,7 +52,19 @@ def test_null_handles_and_outputs(session: Session) -> None:
     refused(lib.pi_seq_state_load(s, 0, NULL, 64), "in is NULL")
     refused(lib.pi_seq_state_save(NULL, 0, some, 64), "NULL")
     refused(lib.pi_cpu_read_rate(1, 1 << 20, 1, NULL), "NULL")
-    for close in (lib.pi_file_close, lib.pi_model_close, lib.pi_session_close, lib.pi_sampler_free):
+    probe = ffi.new("pi_read_probe **")
+    refused(lib.pi_read_probe_open(NULL, 1 << 20, 1, probe), "NULL")
+    refused(lib.pi_read_probe_open(s, 1 << 19, 1, probe), "1 slices of 524288 bytes")
+    refused(lib.pi_read_probe_open(s, 1 << 20, 0, probe), "0 slices")
+    refused(lib.pi_read_probe_open(s, 1 << 61, 1 << 30, probe), "bytes to read", 4)
+    refused(lib.pi_read_probe_next(NULL, ffi.new("double *")), "NULL")
+    for close in (
+        lib.pi_file_close,
+        lib.pi_model_close,
+        lib.pi_session_close,
+        lib.pi_sampler_free,
+        lib.pi_read_probe_close,
+    ):
         close(NULL)
 
 
@@ -93,6 +105,10 @@ def test_numbers_out_of_range(session: Session) -> None:
         refused(
             lib.pi_session_feed(s, ffi.new("pi_batch *", {"n_tokens": n, "token": token})), "at least one"
         )
+    for want in (3, 255):
+        batch = {"n_tokens": 2, "token": token, "want_logits": (wants := ffi.new("uint8_t[]", [1, want]))}
+        refused(lib.pi_session_feed(s, ffi.new("pi_batch *", batch)), f"want_logits is {want} at index 1")
+        assert wants[1] == want
     assert session.length() == 3
 
 

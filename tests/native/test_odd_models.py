@@ -11,13 +11,12 @@ import pytest
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 
-from powerinfer import _native
 from powerinfer.session import Model, Session
-from tests import models, reference
+from tests import models, reference, rounding
 from tests.native.test_bad_models import good
 
 # K and V in F16 round to 2^-11; activations of the block formats to 1/254 of the largest of 32.
-TOLERANCE = {"float": 1e-2 if _native.isa() == "amx" else 2e-3, "block": 3e-2}
+TOLERANCE = {"float": 1e-2 if rounding.BF16 else 2e-3, "block": 3e-2}
 LLAMA = models.Spec("odd", "llama", n_layer=1, n_embd=64, n_ff=96, n_vocab=270, n_ctx=64)
 RELU = replace(LLAMA, act="relu")
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError, ContextError, FormatError, UnsupportedError, _native
+from powerinfer import ArgumentError, ContextError, FormatError, UnsupportedError
 from powerinfer.session import Model, Session
-from tests import models, reference
+from tests import models, reference, rounding
 
 BLOCK = 64
 ONE_LAYER = replace(models.SPECS["llama-relu-gqa"], name="one-layer", n_layer=1, predictor=())
 # The sums of a row do not depend on its neighbours, so an answer may only change with the kernels that
 # computed it: one token, or a prompt. F16 K and V round both to the same 11 bits.
-TOLERANCE = 1e-2 if _native.isa() == "amx" else 2e-3
+TOLERANCE = 1e-2 if rounding.BF16 else 2e-3
 
 
 @pytest.fixture(scope="module")

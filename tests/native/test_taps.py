@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from powerinfer import _native
 from powerinfer.errors import ArgumentError
 from powerinfer.session import Model, Session, Tap
-from tests import models, reference
+from tests import models, reference, rounding
 
 SPARSE = sorted(name for name, spec in models.SPECS.items() if spec.predictor)
 OTHERS = ("llama-mha", "qwen2", "qwen3", "mistral", "falcon-gelu", "llama-llama3")
@@ -32,7 +31,7 @@ Array = Any
 
 def tolerance() -> float:
     """A tapped layer is computed by matrix products, whatever the number of tokens."""
-    return AMX_TOLERANCE if _native.isa() == "amx" else TOLERANCE
+    return AMX_TOLERANCE if rounding.BF16 else TOLERANCE
 
 
 @pytest.fixture(scope="module")
@@ -203,9 +202,7 @@ def test_a_tap_changes_no_answer(mode: Any, folder: Path) -> None:
                     logits.append(session.logits().copy())
             answers.append(np.stack(logits))
     # F32 sums of n_embd and n_ff terms: the worst case of the longer one, and a margin for the layers after.
-    assert reference.relative_error(answers[1], answers[0]) < (
-        AMX_TOLERANCE if _native.isa() == "amx" else 2e-4
-    )
+    assert reference.relative_error(answers[1], answers[0]) < (AMX_TOLERANCE if rounding.BF16 else 2e-4)
 
 
 # ---- how a tap is used

@@ -199,6 +199,25 @@ def test_a_weak_cpu_gets_nothing(path: Path) -> None:
     assert mixed and all(len(y.hot) + len(y.pcie) == N_FF and y.handover_us == 0 for y in mixed)
 
 
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0"])
+def test_types_that_are_read_in_place(tmp_path: Path, kind: str) -> None:
+    """Those that devices compute."""
+    counts = power_law(np.random.default_rng(5), 4, N_FF, 1000)
+    file = write_model(
+        tmp_path / "m.gguf",
+        n_layer=4,
+        n_ff=N_FF,
+        n_embd=768,
+        ranks=[32] * 4,
+        counts=counts,
+        type_of=lambda name: kind if ".ffn_" in name else "F16",
+    )
+    rates = replace(RATES, in_place_bytes_per_s=5e8)
+    one = make(file, GIB, rates)
+    plan = make(file, one.min_bytes + (one.full_bytes - one.min_bytes) // 2, rates)
+    assert any(len(y.pcie) for y in plan.layers) == (kind != "Q5_0")
+
+
 def test_what_cannot_be_read_in_place(path: Path, tmp_path: Path) -> None:
     rates = replace(RATES, in_place_bytes_per_s=5e8)
     one = make(path, GIB, rates)

@@ -14,7 +14,7 @@ import pytest
 from powerinfer import bench
 from powerinfer.bench.measure import prompt_flop
 from powerinfer.cli import main
-from powerinfer.errors import ArgumentError
+from powerinfer.errors import ArgumentError, ClosedError
 from powerinfer.session import Model, Session
 from scripts import make_model
 
@@ -83,12 +83,49 @@ def test_each_mode_reads_its_own_bytes(capsys: Captured) -> None:
         assert r["share"] is r["read_gb_s"] is None and r["gflop_per_s"] > 0
         assert 0 < r["bytes_per_token"] < dense["bytes_per_token"]  # one pass over the weights for 32 tokens
     for r in out[3:]:
-        assert len(r["ceilings_gb_s"]) == 3 and r["gflop_per_s"] is None
+        assert r["gflop_per_s"] is None
         rates = [4 * r["bytes_per_token"] / s / 1e9 for s in r["seconds"]]
         assert r["read_gb_s"] == pytest.approx(np.median(rates))
         assert min(r["ceilings_gb_s"]) <= r["ceiling_gb_s"] <= max(r["ceilings_gb_s"])
-        means = np.add(r["ceilings_gb_s"][1:], r["ceilings_gb_s"][:-1]) / 2
-        assert r["share"] == pytest.approx(np.median(rates / means))
+
+
+def test_tokens_are_paired_with_the_ceilings_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 30 ms, in the second repetition of 15: a slice ends once it has taken 50 ms, the last one with
+    the tokens, and each has its own two ceilings."""
+    now, steps = 0.0, iter([0.5, *[0.03] * 5, 0.5, *[0.015] * 5])  # the first of each wakes the threads
+    rates = iter([9e9, 9e9, 10e9, 12e9, 8e9, 8e9, 20e9])
+    sizes = []
+    with Model("demo") as model, Session(model, n_ctx=64, n_threads=1) as session:
+        feed = session.feed
+
+        def slow_feed(*args: Any, **how: Any) -> None:
+            nonlocal now
+            feed(*args, **how)
+            now += next(steps)
+            sizes.append(session.last_total.bytes)
+
+        monkeypatch.setattr(session, "feed", slow_feed)
+        monkeypatch.setattr("time.perf_counter", lambda: now)
+        monkeypatch.setattr("powerinfer.session.ReadProbe.next", lambda probe: next(rates))
+        case = bench.Case(n_prompt=0, n_gen=5, depth=0)
+        (r,) = bench.measure(session, case, ["dense"], repetitions=2, warm_up=False, ceiling_bytes=8 << 20)
+    first, second = sizes[1:6], sizes[7:]
+    shares = [sum(first[:2]) / 0.06 / 9e9, sum(first[2:4]) / 0.06 / 9.5e9, first[4] / 0.03 / 11e9]
+    shares += [sum(second[:4]) / 0.06 / 8e9, second[4] / 0.015 / 14e9]
+    low, middle, high = np.percentile(shares, (25, 50, 75))
+    assert r.share == pytest.approx(middle) and r.share_spread == pytest.approx((high - low) / 2)
+    assert sorted(r.ceilings_gb_s) == [8, 8, 9, 9, 10, 12, 20] and r.ceiling_gb_s == 9
+    assert next(steps, None) is next(rates, None) is None
+
+
+def test_a_probe_reads_with_the_threads_of_its_session() -> None:
+    with Model("demo") as model, Session(model, n_ctx=64, n_threads=2) as session:
+        probe = session.read_probe(1 << 20, 3)
+        assert all(1e8 < probe.next() < 1e13 for _ in range(7))
+        with pytest.raises(ArgumentError, match="0 slices"):
+            session.read_probe(1 << 20, 0)
+    with pytest.raises(ClosedError):
+        probe.next()
 
 
 def test_a_result_says_how_to_repeat_it(capsys: Captured) -> None:

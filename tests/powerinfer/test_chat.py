@@ -106,6 +106,13 @@ def test_hostile_files_are_refused(text: bytes, tmp_path: Path) -> None:
         Conversation.load(path)
 
 
+def test_only_files_are_read(tmp_path: Path) -> None:
+    """A device, /dev/zero for one, may have no end."""
+    for path in (Path("/dev/null"), tmp_path):
+        with pytest.raises(FormatError, match="is no file"):
+            Conversation.load(path)
+
+
 def test_forgetting_halves_what_the_model_is_shown() -> None:
     conversation = Conversation("s")
     for i in range(5):

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,24 @@ def test_version_and_help(capsys: Captured) -> None:
         out = capsys.readouterr().out
         assert out
         assert (f"powerinfer {__version__}\n" == out) == (words == ["--version"])
+
+
+@pytest.mark.parametrize(
+    ("closed", "words", "code", "out", "err"),
+    [
+        ("0<&-", "run demo", 1, "", "powerinfer: the prompt is empty\n"),
+        ("0<&-", "chat demo", 0, "", None),
+        ("1>&-", "run demo hi -n 3", 0, "", ""),
+        ("1>&-", "info demo", 0, "", ""),
+        ("2>&-", "run nosuch.gguf hi", 1, "", ""),
+        ("0<&- 1>&- 2>&-", "run demo hi -n 3", 0, "", ""),
+    ],
+)
+def test_closed_streams(closed: str, words: str, code: int, out: str, err: str | None) -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m powerinfer {words} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert (done.returncode, done.stdout) == (code, out)
+    assert err is None or done.stderr == err
 
 
 def test_help_of_the_whole_imports_no_command() -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from powerinfer import ArgumentError, FormatError, Llama, LlamaRAMCache, UnsupportedError
 from powerinfer.session import Model, Session
-from tests import models
+from tests import models, reference
 
 OpenLlama = Callable[..., Llama]
 PROMPT = [1, 17, 260, 43, 291, 300, 8, 5, 90, 11]
 ATTENTION = ["attn_q", "attn_k", "attn_v", "attn_output"]
 FFN = ["ffn_gate", "ffn_up", "ffn_down"]
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 
 def draw(spec: models.Spec, names: list[str], rank: int) -> dict[str, np.ndarray]:
@@ -30,6 +31,17 @@ def draw(spec: models.Spec, names: list[str], rank: int) -> dict[str, np.ndarray
             rows, cols = shapes[base]
             pairs[base + ".lora_a"] = random.normal(0, cols**-0.5, (rank, cols)).astype(np.float32)
             pairs[base + ".lora_b"] = random.normal(0, 0.5, (rows, rank)).astype(np.float32)
+    return pairs
+
+
+def draw_own(spec: models.Spec, names: list[str], rank: int) -> dict[str, np.ndarray]:
+    """Pairs for the embedding, as llama.cpp's converter stores them (A turned), and the output matrix."""
+    random = np.random.default_rng(9)
+    pairs = {}
+    for name in names:
+        a = random.normal(0, 1, (rank, spec.n_embd) if name == OUTPUT else (spec.n_vocab, rank))
+        b = random.normal(0, 0.3, (spec.n_vocab if name == OUTPUT else spec.n_embd, rank))
+        pairs |= {name + ".lora_a": a.astype(np.float32), name + ".lora_b": b.astype(np.float32)}
     return pairs
 
 
@@ -84,6 +96,37 @@ def test_against_changed_weights(llama: OpenLlama, tmp_path: Path, name: str, ra
             # activations of 8 bits, an error of 2^-9 in each of some dozen products on the way.
             assert rms(shown - expected) < (1e-3 if len(chunks) > 1 else 0.05) * rms(change)
             assert rms(change) > 0.3
+
+
+@pytest.mark.parametrize("name", ["llama-relu", "qwen2", "opt", "falcon-7b"])
+@pytest.mark.parametrize(
+    "names", [[EMBEDDING], [OUTPUT], [EMBEDDING, OUTPUT]], ids=["embd", "output", "both"]
+)
+def test_embedding_and_output(llama: OpenLlama, tmp_path: Path, name: str, names: list[str]) -> None:
+    """In float64: row t of A, times B, is added to the embedding of token t. A tied output matrix stays."""
+    spec = models.SPECS[name]
+    base = models.write_dense(tmp_path / "base.gguf", spec)
+    model = reference.load(base)
+    if model.get(OUTPUT) is None and OUTPUT in names:
+        with pytest.raises(FormatError, match="does not have"):
+            llama(base, lora_path=write(tmp_path / "lora.gguf", spec, draw_own(spec, names, 3)))
+        return
+    pairs = draw_own(spec, names, 3)
+    tensors = {OUTPUT: model[EMBEDDING], **model.tensors}
+    for which in names:
+        a, b = (pairs[which + part].astype(np.float64) for part in (".lora_a", ".lora_b"))
+        tensors[which] = tensors[which] + 0.5 * 6.0 / 3 * (a @ b.T if which == EMBEDDING else b @ a)
+    expected = reference.forward(reference.Model(model.meta, tensors, model.sparse), np.array(PROMPT))
+    adapter = write(tmp_path / "lora.gguf", spec, pairs)
+    places: list[dict[str, Any]] = [
+        {"n_threads": 1},
+        {"n_threads": 2},
+        {"vram_budget": 1, "devices": ["host"]},
+    ]
+    for place in places:
+        llm = llama(base, lora_path=adapter, lora_scale=0.5, logits_all=True, **place)
+        assert reference.relative_error(logits(llm, [[token] for token in PROMPT]), expected) < 1e-3
+        assert reference.relative_error(logits(llm, [PROMPT]), expected) < 2e-2
 
 
 def test_modes(
@@ -156,7 +199,20 @@ def test_files_that_are_refused(llama: OpenLlama, tmp_path: Path, relu_path: Pat
         (FormatError, "blk.7.attn_q", {name.replace("blk.1", "blk.7"): v for name, v in good.items()}, {}),
         (UnsupportedError, "no part of a LoRA pair", {a: good[a]}, {}),
         (UnsupportedError, "no part of a LoRA pair", {**good, **one}, {}),
-        (UnsupportedError, "output.weight", {f"output.weight.lora_{k[-1]}": v for k, v in good.items()}, {}),
+        (
+            FormatError,
+            "output.weight has shapes",
+            {f"output.weight.lora_{k[-1]}": good[k] for k in (a, b)},
+            {},
+        ),
+        (FormatError, "shapes", {name: v.T.copy() for name, v in draw_own(spec, [EMBEDDING], 2).items()}, {}),
+        (
+            UnsupportedError,
+            "position_embd",
+            {f"position_embd.weight.lora_{k[-1]}": good[k] for k in (a, b)},
+            {},
+        ),
+        (UnsupportedError, "activated", good, {"adapter__alora__invocation_tokens": [1, 2]}),
     ]
     for i, (kind, message, pairs, changes) in enumerate(cases):
         path = write(tmp_path / f"{i}.gguf", spec, pairs, **changes)
@@ -173,14 +229,12 @@ def test_the_engine_checks_too(relu_path: Path) -> None:
     model = Model(relu_path)
     a, b = np.ones((2, 64), np.float32), np.ones((64, 2), np.float32)
     name = "blk.0.attn_q.weight"
-    for bad in ("blk.0.attn_q.weigh", "blk.9.attn_q.weight", "attn_q.weight", "output.weight"):
+    for bad in ("blk.0.attn_q.weigh", "blk.9.attn_q.weight", "attn_q.weight", "output_norm.weight"):
         with pytest.raises((ArgumentError, UnsupportedError)):
             model.add_adapter(bad, a, b)
     for first, second in ((a[:, :5], b), (a, b[:5]), (a[:1], b), (a[0], b), (a[:0], b[:, :0])):
         with pytest.raises(ArgumentError):
             model.add_adapter(name, first, second)
-    with pytest.raises(UnsupportedError, match="token_embd"):
-        model.add_adapter("token_embd.weight", a, np.ones((320, 2), np.float32))
     model.add_adapter(name, a, b)
     with pytest.raises(ArgumentError, match="already"):
         model.add_adapter(name, a, b)
@@ -190,18 +244,19 @@ def test_the_engine_checks_too(relu_path: Path) -> None:
         Model(relu_path, load=False).add_adapter(name, a, b)
 
 
-def test_devices(llama: OpenLlama, tmp_path: Path) -> None:
-    """They compute adapters of attention, and say no to those of the feed-forward."""
+@pytest.mark.parametrize("names", [ATTENTION, FFN], ids=["attention", "ffn"])
+def test_devices(llama: OpenLlama, tmp_path: Path, sparse_path: Path, names: list[str]) -> None:
     spec = models.SPECS["llama-relu"]
-    attention = write(tmp_path / "attention.gguf", spec, draw(spec, ATTENTION, 4))
-    ffn = write(tmp_path / "ffn.gguf", spec, draw(spec, FFN, 4))
-    on_device: dict[str, Any] = {"vram_budget": 1, "devices": ["host"], "logits_all": True}
-    llm = llama(lora_path=attention, **on_device)
-    assert llm.plan is not None and llm.plan.uses_device
-    expected = logits(llama(lora_path=attention, logits_all=True), [[token] for token in PROMPT])
-    assert rms(logits(llm, [[token] for token in PROMPT]) - expected) < 1e-3 * rms(expected)
-    with pytest.raises(UnsupportedError, match="changes the feed-forward"):
-        llama(lora_path=ffn, **on_device)
+    adapter = write(tmp_path / "lora.gguf", spec, draw(spec, names, 4))
+    for path in (None, sparse_path):
+        given: dict[str, Any] = {"lora_path": adapter, "logits_all": True}
+        args = () if path is None else (path,)
+        llm = llama(*args, vram_budget=1, devices=["host"], **given)
+        assert llm.plan is not None and llm.plan.uses_device
+        alone = llama(*args, **given)
+        assert llm.info().sparsity == alone.info().sparsity
+        expected = logits(alone, [[token] for token in PROMPT])
+        assert rms(logits(llm, [[token] for token in PROMPT]) - expected) < 1e-3 * rms(expected)
 
 
 def test_embeddings(llama: OpenLlama, tmp_path: Path) -> None:

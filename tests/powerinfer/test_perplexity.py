@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from powerinfer import _native
 from powerinfer.cli import main
 from powerinfer.errors import ArgumentError, FormatError
 from powerinfer.perplexity import Perplexity, compare, perplexity, plan_chunks
 from powerinfer.session import Model, Session
 from powerinfer.terminal import Bar
-from tests import models, reference
+from tests import models, reference, rounding
 
 Array = Any
 Captured = pytest.CaptureFixture[str]
@@ -31,8 +30,8 @@ SPARSE = ("llama-relu", "bamboo", "falcon-40b", "opt")
 BOS = 1
 # Relative error of logits with F16 weights and an F32 KV cache while so few tokens are computed together that
 # nothing else is rounded, and with an F16 cache and many tokens (AMX rounds their activations to bf16).
-FEW, FEW_TOKENS = 1e-4, 1 if _native.isa() == "amx" else 8
-MANY = 1e-2 if _native.isa() == "amx" else 2e-3
+FEW, FEW_TOKENS = 1e-4, 1 if rounding.BF16 else 8
+MANY = 1e-2 if rounding.BF16 else 2e-3
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from powerinfer import (
     ModelFile,
     UnsupportedError,
 )
+from powerinfer.sampling import Sampler, Sampling
 from powerinfer.session import Model, Session
 
 PROMPT = [1, 17, 260, 43, 291, 300, 8]
@@ -124,6 +125,21 @@ def test_logits_are_writable_and_stay(model: Model) -> None:
     del s
     gc.collect()
     view[:] = 1.0
+
+
+def test_a_sampler_draws_from_logits_that_were_not_copied(model: Model) -> None:
+    greedy = Sampler(Sampling(temperature=0), model.info.n_vocab)
+    with Session(model) as s:
+        s.feed([1, 5, 7], want_logits=True)
+        drawn = [s.draw(greedy, i) for i in range(3)]
+        assert s.draw(greedy) == drawn[2]
+        assert drawn == [int(s.logits(i).argmax()) for i in range(3)]
+        s.logits(1)[drawn[1]] = -np.inf  # what its owner has changed counts
+        assert s.draw(greedy, 1) != drawn[1]
+        with pytest.raises(ArgumentError):
+            s.draw(greedy, 3)
+        with pytest.raises(ArgumentError):
+            s.draw(Sampler(Sampling(), model.info.n_vocab + 1))
 
 
 def test_indices_of_logits(model: Model) -> None:

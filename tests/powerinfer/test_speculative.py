@@ -62,6 +62,35 @@ def test_answers_stay(llama: OpenLlama, sparsity: str, options: dict[str, Any]) 
         assert "".join(part["choices"][0]["text"] for part in parts) == text
 
 
+@pytest.mark.parametrize("options", [{"logits_all": True}, {"n_batch": 8}])
+def test_tokens_of_others_in_between(llama: OpenLlama, options: dict[str, Any]) -> None:
+    """What a caller sends, and what another answer replaced, is computed before a guess is checked."""
+
+    def answer(llm: Llama, ask_else: bool) -> list[int]:
+        given = []
+        stream = llm.generate(llm.tokenize(PROMPT), temp=0.0)
+        sent = None
+        for i in range(30):
+            given.append(stream.send(sent))  # type: ignore[attr-defined]
+            sent = given[-4:] if i % 4 == 3 else None
+            if ask_else and i % 7 == 3:
+                llm("the tree", max_tokens=2)
+        return given
+
+    plain, guessing = llama(**options), llama(draft_model=LlamaPromptLookupDecoding(2, 4), **options)
+    widths = []
+    hold = guessing._ctx.hold
+
+    def noting(ids: Any, *, ahead: Any = None, **how: Any) -> int:
+        widths.append(0 if ahead is None else ahead.size)
+        return hold(ids, ahead=ahead, **how)
+
+    guessing._ctx.hold = noting  # type: ignore[method-assign]
+    for ask_else in (False, True):
+        assert answer(guessing, ask_else) == answer(plain, ask_else)
+    assert sum(n > 0 for n in widths) > 10
+
+
 def test_predicted_mode_too(llama: OpenLlama, sparse_path: Any) -> None:
     text = llama(sparse_path)(PROMPT, max_tokens=40, temperature=0.0)["choices"][0]["text"]
     guessing = llama(sparse_path, draft_model=LlamaPromptLookupDecoding(2, 4))

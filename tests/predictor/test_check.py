@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import _native
 from powerinfer.corpus import Corpus
 from powerinfer.errors import ArgumentError
 from powerinfer.file import ModelFile
@@ -19,7 +18,7 @@ from powerinfer.predictor.check import Check, check_predictor
 from powerinfer.predictor.data import Windows, choose_windows
 from powerinfer.rewrite import rewrite
 from powerinfer.session import Model, Session
-from tests import models, reference
+from tests import models, reference, rounding
 from tests.predictor.small import BOS, corpus, expected, planted
 
 Array = Any
@@ -115,7 +114,7 @@ def test_layers_are_what_the_reference_counts(checked: Check, path: Path) -> Non
     """Recall and the rest, from the reference's scores and hidden values of every neuron. A few pairs lie so
     near to the threshold, or to silence, that rounding decides them."""
     windows = windows_of()
-    tolerance = 0.01 if _native.isa() == "amx" else 0.003
+    tolerance = 0.01 if rounding.BF16 else 0.003
     for layer, one in zip(checked.layers, expected(path, windows.tokens, windows.n_head), strict=True):
         threshold = (0.4, -0.3)[layer.layer]
         assert one.scores is not None
@@ -149,7 +148,7 @@ def test_predicted_mode_is_what_the_reference_does(checked: Check, path: Path) -
         for i, layer in enumerate(trace.layers):
             predicted[i] += layer.predicted.sum()
             active[i] += layer.active.sum()
-    tolerance = 0.01 if _native.isa() == "amx" else 0.003
+    tolerance = 0.01 if rounding.BF16 else 0.003
     for i, layer in enumerate(checked.layers):
         assert layer.computed == pytest.approx(predicted[i] / (n * 1024), abs=tolerance)
         assert layer.active == pytest.approx(active[i] / (n * 1024), abs=tolerance)

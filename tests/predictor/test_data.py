@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import _native
 from powerinfer.corpus import Corpus
 from powerinfer.errors import ArgumentError, FileError, FormatError
 from powerinfer.predictor import data as module
 from powerinfer.predictor.data import Windows, choose_windows, collect, temporary_folder
 from powerinfer.session import Model, Tap
-from tests import models
+from tests import models, rounding
 from tests.predictor.small import BOS, corpus, expected
 
 Array = Any
@@ -109,7 +108,7 @@ def test_data_is_what_the_reference_sees(name: str, folder: Path, monkeypatch: p
     windows = choose_windows(corpus(models.SPECS[name], 300), n_ctx=40, n_train=200, n_held_out=60)
     monkeypatch.setattr(module, "batch_for", lambda *_: 7)
     wanted = expected(path, windows.tokens, windows.n_head)
-    tolerance = AMX_TOLERANCE if _native.isa() == "amx" else TOLERANCE
+    tolerance = AMX_TOLERANCE if rounding.BF16 else TOLERANCE
     layers = [1, 0]
     with Model(path, predictor="none") as model, temporary_folder(folder) as temporary:
         for layer, got in zip(layers, collect(model, windows, layers, Path(temporary)), strict=True):

@@ -71,6 +71,8 @@ def test_modes_are_compared_with_dense(tmp_path: Path) -> None:
     lines = tables.decode_table(tmp_path).splitlines()
     assert lines[2] == "| Q4_K_M | dense | 10.00 ± 0.25 | 1000 | 10.0 | 20.0 | 50 % | 10.0 % | 1.00 |"
     assert lines[3].endswith("|  | 10.0 % | 1.50 |")
+    write(tmp_path, "decode", RUN | {"share_spread": 0.034})
+    assert " | 50 % ± 3 | " in tables.decode_table(tmp_path)
     machine = tables.machine_table(tmp_path)
     assert "a processor, 2 cores, 16 GiB" in machine and "19.0 to 21.0 GB/s" in machine
 

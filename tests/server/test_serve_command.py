@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from powerinfer import AsyncLlama
 from powerinfer.cli import main
+from powerinfer.llama_speculative import LlamaPromptLookupDecoding
 
 pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
 pytest.importorskip("uvicorn", reason="the extra powerinfer[server] is not installed")
@@ -48,17 +50,43 @@ def test_a_process(number: signal.Signals, code: int) -> None:
     [
         (["--port", "99999"], "--port is 99999"),
         (["-m", "a.gguf"], "two models"),
-        (["--context-shift"], "--context-shift"),
+        (["--draft-max", "-1"], "--draft-max must be 0 or more"),
+        (["--draft-max", "3", "--draft-ngram", "0"], "--draft-ngram at least 1"),
+        (["--context-shift", "--keep", "-1"], "--keep is -1"),
+        (["--keep", "4"], "--keep is for --context-shift"),
         (["--api-key", " "], "an API key is empty"),
         (["--api-key-file", "/nothing"], "cannot read the keys"),
         (["-np", "0"], "n_parallel is 0"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+        (["--ssl-cert-file", __file__, "--ssl-key-file", __file__], "err: powerinfer: the certificate"),
+        (["--ssl-cert-file", "/nothing"], "err: powerinfer: the certificate"),
     ],
 )
 def test_wrong_options(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     model = "b.gguf" if "-m" in words else "demo"
     assert main(["serve", model, "-c", "256", "--port", "0", *words]) == 1
-    assert said in capsys.readouterr().err
+    assert said in "err: " + capsys.readouterr().err
+
+
+def test_how_answers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[int | None, object, int, bool]] = []
+
+    def serve(llm: AsyncLlama, _: object) -> None:
+        own = llm.scheduler
+        served.append((own._n_keep, own._draft, own._n_wide, own._improve is not None))
+        llm.close()
+
+    monkeypatch.setattr("powerinfer.server.run.serve", serve)
+    common = ["serve", "demo", "-c", "64", "-t", "1"]
+    assert main(common) == 0
+    assert main([*common, "--context-shift", "--keep", "9", "--draft-max", "3", "--draft-ngram", "1"]) == 0
+    assert main([*common, "--context-shift", "--draft", "2", "--online-statistics"]) == 0
+    assert served[0] == (None, None, 0, False)
+    assert served[1][0] == 9 and served[1][2] > 0
+    assert served[2][0] == 1 and served[2][3]
+    for (_, draft, *_), sizes in zip(served[1:], [(1, 3), (2, 2)], strict=True):
+        assert isinstance(draft, LlamaPromptLookupDecoding)
+        assert (draft.max_ngram_size, draft.num_pred_tokens) == sizes
 
 
 def test_keys_of_a_file(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-// gemm.hpp - products for many tokens at once in f32: te_gemm_kernels for any vocabulary V of floats. The AMX version
-// is gemm_amx.hpp; block formats have another in gemm_int8.hpp.
+// gemm.hpp - products for many tokens at once, sums in f32: te_gemm_kernels for any vocabulary V of floats. The AMX
+// version is gemm_amx.hpp; block formats have another in gemm_int8.hpp.
 //
 // A panel of weights is dequantised to floats in the cache, then all tokens run over it. Activations are packed once:
 // blocks of TB tokens, [k][TB], so that the tokens of one k are whole vectors:
@@ -10,6 +10,9 @@
 // needs the weights transposed. Sums of a panel stand in scratch between passes over k and are written to y at the end,
 // so y is touched once. The last block of tokens is one or two vectors wide if that is enough for it. Of V it needs
 // lanes, f32, zero, splat, load, store, fma; of rows.hpp to_f32.
+//
+// P says what stands in the 32 bits of a lane: one float (single), or a pair of bf16 of neighbouring k
+// (gemm_bf16.hpp), two products to an instruction. Depths and pitches count such elements.
 //
 // One thread of a 2-core Sapphire Rapids virtual machine, 512 tokens, 4096 columns, F16, TFLOPS; fma reaches 0.114 with
 // AVX2 and 0.215 with AVX-512, the inner loop by itself, on data in L1, 0.187 with AVX-512:
@@ -26,41 +29,50 @@
 
 namespace {
 
-template <class V> struct gemm_f32 {
+// Elements of one float.
+template <class V> struct single {
+    static constexpr int32_t per = 1; // weights to an element
+    static typename V::f32 fma(typename V::f32 w, typename V::f32 x, typename V::f32 sum) { return V::fma(w, x, sum); }
+    // n floats as elements, in `room` if they change
+    static const float *row(const float *in, int32_t, float *) { return in; }
+};
+
+template <class V, class P = single<V>> struct gemm_f32 {
     using f32 = typename V::f32;
     static constexpr int32_t L = V::lanes;
     static constexpr int32_t TB = 3 * L;         // tokens per block
     static constexpr int32_t TP = 528 / TB * TB; // tokens per pass: their sums and one KC of activations stay in L2
-    static constexpr int32_t KC = 256;           // weights per pass: one block of the K formats
+    static constexpr int32_t KC = 256;           // elements per pass: a block of the K formats, or two
     static constexpr int32_t NC = 128;           // rows per panel
     static constexpr int32_t MR = L / 2;         // rows per register tile: MR * 3 sums, 3 activations, a weight
-    static constexpr int32_t RC = 128;           // rows per pass of gemm_t
+    static constexpr int32_t RC = 128;           // elements, of one column, per pass of gemm_t
     static constexpr int32_t CC = 256;           // columns per panel of gemm_t
     static constexpr int32_t WS = CC + 16; // its row pitch: with 1 KiB a column of vectors would share four sets of L1
     static constexpr int32_t LC = TP + 16; // pitch of the sums, for the same reason
-    static constexpr int32_t KH = L == 16 ? 128 : 256; // weights per tile: their TB activations (24 KiB) stay in L1
+    static constexpr int32_t KH = L == 16 ? 128 : 256; // elements per tile: their TB activations (24 KiB) stay in L1
 
     static int32_t up(int32_t n, int32_t unit) { return (n + unit - 1) / unit * unit; }
     static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+    static int32_t elements(int32_t k) { return up(k, P::per) / P::per; }
     // Tokens that the block at token t is wide.
     static int32_t width(int32_t t, int32_t n_tok) { return n_tok - t >= TB ? TB : up(n_tok - t, L); }
 
     static size_t pack_bytes(int32_t n_tok, int32_t k) {
-        return ((size_t)up(n_tok, L) * (size_t)k * sizeof(float) + 63) / 64 * 64;
+        return ((size_t)up(n_tok, L) * (size_t)elements(k) * sizeof(float) + 63) / 64 * 64;
     }
 
     static void pack(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px) {
         for (int32_t t = t0; t < t1; t += TB) {
             const int32_t w = width(t, n_tok), n = least(w, n_tok - t);
-            float *out = (float *)px + (size_t)t * (size_t)k;
-            for (int32_t k0 = 0; k0 < k; k0 += 16) { // a cache line of each token at a time
-                const int32_t kn = least(16, k - k0);
+            float *out = (float *)px + (size_t)t * (size_t)elements(k), room[16];
+            for (int32_t k0 = 0; k0 < k; k0 += 16 * P::per, out += 16 * w) { // 16 elements of each token at a time
+                const int32_t kn = least(16 * P::per, k - k0), en = elements(kn);
                 for (int32_t i = 0; i < n; i++) {
-                    const float *in = x + (size_t)(t + i) * ldx + k0;
-                    for (int32_t j = 0; j < kn; j++) out[(k0 + j) * w + i] = in[j];
+                    const float *in = P::row(x + (size_t)(t + i) * ldx + k0, kn, room);
+                    for (int32_t j = 0; j < en; j++) out[j * w + i] = in[j];
                 }
-                for (int32_t j = 0; j < kn; j++)
-                    for (int32_t i = n; i < w; i++) out[(k0 + j) * w + i] = 0;
+                for (int32_t j = 0; j < en; j++)
+                    for (int32_t i = n; i < w; i++) out[j * w + i] = 0;
             }
         }
     }
@@ -74,13 +86,17 @@ template <class V> struct gemm_f32 {
     static void begin() {}
     static void end() {}
 
-    // gemm: outputs are rows of the matrix. Weight k of output r of a panel stands at r * next_output + k * next_k.
+    // gemm: outputs are rows of the matrix. Element k of output r of a panel stands at r * next_output + k * next_k.
     struct from_rows {
         static constexpr int32_t width = NC, depth = KC, next_output = KC, next_k = 1, floats = NC * KC;
         static void make(const te_mat *m, int32_t o, int32_t on, int32_t k, int32_t kn, float *panel) {
             const auto to_f32 = row_table<V>(m->type).to_f32;
-            for (int32_t i = 0; i < on; i++)
-                to_f32((const char *)m->w + (size_t)(o + i) * m->stride, k, kn, panel + i * KC);
+            float f[KC * P::per];
+            for (int32_t i = 0; i < on; i++) {
+                float *out = panel + i * KC, *to = P::per == 1 ? out : f;
+                to_f32((const char *)m->w + (size_t)(o + i) * m->stride, k, kn, to);
+                P::row(to, kn, out);
+            }
             for (int32_t i = on * KC; i < up(on, MR) * KC; i++) panel[i] = 0;
         }
     };
@@ -89,14 +105,25 @@ template <class V> struct gemm_f32 {
         static constexpr int32_t width = CC, depth = RC, next_output = 1, next_k = WS, floats = RC * WS;
         static void make(const te_mat *m, int32_t o, int32_t on, int32_t k, int32_t kn, float *panel) {
             const auto to_f32 = row_table<V>(m->type).to_f32;
-            for (int32_t i = 0; i < kn; i++) {
-                to_f32((const char *)m->w + (size_t)(k + i) * m->stride, o, on, panel + i * WS);
-                for (int32_t j = on; j < up(on, MR); j++) panel[i * WS + j] = 0;
+            const char *row = (const char *)m->w + (size_t)k * m->stride;
+            float two[2][CC];
+            for (int32_t i = 0; i < kn; i += P::per, row += P::per * m->stride, panel += WS) {
+                if constexpr (P::per == 1) {
+                    to_f32(row, o, on, panel);
+                } else {
+                    to_f32(row, o, on, two[0]);
+                    if (i + 1 < kn)
+                        to_f32(row + m->stride, o, on, two[1]);
+                    else
+                        memset(two[1], 0, (size_t)on * sizeof(float));
+                    P::rows(two[0], two[1], on, panel);
+                }
+                for (int32_t j = on; j < up(on, MR); j++) panel[j] = 0;
             }
         }
     };
 
-    // c[r][0..NV*L-1] (+)= sum over k of weight k of output r * x[k][0..NV*L-1], for MR outputs.
+    // c[r][0..NV*L-1] (+)= sum over k of element k of output r * x[k][0..NV*L-1], for MR outputs.
     template <class From, int NV> static void tile(const float *w, const float *x, int32_t kn, float *c, bool first) {
         f32 acc[MR][NV];
         TE_UNROLL for (int r = 0; r < MR; r++) TE_UNROLL for (int v = 0; v < NV; v++) acc[r][v] =
@@ -106,7 +133,7 @@ template <class V> struct gemm_f32 {
             TE_UNROLL for (int v = 0; v < NV; v++) xv[v] = V::load(x + (size_t)k * NV * L + v * L);
             TE_UNROLL for (int r = 0; r < MR; r++) {
                 const f32 wv = V::splat(w[r * From::next_output + k * From::next_k]);
-                TE_UNROLL for (int v = 0; v < NV; v++) acc[r][v] = V::fma(wv, xv[v], acc[r][v]);
+                TE_UNROLL for (int v = 0; v < NV; v++) acc[r][v] = P::fma(wv, xv[v], acc[r][v]);
             }
         }
         TE_UNROLL for (int r = 0; r < MR; r++) TE_UNROLL for (int v = 0; v < NV; v++)
@@ -118,17 +145,18 @@ template <class V> struct gemm_f32 {
     static void product(const te_mat *m, int32_t o0, int32_t o1, int32_t k, const void *px, int32_t n_tok, float *y,
                         size_t ldy, const float *bias, bool add, void *scratch) {
         float *panel = (float *)scratch, *c = panel + From::floats;
+        const int32_t n_el = elements(k);
         for (int32_t o = o0; o < o1; o += From::width)
             for (int32_t t = 0; t < n_tok; t += TP) {
                 const int32_t on = least(From::width, o1 - o), tn = least(TP, n_tok - t);
-                for (int32_t k0 = 0; k0 < k; k0 += From::depth) {
-                    const int32_t kn = least(From::depth, k - k0);
-                    From::make(m, o, on, k0, kn, panel);
+                for (int32_t k0 = 0; k0 < n_el; k0 += From::depth) {
+                    const int32_t kn = least(From::depth, n_el - k0);
+                    From::make(m, o, on, k0 * P::per, least(kn * P::per, k - k0 * P::per), panel);
                     for (int32_t h = 0; h < kn; h += KH)
                         for (int32_t b = 0; b < tn; b += TB) {
                             const int32_t w = width(t + b, n_tok);
                             const float *x =
-                                (const float *)px + (size_t)(t + b) * (size_t)k + (size_t)(k0 + h) * (size_t)w;
+                                (const float *)px + (size_t)(t + b) * (size_t)n_el + (size_t)(k0 + h) * (size_t)w;
                             const auto run = w == TB ? tile<From, 3> : w == 2 * L ? tile<From, 2> : tile<From, 1>;
                             for (int32_t i = 0; i < on; i += MR)
                                 run(panel + i * From::next_output + h * From::next_k, x, least(KH, kn - h),

@@ -8,7 +8,7 @@
  * Every header that is not ours stands here, before the target changes: an inline function of a standard header
  * compiled behind TE_ISA_BEGIN could be the one that the linker keeps for the whole program. For the same reason
  * everything in between lives in an anonymous namespace and the table is the only symbol that leaves the object
- * (of AMX functions with names of their own, gemm_amx_table.hpp). */
+ * (of AMX and bf16 functions with names of their own, gemm_*_table.hpp). */
 #ifndef TE_ISA_BEGIN_H
 #define TE_ISA_BEGIN_H
 

@@ -48,11 +48,12 @@ static bool has_avx512(void) {
     return has_avx2() && all(r.b, f | dq | bw | vl) && all(r.c, vnni) && saved(masks_and_zmm);
 }
 
+static bool has_avx512_bf16(void) { return has_avx512() && all(cpuid(7, 1).a, 1u << 5); }
+
 /* Linux hands out the tile registers on request, for the whole process and its later threads. */
 static bool has_amx(void) {
-    const unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24, amx_int8 = 1u << 25, avx512_bf16 = 1u << 5;
-    if (!has_avx512() || !all(cpuid(7, 0).d, amx_bf16 | amx_tile | amx_int8) || !all(cpuid(7, 1).a, avx512_bf16))
-        return false;
+    const unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24, amx_int8 = 1u << 25;
+    if (!has_avx512_bf16() || !all(cpuid(7, 0).d, amx_bf16 | amx_tile | amx_int8)) return false;
     if (!saved(3u << 17)) return false; /* tile configuration, tile data */
 #if defined(__linux__)
     const long arch_request_permission = 0x1023, tile_data = 18;
@@ -87,8 +88,7 @@ static const struct {
 } tables[] = {
     {&te_kernels_scalar, always},
 #if defined(__x86_64__)
-    {&te_kernels_avx2, has_avx2},
-    {&te_kernels_avx512, has_avx512},
+    {&te_kernels_avx2, has_avx2}, {&te_kernels_avx512, has_avx512}, {&te_kernels_avx512_bf16, has_avx512_bf16},
     {&te_kernels_amx, has_amx},
 #elif defined(__aarch64__)
     {&te_kernels_neon, always},

@@ -33,7 +33,8 @@ typedef struct pass {
     te_workspace *ws;
     const te_team *team;
     te_member *me;
-    int32_t chain; /* whose sums are added to */
+    const te_member *packed; /* whose packed activations are read */
+    int32_t chain;           /* whose sums are added to */
     const te_ffn *f;
     const te_ffn_io *io; /* its pointers moved to the first token of the pass */
     int32_t n_tok;
@@ -61,7 +62,7 @@ static void products(const pass *p, const te_mat *m, const int32_t *id, const ui
                      te_ahead ahead, int32_t which, float *y, size_t ldy) {
     const te_row_kernels *k = te_rows_of(p->ws, m);
     const te_rows rows = {id, 0, n};
-    const void *act = te_act(p->ws, p->me, which, 0);
+    const void *act = te_act(p->ws, p->packed, which, 0);
     if (p->n_tok == 1)
         k->dot(m, rows, ahead, act, y);
     else
@@ -83,6 +84,11 @@ static void count_rows(const pass *p, const te_mat *m, int32_t n) {
 
 static void put_hidden(const pass *p, int32_t t, int32_t id, float h) {
     p->io->hidden[p->io->ld_hidden * (size_t)t + (size_t)id] = h;
+}
+
+/* What is added to token t's product with neuron id's row. */
+static float added(const pass *p, const float *add, int32_t t, int32_t id) {
+    return add ? add[p->io->ld_add * (size_t)t + (size_t)id] : 0.0f;
 }
 
 /* Whether the up row of a neuron with this gate value can be left out. */
@@ -124,11 +130,11 @@ static void gate_stage(pass *p, te_rows rows, int32_t i0, int32_t n, te_ahead ah
         uint32_t tokens = q->tokens[i];
         for (uint32_t left = tokens; left; left &= left - 1) {
             const int32_t t = __builtin_ctz(left);
-            const float g = value(q, t)[i];
+            const float g = value(q, t)[i] + added(p, p->io->gate_add, t, q->id[i]);
             value(q, t)[q->n] = g;
             if (!p->skip || !silent(f, g)) continue;
             tokens &= ~(1u << t);
-            if (!f->down.w) put_hidden(p, t, q->id[i], 0.0f);
+            if (p->io->hidden) put_hidden(p, t, q->id[i], 0.0f);
         }
         q->id[q->n] = q->id[i];
         q->tokens[q->n] = tokens;
@@ -148,7 +154,7 @@ static void up_stage(pass *p, int32_t n, te_ahead ahead) {
     for (int32_t t = 0; t < p->n_tok; t++) {
         const int32_t count = wanted(in, n, t, entry);
         for (int32_t i = 0; i < count; i++) {
-            u[i] = products_of[t * GROUP + entry[i]];
+            u[i] = products_of[t * GROUP + entry[i]] + added(p, p->io->up_add, t, in->id[entry[i]]);
             if (f->gate.w)
                 g[i] = value(in, t)[entry[i]];
             else if (f->up_bias)
@@ -165,10 +171,8 @@ static void up_stage(pass *p, int32_t n, te_ahead ahead) {
                 if (p->io->fired) p->io->fired[id]++;
                 if (!f->gate.w && p->skip) p->counts->computed++;
             }
-            if (!f->down.w)
-                put_hidden(p, t, id, u[i]);
-            else
-                value(out, t)[out->n + entry[i]] = u[i];
+            if (p->io->hidden) put_hidden(p, t, id, u[i]);
+            if (f->down.w) value(out, t)[out->n + entry[i]] = u[i];
         }
     }
     if (f->down.w) {
@@ -252,6 +256,13 @@ void te_op_ffn_pack(const te_team *team, te_workspace *ws, const te_ffn *f, cons
     pack(ws, &ws->member[team->ith], f, io, io->n_tok);
 }
 
+void te_op_ffn_pack_token(te_workspace *ws, const te_ffn *f, const te_ffn_io *io, int32_t t) {
+    const te_member *to = &ws->member[0];
+    const float *x = io->x + io->ldx * (size_t)t;
+    if (f->gate.w) te_rows_of(ws, &f->gate)->act_pack(x, f->gate.cols, te_act(ws, to, 0, t));
+    if (up_act(ws, f) == 1) te_rows_of(ws, &f->up)->act_pack(x, f->up.cols, te_act(ws, to, 1, t));
+}
+
 /* As te_sums_end, of tokens t0 ..., to the sink. */
 static void sums_to_sink(te_team *team, const te_workspace *ws, const te_deal *d, const pass *p, int32_t t0) {
     const te_mat *down = &p->f->down;
@@ -307,7 +318,16 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
         if (io->mask) part.mask += io->ld_mask * t;
         if (io->y) part.y += io->ldy * t;
         if (io->hidden) part.hidden += io->ld_hidden * t;
-        pass p = {.ws = ws, .team = team, .me = me, .f = f, .io = &part, .skip = skip, .counts = &sum};
+        if (io->gate_add) part.gate_add += io->ld_add * t;
+        if (io->up_add) part.up_add += io->ld_add * t;
+        pass p = {.ws = ws,
+                  .team = team,
+                  .me = me,
+                  .packed = io->packed_once ? &ws->member[0] : me,
+                  .f = f,
+                  .io = &part,
+                  .skip = skip,
+                  .counts = &sum};
         p.n_tok = io->n_tok - t0 < TE_PASS_TOK ? io->n_tok - t0 : TE_PASS_TOK;
         p.group = p.n_tok == 1 ? GROUP_OF_ONE : GROUP;
         p.gated.value = me->queue;

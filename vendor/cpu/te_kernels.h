@@ -83,7 +83,7 @@ typedef enum te_activation {
  * team, each member its token share [t0, t1) (multiples of pack_unit, or n_tok). scratch: gemm_scratch_bytes, per
  * thread. begin/end bracket a thread's use (AMX tile state). */
 typedef struct te_gemm_kernels {
-    int32_t min_tok; /* from how many tokens on gemm_t beats the row kernels, and gemm the sparse feed-forward */
+    int32_t min_tok;                        /* from how many tokens on gemm_t beats the row kernels */
     uint16_t linear_min_tok[TE_TYPE_LIMIT]; /* from how many tokens on gemm beats the row kernels, by format */
     int32_t pack_unit;                      /* tokens */
     int32_t row_unit;                       /* rows per panel that suits the caches; r0 is a multiple of it */
@@ -107,7 +107,7 @@ typedef struct te_gemm_kernels {
 } te_gemm_kernels;
 
 typedef struct te_kernels {
-    const char *name;                  /* "scalar" "avx2" "avx512" "amx" "neon" "neon_dot" */
+    const char *name;                  /* "scalar" "avx2" "avx512" "avx512_bf16" "amx" "neon" "neon_dot" */
     te_row_kernels row[TE_TYPE_LIMIT]; /* by te_type; all entries NULL for types that cannot be dequantised */
     te_gemm_kernels gemm;              /* for every type that row[] knows */
 
@@ -140,7 +140,7 @@ typedef struct te_kernels {
 
 /* The table for this machine, chosen once: the best that the processor and the operating system allow, or the one
  * that the environment
- * variable POWERINFER_ISA names (scalar; x86-64: avx2, avx512, amx; 64-bit ARM: neon, neon_dot). NULL with a sentence in
+ * variable POWERINFER_ISA names (scalar; x86-64: avx2, avx512, avx512_bf16, amx; 64-bit ARM: neon, neon_dot). NULL with a sentence in
  * te_last_error if that name is unknown to this build or cannot run here. */
 const te_kernels *te_cpu_kernels(void);
 /* A table by name, whatever was chosen; NULL if it cannot run here. */

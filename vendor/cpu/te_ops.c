@@ -181,7 +181,7 @@ typedef enum way { BY_ROWS, BY_GEMM, BY_INT8_GEMM } way;
 
 static way way_of(const te_workspace *ws, const te_linear *l, int32_t n_tok) {
     const te_gemm_kernels *g = &ws->k->gemm;
-    if (l->rows || n_tok < g->linear_min_tok[l->w.type]) return BY_ROWS;
+    if (l->way == TE_BY_ROWS || (l->way == TE_BY_COUNT && n_tok < g->linear_min_tok[l->w.type])) return BY_ROWS;
     return g->int8_types >> l->w.type & 1 ? BY_INT8_GEMM : BY_GEMM;
 }
 
@@ -288,8 +288,8 @@ void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, in
 }
 
 void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const float *h, size_t ldh, int32_t n_tok,
-                    const float *bias, float *y, size_t ldy, bool add, bool by_rows) {
-    if (!by_rows && n_tok >= ws->k->gemm.min_tok) {
+                    const float *bias, float *y, size_t ldy, bool add, te_way by) {
+    if (by == TE_BY_GEMM || (by == TE_BY_COUNT && n_tok >= ws->k->gemm.min_tok)) {
         const te_gemm_kernels *g = &ws->k->gemm;
         /* A unit begins with a block of every format; small ones for those that allow it, when there are many members. */
         const int32_t unit = te_type_get(w->type)->block_weights > 64 ? 256 : 64;

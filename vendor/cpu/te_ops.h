@@ -33,34 +33,43 @@ size_t te_workspace_bytes(const te_workspace *w);
  * <= max(max_cols, max_rows). */
 float *te_workspace_floats(te_workspace *w, const te_team *team, int32_t n);
 
+/* Which kernels compute a product of several tokens. By row kernels each token gets the bits that it gets alone, and
+ * those of te_op_ffn; by GEMM (te_kernels.h) the same bits however many others are computed with it. */
+typedef enum te_way {
+    TE_BY_COUNT, /* what is faster for so many tokens: from linear_min_tok (transposed: min_tok) on GEMM */
+    TE_BY_ROWS,
+    TE_BY_GEMM
+} te_way;
+
 /* One product of several that share the input: y[t*ldy + r] = dot(w row r, x[t]) + bias[r], r in 0..w.n_rows-1 (added
- * to y if add).
- * From the format's linear_min_tok tokens on by GEMM, else by row kernels, each row read once for all tokens. */
+ * to y if add). Row kernels read each row once for all tokens. */
 typedef struct te_linear {
     te_mat w;
     const float *bias; /* NULL: none */
     float *y;
     size_t ldy;
     bool add;
-    bool rows; /* by row kernels in any case: the bits of te_op_ffn, and of a token alone */
+    te_way way;
 } te_linear;
 /* x: [n_tok] rows, ldx floats apart. n_tok >= 1. May use barriers inside. y must not overlap x. */
 void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
                   size_t ldx, int32_t n_tok);
 
 /* y[t*ldy + c] (+)= bias[c] + sum_r h[t*ldh + r] * w[r][c]: a product with a matrix that is stored transposed
- * (ffn_down_t). rows: as te_linear's. */
+ * (ffn_down_t). */
 void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const float *h, size_t ldh, int32_t n_tok,
-                    const float *bias, float *y, size_t ldy, bool add, bool rows);
+                    const float *bias, float *y, size_t ldy, bool add, te_way by);
 
 /* The fused feed-forward over a list of neurons. Per neuron j of rows and token t with
  * mask[t*ld_mask + j] != 0 (mask NULL: all):
  *     gated:   g = gate_j . x_t;  if skip and act(g) == 0: done, up and down are not read for this token
  *              u = up_j . x_t;  h = act(g) * u   (DRELU: relu(g) * relu(u))
  *     ungated: h = act(up_j . x_t + up_bias[j])
+ *              with gate_add and up_add (or NULL), [t*ld_add + j] of them is added to gate_j . x_t and up_j . x_t
  *     y_t += h * down_j      (not read if skip and h == 0 for all tokens)
  * skip is allowed for RELU and DRELU only; with skip false all rows of the list are read (verification, SiLU).
- * If down.w is NULL, h is stored instead: hidden[t*ld_hidden + j] (only entries of the list and mask are written).
+ * hidden, if not NULL: h is stored, hidden[t*ld_hidden + j] (only entries of the list and mask are written). If down.w
+ * is NULL, that is all.
  * x: [n_tok][cols]. y: [n_tok][cols], added to. One or a few tokens: cost is one pass over the rows in memory
  * whatever n_tok (a pass takes up to 32 tokens; more are taken in as many passes as it needs).
  * Contains one barrier, or none where h is stored; ends without one. Neurons are shared out by position in the list, contiguous parts, so that the
@@ -91,14 +100,17 @@ typedef struct te_ffn_io {
     size_t ld_mask;
     /* Instead of mask, for up to 32 tokens: bit t of tokens[i] says that token t wants the row at place i of the list. */
     const uint32_t *tokens;
-    bool by_neuron; /* shared out by the neurons' numbers: as even, only for long lists that are ascending */
-    bool is_packed; /* te_op_ffn_pack has packed x */
+    bool by_neuron;   /* shared out by the neurons' numbers: as even, only for long lists that are ascending */
+    bool is_packed;   /* te_op_ffn_pack has packed x */
+    bool packed_once; /* then: te_op_ffn_pack_token has, every token, for all members */
     float *y;
     size_t ldy;
     te_ffn_sink *sink; /* instead of y: each member hands its columns of the sum over, as soon as it has them */
     void *sink_ctx;
     float *hidden;
     size_t ld_hidden;
+    const float *gate_add, *up_add;
+    size_t ld_add;
     uint32_t *fired; /* [rows of up]: the tokens with h != 0 are added, or NULL */
 } te_ffn_io;
 void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, bool skip, const te_ffn_io *io,
@@ -106,6 +118,8 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
 /* What te_op_ffn does before it looks at the list, for callers that have the list to wait for: packs this member's own
  * copy of up to 32 tokens' x (io's x, ldx and n_tok), which members may have in places of their own. */
 void te_op_ffn_pack(const te_team *team, te_workspace *ws, const te_ffn *f, const te_ffn_io *io);
+/* The same of token t, by one member for all; a barrier before te_op_ffn. */
+void te_op_ffn_pack_token(te_workspace *ws, const te_ffn *f, const te_ffn_io *io, int32_t t);
 
 #ifdef __cplusplus
 }

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 extern const te_kernels te_kernels_scalar;
 #if defined(__x86_64__)
-extern const te_kernels te_kernels_avx2, te_kernels_avx512, te_kernels_amx;
+extern const te_kernels te_kernels_avx2, te_kernels_avx512, te_kernels_avx512_bf16, te_kernels_amx;
 #elif defined(__aarch64__)
 extern const te_kernels te_kernels_neon;
 /* Older clangs know the intrinsics of the dot product only where all code is compiled for it. */

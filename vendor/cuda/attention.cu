@@ -59,17 +59,20 @@ __device__ void kv_store(int type, const float *x, uint8_t *row, int n) {
 }
 
 // A head on its way from memory: lane l holds values l, l + 32 ..., and cos and sin of pairs l, l + 32 ...
-struct head_values {
-    float v[ATT_MAX_DIM / 32];
-    float2 cs[ATT_MAX_DIM / 64];
+// MAX: values of a head at most.
+template <int MAX> struct head_values {
+    float v[MAX / 32];
+    float2 cs[MAX / 64];
 };
-__device__ __forceinline__ head_values fetch_head(const te_cuda_attention &a, const float *src, bool rotate, int t) {
-    head_values h;
+template <int MAX>
+__device__ __forceinline__ head_values<MAX> fetch_head(const te_cuda_attention &a, const float *src, bool rotate,
+                                                       int t) {
+    head_values<MAX> h;
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int k = 0; k < ATT_MAX_DIM / 32; k++) h.v[k] = lane + 32 * k < a.n_embd_head ? __ldcg(src + lane + 32 * k) : 0;
+    for (int k = 0; k < MAX / 32; k++) h.v[k] = lane + 32 * k < a.n_embd_head ? __ldcg(src + lane + 32 * k) : 0;
 #pragma unroll
-    for (int k = 0; k < ATT_MAX_DIM / 64; k++) {
+    for (int k = 0; k < MAX / 64; k++) {
         const int i = lane + 32 * k;
         h.cs[k] =
             rotate && i < a.n_rot / 2 ? __ldcg((const float2 *)(a.cs + (size_t)t * a.n_rot) + i) : make_float2(1, 0);
@@ -77,22 +80,23 @@ __device__ __forceinline__ head_values fetch_head(const te_cuda_attention &a, co
     return h;
 }
 // A warp puts it into shared memory, normed and rotated.
-__device__ __forceinline__ void settle_head(const te_cuda_attention &a, const head_values &h, const float *norm,
+template <int MAX>
+__device__ __forceinline__ void settle_head(const te_cuda_attention &a, const head_values<MAX> &h, const float *norm,
                                             bool rotate, float *dst) {
     const int lane = threadIdx.x % 32, d = a.n_embd_head;
     float sum = 0, scale = 1;
 #pragma unroll
-    for (int k = 0; k < ATT_MAX_DIM / 32; k++) sum = fmaf(h.v[k], h.v[k], sum);
+    for (int k = 0; k < MAX / 32; k++) sum = fmaf(h.v[k], h.v[k], sum);
     if (norm) scale = 1.0f / sqrtf(warp_sum(sum) / (float)d + a.norm_eps);
 #pragma unroll
-    for (int k = 0; k < ATT_MAX_DIM / 32; k++) {
+    for (int k = 0; k < MAX / 32; k++) {
         const int i = lane + 32 * k;
         if (i < d) dst[i] = norm ? h.v[k] * scale * __ldg(norm + i) : h.v[k];
     }
     __syncwarp();
     if (!rotate || a.rope == TE_CUDA_NO_ROPE) return;
 #pragma unroll
-    for (int k = 0; k < ATT_MAX_DIM / 64; k++) {
+    for (int k = 0; k < MAX / 64; k++) {
         const int i = lane + 32 * k, x = a.rope == TE_CUDA_ROPE_NORM ? 2 * i : i,
                   y = a.rope == TE_CUDA_ROPE_NORM ? x + 1 : i + a.n_rot / 2;
         if (i >= a.n_rot / 2) break;
@@ -121,6 +125,13 @@ __device__ __forceinline__ void copies_wait() { // for all groups but the last
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group 1;" ::: "memory");
 #endif
+}
+
+// *counter + 1, or 0 behind `last`; the old value is returned. What the block wrote before is seen by who counts later.
+__device__ __forceinline__ unsigned count_block(uint32_t *counter, unsigned last) {
+    unsigned old;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(last) : "memory");
+    return old;
 }
 
 template <int G> struct attention_smem {
@@ -168,6 +179,7 @@ template <int G, int D>
 __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_constant__ attention_args args) {
     const te_cuda_attention &a = args.op;
     extern __shared__ uint4 tiles[];
+    constexpr int MAX = D ? D : ATT_MAX_DIM;
     __shared__ attention_smem<G> s;
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, d = D ? D : a.n_embd_head;
     const int type_k = D ? (int)TE_F16 : a.type_k, type_v = D ? (int)TE_F16 : a.type_v;
@@ -190,6 +202,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
     if (pos < 0 || pos >= a.n_ctx) {
         if (a.early) dep_wait();
         if (split == 0)
+#pragma unroll 1
             for (int i = tid; i < heads * d; i += ATT_THREADS) out[i] = 0;
         return;
     }
@@ -214,6 +227,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         const int p0 = p_begin + i * args.tile, n = min(args.tile, p_end - p0),
                   jobs = 2 * ((n + ATT_GRAIN - 1) / ATT_GRAIN);
         uint8_t *to = base + (size_t)(i & 1) * stage;
+#pragma unroll 1
         for (int j = warp; j < jobs; j += ATT_WARPS) {
             const int g = j / 2, row = j & 1 ? row_v : row_k;
             const uint8_t *from = (const uint8_t *)(j & 1 ? a.v_pool : a.k_pool) + row_of(p0 + g * ATT_GRAIN) * row;
@@ -229,8 +243,10 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         dep_wait();
     }
     if (warp < heads)
-        settle_head(a, fetch_head(a, a.q + t * a.ldq + (size_t)(head + warp) * d, true, t), a.q_norm, true, s.q[warp]);
+        settle_head<MAX>(a, fetch_head<MAX>(a, a.q + t * a.ldq + (size_t)(head + warp) * d, true, t), a.q_norm, true,
+                         s.q[warp]);
     // K and V of this step, through the pool's format; jobs go to the warps behind those of q.
+#pragma unroll 1
     for (int j = (warp + ATT_WARPS - heads % ATT_WARPS) % ATT_WARPS; j < 2 * n_fresh; j += ATT_WARPS) {
         const int i = j / 2, row = j & 1 ? row_v : row_k;
         unsigned later = seen;
@@ -238,9 +254,10 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         const int u = __ffs((int)later) - 1;
         const bool is_k = !(j & 1);
         uint8_t *to = (is_k ? fresh_k : fresh_v) + (size_t)i * row;
-        const head_values h = fetch_head(a, (is_k ? a.k + u * a.ldk : a.v + u * a.ldv) + (size_t)kvh * d, is_k, u);
-        settle_head(a, h, is_k ? a.k_norm : nullptr, is_k, room);
-        kv_store(is_k ? a.type_k : a.type_v, room, to, d);
+        const head_values<MAX> h =
+            fetch_head<MAX>(a, (is_k ? a.k + u * a.ldk : a.v + u * a.ldv) + (size_t)kvh * d, is_k, u);
+        settle_head<MAX>(a, h, is_k ? a.k_norm : nullptr, is_k, room);
+        kv_store(is_k ? type_k : type_v, room, to, d);
         if (u == t && first == 0) { // rows are of even size
             uint8_t *pool = (uint8_t *)(is_k ? a.k_pool : a.v_pool) + own_row * row;
             for (int w = 2 * lane; w < row; w += 64) *(uint16_t *)(pool + w) = *(const uint16_t *)(to + w);
@@ -268,6 +285,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
     // Each thread adds up V for one pair of columns, over every n_lines-th position.
     const int pairs = d / 2, n_lines = ATT_THREADS / pairs, line = tid / pairs, pair = tid % pairs;
     float2 acc[G] = {};
+#pragma unroll 1
     for (int i = 0; i < max(1, n_tiles); i++) {
         if (i + 1 < n_tiles)
             copy_tile(i + 1);
@@ -287,6 +305,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
                 if (sum_owner<G, LANES>(lane) && p < all) s.score[sum_index<G, LANES>(lane)][p] = v * a.scale;
             }
         } else {
+#pragma unroll 1
             for (int p0 = warp * BATCH; p0 < all; p0 += ATT_WARPS * BATCH) {
                 float sum[G * BATCH] = {};
 #pragma unroll
@@ -362,6 +381,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
     __syncthreads();
     const int width = d + 2; // a part: its maximum, its total, its sums
     float *scratch = a.scratch + ((size_t)(t * a.n_head + head) * args.splits) * width;
+#pragma unroll 1
     for (int i = tid; i < heads * pairs; i += ATT_THREADS) {
         const int g = i / pairs, c = i % pairs;
         float2 v = make_float2(0, 0);
@@ -382,18 +402,17 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
     if (used == 1) return;
     // The block that comes last adds the parts, in their order.
     __syncthreads();
-    if (tid == 0) {
-        __threadfence();
-        s.is_last = atomicInc(a.counter + t * gridDim.x + blockIdx.x, (unsigned)used - 1) == (unsigned)used - 1;
-        __threadfence();
-    }
+    if (tid == 0)
+        s.is_last = count_block(a.counter + t * gridDim.x + blockIdx.x, (unsigned)used - 1) == (unsigned)used - 1;
     __syncthreads();
     if (!s.is_last) return;
+#pragma unroll 1
     for (int i = tid; i < heads * pairs; i += ATT_THREADS) {
         const int g = i / pairs, c = i % pairs;
         const float *from = scratch + (size_t)g * args.splits * width;
         float most = -INFINITY, total = 0;
         float2 sum = make_float2(0, 0);
+#pragma unroll 1
         for (int k0 = 0; k0 < used; k0 += 8) { // eight at a time are on their way
             float2 w[8], v[8];
 #pragma unroll

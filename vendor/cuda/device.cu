@@ -436,6 +436,8 @@ const te_cuda_api table = {
     has_type,
     stride,
     on<te_cuda_pack, pack>,
+    prepared_bytes,
+    on<te_cuda_prepare, prepare>,
     on<te_cuda_linear, linear>,
     on<te_cuda_hidden, hidden>,
     parts,

@@ -63,45 +63,51 @@ te_status down(te_cuda *d, const te_cuda_down *op) {
 
 constexpr int MERGE_COLS = 32, MERGE_THREADS = 512, MERGE_GROUPS = MERGE_THREADS / 8, MERGE_WARPS = MERGE_THREADS / 32;
 
-// A block takes 32 columns of a token: eight threads four columns each, the others of every so-many-th part.
+// A block takes 32 columns of up to four tokens: eight threads four columns each, the others of every so-many-th part. (More
+// blocks than find room at once would leave the last ones' parts for when the CPU's words have come.)
+constexpr int MERGE_TOKENS = 4;
 __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const te_cuda_merge a) {
-    __shared__ alignas(16) float sums[MERGE_WARPS][MERGE_COLS];
+    __shared__ alignas(16) float sums[MERGE_TOKENS][MERGE_WARPS][MERGE_COLS];
     dep_go();
     dep_wait();
-    const int t = blockIdx.y, c0 = blockIdx.x * MERGE_COLS, g = threadIdx.x / 8, col = c0 + threadIdx.x % 8 * 4;
-    float4 s = make_float4(0, 0, 0, 0);
+    const int t0 = blockIdx.y * MERGE_TOKENS, n = min(a.n_tok - t0, MERGE_TOKENS), c0 = blockIdx.x * MERGE_COLS,
+              g = threadIdx.x / 8, col = c0 + threadIdx.x % 8 * 4;
     const bool wide = a.cols % 4 == 0;
-    const int c = c0 + (int)threadIdx.x;
-    const bool last = threadIdx.x < MERGE_COLS && c < a.cols; // what they add is on its way while the parts are
+    const int t = t0 + (int)threadIdx.x / MERGE_COLS, c = c0 + (int)threadIdx.x % MERGE_COLS;
+    // What they add is on its way while the parts are.
+    const bool last = (int)threadIdx.x < MERGE_COLS * n && c < a.cols;
     float y = last && a.add ? __ldcg(a.add + t * a.ld_add + c) : 0;
     if (last && a.bias) y += __ldg(a.bias + c);
+    for (int i = 0; i < n; i++) {
+        float4 s = make_float4(0, 0, 0, 0);
 #pragma unroll 5
-    for (int b = g; b < a.n_parts; b += MERGE_GROUPS) {
-        const float *from = a.partial + ((size_t)b * a.n_tok + t) * a.cols + col;
-        float4 v = make_float4(0, 0, 0, 0);
-        if (wide) {
-            if (col < a.cols) v = __ldcg((const float4 *)from);
-        } else {
-            if (col < a.cols) v.x = __ldcg(from);
-            if (col + 1 < a.cols) v.y = __ldcg(from + 1);
-            if (col + 2 < a.cols) v.z = __ldcg(from + 2);
-            if (col + 3 < a.cols) v.w = __ldcg(from + 3);
+        for (int b = g; b < a.n_parts; b += MERGE_GROUPS) {
+            const float *from = a.partial + ((size_t)b * a.n_tok + t0 + i) * a.cols + col;
+            float4 v = make_float4(0, 0, 0, 0);
+            if (wide) {
+                if (col < a.cols) v = __ldcg((const float4 *)from);
+            } else {
+                if (col < a.cols) v.x = __ldcg(from);
+                if (col + 1 < a.cols) v.y = __ldcg(from + 1);
+                if (col + 2 < a.cols) v.z = __ldcg(from + 2);
+                if (col + 3 < a.cols) v.w = __ldcg(from + 3);
+            }
+            s = make_float4(s.x + v.x, s.y + v.y, s.z + v.z, s.w + v.w);
         }
-        s = make_float4(s.x + v.x, s.y + v.y, s.z + v.z, s.w + v.w);
-    }
 #pragma unroll
-    for (int o = 8; o < 32; o *= 2) {
-        s.x += __shfl_xor_sync(~0u, s.x, o);
-        s.y += __shfl_xor_sync(~0u, s.y, o);
-        s.z += __shfl_xor_sync(~0u, s.z, o);
-        s.w += __shfl_xor_sync(~0u, s.w, o);
+        for (int o = 8; o < 32; o *= 2) {
+            s.x += __shfl_xor_sync(~0u, s.x, o);
+            s.y += __shfl_xor_sync(~0u, s.y, o);
+            s.z += __shfl_xor_sync(~0u, s.z, o);
+            s.w += __shfl_xor_sync(~0u, s.w, o);
+        }
+        if (threadIdx.x % 32 < 8) *(float4 *)&sums[i][threadIdx.x / 32][threadIdx.x % 8 * 4] = s;
     }
-    if (threadIdx.x % 32 < 8) *(float4 *)&sums[threadIdx.x / 32][threadIdx.x % 8 * 4] = s;
     __syncthreads();
     if (!last) return;
     float sum = 0;
 #pragma unroll
-    for (int w = 0; w < MERGE_WARPS; w++) sum += sums[w][threadIdx.x];
+    for (int w = 0; w < MERGE_WARPS; w++) sum += sums[threadIdx.x / MERGE_COLS][w][threadIdx.x % MERGE_COLS];
     y += sum;
     if (a.words)
         y += __uint_as_float(await_word(a.words + (size_t)t * a.cols + c, seq_number(a.seq), a.cancelled, a.limit_ns));
@@ -113,8 +119,8 @@ te_status merge(te_cuda *d, const te_cuda_merge *op) {
         (op->words && (!op->seq.base || !op->cancelled)))
         return refuse(d, te_fail(TE_ARGUMENT, "merge: %d parts of %d columns and %d tokens", (int)op->n_parts,
                                  (int)op->cols, (int)op->n_tok));
-    return launch(d, "merge", merge_kernel, dim3((unsigned)divide_up(op->cols, MERGE_COLS), (unsigned)op->n_tok),
-                  MERGE_THREADS, 0, *op);
+    const dim3 grid((unsigned)divide_up(op->cols, MERGE_COLS), (unsigned)divide_up(op->n_tok, MERGE_TOKENS));
+    return launch(d, "merge", merge_kernel, grid, MERGE_THREADS, 0, *op);
 }
 
 } // namespace te

@@ -72,9 +72,17 @@ template <class C> struct few_block {
     template <class R> __device__ __forceinline__ void start_early(int n, R row) { start_rows(n, 0, row); }
     // The input, or its first tile, into shared memory.
     __device__ __forceinline__ void input(float *room) {
+        if (a.prepared) return few_take<typename F::input>(a, 0, acts());
         late = a.norm.kind == TE_CUDA_RMS_NORM && !a.norm.b && a.tile >= a.cols;
         if (!late) measure<FEW_TOKENS>(a, norm, room);
         few_fill<typename F::input>(a, norm, 0, acts(), late, room);
+    }
+    // Another tile of it.
+    __device__ __forceinline__ void fill(int c0) {
+        if (a.prepared)
+            few_take<typename F::input>(a, c0, acts());
+        else
+            few_fill<typename F::input>(a, norm, c0, acts(), false, nullptr);
     }
     // Adds up what warps have left of groups g0 .. of a round. All threads call it.
     __device__ __forceinline__ void end_round(int g0, int groups, bool first) {
@@ -99,7 +107,7 @@ template <class C> struct few_block {
         for (int c0 = 0; c0 < a.cols; c0 += a.tile) {
             if (c0 > 0) {
                 start(n, c0);
-                few_fill<typename F::input>(a, norm, c0, x, false, nullptr);
+                fill(c0);
             }
             const slice s = own(c0);
             const int chunk = c0 / F::chunk + s.first,
@@ -137,7 +145,7 @@ template <class C> struct few_block {
     }
     // Before a second run with the same input: only of several tiles the first must come again.
     __device__ __forceinline__ void rewind() {
-        if (a.tile < a.cols) few_fill<typename F::input>(a, norm, 0, acts(), false, nullptr);
+        if (a.tile < a.cols) fill(0);
     }
     __device__ __forceinline__ float sum(int r, int t) const {
         const float s = part[FEW_ROUND_FLOATS + r * FEW_TOKENS + t];
@@ -147,9 +155,9 @@ template <class C> struct few_block {
 
 template <class C> constexpr few_shape few_shape_of() {
     if constexpr (few<C>::there)
-        return {few<C>::input::column_bytes, few<C>::input::scale_bytes, few<C>::chunk};
+        return {few<C>::input::column_bytes, few<C>::input::scale_bytes, few<C>::chunk, few<C>::input::form};
     else
-        return {0, 0, 0};
+        return {0, 0, 0, FEW_FLOATS};
 }
 
 // On the host. Shared memory of a tile's activations, of their scales and of the sums of so many rows.
@@ -163,12 +171,11 @@ inline size_t few_sum_bytes(size_t rows) {
 // The columns of a tile, whose activations take at most so many bytes, and into how many slices they go where a block has
 // so many rows.
 inline void set_few_tile(rows_args *a, const few_shape &f, size_t most_bytes, int rows) {
-    const int unit = f.chunk > 128 ? f.chunk : 128; // a warp converts 128 at a time
     auto up = [](int n, int by) { return (n + by - 1) / by; };
-    int most = (int)(most_bytes / (few_tile_bytes(f, unit) + few_scale_bytes(f, unit)));
+    int most = (int)(most_bytes / (few_tile_bytes(f, FEW_UNIT) + few_scale_bytes(f, FEW_UNIT)));
     if (most < 1) most = 1;
-    const int all = up(a->cols, unit);
-    a->tile = unit * up(all, up(all, most));
+    const int all = up(a->cols, FEW_UNIT);
+    a->tile = FEW_UNIT * up(all, up(all, most));
     const int chunks = up(a->cols < a->tile ? a->cols : a->tile, f.chunk), groups = up(rows > 0 ? rows : 1, FEW_ROWS);
     int least = 0;
     for (int p = ROWS_WARPS; p; p /= 2) { // as many chunks as the busiest warp has

@@ -16,6 +16,7 @@
 namespace te {
 
 constexpr int FEW_TOKENS = 8, FEW_ROWS = 16, FEW_SCALED = 64; // columns with a scale, at most
+constexpr int FEW_UNIT = 256; // of columns are tiles: places repeat, and all chunks are whole
 
 // c += A * B of BF16; m16n8k16 as multiply_add. Devices without it gather rows and columns from the other lanes.
 __device__ __forceinline__ void multiply_add_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -97,7 +98,8 @@ struct few_acts {
 __device__ __forceinline__ int few_place(int s, int lane) { return lane ^ (s & 7) << 2; }
 
 struct few_halves {
-    static constexpr int column_bytes = 2 * 2 * FEW_TOKENS, scale_bytes = 4 * FEW_TOKENS, parts = 2;
+    static constexpr int column_bytes = 2 * 2 * FEW_TOKENS, scale_bytes = 4 * FEW_TOKENS, planes = 1, parts = 2;
+    static constexpr few_form form = FEW_HALVES;
     static __device__ __forceinline__ void put(const few_acts &a, int t, int c, float4 v) {
         float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
         for (int o = 1; o < 16; o *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
@@ -113,7 +115,8 @@ struct few_halves {
     }
 };
 struct few_thirds {
-    static constexpr int column_bytes = 3 * 2 * FEW_TOKENS, scale_bytes = 0, parts = 3;
+    static constexpr int column_bytes = 3 * 2 * FEW_TOKENS, scale_bytes = 0, planes = 0, parts = 3;
+    static constexpr few_form form = FEW_THIRDS;
     static __device__ __forceinline__ void put(const few_acts &a, int t, int c, float4 v) {
         uint32_t p0[3], p1[3];
         split_thirds(v.x, v.y, p0);
@@ -126,7 +129,8 @@ struct few_thirds {
 };
 // Of the eight words of 32 bytes, lane q takes two: q and q + 4 (NIBBLES), or a pair, lane 1 the third, lane 2 the second.
 template <bool NIBBLES> struct few_bytes {
-    static constexpr int column_bytes = FEW_TOKENS, scale_bytes = 2 * 2 * 4 * FEW_TOKENS;
+    static constexpr int column_bytes = FEW_TOKENS, scale_bytes = 2 * 2 * 4 * FEW_TOKENS, planes = 2;
+    static constexpr few_form form = NIBBLES ? FEW_NIBBLES : FEW_BYTES;
     static __device__ __forceinline__ void put(const few_acts &a, int t, int c, float4 v) {
         const quad_bytes b = make_bytes(v);
         const int s = c / 32, i = c % 32 / 4, q = NIBBLES ? i % 4 : (i >> 1 & 1) << 1 | i >> 2,
@@ -137,6 +141,47 @@ template <bool NIBBLES> struct few_bytes {
         a.scale[a.n_sums + s * FEW_TOKENS + t] = (float)(b.of.sum[0] + b.of.sum[1]);
     }
 };
+
+// Prepared input (te_cuda_prepare) is what shared memory would hold of a tile of all columns: x, scales, sums. (Planes: of
+// scale and sums, equally long.)
+__host__ __device__ constexpr int few_width(int cols) { return (cols + FEW_UNIT - 1) / FEW_UNIT * FEW_UNIT; }
+template <class I> __device__ __forceinline__ few_acts few_prepared(void *v, int cols) {
+    return {(uint8_t *)v, (float *)((uint8_t *)v + (size_t)few_width(cols) * I::column_bytes), few_width(cols) / 4};
+}
+
+// n bytes, a multiple of 16, from global to shared memory; few_wait waits for them.
+__device__ __forceinline__ void few_copy(void *to, const void *from, int n) {
+    for (int i = 16 * threadIdx.x; i < n; i += 16 * ROWS_THREADS) {
+#if __CUDA_ARCH__ >= 800
+        asm volatile(
+            "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared((uint8_t *)to + i)),
+            "l"((const uint8_t *)from + i)
+            : "memory");
+#else
+        *(uint4 *)((uint8_t *)to + i) = __ldcg((const uint4 *)((const uint8_t *)from + i));
+#endif
+    }
+}
+__device__ __forceinline__ void few_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    __syncthreads();
+}
+// Columns c0 .. c0 + tile - 1 of what was prepared. Ends with a barrier.
+template <class I> __device__ __forceinline__ void few_take(const rows_args &a, int c0, const few_acts &to) {
+    const few_acts from = few_prepared<I>(const_cast<void *>(a.prepared), a.cols);
+    const int n = min(a.tile, few_width(a.cols) - c0);
+    few_copy(to.x, from.x + (size_t)c0 * I::column_bytes, n * I::column_bytes);
+    if constexpr (I::planes > 0) {
+        constexpr int per = I::scale_bytes / I::planes / 4; // floats of FEW_SCALED columns
+#pragma unroll
+        for (int i = 0; i < I::planes; i++)
+            few_copy(to.scale + i * to.n_sums, from.scale + i * from.n_sums + c0 / FEW_SCALED * per,
+                     n / FEW_SCALED * per * 4);
+    }
+    few_wait();
+}
 
 // Columns c0 .. c0 + tile - 1 into shared memory, 128 of all tokens a warp. late: the root of the mean square of a token
 // is not known yet: its squares are added up on the way, and the sums of products are to be multiplied with norm.scale.

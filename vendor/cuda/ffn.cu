@@ -59,8 +59,9 @@ te_status marks(te_cuda *d, const te_cuda_marks *op) {
     return run_signs(d, s, op->n_rows, op->n_tok, op->post, op->seq, nullptr);
 }
 
-static const ffn_kernels *ffn_kernels_of(int type) {
-    const ffn_kernels *k = ffn_float(type);
+static const ffn_kernels *ffn_kernels_of(int type, bool far) {
+    const ffn_kernels *k = far ? ffn_far(type) : nullptr;
+    if (!k) k = ffn_float(type);
     if (!k) k = ffn_32(type);
     return k ? k : ffn_k(type);
 }
@@ -83,12 +84,16 @@ static te_cuda_hidden hidden_of(const te_cuda_ffn *op) {
     a.ldx = op->ldx;
     a.n_tok = op->n_tok;
     a.norm = op->norm;
+    a.prepared = op->prepared;
     a.gate = op->gate;
     a.up = op->up;
     a.up_bias = op->up_bias;
     a.act = op->act;
     a.threshold = op->threshold;
     a.mode = op->skip ? TE_CUDA_SKIP : TE_CUDA_DENSE;
+    a.gate_add = op->gate_add;
+    a.up_add = op->up_add;
+    a.ld_add = op->ld_add;
     a.h = op->h;
     a.ldh = op->ldh;
     a.fired = op->fired;
@@ -106,9 +111,10 @@ struct ffn_plan {
 };
 static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     const te_cuda_scores *s = &op->scores;
-    const ffn_kernels *k = ffn_kernels_of(op->up.type);
+    const ffn_kernels *k = ffn_kernels_of(op->up.type, op->far != 0);
     const int n = neurons(op);
     if (!k || !op->down.w || op->down.type != op->up.type) return false;
+    if (op->gate_add || op->up_add || op->store_h) return false;
     if (op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK || n < 1) return false;
     if (!s->fc2.w && !s->sign && !op->skip && !op->list) return false; // all rows: two kernels read them faster
     // Of many tokens most neurons are wanted by some: single steps deal these out evenly, and leave fewer parts of the sum.
@@ -123,6 +129,8 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     const te_cuda_hidden hidden = hidden_of(op);
     a->k = hidden_args(&hidden);
     a->k.n = n;
+    // A predictor is mostly right: gate and up of its neurons are read at once, which saves a wait for memory.
+    if (own_scores && a->k.gated && !op->far) a->k.skip = false;
     a->score = own_scores ? SCORE_ROWS : s->fc2.w ? SCORE_BITS : s->sign ? SCORE_SIGNS : SCORE_NONE;
     a->bits = op->bits;
     a->ld_bits = divide_up(n, 32);
@@ -183,7 +191,7 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
                  scales = few       ? few_scale_bytes(k->few, a->k.tile)
                           : k->int8 ? (size_t)tokens * (size_t)(a->k.tile / 32) * 8
                                     : 0;
-    const bool pairs = op->gate.w && !op->skip;
+    const bool pairs = op->gate.w && !a->k.skip;
     for (p->grid = at_once;; p->grid += at_once) {
         if (p->grid > n) p->grid = n;
         const size_t own = (size_t)divide_up(n, p->grid), rows = own * (pairs ? 2 : 1);
@@ -214,6 +222,9 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
         if (at <= room) break;
         if (p->grid == n || (p->grid >= 8 * at_once && !op->list)) return false;
     }
+    if (k->one && a->score == SCORE_ROWS && !several && a->k.gated && !a->k.skip && !op->list && !op->first &&
+        !a->beside && fills_once(a->s) && fills_once(a->k) && a->k.norm.kind == TE_CUDA_NO_NORM)
+        p->kernel = k->one;
     // Larger clusters do not all find room at once: then their blocks come in two waves.
     p->cluster = d->info.major >= 9 && p->grid % 2 == 0 ? 2 : 1;
     return true;
@@ -225,10 +236,22 @@ int32_t ffn_parts(te_cuda *d, const te_cuda_ffn *op) {
     return make_plan(d, op, &p) ? p.grid : parts(d, &op->down, op->up.n_rows);
 }
 
+// A matrix in host memory: as on a device, or, of formats that are otherwise there, as in the file.
+static te_status check_far(te_cuda *d, const char *op, const te_mat *m) {
+    if (!ffn_far(m->type)) return check_matrix(d, op, m);
+    if (!stride(m->type, m->cols) || !m->w || !aligned(m->w, 2) || m->stride % 2 || m->n_rows < 1 ||
+        m->stride < te_row_bytes(m->type, m->cols))
+        return refuse(d, te_fail(TE_ARGUMENT, "%s: a matrix at %p with %d rows of %d weights, %zu bytes apart", op,
+                                 m->w, (int)m->n_rows, (int)m->cols, m->stride));
+    return TE_OK;
+}
+
 static te_status check_ffn(te_cuda *d, const te_cuda_ffn *op) {
     const te_cuda_scores *s = &op->scores;
     const te_cuda_hidden hidden = hidden_of(op);
-    TE_CUDA_TRY(check_hidden(d, &hidden));
+    const check_function check = op->far ? check_far : check_matrix;
+    TE_CUDA_TRY(check_hidden(d, &hidden, check));
+    if (op->far && !op->list) return refuse(d, te_fail(TE_UNSUPPORTED, "ffn: rows in host memory without a list"));
     if (op->list && (op->n_list < 1 || !op->down.w || op->down.type != op->up.type))
         return refuse(d, te_fail(TE_UNSUPPORTED, "ffn: a list of %d rows of types %d and %d", (int)op->n_list,
                                  (int)op->up.type, op->down.w ? (int)op->down.type : -1));
@@ -244,7 +267,7 @@ static te_status check_ffn(te_cuda *d, const te_cuda_ffn *op) {
     if ((s->fc2.w || s->sign) && (!op->bits || !s->threshold))
         return refuse(d, te_fail(TE_ARGUMENT, "ffn: scores without a threshold or room for bits"));
     if (!op->down.w) return TE_OK;
-    TE_CUDA_TRY(check_matrix(d, "ffn", &op->down));
+    TE_CUDA_TRY(check(d, "ffn", &op->down));
     if (op->down.n_rows < op->up.n_rows || !op->partial)
         return refuse(d,
                       te_fail(TE_ARGUMENT, "ffn: %d rows of down, %d of up", (int)op->down.n_rows, (int)op->up.n_rows));
@@ -282,6 +305,7 @@ te_status ffn(te_cuda *d, const te_cuda_ffn *op) {
     te_cuda_hidden a = hidden_of(op);
     if (scored) {
         TE_CUDA_TRY(mark_wanted(d, op));
+        a.mode = TE_CUDA_DENSE; // as in one kernel: gate and up at once
         a.mask = (const uint8_t *)op->bits;
         a.ld_mask = (size_t)divide_up(op->up.n_rows, 32) * 4;
     }

@@ -52,10 +52,12 @@ struct ffn_kernels {
     few_shape few, score_few;
     int factor_parts;       // few::parts; 0: plain loops
     ffn_function kernel[2]; // for one token, and for several
+    ffn_function one;       // for one token in the usual case (one_ffn.cuh), or NULL
 };
 const ffn_kernels *ffn_float(int type);
 const ffn_kernels *ffn_32(int type);
 const ffn_kernels *ffn_k(int type);
+const ffn_kernels *ffn_far(int type); // of rows as in the file, where they are otherwise on a device
 
 // The signs of h, 64 to a word. All threads call it; not synchronised behind.
 __device__ __forceinline__ void pack_signs(const float *h, int cols, uint64_t *signs) {
@@ -135,6 +137,80 @@ __device__ __forceinline__ int find_rows(const ffn_args &f, int n, const int *id
     return m;
 }
 
+// sum over k < m of h(k, t) * row k, to the block's part of tokens t0 + t, t < TA.
+template <class C, int TA, class F>
+__device__ __forceinline__ void sum_tiles(const ffn_args &f, int m, const uint8_t *const *pointer, F h, int t0,
+                                          float *sums) {
+    constexpr int W = C::down_weights, FLIGHT = C::flight;
+    const int n_tok = f.k.n_tok, n_pieces = (f.cols + W - 1) / W;
+    const int group = threadIdx.x / f.lanes, lane = threadIdx.x - group * f.lanes;
+    for (int tile = 0; tile < f.tiles; tile++) {
+        const int piece = tile * f.lanes + lane, first_col = tile * f.lanes * W;
+        const bool inside = group < f.groups && piece < n_pieces;
+        float acc[TA][W + C::offsets] = {};
+        if (inside) {
+            typename C::part now[FLIGHT], next[FLIGHT];
+            auto load = [&](typename C::part(&p)[FLIGHT], int k) {
+#pragma unroll
+                for (int i = 0; i < FLIGHT; i++)
+                    if (k + i * f.groups < m) p[i] = C::load_down(pointer[k + i * f.groups], piece, n_pieces);
+            };
+            const int step = FLIGHT * f.groups;
+            load(now, group);
+            for (int k = group; k < m; k += step) {
+                load(next, k + step);
+#pragma unroll
+                for (int i = 0; i < FLIGHT; i++)
+                    if (k + i * f.groups < m) {
+                        float w[TA];
+#pragma unroll
+                        for (int t = 0; t < TA; t++) w[t] = h(k + i * f.groups, t);
+                        C::template axpy<TA>(now[i], w, acc);
+                    }
+#pragma unroll
+                for (int i = 0; i < FLIGHT; i++) now[i] = next[i];
+            }
+        }
+        if constexpr (C::offsets > 0)
+#pragma unroll
+            for (int t = 0; t < TA; t++)
+#pragma unroll
+                for (int k = 0; k < W; k++) acc[t][k] -= acc[t][W + k / (W / C::offsets)];
+#pragma unroll
+        for (int t = 0; t < TA; t++) {
+            for (int g = 1; g < f.groups; g++) {
+                __syncthreads();
+                if (group == g)
+#pragma unroll
+                    for (int k = 0; k < W; k++) sums[k * f.lanes + lane] = acc[t][k];
+                __syncthreads();
+                if (group == 0)
+#pragma unroll
+                    for (int k = 0; k < W; k++) acc[t][k] += sums[k * f.lanes + lane];
+            }
+            float *to = f.partial + ((size_t)blockIdx.x * n_tok + (t0 + t)) * f.cols + first_col;
+            if (C::offsets == 0 && C::column(0, W - 1) == W - 1 &&
+                f.cols % W == 0) { // a thread's columns are neighbours
+                if (group == 0 && inside && t0 + t < n_tok)
+#pragma unroll
+                    for (int k = 0; k < W; k += 4)
+                        *(float4 *)(to + lane * W + k) =
+                            make_float4(acc[t][k], acc[t][k + 1], acc[t][k + 2], acc[t][k + 3]);
+                continue;
+            }
+            // Into the order of the columns, so that neighbours are stored together.
+            __syncthreads();
+            if (group == 0 && inside)
+#pragma unroll
+                for (int k = 0; k < W; k++) sums[C::column(piece, k) - first_col] = acc[t][k];
+            __syncthreads();
+            if (t0 + t < n_tok)
+                for (int i = threadIdx.x; i < min(f.lanes * W, f.cols - first_col); i += ROWS_THREADS) to[i] = sums[i];
+        }
+        __syncthreads(); // the sums are about to change
+    }
+}
+
 // sum over neurons e with h != 0 of h[e * T + t] * the row of down of id[e], to the block's part.
 template <class C, int T>
 __device__ __forceinline__ void sum_rows(const ffn_args &f, int n, const int *id, const float *h, int *place,
@@ -149,77 +225,10 @@ __device__ __forceinline__ void sum_rows(const ffn_args &f, int n, const int *id
                     f.partial + (size_t)blockIdx.x * n_tok * f.cols);
         return;
     }
-    constexpr int W = C::down_weights, FLIGHT = C::flight, TA = T < 4 ? T : 4;
-    const int n_tok = f.k.n_tok, n_pieces = (f.cols + W - 1) / W;
-    const int group = threadIdx.x / f.lanes, lane = threadIdx.x - group * f.lanes;
-    for (int t0 = 0; t0 < n_tok; t0 += TA) {
+    constexpr int TA = T < 4 ? T : 4;
+    for (int t0 = 0; t0 < f.k.n_tok; t0 += TA) {
         const int m = find_rows<T, TA>(f, n, id, h, t0, place, pointer, words);
-        for (int tile = 0; tile < f.tiles; tile++) {
-            const int piece = tile * f.lanes + lane, first_col = tile * f.lanes * W;
-            const bool inside = group < f.groups && piece < n_pieces;
-            float acc[TA][W + C::offsets] = {};
-            if (inside) {
-                typename C::part now[FLIGHT], next[FLIGHT];
-                auto load = [&](typename C::part(&p)[FLIGHT], int k) {
-#pragma unroll
-                    for (int i = 0; i < FLIGHT; i++)
-                        if (k + i * f.groups < m) p[i] = C::load_down(pointer[k + i * f.groups], piece, n_pieces);
-                };
-                const int step = FLIGHT * f.groups;
-                load(now, group);
-                for (int k = group; k < m; k += step) {
-                    load(next, k + step);
-#pragma unroll
-                    for (int i = 0; i < FLIGHT; i++)
-                        if (k + i * f.groups < m) {
-                            float w[TA];
-#pragma unroll
-                            for (int t = 0; t < TA; t++) w[t] = h[place[k + i * f.groups] * T + t0 + t];
-                            C::template axpy<TA>(now[i], w, acc);
-                        }
-#pragma unroll
-                    for (int i = 0; i < FLIGHT; i++) now[i] = next[i];
-                }
-            }
-            if constexpr (C::offsets > 0)
-#pragma unroll
-                for (int t = 0; t < TA; t++)
-#pragma unroll
-                    for (int k = 0; k < W; k++) acc[t][k] -= acc[t][W + k / (W / C::offsets)];
-#pragma unroll
-            for (int t = 0; t < TA; t++) {
-                for (int g = 1; g < f.groups; g++) {
-                    __syncthreads();
-                    if (group == g)
-#pragma unroll
-                        for (int k = 0; k < W; k++) sums[k * f.lanes + lane] = acc[t][k];
-                    __syncthreads();
-                    if (group == 0)
-#pragma unroll
-                        for (int k = 0; k < W; k++) acc[t][k] += sums[k * f.lanes + lane];
-                }
-                float *to = f.partial + ((size_t)blockIdx.x * n_tok + (t0 + t)) * f.cols + first_col;
-                if (C::offsets == 0 && C::column(0, W - 1) == W - 1 &&
-                    f.cols % W == 0) { // a thread's columns are neighbours
-                    if (group == 0 && inside && t0 + t < n_tok)
-#pragma unroll
-                        for (int k = 0; k < W; k += 4)
-                            *(float4 *)(to + lane * W + k) =
-                                make_float4(acc[t][k], acc[t][k + 1], acc[t][k + 2], acc[t][k + 3]);
-                    continue;
-                }
-                // Into the order of the columns, so that neighbours are stored together.
-                __syncthreads();
-                if (group == 0 && inside)
-#pragma unroll
-                    for (int k = 0; k < W; k++) sums[C::column(piece, k) - first_col] = acc[t][k];
-                __syncthreads();
-                if (t0 + t < n_tok)
-                    for (int i = threadIdx.x; i < min(f.lanes * W, f.cols - first_col); i += ROWS_THREADS)
-                        to[i] = sums[i];
-            }
-            __syncthreads(); // the sums are about to change
-        }
+        sum_tiles<C, TA>(f, m, pointer, [&](int k, int t) { return h[place[k] * T + t0 + t]; }, t0, sums);
     }
 }
 
@@ -324,7 +333,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
             now.id[e] = b + e * nb;
             now.want[e] = (1u << a.n_tok) - 1;
         }
-        if (T == 1) k.early.load(a);
+        if (T == 1) k.early.load(a.norm, a.cols);
         meet(f);
     }
     __syncthreads();
@@ -345,7 +354,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
     __syncthreads();
     if (scored) {
         k.start(pairs ? 2 * n : n, 0);
-        if (T == 1) k.early.load(a);
+        if (T == 1) k.early.load(a.norm, a.cols);
     }
     if (n > 0) {
         k.input(room);
@@ -431,7 +440,8 @@ template <class C, class S> constexpr ffn_kernels ffn_of() {
             few_shape_of<C>(),
             few_shape_of<S>(),
             factor_parts_of<C>(),
-            {ffn_kernel<C, S, 1>, ffn_kernel<C, S, FEW_TOKENS>}};
+            {ffn_kernel<C, S, 1>, ffn_kernel<C, S, FEW_TOKENS>},
+            nullptr};
 }
 
 } // namespace te

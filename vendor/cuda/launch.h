@@ -81,6 +81,10 @@ te_status check_matrix(te_cuda *d, const char *op, const te_mat *m);
 
 // The operations, one file each.
 te_status pack(te_cuda *d, const te_cuda_pack *op);
+size_t prepared_bytes(int32_t type, int32_t cols);
+te_status prepare(te_cuda *d, const te_cuda_prepare *op);
+// What was prepared, if matrices of this type take it.
+const void *prepared_for(const te_cuda_prepared *p, int32_t type);
 te_status linear(te_cuda *d, const te_cuda_linear *op);
 te_status hidden(te_cuda *d, const te_cuda_hidden *op);
 int32_t parts(te_cuda *d, const te_mat *down, int32_t n_rows);

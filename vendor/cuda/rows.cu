@@ -14,6 +14,18 @@ static const rows_kernels *rows_kernels_of(int type) {
 
 int32_t has_type(int32_t type) { return rows_kernels_of(type) != nullptr; }
 
+few_shape few_shape_for(int32_t type) {
+    const rows_kernels *k = rows_kernels_of(type);
+    return k ? k->few : few_shape{};
+}
+size_t prepared_bytes(int32_t type, int32_t cols) {
+    const few_shape f = few_shape_for(type);
+    return cols < 1 ? 0 : few_tile_bytes(f, few_width(cols)) + few_scale_bytes(f, few_width(cols));
+}
+const void *prepared_for(const te_cuda_prepared *p, int32_t type) {
+    return p->v && few_shape_for(type).form == few_shape_for(p->type).form ? p->v : nullptr;
+}
+
 size_t stride(int32_t type, int32_t cols) {
     const te_type_info *info = te_type_get(type);
     if (!info || !has_type(type) || cols < 1 || cols % info->block_weights) return 0;
@@ -98,8 +110,10 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
     a->share_each = units / grid;
     a->share_more = units % grid;
     a->side_first = apart ? grid : 0;
-    return launch(d, name, k->kernel[a->ffn ? 1 : 0][several], dim3((unsigned)(grid + beside)), ROWS_THREADS, total, *a,
-                  s);
+    const bool usual =
+        !several && !a->ffn && !a->post && !a->side.post && a->select == SELECT_ALL && a->unit == 1 && fills_once(*a);
+    return launch(d, name, usual ? k->one : k->kernel[a->ffn ? 1 : 0][several], dim3((unsigned)(grid + beside)),
+                  ROWS_THREADS, total, *a, s);
 }
 
 static te_status run_products(te_cuda *d, const te_cuda_linear *op, const int *which, int n, bool side) {
@@ -107,6 +121,7 @@ static te_status run_products(te_cuda *d, const te_cuda_linear *op, const int *w
     a.x = op->x;
     a.ldx = op->ldx;
     a.norm = op->norm;
+    a.prepared = prepared_for(&op->prepared, op->product[which[0]].w.type);
     a.n_tok = op->n_tok;
     a.cols = op->product[which[0]].w.cols;
     a.unit = 1;
@@ -219,11 +234,11 @@ te_status post_scores(te_cuda *d, const te_cuda_marks *op) {
     return run(d, "marks", &a, s->fc2.type, 1);
 }
 
-te_status check_hidden(te_cuda *d, const te_cuda_hidden *op) {
+te_status check_hidden(te_cuda *d, const te_cuda_hidden *op, check_function check) {
     const bool gated = op->gate.w != nullptr;
-    TE_CUDA_TRY(check_matrix(d, "hidden", &op->up));
+    TE_CUDA_TRY(check(d, "hidden", &op->up));
     if (gated) {
-        TE_CUDA_TRY(check_matrix(d, "hidden", &op->gate));
+        TE_CUDA_TRY(check(d, "hidden", &op->gate));
         if (op->gate.type != op->up.type || op->gate.cols != op->up.cols || op->gate.n_rows != op->up.n_rows)
             return refuse(d, te_fail(TE_UNSUPPORTED, "hidden: gate is %d x %d of type %d, up %d x %d of type %d",
                                      (int)op->gate.n_rows, (int)op->gate.cols, (int)op->gate.type, (int)op->up.n_rows,
@@ -247,6 +262,7 @@ rows_args hidden_args(const te_cuda_hidden *op) {
     a.x = op->x;
     a.ldx = op->ldx;
     a.norm = op->norm;
+    a.prepared = prepared_for(&op->prepared, op->up.type);
     a.n_tok = op->n_tok;
     a.cols = op->up.cols;
     a.unit = 1;
@@ -281,6 +297,9 @@ rows_args hidden_args(const te_cuda_hidden *op) {
     a.skip = op->mode == TE_CUDA_SKIP;
     a.act = op->act;
     a.threshold = op->threshold;
+    a.gate_add = op->gate_add;
+    a.up_add = op->up_add;
+    a.ld_add = op->ld_add;
     a.h = op->h;
     a.ldh = op->ldh;
     a.fired = op->fired;
@@ -289,7 +308,7 @@ rows_args hidden_args(const te_cuda_hidden *op) {
 }
 
 te_status hidden(te_cuda *d, const te_cuda_hidden *op) {
-    TE_CUDA_TRY(check_hidden(d, op));
+    TE_CUDA_TRY(check_hidden(d, op, check_matrix));
     rows_args a = hidden_args(op);
     return a.n < 1 ? TE_OK : run(d, "hidden", &a, op->up.type, a.gated && !a.skip ? 2 : 1);
 }

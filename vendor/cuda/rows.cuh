@@ -118,6 +118,34 @@ __device__ __forceinline__ float activate(te_activation act, float threshold, fl
     return x / (1 + expf(-1.702f * x));
 }
 
+// The sums of all tasks of rows pointer[0..n-1], as put(task * T + token, sum). ahead: this warp's first one.
+template <class C, int T, class F>
+__device__ __forceinline__ void run_tasks(const uint8_t *const *pointer, int n, int parts, int piece, int n_pieces,
+                                          const acts &in, rows_task<C> &ahead, F put) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int row_step = ROWS_WARPS / parts, part_step = ROWS_WARPS - row_step * parts;
+    int r = warp / parts, at = warp - r * parts;
+#pragma unroll 1
+    for (int t = warp; r < n; t += ROWS_WARPS) {
+        int next_r = r + row_step, next_at = at + part_step;
+        if (next_at >= parts) {
+            next_at -= parts;
+            next_r++;
+        }
+        rows_task<C> next;
+        if (next_r < n) next.load(pointer[next_r], piece + next_at * rows_task<C>::pieces, n_pieces);
+        float s[T] = {};
+        const int p = at * rows_task<C>::pieces + lane;
+#pragma unroll
+        for (int i = 0; i < C::steps; i++) C::template dot<T>(ahead.p[i], in, p + 32 * i, s);
+        const float v = warp_sums<T>(s, lane);
+        if (sum_owner<T>(lane)) put(t * T + sum_index<T>(lane), v);
+        ahead = next;
+        r = next_r;
+        at = next_at;
+    }
+}
+
 template <class C, int T> struct rows_block {
     const rows_args &a;
     uint4 *q;
@@ -152,36 +180,15 @@ template <class C, int T> struct rows_block {
     }
     // The sums of rows pointer[0..n-1], as sum(r, t). start and input come before.
     __device__ __forceinline__ void run(int n) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile_pieces = a.tile / C::lane_weights;
+        const int tile_pieces = a.tile / C::lane_weights;
         const acts in = {q, scales, C::int8 ? a.tile / 16 : a.tile / 4, a.tile / 32};
-        const int row_step = ROWS_WARPS / a.parts, part_step = ROWS_WARPS - row_step * a.parts;
         for (int c0 = 0, piece = 0; c0 < a.cols; c0 += a.tile, piece += tile_pieces) {
             if (c0 > 0) {
                 start(n, piece);
                 fill_acts<C, T>(a, norm, c0, q, scales);
             }
-            int r = first_row(), at = warp - r * a.parts;
-            for (int t = warp; r < n; t += ROWS_WARPS) {
-                int next_r = r + row_step, next_at = at + part_step;
-                if (next_at >= a.parts) {
-                    next_at -= a.parts;
-                    next_r++;
-                }
-                rows_task<C> next;
-                if (next_r < n) next.load(pointer[next_r], piece + next_at * rows_task<C>::pieces, n_pieces);
-                float s[T] = {};
-                const int p = at * rows_task<C>::pieces + lane;
-#pragma unroll
-                for (int i = 0; i < C::steps; i++) C::template dot<T>(ahead.p[i], in, p + 32 * i, s);
-                const float v = warp_sums<T>(s, lane);
-                if (sum_owner<T>(lane)) {
-                    float *to = part + t * T + sum_index<T>(lane);
-                    *to = c0 > 0 ? *to + v : v;
-                }
-                ahead = next;
-                r = next_r;
-                at = next_at;
-            }
+            run_tasks<C, T>(pointer, n, a.parts, piece, n_pieces, in, ahead,
+                            [&](int i, float v) { part[i] = c0 > 0 ? part[i] + v : v; });
             __syncthreads();
         }
     }
@@ -244,6 +251,10 @@ __device__ __forceinline__ void finish_linear(const block_of<C, T> &k, const int
     }
 }
 
+__device__ __forceinline__ float added(const rows_args &a, const float *add, int t, int j) {
+    return add ? __ldcg(add + t * a.ld_add + j) : 0;
+}
+
 // Of n neurons whose sums are there: h, and counts. gate: row offset of the gates, or -1; up: of the ups; live[e]: the
 // place of neuron e among the ups, or -1 where up was not read (then h is 0).
 template <class C, int T>
@@ -262,13 +273,14 @@ __device__ __forceinline__ void store_hidden(const block_of<C, T> &k, const int 
                 asked++;
                 const int r = live ? live[e] : a.gated ? 2 * e + 1 : e;
                 if (r >= 0) {
-                    float u = k.sum(r, t);
+                    float u = k.sum(r, t) + added(a, a.up_add, t, j);
                     if (up.bias) u += __ldg(up.bias + j);
                     if (!a.gated) {
                         h = activate(a.act, a.threshold, u);
                         computed += !a.skip || h != 0;
                     } else {
-                        const float g = activate(a.act, a.threshold, gates ? gates[e * T + t] : k.sum(2 * e, t));
+                        float g = gates ? gates[e * T + t] : k.sum(2 * e, t) + added(a, a.gate_add, t, j);
+                        g = activate(a.act, a.threshold, g);
                         computed += !a.skip || g != 0;
                         h = g * (a.act == TE_DRELU ? fmaxf(u, 0) : u);
                         // A gate of 0 decides, whatever the up row holds: as if it had not been read.
@@ -322,7 +334,7 @@ __device__ __forceinline__ void ffn_block(block_of<C, T> &k, int *id, int *live,
         });
         aim();
     }
-    if (T == 1) k.early.load(a);
+    if (T == 1) k.early.load(a.norm, a.cols);
     dep_go();
     dep_wait();
     if (!known) {
@@ -357,7 +369,7 @@ __device__ __forceinline__ void ffn_block(block_of<C, T> &k, int *id, int *live,
         bool on = false;
         for (int t = 0; t < a.n_tok && e < n; t++) {
             const int j = id[e];
-            const float g = k.sum(e, t);
+            const float g = k.sum(e, t) + added(a, a.gate_add, t, j);
             const bool asked = !a.mask || a.n_tok == 1 || marked(a, t, j);
             gates[e * T + t] = g;
             on |= asked && activate(a.act, a.threshold, g) != 0;
@@ -415,7 +427,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 8 ? 1 : 2)
         k.start_early(e.n, [&](int r) { return row(e.at(r)); });
         aim();
     }
-    if (T == 1) k.early.load(a);
+    if (T == 1) k.early.load(a.norm, a.cols);
     dep_go();
     dep_wait();
     if (!known) {
@@ -437,7 +449,8 @@ template <class C> constexpr rows_kernels rows_of() {
             C::int8,
             few_shape_of<C>(),
             {{rows_kernel<C, 1, false>, rows_kernel<C, FEW_TOKENS, false>},
-             {rows_kernel<C, 1, true>, rows_kernel<C, FEW_TOKENS, true>}}};
+             {rows_kernel<C, 1, true>, rows_kernel<C, FEW_TOKENS, true>}},
+            nullptr};
 }
 
 } // namespace te

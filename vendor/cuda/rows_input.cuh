@@ -32,6 +32,7 @@ struct rows_args {
     const float *x;
     size_t ldx;
     te_cuda_norm norm;
+    const void *prepared; // several tokens on tensor cores: the input that te_cuda_prepare made, or NULL
     int n_tok, cols;
     int tile;                   // columns at a time: whole tasks
     int parts;                  // tasks of a row in a tile
@@ -54,6 +55,8 @@ struct rows_args {
     bool ffn, gated, skip;
     te_activation act;
     float threshold;
+    const float *gate_add, *up_add; // to the products, or NULL
+    size_t ld_add;
     float *h;
     size_t ldh;
     uint32_t *fired, *counts;
@@ -73,8 +76,10 @@ typedef void (*rows_function)(rows_args, rows_smem);
 
 // Several tokens on tensor cores (few.cuh): shared memory of a column of all tokens and of the scales of 64; the columns
 // that a warp takes at a time.
+enum few_form { FEW_FLOATS, FEW_HALVES, FEW_THIRDS, FEW_BYTES, FEW_NIBBLES }; // what activations become
 struct few_shape {
     int column_bytes, scale_bytes, chunk; // 0: plain loops
+    few_form form;
 };
 
 // The kernels of one format, for one token and for several.
@@ -83,14 +88,17 @@ struct rows_kernels {
     bool int8;
     few_shape few;
     rows_function kernel[2][2]; // of te_cuda_linear, of te_cuda_hidden
+    rows_function one;          // of te_cuda_linear for one token in the usual case (one.cuh)
 };
 const rows_kernels *rows_float(int type); // NULL for types of another file
 const rows_kernels *rows_32(int type);
 const rows_kernels *rows_k(int type);
 
-// rows.cu: what a te_cuda_hidden asks for, and whether it can be had.
+// rows.cu: of a format; what a te_cuda_hidden asks for, and whether it can be had.
+few_shape few_shape_for(int32_t type);
 rows_args hidden_args(const te_cuda_hidden *op);
-te_status check_hidden(te_cuda *d, const te_cuda_hidden *op);
+typedef te_status (*check_function)(te_cuda *d, const char *op, const te_mat *m); // check_matrix, of launch.h
+te_status check_hidden(te_cuda *d, const te_cuda_hidden *op, check_function check);
 te_status check_input(te_cuda *d, const char *op, const float *x, size_t ldx, int32_t n_tok, int32_t cols,
                       const te_cuda_norm *norm);
 
@@ -142,6 +150,23 @@ __device__ __forceinline__ float squares(float4 v, int c, int cols, float mean) 
     return s;
 }
 
+// Mean (of a layer norm) and scale of token t, by a whole block; all threads get them. room: ROWS_WARPS floats.
+__device__ inline float2 row_norm(const rows_args &a, const te_cuda_norm &norm, int t, float *room) {
+    float mean = 0, s[1] = {0};
+    if (norm.kind == TE_CUDA_LAYER_NORM) {
+        for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * ROWS_THREADS) {
+            const float4 v = load_x(a, t, c);
+            s[0] += (v.x + v.y) + (v.z + v.w);
+        }
+        block_sums(s, room);
+        mean = s[0] / (float)a.cols;
+        s[0] = 0;
+    }
+    for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * ROWS_THREADS) s[0] += squares(load_x(a, t, c), c, a.cols, mean);
+    block_sums(s, room);
+    return make_float2(mean, 1.0f / sqrtf(s[0] / (float)a.cols + norm.eps));
+}
+
 // The side of a linear operation, by some of its blocks: each norms whole tokens and writes its share of their columns.
 constexpr int SIDE_BLOCKS = 32;
 __device__ inline void side_block(const rows_args &a, float *room) {
@@ -152,22 +177,8 @@ __device__ inline void side_block(const rows_args &a, float *room) {
     const uint32_t number = a.side.post ? seq_number(a.side.seq) : 0;
     const int lo = (int)((int64_t)quads * at / blocks), hi = (int)((int64_t)quads * (at + 1) / blocks);
     for (int t = 0; t < a.n_tok; t++) {
-        float mean = 0, scale = 1, s[1] = {0};
-        if (norm.kind == TE_CUDA_LAYER_NORM) {
-            for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * ROWS_THREADS) {
-                const float4 v = load_x(a, t, c);
-                s[0] += (v.x + v.y) + (v.z + v.w);
-            }
-            block_sums(s, room);
-            mean = s[0] / (float)a.cols;
-            s[0] = 0;
-        }
-        if (norm.kind != TE_CUDA_NO_NORM) {
-            for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * ROWS_THREADS)
-                s[0] += squares(load_x(a, t, c), c, a.cols, mean);
-            block_sums(s, room);
-            scale = 1.0f / sqrtf(s[0] / (float)a.cols + norm.eps);
-        }
+        const float2 n = norm.kind == TE_CUDA_NO_NORM ? make_float2(0, 1) : row_norm(a, norm, t, room);
+        const float mean = n.x, scale = n.y;
         // A column a thread: words that leave the device together are next to each other.
         for (int c = 4 * lo + (int)threadIdx.x; c < min(4 * hi, a.cols); c += ROWS_THREADS) {
             float v = __ldcg(a.x + t * a.ldx + c);
@@ -272,14 +283,24 @@ __device__ void fill_acts(const rows_args &a, const rows_norm<T> &n, int c0, uin
 // norm are on their way before dep_wait. What sums must still be multiplied with is returned: an RMS norm's is not waited
 // for. (Twice as wide there are not enough registers: loads in flight would be spilled.)
 constexpr int FILL_ONCE = 2;
+// Whether one_input (one.cuh) takes it: all columns at once, and an RMS norm at most.
+inline bool fills_once(const rows_args &a) {
+    auto simple = [](const te_cuda_norm &n) {
+        return n.kind == TE_CUDA_NO_NORM || (n.kind == TE_CUDA_RMS_NORM && !n.b);
+    };
+    const te_cuda_norm &n = a.norm, &side = a.side.norm;
+    const bool same = n.kind == side.kind && n.w == side.w && n.eps == side.eps;
+    return a.tile >= a.cols && a.tile <= 4 * FILL_ONCE * ROWS_THREADS && a.cols % 4 == 0 && simple(n) &&
+           (!a.side.keep || ((uintptr_t)a.side.keep % 16 == 0 && simple(side) && (n.kind == TE_CUDA_NO_NORM || same)));
+}
 struct early_norm {
     float4 w[FILL_ONCE];
-    __device__ __forceinline__ void load(const rows_args &a) {
+    __device__ __forceinline__ void load(const te_cuda_norm &norm, int cols) {
 #pragma unroll
         for (int k = 0; k < FILL_ONCE; k++) {
             const int c = 4 * (threadIdx.x + k * ROWS_THREADS);
             w[k] = make_float4(0, 0, 0, 0);
-            if (a.norm.kind != TE_CUDA_NO_NORM && c < a.cols) w[k] = load_vector(a.norm.w, c, a.cols, 0);
+            if (norm.kind != TE_CUDA_NO_NORM && c < cols) w[k] = load_vector(norm.w, c, cols, 0);
         }
     }
 };

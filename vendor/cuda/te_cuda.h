@@ -34,7 +34,7 @@
 extern "C" {
 #endif
 
-enum { TE_CUDA_VERSION = 1, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_MAX_PRODUCTS = 4, TE_CUDA_SLOTS = 8 };
+enum { TE_CUDA_VERSION = 2, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_MAX_PRODUCTS = 4, TE_CUDA_SLOTS = 8 };
 
 typedef struct te_cuda te_cuda;
 typedef struct te_cuda_graph te_cuda_graph;
@@ -102,11 +102,31 @@ typedef struct te_cuda_side {
     te_cuda_seq seq;
 } te_cuda_side;
 
+/* The input of two to eight tokens as kernels multiply with it, made once instead of by every block: what x would be behind
+ * the norm, for matrices of a type. x and norm stay as they are where it is used: products of types that take another
+ * form read these. */
+typedef struct te_cuda_prepared {
+    const void *v; /* what te_cuda_prepare made, or NULL */
+    int32_t type;  /* for matrices of this type, and those that take the same */
+} te_cuda_prepared;
+typedef struct te_cuda_prepare {
+    const float *x; /* as te_cuda_linear's */
+    size_t ldx;
+    int32_t n_tok, cols;
+    te_cuda_norm norm;
+    int32_t type;
+    void *v; /* prepared_bytes(), 16-byte aligned; NULL: only the side is wanted */
+    te_cuda_side side;
+    int32_t side_type; /* of the matrices that take what the side keeps */
+    void *side_v;      /* that, prepared, or NULL */
+} te_cuda_prepare;
+
 typedef struct te_cuda_linear {
     const float *x; /* [n_tok] rows of cols floats, ldx apart */
     size_t ldx;
     int32_t n_tok; /* 1 to TE_CUDA_MAX_TOK */
     te_cuda_norm norm;
+    te_cuda_prepared prepared;
     te_cuda_rows rows; /* of every product; n is ignored where there is no list */
     te_cuda_product product[TE_CUDA_MAX_PRODUCTS];
     int32_t n_products; /* 0 if only the side is wanted */
@@ -152,6 +172,7 @@ typedef struct te_cuda_hidden {
     size_t ldx;
     int32_t n_tok;
     te_cuda_norm norm;
+    te_cuda_prepared prepared;
     te_mat gate, up; /* gate.w NULL: ungated; the same type */
     const float *up_bias;
     te_activation act;
@@ -160,6 +181,8 @@ typedef struct te_cuda_hidden {
     te_cuda_rows rows;
     const uint8_t *mask;
     size_t ld_mask;
+    const float *gate_add, *up_add; /* added to the products of token t with row j: [t*ld_add + j], or NULL. No list */
+    size_t ld_add;
     float *h;
     size_t ldh;
     uint32_t *fired;  /* [rows of up], or NULL: counts of tokens with h != 0, added to, by row id */
@@ -190,20 +213,27 @@ typedef struct te_cuda_ffn {
     size_t ldx;
     int32_t n_tok;
     te_cuda_norm norm;
+    te_cuda_prepared prepared;
     te_mat gate, up, down; /* gate.w NULL: ungated; the same type and size */
     const int32_t *list;   /* [n_list] on the device, or NULL; all three matrices are of one type then */
     int32_t n_list;
     /* Two operations, one behind the other, that are computed side by side: nothing that the second reads is made by the
      * first. What follows the second follows both. */
     int32_t first, beside;
-    int32_t far; /* gate, up and down lie in mapped host memory; formats whose rows are as in the file */
+    /* With a list: gate, up and down lie in mapped host memory, rows as in the file, those of Q8_0, Q4_0 and Q6_K at any
+     * even address. */
+    int32_t far;
     const float *up_bias;
     te_activation act;
     float threshold;
     int32_t skip; /* as TE_CUDA_SKIP; without scores up and down are read where the gate lets a token through */
     te_cuda_scores scores;
-    float *h; /* [n_tok] rows of n floats, ldh apart: the result if down.w is NULL, else room to work in. n: neurons */
+    const float *gate_add, *up_add; /* as te_cuda_hidden's; not with a list */
+    size_t ld_add;
+    /* [n_tok] rows of n floats (n: neurons), ldh apart: the result if down.w is NULL or store_h is set, else room. */
+    float *h;
     size_t ldh;
+    int32_t store_h;
     uint32_t *bits;           /* room for n_tok * ((n + 31) / 32) words; with scores only */
     float *partial;           /* te_cuda_ffn_parts() * n_tok * cols floats */
     uint32_t *fired, *counts; /* [n] and [3], or NULL: as te_cuda_hidden's */
@@ -377,7 +407,9 @@ typedef struct te_cuda_api {
     size_t (*stride)(int32_t type, int32_t cols); /* bytes of a row in device layout; 0: no such row */
     te_status (*pack)(te_cuda *d, const te_cuda_pack *op);
 
-    /* Operations. */
+    /* Operations. prepared_bytes: of te_cuda_prepare, for up to 8 tokens; 0: matrices of this type take x as it is. */
+    size_t (*prepared_bytes)(int32_t type, int32_t cols);
+    te_status (*prepare)(te_cuda *d, const te_cuda_prepare *op);
     te_status (*linear)(te_cuda *d, const te_cuda_linear *op);
     te_status (*hidden)(te_cuda *d, const te_cuda_hidden *op);
     int32_t (*parts)(te_cuda *d, const te_mat *down, int32_t n_rows); /* of partial, for at most n_rows rows */

@@ -1,7 +1,8 @@
 // tools.cuh - what all kernels use: the order of kernels in a stream, loads, sums over a warp, 16-bit floats.
 //
 // Programmatic dependent launch: a kernel may start while its predecessor drains. Before dep_wait() it may only touch
-// weights; every kernel calls dep_wait(), so that completion is transitive. dep_go() lets the successor start.
+// weights (attention what `early` allows, te_cuda.h); every block of every kernel calls dep_wait(), so that completion is
+// transitive. dep_go() lets the successor start.
 // Below compute capability 9.0 both are nothing and kernels simply follow each other.
 #ifndef TE_CUDA_TOOLS_CUH
 #define TE_CUDA_TOOLS_CUH

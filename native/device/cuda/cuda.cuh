@@ -11,7 +11,22 @@
 namespace pi {
 
 /* Memory that operations need between their kernels; one piece of each kind, for the largest that any program asked for. */
-enum Room { PARTIAL, HIDDEN, BITS, SCORES, SCRATCH, COUNTERS, HALF_X, HALF_H, GEMM, ROOMS };
+enum Room {
+    PARTIAL,
+    HIDDEN,
+    BITS,
+    SCORES,
+    SCRATCH,
+    COUNTERS,
+    HALF_X,
+    HALF_H,
+    HALF_Z,
+    ADAPT,
+    GEMM,
+    PREPARED,
+    PREPARED_SIDE,
+    ROOMS
+};
 /* What operations do: nothing but say how much room they need, or that and their work. */
 enum Mode { IDLE, MEASURE, WORK };
 
@@ -29,7 +44,8 @@ struct Graph {
 struct Sum {
     const float *y;
     int32_t n_parts;
-    bool far; /* of neurons that are read in place */
+    bool far;                  /* of neurons that are read in place */
+    te_cuda_prepared prepared; /* their input, which is also the hot ones' */
 };
 
 /* Memory that pieces are cut from, and what is cut off so far. */
@@ -52,6 +68,9 @@ struct Cuda {
     size_t need[ROOMS], have[ROOMS];
     void *room[ROOMS];
     Sum sum;
+    const float *kept; /* what a side kept, of which PREPARED_SIDE is another form */
+    te_cuda_prepared kept_form;
+    bool settled; /* an operation of this step has begun after the copy of its inputs had ended */
     Graph graph[MAX_GRAPHS];
     int32_t n_graphs, oldest_graph;
     Slab slab[MAX_SLABS];
@@ -127,6 +146,12 @@ void op_stamp(pi_device *dev, uint64_t *at);
 
 /* rates.cu */
 pi_status measure_rates(pi_device *dev, pi_device_rates *out);
+
+/* adapt.cu: what adapters of gate and up add to the products of a feed-forward of few tokens, for op; then down's part of
+ * the sum, to `part` [n_tok][n_embd]. */
+bool is_adapted(const pi_dev_ffn *a);
+void adapt_products(Cuda *c, const pi_dev_ffn *a, te_cuda_ffn *op);
+void adapt_sum(Cuda *c, const pi_dev_ffn *a, const te_cuda_ffn *op, float *part);
 
 /* prompt.cu */
 void many_linear(Cuda *c, const pi_dev_linear *a);

@@ -165,19 +165,23 @@ const void *mapped(const Cuda *c, const void *p) {
     return nullptr;
 }
 
-/* Formats whose rows on a device are as in the file; see te_cuda.h. */
+/* As te_cuda_ffn's `far` wants them. */
 bool reads(pi_device *dev, const te_mat *m) {
     const Cuda *c = of(dev);
     const size_t n_bytes = m->stride * (size_t)(m->n_rows - 1) + te_row_bytes(m->type, m->cols);
     const char *p = (const char *)mapped(c, m->w), *last = (const char *)mapped(c, (const char *)m->w + n_bytes - 1);
+    const bool there = p && last == p + n_bytes - 1;
     switch (m->type) {
     case TE_F32:
     case TE_F16:
     case TE_BF16:
     case TE_Q4_K:
     case TE_Q5_K:
-        return p && last == p + n_bytes - 1 && (uintptr_t)p % 16 == 0 && m->stride % 16 == 0 &&
-               m->stride >= c->te->stride(m->type, m->cols);
+        return there && (uintptr_t)p % 16 == 0 && m->stride % 16 == 0 && m->stride >= c->te->stride(m->type, m->cols);
+    case TE_Q8_0:
+    case TE_Q4_0:
+    case TE_Q6_K:
+        return there && (uintptr_t)p % 2 == 0 && m->stride % 2 == 0;
     default:
         return false;
     }

@@ -30,6 +30,8 @@ void *room(Cuda *c, Room r, size_t n_bytes) {
 void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step) {
     Cuda *c = of(dev);
     c->sum = {};
+    c->settled = false;
+    c->kept = nullptr;
     if (ready(c)) note(c, begin(c->d, to, from, n_bytes, seq, seq_step));
 }
 
@@ -56,6 +58,49 @@ namespace {
 
 te_cuda_seq seq_of(const pi_dev_seq &s) { return {s.base, s.add}; }
 
+/* The input of several tokens is made for the kernels once where that is faster than in each block: the blocks' way takes
+ * as long as there are tokens and columns. */
+bool is_prepared(int32_t n_tok, int32_t cols) { return n_tok > 4 && cols >= 2048; }
+
+te_cuda_prepared prepare(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_cuda_norm &norm,
+                         int32_t type) {
+    const size_t n_bytes = is_prepared(n_tok, cols) ? c->te->prepared_bytes(type, cols) : 0;
+    if (!n_bytes) return {};
+    te_cuda_prepare op = {};
+    op.x = x;
+    op.ldx = ldx;
+    op.n_tok = n_tok;
+    op.cols = cols;
+    op.norm = norm;
+    op.type = type;
+    op.v = room(c, PREPARED, n_bytes);
+    if (ready(c)) note(c, c->te->prepare(c->d, &op));
+    return {op.v, type};
+}
+
+/* Of several tokens the side of a product is made in front of it, with the inputs of what follows: blocks of the product
+ * would do that token by token. */
+te_cuda_prepared prepare_with_side(Cuda *c, const te_cuda_linear *l, int32_t cols, int32_t type, int32_t side_type) {
+    te_cuda_prepare op = {};
+    op.x = l->x;
+    op.ldx = l->ldx;
+    op.n_tok = l->n_tok;
+    op.cols = cols;
+    op.norm = l->norm;
+    op.side = l->side;
+    const bool wide = is_prepared(l->n_tok, cols);
+    const size_t n_bytes = l->n_products && wide ? c->te->prepared_bytes(type, cols) : 0,
+                 n_side = l->side.keep && wide ? c->te->prepared_bytes(side_type, cols) : 0;
+    op.type = type;
+    if (n_bytes) op.v = room(c, PREPARED, n_bytes);
+    op.side_type = side_type;
+    if (n_side) op.side_v = room(c, PREPARED_SIDE, n_side);
+    c->kept = n_side ? l->side.keep : nullptr;
+    c->kept_form = {op.side_v, side_type};
+    if (ready(c)) note(c, c->te->prepare(c->d, &op));
+    return {op.v, type};
+}
+
 void few_linear(Cuda *c, const pi_dev_linear *a, int32_t t, int32_t n) {
     te_cuda_linear op = {};
     op.x = a->x + a->ldx * (size_t)t;
@@ -65,6 +110,7 @@ void few_linear(Cuda *c, const pi_dev_linear *a, int32_t t, int32_t n) {
     op.norm = norm_of(a->norm);
     op.n_products = a->n_out;
     products_of(a, t, op.product);
+    const int32_t type = a->n_out ? a->out[0].w.type : -1;
     if (a->side.wanted) {
         const size_t at = (size_t)a->cols * (size_t)t;
         op.side.norm = norm_of(a->side.norm);
@@ -72,7 +118,15 @@ void few_linear(Cuda *c, const pi_dev_linear *a, int32_t t, int32_t n) {
         op.side.post = a->side.post ? a->side.post + at : nullptr;
         op.side.seq = seq_of(a->side.seq);
     }
-    note(c, c->te->linear(c->d, &op));
+    c->kept = nullptr;
+    if (a->side.wanted && n > 1) {
+        op.prepared = prepare_with_side(c, &op, a->cols, type, a->side.type);
+        op.side = {};
+        if (!a->n_out) return;
+    } else if (a->n_out) {
+        op.prepared = prepare(c, op.x, op.ldx, n, a->cols, op.norm, type);
+    }
+    if (ready(c)) note(c, c->te->linear(c->d, &op));
 }
 
 } // namespace
@@ -94,7 +148,7 @@ void op_linear(pi_device *dev, const pi_dev_linear *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
     if (is_for_many(a)) return many_linear(c, a);
-    if (ready(c)) pieces(a->n_tok, [&](int32_t t, int32_t n) { few_linear(c, a, t, n); });
+    pieces(a->n_tok, [&](int32_t t, int32_t n) { few_linear(c, a, t, n); });
 }
 
 void attention_of(const pi_dev_attention *a, int32_t t, int32_t n, te_cuda_attention *op) {
@@ -133,12 +187,20 @@ void op_attention(pi_device *dev, const pi_dev_attention *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
     if (a->n_tok > TE_CUDA_MAX_TOK && a->grouped) return many_attention(c, a);
+    /* The step's first attention starts when all before it has ended, the copy of the step's inputs, too; the others may
+     * read those, and K and V of earlier steps, before the operation in front has ended. */
+    const bool early = c->settled && a->n_tok <= TE_CUDA_MAX_TOK;
     pieces(a->n_tok, [&](int32_t t, int32_t n) {
         te_cuda_attention op;
         attention_of(a, t, n, &op);
         op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->attention_floats(c->d, &op));
         op.counter = (uint32_t *)room(c, COUNTERS, sizeof(uint32_t) * c->te->attention_counters(c->d, &op));
-        if (ready(c)) note(c, c->te->attention(c->d, &op));
+        op.early = early;
+        if (!ready(c)) return;
+        if (!c->settled) c->te->set_overlap(c->d, 0);
+        note(c, c->te->attention(c->d, &op));
+        if (!c->settled) c->te->set_overlap(c->d, 1);
+        c->settled = true;
     });
 }
 
@@ -191,6 +253,10 @@ void few_ffn(Cuda *c, const pi_dev_ffn *a) {
         op.far = op.first = 1;
     }
     op.beside = a->add && c->sum.far;
+    if (c->kept == a->x)
+        op.prepared = c->kept_form;
+    else
+        op.prepared = op.beside ? c->sum.prepared : prepare(c, op.x, op.ldx, op.n_tok, n_embd, op.norm, a->up.type);
     op.up_bias = a->up_bias;
     op.act = (te_activation)a->act;
     op.threshold = a->act_threshold;
@@ -201,15 +267,17 @@ void few_ffn(Cuda *c, const pi_dev_ffn *a) {
     op.ldh = (size_t)(n + 3) / 4 * 4;
     op.h = (float *)room(c, HIDDEN, sizeof(float) * op.ldh * (size_t)a->n_tok);
     if (scored) op.bits = (uint32_t *)room(c, BITS, sizeof(uint32_t) * (size_t)a->n_tok * (size_t)((n + 31) / 32));
-    const int32_t n_parts = c->te->ffn_parts(c->d, &op);
+    if (is_adapted(a)) adapt_products(c, a, &op);
+    const int32_t n_parts = c->te->ffn_parts(c->d, &op), own = n_parts ? n_parts : 1,
+                  adapted = a->down_adapter.a.w ? 1 : 0;
     const size_t part = (size_t)a->n_tok * (size_t)n_embd;
     /* Sums stay in parts, behind those of the same layer that are there, until merge adds them up. */
     const int32_t before = a->add ? c->sum.n_parts : 0;
-    op.partial = (float *)room(c, PARTIAL, sizeof(float) * (size_t)(before + (n_parts ? n_parts : 1)) * part) +
-                 (size_t)before * part;
-    c->sum = {a->y, before + (n_parts ? n_parts : 1), a->list != nullptr};
-    if (!ready(c)) return;
-    note(c, c->te->ffn(c->d, &op));
+    op.partial =
+        (float *)room(c, PARTIAL, sizeof(float) * (size_t)(before + own + adapted) * part) + (size_t)before * part;
+    c->sum = {a->y, before + own + adapted, a->list != nullptr, op.prepared};
+    if (ready(c)) note(c, c->te->ffn(c->d, &op));
+    if (adapted) adapt_sum(c, a, &op, op.partial + (size_t)own * part);
     if (n_parts) return;
     te_cuda_linear out = {};
     out.x = op.h;
@@ -219,7 +287,8 @@ void few_ffn(Cuda *c, const pi_dev_ffn *a) {
     out.product[0].w = a->down_out;
     out.product[0].y = op.partial;
     out.product[0].ldy = (size_t)n_embd;
-    note(c, c->te->linear(c->d, &out));
+    out.prepared = prepare(c, out.x, out.ldx, out.n_tok, n, {}, a->down_out.type);
+    if (ready(c)) note(c, c->te->linear(c->d, &out));
 }
 
 } // namespace

@@ -98,6 +98,32 @@ uint8_t *wanted(Cuda *c, const pi_dev_scores &a, int32_t n_tok, size_t *ld) {
     return bits;
 }
 
+/* y += b (a x), a as it is or transposed. */
+void adapt(Cuda *c, const pi_dev_adapter &w, bool transposed, const te_cuda_half &x, int32_t n_tok, float *y,
+           size_t ldy) {
+    if (!w.a.w) return;
+    const int32_t rank = w.b.cols;
+    te_cuda_gemm first = {}, second = {};
+    first.x = x;
+    first.n_tok = second.n_tok = n_tok;
+    first.transposed = transposed;
+    first.n_products = second.n_products = 1;
+    first.product[0].w = w.a;
+    first.product[0].y = (float *)room(c, ADAPT, sizeof(float) * floats_of(n_tok, rank));
+    first.product[0].ldy = (size_t)rank;
+    second.x = half_room(c, HALF_Z, n_tok, rank);
+    second.product[0].w = w.b;
+    second.product[0].y = y;
+    second.product[0].add = y;
+    second.product[0].ldy = second.product[0].ld_add = ldy;
+    (void)gemm_room(c, &first);
+    (void)gemm_room(c, &second);
+    if (!ready(c)) return;
+    note(c, c->te->gemm(c->d, &first));
+    halve(c, first.product[0].y, (size_t)rank, n_tok, rank, {}, second.x);
+    note(c, c->te->gemm(c->d, &second));
+}
+
 void ffn(Cuda *c, const pi_dev_ffn *a, const te_cuda_half &x) {
     const int32_t n = a->up.n_rows, n_embd = a->up.cols, n_tok = a->n_tok;
     const size_t ld = (size_t)(n + 3) / 4 * 4;
@@ -132,10 +158,14 @@ void ffn(Cuda *c, const pi_dev_ffn *a, const te_cuda_half &x) {
     out.product[0].add = a->add ? a->y : nullptr;
     (void)gemm_room(c, &in);
     (void)gemm_room(c, &out);
-    if (!ready(c)) return;
-    note(c, c->te->gemm(c->d, &in));
-    note(c, c->te->act(c->d, &act));
-    note(c, c->te->gemm(c->d, &out));
+    if (ready(c)) note(c, c->te->gemm(c->d, &in));
+    adapt(c, a->gate_adapter, false, x, n_tok, const_cast<float *>(act.gate), ld);
+    adapt(c, a->up_adapter, false, x, n_tok, const_cast<float *>(act.up), ld);
+    if (ready(c)) {
+        note(c, c->te->act(c->d, &act));
+        note(c, c->te->gemm(c->d, &out));
+    }
+    adapt(c, a->down_adapter, true, act.to, n_tok, a->y, (size_t)n_embd);
 }
 
 } // namespace

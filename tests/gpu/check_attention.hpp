@@ -1,0 +1,210 @@
+// check_attention.hpp - attention of a few tokens, with what it writes to the pools.
+#pragma once
+#include "checks.hpp"
+
+struct attention_case {
+    int n_tok, n_head, n_head_kv, d, type_k, type_v;
+    te_cuda_rope_kind rope;
+    int n_rot;
+    bool norm;
+    std::vector<int> seq, pos;
+};
+
+static void check_attention_case(const attention_case &k) {
+    AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d", k.n_tok, k.n_head, k.n_head_kv, k.d,
+       te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope);
+    const int n_seq = 5, n_ctx = 2048, ld_table = n_ctx / 64, n_blocks = n_seq * ld_table + 3;
+    const size_t d = (size_t)k.d, row_k = te_row_bytes(k.type_k, k.d), row_v = te_row_bytes(k.type_v, k.d);
+    const size_t pool_k = (size_t)n_blocks * (size_t)k.n_head_kv * 64 * row_k,
+                 pool_v = (size_t)n_blocks * (size_t)k.n_head_kv * 64 * row_v;
+    std::vector<int32_t> table((size_t)(n_seq * ld_table));
+    for (size_t i = 0; i < table.size(); i++) table[i] = (int32_t)i + 3;
+    for (size_t i = table.size(); i > 1; i--) std::swap(table[i - 1], table[random_word() % i]);
+    // Positions that hold something are random, all others no numbers.
+    std::vector<uint8_t> hk(pool_k, 0xff), hv(pool_v, 0xff);
+    std::vector<float> x(d);
+    auto place = [&](int s, int p, int h) {
+        return ((size_t)table[(size_t)(s * ld_table + p / 64)] * (size_t)k.n_head_kv + (size_t)h) * 64 +
+               (size_t)(p % 64);
+    };
+    std::vector<int> held(n_seq, 0);
+    for (int t = 0; t < k.n_tok; t++) {
+        int old = k.pos[(size_t)t];
+        for (int u = 0; u < t; u++) old -= k.seq[(size_t)u] == k.seq[(size_t)t] && k.pos[(size_t)u] >= 0;
+        held[(size_t)k.seq[(size_t)t]] = std::max(held[(size_t)k.seq[(size_t)t]], std::max(old, 0));
+    }
+    for (int s = 0; s < n_seq; s++)
+        for (int p = 0; p < held[(size_t)s]; p++)
+            for (int h = 0; h < k.n_head_kv; h++) {
+                for (float &v : x) v = random_normal();
+                te_quantize_row(k.type_k, x.data(), &hk[place(s, p, h) * row_k], k.d);
+                for (float &v : x) v = random_normal();
+                te_quantize_row(k.type_v, x.data(), &hv[place(s, p, h) * row_v], k.d);
+            }
+    uint8_t *dk = device_of(hk), *dv = device_of(hv);
+    const size_t ldq = (size_t)k.n_head * d, ldk = (size_t)k.n_head_kv * d;
+    std::vector<float> q = normals((size_t)k.n_tok * ldq), kk = normals((size_t)k.n_tok * ldk),
+                       v = normals((size_t)k.n_tok * ldk);
+    std::vector<float> qn = normals(d), kn = normals(d), cs((size_t)k.n_tok * (size_t)std::max(k.n_rot, 2));
+    for (int t = 0; t < k.n_tok; t++)
+        for (int i = 0; i < k.n_rot / 2; i++) {
+            const double angle = k.pos[(size_t)t] * pow(10000, -2.0 * i / k.n_rot);
+            cs[(size_t)(t * k.n_rot + 2 * i)] = (float)cos(angle);
+            cs[(size_t)(t * k.n_rot + 2 * i + 1)] = (float)sin(angle);
+        }
+    std::vector<int32_t> pos(k.pos.begin(), k.pos.end()), seq(k.seq.begin(), k.seq.end());
+    result out((size_t)k.n_tok * ldq);
+    te_cuda_attention op = {};
+    op.q = device_of(q);
+    op.k = device_of(kk);
+    op.v = device_of(v);
+    op.ldq = ldq;
+    op.ldk = op.ldv = ldk;
+    op.n_tok = k.n_tok;
+    op.n_head = k.n_head;
+    op.n_head_kv = k.n_head_kv;
+    op.n_embd_head = k.d;
+    if (k.norm) {
+        op.q_norm = device_of(qn);
+        op.k_norm = device_of(kn);
+    }
+    op.norm_eps = random_word() % 2 ? 1e-5f : 0.125f;
+    op.scale = (float)(1 / sqrt((double)k.d));
+    op.rope = k.rope;
+    op.n_rot = k.n_rot;
+    op.cs = device_of(cs);
+    op.pos = device_of(pos);
+    op.table = device_of(table);
+    op.seq = device_of(seq);
+    op.ld_table = ld_table;
+    op.k_pool = dk;
+    op.v_pool = dv;
+    op.type_k = k.type_k;
+    op.type_v = k.type_v;
+    op.n_ctx = n_ctx;
+    op.early = k.norm || k.n_tok == 3;
+    op.out = out.data();
+    op.ld_out = ldq;
+    op.scratch = device_new<float>(api->attention_floats(dev, &op));
+    op.counter = device_of(std::vector<uint32_t>(api->attention_counters(dev, &op), 0));
+    OK(api->attention(dev, &op));
+    const std::vector<float> got = out.get();
+    const std::vector<uint8_t> after_k = host_of(dk, pool_k), after_v = host_of(dv, pool_v);
+    OK(api->attention(dev, &op));
+    same_bits(got, out.get());
+    for (uint32_t c : host_of(op.counter, api->attention_counters(dev, &op))) same(0, c, 0);
+
+    auto ready = [&](const float *src, const float *norm, int t) { // normed and rotated
+        std::vector<double> r(src, src + d);
+        if (norm) {
+            double ss = 0;
+            for (double e : r) ss += e * e;
+            for (size_t i = 0; i < d; i++) r[i] *= (double)norm[i] / sqrt(ss / (double)d + (double)op.norm_eps);
+        }
+        for (int i = 0; i < k.n_rot / 2 && k.rope != TE_CUDA_NO_ROPE; i++) {
+            const size_t a = (size_t)(k.rope == TE_CUDA_ROPE_NORM ? 2 * i : i),
+                         b = a + (size_t)(k.rope == TE_CUDA_ROPE_NORM ? 1 : k.n_rot / 2);
+            const double c = (double)cs[(size_t)(t * k.n_rot + 2 * i)],
+                         s = (double)cs[(size_t)(t * k.n_rot + 2 * i + 1)], u = r[a], w = r[b];
+            r[a] = u * c - w * s;
+            r[b] = u * s + w * c;
+        }
+        return r;
+    };
+    // What the step stored: within one rounding of the format; the rest of the pool untouched.
+    for (int t = 0; t < k.n_tok; t++)
+        for (int h = 0; h < k.n_head_kv && k.pos[(size_t)t] >= 0; h++) {
+            const size_t at = place(k.seq[(size_t)t], k.pos[(size_t)t], h);
+            const std::vector<double> key =
+                ready(&kk[(size_t)t * ldk + (size_t)h * d], k.norm ? kn.data() : nullptr, t);
+            double most = 0;
+            for (double e : key) most = fmax(most, fabs(e));
+            const double rounding = k.type_k == TE_F32    ? 1e-6
+                                    : k.type_k == TE_F16  ? 0x1p-10
+                                    : k.type_k == TE_BF16 ? 0x1p-7
+                                                          : 1.01 / 127;
+            te_dequantize_row(k.type_k, &after_k[at * row_k], x.data(), k.d);
+            for (size_t i = 0; i < d; i++) near((long)i, (double)x[i], key[i], rounding * most + 1e-6);
+            std::vector<uint8_t> row(row_v);
+            te_quantize_row(k.type_v, &v[(size_t)t * ldk + (size_t)h * d], row.data(), k.d);
+            is_true(!memcmp(row.data(), &after_v[at * row_v], row_v), "V is not stored as the reference does");
+            memcpy(&hk[at * row_k], &after_k[at * row_k], row_k);
+            memcpy(&hv[at * row_v], &after_v[at * row_v], row_v);
+        }
+    is_true(hk == after_k && hv == after_v, "the pool changed elsewhere");
+    std::vector<double> score;
+    for (int t = 0; t < k.n_tok; t++)
+        for (int h = 0; h < k.n_head; h++) {
+            const int n = k.pos[(size_t)t] + 1, kvh = h / (k.n_head / k.n_head_kv);
+            const float *o = &got[(size_t)t * ldq + (size_t)h * d];
+            if (n < 1) {
+                for (size_t i = 0; i < d; i++) same((long)i, (double)o[i], 0);
+                continue;
+            }
+            const std::vector<double> query =
+                ready(&q[(size_t)t * ldq + (size_t)h * d], k.norm ? qn.data() : nullptr, t);
+            score.assign((size_t)n, 0);
+            double most = -1e300, total = 0, doubt = 0;
+            for (int p = 0; p < n; p++) {
+                te_dequantize_row(k.type_k, &hk[place(k.seq[(size_t)t], p, kvh) * row_k], x.data(), k.d);
+                double size = 0;
+                for (size_t i = 0; i < d; i++) {
+                    score[(size_t)p] += query[i] * (double)x[i] * (double)op.scale;
+                    size += fabs(query[i] * (double)x[i]) * (double)op.scale;
+                }
+                doubt = fmax(doubt, 8 * EPS * sqrt((double)d) * size);
+                most = fmax(most, score[(size_t)p]);
+            }
+            std::vector<double> value(d, 0), weight(d, 0);
+            for (int p = 0; p < n; p++) {
+                const double e = exp(score[(size_t)p] - most);
+                total += e;
+                te_dequantize_row(k.type_v, &hv[place(k.seq[(size_t)t], p, kvh) * row_v], x.data(), k.d);
+                for (size_t i = 0; i < d; i++) {
+                    value[i] += e * (double)x[i];
+                    weight[i] += e * fabs((double)x[i]);
+                }
+            }
+            for (size_t i = 0; i < d; i++)
+                near((long)i, (double)o[i], value[i] / total,
+                     (weight[i] / total) * (2 * doubt + 8 * EPS * sqrt((double)n)) + 1e-30);
+        }
+    for (const void *p :
+         {(const void *)op.q, (const void *)op.k, (const void *)op.v, (const void *)op.q_norm, (const void *)op.k_norm,
+          (const void *)op.cs, (const void *)op.pos, (const void *)op.table, (const void *)op.seq, (const void *)dk,
+          (const void *)dv, (const void *)op.scratch, (const void *)op.counter})
+        OK(api->free(dev, (void *)p));
+    out.free();
+}
+
+static void check_attention() {
+    const te_cuda_rope_kind no = TE_CUDA_NO_ROPE, norm = TE_CUDA_ROPE_NORM, neox = TE_CUDA_ROPE_NEOX;
+    const std::vector<attention_case> cases = {
+        {1, 8, 8, 64, TE_F16, TE_F16, norm, 64, false, {0}, {0}},
+        {1, 8, 8, 128, TE_F16, TE_F16, neox, 128, false, {1}, {77}},
+        {1, 32, 8, 128, TE_F16, TE_F16, norm, 128, false, {2}, {513}},
+        {1, 32, 8, 128, TE_Q8_0, TE_Q8_0, norm, 128, true, {2}, {1999}},
+        {1, 16, 2, 128, TE_BF16, TE_F16, neox, 64, true, {4}, {63}},
+        {1, 16, 2, 128, TE_F16, TE_F16, neox, 64, true, {4}, {190}},
+        {1, 71, 1, 64, TE_F16, TE_F16, neox, 64, false, {0}, {700}},
+        {1, 4, 2, 80, TE_F32, TE_F32, neox, 32, false, {3}, {130}},
+        {1, 4, 4, 256, TE_F32, TE_BF16, norm, 256, false, {3}, {1024}},
+        {1, 2, 1, 16, TE_F16, TE_F16, norm, 16, false, {3}, {100}},
+        {1, 4, 4, 96, TE_Q8_0, TE_F16, no, 0, false, {0}, {64}},
+        {3, 32, 8, 128, TE_F16, TE_F16, norm, 128, false, {0, 1, 2}, {5, 800, 64}},
+        {4, 16, 4, 128, TE_Q8_0, TE_Q8_0, neox, 128, true, {1, 1, 1, 1}, {62, 63, 64, 65}},
+        {8, 12, 4, 64, TE_F16, TE_F16, norm, 64, false, {0, 1, 1, 2, 3, 3, 3, 4}, {1000, 0, 1, 300, 15, 16, 17, -1}},
+        {8,
+         8,
+         8,
+         128,
+         TE_BF16,
+         TE_BF16,
+         norm,
+         128,
+         false,
+         {3, 3, 3, 3, 3, 3, 3, 3},
+         {120, 121, 122, 123, 124, 125, 126, 127}},
+    };
+    for (const attention_case &c : cases) check_attention_case(c);
+}

@@ -1,0 +1,7 @@
+"""Whether the set of this process multiplies many tokens in bf16, which tolerances must know."""
+
+from __future__ import annotations
+
+from powerinfer import _native
+
+BF16 = _native.isa() in ("amx", "avx512_bf16")
