@@ -17,6 +17,8 @@ bool pi_hybrid_looks_ahead(const pi_hybrid *h, int32_t l) {
 
 enum { LINE = 64, PIECE = 16 * LINE };
 enum { MATS = 3 }; /* rows of a neuron */
+/* Bytes that a member fetches for a layer: what its second cache, of 1 or 2 MiB, keeps until they are read. */
+enum { MOST = 1 << 20 };
 
 uint64_t *pi_hybrid_guess(const pi_hybrid *h, int32_t l) {
     const pi_device_state *d = &h->device[h->layer[l].device];
@@ -31,6 +33,10 @@ void pi_hybrid_take_guess(pi_hybrid *h, const te_team *team, int32_t l) {
     /* As te_op_ffn shares them out, if the guess is right. */
     te_share_of(team->ith, te_pool_n_threads(team->pool), pi_hybrid_list(h, l, me->ahead, 0, n_parts, me), 1,
                 &me->next_ahead, &me->end_ahead);
+    const pi_layer *w = &h->s->model->layer[l];
+    const size_t n_bytes = (w->gate.w ? pi_row_bytes(&w->gate) : 0) + pi_row_bytes(&w->up) + pi_row_bytes(&w->down_t);
+    const int64_t most = me->next_ahead + (n_bytes > 0 ? (int64_t)(MOST / n_bytes) : 0);
+    if (me->end_ahead > most) me->end_ahead = most;
     me->next_ahead *= MATS;
     me->end_ahead *= MATS;
     me->ahead_bytes = 0;
