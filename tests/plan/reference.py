@@ -212,6 +212,7 @@ class Reference:
             tokens * (self.n_ff + sign) if a.mode == "predicted" else 0,
             few * self.n_embd * 384,
             few * self.n_head * (self.head + 2) * 32,
+            12 * (max(q, self.n_embd, self.n_ff) + self.n_embd + 512) if few > 1 else 0,
         ]
         return up(self._converted, 256) + sum(up(4 * part, 256) for part in parts)
 
