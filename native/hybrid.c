@@ -51,7 +51,9 @@ static pi_status use_device(pi_hybrid *h, const pi_plan *plan, int32_t of_plan, 
     if (*out >= 0) return PI_OK;
     *out = h->n_used++;
     h->device[*out].of_plan = of_plan;
-    h->device[*out].budget_bytes = plan->device[of_plan].budget_bytes;
+    const pi_plan_device *d = &plan->device[of_plan];
+    h->device[*out].budget_bytes = d->budget_bytes;
+    h->device[*out].held_bytes = d->total_bytes - d->scratch_bytes - d->staging_bytes - d->overhead_bytes;
     return PI_OK;
 }
 
@@ -139,7 +141,8 @@ static void *carve(char *base, size_t *used, size_t rows, size_t cols) {
 
 static size_t lay_out(pi_hybrid *h, char *base) {
     const pi_model_info *i = &h->s->model->info;
-    const size_t n_embd = (size_t)i->n_embd, n_ff = (size_t)i->n_ff, n_tok = (size_t)h->max_decode;
+    const size_t n_embd = (size_t)i->n_embd, n_ff = (size_t)i->n_ff, n_tok = (size_t)h->max_decode,
+                 n_threads = (size_t)h->s->options.n_threads;
     int32_t n_words = 0;
     for (int32_t l = 0; l < i->n_layer; l++) {
         const pi_device_layer *d = &h->layer[l];
@@ -148,14 +151,19 @@ static size_t lay_out(pi_hybrid *h, char *base) {
     }
     size_t used = 0;
     h->y = carve(base, &used, n_tok, n_embd);
+    h->listed = carve(base, &used, 1, n_ff);
     for (int32_t k = 0; k < h->s->options.n_threads; k++) {
         pi_cold_member *m = &h->member[k];
         m->x = carve(base, &used, n_tok, n_embd);
         m->marks = carve(base, &used, n_tok, (size_t)n_words);
         m->ahead = carve(base, &used, 1, (size_t)n_words);
-        m->list = carve(base, &used, 1, n_ff);
+        m->guessed = carve(base, &used, 1, n_ff);
+        m->list = carve(base, &used, 1, n_ff + 2 * n_threads);
+        m->n_of = carve(base, &used, 1, n_threads);
+        m->place = carve(base, &used, 1, n_ff + 2 * n_threads);
         m->tokens = carve(base, &used, 1, n_ff);
         m->all = carve(base, &used, 1, n_ff);
+        m->rest = carve(base, &used, 1, n_ff);
         m->all_tokens = carve(base, &used, 1, n_ff);
     }
     return used;

@@ -40,8 +40,8 @@ typedef struct pi_device_input {
 
 /* One device and the buffers of a chunk on it. */
 typedef struct pi_device_state {
-    int32_t of_plan; /* which of the plan's devices it is */
-    uint64_t budget_bytes;
+    int32_t of_plan;                   /* which of the plan's devices it is */
+    uint64_t budget_bytes, held_bytes; /* of the plan; held: layers and head, without work space */
     pi_device *dev;
     pi_device_info info;
     void *shared_input, *input; /* S, D */
@@ -69,12 +69,20 @@ typedef struct pi_cold_member {
     float *x;                      /* [max_decode][n_embd] what the device posted */
     uint32_t *marks;               /* [max_decode][words] */
     uint32_t *ahead;               /* [words] the device's guess at them */
-    int64_t next_ahead, end_ahead; /* in units of rows: what is left of this member's share of the guess */
+    int32_t *guessed, n_guessed;   /* [n_ff] the neurons that it names */
+    size_t part_at, part_bytes;    /* of a row of down, where it adds up columns; else part_bytes is 0 */
+    int32_t n_parts_ahead;         /* how many guessed neurons' parts it fetches, from the first on */
+    int32_t n_rows_ahead;          /* how many neurons' rows it fetches at most, */
+    int64_t first_row;             /* from this one on */
+    int64_t next_ahead, end_ahead; /* what is left of all that */
     size_t ahead_bytes;            /* of the next row, that are done */
-    int32_t *list;                 /* [n_ff] marked neurons */
+    int32_t *list;                 /* [n_ff + 2 n_threads] marked neurons */
+    int32_t *n_of;                 /* [n_threads] after pi_hybrid_deal: each member's */
+    int32_t *place;                /* [n_ff + 2 n_threads] and where in all these neurons stand */
     uint32_t *tokens;              /* [n_ff] which tokens marked them */
     int32_t n_list;                /* of several tokens: of its share of the marks */
-    int32_t *all;                  /* [n_ff] then: all members' lists */
+    int32_t *all;                  /* [n_ff] then: all members' lists. Of one: what pi_hybrid_deal deals */
+    int32_t *rest;                 /* [n_ff] places of what nobody fetched */
     uint32_t *all_tokens;
 } pi_cold_member;
 
@@ -93,7 +101,8 @@ typedef struct pi_hybrid {
     te_pool *alone;         /* the calling thread by itself */
     pi_cold_member *member; /* [n_threads] */
     float *y;               /* [max_decode][n_embd] the cold neurons' sum, where down is stored by output */
-    void *memory;           /* of y and of the members */
+    float *listed;          /* [n_ff] hidden values of listed neurons */
+    void *memory;           /* of y, listed and the members */
     size_t memory_bytes;
     pi_progress progress; /* while loading */
     void *progress_ctx;
@@ -152,17 +161,23 @@ pi_status pi_hybrid_run(pi_hybrid *h);
 /* Waits for words from a device; what ends in vain gives zeros, and ends all other waits. */
 void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
                      uint32_t *out);
-/* The neurons that marks of parts p0 to p1 - 1 name, into me->list, and which tokens do; returns how many. */
-int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int32_t p0, int32_t p1,
-                       const pi_cold_member *me);
+/* The neurons that marks of parts p0 to p1 - 1 name, into list, and which tokens do, if these are several; returns how
+ * many. */
+int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int32_t p0, int32_t p1, int32_t *list,
+                       uint32_t *tokens);
+/* Whether each member adds up columns of its own of the cold neurons' sum in layer l, not neurons of its own. */
+bool pi_hybrid_by_columns(const pi_hybrid *h, const te_team *team, int32_t l);
 /* hybrid_lookahead.c: whether a device guesses the marks of layer l while layer l - 1 is computed. where the
  * guess is posted. take waits for it and lists this member's share. fetch fetches rows of that until the word `until` is
- * posted, and goes on where it stopped. foreseen: how many of me->marks were guessed. */
+ * posted, and goes on where it stopped. foreseen: how many of me->marks were guessed. deal: who computes which of the
+ * marked neurons me->all[0..n-1], ascending: member i the me->n_of[i] from me->list[i * room] on; returns room. It
+ * follows from the marks and the guess alone, so that all members come to the same. */
 bool pi_hybrid_looks_ahead(const pi_hybrid *h, int32_t l);
 uint64_t *pi_hybrid_guess(const pi_hybrid *h, int32_t l);
 void pi_hybrid_take_guess(pi_hybrid *h, const te_team *team, int32_t l);
 void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const uint64_t *until);
 int32_t pi_hybrid_foreseen(const pi_hybrid *h, int32_t l, const pi_cold_member *me);
+int32_t pi_hybrid_deal(const pi_cold_member *me, int32_t n, int32_t n_members);
 /* hybrid_timeline.c, where the session keeps one: reserves room, once weights lie where they belong; forgets the run before;
  * notes a moment of the CPU. */
 pi_status pi_hybrid_start_timeline(pi_hybrid *h);

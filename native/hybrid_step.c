@@ -10,9 +10,13 @@
  *
  * A long prompt's cold neurons are not computed by the CPU: the device loads their rows.
  *
- * A cold layer has one barrier, between the members' sums and their being added up. Before it every member makes its own
- * copy of h and its own list from the posted words, after it each posts the columns that it added up. Of several tokens
- * there is one more, behind which all read one copy and put their lists together.
+ * A cold layer has one barrier, between the neurons' hidden values, or the members' sums, and their being added up.
+ * Before it every member makes its own copy of h and its own list from the posted words, after it each posts the columns
+ * that it added up. Of several tokens there is one more, behind which all read one copy and put their lists together.
+ *
+ * Cores get unequal shares of the memory's rate. So a predicted token's gate and up are dealt while they are computed:
+ * whoever has done his own neurons goes on with others'; down is then added up by columns (te_op_ffn_down), which has one
+ * order whoever computed what. Rows of formats in blocks of 256 are not cut so finely: there each member has a sum.
  *
  * A wait that ends in vain ends all others: whatever a member has then is computed with zeros and thrown away. No member
  * leaves early, since the others meet it at barriers; for the same reason no barrier depends on what was posted. */
@@ -64,15 +68,19 @@ static uint32_t tokens_of(const uint32_t *bits, int64_t n_words, int32_t n_tok, 
     return tokens;
 }
 
-int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int32_t p0, int32_t p1,
-                       const pi_cold_member *me) {
+int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int32_t p0, int32_t p1, int32_t *list,
+                       uint32_t *tokens) {
     const pi_device_layer *w = &h->layer[l];
     const pi_device_state *d = &h->device[w->device];
     const int32_t n_parts = d->info.n_parts, per_part = pi_part_words(w->n_cpu, n_parts), n_tok = h->n_tok;
     const int64_t n_words = (int64_t)per_part * n_parts;
-    int32_t n = 0;
-    for (int32_t p = p0; p < p1; p++) {
-        const int32_t lo = pi_part_begin(w->n_cpu, p, n_parts), hi = pi_part_begin(w->n_cpu, p + 1, n_parts);
+    const int32_t step = w->n_cpu / n_parts,
+                  remainder = w->n_cpu % n_parts; /* as pi_part_begin divides, all the time */
+    int32_t n = 0, lo = pi_part_begin(w->n_cpu, p0, n_parts), hi, over = (int32_t)((int64_t)w->n_cpu * p0 % n_parts);
+    for (int32_t p = p0; p < p1; p++, lo = hi) {
+        over += remainder;
+        hi = lo + step + (over >= n_parts);
+        if (over >= n_parts) over -= n_parts;
         const uint32_t *bits = marks + (ptrdiff_t)p * per_part;
         for (const int32_t *id = w->cold + lo, *end = w->cold + hi; id < end; id += 32, bits++) {
             uint32_t any = bits[0];
@@ -80,21 +88,39 @@ int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int
             if (end - id < 32) any &= (1U << (end - id)) - 1;
             for (; any; any &= any - 1) {
                 const int32_t i = __builtin_ctz(any);
-                if (n_tok > 1) me->tokens[n] = tokens_of(bits, n_words, n_tok, i);
-                me->list[n++] = id[i];
+                if (n_tok > 1) tokens[n] = tokens_of(bits, n_words, n_tok, i);
+                list[n++] = id[i];
             }
         }
     }
     return n;
 }
 
+bool pi_hybrid_by_columns(const pi_hybrid *h, const te_team *team, int32_t l) {
+    /* Of long rows little was fetched ahead, and columns are read less fast than rows: Falcon-40B lost 5 %, Bamboo-7B,
+     * whose rows are half as long, gained 5 to 12. */
+    enum { MOST_ROW_BYTES = 8192 };
+    const pi_layer *w = &h->s->model->layer[l];
+    int32_t lo, hi;
+    if (!h->masked || h->n_tok > 1 || !w->down_t.w || pi_row_bytes(&w->down_t) > MOST_ROW_BYTES) return false;
+    return !pi_adapts_ffn(w) && te_ffn_columns(team, &w->down_t, &lo, &hi);
+}
+
 /* The list of neurons that any token's marks name, and which tokens do, made by every member for itself. */
-static int32_t list_marked(pi_hybrid *h, int32_t l, const pi_cold_member *me) {
-    const int32_t device = h->layer[l].device,
-                  n_words = pi_mark_words(h->layer[l].n_cpu, h->device[device].info.n_parts);
+static te_rows list_marked(pi_hybrid *h, int32_t l, const pi_cold_member *me, bool guessed, te_ffn_io *io) {
+    const int32_t device = h->layer[l].device, n_parts = h->device[device].info.n_parts,
+                  n_words = pi_mark_words(h->layer[l].n_cpu, n_parts), n_members = h->s->options.n_threads;
     pi_hybrid_await(h, device, h->device[device].marks, 0, (int64_t)h->n_tok * n_words, number(h, l, PI_COLD),
                     me->marks);
-    return pi_hybrid_list(h, l, me->marks, 0, h->device[device].info.n_parts, me);
+    int32_t *list = guessed ? me->all : me->list;
+    const int32_t n = pi_hybrid_list(h, l, me->marks, 0, n_parts, list, me->tokens);
+    if (guessed) {
+        io->n_of = me->n_of;
+        io->place = me->place;
+        io->room = pi_hybrid_deal(me, n, n_members);
+    }
+    if (h->n_tok > 1) io->tokens = me->tokens;
+    return (te_rows){me->list, 0, n};
 }
 
 /* What a device posts for several tokens is long: each member brings whole tokens' x over, and a share of the marks; all
@@ -122,7 +148,7 @@ static int32_t share_input(pi_hybrid *h, te_team *team, int32_t l, const te_ffn 
             const int64_t at = t * n_words + p0 * per_part;
             pi_hybrid_await(h, w->device, d->marks, at, (p1 - p0) * per_part, seq, me->marks + at);
         }
-        me->n_list = pi_hybrid_list(h, l, me->marks, (int32_t)p0, (int32_t)p1, me);
+        me->n_list = pi_hybrid_list(h, l, me->marks, (int32_t)p0, (int32_t)p1, me->list, me->tokens);
     }
     te_barrier(team);
     int32_t n = 0;
@@ -155,10 +181,10 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     const pi_cold_member *me = &h->member[team->ith];
     const uint32_t seq = number(h, l, PI_COLD);
     const bool by_output = !w->down_t.w; /* the whole of down is then multiplied with hidden values */
-    const bool adapted = pi_adapts_ffn(w);
+    const bool adapted = pi_adapts_ffn(w), by_columns = pi_hybrid_by_columns(h, team, l);
     const te_ffn f = {.gate = w->gate,
                       .up = w->up,
-                      .down = w->down_t,
+                      .down = by_columns ? (te_mat){0} : w->down_t,
                       .up_bias = w->up_b,
                       .act = (te_activation)m->info.activation,
                       .threshold = m->info.activation_threshold};
@@ -182,6 +208,11 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
         io.sink = post_sum;
         io.sink_ctx = &to;
     }
+    if (by_columns) {
+        io.hidden = s->up;
+        io.ld_hidden = n_ff;
+        io.listed = h->listed;
+    }
     const bool guessed = pi_hybrid_looks_ahead(h, l);
     if (guessed) {
         pi_hybrid_take_guess(h, team, l);
@@ -201,15 +232,19 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
         te_op_ffn_pack(team, s->ws, &f, &io);
         if (guessed) pi_hybrid_fetch_ahead(h, team, l, h->device[d->device].marks);
         if (h->masked) {
-            rows = (te_rows){me->list, 0, list_marked(h, l, me)};
+            rows = list_marked(h, l, me, guessed, &io);
             if (guessed && team->ith == 0) s->step[l].n_foreseen = pi_hybrid_foreseen(h, l, me);
-            if (h->n_tok > 1) io.tokens = me->tokens;
         }
     }
     const int64_t began = team->ith == 0 ? te_os_now_ns() : 0;
     pi_hybrid_note(h, team, l, PI_MOMENT_LIST);
     te_ffn_counts *c = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn;
     te_op_ffn(team, s->ws, &f, rows, h->skip, &io, c);
+    if (by_columns) {
+        te_barrier(team);
+        const te_rows all = {guessed ? me->all : me->list, 0, rows.n};
+        te_op_ffn_down(team, s->ws, &w->down_t, all, &io, c);
+    }
     if (by_output) {
         te_barrier(team);
         const te_linear out = {.w = w->down, .y = h->y, .ldy = n_embd};

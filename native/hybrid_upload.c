@@ -245,7 +245,7 @@ static size_t staged_bytes(const pi_model *m, int32_t l, size_t n) {
     return sum;
 }
 
-enum { STAGE_BYTES = 64 << 20 };
+enum { STAGE_BYTES = 32 << 20 }; /* as plans count with */
 int32_t pi_hybrid_staged(const pi_hybrid *h, int32_t l, size_t n_bytes) {
     const pi_layer *w = &h->s->model->layer[l];
     const int32_t block = w->down.w ? te_type_get(w->down.type)->block_weights : 1;
@@ -265,7 +265,17 @@ static size_t stage_bytes(const pi_hybrid *h, int32_t device) {
     return most;
 }
 
-static void send_state(upload *u, pi_device_state *d, bool head) {
+static void send_head(upload *u, pi_device_state *d) {
+    const pi_model *m = u->h->s->model;
+    d->output_norm = send_norm(u, m, m->output_norm, m->output_norm_b);
+    d->output = send_mat(u, &m->output);
+    d->output_a = send_mat(u, &m->output_adapter.a);
+    d->output_b = send_mat(u, &m->output_adapter.b);
+    d->logits = share(u, sizeof(float) * (size_t)u->h->max_logits * (size_t)m->info.n_vocab);
+    d->hidden = share(u, sizeof(float) * (size_t)u->h->max_logits * (size_t)m->info.n_embd);
+}
+
+static void send_state(upload *u, pi_device_state *d) {
     const pi_hybrid *h = u->h;
     const pi_session *s = h->s;
     const pi_model_info *i = &s->model->info;
@@ -299,22 +309,17 @@ static void send_state(upload *u, pi_device_state *d, bool head) {
     d->ahead = share(u, sizeof *d->ahead * 2 * (size_t)d->ahead_words);
     d->stage_bytes = s->options.n_batch > h->max_decode ? stage_bytes(h, (int32_t)(d - h->device)) : 0;
     for (int32_t k = 0; k < 2 && d->stage_bytes; k++) d->stage[k] = reserve(u, d->stage_bytes);
-    if (head) {
-        d->output_norm = send_norm(u, s->model, s->model->output_norm, s->model->output_norm_b);
-        d->output = send_mat(u, &s->model->output);
-        d->output_a = send_mat(u, &s->model->output_adapter.a);
-        d->output_b = send_mat(u, &s->model->output_adapter.b);
-        d->logits = share(u, sizeof(float) * (size_t)h->max_logits * (size_t)i->n_vocab);
-        d->hidden = share(u, sizeof(float) * (size_t)h->max_logits * n_embd);
-    }
 }
 
 pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device) {
     pi_device_state *d = &h->device[device];
     upload u = {.h = h, .dev = d->dev};
+    const pi_status reserved = d->dev->ops->reserve(d->dev, d->held_bytes);
+    if (reserved != PI_OK) return PI_FAIL(reserved, "%s", d->dev->ops->error());
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++)
         if (h->layer[l].device == device) send_layer(&u, h->s, l, &h->layer[l]);
-    send_state(&u, d, h->head_device == device);
+    if (h->head_device == device) send_head(&u, d); /* before all that is not among the reserved bytes */
+    send_state(&u, d);
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++)
         if (h->layer[l].device == device) h->layer[l].threshold = d->threshold + l;
     return u.status == PI_OK ? PI_OK : PI_FAIL(u.status, "%s", u.problem);

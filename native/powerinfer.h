@@ -241,7 +241,7 @@ typedef struct pi_session_options {
                            RAM; prompts then bring them over through a small buffer, which is slower */
     int32_t
         no_lookahead; /* 1: rows of the CPU's neurons are not fetched by a device's guess a layer ahead; for measuring
-                             what that gains */
+                             what that gains. Answers may differ by rounding */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
 
@@ -426,7 +426,7 @@ typedef struct pi_plan_options {
     double overshoot;                        /* neurons predicted per neuron that fires, >= 1 */
 } pi_plan_options;
 /* No budget; rates of a desktop (CPU 40 GB/s, device 800, PCIe 24). Times and overhead were measured on an H200:
- * hand-over 6 us, kernels 16 + 9 us, 640 MiB of context, code, graphs and libraries. */
+ * hand-over 6 us, kernels 16 + 9 us, 416 MiB of context, code, graphs and libraries. */
 pi_plan_options pi_plan_defaults(void);
 
 typedef struct pi_plan_layer {
@@ -438,7 +438,7 @@ typedef struct pi_plan_layer {
     double active_hot;           /* of those on the device, computed per token, expected */
     double active_pcie, active_cold;
     uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes, ffn_bytes; /* on the device */
-    double fixed_us;                                                            /* attention, K and V, predictor */
+    double fixed_us; /* attention, K and V, predictor; with attention beside the FFN (Falcon) on a device: predictor */
     double gpu_ffn_us, cpu_ffn_us, handover_us; /* CPU and hand-over run beside the device */
     double us;                                  /* of the layer */
 } pi_plan_layer;

@@ -149,7 +149,7 @@ class Session:
         timeline: keep when each side of a step did what, for `last_timeline`; a GPU then takes some
             microseconds a layer more.
         look_ahead: False: neurons of the CPU's share are not fetched by a device's guess a layer ahead; for
-            measuring what that gains.
+            measuring what that gains. Answers may differ by rounding.
         progress: called as progress(done, total) with bytes while weights are brought to devices; an
             exception from it ends that.
 

@@ -7,7 +7,8 @@ published shape with planted sparsity (make_model.py), written into --models, sh
 deleted when the next row needs another, unless --keep is given. A row opens the model under its budget by the
 plan that `Llama` makes, feeds a prompt of 64 tokens, decodes one token at a time, and measures prompts. In
 each row, before and after, the rates at which the GPU reads its memory, the CPU the host's, and PCIe carries
-bytes are measured: what a row reaches is to be read beside them.
+bytes are measured: what a row reaches is to be read beside them. A goal of a row in which the CPU computes is
+for a CPU that reads 100 GB/s, and is shown for the rate that was measured, too.
 
 The share is the time that all bytes of a token would take at the rate of the GPU's memory, over the time that
 the token took: how near a resident model is to its ceiling, and what a larger GPU could gain.
@@ -50,20 +51,31 @@ class Row:
     """0: all."""
     active: float = 0.1
     prompts: tuple[int, ...] = (64, 512)
+    goal: float = 0
+    """Tokens per second, decoding; 0: none was set."""
 
+
+GOAL_CPU = 100
+"""GB/s of the CPU that goals are for."""
 
 ROWS = {
-    "bamboo-8g": Row("Bamboo-7B F16, 10 % active", "bamboo-7b", "F16", 8, "predicted", 0, 0.1, (64, 512)),
+    "bamboo-8g": Row(
+        "Bamboo-7B F16, 10 % active", "bamboo-7b", "F16", 8, "predicted", 0, 0.1, (64, 512), 260
+    ),
     "bamboo-8g-2048": Row("the same, prompts", "bamboo-7b", "F16", 8, "predicted", 0, 0.1, (256, 2048)),
     "falcon-8g": Row(
-        "Falcon-40B F16, 20 layers, 5 % active", "falcon-40b", "F16", 8.4, "predicted", 20, 0.05, (64,)
+        "Falcon-40B F16, 20 layers, 5 % active", "falcon-40b", "F16", 8.4, "predicted", 20, 0.05, (64,), 60
     ),
     "llama-70b-24g": Row(
-        "Llama-2-70B Q4_0, 18 % active", "llama-2-70b", "Q4_0", 24, "predicted", 0, 0.18, (64,)
+        "Llama-2-70B Q4_0, 18 % active", "llama-2-70b", "Q4_0", 24, "predicted", 0, 0.18, (64,), 50
     ),
-    "llama-dense": Row("Llama-2-7B F16, all resident, dense", "llama-2-7b", "F16", 40, "dense"),
-    "llama-sparse": Row("Llama-2-7B F16, all resident, 10 % active", "llama-2-7b", "F16", 40, "predicted"),
-    "llama-q4-dense": Row("Llama-2-7B Q4_0, all resident, dense", "llama-2-7b", "Q4_0", 40, "dense"),
+    "llama-dense": Row("Llama-2-7B F16, all resident, dense", "llama-2-7b", "F16", 40, "dense", goal=250),
+    "llama-sparse": Row(
+        "Llama-2-7B F16, all resident, 10 % active", "llama-2-7b", "F16", 40, "predicted", goal=430
+    ),
+    "llama-q4-dense": Row(
+        "Llama-2-7B Q4_0, all resident, dense", "llama-2-7b", "Q4_0", 40, "dense", goal=450
+    ),
 }
 
 
@@ -198,6 +210,7 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
     gpu_ms = 1e3 * (side["mb"] / 1e3) / best["gpu"]
     return {
         "tokens_per_s": 1e3 / ms,
+        "goal_here": row.goal * (1 if resident else (before.cpu + after.cpu) / 2 / GOAL_CPU),
         "best_tokens_per_s": 1 / min(times),
         "ms": ms,
         "cpu_ms": side["cpu_ms"],
@@ -218,10 +231,12 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
 def show(name: str, row: Row, r: dict[str, Any]) -> None:
     p, a, b = r["plan"], r["ceilings"]["before"], r["ceilings"]["after"]
     prompts = ", ".join(f"{n}: {rate:,.0f}" for n, rate in r["prompt_tokens_per_s"].items())
+    goal = f"; goal {row.goal:g}, at this CPU's rate {r['goal_here']:.0f}" if row.goal else ""
     print(
         f"{name}: {row.what}, {row.budget:g} GiB\n"
-        f"  {r['tokens_per_s']:.1f} tokens/s (best {r['best_tokens_per_s']:.1f}), {r['ms']:.3f} ms a token, "
-        f"CPU at work {r['cpu_ms']:.3f} ms, {r['mb_per_token']:.0f} MB a token; prompts {prompts} tokens/s\n"
+        f"  {r['tokens_per_s']:.1f} tokens/s (best {r['best_tokens_per_s']:.1f}{goal}), {r['ms']:.3f} ms a "
+        f"token, CPU at work {r['cpu_ms']:.3f} ms, {r['mb_per_token']:.0f} MB a token; "
+        f"prompts {prompts} tokens/s\n"
         f"  plan: {p['layers_on_gpu']} of {p['n_layer']} layers, {p['hot_share']:.0%} of the neurons, "
         f"{p['carried']:.0%} of those computed, {p['in_place']} read in place, {p['gib']:.2f} GiB, "
         f"{p['expected_tokens_per_s']:.0f} tokens/s expected\n"

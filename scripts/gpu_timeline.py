@@ -5,9 +5,10 @@
 
 measure opens a row's model (bench_gpu.py) under its budget and decodes token by token: as always, with a
 timeline, whose marks cost some microseconds a layer themselves, and with thresholds that no neuron reaches.
-The last, beside a session that has all neurons on the GPU and also computes none, leaves what the hand-over
-itself takes: x and marks posted, read and listed, an empty sum posted, read and added. draw makes a picture
-of a mean layer; it needs matplotlib.
+The last, of a session that does not look ahead, beside one that has all neurons on the GPU and also computes
+none, leaves what the hand-over itself takes: x and marks posted, read and listed, an empty sum posted, read
+and added. What looking ahead adds there is the GPU's guess at the next layer's marks, for which a layer with
+neurons on the CPU has time. draw makes a picture of a mean layer; it needs matplotlib.
 """
 
 from __future__ import annotations
@@ -105,11 +106,11 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, whole: float) -> 
         return 1e6 * statistics.median(decode(s, n_tokens, rng)) / s.model.info.n_layer
 
     with Model(path) as model:
-        for name, budget in (("split", row.budget), ("whole", whole)):
+        for name, budget in (("split", row.budget), ("plain", row.budget), ("whole", whole)):
             plan = make_plan(model, vram_budget=budget, settings=settings, rates=device_rates([facts]))
             hot = sum(len(layer.hot) for layer in plan.layers) / (model.info.n_layer * model.info.n_ff)
             rng = np.random.default_rng(1)
-            with Session(model, plan=plan.native(model), **options) as s:
+            with Session(model, plan=plan.native(model), look_ahead=name != "plain", **options) as s:
                 us = per_layer(s)
                 steps = s.last_step
                 cold = statistics.fmean(step.n_active - step.n_active_device for step in steps)
@@ -122,15 +123,17 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, whole: float) -> 
                     s.set_threshold(NEVER)
                     found["empty_marked_us"] = per_layer(s)
                     found["empty_layer"] = layers_of(s, n_tokens, rng)
-    found["handover_us"] = found["split"]["empty_us"] - found["whole"]["empty_us"]
+    found["handover_us"] = found["plain"]["empty_us"] - found["whole"]["empty_us"]
+    found["guess_us"] = found["split"]["empty_us"] - found["plain"]["empty_us"]
     return found
 
 
 def show(r: dict[str, Any]) -> None:
     print(
-        f"{r['row']}: {r['split']['us']:.1f} us a layer, {r['marked_us']:.1f} with marks; no neuron: "
-        f"{r['split']['empty_us']:.1f}, all on the GPU {r['whole']['empty_us']:.1f}: a hand-over takes "
-        f"{r['handover_us']:.1f} us",
+        f"{r['row']}: {r['split']['us']:.1f} us a layer, {r['marked_us']:.1f} with marks, "
+        f"{r['plain']['us']:.1f} without looking ahead; no neuron: {r['split']['empty_us']:.1f}, "
+        f"{r['plain']['empty_us']:.1f} without looking ahead, all on the GPU {r['whole']['empty_us']:.1f}: "
+        f"a hand-over takes {r['handover_us']:.1f} us, a guess that nothing hides {r['guess_us']:.1f}",
         flush=True,
     )
     for what in ("layer", "empty_layer"):

@@ -283,16 +283,20 @@ def gpu_decode_table(folder: Path) -> str:
     rows = []
     for row in load_gpu(folder)["rows"].values():
         plan, model = row["plan"], row_title(row)
+        cpu = [row["ceilings"][when]["cpu"] for when in ("before", "after")]
+        goal = f"{row['goal_here']:.0f}" if row.get("goal_here") else ""
         rows.append(
             [
                 *(model, row["sparsity"], f"{row['gpu_counted_gib']:.2f} of {row['budget']:g}"),
                 *(percent(plan["hot_share"]), percent(row["active_gpu"] / row["active"])),
                 *(f"{row['tokens_per_s']:.1f}", f"{row['best_tokens_per_s']:.1f}"),
+                *(goal, f"{cpu[0]:.0f}, {cpu[1]:.0f}"),
                 *(f"{plan['expected_tokens_per_s']:.1f}", f"{row['mb_per_token']:.0f}"),
                 *(f"{row['mb_per_token'] / row['ms']:.0f}", percent(row["share_if_all_on_gpu"])),
             ]
         )
-    head = ["model", "mode", "GiB", "neurons there", "of the computed", "tokens/s", "best", "planned"]
+    head = ["model", "mode", "GiB", "neurons there", "of the computed", "tokens/s", "best"]
+    head += ["goal here", "CPU reads", "planned"]
     return markdown([*head, "MB/token", "GB/s", "of the GPU's rate"], rows)
 
 

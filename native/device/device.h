@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { PI_DEVICE_VERSION = 3 };
+enum { PI_DEVICE_VERSION = 4 };
 
 /* Every device begins with this. */
 typedef struct pi_device {
@@ -186,6 +186,8 @@ typedef struct pi_device_ops {
     void (*close)(pi_device *dev); /* gives all memory back */
     void (*get_info)(pi_device *dev, pi_device_info *out);
 
+    /* Takes n bytes at once, which the next allocations are cut from. Errors: MEMORY. */
+    pi_status (*reserve)(pi_device *dev, size_t n_bytes);
     void *(*alloc)(pi_device *dev, size_t n_bytes); /* D, 256-byte aligned, zeroed; NULL with an error */
     void *(*share)(pi_device *dev, size_t n_bytes); /* S, zeroed; NULL with an error */
     /* Bytes of a row in the device's layout, which may differ from the file's but is no larger than that rounded up to

@@ -122,15 +122,29 @@ static void *add_block(pi_host_device *d, size_t n_bytes) {
     return p;
 }
 
+static pi_status use(pi_host_device *d, size_t n_bytes) {
+    if (d->budget_bytes && (n_bytes > d->budget_bytes || d->used_bytes > d->budget_bytes - n_bytes))
+        return PI_FAIL(PI_ERROR_MEMORY, "%zu bytes more would exceed the device's budget: %llu of %llu are used",
+                       n_bytes, (unsigned long long)d->used_bytes, (unsigned long long)d->budget_bytes);
+    d->used_bytes += n_bytes;
+    return PI_OK;
+}
+
+static pi_status host_reserve(pi_device *dev, size_t n_bytes) {
+    pi_host_device *d = pi_host(dev);
+    PI_TRY(use(d, n_bytes));
+    d->reserved_bytes = n_bytes;
+    return PI_OK;
+}
+
+/* Whatever fits is cut from what is reserved, as a GPU does it. */
 static void *host_alloc(pi_device *dev, size_t n_bytes) {
     pi_host_device *d = pi_host(dev);
-    if (d->budget_bytes && (n_bytes > d->budget_bytes || d->used_bytes > d->budget_bytes - n_bytes)) {
-        (void)PI_FAIL(PI_ERROR_MEMORY, "%zu bytes more would exceed the device's budget: %llu of %llu are used",
-                      n_bytes, (unsigned long long)d->used_bytes, (unsigned long long)d->budget_bytes);
-        return NULL;
-    }
+    const bool cut = n_bytes <= d->reserved_bytes;
+    if (!cut && use(d, n_bytes) != PI_OK) return NULL;
     void *p = add_block(d, n_bytes);
-    if (p) d->used_bytes += n_bytes;
+    if (cut && p) d->reserved_bytes -= n_bytes;
+    if (!cut && !p) d->used_bytes -= n_bytes;
     return p;
 }
 
@@ -240,6 +254,7 @@ static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
                                        .open = host_open,
                                        .close = host_close,
                                        .get_info = host_get_info,
+                                       .reserve = host_reserve,
                                        .alloc = host_alloc,
                                        .share = host_share,
                                        .stride = host_stride,

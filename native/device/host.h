@@ -23,7 +23,7 @@ typedef struct pi_host_device {
     pi_device base;
     const te_kernels *kernels;
     pi_host_block *blocks;
-    uint64_t budget_bytes, used_bytes;
+    uint64_t budget_bytes, used_bytes, reserved_bytes; /* reserved: of those in use, for the next allocations */
     pi_host_range mapped[PI_HOST_RANGES];
     int32_t n_mapped;
 

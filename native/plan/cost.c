@@ -5,9 +5,9 @@
 #include "../kv.h"
 #include "plan.h"
 
-/* Two buffers through which a prompt's cold weights stream, each at most this large: 1.2 ms of PCIe 5 is more than a
+/* Two buffers through which a prompt's cold weights stream, each at most this large: 0.6 ms of PCIe 5 is more than a
  * transfer takes to start. Shorter chunks of tokens are computed where the weights lie. */
-static const uint64_t stage_bytes = 64U << 20;
+static const uint64_t stage_bytes = 32U << 20;
 enum { N_STAGES = 2 };
 
 static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
@@ -95,6 +95,11 @@ static bool has_near_rows(te_mat m) {
     }
 }
 
+/* Whether a down stored by output is so in memory, too: floats of ReLU models are transposed by loading. */
+static bool stays_by_output(const pi_model *m, const pi_layer *w) {
+    return !w->down_t.w && !(te_type_get(w->down.type)->block_weights == 1 && pi_is_relu(m->info.activation));
+}
+
 static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *w, pi_layer_cost *c) {
     const pi_model_info *i = &m->info;
     c->block = 1;
@@ -104,17 +109,14 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
     if (w->down_t.w) {
         c->down_stride = pi_row_bytes(&w->down_t);
         row = (double)c->down_stride;
+    } else if (stays_by_output(m, w)) {
+        c->down_stride = pi_row_bytes(&w->down);
+        c->column_rows = i->n_embd;
+        c->block = te_type_get(w->down.type)->block_weights;
+        column = (double)c->down_stride * i->n_embd / i->n_ff;
     } else {
-        const te_type_info *type = te_type_get(w->down.type);
-        if (type->block_weights == 1 && pi_is_relu(i->activation)) { /* loading transposes it */
-            c->down_stride = (size_t)type->block_bytes * (size_t)i->n_embd;
-            row = (double)c->down_stride;
-        } else {
-            c->down_stride = pi_row_bytes(&w->down);
-            c->column_rows = i->n_embd;
-            c->block = type->block_weights;
-            column = (double)c->down_stride * i->n_embd / i->n_ff;
-        }
+        c->down_stride = (size_t)te_type_get(w->down.type)->block_bytes * (size_t)i->n_embd;
+        row = (double)c->down_stride;
     }
     const double gate = (double)c->gate_stride, up = (double)c->up_stride;
     switch (o->sparsity) {
@@ -163,13 +165,21 @@ static uint64_t prompt_bytes(const pi_model *m, const pi_plan_options *o) {
     return most(n, converted(m->output));
 }
 
+/* Neurons whose hidden values a chunk of so many tokens makes at once. */
+static uint64_t hidden_rows(const pi_model *m, int32_t n_tok) {
+    for (int32_t l = 0; l < m->info.n_layer; l++)
+        if (stays_by_output(m, &m->layer[l])) return (uint64_t)m->info.n_ff;
+    return (uint64_t)pi_hidden_rows(m->info.n_ff, n_tok, m->info.is_gated);
+}
+
 uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
     const pi_model_info *i = &m->info;
     const uint64_t n_tok = (uint64_t)o->n_batch, n_layer = (uint64_t)i->n_layer, n_embd = (uint64_t)i->n_embd,
                    n_ff = (uint64_t)i->n_ff, n_head = (uint64_t)i->n_head, head = (uint64_t)i->n_embd_head,
                    n_q = n_head * head, n_kv = (uint64_t)i->n_head_kv * head,
                    n_blocks = round_up((uint64_t)o->n_ctx, PI_KV_BLOCK) / PI_KV_BLOCK,
-                   few = n_tok < PI_FEW_TOKENS ? n_tok : PI_FEW_TOKENS, rank = (uint64_t)m->adapter_rank;
+                   few = n_tok < PI_FEW_TOKENS ? n_tok : PI_FEW_TOKENS, rank = (uint64_t)m->adapter_rank,
+                   rows = hidden_rows(m, o->n_batch);
     const bool predicted = o->sparsity == PI_SPARSITY_PREDICTED;
     const uint64_t words[] = {
         n_tok * n_embd,
@@ -185,19 +195,21 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
                        : 0, /* of a feed-forward's adapters: a x, */
         m->adapted_ffn ? n_tok * (rank / 2 + 1) + 128
                        : 0, /* what is added to gate and up, parts of down's; a x in F16 */
-        n_tok * (n_blocks + (uint64_t)m->rope.n_rot + 2) + 64,              /* tables, angles, positions */
-        3 * n_layer + 16,                                                   /* counts */
-        n_layer,                                                            /* thresholds */
-        1,                                                                  /* the number of a hand-over */
-        n_tok * n_ff * (i->is_gated ? 2 : 1),                               /* gate, up */
-        n_tok * n_ff / 2 + n_tok * most(n_q, n_embd) / 2 + 16,              /* their product and the inputs, in F16 */
-        predicted ? n_tok * n_ff + n_tok * 2 * (uint64_t)m->sign_words : 0, /* scores, marks */
-        few * n_embd * PI_PARTS,                                            /* parts of a feed-forward's sum */
-        few * n_head * (head + 2) * PI_SPLITS,                              /* and of attention */
+        n_tok * (n_blocks + (uint64_t)m->rope.n_rot + 2) + 64,  /* tables, angles, positions */
+        3 * n_layer + 16,                                       /* counts */
+        n_layer,                                                /* thresholds */
+        1,                                                      /* the number of a hand-over */
+        most(n_tok * rows * (i->is_gated ? 2 : 1), few * n_ff), /* gate, up */
+        n_tok * rows / 2 + n_tok * most(n_q, n_embd) / 2 + 16,  /* their product and the inputs, in F16 */
+        predicted ? n_tok * (n_ff / 32 + 1 + 2 * (uint64_t)m->sign_words) : 0, /* marks, signs */
+        pi_parts(few, n_embd) * n_embd,                                        /* parts of a feed-forward's sum */
+        few * n_head * (head + 2) * PI_SPLITS,                                 /* and of attention */
         /* and a chunk's input in the form that products of a few tokens take, twice: at most 48 bytes a column */
         few > 1 ? 12 * (most(most(n_q, n_embd), n_ff) + n_embd + 512) : 0,
     };
-    uint64_t n = round_up(prompt_bytes(m, o), PI_DEVICE_ALIGN);
+    /* A driver's tables of host memory that kernels read: 8 bytes for every 4 KiB. */
+    uint64_t n = round_up(te_gguf_n_bytes(m->file->gguf) / 512, PI_DEVICE_ALIGN);
+    n += round_up(prompt_bytes(m, o), PI_DEVICE_ALIGN);
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += round_up(4 * words[k], PI_DEVICE_ALIGN);
     return n;
 }
@@ -212,6 +224,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
         pi_layer_cost *c = &out->layer[l];
         attention_cost(m, o, &m->layer[l], c);
         adapter_cost(&m->layer[l], c);
+        if (m->arch->parallel) c->beside_read = c->fixed_read;
         predictor_cost(m, o, &m->layer[l], c);
         ffn_cost(m, o, &m->layer[l], c);
         const uint64_t ffn = pi_cost_ffn(out, l, i->n_ff);
@@ -269,12 +282,13 @@ pi_layer_time pi_cost_time(const pi_cost *cost, const pi_plan_options *o, int32_
     const pi_layer_cost *c = &cost->layer[l];
     const double gpu = o->gpu_bytes_per_s * 1e-6, cpu = o->cpu_bytes_per_s * 1e-6; /* bytes per us */
     pi_layer_time t = {0};
-    t.fixed_us = on_device ? o->layer_us + c->fixed_read / gpu : c->fixed_read / cpu;
+    t.fixed_us = on_device ? o->layer_us + (c->fixed_read - c->beside_read) / gpu : c->fixed_read / cpu;
     if (n->n_hot > 0) t.gpu_ffn_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / gpu;
     if (n->n_pcie > 0) { /* side by side */
         const double us = o->ffn_us + pi_ffn_read(c, n->n_pcie, n->active_pcie) / (o->in_place_bytes_per_s * 1e-6);
         if (us > t.gpu_ffn_us) t.gpu_ffn_us = us;
     }
+    if (on_device) t.gpu_ffn_us += c->beside_read / gpu;
     if (n->n_cold > 0) {
         t.cpu_ffn_us = pi_ffn_read(c, n->n_cold, n->active_cold) / cpu;
         t.handover_us = o->handover_us;
@@ -286,10 +300,11 @@ double pi_cost_in_place(const pi_cost *cost, const pi_plan_options *o, int32_t l
     const pi_layer_cost *c = &cost->layer[l];
     const double bytes = pi_ffn_read(c, n->n_cold, n->active_cold);
     if (!c->in_place || bytes <= 0) return 0;
-    const double cpu = o->cpu_bytes_per_s * 1e-6, in_place = o->in_place_bytes_per_s * 1e-6;
+    const double cpu = o->cpu_bytes_per_s * 1e-6, in_place = o->in_place_bytes_per_s * 1e-6,
+                 gpu = o->gpu_bytes_per_s * 1e-6;
     double hot_us = 0;
-    if (n->n_hot > 0) hot_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / (o->gpu_bytes_per_s * 1e-6);
-    const double cpu_us = bytes / cpu + o->handover_us;
+    if (n->n_hot > 0) hot_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / gpu;
+    const double cpu_us = bytes / cpu + o->handover_us - c->beside_read / gpu;
     const double even = (cpu_us - o->ffn_us) / (bytes / cpu + bytes / in_place); /* both sides end together */
     const double enough = (cpu_us - hot_us) / (bytes / cpu);                     /* the hot neurons take longest */
     const double part = even < enough ? even : enough;

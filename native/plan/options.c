@@ -17,7 +17,7 @@ pi_plan_options pi_plan_defaults(void) {
                              .handover_us = 6,
                              .layer_us = 16,
                              .ffn_us = 9,
-                             .overhead_bytes = 640U << 20,
+                             .overhead_bytes = 416U << 20,
                              .active_share = 0.15,
                              .overshoot = 1.2};
 }

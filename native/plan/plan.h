@@ -6,15 +6,16 @@
  * blocks, up's bias, counters if neurons are counted. A down matrix that stays stored by output (quantised, or of a model that is no ReLU model) gives the
  * columns of its hot neurons, which then are whole blocks of neighbours. K and V as the session's pool has them. A
  * predictor's last matrix lies there in two parts. token_embd stays in host memory, so an output matrix that is tied to it
- * counts in full. Each device that is used has work space (pi_cost_scratch: the session's buffers, and what kernels need
- * between them for n_batch tokens), the driver's own memory (overhead_bytes), and, where it has a layer with cold neurons,
+ * counts in full. Each device that is used has work space (pi_cost_scratch: the session's buffers, what kernels need
+ * between them for n_batch tokens, and the driver's tables of the file's pages), the driver's own memory (overhead_bytes), and, where it has a layer with cold neurons,
  * the buffers through which those of a prompt stream.
  *
  * Time of a layer, in us (bytes over rates; vectors are too small to count):
  *     on the CPU     (attention + predictor + K, V at half the context + FFN) / cpu + handover
  *     on the device  layer_us + (attention + predictor + K, V at half the context) / gpu
  *                    + max(ffn_us + hot / gpu, ffn_us + pcie / in_place, cold / cpu + handover)
- * ffn_us falls away without such neurons, handover without cold ones. pcie: the hottest of the neurons that are
+ * Where attention and FFN read the same input (Falcon) the sides part before attention: attention, K and V then stand
+ * in max, in front of what the device reads. ffn_us falls away without such neurons, handover without cold ones. pcie: the hottest of the neurons that are
  * not hot, as many as make them as long as the cold ones or these as short as the hot ones, at most all of them; none where in_place is 0, down is stored by
  * output, devices do not compute the format, or an adapter changes the feed-forward. From one device to another it takes a hand-over. The output matrix: bytes over the rate of its
  * side, with a hand-over on the CPU. If nothing at all lies on the device there are no hand-overs.
@@ -37,9 +38,30 @@
 enum { PI_DEVICE_ROW = 16, PI_DEVICE_ALIGN = 256 };
 
 /* What kernels are allowed for work space. At most PI_FEW_TOKENS are computed together with the CPU, with so many partial
- * sums of a feed-forward and of attention; chunks of more are matrix products, whose weights are converted in pieces of at
- * most so many bytes. */
-enum { PI_FEW_TOKENS = 8, PI_PARTS = 384, PI_SPLITS = 32, PI_PIECE_BYTES = 64 << 20 };
+ * sums of one token's feed-forward and of attention; chunks of more are matrix products, whose weights are converted in
+ * pieces of at most so many bytes, and whose hidden values are made of so many bytes and neurons at a time. */
+enum {
+    PI_FEW_TOKENS = 8,
+    PI_PARTS = 384,
+    PI_SPLITS = 32,
+    PI_PIECE_BYTES = 64 << 20,
+    PI_HIDDEN_BYTES = 64 << 20,
+    PI_HIDDEN_ROWS = 16384
+};
+
+/* Partial sums of a feed-forward of n tokens: of several, half as many blocks each make one, where a row is work for
+ * several blocks. */
+static inline uint64_t pi_parts(uint64_t n_tok, uint64_t n_embd) {
+    const uint64_t most = PI_PARTS, each = n_tok > 1 && n_embd >= 4096 ? most / 2 : most;
+    return n_tok * each > most ? n_tok * each : most;
+}
+
+/* Neurons of a longer chunk's feed-forward that are computed at once, where down is stored by neurons. */
+static inline int32_t pi_hidden_rows(int32_t n_ff, int32_t n_tok, bool gated) {
+    const int64_t most = PI_HIDDEN_BYTES / (int64_t)sizeof(float) / n_tok / (gated ? 2 : 1) / 256 * 256;
+    const int32_t rows = most < 256 ? 256 : most < PI_HIDDEN_ROWS ? (int32_t)most : PI_HIDDEN_ROWS;
+    return n_ff < rows ? n_ff : rows;
+}
 
 /* ---- choose.c ---- */
 
@@ -67,6 +89,7 @@ typedef struct pi_layer_cost {
     uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes; /* on the device */
     uint64_t list_bytes;                                             /* ids and biases of all neurons */
     double fixed_read;                                               /* bytes per token, FFN apart */
+    double beside_read;                                              /* of these, what a device reads beside its FFN */
     double always_read, active_read; /* bytes of one neuron: for every token, for one that computes it */
     size_t gate_stride, up_stride, down_stride;
     int32_t column_rows; /* down stored by output: its rows (n_embd), else 0 */

@@ -97,8 +97,10 @@ class LayerPlan:
     predictor_bytes: int
     ffn_bytes: int
     fixed_us: float
-    """Attention, K and V, predictor."""
+    """Attention, K and V, predictor; on a device of a model whose attention and FFN read the same input
+    (Falcon) the predictor alone."""
     gpu_ffn_us: float
+    """Hot neurons and those read in place; of such a model attention, K and V, too."""
     cpu_ffn_us: float
     handover_us: float
     us: float
@@ -118,7 +120,7 @@ class PlanBytes:
     head: int
     """The output matrix."""
     scratch: int
-    """Activations, logits and tables, for n_batch tokens and n_seq sequences."""
+    """Activations, logits and tables, for n_batch tokens and n_seq sequences, and of the file's pages."""
     staging: int
     """Buffers through which a prompt's cold weights stream."""
     overhead: int

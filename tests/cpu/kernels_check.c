@@ -122,7 +122,7 @@ static void check_axpy(const te_row_kernels *k, const matrix *a, bool is_exact) 
         memset(acc, 0, (size_t)n_acc * sizeof *acc);
         memcpy(y, before, (size_t)cols * sizeof *y);
         k->axpy(&a->m, rows, (te_ahead){NULL, {NULL, 0, 0}}, h, acc);
-        for (int32_t lo = 0; lo < cols; lo += 256) k->acc_add(acc, cols, lo, lo + 256 < cols ? lo + 256 : cols, y);
+        for (int32_t lo = 0; lo < cols; lo += 48) k->acc_add(acc, cols, lo, lo + 48 < cols ? lo + 48 : cols, y);
         untouched(acc + n_acc, 16);
         untouched(y + cols, 16);
         for (int32_t c = 0; c < cols; c++) {

@@ -90,12 +90,16 @@ def run(
     *,
     n_tok: int = 1,
     rows: npt.NDArray[np.int32] | None = None,
+    n_of: tuple[int, ...] = (),
     mask: Mask | None = None,
     skip: bool = False,
     down: bool = True,
     repeats: int = 1,
 ) -> Result:
-    """Runs te_op_ffn (`repeats` times in one parallel region, without barriers between) and checks it all."""
+    """Runs te_op_ffn (`repeats` times in one parallel region, without barriers between) and checks it all.
+
+    n_of: how many of the rows each member has; else equal shares.
+    """
     cols, n_ff = layer.cols, layer.n_ff
     memories, values = [], []
     f = ffi.new("te_ffn *")
@@ -128,7 +132,20 @@ def run(
     else:
         io.hidden, io.ld_hidden = fp(hidden), n_ff + 1
     counts = ffi.new("te_ffn_counts[]", team.n_threads)
-    c_rows = cpu.row_list(rows, 0, n_ff if rows is None else len(rows))
+    n_rows = n_ff if rows is None else len(rows)
+    if rows is not None and n_of:
+        io.room = max(n_of) + 1
+        apart = np.full((len(n_of), io.room), 1 << 30, dtype=np.int32)  # no row where nobody may look
+        for i, part in enumerate(np.split(rows, np.cumsum(n_of)[:-1])):
+            apart[i, : len(part)] = part
+        shares = np.array(n_of, dtype=np.int32)
+        rows, io.n_of = apart.ravel(), ffi.cast("int32_t *", shares.ctypes.data)
+    c_rows = cpu.row_list(rows, 0, n_rows)
+    place = np.random.default_rng(6).permutation(n_rows).astype(np.int32)
+    stored = np.full(n_rows, CANARY, dtype=np.float32)
+    next_to_each_other = not down and n_tok == 1 and rows is not None and mask is None
+    if next_to_each_other:
+        io.listed, io.place = fp(stored), ffi.cast("int32_t *", place.ctypes.data)
 
     def body(t: Any, ws: Any) -> None:
         for _ in range(repeats):
@@ -152,6 +169,7 @@ def run(
     else:
         assert np.all(np.abs(hidden[:, :n_ff] - h)[listed] <= h_error[listed])
         assert np.all(hidden[:, :n_ff][~listed] == CANARY)
+        assert not next_to_each_other or np.array_equal(stored[place], hidden[0, rows])
         assert np.all(hidden[:, n_ff:] == CANARY)
         assert np.array_equal(y, before)
 
@@ -232,6 +250,73 @@ def test_skipping_changes_no_bit(table: str, name: str, act: int) -> None:
                 assert dense.y.tobytes() == exact.y.tobytes()
                 assert exact.counts["bytes"] < dense.counts["bytes"]
                 assert run(team, layer, n_tok=n_tok, skip=True).y.tobytes() == exact.y.tobytes()
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_neurons_dealt_beforehand(skip: bool) -> None:
+    layer = Layer(("F16",) * 3, RELU, 96, 300)
+    rows = a_list(300, 0.7)
+    n = len(rows)
+    with Team(TABLES[BEST], 3, max_tok=2, max_cols=96, max_rows=300) as team:
+        for n_of in ((n, 0, 0), (0, 0, n), (n - 90, 7, 83), (1, n - 1, 0)):
+            got = run(team, layer, rows=rows, n_of=n_of, skip=skip)
+            assert np.array_equal(run(team, layer, rows=rows, n_of=n_of, skip=skip).y, got.y)
+            run(team, layer, rows=rows, n_of=n_of, skip=skip, n_tok=2)
+    with Team(TABLES[BEST], 3, max_tok=1, max_cols=96, max_rows=300) as team:
+        run(team, layer, rows=rows, skip=skip, down=False)
+
+
+def down_of(team: Team, name: str, cols: int, rows: npt.NDArray[np.int32], h: Floats) -> tuple[Floats, int]:
+    """te_op_ffn_down of rows of 200 with hidden values h: the sum, and how many rows were read."""
+    data, _ = cpu.random_rows(name, 200, cols, 42)
+    y = np.full(cols + 1, CANARY, dtype=np.float32)
+
+    @ffi.callback("void(void *, int32_t, int32_t, int32_t, float *)")
+    def sink(_: Any, t: int, lo: int, hi: int, part: Any) -> None:
+        assert t == 0 and np.all(y[lo:hi] == CANARY)
+        y[lo:hi] = np.frombuffer(ffi.buffer(part + lo, 4 * (hi - lo)), dtype=np.float32)
+
+    io, c_rows = ffi.new("te_ffn_io *"), cpu.row_list(rows, 0, len(rows))
+    io.listed, io.sink = fp(h), ffi.cast("te_ffn_sink *", sink)
+    counts = ffi.new("te_ffn_counts[]", team.n_threads)
+    with cpu.Guarded(data) as memory:
+        m = cpu.matrix(name, memory.pointer, 200, cols)
+        team.run(lambda t, ws: lib.te_op_ffn_down(t, ws, m, c_rows[0], io, counts + t.ith))
+    assert y[cols] == CANARY
+    n_rows, n_bytes = (sum(getattr(c, name) for c in counts) for name in ("rows", "bytes"))
+    assert n_bytes == n_rows * cpu.row_bytes(name, cols)
+    return y[:cols], n_rows
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+def test_down_by_columns(table: str, name: str) -> None:
+    for cols in (33, 352, 1025) if name in cpu.FLOATS else (64, 352, 1024):
+        w = cpu.random_rows(name, 200, cols, 42)[1]
+        h = np.random.default_rng(3).standard_normal(200).astype(np.float32)
+        h[::3] = 0
+        for rows in (a_list(200, 0.7), a_list(200, 0.0)):
+            want, size = h[rows] @ w[rows], np.abs(h[rows]) @ np.abs(w[rows])
+            results = []
+            for n_threads in (1, 2, 5):
+                with Team(TABLES[table], n_threads, max_tok=1, max_cols=cols, max_rows=200) as team:
+                    y, n_rows = down_of(team, name, cols, rows, h[rows])
+                assert n_rows == np.count_nonzero(h[rows])
+                results.append(y)
+            assert np.all(np.abs(results[0] - want) <= 8 * EPS * np.sqrt(200) * size + 1e-30)
+            assert all(np.array_equal(y, results[0]) for y in results)
+
+
+def test_down_by_columns_wants_small_blocks() -> None:
+    lo, hi = ffi.new("int32_t *"), ffi.new("int32_t *")
+    with Team(TABLES[BEST], 1, max_tok=1, max_cols=512, max_rows=8) as team:
+
+        def ask(t: Any, _: Any) -> None:
+            for name, can in (("F16", True), ("Q4_0", True), ("Q4_K", False), ("Q6_K", False)):
+                assert lib.te_ffn_columns(t, cpu.matrix(name, ffi.NULL, 8, 512), lo, hi) == can
+                assert (lo[0], hi[0]) == (0, 512)
+
+        team.run(ask)
 
 
 def test_many_times_without_barriers_between() -> None:

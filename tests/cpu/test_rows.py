@@ -14,9 +14,9 @@ OTHERS = tuple(name for name in TYPES if name not in FLOATS + INT8)
 
 
 def widths(name: str) -> list[int]:
-    """Row lengths: tails of every kind, head sizes, a real one."""
+    """Row lengths: tails of every kind, head sizes, a real one, one that is walked in pieces."""
     if name in FLOATS:
-        return [1, 5, 7, 16, 17, 31, 64, 80, 100, 128, 333, 1056]
+        return [1, 5, 7, 16, 17, 31, 64, 80, 100, 128, 333, 1056, 8229]
     if name in cpu.INT8_32:
         return [32, 64, 96, 128, 160, 192, 256, 288, 416, 1056]
     unit = cpu.block(name)[0]
@@ -80,8 +80,8 @@ def test_axpy(table: str, name: str) -> None:
                 assert np.all(acc[size:] == CANARY)
                 before = rng.standard_normal(cols + 16).astype(np.float32)
                 y = before.copy()
-                for lo in range(0, cols, 512):
-                    k.acc_add(fp(acc), cols, lo, min(lo + 512, cols), fp(y))
+                for lo in range(0, cols, 80):
+                    k.acc_add(fp(acc), cols, lo, min(lo + 80, cols), fp(y))
                 terms = a[:, None].astype(np.float64) * w[at]
                 limit = 8 * EPS * np.sqrt(max(n, 1)) * (np.abs(terms).sum(axis=0) + np.abs(before[:cols]))
                 assert np.all(np.abs(y[:cols] - before[:cols] - terms.sum(axis=0)) <= limit), (cols, n)

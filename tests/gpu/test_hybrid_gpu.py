@@ -205,6 +205,45 @@ def test_prompts(folder: Path, n: int, split: str) -> None:
             assert np.abs(alone.logits() - hybrid.logits()).max() < TOLERANCE
 
 
+@pytest.mark.parametrize("act", ["relu", "opt"])
+def test_long_prompts_neurons_in_pieces(folder: Path, act: str) -> None:
+    """Of 1200 tokens hidden values of 6912 neurons (13824 without a gate) are made at once, then those of the
+    others; of 64 tokens those of all. The CPU counts which fire."""
+    n_ff, name = (7680, "llama-relu") if act == "relu" else (14336, "opt")
+    sizes: dict[str, Any] = {"n_embd": 64, "n_head": 2, "n_head_kv": 2, "n_ctx": 1280, "predictor": (16, 32)}
+    spec = replace(models.SPECS[name], name=f"long-{act}", n_ff=n_ff, **sizes)
+    ids = np.random.default_rng(3).integers(3, 290, 1200, np.int32)
+    mode: dict[str, Any] = {"n_ctx": 1280, "sparsity": "predicted"}
+    more: dict[str, Any] = mode | {"n_threads": 4, "mask_prompts": True, "count_neurons": True}
+    found = []
+    with Model(write(folder, spec, "sparse")) as model:
+        for n_batch, device in ((1200, "cuda"), (64, "cuda"), (64, "cpu")):
+            plan = engine.native_plan(
+                model,
+                Settings(
+                    budget_bytes=1 << 34,
+                    overhead_bytes=0,
+                    group=1,
+                    count_neurons=True,
+                    n_batch=n_batch,
+                    **mode,
+                ),
+                engine.Rates(),
+                on_device=[True] * model.info.n_layer,
+                hot=[np.arange(n_ff, dtype=np.int32)] * model.info.n_layer,
+                head_on_device=True,
+            )
+            there: dict[str, Any] = {"plan": plan, "device": "cuda"} if device == "cuda" else {}
+            with Session(model, n_batch=n_batch, **there, **more) as s:
+                s.feed(ids)
+                found.append((s.logits().copy(), s.neuron_counts().counts.astype(np.int64)))
+    (pieces, counts), (whole, all_counts), (_, cpu_counts) = found
+    assert np.abs(pieces - whole).max() < 0.03
+    assert cpu_counts[:, -500:].sum() > 1000
+    assert np.abs(counts - all_counts).sum() <= all_counts.sum() // 500
+    assert np.abs(counts - cpu_counts).sum() <= cpu_counts.sum() // 20
+
+
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_prompts_stream_without_pinned_weights(folder: Path, kind: str, form: str) -> None:
@@ -397,7 +436,7 @@ typedef void pi_device_program(void *ctx, pi_device *dev);
 typedef struct {
     uint32_t version; const char *kind; const char *(*error)(void);
     int (*open)(int32_t, uint64_t, pi_device **); void (*close)(pi_device *); void *get_info;
-    void *(*alloc)(pi_device *, size_t); void *(*share)(pi_device *, size_t);
+    void *reserve; void *(*alloc)(pi_device *, size_t); void *(*share)(pi_device *, size_t);
     void *stride, *map, *reads, *pack, *upload;
     int (*download)(pi_device *, void *, const void *, size_t); void *copy;
     int (*launch)(pi_device *, pi_device_program *, void *, uint64_t);

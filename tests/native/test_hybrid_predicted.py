@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from powerinfer import ArgumentError, UnsupportedError
 from powerinfer.file import ModelFile
 from powerinfer.session import Model, Session
 from tests import models
+from tests.core import capi
 from tests.native import hybrid
 from tests.native.hybrid import (
     DEEP,
@@ -274,3 +276,33 @@ def test_a_device_guesses_the_next_layers_neurons(folder: Path) -> None:
                 right = [(step.n_foreseen, step.n_predicted) for step in s.last_step[1:]]
                 assert all(0 <= n <= of for n, of in right) and any(n for n, _ in right), split
                 assert any(n < of for n, of in right), split
+
+
+def test_members_compute_what_they_fetched() -> None:
+    """Random marks and guesses, by the C program hybrid_deal_check."""
+    done = subprocess.run(
+        capi.program("hybrid_deal_check"), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@exactly
+def test_neither_a_guess_nor_threads_change_a_bit(folder: Path) -> None:
+    """Who computes a cold neuron hangs on both, but the sum over all of them has one order."""
+
+    def decode(n_threads: int, look_ahead: bool) -> tuple[hybrid.Arrays, list[int]]:
+        plan, o = place(model, "some", "predicted"), options("predicted", n_threads=n_threads)
+        with Session(model, plan=plan, device="host", look_ahead=look_ahead, **o) as s:
+            logits = []
+            for i in IDS[:12]:
+                s.feed([i])
+                logits.append(s.logits(0).copy())
+            return logits, [step.n_foreseen for step in s.last_step]
+
+    with Model(write(folder, DEEP, "sparse")) as model:
+        want, none = decode(1, False)
+        assert not any(none)
+        for n_threads in (1, 2, 3, 5):
+            got, foreseen = decode(n_threads, True)
+            assert any(foreseen)
+            assert apart(got, want) == 0

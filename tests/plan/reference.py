@@ -74,6 +74,7 @@ class Layer:
     norms: int = 0
     predictor: int = 0
     read: float = 0.0  # attention, predictor, K and V: bytes per token
+    predict: float = 0.0  # of these the predictor
     block: int = 1
     down_by_output: bool = False
     types: dict[str, str] = field(default_factory=dict)
@@ -85,6 +86,7 @@ class Reference:
 
     def __init__(self, file: ModelFile, asked: Asked) -> None:
         self.asked = asked
+        self.file_bytes = file.path.stat().st_size
         self.tensors = {tensor.name: tensor for tensor in file.tensors}
         meta = file.metadata
         self.arch = str(meta["general.architecture"])
@@ -141,7 +143,7 @@ class Reference:
             elif stem in ("fc1", "fc2"):
                 if a.mode == "predicted" and a.predictor == "mlp":
                     y.predictor += matrix(tensor.type, *tensor.shape)
-                    y.read += self._file_bytes(tensor)
+                    y.predict += self._file_bytes(tensor)
             elif stem in ("ffn_gate", "ffn_up", "ffn_down_t"):
                 y.types[stem.replace("_t", "")] = tensor.type
             else:
@@ -156,7 +158,7 @@ class Reference:
         if a.mode == "predicted" and a.predictor == "sign":
             words = up(self.n_embd, 64) // 64
             y.predictor = up(self.n_ff * up(8 * words, 16), 256) + 256
-            y.read += self.n_ff * 8 * words
+            y.predict += self.n_ff * 8 * words
         position = 0.0
         for kind in (a.type_k, a.type_v):
             size, per = KV[kind]
@@ -164,7 +166,7 @@ class Reference:
             row = self.head // per * size
             y.kv += up(up(a.n_pool, 64) * self.n_head_kv * row, 256)
             position += self.n_head_kv * row
-        y.read += a.n_ctx / 2 * position
+        y.read += a.n_ctx / 2 * position + y.predict
         return y
 
     # ---- bytes
@@ -207,14 +209,15 @@ class Reference:
             3 * self.n_layer + 16,
             self.n_layer,
             1,
-            tokens * self.n_ff * (2 if self._gated else 1),
-            tokens * self.n_ff // 2 + tokens * max(q, self.n_embd) // 2 + 16,
-            tokens * (self.n_ff + sign) if a.mode == "predicted" else 0,
-            few * self.n_embd * 384,
+            max(tokens * self._at_once * self._n_first, few * self.n_ff),
+            tokens * self._at_once // 2 + tokens * max(q, self.n_embd) // 2 + 16,
+            tokens * (self.n_ff // 32 + 1 + sign) if a.mode == "predicted" else 0,
+            max(384, few * (192 if few > 1 and self.n_embd >= 4096 else 384)) * self.n_embd,
             few * self.n_head * (self.head + 2) * 32,
             12 * (max(q, self.n_embd, self.n_ff) + self.n_embd + 512) if few > 1 else 0,
         ]
-        return up(self._converted, 256) + sum(up(4 * part, 256) for part in parts)
+        tables = self.file_bytes // 512  # of pages that a GPU may read
+        return up(tables, 256) + up(self._converted, 256) + sum(up(4 * part, 256) for part in parts)
 
     @property
     def _converted(self) -> int:
@@ -234,14 +237,24 @@ class Reference:
         return min(largest, 64 << 20)
 
     @property
-    def _gated(self) -> bool:
-        return "ffn_gate" in self.layers[0].types
+    def _n_first(self) -> int:
+        """Matrices in front of the activation."""
+        return 2 if "ffn_gate" in self.layers[0].types else 1
+
+    @property
+    def _at_once(self) -> int:
+        """Neurons of a prompt: 64 MiB of floats, whole 256, at most 16384; all where down is stored by
+        output."""
+        if any(y.down_by_output for y in self.layers):
+            return self.n_ff
+        most = (64 << 20) // (4 * self.asked.n_batch * self._n_first)
+        return min(self.n_ff, 16384, max(256, most - most % 256))
 
     @property
     def staging(self) -> int:
         if self.asked.n_batch <= 8:
             return 0
-        return 2 * min(64 << 20, max(self.ffn(i, self.n_ff) for i in range(self.n_layer)))
+        return 2 * min(32 << 20, max(self.ffn(i, self.n_ff) for i in range(self.n_layer)))
 
     # ---- times
 
@@ -279,8 +292,10 @@ class Reference:
         a, p = self.asked, self.active(i)
         y = self.layers[i]
         gpu, cpu = a.gpu / 1e6, a.cpu / 1e6
-        time = a.layer_us + y.read / gpu if on_device else y.read / cpu
-        on_gpu = a.ffn_us + self.ffn_read(i, p[hot]) / gpu if hot.any() else 0.0
+        # Falcon's feed-forward does not wait for attention, which a device then computes beside the CPU.
+        beside = y.read - y.predict if on_device and self.arch == "falcon" else 0.0
+        time = a.layer_us + (y.read - beside) / gpu if on_device else y.read / cpu
+        on_gpu = beside / gpu + (a.ffn_us + self.ffn_read(i, p[hot]) / gpu if hot.any() else 0.0)
         on_cpu = 0.0
         if not hot.all():
             on_cpu = self.ffn_read(i, p[~hot]) / cpu + (a.handover if handover else 0.0)

@@ -199,6 +199,32 @@ def test_a_weak_cpu_gets_nothing(path: Path) -> None:
     assert mixed and all(len(y.hot) + len(y.pcie) == N_FF and y.handover_us == 0 for y in mixed)
 
 
+def test_falcon_reads_in_place_behind_attention(tmp_path: Path) -> None:
+    """The sides part before attention: the CPU computes beside it."""
+    counts = power_law(np.random.default_rng(0), N_LAYER, N_FF, 1000)
+    path = write_model(
+        tmp_path / "f.gguf", "falcon", n_layer=N_LAYER, n_ff=N_FF, ranks=[32] * N_LAYER, counts=counts
+    )
+    rates = replace(RATES, in_place_bytes_per_s=5e8)
+    plan = make(path, make(path, GIB).full_bytes - N_LAYER * 400_000, rates=rates)
+    position = 2 * 2 * 2 * 64  # of two KV heads
+    attention = 2 * (512 * 256 + 256 * 256) + SMALL.n_ctx / 2 * position
+    predictor = 2 * 32 * (256 + N_FF)
+    for i, y in enumerate(plan.layers):
+        assert y.on_device and y.active_cold > 0
+        assert y.fixed_us == pytest.approx(rates.layer_us + predictor / rates.gpu_bytes_per_s * 1e6)
+        p = np.minimum(1, (counts[i] + 0.5) / 1001 * 1.2)
+        front = attention / rates.gpu_bytes_per_s * 1e6
+        hot = p[y.hot].sum() * 2 * 512 / rates.gpu_bytes_per_s * 1e6
+        bus = p[y.pcie].sum() * 2 * 512 / rates.in_place_bytes_per_s * 1e6
+        assert y.gpu_ffn_us == pytest.approx(front + max(hot, bus))
+        assert y.us == pytest.approx(y.fixed_us + max(y.gpu_ffn_us, y.cpu_ffn_us + y.handover_us))
+        # Where the CPU would take longer than that, the bus takes rows off it.
+        p_cold = np.delete(p, y.hot).sum() * 2 * 512 / rates.cpu_bytes_per_s * 1e6
+        assert (len(y.pcie) > 0) == (p_cold + rates.handover_us > front + hot)
+    assert {len(y.pcie) > 0 for y in plan.layers} == {True, False}
+
+
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0"])
 def test_types_that_are_read_in_place(tmp_path: Path, kind: str) -> None:
     """Those that devices compute."""

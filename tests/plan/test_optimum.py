@@ -258,6 +258,53 @@ def test_nothing_is_left_that_would_help(share: float, tmp_path: Path) -> None:
         assert us[fits].min() >= y.us * (1 - 1e-6) - (0 if y.on_device else asked.handover)
 
 
+@pytest.mark.parametrize("family", ["bamboo", "falcon", "llama"])
+def test_work_space_of_long_chunks(family: str, tmp_path: Path) -> None:
+    """Of many tokens hidden values are made a part of the neurons at a time, but where down is stored by
+    output; of wide models a few tokens leave fewer parts of a sum."""
+    by_output = family == "llama"
+    for n_embd, n_ff in ((64, 40_000), (4096, 512)):
+        path = write_model(
+            tmp_path / f"{n_embd}.gguf",
+            family,
+            n_layer=1,
+            n_embd=n_embd,
+            n_ff=n_ff,
+            type_of=lambda name: "Q4_0",
+            ranks=[] if by_output else [32],
+            act="silu" if by_output else "",
+        )
+        found = []
+        for n_batch in (1, 8, 9, 512, 2048, 8192):
+            asked = Asked(
+                n_ctx=64,
+                n_batch=n_batch,
+                n_seq=1,
+                n_pool=64,
+                type_k="f16",
+                type_v="f16",
+                mode="dense" if by_output else "predicted",
+                group=32,
+                overhead=0,
+                gpu=8e9,
+                cpu=1e9,
+                handover=6,
+                layer_us=0,
+                ffn_us=0,
+                share=0.15,
+                overshoot=1.2,
+            )
+            with ModelFile(path) as file, Model(file, load=False) as model:
+                got = plan(model, asked, 1 << 40)
+                assert got.bytes.scratch == Reference(file, asked).scratch
+                found.append(got.bytes.scratch)
+        assert found == sorted(found)
+        if (
+            n_embd == 64 and not by_output
+        ):  # 64 MiB of gates and ups and their product in 16 bits, not gigabytes
+            assert found[-1] - found[-2] < 6144 * 4 * (12 * n_embd + n_ff // 32 + 200)
+
+
 def test_repeatable(tmp_path: Path) -> None:
     path, asked = draw_case(np.random.default_rng(3), tmp_path / "m.gguf")
     with Model(path, load=False) as model:

@@ -14,6 +14,7 @@ from powerinfer.plan import Settings, engine, make_plan
 from powerinfer.plan.rates import HOST_RATES
 from powerinfer.session import Model, Session
 from tests import models
+from tests.plan.drafts import write_model
 
 FEW, PARTS, SPLITS = 8, 384, 32  # native/plan/plan.h
 SIZES: dict[str, Any] = {"n_ctx": 100, "n_pool": 256, "n_seq": 2}
@@ -66,3 +67,16 @@ def test_bytes_that_are_used(name: str, predictor: Any, kind: Kind | None, tmp_p
             n_used = sum(device.scratch_bytes > 0 for device in plan.devices)
             promised = plan.bytes.total - n_used * kernels(model, n_batch)
             assert 0.5 * promised < used <= promised
+
+
+def test_a_large_head_lies_beside_the_layers(tmp_path: Path) -> None:
+    """Layers and head are one allocation, which nothing smaller that comes between takes room from."""
+    path = write_model(tmp_path / "m.gguf", n_vocab=20_000, ranks=[32] * 3)
+    with Model(path) as model:
+        settings = Settings(n_batch=16, overhead_bytes=0, group=1, **SIZES)
+        whole = engine.compute(model, settings, HOST_RATES)
+        plan = make_plan(model, vram_budget=whole.full_bytes / 2**30, settings=settings, rates=HOST_RATES)
+        held = plan.bytes.total - plan.bytes.scratch - plan.bytes.staging
+        assert plan.head_on_device and plan.bytes.head > held / 2
+        with Session(model, plan=plan.native(model), device="host", n_batch=16, **SIZES) as s:
+            assert held < s.info.n_device_bytes < held + plan.bytes.head / 2

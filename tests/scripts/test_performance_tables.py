@@ -116,6 +116,7 @@ GPU_RUN = {
     "active_gpu": 50.0,
     "tokens_per_s": 50.0,
     "best_tokens_per_s": 62.5,
+    "goal_here": 75.0,
     "ms": 20.0,
     "mb_per_token": 9000.0,
     "share_if_all_on_gpu": 0.125,
@@ -136,7 +137,10 @@ def test_tables_of_a_gpu(tmp_path: Path) -> None:
     assert last.startswith(
         "| falcon-40b F16, 20 layers | predicted | 8.12 of 8.4 | 25 % | 25 % | 50.0 | 62.5 |"
     )
-    assert last.endswith("| 40.0 | 9000 | 450 | 12 % |")
+    assert last.endswith("| 75 | 150, 100 | 40.0 | 9000 | 450 | 12 % |")
+    older = {name: value for name, value in GPU_RUN.items() if name != "goal_here"}
+    (tmp_path / "gpu.json").write_text(json.dumps(report | {"rows": {"falcon": older}}), encoding="utf-8")
+    assert "| 62.5 |  | 150, 100 | 40.0 |" in tables.gpu_decode_table(tmp_path)
     last = tables.gpu_prompt_table(tmp_path).splitlines()[-1]
     assert last == "| falcon-40b F16, 20 layers | 8.4 GiB | 64 | 1,234 | 25 % |"
     long = GPU_RUN | {"layers": 0, "prompts": [256, 4096]}

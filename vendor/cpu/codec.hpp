@@ -10,17 +10,21 @@
 //     pack(x, act)             fills it from quantised activations
 //     mac(p, act, acc)         acc + lane-wise partial sums of chunk p . act
 //     axpy(p, h, y)            y += h * chunk p
-//     axpy_few<T>(p, h, y)     y[t] += h[t] * chunk p, if `shares`: it unpacks the chunk once for T vectors
+//     axpy_all<R, T>(p, h, y)  if `shares`, instead of it: y[t] += h[r * T + t] * chunk p[r] for R rows in their order and T
+//                              vectors, where each chunk is unpacked once and each y read and written once
+//     rows                     how many rows pay
 //     place(c), stride         where y keeps columns c .. c + 15 of the chunk: c + 4j + k at place(c) + stride * k + j
 //                              (stride 1: all columns are in order, there is no place)
 //     to_f32(p, out)           block p in natural order
 // A chunk is 8 * lanes weights (Q8_0), 16 * lanes (Q4_0) or a block of 256 (K formats). Rows of the former may end inside a chunk:
 // rows.hpp then works on a copy that is filled up with zeros.
-// A short loop over t that has to leave nothing but its bodies.
+// Short loops over t and r that have to leave nothing but their bodies.
 #if defined(__clang__)
-#define TE_EACH(T) _Pragma("unroll") for (int t = 0; t < T; t++)
+#define TE_EACH(T)     _Pragma("unroll") for (int t = 0; t < T; t++)
+#define TE_EACH_ROW(R) _Pragma("unroll") for (int r = 0; r < R; r++)
 #else
-#define TE_EACH(T) _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
+#define TE_EACH(T)     _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
+#define TE_EACH_ROW(R) _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
 #endif
 
 namespace {
@@ -70,6 +74,16 @@ template <class V> void quantise32(const float *x, int unit, quantised &out) {
     out.sum[unit] = sum;
 }
 
+// y += w[0] * s[0] + w[1] * s[1] ..., one after the other, for T vectors y: a vector of the columns of R rows.
+template <class V, int R, int T>
+inline void add_rows(const typename V::f32 *w, const typename V::f32 (*s)[T], float *const *y, int at) {
+    TE_EACH(T) {
+        typename V::f32 sum = V::load(y[t] + at);
+        TE_EACH_ROW(R) sum = V::fma(w[r], s[r][t], sum);
+        V::store(y[t] + at, sum);
+    }
+}
+
 // What the accumulators of register q start from, so that `offset` is taken off every weight.
 template <class V> void pack_start(const int8_t *q, int offset, int32_t *c) {
     const typename V::i32 sums = V::dot_u8(V::zero_i32(), V::splat_bytes((uint8_t)offset), V::load_bytes(q));
@@ -94,12 +108,30 @@ template <class V> struct codec_q4_0 {
             a.d[i][at] = x.d[b];
         }
     }
+    // A chunk's registers, and in their lanes the blocks' scales times `by`, one factor for each or one for all.
+    static typename V::f32 times(typename V::f32 d, const float *by, int i) {
+        return V::mul(d, V::four_times(by + n_blocks * i));
+    }
+    static typename V::f32 times(typename V::f32 d, float by, int) { return V::mul(d, V::splat(by)); }
+    template <class D> static void unpack(const uint8_t *p, D by, typename V::i32 *q, typename V::f32 *s) {
+        if constexpr (L == 16) {
+            V::q4_0_pair(p, by, q, s);
+        } else {
+            for (int i = 0; i < 2; i++, p += bytes / 2) {
+                q[i] = V::q4_0_bytes(p);
+                s[i] = times(V::q4_0_scales(p), by, i);
+            }
+        }
+    }
     static typename V::f32 mac(const uint8_t *p, const act &a, typename V::f32 acc) {
+        typename V::i32 q[2];
+        typename V::f32 f[2];
+        unpack(p, a.d[0], q, f);
 #pragma GCC unroll 2
-        for (int i = 0; i < 2; i++, p += bytes / 2) {
-            const typename V::i32 s = V::dot_nibbles(V::one_in_four(a.start[i]), V::q4_0_bytes(p),
-                                                     V::load_bytes(a.q[i][0]), V::load_bytes(a.q[i][1]));
-            acc = V::fma(V::to_f32(s), V::mul(V::q4_0_scales(p), V::four_times(a.d[i])), acc);
+        for (int i = 0; i < 2; i++) {
+            const typename V::i32 s =
+                V::dot_nibbles(V::one_in_four(a.start[i]), q[i], V::load_bytes(a.q[i][0]), V::load_bytes(a.q[i][1]));
+            acc = V::fma(V::to_f32(s), f[i], acc);
         }
         return acc;
     }
@@ -107,29 +139,39 @@ template <class V> struct codec_q4_0 {
     static constexpr int stride = 2 * L;
     static constexpr int place(int c) { return c / (8 * L) * (8 * L) + L * (c % 32 / 16) + 4 * (c % (8 * L) / 32); }
     static constexpr bool shares = true;
-    template <int k, int T> static void step(typename V::i32 q, const typename V::f32 *s, float *const *y, int at) {
-        const typename V::f32 w = V::template float_nibble_minus_8<k>(q);
-        TE_EACH(T) V::store(y[t] + at + L * k, V::fma(w, s[t], V::load(y[t] + at + L * k)));
+    static constexpr int rows = V::rows;
+    template <int k, int R, int T>
+    static void step(const typename V::i32 *q, const typename V::f32 (*s)[T], float *const *y, int at) {
+        typename V::f32 w[R];
+        TE_EACH_ROW(R) w[r] = V::template float_nibble_minus_8<k>(q[r]);
+        add_rows<V, R, T>(w, s, y, at + L * k);
     }
-    template <int T> static void axpy_few(const uint8_t *p, const float *h, float *const *y) {
+    template <int R, int T> static void axpy_all(const uint8_t *const *p, const float *h, float *const *y) {
+        typename V::i32 q[2][R];
+        typename V::f32 s[2][R][T];
+        TE_EACH_ROW(R) {
+            typename V::i32 own[2];
+            typename V::f32 d[2];
+            unpack(p[r], T == 1 ? h[r] : 1.0f, own, d);
 #pragma GCC unroll 2
-        for (int i = 0; i < 2; i++, p += bytes / 2) {
+            for (int i = 0; i < 2; i++) {
+                q[i][r] = own[i];
+                TE_EACH(T) s[i][r][t] = T == 1 ? d[i] : V::mul(d[i], V::splat(h[r * T + t]));
+            }
+        }
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
             const int at = 8 * L * i;
-            const typename V::i32 q = V::q4_0_bytes(p);
-            const typename V::f32 d = V::q4_0_scales(p);
-            typename V::f32 s[T];
-            TE_EACH(T) s[t] = V::mul(d, V::splat(h[t]));
-            step<0, T>(q, s, y, at);
-            step<1, T>(q, s, y, at);
-            step<2, T>(q, s, y, at);
-            step<3, T>(q, s, y, at);
-            step<4, T>(q, s, y, at);
-            step<5, T>(q, s, y, at);
-            step<6, T>(q, s, y, at);
-            step<7, T>(q, s, y, at);
+            step<0, R, T>(q[i], s[i], y, at);
+            step<1, R, T>(q[i], s[i], y, at);
+            step<2, R, T>(q[i], s[i], y, at);
+            step<3, R, T>(q[i], s[i], y, at);
+            step<4, R, T>(q[i], s[i], y, at);
+            step<5, R, T>(q[i], s[i], y, at);
+            step<6, R, T>(q[i], s[i], y, at);
+            step<7, R, T>(q[i], s[i], y, at);
         }
     }
-    static void axpy(const uint8_t *p, float h, float *y) { axpy_few<1>(p, &h, &y); }
     static constexpr int block = 32, block_bytes = 18;
     static void to_f32(const uint8_t *p, float *out) {
         typedef uint8_t sixteen __attribute__((vector_size(16)));
@@ -143,46 +185,67 @@ template <class V> struct codec_q4_0 {
     }
 };
 
-// ---- Q8_0: two registers, each lanes / 8 blocks
+// ---- Q8_0: two registers, each lanes / 8 blocks. Scales of the activations by block, as in Q4_0.
 template <class V> struct codec_q8_0 {
-    static constexpr int L = V::lanes, chunk = 8 * L, bytes = chunk / 32 * 34;
+    static constexpr int L = V::lanes, chunk = 8 * L, bytes = chunk / 32 * 34, n_blocks = L / 8;
     struct act {
         alignas(64) int8_t q[2][4 * L];
         alignas(4 * L) int32_t start[2][L];
-        alignas(4 * L) float d[2][L];
+        float d[2][n_blocks];
     };
     static void pack(const quantised &x, act &a) {
         memcpy(a.q, x.q, sizeof a.q);
         for (int i = 0; i < 2; i++) {
             pack_start<V>(a.q[i], V::signed_offset, a.start[i]);
-            for (int l = 0; l < L; l++) a.d[i][l] = x.d[i * L / 8 + l / 8];
+            for (int b = 0; b < n_blocks; b++) a.d[i][b] = x.d[i * n_blocks + b];
         }
     }
     static typename V::f32 mac(const uint8_t *p, const act &a, typename V::f32 acc) {
-        const uint8_t *p1 = p + bytes / 2;
-        const typename V::i32 s0 = V::dot_s8(V::load_bytes(a.start[0]), V::q8_0_bytes(p), V::load_bytes(a.q[0]));
-        const typename V::i32 s1 = V::dot_s8(V::load_bytes(a.start[1]), V::q8_0_bytes(p1), V::load_bytes(a.q[1]));
-        acc = V::fma(V::to_f32(s0), V::mul(V::q8_0_scales(p), V::load(a.d[0])), acc);
-        return V::fma(V::to_f32(s1), V::mul(V::q8_0_scales(p1), V::load(a.d[1])), acc);
+        typename V::i32 q[2];
+        typename V::f32 f[2];
+        if constexpr (L == 16) {
+            V::q8_0_pair(p, a.d[0], q, f);
+        } else {
+            static_assert(n_blocks == 1, "a register is a block");
+            for (int i = 0; i < 2; i++) {
+                q[i] = V::load_bytes(p + 34 * i + 2);
+                f[i] = V::mul(V::splat_half(p + 34 * i), V::splat(a.d[i][0]));
+            }
+        }
+        const typename V::i32 s0 = V::dot_s8(V::load_bytes(a.start[0]), q[0], V::load_bytes(a.q[0]));
+        const typename V::i32 s1 = V::dot_s8(V::load_bytes(a.start[1]), q[1], V::load_bytes(a.q[1]));
+        acc = V::fma(V::to_f32(s0), f[0], acc);
+        return V::fma(V::to_f32(s1), f[1], acc);
     }
     static constexpr int stride = 1;
     static constexpr bool shares = true;
-    template <int T> static void axpy_few(const uint8_t *p, const float *h, float *const *y) {
+    static constexpr int rows = V::rows;
+    // The scales of a chunk's blocks times h, each in all lanes.
+    static void splats(const uint8_t *p, float h, typename V::f32 *s) {
+        if constexpr (L == 16)
+            V::q8_0_splats(p, h, s);
+        else
+            for (int b = 0; b < chunk / 32; b++) s[b] = V::mul(V::splat_half(p + 34 * b), V::splat(h));
+    }
+    template <int R, int T> static void axpy_all(const uint8_t *const *p, const float *h, float *const *y) {
         // All scales first: a store to y might change them, as far as the compiler knows.
-        typename V::f32 s[chunk / 32][T];
+        typename V::f32 s[chunk / 32][R][T];
+        TE_EACH_ROW(R) {
+            typename V::f32 d[chunk / 32];
+            splats(p[r], T == 1 ? h[r] : 1.0f, d);
 #pragma GCC unroll 4
-        for (int b = 0; b < chunk / 32; b++) {
-            const typename V::f32 d = V::splat_half(p + 34 * b);
-            TE_EACH(T) s[b][t] = V::mul(d, V::splat(h[t]));
+            for (int b = 0; b < chunk / 32; b++) {
+                TE_EACH(T) s[b][r][t] = T == 1 ? d[b] : V::mul(d[b], V::splat(h[r * T + t]));
+            }
         }
 #pragma GCC unroll 8
         for (int k = 0; k < 8; k++) {
             const int b = k * L / 32;
-            const typename V::f32 w = V::widen_s8(p + 34 * b + 2 + k * L % 32);
-            TE_EACH(T) V::store(y[t] + L * k, V::fma(w, s[b][t], V::load(y[t] + L * k)));
+            typename V::f32 w[R];
+            TE_EACH_ROW(R) w[r] = V::widen_s8(p[r] + 34 * b + 2 + k * L % 32);
+            add_rows<V, R, T>(w, s[b], y, L * k);
         }
     }
-    static void axpy(const uint8_t *p, float h, float *y) { axpy_few<1>(p, &h, &y); }
     static constexpr int block = 32, block_bytes = 34;
     static void to_f32(const uint8_t *p, float *out) {
         const typename V::f32 d = V::splat(V::half(p));

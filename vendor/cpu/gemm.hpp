@@ -9,7 +9,7 @@
 // An output is a row of the matrix (gemm) or a column (gemm_t); only the steps through the panel differ, so neither
 // needs the weights transposed. Sums of a panel stand in scratch between passes over k and are written to y at the end,
 // so y is touched once. The last block of tokens is one or two vectors wide if that is enough for it. Of V it needs
-// lanes, f32, zero, splat, load, store, fma; of rows.hpp to_f32.
+// lanes, f32, zero, splat, load, store, add, fma, add_transposed; of rows.hpp to_f32.
 //
 // P says what stands in the 32 bits of a lane: one float (single), or a pair of bf16 of neighbouring k
 // (gemm_bf16.hpp), two products to an instruction. Depths and pitches count such elements.
@@ -167,20 +167,30 @@ template <class V, class P = single<V>> struct gemm_f32 {
             }
     }
 
-    // y[t][o] (+)= c[o][t] + bias[o]. Sixteen tokens at a time: a cache line of each row of c, and sixteen rows of y
-    // that stay in L1.
+    // What a row of y begins with.
+    static void begin_row(float *y, int32_t n, const float *bias, bool add) {
+        int32_t o = 0;
+        for (; o + L <= n; o += L) {
+            const f32 b = bias ? V::load(bias + o) : V::zero();
+            V::store(y + o, add ? V::add(V::load(y + o), b) : b);
+        }
+        for (; o < n; o++) y[o] = (add ? y[o] : 0) + (bias ? bias[o] : 0);
+    }
+
+    // y[t][o] (+)= bias[o] + c[o][t]. Four tokens at a time: rows of y are often a power of two apart, where a cache
+    // keeps few of them. Those of sixteen tokens on are fetched meanwhile.
     static void to_y(const float *c, int32_t on, int32_t tn, float *y, size_t ldy, const float *bias, bool add) {
-        for (int32_t t0 = 0; t0 < tn; t0 += 16) {
-            const int32_t n = least(16, tn - t0);
-            for (int32_t r = 0; r < on; r++) {
-                const float *s = c + r * LC + t0;
-                const float b = bias ? bias[r] : 0;
-                float *o = y + (size_t)t0 * ldy + r;
-                if (add)
-                    for (int32_t i = 0; i < n; i++) o[(size_t)i * ldy] += s[i] + b;
-                else
-                    for (int32_t i = 0; i < n; i++) o[(size_t)i * ldy] = s[i] + b;
+        for (int32_t t = 0; t < tn; t += 4, c += 4, y += 4 * ldy) {
+            const int32_t n = least(4, tn - t), in_fours = n == 4 ? on / 4 * 4 : 0;
+            for (int32_t i = 0; i < n; i++) {
+                float *row = y + (size_t)i * ldy;
+                if (t + i + 16 < tn)
+                    for (int32_t o = 0; o < on; o += 16) __builtin_prefetch(row + 16 * ldy + o, 1, 2);
+                if (!add || bias) begin_row(row, on, bias, add);
             }
+            for (int32_t o = 0; o < in_fours; o += 4) V::add_transposed(y + o, c + o * LC, LC, ldy);
+            for (int32_t o = in_fours; o < on; o++)
+                for (int32_t i = 0; i < n; i++) y[(size_t)i * ldy + (size_t)o] += c[o * LC + i];
         }
     }
 

@@ -10,13 +10,13 @@ struct int8_avx2 {
     using sums = __m256i;
     static constexpr int vectors = 2;
     static constexpr int run(int bits) { return bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 0; }
-    static sums dot(__m256i w, __m256i x) { return _mm256_maddubs_epi16(w, x); }
-    static sums dot(sums c, __m256i w, __m256i x) {
-        c = _mm256_add_epi16(c, _mm256_maddubs_epi16(w, x));
-        __asm__("" : "+x"(c)); // or gcc adds up in another order, for which it keeps all products in memory
-        return c;
+    static void dot(__m256i &, sums &s, int j, __m256i w, __m256i x) {
+        s = j == 0 ? _mm256_maddubs_epi16(w, x) : _mm256_add_epi16(s, _mm256_maddubs_epi16(w, x));
+        if (j > 0) __asm__("" : "+x"(s)); // or gcc adds up in another order, for which it keeps all products in memory
     }
-    static __m256i total(sums c) { return _mm256_madd_epi16(c, _mm256_set1_epi16(1)); }
+    static void end(__m256i &total, sums &s) {
+        total = _mm256_add_epi32(total, _mm256_madd_epi16(s, _mm256_set1_epi16(1)));
+    }
     static __m256i add(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
     static __m256i shift(__m256i a, int n) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(n)); }
     static __m256i broadcast(const uint8_t *p) {

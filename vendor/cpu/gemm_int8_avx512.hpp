@@ -11,9 +11,8 @@ struct int8_avx512 {
     using sums = __m512i;
     static constexpr int vectors = 3;
     static constexpr int run(int) { return 8; }
-    static sums dot(__m512i w, __m512i x) { return _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, x); }
-    static sums dot(sums c, __m512i w, __m512i x) { return _mm512_dpbusd_epi32(c, w, x); }
-    static __m512i total(sums c) { return c; }
+    static void dot(__m512i &total, sums &, int, __m512i w, __m512i x) { total = _mm512_dpbusd_epi32(total, w, x); }
+    static void end(__m512i &, sums &) {}
     static __m512i add(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
     static __m512i shift(__m512i a, int n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n)); }
     static __m512i broadcast(const uint8_t *p) {

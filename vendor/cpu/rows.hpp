@@ -3,7 +3,9 @@
 //
 // Rows are walked one at a time while the next one (or the one that the caller names) is prefetched in address order: a
 // stream that the hardware follows. Several rows abreast are many short streams: with eight a dot product reads at half
-// the rate, and axpy, which then loads and stores its sums less often, at 0.85 of it in F16 (one row: 1.0).
+// the rate, and axpy of F16 at 0.85 of it (one row: 1.0). Formats whose axpy is bound by arithmetic, most of all by loads
+// and stores of its sums, take C::rows of them at a time (Zen 4, dense, share of the read rate with one row and with four:
+// Q4_0 54 and 83 %, Q4_K 44 and 65 %).
 namespace {
 
 inline const uint8_t *row_start(const te_mat *m, te_rows rows, int32_t i) {
@@ -12,10 +14,12 @@ inline const uint8_t *row_start(const te_mat *m, te_rows rows, int32_t i) {
 
 // What to prefetch while row i is worked on: row i of `ahead`; without one, where rows follow each other in memory, so
 // many bytes further on, also past the last row, since there the member's next part begins; else the next row, if that
-// is 2 KiB on, else one so far on, at the end of the list row i itself, which costs next to nothing. Measured for so
-// many bytes: 3 KiB, Q8_0 with 4096 and 11008 columns 96 and 101 % of the read rate, 8 KiB 90 and 91 %.
+// is 2 KiB on, else one so far on, at the end of the list row i itself, which costs next to nothing. So many bytes: Zen 4,
+// 4096 columns, while it read 48 GB/s: 3 KiB 59 and 61 % of the read rate in Q8_0 and Q4_0, 8 KiB 84 and 91, 16 KiB 82 and
+// 88, no prefetching 95 and 83 (with 11008 columns 75 and 83 instead of 81 and 91); Sapphire Rapids, 15 threads: 3 KiB 126
+// and 124 %, 8 KiB 137 and 128.
 struct row_ahead {
-    enum { BYTES = 3072 };
+    enum { BYTES = 8192 };
     const te_mat *m;
     te_rows rows;
     int32_t distance;
@@ -48,23 +52,68 @@ template <class V, class C> struct float_rows {
     static size_t act_bytes(int32_t cols) { return (size_t)cols * sizeof(float); }
     static void act_pack(const float *x, int32_t cols, void *act) { memcpy(act, x, (size_t)cols * sizeof(float)); }
 
-    static float dot_row(const uint8_t *w, const float *x, int32_t cols, const uint8_t *next) {
-        typename V::f32 acc[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
-        int32_t j = 0;
-        for (; j + step <= cols; j += step, w += step * C::bytes, next += step * C::bytes, x += step) {
+    typedef typename V::f32 sums[4];
+    // sum += n columns, whole steps.
+    static void add_steps(const uint8_t *w, const float *x, int32_t n, const uint8_t *next, sums &sum) {
+        for (; n >= step; n -= step, w += step * C::bytes, next += step * C::bytes, x += step) {
             prefetch<step * C::bytes>(next);
 #pragma GCC unroll 4
-            for (int u = 0; u < n_vec; u++) acc[u] = V::fma(C::load(w + u * L * C::bytes), V::load(x + u * L), acc[u]);
+            for (int u = 0; u < n_vec; u++) sum[u] = V::fma(C::load(w + u * L * C::bytes), V::load(x + u * L), sum[u]);
         }
-        for (; j + L <= cols; j += L, w += L * C::bytes, x += L) acc[0] = V::fma(C::load(w), V::load(x), acc[0]);
-        if (j < cols) acc[1] = V::fma(C::load_part(w, cols - j), V::load_part(x, cols - j), acc[1]);
-        return V::sum(V::add(V::add(acc[0], acc[1]), V::add(acc[2], acc[3])));
+    }
+    // The sum of a row, with its last n columns, less than a step.
+    static float finish(const uint8_t *w, const float *x, int32_t n, sums &sum) {
+        int32_t j = 0;
+        for (; j + L <= n; j += L, w += L * C::bytes, x += L) sum[0] = V::fma(C::load(w), V::load(x), sum[0]);
+        if (j < n) sum[1] = V::fma(C::load_part(w, n - j), V::load_part(x, n - j), sum[1]);
+        return V::sum(V::add(V::add(sum[0], sum[1]), V::add(sum[2], sum[3])));
+    }
+    static float dot_row(const uint8_t *w, const float *x, int32_t cols, const uint8_t *next) {
+        const int32_t whole = cols / step * step;
+        sums sum = {V::zero(), V::zero(), V::zero(), V::zero()};
+        add_steps(w, x, whole, next, sum);
+        return finish(w + (size_t)whole * C::bytes, x + whole, cols - whole, sum);
+    }
+    // Beside long rows x would come from the second cache each time (Zen 4, F16, 11008 columns: 57 % of the read rate):
+    // there a few rows share a piece of it after the other, which is 82 %.
+    static constexpr int32_t PIECE = 4096, LONG = 6144, TILE = 8;
+    // Piece i of a tile's rows at column c, or the one that follows it; `own`: there is none.
+    static const uint8_t *piece(const te_mat *m, te_rows tile, int32_t c, int32_t i, const uint8_t *own) {
+        if (i >= tile.n) i -= tile.n, c += PIECE;
+        return c < m->cols && i < tile.n ? row_start(m, tile, i) + (size_t)c * C::bytes : own;
+    }
+    static void dot_tile(const te_mat *m, te_rows tile, te_rows after, const te_mat *after_m, const float *x,
+                         float *y) {
+        sums sum[TILE];
+        for (sums &s : sum)
+            for (typename V::f32 &v : s) v = V::zero();
+        for (int32_t c = 0; c < m->cols; c += PIECE) {
+            const int32_t n = m->cols - c < PIECE ? m->cols - c : PIECE, whole = n / step * step;
+            const bool last = n == m->cols - c;
+            for (int32_t i = 0; i < tile.n; i++) {
+                const uint8_t *w = row_start(m, tile, i) + (size_t)c * C::bytes, *next = piece(m, tile, c, i + 2, w);
+                const int32_t then = i + 2 - tile.n;
+                if (last && then >= 0 && then < after.n) next = row_start(after_m, after, then);
+                add_steps(w, x + c, whole, next, sum[i]);
+                if (last) y[i] = finish(w + (size_t)whole * C::bytes, x + c + whole, n - whole, sum[i]);
+            }
+        }
     }
     static void dot(const te_mat *m, te_rows rows, te_ahead ahead, const void *act, float *y) {
+        const float *x = (const float *)act;
+        if (m->cols > LONG) {
+            for (int32_t r = 0; r < rows.n; r += TILE) {
+                const int32_t end = rows.n - r < TILE ? rows.n : r + TILE;
+                const te_rows tile = te_rows_part(rows, r, end), after = te_rows_part(rows, end, rows.n);
+                dot_tile(m, tile, after.n || !ahead.m ? after : ahead.rows, after.n || !ahead.m ? m : ahead.m, x,
+                         y + r);
+            }
+            return;
+        }
         const row_ahead next(m, rows, ahead, (size_t)m->cols * C::bytes);
         for (int32_t i = 0; i < rows.n; i++) {
             const uint8_t *w = row_start(m, rows, i);
-            y[i] = dot_row(w, (const float *)act, m->cols, next.at(i, w));
+            y[i] = dot_row(w, x, m->cols, next.at(i, w));
         }
     }
     static void axpy_row(const uint8_t *w, float h, int32_t cols, float *acc, const uint8_t *next) {
@@ -98,6 +147,11 @@ template <class V, class C> struct float_rows {
 };
 
 // ---- block formats with int8 activations
+// How many rows a pass over the sums of axpy adds.
+template <class C> constexpr int rows_abreast() {
+    if constexpr (C::shares) return C::rows;
+    return 1;
+}
 template <class V, class C> struct block_rows {
     using walk = block_walk<V, C, C::chunk>;
     static constexpr int32_t act_chunk = (int32_t)sizeof(typename C::act);
@@ -144,31 +198,44 @@ template <class V, class C> struct block_rows {
             y[i] = dot_row(w, (const typename C::act *)act, full, tail, next.at(i, w));
         }
     }
-    static void axpy_row(const uint8_t *w, float h, int32_t full, int32_t tail, float *acc, const uint8_t *next) {
-        int32_t i = 0;
-        for (; i + 2 <= full; i += 2, w += 2 * C::bytes, next += 2 * C::bytes, acc += 2 * C::chunk) {
-            prefetch<2 * C::bytes>(next);
-            C::axpy(w, h, acc);
-            C::axpy(w + C::bytes, h, acc + C::chunk);
-        }
-        if (i < full) {
-            prefetch<C::bytes>(next);
-            C::axpy(w, h, acc);
-            w += C::bytes;
-            acc += C::chunk;
-        }
-        if (tail) {
-            uint8_t copy[C::bytes] = {};
-            memcpy(copy, w, (size_t)tail);
-            C::axpy(copy, h, acc);
-        }
+    static constexpr int abreast = rows_abreast<C>();
+    template <int R> static void chunk(const uint8_t *const *w, const float *h, float *acc) {
+        if constexpr (C::shares)
+            C::template axpy_all<R, 1>(w, h, &acc);
+        else
+            C::axpy(*w, *h, acc);
     }
+    template <int R>
+    static void axpy_rows(const uint8_t **w, const uint8_t **next, const float *h, int32_t full, int32_t tail,
+                          float *acc) {
+        for (int32_t i = 0; i < full; i++, acc += C::chunk) {
+            TE_EACH_ROW(R) prefetch<C::bytes>(next[r]);
+            chunk<R>(w, h, acc);
+            TE_EACH_ROW(R) w[r] += C::bytes, next[r] += C::bytes;
+        }
+        if (!tail) return;
+        uint8_t copy[R][C::bytes] = {};
+        TE_EACH_ROW(R) w[r] = (const uint8_t *)memcpy(copy[r], w[r], (size_t)tail);
+        chunk<R>(w, h, acc);
+    }
+    // Of a stream of rows, those that a pass adds fetch those of a later pass.
     static void axpy(const te_mat *m, te_rows rows, te_ahead ahead, const float *a, float *acc) {
         const int32_t full = m->cols / C::chunk, tail = tail_bytes(m->cols);
-        const row_ahead next(m, rows, ahead, (size_t)(m->cols / C::block) * C::block_bytes);
-        for (int32_t i = 0; i < rows.n; i++) {
-            const uint8_t *w = row_start(m, rows, i);
-            axpy_row(w, a[i], full, tail, acc, next.at(i, w));
+        const row_ahead ahead_of(m, rows, ahead, (size_t)(m->cols / C::block) * C::block_bytes);
+        const size_t pass = (size_t)abreast * m->stride;
+        const size_t on = ahead_of.is_stream ? (row_ahead::BYTES + pass - 1) / pass * pass : 0;
+        for (int32_t i = 0; i < rows.n;) {
+            const uint8_t *w[abreast], *next[abreast];
+            const int32_t n = rows.n - i < abreast ? 1 : abreast;
+            for (int32_t r = 0; r < n; r++) {
+                w[r] = row_start(m, rows, i + r);
+                next[r] = on ? w[r] + on : ahead_of.at(i + r, w[r]);
+            }
+            if (n == abreast)
+                axpy_rows<abreast>(w, next, a + i, full, tail, acc);
+            else
+                axpy_rows<1>(w, next, a + i, full, tail, acc);
+            i += n;
         }
     }
     static void acc_add(const float *acc, int32_t, int32_t lo, int32_t hi, float *y) {

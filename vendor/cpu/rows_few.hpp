@@ -267,7 +267,7 @@ template <class V, class C, int acc_floats> struct block_walk {
 
     template <int T> static void chunk(const uint8_t *w, const float *h, float *const *y) {
         if constexpr (C::shares) {
-            C::template axpy_few<T>(w, h, y);
+            C::template axpy_all<1, T>(&w, h, y);
         } else {
             TE_EACH(T) C::axpy(w, h[t], y[t]);
         }

@@ -234,11 +234,12 @@ static void neurons(pass *p, te_rows rows, int32_t lo, int32_t hi) {
     }
 }
 
-/* Into how many parts a chain of the list is cut: the queues run empty at the end of each. */
-static int32_t ffn_parts(const te_team *team, int32_t n) {
-    enum { PART = 16, MOST = 4 };
-    const int32_t n_parts = n / te_pool_n_threads(team->pool) / PART;
-    return n_parts < 1 ? 1 : n_parts > MOST ? MOST : n_parts;
+/* Into how many parts a chain of the list is cut: the queues run empty at the end of each. Without sums members may work
+ * on one chain at a time, so that small parts let them end together; cores get unequal shares of the memory's rate. */
+static int32_t ffn_parts(const te_team *team, int32_t n, bool has_sums) {
+    const int32_t part = has_sums ? 16 : 2, most = has_sums ? 4 : 64;
+    const int32_t n_parts = n / te_pool_n_threads(team->pool) / part;
+    return n_parts < 1 ? 1 : n_parts > most ? most : n_parts;
 }
 
 /* Up takes the gate's packed activations where both formats are packed alike. */
@@ -269,7 +270,7 @@ static void sums_to_sink(te_team *team, const te_workspace *ws, const te_deal *d
     float *y = p->me->floats;
     int64_t lo, hi;
     te_barrier(team);
-    te_share(team, down->cols, 256, &lo, &hi);
+    te_sums_share(team, down->cols, &lo, &hi);
     for (int32_t t = 0; t < p->n_tok && lo < hi; t++) {
         memset(y + lo, 0, (size_t)(hi - lo) * sizeof *y);
         te_sums_add(team, ws, d, down, t, (int32_t)lo, (int32_t)hi, y);
@@ -292,8 +293,14 @@ static int32_t place_of(te_rows rows, int32_t j) {
 }
 
 /* The places of the list that a part has. */
-static void share(const te_deal *d, const te_ffn *f, te_rows rows, bool by_neuron, int64_t *lo, int64_t *hi) {
-    if (!by_neuron) {
+static void share(const te_deal *d, const te_ffn *f, te_rows rows, const te_ffn_io *io, int64_t *lo, int64_t *hi) {
+    if (io->n_of) {
+        te_share_of(d->part, d->n_parts, io->n_of[d->chain], 1, lo, hi);
+        *lo += (int64_t)d->chain * io->room;
+        *hi += (int64_t)d->chain * io->room;
+        return;
+    }
+    if (!io->by_neuron) {
         te_deal_share(d, rows.n, 1, lo, hi);
         return;
     }
@@ -309,7 +316,7 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
                te_ffn_counts *counts) {
     te_member *me = &ws->member[team->ith];
     te_ffn_counts sum = {0};
-    const int32_t n_parts = ffn_parts(team, rows.n);
+    const int32_t n_parts = ffn_parts(team, rows.n, f->down.w != NULL);
     if (f->act != TE_RELU && f->act != TE_DRELU) skip = false;
     for (int32_t t0 = 0; t0 < io->n_tok; t0 += TE_PASS_TOK) {
         const size_t t = (size_t)t0;
@@ -338,10 +345,13 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
         te_deal_begin(team, &d, n_parts, f->down.w != NULL);
         while (te_deal_next(team, &d)) {
             int64_t lo, hi;
-            share(&d, f, rows, io->by_neuron, &lo, &hi);
+            share(&d, f, rows, io, &lo, &hi);
             p.chain = d.chain;
             if (f->down.w && d.part == 0) te_sums_begin(ws, team, d.chain, p.n_tok, f->down.cols);
             neurons(&p, rows, (int32_t)lo, (int32_t)hi);
+            /* Next to each other: all members read them. */
+            for (int64_t i = lo; io->hidden && io->listed && i < hi; i++)
+                io->listed[io->place ? io->place[i] : i] = io->hidden[te_row_at(rows, (int32_t)i)];
         }
         if (f->down.w && io->sink)
             sums_to_sink(team, ws, &d, &p, t0);
@@ -349,4 +359,47 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
             te_sums_end(team, ws, &d, &f->down, p.n_tok, part.y, io->ldy, false, NULL);
     }
     if (counts) *counts = sum;
+}
+
+bool te_ffn_columns(const te_team *team, const te_mat *down, int32_t *lo, int32_t *hi) {
+    enum { UNIT = 32 }; /* a line of F16, a block of most formats */
+    int64_t first, last;
+    te_share(team, down->cols, UNIT, &first, &last);
+    *lo = (int32_t)first;
+    *hi = (int32_t)last;
+    return te_type_get(down->type)->block_weights <= UNIT;
+}
+
+void te_op_ffn_down(te_team *team, te_workspace *ws, const te_mat *down, te_rows rows, const te_ffn_io *io,
+                    te_ffn_counts *counts) {
+    enum { TAKEN = 64 }; /* rows in one call */
+    te_member *me = &ws->member[team->ith];
+    int32_t lo, hi, id[TAKEN];
+    float h[TAKEN], *y = me->floats;
+    te_ffn_columns(team, down, &lo, &hi);
+    te_mat part = *down;
+    part.w = (const char *)down->w + te_row_bytes(down->type, lo);
+    part.cols = hi - lo;
+    float *sums = me->sums[0];
+    if (lo < hi) memset(sums, 0, te_acc_floats(part.cols) * sizeof *sums);
+    int64_t n_rows = 0;
+    for (int32_t i = 0; i < rows.n;) {
+        int32_t n = 0;
+        for (; i < rows.n && n < TAKEN; i++) {
+            id[n] = te_row_at(rows, i);
+            h[n] = io->listed[i];
+            n += h[n] != 0;
+        }
+        n_rows += n;
+        if (lo < hi) te_rows_of(ws, down)->axpy(&part, (te_rows){id, 0, n}, (te_ahead){0}, h, sums);
+    }
+    if (lo < hi) {
+        memset(y, 0, (size_t)part.cols * sizeof *y);
+        te_rows_of(ws, down)->acc_add(sums, part.cols, 0, part.cols, y);
+        io->sink(io->sink_ctx, 0, lo, hi, y - lo);
+    }
+    if (team->ith == 0) {
+        counts->rows += n_rows;
+        counts->bytes += n_rows * (int64_t)te_row_bytes(down->type, down->cols);
+    }
 }

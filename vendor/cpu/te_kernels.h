@@ -55,7 +55,7 @@ typedef struct te_row_kernels {
                     float *y, size_t ldy);
     void (*axpy_few)(const te_mat *m, te_rows rows, te_ahead ahead, te_tokens who, const float *a, size_t lda,
                      float *acc, size_t acc_stride);
-    /* y[c] += acc's column c for lo <= c < hi; lo is a multiple of 256, hi a multiple of 256 or cols. */
+    /* y[c] += acc's column c for lo <= c < hi; lo is a multiple of 16, hi a multiple of 16 or cols. */
     void (*acc_add)(const float *acc, int32_t cols, int32_t lo, int32_t hi, float *y);
     /* out[0..n-1] = weights c0..c0+n-1 of a row; c0 and n multiples of the block. */
     void (*to_f32)(const void *row, int32_t c0, int32_t n, float *out);

@@ -115,11 +115,13 @@ void te_sums_begin(const te_workspace *ws, const te_team *team, int32_t chain, i
 void te_sums_add(const te_team *team, const te_workspace *ws, const te_deal *d, const te_mat *m, int32_t t, int32_t lo,
                  int32_t hi, float *y) {
     const te_row_kernels *k = te_rows_of(ws, m);
+    /* Blocks of 256 weights may have 272 sums, other formats have one for each column. */
+    const bool blocks = te_type_get(m->type)->block_weights == 256;
+    const size_t first = (size_t)(blocks ? lo / 256 * 272 : lo), end = blocks ? te_acc_floats(hi) : (size_t)hi;
     for (int32_t i = 0; i < d->n_chains; i++) {
         /* Other members wrote them: many lines have to be on their way at a time. */
         if (i + 2 < d->n_chains)
-            for (size_t c = te_acc_floats(lo); c < te_acc_floats(hi); c += 16)
-                __builtin_prefetch(te_sums(ws, team, i + 2, t) + c);
+            for (size_t c = first; c < end; c += 16) __builtin_prefetch(te_sums(ws, team, i + 2, t) + c);
         k->acc_add(te_sums(ws, team, i, t), m->cols, lo, hi, y);
     }
 }
@@ -128,7 +130,7 @@ void te_sums_end(te_team *team, te_workspace *ws, const te_deal *d, const te_mat
                  size_t ldy, bool first, const float *bias) {
     te_barrier(team);
     int64_t lo, hi;
-    te_share(team, m->cols, 256, &lo, &hi);
+    te_sums_share(team, m->cols, &lo, &hi);
     for (int32_t t = 0; t < n_tok && lo < hi; t++) {
         float *yt = y + ldy * (size_t)t;
         if (first && bias) memcpy(yt + lo, bias + lo, (size_t)(hi - lo) * sizeof(float));
@@ -322,7 +324,7 @@ void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const floa
         float *yt = y + ldy * (size_t)t0;
         te_sums_end(team, ws, &d, w, n, yt, ldy, !add, bias);
         if (add && bias) {
-            te_share(team, w->cols, 256, &lo, &hi);
+            te_sums_share(team, w->cols, &lo, &hi);
             for (int32_t t = 0; t < n && lo < hi; t++)
                 ws->k->add(bias + lo, (int32_t)(hi - lo), yt + ldy * (size_t)t + lo);
         }

@@ -100,6 +100,10 @@ typedef struct te_ffn_io {
     size_t ld_mask;
     /* Instead of mask, for up to 32 tokens: bit t of tokens[i] says that token t wants the row at place i of the list. */
     const uint32_t *tokens;
+    /* Shared out beforehand: member i has the n_of[i] neurons from place i * room of the list on. NULL: equal shares.
+     * rows.n is how many they are together. */
+    const int32_t *n_of;
+    int32_t room;
     bool by_neuron;   /* shared out by the neurons' numbers: as even, only for long lists that are ascending */
     bool is_packed;   /* te_op_ffn_pack has packed x */
     bool packed_once; /* then: te_op_ffn_pack_token has, every token, for all members */
@@ -109,12 +113,22 @@ typedef struct te_ffn_io {
     void *sink_ctx;
     float *hidden;
     size_t ld_hidden;
+    /* Of one token with hidden: what is stored for the row at place i also goes to listed[place[i]] (place NULL: i). */
+    float *listed;
+    const int32_t *place;
     const float *gate_add, *up_add;
     size_t ld_add;
     uint32_t *fired; /* [rows of up]: the tokens with h != 0 are added, or NULL */
 } te_ffn_io;
 void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, bool skip, const te_ffn_io *io,
                te_ffn_counts *counts);
+/* Of one token whose hidden values te_op_ffn has stored (io's listed, [rows.n]), after a barrier: the sum over the listed
+ * rows of down, in their order, to io's sink. Each member adds up columns of its own, so that the bits do not depend on who
+ * computed the hidden values, nor on the number of members. Ends without a barrier. counts: added to. */
+void te_op_ffn_down(te_team *team, te_workspace *ws, const te_mat *down, te_rows rows, const te_ffn_io *io,
+                    te_ffn_counts *counts);
+/* This member's columns then; false if the format's rows cannot be cut so finely. */
+bool te_ffn_columns(const te_team *team, const te_mat *down, int32_t *lo, int32_t *hi);
 /* What te_op_ffn does before it looks at the list, for callers that have the list to wait for: packs this member's own
  * copy of up to 32 tokens' x (io's x, ldx and n_tok), which members may have in places of their own. */
 void te_op_ffn_pack(const te_team *team, te_workspace *ws, const te_ffn *f, const te_ffn_io *io);

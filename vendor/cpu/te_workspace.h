@@ -60,6 +60,11 @@ static inline float *te_sums(const te_workspace *ws, const te_team *team, int32_
 /* Zeroes the sums of a chain for n_tok rows of cols columns: who has its first part. */
 void te_sums_begin(const te_workspace *ws, const te_team *team, int32_t chain, int32_t n_tok, int32_t cols);
 
+/* The columns that this member adds up: whole cache lines, since one who has more holds up all. */
+static inline void te_sums_share(const te_team *team, int32_t cols, int64_t *lo, int64_t *hi) {
+    te_share(team, cols, 16, lo, hi);
+}
+
 /* y[c] += token t's sums of all chains in their order, lo <= c < hi, as acc_add wants them. */
 void te_sums_add(const te_team *team, const te_workspace *ws, const te_deal *d, const te_mat *m, int32_t t, int32_t lo,
                  int32_t hi, float *y);

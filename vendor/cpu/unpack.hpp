@@ -47,6 +47,10 @@ template <class V> struct byte_formats {
         store(q, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles(p)));
     }
 
+    static void times(float scale, __m256i n, float *out) {
+        _mm256_storeu_ps(out, _mm256_mul_ps(_mm256_set1_ps(scale), _mm256_cvtepi32_ps(n)));
+    }
+
     static void q4_0(TE_BYTES, float *) {
         *d = V::half(p);
         store(q, nibbles(p + 2));
@@ -103,13 +107,9 @@ template <class V> struct byte_formats {
     }
     static void k_factors(const uint8_t *p, float *d, float *m) {
         uint64_t scales, minima;
-        uint8_t s[8], t[8];
         k_scales(p + 4, scales, minima);
-        memcpy(s, &scales, 8);
-        memcpy(t, &minima, 8);
-        const float scale = V::half(p), minimum = -V::half(p + 2);
-        TE_UNROLL for (int u = 0; u < 8; u++) d[u] = scale * (float)s[u];
-        TE_UNROLL for (int u = 0; u < 8; u++) m[u] = minimum * (float)t[u];
+        times(V::half(p), _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)scales)), d);
+        times(-V::half(p + 2), _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)minima)), m);
     }
     // Unit u of the four bits of Q4_K and Q5_K.
     static __m256i k_nibbles(const uint8_t *p, int u) { return field(load(p + u / 2 * 32), u % 2 * 4, 15); }
@@ -125,7 +125,8 @@ template <class V> struct byte_formats {
     }
     static void q6_k(TE_BYTES, float *) {
         const float scale = V::half(p + 208);
-        for (int g = 0; g < 16; g++) d[g] = scale * (float)(int8_t)p[192 + g];
+        for (int g = 0; g < 16; g += 8)
+            times(scale, _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 192 + g))), d + g);
         TE_UNROLL for (int u = 0; u < 8; u++) {
             const __m256i low = field(load(p + u / 4 * 64 + u % 2 * 32), u % 4 / 2 * 4, 15);
             const __m256i high = field(load(p + 128 + u / 4 * 32), u % 4 * 2, 3);

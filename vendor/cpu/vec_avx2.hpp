@@ -3,6 +3,7 @@ namespace {
 struct vec_avx2 {
     static constexpr int lanes = 8;
     static constexpr int abreast = 4; // tokens, in rows_few.hpp
+    static constexpr int rows = 2;    // that one pass over axpy's sums adds
     using f32 = __m256;
     using i32 = __m256i;
     struct w16 {
@@ -141,17 +142,15 @@ struct vec_avx2 {
     static i32 one_in_four(const int32_t *p) {
         return _mm256_and_si256(_mm256_castpd_si256(two_words(p)), _mm256_setr_epi32(-1, 0, 0, 0, 0, -1, 0, 0));
     }
-    static i32 q8_0_bytes(const uint8_t *p) { return load_bytes(p + 2); }
-    static f32 q8_0_scales(const uint8_t *p) { return splat_half(p); }
 
-    static void add_transposed(float *y, const float *p, int stride) {
+    static void add_transposed(float *y, const float *p, int stride, size_t pitch = 4) {
         __m128 a = _mm_loadu_ps(p), b = _mm_loadu_ps(p + stride), c = _mm_loadu_ps(p + 2 * stride),
                d = _mm_loadu_ps(p + 3 * stride);
         _MM_TRANSPOSE4_PS(a, b, c, d);
         _mm_storeu_ps(y, _mm_add_ps(_mm_loadu_ps(y), a));
-        _mm_storeu_ps(y + 4, _mm_add_ps(_mm_loadu_ps(y + 4), b));
-        _mm_storeu_ps(y + 8, _mm_add_ps(_mm_loadu_ps(y + 8), c));
-        _mm_storeu_ps(y + 12, _mm_add_ps(_mm_loadu_ps(y + 12), d));
+        _mm_storeu_ps(y + pitch, _mm_add_ps(_mm_loadu_ps(y + pitch), b));
+        _mm_storeu_ps(y + 2 * pitch, _mm_add_ps(_mm_loadu_ps(y + 2 * pitch), c));
+        _mm_storeu_ps(y + 3 * pitch, _mm_add_ps(_mm_loadu_ps(y + 3 * pitch), d));
     }
 
     // sixteen floats

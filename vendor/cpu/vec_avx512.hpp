@@ -4,6 +4,7 @@ namespace {
 struct vec_avx512 {
     static constexpr int lanes = 16;
     static constexpr int abreast = 8; // tokens, in rows_few.hpp
+    static constexpr int rows = 4;    // that one pass over axpy's sums adds
     using f32 = __m512;
     using i32 = __m512i;
     using w16 = __m512;
@@ -85,35 +86,46 @@ struct vec_avx512 {
         if constexpr (k == 3) return to_f32(_mm512_srli_epi32(a, 24));
         return to_f32(_mm512_and_si512(_mm512_srli_epi32(a, 8 * k), _mm512_set1_epi32(255)));
     }
-    // A permutation looks at the low four bits of each index: a table of sixteen floats, with no mask and no
-    // conversion.
-    template <int k> static f32 float_nibble(i32 a) {
-        const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        return _mm512_permutexvar_ps(_mm512_srli_epi32(a, 4 * k), table);
+    // Bits put where a float's fraction has bits of the same worth are a float, and a constant more: no conversion.
+    template <int bit, int minus> static f32 float_bits4(i32 a) {
+        const __m512i one = _mm512_set1_epi32((150 - bit) << 23), mask = _mm512_set1_epi32(15 << bit); // 2^(23 - bit)
+        const i32 bits = _mm512_ternarylogic_epi32(a, mask, one, 0xea);                                // a & mask | one
+        return sub(_mm512_castsi512_ps(bits), splat((float)((1 << (23 - bit)) + minus)));
     }
-    template <int k> static f32 float_nibble_minus_8(i32 a) {
-        const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-        return _mm512_permutexvar_ps(_mm512_srli_epi32(a, 4 * k), table);
+    // Nibble k. A permutation looks at the low four bits of each index: a table of sixteen floats, with no mask and no
+    // conversion. Two ways in turns, for permutations and shifts have two of Zen 4's four units to themselves.
+    template <int k, int minus> static f32 float_nibble_minus(i32 a) {
+        constexpr float m = (float)minus;
+        const __m512 table = _mm512_setr_ps(0 - m, 1 - m, 2 - m, 3 - m, 4 - m, 5 - m, 6 - m, 7 - m, 8 - m, 9 - m,
+                                            10 - m, 11 - m, 12 - m, 13 - m, 14 - m, 15 - m);
+        if constexpr (k == 3 || k == 4) return float_bits4<4 * k, minus>(a);
+        return _mm512_permutexvar_ps(k ? _mm512_srli_epi32(a, 4 * k) : a, table);
     }
+    template <int k> static f32 float_nibble(i32 a) { return float_nibble_minus<k, 0>(a); }
+    template <int k> static f32 float_nibble_minus_8(i32 a) { return float_nibble_minus<k, 8>(a); }
 
-    // Four blocks of 18 bytes: 64 bytes from p hold blocks 0-2 and the scale of block 3; one permutation brings each
-    // block's 16 bytes into its quarter of the register, another each scale into its four lanes.
-    static i32 q4_0_bytes(const uint8_t *p) {
-        const __m512i pick = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 26, 25, 24, 23, 22, 21, 20, 19, 17, 16, 15, 14,
-                                              13, 12, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1);
-        return _mm512_inserti32x4(_mm512_permutexvar_epi16(pick, load_bytes(p)),
-                                  _mm_loadu_si128((const __m128i *)(p + 56)), 3);
+    static __m256 times(__m256 a, const float *by) { return _mm256_mul_ps(a, _mm256_loadu_ps(by)); }
+    static __m256 times(__m256 a, float by) { return _mm256_mul_ps(a, _mm256_set1_ps(by)); }
+    static __m128 times(__m128 a, const float *by) { return _mm_mul_ps(a, _mm_loadu_ps(by)); }
+    static __m128 times(__m128 a, float by) { return _mm_mul_ps(a, _mm_set1_ps(by)); }
+    // Words `pick` of the 128 bytes from p on.
+    static __m512i two_lines(const uint8_t *p, __m512i pick) {
+        return _mm512_permutex2var_epi16(load_bytes(p), pick, load_bytes(p + 64));
     }
-    static f32 half_lanes(__m512i pick, const uint8_t *p) {
-        return _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(pick, load_bytes(p))));
-    }
-    static f32 q4_0_scales(const uint8_t *p) {
-        return half_lanes(
-            _mm512_castsi256_si512(_mm256_set_epi16(27, 27, 27, 27, 18, 18, 18, 18, 9, 9, 9, 9, 0, 0, 0, 0)), p);
-    }
-    static f32 four_times(const float *p) {
-        return _mm512_permutevar_ps(_mm512_broadcast_f32x4(_mm_loadu_ps(p)),
-                                    _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3));
+    // Eight blocks of 18 bytes, four in each register: a permutation for each, one for all scales, which come times `by`.
+    template <class D> static void q4_0_pair(const uint8_t *p, D by, i32 *q, f32 *s) {
+        const __m512i first = _mm512_set_epi16(35, 34, 33, 32, 31, 30, 29, 28, 26, 25, 24, 23, 22, 21, 20, 19, 17, 16,
+                                               15, 14, 13, 12, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1);
+        // Of words 32 to 63, and of 40 to 71, which are 32 and up here.
+        const __m512i second = _mm512_set_epi16(63, 62, 61, 60, 59, 58, 57, 56, 30, 29, 28, 27, 26, 25, 24, 23, 21, 20,
+                                                19, 18, 17, 16, 15, 14, 12, 11, 10, 9, 8, 7, 6, 5);
+        q[0] = two_lines(p, first);
+        q[1] = _mm512_permutex2var_epi16(load_bytes(p + 64), second, load_bytes(p + 80));
+        const __m512i scales = _mm512_castsi128_si512(_mm_setr_epi16(0, 9, 18, 27, 36, 45, 54, 63));
+        const __m512 d =
+            _mm512_castps256_ps512(times(_mm256_cvtph_ps(_mm512_castsi512_si128(two_lines(p, scales))), by));
+        s[0] = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), d);
+        s[1] = _mm512_permutexvar_ps(_mm512_setr_epi32(4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7), d);
     }
     static i32 one_in_four(const int32_t *p) { // lanes 0, 5, 10, 15
         return _mm512_maskz_broadcast_i32x4(0x8421, _mm_loadu_si128((const __m128i *)p));
@@ -122,19 +134,31 @@ struct vec_avx512 {
         return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(p + 2))),
                                   _mm256_loadu_si256((const __m256i *)(p + 36)), 1);
     }
-    static f32 q8_0_scales(const uint8_t *p) {
-        return half_lanes(
-            _mm512_castsi256_si512(_mm256_set_epi16(17, 17, 17, 17, 17, 17, 17, 17, 0, 0, 0, 0, 0, 0, 0, 0)), p);
+    // Four blocks of 34 bytes.
+    template <class D> static __m512 q8_0_scales(const uint8_t *p, D by) {
+        const __m512i scales = _mm512_castsi128_si512(_mm_setr_epi16(0, 17, 34, 51, 0, 0, 0, 0));
+        return _mm512_castps128_ps512(times(_mm_cvtph_ps(_mm512_castsi512_si128(two_lines(p, scales))), by));
+    }
+    static void q8_0_pair(const uint8_t *p, const float *by, i32 *q, f32 *s) {
+        const __m512 d = q8_0_scales(p, by);
+        q[0] = q8_0_bytes(p);
+        q[1] = q8_0_bytes(p + 68);
+        s[0] = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), d);
+        s[1] = _mm512_permutexvar_ps(_mm512_setr_epi32(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3), d);
+    }
+    static void q8_0_splats(const uint8_t *p, float by, f32 *s) {
+        const __m512 d = q8_0_scales(p, by);
+        for (int i = 0; i < 4; i++) s[i] = _mm512_permutexvar_ps(_mm512_set1_epi32(i), d);
     }
 
-    static void add_transposed(float *y, const float *p, int stride) {
+    static void add_transposed(float *y, const float *p, int stride, size_t pitch = 4) {
         __m128 a = _mm_loadu_ps(p), b = _mm_loadu_ps(p + stride), c = _mm_loadu_ps(p + 2 * stride),
                d = _mm_loadu_ps(p + 3 * stride);
         _MM_TRANSPOSE4_PS(a, b, c, d);
         _mm_storeu_ps(y, _mm_add_ps(_mm_loadu_ps(y), a));
-        _mm_storeu_ps(y + 4, _mm_add_ps(_mm_loadu_ps(y + 4), b));
-        _mm_storeu_ps(y + 8, _mm_add_ps(_mm_loadu_ps(y + 8), c));
-        _mm_storeu_ps(y + 12, _mm_add_ps(_mm_loadu_ps(y + 12), d));
+        _mm_storeu_ps(y + pitch, _mm_add_ps(_mm_loadu_ps(y + pitch), b));
+        _mm_storeu_ps(y + 2 * pitch, _mm_add_ps(_mm_loadu_ps(y + 2 * pitch), c));
+        _mm_storeu_ps(y + 3 * pitch, _mm_add_ps(_mm_loadu_ps(y + 3 * pitch), d));
     }
 
     // sixteen floats

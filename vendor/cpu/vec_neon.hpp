@@ -7,6 +7,7 @@ namespace {
 struct vec_neon {
     static constexpr int lanes = 8;
     static constexpr int abreast = 4; // tokens, in rows_few.hpp
+    static constexpr int rows = 2;    // that one pass over axpy's sums adds
     struct f32 {
         float32x4_t lo, hi;
     };
@@ -184,10 +185,8 @@ struct vec_neon {
         const int32x4_t zero = vdupq_n_s32(0);
         return {as_bytes(vsetq_lane_s32(p[0], zero, 0)), as_bytes(vsetq_lane_s32(p[1], zero, 0))};
     }
-    static i32 q8_0_bytes(const uint8_t *p) { return load_bytes(p + 2); }
-    static f32 q8_0_scales(const uint8_t *p) { return splat(half(p)); }
 
-    static void add_transposed(float *y, const float *p, int stride) {
+    static void add_transposed(float *y, const float *p, int stride, size_t pitch = 4) {
         const float32x4_t a = vld1q_f32(p), b = vld1q_f32(p + stride), c = vld1q_f32(p + 2 * stride),
                           d = vld1q_f32(p + 3 * stride);
         const float64x2_t ab02 = vreinterpretq_f64_f32(vtrn1q_f32(a, b)),
@@ -197,7 +196,7 @@ struct vec_neon {
         const float32x4_t column[4] = {
             vreinterpretq_f32_f64(vtrn1q_f64(ab02, cd02)), vreinterpretq_f32_f64(vtrn1q_f64(ab13, cd13)),
             vreinterpretq_f32_f64(vtrn2q_f64(ab02, cd02)), vreinterpretq_f32_f64(vtrn2q_f64(ab13, cd13))};
-        for (int j = 0; j < 4; j++) vst1q_f32(y + 4 * j, vaddq_f32(vld1q_f32(y + 4 * j), column[j]));
+        for (int j = 0; j < 4; j++, y += pitch) vst1q_f32(y, vaddq_f32(vld1q_f32(y), column[j]));
     }
 
     // sixteen floats

@@ -7,6 +7,7 @@ namespace {
 struct vec_scalar {
     static constexpr int lanes = 8;
     static constexpr int abreast = 1; // tokens, in rows_few.hpp; 1: one after the other
+    static constexpr int rows = 2;    // that one pass over axpy's sums adds
     struct f32 {
         float v[8];
     };
@@ -192,7 +193,8 @@ struct vec_scalar {
     }
     template <int k> static f32 float_nibble_minus_8(i32 a) { return add(float_nibble<k>(a), splat(-8.0f)); }
 
-    // Q4_0: lanes / 4 blocks side by side, lanes 4b..4b+3 belong to block b. Q8_0: lanes / 8 blocks.
+    // Q4_0: lanes / 4 blocks side by side, lanes 4b..4b+3 belong to block b. AVX-512, where this is what a product costs,
+    // has words for two registers of Q4_0 or Q8_0 at once instead (q4_0_pair and the like).
     static i32 q4_0_bytes(const uint8_t *p) {
         i32 r;
         memcpy(r.u8, p + 2, 16);
@@ -205,12 +207,10 @@ struct vec_scalar {
     }
     static f32 four_times(const float *p) { return {{p[0], p[0], p[0], p[0], p[1], p[1], p[1], p[1]}}; }
     static i32 one_in_four(const int32_t *p) { return {{p[0], 0, 0, 0, p[1], 0, 0, 0}}; } // whichever of the four
-    static i32 q8_0_bytes(const uint8_t *p) { return load_bytes(p + 2); }
-    static f32 q8_0_scales(const uint8_t *p) { return splat(half(p)); }
 
-    // y[4j + k] += p[stride * k + j] for j, k < 4
-    static void add_transposed(float *y, const float *p, int stride) {
-        for (int i = 0; i < 16; i++) y[i] += p[stride * (i % 4) + i / 4];
+    // y[pitch * j + k] += p[stride * k + j] for j, k < 4
+    static void add_transposed(float *y, const float *p, int stride, size_t pitch = 4) {
+        for (int i = 0; i < 16; i++) y[pitch * (size_t)(i / 4) + (size_t)(i % 4)] += p[stride * (i % 4) + i / 4];
     }
 
     // sixteen floats: scales of a block of 256

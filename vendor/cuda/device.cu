@@ -173,6 +173,27 @@ void device_close(te_cuda *d) {
     free(d);
 }
 
+// Whether this process has a context on the device already. The driver's own function does not make one.
+bool has_context(int32_t index) {
+    char why[256];
+    unsigned flags = 0;
+    int active = 0, (*state)(int, unsigned *, int *) = nullptr;
+    void *library = te_os_library("libcuda.so.1", why, sizeof why);
+    if (!library || !te_os_symbol(library, "cuDevicePrimaryCtxGetState", (void *)&state, sizeof state)) return true;
+    return state(index, &flags, &active) != 0 || active;
+}
+
+// A context reserves stacks of 1 KiB for all threads that may run at once, 264 MiB of an H200. Kernels here take some 100
+// bytes at most, and the driver enlarges stacks for one that needs more. A context that was there before is left as it is.
+constexpr size_t stack_bytes = 128;
+
+te_status use_first(te_cuda *d) {
+    const bool fresh = !has_context(d->info.index);
+    TE_CUDA_TRY(use(d));
+    if (fresh && cudaDeviceSetLimit(cudaLimitStackSize, stack_bytes) != cudaSuccess) (void)cudaGetLastError();
+    return TE_OK;
+}
+
 te_status device_open(int32_t index, te_cuda **out) {
     *out = nullptr;
     int32_t n = 0;
@@ -182,7 +203,7 @@ te_status device_open(int32_t index, te_cuda **out) {
     te_cuda *d = (te_cuda *)calloc(1, sizeof *d);
     if (!d) return te_fail(TE_MEMORY, "out of memory");
     d->info.index = index;
-    te_status s = use(d);
+    te_status s = use_first(d);
     if (s == TE_OK) s = fill_info(d, index);
     if (s == TE_OK && (d->info.major < 7 || (d->info.major == 7 && d->info.minor < 5)))
         s = te_fail(TE_UNSUPPORTED, "%s has compute capability %d.%d, 7.5 is needed", d->info.name, d->info.major,

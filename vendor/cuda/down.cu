@@ -68,14 +68,17 @@ constexpr int MERGE_COLS = 32, MERGE_THREADS = 512, MERGE_GROUPS = MERGE_THREADS
 constexpr int MERGE_TOKENS = 4;
 __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const te_cuda_merge a) {
     __shared__ alignas(16) float sums[MERGE_TOKENS][MERGE_WARPS][MERGE_COLS];
-    dep_go();
-    dep_wait();
     const int t0 = blockIdx.y * MERGE_TOKENS, n = min(a.n_tok - t0, MERGE_TOKENS), c0 = blockIdx.x * MERGE_COLS,
               g = threadIdx.x / 8, col = c0 + threadIdx.x % 8 * 4;
     const bool wide = a.cols % 4 == 0;
     const int t = t0 + (int)threadIdx.x / MERGE_COLS, c = c0 + (int)threadIdx.x % MERGE_COLS;
-    // What they add is on its way while the parts are.
     const bool last = (int)threadIdx.x < MERGE_COLS * n && c < a.cols;
+    // The CPU's word crosses the bus while the predecessor ends and the parts are added up: it may be there already.
+    const uint64_t *at = last && a.words ? a.words + (size_t)t * a.cols + c : nullptr;
+    uint64_t word = 0;
+    dep_go();
+    if (at) word = load_word(at);
+    dep_wait();
     float y = last && a.add ? __ldcg(a.add + t * a.ld_add + c) : 0;
     if (last && a.bias) y += __ldg(a.bias + c);
     for (int i = 0; i < n; i++) {
@@ -109,8 +112,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const te_cuda_merg
 #pragma unroll
     for (int w = 0; w < MERGE_WARPS; w++) sum += sums[threadIdx.x / MERGE_COLS][w][threadIdx.x % MERGE_COLS];
     y += sum;
-    if (a.words)
-        y += __uint_as_float(await_word(a.words + (size_t)t * a.cols + c, seq_number(a.seq), a.cancelled, a.limit_ns));
+    if (at) y += __uint_as_float(await_word(at, word, seq_number(a.seq), a.cancelled, a.limit_ns));
     a.y[t * a.ldy + c] = y;
 }
 

@@ -1,5 +1,5 @@
-// one.cuh - products of one token where nothing is unusual: no list, nothing to post for a CPU, a row's activations in
-// shared memory at once. They do what rows.cuh and ffn.cuh do, in little code: if all kernels of a layer fit into the
+// one.cuh - products of one token where nothing is unusual: no list, a row's activations in shared memory at once; what is
+// posted for a CPU takes a kernel of its own. They do what rows.cuh and ffn.cuh do, in little code: if all kernels of a layer fit into the
 // instruction cache, no layer waits for instructions.
 #ifndef TE_CUDA_ONE_CUH
 #define TE_CUDA_ONE_CUH
@@ -82,7 +82,32 @@ __device__ __forceinline__ void start_tasks(const rows_args &a, int n, rows_task
     if (r < n) ahead.load(row(r), p * rows_task<C>::pieces, pieces_of<C>(a));
 }
 
-template <class C>
+// This block's share of a side that is posted, a column a thread: words that leave the device together are next to each
+// other.
+__device__ __forceinline__ void post_side(const rows_args &a, float scale, int lo, int hi) {
+    const float *w = a.side.norm.kind != TE_CUDA_NO_NORM ? a.side.norm.w : nullptr;
+    const uint32_t number = seq_number(a.side.seq);
+#pragma unroll 1
+    for (int c = 4 * lo + (int)threadIdx.x; c < 4 * hi; c += ROWS_THREADS) {
+        float v = __ldcg(a.x + c);
+        if (w) v = v * scale * __ldg(w + c);
+        store_word(a.side.post + c, __float_as_uint(v), number);
+        if (a.side.keep) a.side.keep[c] = v;
+    }
+}
+// Marks of this block's n rows, whose sums are there (te_cuda_marks).
+__device__ __forceinline__ void post_marks(const rows_args &a, const float *part, int n) {
+    const int words = ((a.n + (int)gridDim.x - 1) / (int)gridDim.x + 31) / 32;
+    const float threshold = __ldcg(a.product[0].threshold_at);
+    const uint32_t number = seq_number(a.seq);
+#pragma unroll 1
+    for (int e = threadIdx.x; e < 32 * words; e += ROWS_THREADS) {
+        const uint32_t bits = __ballot_sync(~0u, e < n && row_sum(part, e, a.parts) >= threshold);
+        if (e % 32 == 0) store_word(a.post + (size_t)blockIdx.x * words + e / 32, bits, number);
+    }
+}
+
+template <class C, bool POST>
 __global__ void __launch_bounds__(ROWS_THREADS, 2)
     one_rows_kernel(const __grid_constant__ rows_args a, const __grid_constant__ rows_smem at) {
     extern __shared__ uint4 shared[];
@@ -91,8 +116,11 @@ __global__ void __launch_bounds__(ROWS_THREADS, 2)
     bytes32 *scales = (bytes32 *)(s + at.acts);
     float *part = (float *)(s + at.acts + at.scales);
     const uint8_t **pointer = (const uint8_t **)(s + at.acts + at.scales + at.part);
-    const int b = blockIdx.x, lo = b * a.share_each + min(b, a.share_more),
-              n = max(0, min(a.share_each + (b < a.share_more), a.n - lo));
+    const bool marks = POST && a.post;
+    const int b = blockIdx.x,
+              lo = marks ? (int)((int64_t)a.n * b / gridDim.x) : b * a.share_each + min(b, a.share_more),
+              n = marks ? (int)((int64_t)a.n * (b + 1) / gridDim.x) - lo
+                        : max(0, min(a.share_each + (b < a.share_more), a.n - lo));
     auto product_of = [&](int j) -> const rows_product & {
         int m = 0;
 #pragma unroll 1
@@ -116,18 +144,25 @@ __global__ void __launch_bounds__(ROWS_THREADS, 2)
     one_input<C> x;
     x.load(a);
     const int side_blocks = min((int)gridDim.x - a.side_first, SIDE_BLOCKS), side = b - a.side_first;
-    const bool keeps = a.side.keep && side >= 0 && side < side_blocks;
+    const bool keeps = (a.side.keep || (POST && a.side.post)) && side >= 0 && side < side_blocks;
     float scale = 1;
     if (n > 0) (normed ? x.times(early) : x).put(a, shared, scales);
     if (norm.kind != TE_CUDA_NO_NORM && (normed || keeps))
         scale = x.scale(a, norm.eps, room);
     else
         __syncthreads();
-    if (keeps) x.keep(a, early, scale, a.cols / 4 * side / side_blocks, a.cols / 4 * (side + 1) / side_blocks);
-    if (n == 0) return;
+    if (keeps) {
+        const int from = a.cols / 4 * side / side_blocks, to = a.cols / 4 * (side + 1) / side_blocks;
+        if (POST && a.side.post)
+            post_side(a, scale, from, to);
+        else
+            x.keep(a, early, scale, from, to);
+    }
+    if (n == 0 && !marks) return;
     run_tasks<C, 1>(pointer, n, a.parts, 0, pieces_of<C>(a), acts_of<C>(a, shared, scales), ahead,
                     [&](int i, float v) { part[i] = v; });
     __syncthreads();
+    if (marks) return post_marks(a, part, n);
 #pragma unroll 1
     for (int r = threadIdx.x; r < n; r += ROWS_THREADS) {
         const rows_product &p = product_of(lo + r);
@@ -143,7 +178,8 @@ __global__ void __launch_bounds__(ROWS_THREADS, 2)
 
 template <class C> constexpr rows_kernels one_rows_of() {
     rows_kernels k = rows_of<C>();
-    k.one = one_rows_kernel<C>;
+    k.one[0] = one_rows_kernel<C, false>;
+    k.one[1] = one_rows_kernel<C, true>;
     return k;
 }
 

@@ -110,9 +110,9 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
     a->share_each = units / grid;
     a->share_more = units % grid;
     a->side_first = apart ? grid : 0;
-    const bool usual =
-        !several && !a->ffn && !a->post && !a->side.post && a->select == SELECT_ALL && a->unit == 1 && fills_once(*a);
-    return launch(d, name, usual ? k->one : k->kernel[a->ffn ? 1 : 0][several], dim3((unsigned)(grid + beside)),
+    const bool usual = !several && !a->ffn && a->select == SELECT_ALL && a->unit == 1 && fills_once(*a),
+               posts = a->post || a->side.post;
+    return launch(d, name, usual ? k->one[posts] : k->kernel[a->ffn ? 1 : 0][several], dim3((unsigned)(grid + beside)),
                   ROWS_THREADS, total, *a, s);
 }
 

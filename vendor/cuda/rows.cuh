@@ -450,7 +450,7 @@ template <class C> constexpr rows_kernels rows_of() {
             few_shape_of<C>(),
             {{rows_kernel<C, 1, false>, rows_kernel<C, FEW_TOKENS, false>},
              {rows_kernel<C, 1, true>, rows_kernel<C, FEW_TOKENS, true>}},
-            nullptr};
+            {}};
 }
 
 } // namespace te

@@ -88,7 +88,7 @@ struct rows_kernels {
     bool int8;
     few_shape few;
     rows_function kernel[2][2]; // of te_cuda_linear, of te_cuda_hidden
-    rows_function one;          // of te_cuda_linear for one token in the usual case (one.cuh)
+    rows_function one[2];       // of te_cuda_linear for one token in the usual case (one.cuh), and where it posts
 };
 const rows_kernels *rows_float(int type); // NULL for types of another file
 const rows_kernels *rows_32(int type);
@@ -291,7 +291,8 @@ inline bool fills_once(const rows_args &a) {
     const te_cuda_norm &n = a.norm, &side = a.side.norm;
     const bool same = n.kind == side.kind && n.w == side.w && n.eps == side.eps;
     return a.tile >= a.cols && a.tile <= 4 * FILL_ONCE * ROWS_THREADS && a.cols % 4 == 0 && simple(n) &&
-           (!a.side.keep || ((uintptr_t)a.side.keep % 16 == 0 && simple(side) && (n.kind == TE_CUDA_NO_NORM || same)));
+           ((!a.side.keep && !a.side.post) ||
+            ((uintptr_t)a.side.keep % 16 == 0 && simple(side) && (n.kind == TE_CUDA_NO_NORM || same)));
 }
 struct early_norm {
     float4 w[FILL_ONCE];

@@ -25,13 +25,14 @@ __device__ __forceinline__ uint64_t now_ns() {
     return t;
 }
 
-// The value of a word once it carries the number; 0 after limit_ns, which sets *cancelled, or where that is set. *cancelled
+// The value of a word, of which `word` was seen last, once it carries the number; 0 after limit_ns, which sets *cancelled, or where that is set. *cancelled
 // is one line of host memory for thousands of threads, whose reads queue up for 100 us: no wait that ends well reads it.
-__device__ __forceinline__ uint32_t await_word(const uint64_t *p, uint32_t number, uint32_t *cancelled,
+__device__ __forceinline__ uint32_t await_word(const uint64_t *p, uint64_t word, uint32_t number, uint32_t *cancelled,
                                                uint64_t limit_ns) {
     constexpr uint64_t patience_ns = 2000000;
-    uint64_t word, began = 0, look = 0;
-    for (uint32_t turn = 1; (uint32_t)((word = load_word(p)) >> 32) != number; turn++) {
+    uint64_t began = 0, look = 0;
+    for (uint32_t turn = 1; (uint32_t)(word >> 32) != number; turn++) {
+        word = load_word(p);
         if (turn % 64) continue;
         const uint64_t now = now_ns();
         if (!began) look = (began = now) + patience_ns;

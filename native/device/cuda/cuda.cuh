@@ -15,7 +15,6 @@ enum Room {
     PARTIAL,
     HIDDEN,
     BITS,
-    SCORES,
     SCRATCH,
     COUNTERS,
     HALF_X,
@@ -97,6 +96,7 @@ struct Cuda {
 inline Cuda *of(pi_device *dev) { return reinterpret_cast<Cuda *>(dev); }
 
 /* memory.cu */
+pi_status reserve(pi_device *dev, size_t n_bytes);
 void *alloc(pi_device *dev, size_t n_bytes);       /* until the device is closed */
 void *alloc_alone(pi_device *dev, size_t n_bytes); /* not zeroed */
 void give(pi_device *dev, void *p, size_t n_bytes);

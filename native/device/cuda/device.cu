@@ -192,7 +192,7 @@ void close(pi_device *dev) {
  * opening of a GPU finds it out; where that cannot be seen (it had a context already, or the driver does not say), it is
  * what it was on an H200. */
 enum { MAX_GPUS = 64 };
-constexpr uint64_t usual_context_bytes = 540u << 20, least_context_bytes = 64u << 20;
+constexpr uint64_t usual_context_bytes = 310u << 20, least_context_bytes = 64u << 20;
 uint64_t context_bytes[MAX_GPUS];
 
 void count_context(Cuda *c, int32_t index, uint64_t before, uint64_t after) {
@@ -262,6 +262,7 @@ const pi_device_ops table = {
     open,
     close,
     get_info,
+    reserve,
     alloc,
     share,
     stride,

@@ -93,16 +93,6 @@ __global__ void sign_kernel(pi_dev_scores a, uint8_t *bits, size_t ld_bits) {
     if (threadIdx.x % 32 == 0 && j < a.n_rows) ((uint32_t *)(bits + ld_bits * blockIdx.y))[j / 32] = word;
 }
 
-__global__ void threshold_kernel(const float *scores, size_t ld_scores, int n, const float *threshold, uint8_t *bits,
-                                 size_t ld_bits) {
-    dep_go();
-    dep_wait();
-    const int j = blockIdx.x * blockDim.x + threadIdx.x;
-    const bool on = j < n && scores[ld_scores * blockIdx.y + j] >= *threshold;
-    const uint32_t word = __ballot_sync(~0u, on);
-    if (threadIdx.x % 32 == 0 && j < n) ((uint32_t *)(bits + ld_bits * blockIdx.y))[j / 32] = word;
-}
-
 } // namespace
 
 te_status begin(te_cuda *d, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step) {
@@ -124,12 +114,6 @@ te_status norm_rows(te_cuda *d, const float *x, size_t ldx, int32_t n_tok, int32
 te_status sign_marks(te_cuda *d, const pi_dev_scores &a, int32_t n_tok, uint8_t *bits, size_t ld_bits) {
     return te::launch(d, "sign_marks", sign_kernel, dim3((unsigned)te::divide_up(a.n_rows, 128), (unsigned)n_tok), 128,
                       sizeof(uint64_t) * (size_t)a.n_words, a, bits, ld_bits);
-}
-
-te_status threshold_marks(te_cuda *d, const float *scores, size_t ld_scores, int32_t n_tok, int32_t n,
-                          const float *threshold, uint8_t *bits, size_t ld_bits) {
-    return te::launch(d, "threshold_marks", threshold_kernel, dim3((unsigned)te::divide_up(n, 128), (unsigned)n_tok),
-                      128, 0, scores, ld_scores, (int)n, threshold, bits, ld_bits);
 }
 
 } // namespace pi

@@ -17,9 +17,6 @@ te_status norm_rows(te_cuda *d, const float *x, size_t ldx, int32_t n_tok, int32
                     float *keep, uint64_t *words, pi_dev_seq seq);
 /* Bits of the rows whose signs agree with those of h, as te's marks. */
 te_status sign_marks(te_cuda *d, const pi_dev_scores &a, int32_t n_tok, uint8_t *bits, size_t ld_bits);
-/* Bits of the rows of scores [n_tok][n] that reach *threshold. */
-te_status threshold_marks(te_cuda *d, const float *scores, size_t ld_scores, int32_t n_tok, int32_t n,
-                          const float *threshold, uint8_t *bits, size_t ld_bits);
 
 } // namespace pi
 #endif

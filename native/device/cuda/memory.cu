@@ -18,7 +18,7 @@ constexpr uint64_t code_bytes = 64u << 20;
 
 /* cudaMalloc takes whole pages of 2 MiB, and puts small pieces together in one. */
 constexpr uint64_t page_bytes = 2u << 20;
-constexpr size_t slab_bytes = 256u << 20;
+constexpr size_t slab_bytes = 32u << 20;
 
 pi_status refuse_budget(const Cuda *c, size_t n_bytes) {
     return status(te_fail(TE_MEMORY, "%.1f MiB more would exceed the GPU's budget: %.1f of %.1f MiB are used",
@@ -71,7 +71,19 @@ Slab *add_slab(pi_device *dev, size_t n_bytes) {
     return &c->slab[c->n_slabs++];
 }
 
+/* The driver's tables of host memory that kernels read: 8 bytes for every 4 KiB. */
+constexpr uint64_t table_share = 512;
+
 } // namespace
+
+pi_status reserve(pi_device *dev, size_t n_bytes) {
+    Cuda *c = of(dev);
+    if (!n_bytes) return PI_OK;
+    void *p = c->n_slabs < MAX_SLABS ? alloc_alone(dev, pages(n_bytes)) : nullptr;
+    if (!p) return PI_ERROR_MEMORY;
+    c->slab[c->n_slabs++] = {(char *)p, pages(n_bytes), 0};
+    return PI_OK;
+}
 
 /* Matrices share pieces of memory: by itself, each would waste half a page. */
 void *alloc(pi_device *dev, size_t n_bytes) {
@@ -151,7 +163,9 @@ pi_status map(pi_device *dev, const void *p, size_t n_bytes) {
     if (c->n_mapped == MAX_RANGES)
         return status(te_fail(TE_UNSUPPORTED, "more than %d pieces of host memory to map", (int)MAX_RANGES));
     const void *device = nullptr;
+    const uint64_t before = free_bytes(c);
     const te_status st = c->te->host_register(c->d, p, n_bytes, &device);
+    count_taken(c, before, n_bytes / table_share);
     if (st == TE_OK) c->mapped[c->n_mapped++] = {(const char *)p, n_bytes, (const char *)device};
     return status(st);
 }

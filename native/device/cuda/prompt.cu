@@ -74,10 +74,8 @@ namespace {
 uint8_t *wanted(Cuda *c, const pi_dev_scores &a, int32_t n_tok, size_t *ld) {
     if (!a.fc2.w && !a.sign) return nullptr;
     const int32_t n = a.fc2.w ? a.fc2.n_rows : a.n_rows;
-    const size_t ld_scores = (size_t)(n + 3) / 4 * 4;
     *ld = (size_t)(n + 31) / 32 * 4;
     uint8_t *bits = (uint8_t *)room(c, BITS, *ld * (size_t)n_tok);
-    float *scores = a.fc2.w ? (float *)room(c, SCORES, sizeof(float) * (size_t)n_tok * ld_scores) : nullptr;
     if (!ready(c)) return bits;
     if (a.sign) {
         note(c, sign_marks(c->d, a, n_tok, bits, *ld));
@@ -90,11 +88,11 @@ uint8_t *wanted(Cuda *c, const pi_dev_scores &a, int32_t n_tok, size_t *ld) {
         op.n_tok = m;
         op.n_products = 1;
         op.product[0].w = a.fc2;
-        op.product[0].y = scores + ld_scores * (size_t)t;
-        op.product[0].ldy = ld_scores;
+        op.product[0].mark = bits + *ld * (size_t)t;
+        op.product[0].ld_mark = *ld;
+        op.product[0].mark_threshold_at = a.threshold;
         note(c, c->te->linear(c->d, &op));
     });
-    note(c, threshold_marks(c->d, scores, ld_scores, n_tok, n, a.threshold, bits, *ld));
     return bits;
 }
 
@@ -170,12 +168,40 @@ void ffn(Cuda *c, const pi_dev_ffn *a, const te_cuda_half &x) {
 
 } // namespace
 
+namespace {
+
+te_mat some_rows(te_mat m, int32_t first, int32_t n) {
+    if (!m.w) return m;
+    m.w = (const char *)m.w + m.stride * (size_t)first;
+    m.n_rows = n;
+    return m;
+}
+
+/* n neurons from the first-th on, where down is stored by neurons. */
+pi_dev_ffn some_neurons(const pi_dev_ffn *a, int32_t first, int32_t n) {
+    pi_dev_ffn b = *a;
+    for (te_mat *m : {&b.gate, &b.up, &b.down, &b.gate_adapter.b, &b.up_adapter.b, &b.down_adapter.a, &b.scores.fc2})
+        *m = some_rows(*m, first, n);
+    if (b.scores.sign) b.scores.sign += (ptrdiff_t)first * b.scores.n_words;
+    b.scores.n_rows = n;
+    if (b.up_bias) b.up_bias += first;
+    if (b.fired) b.fired += first;
+    b.add = a->add || first > 0;
+    return b;
+}
+
+} // namespace
+
 void many_ffn(Cuda *c, const pi_dev_ffn *a) {
     const te_cuda_half x = half_room(c, HALF_X, a->n_tok, a->up.cols);
     /* Of a layer's several calls the first makes the input. */
     if (ready(c) && !a->add) halve(c, a->x, (size_t)a->up.cols, a->n_tok, a->up.cols, norm_of(a->norm), x);
     if (a->staged && ready(c)) note(c, c->te->load_ready(c->d, a->stage));
-    ffn(c, a, x);
+    const int32_t n = a->up.n_rows, most = a->down.w ? pi_hidden_rows(n, a->n_tok, a->gate.w != nullptr) : n;
+    for (int32_t first = 0; first < n; first += most) {
+        const pi_dev_ffn b = some_neurons(a, first, n - first < most ? n - first : most);
+        ffn(c, &b, x);
+    }
     if (a->staged && ready(c)) note(c, c->te->load_free(c->d, a->stage));
 }
 
