@@ -165,11 +165,28 @@ static uint64_t prompt_bytes(const pi_model *m, const pi_plan_options *o) {
     return most(n, converted(m->output));
 }
 
-/* Neurons whose hidden values a chunk of so many tokens makes at once. */
-static uint64_t hidden_rows(const pi_model *m, int32_t n_tok) {
+/* Hidden values, of one of gate and up, that a chunk of at most so many tokens makes at once. Whole 256 neurons at a time:
+ * fewer tokens may want more than n_tok do. */
+static uint64_t hidden_values(const pi_model *m, uint64_t n_tok) {
+    const uint64_t n_ff = (uint64_t)m->info.n_ff, room = PI_HIDDEN_BYTES / sizeof(float) / (m->info.is_gated ? 2 : 1);
     for (int32_t l = 0; l < m->info.n_layer; l++)
-        if (stays_by_output(m, &m->layer[l])) return (uint64_t)m->info.n_ff;
-    return (uint64_t)pi_hidden_rows(m->info.n_ff, n_tok, m->info.is_gated);
+        if (stays_by_output(m, &m->layer[l])) return n_tok * n_ff;
+    const uint64_t all = n_tok * (n_ff < PI_HIDDEN_ROWS ? n_ff : PI_HIDDEN_ROWS);
+    return all <= room ? all : most(room, n_tok * (n_ff < 256 ? n_ff : 256));
+}
+
+/* Host memory that kernels read: the file, and what loading moves of layers (copy.c), whether it has or will. */
+static uint64_t mapped_bytes(const pi_model *m) {
+    uint64_t n = te_gguf_n_bytes(m->file->gguf);
+    if (!m->options.use_mmap) return 2 * n;
+    for (int32_t l = 0; l < m->info.n_layer; l++) {
+        const pi_layer *w = &m->layer[l];
+        const uintptr_t at = (uintptr_t)w->down_t.w, own = (uintptr_t)w->own.p;
+        const bool moved = own && at >= own && at - own < w->own.n_bytes,
+                   to_move = !w->down_t.w && !stays_by_output(m, w);
+        if (moved || to_move) n += pi_mat_bytes(moved ? &w->down_t : &w->down);
+    }
+    return n;
 }
 
 uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
@@ -179,7 +196,7 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
                    n_q = n_head * head, n_kv = (uint64_t)i->n_head_kv * head,
                    n_blocks = round_up((uint64_t)o->n_ctx, PI_KV_BLOCK) / PI_KV_BLOCK,
                    few = n_tok < PI_FEW_TOKENS ? n_tok : PI_FEW_TOKENS, rank = (uint64_t)m->adapter_rank,
-                   rows = hidden_rows(m, o->n_batch);
+                   hidden = hidden_values(m, n_tok);
     const bool predicted = o->sparsity == PI_SPARSITY_PREDICTED;
     const uint64_t words[] = {
         n_tok * n_embd,
@@ -195,12 +212,12 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
                        : 0, /* of a feed-forward's adapters: a x, */
         m->adapted_ffn ? n_tok * (rank / 2 + 1) + 128
                        : 0, /* what is added to gate and up, parts of down's; a x in F16 */
-        n_tok * (n_blocks + (uint64_t)m->rope.n_rot + 2) + 64,  /* tables, angles, positions */
-        3 * n_layer + 16,                                       /* counts */
-        n_layer,                                                /* thresholds */
-        1,                                                      /* the number of a hand-over */
-        most(n_tok * rows * (i->is_gated ? 2 : 1), few * n_ff), /* gate, up */
-        n_tok * rows / 2 + n_tok * most(n_q, n_embd) / 2 + 16,  /* their product and the inputs, in F16 */
+        n_tok * (n_blocks + (uint64_t)m->rope.n_rot + 2) + 64, /* tables, angles, positions */
+        3 * n_layer + 16,                                      /* counts */
+        n_layer,                                               /* thresholds */
+        1,                                                     /* the number of a hand-over */
+        most(hidden * (i->is_gated ? 2 : 1), few * n_ff),      /* gate, up */
+        hidden / 2 + n_tok * most(n_q, n_embd) / 2 + 16,       /* their product and the inputs, in F16 */
         predicted ? n_tok * (n_ff / 32 + 1 + 2 * (uint64_t)m->sign_words) : 0, /* marks, signs */
         pi_parts(few, n_embd) * n_embd,                                        /* parts of a feed-forward's sum */
         few * n_head * (head + 2) * PI_SPLITS,                                 /* and of attention */
@@ -208,7 +225,7 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         few > 1 ? 12 * (most(most(n_q, n_embd), n_ff) + n_embd + 512) : 0,
     };
     /* A driver's tables of host memory that kernels read: 8 bytes for every 4 KiB. */
-    uint64_t n = round_up(te_gguf_n_bytes(m->file->gguf) / 512, PI_DEVICE_ALIGN);
+    uint64_t n = round_up(mapped_bytes(m) / 512, PI_DEVICE_ALIGN);
     n += round_up(prompt_bytes(m, o), PI_DEVICE_ALIGN);
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += round_up(4 * words[k], PI_DEVICE_ALIGN);
     return n;

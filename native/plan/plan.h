@@ -7,7 +7,8 @@
  * columns of its hot neurons, which then are whole blocks of neighbours. K and V as the session's pool has them. A
  * predictor's last matrix lies there in two parts. token_embd stays in host memory, so an output matrix that is tied to it
  * counts in full. Each device that is used has work space (pi_cost_scratch: the session's buffers, what kernels need
- * between them for n_batch tokens, and the driver's tables of the file's pages), the driver's own memory (overhead_bytes), and, where it has a layer with cold neurons,
+ * between them for n_batch tokens, and the driver's tables of the pages of the file and of
+ * what loading moves), the driver's own memory (overhead_bytes), and, where it has a layer with cold neurons,
  * the buffers through which those of a prompt stream.
  *
  * Time of a layer, in us (bytes over rates; vectors are too small to count):

@@ -120,7 +120,8 @@ class PlanBytes:
     head: int
     """The output matrix."""
     scratch: int
-    """Activations, logits and tables, for n_batch tokens and n_seq sequences, and of the file's pages."""
+    """Activations, logits and tables, for n_batch tokens and n_seq sequences, and of host memory that the
+    device reads."""
     staging: int
     """Buffers through which a prompt's cold weights stream."""
     overhead: int

@@ -22,7 +22,9 @@
     } while (0)
 #define OK(call) CHECK((call) == PI_OK, "%s", pi_error_message())
 
-enum { N_WORKERS = 2, N_STEPS = 5, N_PROMPT = 20 };
+enum { N_WORKERS = 2, N_STEPS = 5, N_PROMPT = 20, N_SIZES = 3 };
+/* Of teams; with the last, some members have no columns of a short sum. */
+static const int32_t sizes[N_SIZES] = {2, 3, 5};
 
 static pi_model *model;
 static pi_model_info info;
@@ -135,13 +137,13 @@ static uint64_t converse(int32_t n_threads) {
     return bits;
 }
 
-static uint64_t expected[2];
+static uint64_t expected[N_SIZES];
 
 static void worker(void *arg) {
     const int32_t index = *(const int32_t *)arg;
-    for (int32_t i = 0; i < 2; i++) {
-        const int32_t n = (index + i) % 2;
-        CHECK(converse(n + 2) == expected[n], "other bits than alone, %d threads", n + 2);
+    for (int32_t i = 0; i < N_SIZES; i++) {
+        const int32_t n = (index + i) % N_SIZES;
+        CHECK(converse(sizes[n]) == expected[n], "other bits than alone, %d threads", sizes[n]);
     }
 }
 
@@ -175,9 +177,9 @@ int main(int argc, char **argv) {
     for (int32_t done = 0, total = 1; done < total;) OK(pi_model_load(model, &done, &total));
     pi_model_get_info(model, &info);
     make_plan();
-    for (int32_t n = 0; n < 2; n++) {
-        expected[n] = converse(n + 2);
-        CHECK(converse(n + 2) == expected[n], "other bits, %d threads", n + 2);
+    for (int32_t n = 0; n < N_SIZES; n++) {
+        expected[n] = converse(sizes[n]);
+        CHECK(converse(sizes[n]) == expected[n], "other bits, %d threads", sizes[n]);
     }
     te_thread threads[N_WORKERS];
     int32_t index[N_WORKERS];

@@ -209,14 +209,14 @@ class Reference:
             3 * self.n_layer + 16,
             self.n_layer,
             1,
-            max(tokens * self._at_once * self._n_first, few * self.n_ff),
-            tokens * self._at_once // 2 + tokens * max(q, self.n_embd) // 2 + 16,
+            max(self.hidden * self.n_first, few * self.n_ff),
+            self.hidden // 2 + tokens * max(q, self.n_embd) // 2 + 16,
             tokens * (self.n_ff // 32 + 1 + sign) if a.mode == "predicted" else 0,
             max(384, few * (192 if few > 1 and self.n_embd >= 4096 else 384)) * self.n_embd,
             few * self.n_head * (self.head + 2) * 32,
             12 * (max(q, self.n_embd, self.n_ff) + self.n_embd + 512) if few > 1 else 0,
         ]
-        tables = self.file_bytes // 512  # of pages that a GPU may read
+        tables = (self.file_bytes + self.moved) // 512  # of pages that a GPU may read
         return up(tables, 256) + up(self._converted, 256) + sum(up(4 * part, 256) for part in parts)
 
     @property
@@ -237,18 +237,25 @@ class Reference:
         return min(largest, 64 << 20)
 
     @property
-    def _n_first(self) -> int:
+    def n_first(self) -> int:
         """Matrices in front of the activation."""
         return 2 if "ffn_gate" in self.layers[0].types else 1
 
     @property
-    def _at_once(self) -> int:
-        """Neurons of a prompt: 64 MiB of floats, whole 256, at most 16384; all where down is stored by
-        output."""
+    def moved(self) -> int:
+        """Bytes of down matrices that loading transposes."""
+        found = [t for n, t in self.tensors.items() if n.endswith("ffn_down.weight")]
+        return sum(self._file_bytes(t) for t in found if self.relu and t.type in FLOATS)
+
+    @property
+    def hidden(self) -> int:
+        """Values of gate or up that at most n_batch tokens make at once: 64 MiB of floats, of whole 256
+        neurons, at most 16384; all where down is stored by output."""
+        n = self.asked.n_batch
         if any(y.down_by_output for y in self.layers):
-            return self.n_ff
-        most = (64 << 20) // (4 * self.asked.n_batch * self._n_first)
-        return min(self.n_ff, 16384, max(256, most - most % 256))
+            return n * self.n_ff
+        largest = max(n * min(256, self.n_ff), (64 << 20) // 4 // self.n_first)
+        return min(n * min(self.n_ff, 16384), largest)
 
     @property
     def staging(self) -> int:

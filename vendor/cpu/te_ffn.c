@@ -234,10 +234,11 @@ static void neurons(pass *p, te_rows rows, int32_t lo, int32_t hi) {
     }
 }
 
-/* Into how many parts a chain of the list is cut: the queues run empty at the end of each. Without sums members may work
- * on one chain at a time, so that small parts let them end together; cores get unequal shares of the memory's rate. */
-static int32_t ffn_parts(const te_team *team, int32_t n, bool has_sums) {
-    const int32_t part = has_sums ? 16 : 2, most = has_sums ? 4 : 64;
+/* Into how many parts a chain of the list is cut: the queues run empty at the end of each. Short ones let members end
+ * together, since cores get unequal shares of the memory's rate: for lists of rows that are partly in their caches. Else
+ * they cost more than that (172 rows a member of F16: a third of the time). */
+static int32_t ffn_parts(const te_team *team, int32_t n, bool short_ones) {
+    const int32_t part = short_ones ? 2 : 16, most = short_ones ? 64 : 4;
     const int32_t n_parts = n / te_pool_n_threads(team->pool) / part;
     return n_parts < 1 ? 1 : n_parts > most ? most : n_parts;
 }
@@ -316,7 +317,7 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
                te_ffn_counts *counts) {
     te_member *me = &ws->member[team->ith];
     te_ffn_counts sum = {0};
-    const int32_t n_parts = ffn_parts(team, rows.n, f->down.w != NULL);
+    const int32_t n_parts = ffn_parts(team, rows.n, io->listed != NULL);
     if (f->act != TE_RELU && f->act != TE_DRELU) skip = false;
     for (int32_t t0 = 0; t0 < io->n_tok; t0 += TE_PASS_TOK) {
         const size_t t = (size_t)t0;
@@ -377,11 +378,12 @@ void te_op_ffn_down(te_team *team, te_workspace *ws, const te_mat *down, te_rows
     int32_t lo, hi, id[TAKEN];
     float h[TAKEN], *y = me->floats;
     te_ffn_columns(team, down, &lo, &hi);
+    if (lo == hi) return; /* nobody waits for this member, so what it reads may already be of the next operation */
     te_mat part = *down;
     part.w = (const char *)down->w + te_row_bytes(down->type, lo);
     part.cols = hi - lo;
     float *sums = me->sums[0];
-    if (lo < hi) memset(sums, 0, te_acc_floats(part.cols) * sizeof *sums);
+    memset(sums, 0, te_acc_floats(part.cols) * sizeof *sums);
     int64_t n_rows = 0;
     for (int32_t i = 0; i < rows.n;) {
         int32_t n = 0;
@@ -391,14 +393,12 @@ void te_op_ffn_down(te_team *team, te_workspace *ws, const te_mat *down, te_rows
             n += h[n] != 0;
         }
         n_rows += n;
-        if (lo < hi) te_rows_of(ws, down)->axpy(&part, (te_rows){id, 0, n}, (te_ahead){0}, h, sums);
+        te_rows_of(ws, down)->axpy(&part, (te_rows){id, 0, n}, (te_ahead){0}, h, sums);
     }
-    if (lo < hi) {
-        memset(y, 0, (size_t)part.cols * sizeof *y);
-        te_rows_of(ws, down)->acc_add(sums, part.cols, 0, part.cols, y);
-        io->sink(io->sink_ctx, 0, lo, hi, y - lo);
-    }
-    if (team->ith == 0) {
+    memset(y + lo, 0, (size_t)part.cols * sizeof *y);
+    te_rows_of(ws, down)->acc_add(sums, part.cols, 0, part.cols, y + lo);
+    io->sink(io->sink_ctx, 0, lo, hi, y);
+    if (lo == 0) {
         counts->rows += n_rows;
         counts->bytes += n_rows * (int64_t)te_row_bytes(down->type, down->cols);
     }

@@ -46,11 +46,6 @@ struct vec_avx512 {
         memcpy(&h, p, 2);
         return _cvtsh_ss(h);
     }
-    static f32 splat_half(const void *p) {
-        int16_t h;
-        memcpy(&h, p, 2);
-        return _mm512_cvtph_ps(_mm256_set1_epi16(h));
-    }
     static __m256i part16(const void *p, int n) { return _mm256_maskz_loadu_epi16(first(n), p); }
     static f32 load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
     static f32 load_f16_part(const void *p, int n) { return _mm512_cvtph_ps(part16(p, n)); }

@@ -1,6 +1,6 @@
-// one.cuh - products of one token where nothing is unusual: no list, a row's activations in shared memory at once; what is
-// posted for a CPU takes a kernel of its own. They do what rows.cuh and ffn.cuh do, in little code: if all kernels of a layer fit into the
-// instruction cache, no layer waits for instructions.
+// one.cuh - products of one token where nothing is unusual: no list, a row's activations in shared memory at once; what
+// is posted for a CPU takes a kernel of its own. They do what rows.cuh and ffn.cuh do, in little code: if all kernels of
+// a layer fit into the instruction cache, no layer waits for instructions.
 #ifndef TE_CUDA_ONE_CUH
 #define TE_CUDA_ONE_CUH
 

@@ -25,8 +25,9 @@ __device__ __forceinline__ uint64_t now_ns() {
     return t;
 }
 
-// The value of a word, of which `word` was seen last, once it carries the number; 0 after limit_ns, which sets *cancelled, or where that is set. *cancelled
-// is one line of host memory for thousands of threads, whose reads queue up for 100 us: no wait that ends well reads it.
+// The value of a word, of which `word` was seen last, once it carries the number; 0 after limit_ns, which sets
+// *cancelled, or where that is set. *cancelled is one line of host memory for thousands of threads, whose reads queue up
+// for 100 us: no wait that ends well reads it.
 __device__ __forceinline__ uint32_t await_word(const uint64_t *p, uint64_t word, uint32_t number, uint32_t *cancelled,
                                                uint64_t limit_ns) {
     constexpr uint64_t patience_ns = 2000000;

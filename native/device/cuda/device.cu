@@ -189,8 +189,8 @@ void close(pi_device *dev) {
 }
 
 /* What the driver takes of a GPU for a process that uses it at all: its context, and this library's code. The first
- * opening of a GPU finds it out; where that cannot be seen (it had a context already, or the driver does not say), it is
- * what it was on an H200. */
+ * opening of a GPU finds it out; where that cannot be seen, it is what it was on an H200: the driver does not say, or
+ * there was a context already, whose larger stacks are its maker's. */
 enum { MAX_GPUS = 64 };
 constexpr uint64_t usual_context_bytes = 310u << 20, least_context_bytes = 64u << 20;
 uint64_t context_bytes[MAX_GPUS];
