@@ -96,7 +96,8 @@ pi_status pi_hybrid_place(pi_session *s, const pi_plan *plan, pi_hybrid **out) {
 static void map_weights(const pi_hybrid *h, int32_t device) {
     const pi_model *m = h->s->model;
     pi_device *dev = h->device[device].dev;
-    for (int32_t i = 0; i < te_gguf_n_parts(m->file->gguf); i++) {
+    /* Of copied weights nothing is left in the file that a kernel reads. */
+    for (int32_t i = 0; m->options.use_mmap && i < te_gguf_n_parts(m->file->gguf); i++) {
         size_t n_bytes = 0;
         const void *p = te_gguf_mapping(m->file->gguf, i, &n_bytes);
         if (dev->ops->map(dev, p, n_bytes) != PI_OK) return;

@@ -175,14 +175,13 @@ static uint64_t hidden_values(const pi_model *m, uint64_t n_tok) {
     return all <= room ? all : most(room, n_tok * (n_ff < 256 ? n_ff : 256));
 }
 
-/* Host memory that kernels read: the file, and what loading moves of layers (copy.c), whether it has or will. */
+/* Host memory that kernels read: the file, and what loading moves of layers (copy.c), whether it has or will. Copies of all
+ * weights (use_mmap 0) are no more: the file is then not read by kernels. */
 static uint64_t mapped_bytes(const pi_model *m) {
     uint64_t n = te_gguf_n_bytes(m->file->gguf);
-    if (!m->options.use_mmap) return 2 * n;
     for (int32_t l = 0; l < m->info.n_layer; l++) {
         const pi_layer *w = &m->layer[l];
-        const uintptr_t at = (uintptr_t)w->down_t.w, own = (uintptr_t)w->own.p;
-        const bool moved = own && at >= own && at - own < w->own.n_bytes,
+        const bool moved = w->down_t.w && m->info.n_layer_down_transposed,
                    to_move = !w->down_t.w && !stays_by_output(m, w);
         if (moved || to_move) n += pi_mat_bytes(moved ? &w->down_t : &w->down);
     }

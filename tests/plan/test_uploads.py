@@ -84,7 +84,7 @@ def test_a_large_head_lies_beside_the_layers(tmp_path: Path) -> None:
 
 def test_tables_of_what_loading_moves(tmp_path: Path) -> None:
     """A driver's tables of the host memory that kernels read: of the file, and of what loading moves, the
-    same whether it has been done."""
+    same whether it has been done, and for copies of all weights instead of the file."""
     path = tmp_path / "m.gguf"
     models.write_dense(path, models.SPECS["llama-relu-gqa"])
     settings = Settings(n_batch=16, **SIZES)
@@ -93,7 +93,5 @@ def test_tables_of_what_loading_moves(tmp_path: Path) -> None:
         with Model(path, load=load, use_mmap=use_mmap) as model:
             moved.append(model.info.n_copied_bytes)
             found.append(engine.compute(model, settings, HOST_RATES).full_bytes)
-    assert found[0] == found[1] and found[2] == found[3]
-    # With use_mmap the down matrices are moved, without it all that is in the file.
+    assert len(set(found)) == 1
     assert moved[0] == 0 and moved[1] > 300 * 512
-    assert abs((found[2] - found[0]) - (path.stat().st_size - moved[1]) // 512) <= 256

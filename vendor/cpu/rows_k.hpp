@@ -30,8 +30,8 @@ template <class V, class C> struct k_rows : block_rows<V, C> {
             ahead.distance = named.m ? 0 : distance < abreast ? abreast : distance;
         }
         const uint8_t *later(int32_t i, const uint8_t *own) const { return ahead.at(i, own); }
-        const uint8_t *soon(int32_t i, int32_t step, const uint8_t *own) const {
-            return i + step < rows.n ? row_start(m, rows, i + step) : ahead.distance == 0 ? ahead.at(0, own) : own;
+        const uint8_t *soon(int32_t i, int32_t by, const uint8_t *own) const {
+            return i + by < rows.n ? row_start(m, rows, i + by) : ahead.distance == 0 ? ahead.at(0, own) : own;
         }
     };
     // One of the rows that are worked on.
