@@ -142,6 +142,10 @@ def test_refusals_come_at_once(demo: AsyncLlama) -> None:
     run(main())
 
 
+GREEDY: dict[str, Any] = {"max_tokens": 5, "temperature": 0}
+"""A drawn end of text would keep a gate from being reached."""
+
+
 def gate() -> tuple[LogitsProcessorList, threading.Event, threading.Event]:
     """A processor that waits for the second event before the third token, and sets the first then."""
     reached, go = threading.Event(), threading.Event()
@@ -187,9 +191,7 @@ def test_cancelling_a_vector_frees_its_place(relu_path: Path) -> None:
     async def main() -> None:
         async with AsyncLlama(relu_path, n_parallel=1, n_threads=1, verbose=False) as llm:
             hooks, reached, go = gate()
-            first = asyncio.create_task(
-                llm.create_completion([5, 6, 7], logits_processor=hooks, max_tokens=5)
-            )
+            first = asyncio.create_task(llm.create_completion([5, 6, 7], logits_processor=hooks, **GREEDY))
             while not reached.is_set():
                 await asyncio.sleep(0.005)
             task = asyncio.create_task(llm.embed([5, 6, 7]))
@@ -253,7 +255,7 @@ def test_too_many(relu_path: Path) -> None:
         options: dict[str, Any] = {"n_threads": 1, "verbose": False}
         async with AsyncLlama(relu_path, n_parallel=1, max_waiting=1, **options) as llm:
             hooks, reached, go = gate()
-            first = asyncio.create_task(llm.create_completion([1, 5], logits_processor=hooks, max_tokens=5))
+            first = asyncio.create_task(llm.create_completion([1, 5], logits_processor=hooks, **GREEDY))
             while not reached.is_set():
                 await asyncio.sleep(0.005)
             second = asyncio.create_task(llm.create_completion([1, 6], max_tokens=2))
@@ -274,7 +276,7 @@ def test_closing_ends_what_is_under_way(relu_path: Path) -> None:
     async def main() -> None:
         llm = AsyncLlama(relu_path, n_parallel=1, n_threads=1, verbose=False)
         hooks, reached, go = gate()
-        task = asyncio.create_task(llm.create_completion([1, 5], logits_processor=hooks))
+        task = asyncio.create_task(llm.create_completion([1, 5], logits_processor=hooks, **GREEDY))
         while not reached.is_set():
             await asyncio.sleep(0.005)
         threading.Timer(0.1, go.set).start()
