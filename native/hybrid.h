@@ -50,7 +50,7 @@ typedef struct pi_device_state {
     float *x, *h, *q, *k, *v, *att, *z, *y; /* D */
     float *adapt[3];                        /* D: a x of adapters of q, k and v */
     float *threshold;                       /* D [n_layer] */
-    char *stage[2];                         /* D: a prompt's cold weights on their way */
+    char *stage[PI_STAGES];                 /* D: a prompt's cold weights on their way */
     size_t stage_bytes;
     uint64_t *post, *marks, *answer; /* S: x or h from the device, marks, y or x from the CPU */
     uint64_t *ahead;        /* S: marks of the next layer as the device guesses them, twice: every other layer's */

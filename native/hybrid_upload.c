@@ -245,7 +245,6 @@ static size_t staged_bytes(const pi_model *m, int32_t l, size_t n) {
     return sum;
 }
 
-enum { STAGE_BYTES = 32 << 20 }; /* as plans count with */
 int32_t pi_hybrid_staged(const pi_hybrid *h, int32_t l, size_t n_bytes) {
     const pi_layer *w = &h->s->model->layer[l];
     const int32_t block = w->down.w ? te_type_get(w->down.type)->block_weights : 1;
@@ -259,7 +258,7 @@ static size_t stage_bytes(const pi_hybrid *h, int32_t device) {
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++) {
         const pi_device_layer *d = &h->layer[l];
         if (d->device != device || !d->n_cold) continue;
-        const size_t n = staged_bytes(h->s->model, l, (size_t)pi_hybrid_staged(h, l, STAGE_BYTES));
+        const size_t n = staged_bytes(h->s->model, l, (size_t)pi_hybrid_staged(h, l, PI_STAGE_BYTES));
         if (n > most) most = n;
     }
     return most;
@@ -308,7 +307,7 @@ static void send_state(upload *u, pi_device_state *d) {
     d->ahead_words = pi_mark_words(most_cold, d->info.n_parts);
     d->ahead = share(u, sizeof *d->ahead * 2 * (size_t)d->ahead_words);
     d->stage_bytes = s->options.n_batch > h->max_decode ? stage_bytes(h, (int32_t)(d - h->device)) : 0;
-    for (int32_t k = 0; k < 2 && d->stage_bytes; k++) d->stage[k] = reserve(u, d->stage_bytes);
+    for (int32_t k = 0; k < PI_STAGES && d->stage_bytes; k++) d->stage[k] = reserve(u, d->stage_bytes);
 }
 
 pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device) {

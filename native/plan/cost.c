@@ -5,11 +5,6 @@
 #include "../kv.h"
 #include "plan.h"
 
-/* Two buffers through which a prompt's cold weights stream, each at most this large: 0.6 ms of PCIe 5 is more than a
- * transfer takes to start. Shorter chunks of tokens are computed where the weights lie. */
-static const uint64_t stage_bytes = 32U << 20;
-enum { N_STAGES = 2 };
-
 static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
 static uint64_t mat_bytes(size_t stride, int64_t n_rows) {
@@ -254,7 +249,8 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
     }
     out->head_norm_bytes = vec_bytes(m->output_norm, i->n_embd) + vec_bytes(m->output_norm_b, i->n_embd);
     out->scratch_bytes = pi_cost_scratch(m, o);
-    if (o->n_batch > PI_FEW_TOKENS) out->staging_bytes = N_STAGES * (largest < stage_bytes ? largest : stage_bytes);
+    if (o->n_batch > PI_FEW_TOKENS)
+        out->staging_bytes = PI_STAGES * (largest < PI_STAGE_BYTES ? largest : PI_STAGE_BYTES);
     return PI_OK;
 }
 

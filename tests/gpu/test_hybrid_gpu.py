@@ -57,6 +57,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("gpu")
 
 
+def ample(**more: Any) -> Settings:
+    """A budget for all of a small model."""
+    return Settings(budget_bytes=1 << 34, overhead_bytes=0, group=1, **more)
+
+
 def both(model: Model, split: str, sparsity: str, n_batch: int, n_threads: int) -> float:
     o = options(sparsity, n_batch, n_threads)
     with (
@@ -185,12 +190,7 @@ def test_prompts(folder: Path, n: int, split: str) -> None:
         some = np.arange(n_ff) if split == "all" else np.arange(0 if split == "none" else 100)
         plan = engine.native_plan(
             model,
-            Settings(
-                budget_bytes=1 << 34,
-                overhead_bytes=0,
-                group=1,
-                **{k: o[k] for k in ("n_ctx", "n_batch", "sparsity")},
-            ),
+            ample(**{k: o[k] for k in ("n_ctx", "n_batch", "sparsity")}),
             engine.Rates(),
             on_device=on,
             hot=[(some if there else some[:0]).astype(np.int32) for there in on],
@@ -220,14 +220,7 @@ def test_long_prompts_neurons_in_pieces(folder: Path, act: str) -> None:
         for n_batch, device in ((1200, "cuda"), (64, "cuda"), (64, "cpu")):
             plan = engine.native_plan(
                 model,
-                Settings(
-                    budget_bytes=1 << 34,
-                    overhead_bytes=0,
-                    group=1,
-                    count_neurons=True,
-                    n_batch=n_batch,
-                    **mode,
-                ),
+                ample(count_neurons=True, n_batch=n_batch, **mode),
                 engine.Rates(),
                 on_device=[True] * model.info.n_layer,
                 hot=[np.arange(n_ff, dtype=np.int32)] * model.info.n_layer,

@@ -8,6 +8,7 @@ enough.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,26 @@ def draw_case(rng: np.random.Generator, path: Path) -> tuple[Path, Asked]:
         overshoot=float(rng.choice([1, 1.2, 3])),
         **about,
     )
+
+
+USUAL = Asked(
+    n_ctx=64,
+    n_batch=16,
+    n_seq=1,
+    n_pool=64,
+    type_k="f16",
+    type_v="f16",
+    mode="predicted",
+    group=64,
+    overhead=0,
+    gpu=8e9,
+    cpu=1e9,
+    handover=6,
+    layer_us=0,
+    ffn_us=0,
+    share=0.15,
+    overshoot=1.2,
+)
 
 
 def plan(model: Model, a: Asked, budget: int, *more: int) -> Any:
@@ -178,26 +199,7 @@ def test_more_layers_than_are_tried_exhaustively(seed: int, tmp_path: Path) -> N
     counts = power_law(rng, n_layer, n_ff, 1000)
     ranks = [32 * int(r) for r in rng.integers(1, 9, n_layer)]
     path = write_model(tmp_path / "m.gguf", n_layer=n_layer, n_ff=n_ff, ranks=ranks)
-    asked = Asked(
-        n_ctx=64,
-        n_batch=16,
-        n_seq=1,
-        n_pool=64,
-        type_k="f16",
-        type_v="f16",
-        mode="predicted",
-        group=64,
-        overhead=0,
-        gpu=8e9,
-        cpu=1e9,
-        handover=float(rng.choice([0, 30, 200])),
-        layer_us=0,
-        ffn_us=0,
-        share=0.15,
-        overshoot=1.2,
-        counts=counts,
-        n_tokens=1000,
-    )
+    asked = replace(USUAL, handover=float(rng.choice([0, 30, 200])), counts=counts, n_tokens=1000)
     with ModelFile(path) as file, Model(file, load=False) as model:
         reference = Reference(file, asked)
         everything = plan(model, asked, 1 << 40)
@@ -225,26 +227,7 @@ def test_nothing_is_left_that_would_help(share: float, tmp_path: Path) -> None:
         ranks=[32] * n_layer,
         type_of=lambda name: "Q4_0",
     )
-    asked = Asked(
-        n_ctx=16384,
-        n_batch=16,
-        n_seq=1,
-        n_pool=16384,
-        type_k="f16",
-        type_v="f16",
-        mode="predicted",
-        group=8,
-        overhead=0,
-        gpu=40e9,
-        cpu=1e9,
-        handover=6,
-        layer_us=0,
-        ffn_us=0,
-        share=0.15,
-        overshoot=1.2,
-        counts=counts,
-        n_tokens=1000,
-    )
+    asked = replace(USUAL, n_ctx=16384, n_pool=16384, group=8, gpu=40e9, counts=counts, n_tokens=1000)
     with ModelFile(path) as file, Model(file, load=False) as model:
         reference = Reference(file, asked)
         whole = plan(model, asked, 1 << 40)
@@ -277,24 +260,7 @@ def test_work_space_of_long_chunks(family: str, tmp_path: Path) -> None:
         found = []
         needed = n_seen = 0
         for n_batch in (1, 8, 9, 512, 762, 1000, 1536, 2048, 3000, 8192):
-            asked = Asked(
-                n_ctx=64,
-                n_batch=n_batch,
-                n_seq=1,
-                n_pool=64,
-                type_k="f16",
-                type_v="f16",
-                mode="dense" if by_output else "predicted",
-                group=32,
-                overhead=0,
-                gpu=8e9,
-                cpu=1e9,
-                handover=6,
-                layer_us=0,
-                ffn_us=0,
-                share=0.15,
-                overshoot=1.2,
-            )
+            asked = replace(USUAL, n_batch=n_batch, mode="dense" if by_output else "predicted", group=32)
             with ModelFile(path) as file, Model(file, load=False) as model:
                 got = plan(model, asked, 1 << 40)
                 reference = Reference(file, asked)

@@ -166,10 +166,6 @@ void ffn(Cuda *c, const pi_dev_ffn *a, const te_cuda_half &x) {
     adapt(c, a->down_adapter, true, act.to, n_tok, a->y, (size_t)n_embd);
 }
 
-} // namespace
-
-namespace {
-
 te_mat some_rows(te_mat m, int32_t first, int32_t n) {
     if (!m.w) return m;
     m.w = (const char *)m.w + m.stride * (size_t)first;
