@@ -3,9 +3,9 @@
 #
 #     scripts/bench_cpu.sh MODELS OUT [PART ...]
 #
-# MODELS: a folder for the models, which scripts/make_model.py writes where they are missing (17 GB). OUT: a folder for
-# the raw results, JSON lines; scripts/performance_tables.py makes tables of them. PARTs (all): decode sparse copied many
-# prompt isa peers kernels llama threads peak.
+# MODELS: a folder for the models, which scripts/make_model.py writes where they are missing (22 GB). OUT: a folder for
+# the raw results, JSON lines; scripts/performance_tables.py makes tables of them. PARTs (all): decode sparse copied whole
+# depth many prompt isa peers kernels llama threads peak.
 #
 # PYTHON    the Python with powerinfer, and with llama-cpp-python for "peers"
 # PEERS     folders with other builds of llama-cpp-python, named after their instruction sets (native avx512 avx2); those
@@ -19,7 +19,7 @@ set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,8p' "$0" | cut -c3- >&2; exit 2; }
 models=$1 out=$2
 shift 2
-parts=${*:-decode sparse copied many prompt isa peers kernels llama threads peak}
+parts=${*:-decode sparse copied whole depth many prompt isa peers kernels llama threads peak}
 scripts=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3} layers=${LAYERS:-8} rounds=${ROUNDS:-5} threads=${THREADS:-1,2,4,8,16}
 mkdir -p "$models" "$out"
@@ -79,6 +79,10 @@ for part in $parts; do
         for type in F16 Q4_0; do
             bench copied.jsonl "$(model $type powerinfer)" -p 0 -n 32 --sparsity predicted --no-mmap
         done ;;
+    whole) # all layers: what attention and the output matrix are of a token is that of the published model
+        bench whole.jsonl "$(layers=32 model Q4_0 powerinfer)" -p 0 -n 16 --sparsity dense,exact,predicted ;;
+    depth) # few layers, of whose K and V 32k tokens take as much as in the others
+        bench depth.jsonl "$(layers=2 model F16 powerinfer)" -p 0 -n 8 -d 0,4096,32768 --sparsity dense ;;
     many)
         for type in F16 Q4_0; do
             bench many.jsonl "$(model $type powerinfer)" -p 0 -n 16 -np 1,2,4,8 --sparsity exact,predicted

@@ -99,7 +99,7 @@ class Ours:
 
         self._bench = bench
         self._n_bytes = machine.sample_bytes(READ_BYTES)
-        self._model = Model(how["model"], use_mmap=how["use_mmap"])
+        self._model = Model(how["model"], use_mmap=how["use_mmap"], predictor_type=how["predictor_type"])
         self._session = Session(
             self._model, n_ctx=how["n_ctx"], n_batch=how["n_batch"], n_threads=how["n_threads"]
         )
@@ -424,7 +424,8 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
     threads = a.threads or cores()
     how = {"n_batch": a.n_batch, "n_threads": threads}
     how["n_ctx"] = -(-max(max(prompts), max(gens) + CONTEXT + 1) // 256) * 256
-    ours = Program("powerinfer", "ours", {**how, "model": str(a.model), "use_mmap": a.use_mmap})
+    own = {"model": str(a.model), "use_mmap": a.use_mmap, "predictor_type": a.predictor_type}
+    ours = Program("powerinfer", "ours", how | own)
     peers = _peers(a, how)
     try:
         for peer in peers:
@@ -442,6 +443,7 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
         },
         "threads": threads,
         "rounds": a.rounds,
+        "predictor_type": a.predictor_type,
         "powerinfer": ours.about,
         "peers": {
             peer.name: {
@@ -489,6 +491,9 @@ def main() -> int:
         "--sparsity", default="", metavar="MODE,...", help="ours: dense, exact, predicted (default dense)"
     )
     p.add_argument("--no-mmap", dest="use_mmap", action="store_false", help="copy our weights into memory")
+    p.add_argument(
+        "--predictor-type", metavar="TYPE", help="rewrites our fc1 and fc2 in a weight format while loading"
+    )
     p.add_argument("--no-ceiling", action="store_true", help="do not measure the memory's read rate")
     p.add_argument("--json", action="store_true", help="print one line of JSON")
     a = p.parse_args()

@@ -138,6 +138,23 @@ def copied_table(folder: Path) -> str:
     return decode_table(folder, "copied")
 
 
+def whole_table(folder: Path) -> str:
+    """Models with all their layers."""
+    return decode_table(folder, "whole")
+
+
+def depth_table(folder: Path) -> str:
+    rows = [
+        [
+            *(weights(row), row["sparsity"], f"{row['depth']:,}", speed(row)),
+            *(f"{row['bytes_per_token'] / 1e6:.0f}", f"{row['read_gb_s']:.1f}", share(row)),
+        ]
+        for row in load(folder, "depth")
+    ]
+    head = ["weights", "mode", "tokens before", "tokens/s", "MB/token", "GB/s", "share"]
+    return markdown(head, rows)
+
+
 def many_table(folder: Path) -> str:
     """Sequences decoded together beside one, in the same run."""
     rows, alone = [], {}
@@ -182,15 +199,18 @@ def isa_table(folder: Path) -> str:
 def peers_table(folder: Path) -> str:
     rows = []
     for report in load(folder, "peers"):
-        about = report["powerinfer"]
+        about, predictor = report["powerinfer"], report.get("predictor_type")
         for row in report["results"]:
+            mode = row["mode"]
+            if predictor and mode == "predicted":
+                mode += f" by {predictor}"
             for name, peer in report["peers"].items():
                 theirs = row["peers"].get(name)
                 failed = peer["failures"].get(row["test"], "").partition(":")[0]
                 rows.append(
                     [
                         f"{name} ({about['isa']} here)",
-                        f"{weights(about)}, {row['test']}, {row['mode']}",
+                        f"{weights(about)}, {row['test']}, {mode}",
                         f"{row['powerinfer']['tokens_per_s']:.2f}",
                         f"{theirs['tokens_per_s']:.2f}" if theirs else failed,
                         f"**{theirs['ratio']:.2f}**" if theirs else "",

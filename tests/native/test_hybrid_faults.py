@@ -123,11 +123,19 @@ def test_every_operation_can_fail(model: Model, faults: Faults, name: str, n_tok
 
 @with_faults
 def test_a_device_that_never_answers_is_named(model: Model, faults: Faults) -> None:
-    with open_two(model, wait_ms=300) as s:
-        faults.hang = 4
-        with pytest.raises(DeviceError, match=r"device 0 did not answer within 0.3 s"):
+    with open_two(model, wait_ms=1000) as s:
+        faults.hang = 10000
+        s.feed([3])
+        n = 10000 - faults.hang
+        faults.hang = n // 2 + n // 6  # the first device has done its layers, the second begins with its own
+        with pytest.raises(DeviceError, match=r"device 1 did not answer within 1 s"):
             s.feed([3])
         feed_patiently(s, [3])
+    alone = place(model, "some", "exact")
+    with Session(model, plan=alone, device="host", wait_ms=1000, **options("exact")) as s:
+        faults.hang = 4
+        with pytest.raises(DeviceError, match=r"device 0 did not answer within 1 s"):
+            s.feed([3])
 
 
 @with_faults
