@@ -108,6 +108,8 @@ cross-aarch64: ## the engine for 64-bit ARM, its kernels and models under an emu
 FUZZ_SECONDS ?= 60
 fuzz: ## coverage-guided fuzzing of the GGUF reader (clang); FUZZ_SECONDS=600
 	@mkdir -p build/fuzz/corpus
+	@echo 'int main(void) { return 0; }' | clang -x c - -fsanitize=address -o build/fuzz/can_link 2>/dev/null || \
+		{ echo "clang or its sanitizers are missing; Debian has them in clang, libclang-rt-dev" >&2; exit 1; }
 	$(PYTHON) -m tests.fuzz.make_seeds build/fuzz
 	clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Ivendor/core \
 		tests/fuzz/gguf_fuzz.c vendor/core/*.c -pthread -lm -o build/fuzz/gguf_fuzz
@@ -119,11 +121,12 @@ bench: build ## tokens/s, bytes per token and the share of this machine's read r
 bench-kernels: build-testing ## GB/s and GFLOP/s of every kernel, format and instruction set (pytest-benchmark)
 	$(PYTHON) -m pytest tests/benchmarks --benchmark-columns=min,median $(PYTEST_ARGS)
 
-slow: build-testing sanitize cross-aarch64 ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, the server under load, its page in a browser, tokenizers against their originals
+slow: build-testing sanitize cross-aarch64 ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, the server under load, its page in a browser, tokenizers against their originals, examples that no run had before
 	$(MAKE) fuzz FUZZ_SECONDS=600
 	$(PYTHON) scripts/check_openapi.py
 	$(PYTHON) scripts/soak_server.py --minutes 10
 	$(PYTHON) -m pytest $(PYTEST_ARGS) tests/page tests/powerinfer/test_ray_serve.py
+	$(PYTHON) -m pytest $(PYTEST_ARGS) -m hypothesis --hypothesis-profile=drawn
 	$(PYTHON) scripts/check_tokenizers.py
 
 wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist

@@ -387,14 +387,19 @@ pi_sampling pi_sampling_defaults(void);
 pi_status pi_sampler_new(const pi_sampling *options, int32_t n_vocab, int32_t n_bias, const int32_t *bias_token,
                          const float *bias, pi_sampler **out);
 void pi_sampler_free(pi_sampler *sampler);
-/* Chooses a token from logits [n_vocab], which are not changed. -inf excludes a token; ARGUMENT if nothing finite is
- * left or a NaN is met. Order: bias, penalties, then greedy, or mirostat (temperature first), or top-k, typical, top-p,
- * min-p, temperature. */
+/* Chooses a token from logits [n_vocab], which are not changed, and must not be by others meanwhile. -inf excludes a
+ * token; ARGUMENT if nothing finite is left or a NaN is met. Order: bias, penalties, then greedy, or mirostat
+ * (temperature first), or top-k, typical, top-p, min-p, temperature. */
 pi_status pi_sampler_sample(pi_sampler *sampler, const float *logits, int32_t *token);
 /* Tells the sampler that token was appended (penalties look at it). */
 pi_status pi_sampler_accept(pi_sampler *sampler, int32_t token);
 /* Forgets accepted tokens and restarts the random sequence from seed. */
 void pi_sampler_reset(pi_sampler *sampler, uint64_t seed);
+/* Feeds one token to a sequence, whose length is pos, chooses what follows it and accepts that: pi_session_feed,
+ * pi_sampler_sample and pi_sampler_accept in one call, for languages in which what stands between the three takes time.
+ * Errors: theirs, and ARGUMENT for a sampler of another n_vocab; *next is then token if that was fed, else -1. */
+pi_status pi_session_next(pi_session *session, int32_t seq, int32_t pos, int32_t token, pi_sampler *sampler,
+                          int32_t *next);
 
 /* ---- plans ---- */
 

@@ -17,7 +17,7 @@
  * the way in, and the k-th largest of those bounds the k-th largest logit from below, so that only about k blocks need
  * a second look. Random numbers are SplitMix64's (one 64-bit counter), so a seed gives the same draws on every machine.
  */
-#include "powerinfer.h"
+#include "sampler.h"
 
 #include <float.h>
 #include <math.h>
@@ -26,12 +26,9 @@
 #include <string.h>
 
 #include "../vendor/core/te_status.h"
+#include "candidates.h"
 
 enum { BLOCK = 32, FIRST_LOOK = 256 };
-
-/* A candidate is one word: high half the logit so mapped that larger logits come first, low half the token. Sorting the
- * words sorts by falling logit, equal ones by token. */
-typedef uint64_t candidate;
 
 struct pi_sampler {
     pi_sampling o;
@@ -42,10 +39,11 @@ struct pi_sampler {
     uint64_t random;
     double mu; /* mirostat's bound on the surprise, bits */
 
-    float *values; /* [n_vocab] logits with bias and penalties; no NaN, no +inf. -inf up to the end of the last block */
-    float *weights;    /* [n_vocab] exponentials */
-    float *block_max;  /* [n_blocks] */
-    candidate *chosen; /* [n_vocab] candidates that are left, falling; two work arrays of the same size */
+    const float *values; /* [n_vocab] logits with bias and penalties, no NaN, no +inf: the caller's, or `own` */
+    float *own;          /* [n_vocab] */
+    float *weights;      /* [n_vocab] exponentials */
+    float *block_max;    /* [n_blocks] */
+    candidate *chosen;   /* [n_vocab] candidates that are left, falling; two work arrays of the same size */
     candidate *work;
     candidate *spare;
 
@@ -134,14 +132,13 @@ pi_status pi_sampler_new(const pi_sampling *options, int32_t n_vocab, int32_t n_
     s->n_vocab = n_vocab;
     s->n_blocks = (int32_t)(((int64_t)n_vocab + BLOCK - 1) / BLOCK);
     s->n_bias = n_bias;
-    s->values = calloc((size_t)s->n_blocks * BLOCK, sizeof *s->values);
+    s->own = calloc((size_t)n_vocab, sizeof *s->own);
     s->weights = calloc((size_t)n_vocab, sizeof *s->weights);
     s->block_max = calloc((size_t)s->n_blocks, sizeof *s->block_max);
     s->chosen = calloc((size_t)n_vocab, sizeof *s->chosen);
     s->work = calloc((size_t)n_vocab, sizeof *s->work);
     s->spare = calloc((size_t)n_vocab, sizeof *s->spare);
-    if (!s->values || !s->weights || !s->block_max || !s->chosen || !s->work || !s->spare) goto no_memory;
-    for (int64_t i = n_vocab; i < (int64_t)s->n_blocks * BLOCK; i++) s->values[i] = -INFINITY;
+    if (!s->own || !s->weights || !s->block_max || !s->chosen || !s->work || !s->spare) goto no_memory;
     if (n_bias > 0) {
         s->bias_token = calloc((size_t)n_bias, sizeof *s->bias_token);
         s->bias = calloc((size_t)n_bias, sizeof *s->bias);
@@ -169,7 +166,7 @@ no_memory:
 
 void pi_sampler_free(pi_sampler *s) {
     if (s == NULL) return;
-    free(s->values);
+    free(s->own);
     free(s->weights);
     free(s->block_max);
     free(s->chosen);
@@ -183,6 +180,8 @@ void pi_sampler_free(pi_sampler *s) {
     free(s->place);
     free(s);
 }
+
+int32_t pi_sampler_n_vocab(const pi_sampler *s) { return s->n_vocab; }
 
 void pi_sampler_reset(pi_sampler *s, uint64_t seed) {
     s->o.seed = seed;
@@ -242,66 +241,15 @@ static float clamped(double value) {
 static void penalise(pi_sampler *s) {
     for (int32_t i = 0; i < s->n_distinct; i++) {
         const int32_t token = s->distinct[i];
-        double value = (double)s->values[token];
+        double value = (double)s->own[token];
         if (value == -(double)INFINITY) continue;
         value = value > 0.0 ? value / (double)s->o.repeat_penalty : value * (double)s->o.repeat_penalty;
         value -= (double)s->count[token] * (double)s->o.frequency_penalty + (double)s->o.presence_penalty;
-        s->values[token] = clamped(value);
+        s->own[token] = clamped(value);
     }
 }
 
 /* ---- candidates ---- */
-
-static candidate to_candidate(float value, int32_t token) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    const uint32_t falling = bits & 0x80000000u ? bits : ~bits & 0x7fffffffu;
-    return (candidate)falling << 32 | (uint32_t)token;
-}
-
-static int32_t token_of(candidate c) { return (int32_t)(uint32_t)c; }
-
-static float value_of(candidate c) {
-    const uint32_t falling = (uint32_t)(c >> 32);
-    const uint32_t bits = falling & 0x80000000u ? falling : ~falling & 0x7fffffffu;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* Sorts by the high half, equal ones stay in order; spare has n entries. Radix sort, one byte at a time, from 64 words
- * on. */
-static void sort_by_high(candidate *words, candidate *spare, int32_t n) {
-    if (n < 64) {
-        for (int32_t i = 1; i < n; i++) {
-            const candidate c = words[i];
-            int32_t j = i;
-            for (; j > 0 && words[j - 1] >> 32 > c >> 32; j--) words[j] = words[j - 1];
-            words[j] = c;
-        }
-        return;
-    }
-    int32_t counts[4][256] = {{0}};
-    for (int32_t i = 0; i < n; i++) {
-        for (int b = 0; b < 4; b++) counts[b][words[i] >> (32 + 8 * b) & 255]++;
-    }
-    candidate *from = words, *to = spare;
-    for (int b = 0; b < 4; b++) {
-        const int shift = 32 + 8 * b;
-        int32_t *count = counts[b];
-        if (count[from[0] >> shift & 255] == n) continue; /* all agree in this byte */
-        for (int32_t k = 0, at = 0; k < 256; k++) {
-            const int32_t here = count[k];
-            count[k] = at;
-            at += here;
-        }
-        for (int32_t i = 0; i < n; i++) to[count[from[i] >> shift & 255]++] = from[i];
-        candidate *const swap = from;
-        from = to;
-        to = swap;
-    }
-    if (from != words) memcpy(words, from, (size_t)n * sizeof *words);
-}
 
 /* Appends to chosen the tokens first .. first + count - 1 whose value is at least bound, -inf never. Returns the new
  * number of candidates. */
@@ -317,11 +265,7 @@ static int32_t gather(pi_sampler *s, int32_t n, int32_t first, int32_t count, fl
  * values. For a large part of a small vocabulary it is lower than all of them: sorting everything costs less. */
 static float bound_of_top(pi_sampler *s, int32_t k) {
     enum { BUCKETS = 1 << 16 };
-    if (k <= s->n_blocks / 4) {
-        for (int32_t b = 0; b < s->n_blocks; b++) s->work[b] = to_candidate(s->block_max[b], b);
-        sort_by_high(s->work, s->spare, s->n_blocks);
-        return value_of(s->work[k - 1]);
-    }
+    if (k <= s->n_blocks / 4) return pi_kth_largest(s->block_max, s->n_blocks, k, s->weights);
     if (k > s->n_vocab / 2 || s->n_vocab < BUCKETS / 2) return -FLT_MAX;
     uint32_t *const counts = (uint32_t *)s->work;
     memset(counts, 0, BUCKETS * sizeof *counts);
@@ -341,7 +285,7 @@ static int32_t take_top(pi_sampler *s, int32_t k) {
         const int32_t first = b * BLOCK, left = s->n_vocab - first;
         n = gather(s, n, first, left < BLOCK ? left : BLOCK, bound);
     }
-    sort_by_high(s->chosen, s->spare, n);
+    pi_sort_candidates(s->chosen, s->spare, n);
     return n < k ? n : k;
 }
 
@@ -436,7 +380,7 @@ static int32_t keep_typical(pi_sampler *s, int32_t n, float max) {
         memcpy(&bits, &distance, sizeof bits); /* of numbers >= 0 the bits rise with the number */
         s->work[i] = (uint64_t)bits << 32 | (uint32_t)i;
     }
-    sort_by_high(s->work, s->spare, n);
+    pi_sort_candidates(s->work, s->spare, n);
     double passed = 0.0;
     int32_t n_kept = 0;
     while (n_kept < n) {
@@ -446,7 +390,7 @@ static int32_t keep_typical(pi_sampler *s, int32_t n, float max) {
         if (passed > (double)s->o.typical_p) break;
     }
     memcpy(s->chosen, s->spare, (size_t)n_kept * sizeof *s->chosen);
-    sort_by_high(s->chosen, s->spare, n_kept);
+    pi_sort_candidates(s->chosen, s->spare, n_kept);
     return n_kept;
 }
 
@@ -481,41 +425,66 @@ static int32_t keep_min_p(pi_sampler *s, int32_t n, float max) {
 
 /* values of tokens below bound = -inf. */
 static void exclude_below(pi_sampler *s, float bound) {
-    for (int32_t i = 0; i < s->n_vocab; i++) s->values[i] = s->values[i] >= bound ? s->values[i] : -INFINITY;
+    for (int32_t i = 0; i < s->n_vocab; i++) s->own[i] = s->values[i] >= bound ? s->values[i] : -INFINITY;
+    s->values = s->own;
 }
 
 /* ---- the choice ---- */
 
-/* The largest of BLOCK values, in chains that make vectors. -0 becomes +0, so that equal values have equal bits. */
-static float max_of_block(float *v) {
-    enum { CHAINS = 8 };
-    float chain[CHAINS];
-    for (int32_t i = 0; i < BLOCK; i++) v[i] += 0.0f;
-    for (int32_t k = 0; k < CHAINS; k++) chain[k] = v[k];
-    for (int32_t i = CHAINS; i < BLOCK; i += CHAINS)
-        for (int32_t k = 0; k < CHAINS; k++) chain[k] = v[i + k] > chain[k] ? v[i + k] : chain[k];
-    for (int32_t k = 1; k < CHAINS; k++) chain[0] = chain[k] > chain[0] ? chain[k] : chain[0];
-    return chain[0];
+static float larger(float a, float b) { return a > b ? a : b; }
+
+/* The largest of BLOCK values, written so that compilers make vectors of it; *bad: whether a NaN or +inf was met. */
+static float max_of_block(const float *v, uint32_t *bad) {
+    _Static_assert(BLOCK == 32, "four rows of eight");
+    int32_t odd = 0;
+    for (int32_t i = 0; i < BLOCK; i++) odd |= !(v[i] <= FLT_MAX);
+    *bad |= (uint32_t)odd;
+    float m[8];
+    for (int32_t i = 0; i < 8; i++) m[i] = larger(larger(v[i], v[i + 8]), larger(v[i + 16], v[i + 24]));
+    for (int32_t i = 0; i < 4; i++) m[i] = larger(m[i], m[i + 4]);
+    return larger(larger(m[0], m[1]), larger(m[2], m[3]));
 }
 
-/* values = logits with bias and penalties; block_max and *max of them. */
-static pi_status prepare(pi_sampler *s, const float *logits, float *max) {
-    float *const v = s->values;
-    uint32_t bad = 0;
-    for (int32_t i = 0; i < s->n_vocab; i++) bad |= (uint32_t)!((v[i] = logits[i]) <= FLT_MAX);
-    for (int32_t i = 0; bad; i++)
-        if (!(v[i] <= FLT_MAX)) REFUSE("the logit of token %d is %g", i, (double)v[i]);
+/* The same of block b of values. */
+static float max_in(const pi_sampler *s, int32_t b, uint32_t *bad) {
+    const float *const v = s->values + (ptrdiff_t)b * BLOCK;
+    const int32_t n = s->n_vocab - b * BLOCK;
+    if (n >= BLOCK) return max_of_block(v, bad);
+    float last[BLOCK];
+    for (int32_t i = 0; i < BLOCK; i++) last[i] = i < n ? v[i] : -INFINITY;
+    return max_of_block(last, bad);
+}
+
+/* values = a copy with bias and penalties; block_max of them. */
+static void adjust(pi_sampler *s) {
+    float *const v = s->own;
+    memcpy(v, s->values, (size_t)s->n_vocab * sizeof *v);
+    s->values = v;
     for (int32_t i = 0; i < s->n_bias; i++) {
         float *const value = &v[s->bias_token[i]];
         const bool excluded = *value == -INFINITY || s->bias[i] == -INFINITY;
         *value = excluded ? -INFINITY : clamped((double)*value + (double)s->bias[i]);
     }
     penalise(s);
+    uint32_t bad = 0; /* what is clamped is none */
+    const bool few = s->n_bias + s->n_distinct < s->n_blocks;
+    for (int32_t i = 0; few && i < s->n_bias; i++)
+        s->block_max[s->bias_token[i] / BLOCK] = max_in(s, s->bias_token[i] / BLOCK, &bad);
+    for (int32_t i = 0; few && i < s->n_distinct; i++)
+        s->block_max[s->distinct[i] / BLOCK] = max_in(s, s->distinct[i] / BLOCK, &bad);
+    for (int32_t b = 0; !few && b < s->n_blocks; b++) s->block_max[b] = max_in(s, b, &bad);
+}
+
+/* values = logits with bias and penalties; block_max and *max of them. */
+static pi_status prepare(pi_sampler *s, const float *logits, float *max) {
+    uint32_t bad = 0;
+    s->values = logits;
+    for (int32_t b = 0; b < s->n_blocks; b++) s->block_max[b] = max_in(s, b, &bad);
+    for (int32_t i = 0; bad; i++)
+        if (!(logits[i] <= FLT_MAX)) REFUSE("the logit of token %d is %g", i, (double)logits[i]);
+    if (s->n_bias > 0 || s->n_distinct > 0) adjust(s);
     *max = -INFINITY;
-    for (int32_t b = 0; b < s->n_blocks; b++) {
-        s->block_max[b] = max_of_block(v + b * BLOCK);
-        if (s->block_max[b] > *max) *max = s->block_max[b];
-    }
+    for (int32_t b = 0; b < s->n_blocks; b++) *max = larger(*max, s->block_max[b]);
     if (*max == -INFINITY) REFUSE("all %d tokens are excluded: every logit is -inf", s->n_vocab);
     return PI_OK;
 }

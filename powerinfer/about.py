@@ -7,17 +7,19 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _native
+from .arrays import as_int32
 from .context import Context, Ids, Logits, common_prefix
 from .file import ModelFile
 from .logprobs import log_softmax
 from .report import LlamaInfo, Timings
-from .session import LayerStep, Model, Session, as_int32
+from .session import LayerStep, Model, Session
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -125,7 +127,7 @@ class About(ABC):
     @property
     def timings(self) -> Timings:
         """Where the time of the last generation went."""
-        return self._timings
+        return replace(self._timings)
 
     @property
     def last_step(self) -> list[LayerStep]:

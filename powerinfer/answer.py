@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Generator, Iterable, Iterator, Set
+from collections.abc import Generator, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +33,9 @@ if TYPE_CHECKING:
     from .tool_calls import ToolCallParser
 
 
-@dataclass
-class Part:
-    """What can be shown at once."""
-
-    text: str
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Of the tokens whose text begins in it or before it; empty unless they were asked for."""
-    offsets: list[int] = field(default_factory=list)
-    """Where the text of each of them begins, in characters from the beginning of the answer."""
+# What can be shown at once: text, and if asked for the logprobs of the tokens that begin in it or before it,
+# and where they begin, in characters from the beginning of the answer.
+Part = tuple[str, Sequence[TokenLogprob], Sequence[int]]
 
 
 class Answer:
@@ -82,25 +76,25 @@ class Answer:
         self._n_told = 0
 
     def __iter__(self) -> Iterator[str]:
-        return (part.text for part in self.parts() if part.text)
+        return (text for text, _, _ in self.parts() if text)
 
     def parts(self) -> Iterator[Part]:
         """The same with what is known about the tokens."""
         reason: FinishReason = "stop"
+        eog, limit = self.tokenizer.eog, self._limit
         try:
             for token in self._tokens:
-                if self.tokenizer.is_eog(token):
+                if token in eog:
                     break
                 self.n_tokens += 1
-                self._offsets.append(self._stream.position)
+                if self._entries is not None:
+                    self._offsets.append(self._stream.position)
                 text = self._stream.push(token)
-                if self._stream.stopped is not None:
-                    if text:
-                        yield self._part(text)
-                    break
                 if text:
                     yield self._part(text)
-                if self.n_tokens >= self._limit:
+                if self._stream.stopped is not None:
+                    break
+                if self.n_tokens >= limit:
                     reason = "length"
                     break
         finally:
@@ -109,19 +103,19 @@ class Answer:
         rest = self._stream.finish()
         last = self._part(rest, is_last=self._stream.stopped is None)
         self.finish_reason = reason if self._stream.stopped is None else "stop"
-        if last.text or last.logprobs:
+        if rest or last[1]:
             yield last
 
     def _part(self, text: str, is_last: bool = False) -> Part:
         """With the entries of tokens that begin within what was given out so far."""
         if self._entries is None:
-            return Part(text)
+            return text, (), ()
         end = self._n_told
         while end < self.n_tokens and (is_last or self._offsets[end] < self._stream.n_emitted):
             end += 1
-        part = Part(text, self._entries[self._n_told : end], self._offsets[self._n_told : end])
+        part = slice(self._n_told, end)
         self._n_told = end
-        return part
+        return text, self._entries[part], self._offsets[part]
 
     @property
     def usage(self) -> Usage:
@@ -171,8 +165,12 @@ def best(results: list[Any], n: int, *, echo: bool, tell: bool) -> Any:
     return {**chosen, "usage": together(results)["usage"]}
 
 
-def numbered(streams: Iterable[Iterator[Any]]) -> Iterator[Any]:
+def numbered(streams: list[Iterator[Any]]) -> Iterator[Any]:
     """The parts of several answers, one after the other, as those of one result."""
+    return streams[0] if len(streams) == 1 else _numbered(streams)
+
+
+def _numbered(streams: list[Iterator[Any]]) -> Iterator[Any]:
     first: dict[str, Any] = {}
     for i, chunks in enumerate(streams):
         for chunk in chunks:
@@ -194,14 +192,12 @@ class Echo:
     offsets: list[int] = field(default_factory=list)
 
 
-def _completion_parts(answer: Answer, echo: Echo) -> Iterator[tuple[str, CompletionLogprobs | None]]:
-    def told(entries: list[TokenLogprob], offsets: list[int]) -> CompletionLogprobs | None:
-        return completion_logprobs(entries, offsets, answer.tokenizer) if answer.wants_logprobs else None
-
-    if echo.text or echo.logprobs:
-        yield echo.text, told(echo.logprobs, echo.offsets)
-    for part in answer.parts():
-        yield part.text, told(part.logprobs, [echo.before + offset for offset in part.offsets])
+def _told(answer: Answer, part: Part, before: int) -> CompletionLogprobs | None:
+    """The logprobs of a part behind so many characters; None where they are not wanted."""
+    if not answer.wants_logprobs:
+        return None
+    _, entries, offsets = part
+    return completion_logprobs(entries, [before + offset for offset in offsets], answer.tokenizer)
 
 
 def _choice(
@@ -213,30 +209,26 @@ def _choice(
 def completion(answer: Answer, model: str, echo: Echo) -> Completion:
     """Runs the generation and returns the result as a whole."""
     head = _head("text_completion", "cmpl", model)
-    parts = list(_completion_parts(answer, echo))
-    text = "".join(part for part, _ in parts)
-    logprobs = _joined([told for _, told in parts if told is not None]) if answer.wants_logprobs else None
-    result: Completion = _with(
-        head, choices=_choice(text, logprobs, answer.finish_reason), usage=answer.usage
-    )
+    texts, entries, offsets = [echo.text], list(echo.logprobs), list(echo.offsets)
+    for text, its_entries, its_offsets in answer.parts():
+        texts.append(text)
+        entries += its_entries
+        offsets += [echo.before + offset for offset in its_offsets]
+    whole = "".join(texts)
+    choices = _choice(whole, _told(answer, (whole, entries, offsets), 0), answer.finish_reason)
+    result: Completion = _with(head, choices=choices, usage=answer.usage)
     return result
-
-
-def _joined(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
-    whole: CompletionLogprobs = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
-    for part in parts:
-        whole["tokens"] += part["tokens"]
-        whole["text_offset"] += part["text_offset"]
-        whole["token_logprobs"] += part["token_logprobs"]
-        whole["top_logprobs"] += part["top_logprobs"]
-    return whole
 
 
 def completion_chunks(answer: Answer, model: str, echo: Echo) -> Iterator[CompletionChunk]:
     """Runs the generation while it is asked for."""
     head = _head("text_completion", "cmpl", model)
-    for text, logprobs in _completion_parts(answer, echo):
-        yield _with(head, choices=_choice(text, logprobs, None))
+    if echo.text or echo.logprobs:
+        begin = (echo.text, echo.logprobs, echo.offsets)
+        yield _with(head, choices=_choice(echo.text, _told(answer, begin, 0), None))
+    for part in answer.parts():
+        told = _told(answer, part, echo.before) if answer.wants_logprobs else None
+        yield _with(head, choices=_choice(part[0], told, None))
     yield _with(head, choices=_choice("", None, answer.finish_reason))
 
 
@@ -248,9 +240,12 @@ def _chat_parts(
 ) -> Iterator[tuple[str, ToolCall | None, ChatLogprobs | None]]:
     """Texts and tool calls in order; where there are tool calls `finish_reason` becomes "tool_calls"."""
     n_calls = 0
-    for part in answer.parts():
-        told = chat_logprobs(part.logprobs, answer.tokenizer) if answer.wants_logprobs else None
-        found: list[str | ToolCall] = [part.text] if calls is None else calls.push(part.text)
+    for text, entries, _ in answer.parts():
+        told = chat_logprobs(entries, answer.tokenizer) if answer.wants_logprobs else None
+        if calls is None:
+            yield text, None, told
+            continue
+        found = calls.push(text)
         if told is not None and not found:
             yield "", None, told
         for item in found:

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from .grammar import Constraint
 
 
-def all_allowed(logits: Logits) -> Logits:
-    return logits
-
-
 @dataclass(eq=False, kw_only=True)
 class Choice:
     """The hooks of one generation, in the order in which they run."""
@@ -27,8 +23,6 @@ class Choice:
     watch: Callable[[npt.NDArray[Any], int], None] | None = None
     """Called as watch(row, token) for each token, row being log_softmax of the model's own logits."""
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
-    allow: Callable[[Logits], Logits] = all_allowed
-    """Takes tokens that cannot be out of the logits."""
     constraint: Constraint | None = None
     """The grammar's; when it is complete that token is the last."""
     sampler: Sampler
@@ -46,14 +40,18 @@ class Choice:
     @property
     def is_plain(self) -> bool:
         """Nobody but the sampler looks at logits."""
-        hooked = self.processors or self.criteria or self.allow is not all_allowed
-        return self.watch is None and self.constraint is None and not hooked
+        return self.watch is None and self.constraint is None and not self.processors and not self.criteria
 
     def token_after(self, context: Context) -> int:
         """The token that follows what the context holds, where the choice is plain."""
         token = context.draw(self.sampler)
-        self.sampler.accept(token)
+        self.accept(token)
         return token
+
+    def accept(self, token: int) -> None:
+        """Tells the sampler which token was chosen, if it wants to know."""
+        if self.sampler.options.penalises:
+            self.sampler.accept(token)
 
     def token(self, ids: Ids, logits: Logits) -> int:
         """The token that follows ids; logits may be changed."""
@@ -64,21 +62,21 @@ class Choice:
             row = log_softmax(logits)
         if self.processors:
             logits = self.processors(ids.copy(), logits)
-        logits = self.allow(logits)
         if self.constraint is not None:
             self.constraint.mask(logits)
         token = self.sampler.sample(logits)
-        self.sampler.accept(token)
+        self.accept(token)
         if self.constraint is not None:
             self.constraint.accept(token)
         if self.watch is not None and row is not None:
             self.watch(row, token)
         return token
 
-    def is_over(self, ids: Ids, logits: Logits | None) -> bool:
-        """Whether the last of ids ends the generation, which is asked once after each token.
+    def is_last(self, token: int) -> bool:
+        """Whether nothing follows the token that was just chosen."""
+        return token in self.ends or (self.constraint is not None and self.constraint.is_complete)
 
-        logits: None where the choice is plain."""
-        if int(ids[-1]) in self.ends or (self.constraint is not None and self.constraint.is_complete):
-            return True
-        return logits is not None and bool(self.criteria) and self.criteria(np.array(ids, np.int32), logits)
+    def stops(self, ids: Ids, logits: Logits) -> bool:
+        """Whether a criterion ends the generation with the last of ids. Asked once after each token that does
+        not end it anyway."""
+        return bool(self.criteria) and self.criteria(np.array(ids, np.int32), logits)

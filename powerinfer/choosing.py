@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from abc import ABC, abstractmethod
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .choice import Choice, all_allowed
+from .choice import Choice
 from .context import Context, Ids, Logits, common_prefix
 from .errors import ArgumentError, ClosedError, ContextError, FormatError
 from .generation import Draft, Generation, last, sampling_of
@@ -71,15 +72,16 @@ class Choosing(ABC):
     def _seed(self, seed: int | None) -> int:
         return self._random.getrandbits(64) if seed is None or seed in RANDOM_SEEDS else seed & (2**64 - 1)
 
-    def _allowed(self, logits: Logits) -> Logits:
-        """The logits without those that pad the vocabulary of the model beyond that of the tokenizer."""
-        if self._tokenizer is not None and self._is_padded:
-            logits[self._tokenizer.n_vocab :] = -np.inf
-        return logits
-
-    @property
-    def _is_padded(self) -> bool:
-        return self._tokenizer is not None and self._ctx.n_vocab > self._tokenizer.n_vocab
+    def _bias(self, logit_bias: Mapping[int, float] | None) -> dict[int, float]:
+        """What is added to logits: -inf to those that pad the vocabulary of the model beyond that of the
+        tokenizer. Token ids may be strings of digits, as they are in JSON."""
+        try:
+            bias = {int(token): float(value) for token, value in (logit_bias or {}).items()}
+        except (TypeError, ValueError, AttributeError):
+            raise ArgumentError("logit_bias must map token ids to numbers") from None
+        if self._tokenizer is not None:
+            bias |= dict.fromkeys(range(self._tokenizer.n_vocab, self._ctx.n_vocab), -math.inf)
+        return bias
 
     def sample(
         self,
@@ -101,7 +103,7 @@ class Choosing(ABC):
         load_state().
         """
         options = sampling_of("sample()", sampling, self.last_n_tokens_size, penalize_nl)
-        bias = _bias(logit_bias)
+        bias = self._bias(logit_bias)
         constraint = self._constraint(grammar)
         with self._lock:
             context = self._ctx
@@ -121,7 +123,6 @@ class Choosing(ABC):
             if options.penalises:
                 sampler.accept(*last(ids, options.penalty_last_n))
             logits = LogitsProcessorList.of(logits_processor)(ids.copy(), logits)
-            logits = self._allowed(logits)
             if constraint is None:
                 return sampler.sample(logits)
             constraint.mask(logits := logits.copy())
@@ -186,13 +187,12 @@ class Choosing(ABC):
     ) -> Iterable[int]:
         """The tokens that follow a prompt. Raises ContextError for one that is too long."""
         self._between_requests()
-        sampler = Sampler(options, self._ctx.n_vocab, logit_bias=_bias(logit_bias))
+        sampler = Sampler(options, self._ctx.n_vocab, logit_bias=self._bias(logit_bias))
         sampler.reset(self._seed(seed))
         choice = Choice(
             sampler=sampler,
             processors=LogitsProcessorList.of(logits_processor),
             criteria=StoppingCriteriaList.of(stopping_criteria),
-            allow=self._allowed if self._is_padded else all_allowed,
             constraint=constraint,
             watch=watch,
         )
@@ -258,11 +258,3 @@ class Choosing(ABC):
                 ids = self._ctx.ids
                 if ids.size:
                     cache[ids.tolist()] = self.save_state()
-
-
-def _bias(logit_bias: Mapping[int, float] | None) -> dict[int, float]:
-    """Token ids may be strings of digits, as they are in JSON."""
-    try:
-        return {int(token): float(value) for token, value in (logit_bias or {}).items()}
-    except (TypeError, ValueError, AttributeError):
-        raise ArgumentError("logit_bias must map token ids to numbers") from None

@@ -168,7 +168,7 @@ class Completions(Choosing):
                 else:
                     whole = best(results, n, echo=echo and tell, tell=tell)
                 return whole
-        return numbered(completion_chunks(answer, name, begin) for answer in answers)
+        return numbered([completion_chunks(answer, name, begin) for answer in answers])
 
     __call__ = create_completion
 
@@ -254,7 +254,7 @@ class Completions(Choosing):
                 whole = [chat_completion(answer, name, parser(), legacy) for answer in answers]
                 result: ChatCompletion = together(whole)
                 return result
-        return numbered(chat_completion_chunks(answer, name, parser(), legacy) for answer in answers)
+        return numbered([chat_completion_chunks(answer, name, parser(), legacy) for answer in answers])
 
     def create_chat_completion_openai_v1(self, *args: Any, **options: Any) -> Any:
         """create_chat_completion() with the results as objects of the `openai` package, which must be

@@ -123,9 +123,12 @@ class Context:
         self.shift = shift
         self.n_keep = n_keep
         self._ids = np.zeros(self.n_ctx, np.int32)
+        self._cells = self._ids.data  # the same, for single ids
         self._rows = np.empty((0, self.n_vocab), np.float32) if logits_all else None
         self._last: Logits | None = None
         self._is_fresh = False  # the session's last feed has the last token's logits, not fetched yet
+        self.n_changes = 0
+        """Rises whenever other ids are held than before."""
         self._n_prompt = 0  # of the prompt that hold() began with
         self._wide: int | None = None  # of find_wide_step()
         self._torn = False  # ids and engine were changed together, and that was interrupted
@@ -181,6 +184,7 @@ class Context:
 
     def clear(self) -> None:
         """Forgets everything."""
+        self.n_changes += 1
         self._forget_logits()
         self.session.drop()
         self._torn = False
@@ -189,8 +193,22 @@ class Context:
     def cut(self, n: int) -> None:
         """Keeps the first n tokens."""
         if n < self.n_tokens:
+            self.n_changes += 1
             self._forget_logits()
             self.session.cut(n)
+
+    def next(self, token: int, at: int, sampler: Sampler) -> int:
+        """feed() of one id behind the `at` that are held, where it must fit, draw(), and accept()."""
+        self.n_changes += 1
+        self._forget_logits()
+        self._cells[at] = token
+        try:
+            chosen = self.session.next(token, at, sampler)
+        except PowerInferError:  # not Ctrl-C, after which the session may not know of them
+            self._is_fresh = self.n_tokens > at  # the engine has them if it is the choice that failed
+            raise
+        self._is_fresh = True
+        return chosen
 
     def feed(
         self,
@@ -206,6 +224,7 @@ class Context:
         """
         if not ids.size:
             return
+        self.n_changes += 1
         self._forget_logits()
         wants = np.full(ids.size, Want.NOTHING if self._rows is None else Want.VISIT, np.uint8)
         wants[ids.size - n_next :] = Want.NEXT
@@ -247,6 +266,7 @@ class Context:
                 f"the context is full: {held} tokens are held, {n} more were given and n_ctx is {self.n_ctx}"
             )
         drop = n_dropped(held, keep, n, self.n_ctx)
+        self.n_changes += 1
         was_torn, self._torn = self._torn, True
         try:
             self.session.shift(keep, drop)
@@ -355,6 +375,7 @@ class Context:
             raise FormatError(
                 f"the state has logits of {len(state.rows)} of {n} tokens: logits_all was different"
             )
+        self.n_changes += 1
         was_torn, self._torn = self._torn, True
         try:
             self.session.load(state.kv)

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import as_int32
 from .context import VISIT_PART, Ids, visit_end, visits
 from .errors import ArgumentError, UnsupportedError
 from .file import ModelFile
 from .held import blocks
-from .session import Session, Want, as_int32
+from .session import Session, Want
 from .types import CreateEmbeddingResponse
 
 Vectors = npt.NDArray[np.float32]

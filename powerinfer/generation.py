@@ -6,20 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import as_int32
 from .choice import Choice
 from .context import Context, Ids, Logits, Report
 from .errors import ArgumentError, ClosedError, ContextError, UnsupportedError
 from .report import Timings
 from .sampling import Sampling
-from .session import as_int32
 
 Draft = Callable[[Ids], npt.ArrayLike]
+
+_NO_IDS = np.empty(0, np.int32)
 
 SAMPLING_NAMES = frozenset(field.name for field in fields(Sampling)) - {"seed"}
 
@@ -48,6 +50,31 @@ def last(ids: Ids, n: int) -> list[int]:
     return result
 
 
+class _Ids:
+    """Ids that grow at their end, without numpy: it is not in the caches when the next token comes."""
+
+    def __init__(self, ids: Ids) -> None:
+        self.n, self.last = ids.size, int(ids[-1])
+        self._room, self._n_in_room = ids, ids.size
+        self._new: list[int] = []
+
+    @property
+    def all(self) -> Ids:
+        """A view of them."""
+        if self._new:
+            if self.n > self._room.size:
+                self._room = np.concatenate([self._room[: self._n_in_room], np.empty(self.n + 64, np.int32)])
+            self._room[self._n_in_room : self.n] = self._new
+            self._n_in_room = self.n
+            self._new.clear()
+        return self._room[: self.n]
+
+    def append(self, token: int) -> None:
+        self._new.append(token)
+        self.last = token
+        self.n += 1
+
+
 class Generation:
     """The tokens that follow a prompt; iterating computes them. It has no end of its own but the context's
     and the grammar's.
@@ -71,7 +98,7 @@ class Generation:
         lock: held during each step.
         choice: what chooses each token, and says when it is the last.
         report: called as report(done, total) while the prompt is computed.
-        note: called with the timings after each step; timings: where they start.
+        note: called with the timings after each step, which go on changing; timings: where they start.
         draft: guesses tokens that are checked together.
 
         Raises ArgumentError or ContextError for a prompt that is empty or too long.
@@ -82,21 +109,23 @@ class Generation:
             raise ContextError(f"the prompt has {prompt.size} tokens and n_ctx is {context.n_ctx}")
         self._context = context
         self._lock = lock
-        self._prompt = prompt
+        self._prompt = prompt.copy()  # it may be the caller's own array
         self._choice = choice
         self._report = report
         self._note = note
         self._timings = Timings(load_s=timings.load_s, n_prompt=int(prompt.size))
         self._draft = draft
         self._wide = 0
-        self._is_plain = draft is None and choice.is_plain
+        self._is_plain = draft is None and choice.is_plain and not context.keeps_all
+        self._n_changes = -1  # of the context, after the last step
         choice.begin(prompt)
 
     def __iter__(self) -> Generator[int, Sequence[int] | None, None]:
         """Tokens that are sent to the generator are appended to what it gave."""
-        held = history = self._prompt  # what the model sees (a context shift shortens it), and all there was
-        guess = held[:0]  # ids guessed to follow held
+        held = history = _Ids(self._prompt)  # what the model sees, and all there was: more, after a shift
+        guess = _NO_IDS  # ids guessed to follow held
         rows: list[Logits | None] = []  # logits after those not checked yet; None: the context has them
+        logits: Logits | None = None
         is_first = True
         if self._draft is not None:
             with self._lock:
@@ -104,60 +133,79 @@ class Generation:
         try:
             while True:
                 with self._lock:
-                    begin = time.perf_counter()
+                    begin = computed = time.perf_counter()
                     reused = 0
-                    if not rows:
-                        if held.size > self._context.n_ctx:
-                            held = self._shifted(held)
-                        guess = held[:0] if is_first else self._guess(held, history)
-                        reused, rows = self._step(held, guess, is_first)
-                    logits = rows.pop(0)
-                    computed = time.perf_counter()
-                    if logits is None:
-                        token = self._choice.token_after(self._context)
+                    if not rows and held.n > self._context.n_ctx:
+                        held = self._shifted(held)
+                    if self._is_plain and self._is_held(held.n - 1):
+                        token = self._context.next(held.last, held.n - 1, self._choice.sampler)
+                        self._n_changes = self._context.n_changes
                     else:
-                        token = self._choice.token(history, logits)
+                        if not rows:
+                            guess = _NO_IDS if is_first else self._guess(held, history)
+                            reused, rows = self._step(held, guess, is_first)
+                            self._n_changes = self._context.n_changes
+                        computed = time.perf_counter()
+                        if (logits := rows.pop(0)) is None:
+                            token = self._choice.token_after(self._context)
+                        else:
+                            token = self._choice.token(history.all, logits)
                     self._count(is_first, reused, computed - begin, time.perf_counter() - computed)
                 is_first = False
-                new = np.array([token], np.int32)
-                held, history = np.concatenate([held, new]), np.concatenate([history, new])
+                self._append(held, history, token)
                 if rows and guess[-len(rows)] != token:
                     rows = []
-                is_over = self._choice.is_over(history, logits)
+                is_over = self._choice.is_last(token) or (
+                    logits is not None and self._choice.stops(history.all, logits)
+                )
                 sent = yield token
                 if sent is not None:
-                    more = self._sent(sent)
-                    held, history, rows = np.concatenate([held, more]), np.concatenate([history, more]), []
+                    for token in self._sent(sent):
+                        self._append(held, history, token)
+                    rows = []
                 elif is_over:
                     return
         finally:
             if guess.size:
                 with self._lock, suppress(ClosedError):
-                    self._forget_guesses(held[:-1], logits)
+                    self._forget_guesses(held.all[:-1], logits)
 
-    def _sent(self, tokens: Sequence[int]) -> Ids:
-        ids = as_int32("tokens", tokens)
-        for token in ids.tolist():
+    @staticmethod
+    def _append(held: _Ids, history: _Ids, token: int) -> None:
+        held.append(token)
+        if history is not held:
+            history.append(token)
+
+    def _sent(self, tokens: Sequence[int]) -> list[int]:
+        ids: list[int] = as_int32("tokens", tokens).tolist()
+        for token in ids:
             self._choice.sampler.accept(token)
             if self._choice.constraint is not None:
                 self._choice.constraint.accept(token)
         return ids
 
-    def _step(self, held: Ids, guess: Ids, is_first: bool) -> tuple[int, list[Logits | None]]:
+    def _step(self, held: _Ids, guess: Ids, is_first: bool) -> tuple[int, list[Logits | None]]:
         """Computes held and a guess at what follows; the logits after held and after each guessed id."""
+        if not guess.size and self._is_held(held.n - 1):
+            self._context.feed(held.all[-1:])
+            return 0, [self._context.logits]
         if not guess.size:
             report = self._report if is_first else None
-            reused = self._context.hold(held, goes_on=not is_first, report=report)
+            reused = self._context.hold(held.all, goes_on=not is_first, report=report)
             return reused, [None if self._is_plain else self._context.logits]
-        reused = self._context.hold(held, goes_on=True, ahead=guess)
+        reused = self._context.hold(held.all, goes_on=True, ahead=guess)
         return reused, [self._context.session.logits(i).copy() for i in range(guess.size + 1)]
 
-    def _guess(self, held: Ids, history: Ids) -> Ids:
+    def _is_held(self, n: int) -> bool:
+        """Whether the context holds the n ids that it held after the last step; others may have used it."""
+        return self._context.n_changes == self._n_changes and self._context.n_tokens == n
+
+    def _guess(self, held: _Ids, history: _Ids) -> Ids:
         """Ids that may follow and that fit into the context and one chunk."""
-        room = min(self._context.n_ctx - held.size, self._wide)
+        room = min(self._context.n_ctx - held.n, self._wide)
         if self._draft is None or room < 1:
-            return held[:0]
-        ids = np.asarray(self._draft(history.copy())).ravel()[:room]
+            return _NO_IDS
+        ids = np.asarray(self._draft(history.all.copy())).ravel()[:room]
         bad = np.flatnonzero((ids < 0) | (ids >= self._context.n_vocab))
         return ids[: bad[0] if bad.size else ids.size].astype(np.int32)
 
@@ -165,24 +213,20 @@ class Generation:
         if logits is not None and np.array_equal(self._context.ids[: held.size], held):
             self._context.settle(held.size, logits)
 
-    def _shifted(self, ids: Ids) -> Ids:
+    def _shifted(self, held: _Ids) -> _Ids:
         """Makes room for the last of ids, which are one more than fit."""
+        ids = held.all
         if not np.array_equal(self._context.ids, ids[:-1]):
             self._context.hold(ids[:-1], goes_on=True)
         self._context.make_room(1)
-        return np.concatenate([self._context.ids, ids[-1:]])
+        self._n_changes = self._context.n_changes
+        return _Ids(np.concatenate([self._context.ids, ids[-1:]]))
 
     def _count(self, is_first: bool, n_reused: int, step_s: float, choice_s: float) -> None:
         t = self._timings
         if is_first:
-            self._timings = replace(t, n_reused=n_reused, prompt_s=step_s, generate_s=choice_s)
+            t.n_reused, t.prompt_s, t.generate_s = n_reused, step_s, choice_s
         else:
-            self._timings = Timings(  # replace() would take as long as choosing a token
-                load_s=t.load_s,
-                n_prompt=t.n_prompt,
-                n_reused=t.n_reused,
-                prompt_s=t.prompt_s,
-                n_generated=t.n_generated + 1,
-                generate_s=t.generate_s + step_s + choice_s,
-            )
-        self._note(self._timings)
+            t.n_generated += 1
+            t.generate_s += step_s + choice_s
+        self._note(t)

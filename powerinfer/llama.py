@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .about import About
+from .arrays import as_int32
 from .choosing import RANDOM_SEEDS
 from .compat import LATER_INIT, NO_EFFECT_INIT, refuse
 from .completion import ChatHandler, Completions
@@ -40,7 +41,7 @@ from .online import OnlineStatistics
 from .opening import ContextSize, Opening, loading_bar, summary
 from .report import LlamaState, Timings
 from .sampling import Sampler
-from .session import Activation, Model, Predictor, Progress, Session, Sparsity, as_int32
+from .session import Activation, Model, Predictor, Progress, Session, Sparsity
 
 if TYPE_CHECKING:
     from .chat_format import ChatFormat

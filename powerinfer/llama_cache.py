@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import as_int32
 from .context import ContextState, Ids, common_prefix
 from .errors import ArgumentError
 from .report import LlamaState
-from .session import as_int32
 
 _MAGIC = b"PIstate1"
 _DIGEST_BYTES = 32

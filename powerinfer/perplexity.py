@@ -27,8 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import as_int32
 from .errors import ArgumentError, FormatError
-from .session import Progress, Session, as_int32
+from .session import Progress, Session
 
 Tokens = npt.NDArray[np.int32]
 

@@ -10,7 +10,7 @@ from .file import FileInfo
 from .session import ModelInfo, SessionInfo
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Timings:
     """Where the time of the last generation went, in seconds."""
 

@@ -140,6 +140,17 @@ class Sampler:
             _native.check(_native.lib.pi_sampler_sample(handle, logits, self._token))
             return int(self._token[0])
 
+    def next_native(self, session: Any, seq: int, pos: int, token: int) -> tuple[int, int]:
+        """Feeds a token to the engine's session and chooses what follows: the status, and the chosen token.
+        On an error that is the token that was fed, or -1."""
+        handle = self._open()
+        with self._lock:
+            try:
+                status = _native.lib.pi_session_next(session, seq, pos, token, handle, self._token)
+            except OverflowError:
+                raise ArgumentError(f"seq {seq}, pos {pos} or token {token} has more than 32 bits") from None
+            return status, self._token[0]
+
     def accept(self, *tokens: int) -> None:
         """Tells the sampler that these tokens were appended; penalties look at them."""
         handle = self._open()

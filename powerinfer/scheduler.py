@@ -84,6 +84,7 @@ class Scheduler(Visits):
         self._wake = threading.Condition()
         self._waiting: deque[Job] = deque()  # with the lock
         self._running: list[Job] = []  # the thread's; others read its length
+        self._chosen: list[tuple[Stream, int, bool]] = []  # not given yet
         self._closing = False
         self._ends_at = 0.0
         self._ended: Counter[str] = Counter()
@@ -223,6 +224,8 @@ class Scheduler(Visits):
 
     def _finish(self, job: Job, reason: Reason, error: BaseException | None = None) -> None:
         """The request is over; what was computed of it stays held."""
+        if threading.current_thread() is self._thread:
+            self._give()  # its last token among them
         if job.sequence is not None:
             if job.is_visit or error is not None:
                 self._held.drop(job.sequence)
@@ -304,6 +307,7 @@ class Scheduler(Visits):
             row += n_rows
             if job.left <= 0 and job.choice is not None:
                 self._choose(job, job.choice, row - 1 - job.guess.size)
+        self._give()
         self._rates.add(self._totals["generated"] - n_before, n_read)
         self._look()
 
@@ -494,6 +498,13 @@ class Scheduler(Visits):
         if not job.left:
             self._finish(job, "stop")
 
+    def _give(self) -> None:
+        """Gives the tokens chosen in this step to those who wait: when all are chosen, or one is over.
+        Who wakes up wants Python's lock, and would have it at the next call of the engine."""
+        for stream, token, is_end in self._chosen:
+            stream.put(token, is_end)
+        self._chosen.clear()
+
     def _choose(self, job: Job, choice: Choice, row: int) -> None:
         """The next tokens of a generation: one, and one more for each that was guessed right."""
         guess, job.guess = job.guess, job.guess[:0]
@@ -516,13 +527,18 @@ class Scheduler(Visits):
 
     def _choose_one(self, job: Job, choice: Choice, row: int) -> Reason | None:
         """A token, and why it is the last; what its hooks raise is its own."""
-        logits = self._session.logits(row)
-        token = choice.token(job.history, logits)
+        if choice.is_plain:
+            logits = None
+            token = self._session.draw(choice.sampler, row)
+            choice.accept(token)
+        else:
+            logits = self._session.logits(row)
+            token = choice.token(job.history, logits)
         job.ids[job.n] = token
         job.n += 1
         job.left_to_give -= 1
-        is_over = choice.is_over(job.history, logits)
-        job.stream.put(token, token in choice.ends)
+        is_over = choice.is_last(token) or (logits is not None and choice.stops(job.history, logits))
+        self._chosen.append((job.stream, token, token in choice.ends))
         return "stop" if is_over else "length" if not job.left_to_give else None
 
     def _look(self) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _native
+from .arrays import as_int32
 from .errors import ArgumentError, ClosedError
 from .facts import (
     KV_TYPE,
@@ -277,11 +278,35 @@ class Session:
         batch.seq = ffi.NULL if owners is None else ffi.from_buffer("int32_t[]", owners)
         batch.want_logits = ffi.NULL if wanted is None else ffi.from_buffer("uint8_t[]", wanted)
         with self._lock:
-            _native.check(_native.lib.pi_session_feed(self.handle, batch))
-            self._n_logits = n_wanted
-            if self._tap is not None:
-                self._tap[0].show(self._tap[1], n)
-            self._copied.clear()
+            self._check_fed(_native.lib.pi_session_feed(self.handle, batch))
+            self._keep(n, n_wanted)
+
+    def next(self, token: int, pos: int, sampler: Sampler, *, seq: int = 0) -> int:
+        """feed([token], pos=[pos], seq=seq), draw() and accept() in one call of the engine: a loop over
+        tokens runs on cold caches, as all the weights have passed through them since its last turn, and what
+        it touches takes longer than what it computes.
+
+        Raises what these do. If it is the choice that failed, the token is in its sequence.
+        """
+        with self._lock:
+            status, chosen = sampler.next_native(self.handle, seq, pos, token)
+            if chosen >= 0:
+                self._keep(1, 1)
+            self._check_fed(status)
+            return chosen
+
+    def _check_fed(self, status: int) -> None:
+        """Raises what a feed failed with. A device that fails leaves no logits, nor those from before."""
+        if status != 0 and _native.lib.pi_session_logits(self.handle, 0) == _native.ffi.NULL:
+            self._n_logits = 0
+        _native.check(status)
+
+    def _keep(self, n: int, n_logits: int) -> None:
+        """Notes what the engine has of the feed that is done: n tokens, and the logits of so many."""
+        self._n_logits = n_logits
+        if self._tap is not None:
+            self._tap[0].show(self._tap[1], n)
+        self._copied.clear()
 
     @property
     def n_logits(self) -> int:
@@ -570,25 +595,3 @@ def _indices(plan: Any, indices: list[int]) -> Any:
     if len(indices) != info.n_devices:
         raise ArgumentError(f"the plan is for {info.n_devices} devices, {len(indices)} are named")
     return _native.ffi.new("int32_t[]", indices)
-
-
-def as_int32(
-    name: str, values: Sequence[int] | npt.NDArray[np.int32], n: int | None = None
-) -> npt.NDArray[np.int32]:
-    """The values as contiguous int32. Raises ArgumentError for values that do not fit, or not n of them."""
-    array = np.asarray(values)
-    if n is None and array.dtype == np.int32 and array.ndim == 1 and array.flags.c_contiguous:
-        return array
-    if array.size == 0:
-        array = array.astype(np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ArgumentError(
-            f"{name} must be a sequence of integers, not {array.dtype} of shape {array.shape}"
-        )
-    if n is not None and array.size != n:
-        raise ArgumentError(f"{name} has {array.size} entries for {n} tokens")
-    if array.dtype != np.int32:
-        limits = np.iinfo(np.int32)
-        if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
-            raise ArgumentError(f"{name} holds a number that is no 32-bit integer")
-    return np.ascontiguousarray(array, np.int32)

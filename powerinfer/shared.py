@@ -54,15 +54,13 @@ class Seat(Llama):
         stopping_criteria: Criteria = None,
         **hooks: Any,
     ) -> Stream:
-        bias = {int(token): float(value) for token, value in (logit_bias or {}).items()}
-        sampler = Sampler(options, self.n_vocab(), logit_bias=bias)
+        sampler = Sampler(options, self.n_vocab(), logit_bias=self._bias(logit_bias))
         sampler.reset(self._seed(seed))
         choice = Choice(
             sampler=sampler,
             ends=() if self._tokenizer is None else self._tokenizer.eog,
             processors=LogitsProcessorList.of(logits_processor),
             criteria=StoppingCriteriaList.of(stopping_criteria),
-            allow=self._allowed,
             **hooks,
         )
         stream = self._scheduler.submit(prompt, choice, limit=self._limit, deadline=self._deadline)

@@ -43,7 +43,9 @@ class TextStream:
         self._special = special
         self._stop = tuple(stop)
         self._longest = max(map(len, self._stop), default=0)
+        self._first = {s[0] for s in self._stop}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_whole = True  # the decoder waits for no more bytes of a character
         self._held = ""
         self._strip_space = tokenizer.strips_space(prompt) and not tokenizer.decode(prompt)
         self._finished = False
@@ -62,12 +64,16 @@ class TextStream:
         """Add one token; the text that can be shown now, often "". After the end of the text always ""."""
         if self._finished:
             return ""
-        shown = self._special if isinstance(self._special, bool) else token in self._special
-        data = self._tokenizer.piece(token, shown)
+        special = self._special
+        data = self._tokenizer.piece(token, special if isinstance(special, bool) else token in special)
         if self._strip_space and data:
             data = data.removeprefix(b" ")
             self._strip_space = False
-        return self._add(self._decoder.decode(data))
+        if self._is_whole and data.isascii():
+            return self._add(data.decode("ascii"))
+        text = self._decoder.decode(data)
+        self._is_whole = not self._decoder.getstate()[0]
+        return self._add(text)
 
     def finish(self) -> str:
         """The generation is over: what was held back. A character that was cut short becomes U+FFFD."""
@@ -80,6 +86,9 @@ class TextStream:
         return text
 
     def _add(self, text: str) -> str:
+        if not self._stop:
+            self.n_emitted += len(text)
+            return text
         self._held += text
         found = [(at + len(s), at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
@@ -92,9 +101,10 @@ class TextStream:
 
     def _undecided(self) -> int:
         """How many characters at the end may be the beginning of a stop string."""
-        for n in range(min(self._longest - 1, len(self._held)), 0, -1):
-            if any(s.startswith(self._held[-n:]) for s in self._stop):
-                return n
+        end = len(self._held)
+        for at in range(max(0, end - self._longest + 1), end):
+            if self._held[at] in self._first and any(s.startswith(self._held[at:]) for s in self._stop):
+                return end - at
         return 0
 
     def _emit(self, count: int) -> str:

@@ -84,6 +84,7 @@ _FIM_EOG = ("fim_pad", "fim_rep", "fim_sep")
 # Markers of the "harmony" chat format, which are shown and matched like ordinary added tokens.
 _HARMONY_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
+_SPACE = SPACE.encode()
 _WHITESPACE = b" \t\n\v\f\r"
 
 
@@ -121,7 +122,7 @@ class Tokenizer:
             raise TokenizerError(f"tokens {first} and {second} have the same text {self._tokens[first]!r}")
         types = get_numbers(meta, "tokenizer.ggml.token_type", self.n_vocab, np.int64, default=NORMAL)
         self._types: list[int] = types.tolist()
-        self._pieces: dict[int, bytes] = {}
+        self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})  # as shown, and with `special`
         is_llama = self.model == "llama"
         self.pre, scheme = ("", PreTokenizer((), add_bos=True)) if is_llama else self._choose_pre(meta)
         self.add_space_prefix = is_llama and bool(get_number(meta, "tokenizer.ggml.add_space_prefix", True))
@@ -231,17 +232,17 @@ class Tokenizer:
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of one token; b"" for control tokens unless `special`. Raises IndexError."""
-        if not 0 <= token < self.n_vocab:
-            raise IndexError(f"token {token} is outside of the vocabulary of {self.n_vocab} tokens")
-        if not special and (token in self._control or self._types[token] == UNKNOWN):
-            return b""
-        piece = self._pieces.get(token)
+        piece = self._pieces[special].get(token)
         if piece is None:
-            piece = self._pieces[token] = self._make_piece(token)
+            piece = self._pieces[special][token] = self._make_piece(token, special)
         return piece
 
-    def _make_piece(self, token: int) -> bytes:
+    def _make_piece(self, token: int, special: bool) -> bytes:
+        if not 0 <= token < self.n_vocab:
+            raise IndexError(f"token {token} is outside of the vocabulary of {self.n_vocab} tokens")
         kind = self._types[token]
+        if not special and (token in self._control or kind == UNKNOWN):
+            return b""
         if token in self._control or kind in (CONTROL, UNKNOWN, USER_DEFINED):
             return self._tokens[token]
         if kind == BYTE:
@@ -250,7 +251,7 @@ class Tokenizer:
         if kind != NORMAL:
             return b""
         if self.model == "llama":
-            return self._tokens[token].replace(SPACE.encode(), b" ")
+            return self._tokens[token].replace(_SPACE, b" ")
         return b"".join(
             BYTE_OF_CHAR.get(c) or c.encode("utf-8", "surrogateescape") for c in self._texts[token]
         )

@@ -82,8 +82,9 @@ def check(path: Path) -> Row:
 def fetch(folder: Path) -> None:
     """Unpack the vocabularies of llama-cpp-python's source distribution into `folder`."""
     with tempfile.TemporaryDirectory() as temporary:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        subprocess.run([*command, "--dest", temporary, "llama-cpp-python"], check=True)
+        name = "llama-cpp-python"  # its source alone: what pip builds it with may come built
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", name]
+        subprocess.run([*command, "--dest", temporary, name], check=True)
         folder.mkdir(parents=True, exist_ok=True)
         with tarfile.open(next(Path(temporary).glob("*.tar.gz"))) as archive:
             for member in archive:

@@ -70,6 +70,7 @@ class Client:
         self.random = random.Random(seed)
         self.http = httpx.AsyncClient(base_url=url, timeout=120)
         self.report = report
+        self.was_refused = False
 
     def text(self, n: int) -> str:
         return " ".join(self.random.choices(WORDS, k=n))
@@ -145,6 +146,7 @@ class Client:
     def accepts(self, answer: httpx.Response, status: int) -> bool:
         """Notes what came; busy is an answer too."""
         self.report.outcomes[str(answer.status_code)] += 1
+        self.was_refused = answer.status_code == 429
         if answer.status_code not in (status, 429):
             said = answer.text[:300].replace("\n", " ")
             self.report.wrong.append(f"{answer.request.url.path}: {answer.status_code}, not {status}: {said}")
@@ -166,12 +168,14 @@ class Client:
         async with self.http:
             while time.monotonic() < until:
                 _, name, thing = self.random.choices(things, weights=[weight for weight, _, _ in things])[0]
-                begin = time.perf_counter()
+                begin, self.was_refused = time.perf_counter(), False
                 try:
                     await thing()
                 except Exception as error:
                     self.report.wrong.append(f"{name}: {error!r}")
-                self.report.add(name, time.perf_counter() - begin)
+                self.report.add(
+                    "told to come again" if self.was_refused else name, time.perf_counter() - begin
+                )
 
 
 def look(pid: int) -> tuple[int, int, int]:

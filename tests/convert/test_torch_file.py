@@ -312,7 +312,7 @@ def test_every_cut_and_many_flips(tmp_path: Path) -> None:
 TYPES = ("f4", "f2", "f8", "i8", "i4", "i2", "i1", "u1", "?")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     shape=st.lists(st.integers(0, 4), max_size=4),
     kind=st.sampled_from(TYPES),

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer import DeviceError, OutOfMemoryError
+from powerinfer import ArgumentError, DeviceError, OutOfMemoryError
 from powerinfer.opening import Opening
 from powerinfer.plan import Settings, engine, make_plan
+from powerinfer.sampling import Sampler, Sampling
 from powerinfer.session import Model, Session
 from tests.core import capi
 from tests.native.hybrid import DEEP, IDS, TOLERANCE, apart, drive, options, place, run_again, settings, write
@@ -119,6 +120,23 @@ def test_every_operation_can_fail(model: Model, faults: Faults, name: str, n_tok
             if n % 4 == 1:  # the next step is as if nothing had been
                 feed_patiently(s, IDS[7 : 7 + n_tok])
                 assert np.array_equal(s.logits(), want)
+
+
+@with_faults
+def test_a_step_that_failed_leaves_no_logits(model: Model, faults: Faults) -> None:
+    with open_two(model) as s:
+        sampler = Sampler(Sampling(temperature=0.0), model.info.n_vocab)
+        for step in (lambda: s.feed([3]), lambda: s.next(3, 7, sampler)):
+            s.feed(IDS[: 7 - s.length()] or [3])
+            s.cut(7)
+            assert s.n_logits == 1
+            faults.die = 1
+            with pytest.raises(DeviceError, match="that was asked for"):
+                step()
+            assert (s.length(), s.n_logits) == (7, 0)
+            for look in (s.logits, s.hidden, lambda: s.draw(sampler)):
+                with pytest.raises(ArgumentError, match="the logits of 0 tokens"):
+                    look()
 
 
 @with_faults

@@ -44,6 +44,9 @@ def test_null_handles_and_outputs(session: Session) -> None:
     refused(lib.pi_session_open(model, NULL, NULL), "NULL")
     refused(lib.pi_session_feed(s, NULL), "at least one token")
     refused(lib.pi_session_feed(NULL, ffi.new("pi_batch *")), "at least one token")
+    sampler, token = ffi.cast("pi_sampler *", some), ffi.new("int32_t *")
+    for args in ((NULL, sampler, token), (s, NULL, token), (s, sampler, NULL)):
+        refused(lib.pi_session_next(args[0], 0, 3, 1, *args[1:]), "NULL")
     refused(lib.pi_session_last_step(s, 0, NULL), "NULL")
     refused(lib.pi_session_last_total(NULL, NULL, NULL), "NULL")
     refused(lib.pi_session_set_sparsity(NULL, 0), "NULL")

@@ -199,6 +199,46 @@ def test_few_tokens_of_a_large_vocabulary() -> None:
         assert set(without) == {5, 70, 39_999}
 
 
+@pytest.mark.parametrize("k", [1, 2, 39, 40, 313])
+@pytest.mark.parametrize("order", ["rising", "falling", "ties", "blocks", "shuffled"])
+def test_the_k_largest_in_any_order(order: str, k: int) -> None:
+    """Of 40,011 tokens, the last of which fill no block of 32."""
+    n = 40_011
+    logits = np.linspace(-4, 4, n).astype(np.float32)
+    if order == "falling":
+        logits = logits[::-1].copy()
+    if order == "ties":  # of equal ones the first
+        logits = np.round(logits[::-1] * 4).astype(np.float32) % 3
+    if order == "blocks":  # the largest stand together in one block, and in the last one
+        logits[64:96] += 20
+        logits[-11:] += 30
+    if order == "shuffled":
+        np.random.default_rng(k).shuffle(logits)
+    expected = np.lexsort((np.arange(n), -logits))[:k]
+    seen = draws(replace(OFF, top_k=k, temperature=FLAT, seed=3), logits, 16 * k + 20)
+    assert set(seen) == set(expected)
+
+
+@pytest.mark.parametrize("n_changed", [3, 90, 2000])
+def test_few_and_many_changed_tokens_of_a_large_vocabulary(n_changed: int) -> None:
+    """Bias and penalties lower the likeliest, which are among those that a filter looks at first."""
+    n = 20_011
+    rng = np.random.default_rng(n_changed)
+    logits = random_logits(n, 3.0, seed=1)
+    best = np.argsort(-logits)[:n_changed].tolist()
+    bias = {int(token): float(rng.normal(0, 4)) for token in best[::2]} | {n - 1: 3.0}
+    o = replace(OFF, repeat_penalty=1.7, presence_penalty=1.0, penalty_last_n=-1)
+    values = adjusted(logits, o, best, bias)
+    greedy = Sampler(replace(o, temperature=0.0), n, logit_bias=bias)
+    greedy.accept(*best)
+    for _ in range(2):  # and the caller's logits are as they were
+        assert greedy.sample(logits) == int(np.argmax(values))
+    assert np.array_equal(logits, random_logits(n, 3.0, seed=1))
+    flat = Sampler(replace(o, top_k=30, temperature=FLAT), n, logit_bias=bias)
+    flat.accept(*best)
+    assert {flat.sample(logits) for _ in range(700)} == set(np.argsort(-values)[:30])
+
+
 def test_whole_vocabulary_of_256k() -> None:
     logits = random_logits(256_000, 3.0, seed=4)
     o = Sampling(seed=1, temperature=FLAT)
@@ -433,7 +473,7 @@ def test_logits_stay_as_they_are() -> None:
     assert np.array_equal(before, logits)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False, max_value=2.0**127), min_size=1, max_size=80),
     top_k=st.integers(-3, 100),

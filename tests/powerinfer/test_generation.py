@@ -18,6 +18,7 @@ from powerinfer import (
     LogitsProcessorList,
     StoppingCriteriaList,
 )
+from powerinfer.sampling import Sampler, Sampling
 from powerinfer.session import Model, Session
 from tests.powerinfer.greedy import PROMPT, greedy
 
@@ -99,6 +100,69 @@ def test_streams_that_take_turns(llama: OpenLlama) -> None:
     # Tokens that were computed alone at first are computed together again: that may round differently.
     agree = [sum(a == b for a, b in zip(x, y, strict=True)) for x, y in zip(taken, expected, strict=True)]
     assert min(agree) >= 5
+
+
+def test_what_others_do_between_tokens(llama: OpenLlama) -> None:
+    """Whether they use the object or the session below it."""
+    llm = llama()
+    expected = greedy(llm, PROMPT, 12)
+
+    llm.reset()
+    llm.eval(range(50, 50 + len(PROMPT) + 5))
+    as_long = llm.save_state()
+
+    deeds = [
+        lambda: None,
+        lambda: llm.session.drop(),
+        lambda: llm.session.cut(3),
+        lambda: llm.session.feed([7, 8]),
+        lambda: llm.reset(),
+        lambda: llm.load_state(llm.save_state()),
+        lambda: llm.load_state(as_long),
+    ]
+    for deed in deeds:
+        stream = llm.generate(PROMPT, temp=0.0)
+        taken = [next(stream) for _ in range(6)]
+        deed()
+        taken += [next(stream) for _ in range(6)]
+        # What is computed again together may round differently.
+        assert sum(a == b for a, b in zip(taken, expected, strict=True)) >= 11
+
+
+def test_the_array_of_a_prompt_may_be_used_for_something_else(llama: OpenLlama) -> None:
+    prompt = np.array(PROMPT, np.int32)
+    llm = llama()
+    stream = llm.generate(prompt, temp=0.0)
+    tokens = [next(stream) for _ in range(3)]
+    prompt[:] = 50
+    llm.reset()  # the prompt has to be computed again
+    tokens.append(next(stream))
+    assert llm.input_ids.tolist() == [*PROMPT, *tokens[:3]]
+
+
+def test_a_choice_that_fails_leaves_the_logits(llama: OpenLlama) -> None:
+    """As those of the token before it, which was computed."""
+    llm = llama()
+    stream = llm.generate(PROMPT, temp=0.0)
+    first = next(stream)
+    generator: Any = stream
+    held = generator.gi_frame.f_locals["self"]
+    held._choice.sampler = Sampler(
+        Sampling(temperature=0), 320, logit_bias=dict.fromkeys(range(320), -np.inf)
+    )
+    with pytest.raises(ArgumentError, match="excluded"):
+        next(stream)
+    assert llm.input_ids.tolist() == [*PROMPT, first]
+    assert llm.sample(temp=0.0) == greedy(llama(), PROMPT, 2)[1]
+
+
+def test_timings_are_those_of_the_moment(llama: OpenLlama) -> None:
+    llm = llama()
+    stream = llm.generate(PROMPT, temp=0.0)
+    next(stream)
+    before = llm.timings
+    next(stream)
+    assert (before.n_generated, llm.timings.n_generated) == (0, 1)
 
 
 def test_logits_processors(llama: OpenLlama) -> None:
@@ -203,6 +267,29 @@ def test_an_interrupt_between_the_engine_and_its_books(
             llm.eval([5])
     assert llm.n_tokens == 0 and llm.input_ids.size == 0
     assert greedy(llm, PROMPT, 5) == greedy(llama(n_ctx=20), PROMPT, 5)
+
+
+def test_an_interrupt_while_a_token_is_computed(llama: OpenLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes when the engine is done: the token is held, and no logits are shown that are not its own."""
+    llm = llama()
+    stream = llm.generate(PROMPT, temp=0.0)
+    first = next(stream)
+    assert len(llm.scores) == len(PROMPT)
+    compute = Sampler.next_native
+
+    def interrupted(self: Sampler, *args: Any) -> tuple[int, int]:
+        compute(self, *args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sampler, "next_native", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+    assert llm.input_ids.tolist() == [*PROMPT, first]
+    assert len(llm.scores) == 0
+    with pytest.raises(ContextError, match="no logits"):
+        llm.sample()
+    assert greedy(llm, PROMPT, 5) == greedy(llama(), PROMPT, 5)
 
 
 def test_objects_in_parallel_threads(llama: OpenLlama) -> None:

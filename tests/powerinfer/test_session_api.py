@@ -142,6 +142,52 @@ def test_a_sampler_draws_from_logits_that_were_not_copied(model: Model) -> None:
             s.draw(Sampler(Sampling(), model.info.n_vocab + 1))
 
 
+def test_next_is_feed_draw_and_accept(model: Model) -> None:
+    options = Sampling(seed=3, temperature=2.0, top_k=0, repeat_penalty=1.5)
+    one, other = (Sampler(options, model.info.n_vocab) for _ in range(2))
+    with session(model, n_seq=2) as s, session(model) as expected:
+        s.feed(PROMPT, seq=1)
+        expected.feed(PROMPT)
+        token = want = PROMPT[0]
+        for pos in range(len(PROMPT), 60):
+            token = s.next(token, pos, one, seq=1)
+            expected.feed([want])
+            want = expected.draw(other)
+            other.accept(want)
+            assert token == want
+        assert (s.length(0), s.length(1), s.n_logits) == (0, 60, 1)
+        assert np.array_equal(s.logits(), expected.logits())
+
+
+def test_what_next_leaves_when_it_fails(model: Model) -> None:
+    n_vocab = model.info.n_vocab
+    greedy = Sampler(Sampling(temperature=0), n_vocab)
+    nothing = Sampler(Sampling(), n_vocab, logit_bias=dict.fromkeys(range(n_vocab), -np.inf))
+    s = session(model)
+    s.feed(PROMPT, want_logits=True)
+    kept = [s.logits(i).copy() for i in range(7)]
+    for token, pos, words in ((5, 6, "position 6"), (n_vocab, 7, "token 320"), (-1, 7, "token -1")):
+        with pytest.raises(ArgumentError, match=words):
+            s.next(token, pos, greedy)
+    with pytest.raises(ArgumentError, match="must be 321"):  # the engine's memory ends before that
+        s.next(5, 7, Sampler(Sampling(), n_vocab + 1))
+    for bad in ((2**31, 7, 0), (5, 2**31, 0), (5, 7, -(2**31) - 1)):
+        with pytest.raises(ArgumentError, match="32 bits"):
+            s.next(bad[0], bad[1], greedy, seq=bad[2])
+    assert (s.length(), s.n_logits) == (7, 7)
+    assert all(np.array_equal(s.logits(i), kept[i]) for i in range(7))
+    with pytest.raises(ArgumentError, match="excluded"):
+        s.next(5, 7, nothing)
+    expected = session(model)
+    expected.feed(PROMPT)
+    expected.feed([5])
+    assert (s.length(), s.n_logits) == (8, 1)
+    assert np.array_equal(s.logits(), expected.logits())  # not what was copied of the feed before
+    s.close()
+    with pytest.raises(ClosedError):
+        s.next(5, 8, greedy)
+
+
 def test_indices_of_logits(model: Model) -> None:
     s = session(model)
     with pytest.raises(ArgumentError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,23 @@ def test_a_stream_that_is_left_early_forgets_guesses(llama: OpenLlama) -> None:
         stream.close()  # type: ignore[attr-defined]
         assert llm.input_ids.tolist() == answer[: len(llm.tokenize(PROMPT)) + n - 1]
         assert llm.scores.shape[0] == llm.n_tokens
+
+
+def test_guesses_while_others_use_the_context(llama: OpenLlama) -> None:
+    """What they leave in it is as long as what the generation held, and none of its own."""
+    llm = llama()
+    prompt = llm.tokenize(PROMPT)
+    answer = list(islice(llm.generate(prompt, temp=0.0), 12))
+    llm.draft_model = lambda ids: answer[2:5] if len(ids) == len(prompt) + 2 else []
+    for n in range(1, 8):
+        llm.reset()
+        stream = llm.generate(prompt, temp=0.0)
+        taken = [next(stream) for _ in range(4)]  # two more are known by the step with guesses
+        llm.reset()
+        llm.eval(range(50, 50 + len(prompt) + n))
+        # What is computed again together may round differently.
+        taken += islice(stream, 8)
+        assert sum(a == b for a, b in zip(taken, answer, strict=True)) >= 11
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def first_completed(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.text(alphabet="abé中🚀\n", max_size=40),
     st.lists(st.text(alphabet="abé中🚀\n", min_size=1, max_size=4), max_size=3),

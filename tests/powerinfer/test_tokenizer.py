@@ -285,7 +285,7 @@ def test_decode_drops_the_space_that_encode_put_before_the_text() -> None:
     assert tokenizer.decode(tokenizer.encode(" x", add_bos=True, special=False))[-2:] == b" x"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=60))
 def test_text_survives(text: str) -> None:
     assume_space = b"" if not text else b" "
@@ -300,7 +300,7 @@ SPM = Tokenizer(spm())
 BPE = Tokenizer(bpe())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.sampled_from(

@@ -14,5 +14,6 @@ def test_every_way_is_measured() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert lines[0].startswith("engine ") and "3 tokens" in lines[0]
-    assert [line.split()[0] for line in lines[1:]] == ["loop", "call", "stream", "chat"]
+    ways = ["loop", "call", "stream", "chat", "greedy", "stops", "penalty", "logprobs", "together"]
+    assert [line.split()[0] for line in lines[1:]] == ways
     assert all(float(line.split()[2]) > 0 for line in lines[1:])

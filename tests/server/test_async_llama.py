@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -166,7 +168,7 @@ def test_cancelling_a_task_frees_its_place(demo: AsyncLlama, stream: bool) -> No
         hooks, reached, go = gate()
 
         async def answer() -> None:
-            options: dict[str, Any] = {"logits_processor": hooks, "temperature": 1.0}
+            options: dict[str, Any] = {"logits_processor": hooks, "temperature": 0}
             result = await demo.create_completion("Once", stream=stream, **options)
             if stream:
                 async for _ in result:
@@ -219,13 +221,16 @@ def test_leaving_a_stream(demo: AsyncLlama) -> None:
     run(main())
 
 
-def test_time_is_over(demo: AsyncLlama) -> None:
+def test_time_is_over(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * (len(calls) >= 3))
+    monkeypatch.setattr("powerinfer.scheduler.time", clock)
+
     async def main() -> None:
-        hooks, _, go = gate()
-        threading.Timer(0.4, go.set).start()
-        result = await demo.create_completion("Once", logits_processor=hooks, timeout_s=0.2)
+        options: dict[str, Any] = {"logits_processor": lambda *_: calls.append(1), "temperature": 0}
+        result = await demo.create_completion("Once", **options, timeout_s=500)
         assert result["choices"][0]["finish_reason"] == "length"
-        assert 1 <= result["usage"]["completion_tokens"] <= 3
+        assert result["usage"]["completion_tokens"] == 3
         with pytest.raises(TimeoutError):
             await demo.create_completion("Once", timeout_s=-1.0)
 
@@ -241,7 +246,7 @@ def test_an_error_on_the_way_ends_the_stream(demo: AsyncLlama) -> None:
             if len(calls) == 4:
                 raise ZeroDivisionError
 
-        stream = await demo.create_completion("Once", stream=True, logits_processor=fail)
+        stream = await demo.create_completion("Once", stream=True, logits_processor=fail, temperature=0)
         with pytest.raises(ZeroDivisionError):
             async for _ in stream:
                 pass
@@ -279,8 +284,11 @@ def test_closing_ends_what_is_under_way(relu_path: Path) -> None:
         task = asyncio.create_task(llm.create_completion([1, 5], logits_processor=hooks, **GREEDY))
         while not reached.is_set():
             await asyncio.sleep(0.005)
-        threading.Timer(0.1, go.set).start()
-        await llm.aclose()
+        closing = asyncio.create_task(llm.aclose())
+        while not llm.scheduler.is_closing:
+            await asyncio.sleep(0.005)
+        go.set()
+        await closing
         with pytest.raises(ClosedError):
             await task
 

@@ -28,7 +28,7 @@ from powerinfer.session import Session
 from tests import models
 from tests.powerinfer.test_online import open_llama, some_gib
 from tests.powerinfer.test_online import path as online_path
-from tests.server.test_scheduler import choice, prompt, same
+from tests.server.test_scheduler import blocked, choice, prompt, same
 
 __all__ = ["online_path"]
 MakeScheduler = Callable[..., Scheduler]
@@ -77,7 +77,8 @@ def test_shifts_where_memory_is_short(make: MakeScheduler, relu_path: Path) -> N
     scheduler = make(n_ctx=128, n_pool=5 * 64, n_seq=8, max_running=4, n_keep=2)
     common = prompt(30)
     prompts = [np.concatenate([common, prompt(5, i)]) for i in range(6)]
-    streams = [scheduler.submit(ids, choice(), limit=300) for ids in prompts]
+    with scheduler._wake:  # none begins before all are there
+        streams = [scheduler.submit(ids, choice(), limit=300) for ids in prompts]
     assert [len(list(stream)) for stream in streams] == [300] * 6
     stats = scheduler.stats()
     assert stats.n_preempted and stats.n_ended == {"length": 6}
@@ -137,7 +138,8 @@ def test_guesses_change_no_answer(make: MakeScheduler, relu_path: Path, right: i
     answers = [alone(relu_path, ids, 40) for ids in prompts]
     oracle = Oracle(list(zip(prompts, answers, strict=True)), right)
     scheduler = make(draft=oracle, n_wide=15)
-    streams = [scheduler.submit(ids, choice(), limit=40) for ids in prompts]
+    with scheduler._wake:  # none begins before all are there
+        streams = [scheduler.submit(ids, choice(), limit=40) for ids in prompts]
     for ids, stream, answer in zip(prompts, streams, answers, strict=True):
         assert same(relu_path, ids, list(stream), answer, type_k="f32", type_v="f32")
         assert stream.n_given == 40
@@ -313,10 +315,11 @@ def test_cancelling_ends_all_of_a_request(make: MakeScheduler) -> None:
     for stream in streams:
         list(stream)
     assert streams[-1].reason == "cancelled"
-    talking = [scheduler.submit(prompt(5, i), choice(), limit=200) for i in range(2)]
+    talking, go = blocked(scheduler, 2)
     with pytest.raises(BusyError):
         scheduler.embed_all([prompt(5)])
-    assert [len(list(stream)) for stream in talking] == [200, 200]
+    go.set()
+    assert [len(list(stream)) for stream in talking] == [29, 29]
 
 
 # -- neurons that move
@@ -348,7 +351,8 @@ def test_neurons_move_between_requests(
         online.every = 50
         for i in range(4):
             ids = [prompt(40, i + 10 * k) % 290 for k in range(1 + busy)]
-            streams = [llm.scheduler.submit(own, choice(n_vocab=291), limit=25) for own in ids]
+            with llm.scheduler._wake:  # none begins before all are there
+                streams = [llm.scheduler.submit(own, choice(n_vocab=291), limit=25) for own in ids]
             answers = [list(stream) for stream in streams]
             assert [len(answer) for answer in answers] == [25] * (1 + busy)
             assert answers[0] == want or i

@@ -40,7 +40,8 @@ def test_chat(http: Any) -> None:
 
 
 def test_usage_at_the_end_of_a_stream(http: Any) -> None:
-    asked = {"prompt": "Once", "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+    asked = {"prompt": "Once", "max_tokens": 4, "temperature": 0, "stream": True}
+    asked["stream_options"] = {"include_usage": True}
     events = events_of(http.post("/v1/completions", json=asked).text)
     assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == 4
     assert all(event["usage"] is None for event in events[:-1])

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,6 @@ pytest.importorskip("uvicorn", reason="the extra powerinfer[server] is not insta
 httpx = pytest.importorskip("httpx")
 
 
-def wait_until_idle(llm: AsyncLlama) -> None:
-    for _ in range(1000):
-        stats = llm.stats()
-        if not stats.running and not stats.waiting:
-            return
-        time.sleep(0.01)
-    raise AssertionError("something is still under way")
-
-
 def raw(url: str, body: dict[str, Any]) -> socket.socket:
     """A request on a socket of its own, of which nothing has been read."""
     host, port = url.removeprefix("http://").split(":")
@@ -39,41 +31,72 @@ def raw(url: str, body: dict[str, Any]) -> socket.socket:
     return sock
 
 
+class Steps:
+    """The engine's steps, which wait until they are allowed: what is under way stays so."""
+
+    def __init__(self) -> None:
+        self._allowed = threading.Semaphore(0)
+
+    def allow(self, n: int = 10**6) -> None:
+        self._allowed.release(n)
+
+    def wait(self) -> None:
+        assert self._allowed.acquire(timeout=60)
+
+
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that take a while: what is under way stays so for seconds."""
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     from powerinfer.session import Session
 
-    feed = Session.feed
+    feed, steps = Session.feed, Steps()
 
-    def slowly(self: Session, *args: Any, **options: Any) -> None:
-        time.sleep(0.03)
+    def later(self: Session, *args: Any, **options: Any) -> None:
+        steps.wait()
         feed(self, *args, **options)
 
-    monkeypatch.setattr(Session, "feed", slowly)
+    monkeypatch.setattr(Session, "feed", later)
+    yield steps
+    steps.allow()
 
 
-FOREVER = {"prompt": "Once", "max_tokens": 100, "temperature": 1.0, "logit_bias": {}}
+def wait_for(true: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if true():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not happen in half a minute")
+
+
+def wait_until_idle(llm: AsyncLlama) -> None:
+    wait_for(lambda: not llm.stats().running and not llm.stats().waiting)
+
+
+# Drawn tokens might be the end of the text.
+FOREVER = {"prompt": "Once", "max_tokens": 100, "temperature": 0}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves(url: str, demo: AsyncLlama, slow: None, stream: bool) -> None:
+def test_a_client_that_leaves(url: str, demo: AsyncLlama, steps: Steps, stream: bool) -> None:
     wait_until_idle(demo)
     before = demo.stats().n_ended.get("cancelled", 0)
     sock = raw(url, FOREVER | {"stream": stream})
-    while not demo.stats().running:
-        time.sleep(0.01)
+    steps.allow(3)
+    wait_for(lambda: demo.stats().running == 1)
     if stream:
         sock.recv(100)
+    (job,) = demo.scheduler._running
     sock.close()
+    wait_for(lambda: job.stream.is_cancelled)
+    steps.allow()
     wait_until_idle(demo)
     assert demo.stats().n_ended["cancelled"] == before + 1
 
 
-def test_too_many_requests(url: str, demo: AsyncLlama, slow: None, http: Any) -> None:
-    socks = [raw(url, FOREVER) for _ in range(12)]  # 4 run, 8 wait
-    while demo.stats().running + demo.stats().waiting < 12:
-        time.sleep(0.01)
+def test_too_many_requests(url: str, demo: AsyncLlama, steps: Steps, http: Any) -> None:
+    socks = [raw(url, FOREVER) for _ in range(12)]
+    wait_for(lambda: demo.stats().running + demo.stats().waiting == 12)
+    steps.allow(1)
+    wait_for(lambda: (demo.stats().running, demo.stats().waiting) == (4, 8))
     for stream in (False, True):
         response = http.post("/v1/completions", json={"prompt": "a", "stream": stream})
         assert response.status_code == 429 and 1 <= int(response.headers["retry-after"]) <= 60
@@ -81,6 +104,7 @@ def test_too_many_requests(url: str, demo: AsyncLlama, slow: None, http: Any) ->
     assert http.get("/health").status_code == 200
     for sock in socks:
         sock.close()
+    steps.allow()
     wait_until_idle(demo)
     assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
 
@@ -96,7 +120,7 @@ def test_bodies_that_do_not_come(demo: AsyncLlama) -> None:
 
 @pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_headers_that_do_not_come(demo: AsyncLlama, before: bytes) -> None:
-    with serving(demo, ends_model=False, headers_timeout_s=0.3) as address:
+    with serving(demo, ends_model=False, headers_timeout_s=1.0) as address:
         host, port = address.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as sock:
             if before:
@@ -109,10 +133,10 @@ def test_headers_that_do_not_come(demo: AsyncLlama, before: bytes) -> None:
             assert b"HTTP/1.1" not in rest
 
 
-def test_an_answer_may_take_longer_than_headers(demo: AsyncLlama, slow: None) -> None:
-    with serving(demo, ends_model=False, headers_timeout_s=0.2) as address:
-        asked = {"prompt": "Once", "max_tokens": 20, "temperature": 1.0}
-        assert httpx.post(f"{address}/v1/completions", json=asked, timeout=30).status_code == 200
+def test_an_answer_may_take_longer_than_headers(demo: AsyncLlama, steps: Steps) -> None:
+    with serving(demo, ends_model=False, headers_timeout_s=1.0) as address:
+        threading.Timer(1.5, steps.allow).start()
+        assert httpx.post(f"{address}/v1/completions", json=FOREVER, timeout=30).status_code == 200
 
 
 def test_looking_does_not_wait_for_the_engine(url: str, demo: AsyncLlama) -> None:
@@ -165,7 +189,7 @@ def test_readers_that_stop_reading(demo: AsyncLlama) -> None:
     from powerinfer.server.events import EventStream
 
     async def main() -> bool:
-        stream = await demo.create_completion("Once", stream=True, max_tokens=50)
+        stream = await demo.create_completion(**FOREVER, stream=True)
         response = EventStream(stream, usage=False, write_timeout_s=0.1)
 
         async def receive() -> dict[str, Any]:
@@ -189,20 +213,27 @@ def own(relu_path: Path) -> AsyncLlama:
 
 
 @pytest.mark.parametrize(("grace", "ends_well"), [(20.0, True), (0.2, False)])
-def test_the_end(own: AsyncLlama, slow: None, grace: float, ends_well: bool) -> None:
-    asked = {"prompt": "Once", "max_tokens": 30, "stream": True, "temperature": 0}
+def test_the_end(own: AsyncLlama, steps: Steps, grace: float, ends_well: bool) -> None:
+    asked = FOREVER | {"max_tokens": 30, "stream": True}
     said: list[str] = []
 
     def client(address: str) -> None:
         said.append(httpx.post(f"{address}/v1/completions", json=asked, timeout=30).text)
 
+    def go_on() -> None:
+        wait_for(lambda: own.scheduler.is_closing)
+        if not ends_well:
+            time.sleep(grace + 0.05)
+        steps.allow()
+
     with serving(own, shutdown_s=grace) as address:
-        thread = threading.Thread(target=client, args=(address,))
-        thread.start()
-        while not own.stats().running:
-            time.sleep(0.01)
-        time.sleep(0.2)
-    thread.join(30)
+        threads = [threading.Thread(target=client, args=(address,)), threading.Thread(target=go_on)]
+        for thread in threads:
+            thread.start()
+        steps.allow(3)
+        wait_for(lambda: own.stats().n_generated_tokens >= 2)
+    for thread in threads:
+        thread.join(30)
     events = events_of(said[0])
     if ends_well:
         assert events[-1]["choices"][0]["finish_reason"] == "length"

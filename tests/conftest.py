@@ -1,0 +1,15 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+import contextlib
+
+with contextlib.suppress(ImportError):  # a machine that only runs the tests of its GPU may not have it
+    from hypothesis import HealthCheck, settings
+
+    # A change is refused for what it does, not for what was drawn or for how busy the machine was: the same
+    # examples every time. `make slow` draws others (--hypothesis-profile=drawn).
+    calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("same", calm, derandomize=True)
+    settings.register_profile("drawn", calm, print_blob=True)
+    settings.load_profile("same")
