@@ -89,6 +89,28 @@ def test_axpy(table: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("table, name", CASES)
+def test_no_list_is_read_past_its_end(table: str, name: str) -> None:
+    """Kernels look ahead in their own list and in the one that the caller names."""
+    k = TABLES[table].row[TYPES[name]]
+    cols = 256
+    listed = np.array([0, 3, 4, 11, 12, 13, 17, 19, 20], dtype=np.int32)
+    data, _ = cpu.random_rows(name, 21, cols, 1)
+    act = cpu.packed(k, np.random.default_rng(5).standard_normal(cols).astype(np.float32))
+    acc = cpu.floats(cpu.acc_floats(cols))
+    with cpu.Guarded(data) as memory, cpu.Guarded(listed.view(np.uint8)) as lists:
+        m = cpu.matrix(name, memory.pointer, 21, cols)
+        end = ffi.cast("int32_t *", lists.pointer) + len(listed)
+        for n in range(1, len(listed) + 1):
+            rows = ffi.new("te_rows *", {"row": end - n, "n": n})
+            for n_next in range(len(listed) + 1):
+                ahead = ffi.new("te_ahead *", {"m": m, "rows": {"row": end - n_next, "n": n_next}})
+                for named in (ahead, cpu.NOTHING_AHEAD):
+                    y = cpu.floats(n)
+                    cpu.dot(k, m, rows, act, y, named)
+                    cpu.axpy(k, m, rows, y, acc, named)
+
+
+@pytest.mark.parametrize("table, name", CASES)
 def test_few_tokens_have_the_bits_of_one(table: str, name: str) -> None:
     """dot_few and axpy_few give what dot and axpy give for the rows that a token wants, and write no more."""
     k = TABLES[table].row[TYPES[name]]

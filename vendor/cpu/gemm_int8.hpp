@@ -1,4 +1,5 @@
-// gemm_int8.hpp - products for many tokens in 8-bit integers, for the block formats: te_gemm_kernels' second set.
+// gemm_int8.hpp - products for many tokens in 8-bit integers, for the block formats: te_int8_kernels. AVX-512 has other
+// records and tiles for the formats of 256 weights (gemm_int8_k.hpp).
 //
 // Both sides are integers with a scale per group: activations are rounded to int8 per 32, as for the row kernels, and
 // weights are unpacked a panel at a time (unpack.hpp), to unsigned bytes, since unsigned by signed is what the
@@ -20,7 +21,7 @@
 // beside eight dots two more, with minima or groups of 16 three. So 0.80 and 0.73 of what dots alone reach, 464 GFLOP/s
 // a core, can be had; 512 tokens, 256 rows of 4096 columns, weights from memory, reach with all else (before anything
 // was fetched ahead, when sums were transposed one by one and groups of 16 had four more):
-//     Q4_0 0.75 (0.60)  Q8_0 0.75 (0.61)  Q4_K 0.70 (0.57)  Q5_K 0.69 (0.58)  Q6_K 0.66 (0.50)  Q2_K 0.57 (0.46)
+//     Q4_0 0.75 (0.60)  Q8_0 0.75 (0.61)  and, before gemm_int8_k.hpp, Q4_K 0.70  Q5_K 0.69  Q6_K 0.66  Q2_K 0.57
 // Also before that, one thread, the machine and shape of gemm.hpp, TFLOPS. AVX-512, where one instruction a cycle makes
 // 0.42: Q4_0 0.27-0.31, Q8_0 0.25-0.29, Q4_K 0.25-0.30, Q6_K 0.22-0.24. AVX2: Q4_0 0.18, Q4_K 0.17, Q5_0 0.17, Q6_K 0.13.
 // Loops over the dwords of a group that are not unrolled: AVX-512 0.85 of that.
@@ -29,25 +30,29 @@
 
 namespace {
 
-template <class V, class D> struct gemm_int8 {
-    using f32 = typename V::f32;
-    using i32 = typename V::i32;
+// What both kinds of records share: sizes, for blocks of so many vectors of tokens.
+template <class V, int vectors> struct int8_sizes {
     using floats = gemm_f32<V>;
     static constexpr int32_t L = V::lanes;
-    static constexpr int32_t TB = D::vectors * L; // tokens per block
-    static constexpr int32_t TP = floats::TP;     // tokens per pass
-    static constexpr int32_t KC = 256;            // weights per pass; their TB activations stay in L1
-    static constexpr int32_t NC = 128;            // rows per panel
-    static constexpr int32_t LC = floats::LC;     // pitch of the sums
-    static constexpr int32_t TOKEN = 32 + 4 + 16; // bytes of a token's share of a record
+    static constexpr int32_t TB = vectors * L; // tokens per block
+    static constexpr int32_t TP = floats::TP;  // tokens per pass
+    static constexpr int32_t KC = 256;         // weights per pass; their TB activations stay in L1
+    static constexpr int32_t NC = 128;         // rows per panel
+    static constexpr int32_t LC = floats::LC;  // pitch of the sums
 
     static int32_t up(int32_t n, int32_t unit) { return floats::up(n, unit); }
     static int32_t least(int32_t a, int32_t b) { return floats::least(a, b); }
     static int32_t width(int32_t t, int32_t n_tok) { return n_tok - t >= TB ? TB : up(n_tok - t, L); }
+};
 
-    static size_t pack_bytes(int32_t n_tok, int32_t k) {
-        return (size_t)up(n_tok, L) * (size_t)(up(k, 32) / 32) * TOKEN;
-    }
+// Records of 32.
+template <class V, class D> struct int8_by_32 : int8_sizes<V, D::vectors> {
+    using sizes = int8_sizes<V, D::vectors>;
+    using sizes::KC, sizes::L, sizes::LC, sizes::TB, sizes::width;
+    using f32 = typename V::f32;
+    using i32 = typename V::i32;
+    static constexpr int32_t RECORD = 32;         // of k
+    static constexpr int32_t TOKEN = 32 + 4 + 16; // bytes of a token's share of a record
 
     static void half_sums(const int8_t *q, int32_t *sums) {
         const __m256i fours = _mm256_madd_epi16(
@@ -88,25 +93,18 @@ template <class V, class D> struct gemm_int8 {
         alignas(64) uint8_t q[KC];
         float d[KC / 16], m[KC / 16];
     };
-    struct scratch {
-        panel_row panel[NC];
-        float sums[NC * LC];
-    };
-    static size_t scratch_bytes(int32_t n_tok, int32_t k) { // of gemm_f32, too: there is one scratch memory
-        const size_t n = floats::scratch_bytes(n_tok, k);
-        return n > sizeof(scratch) ? n : sizeof(scratch);
+    static void unpack(const byte_format &f, const uint8_t *p, int32_t kn, panel_row &to) {
+        f.unpack(p, kn / f.block, to.q, to.d, to.m);
     }
 
-    // Sums of MR rows and NV vectors of tokens, from vector v0 on of the W that a record has, over kn weights.
-    template <int group, int run, bool minima, int MR, int NV, int W>
-    static void tile(const panel_row *w, const uint8_t *x, int32_t kn, int shift, float *c, bool first, int v0) {
+    // Sums of MR rows and NV vectors of tokens over kn weights.
+    template <int group, int run, bool minima, int MR, int NV>
+    static void tile(const panel_row *w, const uint8_t *x, int32_t kn, int shift, float *c, bool first) {
         f32 acc[MR][NV];
-        x += 4 * v0 * L;
-        c += v0 * L;
         TE_UNROLL for (int r = 0; r < MR; r++) TE_UNROLL for (int v = 0; v < NV; v++) acc[r][v] =
             first ? V::zero() : V::load(c + r * LC + v * L);
-        for (int32_t k = 0; k < kn; k += 32, x += W * L * TOKEN) {
-            const uint8_t *scales = x + 32 * W * L, *sums = scales + 4 * W * L, *scaled = sums + 8 * W * L;
+        for (int32_t k = 0; k < kn; k += 32, x += NV * L * TOKEN) {
+            const uint8_t *scales = x + 32 * NV * L, *sums = scales + 4 * NV * L, *scaled = sums + 8 * NV * L;
             f32 half[MR][NV]; // of the first group of 16, times its weights' scale
             TE_UNROLL for (int h = 0; h < 32 / group; h++) {
                 const int32_t g = (k / group) + h;
@@ -114,8 +112,8 @@ template <class V, class D> struct gemm_int8 {
                 TE_UNROLL for (int v = 0; v < NV; v++) {
                     i32 start = V::zero_i32();
                     if (!minima) {
-                        i32 sum = V::load_bytes(sums + 4 * (h * W + v) * L);
-                        if (group == 32) sum = D::add(sum, V::load_bytes(sums + 4 * (W + v) * L));
+                        i32 sum = V::load_bytes(sums + 4 * (h * NV + v) * L);
+                        if (group == 32) sum = D::add(sum, V::load_bytes(sums + 4 * (NV + v) * L));
                         start = V::sub_i32(start, D::shift(sum, shift));
                     }
                     TE_UNROLL for (int r = 0; r < MR; r++) total[r][v] = start;
@@ -125,7 +123,7 @@ template <class V, class D> struct gemm_int8 {
                     TE_UNROLL for (int j = 0; j < run; j++) {
                         i32 xv[NV];
                         TE_UNROLL for (int v = 0; v < NV; v++) xv[v] =
-                            V::load_bytes(x + 4 * ((h * group / 4 + part + j) * W + v) * L);
+                            V::load_bytes(x + 4 * ((h * group / 4 + part + j) * NV + v) * L);
                         TE_UNROLL for (int r = 0; r < MR; r++) {
                             const i32 wv = D::broadcast(w[r].q + k + h * group + 4 * (part + j));
                             TE_UNROLL for (int v = 0; v < NV; v++) D::dot(total[r][v], s[r][v], j, wv, xv[v]);
@@ -136,8 +134,8 @@ template <class V, class D> struct gemm_int8 {
                 }
                 f32 sx[NV];
                 if (minima) TE_UNROLL for (int v = 0; v < NV; v++) {
-                        sx[v] = V::load(scaled + 4 * (h * W + v) * L);
-                        if (group == 32) sx[v] = V::add(sx[v], V::load(scaled + 4 * (W + v) * L));
+                        sx[v] = V::load(scaled + 4 * (h * NV + v) * L);
+                        if (group == 32) sx[v] = V::add(sx[v], V::load(scaled + 4 * (NV + v) * L));
                     }
                 TE_UNROLL for (int r = 0; r < MR; r++) {
                     const f32 dw = V::splat(w[r].d[g]);
@@ -158,19 +156,6 @@ template <class V, class D> struct gemm_int8 {
             V::store(c + r * LC + v * L, acc[r][v]);
     }
 
-    // Whole records.
-    template <int group, int run, bool minima, int MR, int NV>
-    static void whole(const panel_row *w, const uint8_t *x, int32_t kn, int shift, float *c, bool first) {
-        tile<group, run, minima, MR, NV, NV>(w, x, kn, shift, c, first, 0);
-    }
-    // Records of three vectors, when groups of 16 have more sums than registers hold: two vectors, then one.
-    template <int group, int run, bool minima>
-    static void in_parts(const panel_row *w, const uint8_t *x, int32_t kn, int shift, float *c, bool first) {
-        tile<group, run, minima, 4, 2, 3>(w, x, kn, shift, c, first, 0);
-        tile<group, run, minima, 4, 2, 3>(w + 4, x, kn, shift, c + 4 * LC, first, 0);
-        tile<group, run, minima, 8, 1, 3>(w, x, kn, shift, c, first, 2);
-    }
-
     typedef void tile_fn(const panel_row *, const uint8_t *, int32_t, int, float *, bool);
     // of[NV - 1]; rows of each
     struct tiles {
@@ -179,21 +164,39 @@ template <class V, class D> struct gemm_int8 {
     };
     template <int group, int run, bool minima> static tiles tiles_for() {
         constexpr int n = run < group / 4 ? run : group / 4;
-        tiles t = {{whole<group, n, minima, 8, 1>, whole<group, n, minima, 4, 2>, NULL}, {8, 4, 4}};
-        if constexpr (D::vectors == 3 && group == 32) t.of[2] = whole<group, n, minima, 4, 3>;
-        if constexpr (D::vectors == 3 && group == 16) {
-            t.of[2] = in_parts<group, n, minima>;
-            t.rows[2] = 8;
-        }
+        tiles t = {{tile<group, n, minima, 8, 1>, tile<group, n, minima, 4, 2>, NULL}, {8, 4, 4}};
+        if constexpr (D::vectors == 3) t.of[2] = tile<group, n, minima, 4, 3>;
         return t;
     }
     static tiles choose(const byte_format &f) {
-        if (f.group == 16 && f.bits == 6) return tiles_for<16, D::run(6), false>();
-        if (f.group == 16) return f.offset ? tiles_for<16, D::run(4), false>() : tiles_for<16, D::run(4), true>();
+        if constexpr (D::types >> TE_Q6_K & 1) {
+            if (f.group == 16 && f.bits == 6) return tiles_for<16, D::run(6), false>();
+            if (f.group == 16) return f.offset ? tiles_for<16, D::run(4), false>() : tiles_for<16, D::run(4), true>();
+        }
         if constexpr (D::run(8) != 0)
             if (f.bits == 8) return tiles_for<32, D::run(8), false>();
         if (f.bits == 4) return f.offset ? tiles_for<32, D::run(4), false>() : tiles_for<32, D::run(4), true>();
         return f.offset ? tiles_for<32, D::run(5), false>() : tiles_for<32, D::run(5), true>();
+    }
+};
+
+// The product; R has the records and the tiles.
+template <class V, class R> struct gemm_int8 : R {
+    using floats = gemm_f32<V>;
+    using tiles = typename R::tiles;
+    using panel_row = typename R::panel_row;
+    using R::KC, R::L, R::LC, R::NC, R::RECORD, R::TB, R::TOKEN, R::TP, R::least, R::up, R::width;
+
+    static size_t pack_bytes(int32_t n_tok, int32_t k) {
+        return (size_t)up(n_tok, L) * (size_t)(up(k, RECORD) / RECORD) * TOKEN;
+    }
+    struct scratch {
+        panel_row panel[NC];
+        float sums[NC * LC];
+    };
+    static size_t scratch_bytes(int32_t n_tok, int32_t k) { // of gemm_f32, too: there is one scratch memory
+        const size_t n = floats::scratch_bytes(n_tok, k);
+        return n > sizeof(scratch) ? n : sizeof(scratch);
     }
 
     // Where a panel's weights are: k..k+kn-1 of rows r..r+rn-1.
@@ -218,15 +221,14 @@ template <class V, class D> struct gemm_int8 {
         }
         // The same. What a tile has beyond the matrix stays as it is: sums of it are not read.
         void unpack(int32_t i, int32_t n, panel_row *to) const {
-            for (const int32_t end = least(i + n, rn); i < end; i++)
-                f->unpack(row_at(m, *f, r + i, k), kn / f->block, to[i].q, to[i].d, to[i].m);
+            for (const int32_t end = least(i + n, rn); i < end; i++) R::unpack(*f, row_at(m, *f, r + i, k), kn, to[i]);
         }
     };
 
     // The record of token t, the first of a block, and weight k of n_k.
     static const uint8_t *record(const void *px, int32_t t, int32_t n_tok, int32_t k, int32_t n_k) {
-        return (const uint8_t *)px + (size_t)t * (size_t)(n_k / 32) * TOKEN +
-               (size_t)(k / 32) * (size_t)(width(t, n_tok) * TOKEN);
+        return (const uint8_t *)px + (size_t)t * (size_t)(n_k / RECORD) * TOKEN +
+               (size_t)(k / RECORD) * (size_t)(width(t, n_tok) * TOKEN);
     }
 
     // A panel times tokens t..t+tn-1, to s->sums; s->panel is filled on the way.
@@ -238,7 +240,7 @@ template <class V, class D> struct gemm_int8 {
             const int32_t w = width(t + b, n_tok), step = run.rows[w / L - 1], n_tiles = (now.rn + step - 1) / step;
             const uint8_t *x = record(px, t + b, n_tok, now.k, n_k);
             // Of the block that comes next, a part with each tile.
-            const int32_t after = last ? t : t + b + TB, bytes = width(after, n_tok) * TOKEN * (KC / 32);
+            const int32_t after = last ? t : t + b + TB, bytes = width(after, n_tok) * TOKEN * (KC / RECORD);
             const uint8_t *ahead = record(px, after, n_tok, last ? next.k : now.k, n_k);
             for (int32_t i = 0; i < now.rn; i += step) {
                 if (b == 0) {
@@ -255,7 +257,7 @@ template <class V, class D> struct gemm_int8 {
     static void gemm(const te_mat *m, int32_t r0, int32_t r1, const void *px, int32_t n_tok, float *y, size_t ldy,
                      const float *bias, bool add, void *memory) {
         const byte_format &f = *byte_formats<V>::of(m->type);
-        const tiles run = choose(f);
+        const tiles run = R::choose(f);
         const int shift = f.offset ? __builtin_ctz((unsigned)f.offset) : 0;
         scratch *s = (scratch *)memory;
         for (int32_t r = r0; r < r1; r += NC)
@@ -270,18 +272,19 @@ template <class V, class D> struct gemm_int8 {
     }
 };
 
+template <class G> constexpr te_int8_kernels int8_kernels(uint64_t types) {
+    return {types, G::pack_bytes, G::pack, G::gemm};
+}
+
 // The products in floats, and those in integers.
 template <class V, class D> constexpr te_gemm_kernels gemm_table_int8() {
-    using G = gemm_int8<V, D>;
+    using G = gemm_int8<V, int8_by_32<V, D>>;
     te_gemm_kernels k = gemm_table<V>();
-    k.int8_types = D::types;
+    k.int8[0] = int8_kernels<G>(D::types);
     for (int i = 0; i < TE_TYPE_LIMIT; i++)
         if (D::types >> i & 1) k.linear_min_tok[i] = D::min_tok(i);
     k.pack_unit = 48;
     k.scratch_bytes = G::scratch_bytes;
-    k.int8_pack_bytes = G::pack_bytes;
-    k.int8_pack = G::pack;
-    k.int8_gemm = G::gemm;
     return k;
 }
 

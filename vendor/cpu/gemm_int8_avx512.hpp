@@ -2,12 +2,10 @@
 // in whole registers one each cycle, so that all that has to do with scales runs beside it.
 namespace {
 struct int8_avx512 {
-    static constexpr uint64_t types = 1ull << TE_Q4_0 | 1ull << TE_Q4_1 | 1ull << TE_Q5_0 | 1ull << TE_Q5_1 |
-                                      1ull << TE_Q2_K | 1ull << TE_Q3_K | 1ull << TE_Q4_K | 1ull << TE_Q5_K |
-                                      1ull << TE_Q6_K | 1ull << TE_Q8_0 | 1ull << TE_IQ4_NL | 1ull << TE_IQ4_XS;
-    // Break-even with the row kernels, one thread: with 8 tokens Q8_0 and Q4_K 1.2, Q4_0 0.9, Q6_K 0.7, with 12 1.7, 1.7,
-    // 1.5, 1.2.
-    static constexpr uint16_t min_tok(int type) { return type == TE_Q6_K ? 11 : type == TE_Q4_0 ? 9 : 8; }
+    static constexpr uint64_t types =
+        1ull << TE_Q4_0 | 1ull << TE_Q4_1 | 1ull << TE_Q5_0 | 1ull << TE_Q5_1 | 1ull << TE_Q8_0 | 1ull << TE_IQ4_NL;
+    // Break-even with the row kernels, one thread: with 8 tokens Q8_0 1.2, Q4_0 0.9, with 12 1.7, 1.5.
+    static constexpr uint16_t min_tok(int type) { return type == TE_Q4_0 ? 9 : 8; }
     using sums = __m512i;
     static constexpr int vectors = 3;
     static constexpr int run(int) { return 8; }

@@ -22,8 +22,9 @@ TE_ISA_BEGIN("avx2,fma,f16c,popcnt,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni
 #include "unpack.hpp"
 #include "gemm_int8.hpp"
 #include "gemm_int8_avx512.hpp"
-TE_KERNEL_TABLE(avx512, vec_avx512, (gemm_table_int8<vec_avx512, int8_avx512>()))
-TE_KERNEL_TABLE(avx512_bf16, vec_avx512, (with_bf16(gemm_table_int8<vec_avx512, int8_avx512>())))
+#include "gemm_int8_k.hpp"
+TE_KERNEL_TABLE(avx512, vec_avx512, (with_int8_k(gemm_table_int8<vec_avx512, int8_avx512>())))
+TE_KERNEL_TABLE(avx512_bf16, vec_avx512, (with_bf16(with_int8_k(gemm_table_int8<vec_avx512, int8_avx512>()))))
 TE_KERNEL_TABLE(amx, vec_avx512, gemm_table_amx())
 TE_ISA_END
 #endif

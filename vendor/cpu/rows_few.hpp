@@ -334,7 +334,7 @@ template <class V, int type, int block, int block_bytes> struct few_of_any {
                     if (te_wants(who, i, t))
                         sum[t] += R::floats::dot_row((const uint8_t *)w,
                                                      (const float *)((const char *)act + stride * (size_t)t) + c, n,
-                                                     (const uint8_t *)w);
+                                                     fetched<1>{{(const uint8_t *)w}});
             }
             for (int32_t t = 0; t < who.n; t++)
                 if (te_wants(who, i, t)) y[ldy * (size_t)t + i] = sum[t];
@@ -350,7 +350,7 @@ template <class V, int type, int block, int block_bytes> struct few_of_any {
                 for (int32_t t = 0; t < who.n; t++)
                     if (te_wants(who, i, t))
                         R::floats::axpy_row((const uint8_t *)w, a[lda * (size_t)t + i], n, acc + stride * (size_t)t + c,
-                                            (const uint8_t *)w);
+                                            fetched<1>{{(const uint8_t *)w}});
             }
     }
 };

@@ -75,6 +75,20 @@ typedef enum te_activation {
     TE_GELU_QUICK
 } te_activation; /* GELU: the exact erf form (1e-6) */
 
+/* gemm for block formats whose bit 1 << te_type is set, with activations rounded to int8 and integer sums. types 0: the
+ * functions are NULL. [0]: rounded per 32, as act_pack rounds them. [1], formats of 256: each 32 with the step of the
+ * largest of 256, divided by the largest power of two with which 127 steps still reach the largest of the 32; the sums
+ * of 16 or 32 activations that minima are multiplied with are off by up to 2^-15 of a block's largest or, if that is
+ * more, of the step of 256, which comes to the tolerance. */
+enum { TE_INT8_WAYS = 2 };
+typedef struct te_int8_kernels {
+    uint64_t types;
+    size_t (*pack_bytes)(int32_t n_tok, int32_t k);
+    void (*pack)(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px);
+    void (*gemm)(const te_mat *m, int32_t r0, int32_t r1, const void *px, int32_t n_tok, float *y, size_t ldy,
+                 const float *bias, bool add, void *scratch);
+} te_int8_kernels;
+
 /* A block of matrix product for many tokens; see te_ops.h for the collective operation that uses it.
  * gemm:   y[t*ldy + r] (+)= dot(row r, x[t]) for r0 <= r < r1, all n_tok tokens
  * gemm_t: y[t*ldy + c] (+)= sum over all rows r of h[t][r] * row r [c], for c0 <= c < c1  (multiples of 256, or cols)
@@ -97,13 +111,7 @@ typedef struct te_gemm_kernels {
                  const float *bias, bool add, void *scratch);
     void (*gemm_t)(const te_mat *m, int32_t c0, int32_t c1, const void *ph, int32_t n_tok, float *y, size_t ldy,
                    const float *bias, bool add, void *scratch);
-    /* gemm for formats whose bit 1 << te_type is set, with activations rounded to int8 per 32, as act_pack rounds them,
-     * and integer sums. No bit set: the functions are NULL. */
-    uint64_t int8_types;
-    size_t (*int8_pack_bytes)(int32_t n_tok, int32_t k);
-    void (*int8_pack)(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px);
-    void (*int8_gemm)(const te_mat *m, int32_t r0, int32_t r1, const void *px, int32_t n_tok, float *y, size_t ldy,
-                      const float *bias, bool add, void *scratch);
+    te_int8_kernels int8[TE_INT8_WAYS]; /* no format is in both */
 } te_gemm_kernels;
 
 typedef struct te_kernels {

@@ -56,8 +56,9 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
     total = 0;
     reserve(&total, n_threads, each, &ok);
     size_t packed = k->gemm.pack_bytes(limits.max_tok, limits.max_cols);
-    if (k->gemm.int8_types) {
-        const size_t n = k->gemm.int8_pack_bytes(limits.max_tok, limits.max_cols);
+    for (int i = 0; i < TE_INT8_WAYS; i++) {
+        if (k->gemm.int8[i].types == 0) continue;
+        const size_t n = k->gemm.int8[i].pack_bytes(limits.max_tok, limits.max_cols);
         if (n > packed) packed = n;
     }
     const size_t packed_at = reserve(&total, 1, packed, &ok);
@@ -179,24 +180,27 @@ static bool take_units(te_team *team, int64_t n, int64_t *lo, int64_t *hi) {
 
 static int64_t units_of(const te_linear *l, int32_t unit) { return ((int64_t)l->w.n_rows + unit - 1) / unit; }
 
-typedef enum way { BY_ROWS, BY_GEMM, BY_INT8_GEMM } way;
+enum { BY_ROWS, BY_GEMM, BY_INT8 }; /* BY_INT8 + i: by gemm.int8[i] */
 
-static way way_of(const te_workspace *ws, const te_linear *l, int32_t n_tok) {
+static int way_of(const te_workspace *ws, const te_linear *l, int32_t n_tok) {
     const te_gemm_kernels *g = &ws->k->gemm;
     if (l->way == TE_BY_ROWS || (l->way == TE_BY_COUNT && n_tok < g->linear_min_tok[l->w.type])) return BY_ROWS;
-    return g->int8_types >> l->w.type & 1 ? BY_INT8_GEMM : BY_GEMM;
+    for (int i = 0; i < TE_INT8_WAYS; i++)
+        if (g->int8[i].types >> l->w.type & 1) return BY_INT8 + i;
+    return BY_GEMM;
 }
 
 /* Those of the products that are computed in this way. */
 static void linear_gemm(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
-                        size_t ldx, int32_t n_tok, way by) {
+                        size_t ldx, int32_t n_tok, int by) {
     const te_gemm_kernels *g = &ws->k->gemm;
-    gemm_fn *gemm = by == BY_INT8_GEMM ? g->int8_gemm : g->gemm;
+    gemm_fn *gemm = by >= BY_INT8 ? g->int8[by - BY_INT8].gemm : g->gemm;
+    gemm_pack_fn *pack = by >= BY_INT8 ? g->int8[by - BY_INT8].pack : g->pack;
     int64_t units = 0;
     for (int32_t p = 0; p < n_products; p++)
         if (way_of(ws, &products[p], n_tok) == by) units += units_of(&products[p], g->row_unit);
     if (units == 0) return;
-    pack_for_gemm(team, ws, by == BY_INT8_GEMM ? g->int8_pack : g->pack, x, ldx, n_tok, products[0].w.cols);
+    pack_for_gemm(team, ws, pack, x, ldx, n_tok, products[0].w.cols);
     g->begin();
     /* The panels of all products are one sequence. */
     for (int64_t lo, hi; take_units(team, units, &lo, &hi);) {
@@ -256,8 +260,8 @@ void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, in
                   size_t ldx, int32_t n_tok) {
     enum { UNIT = 16 }; /* rows: members' outputs don't share cache lines */
     if (n_products < 1) return;
-    linear_gemm(team, ws, products, n_products, x, ldx, n_tok, BY_INT8_GEMM);
-    linear_gemm(team, ws, products, n_products, x, ldx, n_tok, BY_GEMM);
+    for (int by = BY_GEMM; by < BY_INT8 + TE_INT8_WAYS; by++)
+        linear_gemm(team, ws, products, n_products, x, ldx, n_tok, by);
     te_member *me = &ws->member[team->ith];
     int64_t units = 0;
     for (int32_t p = 0; p < n_products; p++)

@@ -12,6 +12,8 @@ struct byte_format {
     int32_t block, bytes; // weights and bytes of a block
     int32_t group, bits;  // q < 2^bits
     int32_t offset;       // 0: the format has minima, m
+    // Of a block of 256 the minima as integers, m = *scale * min; NULL if it has none.
+    void (*minima)(const uint8_t *p, int16_t *min, float *scale);
 };
 
 inline const uint8_t *row_at(const te_mat *m, const byte_format &f, int32_t row, int32_t first) {
@@ -105,6 +107,16 @@ template <class V> struct byte_formats {
             store(q + 32 * u, _mm256_or_si256(low, _mm256_slli_epi16(field(high, u, 1), 2)));
         }
     }
+    static void q2_k_minima(const uint8_t *p, int16_t *min, float *scale) {
+        *scale = -V::half(p + 82);
+        for (int g = 0; g < 16; g++) min[g] = p[g] >> 4;
+    }
+    static void k_minima(const uint8_t *p, int16_t *min, float *scale) {
+        uint64_t scales, minima;
+        k_scales(p + 4, scales, minima);
+        *scale = -V::half(p + 2);
+        _mm_storeu_si128((__m128i *)min, _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)minima)));
+    }
     static void k_factors(const uint8_t *p, float *d, float *m) {
         uint64_t scales, minima;
         k_scales(p + 4, scales, minima);
@@ -141,9 +153,9 @@ template <class V> struct byte_formats {
             one(p + i * bytes, q + i * block, d + i * (block / group), m + i * (block / group));
     }
     template <void (*one)(const uint8_t *, uint8_t *, float *, float *), int block, int bytes, int group, int bits,
-              int offset>
+              int offset, void (*minima)(const uint8_t *, int16_t *, float *) = nullptr>
     static const byte_format *format() {
-        static constexpr byte_format f = {many<one, block, bytes, group>, block, bytes, group, bits, offset};
+        static constexpr byte_format f = {many<one, block, bytes, group>, block, bytes, group, bits, offset, minima};
         return &f;
     }
     // NULL: not one of these
@@ -164,13 +176,13 @@ template <class V> struct byte_formats {
         case TE_IQ4_XS:
             return format<iq4_xs, 256, 136, 32, 8, 128>();
         case TE_Q2_K:
-            return format<q2_k, 256, 84, 16, 2, 0>();
+            return format<q2_k, 256, 84, 16, 2, 0, q2_k_minima>();
         case TE_Q3_K:
             return format<q3_k, 256, 110, 16, 3, 4>();
         case TE_Q4_K:
-            return format<q4_k, 256, 144, 32, 4, 0>();
+            return format<q4_k, 256, 144, 32, 4, 0, k_minima>();
         case TE_Q5_K:
-            return format<q5_k, 256, 176, 32, 5, 0>();
+            return format<q5_k, 256, 176, 32, 5, 0, k_minima>();
         case TE_Q6_K:
             return format<q6_k, 256, 210, 16, 6, 32>();
         default:
