@@ -11,7 +11,7 @@ from tests.cpu import kernels as cpu
 from tests.cpu.kernels import CANARY, EPS, FLOATS, TABLES, Bytes, Doubles, Floats, ffi, fp, lib
 from tests.cpu.team import Team
 
-NAMES = (*FLOATS, *cpu.INT8, "IQ4_XS", "TQ2_0")
+NAMES = (*FLOATS, *cpu.INT8, "TQ2_0")
 
 
 def int8_of(table: str, name: str) -> Any:
@@ -24,15 +24,19 @@ def is_int8(table: str, name: str) -> bool:
     return int8_of(table, name) is not None
 
 
+def in_256(table: str, name: str) -> bool:
+    """Whether that product's activations are rounded per 256."""
+    return bool(TABLES[table].gemm.int8[1].types >> cpu.TYPES[name] & 1)
+
+
 def seen(table: str, name: str, way: str, x: Floats) -> Doubles:
     """Activations as that product sees them."""
     if way != "int8":
         return x.astype(np.float64)
-    in_256 = TABLES[table].gemm.int8[1].types >> cpu.TYPES[name] & 1
-    return cpu.quantised_in_256(x) if in_256 else cpu.quantised(x)
+    return cpu.quantised_in_256(x) if in_256(table, name) else cpu.quantised(x)
 
 
-# gemm, gemm_t, int8_gemm
+# gemm, gemm_t, gemm of int8
 WAYS = ("rows", "columns", "int8")
 CASES = [(t, n, way) for t in TABLES for n in NAMES for way in WAYS if way != "int8" or is_int8(t, n)]
 INT8_CASES = [(t, n) for t, n, way in CASES if way == "int8"]
@@ -279,6 +283,19 @@ def test_minima_beside_outliers(table: str, name: str, kind: str) -> None:
     assert np.all(np.abs(y - x64 @ w.T) <= limit)
 
 
+@pytest.mark.parametrize("table, name", [(t, n) for t, n in INT8_CASES if n in CODES and in_256(t, n)])
+def test_minima_of_short_sums(table: str, name: str) -> None:
+    """Sums of activations that 15 bits hold, beside one of them that needs no more, are not rounded."""
+    x = np.zeros((50, 16, 16), dtype=np.float32)
+    x[:, :2] = 127  # the block's step is 1, its largest sum 127 * 32
+    x[:, 2:14:2, 0] = 7.125  # step 1 / 16; the sums are in eighths
+    x[:, 3:14:2, 0] = 7  # and the last 32 are zero
+    x = x.reshape(50, 256)
+    assert np.array_equal(cpu.quantised_in_256(x), x)
+    data, w = cpu.random_rows(name, 40, 256, 21)
+    check(table, "int8", run(table, name, data, x, (0, 40), way="int8"), x.astype(np.float64), w.T, 0.0)
+
+
 @pytest.mark.parametrize("table, name", INT8_CASES)
 def test_int8_not_finite(table: str, name: str) -> None:
     """A token with an activation that is not a number has no finite result; the others are what they were."""
@@ -387,6 +404,15 @@ def test_team(table: str, n_threads: int) -> None:
     check(table, "columns", y3, y1.astype(np.float64), weights[0][1], 0.0)
     for memory in memories:
         memory.close()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_int8_formats(table: str) -> None:
+    """Which formats a table multiplies in 8-bit integers, each in one way: AVX2 not those of 8 bits."""
+    wide = {"Q8_0", "IQ4_NL", "IQ4_XS"}
+    expected = {"avx2": {*cpu.INT8} - wide, "avx512": {*cpu.INT8}, "avx512_bf16": {*cpu.INT8}}
+    found = [n for k in TABLES[table].gemm.int8 for n, i in cpu.TYPES.items() if k.types >> i & 1]
+    assert sorted(found) == sorted(expected.get(table, ()))
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -126,11 +126,13 @@ def test_more_tokens_than_one_pass_takes() -> None:
 
 def test_workspace_limits() -> None:
     table = TABLES[BEST]
-    for limits in ({"max_tok": 0}, {"max_cols": -1}, {"n_threads": 0}, {"max_rows": 0}):
+    most = 2**31 - 1
+    wrong: list[dict[str, int]] = [{"max_tok": 0}, {"max_cols": -1}, {"n_threads": 0}, {"max_rows": 0}]
+    for limits in (*wrong, {"max_tok": most}, {"max_cols": most}, {"max_rows": most}, {"n_threads": most}):
         with pytest.raises(CoreError, match="TE_ARGUMENT"):
             _team(table, **limits)
     with pytest.raises(CoreError, match=r"TE_MEMORY.*(too large|no memory)"):
-        _team(table, max_tok=2**31 - 1, max_cols=2**31 - 1000)
+        _team(table, max_tok=most - 1000, max_cols=most - 1000)
     with Team(table, 2, max_tok=2, max_cols=100, max_rows=300) as team:
         size = lib.te_workspace_bytes(team.workspace)
         assert 2 * 300 * 4 < size < 64 << 20

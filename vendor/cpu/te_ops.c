@@ -31,7 +31,8 @@ static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_workspace **out) {
     *out = NULL;
     if (limits.n_threads < 1 || limits.max_tok < 1 || limits.max_cols < 1 || limits.max_rows < 1 ||
-        limits.n_threads > 4096 || limits.max_cols > INT32_MAX - 256 || limits.max_rows > INT32_MAX - 256)
+        limits.n_threads > 4096 || limits.max_tok > INT32_MAX - 256 || limits.max_cols > INT32_MAX - 256 ||
+        limits.max_rows > INT32_MAX - 256)
         return te_fail(TE_ARGUMENT, "a workspace of %d threads, %d tokens, %d columns and %d rows is out of range",
                        limits.n_threads, limits.max_tok, limits.max_cols, limits.max_rows);
 
