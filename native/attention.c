@@ -194,15 +194,16 @@ static int32_t longest_run(const pi_session *s) {
 /* The length of the run of tokens that ends before `end`, at most what there is room for; half of it where few
  * positions are seen, for scores beyond a token's own position are computed in vain. Tokens that are computed as if
  * alone see as many blocks. */
-static int32_t run_length(const pi_session *s, int32_t end) {
+static int32_t run_length(const pi_session *s, int32_t end, int32_t from) {
     enum { FEW = 1024 };
     const pi_chunk *c = &s->chunk;
     const int32_t group = s->model->info.n_head / s->model->info.n_head_kv,
                   rows = c->pos[end - 1] < FEW ? s->room.rows / 2 : s->room.rows, room = rows / group;
     const bool few = end > c->n_many;
     const int32_t longest = few ? room : longest_run(s), most = longest < room ? longest : room;
+    const int32_t least = few && c->n_many > from ? c->n_many : from;
     int32_t n = 1;
-    for (; n < most && end - n > (few ? c->n_many : 0); n++) {
+    for (; n < most && end - n > least; n++) {
         if (c->seq[end - n - 1] != c->seq[end - 1] || c->pos[end - n - 1] != c->pos[end - 1] - n) break;
         if (few && blocks(c->pos[end - n - 1] + 1) != blocks(c->pos[end - 1] + 1)) break;
     }
@@ -218,9 +219,9 @@ static int32_t n_parts(int32_t n_pos, int32_t n_slot) {
     return n < 1 ? 1 : n < n_slot ? n : n_slot;
 }
 
-int64_t pi_attention_bytes(const pi_session *s) {
+int64_t pi_attention_bytes(const pi_session *s, int32_t from) {
     int64_t n = 0;
-    for (int32_t end = s->chunk.n_tok; end > 0; end -= run_length(s, end)) n += s->chunk.pos[end - 1] + 1;
+    for (int32_t end = s->chunk.n_tok; end > from; end -= run_length(s, end, from)) n += s->chunk.pos[end - 1] + 1;
     return n * s->model->info.n_head_kv * (int64_t)(s->kv.row_k + s->kv.row_v);
 }
 
@@ -228,7 +229,7 @@ void pi_attention_next(te_team *team, int32_t l) {
     if (team->ith == 0) te_counter_reset(team, 2 + (l + 1) % 2);
 }
 
-void pi_attention(pi_session *s, te_team *team, int32_t l) {
+void pi_attention(pi_session *s, te_team *team, int32_t l, int32_t from) {
     enum { WORTH_SHARING = 8192 }; /* scores per member, from which on the slowest of fixed shares costs more */
     const pi_chunk *c = &s->chunk;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
@@ -240,8 +241,8 @@ void pi_attention(pi_session *s, te_team *team, int32_t l) {
     /* Runs are taken from the last on: the later ones of a prompt see more positions, and small pieces at the end
      * balance best. */
     int64_t n_pieces = 0, n_scores = 0;
-    for (int32_t end = c->n_tok, n; end > 0; end -= n) {
-        n = run_length(s, end);
+    for (int32_t end = c->n_tok, n; end > from; end -= n) {
+        n = run_length(s, end, from);
         n_pieces += (int64_t)nkv * n_parts(c->pos[end - 1] + 1, n_slots(s, end));
         n_scores += (int64_t)n * c->pos[end - 1] * nh;
     }
@@ -255,8 +256,8 @@ void pi_attention(pi_session *s, te_team *team, int32_t l) {
         hi = n_pieces;
     }
     bool open = false, joined = true;
-    for (int32_t end = c->n_tok, n; end > 0; end -= n) {
-        n = run_length(s, end);
+    for (int32_t end = c->n_tok, n; end > from; end -= n) {
+        n = run_length(s, end, from);
         const int32_t t = end - n, n_pos = c->pos[end - 1] + 1, n_slot = n_slots(s, end),
                       parts = n_parts(n_pos, n_slot), n_blocks = blocks(n_pos);
         const bool tile = end <= c->n_many || group >= g->min_tok;
@@ -278,8 +279,8 @@ void pi_attention(pi_session *s, te_team *team, int32_t l) {
     if (joined) return;
     te_barrier(team);
     int32_t turn = 0;
-    for (int32_t end = c->n_tok, n; end > 0; end -= n) {
-        n = run_length(s, end);
+    for (int32_t end = c->n_tok, n; end > from; end -= n) {
+        n = run_length(s, end, from);
         const int32_t n_slot = n_slots(s, end), parts = n_parts(c->pos[end - 1] + 1, n_slot);
         if (parts == 1) continue;
         for (int32_t i = 0; i < n * nh; i++, turn++)

@@ -5,7 +5,7 @@
  *     per layer:  sequential (Llama ...)                      parallel (Falcon)
  *                 x += o . attention(norm(x))                 a = norm(x), a2 = norm2(x) or a
  *                 x += ffn(norm(x)), predicted from x         x += o . attention(a2) + ffn(a), predicted from x
- *     logits = output . norm(x), for the tokens that want them
+ *     logits = output . norm(x), for the tokens that want them; the last layer's x is computed from the first of these on
  *
  * A layer is two stages, attention_stage and ffn_stage, that communicate through x, h and the KV pool alone: the seam
  * at which a device takes over a layer's attention, or a part of its neurons. */
@@ -71,8 +71,19 @@ static void embed(pi_session *s, te_team *team) {
     pi_adapt_embedding(s, team);
 }
 
-/* Input norms of a layer: h for the FFN and the attention's input, for a member's share of the tokens. */
-static void attention_stage(pi_session *s, te_team *team, int32_t l) {
+/* The first token whose output of layer l is wanted. Behind the last layer only logits are made of it, and its K and V
+ * are kept for all tokens: of a prompt that asks for its last token's logits this saves most of a layer. */
+static int32_t first_wanted(const pi_session *s, int32_t l) {
+    const pi_chunk *c = &s->chunk;
+    if (l + 1 < s->model->info.n_layer || c->lone || s->fired || s->n_taps || s->model->layer[l].adapter) return 0;
+    int32_t t = 0;
+    while (t < c->n_tok && c->logits_row[t] < 0) t++;
+    return t;
+}
+
+/* Input norms of a layer: h for the FFN and the attention's input, for a member's share of the tokens. Q, attention and
+ * its output for tokens from `from` on. */
+static void attention_stage(pi_session *s, te_team *team, int32_t l, int32_t from) {
     const pi_model *m = s->model;
     const pi_layer *w = &m->layer[l];
     const size_t n = (size_t)m->info.n_embd, n_q = (size_t)m->info.n_head * (size_t)m->info.n_embd_head,
@@ -84,42 +95,43 @@ static void attention_stage(pi_session *s, te_team *team, int32_t l) {
         if (w->attn_norm2) norm(s, s->x + at, w->attn_norm2, w->attn_norm2_b, s->h2 + at);
     }
     te_barrier(team);
-    const te_linear qkv[3] = {{.w = w->q, .bias = w->q_b, .y = s->q, .ldy = n_q},
-                              {.w = w->k, .bias = w->k_b, .y = s->k, .ldy = n_kv},
-                              {.w = w->v, .bias = w->v_b, .y = s->v, .ldy = n_kv}};
-    pi_linear(s, team, qkv, 3, in, n, 0, s->chunk.n_tok);
+    te_linear qkv[3] = {{.w = w->q, .bias = w->q_b, .y = s->q, .ldy = n_q},
+                        {.w = w->k, .bias = w->k_b, .y = s->k, .ldy = n_kv},
+                        {.w = w->v, .bias = w->v_b, .y = s->v, .ldy = n_kv}};
+    pi_linear(s, team, qkv + 1, 2, in, n, 0, from);
+    for (int32_t i = 0; i < 3; i++) qkv[i].y += qkv[i].ldy * (size_t)from;
+    pi_linear(s, team, qkv, 3, in + n * (size_t)from, n, from, s->chunk.n_tok - from);
     te_barrier(team);
     adapt(s, team, w, PI_ADAPT_Q, in, n, s->q, n_q);
     adapt(s, team, w, PI_ADAPT_K, in, n, s->k, n_kv);
     adapt(s, team, w, PI_ADAPT_V, in, n, s->v, n_kv);
-    pi_attention(s, team, l);
+    pi_attention(s, team, l, from);
     te_barrier(team);
-    const te_linear out = {.w = w->o, .bias = w->o_b, .y = s->x, .ldy = n, .add = true};
-    pi_linear(s, team, &out, 1, s->att, n_q, 0, s->chunk.n_tok);
+    const te_linear out = {.w = w->o, .bias = w->o_b, .y = s->x + n * (size_t)from, .ldy = n, .add = true};
+    pi_linear(s, team, &out, 1, s->att + n_q * (size_t)from, n_q, from, s->chunk.n_tok - from);
     adapt(s, team, w, PI_ADAPT_O, s->att, n_q, s->x, n);
     te_barrier(team);
 }
 
-static void ffn_stage(pi_session *s, te_team *team, int32_t l, int32_t n_list) {
+static void ffn_stage(pi_session *s, te_team *team, int32_t l, int32_t n_list, int32_t from) {
     const pi_model *m = s->model;
     const pi_layer *w = &m->layer[l];
     if (!m->arch->parallel) {
         pi_tap_rows(s, team, s->x, m->info.n_embd, s->tap[l].input);
-        for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth) {
+        for (int32_t t = from + team->ith; t < s->chunk.n_tok; t += team->nth) {
             const size_t at = (size_t)t * (size_t)m->info.n_embd;
             norm(s, s->x + at, w->ffn_norm, w->ffn_norm_b, s->h + at);
         }
     }
-    if (!m->arch->parallel || w->sign) n_list = pi_predict(s, team, l);
+    if (!m->arch->parallel || w->sign) n_list = pi_predict(s, team, l, from);
     if (!m->arch->parallel) te_barrier(team);
-    pi_ffn(s, team, l, n_list);
+    pi_ffn(s, team, l, n_list, from);
     te_barrier(team);
 }
 
-static void record(pi_session *s, const te_team *team, int32_t l, int64_t kv_bytes, int64_t t0, int64_t t1,
-                   int64_t t2) {
+static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, int64_t t0, int64_t t1, int64_t t2) {
     const pi_layer *w = &s->model->layer[l];
-    pi_layer_step st = {.n_tokens = s->chunk.n_tok, .n_sparse = s->chunk.n_tok - s->chunk.n_dense};
+    pi_layer_step st = {.n_tokens = s->chunk.n_tok - from, .n_sparse = pi_n_sparse(&s->chunk, from)};
     int64_t listed = 0;
     for (int32_t i = 0; i < team->nth; i++) {
         const pi_layer_count *c = &s->count[(ptrdiff_t)l * s->options.n_threads + i];
@@ -134,7 +146,8 @@ static void record(pi_session *s, const te_team *team, int32_t l, int64_t kv_byt
         st.n_predicted = listed;
     else if (st.n_sparse)
         st.ffn_bytes += w->sign ? (int64_t)pi_sign_bytes(s->model) : pi_mat_bytes(&w->fc1) + pi_mat_bytes(&w->fc2);
-    st.bytes = st.ffn_bytes + w->attn_bytes + kv_bytes;
+    const int64_t unread = st.n_tokens ? 0 : pi_mat_bytes(&w->q) + pi_mat_bytes(&w->o);
+    st.bytes = st.ffn_bytes + w->attn_bytes - unread + pi_attention_bytes(s, from);
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
     st.layer_us = (float)((double)(t2 - t0) * 1e-3);
     s->step[l] = st;
@@ -174,15 +187,16 @@ void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
     const bool leader = team->ith == 0;
     s->count[(ptrdiff_t)l * s->options.n_threads + team->ith] = (pi_layer_count){0};
     const int64_t t0 = leader ? te_os_now_ns() : 0;
+    const int32_t from = first_wanted(s, l);
     int32_t n_list = 0;
     if (m->arch->parallel) {
         pi_tap_rows(s, team, s->x, m->info.n_embd, s->tap[l].input);
-        if (!m->layer[l].sign) n_list = pi_predict(s, team, l);
+        if (!m->layer[l].sign) n_list = pi_predict(s, team, l, from);
     }
-    attention_stage(s, team, l);
+    attention_stage(s, team, l, from);
     const int64_t t1 = leader ? te_os_now_ns() : 0;
-    ffn_stage(s, team, l, n_list);
-    if (leader) record(s, team, l, pi_attention_bytes(s), t0, t1, te_os_now_ns());
+    ffn_stage(s, team, l, n_list, from);
+    if (leader) record(s, team, l, from, t0, t1, te_os_now_ns());
 }
 
 static void step(void *ctx, te_team *team) {

@@ -440,7 +440,7 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
     h->decode = h->n_tok <= h->max_decode;
     h->number += pi_numbers(info->n_layer);
     PI_TRY(run(h));
-    const int64_t kv_bytes = pi_attention_bytes(s);
+    const int64_t kv_bytes = pi_attention_bytes(s, 0);
     for (int32_t l = 0; l < info->n_layer; l++)
         if (h->layer[l].device >= 0) record(h, l, kv_bytes);
     if (h->head_device >= 0 && h->n_logits) {

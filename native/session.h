@@ -115,20 +115,23 @@ pi_status pi_forward(pi_session *s);
  * row kernels, the others by GEMM. */
 void pi_linear(pi_session *s, te_team *team, const te_linear *products, int32_t n_products, const float *x, size_t ldx,
                int32_t t0, int32_t n);
-/* attention.c: writes K and V of the chunk (after q/k norm and RoPE) and computes att. Contains a barrier; ends without
- * one. */
-void pi_attention(pi_session *s, te_team *team, int32_t l);
+/* attention.c: writes K and V of the chunk (after q/k norm and RoPE) and computes att of tokens `from` and later; of
+ * a lone chunk from must be 0. Contains a barrier; ends without one. */
+void pi_attention(pi_session *s, te_team *team, int32_t l, int32_t from);
 /* Makes ready what the next layer's attention takes pieces from: for a layer whose attention is computed elsewhere. A
  * barrier must lie between this and what was before, and what comes after. */
 void pi_attention_next(te_team *team, int32_t l);
-/* Bytes of K and V that the chunk's attention reads in one layer; tokens that are taken together read them once. */
-int64_t pi_attention_bytes(const pi_session *s);
+/* Bytes of K and V that the attention of tokens `from` and later reads in one layer; tokens that are taken together read
+ * them once. */
+int64_t pi_attention_bytes(const pi_session *s, int32_t from);
 
 /* sparse/hybrid_ffn.c */
-/* Predicted mode: marks (s->mask) and lists (s->list) the neurons for the chunk's sparse tokens from x, the residual
- * that the predictor reads, or, in a sign predictor's case, from h; returns the list's length. Contains barriers and
- * ends with one. Otherwise does nothing and returns 0. */
-int32_t pi_predict(pi_session *s, te_team *team, int32_t l);
+/* How many of the tokens `from` and later are sparse: all but the prompt tokens of predicted mode. */
+int32_t pi_n_sparse(const pi_chunk *c, int32_t from);
+/* Predicted mode: marks (s->mask) and lists (s->list) the neurons for the chunk's sparse tokens, `from` and later, from x,
+ * the residual that the predictor reads, or, in a sign predictor's case, from h; returns the list's length. Contains
+ * barriers and ends with one. Otherwise does nothing and returns 0. */
+int32_t pi_predict(pi_session *s, te_team *team, int32_t l, int32_t from);
 /* lora.c: adds an adapter's part of a product, whose own part is already in y, or not at all. x: n_tok rows, ldx floats
  * apart; y the same; way: as te_linear's. Begins and ends with a barrier; d NULL or without matrices: does nothing. */
 void pi_adapt(pi_session *s, te_team *team, const pi_adapter *d, const float *x, size_t ldx, int32_t n_tok, te_way way,
@@ -142,7 +145,7 @@ void pi_adapt_ffn(pi_session *s, te_team *team, const pi_layer *layer, const flo
 void pi_adapt_embedding(pi_session *s, te_team *team);
 /* Copies a member's share of the chunk's rows of n floats to a tap, in the order of the batch; tap NULL: nothing. */
 void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, int32_t n, float *tap);
-/* x += FFN(h) for all tokens of the chunk. Contains barriers; ends without one. */
-void pi_ffn(pi_session *s, te_team *team, int32_t l, int32_t n_list);
+/* x += FFN(h) for the chunk's tokens `from` and later. Contains barriers; ends without one. */
+void pi_ffn(pi_session *s, te_team *team, int32_t l, int32_t n_list, int32_t from);
 
 #endif

@@ -154,7 +154,7 @@ class LayerStep:
     """What the last chunk did in one layer. Counts are sums over the tokens that were computed sparsely."""
 
     n_tokens: int
-    """Tokens of the chunk."""
+    """Tokens of the chunk; on the CPU, in the last layer, from the first one on whose logits are wanted."""
     n_sparse: int
     """Of those, computed by the row-sparse operator."""
     n_predicted: int

@@ -15,10 +15,23 @@ static bool has_mask(const pi_session *s) {
     return s->options.sparsity == PI_SPARSITY_PREDICTED && s->chunk.n_tok > s->chunk.n_dense;
 }
 
+/* Token t, or if its FFN is dense the first one behind these. */
+static int32_t sparse_from(const pi_chunk *c, int32_t t) {
+    const int32_t end = c->first_dense + c->n_dense;
+    return t >= c->first_dense && t < end ? end : t;
+}
+
+int32_t pi_n_sparse(const pi_chunk *c, int32_t from) {
+    int32_t n = 0;
+    for (int32_t t = sparse_from(c, from); t < c->n_tok; t = sparse_from(c, t + 1)) n++;
+    return n;
+}
+
 /* Marks the chunk's sparse tokens in s->mask and lists the union in s->list. Members own fixed ranges of neurons, so
  * the list is ascending. */
-static int32_t mark(pi_session *s, te_team *team, int32_t l, pi_layer_count *count) {
-    const int32_t n_ff = s->model->info.n_ff, d0 = s->chunk.first_dense, d1 = d0 + s->chunk.n_dense;
+static int32_t mark(pi_session *s, te_team *team, int32_t l, int32_t from, pi_layer_count *count) {
+    const pi_chunk *c = &s->chunk;
+    const int32_t n_ff = s->model->info.n_ff;
     const float threshold = s->threshold[l];
     enum { LINE = 64 }; /* neurons at a time, so that all bytes of a cache line of every token are used at once */
     int64_t lo, hi;
@@ -27,7 +40,7 @@ static int32_t mark(pi_session *s, te_team *team, int32_t l, pi_layer_count *cou
     for (int64_t j0 = lo; j0 < hi; j0 += LINE) {
         const int32_t width = hi - j0 < LINE ? (int32_t)(hi - j0) : LINE;
         bool any[LINE] = {false};
-        for (int32_t t = d0 ? 0 : d1; t < s->chunk.n_tok; t = t + 1 == d0 ? d1 : t + 1) {
+        for (int32_t t = sparse_from(c, from); t < c->n_tok; t = sparse_from(c, t + 1)) {
             const size_t at = (size_t)t * (size_t)n_ff + (size_t)j0;
             for (int32_t j = 0; j < width; j++) {
                 const bool on = s->score[at + (size_t)j] >= threshold;
@@ -99,16 +112,17 @@ static void scores(pi_session *s, te_team *team, const pi_layer *w, int32_t t0, 
     te_barrier(team);
 }
 
-int32_t pi_predict(pi_session *s, te_team *team, int32_t l) {
+int32_t pi_predict(pi_session *s, te_team *team, int32_t l, int32_t from) {
     float *tap = s->tap[l].score;
     if (!has_mask(s) && !tap) return 0;
     const pi_layer *w = &s->model->layer[l];
     /* Before and behind the tokens whose FFN is dense, or all. */
     const int32_t n = s->chunk.n_tok, d0 = tap ? n : s->chunk.first_dense, d1 = tap ? n : d0 + s->chunk.n_dense;
-    scores(s, team, w, 0, d0);
-    scores(s, team, w, d1, n - d1);
+    const int32_t after = from > d1 ? from : d1;
+    scores(s, team, w, from, d0 - from);
+    scores(s, team, w, after, n - after);
     pi_tap_rows(s, team, s->score, s->model->info.n_ff, tap);
-    return has_mask(s) ? mark(s, team, l, &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith]) : 0;
+    return has_mask(s) ? mark(s, team, l, from, &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith]) : 0;
 }
 
 typedef enum ffn_mode { FFN_MASKED, FFN_EXACT, FFN_DENSE } ffn_mode;
@@ -276,15 +290,15 @@ static void ffn_part(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     ffn_rows(s, team, l, t0, n, mode, mode == FFN_MASKED ? listed : all, sparse_tokens);
 }
 
-void pi_ffn(pi_session *s, te_team *team, int32_t l, int32_t n_list) {
+void pi_ffn(pi_session *s, te_team *team, int32_t l, int32_t n_list, int32_t from) {
     const pi_chunk *c = &s->chunk;
     const int32_t border[] = {0, c->first_dense, c->n_many, c->first_dense + c->n_dense, c->n_tok};
     const ffn_mode mode = has_mask(s) ? FFN_MASKED : s->options.sparsity == PI_SPARSITY_DENSE ? FFN_DENSE : FFN_EXACT;
     pi_tap_rows(s, team, s->h, s->model->info.n_embd, s->tap[l].norm);
     for (int32_t i = 0; i < 4; i++) {
-        const int32_t t0 = border[i], n = border[i + 1] - t0;
+        const int32_t t0 = border[i] > from ? border[i] : from, n = border[i + 1] - t0;
         const bool dense = i == 1 || i == 2; /* if there are such tokens */
-        if (n == 0) continue;
+        if (n <= 0) continue;
         if (t0 > 0) te_barrier(team); /* the operators share their workspace */
         ffn_part(s, team, l, t0, n, dense ? FFN_EXACT : mode, dense ? 0 : n_list, !dense);
     }

@@ -232,18 +232,24 @@ def _result(session: Session, case: Case, mode: str, runs: Sequence[_Run]) -> Re
 
 
 def prompt_flop(session: Session, case: Case) -> int:
-    """Multiplications and additions of a prompt computed with all neurons: two for each weight and token, of
-    the output matrix for one token, and those of attention."""
+    """Multiplications and additions that a prompt needs, computed with all neurons: two for each weight and
+    token, and those of attention; of the last layer, but for its K and V, and of the output matrix for one
+    token."""
     info = session.model.info
-    weights = sum(
-        math.prod(tensor.shape)
-        for tensor in session.model.file.tensors
-        if tensor.name.startswith("blk.") and len(tensor.shape) == 2 and ".fc" not in tensor.name
-    )
+
+    def weights(part: str) -> int:
+        return sum(
+            math.prod(tensor.shape)
+            for tensor in session.model.file.tensors
+            if tensor.name.startswith(part) and len(tensor.shape) == 2 and ".fc" not in tensor.name
+        )
+
     n, first = case.n_prompt, case.depth + 1
     positions = n * (2 * first + n - 1) // 2  # sum over the tokens of the positions that each sees
-    attention = 4 * info.n_layer * info.n_head * info.n_embd_head * positions
-    return 2 * weights * n + 2 * info.n_vocab * info.n_embd + attention
+    once = weights(f"blk.{info.n_layer - 1}.") - 2 * info.n_embd * info.n_head_kv * info.n_embd_head
+    seen = (info.n_layer - 1) * positions + first + n - 1
+    attention = 4 * info.n_head * info.n_embd_head * seen
+    return 2 * ((weights("blk.") - once) * n + once + info.n_vocab * info.n_embd) + attention
 
 
 def logits_digest(session: Session) -> str:

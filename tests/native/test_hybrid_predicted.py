@@ -177,7 +177,9 @@ def test_a_long_prompt_is_counted_too(model: Model) -> None:
         ):
             for x in (alone, s):
                 x.feed(IDS[:40], want_logits=sparsity == "exact")
-            for a, b in zip(alone.last_step, s.last_step, strict=True):
+            # Alone, nothing is computed behind the last layer for tokens whose logits nobody wants.
+            n = len(s.last_step) - (sparsity != "exact")
+            for a, b in zip(alone.last_step[:n], s.last_step[:n], strict=True):
                 for name in (
                     "n_tokens",
                     "n_sparse",

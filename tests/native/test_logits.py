@@ -412,7 +412,7 @@ def test_fatrelu(sparsity: Any, tmp_path: Path) -> None:
     with open_session(path, sparsity) as session:
         steps = steps_of(session, golden.prompt)
         session.drop()
-        session.feed(golden.prompt)
+        session.feed(golden.prompt, want_logits=True)
         together = session.last_step
     for layer, told in enumerate(trace.layers):
         assert sum(step[layer].n_active for step in steps) == pytest.approx(int(told.active.sum()), rel=0.02)
