@@ -204,6 +204,10 @@ def peers_table(folder: Path) -> str:
             mode = row["mode"]
             if predictor and mode == "predicted":
                 mode += f" by {predictor}"
+            if report["threads"] != about["n_cores"]:
+                mode += f", {report['threads']} threads"
+            if "--no-mmap" in report["command"]:
+                mode += ", memory of its own"
             for name, peer in report["peers"].items():
                 theirs = row["peers"].get(name)
                 failed = peer["failures"].get(row["test"], "").partition(":")[0]
@@ -361,6 +365,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "decode": decode_table,
     "sparse": sparse_table,
     "copied": copied_table,
+    "whole": whole_table,
+    "depth": depth_table,
     "many": many_table,
     "prompt": prompt_table,
     "isa": isa_table,

@@ -14,8 +14,17 @@
 // P says what stands in the 32 bits of a lane: one float (single), or a pair of bf16 of neighbouring k
 // (gemm_bf16.hpp), two products to an instruction. Depths and pitches count such elements.
 //
-// One thread of a 2-core Sapphire Rapids virtual machine, 512 tokens, 4096 columns, F16, TFLOPS; fma reaches 0.114 with
-// AVX2 and 0.215 with AVX-512, the inner loop by itself, on data in L1, 0.187 with AVX-512:
+// While a tile is computed, pieces of what comes next are fetched: weights are read in runs of 512 bytes, which no
+// hardware prefetcher follows, and activations, of which every panel needs all, are in L3. Two cores of Zen 4, F16, 4096
+// columns, GFLOPS of the quietest run, without and with it; fma reaches 221, and so does the inner loop on data in L1:
+//                512 tokens               64 tokens    12 (gemm), 16 (gemm_t)
+//     AVX2       gemm   197 208           176 194       78 107
+//                gemm_t 200 210           156 188       88 139
+//     AVX-512    gemm   213 216           179 204       80 125
+//                gemm_t 210 215                         99 177
+//
+// One thread of a 2-core Sapphire Rapids virtual machine, without it, 512 tokens, TFLOPS; fma reaches 0.114 with AVX2 and
+// 0.215 with AVX-512, the inner loop by itself, on data in L1, 0.187 with AVX-512:
 //     AVX2     gemm 0.097-0.104  gemm_t 0.089-0.099
 //     AVX-512  gemm 0.149-0.159  gemm_t 0.134-0.141
 #ifndef TE_GEMM_HPP
@@ -49,7 +58,8 @@ template <class V, class P = single<V>> struct gemm_f32 {
     static constexpr int32_t CC = 256;           // columns per panel of gemm_t
     static constexpr int32_t WS = CC + 16; // its row pitch: with 1 KiB a column of vectors would share four sets of L1
     static constexpr int32_t LC = TP + 16; // pitch of the sums, for the same reason
-    static constexpr int32_t KH = L == 16 ? 128 : 256; // elements per tile: their TB activations (24 KiB) stay in L1
+    // Elements per tile: their TB activations (12 KiB), and the next that are fetched meanwhile, stay in L1.
+    static constexpr int32_t KH = L == 16 ? 64 : 128;
 
     static int32_t up(int32_t n, int32_t unit) { return (n + unit - 1) / unit * unit; }
     static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
@@ -86,9 +96,45 @@ template <class V, class P = single<V>> struct gemm_f32 {
     static void begin() {}
     static void end() {}
 
+    // Memory that is fetched to cache `level` piece by piece while tiles are computed: runs of `bytes`, `stride` apart.
+    template <int level> struct ahead {
+        const char *run;
+        size_t stride;
+        int32_t bytes, n_runs, lines, at = 0; // lines: of a piece
+        ahead(const void *p, size_t run_bytes, int32_t n, size_t apart, int32_t n_pieces)
+            : run((const char *)p - ((uintptr_t)p & 63)), stride(apart),
+              bytes((int32_t)(run_bytes + ((uintptr_t)p & 63))), n_runs(n),
+              lines(up(n * (up(bytes, 64) / 64), n_pieces) / n_pieces) {}
+        void piece() {
+            for (int32_t i = 0; i < lines && n_runs > 0; i++, at += 64) {
+                if (at >= bytes) {
+                    at = 0;
+                    run += stride;
+                    if (--n_runs == 0) return;
+                }
+                __builtin_prefetch(run + at, 0, 4 - level);
+            }
+        }
+    };
+    using weights_ahead = ahead<2>;
+
+    // Packed activations.
+    struct packed {
+        const float *x;
+        int32_t n_tok, n_el;
+        int32_t width(int32_t t) const { return gemm_f32::width(t, n_tok); }
+        const float *at(int32_t t, int32_t k) const {
+            return x + (size_t)t * (size_t)n_el + (size_t)k * (size_t)width(t);
+        }
+    };
+
     // gemm: outputs are rows of the matrix. Element k of output r of a panel stands at r * next_output + k * next_k.
     struct from_rows {
         static constexpr int32_t width = NC, depth = KC, next_output = KC, next_k = 1, floats = NC * KC;
+        static weights_ahead fetch(const te_mat *m, int32_t o, int32_t on, int32_t k, int32_t kn, int32_t n_pieces) {
+            const char *first = (const char *)m->w + (size_t)o * m->stride + te_row_bytes(m->type, k);
+            return {first, te_row_bytes(m->type, kn), on, m->stride, n_pieces};
+        }
         static void make(const te_mat *m, int32_t o, int32_t on, int32_t k, int32_t kn, float *panel) {
             const auto to_f32 = row_table<V>(m->type).to_f32;
             float f[KC * P::per];
@@ -103,6 +149,10 @@ template <class V, class P = single<V>> struct gemm_f32 {
     // gemm_t: outputs are columns.
     struct from_cols {
         static constexpr int32_t width = CC, depth = RC, next_output = 1, next_k = WS, floats = RC * WS;
+        static weights_ahead fetch(const te_mat *m, int32_t o, int32_t on, int32_t k, int32_t kn, int32_t n_pieces) {
+            const char *first = (const char *)m->w + (size_t)k * m->stride + te_row_bytes(m->type, o);
+            return {first, te_row_bytes(m->type, on), on > 0 ? kn : 0, m->stride, n_pieces};
+        }
         static void make(const te_mat *m, int32_t o, int32_t on, int32_t k, int32_t kn, float *panel) {
             const auto to_f32 = row_table<V>(m->type).to_f32;
             const char *row = (const char *)m->w + (size_t)k * m->stride;
@@ -140,28 +190,48 @@ template <class V, class P = single<V>> struct gemm_f32 {
             V::store(c + r * LC + v * L, acc[r][v]);
     }
 
-    // Outputs o0..o1-1, sums over 0..k-1.
+    // Elements k0..k0+kn-1 of a panel times those of tokens t..t+tn-1. Each block of activations is fetched during the
+    // one before it.
+    template <class From>
+    static void tiles(const float *panel, int32_t on, const packed &x, int32_t t, int32_t tn, int32_t k0, int32_t kn,
+                      float *c, weights_ahead weights) {
+        for (int32_t h = 0; h < kn; h += KH)
+            for (int32_t b = 0; b < tn; b += TB) {
+                const int32_t w = x.width(t + b), hn = least(KH, kn - h);
+                const bool last = b + TB >= tn;
+                const int32_t t_next = last ? t : t + b + TB, h_next = k0 + h + (last ? hn : 0),
+                              k_next = h_next < x.n_el ? h_next : 0, n_next = least(KH, x.n_el - k_next);
+                ahead<1> next(x.at(t_next, k_next), (size_t)(n_next * x.width(t_next)) * sizeof(float), 1, 0,
+                              up(on, MR) / MR);
+                const auto run = w == TB ? tile<From, 3> : w == 2 * L ? tile<From, 2> : tile<From, 1>;
+                for (int32_t i = 0; i < on; i += MR) {
+                    next.piece();
+                    weights.piece();
+                    run(panel + i * From::next_output + h * From::next_k, x.at(t + b, k0 + h), hn, c + i * LC + b,
+                        k0 + h == 0);
+                }
+            }
+    }
+
+    // Outputs o0..o1-1, sums over 0..k-1. Each panel's weights are fetched during the one before it.
     template <class From>
     static void product(const te_mat *m, int32_t o0, int32_t o1, int32_t k, const void *px, int32_t n_tok, float *y,
                         size_t ldy, const float *bias, bool add, void *scratch) {
+        constexpr int32_t depth = From::depth * P::per;
         float *panel = (float *)scratch, *c = panel + From::floats;
-        const int32_t n_el = elements(k);
+        const packed x = {(const float *)px, n_tok, elements(k)};
         for (int32_t o = o0; o < o1; o += From::width)
             for (int32_t t = 0; t < n_tok; t += TP) {
                 const int32_t on = least(From::width, o1 - o), tn = least(TP, n_tok - t);
-                for (int32_t k0 = 0; k0 < n_el; k0 += From::depth) {
-                    const int32_t kn = least(From::depth, n_el - k0);
-                    From::make(m, o, on, k0 * P::per, least(kn * P::per, k - k0 * P::per), panel);
-                    for (int32_t h = 0; h < kn; h += KH)
-                        for (int32_t b = 0; b < tn; b += TB) {
-                            const int32_t w = width(t + b, n_tok);
-                            const float *x =
-                                (const float *)px + (size_t)(t + b) * (size_t)n_el + (size_t)(k0 + h) * (size_t)w;
-                            const auto run = w == TB ? tile<From, 3> : w == 2 * L ? tile<From, 2> : tile<From, 1>;
-                            for (int32_t i = 0; i < on; i += MR)
-                                run(panel + i * From::next_output + h * From::next_k, x, least(KH, kn - h),
-                                    c + i * LC + b, k0 + h == 0);
-                        }
+                for (int32_t k0 = 0; k0 < k; k0 += depth) {
+                    const int32_t kn = least(depth, k - k0), n_el = elements(kn);
+                    From::make(m, o, on, k0, kn, panel);
+                    const bool last = k0 + kn >= k;
+                    const int32_t k_next = last ? 0 : k0 + kn, o_next = last && t + tn >= n_tok ? o + on : o;
+                    const int32_t n_tiles = up(on, MR) / MR * (up(tn, TB) / TB) * (up(n_el, KH) / KH);
+                    tiles<From>(panel, on, x, t, tn, k0 / P::per, n_el, c,
+                                From::fetch(m, o_next, least(From::width, o1 - o_next), k_next,
+                                            least(depth, k - k_next), n_tiles));
                 }
                 to_y(c, on, tn, y + (size_t)t * ldy + o, ldy, bias ? bias + o : NULL, add);
             }
@@ -205,7 +275,7 @@ template <class V, class P = single<V>> struct gemm_f32 {
 };
 
 // linear_min_tok by time of the row kernels over that of gemm, one thread, F16, 4096 columns: AVX-512 6 tokens 0.8, 8
-// 1.0, 12 1.4; AVX2 8 tokens 0.8, 12 1.1, 16 1.5. min_tok: gemm_t wins from 12 on. Scalar: gemm wins from 3 on; 8 leaves
+// 1.0, 12 1.4 (Zen 4: 0.6, 0.9, 1.2); AVX2 8 tokens 0.8, 12 1.1, 16 1.5. min_tok: gemm_t wins from 12 on. Scalar: gemm wins from 3 on; 8 leaves
 // a few sequences that decode together to the row kernels, as elsewhere.
 template <class V>
 constexpr te_gemm_kernels gemm_table(int32_t min_tok = V::lanes == 16 ? 12 : 16,
