@@ -205,7 +205,7 @@ def peers_table(folder: Path) -> str:
             if predictor and mode == "predicted":
                 mode += f" by {predictor}"
             if report["threads"] != about["n_cores"]:
-                mode += f", {report['threads']} threads"
+                mode += f", {report['threads']} thread" + "s" * (report["threads"] > 1)
             if "--no-mmap" in report["command"]:
                 mode += ", memory of its own"
             for name, peer in report["peers"].items():

@@ -90,10 +90,14 @@ def test_a_crashed_peer_stands_in_the_table(tmp_path: Path) -> None:
             "peers": {"native": {"tokens_per_s": 5.0, "ratio": 2.0}},
         },
     ]
-    write(tmp_path, "peers", {"powerinfer": RUN, "peers": {"native": peer}, "results": results})
+    report = {"powerinfer": RUN, "peers": {"native": peer}, "results": results}
+    report |= {"threads": 2, "command": "bench_peers.py m.gguf"}
+    special = report | {"threads": 1, "command": "bench_peers.py m.gguf --no-mmap"}
+    write(tmp_path, "peers", report, special)
     lines = tables.peers_table(tmp_path).splitlines()
     assert lines[2] == "| native (amx here) | Q4_K_M, pp8, dense | 10.00 | ended by SIGSEGV |  |  |"
     assert lines[3] == "| native (amx here) | Q4_K_M, tg4, dense | 10.00 | 5.00 | **2.00** | 50 % |"
+    assert lines[5].startswith("| native (amx here) | Q4_K_M, tg4, dense, 1 thread, memory of its own |")
     assert "CPU , X" in tables.peer_versions_table(tmp_path)
 
 
