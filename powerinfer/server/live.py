@@ -46,10 +46,11 @@ def engine_view(llm: AsyncLlama, info: LlamaInfo, name: str) -> dict[str, Any]:
     }
 
 
-def _computed(step: LayerStep | None, n_ff: int) -> float:
-    """Neurons computed per token, as a share; all of them where the step was computed densely."""
+def _computed(step: LayerStep | None, n_ff: int) -> float | None:
+    """Neurons computed per token, as a share; all of them where the step was computed densely; None: of no
+    token, as in the last layer while a prompt is read."""
     if step is None or not step.n_tokens:
-        return 0.0
+        return None
     if not step.n_sparse:
         return 1.0
     return round(min(step.n_computed / (step.n_sparse * n_ff), 1.0), 4)

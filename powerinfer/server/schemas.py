@@ -187,8 +187,9 @@ class Vram(BaseModel):
 
 
 class Layer(BaseModel):
-    computed: float
-    """Share of the layer's neurons that were computed, 0 to 1."""
+    computed: float | None
+    """Share of the layer's neurons that were computed, 0 to 1; null: of no token, as in the last layer while
+    a prompt is read."""
     on_device: float
     """Share of the layer's neurons that lie on the device."""
     where: Literal["cpu", "device", "both"]

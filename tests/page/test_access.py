@@ -189,6 +189,11 @@ def test_the_engine_is_shown(page: Any, server: FakeServer) -> None:
     server.engine = engine_state(8, device=False)
     page.wait_for_selector("text=No GPU in use")
     assert page.locator(".heat-cell").count() == 8
+    *others, last = server.engine["layers"]
+    for layer in others:
+        layer["computed"] = 1
+    last["computed"] = None
+    page.wait_for_selector("text=All of them")
 
 
 @pytest.mark.parametrize(

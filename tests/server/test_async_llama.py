@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -322,6 +323,18 @@ def test_tokens(demo: AsyncLlama) -> None:
 def test_options_of_one_context_are_refused(relu_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         AsyncLlama(relu_path, **options)
+
+
+def test_a_layer_without_tokens_has_no_share(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a part of a prompt the last layer computes K and V alone."""
+    from powerinfer.server.live import engine_view
+
+    with Llama.demo(n_ctx=64, n_threads=1, sparsity="dense", verbose=False) as llm:
+        llm.session.feed([1, 5, 9], want_logits=False)
+        stats = replace(demo.stats(), layers=tuple(llm.last_step))
+    monkeypatch.setattr(demo, "stats", lambda: stats)
+    *others, last = [layer["computed"] for layer in engine_view(demo, demo.llama.info(), "demo")["layers"]]
+    assert set(others) == {1} and last is None
 
 
 def test_partly_on_a_device() -> None:

@@ -174,11 +174,12 @@ function layers(state, hasDevice) {
   view.neurons.hidden = list.length === 0;
   if (!list.length) return;
   const computed = list.map((layer) => share(layer.computed));
-  const mean = computed.reduce((a, b) => a + b, 0) / list.length;
+  const known = computed.filter((_, k) => list[k].computed !== null);
+  const mean = known.reduce((a, b) => a + b, 0) / known.length;
   const highest = Math.max(...computed);
   const scale = [0.1, 0.25, 0.5, 1].find((step) => highest <= step) ?? 1;
   view.computed.textContent = highest > 0 ? percent(mean) : "–";
-  const all = number(state.n_ff) * list.length;
+  const all = number(state.n_ff) * known.length;
   let sum = "";
   if (!highest) sum = "Nothing was computed yet: ask something.";
   else if (mean === 1) sum = "All of them: this model, or this mode, is computed densely.";
