@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+
+# Shells start what runs in the background with Ctrl-C ignored, which programs that tests start would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with contextlib.suppress(ImportError):  # a machine that only runs the tests of its GPU may not have it
     from hypothesis import HealthCheck, settings
