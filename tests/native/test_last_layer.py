@@ -67,6 +67,11 @@ def test_a_prompt(case: tuple[Model, dict[str, Any]], n: int) -> None:
     same(*case, [(prompt(n), 0, None), (prompt(1, 1), 0, None), (prompt(24, 2), 0, None)])
 
 
+def test_masked_prompts(case: tuple[Model, dict[str, Any]]) -> None:
+    model, options = case
+    same(model, options | {"mask_prompts": True}, [(prompt(40), 0, None), (prompt(40, 1), 0, False)])
+
+
 def test_a_prompt_in_parts(case: tuple[Model, dict[str, Any]]) -> None:
     same(
         *case,
