@@ -2,8 +2,8 @@
 #include "../vendor/core/te_os.h"
 #include "../vendor/cpu/te_kernels.h"
 #include "common.h"
-#include "sampler.h"
-#include "session.h"
+#include "sample/sampler.h"
+#include "step/session.h"
 
 _Static_assert((int)PI_OK == TE_OK && (int)PI_ERROR_IO == TE_IO && (int)PI_ERROR_FORMAT == TE_FORMAT,
                "statuses share their numbers");

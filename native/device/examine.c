@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "../../vendor/core/te_os.h"
-#include "../model.h"
+#include "../model/model.h"
 #include "device.h"
 
 /* So much of a mapping is registered to see whether that is allowed. */

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "../../vendor/core/te_types.h"
-#include "../kv.h"
+#include "../kv/kv.h"
 #include "plan.h"
 
 static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }

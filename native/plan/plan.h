@@ -34,7 +34,7 @@
 #ifndef PI_PLAN_H
 #define PI_PLAN_H
 
-#include "../model.h"
+#include "../model/model.h"
 
 enum { PI_DEVICE_ROW = 16, PI_DEVICE_ALIGN = 256 };
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hybrid.h"
+#include "hybrid/hybrid.h"
 
 enum { N_FF = 700, MOST_MEMBERS = 19 };
 

@@ -1,0 +1,289 @@
+/* attention.c - causal attention over the block table.
+ *
+ * A piece of work is a run of tokens of one sequence (often one token), the query heads of one KV head, and a part of
+ * the positions that they see: all of them, or where pieces would be fewer than members need, one of several parts,
+ * whose sums are put together afterwards. A piece goes through its positions SPAN at a time: scores, their exponentials
+ * against the largest score so far, weighted sum of V; so K and V are read once for all queries of the piece, and what
+ * it works on stays in the cache however long the context is. Many queries are taken as matrix products, few by the
+ * kernels for short rows.
+ *
+ * A token's bits depend on its own sequence alone, never on other tokens of the chunk or on who computes what: pieces
+ * can be handed out as members come for them. Tokens from the chunk's n_many on, computed as if alone, have their
+ * positions cut by their own number and that of members; those of the others are not cut, and are always taken as matrix
+ * products, which give a row the same bits however long the run is. */
+#include <math.h>
+#include <string.h>
+
+#include "../step/session.h"
+
+enum { SPAN = PI_ATTENTION_SPAN };
+
+/* ---- heads of one token ---- */
+
+static void finish_head(const pi_session *s, int32_t t, const float *norm, float *head) {
+    const pi_model *m = s->model;
+    if (norm) m->kernels->rms_norm(head, norm, m->norm_eps, m->info.n_embd_head, head);
+    if (m->rope.kind != PI_ROPE_NONE) pi_rope_apply(&m->rope, s->cs + (ptrdiff_t)t * m->rope.n_rot, head);
+}
+
+/* K, normed and rotated, and V of one KV head go to the pool. */
+static void store_kv(const pi_session *s, int32_t l, int32_t t, int32_t kvh) {
+    const te_kernels *kern = s->model->kernels;
+    const int32_t nkv = s->model->info.n_head_kv, d = s->model->info.n_embd_head, pos = s->chunk.pos[t];
+    const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
+    float *k = s->k + ((ptrdiff_t)t * nkv + kvh) * d;
+    finish_head(s, t, s->model->layer[l].k_norm, k);
+    kern->row[s->kv.type_k].from_f32(k, pi_kv_k(&s->kv, l, seq, kvh, pos), d);
+    kern->row[s->kv.type_v].from_f32(s->v + ((ptrdiff_t)t * nkv + kvh) * d, pi_kv_v(&s->kv, l, seq, kvh, pos), d);
+}
+
+static void store_all_kv(const pi_session *s, const te_team *team, int32_t l) {
+    const int32_t nkv = s->model->info.n_head_kv;
+    for (int32_t i = team->ith; i < s->chunk.n_tok * nkv; i += team->nth) store_kv(s, l, i / nkv, i % nkv);
+}
+
+/* ---- one piece ---- */
+
+typedef struct piece {
+    int32_t t, n;         /* tokens t..t+n-1, at consecutive positions of one sequence */
+    int32_t kvh;          /* for the query heads of this KV head */
+    int32_t from, to;     /* positions; beyond a token's own nothing is seen */
+    int32_t part, n_slot; /* which of the parts; parts that there is room for. n_slot 0: there is one part */
+} piece;
+
+/* What a row of queries has gathered so far. out: sums of V, weighted by exp(scale * (score - top)), whose sum is
+ * total. */
+typedef struct sums {
+    float top, total;
+} sums;
+
+static te_mat k_block(const pi_session *s, int32_t l, const pi_seq *seq, int32_t kvh, int32_t p, int32_t n) {
+    return (te_mat){pi_kv_k(&s->kv, l, seq, kvh, p), s->kv.row_k, s->kv.type_k, s->model->info.n_embd_head, n};
+}
+static te_mat v_block(const pi_session *s, int32_t l, const pi_seq *seq, int32_t kvh, int32_t p, int32_t n) {
+    return (te_mat){pi_kv_v(&s->kv, l, seq, kvh, p), s->kv.row_v, s->kv.type_v, s->model->info.n_embd_head, n};
+}
+
+static void scale_row(float *x, int32_t n, float by) {
+    for (int32_t i = 0; i < n; i++) x[i] *= by;
+}
+
+/* Turns a row's scores of n positions into weights, and what was gathered before to the same scale. */
+static void weigh(const te_kernels *kern, float *score, int32_t n, float scale, sums *sum, float *out, int32_t d) {
+    const float old = sum->top, now = kern->exp_sum(score, n, scale, &sum->top);
+    if (sum->top != old && sum->total != 0) {
+        const float by = expf(scale * (old - sum->top));
+        scale_row(out, d, by);
+        sum->total *= by;
+    }
+    sum->total += now;
+}
+
+/* The queries of a piece to q, its sums to out and sum. */
+static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w, bool tile) {
+    const pi_model *m = s->model;
+    const te_kernels *kern = m->kernels;
+    const te_gemm_kernels *g = &kern->gemm;
+    const pi_seq *seq = &s->kv.seq[s->chunk.seq[w->t]];
+    const pi_attention_room *room = &s->room;
+    const int32_t d = m->info.n_embd_head, group = m->info.n_head / m->info.n_head_kv, rows = w->n * group,
+                  pos = s->chunk.pos[w->t];
+    const float scale = 1.0F / sqrtf((float)d);
+    float *base = pi_scratch(s, team), *q = base, *out = base + room->out, *score = base + room->score;
+    sums *sum = (sums *)(void *)(base + room->sums);
+    void *packed_q = base + room->packed_q, *packed = base + room->packed, *work = base + room->work;
+    for (int32_t r = 0; r < rows; r++) {
+        float *head = q + (ptrdiff_t)r * d;
+        const int32_t t = w->t + r / group;
+        memcpy(head, s->q + ((ptrdiff_t)t * m->info.n_head + w->kvh * group + r % group) * d, (size_t)d * sizeof *head);
+        finish_head(s, t, m->layer[l].q_norm, head);
+        sum[r] = (sums){-INFINITY, 0};
+    }
+    memset(out, 0, (size_t)rows * (size_t)d * sizeof *out);
+    if (tile) g->pack(q, (size_t)d, rows, d, 0, rows, packed_q);
+    for (int32_t a = w->from; a < w->to; a += SPAN) {
+        const int32_t b = w->to - a < SPAN ? w->to : a + SPAN;
+        for (int32_t p = a; p < b; p += PI_KV_BLOCK) {
+            const int32_t n = b - p < PI_KV_BLOCK ? b - p : PI_KV_BLOCK;
+            const te_mat k = k_block(s, l, seq, w->kvh, p, n);
+            if (tile)
+                g->gemm(&k, 0, n, packed_q, rows, score + (p - a), room->ld, NULL, false, work);
+            else
+                kern->rows_dot(&k,
+                               p + n < b ? pi_kv_k(&s->kv, l, seq, w->kvh, p + n) : pi_kv_v(&s->kv, l, seq, w->kvh, a),
+                               q, (size_t)d, rows, score + (p - a), room->ld);
+        }
+        for (int32_t r = 0; r < rows; r++) {
+            const int32_t left = pos + r / group + 1 - a, seen = left < 0 ? 0 : left < b - a ? left : b - a;
+            float *x = score + (size_t)r * room->ld;
+            if (seen) weigh(kern, x, seen, scale, &sum[r], out + (ptrdiff_t)r * d, d);
+            memset(x + seen, 0, (size_t)(b - a - seen) * sizeof *x);
+        }
+        for (int32_t p = a; p < b; p += PI_KV_BLOCK) {
+            const int32_t n = b - p < PI_KV_BLOCK ? b - p : PI_KV_BLOCK;
+            const te_mat v = v_block(s, l, seq, w->kvh, p, n);
+            if (tile) {
+                g->pack_t(score + (p - a), room->ld, rows, n, 0, rows, packed);
+                g->gemm_t(&v, 0, d, packed, rows, out, (size_t)d, NULL, true, work);
+            } else {
+                const void *next = p + n < b       ? pi_kv_v(&s->kv, l, seq, w->kvh, p + n)
+                                   : p + n < w->to ? pi_kv_k(&s->kv, l, seq, w->kvh, p + n)
+                                                   : NULL;
+                kern->rows_sum(&v, next, score + (p - a), room->ld, rows, out, (size_t)d);
+            }
+        }
+    }
+}
+
+/* Where the sums of one part of a row (token t, query head h) wait: d floats, top and total. */
+static float *part_row(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int32_t part) {
+    return s->parts + (((size_t)(t - s->chunk.n_many) * (size_t)s->model->info.n_head + (size_t)h) * (size_t)n_slot +
+                       (size_t)part) *
+                          s->room.part_floats;
+}
+
+static void attend(const pi_session *s, te_team *team, int32_t l, const piece *w, bool tile) {
+    const pi_model_info *i = &s->model->info;
+    const int32_t d = i->n_embd_head, group = i->n_head / i->n_head_kv;
+    const float *out = pi_scratch(s, team) + s->room.out;
+    const sums *sum = (const sums *)(const void *)(pi_scratch(s, team) + s->room.sums);
+    gather(s, team, l, w, tile);
+    for (int32_t r = 0; r < w->n * group; r++, out += d) {
+        const int32_t t = w->t + r / group, h = w->kvh * group + r % group;
+        float *to = w->n_slot ? part_row(s, t, h, w->n_slot, w->part) : s->att + ((ptrdiff_t)t * i->n_head + h) * d;
+        memcpy(to, out, (size_t)d * sizeof *to);
+        if (w->n_slot)
+            memcpy(to + d, &sum[r], sizeof sum[r]);
+        else
+            scale_row(to, d, sum[r].total != 0 ? 1 / sum[r].total : 0);
+    }
+}
+
+/* att of one row from its parts, in their order. */
+static void join(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int32_t n_parts) {
+    const int32_t d = s->model->info.n_embd_head;
+    const float scale = 1.0F / sqrtf((float)d);
+    float *out = s->att + ((ptrdiff_t)t * s->model->info.n_head + h) * d, top = -INFINITY, total = 0;
+    memset(out, 0, (size_t)d * sizeof *out);
+    for (int32_t i = 0; i < n_parts; i++) {
+        const float x = part_row(s, t, h, n_slot, i)[d];
+        if (x > top) top = x;
+    }
+    for (int32_t i = 0; i < n_parts; i++) {
+        const float *part = part_row(s, t, h, n_slot, i);
+        if (part[d + 1] == 0) continue;
+        const float by = expf(scale * (part[d] - top));
+        for (int32_t c = 0; c < d; c++) out[c] += by * part[c];
+        total += by * part[d + 1];
+    }
+    scale_row(out, d, total != 0 ? 1 / total : 0);
+}
+
+/* ---- all of a chunk ---- */
+
+static int32_t blocks(int32_t n_pos) { return (n_pos + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
+
+/* Of a prompt's tokens, at most how many make a run, so that there is a piece for each member. */
+static int32_t longest_run(const pi_session *s) {
+    enum { LEAST_ROWS = 16 };
+    const int32_t nkv = s->model->info.n_head_kv, group = s->model->info.n_head / nkv,
+                  n_runs = (2 * s->options.n_threads + nkv - 1) / nkv, n = (s->chunk.n_many + n_runs - 1) / n_runs;
+    return n * group < LEAST_ROWS ? (LEAST_ROWS + group - 1) / group : n;
+}
+
+/* The length of the run of tokens that ends before `end`, at most what there is room for; half of it where few
+ * positions are seen, for scores beyond a token's own position are computed in vain. Tokens that are computed as if
+ * alone see as many blocks. */
+static int32_t run_length(const pi_session *s, int32_t end, int32_t from) {
+    enum { FEW = 1024 };
+    const pi_chunk *c = &s->chunk;
+    const int32_t group = s->model->info.n_head / s->model->info.n_head_kv,
+                  rows = c->pos[end - 1] < FEW ? s->room.rows / 2 : s->room.rows, room = rows / group;
+    const bool few = end > c->n_many;
+    const int32_t longest = few ? room : longest_run(s), most = longest < room ? longest : room;
+    const int32_t least = few && c->n_many > from ? c->n_many : from;
+    int32_t n = 1;
+    for (; n < most && end - n > least; n++) {
+        if (c->seq[end - n - 1] != c->seq[end - 1] || c->pos[end - n - 1] != c->pos[end - 1] - n) break;
+        if (few && blocks(c->pos[end - n - 1] + 1) != blocks(c->pos[end - 1] + 1)) break;
+    }
+    return n;
+}
+
+/* Into how many parts the positions that a run sees are cut at most. */
+static int32_t n_slots(const pi_session *s, int32_t end) { return end > s->chunk.n_many ? s->room.n_slot : 1; }
+
+/* Into how many parts n_pos positions are cut. */
+static int32_t n_parts(int32_t n_pos, int32_t n_slot) {
+    const int32_t n = blocks(n_pos) * PI_KV_BLOCK / PI_ATTENTION_PART;
+    return n < 1 ? 1 : n < n_slot ? n : n_slot;
+}
+
+int64_t pi_attention_bytes(const pi_session *s, int32_t from) {
+    int64_t n = 0;
+    for (int32_t end = s->chunk.n_tok; end > from; end -= run_length(s, end, from)) n += s->chunk.pos[end - 1] + 1;
+    return n * s->model->info.n_head_kv * (int64_t)(s->kv.row_k + s->kv.row_v);
+}
+
+void pi_attention_next(te_team *team, int32_t l) {
+    if (team->ith == 0) te_counter_reset(team, 2 + (l + 1) % 2);
+}
+
+void pi_attention(pi_session *s, te_team *team, int32_t l, int32_t from) {
+    enum { WORTH_SHARING = 8192 }; /* scores per member, from which on the slowest of fixed shares costs more */
+    const pi_chunk *c = &s->chunk;
+    const te_gemm_kernels *g = &s->model->kernels->gemm;
+    const int32_t nh = s->model->info.n_head, nkv = s->model->info.n_head_kv, group = nh / nkv;
+    if (!c->lone) {
+        store_all_kv(s, team, l);
+        te_barrier(team);
+    }
+    /* Runs are taken from the last on: the later ones of a prompt see more positions, and small pieces at the end
+     * balance best. */
+    int64_t n_pieces = 0, n_scores = 0;
+    for (int32_t end = c->n_tok, n; end > from; end -= n) {
+        n = run_length(s, end, from);
+        n_pieces += (int64_t)nkv * n_parts(c->pos[end - 1] + 1, n_slots(s, end));
+        n_scores += (int64_t)n * c->pos[end - 1] * nh;
+    }
+    const bool dealt = n_scores >= (int64_t)WORTH_SHARING * team->nth;
+    const int32_t counter = 2 + l % 2;
+    pi_attention_next(team, l);
+    int64_t lo, hi, first = 0;
+    te_share(team, n_pieces, 1, &lo, &hi);
+    if (dealt) {
+        lo = te_counter_take(team, counter, 1);
+        hi = n_pieces;
+    }
+    bool open = false, joined = true;
+    for (int32_t end = c->n_tok, n; end > from; end -= n) {
+        n = run_length(s, end, from);
+        const int32_t t = end - n, n_pos = c->pos[end - 1] + 1, n_slot = n_slots(s, end),
+                      parts = n_parts(n_pos, n_slot), n_blocks = blocks(n_pos);
+        const bool tile = end <= c->n_many || group >= g->min_tok;
+        joined &= parts == 1;
+        while (lo < hi && lo < first + (int64_t)nkv * parts) {
+            const int32_t i = (int32_t)(lo - first), part = i % parts;
+            piece w = {.t = t, .n = n, .kvh = i / parts, .part = part, .n_slot = parts > 1 ? n_slot : 0};
+            w.from = (int32_t)((int64_t)n_blocks * part / parts) * PI_KV_BLOCK;
+            w.to = part + 1 == parts ? n_pos : (int32_t)((int64_t)n_blocks * (part + 1) / parts) * PI_KV_BLOCK;
+            if (c->lone && w.to == n_pos) store_kv(s, l, t, w.kvh);
+            if (tile && !open) g->begin();
+            open |= tile;
+            attend(s, team, l, &w, tile);
+            lo = dealt ? te_counter_take(team, counter, 1) : lo + 1;
+        }
+        first += (int64_t)nkv * parts;
+    }
+    if (open) g->end();
+    if (joined) return;
+    te_barrier(team);
+    int32_t turn = 0;
+    for (int32_t end = c->n_tok, n; end > from; end -= n) {
+        n = run_length(s, end, from);
+        const int32_t n_slot = n_slots(s, end), parts = n_parts(c->pos[end - 1] + 1, n_slot);
+        if (parts == 1) continue;
+        for (int32_t i = 0; i < n * nh; i++, turn++)
+            if (turn % team->nth == team->ith) join(s, end - n + i / nh, i % nh, n_slot, parts);
+    }
+}

@@ -1,0 +1,120 @@
+/* rope.c - rotary position embedding with linear, YaRN (arXiv 2309.00071) and Llama-3 (rope_freqs.weight) scaling. */
+#include "rope.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../vendor/core/te_quant.h"
+#include "../../vendor/core/te_types.h"
+#include "../model/keys.h"
+
+/* The pair index at which a full turn takes n_ctx / turns positions. */
+static double yarn_pair(double n_rot, double n_ctx, double turns, double base) {
+    return n_rot * log(n_ctx / (turns * 2 * 3.14159265358979323846)) / (2 * log(base));
+}
+
+static pi_status read_factors(const te_gguf *g, int32_t n_pairs, float *factor) {
+    const te_gguf_tensor *t = te_gguf_find_tensor(g, "rope_freqs.weight");
+    for (int32_t i = 0; i < n_pairs; i++) factor[i] = 1;
+    if (!t) return PI_OK;
+    if (t->n_dims != 1 || t->ne[0] != n_pairs || !te_can_dequantize(t->type) ||
+        te_type_get(t->type)->block_weights != 1)
+        return PI_FAIL(PI_ERROR_FORMAT,
+                       "rope_freqs.weight has %d dimensions, %lld values of type %s in a row, expected {%d} floats",
+                       t->n_dims, (long long)t->ne[0], te_type_get(t->type)->name, n_pairs);
+    te_dequantize_row(t->type, t->data, factor, n_pairs);
+    for (int32_t i = 0; i < n_pairs; i++)
+        if (!(factor[i] >= FLT_MIN) || !isfinite(factor[i])) /* its reciprocal is finite, too */
+            return PI_FAIL(PI_ERROR_FORMAT, "rope_freqs.weight[%d] is %g, must be positive and finite", i,
+                           (double)factor[i]);
+    return PI_OK;
+}
+
+static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_embd_head, int32_t n_ctx_train) {
+    int64_t n_rot = n_embd_head, n_orig = n_ctx_train;
+    float base = 10000, factor = 1, attn_factor = 1, beta_fast = 32, beta_slow = 1;
+    te_str type = {"none", 4};
+    bool has_old = false, has_factor = false;
+    PI_TRY(pi_key_i64(g, arch, "rope.dimension_count", 2, n_embd_head, &n_rot, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.freq_base", &base, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.scale_linear", &factor, &has_old));
+    PI_TRY(pi_key_f32(g, arch, "rope.scaling.factor", &factor, &has_factor));
+    if (has_old || has_factor) type = (te_str){"linear", 6}; /* what a factor without a type means */
+    PI_TRY(pi_key_str(g, arch, "rope.scaling.type", &type, NULL));
+    PI_TRY(pi_key_i64(g, arch, "rope.scaling.original_context_length", 1, INT32_MAX, &n_orig, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.scaling.attn_factor", &attn_factor, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.scaling.yarn_beta_fast", &beta_fast, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.scaling.yarn_beta_slow", &beta_slow, NULL));
+    if (n_rot % 2)
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.dimension_count is %lld, must be even", arch, (long long)n_rot);
+    if (!(base > 1) || !isfinite(base)) return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.freq_base is %g", arch, (double)base);
+    if (factor == 0) factor = 1; /* some converters write 0 for "no scaling" */
+    if (!(factor >= 1) || !isfinite(factor))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.scaling.factor is %g, must be at least 1", arch, (double)factor);
+    const bool linear = type.n == 6 && !memcmp(type.p, "linear", 6), yarn = type.n == 4 && !memcmp(type.p, "yarn", 4);
+    if (!linear && !yarn && !(type.n == 4 && !memcmp(type.p, "none", 4)))
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "RoPE scaling \"%.*s\" is not known (none, linear and yarn are)",
+                       (int)(type.n < 40 ? type.n : 40), type.p);
+    if (yarn && (!(beta_fast > 0) || !(beta_slow > 0) || !isfinite(attn_factor)))
+        return PI_FAIL(PI_ERROR_FORMAT, "YaRN keys of %s: beta_fast %g, beta_slow %g, attn_factor %g", arch,
+                       (double)beta_fast, (double)beta_slow, (double)attn_factor);
+
+    const int32_t n_pairs = (int32_t)n_rot / 2;
+    r->n_rot = (int32_t)n_rot;
+    r->magnitude = 1;
+    r->freq = malloc(sizeof(float) * (size_t)n_pairs);
+    if (!r->freq) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d RoPE frequencies", n_pairs);
+    PI_TRY(read_factors(g, n_pairs, r->freq));
+    const bool has_tensor = te_gguf_find_tensor(g, "rope_freqs.weight") != NULL;
+    double low = 0, high = 0;
+    if (yarn) {
+        low = fmax(0, floor(yarn_pair((double)n_rot, (double)n_orig, beta_fast, base)));
+        high = fmin((double)n_rot - 1, ceil(yarn_pair((double)n_rot, (double)n_orig, beta_slow, base)));
+        r->magnitude = attn_factor * (1 + 0.1F * logf(factor));
+    }
+    for (int32_t i = 0; i < n_pairs; i++) {
+        const double plain = pow(base, -2.0 * i / (double)n_rot) / r->freq[i];
+        double share = linear ? 1 : 0; /* of the interpolated frequency, plain / factor */
+        if (yarn) share = fmin(1, fmax(0, (i - low) / fmax(0.001, high - low)));
+        r->freq[i] = (float)(plain * (1 - share) + plain / factor * share);
+    }
+    const char *how = linear ? ", linear" : yarn ? ", yarn" : has_tensor ? ", llama3 factors" : "";
+    const int n = snprintf(r->text, sizeof r->text, "%s, base %g%s", r->kind == PI_ROPE_NORM ? "norm" : "neox",
+                           (double)base, how);
+    if ((linear || yarn) && n > 0 && (size_t)n < sizeof r->text)
+        snprintf(r->text + n, sizeof r->text - (size_t)n, " x%g", (double)factor);
+    return PI_OK;
+}
+
+pi_status pi_rope_init(pi_rope *r, pi_rope_kind kind, const te_gguf *g, const char *arch, int32_t n_embd_head,
+                       int32_t n_ctx_train) {
+    *r = (pi_rope){.kind = kind, .magnitude = 1, .text = "none"};
+    return kind == PI_ROPE_NONE ? PI_OK : init(r, g, arch, n_embd_head, n_ctx_train);
+}
+
+void pi_rope_free(pi_rope *r) {
+    free(r->freq);
+    r->freq = NULL;
+}
+
+void pi_rope_angles(const pi_rope *r, double pos, float magnitude, float *cs) {
+    for (int32_t i = 0; i < r->n_rot / 2; i++) {
+        const double a = pos * (double)r->freq[i];
+        cs[2 * i] = (float)cos(a) * magnitude;
+        cs[2 * i + 1] = (float)sin(a) * magnitude;
+    }
+}
+
+void pi_rope_apply(const pi_rope *r, const float *cs, float *head) {
+    const int32_t half = r->n_rot / 2, step = r->kind == PI_ROPE_NORM ? 2 : 1,
+                  other = r->kind == PI_ROPE_NORM ? 1 : half;
+    for (int32_t i = 0; i < half; i++) {
+        float *a = head + (ptrdiff_t)step * i, *b = a + other;
+        const float c = cs[2 * i], s = cs[2 * i + 1], x = *a, y = *b;
+        *a = x * c - y * s;
+        *b = x * s + y * c;
+    }
+}

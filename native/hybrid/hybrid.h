@@ -1,0 +1,200 @@
+/* hybrid.h - a session whose layers lie partly on devices: what was uploaded, and both sides of a step. */
+#ifndef PI_HYBRID_H
+#define PI_HYBRID_H
+
+#include "../device/device.h"
+#include "../device/handover.h"
+#include "../plan/plan.h"
+#include "../step/session.h"
+
+/* A layer's matrices and vectors on its device; names as in pi_layer. */
+typedef struct pi_device_layer {
+    int32_t device; /* index in pi_hybrid, or -1: the CPU computes the layer */
+    bool has_predictor;
+    int32_t n_hot, n_cold, n_cpu;
+    int32_t *hot, *cold;  /* ids; H. Cold ones: first n_cpu that the CPU computes, then those that the device reads in
+                             place (in decoding), all three ascending */
+    int32_t *cold_blocks; /* of a down stored by output */
+    pi_dev_norm attn_norm, attn_norm2, ffn_norm;
+    te_mat q, k, v, o, gate, up, down, down_out, fc1, fc2_hot, fc2_cold; /* D; the FFN's: hot neurons */
+    /* D; w NULL: none. Of the FFN's, what has a row per neuron (b of gate and up; a of down, transposed) is hot neurons';
+     * that of cold ones is in adapter_cold. */
+    te_mat adapter_a[PI_N_ADAPT], adapter_b[PI_N_ADAPT], adapter_cold[PI_N_ADAPT];
+    const uint64_t *sign_hot, *sign_cold;
+    const float *q_b, *k_b, *v_b, *o_b, *q_norm, *k_norm, *up_b, *up_b_cold, *down_b, *threshold;
+    const int32_t *cold_ids, *cold_block_ids; /* D */
+    void *pool_k, *pool_v;
+    uint32_t *fired_hot, *fired_cold; /* D; or NULL: the session does not count */
+} pi_device_layer;
+
+enum { PI_MAX_DEVICES = 16 };
+
+/* What changes from step to step, as it lies in one piece of memory: x [n_tok][n_embd] (the embedding, where the first
+ * layer is the device's), pos [n_tok], first [n_tok], table [n_tok][ld_table], cs [n_tok][n_rot]. */
+typedef struct pi_device_input {
+    float *x;
+    int32_t *pos, *first, *table;
+    float *cs;
+    uint32_t *counts; /* [n_layer][3], zeros */
+} pi_device_input;
+
+/* One device and the buffers of a chunk on it. */
+typedef struct pi_device_state {
+    int32_t of_plan;                   /* which of the plan's devices it is */
+    uint64_t budget_bytes, held_bytes; /* of the plan; held: layers and head, without work space */
+    pi_device *dev;
+    pi_device_info info;
+    void *shared_input, *input; /* S, D */
+    size_t input_bytes;
+    uint32_t *seq;                          /* D: number of the step's first hand-over */
+    float *x, *h, *q, *k, *v, *att, *z, *y; /* D */
+    float *adapt[3];                        /* D: a x of adapters of q, k and v */
+    float *threshold;                       /* D [n_layer] */
+    char *stage[PI_STAGES];                 /* D: a prompt's cold weights on their way */
+    size_t stage_bytes;
+    uint64_t *post, *marks, *answer; /* S: x or h from the device, marks, y or x from the CPU */
+    uint64_t *ahead;        /* S: marks of the next layer as the device guesses them, twice: every other layer's */
+    int64_t ahead_words;    /* of each */
+    float *logits, *hidden; /* S [max_logits] rows */
+    uint32_t *counts;       /* S [n_layer][3] */
+    uint64_t *stamps;       /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
+    int64_t clock_ns;       /* what the CPU's clock shows more */
+    pi_dev_norm output_norm;
+    te_mat output;             /* w NULL: the CPU computes the head */
+    te_mat output_a, output_b; /* D; its adapter */
+} pi_device_state;
+
+/* What a member of the CPU's team keeps of a layer with cold neurons. */
+typedef struct pi_cold_member {
+    float *x;                      /* [max_decode][n_embd] what the device posted */
+    uint32_t *marks;               /* [max_decode][words] */
+    uint32_t *ahead;               /* [words] the device's guess at them */
+    int32_t *guessed, n_guessed;   /* [n_ff] the neurons that it names */
+    size_t part_at, part_bytes;    /* of a row of down, where it adds up columns; else part_bytes is 0 */
+    int32_t n_parts_ahead;         /* how many guessed neurons' parts it fetches, from the first on */
+    int32_t n_rows_ahead;          /* how many neurons' rows it fetches at most, */
+    int64_t first_row;             /* from this one on */
+    int64_t next_ahead, end_ahead; /* what is left of all that */
+    size_t ahead_bytes;            /* of the next row, that are done */
+    int32_t *list;                 /* [n_ff + 2 n_threads] marked neurons */
+    int32_t *n_of;                 /* [n_threads] after pi_hybrid_deal: each member's */
+    int32_t *place;                /* [n_ff + 2 n_threads] and where in all these neurons stand */
+    uint32_t *tokens;              /* [n_ff] which tokens marked them */
+    int32_t n_list;                /* of several tokens: of its share of the marks */
+    int32_t *all;                  /* [n_ff] then: all members' lists. Of one: what pi_hybrid_deal deals */
+    int32_t *rest;                 /* [n_ff] places of what nobody fetched */
+    uint32_t *all_tokens;
+} pi_cold_member;
+
+typedef struct pi_hybrid {
+    pi_session *s;
+    int64_t process_id;        /* of the process that opened the devices: a forked one has none of them */
+    int64_t wait_ns;           /* for a device */
+    int32_t n_used, n_devices; /* that something lies on; of those, opened */
+    pi_device_state device[PI_MAX_DEVICES];
+    pi_device_layer *layer; /* [n_layer] */
+    int32_t ld_table;
+    int32_t head_device;    /* or -1 */
+    int32_t max_decode;     /* tokens that are handed over within a layer */
+    int32_t max_logits;     /* tokens of a run that want logits */
+    uint32_t number;        /* of the step's first hand-over */
+    te_pool *alone;         /* the calling thread by itself */
+    pi_cold_member *member; /* [n_threads] */
+    float *y;               /* [max_decode][n_embd] the cold neurons' sum, where down is stored by output */
+    float *listed;          /* [n_ff] hidden values of listed neurons */
+    void *memory;           /* of y, listed and the members */
+    size_t memory_bytes;
+    pi_progress progress; /* while loading */
+    void *progress_ctx;
+    uint64_t sent_bytes, total_bytes;
+    /* The run under way. */
+    int32_t n_members; /* of the CPU's team */
+    int32_t late;      /* 1 + the device that did not answer in time; 0: all did */
+    int64_t last_ns;   /* when the CPU's last hand-over ended */
+    int64_t began_ns;
+    int64_t (*moment)[PI_MOMENTS]; /* [n_layer], or NULL: of the CPU */
+    bool decode;                   /* cold neurons are the CPU's or read in place; else their rows are loaded */
+    bool masked;                   /* by predictor */
+    bool skip;                     /* silent neurons */
+    bool grouped;                  /* tokens of a sequence are next to each other */
+    int32_t n_tok, n_logits;
+    pi_status kv_status;
+    bool kv_lost;
+} pi_hybrid;
+
+/* Numbers of a step's hand-overs. */
+enum { PI_ENTER, PI_COLD, PI_LEAVE, PI_HANDOVERS };
+static inline uint32_t pi_number(int32_t l, int32_t which) { return (uint32_t)l * PI_HANDOVERS + (uint32_t)which + 1; }
+static inline uint32_t pi_numbers(int32_t n_layer) { return ((uint32_t)n_layer + 1) * PI_HANDOVERS; }
+
+/* hybrid.c: which layers lie where; then, once the session's KV pool is made, uploads them. Errors: ARGUMENT, MEMORY,
+ * DEVICE, UNSUPPORTED. */
+pi_status pi_hybrid_place(pi_session *s, const pi_plan *plan, pi_hybrid **out);
+pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o);
+/* Memory of all devices that is in use. */
+uint64_t pi_hybrid_bytes(const pi_hybrid *h);
+/* Whether the layers on devices have what a mode needs. Errors: UNSUPPORTED. */
+pi_status pi_hybrid_check_sparsity(const pi_hybrid *h, int32_t sparsity);
+/* Sends the thresholds [n_layer] to the devices. Errors: DEVICE (the session's own are then sent back). */
+pi_status pi_hybrid_set_thresholds(pi_hybrid *h, const float *threshold);
+/* Adds to count [n_ff] how often the layer's neurons fired on a device; sets these counts to 0. Errors: DEVICE,
+ * MEMORY. */
+pi_status pi_hybrid_add_fired(pi_hybrid *h, int32_t l, uint32_t *count);
+pi_status pi_hybrid_reset_fired(pi_hybrid *h);
+/* The first error of copies of K and V since it was asked last. */
+pi_status pi_hybrid_kv_status(pi_hybrid *h);
+/* Neurons of all layers that devices read in place. */
+int32_t pi_hybrid_in_place(const pi_hybrid *h);
+/* Where a step's inputs for n_tok tokens lie from base on, and how many bytes they take. */
+pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base);
+size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok);
+/* How many of a layer's cold neurons are loaded at once into n_bytes. */
+int32_t pi_hybrid_staged(const pi_hybrid *h, int32_t l, size_t n_bytes);
+void pi_hybrid_close(pi_hybrid *h);
+/* upload.c: brings the weights of a device's layers and head there, and reserves its buffers. Errors: MEMORY,
+ * DEVICE. */
+pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device);
+/* How the KV pool reaches the layers that lie on devices; errors wait in kv_status. */
+pi_kv_far pi_hybrid_far(pi_hybrid *h);
+/* step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
+pi_status pi_hybrid_run(pi_hybrid *h);
+/* Waits for words from a device; what ends in vain gives zeros, and ends all other waits. */
+void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
+                     uint32_t *out);
+/* The neurons that marks of parts p0 to p1 - 1 name, into list, and which tokens do, if these are several; returns how
+ * many. */
+int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int32_t p0, int32_t p1, int32_t *list,
+                       uint32_t *tokens);
+/* Whether each member adds up columns of its own of the cold neurons' sum in layer l, not neurons of its own. */
+bool pi_hybrid_by_columns(const pi_hybrid *h, const te_team *team, int32_t l);
+/* lookahead.c: whether a device guesses the marks of layer l while layer l - 1 is computed. where the
+ * guess is posted. take waits for it and lists this member's share. fetch fetches rows of that until the word `until` is
+ * posted, and goes on where it stopped. foreseen: how many of me->marks were guessed. deal: who computes which of the
+ * marked neurons me->all[0..n-1], ascending: member i the me->n_of[i] from me->list[i * room] on; returns room. It
+ * follows from the marks and the guess alone, so that all members come to the same. */
+bool pi_hybrid_looks_ahead(const pi_hybrid *h, int32_t l);
+uint64_t *pi_hybrid_guess(const pi_hybrid *h, int32_t l);
+void pi_hybrid_take_guess(pi_hybrid *h, const te_team *team, int32_t l);
+void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const uint64_t *until);
+int32_t pi_hybrid_foreseen(const pi_hybrid *h, int32_t l, const pi_cold_member *me);
+int32_t pi_hybrid_deal(const pi_cold_member *me, int32_t n, int32_t n_members);
+/* timeline.c, where the session keeps one: reserves room, once weights lie where they belong; forgets the run before;
+ * notes a moment of the CPU. */
+pi_status pi_hybrid_start_timeline(pi_hybrid *h);
+void pi_hybrid_clear_timeline(pi_hybrid *h);
+static inline void pi_hybrid_note(pi_hybrid *h, const te_team *team, int32_t l, pi_moment which) {
+    if (h->moment && team->ith == 0) h->moment[l][which] = te_os_now_ns();
+}
+/* program.c: the device's side: a pi_device_program; ctx is a pi_device_part. */
+typedef struct pi_device_part {
+    pi_hybrid *h;
+    int32_t device;
+} pi_device_part;
+void pi_hybrid_program(void *ctx, pi_device *dev);
+
+/* forward.c: the CPU's stages, of which a hybrid step uses some. */
+void pi_step_embed(pi_session *s, te_team *team);
+void pi_step_layer(pi_session *s, te_team *team, int32_t l);
+void pi_step_head(pi_session *s, te_team *team);
+
+#endif

@@ -1,0 +1,454 @@
+/* step.c - one run of tokens through a model that lies partly on devices: starts the devices' programs
+ * (program.c) and runs the CPU's side. Each hand-over is one post and one wait on either side, in the same order:
+ *
+ *     device                                     CPU
+ *     ENTER  waits for x                         posts x (the embedding, or what its layers or another device made)
+ *     per layer: attention, predictor
+ *     COLD   posts h and marks, hot neurons,     lists the marked neurons, computes them, posts their sum
+ *            waits for the sum, adds
+ *     LEAVE  posts x                             waits for x, computes its own layers or passes it on
+ *
+ * A long prompt's cold neurons are not computed by the CPU: the device loads their rows.
+ *
+ * A cold layer has one barrier, between the neurons' hidden values, or the members' sums, and their being added up.
+ * Before it every member makes its own copy of h and its own list from the posted words, after it each posts the columns
+ * that it added up. Of several tokens there is one more, behind which all read one copy and put their lists together.
+ *
+ * Cores get unequal shares of the memory's rate. So a predicted token's gate and up are dealt while they are computed:
+ * whoever has done his own neurons goes on with others'; down is then added up by columns (te_op_ffn_down), which has one
+ * order whoever computed what. Rows of formats in blocks of 256 are not cut so finely: there each member has a sum.
+ *
+ * A wait that ends in vain ends all others: whatever a member has then is computed with zeros and thrown away. No member
+ * leaves early, since the others meet it at barriers; for the same reason no barrier depends on what was posted. */
+#include <string.h>
+
+#include "../../vendor/core/te_types.h"
+#include "hybrid.h"
+
+static uint32_t number(const pi_hybrid *h, int32_t l, int32_t which) { return h->number + pi_number(l, which); }
+
+static void cancel_all(pi_hybrid *h) {
+    for (int32_t i = 0; i < h->n_devices; i++) __atomic_store_n(h->device[i].dev->cancelled, 1, __ATOMIC_RELAXED);
+}
+
+static void look_at(void *ctx) {
+    pi_device *dev = ctx;
+    dev->ops->look(dev);
+}
+
+void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
+                     uint32_t *out) {
+    pi_device *dev = h->device[device].dev;
+    const pi_wait wait = {dev->cancelled, h->wait_ns, look_at, dev};
+    const pi_awaited got = pi_await_words(&wait, words, first, n, seq, out);
+    if (got == PI_GOT) return;
+    if (got == PI_LATE) __atomic_store_n(&h->late, device + 1, __ATOMIC_RELAXED);
+    cancel_all(h);
+}
+
+static void post_from_cpu(pi_hybrid *h, te_team *team, int32_t device, const float *x, uint32_t seq) {
+    int64_t lo, hi;
+    te_share(team, (int64_t)h->n_tok * h->s->model->info.n_embd, 16, &lo, &hi);
+    pi_post_words(h->device[device].answer, lo, hi - lo, seq, (const uint32_t *)(const void *)(x + lo));
+}
+
+/* This member's share of what the device posted, to x. */
+static void await_on_cpu(pi_hybrid *h, te_team *team, int32_t device, float *x, uint32_t seq) {
+    int64_t lo, hi;
+    te_share(team, (int64_t)h->n_tok * h->s->model->info.n_embd, 16, &lo, &hi);
+    pi_hybrid_await(h, device, h->device[device].post, lo, hi - lo, seq, (uint32_t *)(void *)(x + lo));
+}
+
+/* ---- cold neurons ---- */
+
+/* The tokens whose word has bit i. */
+static uint32_t tokens_of(const uint32_t *bits, int64_t n_words, int32_t n_tok, int32_t i) {
+    uint32_t tokens = 0;
+    for (int32_t t = 0; t < n_tok; t++) tokens |= (bits[t * n_words] >> i & 1) << t;
+    return tokens;
+}
+
+int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int32_t p0, int32_t p1, int32_t *list,
+                       uint32_t *tokens) {
+    const pi_device_layer *w = &h->layer[l];
+    const pi_device_state *d = &h->device[w->device];
+    const int32_t n_parts = d->info.n_parts, per_part = pi_part_words(w->n_cpu, n_parts), n_tok = h->n_tok;
+    const int64_t n_words = (int64_t)per_part * n_parts;
+    const int32_t step = w->n_cpu / n_parts,
+                  remainder = w->n_cpu % n_parts; /* as pi_part_begin divides, all the time */
+    int32_t n = 0, lo = pi_part_begin(w->n_cpu, p0, n_parts), hi, over = (int32_t)((int64_t)w->n_cpu * p0 % n_parts);
+    for (int32_t p = p0; p < p1; p++, lo = hi) {
+        over += remainder;
+        hi = lo + step + (over >= n_parts);
+        if (over >= n_parts) over -= n_parts;
+        const uint32_t *bits = marks + (ptrdiff_t)p * per_part;
+        for (const int32_t *id = w->cold + lo, *end = w->cold + hi; id < end; id += 32, bits++) {
+            uint32_t any = bits[0];
+            for (int32_t t = 1; t < n_tok; t++) any |= bits[t * n_words];
+            if (end - id < 32) any &= (1U << (end - id)) - 1;
+            for (; any; any &= any - 1) {
+                const int32_t i = __builtin_ctz(any);
+                if (n_tok > 1) tokens[n] = tokens_of(bits, n_words, n_tok, i);
+                list[n++] = id[i];
+            }
+        }
+    }
+    return n;
+}
+
+bool pi_hybrid_by_columns(const pi_hybrid *h, const te_team *team, int32_t l) {
+    /* Of long rows little was fetched ahead, and columns are read less fast than rows: Falcon-40B lost 5 %, Bamboo-7B,
+     * whose rows are half as long, gained 5 to 12. */
+    enum { MOST_ROW_BYTES = 8192 };
+    const pi_layer *w = &h->s->model->layer[l];
+    int32_t lo, hi;
+    if (!h->masked || h->n_tok > 1 || !w->down_t.w || pi_row_bytes(&w->down_t) > MOST_ROW_BYTES) return false;
+    return !pi_adapts_ffn(w) && te_ffn_columns(team, &w->down_t, &lo, &hi);
+}
+
+/* The list of neurons that any token's marks name, and which tokens do, made by every member for itself. */
+static te_rows list_marked(pi_hybrid *h, int32_t l, const pi_cold_member *me, bool guessed, te_ffn_io *io) {
+    const int32_t device = h->layer[l].device, n_parts = h->device[device].info.n_parts,
+                  n_words = pi_mark_words(h->layer[l].n_cpu, n_parts), n_members = h->s->options.n_threads;
+    pi_hybrid_await(h, device, h->device[device].marks, 0, (int64_t)h->n_tok * n_words, number(h, l, PI_COLD),
+                    me->marks);
+    int32_t *list = guessed ? me->all : me->list;
+    const int32_t n = pi_hybrid_list(h, l, me->marks, 0, n_parts, list, me->tokens);
+    if (guessed) {
+        io->n_of = me->n_of;
+        io->place = me->place;
+        io->room = pi_hybrid_deal(me, n, n_members);
+    }
+    if (h->n_tok > 1) io->tokens = me->tokens;
+    return (te_rows){me->list, 0, n};
+}
+
+/* What a device posts for several tokens is long: each member brings whole tokens' x over, and a share of the marks; all
+ * read the same x, and each puts the shares together. Returns the length of the list. */
+static int32_t share_input(pi_hybrid *h, te_team *team, int32_t l, const te_ffn *f, te_ffn_io *io) {
+    const pi_device_layer *w = &h->layer[l];
+    const pi_device_state *d = &h->device[w->device];
+    const int32_t n_embd = h->s->model->info.n_embd, n_parts = d->info.n_parts;
+    const uint32_t seq = number(h, l, PI_COLD);
+    pi_cold_member *me = &h->member[team->ith];
+    float *x = h->member[0].x;
+    io->x = x;
+    io->packed_once = true;
+    for (int32_t t = team->ith; t < h->n_tok; t += team->nth) {
+        const int64_t at = (int64_t)t * n_embd;
+        pi_hybrid_await(h, w->device, d->post, at, n_embd, seq, (uint32_t *)(void *)(x + at));
+        te_op_ffn_pack_token(h->s->ws, f, io, t);
+    }
+    pi_hybrid_note(h, team, l, PI_MOMENT_INPUT);
+    if (h->masked) {
+        const int64_t per_part = pi_part_words(w->n_cpu, n_parts), n_words = per_part * n_parts;
+        int64_t p0, p1;
+        te_share(team, n_parts, 1, &p0, &p1);
+        for (int32_t t = 0; t < h->n_tok; t++) {
+            const int64_t at = t * n_words + p0 * per_part;
+            pi_hybrid_await(h, w->device, d->marks, at, (p1 - p0) * per_part, seq, me->marks + at);
+        }
+        me->n_list = pi_hybrid_list(h, l, me->marks, (int32_t)p0, (int32_t)p1, me->list, me->tokens);
+    }
+    te_barrier(team);
+    int32_t n = 0;
+    for (int32_t i = 0; h->masked && i < team->nth; i++) {
+        const pi_cold_member *from = &h->member[i];
+        memcpy(me->all + n, from->list, sizeof *me->all * (size_t)from->n_list);
+        memcpy(me->all_tokens + n, from->tokens, sizeof *me->all_tokens * (size_t)from->n_list);
+        n += from->n_list;
+    }
+    return n;
+}
+
+typedef struct answer {
+    uint64_t *words;
+    int32_t n_embd;
+    uint32_t seq;
+} answer;
+
+static void post_sum(void *ctx, int32_t t, int32_t lo, int32_t hi, const float *y) {
+    const answer *a = ctx;
+    pi_post_words(a->words, (int64_t)t * a->n_embd + lo, hi - lo, a->seq, (const uint32_t *)(const void *)(y + lo));
+}
+
+static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
+    pi_session *s = h->s;
+    const pi_model *m = s->model;
+    const pi_layer *w = &m->layer[l];
+    const pi_device_layer *d = &h->layer[l];
+    const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff;
+    const pi_cold_member *me = &h->member[team->ith];
+    const uint32_t seq = number(h, l, PI_COLD);
+    const bool by_output = !w->down_t.w; /* the whole of down is then multiplied with hidden values */
+    const bool adapted = pi_adapts_ffn(w), by_columns = pi_hybrid_by_columns(h, team, l);
+    const te_ffn f = {.gate = w->gate,
+                      .up = w->up,
+                      .down = by_columns ? (te_mat){0} : w->down_t,
+                      .up_bias = w->up_b,
+                      .act = (te_activation)m->info.activation,
+                      .threshold = m->info.activation_threshold};
+    answer to = {h->device[d->device].answer, m->info.n_embd, seq};
+    te_ffn_io io = {.x = me->x, .ldx = n_embd, .n_tok = h->n_tok, .is_packed = true};
+    if (s->fired) io.fired = s->fired + n_ff * (size_t)l;
+    if (by_output) {
+        int64_t lo, hi;
+        te_share(team, h->n_tok * (int64_t)n_ff, 64, &lo, &hi);
+        memset(s->up + lo, 0, sizeof *s->up * (size_t)(hi - lo));
+        io.hidden = s->up;
+        io.ld_hidden = n_ff;
+        te_barrier(team);
+    } else if (adapted) {
+        int64_t lo, hi;
+        te_share(team, (int64_t)h->n_tok * m->info.n_embd, 16, &lo, &hi);
+        memset(h->y + lo, 0, sizeof *h->y * (size_t)(hi - lo));
+        io.y = h->y;
+        io.ldy = n_embd;
+    } else {
+        io.sink = post_sum;
+        io.sink_ctx = &to;
+    }
+    if (by_columns) {
+        io.hidden = s->up;
+        io.ld_hidden = n_ff;
+        io.listed = h->listed;
+    }
+    const bool guessed = pi_hybrid_looks_ahead(h, l);
+    if (guessed) {
+        pi_hybrid_take_guess(h, team, l);
+        pi_hybrid_fetch_ahead(h, team, l, h->device[d->device].post);
+    }
+    te_rows rows = {d->cold, 0, d->n_cpu};
+    if (h->n_tok > 1 && !adapted) {
+        const int32_t n = share_input(h, team, l, &f, &io);
+        if (h->masked) rows = (te_rows){me->all, 0, n};
+        if (h->masked) io.tokens = me->all_tokens;
+    } else {
+        pi_hybrid_await(h, d->device, h->device[d->device].post, 0, (int64_t)h->n_tok * m->info.n_embd, seq,
+                        (uint32_t *)(void *)me->x);
+        pi_hybrid_note(h, team, l, PI_MOMENT_INPUT);
+        if (adapted) te_barrier(team); /* members have their own copies of x, but one is read by all */
+        pi_adapt_ffn(s, team, w, h->member[0].x, 0, h->n_tok, &io);
+        te_op_ffn_pack(team, s->ws, &f, &io);
+        if (guessed) pi_hybrid_fetch_ahead(h, team, l, h->device[d->device].marks);
+        if (h->masked) {
+            rows = list_marked(h, l, me, guessed, &io);
+            if (guessed && team->ith == 0) s->step[l].n_foreseen = pi_hybrid_foreseen(h, l, me);
+        }
+    }
+    const int64_t began = team->ith == 0 ? te_os_now_ns() : 0;
+    pi_hybrid_note(h, team, l, PI_MOMENT_LIST);
+    te_ffn_counts *c = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn;
+    te_op_ffn(team, s->ws, &f, rows, h->skip, &io, c);
+    if (by_columns) {
+        te_barrier(team);
+        const te_rows all = {guessed ? me->all : me->list, 0, rows.n};
+        te_op_ffn_down(team, s->ws, &w->down_t, all, &io, c);
+    }
+    if (by_output) {
+        te_barrier(team);
+        const te_linear out = {.w = w->down, .y = h->y, .ldy = n_embd};
+        te_op_linear(team, s->ws, &out, 1, s->up, n_ff, h->n_tok);
+        if (team->ith == 0) {
+            c->rows += m->info.n_ff;
+            c->bytes += pi_mat_bytes(&w->down);
+        }
+    }
+    if (by_output || adapted) {
+        te_barrier(team);
+        pi_adapt(s, team, pi_adapter_of(w, PI_ADAPT_DOWN), s->up, n_ff, h->n_tok, TE_BY_ROWS, h->y, n_embd);
+        post_from_cpu(h, team, d->device, h->y, seq);
+    }
+    if (team->ith == 0) {
+        const int64_t now = te_os_now_ns();
+        s->step[l].ffn_us = (float)((double)(now - began) * 1e-3);
+        s->step[l].layer_us = (float)((double)(now - h->last_ns) * 1e-3);
+        h->last_ns = now;
+    }
+    pi_hybrid_note(h, team, l, PI_MOMENT_ANSWER);
+}
+
+/* The first layer's device is given the embedding with the step's other inputs. */
+static bool embeds_first(const pi_hybrid *h) { return h->layer[0].device >= 0; }
+static void embed_step(void *ctx, te_team *team) { pi_step_embed(ctx, team); }
+
+static void cpu_step(void *ctx, te_team *team) {
+    pi_hybrid *h = ctx;
+    pi_session *s = h->s;
+    const int32_t n = s->model->info.n_layer;
+    int32_t at = embeds_first(h) ? h->layer[0].device : -1; /* where x is */
+    if (team->ith == 0) {
+        h->n_members = team->nth;
+        h->last_ns = te_os_now_ns();
+    }
+    if (at < 0) pi_step_embed(s, team);
+    for (int32_t l = 0; l <= n; l++) {
+        const int32_t device = l < n ? h->layer[l].device : h->head_device;
+        if (l == n && !h->n_logits) break;
+        if (at >= 0 && device != at) await_on_cpu(h, team, at, s->x, number(h, l - 1, PI_LEAVE));
+        if (at >= 0 && device < 0) te_barrier(team);
+        /* From device to device each member passes on what it received. */
+        if (device >= 0 && device != at) post_from_cpu(h, team, device, s->x, number(h, l, PI_ENTER));
+        at = device;
+        if (l == n) break;
+        s->count[(ptrdiff_t)l * s->options.n_threads + team->ith] = (pi_layer_count){0};
+        if (device < 0) {
+            pi_step_layer(s, team, l);
+            if (team->ith == 0) h->last_ns = te_os_now_ns();
+            continue;
+        }
+        if (team->ith == 0) s->step[l] = (pi_layer_step){0};
+        pi_attention_next(team, l);
+        if (h->decode && h->layer[l].n_cpu) cold_neurons(h, team, l);
+    }
+    if (at < 0) pi_step_head(s, team);
+}
+
+/* ---- what a device's layer did ---- */
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Rows that the device read: for several tokens at most so many, since they may share some. */
+static void device_rows(const pi_hybrid *h, int32_t l, const uint32_t *count, pi_layer_step *st) {
+    const pi_layer *w = &h->s->model->layer[l];
+    const int32_t n_ff = h->s->model->info.n_ff, n_here = h->decode ? n_ff - h->layer[l].n_cpu : n_ff;
+    const int64_t listed = least(count[0], n_here), computed = least(count[1], n_here), fired = least(count[2], n_here);
+    const int64_t first = h->decode ? listed : n_here, rest = h->decode && h->skip ? computed : first,
+                  down = h->decode && h->skip ? fired : first;
+    const int64_t gate_rows = w->gate.w ? first : 0, up_rows = w->gate.w ? rest : first;
+    st->n_rows += gate_rows + up_rows + down;
+    st->ffn_bytes += gate_rows * (int64_t)pi_row_bytes(&w->gate) + up_rows * (int64_t)pi_row_bytes(&w->up);
+    st->ffn_bytes += w->down_t.w ? down * (int64_t)pi_row_bytes(&w->down_t) : pi_mat_bytes(&w->down) / n_ff * n_here;
+}
+
+static void record(pi_hybrid *h, int32_t l, int64_t kv_bytes) {
+    pi_session *s = h->s;
+    const pi_layer *w = &s->model->layer[l];
+    const uint32_t *on_device = h->device[h->layer[l].device].counts + 3 * (ptrdiff_t)l;
+    pi_layer_step *st = &s->step[l];
+    st->n_tokens = h->n_tok;
+    st->n_sparse = h->n_tok - s->chunk.n_dense;
+    int64_t listed = on_device[0];
+    for (int32_t i = 0; h->decode && h->layer[l].n_cpu && i < h->n_members; i++) {
+        const pi_layer_count *c = &s->count[(ptrdiff_t)l * s->options.n_threads + i];
+        listed += c->ffn.listed;
+        st->n_computed += c->ffn.computed;
+        st->n_active += c->ffn.fired;
+        st->n_rows += c->ffn.rows;
+        st->ffn_bytes += c->ffn.bytes;
+    }
+    device_rows(h, l, on_device, st);
+    st->n_predicted = listed;
+    st->n_computed += on_device[1];
+    st->n_active += on_device[2];
+    st->n_active_device = on_device[2];
+    if (!st->n_sparse) st->n_predicted = st->n_computed = st->n_active = st->n_active_device = 0;
+    if (h->masked)
+        st->ffn_bytes += w->sign ? (int64_t)pi_sign_bytes(s->model) : pi_mat_bytes(&w->fc1) + pi_mat_bytes(&w->fc2);
+    st->bytes = st->ffn_bytes + w->attn_bytes + kv_bytes;
+    s->last_bytes += st->bytes;
+}
+
+/* ---- a run ---- */
+
+static void fill_inputs(pi_hybrid *h, int32_t device) {
+    const pi_session *s = h->s;
+    const pi_device_input in = pi_hybrid_input(h, h->n_tok, h->device[device].shared_input);
+    const bool rope = s->model->rope.kind != PI_ROPE_NONE, has_angles = embeds_first(h); /* made with the embedding */
+    if (h->layer[0].device == device)
+        memcpy(in.x, s->x, sizeof *in.x * (size_t)h->n_tok * (size_t)s->model->info.n_embd);
+    memset(in.counts, 0, sizeof *in.counts * 3 * (size_t)s->model->info.n_layer);
+    h->grouped = true;
+    for (int32_t t = 0; t < h->n_tok; t++) {
+        const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
+        in.pos[t] = s->chunk.pos[t];
+        in.first[t] = t;
+        for (int32_t k = t - 1; k >= 0; k--)
+            if (s->chunk.seq[k] == s->chunk.seq[t]) {
+                in.first[t] = in.first[k];
+                break;
+            }
+        if (in.first[t] < t && in.first[t - 1] != in.first[t]) h->grouped = false;
+        if (in.first[t] == t)
+            memcpy(in.table + (ptrdiff_t)t * h->ld_table, seq->block, sizeof *seq->block * (size_t)seq->n_block);
+        if (rope && !has_angles)
+            pi_rope_angles(&s->model->rope, s->chunk.pos[t], s->model->rope.magnitude,
+                           in.cs + (ptrdiff_t)t * s->model->rope.n_rot);
+    }
+    if (rope && has_angles) memcpy(in.cs, s->cs, sizeof *in.cs * (size_t)h->n_tok * (size_t)s->model->rope.n_rot);
+}
+
+/* Equal keys: equal programs. Those of prompts are not kept: there are too many lengths. */
+static uint64_t program_key(const pi_hybrid *h) {
+    if (!h->decode) return 0;
+    return (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)h->grouped << 3 |
+           (uint64_t)h->decode << 2 | (uint64_t)h->masked << 1 | (uint64_t)h->skip;
+}
+
+/* The sentence of the first error stays, but one of waiting gives way to what was waited for. */
+static void note(pi_status *st, pi_status next, const char *why, char (*problem)[1024]) {
+    if (next == PI_OK || (*st != PI_OK && (*st != PI_ERROR_TIMEOUT || next == PI_ERROR_TIMEOUT))) return;
+    *st = next;
+    strncpy(*problem, why, sizeof *problem - 1);
+}
+
+/* Both sides of a step. Whatever happens, no program is left running, and the next step can begin. */
+static pi_status run(pi_hybrid *h) {
+    pi_session *s = h->s;
+    pi_device_part part[PI_MAX_DEVICES];
+    char problem[1024] = "";
+    pi_status st = PI_OK;
+    h->late = 0;
+    if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? s->pool : h->alone, embed_step, s);
+    for (int32_t i = 0; i < h->n_devices; i++) fill_inputs(h, i);
+    pi_hybrid_clear_timeline(h);
+    h->began_ns = te_os_now_ns();
+    for (int32_t i = 0; i < h->n_devices && st == PI_OK; i++) {
+        const pi_device_ops *ops = h->device[i].dev->ops;
+        part[i] = (pi_device_part){h, i};
+        note(&st, ops->launch(h->device[i].dev, pi_hybrid_program, &part[i], program_key(h)), ops->error(), &problem);
+    }
+    if (st == PI_OK)
+        te_pool_run(s->pool, cpu_step, h);
+    else
+        cancel_all(h);
+    if (h->late)
+        note(&st,
+             PI_FAIL(PI_ERROR_TIMEOUT, "device %d did not answer within %g s", h->late - 1, (double)h->wait_ns * 1e-9),
+             pi_error_message(), &problem);
+    for (int32_t i = 0; i < h->n_devices; i++) {
+        const pi_device_ops *ops = h->device[i].dev->ops;
+        note(&st, ops->finish(h->device[i].dev), ops->error(), &problem);
+    }
+    if (st == PI_OK) return PI_OK;
+    /* A program that did not run has not counted its step. */
+    for (int32_t i = 0; i < h->n_devices; i++)
+        (void)h->device[i].dev->ops->upload(h->device[i].dev, h->device[i].seq, &h->number, sizeof h->number);
+    return PI_FAIL(st, "%s", problem);
+}
+
+pi_status pi_hybrid_run(pi_hybrid *h) {
+    pi_session *s = h->s;
+    const pi_model_info *info = &s->model->info;
+    if (h->process_id != te_os_process_id())
+        return PI_FAIL(PI_ERROR_DEVICE, "a session with layers on a device cannot be used in a forked process");
+    PI_TRY(pi_hybrid_kv_status(h));
+    h->n_tok = s->chunk.n_tok;
+    h->n_logits = s->chunk.n_logits;
+    h->masked = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->chunk.n_dense;
+    h->skip = s->options.sparsity != PI_SPARSITY_DENSE && pi_is_relu(info->activation);
+    h->decode = h->n_tok <= h->max_decode;
+    h->number += pi_numbers(info->n_layer);
+    PI_TRY(run(h));
+    const int64_t kv_bytes = pi_attention_bytes(s, 0);
+    for (int32_t l = 0; l < info->n_layer; l++)
+        if (h->layer[l].device >= 0) record(h, l, kv_bytes);
+    if (h->head_device >= 0 && h->n_logits) {
+        const pi_device_state *d = &h->device[h->head_device];
+        const size_t n = (size_t)h->n_logits, n_vocab = (size_t)info->n_vocab, n_embd = (size_t)info->n_embd,
+                     row = (size_t)s->chunk.logits_row[h->n_tok - h->n_logits];
+        memcpy(s->logits + row * n_vocab, d->logits, sizeof(float) * n * n_vocab);
+        memcpy(s->hidden + row * n_embd, d->hidden, sizeof(float) * n * n_embd);
+    }
+    return PI_OK;
+}

@@ -1,0 +1,228 @@
+/* model.c - opening a model: hyperparameters, activation, loading in steps. */
+#include "model.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../vendor/core/te_os.h"
+#include "../../vendor/core/te_quant.h"
+#include "../../vendor/core/te_types.h"
+#include "keys.h"
+
+enum { MAX_DIM = 1 << 20, MAX_LAYERS = 1024 };
+
+pi_model_options pi_model_defaults(void) {
+    return (pi_model_options){
+        .activation = PI_ACTIVATION_AUTO, .predictor = PI_PREDICTOR_AUTO, .predictor_type = -1, .use_mmap = 1};
+}
+
+static pi_status read_activation(pi_model *m) {
+    static const struct {
+        const char *name;
+        int32_t value;
+    } names[] = {{"relu", PI_ACTIVATION_RELU},
+                 {"drelu", PI_ACTIVATION_DRELU},
+                 {"silu", PI_ACTIVATION_SILU},
+                 {"swish", PI_ACTIVATION_SILU},
+                 {"gelu", PI_ACTIVATION_GELU}};
+    const te_gguf *g = m->file->gguf;
+    m->info.activation = te_gguf_is_powerinfer(g) ? m->arch->sparse : m->arch->dense;
+    te_str text = {NULL, 0};
+    bool found = false;
+    PI_TRY(te_gguf_get_str(g, "powerinfer.hidden_act", &text, &found));
+    if (found) {
+        size_t i = 0;
+        while (i < sizeof names / sizeof *names &&
+               (strlen(names[i].name) != text.n || memcmp(names[i].name, text.p, text.n) != 0))
+            i++;
+        if (i == sizeof names / sizeof *names)
+            return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                           "powerinfer.hidden_act is \"%.*s\"; relu, drelu, silu and gelu are known",
+                           (int)(text.n < 40 ? text.n : 40), text.p);
+        m->info.activation = names[i].value;
+    }
+    if (m->options.activation != PI_ACTIVATION_AUTO) m->info.activation = m->options.activation;
+    if (m->info.activation == PI_ACTIVATION_DRELU && !m->arch->gated)
+        return PI_FAIL(m->options.activation == PI_ACTIVATION_DRELU ? PI_ERROR_ARGUMENT : PI_ERROR_FORMAT,
+                       "drelu needs a gate, and %s has none", m->arch->name);
+    PI_TRY(te_gguf_get_f32(g, "powerinfer.hidden_act_threshold", &m->info.activation_threshold, NULL));
+    if (!(m->info.activation_threshold >= 0) || !isfinite(m->info.activation_threshold))
+        return PI_FAIL(PI_ERROR_FORMAT, "powerinfer.hidden_act_threshold is %g, must be at least 0",
+                       (double)m->info.activation_threshold);
+    if (m->info.activation_threshold > 0 && m->info.activation != PI_ACTIVATION_RELU)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "powerinfer.hidden_act_threshold is %g, which only relu can have",
+                       (double)m->info.activation_threshold);
+    return PI_OK;
+}
+
+static pi_status read_shape(pi_model *m) {
+    const te_gguf *g = m->file->gguf;
+    const pi_arch *a = m->arch;
+    pi_model_info *c = &m->info;
+    PI_TRY(pi_key_need_i32(g, a->name, "block_count", 1, MAX_LAYERS, &c->n_layer));
+    PI_TRY(pi_key_need_i32(g, a->name, "embedding_length", 1, MAX_DIM, &c->n_embd));
+    PI_TRY(pi_key_need_i32(g, a->name, "feed_forward_length", 1, MAX_DIM, &c->n_ff));
+    PI_TRY(pi_key_need_i32(g, a->name, "attention.head_count", 1, 4096, &c->n_head));
+    PI_TRY(pi_key_need_i32(g, a->name, "context_length", 1, INT32_MAX / 64, &c->n_ctx_train));
+    int64_t n_head_kv = c->n_head, key_length = 0, value_length, n_expert = 0;
+    PI_TRY(pi_key_i64(g, a->name, "attention.head_count_kv", 1, c->n_head, &n_head_kv, NULL));
+    if (c->n_head % n_head_kv)
+        return PI_FAIL(PI_ERROR_FORMAT, "%d heads cannot share %lld key/value heads evenly", c->n_head,
+                       (long long)n_head_kv);
+    c->n_head_kv = (int32_t)n_head_kv;
+    PI_TRY(pi_key_i64(g, a->name, "expert_count", 0, INT32_MAX, &n_expert, NULL));
+    if (n_expert)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "the model has %lld experts; mixture-of-experts models are not supported",
+                       (long long)n_expert);
+    PI_TRY(pi_key_i64(g, a->name, "attention.key_length", 1, 4096, &key_length, NULL));
+    if (!key_length) {
+        if (c->n_embd % c->n_head)
+            return PI_FAIL(PI_ERROR_FORMAT, "embedding length %d is not a multiple of %d heads", c->n_embd, c->n_head);
+        key_length = c->n_embd / c->n_head;
+    }
+    value_length = key_length;
+    PI_TRY(pi_key_i64(g, a->name, "attention.value_length", 1, 4096, &value_length, NULL));
+    if (value_length != key_length)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "key length %lld and value length %lld differ", (long long)key_length,
+                       (long long)value_length);
+    c->n_embd_head = (int32_t)key_length;
+    if ((int64_t)c->n_head * key_length > MAX_DIM)
+        return PI_FAIL(PI_ERROR_FORMAT, "%d heads of %lld values are more than %d", c->n_head, (long long)key_length,
+                       MAX_DIM);
+
+    const te_gguf_tensor *embd = te_gguf_find_tensor(g, "token_embd.weight");
+    if (!embd) return PI_FAIL(PI_ERROR_FORMAT, "the file has no tensor token_embd.weight");
+    if (embd->ne[1] < 1 || embd->ne[1] > 1 << 24)
+        return PI_FAIL(PI_ERROR_FORMAT, "token_embd.weight has %lld rows", (long long)embd->ne[1]);
+    c->n_vocab = (int32_t)embd->ne[1];
+    c->is_gated = a->gated;
+    strncpy(c->architecture, a->name, sizeof c->architecture - 1);
+
+    /* OPT files carry no epsilon (the original computes with 0, a bug); 1e-5 is what the models were trained with. */
+    bool found = false;
+    m->norm_eps = 1e-5F;
+    PI_TRY(pi_key_f32(g, a->name, a->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
+                      &m->norm_eps, &found));
+    if (!found && !a->learned_pos)
+        return PI_FAIL(PI_ERROR_FORMAT, "the file has no key %s.attention.layer_norm_%sepsilon", a->name,
+                       a->layer_norm ? "" : "rms_");
+    if (!(m->norm_eps >= 0) || !isfinite(m->norm_eps))
+        return PI_FAIL(PI_ERROR_FORMAT, "the norm's epsilon is %g", (double)m->norm_eps);
+
+    /* The first two rows of OPT's position table are never used, so a table of 2050 rows serves 2048 positions. */
+    if (a->learned_pos) {
+        const te_gguf_tensor *pos = te_gguf_find_tensor(g, "position_embd.weight");
+        if (!pos) return PI_FAIL(PI_ERROR_FORMAT, "the file has no tensor position_embd.weight");
+        if (pos->ne[1] < 3 || pos->ne[1] > 1 << 24)
+            return PI_FAIL(PI_ERROR_FORMAT, "position_embd.weight has %lld rows, at least 3 are needed",
+                           (long long)pos->ne[1]);
+        c->n_ctx_train = (int32_t)pos->ne[1] - 2;
+    }
+    PI_TRY(pi_rope_init(&m->rope, a->rope, g, a->name, c->n_embd_head, c->n_ctx_train));
+    memcpy(c->rope, m->rope.text, sizeof c->rope);
+    return PI_OK;
+}
+
+static pi_status check_predictor_type(int32_t type) {
+    if (type == -1) return PI_OK;
+    if (!te_type_get(type)) return PI_FAIL(PI_ERROR_ARGUMENT, "weight format %d is not known", type);
+    if (!te_can_quantize(type))
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "a predictor cannot be written as %s", te_type_get(type)->name);
+    return PI_OK;
+}
+
+static pi_status open_model(pi_model *m) {
+    const te_gguf *g = m->file->gguf;
+    te_str name = {NULL, 0};
+    bool found = false;
+    m->kernels = te_cpu_kernels();
+    if (!m->kernels) return PI_ERROR_ARGUMENT;
+    if (m->options.activation < PI_ACTIVATION_AUTO || m->options.activation > PI_ACTIVATION_GELU)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "activation %d is not known", m->options.activation);
+    if (m->options.predictor < PI_PREDICTOR_AUTO || m->options.predictor > PI_PREDICTOR_SIGN)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "predictor %d is not known", m->options.predictor);
+    PI_TRY(check_predictor_type(m->options.predictor_type));
+    PI_TRY(te_gguf_get_str(g, "general.architecture", &name, &found));
+    if (!found) return PI_FAIL(PI_ERROR_FORMAT, "the file has no key general.architecture");
+    m->arch = pi_arch_find(name.p, name.n);
+    if (!m->arch)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "architecture \"%.*s\" is not supported (%s are)",
+                       (int)(name.n < 40 ? name.n : 40), name.p, pi_arch_names());
+    PI_TRY(read_shape(m));
+    PI_TRY(read_activation(m));
+    return pi_model_bind(m);
+}
+
+pi_status pi_model_open(pi_file *file, const pi_model_options *options, pi_model **out) {
+    if (!file || !out) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_model_open: file or out is NULL");
+    *out = NULL;
+    pi_model *m = calloc(1, sizeof *m);
+    if (!m) return PI_FAIL(PI_ERROR_MEMORY, "out of memory opening a model");
+    m->ref.n = 1;
+    m->file = file;
+    m->options = options ? *options : pi_model_defaults();
+    pi_ref_take(&file->ref);
+    const pi_status s = open_model(m);
+    if (s != PI_OK) {
+        pi_model_close(m);
+        return s;
+    }
+    *out = m;
+    return PI_OK;
+}
+
+void pi_model_close(pi_model *m) {
+    if (!m || !pi_ref_drop(&m->ref)) return;
+    pi_model_unbind(m);
+    pi_rope_free(&m->rope);
+    pi_file_close(m->file);
+    free(m);
+}
+
+void pi_model_get_info(const pi_model *m, pi_model_info *out) { *out = m->info; }
+
+float pi_model_threshold(const pi_model *m, int32_t layer) {
+    return m && layer >= 0 && layer < m->info.n_layer ? m->layer[layer].threshold : NAN;
+}
+
+pi_status pi_model_team(pi_model *m) { return m->team ? PI_OK : (pi_status)te_pool_new(te_os_n_cores(), &m->team); }
+
+static pi_status lock_and_prefault(pi_model *m, int32_t part, int32_t n_parts) {
+    for (int32_t i = 0; i < te_gguf_n_parts(m->file->gguf); i++) {
+        size_t n;
+        const char *p = te_gguf_mapping(m->file->gguf, i, &n);
+        const size_t lo = n / (size_t)n_parts * (size_t)part,
+                     hi = part + 1 == n_parts ? n : n / (size_t)n_parts * (size_t)(part + 1);
+        if (m->options.use_mlock)
+            PI_TRY(te_os_lock(p + lo, hi - lo));
+        else if (m->options.prefault)
+            te_os_prefault(p + lo, hi - lo);
+    }
+    return PI_OK;
+}
+
+pi_status pi_model_load(pi_model *m, int32_t *done, int32_t *total) {
+    if (!m) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_model_load: model is NULL");
+    const int32_t n = m->info.n_layer;
+    if (m->loaded < n) {
+        pi_layer *l = &m->layer[m->loaded];
+        if (m->loaded == 0) {
+            PI_TRY(pi_copy_check(m));
+            if (!m->own.p) PI_TRY(pi_copy_head(m));
+        }
+        if (m->options.use_mmap) PI_TRY(lock_and_prefault(m, m->loaded, n));
+        if (m->sign_words && !l->sign) PI_TRY(pi_load_signs(m, l));
+        PI_TRY(pi_copy_layer(m, l));
+        if (++m->loaded == n) {
+            m->info.can_skip_down = 1;
+            for (int32_t i = 0; i < n; i++)
+                if (!m->layer[i].down_t.w) m->info.can_skip_down = 0;
+            te_pool_free(m->team);
+            m->team = NULL;
+        }
+    }
+    if (done) *done = m->loaded;
+    if (total) *total = n;
+    return PI_OK;
+}

@@ -1,0 +1,134 @@
+/* model.h - pi_model: hyperparameters and weights of one model. Weights stay in the file's mapping, apart from vectors
+ * (copied, a few MB) and what copy.c moves while loading. Shapes: [rows][cols], cols contiguous; a row's stride may be
+ * more than its bytes (pi_row_bytes). */
+#ifndef PI_MODEL_H
+#define PI_MODEL_H
+
+#include "../../vendor/core/te_pool.h"
+#include "../../vendor/core/te_tensor.h"
+#include "../../vendor/core/te_types.h"
+#include "../../vendor/cpu/te_kernels.h"
+#include "file.h"
+#include "../blocks/rope.h"
+
+/* What distinguishes the architectures. Adding one is adding a row to the table in arch.c. */
+typedef struct pi_arch {
+    const char *name; /* general.architecture */
+    pi_rope_kind rope;
+    bool layer_norm;      /* LayerNorm with bias; else RMSNorm */
+    bool parallel;        /* attention and FFN both read the block's input (Falcon) */
+    bool gated;           /* the FFN has a gate */
+    bool learned_pos;     /* position_embd.weight, positions offset by 2 (OPT) */
+    bool fused_qkv;       /* attn_qkv.weight */
+    bool bias;            /* q, k, v, o, up and down have biases (OPT) */
+    bool qkv_bias;        /* q, k and v have biases (Qwen2); elsewhere they may */
+    bool qk_norm;         /* RMSNorm over each head of q and k (Qwen3) */
+    pi_activation dense;  /* activation of an ordinary GGUF file */
+    pi_activation sparse; /* activation of a PowerInfer file */
+} pi_arch;
+const pi_arch *pi_arch_find(const char *name, size_t n);
+const char *pi_arch_names(void); /* "llama, bamboo, ..." */
+
+typedef struct pi_memory { /* of te_os_alloc */
+    void *p;
+    size_t n_bytes;
+} pi_memory;
+
+/* lora.c: W x + b (a x), with the scale in a; a.w NULL: there is none. */
+typedef struct pi_adapter {
+    te_mat a;     /* [rank][cols of W]; of the embedding, whose rows are looked up, [cols][rank] */
+    te_mat b;     /* [rows of W][rank] */
+    void *memory; /* or NULL: another one of the layer owns it */
+} pi_adapter;
+enum { PI_ADAPT_Q, PI_ADAPT_K, PI_ADAPT_V, PI_ADAPT_O, PI_ADAPT_GATE, PI_ADAPT_UP, PI_ADAPT_DOWN, PI_N_ADAPT };
+
+typedef struct pi_layer {
+    const float *attn_norm, *attn_norm_b;   /* [n_embd] */
+    const float *attn_norm2, *attn_norm2_b; /* [n_embd] or NULL: Falcon-40B's norm of the attention input */
+    te_mat q;                               /* [n_head*n_embd_head][n_embd] */
+    te_mat k, v;                            /* [n_head_kv*n_embd_head][n_embd] */
+    te_mat o;                               /* [n_embd][n_head*n_embd_head] */
+    const float *q_b, *k_b, *v_b, *o_b;     /* or NULL */
+    const float *q_norm, *k_norm;           /* [n_embd_head] or NULL */
+    const float *ffn_norm, *ffn_norm_b;     /* [n_embd]; NULL when parallel */
+    te_mat gate, up;                        /* [n_ff][n_embd]; gate.w NULL when not gated */
+    te_mat down;                            /* [n_embd][n_ff] as ordinary files have it, or w NULL */
+    te_mat down_t;                          /* [n_ff][n_embd]: row j belongs to neuron j, or w NULL */
+    const float *up_b, *down_b;             /* [n_ff], [n_embd] or NULL */
+    te_mat fc1;                             /* [r][n_embd], or w NULL: no predictor */
+    te_mat fc2;                             /* [n_ff][r] */
+    uint64_t *sign;                         /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
+    float threshold;                        /* of the predictor's scores */
+    pi_memory own;                          /* of the matrices that were moved */
+    int64_t attn_bytes;                     /* of the attention's weights */
+    pi_adapter *adapter;                    /* [PI_N_ADAPT] or NULL */
+} pi_layer;
+
+/* A layer's adapter of one matrix, or NULL. */
+static inline const pi_adapter *pi_adapter_of(const pi_layer *l, int32_t which) {
+    return l->adapter && l->adapter[which].a.w ? &l->adapter[which] : NULL;
+}
+static inline bool pi_adapts_ffn(const pi_layer *l) {
+    return pi_adapter_of(l, PI_ADAPT_GATE) || pi_adapter_of(l, PI_ADAPT_UP) || pi_adapter_of(l, PI_ADAPT_DOWN);
+}
+
+struct pi_model {
+    pi_ref ref;
+    pi_file *file;
+    const te_kernels *kernels;
+    const pi_arch *arch;
+    pi_model_options options;
+    pi_model_info info;
+    float norm_eps;
+    pi_rope rope;
+
+    te_mat token_embd;    /* [n_vocab][n_embd] */
+    te_mat output;        /* [n_vocab][n_embd]; token_embd when tied */
+    te_mat position_embd; /* [n_ctx_train + 2][n_embd], or w NULL */
+    const float *output_norm, *output_norm_b;
+    pi_layer *layer; /* [n_layer] */
+    pi_memory own;   /* of embeddings and output that were moved */
+    pi_adapter embd_adapter, output_adapter;
+
+    struct pi_block *vectors; /* chain of owned float vectors */
+    bool *bound;              /* [tensors of the file] while they are bound: this one was asked for */
+    int32_t loaded;           /* layers done by pi_model_load */
+    te_pool *team;            /* while loading, once something needs it */
+    int32_t max_rank;         /* largest r of any predictor */
+    int32_t sign_words;       /* 64-bit words per neuron of the sign predictor; 0: there is none */
+    int32_t adapter_rank;     /* largest rank of any adapter; 0: there are none */
+    bool adapted_ffn;         /* some of them belong to the feed-forward */
+};
+
+static inline bool pi_is_relu(int32_t activation) {
+    return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU;
+}
+
+static inline size_t pi_sign_bytes(const pi_model *m) {
+    return sizeof(uint64_t) * (size_t)m->sign_words * (size_t)m->info.n_ff;
+}
+
+/* Bytes that a row of m has, which may lie further apart; 0 without matrix. */
+static inline size_t pi_row_bytes(const te_mat *m) { return m->w ? te_row_bytes(m->type, m->cols) : 0; }
+static inline int64_t pi_mat_bytes(const te_mat *m) { return (int64_t)(pi_row_bytes(m) * (size_t)m->n_rows); }
+
+/* model.c: makes m->team. Errors: MEMORY. */
+pi_status pi_model_team(pi_model *m);
+
+/* copy.c: moves what must be moved of a layer's matrices, or of embeddings and output, into memory of its own. On an
+ * error nothing has changed. Errors: MEMORY. pi_copy_check: that there is memory for all of it, before any is moved. */
+pi_status pi_copy_check(pi_model *m);
+pi_status pi_copy_layer(pi_model *m, pi_layer *layer);
+pi_status pi_copy_head(pi_model *m);
+
+/* model/sign.c: makes layer->sign. Errors: MEMORY. */
+pi_status pi_load_signs(pi_model *m, pi_layer *layer);
+
+/* lora.c */
+void pi_adapters_free(pi_model *m);
+
+/* bind.c: fills token_embd ... layer[] from the file. */
+pi_status pi_model_bind(pi_model *m);
+void pi_model_unbind(pi_model *m);
+
+#endif
