@@ -12,8 +12,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ._native import version as __version__
+    from ._engine._native import version as __version__
+    from ._engine.file import ModelFile
+    from ._engine.report import LlamaState
+    from ._engine.sampling import (
+        LogitsProcessor,
+        LogitsProcessorList,
+        MinTokensLogitsProcessor,
+        StoppingCriteria,
+        StoppingCriteriaList,
+    )
+    from ._text.grammar import LlamaGrammar
     from .async_llama import AsyncLlama
+    from .compat.llama_cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
+    from .compat.llama_speculative import LlamaDraftModel
+    from .compat.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
     from .errors import (
         ArgumentError,
         BusyError,
@@ -27,20 +40,7 @@ if TYPE_CHECKING:
         PowerInferError,
         UnsupportedError,
     )
-    from .file import ModelFile
-    from .grammar import LlamaGrammar
     from .llama import Llama
-    from .llama_cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
-    from .llama_speculative import LlamaDraftModel
-    from .llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
-    from .report import LlamaState
-    from .sampling import (
-        LogitsProcessor,
-        LogitsProcessorList,
-        MinTokensLogitsProcessor,
-        StoppingCriteria,
-        StoppingCriteriaList,
-    )
 
 __all__ = [
     "ArgumentError",
@@ -76,32 +76,32 @@ __all__ = [
 
 _HOME = {
     "AsyncLlama": "async_llama",
-    "BaseLlamaCache": "llama_cache",
-    "BaseLlamaTokenizer": "llama_tokenizer",
+    "BaseLlamaCache": "compat.llama_cache",
+    "BaseLlamaTokenizer": "compat.llama_tokenizer",
     "Llama": "llama",
-    "LlamaCache": "llama_cache",
-    "LlamaDiskCache": "llama_cache",
-    "LlamaDraftModel": "llama_speculative",
-    "LlamaGrammar": "grammar",
-    "LlamaRAMCache": "llama_cache",
-    "LlamaState": "report",
-    "LlamaTokenizer": "llama_tokenizer",
-    "LogitsProcessor": "sampling",
-    "LogitsProcessorList": "sampling",
-    "MinTokensLogitsProcessor": "sampling",
-    "ModelFile": "file",
-    "StoppingCriteria": "sampling",
-    "StoppingCriteriaList": "sampling",
+    "LlamaCache": "compat.llama_cache",
+    "LlamaDiskCache": "compat.llama_cache",
+    "LlamaDraftModel": "compat.llama_speculative",
+    "LlamaGrammar": "_text.grammar",
+    "LlamaRAMCache": "compat.llama_cache",
+    "LlamaState": "_engine.report",
+    "LlamaTokenizer": "compat.llama_tokenizer",
+    "LogitsProcessor": "_engine.sampling",
+    "LogitsProcessorList": "_engine.sampling",
+    "MinTokensLogitsProcessor": "_engine.sampling",
+    "ModelFile": "_engine.file",
+    "StoppingCriteria": "_engine.sampling",
+    "StoppingCriteriaList": "_engine.sampling",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        value = import_module("._native", __name__).version
+        value = import_module("._engine._native", __name__).version
     elif name in __all__:
         value = getattr(import_module(f".{_HOME.get(name, 'errors')}", __name__), name)
     elif name.startswith(("LLAMA_", "GGML_")):  # llama.cpp's numbers, as arguments take them
-        value = import_module(".compat", __name__).number(name)
+        value = import_module(".compat.arguments", __name__).number(name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

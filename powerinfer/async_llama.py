@@ -20,17 +20,17 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from . import machine
-from .answer import best
-from .choosing import nth_seed
-from .completion import check_best_of, check_count
-from .embedding import POOLING, pooling_number, pooling_of_file
+from ._engine import machine
+from ._engine.choosing import nth_seed
+from ._engine.completion import check_best_of, check_count
+from ._engine.embedding import POOLING, pooling_number, pooling_of_file
+from ._engine.file import ModelFile
+from ._engine.scheduler import Scheduler, SchedulerStats
+from ._engine.session import Session
+from ._engine.shared import Seat
+from ._text.answer import best
 from .errors import ArgumentError, ClosedError
-from .file import ModelFile
 from .llama import Llama
-from .scheduler import Scheduler, SchedulerStats
-from .session import Session
-from .shared import Seat
 
 __all__ = ["AsyncLlama", "AsyncStream"]
 

@@ -25,28 +25,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .about import About
-from .arrays import as_int32
-from .choosing import RANDOM_SEEDS
-from .compat import LATER_INIT, NO_EFFECT_INIT, refuse
-from .completion import ChatHandler, Completions
-from .context import Context
-from .devices import Budget, Names, budget_of_layers, choose_devices
-from .embedding import Embeddings, pooling_number, pooling_of_file
+from ._engine.about import About
+from ._engine.arrays import as_int32
+from ._engine.choosing import RANDOM_SEEDS
+from ._engine.completion import ChatHandler, Completions
+from ._engine.context import Context
+from ._engine.devices import Budget, Names, budget_of_layers, choose_devices
+from ._engine.embedding import Embeddings, pooling_number, pooling_of_file
+from ._engine.file import DEMO, ModelFile
+from ._engine.generation import Draft
+from ._engine.online import OnlineStatistics
+from ._engine.opening import ContextSize, Opening, loading_bar, summary
+from ._engine.report import LlamaState, Timings
+from ._engine.sampling import Sampler
+from ._engine.session import Activation, Model, Predictor, Progress, Session, Sparsity
+from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse
+from .compat.llama_tokenizer import decode_after
 from .errors import ArgumentError, ClosedError, FormatError, UnsupportedError
-from .file import DEMO, ModelFile
-from .generation import Draft
-from .llama_tokenizer import decode_after
-from .online import OnlineStatistics
-from .opening import ContextSize, Opening, loading_bar, summary
-from .report import LlamaState, Timings
-from .sampling import Sampler
-from .session import Activation, Model, Predictor, Progress, Session, Sparsity
 
 if TYPE_CHECKING:
-    from .chat_format import ChatFormat
-    from .plan import Plan
-    from .tokenizer import Tokenizer
+    from ._text.chat_format import ChatFormat
+    from ._text.tokenizer import Tokenizer
+    from .models.plan import Plan
 
 Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
@@ -252,7 +252,7 @@ class Llama(About, Completions, Embeddings):
         The arguments and errors are those of hub.download(). local_dir_use_symlinks has no effect: today's
         huggingface_hub makes no links there.
         """
-        from .hub import download
+        from .models.hub import download
 
         del local_dir_use_symlinks
         path = download(
@@ -280,7 +280,7 @@ class Llama(About, Completions, Embeddings):
     def _open_tokenizer(self) -> Tokenizer | None:
         if "tokenizer.ggml.model" not in self.file.metadata:
             return None
-        from .tokenizer import Tokenizer
+        from ._text.tokenizer import Tokenizer
 
         tokenizer = Tokenizer.from_metadata(self.file.metadata)
         if tokenizer.notice:
@@ -288,7 +288,7 @@ class Llama(About, Completions, Embeddings):
         return tokenizer
 
     def _adapt(self, path: str | os.PathLike[str], scale: float) -> None:
-        from .lora import add_adapter
+        from ._engine.lora import add_adapter
 
         assert self._model is not None
         notice = add_adapter(self._model, path, scale)
@@ -296,7 +296,7 @@ class Llama(About, Completions, Embeddings):
             self._notice(notice)
 
     def _choose_chat_format(self, name: str | None) -> ChatFormat:
-        from .chat_format import choose_chat_format
+        from ._text.chat_format import choose_chat_format
 
         chosen, notice = choose_chat_format(self.file.metadata, name=name, tokenizer=self._tokenizer)
         if notice:
@@ -423,7 +423,7 @@ class Llama(About, Completions, Embeddings):
 
     def _model_identity(self) -> str:
         if self._identity is None:
-            from .plan.plan import identify
+            from .models.plan.plan import identify
 
             state = hashlib.sha256(repr(identify(self._ctx.session.model)).encode())
             if self._arguments["lora_path"] is not None:

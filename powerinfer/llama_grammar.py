@@ -1,5 +1,5 @@
 """LlamaGrammar under the module name that it has in llama-cpp-python."""
 
-from .grammar import LlamaGrammar
+from ._text.grammar import LlamaGrammar
 
 __all__ = ["LlamaGrammar"]

@@ -29,12 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from powerinfer import machine
-from powerinfer.bench import commit
+from powerinfer._engine import machine
+from powerinfer._engine.session import Model, Session, Sparsity
 from powerinfer.errors import PowerInferError
-from powerinfer.plan import Plan, Settings, make_plan
-from powerinfer.plan.rates import device_rates
-from powerinfer.session import Model, Session, Sparsity
+from powerinfer.models.bench import commit
+from powerinfer.models.plan import Plan, Settings, make_plan
+from powerinfer.models.plan.rates import device_rates
 
 GIB = 1 << 30
 

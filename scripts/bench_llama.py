@@ -16,8 +16,9 @@ import sys
 import time
 from typing import Any
 
-from powerinfer import Llama, machine
-from powerinfer.bench import commit
+from powerinfer import Llama
+from powerinfer._engine import machine
+from powerinfer.models.bench import commit
 
 
 def main() -> int:

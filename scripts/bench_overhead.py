@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from powerinfer import AsyncLlama, Llama
-from powerinfer.sampling import Sampler, Sampling
-from powerinfer.session import Session
+from powerinfer._engine.sampling import Sampler, Sampling
+from powerinfer._engine.session import Session
 
 PROMPT = "Once upon a time"
 GOAL_MS = 0.5

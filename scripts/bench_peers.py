@@ -94,8 +94,9 @@ class Ours:
     """This package."""
 
     def __init__(self, how: dict[str, Any]) -> None:
-        from powerinfer import bench, machine
-        from powerinfer.session import Model, Session
+        from powerinfer._engine import machine
+        from powerinfer._engine.session import Model, Session
+        from powerinfer.models import bench
 
         self._bench = bench
         self._n_bytes = machine.sample_bytes(READ_BYTES)
@@ -403,9 +404,9 @@ def _options(texts: Sequence[str]) -> dict[str, Any]:
 
 def run(a: argparse.Namespace) -> dict[str, Any]:
     """Measures everything. Raises Failed, and PowerInferError for a model that cannot be read."""
-    from powerinfer.bench import numbers
-    from powerinfer.file import ModelFile
-    from powerinfer.machine import cores
+    from powerinfer._engine.file import ModelFile
+    from powerinfer._engine.machine import cores
+    from powerinfer.models.bench import numbers
 
     with ModelFile(a.model) as file:
         is_powerinfer = file.info.is_powerinfer

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from powerinfer import ModelFile
-from powerinfer.tokenizer import Tokenizer, TokenizerError
+from powerinfer._text.tokenizer import Tokenizer, TokenizerError
 
 DEFAULT_FOLDER = Path(__file__).parent.parent / "build" / "vocabularies"
 SEPARATOR = "\n__ggml_vocab_test__\n"

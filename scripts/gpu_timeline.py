@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 from bench_gpu import ROWS, Row, make_model, measure_ceilings
 
-from powerinfer import machine
-from powerinfer.bench import commit
+from powerinfer._engine import machine
+from powerinfer._engine.facts import MOMENTS
+from powerinfer._engine.session import Model, Session
 from powerinfer.errors import PowerInferError
-from powerinfer.facts import MOMENTS
-from powerinfer.plan import Settings, make_plan
-from powerinfer.plan.rates import device_rates
-from powerinfer.session import Model, Session
+from powerinfer.models.bench import commit
+from powerinfer.models.plan import Settings, make_plan
+from powerinfer.models.plan.rates import device_rates
 
 NEVER = 1e30
 """A threshold that no score reaches."""

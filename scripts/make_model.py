@@ -37,13 +37,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from powerinfer import formats
+from powerinfer._engine import formats
+from powerinfer._engine.file import ModelFile, TensorInfo
+from powerinfer._engine.machine import cores
 from powerinfer.errors import PowerInferError
-from powerinfer.file import ModelFile, TensorInfo
-from powerinfer.machine import cores
-from powerinfer.quantize import MIXTURES, choose_types, find_mixture
-from powerinfer.statistics import Counts
-from powerinfer.writer import GGUFWriter
+from powerinfer.models.quantize import MIXTURES, choose_types, find_mixture
+from powerinfer.models.statistics import Counts
+from powerinfer.models.writer import GGUFWriter
 
 Array = NDArray[np.float32]
 

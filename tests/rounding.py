@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from powerinfer import _native
+from powerinfer._engine import _native
 
 BF16 = _native.isa() in ("amx", "avx512_bf16")

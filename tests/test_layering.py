@@ -1,6 +1,6 @@
 """The arrows of the house, read from the #include and import lines.
 
-    scripts, cli, chat -> powerinfer.* -> powerinfer._native -> native/ -> vendor/cpu -> vendor/core
+    scripts, cli, chat -> powerinfer.* -> powerinfer._engine._native -> native/ -> vendor/cpu -> vendor/core
 
 Each rule is a function from a file's path and text to what is wrong with it, so rules are tested too.
 """
@@ -138,13 +138,13 @@ def imports(text: str) -> set[str]:
 
 
 def only_native_knows_cffi(path: str, text: str) -> Iterator[str]:
-    if path != "powerinfer/_native.py":
+    if path != "powerinfer/_engine/_native.py":
         for name in sorted(imports(text) & {"cffi", "ctypes"}):
             yield f"imports {name}"
 
 
 # What only an extra installs, and the one file that imports it, when it is used.
-EXTRAS = {"torch": "powerinfer/predictor/train.py"}
+EXTRAS = {"torch": "powerinfer/models/predictor/train.py"}
 
 
 def the_package_needs_no_training_library(path: str, text: str) -> Iterator[str]:
@@ -156,7 +156,7 @@ def the_package_needs_no_training_library(path: str, text: str) -> Iterator[str]
                 yield f"imports {name}"
 
 
-SURFACES = "cli|chat|server|llm_plugin|ray_serve"
+SURFACES = "cli|chat|server|integrations"
 
 
 def surfaces_do_not_reach_the_engine(path: str, text: str) -> Iterator[str]:
@@ -167,7 +167,9 @@ def surfaces_do_not_reach_the_engine(path: str, text: str) -> Iterator[str]:
 
 
 def the_package_does_not_import_its_surfaces(path: str, text: str) -> Iterator[str]:
-    if path.startswith("powerinfer/") and not re.match(rf"powerinfer/({SURFACES}|__main__)(/|\.py)", path):
+    if path.startswith("powerinfer/") and not re.match(
+        rf"powerinfer/({SURFACES}|__main__|ray_serve)(/|\.py)", path
+    ):
         for name in sorted(imports(text)):
             if re.match(rf"(powerinfer)?\.+({SURFACES})(\.|$)|scripts(\.|$)|tests(\.|$)", name):
                 yield f"imports {name}"
@@ -201,7 +203,7 @@ def test_c_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
 @pytest.mark.parametrize("rule", PYTHON_RULES, ids=lambda rule: rule.__name__)
 def test_python_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
     files = sources(("powerinfer", "scripts"), {".py"})
-    assert "powerinfer/_native.py" in files
+    assert "powerinfer/_engine/_native.py" in files
     assert [f"{path} {fault}" for path in files for fault in rule(path, (ROOT / path).read_text())] == []
 
 
@@ -223,10 +225,18 @@ def test_python_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
         (nothing_is_left_open, "native/x.c", "/* " + "TO" + "DO: later */"),
         (only_native_knows_cffi, "powerinfer/llama.py", "def f():\n    import cffi"),
         (the_package_needs_no_training_library, "powerinfer/llama.py", "from torch.nn import functional"),
-        (the_package_needs_no_training_library, "powerinfer/predictor/train.py", "import torch"),
-        (the_package_needs_no_training_library, "powerinfer/predictor/svd.py", "def f():\n    import torch"),
-        (surfaces_do_not_reach_the_engine, "powerinfer/cli/run.py", "from .. import _native"),
-        (surfaces_do_not_reach_the_engine, "powerinfer/chat/repl.py", "from powerinfer._native import lib"),
+        (the_package_needs_no_training_library, "powerinfer/models/predictor/train.py", "import torch"),
+        (
+            the_package_needs_no_training_library,
+            "powerinfer/models/predictor/svd.py",
+            "def f():\n    import torch",
+        ),
+        (surfaces_do_not_reach_the_engine, "powerinfer/cli/run.py", "from .._engine import _native"),
+        (
+            surfaces_do_not_reach_the_engine,
+            "powerinfer/chat/repl.py",
+            "from powerinfer._engine._native import lib",
+        ),
         (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "from .chat import repl"),
         (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "from . import cli"),
         (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "import powerinfer.cli"),
@@ -247,10 +257,10 @@ def test_rules_see_a_breach(rule: Callable[[str, str], Iterator[str]], path: str
         (the_engine_only_returns, "native/x.c", 'snprintf(a, n, "exit(1)"); /* abort() */ te_exit(1);'),
         (
             the_package_needs_no_training_library,
-            "powerinfer/predictor/train.py",
+            "powerinfer/models/predictor/train.py",
             "def f():\n    import torch",
         ),
-        (surfaces_do_not_reach_the_engine, "powerinfer/session.py", "from . import _native"),
+        (surfaces_do_not_reach_the_engine, "powerinfer/_engine/session.py", "from . import _native"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, get_args
 
 from rich.table import Table
 
+from .._engine.sampling import Sampler, Sampling
+from .._engine.session import Sparsity
 from ..errors import ArgumentError
-from ..sampling import Sampler, Sampling
-from ..session import Sparsity
 from .conversation import SETTINGS, Conversation
 
 if TYPE_CHECKING:
-    from ..session import LayerStep
+    from .._engine.session import LayerStep
     from .repl import Chat
 
 

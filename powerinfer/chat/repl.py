@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import Llama
+from .._text.terminal import Bar
 from ..errors import ContextError, PowerInferError
-from ..terminal import Bar
 from . import commands
 from .conversation import Conversation
 from .ui import Ui

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..terminal import harmless, is_smart
+from .._text.terminal import harmless, is_smart
 from .commands import COMMANDS
 from .wrap import Wrap
 

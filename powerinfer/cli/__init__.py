@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import NoReturn
 
+from .._text.terminal import one_line
 from ..errors import PowerInferError
-from ..terminal import one_line
 from .options import Parser, choose_model
 
 COMMANDS = {

@@ -11,15 +11,24 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .. import machine
-from ..bench import DIGEST_TOKENS, Result, cases, describe, logits_digest, measure, numbers, resident_pages
-from ..devices import choose_devices
+from .._engine import machine
+from .._engine.devices import choose_devices
+from .._engine.facts import SPARSITY
+from .._engine.file import ModelFile, find_model
+from .._engine.opening import Opening, summary
+from .._engine.session import Model, Sparsity
+from .._text.terminal import Bar, harmless
 from ..errors import ArgumentError
-from ..facts import SPARSITY
-from ..file import ModelFile, find_model
-from ..opening import Opening, summary
-from ..session import Model, Sparsity
-from ..terminal import Bar, harmless
+from ..models.bench import (
+    DIGEST_TOKENS,
+    Result,
+    cases,
+    describe,
+    logits_digest,
+    measure,
+    numbers,
+    resident_pages,
+)
 from .options import Parser, add_model, devices, vram_budget
 from .table import columns
 

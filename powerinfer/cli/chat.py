@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..terminal import Bar
+from .._text.terminal import Bar
 from .options import (
     Parser,
     add_model_arguments,

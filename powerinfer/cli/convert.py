@@ -7,15 +7,15 @@ import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from .._text.terminal import Bar, one_line
 from ..errors import ArgumentError
-from ..terminal import Bar, one_line
 from .info import size
 from .options import Parser
 from .table import columns, facts, output_width
 
 if TYPE_CHECKING:
-    from ..convert.check import Check
-    from ..convert.conversion import Conversion
+    from ..models.convert.check import Check
+    from ..models.convert.conversion import Conversion
 
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 _ACTIVATIONS = ("relu", "drelu", "silu", "gelu")
@@ -69,8 +69,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from ..convert.check import check
-    from ..convert.conversion import convert, open_source
+    from ..models.convert.check import check
+    from ..models.convert.conversion import convert, open_source
 
     if args.predictors and args.transpose_down:
         raise ArgumentError(

@@ -6,8 +6,8 @@ import argparse
 import json
 from dataclasses import asdict
 
-from ..doctor import examine
-from ..terminal import one_line
+from .._text.terminal import one_line
+from ..models.doctor import examine
 from .options import Parser
 from .table import facts, output_width
 

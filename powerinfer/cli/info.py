@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from .._engine.file import ModelFile
+from .._engine.session import Model, ModelInfo
+from .._text.terminal import one_line
 from ..errors import FormatError, PowerInferError
-from ..file import ModelFile
-from ..session import Model, ModelInfo
-from ..statistics import read_counts, summarise_all
-from ..terminal import one_line
+from ..models.statistics import read_counts, summarise_all
 from .options import Parser, add_model
 from .table import columns, facts, output_width
 

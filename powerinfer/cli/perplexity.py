@@ -1,7 +1,7 @@
 """`powerinfer perplexity MODEL --text FILE`: how well a model predicts a text, and how far modes are apart.
 
 A table of the modes on stdout, and one of what sets them apart from the first. The procedure is in
-`powerinfer.perplexity`.
+`powerinfer.models.perplexity`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-from ..corpus import Corpus, read_corpus
+from .._engine.file import ModelFile
+from .._engine.session import Model, Session
+from .._text.terminal import Bar
 from ..errors import ArgumentError
-from ..file import ModelFile
-from ..perplexity import Perplexity, compare, plan_chunks
-from ..session import Model, Session
-from ..terminal import Bar
+from ..models.corpus import Corpus, read_corpus
+from ..models.perplexity import Perplexity, compare, plan_chunks
 from .options import SPARSITY, Parser, add_model
 from .table import columns, output_width
 

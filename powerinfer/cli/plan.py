@@ -12,8 +12,10 @@ import textwrap
 from itertools import pairwise
 from typing import Any
 
+from .._engine.session import Model
+from .._text.terminal import harmless, is_smart, one_line
 from ..errors import ArgumentError
-from ..plan import (
+from ..models.plan import (
     LayerPlan,
     Plan,
     Rates,
@@ -29,10 +31,8 @@ from ..plan import (
     import_gpuidx,
     make_plan,
 )
-from ..plan.picture import draw, parts
-from ..plan.plan import GIB
-from ..session import Model
-from ..terminal import harmless, is_smart, one_line
+from ..models.plan.picture import draw, parts
+from ..models.plan.plan import GIB
 from .options import SPARSITY, Parser, add_model
 from .table import columns, facts, output_width
 

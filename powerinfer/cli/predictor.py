@@ -14,19 +14,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ..corpus import STDIN, Corpus, read_corpus
+from .._engine.file import ModelFile
+from .._engine.session import Activation, Model, ModelInfo, Predictor
+from .._text.terminal import Bar, harmless, one_line
 from ..errors import ArgumentError, UnsupportedError
-from ..file import ModelFile
-from ..perplexity import plan_chunks
-from ..predictor import build, calibrate, check, output, report, train
-from ..predictor.curve import Curve
-from ..predictor.data import Windows, choose_windows
-from ..predictor.ffn import check_is_sparse, has_tensor
-from ..profile import check_can_plot
-from ..rewrite import rewrite
-from ..session import Activation, Model, ModelInfo, Predictor
-from ..terminal import Bar, harmless, one_line
-from ..writer import check_new_dir, check_new_file
+from ..models.corpus import STDIN, Corpus, read_corpus
+from ..models.perplexity import plan_chunks
+from ..models.predictor import build, calibrate, check, output, report, train
+from ..models.predictor.curve import Curve
+from ..models.predictor.data import Windows, choose_windows
+from ..models.predictor.ffn import check_is_sparse, has_tensor
+from ..models.profile import check_can_plot
+from ..models.rewrite import rewrite
+from ..models.writer import check_new_dir, check_new_file
 from .predictor_options import N_CTX, add_arguments
 from .table import columns, facts, output_width
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..predictor import build, calibrate, check, report, train
+from ..models.predictor import build, calibrate, check, report, train
 from .options import Parser, add_model
 from .perplexity import add_text_arguments
 

@@ -11,13 +11,14 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from ..corpus import read_corpus
+from .._engine.file import ModelFile
+from .._engine.session import Activation, Model
+from .._text.terminal import Bar, one_line
 from ..errors import ArgumentError
-from ..file import ModelFile
-from ..profile import check_can_be_profiled, check_can_plot, plot, profile
-from ..rewrite import check_target, rewrite
-from ..session import Activation, Model
-from ..statistics import (
+from ..models.corpus import read_corpus
+from ..models.profile import check_can_be_profiled, check_can_plot, plot, profile
+from ..models.rewrite import check_target, rewrite
+from ..models.statistics import (
     Counts,
     Summary,
     read_activation_dir,
@@ -25,8 +26,7 @@ from ..statistics import (
     summarise_all,
     write_activation_dir,
 )
-from ..terminal import Bar, one_line
-from ..writer import check_new_dir, check_new_file
+from ..models.writer import check_new_dir, check_new_file
 from .options import Parser, add_model
 from .perplexity import add_text_arguments, percent
 from .table import columns, output_width, paragraph

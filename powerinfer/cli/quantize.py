@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from ..file import ModelFile
-from ..quantize import FAST, Change, check_requantize, choose_types, find_mixture, quantize_model
-from ..terminal import Bar
+from .._engine.file import ModelFile
+from .._text.terminal import Bar
+from ..models.quantize import FAST, Change, check_requantize, choose_types, find_mixture, quantize_model
 from .info import short, size
 from .options import MODEL_HELP, Parser
 from .table import columns, output_width, paragraph

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import Llama
+from .._text.terminal import Bar, harmless
 from ..errors import ArgumentError
-from ..terminal import Bar, harmless
 from .options import (
     Parser,
     add_model_arguments,

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .._text.terminal import Bar
 from ..errors import ArgumentError, FileError
-from ..terminal import Bar
 from .options import (
     Parser,
     add_model_arguments,
@@ -151,7 +151,7 @@ def decoding_arguments(args: argparse.Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {"n_keep": args.keep, "online_statistics": args.online_statistics}
     if not args.draft_max:
         return options
-    from ..llama_speculative import LlamaPromptLookupDecoding
+    from ..compat.llama_speculative import LlamaPromptLookupDecoding
 
     draft = LlamaPromptLookupDecoding(max_ngram_size=args.draft_ngram, num_pred_tokens=args.draft_max)
     return options | {"draft_model": draft}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._engine.report import LlamaInfo
+from .._engine.session import LayerStep
 from ..async_llama import AsyncLlama
-from ..report import LlamaInfo
-from ..session import LayerStep
 
 
 def engine_view(llm: AsyncLlama, info: LlamaInfo, name: str) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from .._text.terminal import one_line
 from ..async_llama import AsyncLlama
 from ..errors import FileError
-from ..terminal import one_line
 from .app import create_app
 from .settings import Settings
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import machine
-from powerinfer.session import Model, Session
+from powerinfer._engine import machine
+from powerinfer._engine.session import Model, Session
 from scripts import make_model
 from tests.cpu.kernels import (
     TABLES,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from powerinfer.convert.torch_file import write_torch
+from powerinfer.models.convert.torch_file import write_torch
 from tests import models
 
 TYPES = {"<f4": "F32", "<f2": "F16", "<f8": "F64", "<i8": "I64", "<i4": "I32", "|u1": "U8", "|b1": "BOOL"}

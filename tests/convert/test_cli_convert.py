@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from powerinfer._engine.file import ModelFile
 from powerinfer.cli import main
-from powerinfer.convert.torch_file import write_torch
-from powerinfer.file import ModelFile
+from powerinfer.models.convert.torch_file import write_torch
 from tests import models
 from tests.convert import folders
 
@@ -71,7 +71,7 @@ def test_a_check_that_fails(
 ) -> None:
     """A conversion that forgets to reorder q and k."""
     monkeypatch.setattr(
-        "powerinfer.convert.layout.pairs_of_halves", lambda heads, width: np.arange(heads * width)
+        "powerinfer.models.convert.layout.pairs_of_halves", lambda heads, width: np.arange(heads * width)
     )
     assert run(hf, "-o", tmp_path / "out.gguf", "--check") == 1
     assert "The file answers NOT as the checkpoint does" in capsys.readouterr().out

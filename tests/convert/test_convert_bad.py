@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.convert.conversion import convert
-from powerinfer.convert.torch_file import write_torch
+from powerinfer._engine.file import ModelFile
 from powerinfer.errors import ArgumentError, FileError, FormatError, PowerInferError, UnsupportedError
-from powerinfer.file import ModelFile
+from powerinfer.models.convert.conversion import convert
+from powerinfer.models.convert.torch_file import write_torch
 from tests import models
 from tests.convert import folders
 
@@ -488,7 +488,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     def opened(*args: Any, **options: Any) -> Full:
         return Full(open(*args, **options), room)
 
-    monkeypatch.setattr("powerinfer.writer.open", opened, raising=False)
+    monkeypatch.setattr("powerinfer.models.writer.open", opened, raising=False)
 
 
 @pytest.mark.parametrize("room", [0, 5000, 100_000])
@@ -551,7 +551,7 @@ def test_memory_stays_near_one_tensor(tmp_path: Path, monkeypatch: pytest.Monkey
     """Of a model of 32 MB no more is held than a few pieces."""
     import tracemalloc
 
-    monkeypatch.setattr("powerinfer.convert.stored._CHUNK_BYTES", 1 << 18)
+    monkeypatch.setattr("powerinfer.models.convert.stored._CHUNK_BYTES", 1 << 18)
     spec = models.Spec("large", "llama", n_embd=256, n_ff=4096, n_vocab=320, n_layer=4, act="relu", n_ctx=64)
     weights = {
         name: np.zeros(shape, np.float16 if len(shape) == 2 else np.float32) for name, shape in shapes(spec)

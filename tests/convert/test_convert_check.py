@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
 
-from powerinfer.convert.check import check
-from powerinfer.convert.conversion import convert, open_source
-from powerinfer.convert.forward import SourceModel
-from powerinfer.convert.rounding import rounded
+from powerinfer._engine.file import ModelFile
 from powerinfer.errors import ArgumentError
-from powerinfer.file import ModelFile
-from powerinfer.rewrite import rewrite
+from powerinfer.models.convert.check import check
+from powerinfer.models.convert.conversion import convert, open_source
+from powerinfer.models.convert.forward import SourceModel
+from powerinfer.models.convert.rounding import rounded
+from powerinfer.models.rewrite import rewrite
 from tests import models, reference
 from tests.convert import folders
 

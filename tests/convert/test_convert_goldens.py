@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.convert.conversion import convert
-from powerinfer.session import Model, Session
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.convert.conversion import convert
 from tests import models, reference, rounding
 from tests.convert import folders, gguf_raw
 
@@ -177,7 +177,7 @@ def test_pieces_make_the_same_file(
     """Weights in pieces of 32 rows: reordered, regrouped and transposed ones too."""
     folder = folders.write_folder(tmp_path / "hf", models.SPECS[name])
     convert(folder, tmp_path / "a.gguf", type=type, transpose_down=True)
-    monkeypatch.setattr("powerinfer.convert.stored._CHUNK_BYTES", 1)
+    monkeypatch.setattr("powerinfer.models.convert.stored._CHUNK_BYTES", 1)
     seen: list[int] = []
     convert(folder, tmp_path / "b.gguf", type=type, transpose_down=True, progress=lambda n, _: seen.append(n))
     assert len(seen) > 2 * len(gguf_raw.read(tmp_path / "a.gguf").tensors)

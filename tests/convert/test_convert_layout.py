@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.convert.conversion import convert
-from powerinfer.convert.hyper import Hyper
-from powerinfer.convert.keys import note_on_original
-from powerinfer.convert.torch_file import write_torch
+from powerinfer.models.convert.conversion import convert
+from powerinfer.models.convert.hyper import Hyper
+from powerinfer.models.convert.keys import note_on_original
+from powerinfer.models.convert.torch_file import write_torch
 from tests import models
 from tests.convert import folders, gguf_raw
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from powerinfer.convert.json_file import Settings
-from powerinfer.convert.vocabulary import read_vocabulary
+from powerinfer._text.tokenizer import Tokenizer
 from powerinfer.errors import ArgumentError, FileError, FormatError, PowerInferError, UnsupportedError
-from powerinfer.tokenizer import Tokenizer
+from powerinfer.models.convert.json_file import Settings
+from powerinfer.models.convert.vocabulary import read_vocabulary
 from tests.convert import folders
 
 ROOT = Path(__file__).parents[2]

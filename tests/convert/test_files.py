@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from powerinfer.convert import files
 from powerinfer.errors import FileError, FormatError
+from powerinfer.models.convert import files
 
 READERS = (files.read_file, files.read_text, files.map_file)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tokenizers
 
-from powerinfer.convert.pre_names import recognise
+from powerinfer._text.pretokenizer import PRE_TOKENIZERS
 from powerinfer.errors import UnsupportedError
-from powerinfer.pretokenizer import PRE_TOKENIZERS
+from powerinfer.models.convert.pre_names import recognise
 from tests.convert import folders
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from powerinfer.convert.hyper import Hyper, read_hyper
-from powerinfer.convert.json_file import Settings
+from powerinfer.models.convert.hyper import Hyper, read_hyper
+from powerinfer.models.convert.json_file import Settings
 
 LLAMA_2 = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.convert.safetensors_file import open_safetensors
 from powerinfer.errors import FileError, FormatError, PowerInferError, UnsupportedError
+from powerinfer.models.convert.safetensors_file import open_safetensors
 from tests.convert import folders
 
 
@@ -53,13 +53,13 @@ def test_all_types(tmp_path: Path) -> None:
 
 
 def test_chunks_are_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powerinfer.convert.stored._CHUNK_BYTES", 1)
+    monkeypatch.setattr("powerinfer.models.convert.stored._CHUNK_BYTES", 1)
     array = np.arange(300, dtype=np.float16).reshape(100, 3)
     folders.write_safetensors(tmp_path / "x.safetensors", {"a": array})
     chunks = list(open_safetensors(tmp_path / "x.safetensors")["a"].chunks())
     assert [len(chunk) for chunk in chunks] == [32, 32, 32, 4]
     np.testing.assert_array_equal(np.concatenate(chunks), array)
-    monkeypatch.setattr("powerinfer.convert.stored._CHUNK_BYTES", 12 * 70)  # 70 rows would cut a block
+    monkeypatch.setattr("powerinfer.models.convert.stored._CHUNK_BYTES", 12 * 70)  # 70 rows would cut a block
     assert [len(chunk) for chunk in open_safetensors(tmp_path / "x.safetensors")["a"].chunks()] == [64, 36]
 
 

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerinfer.convert.torch_file import read_torch, write_torch
 from powerinfer.errors import ArgumentError, FileError, FormatError, PowerInferError, UnsupportedError
+from powerinfer.models.convert.torch_file import read_torch, write_torch
 
 
 def archive(path: Path, data_pkl: bytes, storages: dict[str, bytes] | None = None, **extra: bytes) -> Path:

@@ -18,11 +18,12 @@ from cffi import FFI
 from gguf import GGMLQuantizationType as Kind
 
 import powerinfer
-from powerinfer import ArgumentError, OutOfMemoryError, machine
-from powerinfer.file import ModelFile
-from powerinfer.plan import Settings, engine, make_plan
-from powerinfer.quantize import choose_types, quantize_model
-from powerinfer.session import Model, Session
+from powerinfer import ArgumentError, OutOfMemoryError
+from powerinfer._engine import machine
+from powerinfer._engine.file import ModelFile
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import Settings, engine, make_plan
+from powerinfer.models.quantize import choose_types, quantize_model
 from tests import models
 from tests.native.hybrid import (
     ADAPTED,

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from powerinfer import DeviceError, machine
-from powerinfer.session import Model, Session
+from powerinfer import DeviceError
+from powerinfer._engine import machine
+from powerinfer._engine.session import Model, Session
 from tests.native.hybrid import DEEP, IDS, options, place, write
 
 # Busy for half a second, so that other kernels wait, then a fault that ends the context.

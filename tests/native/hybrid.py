@@ -16,8 +16,8 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 from powerinfer import UnsupportedError
-from powerinfer.plan import engine
-from powerinfer.session import Model, Session
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import engine
 from tests import models, rounding
 
 AMX = rounding.BF16

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import _native
-from powerinfer.session import Model, Session
+from powerinfer._engine import _native
+from powerinfer._engine.session import Model, Session
 from tests import models, reference, rounding
 
 ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")

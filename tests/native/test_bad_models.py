@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, FormatError, PowerInferError, UnsupportedError
-from powerinfer.session import Model
+from powerinfer._engine.session import Model
 from tests import models
 from tests.core import gguf_bytes as g
 

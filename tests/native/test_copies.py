@@ -17,11 +17,11 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter
 
+from powerinfer._engine.file import ModelFile
+from powerinfer._engine.session import Model, Session
 from powerinfer.errors import ArgumentError, OutOfMemoryError, UnsupportedError
-from powerinfer.file import ModelFile
-from powerinfer.plan import Rates, make_plan, to_json
-from powerinfer.quantize import choose_types, quantize_model
-from powerinfer.session import Model, Session
+from powerinfer.models.plan import Rates, make_plan, to_json
+from powerinfer.models.quantize import choose_types, quantize_model
 from tests import models
 from tests.native.test_bad_models import good
 

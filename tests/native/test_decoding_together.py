@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer.session import Model, Session
+from powerinfer._engine.session import Model, Session
 from tests import models
 
 # Lengths on both sides of a block of K and V, of a span of scores and of what is cut into parts.

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from powerinfer import Llama
-from powerinfer.corpus import encode_corpus
-from powerinfer.file import ModelFile, find_model
-from powerinfer.perplexity import compare
-from powerinfer.session import Model, Session
+from powerinfer._engine.file import ModelFile, find_model
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.corpus import encode_corpus
+from powerinfer.models.perplexity import compare
 from tests import reference
 
 ROOT = Path(__file__).parents[2]

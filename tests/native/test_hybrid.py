@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer import ArgumentError, DeviceError, UnsupportedError, _native
-from powerinfer.plan import engine
-from powerinfer.session import Model, Session
+from powerinfer import ArgumentError, DeviceError, UnsupportedError
+from powerinfer._engine import _native
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import engine
 from tests import models
 from tests.native.hybrid import (
     IDS,

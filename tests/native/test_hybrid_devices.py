@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError
-from powerinfer.plan import engine
-from powerinfer.session import Model, Session
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import engine
 from tests.native.hybrid import (
     DEEP,
     IDS,

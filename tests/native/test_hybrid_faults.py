@@ -18,10 +18,10 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from powerinfer import ArgumentError, DeviceError, OutOfMemoryError
-from powerinfer.opening import Opening
-from powerinfer.plan import Settings, engine, make_plan
-from powerinfer.sampling import Sampler, Sampling
-from powerinfer.session import Model, Session
+from powerinfer._engine.opening import Opening
+from powerinfer._engine.sampling import Sampler, Sampling
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import Settings, engine, make_plan
 from tests.core import capi
 from tests.native.hybrid import DEEP, IDS, TOLERANCE, apart, drive, options, place, run_again, settings, write
 

@@ -10,8 +10,8 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from powerinfer import ArgumentError
-from powerinfer.plan import engine
-from powerinfer.session import Model, Session
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import engine
 from tests import models, reference
 from tests.native.hybrid import (
     ADAPTED,

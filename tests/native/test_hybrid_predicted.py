@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, UnsupportedError
-from powerinfer.file import ModelFile
-from powerinfer.session import Model, Session
+from powerinfer._engine.file import ModelFile
+from powerinfer._engine.session import Model, Session
 from tests import models
 from tests.core import capi
 from tests.native import hybrid

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer.session import Model, Session, Want
+from powerinfer._engine.session import Model, Session, Want
 from tests import models
 
 SPEC = replace(models.SPECS["llama-relu"], n_embd=256, n_head=8, n_ff=512, n_ctx=512)

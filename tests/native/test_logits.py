@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from powerinfer import Llama, _native
-from powerinfer.session import LayerStep, Model, Session
+from powerinfer import Llama
+from powerinfer._engine import _native
+from powerinfer._engine.session import LayerStep, Model, Session
 from tests import models, reference, rounding
 
 ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import _native
-from powerinfer.session import Model, Session
+from powerinfer._engine import _native
+from powerinfer._engine.session import Model, Session
 from tests.native.test_bad_models import good
 
 ffi, lib = _native.ffi, _native.lib

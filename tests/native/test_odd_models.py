@@ -11,7 +11,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 
-from powerinfer.session import Model, Session
+from powerinfer._engine.session import Model, Session
 from tests import models, reference, rounding
 from tests.native.test_bad_models import good
 

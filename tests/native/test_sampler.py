@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from powerinfer._engine.sampling import Sampler, Sampling
 from powerinfer.errors import ArgumentError, ClosedError, UnsupportedError
-from powerinfer.sampling import Sampler, Sampling
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

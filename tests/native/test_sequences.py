@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, ContextError, FormatError, UnsupportedError
-from powerinfer.session import Model, Session
+from powerinfer._engine.session import Model, Session
 from tests import models, reference, rounding
 
 BLOCK = 64

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
+from powerinfer._engine.session import Model, Session, Tap
 from powerinfer.errors import ArgumentError
-from powerinfer.session import Model, Session, Tap
 from tests import models, reference, rounding
 
 SPARSE = sorted(name for name, spec in models.SPECS.items() if spec.predictor)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerinfer import formats
-from powerinfer.writer import GGUFWriter
+from powerinfer._engine import formats
+from powerinfer.models.writer import GGUFWriter
 
 TypeOf = Callable[[str], str]
 """The weight format of a matrix, by its name in the file."""

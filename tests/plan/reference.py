@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from powerinfer.file import ModelFile, TensorInfo
+from powerinfer._engine.file import ModelFile, TensorInfo
 
 Floats = NDArray[np.float64]
 FLOATS = ("F32", "F16", "BF16")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError
-from powerinfer import plan as plans
-from powerinfer.plan import Plan, Rates, Settings, engine
-from powerinfer.session import Model
+from powerinfer._engine.session import Model
+from powerinfer.models import plan as plans
+from powerinfer.models.plan import Plan, Rates, Settings, engine
 from tests.plan.drafts import power_law, write_model
 
 N_LAYER, N_FF = 8, 512

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.file import ModelFile
-from powerinfer.plan.engine import Rates, Settings, compute
-from powerinfer.session import Model
+from powerinfer._engine.file import ModelFile
+from powerinfer._engine.session import Model
+from powerinfer.models.plan.engine import Rates, Settings, compute
 from tests.plan.drafts import power_law, write_model
 from tests.plan.reference import Asked, Reference
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, FileError, FormatError, PowerInferError
-from powerinfer import plan as plans
-from powerinfer.convert.torch_file import write_torch
-from powerinfer.plan import Plan, Rates, Settings
-from powerinfer.session import Model
+from powerinfer._engine.session import Model
+from powerinfer.models import plan as plans
+from powerinfer.models.convert.torch_file import write_torch
+from powerinfer.models.plan import Plan, Rates, Settings
 from tests.plan.drafts import power_law, write_model
 
 N_LAYER, N_FF = 4, 512

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from powerinfer import plan as plans
+from powerinfer._engine.session import Model
 from powerinfer.cli import main
 from powerinfer.cli import plan as commands
-from powerinfer.session import Model
+from powerinfer.models import plan as plans
 from tests.plan.drafts import power_law, write_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import _native
-from powerinfer.session import Model
+from powerinfer._engine import _native
+from powerinfer._engine.session import Model
 from tests.plan.drafts import write_model
 
 ffi, lib = _native.ffi, _native.lib

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer.plan import Settings, engine, make_plan
-from powerinfer.plan.rates import HOST_RATES
-from powerinfer.session import Model, Session
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import Settings, engine, make_plan
+from powerinfer.models.plan.rates import HOST_RATES
 from tests import models
 from tests.plan.drafts import write_model
 

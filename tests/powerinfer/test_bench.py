@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import bench
-from powerinfer.bench.measure import prompt_flop
+from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
 from powerinfer.errors import ArgumentError, ClosedError
-from powerinfer.session import Model, Session
+from powerinfer.models import bench
+from powerinfer.models.bench.measure import prompt_flop
 from scripts import make_model
 
 Captured = pytest.CaptureFixture[str]
@@ -24,7 +24,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The read rate is measured over a few megabytes."""
-    monkeypatch.setattr("powerinfer.machine.sample_bytes", lambda most: 8 << 20)
+    monkeypatch.setattr("powerinfer._engine.machine.sample_bytes", lambda most: 8 << 20)
 
 
 def printed(words: str, capsys: Captured) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def test_tokens_are_paired_with_the_ceilings_around_them(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(session, "feed", slow_feed)
         monkeypatch.setattr("time.perf_counter", lambda: now)
-        monkeypatch.setattr("powerinfer.session.ReadProbe.next", lambda probe: next(rates))
+        monkeypatch.setattr("powerinfer._engine.session.ReadProbe.next", lambda probe: next(rates))
         case = bench.Case(n_prompt=0, n_gen=5, depth=0)
         (r,) = bench.measure(session, case, ["dense"], repetitions=2, warm_up=False, ceiling_bytes=8 << 20)
     first, second = sizes[1:6], sizes[7:]

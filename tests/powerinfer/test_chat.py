@@ -19,10 +19,10 @@ import pytest
 from rich.cells import cell_len
 
 from powerinfer import FormatError, PowerInferError
+from powerinfer._text.terminal import Bar, harmless, one_line
 from powerinfer.chat.conversation import Conversation
 from powerinfer.chat.wrap import Wrap
 from powerinfer.cli import main
-from powerinfer.terminal import Bar, harmless, one_line
 from scripts import make_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from vocabularies import CONTROL, USER_DEFINED, bpe, spm
 
-from powerinfer.chat_format import (
+from powerinfer._text.chat_format import (
     ChatFormat,
     ChatFormatError,
     begins_with_bos,
@@ -18,7 +18,7 @@ from powerinfer.chat_format import (
     get_chat_format,
     register_chat_format,
 )
-from powerinfer.tokenizer import Tokenizer
+from powerinfer._text.tokenizer import Tokenizer
 
 TALK = [
     {"role": "system", "content": "Be brief."},

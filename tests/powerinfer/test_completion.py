@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, ContextError, Llama, UnsupportedError
-from powerinfer.answer import best
+from powerinfer._text.answer import best
 
 OpenLlama = Callable[..., Llama]
 

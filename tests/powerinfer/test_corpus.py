@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from powerinfer.corpus import encode_corpus, read_corpus, read_texts
+from powerinfer._engine.file import ModelFile
 from powerinfer.errors import ArgumentError, FileError, FormatError
-from powerinfer.file import ModelFile
+from powerinfer.models.corpus import encode_corpus, read_corpus, read_texts
 from tests import models
 
 

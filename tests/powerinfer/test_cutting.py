@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from powerinfer.context import n_reusable, part_end, visit_end
+from powerinfer._engine.context import n_reusable, part_end, visit_end
 
 ALL = 10**6
 RNG = random.Random(1)

@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError, DeviceError, __version__, _native, cuda, doctor, machine
+from powerinfer import ArgumentError, DeviceError, __version__
+from powerinfer._engine import _native, cuda, machine
 from powerinfer.cli import main
+from powerinfer.models import doctor
 
 ROOT = Path(__file__).resolve().parents[2]
 Captured = pytest.CaptureFixture[str]
@@ -63,7 +65,7 @@ def test_the_report(capsys: Captured) -> None:
 
 
 def test_every_extra_is_told() -> None:
-    project = (Path(doctor.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     table = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
     names = {line.split(" = ")[0]: line for line in table.splitlines() if " = [" in line}
     assert set(doctor.EXTRAS) == set(names) - {"convert", "test", "dev"}

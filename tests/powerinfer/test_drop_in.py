@@ -24,8 +24,8 @@ from powerinfer import (
     MinTokensLogitsProcessor,
     StoppingCriteriaList,
 )
-from powerinfer.file import find_model
-from powerinfer.llama_speculative import LlamaPromptLookupDecoding
+from powerinfer._engine.file import find_model
+from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 
 DEMO = str(find_model("demo"))
 CHAT = [

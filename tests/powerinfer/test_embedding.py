@@ -11,7 +11,7 @@ import pytest
 
 import powerinfer
 from powerinfer import ArgumentError, Llama, UnsupportedError
-from powerinfer.embedding import pool, pooling_number
+from powerinfer._engine.embedding import pool, pooling_number
 from tests import models
 
 OpenLlama = Callable[..., Llama]

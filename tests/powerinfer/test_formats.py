@@ -6,7 +6,8 @@ import gguf
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError, UnsupportedError, formats
+from powerinfer import ArgumentError, UnsupportedError
+from powerinfer._engine import formats
 
 
 def weights(*shape: int) -> np.ndarray:

@@ -18,8 +18,8 @@ from powerinfer import (
     LogitsProcessorList,
     StoppingCriteriaList,
 )
-from powerinfer.sampling import Sampler, Sampling
-from powerinfer.session import Model, Session
+from powerinfer._engine.sampling import Sampler, Sampling
+from powerinfer._engine.session import Model, Session
 from tests.powerinfer.greedy import PROMPT, greedy
 
 OpenLlama = Callable[..., Llama]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, Llama, LlamaGrammar, UnsupportedError
-from powerinfer.grammar import closed, grammar_of_format
+from powerinfer._text.grammar import closed, grammar_of_format
 
 pytest.importorskip("llguidance")
 

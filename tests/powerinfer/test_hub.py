@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from powerinfer import ArgumentError, UnsupportedError
-from powerinfer.hub import choose, download
+from powerinfer.models.hub import choose, download
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "someone/model-GGUF"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, Llama, LlamaCache, LlamaDiskCache, LlamaRAMCache, LlamaState
-from powerinfer.context import ContextState
-from powerinfer.llama_cache import BaseLlamaCache
+from powerinfer._engine.context import ContextState
+from powerinfer.compat.llama_cache import BaseLlamaCache
 
 OpenLlama = Callable[..., Llama]
 PROMPT = "the tree and the water and the house"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from powerinfer import Llama, UnsupportedError
-from powerinfer.llama_speculative import LlamaPromptLookupDecoding
+from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 
 OpenLlama = Callable[..., Llama]
 

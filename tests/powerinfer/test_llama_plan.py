@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from powerinfer import ArgumentError, DeviceError, FormatError, Llama, devices, machine, opening
-from powerinfer.machine import Gpu, GpuDriver
-from powerinfer.opening import Opening
-from powerinfer.plan import Rates, Settings, make_plan
-from powerinfer.plan.rates import HOST_RATES
-from powerinfer.session import Model, Session
+from powerinfer import ArgumentError, DeviceError, FormatError, Llama
+from powerinfer._engine import devices, machine, opening
+from powerinfer._engine.machine import Gpu, GpuDriver
+from powerinfer._engine.opening import Opening
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import Rates, Settings, make_plan
+from powerinfer.models.plan.rates import HOST_RATES
 
 TOKENS = [3, 4, 5, 6, 7]
 
@@ -322,7 +323,7 @@ def test_neurons_that_would_be_read_in_place(relu_path: Path) -> None:
 
 
 def test_rates_that_were_measured(cards: pytest.MonkeyPatch) -> None:
-    from powerinfer.plan import rates
+    from powerinfer.models.plan import rates
 
     cards.setattr(rates, "measure_cpu", lambda: (3e10, "given"))
     found = rates.device_rates([fact(), fact(read_bytes_per_s=5e11)])
@@ -391,7 +392,7 @@ def test_progress_of_a_session(relu_path: Path, monkeypatch: pytest.MonkeyPatch)
         def before_its_first_line(*_: object) -> int:  # where a signal that came meanwhile is seen
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("powerinfer.session._Reporter._call", before_its_first_line)
+        monkeypatch.setattr("powerinfer._engine.session._Reporter._call", before_its_first_line)
         with pytest.raises(KeyboardInterrupt):
             Session(model, progress=interrupt, **options)
         Session(model, **options).close()

@@ -18,9 +18,10 @@ CliRunner = pytest.importorskip("click.testing").CliRunner
 from llm.cli import cli  # noqa: E402
 from llm.plugins import pm  # noqa: E402
 
-from powerinfer import llm_plugin  # noqa: E402
+import powerinfer  # noqa: E402
+from powerinfer.integrations import llm_plugin  # noqa: E402
 
-DEMO = Path(llm_plugin.__file__).parent / "demo" / "demo.gguf"
+DEMO = Path(powerinfer.__file__).parent / "demo" / "demo.gguf"
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, Llama
-from powerinfer.logprobs import NEVER, log_softmax, token_logprob
+from powerinfer._text.logprobs import NEVER, log_softmax, token_logprob
 
 OpenLlama = Callable[..., Llama]
 MESSAGES = [{"role": "user", "content": "the tree"}]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, FormatError, Llama, LlamaRAMCache, UnsupportedError
-from powerinfer.session import Model, Session
+from powerinfer._engine.session import Model, Session
 from tests import models, reference
 
 OpenLlama = Callable[..., Llama]

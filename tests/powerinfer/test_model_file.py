@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, ClosedError, FileError, FormatError, ModelFile
-from powerinfer.file import find_model
+from powerinfer._engine.file import find_model
 
 SCALARS: dict[str, tuple[str, Any]] = {
     "t.u8": ("uint8", 200),

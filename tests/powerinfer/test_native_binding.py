@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import powerinfer
-from powerinfer import _native, errors
+from powerinfer import errors
+from powerinfer._engine import _native
 
 ROOT = Path(__file__).resolve().parents[2]
 

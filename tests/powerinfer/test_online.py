@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from powerinfer import ArgumentError, Llama, OutOfMemoryError, online
-from powerinfer.plan import Settings, make_plan
-from powerinfer.plan.rates import HOST_RATES
+from powerinfer import ArgumentError, Llama, OutOfMemoryError
+from powerinfer._engine import online
+from powerinfer.models.plan import Settings, make_plan
+from powerinfer.models.plan.rates import HOST_RATES
 from tests import models, rounding
 
 # The sums of a layer are cut differently when neurons move; AMX rounds one side of them.

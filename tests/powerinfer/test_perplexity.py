@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
+from powerinfer._engine.session import Model, Session
+from powerinfer._text.terminal import Bar
 from powerinfer.cli import main
 from powerinfer.errors import ArgumentError, FormatError
-from powerinfer.perplexity import Perplexity, compare, perplexity, plan_chunks
-from powerinfer.session import Model, Session
-from powerinfer.terminal import Bar
+from powerinfer.models.perplexity import Perplexity, compare, perplexity, plan_chunks
 from tests import models, reference, rounding
 
 Array = Any
@@ -433,8 +433,8 @@ def run_json(capsys: Captured, *words: str) -> dict[str, Any]:
 
 def test_the_command_measures_what_the_function_does(sparse_path: Path, text: Path, capsys: Captured) -> None:
     """BOS before the text and in front of every chunk; the mask of the mode on every token."""
-    from powerinfer.corpus import read_corpus
-    from powerinfer.file import ModelFile
+    from powerinfer._engine.file import ModelFile
+    from powerinfer.models.corpus import read_corpus
 
     corpus = read_corpus(ModelFile(sparse_path), [text])
     assert corpus.bos == 1
@@ -542,7 +542,7 @@ def test_the_bar_shows_the_estimate_so_far(
 
 
 def test_the_words_beside_a_bar_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powerinfer.terminal.is_smart", lambda stream: True)
+    monkeypatch.setattr("powerinfer._text.terminal.is_smart", lambda stream: True)
     with Bar("one", after=0) as bar:
         bar.say("two")
         bar(1, 3)
@@ -554,7 +554,7 @@ def test_the_words_beside_a_bar_change(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_bar_leaves_room_for_what_the_terminal_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ^C of Ctrl-C; and the terminal may change its size."""
-    monkeypatch.setattr("powerinfer.terminal.is_smart", lambda stream: True)
+    monkeypatch.setattr("powerinfer._text.terminal.is_smart", lambda stream: True)
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: 2, write=lambda text: None, flush=int))
     with Bar("one", after=0) as bar:
         for columns in (80, 50):

@@ -13,15 +13,15 @@ import gguf
 import numpy as np
 import pytest
 
-from powerinfer import profile as module
-from powerinfer import writer
+from powerinfer._engine.file import ModelFile
+from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
-from powerinfer.corpus import Corpus, read_corpus
 from powerinfer.errors import ArgumentError, FileError, FormatError, UnsupportedError
-from powerinfer.file import ModelFile
-from powerinfer.profile import plot, profile
-from powerinfer.session import Model, Session
-from powerinfer.statistics import Counts, read_activation_dir, read_counts, summarise_all
+from powerinfer.models import profile as module
+from powerinfer.models import writer
+from powerinfer.models.corpus import Corpus, read_corpus
+from powerinfer.models.profile import plot, profile
+from powerinfer.models.statistics import Counts, read_activation_dir, read_counts, summarise_all
 from tests import models, reference
 
 Array = Any

@@ -24,10 +24,10 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 
 from powerinfer import ArgumentError, FormatError, ModelFile, UnsupportedError
+from powerinfer._engine.file import TensorInfo
+from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
-from powerinfer.file import TensorInfo
-from powerinfer.quantize import FAST, MIXTURES, Change, choose_types, find_mixture, quantize_model
-from powerinfer.session import Model, Session
+from powerinfer.models.quantize import FAST, MIXTURES, Change, choose_types, find_mixture, quantize_model
 from tests import models, reference
 
 GOLDEN = json.loads((models.GOLDEN / "mixtures.json").read_text(encoding="utf-8"))["models"]
@@ -266,7 +266,7 @@ def test_pieces_and_threads_do_not_matter(
     files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantize(files["llama"], tmp_path / "a.gguf", "Q4_K_M", n_threads=1)
-    monkeypatch.setattr("powerinfer.rewrite.PIECE_BYTES", 5000)
+    monkeypatch.setattr("powerinfer.models.rewrite.PIECE_BYTES", 5000)
     steps: list[tuple[int, int]] = []
     quantize(
         files["llama"],

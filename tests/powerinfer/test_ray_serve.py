@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from powerinfer import ArgumentError, Llama, ray_serve
+from powerinfer import ArgumentError, Llama
+from powerinfer.integrations import ray_serve
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "integrations.md").read_text("utf-8").split("\n## Ray\n")[1]

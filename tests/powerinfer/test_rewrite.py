@@ -9,9 +9,9 @@ import gguf
 import numpy as np
 import pytest
 
-import powerinfer.rewrite as module
+import powerinfer.models.rewrite as module
 from powerinfer import ArgumentError, FileError, ModelFile
-from powerinfer.rewrite import NewTensor, from_array, rewrite
+from powerinfer.models.rewrite import NewTensor, from_array, rewrite
 
 NAMES = [f"blk.{i}.ffn_up.weight" for i in range(5)]
 

@@ -18,8 +18,8 @@ from powerinfer import (
     ModelFile,
     UnsupportedError,
 )
-from powerinfer.sampling import Sampler, Sampling
-from powerinfer.session import Model, Session
+from powerinfer._engine.sampling import Sampler, Sampling
+from powerinfer._engine.session import Model, Session
 
 PROMPT = [1, 17, 260, 43, 291, 300, 8]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, Llama, LlamaDraftModel
-from powerinfer.llama_speculative import LlamaPromptLookupDecoding
+from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 
 OpenLlama = Callable[..., Llama]
 PROMPT = "the tree the tree the water the tree"

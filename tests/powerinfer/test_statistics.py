@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from powerinfer.convert.torch_file import write_torch
+from powerinfer._engine.file import ModelFile
 from powerinfer.errors import ArgumentError, FileError, FormatError
-from powerinfer.file import ModelFile
-from powerinfer.rewrite import rewrite
-from powerinfer.statistics import (
+from powerinfer.models.convert.torch_file import write_torch
+from powerinfer.models.rewrite import rewrite
+from powerinfer.models.statistics import (
     Counts,
     Summary,
     read_activation_dir,
@@ -228,7 +228,7 @@ def test_folders_that_do_not_fit_the_model(tmp_path: Path) -> None:
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from powerinfer.convert import torch_file
+    from powerinfer.models.convert import torch_file
 
     def full(path: Path, value: Any) -> None:
         if path.name == "activation_2.pt":

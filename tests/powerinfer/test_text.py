@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocabularies import CONTROL, USER_DEFINED, bpe, llama, spm
 
-from powerinfer.text import TextStream
-from powerinfer.tokenizer import Tokenizer
+from powerinfer._text.text import TextStream
+from powerinfer._text.tokenizer import Tokenizer
 
 # One token per byte, so that text can be cut anywhere.
 BYTES = Tokenizer(

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocabularies import BYTE, CASES, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, bpe, llama, spm
 
+from powerinfer._text.pretokenizer import PRE_BY_ARCHITECTURE, PRE_TOKENIZERS
+from powerinfer._text.tokenizer import Tokenizer, TokenizerError
 from powerinfer.errors import PowerInferError
-from powerinfer.pretokenizer import PRE_BY_ARCHITECTURE, PRE_TOKENIZERS
-from powerinfer.tokenizer import Tokenizer, TokenizerError
 
 
 def plain(tokenizer: Tokenizer, text: str | bytes) -> list[int]:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, Llama
-from powerinfer.chat_format import ChatFormat, register_chat_format
-from powerinfer.tool_calls import ToolCallParser, ToolFormat, check_tools, chosen_tools
+from powerinfer._text.chat_format import ChatFormat, register_chat_format
+from powerinfer._text.tool_calls import ToolCallParser, ToolFormat, check_tools, chosen_tools
 from tests import models
 
 OpenLlama = Callable[..., Llama]

@@ -17,8 +17,9 @@ import gguf
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError, FileError, ModelFile, writer
-from powerinfer.writer import GGUFWriter, PartialFile, PartialFolder, check_new_dir, check_new_file
+from powerinfer import ArgumentError, FileError, ModelFile
+from powerinfer.models import writer
+from powerinfer.models.writer import GGUFWriter, PartialFile, PartialFolder, check_new_dir, check_new_file
 
 # Key: how gguf's writer adds it, its value, and our type (None: an array or a string).
 KEYS: dict[str, tuple[str, Any, str | None]] = {

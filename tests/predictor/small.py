@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from powerinfer.corpus import Corpus
+from powerinfer.models.corpus import Corpus
 from scripts import make_model
 from tests import models, reference
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.convert.torch_file import write_torch
-from powerinfer.corpus import Corpus
+from powerinfer._engine.session import Model
 from powerinfer.errors import ArgumentError, FileError, FormatError
-from powerinfer.predictor import build, size
-from powerinfer.predictor.build import Goal, LayerResult, Work, decompose_all, train_all
-from powerinfer.predictor.data import Windows, choose_windows
-from powerinfer.predictor.output import as_stored, rank_bytes
-from powerinfer.predictor.train import Options
-from powerinfer.session import Model
+from powerinfer.models.convert.torch_file import write_torch
+from powerinfer.models.corpus import Corpus
+from powerinfer.models.predictor import build, size
+from powerinfer.models.predictor.build import Goal, LayerResult, Work, decompose_all, train_all
+from powerinfer.models.predictor.data import Windows, choose_windows
+from powerinfer.models.predictor.output import as_stored, rank_bytes
+from powerinfer.models.predictor.train import Options
 from tests import models, reference
 from tests.predictor.small import BOS, expected, planted
 
@@ -286,7 +286,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 
 
 def test_digests_tell_models_and_texts_apart(tmp_path: Path) -> None:
-    from powerinfer.file import ModelFile
+    from powerinfer._engine.file import ModelFile
 
     spec = models.SPECS["llama-relu"]
     tensors = models.file_tensors(spec, models.draw(spec))

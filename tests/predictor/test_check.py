@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.corpus import Corpus
+from powerinfer._engine.file import ModelFile
+from powerinfer._engine.session import Model, Session
 from powerinfer.errors import ArgumentError
-from powerinfer.file import ModelFile
-from powerinfer.predictor import calibrate, check, report
-from powerinfer.predictor.check import Check, check_predictor
-from powerinfer.predictor.data import Windows, choose_windows
-from powerinfer.rewrite import rewrite
-from powerinfer.session import Model, Session
+from powerinfer.models.corpus import Corpus
+from powerinfer.models.predictor import calibrate, check, report
+from powerinfer.models.predictor.check import Check, check_predictor
+from powerinfer.models.predictor.data import Windows, choose_windows
+from powerinfer.models.rewrite import rewrite
 from tests import models, reference, rounding
 from tests.predictor.small import BOS, corpus, expected, planted
 

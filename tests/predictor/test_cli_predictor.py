@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
+from powerinfer._engine.session import Model
 from powerinfer.cli import main
 from powerinfer.cli import predictor as command
-from powerinfer.predictor import build
-from powerinfer.session import Model
-from powerinfer.writer import PartialFile
+from powerinfer.models.predictor import build
+from powerinfer.models.writer import PartialFile
 from tests import models, reference
 from tests.predictor.small import planted, text
 

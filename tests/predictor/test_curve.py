@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from powerinfer.errors import FormatError
-from powerinfer.predictor.curve import N_BINS, Curve, bins_of, edges
+from powerinfer.models.predictor.curve import N_BINS, Curve, bins_of, edges
 
 Array = Any
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.corpus import Corpus
+from powerinfer._engine.session import Model, Tap
 from powerinfer.errors import ArgumentError, FileError, FormatError
-from powerinfer.predictor import data as module
-from powerinfer.predictor.data import Windows, choose_windows, collect, temporary_folder
-from powerinfer.session import Model, Tap
+from powerinfer.models.corpus import Corpus
+from powerinfer.models.predictor import data as module
+from powerinfer.models.predictor.data import Windows, choose_windows, collect, temporary_folder
 from tests import models, rounding
 from tests.predictor.small import BOS, corpus, expected
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
 
-from powerinfer.convert.predictors import read_predictors
+from powerinfer._engine.file import ModelFile
+from powerinfer._engine.session import Model, Session
 from powerinfer.errors import ArgumentError, FileError
-from powerinfer.file import ModelFile
-from powerinfer.predictor import calibrate, output
-from powerinfer.predictor.train import Net
-from powerinfer.session import Model, Session
+from powerinfer.models.convert.predictors import read_predictors
+from powerinfer.models.predictor import calibrate, output
+from powerinfer.models.predictor.train import Net
 from tests import models, reference
 
 Array = Any

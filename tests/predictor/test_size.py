@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from powerinfer.predictor.size import (
+from powerinfer.models.predictor.size import (
     Activity,
     Measure,
     Trial,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.file import ModelFile
-from powerinfer.predictor import ffn
-from powerinfer.predictor.ffn import First, down_norms, read_first
-from powerinfer.predictor.svd import Inputs, decompose
-from powerinfer.session import Model
+from powerinfer._engine.file import ModelFile
+from powerinfer._engine.session import Model
+from powerinfer.models.predictor import ffn
+from powerinfer.models.predictor.ffn import First, down_norms, read_first
+from powerinfer.models.predictor.svd import Inputs, decompose
 from tests import models, reference
 
 Array = Any

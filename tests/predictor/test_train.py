@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.corpus import Corpus
+from powerinfer._engine.session import Model
 from powerinfer.errors import FormatError, UnsupportedError
-from powerinfer.predictor import train as module
-from powerinfer.predictor.build import evaluate
-from powerinfer.predictor.data import LayerData, choose_windows, collect, temporary_folder
-from powerinfer.predictor.train import Options, Trainer, schedule
-from powerinfer.session import Model
+from powerinfer.models.corpus import Corpus
+from powerinfer.models.predictor import train as module
+from powerinfer.models.predictor.build import evaluate
+from powerinfer.models.predictor.data import LayerData, choose_windows, collect, temporary_folder
+from powerinfer.models.predictor.train import Options, Trainer, schedule
 from scripts import make_model
 from tests.predictor.small import BOS, planted
 

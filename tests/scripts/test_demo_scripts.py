@@ -13,9 +13,9 @@ import gguf
 import numpy as np
 import pytest
 
-from powerinfer.chat_template import render_template
-from powerinfer.file import ModelFile, find_model
-from powerinfer.tokenizer import Tokenizer
+from powerinfer._engine.file import ModelFile, find_model
+from powerinfer._text.chat_template import render_template
+from powerinfer._text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(folder: Path) -> Path:
-    from powerinfer.convert.conversion import convert
+    from powerinfer.models.convert.conversion import convert
 
     path = folder.parent / "dense.gguf"
     convert(folder, path, type="F16")
@@ -116,7 +116,7 @@ def test_shards_hold_every_tensor_and_no_more_than_they_may(
     import demo_folder
     from demo_model import DemoModel, Shape
 
-    from powerinfer.convert.checkpoint import Checkpoint
+    from powerinfer.models.convert.checkpoint import Checkpoint
 
     monkeypatch.setattr(demo_folder, "SHARD_BYTES", 100_000)
     model = DemoModel(Shape(n_vocab=96, n_embd=64, n_layer=3, n_head=2, n_head_kv=1, n_ff=96, n_ctx=64))

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from powerinfer._engine.file import find_model
 from powerinfer.cli import main
-from powerinfer.file import find_model
 from tests import models
 from tests.convert import folders
 

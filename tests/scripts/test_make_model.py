@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from powerinfer.file import ModelFile
-from powerinfer.formats import quantize
-from powerinfer.session import Model, Session, Sparsity
-from powerinfer.statistics import read_counts
+from powerinfer._engine.file import ModelFile
+from powerinfer._engine.formats import quantize
+from powerinfer._engine.session import Model, Session, Sparsity
+from powerinfer.models.statistics import read_counts
 from scripts import make_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from powerinfer import AsyncLlama
-from powerinfer.scheduler import Scheduler
-from powerinfer.session import Model, Session
+from powerinfer._engine.scheduler import Scheduler
+from powerinfer._engine.session import Model, Session
 from tests import models
 
 

@@ -18,10 +18,11 @@ import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer import Llama, LogitsProcessorList, _native
-from powerinfer.embedding import hidden_states
-from powerinfer.scheduler import Scheduler, Stream
-from powerinfer.session import Model, Session, Want
+from powerinfer import Llama, LogitsProcessorList
+from powerinfer._engine import _native
+from powerinfer._engine.embedding import hidden_states
+from powerinfer._engine.scheduler import Scheduler, Stream
+from powerinfer._engine.session import Model, Session, Want
 from tests import models
 from tests.server.test_scheduler import choice
 

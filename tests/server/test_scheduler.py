@@ -24,10 +24,10 @@ from powerinfer import (
     LogitsProcessorList,
     StoppingCriteriaList,
 )
-from powerinfer.choice import Choice
-from powerinfer.sampling import Sampler, Sampling
-from powerinfer.scheduler import Scheduler, Stream
-from powerinfer.session import Session
+from powerinfer._engine.choice import Choice
+from powerinfer._engine.sampling import Sampler, Sampling
+from powerinfer._engine.scheduler import Scheduler, Stream
+from powerinfer._engine.session import Session
 
 Ids = npt.NDArray[np.int32]
 MakeScheduler = Callable[..., Scheduler]
@@ -483,7 +483,7 @@ def test_an_engine_that_works_again_says_so_itself(
 
     monkeypatch.setattr(Session, "feed", broken)
     for is_short, probe_s in ((True, 60.0), (False, 0.02)):  # the second one meets what it tries now and then
-        monkeypatch.setattr("powerinfer.scheduler._PROBE_S", probe_s)
+        monkeypatch.setattr("powerinfer._engine.scheduler._PROBE_S", probe_s)
         works.clear()
         failed.clear()
         with pytest.raises(DeviceError):
@@ -505,7 +505,7 @@ def test_deadlines(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None
         scheduler.embed(prompt(5), deadline=late)
     calls: list[int] = []
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * (len(calls) >= 3))
-    monkeypatch.setattr("powerinfer.scheduler.time", clock)
+    monkeypatch.setattr("powerinfer._engine.scheduler.time", clock)
     count = LogitsProcessorList([lambda *_: calls.append(1)])
     stream = scheduler.submit(prompt(5), choice(processors=count), deadline=time.monotonic() + 500)
     assert len(list(stream)) == 3 and stream.reason == "time"

@@ -20,11 +20,11 @@ from powerinfer import (
     LogitsProcessorList,
     UnsupportedError,
 )
-from powerinfer.context import Ids
-from powerinfer.embedding import hidden_states
-from powerinfer.llama_speculative import LlamaPromptLookupDecoding
-from powerinfer.scheduler import Scheduler
-from powerinfer.session import Session
+from powerinfer._engine.context import Ids
+from powerinfer._engine.embedding import hidden_states
+from powerinfer._engine.scheduler import Scheduler
+from powerinfer._engine.session import Session
+from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 from tests import models
 from tests.powerinfer.test_online import open_llama, some_gib
 from tests.powerinfer.test_online import path as online_path
@@ -331,7 +331,7 @@ def test_neurons_move_between_requests(
 ) -> None:
     """And, where it is never quiet, while requests are under way: they are computed again."""
     monkeypatch.setattr("powerinfer.async_llama._PATIENCE", 1 if busy else 10**6)
-    monkeypatch.setattr("powerinfer.scheduler._LAYERS_S", 0.0)
+    monkeypatch.setattr("powerinfer._engine.scheduler._LAYERS_S", 0.0)
     with open_llama(online_path) as llm:
         want = list(islice(llm.generate((prompt(40) % 290).tolist(), temp=0), 25))
     llm = AsyncLlama(

@@ -13,7 +13,7 @@ import pytest
 
 from powerinfer import AsyncLlama
 from powerinfer.cli import main
-from powerinfer.llama_speculative import LlamaPromptLookupDecoding
+from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 
 pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
 pytest.importorskip("uvicorn", reason="the extra powerinfer[server] is not installed")

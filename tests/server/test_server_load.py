@@ -46,7 +46,7 @@ class Steps:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    from powerinfer.session import Session
+    from powerinfer._engine.session import Session
 
     feed, steps = Session.feed, Steps()
 

@@ -1,0 +1,163 @@
+"""The engine's shared library through cffi; the only module that knows about it.
+
+The declarations are cut out of the library's own header, so Python and C cannot disagree. The library
+and its header lie in `powerinfer/lib/`; in a source checkout the header may also be
+`native/powerinfer.h`. The environment variable `POWERINFER_LIBRARY` names another library file (a build
+with sanitizers, say).
+
+Calls release the GIL.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import cffi
+
+from ..errors import (
+    ArgumentError,
+    ContextError,
+    DeviceError,
+    FileError,
+    FormatError,
+    LibraryError,
+    OutOfMemoryError,
+    PowerInferError,
+    UnsupportedError,
+)
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+# Statuses of the C interface (enum pi_status).
+_ERRORS: dict[int, type[PowerInferError]] = {
+    1: FileError,
+    2: FormatError,
+    3: ArgumentError,
+    4: OutOfMemoryError,
+    5: UnsupportedError,
+    6: ContextError,
+    7: DeviceError,
+    8: DeviceError,
+}
+
+
+def _library_path() -> Path:
+    named = os.environ.get("POWERINFER_LIBRARY")
+    path = Path(named) if named else _PACKAGE / "lib" / "libpowerinfer.so"
+    if not path.is_file():
+        source = "named by POWERINFER_LIBRARY " if named else ""
+        raise LibraryError(
+            f"the engine's library {path} {source}does not exist: install the package, or build it first"
+        )
+    return path
+
+
+def _header_text() -> str:
+    beside = _PACKAGE / "lib" / "powerinfer.h"
+    source = _PACKAGE.parent / "native" / "powerinfer.h"
+    # The header that was installed with a library describes it. A library named by the environment comes
+    # from a checkout.
+    order = (source, beside) if os.environ.get("POWERINFER_LIBRARY") else (beside, source)
+    for path in order:
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise LibraryError(f"the engine's header {beside} does not exist: the installation is incomplete")
+
+
+def _load() -> tuple[Any, Any, str]:
+    text = _header_text()
+    version = re.search(r'^#define PI_VERSION "([^"]+)"', text, re.MULTILINE)
+    begin, end = text.find("/* cdef begin"), text.find("/* cdef end */")
+    if version is None or not 0 <= begin < end:
+        raise LibraryError(
+            "the engine's header powerinfer.h lacks its version or the marks around its declarations"
+        )
+    handle = cffi.FFI()
+    handle.cdef(text[begin:end])
+    path = _library_path()
+    try:
+        library = handle.dlopen(str(path))
+        found = handle.string(library.pi_version()).decode()
+    except (OSError, AttributeError) as error:
+        raise LibraryError(f"the engine's library {path} cannot be loaded: {error}") from error
+    if found != version[1]:
+        raise LibraryError(
+            f"the engine's library {path} is version {found}, but this package is version {version[1]}"
+        )
+    return handle, library, found
+
+
+ffi, lib, version = _load()
+
+
+def message() -> str:
+    """The engine's sentence about this thread's last error."""
+    text: bytes = ffi.string(lib.pi_error_message())
+    return text.decode("utf-8", "replace")
+
+
+def check(status: int) -> None:
+    """Raises the exception of a status; returns for 0."""
+    if status != 0:
+        raise _ERRORS.get(status, PowerInferError)(message())
+
+
+def fit(name: str, value: int, bits: int = 32, signed: bool = True) -> int:
+    """The value as an int that fits a C integer of that width. Raises ArgumentError, or TypeError."""
+    number = operator.index(value)
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    if not low <= number <= high:
+        raise ArgumentError(f"{name} is {number}, it must lie between {low} and {high}")
+    return number
+
+
+_loaded: list[Any] = []
+
+
+def load_library(name: str) -> bool:
+    """Loads another shared library for as long as the process lives, where the engine finds it by its name;
+    False if there is none that can be loaded."""
+    try:
+        _loaded.append(ffi.dlopen(name, ffi.RTLD_NOW | ffi.RTLD_GLOBAL))
+    except OSError:
+        return False
+    return True
+
+
+def isa() -> str:
+    """Name of the set in use: "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" or "neon_dot".
+
+    Raises ArgumentError if POWERINFER_ISA names one that cannot run here.
+    """
+    name = lib.pi_cpu_isa()
+    if name == ffi.NULL:
+        raise ArgumentError(message())
+    text: bytes = ffi.string(name)
+    return text.decode()
+
+
+def has_isa(name: str) -> bool:
+    """Whether the named instruction set can run here."""
+    return bool(lib.pi_cpu_has_isa(name.encode()))
+
+
+def cores() -> int:
+    """Physical cores that this process may use."""
+    return int(lib.pi_cpu_cores())
+
+
+def build_info() -> str:
+    """What the library was built with, one line."""
+    text: bytes = ffi.string(lib.pi_build_info())
+    return text.decode("utf-8", "replace")
+
+
+def read_rate(n_threads: int, n_bytes: int, n_repeat: int) -> float:
+    """Bytes per second that `n_threads` read from `n_bytes` of fresh memory, best of `n_repeat` passes."""
+    rate = ffi.new("double *")
+    check(lib.pi_cpu_read_rate(n_threads, n_bytes, n_repeat, rate))
+    return float(rate[0])

@@ -1,0 +1,32 @@
+"""Arrays for the engine, of what callers give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ArgumentError
+
+
+def as_int32(
+    name: str, values: Sequence[int] | npt.NDArray[np.int32], n: int | None = None
+) -> npt.NDArray[np.int32]:
+    """The values as contiguous int32. Raises ArgumentError for values that do not fit, or not n of them."""
+    array = np.asarray(values)
+    if n is None and array.dtype == np.int32 and array.ndim == 1 and array.flags.c_contiguous:
+        return array
+    if array.size == 0:
+        array = array.astype(np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"{name} must be a sequence of integers, not {array.dtype} of shape {array.shape}"
+        )
+    if n is not None and array.size != n:
+        raise ArgumentError(f"{name} has {array.size} entries for {n} tokens")
+    if array.dtype != np.int32:
+        limits = np.iinfo(np.int32)
+        if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
+            raise ArgumentError(f"{name} holds a number that is no 32-bit integer")
+    return np.ascontiguousarray(array, np.int32)

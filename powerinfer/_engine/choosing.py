@@ -1,0 +1,260 @@
+"""From tokens to more of them: the methods of Llama that choose and generate, and its prompt cache."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ArgumentError, ClosedError, ContextError, FormatError
+from .choice import Choice
+from .context import Context, Ids, Logits, common_prefix
+from .generation import Draft, Generation, last, sampling_of
+from .report import LlamaState, Timings
+from .sampling import Criteria, LogitsProcessorList, Processors, Sampler, Sampling, StoppingCriteriaList
+
+if TYPE_CHECKING:
+    from .._text.grammar import Constraint, LlamaGrammar
+    from .._text.tokenizer import Tokenizer
+    from ..compat.llama_cache import BaseLlamaCache
+
+Watch = Callable[[Logits, int], None]
+
+RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # the last is what llama-cpp-python calls its default seed
+
+
+def nth_seed(seed: int | None, i: int) -> int | None:
+    """The seed of the i-th of several answers: those after the first follow it. None of them is random
+    unless the first is, for a number of more than 64 bits stands for its last 64."""
+    return seed if not i or seed in RANDOM_SEEDS else (seed + i) % 2**64 + 2**64
+
+
+class Choosing(ABC):
+    """What stands first is the part of Llama that these methods need."""
+
+    last_n_tokens_size: int
+    prompt_progress: Callable[[int, int], None] | None
+    draft_model: Draft | None
+    cache: BaseLlamaCache | None
+    _lock: threading.RLock
+    _tokenizer: Tokenizer | None
+    _random: random.Random
+    _sampler: Sampler | None
+    _timings: Timings
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary. Raises FormatError if the file has none."""
+
+    @property
+    @abstractmethod
+    def _ctx(self) -> Context: ...
+
+    @abstractmethod
+    def _checked(self, tokens: Sequence[int] | Ids) -> Ids: ...
+
+    @abstractmethod
+    def save_state(self) -> LlamaState: ...
+
+    @abstractmethod
+    def load_state(self, state: LlamaState) -> None: ...
+
+    @abstractmethod
+    def _model_identity(self) -> str: ...
+
+    def _seed(self, seed: int | None) -> int:
+        return self._random.getrandbits(64) if seed is None or seed in RANDOM_SEEDS else seed & (2**64 - 1)
+
+    def _bias(self, logit_bias: Mapping[int, float] | None) -> dict[int, float]:
+        """What is added to logits: -inf to those that pad the vocabulary of the model beyond that of the
+        tokenizer. Token ids may be strings of digits, as they are in JSON."""
+        try:
+            bias = {int(token): float(value) for token, value in (logit_bias or {}).items()}
+        except (TypeError, ValueError, AttributeError):
+            raise ArgumentError("logit_bias must map token ids to numbers") from None
+        if self._tokenizer is not None:
+            bias |= dict.fromkeys(range(self._tokenizer.n_vocab, self._ctx.n_vocab), -math.inf)
+        return bias
+
+    def sample(
+        self,
+        *,
+        logit_bias: Mapping[int, float] | None = None,
+        logits_processor: Processors = None,
+        grammar: LlamaGrammar | str | Constraint | None = None,
+        idx: int | None = None,
+        penalize_nl: bool = True,
+        **sampling: Any,
+    ) -> int:
+        """Chooses a token after what was evaluated. It is not evaluated itself.
+
+        idx: after which of the tokens held; None: the last. Another one needs logits_all.
+        grammar: a `grammar.Constraint`, which is told of the token, or a grammar of which this token is the
+            first.
+        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: the fields of sampling.Sampling.
+        With mirostat the surprise bound is remembered until options change, or reset(), set_seed() or
+        load_state().
+        """
+        options = sampling_of("sample()", sampling, self.last_n_tokens_size, penalize_nl)
+        bias = self._bias(logit_bias)
+        constraint = self._constraint(grammar)
+        with self._lock:
+            context = self._ctx
+            ids, logits = context.ids, context.logits
+            if idx is not None and idx not in (-1, ids.size - 1):
+                if not context.keeps_all:
+                    raise ArgumentError(f"idx is {idx}: without logits_all only the last token has logits")
+                if not -ids.size <= idx < ids.size:
+                    raise ArgumentError(f"idx is {idx}: {ids.size} tokens are held")
+                logits, ids = context.scores[idx].copy(), ids[: idx % ids.size + 1]
+            sampler = self._sampler
+            if sampler is None or sampler.options != options or sampler.logit_bias != bias:
+                sampler = self._sampler = Sampler(options, context.n_vocab, logit_bias=bias)
+                sampler.reset(self._seed(None))
+            elif options.mirostat_mode == 0:
+                sampler.reset(self._seed(None))
+            if options.penalises:
+                sampler.accept(*last(ids, options.penalty_last_n))
+            logits = LogitsProcessorList.of(logits_processor)(ids.copy(), logits)
+            if constraint is None:
+                return sampler.sample(logits)
+            constraint.mask(logits := logits.copy())
+            token = sampler.sample(logits)
+            constraint.accept(token)
+            return token
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        *,
+        reset: bool = True,
+        seed: int | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
+        grammar: LlamaGrammar | str | None = None,
+        penalize_nl: bool = True,
+        **sampling: Any,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Token after token, without end: end tokens are given like others. Tokens that are sent to the
+        generator are appended to what it gave.
+
+        tokens: the prompt. What the context holds of its beginning is reused.
+        reset: False continues the context with tokens instead.
+        seed: of this generation; None: the next of the object's own.
+        stopping_criteria: asked after each token, with it among the ids; when one says so that token is
+            the last.
+        grammar: what the tokens must follow; the last one is that after which nothing may come.
+        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: the fields of sampling.Sampling.
+
+        Raises ContextError for a prompt longer than n_ctx, and when the context is full and
+        context_shift is off.
+        """
+        options = sampling_of("generate()", sampling, self.last_n_tokens_size, penalize_nl)
+        ids = self._checked(tokens)
+        if not reset:
+            with self._lock:
+                ids = np.concatenate([self._ctx.ids, ids])
+        generation: Any = self._generation(
+            ids,
+            options,
+            seed=seed,
+            logit_bias=logit_bias,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            constraint=self._constraint(grammar),
+        )
+        return iter(generation)  # type: ignore[no-any-return]
+
+    def _generation(
+        self,
+        prompt: Ids,
+        options: Sampling,
+        *,
+        seed: int | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
+        constraint: Constraint | None = None,
+        watch: Watch | None = None,
+    ) -> Iterable[int]:
+        """The tokens that follow a prompt. Raises ContextError for one that is too long."""
+        self._between_requests()
+        sampler = Sampler(options, self._ctx.n_vocab, logit_bias=self._bias(logit_bias))
+        sampler.reset(self._seed(seed))
+        choice = Choice(
+            sampler=sampler,
+            processors=LogitsProcessorList.of(logits_processor),
+            criteria=StoppingCriteriaList.of(stopping_criteria),
+            constraint=constraint,
+            watch=watch,
+        )
+        generation = Generation(
+            self._ctx,
+            self._lock,
+            prompt,
+            choice,
+            report=self.prompt_progress,
+            note=self._note_timings,
+            timings=self._timings,
+            draft=self.draft_model,
+        )
+        return generation if self.cache is None else self._through(self.cache, prompt, generation)
+
+    @abstractmethod
+    def _between_requests(self) -> None:
+        """What is put off until nothing is computed."""
+
+    def _note_timings(self, timings: Timings) -> None:
+        self._timings = timings
+
+    def _constraint(self, grammar: LlamaGrammar | str | Constraint | None) -> Constraint | None:
+        if grammar is None:
+            return None
+        from .._text.grammar import Constraint, LlamaGrammar
+
+        if isinstance(grammar, Constraint):
+            return grammar
+        if isinstance(grammar, str):
+            grammar = LlamaGrammar.from_string(grammar)
+        if not isinstance(grammar, LlamaGrammar):
+            raise ArgumentError(f"grammar is {type(grammar).__name__}, not LlamaGrammar")
+        return grammar.constraint(self.tokenizer)
+
+    # -- the cache of prompts
+
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
+        """Keeps what the create_ methods computed, and looks there for the beginning of their prompts.
+
+        cache: a LlamaRAMCache or LlamaDiskCache, which several objects may share; None: no longer.
+        """
+        self.cache = cache
+
+    def _through(
+        self, cache: BaseLlamaCache, prompt: Ids, generation: Generation
+    ) -> Generator[int, None, None]:
+        """The same tokens, with a look into the cache before the first and a copy for it after the last."""
+        with self._lock:
+            n_held = common_prefix(self._ctx.ids, prompt)
+            # One id is always computed anew, so a state that is longer by that alone helps nothing.
+            with suppress(KeyError, FormatError, ContextError):
+                state = cache.lookup(prompt.tolist(), self._model_identity())
+                if common_prefix(state.context.ids, prompt) > n_held < prompt.size - 1:
+                    chosen = self._random.getstate()
+                    self.load_state(state)
+                    self._random.setstate(chosen)
+        try:
+            with closing(iter(generation)) as tokens:
+                yield from tokens
+        finally:
+            with self._lock, suppress(ClosedError):
+                ids = self._ctx.ids
+                if ids.size:
+                    cache[ids.tolist()] = self.save_state()

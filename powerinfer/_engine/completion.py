@@ -1,0 +1,439 @@
+"""From text to more of it: the methods of Llama that complete and answer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from ..compat.arguments import LATER_GENERATING, refuse
+from ..errors import ArgumentError
+from ..types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from .choosing import Choosing, nth_seed
+from .generation import SAMPLING_NAMES, sampling_of
+from .sampling import Sampling
+
+if TYPE_CHECKING:
+    from .._text.answer import Answer, Echo
+    from .._text.chat_format import ChatFormat
+    from .._text.grammar import LlamaGrammar
+    from .._text.logprobs import Row, TokenLogprob
+    from .._text.tool_calls import Tool, ToolCallParser
+    from .context import Ids, Logits
+
+_HOOKS = ("seed", "logit_bias", "logits_processor", "stopping_criteria")
+CHAT_TEMPERATURE = 0.2  # what llama-cpp-python answers with; it completes with 0.8
+
+ChatHandler = Callable[..., Any]
+
+
+@dataclass
+class _Request:
+    """What an answer shall be, whether to a text or to a conversation."""
+
+    sampling: Sampling
+    hooks: dict[str, Any]
+    max_tokens: int | None
+    stop: list[str]
+    grammar: LlamaGrammar | str | None
+    n_top: int | None
+    """Likely tokens to tell with each token; None: no logprobs."""
+    n: int = 1
+    """How many answers."""
+    special: frozenset[int] = frozenset()
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def watch(self, row: Row, token: int) -> None:
+        """Notes what the answer's logprobs say about a token."""
+        from .._text.logprobs import token_logprob
+
+        self.logprobs.append(token_logprob(row, token, self.n_top or 0))
+
+    def each(self) -> list[_Request]:
+        """One for each answer."""
+        seed = self.hooks.get("seed")
+        return [
+            replace(self, n=1, logprobs=[], hooks={**self.hooks, "seed": nth_seed(seed, i)})
+            for i in range(self.n)
+        ]
+
+
+class Completions(Choosing):
+    """What stands first is the part of Llama that these methods need."""
+
+    model_path: str
+    chat_handler: ChatHandler | None
+    spm_infill: bool
+
+    @property
+    @abstractmethod
+    def _format(self) -> ChatFormat: ...
+
+    # -- text
+
+    @overload
+    def create_completion(
+        self,
+        prompt: str | bytes | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        stream: Literal[False] = False,
+        **options: Any,
+    ) -> Completion: ...
+
+    @overload
+    def create_completion(
+        self,
+        prompt: str | bytes | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        stream: Literal[True],
+        **options: Any,
+    ) -> Iterator[CompletionChunk]: ...
+
+    @overload
+    def create_completion(
+        self,
+        prompt: str | bytes | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        stream: bool,
+        **options: Any,
+    ) -> Completion | Iterator[CompletionChunk]: ...
+
+    def create_completion(
+        self,
+        prompt: str | bytes | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        stop: str | Sequence[str] | None = None,
+        echo: bool = False,
+        stream: bool = False,
+        model: str | None = None,
+        grammar: LlamaGrammar | str | None = None,
+        logprobs: int | None = None,
+        n: int | None = None,
+        best_of: int | None = None,
+        **options: Any,
+    ) -> Completion | Iterator[CompletionChunk]:
+        """Continues a prompt.
+
+        prompt: text (control tokens in it count as such), or token ids.
+        suffix: what shall follow the answer, for models that were trained to fill a gap.
+        max_tokens: None or 0 or less: until an end token, or until the context is full.
+        stop: strings that end the answer and are not part of it.
+        echo: begin the text with the prompt.
+        stream: return an iterator of parts instead of the whole.
+        model: the name that the result carries; None: the path of the file.
+        grammar: what the text must follow: a LlamaGrammar, or GBNF.
+        logprobs: tell how likely each token was, and as many of the likeliest in its place; with echo also
+            those of the prompt.
+        n: how many answers, one after the other; a seed is that of the first, the next numbers are those of
+            the others.
+        best_of: make so many and give the n whose tokens are the likeliest on average; not with stream.
+        options: `seed`, `logit_bias`, `logits_processor` and `stopping_criteria` as in generate(), and
+            `temperature`, `top_k`, `top_p` and so on: the fields of sampling.Sampling.
+
+        Raises ContextError before anything is computed if the prompt is longer than n_ctx.
+        """
+        from .._text.answer import Echo, best, completion, completion_chunks, numbered, together
+
+        where = "create_completion()"
+        n = check_count("n", n)
+        n_made = n if best_of is None else check_best_of(best_of, n, stream)
+        n_top = 0 if n_made > n and logprobs is None else logprobs
+        request = self._request(where, options, max_tokens, stop, grammar, n_top)
+        request.n = n_made
+        ids = self._prompt_ids(prompt, suffix)
+        self._checked(ids)
+        data = prompt if isinstance(prompt, (str, bytes)) else self.tokenizer.decode(ids)
+        text = data if isinstance(data, str) else data.decode("utf-8", "replace")
+        name = self.model_path if model is None else model
+        begin = Echo(text if echo else "", len(text))
+        with self._lock:
+            answers = [self._answer(ids, each) for each in request.each()]
+            if echo and logprobs is not None:
+                self._rate_prompt(ids, logprobs, begin)
+            if not stream:
+                results = [completion(answer, name, begin) for answer in answers]
+                tell = logprobs is not None
+                if n_made == n:
+                    whole: Completion = together(results)
+                else:
+                    whole = best(results, n, echo=echo and tell, tell=tell)
+                return whole
+        return numbered([completion_chunks(answer, name, begin) for answer in answers])
+
+    __call__ = create_completion
+
+    # -- chat
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[False] = False, **options: Any
+    ) -> ChatCompletion: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[True], **options: Any
+    ) -> Iterator[ChatCompletionChunk]: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: bool, **options: Any
+    ) -> ChatCompletion | Iterator[ChatCompletionChunk]: ...
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        functions: Sequence[Mapping[str, Any]] | None = None,
+        function_call: str | Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        stream: bool = False,
+        model: str | None = None,
+        grammar: LlamaGrammar | str | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+        n: int | None = None,
+        **options: Any,
+    ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
+        """Answers a conversation.
+
+        messages: mappings with "role" ("system", "user", "assistant", "tool") and "content".
+        tools: functions that the answer may call, in OpenAI's shape; calls come as `tool_calls`.
+        tool_choice: "auto", "none", "required", or {"type": "function", "function": {"name": ...}}; the last
+            two need llguidance.
+        parallel_tool_calls: False: one call at most.
+        functions, function_call: the same in the older shape.
+        response_format: {"type": "json_object"} (with "schema" if wanted) or {"type": "json_schema", ...};
+            needs llguidance.
+        logprobs, top_logprobs: tell how likely each token was, and the likeliest in its place.
+        The rest as in create_completion. How the conversation becomes a prompt is said by
+        `chat_format=`, else by the file's own template, else by its architecture (with a notice).
+        With `chat_handler=` that function answers instead.
+        """
+        if self.chat_handler is not None:
+            options |= dict(functions=functions, function_call=function_call, tools=tools)
+            options |= dict(tool_choice=tool_choice, response_format=response_format, max_tokens=max_tokens)
+            options |= dict(stop=[] if stop is None else stop, stream=stream, model=model, grammar=grammar)
+            options |= dict(logprobs=logprobs, top_logprobs=top_logprobs)
+            given = {"parallel_tool_calls": parallel_tool_calls, "n": n}
+            options |= {key: value for key, value in given.items() if value is not None}
+            handled: ChatCompletion = self.chat_handler(llama=self, messages=messages, **options)
+            return handled
+        from .._text.answer import chat_completion, chat_completion_chunks, numbered, together
+
+        legacy = functions is not None
+        grammar = _one_grammar(grammar, response_format)
+        n_top = _chat_n_top(logprobs, top_logprobs)
+        if "temp" not in options:
+            options.setdefault("temperature", CHAT_TEMPERATURE)
+        where = "create_chat_completion()"
+        request = self._request(where, options, max_tokens, stop, grammar, n_top)
+        request.n = check_count("n", n)
+        request.stop += self._format.stop
+        left, demanded = _tools(tools, tool_choice, functions, function_call)
+        one = parallel_tool_calls is False
+        ids, parser = self._chat_ids(messages, left, demanded, one, request)
+        name = self.model_path if model is None else model
+        with self._lock:
+            answers = [self._answer(ids, each) for each in request.each()]
+            if not stream:
+                whole = [chat_completion(answer, name, parser(), legacy) for answer in answers]
+                result: ChatCompletion = together(whole)
+                return result
+        return numbered([chat_completion_chunks(answer, name, parser(), legacy) for answer in answers])
+
+    def create_chat_completion_openai_v1(self, *args: Any, **options: Any) -> Any:
+        """create_chat_completion() with the results as objects of the `openai` package, which must be
+        installed: ChatCompletion, or an iterator of ChatCompletionChunk."""
+        try:
+            types: Any = import_module("openai.types.chat")
+        except ImportError:
+            raise ImportError("create_chat_completion_openai_v1() needs openai: pip install openai") from None
+        result = self.create_chat_completion(*args, **options)
+        if options.get("stream"):
+            return (types.ChatCompletionChunk(**chunk) for chunk in result)
+        return types.ChatCompletion(**result)
+
+    # -- parts
+
+    def _chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[Tool],
+        demanded: bool,
+        one: bool,
+        request: _Request,
+    ) -> tuple[list[int], Callable[[], ToolCallParser | None]]:
+        """The prompt of a conversation, and what makes that which finds the calls in an answer."""
+        chat_format, tokenizer = self._format, self.tokenizer
+        if not tools and not any(_is_about_tools(message) for message in messages):
+            return chat_format.encode(messages, tokenizer), lambda: None
+        from .._text.tool_calls import ToolCallParser, ToolFormat
+
+        form = ToolFormat.of(chat_format.template)
+        prepared, listed = form.prepare(messages, tools)
+        ids = chat_format.encode(prepared, tokenizer, tools=listed)
+        if not tools:
+            return ids, lambda: None
+        request.special = form.special(tokenizer)
+        if demanded:
+            if request.grammar is not None:
+                raise ArgumentError(
+                    "tool_choice demands a call: a grammar or response_format cannot hold too"
+                )
+            request.grammar = form.grammar(tools, tokenizer, one=one or len(tools) == 1)
+        return ids, lambda: ToolCallParser(form, tools, one=one)
+
+    def _prompt_ids(self, prompt: str | bytes | Sequence[int], suffix: str | None) -> list[int]:
+        if suffix is not None:
+            from .._text.infill import infill_ids
+
+            return infill_ids(self.tokenizer, prompt, suffix, suffix_first=self.spm_infill)
+        if isinstance(prompt, (str, bytes)):
+            return self.tokenizer.encode(prompt, add_bos=True, special=True)
+        return [int(token) for token in prompt]
+
+    def _request(
+        self,
+        where: str,
+        options: Mapping[str, Any],
+        max_tokens: int | None,
+        stop: str | Sequence[str] | None,
+        grammar: LlamaGrammar | str | None,
+        n_top: int | None,
+    ) -> _Request:
+        """Of options those of Sampling and of _generation. Raises for others that ask for anything."""
+        from .._text.logprobs import check_n_top
+
+        chosen = {name: value for name, value in options.items() if name in SAMPLING_NAMES or name == "temp"}
+        hooks = {name: value for name, value in options.items() if name in _HOOKS}
+        refuse(
+            where, {n: v for n, v in options.items() if n not in chosen and n not in hooks}, LATER_GENERATING
+        )
+        sampling = sampling_of(where, chosen, self.last_n_tokens_size)
+        if n_top is not None:
+            n_top = check_n_top("logprobs", n_top)
+        stops = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
+        return _Request(sampling, hooks, max_tokens, stops, grammar, n_top)
+
+    def _answer(self, ids: list[int], request: _Request) -> Answer:
+        from .._text.answer import Answer
+
+        prompt = self._checked(ids)
+        rated = request.n_top is not None
+        watch = request.watch if rated else None
+        hooks = {**request.hooks, "constraint": self._constraint(request.grammar), "watch": watch}
+        tokens = iter(self._generation(prompt, request.sampling, **hooks))
+        context = self._ctx
+        # The last token of an answer is never computed itself, so it may stand one beyond the end.
+        limit = room = context.n_ctx if context.shift else context.n_ctx - prompt.size + 1
+        if request.max_tokens is not None and request.max_tokens > 0:
+            limit = request.max_tokens if context.shift else min(room, request.max_tokens)
+        logprobs = request.logprobs if rated else None
+        return Answer(
+            tokens,
+            self.tokenizer,
+            prompt=ids,
+            stop=request.stop,
+            limit=limit,
+            logprobs=logprobs,
+            special=request.special,
+        )
+
+    def _visit(self, ids: Ids, seen: Callable[[int, Logits], None]) -> None:
+        """Calls seen(i, logits) for each of ids."""
+        self._ctx.visit(ids, seen)
+
+    def _rate_prompt(self, ids: list[int], n_top: int, echo: Echo) -> None:
+        """Computes the prompt once more with the logits of all its tokens."""
+        from .._text.logprobs import TokenLogprob, log_softmax, token_logprob
+        from .._text.text import TextStream
+
+        def seen(i: int, logits: Any) -> None:
+            if i + 1 < len(ids):
+                echo.logprobs.append(token_logprob(log_softmax(logits), ids[i + 1], n_top))
+
+        echo.logprobs.append(TokenLogprob(ids[0], None, ()))
+        self._visit(self._checked(ids), seen)
+        stream = TextStream(self.tokenizer, prompt=ids[:1])
+        echo.offsets.append(0)
+        for token in ids[1:]:
+            echo.offsets.append(stream.position)
+            stream.push(token)
+
+
+def check_count(name: str, value: int | None) -> int:
+    """How many answers; None: one. Raises ArgumentError."""
+    if value is None:
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ArgumentError(f"{name} is {value!r}, it must be at least 1")
+    return value
+
+
+def check_best_of(best_of: int, n: int, stream: bool) -> int:
+    """How many answers are made so that n can be chosen. Raises ArgumentError."""
+    if check_count("best_of", best_of) < n:
+        raise ArgumentError(f"best_of is {best_of}, it must be at least n, {n}")
+    if stream and best_of > n:
+        raise ArgumentError("best_of cannot be streamed: the best answers are known at the end")
+    return best_of
+
+
+def _tools(tools: Any, tool_choice: Any, functions: Any, function_call: Any) -> tuple[list[Tool], bool]:
+    """The tools that may be called, and whether one must be."""
+    if (
+        tools is None
+        and functions is None
+        and tool_choice in (None, "none", "auto")
+        and function_call is None
+    ):
+        return [], False
+    from .._text.tool_calls import check_tools, chosen_tools, tools_of_functions
+
+    if functions is not None and tools is not None:
+        raise ArgumentError("functions and tools cannot both be given")
+    if functions is not None or function_call is not None:
+        return chosen_tools(tools_of_functions(functions or []), function_call)
+    return chosen_tools(check_tools(tools or []), tool_choice)
+
+
+def _is_about_tools(message: Any) -> bool:
+    return isinstance(message, Mapping) and (
+        message.get("role") in ("tool", "function")
+        or bool(message.get("tool_calls") or message.get("function_call"))
+    )
+
+
+def _one_grammar(
+    grammar: LlamaGrammar | str | None, response_format: Mapping[str, Any] | None
+) -> LlamaGrammar | str | None:
+    if response_format is None or response_format == {"type": "text"}:
+        return grammar
+    if grammar is not None:
+        raise ArgumentError("grammar and response_format cannot both be given")
+    from .._text.grammar import grammar_of_format
+
+    return grammar_of_format(response_format)
+
+
+def _chat_n_top(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    if not logprobs:
+        if top_logprobs is not None:
+            raise ArgumentError("top_logprobs needs logprobs=True")
+        return None
+    return 0 if top_logprobs is None else top_logprobs

@@ -1,0 +1,232 @@
+"""Choosing tokens: options, the native sampler, and the hooks that run between a step and the choice.
+
+sampler = Sampler(Sampling(temperature=0.7, seed=1), n_vocab=32000)
+token = sampler.sample(logits)
+sampler.accept(token)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ArgumentError, ClosedError
+from . import _native
+
+Ids = npt.NDArray[np.int32]
+Logits = npt.NDArray[np.float32]
+
+# (input ids so far, logits [n_vocab]) -> logits [n_vocab], or None if they were changed in place.
+LogitsProcessor = Callable[[Ids, Logits], npt.ArrayLike | None]
+# (input ids so far, logits [n_vocab]) -> whether to stop.
+StoppingCriterion = Callable[[Ids, Logits], bool]
+StoppingCriteria = StoppingCriterion  # llama-cpp-python's name
+# What functions take: one, several, or none.
+Processors = LogitsProcessor | Sequence[LogitsProcessor] | None
+Criteria = StoppingCriterion | Sequence[StoppingCriterion] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a token is chosen from logits.
+
+    Order: logit bias, penalties, then greedy (temperature <= 0), or mirostat (after the temperature), or
+    top-k, typical, top-p, min-p, temperature, and a draw. Values out of range raise ArgumentError when a
+    sampler is made.
+    """
+
+    temperature: float = 0.8
+    """At or below 0 the likeliest token is taken."""
+    top_k: int = 40
+    """Keep so many of the likeliest tokens; 0 or less: all."""
+    top_p: float = 0.95
+    """Keep the likeliest tokens that together have this probability; 1 or more: all."""
+    min_p: float = 0.05
+    """Keep tokens at least this share as likely as the likeliest; 0 or less: all."""
+    typical_p: float = 1.0
+    """Keep the tokens nearest to the mean surprise that together have this probability; 1 or more: all."""
+    repeat_penalty: float = 1.0
+    """Divides positive logits of tokens seen lately, multiplies negative ones; 1: off."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a logit once for each time that the token was seen lately."""
+    presence_penalty: float = 0.0
+    """Subtracted from a logit if the token was seen lately."""
+    penalty_last_n: int = 64
+    """How many tokens "lately" is; 0: none, -1: all."""
+    mirostat_mode: int = 0
+    """0: off; 2: mirostat 2.0, which steers the surprise towards tau."""
+    mirostat_tau: float = 5.0
+    """Target surprise in bits."""
+    mirostat_eta: float = 0.1
+    """Learning rate of the surprise bound."""
+    seed: int = 0
+    """64 bits. The same seed, options and logits give the same tokens."""
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the tokens seen lately matter."""
+        return (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+
+
+class Sampler:
+    """Chooses tokens in native code. A second thread's call waits for the first."""
+
+    def __init__(
+        self, options: Sampling, n_vocab: int, *, logit_bias: Mapping[int, float] | None = None
+    ) -> None:
+        """`logit_bias` is added to the logits; -inf excludes a token.
+
+        Raises ArgumentError for values out of range, UnsupportedError for mirostat 1.
+        """
+        self.options = options
+        self.n_vocab = _native.fit("n_vocab", n_vocab)
+        ffi = _native.ffi
+        native = ffi.new(
+            "pi_sampling *",
+            {
+                "temperature": float(options.temperature),
+                "top_k": _native.fit("top_k", options.top_k),
+                "top_p": float(options.top_p),
+                "min_p": float(options.min_p),
+                "typical_p": float(options.typical_p),
+                "repeat_penalty": float(options.repeat_penalty),
+                "frequency_penalty": float(options.frequency_penalty),
+                "presence_penalty": float(options.presence_penalty),
+                "penalty_last_n": _native.fit("penalty_last_n", options.penalty_last_n),
+                "mirostat": _native.fit("mirostat_mode", options.mirostat_mode),
+                "mirostat_tau": float(options.mirostat_tau),
+                "mirostat_eta": float(options.mirostat_eta),
+                "seed": _native.fit("seed", options.seed, 64, signed=False),
+            },
+        )
+        self.logit_bias = bias = dict(logit_bias or {})
+        tokens = ffi.new("int32_t[]", [_native.fit("a token of logit_bias", token) for token in bias])
+        values = ffi.new("float[]", [float(value) for value in bias.values()])
+        out = ffi.new("pi_sampler **")
+        _native.check(_native.lib.pi_sampler_new(native, self.n_vocab, len(bias), tokens, values, out))
+        # Six words of four or eight bytes for each token of the vocabulary.
+        self._handle: Any = ffi.gc(out[0], _native.lib.pi_sampler_free, 32 * self.n_vocab)
+        self._token = ffi.new("int32_t *")
+        self._lock = threading.Lock()
+
+    def _open(self) -> Any:
+        if self._handle is None:
+            raise ClosedError("the sampler is closed")
+        return self._handle
+
+    def sample(self, logits: Logits) -> int:
+        """Chooses from float32 logits [n_vocab], which stay as they are.
+
+        Raises ArgumentError for another shape or type, a NaN or +inf, or when every logit is -inf.
+        """
+        if logits.dtype != np.float32 or logits.shape != (self.n_vocab,):
+            raise ArgumentError(
+                f"logits are {logits.dtype} {logits.shape}, they must be float32 ({self.n_vocab},)"
+            )
+        floats = _native.ffi.from_buffer("float[]", np.ascontiguousarray(logits))
+        return self.sample_native(floats, self.n_vocab)
+
+    def sample_native(self, logits: Any, n_vocab: int) -> int:
+        """The same, from n_vocab of the engine's own floats."""
+        handle = self._open()
+        if n_vocab != self.n_vocab:
+            raise ArgumentError(f"there are {n_vocab} logits, they must be {self.n_vocab}")
+        with self._lock:
+            _native.check(_native.lib.pi_sampler_sample(handle, logits, self._token))
+            return int(self._token[0])
+
+    def next_native(self, session: Any, seq: int, pos: int, token: int) -> tuple[int, int]:
+        """Feeds a token to the engine's session and chooses what follows: the status, and the chosen token.
+        On an error that is the token that was fed, or -1."""
+        handle = self._open()
+        with self._lock:
+            try:
+                status = _native.lib.pi_session_next(session, seq, pos, token, handle, self._token)
+            except OverflowError:
+                raise ArgumentError(f"seq {seq}, pos {pos} or token {token} has more than 32 bits") from None
+            return status, self._token[0]
+
+    def accept(self, *tokens: int) -> None:
+        """Tells the sampler that these tokens were appended; penalties look at them."""
+        handle = self._open()
+        with self._lock:
+            for token in tokens:
+                _native.check(_native.lib.pi_sampler_accept(handle, _native.fit("token", token)))
+
+    def reset(self, seed: int) -> None:
+        """Forgets accepted tokens and restarts the random sequence."""
+        handle = self._open()
+        with self._lock:
+            _native.lib.pi_sampler_reset(handle, _native.fit("seed", seed, 64, signed=False))
+
+    def close(self) -> None:
+        """Frees the sampler; later calls raise ClosedError."""
+        self._handle = None  # freed with the last reference: a call in another thread may still hold one
+
+
+class MinTokensLogitsProcessor:
+    """Lets an answer end only after so many tokens."""
+
+    def __init__(self, min_tokens: int, token_eos: int) -> None:
+        self.min_tokens = min_tokens
+        self.token_eos = token_eos
+        self._n_prompt: int | None = None
+
+    def __call__(self, input_ids: Ids, scores: Logits) -> Logits:
+        if self._n_prompt is None:
+            self._n_prompt = len(input_ids)
+        if len(input_ids) - self._n_prompt < self.min_tokens:
+            scores[self.token_eos] = -np.inf
+        return scores
+
+
+class LogitsProcessorList(list[LogitsProcessor]):
+    """Processors that run one after the other between a step and the choice of a token.
+
+    Each is called with the ids so far (int32) and the logits (float32 [n_vocab], writable) and returns
+    the logits to go on with, or None if it changed them in place.
+    """
+
+    def __init__(self, processors: Iterable[LogitsProcessor] = ()) -> None:
+        super().__init__(processors)
+
+    @classmethod
+    def of(cls, processors: Processors) -> LogitsProcessorList:
+        """A list of what a caller gave."""
+        if isinstance(processors, LogitsProcessorList):
+            return processors
+        return cls(processors if isinstance(processors, Sequence) else [processors] if processors else ())
+
+    def __call__(self, input_ids: Ids, scores: Logits) -> Logits:
+        for processor in self:
+            result = processor(input_ids, scores)
+            if result is not None and result is not scores:
+                changed = np.asarray(result, dtype=np.float32)
+                if changed.shape != scores.shape:
+                    raise ArgumentError(
+                        f"a logits processor returned shape {changed.shape}, not {scores.shape}"
+                    )
+                scores = changed
+        return scores
+
+
+class StoppingCriteriaList(list[StoppingCriterion]):
+    """Criteria that are asked after each token; generation stops when one says so."""
+
+    def __init__(self, criteria: Iterable[StoppingCriterion] = ()) -> None:
+        super().__init__(criteria)
+
+    @classmethod
+    def of(cls, criteria: Criteria) -> StoppingCriteriaList:
+        """A list of what a caller gave."""
+        if isinstance(criteria, StoppingCriteriaList):
+            return criteria
+        return cls(criteria if isinstance(criteria, Sequence) else [criteria] if criteria else ())
+
+    def __call__(self, input_ids: Ids, logits: Logits) -> bool:
+        return any(criterion(input_ids, logits) for criterion in self)

@@ -1,0 +1,597 @@
+"""Sessions: a typed object over the engine's handle, without text or sampling.
+
+    model = Model("model.gguf")
+    session = Session(model, n_ctx=2048)
+    session.feed([1, 15043])
+    logits = session.logits()  # float32 [n_vocab]
+
+A session is one pool of K and V that holds many sequences; positions of a sequence are 0, 1, 2 ...
+without gaps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ArgumentError, ClosedError
+from ..models.statistics import Counts
+from . import _native
+from .arrays import as_int32
+from .facts import (
+    KV_TYPE,
+    MOMENTS,
+    SPARSITY,
+    Activation,
+    LayerStep,
+    ModelInfo,
+    Predictor,
+    Progress,
+    SessionInfo,
+    Sparsity,
+    StepTotal,
+    Tap,
+    Want,
+    devices_of,
+    name_of,
+    number_of,
+)
+from .model import Model
+from .sampling import Sampler
+
+__all__ = [
+    "Activation",
+    "LayerStep",
+    "Model",
+    "ModelInfo",
+    "Predictor",
+    "Progress",
+    "Session",
+    "SessionInfo",
+    "Sparsity",
+    "StepTotal",
+    "Tap",
+    "Want",
+    "as_int32",
+]
+
+
+class _Reporter:
+    """Lets the engine call a Python function; `error` is what that raised."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.error: BaseException | None = None
+        self.native: Any = _native.ffi.NULL
+        if progress is not None:
+            self.native = _native.ffi.callback("pi_progress", self._call, error=1, onerror=self._note)
+            self._progress = progress
+
+    def _call(self, _ctx: Any, done: int, total: int) -> int:
+        self._progress(done, total)
+        return 0
+
+    def _note(self, _kind: object, error: BaseException, _trace: object) -> None:
+        """The engine's frames are no place for an exception. A Ctrl-C that waited for Python to run comes
+        before the first line of _call, where no `try` would catch it."""
+        self.error = error
+
+
+class ReadProbe:
+    """Memory that a session's own threads read by plain loads: how fast they can, at this moment. Slices take
+    turns, so that what was read is no longer in a cache when it is read again."""
+
+    def __init__(self, session: Session, slice_bytes: int, n_slices: int) -> None:
+        out = _native.ffi.new("pi_read_probe **")
+        sizes = _native.fit("slice_bytes", slice_bytes, 64, False), _native.fit("n_slices", n_slices)
+        _native.check(_native.lib.pi_read_probe_open(session.handle, *sizes, out))
+        self._session = session  # lives as long as the probe
+        self._handle: Any = _native.ffi.gc(out[0], _native.lib.pi_read_probe_close, sizes[0] * sizes[1])
+
+    def next(self) -> float:
+        """Bytes per second of the next slice. Raises ClosedError after the session's close()."""
+        rate = _native.ffi.new("double *")
+        with self._session._lock:
+            self._session.handle  # noqa: B018 (raises if it is closed)
+            _native.check(_native.lib.pi_read_probe_next(self._handle, rate))
+        return float(rate[0])
+
+
+class Session:
+    """Sequences of one model and the threads that compute them. Calls from several threads take turns."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int = 0,
+        n_pool: int = 0,
+        n_seq: int = 1,
+        n_batch: int = 512,
+        n_threads: int = 0,
+        type_k: str | int = "f16",
+        type_v: str | int = "f16",
+        sparsity: Sparsity = "auto",
+        mask_prompts: bool = False,
+        plan: Any = None,
+        device: str | Sequence[str] = "none",
+        wait_ms: int = 0,
+        count_neurons: bool = False,
+        pin_weights: bool = True,
+        timeline: bool = False,
+        look_ahead: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        """
+        n_ctx: most positions of one sequence; 0: the model's own, at most 4096.
+        n_pool: positions that all sequences share; 0: n_ctx.
+        n_seq: sequences are numbered 0..n_seq-1.
+        n_batch: tokens computed together; a longer feed is cut into chunks of this many.
+        n_threads: 0: physical cores.
+        type_k, type_v: "f32", "f16" or "q8_0".
+        sparsity: "predicted" (the model's predictors choose neurons), "exact" (the gate chooses: same
+            answers as dense), "dense", or "auto" (the first of those that the model can do).
+        mask_prompts: in predicted mode compute every token with the predictor's neurons, not only those
+            whose logits are wanted: for measuring what the mask costs.
+        plan: the engine's plan (powerinfer.models.plan.engine.native_plan) of what lies on the device.
+        device: "host" is a stand-in for tests; "cuda" needs a build with the CUDA backend. "cuda:1", or a
+            list of them, chooses: the plan's first device is the first of the list.
+        wait_ms: how long a step waits for a device, and a device for the CPU, before it fails with
+            DeviceError; 0: a minute, and ten.
+        count_neurons: count which neurons fire, for `neuron_counts`; takes 4 bytes for each neuron of a
+            layer on a device there, which the plan must be made for (Settings.count_neurons).
+        pin_weights: register the weights in host memory with a device's driver, which keeps their pages in
+            RAM; False: prompts bring them over through a small buffer, which is slower. So it is where the
+            system refuses, too.
+        timeline: keep when each side of a step did what, for `last_timeline`; a GPU then takes some
+            microseconds a layer more.
+        look_ahead: False: neurons of the CPU's share are not fetched by a device's guess a layer ahead; for
+            measuring what that gains. Answers may differ by rounding.
+        progress: called as progress(done, total) with bytes while weights are brought to devices; an
+            exception from it ends that.
+
+        Raises ArgumentError, OutOfMemoryError (also of a device's memory), DeviceError.
+        """
+        self.model = model
+        ffi, lib = _native.ffi, _native.lib
+        options = ffi.new("pi_session_options *", lib.pi_session_defaults())
+        options.n_ctx = _native.fit("n_ctx", n_ctx)
+        options.n_pool = _native.fit("n_pool", n_pool)
+        options.n_seq = _native.fit("n_seq", n_seq)
+        options.n_batch = _native.fit("n_batch", n_batch)
+        options.n_threads = _native.fit("n_threads", n_threads)
+        options.type_k = number_of("type_k", KV_TYPE, type_k)
+        options.type_v = number_of("type_v", KV_TYPE, type_v)
+        options.sparsity = number_of("sparsity", SPARSITY, sparsity)
+        options.mask_prompts = bool(mask_prompts)
+        options.wait_ms = _native.fit("wait_ms", wait_ms)
+        options.count_neurons = bool(count_neurons)
+        options.no_pinning = not pin_weights
+        options.timeline = bool(timeline)
+        options.no_lookahead = not look_ahead
+        options.device, indices = devices_of(device)
+        if plan is not None:
+            options.plan = plan
+        chosen = _indices(plan, indices)
+        if chosen is not None:
+            options.device_index = chosen
+        out = ffi.new("pi_session **")
+        reporter = _Reporter(progress)
+        options.progress = reporter.native
+        status = lib.pi_session_open(model.handle, options, out)
+        if reporter.error is not None:
+            lib.pi_session_close(out[0])
+            raise reporter.error
+        _native.check(status)
+        # With its size known, the garbage collector has a reason to run when sessions are dropped
+        # without close().
+        sizes = ffi.new("pi_session_info *")
+        lib.pi_session_get_info(out[0], sizes)
+        self._handle: Any = ffi.gc(out[0], lib.pi_session_close, sizes.n_kv_bytes + sizes.n_work_bytes)
+        self.mask_prompts = bool(mask_prompts)
+        self.count_neurons = bool(count_neurons)
+        self.thresholds: list[float] | None = None
+        """Those of all layers that replaced the file's; None: none did."""
+        self._lock = threading.RLock()
+        self._n_logits = 0
+        self._tap: tuple[Tap, dict[str, dict[int, npt.NDArray[np.float32]]]] | None = None
+        # The engine's rows are copied here when they are asked for: its own memory moves when a batch
+        # wants more rows.
+        self._rows = np.empty((0, model.info.n_vocab), np.float32)
+        self._copied: set[int] = set()
+
+    @property
+    def handle(self) -> Any:
+        """The native session. Raises ClosedError after close()."""
+        if self._handle is None:
+            raise ClosedError("the session is closed")
+        return self._handle
+
+    @property
+    def info(self) -> SessionInfo:
+        """Sizes, and what is free at the moment."""
+        native = _native.ffi.new("pi_session_info *")
+        with self._lock:
+            _native.lib.pi_session_get_info(self.handle, native)
+        return SessionInfo(
+            n_ctx=native.n_ctx,
+            n_pool=native.n_pool,
+            n_seq=native.n_seq,
+            n_batch=native.n_batch,
+            n_threads=native.n_threads,
+            sparsity=name_of(SPARSITY, native.sparsity),
+            sparse_threshold=native.sparse_threshold,
+            n_kv_bytes=native.n_kv_bytes,
+            n_work_bytes=native.n_work_bytes,
+            n_device_bytes=native.n_device_bytes,
+            n_in_place=native.n_in_place,
+            n_blocks=native.n_blocks,
+            n_blocks_free=native.n_blocks_free,
+        )
+
+    def feed(
+        self,
+        tokens: Sequence[int] | npt.NDArray[np.int32],
+        *,
+        pos: Sequence[int] | None = None,
+        seq: int | Sequence[int] = 0,
+        want_logits: bool | Sequence[int] | npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Computes tokens and appends them to their sequences.
+
+        pos: positions, which must continue each sequence; None: they do.
+        seq: the sequence of all tokens, or of each.
+        want_logits: of which tokens the logits are kept (Want, or True and False of each); True: all, False:
+            none, None: the last.
+
+        On the CPU a token's values depend on its own sequence only, to the bit. A prompt's tokens, those that
+        Want.NEXT is not said of, are computed together up to the last multiple of 8 positions, the others one
+        by one (but all, where the feed brings less than 16 tokens up to there, or n_batch is less): cut
+        into feeds at multiples of 8, of 16 tokens or more, a prompt gets the values that it gets whole. More
+        than 16 tokens of a sequence that want Want.NEXT are computed as Want.VISIT.
+
+        Raises ArgumentError (a token, position or sequence out of range), ContextError (no room),
+        OutOfMemoryError; then nothing was computed.
+        """
+        ffi = _native.ffi
+        ids = as_int32("tokens", tokens)
+        n = ids.size
+        places = None if pos is None else as_int32("pos", pos, n)
+        owners = None
+        if not isinstance(seq, int):
+            owners = as_int32("seq", seq, n)
+        elif seq != 0:
+            owners = np.full(n, _native.fit("seq", seq), np.int32)
+        wanted = None
+        if want_logits is not None:
+            wanted = np.empty(n, np.uint8)
+            wanted[:] = want_logits
+        n_wanted = min(n, 1) if wanted is None else int(np.count_nonzero(wanted))
+        batch = ffi.new("pi_batch *")
+        batch.n_tokens = n
+        batch.token = ffi.from_buffer("int32_t[]", ids)
+        batch.pos = ffi.NULL if places is None else ffi.from_buffer("int32_t[]", places)
+        batch.seq = ffi.NULL if owners is None else ffi.from_buffer("int32_t[]", owners)
+        batch.want_logits = ffi.NULL if wanted is None else ffi.from_buffer("uint8_t[]", wanted)
+        with self._lock:
+            self._check_fed(_native.lib.pi_session_feed(self.handle, batch))
+            self._keep(n, n_wanted)
+
+    def next(self, token: int, pos: int, sampler: Sampler, *, seq: int = 0) -> int:
+        """feed([token], pos=[pos], seq=seq), draw() and accept() in one call of the engine: a loop over
+        tokens runs on cold caches, as all the weights have passed through them since its last turn, and what
+        it touches takes longer than what it computes.
+
+        Raises what these do. If it is the choice that failed, the token is in its sequence.
+        """
+        with self._lock:
+            status, chosen = sampler.next_native(self.handle, seq, pos, token)
+            if chosen >= 0:
+                self._keep(1, 1)
+            self._check_fed(status)
+            return chosen
+
+    def _check_fed(self, status: int) -> None:
+        """Raises what a feed failed with. A device that fails leaves no logits, nor those from before."""
+        if status != 0 and _native.lib.pi_session_logits(self.handle, 0) == _native.ffi.NULL:
+            self._n_logits = 0
+        _native.check(status)
+
+    def _keep(self, n: int, n_logits: int) -> None:
+        """Notes what the engine has of the feed that is done: n tokens, and the logits of so many."""
+        self._n_logits = n_logits
+        if self._tap is not None:
+            self._tap[0].show(self._tap[1], n)
+        self._copied.clear()
+
+    @property
+    def n_logits(self) -> int:
+        """Tokens of the last feed whose logits were kept."""
+        return self._n_logits
+
+    def logits(self, index: int = 0) -> npt.NDArray[np.float32]:
+        """Logits [n_vocab] of the index-th token of the last feed that wanted them; -1 is the last.
+
+        Writable, and the same array for every call until the next feed, which overwrites it.
+        Raises ArgumentError if the index is out of range.
+        """
+        with self._lock:
+            row = self._row(index)
+            if row not in self._copied:
+                if len(self._rows) < self._n_logits:
+                    self._rows = np.empty((self._n_logits, self.model.info.n_vocab), np.float32)
+                    self._copied.clear()
+                pointer = _native.lib.pi_session_logits(self.handle, row)
+                _native.ffi.memmove(_native.ffi.from_buffer(self._rows[row]), pointer, self._rows[row].nbytes)
+                self._copied.add(row)
+            result: npt.NDArray[np.float32] = self._rows[row]
+            return result
+
+    def draw(self, sampler: Sampler, index: int = -1) -> int:
+        """What the sampler chooses by `logits(index)`, which are not copied for that unless they were before.
+
+        Raises what logits() and Sampler.sample() do.
+        """
+        with self._lock:
+            row = self._row(index)
+            if row in self._copied:  # its owner may have changed them
+                return sampler.sample(self._rows[row])
+            return sampler.sample_native(
+                _native.lib.pi_session_logits(self.handle, row), self.model.info.n_vocab
+            )
+
+    def hidden(self, index: int = 0) -> npt.NDArray[np.float32]:
+        """A copy of the final normed hidden state [n_embd] of the same token."""
+        with self._lock:
+            out = np.empty(self.model.info.n_embd, np.float32)
+            pointer = _native.lib.pi_session_hidden(self.handle, self._row(index))
+            _native.ffi.memmove(_native.ffi.from_buffer(out), pointer, out.nbytes)
+            return out
+
+    def _row(self, index: int) -> int:
+        self.handle  # noqa: B018 - raises when closed
+        row = index + self._n_logits if index < 0 else index
+        if not 0 <= row < self._n_logits:
+            raise ArgumentError(
+                f"index {index} is out of range: the last feed kept the logits of {self._n_logits} tokens"
+            )
+        return row
+
+    def length(self, seq: int = 0) -> int:
+        """Positions that a sequence holds."""
+        with self._lock:
+            length = int(_native.lib.pi_seq_length(self.handle, _native.fit("seq", seq)))
+        if length < 0:
+            raise ArgumentError(f"sequence {seq} is out of range")
+        return length
+
+    def cut(self, n_keep: int, *, seq: int = 0) -> None:
+        """Keeps the first n_keep positions of a sequence."""
+        with self._lock:
+            _native.check(
+                _native.lib.pi_seq_cut(self.handle, _native.fit("seq", seq), _native.fit("n_keep", n_keep))
+            )
+
+    def copy(self, dst: int, src: int, n: int | None = None) -> None:
+        """Makes dst the first n positions of src (None: all). Memory is shared until one of them writes."""
+        with self._lock:
+            count = self.length(src) if n is None else _native.fit("n", n)
+            _native.check(
+                _native.lib.pi_seq_copy(self.handle, _native.fit("dst", dst), _native.fit("src", src), count)
+            )
+
+    def drop(self, seq: int = 0) -> None:
+        """Forgets a sequence."""
+        with self._lock:
+            _native.check(_native.lib.pi_seq_drop(self.handle, _native.fit("seq", seq)))
+
+    def shift(self, n_keep: int, n_drop: int, *, seq: int = 0) -> None:
+        """Keeps the first n_keep positions, drops the n_drop after them and moves the rest down.
+
+        Raises UnsupportedError for models with learned positions (OPT).
+        """
+        with self._lock:
+            _native.check(
+                _native.lib.pi_seq_shift(
+                    self.handle,
+                    _native.fit("seq", seq),
+                    _native.fit("n_keep", n_keep),
+                    _native.fit("n_drop", n_drop),
+                )
+            )
+
+    def save(self, *, seq: int = 0) -> bytes:
+        """K and V of a sequence."""
+        ffi, lib = _native.ffi, _native.lib
+        with self._lock:
+            out = bytearray(lib.pi_seq_state_bytes(self.handle, _native.fit("seq", seq)))
+            _native.check(lib.pi_seq_state_save(self.handle, seq, ffi.from_buffer(out), len(out)))
+        return bytes(out)
+
+    def load(self, state: bytes, *, seq: int = 0) -> None:
+        """Replaces a sequence by one that save() gave.
+
+        Raises FormatError if the state is broken or of another model's shape or KV types, ContextError
+        if it is too long.
+        """
+        with self._lock:
+            data = _native.ffi.from_buffer(state)
+            _native.check(
+                _native.lib.pi_seq_state_load(self.handle, _native.fit("seq", seq), data, len(state))
+            )
+
+    def set_sparsity(self, sparsity: Sparsity) -> None:
+        """Changes how the feed-forward is computed from the next feed on."""
+        with self._lock:
+            _native.check(
+                _native.lib.pi_session_set_sparsity(self.handle, number_of("sparsity", SPARSITY, sparsity))
+            )
+
+    def set_threshold(self, threshold: float) -> None:
+        """Replaces the file's threshold of the predictor's scores."""
+        with self._lock:
+            _native.check(_native.lib.pi_session_set_threshold(self.handle, float(threshold)))
+            self.thresholds = [float(threshold)] * self.model.info.n_layer
+
+    def set_thresholds(self, thresholds: Sequence[float]) -> None:
+        """The same, one of each layer."""
+        values = np.ascontiguousarray(thresholds, np.float32)
+        if values.shape != (self.model.info.n_layer,):
+            raise ArgumentError(f"{self.model.info.n_layer} thresholds are needed, one of each layer")
+        with self._lock:
+            floats = _native.ffi.from_buffer("float[]", values)
+            _native.check(_native.lib.pi_session_set_thresholds(self.handle, floats))
+            self.thresholds = values.tolist()
+
+    @contextmanager
+    def tap(
+        self,
+        layers: Iterable[int] | None = None,
+        *,
+        input: bool = False,
+        norm: bool = False,
+        hidden: bool = False,
+        score: bool = False,
+    ) -> Iterator[Tap]:
+        """Within the `with` block every feed leaves what the feed-forward of these layers (None: of all) read
+        and made in the Tap's arrays, a row per token, in the order of the feed.
+
+        Such a feed may have at most n_batch tokens. input, norm, hidden, score: which arrays; their memory is
+        n_batch rows of each, for each layer. Raises ArgumentError (a layer out of range, scores of a model
+        without predictor).
+        """
+        info, rows = self.model.info, self.info.n_batch
+        chosen = range(info.n_layer) if layers is None else [_native.fit("layer", layer) for layer in layers]
+        widths = {"input": info.n_embd, "norm": info.n_embd, "hidden": info.n_ff, "score": info.n_ff}
+        wanted = {"input": input, "norm": norm, "hidden": hidden, "score": score}
+        names = [name for name, on in wanted.items() if on]
+        arrays = {
+            name: {layer: np.empty((rows, widths[name]), np.float32) for layer in chosen} for name in names
+        }
+        ffi, lib = _native.ffi, _native.lib
+        tap = Tap()
+        with self._lock:
+            if self._tap is not None:
+                raise ArgumentError("the session is tapped already")
+            self._tap = (tap, arrays)
+        try:
+            for layer in chosen:
+                native = ffi.new("pi_tap *")
+                for name in names:
+                    setattr(native, name, ffi.from_buffer("float[]", arrays[name][layer]))
+                with self._lock:
+                    _native.check(lib.pi_session_set_tap(self.handle, layer, native))
+            yield tap
+        finally:
+            with self._lock:
+                self._tap = None
+                for layer in chosen:
+                    if self._handle is not None:
+                        lib.pi_session_set_tap(self._handle, layer, ffi.NULL)
+
+    @property
+    def last_step(self) -> list[LayerStep]:
+        """What the last chunk of the last feed did, layer by layer."""
+        entry = _native.ffi.new("pi_layer_step *")
+        steps = []
+        with self._lock:
+            for layer in range(self.model.info.n_layer):
+                _native.check(_native.lib.pi_session_last_step(self.handle, layer, entry))
+                steps.append(
+                    LayerStep(
+                        n_tokens=entry.n_tokens,
+                        n_sparse=entry.n_sparse,
+                        n_predicted=entry.n_predicted,
+                        n_computed=entry.n_computed,
+                        n_active=entry.n_active,
+                        n_active_device=entry.n_active_device,
+                        n_rows=entry.n_rows,
+                        ffn_bytes=entry.ffn_bytes,
+                        bytes=entry.bytes,
+                        ffn_us=entry.ffn_us,
+                        layer_us=entry.layer_us,
+                        n_foreseen=entry.n_foreseen,
+                    )
+                )
+        return steps
+
+    def counted_tokens(self) -> int:
+        """Over how many tokens neurons were counted since the session was opened or reset. Raises
+        ArgumentError (a session that was opened without count_neurons), DeviceError."""
+        row = np.empty(self.model.info.n_ff, np.uint32)
+        n_tokens = _native.ffi.new("uint64_t *")
+        with self._lock:
+            counts = _native.ffi.from_buffer("uint32_t[]", row)
+            _native.check(_native.lib.pi_session_counts(self.handle, 0, counts, n_tokens))
+        return int(n_tokens[0])
+
+    def neuron_counts(self, *, reset: bool = False) -> Counts:
+        """How often each neuron fired, and over how many tokens, since the session was opened or reset.
+
+        reset: count anew from here on. In predicted mode neurons that the mask left out did not fire. Raises
+        ArgumentError (a session that was opened without count_neurons, or was fed nothing since),
+        DeviceError.
+        """
+        info, ffi, lib = self.model.info, _native.ffi, _native.lib
+        counts = np.empty((info.n_layer, info.n_ff), np.uint32)
+        n_tokens = ffi.new("uint64_t *")
+        with self._lock:
+            for layer in range(info.n_layer):
+                row = ffi.from_buffer("uint32_t[]", counts[layer])
+                _native.check(lib.pi_session_counts(self.handle, layer, row, n_tokens))
+            if not n_tokens[0]:
+                raise ArgumentError("no tokens were counted yet")
+            if reset:
+                _native.check(lib.pi_session_reset_counts(self.handle))
+        return Counts(counts=counts.astype(np.uint64), n_tokens=n_tokens[0])
+
+    @property
+    def last_total(self) -> StepTotal:
+        """Bytes that the last feed read in all, and its time."""
+        n_bytes, us = _native.ffi.new("int64_t *"), _native.ffi.new("float *")
+        with self._lock:
+            _native.check(_native.lib.pi_session_last_total(self.handle, n_bytes, us))
+        return StepTotal(bytes=n_bytes[0], us=us[0])
+
+    def read_probe(self, slice_bytes: int, n_slices: int) -> ReadProbe:
+        """Memory to measure the read rate of this session's threads with, between feeds. Raises
+        ArgumentError, OutOfMemoryError."""
+        return ReadProbe(self, slice_bytes, n_slices)
+
+    @property
+    def last_timeline(self) -> list[dict[str, float]]:
+        """Of each layer in the last chunk when each side had done what (facts.MOMENTS), in microseconds since
+        the step began; a moment that was not is left out. Raises ArgumentError if the session was opened
+        without `timeline`, or without devices."""
+        us = _native.ffi.new("float[]", len(MOMENTS))
+        found = []
+        with self._lock:
+            for layer in range(self.model.info.n_layer):
+                _native.check(_native.lib.pi_session_timeline(self.handle, layer, us))
+                found.append({name: us[i] for i, name in enumerate(MOMENTS) if us[i] >= 0})
+        return found
+
+    def close(self) -> None:
+        """Frees the session; later calls raise ClosedError."""
+        self._handle = None  # freed with the last reference: a call in another thread may still hold one
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _indices(plan: Any, indices: list[int]) -> Any:
+    """The devices that the plan's are, as the engine takes them, or None: those that come first."""
+    if plan is None or not indices:
+        return None
+    info = _native.ffi.new("pi_plan_info *")
+    _native.check(_native.lib.pi_plan_get_info(plan, info))
+    if len(indices) != info.n_devices:
+        raise ArgumentError(f"the plan is for {info.n_devices} devices, {len(indices)} are named")
+    return _native.ffi.new("int32_t[]", indices)

@@ -1,0 +1,325 @@
+"""From generated tokens to answers: the end of a text, and results in OpenAI's shapes.
+
+`Answer` needs an iterator of tokens and nothing of Llama: whoever makes tokens can use it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Generator, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..types import (
+    AssistantMessage,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatLogprobs,
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionLogprobs,
+    FinishReason,
+    ToolCall,
+    Usage,
+)
+from .logprobs import TokenLogprob, chat_logprobs, completion_logprobs
+from .text import TextStream
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .tool_calls import ToolCallParser
+
+
+# What can be shown at once: text, and if asked for the logprobs of the tokens that begin in it or before it,
+# and where they begin, in characters from the beginning of the answer.
+Part = tuple[str, Sequence[TokenLogprob], Sequence[int]]
+
+
+class Answer:
+    """The text of one generation; iterating runs it and gives parts that can be shown at once.
+
+    It ends at an end token, a stop string or where the tokens end ("stop"), or after `limit` tokens
+    ("length").
+    """
+
+    def __init__(
+        self,
+        tokens: Iterable[int],
+        tokenizer: Tokenizer,
+        *,
+        prompt: list[int],
+        stop: list[str],
+        limit: int,
+        logprobs: list[TokenLogprob] | None = None,
+        special: Set[int] = frozenset(),
+    ) -> None:
+        """
+        tokens: a generator of them is closed at the end.
+        logprobs: where the maker of tokens appends an entry before it gives a token; None: not wanted.
+        special: control tokens that are part of the text.
+        """
+        self.prompt = prompt
+        self.tokenizer = tokenizer
+        self.n_tokens = 0
+        """Tokens of the answer so far, without the one that ends it."""
+        self.finish_reason: FinishReason | None = None
+        """None until the answer is complete."""
+        self.wants_logprobs = logprobs is not None
+        self._tokens = tokens
+        self._stream = TextStream(tokenizer, stop, prompt=prompt, special=special)
+        self._limit = limit
+        self._entries = logprobs
+        self._offsets: list[int] = []
+        self._n_told = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return (text for text, _, _ in self.parts() if text)
+
+    def parts(self) -> Iterator[Part]:
+        """The same with what is known about the tokens."""
+        reason: FinishReason = "stop"
+        eog, limit = self.tokenizer.eog, self._limit
+        try:
+            for token in self._tokens:
+                if token in eog:
+                    break
+                self.n_tokens += 1
+                if self._entries is not None:
+                    self._offsets.append(self._stream.position)
+                text = self._stream.push(token)
+                if text:
+                    yield self._part(text)
+                if self._stream.stopped is not None:
+                    break
+                if self.n_tokens >= limit:
+                    reason = "length"
+                    break
+        finally:
+            if isinstance(self._tokens, Generator):
+                self._tokens.close()
+        rest = self._stream.finish()
+        last = self._part(rest, is_last=self._stream.stopped is None)
+        self.finish_reason = reason if self._stream.stopped is None else "stop"
+        if rest or last[1]:
+            yield last
+
+    def _part(self, text: str, is_last: bool = False) -> Part:
+        """With the entries of tokens that begin within what was given out so far."""
+        if self._entries is None:
+            return text, (), ()
+        end = self._n_told
+        while end < self.n_tokens and (is_last or self._offsets[end] < self._stream.n_emitted):
+            end += 1
+        part = slice(self._n_told, end)
+        self._n_told = end
+        return text, self._entries[part], self._offsets[part]
+
+    @property
+    def usage(self) -> Usage:
+        n_prompt = len(self.prompt)
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": self.n_tokens,
+            "total_tokens": n_prompt + self.n_tokens,
+        }
+
+
+def _head(kind: str, prefix: str, model: str) -> dict[str, Any]:
+    return {"id": f"{prefix}-{uuid.uuid4()}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _with(head: dict[str, Any], **rest: Any) -> Any:
+    return {**head, **rest}
+
+
+# -- several answers to one prompt
+
+
+def together(results: list[Any]) -> Any:
+    """Whole results as one. The prompt counts once, every answer counts."""
+    whole = dict(results[0])
+    whole["choices"] = [{**result["choices"][0], "index": i} for i, result in enumerate(results)]
+    usage = dict(whole["usage"])
+    usage["completion_tokens"] = sum(result["usage"]["completion_tokens"] for result in results)
+    usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+    whole["usage"] = usage
+    return whole
+
+
+def best(results: list[Any], n: int, *, echo: bool, tell: bool) -> Any:
+    """Of whole results with logprobs the n answers whose tokens are the likeliest on average, as one; all of
+    them count. echo: the logprobs begin with the prompt's. tell: leave them in it."""
+
+    def likelihood(result: Any) -> float:
+        given = result["choices"][0]["logprobs"]["token_logprobs"]
+        # Not counted from the end: of a stop string's tokens there are none.
+        own = given[result["usage"]["prompt_tokens"] :] if echo else given
+        return sum(own) / len(own) if own else -math.inf
+
+    chosen = together(sorted(results, key=likelihood, reverse=True)[:n])
+    if not tell:
+        chosen["choices"] = [{**choice, "logprobs": None} for choice in chosen["choices"]]
+    return {**chosen, "usage": together(results)["usage"]}
+
+
+def numbered(streams: list[Iterator[Any]]) -> Iterator[Any]:
+    """The parts of several answers, one after the other, as those of one result."""
+    return streams[0] if len(streams) == 1 else _numbered(streams)
+
+
+def _numbered(streams: list[Iterator[Any]]) -> Iterator[Any]:
+    first: dict[str, Any] = {}
+    for i, chunks in enumerate(streams):
+        for chunk in chunks:
+            first = first or {name: chunk[name] for name in ("id", "created")}
+            yield {**chunk, **first, "choices": [{**choice, "index": i} for choice in chunk["choices"]]}
+
+
+# -- text
+
+
+@dataclass
+class Echo:
+    """The prompt, where an answer begins with it; `text` is "" and nothing else is told where not."""
+
+    text: str = ""
+    before: int = 0
+    """Characters of the prompt: where the answer's own text begins."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+
+def _told(answer: Answer, part: Part, before: int) -> CompletionLogprobs | None:
+    """The logprobs of a part behind so many characters; None where they are not wanted."""
+    if not answer.wants_logprobs:
+        return None
+    _, entries, offsets = part
+    return completion_logprobs(entries, [before + offset for offset in offsets], answer.tokenizer)
+
+
+def _choice(
+    text: str, logprobs: CompletionLogprobs | None, reason: FinishReason | None
+) -> list[CompletionChoice]:
+    return [{"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}]
+
+
+def completion(answer: Answer, model: str, echo: Echo) -> Completion:
+    """Runs the generation and returns the result as a whole."""
+    head = _head("text_completion", "cmpl", model)
+    texts, entries, offsets = [echo.text], list(echo.logprobs), list(echo.offsets)
+    for text, its_entries, its_offsets in answer.parts():
+        texts.append(text)
+        entries += its_entries
+        offsets += [echo.before + offset for offset in its_offsets]
+    whole = "".join(texts)
+    choices = _choice(whole, _told(answer, (whole, entries, offsets), 0), answer.finish_reason)
+    result: Completion = _with(head, choices=choices, usage=answer.usage)
+    return result
+
+
+def completion_chunks(answer: Answer, model: str, echo: Echo) -> Iterator[CompletionChunk]:
+    """Runs the generation while it is asked for."""
+    head = _head("text_completion", "cmpl", model)
+    if echo.text or echo.logprobs:
+        begin = (echo.text, echo.logprobs, echo.offsets)
+        yield _with(head, choices=_choice(echo.text, _told(answer, begin, 0), None))
+    for part in answer.parts():
+        told = _told(answer, part, echo.before) if answer.wants_logprobs else None
+        yield _with(head, choices=_choice(part[0], told, None))
+    yield _with(head, choices=_choice("", None, answer.finish_reason))
+
+
+# -- chat
+
+
+def _chat_parts(
+    answer: Answer, calls: ToolCallParser | None
+) -> Iterator[tuple[str, ToolCall | None, ChatLogprobs | None]]:
+    """Texts and tool calls in order; where there are tool calls `finish_reason` becomes "tool_calls"."""
+    n_calls = 0
+    for text, entries, _ in answer.parts():
+        told = chat_logprobs(entries, answer.tokenizer) if answer.wants_logprobs else None
+        if calls is None:
+            yield text, None, told
+            continue
+        found = calls.push(text)
+        if told is not None and not found:
+            yield "", None, told
+        for item in found:
+            if isinstance(item, str):
+                yield item, None, told
+            else:
+                n_calls += 1
+                yield "", item, told
+            told = None if told is None else {"content": [], "refusal": None}
+    for item in [] if calls is None else calls.finish():
+        if isinstance(item, str):
+            yield item, None, None
+        else:
+            n_calls += 1
+            yield "", item, None
+    if n_calls and answer.finish_reason == "stop":
+        answer.finish_reason = "tool_calls"
+
+
+def chat_completion(
+    answer: Answer, model: str, calls: ToolCallParser | None = None, legacy: bool = False
+) -> ChatCompletion:
+    """Runs the generation and returns the answer as a whole.
+
+    calls: finds tool calls in the text. legacy: tell the first one as `function_call`.
+    """
+    head = _head("chat.completion", "chatcmpl", model)
+    parts = list(_chat_parts(answer, calls))
+    text = "".join(part for part, _, _ in parts)
+    made = [call for _, call, _ in parts if call is not None]
+    message: AssistantMessage = {"role": "assistant", "content": text}
+    if made:
+        message["content"] = text.strip() or None
+        if legacy:
+            message["function_call"] = made[0]["function"]
+        else:
+            message["tool_calls"] = made
+    logprobs: ChatLogprobs | None = None
+    if answer.wants_logprobs:
+        entries = [entry for _, _, told in parts if told is not None for entry in told["content"]]
+        logprobs = {"content": entries, "refusal": None}
+    assert answer.finish_reason is not None
+    reason = _reason(answer.finish_reason, legacy)
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    result: ChatCompletion = _with(head, choices=[choice], usage=answer.usage)
+    return result
+
+
+def _reason(reason: FinishReason, legacy: bool) -> FinishReason:
+    return "function_call" if legacy and reason == "tool_calls" else reason
+
+
+def chat_completion_chunks(
+    answer: Answer, model: str, calls: ToolCallParser | None = None, legacy: bool = False
+) -> Iterator[ChatCompletionChunk]:
+    """Runs the generation while it is asked for: the role, texts and tool calls, the finish reason."""
+    head = _head("chat.completion.chunk", "chatcmpl", model)
+
+    def chunk(
+        delta: Any, logprobs: ChatLogprobs | None = None, reason: FinishReason | None = None
+    ) -> ChatCompletionChunk:
+        choice: Any = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        result: ChatCompletionChunk = _with(head, choices=[choice])
+        return result
+
+    yield chunk({"role": "assistant"})
+    n_calls = 0
+    for text, call, logprobs in _chat_parts(answer, calls):
+        if call is None:
+            yield chunk({"content": text}, logprobs)
+        elif not legacy:
+            yield chunk({"tool_calls": [{"index": n_calls, **call}]}, logprobs)
+        elif not n_calls:
+            yield chunk({"function_call": call["function"]}, logprobs)
+        n_calls += call is not None
+    assert answer.finish_reason is not None
+    yield chunk({}, None, _reason(answer.finish_reason, legacy))

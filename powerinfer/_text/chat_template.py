@@ -1,0 +1,142 @@
+"""Running the chat template of a file.
+
+Templates come from files and are not trusted. They run in Jinja's immutable sandbox: no private attributes,
+no changes to the messages, ranges and repetitions of at most 100 000, results of at most 8 Mi characters.
+What Jinja cannot bound is the time and memory of a template made to waste them: loops inside of loops over
+lists, strings that double.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.filters
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+
+from ..errors import PowerInferError
+
+MAX_OUTPUT = 1 << 23  # characters
+MAX_REPEAT = jinja2.sandbox.MAX_RANGE
+_PADDING = frozenset(["center", "ljust", "rjust", "zfill", "expandtabs"])
+
+
+class ChatFormatError(PowerInferError, ValueError):
+    """Messages that are not a conversation, a format that is not known, or a template that does not work."""
+
+
+def render_template(name: str, template: str, **variables: Any) -> str:
+    """The text that a chat template makes of its variables.
+
+    name: the template's, for messages. Raises ChatFormatError where the template is broken, fails, or says
+    so.
+    """
+    pieces, length = [], 0
+    try:
+        for piece in _compile(template).generate(**variables):
+            length += len(piece)
+            if length > MAX_OUTPUT:
+                raise ChatFormatError(f"its text is longer than {MAX_OUTPUT} characters")
+            pieces.append(piece)
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatFormatError(
+            f"the chat template {name!r} is broken: {error.message} (line {error.lineno})"
+        ) from error
+    except Exception as error:  # a template can raise what Python code can
+        raise ChatFormatError(
+            f"the chat template {name!r} failed: {str(error) or type(error).__name__}"
+        ) from error
+    return "".join(pieces)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}`, which marks the answers for training: here its content
+    alone."""
+
+    tags = {"generation"}  # noqa: RUF012 - the type that jinja2 declares
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(["*", "**", "%"])
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in _PADDING)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None and re.search(r"\d{4}", value.__self__):
+            raise ChatFormatError("a format has a width that is too large")
+        return wrapped
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and isinstance(left, str):
+            raise ChatFormatError("formatting with % is not supported")
+        if operator == "*" and any(isinstance(side, (str, bytes, list, tuple)) for side in (left, right)):
+            size = left * len(right) if isinstance(left, int) else len(left) * right
+            if size > MAX_REPEAT:
+                raise ChatFormatError(f"a repetition of {size} is too long (at most {MAX_REPEAT})")
+        if operator in ("*", "**") and any(
+            isinstance(side, int) and abs(side) > 1 << 64 for side in (left, right)
+        ):
+            raise ChatFormatError("a number is too large")
+        if operator == "**" and isinstance(right, (int, float)) and right > 64:
+            raise ChatFormatError("a number is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise ChatFormatError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)
+
+
+def _check_width(width: Any) -> None:
+    if isinstance(width, int) and width > 1000:
+        raise ChatFormatError(f"an indentation of {width} is too large")
+
+
+def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    _check_width(width)
+    return jinja2.filters.do_indent(s, width, first, blank)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes < and > for HTML, which no model has seen."""
+    _check_width(indent)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+@lru_cache(maxsize=32)
+def _compile(template: str) -> jinja2.Template:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters.update(tojson=_tojson, indent=_indent)
+    for name in ("center", "format"):  # they make strings of any length
+        del environment.filters[name]
+    del environment.globals["lipsum"]
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    return environment.from_string(template)

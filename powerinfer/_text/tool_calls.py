@@ -1,0 +1,395 @@
+"""Functions that a model may call: into the prompt, and out of the answer.
+
+Each family of models writes calls in its own way; `ToolFormat.of` tells the family by the chat template.
+Where a template knows nothing of tools, they are described in the system message and called as Hermes does.
+
+    form = ToolFormat.of(chat_format.template)
+    prompt = chat_format.encode(*form.prepare(messages, tools), ...)   # messages, and tools for the template
+    grammar = form.grammar(tools, tokenizer)        # only where a call is demanded
+    parser = ToolCallParser(form, tools)            # text in, text and calls out
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ArgumentError
+from ..types import ToolCall
+from .grammar import LlamaGrammar, closed
+from .tokenizer import Tokenizer
+
+Tool = Mapping[str, Any]
+Message = Mapping[str, Any]
+
+MAX_CALLS = 8
+"""Most calls of one answer that a grammar allows."""
+MAX_DEPTH = 64
+"""Of what describes a function."""
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family of models writes calls."""
+
+    name: str
+    open: str
+    """What stands before a call; "" where an answer that begins with "{" is one."""
+    close: str = ""
+    """What stands after it; "": the end of the answer."""
+    arguments: str = "arguments"
+    """The key of the arguments, beside "name"."""
+    is_list: bool = False
+    """All calls stand in one JSON list."""
+    separator: str | None = None
+    """Between calls; None: there is only one."""
+    described: bool = False
+    """The template knows nothing of tools."""
+
+    @classmethod
+    def of(cls, template: str) -> ToolFormat:
+        """The family of a chat template."""
+        if not re.search(r"\btools\b", template):
+            return _DESCRIBED
+        if "[TOOL_CALLS]" in template:
+            return _MISTRAL_ARGS if "[ARGS]" in template else _MISTRAL
+        if "<tool_call>" in template:
+            return _HERMES
+        return _LLAMA_3
+
+    def special(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """Control tokens that are part of a call's text."""
+        texts = (self.open, self.close, "[ARGS]", "<|python_tag|>")
+        ids = (tokenizer.id_of(text) for text in texts if text)
+        return frozenset(i for i in ids if i is not None and not tokenizer.is_eog(i))
+
+    # -- into the prompt
+
+    def prepare(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[list[Message], list[Tool] | None]:
+        """Messages and tools as the template takes them: arguments of earlier calls as mappings, not text."""
+        if self.described:
+            return _described(messages, tools), None
+        return [_with_mappings(message) for message in messages], list(tools) or None
+
+    # -- a call that must come
+
+    def grammar(self, tools: Sequence[Tool], tokenizer: Tokenizer, *, one: bool = False) -> LlamaGrammar:
+        """What an answer of nothing but calls looks like. one: of a single call."""
+        lines = [f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
+        args = self.name == "mistral-args"
+        for i, tool in enumerate(tools):
+            function = tool["function"]
+            schema = {**(function.get("parameters") or {"type": "object"})}
+            schema.setdefault("type", "object")
+            name = json.dumps(function["name"])
+            begin = (
+                f"{json.dumps(function['name'])} {_literal('[ARGS]', tokenizer)}"
+                if args
+                else json.dumps(f'{{"name": {name}, "{self.arguments}": ')
+            )
+            end = "" if args else ' "}"'
+            lines += [f"call_{i}: {begin} args_{i}{end}", f"args_{i}: %json {json.dumps(closed(schema))}"]
+        wrapped = "call"
+        if self.open and not self.is_list:
+            line_break = '"\\n"' if self.close else ""
+            close = f"{line_break} {_literal(self.close, tokenizer)}" if self.close else ""
+            wrapped = f"{_literal(self.open, tokenizer)} {line_break} call {close}"
+        more = ""
+        if self.separator is not None and not one:
+            more = f" ({json.dumps(self.separator) if self.separator else ''} wrapped){{0,{MAX_CALLS - 1}}}"
+        start = f"wrapped{more}"
+        if self.is_list:
+            start = f'{_literal(self.open, tokenizer)} "[" {start} "]"'
+        return LlamaGrammar.from_lark("\n".join([f"start: {start}", f"wrapped: {wrapped}", *lines]))
+
+    # -- out of the answer
+
+    def new_id(self) -> str:
+        """Mistral's templates insist on nine letters and digits."""
+        if self.name.startswith("mistral"):
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+
+_HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", separator="\n")
+_DESCRIBED = ToolFormat("described", "<tool_call>", "</tool_call>", separator="\n", described=True)
+_MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", is_list=True, separator=", ")
+_MISTRAL_ARGS = ToolFormat("mistral-args", "[TOOL_CALLS]", separator="")
+_LLAMA_3 = ToolFormat("llama-3", "", arguments="parameters")
+
+
+class ToolCallParser:
+    """Finds calls in an answer while it comes. A call that is not well formed stays text."""
+
+    def __init__(self, form: ToolFormat, tools: Sequence[Tool], *, one: bool = False) -> None:
+        """one: nothing is told after the first call."""
+        self._form = form
+        self._one = one
+        self._is_over = False
+        self._names = {tool["function"]["name"] for tool in tools}
+        self._text = ""
+        self._inside = False
+        self._begun = False
+        self._after_call = False
+
+    def push(self, text: str) -> list[str | ToolCall]:
+        """Adds text; what is certain by now."""
+        self._text += text
+        return self._told(self._certain())
+
+    def finish(self) -> list[str | ToolCall]:
+        """The answer is over: what was held back."""
+        return self._told(self._rest())
+
+    def _told(self, found: Iterable[str | ToolCall]) -> list[str | ToolCall]:
+        told = []
+        for item in found:
+            if not self._is_over:
+                told.append(item)
+                self._is_over = self._one and not isinstance(item, str)
+        return told
+
+    def _rest(self) -> list[str | ToolCall]:
+        text, self._text = self._text, ""
+        if self._inside:  # the mark at the end may be cut short, or missing
+            body = text[: len(text) - _held_back(text, self._form.close)]
+            text = self._form.open + text
+            calls: list[str | ToolCall] = [*self._calls(body)]
+            return calls or ([text] if text else [])
+        return [text] if text and not (self._after_call and text.isspace()) else []
+
+    def _certain(self) -> Iterator[str | ToolCall]:
+        form = self._form
+        if not form.open:
+            yield from self._bare()
+            return
+        while True:
+            if not self._inside:
+                at = self._text.find(form.open)
+                if at < 0:
+                    n = len(self._text) - _held_back(self._text, form.open)
+                    if self._after_call and not self._text[:n].strip():
+                        return  # nothing but space may stand between two calls
+                    shown, self._text = self._text[:n], self._text[n:]
+                    if shown:
+                        self._after_call = False
+                        yield shown
+                    return
+                if self._text[:at].strip():
+                    yield self._text[:at]
+                self._text, self._inside = self._text[at + len(form.open) :], True
+            at = self._text.find(form.close) if form.close else -1
+            if at < 0:
+                return
+            body, self._text = self._text[:at], self._text[at + len(form.close) :]
+            self._inside, self._after_call = False, True
+            calls: list[str | ToolCall] = [*self._calls(body)]
+            yield from calls or [form.open + body + form.close]
+
+    def _bare(self) -> Iterator[str | ToolCall]:
+        """An answer that begins with "{" may be a call as a whole."""
+        if self._inside:
+            return
+        if not self._begun:
+            begin = self._text.lstrip()
+            if not begin or "<|python_tag|>".startswith(begin):
+                return
+            self._inside = begin.startswith(("{", "<|python_tag|>"))
+            self._begun = True
+        if not self._inside:
+            shown, self._text = self._text, ""
+            if shown:
+                yield shown
+
+    def _calls(self, body: str) -> Iterator[ToolCall]:
+        """The calls in a text that holds nothing else; none if there is one that cannot be."""
+        found = [self._checked(*pair) for pair in _read_calls(body)]
+        if all(call is not None for call in found):
+            yield from (call for call in found if call is not None)
+
+    def _checked(self, name: Any, arguments: Any) -> ToolCall | None:
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                return None
+        if name not in self._names or not isinstance(arguments, dict):
+            return None
+        text = json.dumps(arguments, ensure_ascii=False)
+        return {
+            "id": self._form.new_id(),
+            "type": "function",
+            "function": {"name": name, "arguments": text},
+        }
+
+
+def _read_calls(body: str) -> list[tuple[Any, Any]]:
+    """(name, arguments) of JSON objects, lists of them, and name[ARGS]{...}, one after the other."""
+    body = body.strip().removeprefix("<|python_tag|>")
+    decoder, found, at = json.JSONDecoder(), [], 0
+    nothing: list[tuple[Any, Any]] = []
+    while at < len(body):
+        if body[at].isspace() or body[at] in ",;":
+            at += 1
+            continue
+        named = re.compile(r"(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[ARGS\])\s*(?=\{)").match(body, at)
+        try:
+            value, at = decoder.raw_decode(body, named.end() if named else at)
+        except (ValueError, RecursionError):
+            return nothing
+        if named:
+            found.append((named[1], value))
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, dict):
+                return nothing
+            if isinstance(item.get("function"), dict):
+                item = item["function"]
+            found.append((item.get("name"), item.get("arguments", item.get("parameters", {}))))
+    return found
+
+
+def _held_back(text: str, mark: str) -> int:
+    """How many characters at the end may be the beginning of a mark."""
+    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0)
+
+
+def _literal(text: str, tokenizer: Tokenizer) -> str:
+    """A text in a grammar; a control token is asked for by its id."""
+    token = tokenizer.id_of(text)
+    return f"<[{token}]>" if token is not None and tokenizer.is_control(token) else json.dumps(text)
+
+
+# -- what callers give
+
+
+def check_tools(tools: Any) -> list[Tool]:
+    """Raises ArgumentError unless these are tools as OpenAI's API has them."""
+    if isinstance(tools, (str, bytes)) or not isinstance(tools, Sequence):
+        raise ArgumentError("tools must be a list")
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+            raise ArgumentError(f"tool {i} is not {{'type': 'function', 'function': {{...}}}}")
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,128}", name, re.ASCII):
+            raise ArgumentError(f"tool {i} has the name {name!r}; names are letters, digits, '_', '-', '.'")
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise ArgumentError(f"the parameters of {name} are not a JSON schema")
+        try:
+            depth = _depth(json.loads(json.dumps(function)))
+        except (TypeError, ValueError, RecursionError):
+            raise ArgumentError(f"the description of {name} is not JSON") from None
+        if depth > MAX_DEPTH:
+            raise ArgumentError(f"the description of {name} is nested deeper than {MAX_DEPTH}")
+    return [{"type": "function", **tool} for tool in tools]
+
+
+def _depth(value: Any) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, parts), default=0)
+
+
+def chosen_tools(tools: Sequence[Tool], choice: Any) -> tuple[list[Tool], bool]:
+    """The tools that `tool_choice` leaves, and whether one must be called. Raises ArgumentError."""
+    if choice == "none" or not tools:
+        if choice not in (None, "none", "auto"):
+            raise ArgumentError("tool_choice demands a call, but there are no tools")
+        return [], False
+    if choice in (None, "auto"):
+        return list(tools), False
+    if choice == "required":
+        return list(tools), True
+    function = choice.get("function", choice) if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    left = [tool for tool in tools if tool["function"]["name"] == name]
+    if name is None or not left:
+        names = ", ".join(tool["function"]["name"] for tool in tools)
+        raise ArgumentError(f"tool_choice is {choice!r}; the tools are {names}")
+    return left, True
+
+
+def tools_of_functions(functions: Any) -> list[Tool]:
+    """The tools that the older argument `functions` means."""
+    if isinstance(functions, (str, bytes)) or not isinstance(functions, Sequence):
+        raise ArgumentError("functions must be a list")
+    return check_tools([{"type": "function", "function": function} for function in functions])
+
+
+# -- messages
+
+
+def _with_mappings(message: Message) -> Message:
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    if not isinstance(calls, (list, tuple)):
+        return message
+    return {**message, "tool_calls": [_with_mapping(call) for call in calls]}
+
+
+def _with_mapping(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _described(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """A conversation with tools, for templates that know only system, user and assistant."""
+    written: list[Message] = []
+    for message in map(_with_text, messages):
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if role in ("tool", "function"):
+            answer = f"<tool_response>\n{message.get('content')}\n</tool_response>"
+            written.append({"role": "user", "content": answer})
+        elif role == "assistant" and (message.get("tool_calls") or message.get("function_call")):
+            calls = message.get("tool_calls") or [{"function": message["function_call"]}]
+            if not isinstance(calls, (list, tuple)):
+                raise ArgumentError("'tool_calls' of a message is not a list")
+            texts = [_call_text(_with_mapping(call)) for call in calls]
+            content = "\n".join([*([message["content"]] if message.get("content") else []), *texts])
+            written.append({"role": "assistant", "content": content})
+        else:
+            written.append(message)
+    if tools:
+        listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+        system = (
+            f"You can call these functions:\n{listed}\n"
+            "To call one, write nothing but\n<tool_call>\n"
+            '{"name": "its name", "arguments": {...}}\n</tool_call>'
+        )
+        if written and written[0].get("role") == "system":
+            written[0] = {**written[0], "content": f"{written[0].get('content')}\n\n{system}"}
+        else:
+            written.insert(0, {"role": "system", "content": system})
+    return written
+
+
+def _with_text(message: Message) -> Message:
+    """With its content as one text, where it is a list of texts."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, (list, tuple)):
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            return {**message, "content": "\n".join(map(str, texts))}
+    if content is not None and not isinstance(content, str):
+        raise ArgumentError("a message's content is neither text nor a list of texts")
+    return message
+
+
+def _call_text(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise ArgumentError("a tool call of a message has no 'function'")
+    made = {"name": function.get("name"), "arguments": function.get("arguments", {})}
+    return f"<tool_call>\n{json.dumps(made, ensure_ascii=False)}\n</tool_call>"

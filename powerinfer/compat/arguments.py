@@ -1,0 +1,85 @@
+"""Arguments that users of llama-cpp-python may pass and that this version does not have.
+
+None of them is silently ignored: a value that asks for nothing passes, others raise or warn, and name
+themselves.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UnsupportedError
+
+# Name: the values that ask for nothing. Others would change answers, so they raise.
+LATER_INIT: dict[str, tuple[Any, ...]] = {
+    "rpc_servers": (None,),
+    "kv_overrides": (None,),
+    "rope_scaling_type": (None, -1),
+    "attention_type": (None, -1, 0),
+    "rope_freq_base": (None, 0.0),
+    "rope_freq_scale": (None, 0.0),
+    "yarn_ext_factor": (-1.0,),
+    "yarn_attn_factor": (1.0,),
+    "yarn_beta_fast": (32.0,),
+    "yarn_beta_slow": (1.0,),
+    "yarn_orig_ctx": (0,),
+    "lora_base": (None,),
+    "tokenizer": (None,),
+}
+# The same of arguments that are about speed alone: others warn.
+NO_EFFECT_INIT: dict[str, tuple[Any, ...]] = {
+    "n_threads_batch": (None,),
+    "split_mode": (1,),
+    "main_gpu": (0,),
+    "tensor_split": (None,),
+    "offload_kqv": (True,),
+    "flash_attn": (None, False, True),  # attention is always computed in one pass
+    "op_offload": (None,),
+    "swa_full": (None,),
+    "no_perf": (None, False, True),  # times are taken, never printed
+    "numa": (None, False, 0),
+}
+LATER_GENERATING: dict[str, tuple[Any, ...]] = {"tfs_z": (1.0,)}
+
+
+def refuse(
+    where: str,
+    given: Mapping[str, Any],
+    later: Mapping[str, tuple[Any, ...]],
+    no_effect: Mapping[str, tuple[Any, ...]] | None = None,
+) -> None:
+    """Raises for arguments that would have to be ignored, and warns where that changes no answer."""
+    no_effect = no_effect or {}
+    for name, value in given.items():
+        if name not in later and name not in no_effect:
+            raise TypeError(f"{where} got an unexpected keyword argument {name!r}")
+        if name in later and value not in later[name]:
+            raise UnsupportedError(f"{name}={value!r} is not supported in this version")
+        if name in no_effect and value not in no_effect[name]:
+            warnings.warn(f"{name}={value!r} has no effect", stacklevel=3)
+
+
+_NUMBERS = {
+    "LLAMA_DEFAULT_SEED": 0xFFFFFFFF,
+    "LLAMA_POOLING_TYPE_UNSPECIFIED": -1,
+    "LLAMA_POOLING_TYPE_NONE": 0,
+    "LLAMA_POOLING_TYPE_MEAN": 1,
+    "LLAMA_POOLING_TYPE_CLS": 2,
+    "LLAMA_POOLING_TYPE_LAST": 3,
+    "LLAMA_POOLING_TYPE_RANK": 4,
+    "LLAMA_SPLIT_MODE_NONE": 0,
+    "LLAMA_SPLIT_MODE_LAYER": 1,
+    "LLAMA_SPLIT_MODE_ROW": 2,
+    "GGML_TYPE_F32": 0,
+    "GGML_TYPE_F16": 1,
+    "GGML_TYPE_Q8_0": 8,
+}
+
+
+def number(name: str) -> int:
+    """llama.cpp's number of that name. Raises AttributeError."""
+    if name not in _NUMBERS:
+        raise AttributeError(f"module 'powerinfer' has no attribute {name!r}")
+    return _NUMBERS[name]

@@ -1,0 +1,1 @@
+"""Plugins for other programs: `llm`, Ray."""

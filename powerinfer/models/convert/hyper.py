@@ -1,0 +1,378 @@
+"""What config.json says about a model, in one form for all families."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ...errors import FormatError, UnsupportedError
+from .json_file import Settings
+
+ACTIVATIONS = ("relu", "drelu", "silu", "gelu")
+
+# The largest that the engine takes.
+MAX_DIM = 1 << 20
+_MAX_LAYERS = 1024
+_MAX_HEADS = 4096
+_MAX_CTX = (1 << 31) // 64 - 1
+_MAX_VOCAB = 1 << 24
+
+_ACT_NAMES = {"relu": "relu", "drelu": "drelu", "silu": "silu", "swish": "silu", "gelu": "gelu"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotation of q and k: the base, and how it is stretched beyond the context that it was trained with."""
+
+    base: float = 10000.0
+    has_base: bool = False
+    """config.json names the base."""
+    kind: str = ""
+    """"", "linear", "yarn" or "llama3"."""
+    factor: float = 1.0
+    n_ctx_orig: int = 0
+    magnitude: float = 0.0
+    """YaRN: what cos and sin are multiplied by; 0: what follows from the factor."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    """Llama 3: wavelengths above n_ctx_orig / low are stretched, those below n_ctx_orig / high are not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyper:
+    """The shape of a model. Sizes as the engine names them."""
+
+    family: str
+    """How its layers are built: "llama" (also mistral, bamboo), "qwen2", "qwen3", "falcon" or "opt"."""
+    arch: str
+    """`general.architecture` of its file."""
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    d_head: int
+    n_ff: int
+    n_vocab: int
+    n_ctx: int
+    act: str
+    """One of ACTIVATIONS."""
+    act_threshold: float = 0.0
+    norm_eps: float
+    rope: Rope | None = None
+    tied: bool | None = None
+    """Whether the output head is the embedding; None: the config does not say."""
+    two_norms: bool = False
+    """Falcon: separate norms before attention and FFN."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """Of the attention's output product."""
+    notes: tuple[str, ...] = field(default=())
+    """Sentences for the user."""
+
+    @property
+    def is_gated(self) -> bool:
+        return self.family not in ("falcon", "opt")
+
+    @property
+    def is_relu(self) -> bool:
+        """Whether neurons can be silent."""
+        return self.act in ("relu", "drelu")
+
+    @property
+    def q_width(self) -> int:
+        return self.n_head * self.d_head
+
+    @property
+    def kv_width(self) -> int:
+        return self.n_head_kv * self.d_head
+
+    def default_act(self, *, powerinfer: bool) -> str:
+        """The activation of a file of this architecture that names none."""
+        if self.arch == "bamboo":
+            return "drelu"
+        if powerinfer or self.arch == "opt":
+            return "relu"
+        return "gelu" if self.arch == "falcon" else "silu"
+
+
+def read_hyper(config: Settings, *, hidden_act: str = "") -> Hyper:
+    """The model that config.json describes.
+
+    hidden_act: replaces the activation that it names. Raises FormatError for values that cannot be,
+    UnsupportedError for a model that the engine does not run.
+    """
+    family = _family_of(config)
+    if "quantization_config" in config:
+        method = config.object("quantization_config").values.get("quant_method", "?")
+        raise UnsupportedError(
+            f"{config.where}: the weights are quantised already ({method!s:.40}); "
+            "convert the model that they were made from"
+        )
+    if hidden_act:
+        names = ("hidden_act", "activation", "activation_function")
+        config = Settings({**config.values, **dict.fromkeys(names, hidden_act)}, config.where)
+    hyper = _READERS[family](config, family)
+    if hyper.rope is not None and hyper.d_head % 2:
+        raise FormatError(f"{config.where}: heads of {hyper.d_head} values cannot be rotated in pairs")
+    if hyper.act == "drelu":
+        if not hyper.is_gated:
+            raise FormatError(f"{config.where}: drelu needs a gate, and {family} has none")
+        if hyper.arch == "llama":
+            # The name by which a file says this of itself, to the original as well.
+            hyper = replace(hyper, arch="bamboo")
+    return hyper
+
+
+_FAMILIES = {
+    "llama": ("llama", "sparsellama", "LlamaForCausalLM", "LLaMAForCausalLM", "SparseLlamaForCausalLM"),
+    "mistral": ("mistral", "MistralForCausalLM"),
+    "bamboo": ("bamboo", "BambooForCausalLM"),
+    "falcon": ("falcon", "RefinedWeb", "RefinedWebModel", "FalconForCausalLM", "RWForCausalLM"),
+    "opt": ("opt", "OPTForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+}
+
+
+def _family_of(config: Settings) -> str:
+    architectures = config.values.get("architectures") or []
+    names = [config.text("model_type")]
+    if isinstance(architectures, list):
+        # The class wins: a model type may be inherited from the model that was changed.
+        names = [name for name in architectures if isinstance(name, str)][:1] + names
+    for name in names:
+        for family, known in _FAMILIES.items():
+            if name in known:
+                return family
+    shown = ", ".join(repr(name)[:60] for name in names if name) or "none"
+    raise UnsupportedError(
+        f"{config.where}: the architecture is {shown}; {', '.join(_FAMILIES)} can be converted"
+    )
+
+
+def _act(config: Settings, *names: str, default: str) -> tuple[str, float]:
+    """The activation and its threshold."""
+    given = {config.text(name).lower() for name in names if name in config}
+    if len(given) > 1:
+        both = " and ".join(f"{name} {config.values[name]!r}" for name in names)
+        raise FormatError(
+            f"{config.where} has {both}; --hidden-act says which one the model was trained with"
+        )
+    act = given.pop() if given else default
+    if act == "fatrelu":
+        return "relu", config.number("hidden_act_param", "hidden_act_threshold", low=0)
+    if act not in _ACT_NAMES:
+        raise UnsupportedError(
+            f"{config.where}: the activation is {act!r:.60}; {', '.join(ACTIVATIONS)} and fatrelu are known"
+        )
+    return _ACT_NAMES[act], 0.0
+
+
+def _tied(config: Settings) -> bool | None:
+    return config.flag("tie_word_embeddings", False) if "tie_word_embeddings" in config else None
+
+
+def _read_llama(config: Settings, family: str) -> Hyper:
+    n_embd = config.integer("hidden_size", low=1, high=MAX_DIM)
+    n_head = config.integer("num_attention_heads", low=1, high=_MAX_HEADS)
+    n_ctx = config.integer("max_position_embeddings", "max_sequence_length", low=1, high=_MAX_CTX)
+    d_head = config.integer("head_dim", default=0, low=2, high=_MAX_HEADS)
+    if not d_head:
+        d_head = 128 if family == "qwen3" else _divide(config, "hidden_size", n_embd, n_head)
+    act, threshold = _act(config, "hidden_act", default="relu" if family == "bamboo" else "silu")
+    if family == "bamboo":
+        if act not in ("relu", "drelu"):
+            raise config.wrong("hidden_act", "relu or dReLU for a bamboo model")
+        act = "drelu"
+    if act == "drelu" and threshold:
+        raise config.wrong("hidden_act", "fatrelu only where it is applied to the gate alone")
+    if config.flag("mlp_bias", False):
+        raise UnsupportedError(f"{config.where}: mlp_bias is set; the engine's FFN has no place for a bias")
+    bias = config.flag("attention_bias", False)
+    return Hyper(
+        family=family if family.startswith("qwen") else "llama",
+        arch=family if family.startswith("qwen") or family == "bamboo" else "llama",
+        n_layer=config.integer("num_hidden_layers", low=1, high=_MAX_LAYERS),
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=_kv_heads(config, n_head, "num_key_value_heads"),
+        d_head=d_head,
+        n_ff=config.integer("intermediate_size", low=1, high=MAX_DIM),
+        n_vocab=config.integer("vocab_size", low=1, high=_MAX_VOCAB),
+        n_ctx=n_ctx,
+        act=act,
+        act_threshold=threshold,
+        norm_eps=config.number("rms_norm_eps", default=1e-6, low=0),
+        rope=_read_rope(config, n_ctx),
+        tied=_tied(config),
+        qkv_bias=bias or family == "qwen2",
+        output_bias=bias and family != "qwen2",
+        notes=_window_notes(config, n_ctx, default=family != "qwen2" and family != "qwen3"),
+    )
+
+
+def _read_falcon(config: Settings, _family: str) -> Hyper:
+    for name, expected in (("alibi", False), ("bias", False), ("parallel_attn", True)):
+        if config.flag(name, expected) is not expected:
+            raise UnsupportedError(f"{config.where}: {name} is {not expected}, which the engine does not run")
+    n_embd = config.integer("hidden_size", "n_embed", low=1, high=MAX_DIM)
+    n_head = config.integer("num_attention_heads", "n_head", low=1, high=_MAX_HEADS)
+    new = config.flag("new_decoder_architecture", "n_head_kv" in config)
+    n_head_kv = n_head
+    if new:
+        n_head_kv = _kv_heads(config, n_head, "num_kv_heads", "n_head_kv")
+    elif config.flag("multi_query", True):
+        n_head_kv = 1
+    act, threshold = _act(config, "activation", "hidden_act", default="gelu")
+    n_ctx = config.integer("max_position_embeddings", default=2048, low=1, high=_MAX_CTX)
+    return Hyper(
+        family="falcon",
+        arch="falcon",
+        n_layer=config.integer("num_hidden_layers", "n_layer", low=1, high=_MAX_LAYERS),
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        d_head=_divide(config, "hidden_size", n_embd, n_head),
+        n_ff=config.integer("ffn_hidden_size", default=4 * n_embd, low=1, high=MAX_DIM),
+        n_vocab=config.integer("vocab_size", low=1, high=_MAX_VOCAB),
+        n_ctx=n_ctx,
+        act=act,
+        act_threshold=threshold,
+        norm_eps=config.number("layer_norm_epsilon", default=1e-5, low=0),
+        rope=_read_rope(config, n_ctx),
+        tied=_tied(config),
+        two_norms=new and config.integer("num_ln_in_parallel_attn", default=2, low=1, high=2) == 2,
+    )
+
+
+def _read_opt(config: Settings, _family: str) -> Hyper:
+    expected = {"do_layer_norm_before": True, "enable_bias": True, "layer_norm_elementwise_affine": True}
+    for name, value in {**expected, "_remove_final_layer_norm": False}.items():
+        if config.flag(name, value) is not value:
+            raise UnsupportedError(f"{config.where}: {name} is {not value}, which the engine does not run")
+    n_embd = config.integer("hidden_size", low=1, high=MAX_DIM)
+    if config.integer("word_embed_proj_dim", default=n_embd, low=1, high=MAX_DIM) != n_embd:
+        raise UnsupportedError(
+            f"{config.where}: word_embed_proj_dim is not hidden_size, which the engine does not run"
+        )
+    n_head = config.integer("num_attention_heads", low=1, high=_MAX_HEADS)
+    act, threshold = _act(config, "activation_function", default="relu")
+    return Hyper(
+        family="opt",
+        arch="opt",
+        n_layer=config.integer("num_hidden_layers", low=1, high=_MAX_LAYERS),
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=n_head,
+        d_head=_divide(config, "hidden_size", n_embd, n_head),
+        n_ff=config.integer("ffn_dim", low=1, high=MAX_DIM),
+        n_vocab=config.integer("vocab_size", low=1, high=_MAX_VOCAB),
+        n_ctx=config.integer("max_position_embeddings", default=2048, low=1, high=_MAX_CTX - 2),
+        act=act,
+        act_threshold=threshold,
+        norm_eps=1e-5,
+        tied=_tied(config),
+        qkv_bias=True,
+        output_bias=True,
+    )
+
+
+_READERS: dict[str, Callable[[Settings, str], Hyper]] = {
+    "llama": _read_llama,
+    "mistral": _read_llama,
+    "bamboo": _read_llama,
+    "qwen2": _read_llama,
+    "qwen3": _read_llama,
+    "falcon": _read_falcon,
+    "opt": _read_opt,
+}
+
+
+def _divide(config: Settings, name: str, total: int, parts: int) -> int:
+    if total % parts:
+        raise FormatError(f"{config.where}: {name} {total} does not divide into {parts} heads")
+    return total // parts
+
+
+def _kv_heads(config: Settings, n_head: int, *names: str) -> int:
+    n = config.integer(*names, default=n_head, low=1, high=n_head)
+    if n_head % n:
+        raise FormatError(f"{config.where}: {n_head} heads cannot share {n} key/value heads evenly")
+    return n
+
+
+def _window_notes(config: Settings, n_ctx: int, *, default: bool) -> tuple[str, ...]:
+    window = config.integer("sliding_window", default=0, low=0, high=1 << 40)
+    if not window or window >= n_ctx or not config.flag("use_sliding_window", default):
+        return ()
+    return (
+        f"the model looks back at most {window} positions, the engine at all: "
+        f"beyond {window} tokens the answers differ",
+    )
+
+
+def _read_rope(config: Settings, n_ctx: int) -> Rope:
+    name = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
+    scaling = config.object(name)
+    if any(isinstance(value, dict) for value in scaling.values.values()):
+        raise UnsupportedError(f"{scaling.where} differs between layers, which the engine does not run")
+    named = next((s for s in (scaling, config) if "rope_theta" in s), None)
+    rope = Rope()
+    if named is not None:
+        base = named.number("rope_theta")
+        if not base > 1:
+            raise named.wrong("rope_theta", "more than 1")
+        rope = Rope(base=base, has_base=True)
+    for settings in (config, scaling):
+        if settings.number("partial_rotary_factor", default=1.0) != 1:
+            raise UnsupportedError(f"{settings.where}: partial_rotary_factor is not 1")
+    kind = scaling.text("rope_type", "type", default="default")
+    if kind == "default":
+        return rope
+    if kind not in ("linear", "yarn", "llama3"):
+        raise UnsupportedError(
+            f"{scaling.where}: the kind of scaling is {kind!r:.60}; linear, yarn and llama3 are known"
+        )
+    rope = replace(
+        rope,
+        kind=kind,
+        factor=scaling.number("factor", low=1),
+        n_ctx_orig=scaling.integer("original_max_position_embeddings", default=n_ctx, low=1, high=_MAX_CTX),
+    )
+    if kind == "yarn":
+        if "mscale" in scaling or "mscale_all_dim" in scaling or not scaling.flag("truncate", True):
+            raise UnsupportedError(f"{scaling.where}: mscale and truncate are not known")
+        return replace(
+            rope,
+            magnitude=scaling.number("attention_factor", default=0.0, low=0),
+            beta_fast=scaling.number("beta_fast", default=32.0, low=1e-3),
+            beta_slow=scaling.number("beta_slow", default=1.0, low=1e-3),
+        )
+    if kind == "llama3":
+        rope = replace(
+            rope,
+            low=scaling.number("low_freq_factor", default=1.0, low=1e-3),
+            high=scaling.number("high_freq_factor", default=4.0, low=1e-3),
+        )
+        if not rope.high > rope.low:
+            raise scaling.wrong("high_freq_factor", f"more than low_freq_factor, {rope.low:g}")
+    return rope
+
+
+def llama3_divisors(rope: Rope, d_head: int) -> list[float]:
+    """What Llama 3 divides the frequency of each pair by: 1 for short wavelengths, the factor for long ones,
+    and between them so that the frequency goes over evenly."""
+    out = []
+    for i in range(d_head // 2):
+        wavelength = 2 * math.pi * rope.base ** (2 * i / d_head)
+        if wavelength < rope.n_ctx_orig / rope.high:
+            out.append(1.0)
+        elif wavelength > rope.n_ctx_orig / rope.low:
+            out.append(rope.factor)
+        else:
+            share = (rope.n_ctx_orig / wavelength - rope.low) / (rope.high - rope.low)
+            out.append(1 / ((1 - share) / rope.factor + share))
+    return out

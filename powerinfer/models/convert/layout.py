@@ -1,0 +1,204 @@
+"""Which tensors a model has in its checkpoint, and what becomes of them in a file.
+
+The file's names are llama.cpp's. Four things are more than a name: rows of q and k are reordered where the
+engine rotates neighbouring pairs (llama), Falcon's fused projection is regrouped, the down projection of a
+PowerInfer file is transposed, and Llama 3's rotation factors become a tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...errors import FormatError, UnsupportedError
+from .checkpoint import Checkpoint
+from .hyper import Hyper, llama3_divisors
+from .stored import Array, StoredTensor
+
+# Tensors that hold no weights: what they say is known without them.
+_NO_WEIGHTS = re.compile(r"(.*\.)?(inv_freq|masked_bias|attn\.bias|attention\.bias)")
+
+# OPT's table of positions begins with rows that no position uses.
+OPT_UNUSED_POSITIONS = 2
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One tensor: `source` and `name` without .weight or .bias where `kinds` names those."""
+
+    source: str
+    name: str
+    shape: tuple[int, ...]
+    kinds: tuple[str, ...] = ("weight",)
+    rows: Array | None = None
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tensors of a file, in its order, and what of the checkpoint is not among them."""
+
+    tensors: dict[str, StoredTensor]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose_down: bool) -> Layout:
+    """Names, shapes and order of a file's tensors; no weight is read.
+
+    powerinfer: the set of tensors that the original's loader wants. transpose_down: store ffn_down as the
+    rows of neurons, under the name that tells so. Raises FormatError for tensors that are missing, misshapen
+    or not known, UnsupportedError.
+    """
+    out: dict[str, StoredTensor] = {}
+    used: set[str] = set()
+
+    def take(source: str, shape: tuple[int, ...]) -> StoredTensor:
+        used.add(source)
+        return checkpoint.weight(source, shape)
+
+    prefix = _prefix(checkpoint, hyper)
+    for part in _parts(hyper, transpose_down):
+        for kind in part.kinds:
+            shape = part.shape if kind == "weight" else part.shape[:1]
+            tensor = take(f"{prefix}{part.source}.{kind}", shape)
+            if part.rows is not None:
+                tensor = replace(tensor, rows=part.rows)
+            if part.transposed and kind == "weight":
+                tensor = replace(tensor, view=tensor.view.T)
+            out[f"{part.name}.{kind}"] = tensor
+    embedding, head, notes = out["token_embd.weight"], "lm_head.weight", []
+    is_tied = hyper.tied is not False
+    if head in checkpoint or hyper.tied is False:
+        lm_head = take(head, embedding.shape)
+        if not is_tied or not _equal(lm_head, embedding):
+            if hyper.tied:
+                raise FormatError(f"{checkpoint.folder}: {head} is not the embedding, though they are tied")
+            is_tied = False
+            out["output.weight"] = lm_head
+    elif hyper.tied is None and hyper.is_gated:  # in the other families that is the rule
+        notes.append(f"there is no {head}: the embedding is used")
+    if powerinfer and hyper.arch != "opt":
+        out.setdefault("output.weight", embedding)  # a loader of such files wants it
+    elif powerinfer and not is_tied:
+        raise UnsupportedError("a PowerInfer file of an OPT model has no place for an output head of its own")
+    if hyper.rope is not None and hyper.rope.kind == "llama3":
+        divisors = np.array(llama3_divisors(hyper.rope, hyper.d_head), np.float32)
+        out["rope_freqs.weight"] = StoredTensor("rope_freqs.weight", "F32", divisors)
+    left = [name for name in checkpoint if name not in used]
+    unknown = [name for name in left if not _NO_WEIGHTS.fullmatch(name)]
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise FormatError(
+            f"{checkpoint.folder} has a tensor {unknown[0]:.200}{more}, which a {hyper.family} model of "
+            f"{hyper.n_layer} layers does not: the answers would be wrong without it"
+        )
+    if is_tied and head in used:
+        left.append(head)
+    return Layout(out, tuple(left), tuple(notes))
+
+
+def _equal(a: StoredTensor, b: StoredTensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    step = a.rows_per_chunk()
+    return all(
+        np.array_equal(a.read(i, min(step, a.shape[0] - i)), b.read(i, min(step, a.shape[0] - i)))
+        for i in range(0, a.shape[0], step)
+    )
+
+
+def _prefix(checkpoint: Checkpoint, hyper: Hyper) -> str:
+    """What the names of the family begin with; OPT is published with two."""
+    if hyper.family == "falcon":
+        return "transformer."
+    if hyper.family == "opt":
+        return "decoder." if "decoder.embed_tokens.weight" in checkpoint else "model.decoder."
+    return "model."
+
+
+def pairs_of_halves(n_head: int, d_head: int) -> Array:
+    """Rows of q or k so that the two of a rotated pair, half a head apart, become neighbours."""
+    order = np.arange(n_head * d_head).reshape(n_head, 2, d_head // 2)
+    return np.ascontiguousarray(order.swapaxes(1, 2)).ravel()
+
+
+def fused_by_kind(n_head: int, n_head_kv: int, d_head: int) -> Array:
+    """Rows of Falcon's fused projection (of each kv head: its q heads, k, v) as all q, all k, all v."""
+    groups = np.arange((n_head + 2 * n_head_kv) * d_head).reshape(n_head_kv, -1, d_head)
+    return np.concatenate([groups[:, :-2].ravel(), groups[:, -2].ravel(), groups[:, -1].ravel()])
+
+
+def _parts(hyper: Hyper, transpose_down: bool) -> Iterator[_Part]:
+    """Everything but the output head, names without the prefix."""
+    make = {"falcon": _falcon, "opt": _opt}.get(hyper.family, _llama)
+    for part in make(hyper):
+        if transpose_down and ".ffn_down" in part.name:
+            part = replace(part, name=part.name + "_t", transposed=True)
+        yield part
+
+
+def _llama(h: Hyper) -> Iterator[_Part]:
+    q_rows = k_rows = None
+    if h.family == "llama":
+        q_rows, k_rows = pairs_of_halves(h.n_head, h.d_head), pairs_of_halves(h.n_head_kv, h.d_head)
+    qkv = ("weight", "bias") if h.qkv_bias else ("weight",)
+    yield _Part("embed_tokens", "token_embd", (h.n_vocab, h.n_embd))
+    for i in range(h.n_layer):
+        p, b = f"layers.{i}.", f"blk.{i}."
+        attn = p + "self_attn."
+        yield _Part(p + "input_layernorm", b + "attn_norm", (h.n_embd,))
+        yield _Part(attn + "q_proj", b + "attn_q", (h.q_width, h.n_embd), qkv, q_rows)
+        yield _Part(attn + "k_proj", b + "attn_k", (h.kv_width, h.n_embd), qkv, k_rows)
+        yield _Part(attn + "v_proj", b + "attn_v", (h.kv_width, h.n_embd), qkv)
+        out = ("weight", "bias") if h.output_bias else ("weight",)
+        yield _Part(attn + "o_proj", b + "attn_output", (h.n_embd, h.q_width), out)
+        if h.family == "qwen3":
+            yield _Part(attn + "q_norm", b + "attn_q_norm", (h.d_head,))
+            yield _Part(attn + "k_norm", b + "attn_k_norm", (h.d_head,))
+        yield _Part(p + "post_attention_layernorm", b + "ffn_norm", (h.n_embd,))
+        yield _Part(p + "mlp.gate_proj", b + "ffn_gate", (h.n_ff, h.n_embd))
+        yield _Part(p + "mlp.up_proj", b + "ffn_up", (h.n_ff, h.n_embd))
+        yield _Part(p + "mlp.down_proj", b + "ffn_down", (h.n_embd, h.n_ff))
+    yield _Part("norm", "output_norm", (h.n_embd,))
+
+
+def _falcon(h: Hyper) -> Iterator[_Part]:
+    both = ("weight", "bias")
+    rows = fused_by_kind(h.n_head, h.n_head_kv, h.d_head)
+    yield _Part("word_embeddings", "token_embd", (h.n_vocab, h.n_embd))
+    for i in range(h.n_layer):
+        p, b = f"h.{i}.", f"blk.{i}."
+        if h.two_norms:
+            # The one that a file of one norm has is the FFN's.
+            yield _Part(p + "ln_mlp", b + "attn_norm", (h.n_embd,), both)
+            yield _Part(p + "ln_attn", b + "attn_norm_2", (h.n_embd,), both)
+        else:
+            yield _Part(p + "input_layernorm", b + "attn_norm", (h.n_embd,), both)
+        fused = (h.q_width + 2 * h.kv_width, h.n_embd)
+        yield _Part(p + "self_attention.query_key_value", b + "attn_qkv", fused, rows=rows)
+        yield _Part(p + "self_attention.dense", b + "attn_output", (h.n_embd, h.q_width))
+        yield _Part(p + "mlp.dense_h_to_4h", b + "ffn_up", (h.n_ff, h.n_embd))
+        yield _Part(p + "mlp.dense_4h_to_h", b + "ffn_down", (h.n_embd, h.n_ff))
+    yield _Part("ln_f", "output_norm", (h.n_embd,), both)
+
+
+def _opt(h: Hyper) -> Iterator[_Part]:
+    both = ("weight", "bias")
+    yield _Part("embed_tokens", "token_embd", (h.n_vocab, h.n_embd))
+    yield _Part("embed_positions", "position_embd", (h.n_ctx + OPT_UNUSED_POSITIONS, h.n_embd))
+    for i in range(h.n_layer):
+        p, b = f"layers.{i}.", f"blk.{i}."
+        square = (h.n_embd, h.n_embd)
+        yield _Part(p + "self_attn_layer_norm", b + "attn_norm", (h.n_embd,), both)
+        yield _Part(p + "self_attn.q_proj", b + "attn_q", square, both)
+        yield _Part(p + "self_attn.k_proj", b + "attn_k", square, both)
+        yield _Part(p + "self_attn.v_proj", b + "attn_v", square, both)
+        yield _Part(p + "self_attn.out_proj", b + "attn_output", square, both)
+        yield _Part(p + "final_layer_norm", b + "ffn_norm", (h.n_embd,), both)
+        yield _Part(p + "fc1", b + "ffn_up", (h.n_ff, h.n_embd), both)
+        yield _Part(p + "fc2", b + "ffn_down", (h.n_embd, h.n_ff), both)
+    yield _Part("final_layer_norm", "output_norm", (h.n_embd,), both)

@@ -1,0 +1,252 @@
+"""How often each neuron of a model fires: counts, where they are kept, and their power law.
+
+A neuron fires for a token where act(gate) * up is not 0. Counts live in a model's file, as the keys
+
+    powerinfer.neuron.counts   u32 array, n_layer * n_ff, layer-major
+    powerinfer.neuron.tokens   u64, the tokens that were counted over
+
+or, as the original PowerInfer has them, in a folder: activation_0.pt, activation_1.pt ..., a tensor [n_ff] of
+any numeric type for each layer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._engine.file import ModelFile
+from ..errors import ArgumentError, FileError, FormatError
+from .writer import PartialFolder
+from .writer import check_new_dir as check_new_dir
+
+COUNTS_KEY = "powerinfer.neuron.counts"
+TOKENS_KEY = "powerinfer.neuron.tokens"
+
+_MOST = 1 << 40  # of tokens: sums over the neurons of a layer stay exact
+_FREQUENCY_TOKENS = 1 << 20  # what frequencies are turned into counts with, where nothing says how many
+_FILE = re.compile(r"activation_(0|[1-9]\d*)\.pt")
+
+Numbers = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Counts:
+    """How often each neuron fired over so many tokens."""
+
+    counts: Numbers
+    """uint64 [n_layer, n_ff], none above n_tokens."""
+    n_tokens: int
+
+    def __post_init__(self) -> None:
+        """Raises ArgumentError for counts that cannot be."""
+        counts = self.counts
+        if counts.ndim != 2 or not counts.size or counts.dtype != np.uint64:
+            raise ArgumentError(f"counts are uint64 [n_layer, n_ff], not {counts.dtype} {counts.shape}")
+        if not 0 < self.n_tokens <= _MOST:
+            raise ArgumentError(f"neurons were counted over {self.n_tokens} tokens, which cannot be")
+        if counts.max() > self.n_tokens:
+            layer, neuron = np.unravel_index(counts.argmax(), counts.shape)
+            raise ArgumentError(
+                f"neuron {neuron} of layer {layer} fired {counts.max()} times in {self.n_tokens} tokens, "
+                "which cannot be"
+            )
+
+    @property
+    def n_layer(self) -> int:
+        return int(self.counts.shape[0])
+
+    @property
+    def n_ff(self) -> int:
+        return int(self.counts.shape[1])
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of a model's file and their values, as `rewrite.rewrite` takes them.
+
+        Raises ArgumentError if a neuron fired more often than the file's 32 bits can say.
+        """
+        limit = np.iinfo(np.uint32).max
+        if self.counts.max() > limit:
+            raise ArgumentError(
+                f"a neuron fired {self.counts.max():,} times, but a file holds counts up to {limit:,}: "
+                "count over less text"
+            )
+        flat = self.counts.astype(np.uint32).reshape(-1)
+        return {COUNTS_KEY: flat, TOKENS_KEY: ("u64", self.n_tokens)}
+
+
+# ---- in a model's file
+
+
+def read_counts(file: ModelFile) -> Counts | None:
+    """What a model's file says, or None if it says nothing.
+
+    Raises FormatError if the keys are of the wrong type or length, or contradict each other.
+    """
+    meta = file.metadata
+    if COUNTS_KEY not in meta and TOKENS_KEY not in meta:
+        return None
+    counts, n_tokens = meta.get(COUNTS_KEY), meta.get(TOKENS_KEY)
+    if not isinstance(counts, np.ndarray) or counts.dtype.kind not in "ui":
+        raise FormatError(f"{file.path}: the key {COUNTS_KEY} is missing or no array of integers")
+    if not isinstance(n_tokens, int) or isinstance(n_tokens, bool):
+        raise FormatError(f"{file.path}: the key {TOKENS_KEY} is missing or no integer")
+    n_layer, n_ff = _shape_of(file)
+    if len(counts) != n_layer * n_ff:
+        raise FormatError(
+            f"{file.path}: the key {COUNTS_KEY} has {len(counts)} numbers, but {n_layer} layers of {n_ff} "
+            f"neurons have {n_layer * n_ff}"
+        )
+    if counts.size and counts.min() < 0:
+        raise FormatError(f"{file.path}: the key {COUNTS_KEY} holds a negative number")
+    try:
+        return Counts(counts=counts.astype(np.uint64).reshape(n_layer, n_ff), n_tokens=n_tokens)
+    except ArgumentError as error:
+        raise FormatError(f"{file.path}: {error}") from None
+
+
+def _shape_of(file: ModelFile) -> tuple[int, int]:
+    """n_layer and n_ff."""
+    architecture = file.metadata.get("general.architecture")
+    shape = []
+    for name in ("block_count", "feed_forward_length"):
+        value = file.metadata.get(f"{architecture}.{name}")
+        if not isinstance(value, int) or value <= 0:
+            raise FormatError(f"{file.path}: the key {architecture}.{name} is missing or no positive integer")
+        shape.append(value)
+    return shape[0], shape[1]
+
+
+# ---- in a folder
+
+
+def read_activation_dir(
+    folder: str | os.PathLike[str],
+    *,
+    n_layer: int | None = None,
+    n_ff: int | None = None,
+    n_tokens: int | None = None,
+) -> Counts:
+    """The counts of activation_0.pt, activation_1.pt ... in numeric order.
+
+    n_layer, n_ff: what there must be; None: what there is.
+    n_tokens: the tokens counted over, which such files do not say; None: as many as the hottest neuron fired.
+    Numbers that are not whole are frequencies, or proportional to them: they become counts with the hottest
+    neuron at most at n_tokens (None: a million).
+
+    Raises FileError, FormatError (a layer is missing, a tensor is of the wrong shape, or a number is
+    negative, infinite or none), ArgumentError (n_tokens is less than a count).
+    """
+    from .convert.torch_file import read_torch
+
+    paths = _activation_files(Path(folder), n_layer)
+    layers: list[npt.NDArray[np.float64]] = []
+    for path in paths:
+        tensor = read_torch(path)
+        if isinstance(tensor, dict):
+            raise FormatError(f"{path} holds a dictionary, not one tensor")
+        length = layers[0].size if layers else n_ff
+        if tensor.ndim != 1 or not tensor.size or (length is not None and tensor.size != length):
+            wanted = "n_ff" if length is None else length
+            raise FormatError(f"{path} holds a tensor of shape {list(tensor.shape)}, not [{wanted}]")
+        layers.append(_checked(path, tensor))
+    values = np.stack(layers)
+    hottest = float(values.max())
+    if np.any(values != np.rint(values)):
+        n = _FREQUENCY_TOKENS if n_tokens is None else n_tokens
+        scaled = values * (n / max(hottest, 1.0))
+        values = np.where(values > 0, np.maximum(np.rint(scaled), 1), 0)
+    else:
+        n = max(int(hottest), 1) if n_tokens is None else n_tokens
+    return Counts(counts=values.astype(np.uint64), n_tokens=n)
+
+
+def _activation_files(folder: Path, n_layer: int | None) -> list[Path]:
+    """One path for each layer, in order."""
+    try:
+        names = os.listdir(folder)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise FileError(f"the folder {str(folder)!r} cannot be read: {reason}") from error
+    found = {int(match[1]): folder / match[0] for name in names if (match := _FILE.fullmatch(name))}
+    if not found:
+        raise FormatError(f"the folder {folder} holds no activation_0.pt, activation_1.pt ...")
+    n = max(found) + 1
+    if n_layer is not None and n != n_layer:
+        raise FormatError(
+            f"the folder {folder} goes to activation_{n - 1}.pt, but the model has {n_layer} layers"
+        )
+    missing = next((i for i in range(n) if i not in found), None)
+    if missing is not None:
+        raise FormatError(f"the folder {folder} has an activation_{n - 1}.pt, but no activation_{missing}.pt")
+    return [found[i] for i in range(n)]
+
+
+def _checked(path: Path, tensor: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    if tensor.dtype.kind not in "uifb":
+        raise FormatError(f"{path} holds {tensor.dtype}, not numbers that could be counts")
+    values = tensor.astype(np.float64)
+    wrong = np.flatnonzero(~((values >= 0) & (values <= _MOST)))  # NaN as well
+    if wrong.size:
+        raise FormatError(f"{path} says {values[wrong[0]]:g} of neuron {wrong[0]}, which cannot be a count")
+    return values
+
+
+def write_activation_dir(folder: str | os.PathLike[str], counts: Counts) -> None:
+    """Writes activation_0.pt ... (int64 [n_ff]) into a folder, which appears when all are written.
+
+    Raises FileError if the folder exists and is not empty, or cannot be written.
+    """
+    from .convert.torch_file import write_torch
+
+    with PartialFolder(folder) as partial:
+        for i, layer in enumerate(counts.counts):
+            write_torch(partial / f"activation_{i}.pt", layer.astype(np.int64))
+
+
+# ---- the power law
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What counts say of one layer, or of a model."""
+
+    active: float
+    """Mean share of the neurons that fire for a token."""
+    carry_80: float
+    """Share of the neurons, the hottest ones, that make up 80 % of all firing."""
+    carry_90: float
+    never: float
+    """Share of the neurons that never fired."""
+
+
+def summarise(counts: Counts) -> list[Summary]:
+    """One of each layer."""
+    return [_summary(layer, counts.n_tokens) for layer in counts.counts]
+
+
+def summarise_all(counts: Counts) -> Summary:
+    """One of the model: its neurons taken together."""
+    return _summary(counts.counts.reshape(-1), counts.n_tokens)
+
+
+def _summary(counts: Numbers, n_tokens: int) -> Summary:
+    running = np.cumsum(np.sort(counts)[::-1])
+    total = int(running[-1])
+
+    def carry(percent: int) -> float:
+        needed = -(-total * percent // 100)
+        return (int(np.searchsorted(running, np.uint64(needed))) + 1) / counts.size if total else 0.0
+
+    return Summary(
+        active=total / (counts.size * n_tokens),
+        carry_80=carry(80),
+        carry_90=carry(90),
+        never=float(np.count_nonzero(counts == 0)) / counts.size,
+    )
