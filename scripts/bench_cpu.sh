@@ -59,7 +59,7 @@ peers() {
     measure "$file" "$python" "$scripts/bench_peers.py" "$@" --json
 }
 # The sets that this machine has, best first.
-sets() { "$python" -c 'from powerinfer.machine import has_isa; print(*filter(has_isa, ("amx", "avx512_bf16", "avx512", "avx2")))'; }
+sets() { "$python" -c 'from powerinfer._engine.machine import has_isa; print(*filter(has_isa, ("amx", "avx512_bf16", "avx512", "avx2")))'; }
 
 for part in $parts; do
     rm -f "$out/$part.jsonl" "$out/$part.txt"
@@ -114,7 +114,7 @@ for part in $parts; do
     kernels)
         library=${TEST_LIB:-$scripts/../build/testing/libte_testing.so}
         cc -O3 "$scripts/bench_rows.c" "$library" -Wl,-rpath,"$(dirname "$(realpath "$library")")" -o "$out/.bench_rows"
-        n=$("$python" -c 'from powerinfer.machine import cores; print(cores())')
+        n=$("$python" -c 'from powerinfer._engine.machine import cores; print(cores())')
         for isa in $(sets | tr ' ' '\n' | grep -v "amx\|bf16"); do
             for type in F16 BF16 Q8_0 Q4_0 Q4_K Q6_K; do measure kernels.txt "$out/.bench_rows" "$n" "$isa" $type; done
         done

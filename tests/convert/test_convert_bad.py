@@ -525,7 +525,7 @@ def test_being_killed(hf: Path, tmp_path: Path) -> None:
     out.mkdir()
     program = (
         "import os, signal, sys\n"
-        "from powerinfer.convert.conversion import convert\n"
+        "from powerinfer.models.convert.conversion import convert\n"
         "def kill(done, total):\n"
         "    if done > total // 2: os.kill(os.getpid(), signal.SIGKILL)\n"
         "convert(sys.argv[1], sys.argv[2], progress=kill)\n"

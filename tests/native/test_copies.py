@@ -216,7 +216,7 @@ def test_progress_and_locked_memory(tmp_path: Path) -> None:
         assert seen == [(1, 2), (2, 2)]
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     code = (
-        "import resource, sys; from powerinfer.session import Model\n"
+        "import resource, sys; from powerinfer._engine.session import Model\n"
         f"resource.setrlimit(resource.RLIMIT_MEMLOCK, (int(sys.argv[2]), {hard}))\n"
         "Model(sys.argv[1], use_mmap=False, use_mlock=True)\n"
         "locked = next(line for line in open('/proc/self/status') if line.startswith('VmLck'))\n"

@@ -184,7 +184,7 @@ def probe(folder: Path, **sources: str) -> machine.GpuDriver:
         (folder / f"{name}.c").write_text(text)
         library = folder / {"cuda": "libcuda.so.1", "nvml": "libnvidia-ml.so.1"}[name]
         subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / f"{name}.c"], check=True)
-    code = "import dataclasses, json; from powerinfer import machine\n"
+    code = "import dataclasses, json; from powerinfer._engine import machine\n"
     code += "print(json.dumps(dataclasses.asdict(machine.gpus())))"
     env = dict(os.environ, LD_LIBRARY_PATH=str(folder), PYTHONPATH=str(ROOT))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, timeout=100)

@@ -432,7 +432,7 @@ def test_being_told_to_end_leaves_nothing(
     """Gigabytes of a hidden file, otherwise, that nobody looks for."""
     script = (
         "import signal, sys, time\n"
-        "from powerinfer import cli, formats\n"
+        "from powerinfer import cli\nfrom powerinfer._engine import formats\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # nohup, and what runs tests with it, has it ignored
         "def slow(*_, **__):\n"
         "    print('begun', flush=True)\n"

@@ -342,7 +342,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     script = (
         "import sys, time\n"
-        "from powerinfer.writer import GGUFWriter\n"
+        "from powerinfer.models.writer import GGUFWriter\n"
         "with GGUFWriter(sys.argv[1], powerinfer=False) as out:\n"
         "    out.add_tensor('a', 'F32', (1 << 20,))\n"
         "    out.write(bytes(1 << 20))\n"
