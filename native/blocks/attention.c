@@ -11,10 +11,13 @@
  * can be handed out as members come for them. Tokens from the chunk's n_many on, computed as if alone, have their
  * positions cut by their own number and that of members; those of the others are not cut, and are always taken as matrix
  * products, which give a row the same bits however long the run is. */
+#include "attention.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "../step/session.h"
+#include "../model/bind.h"
+#include "ops.h"
 
 enum { SPAN = PI_ATTENTION_SPAN };
 
@@ -32,7 +35,7 @@ static void store_kv(const pi_session *s, int32_t l, int32_t t, int32_t kvh) {
     const int32_t nkv = s->model->info.n_head_kv, d = s->model->info.n_embd_head, pos = s->chunk.pos[t];
     const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
     float *k = s->k + ((ptrdiff_t)t * nkv + kvh) * d;
-    finish_head(s, t, s->model->layer[l].k_norm, k);
+    finish_head(s, t, pi_attention_of(&s->model->layer[l])->k_norm, k);
     kern->row[s->kv.type_k].from_f32(k, pi_kv_k(&s->kv, l, seq, kvh, pos), d);
     kern->row[s->kv.type_v].from_f32(s->v + ((ptrdiff_t)t * nkv + kvh) * d, pi_kv_v(&s->kv, l, seq, kvh, pos), d);
 }
@@ -88,7 +91,8 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
     const pi_attention_room *room = &s->room;
     const int32_t d = m->info.n_embd_head, group = m->info.n_head / m->info.n_head_kv, rows = w->n * group,
                   pos = s->chunk.pos[w->t];
-    const float scale = 1.0F / sqrtf((float)d);
+    const pi_attention *w_att = pi_attention_of(&m->layer[l]);
+    const float scale = w_att->scale;
     float *base = pi_scratch(s, team), *q = base, *out = base + room->out, *score = base + room->score;
     sums *sum = (sums *)(void *)(base + room->sums);
     void *packed_q = base + room->packed_q, *packed = base + room->packed, *work = base + room->work;
@@ -96,7 +100,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
         float *head = q + (ptrdiff_t)r * d;
         const int32_t t = w->t + r / group;
         memcpy(head, s->q + ((ptrdiff_t)t * m->info.n_head + w->kvh * group + r % group) * d, (size_t)d * sizeof *head);
-        finish_head(s, t, m->layer[l].q_norm, head);
+        finish_head(s, t, w_att->q_norm, head);
         sum[r] = (sums){-INFINITY, 0};
     }
     memset(out, 0, (size_t)rows * (size_t)d * sizeof *out);
@@ -160,9 +164,8 @@ static void attend(const pi_session *s, te_team *team, int32_t l, const piece *w
 }
 
 /* att of one row from its parts, in their order. */
-static void join(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int32_t n_parts) {
+static void join(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int32_t n_parts, float scale) {
     const int32_t d = s->model->info.n_embd_head;
-    const float scale = 1.0F / sqrtf((float)d);
     float *out = s->att + ((ptrdiff_t)t * s->model->info.n_head + h) * d, top = -INFINITY, total = 0;
     memset(out, 0, (size_t)d * sizeof *out);
     for (int32_t i = 0; i < n_parts; i++) {
@@ -229,7 +232,9 @@ void pi_attention_next(te_team *team, int32_t l) {
     if (team->ith == 0) te_counter_reset(team, 2 + (l + 1) % 2);
 }
 
-void pi_attention(pi_session *s, te_team *team, int32_t l, int32_t from) {
+/* Writes K and V of the chunk (after q/k norm and RoPE) and computes att of tokens `from` and later; of a lone chunk from
+ * must be 0. Contains a barrier; ends without one. */
+static void attend_chunk(pi_session *s, te_team *team, int32_t l, float scale, int32_t from) {
     enum { WORTH_SHARING = 8192 }; /* scores per member, from which on the slowest of fixed shares costs more */
     const pi_chunk *c = &s->chunk;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
@@ -284,6 +289,99 @@ void pi_attention(pi_session *s, te_team *team, int32_t l, int32_t from) {
         const int32_t n_slot = n_slots(s, end), parts = n_parts(c->pos[end - 1] + 1, n_slot);
         if (parts == 1) continue;
         for (int32_t i = 0; i < n * nh; i++, turn++)
-            if (turn % team->nth == team->ith) join(s, end - n + i / nh, i % nh, n_slot, parts);
+            if (turn % team->nth == team->ith) join(s, end - n + i / nh, i % nh, n_slot, parts, scale);
     }
 }
+
+/* ---- the block ---- */
+
+static size_t lines(size_t bytes) { return (bytes + 63) / 64 * 16; } /* floats that fill cache lines */
+
+/* Rows of scores are no power of two apart, for those would share few places in the cache. */
+pi_attention_room pi_attention_room_of(const pi_session *s) {
+    enum { ROWS = 256, MOST_PARTS = 64, PIECES = 4 }; /* pieces per member let the last ones end together */
+    const pi_model_info *i = &s->model->info;
+    const te_gemm_kernels *g = &s->model->kernels->gemm;
+    const int32_t group = i->n_head / i->n_head_kv, d = i->n_embd_head, n_threads = s->options.n_threads,
+                  most = s->options.n_ctx / PI_ATTENTION_PART;
+    pi_attention_room r = {.ld = PI_ATTENTION_SPAN + 16, .part_floats = lines(sizeof(float) * ((size_t)d + 2))};
+    r.rows = group > ROWS ? group : ROWS / group * group;
+    r.n_slot = n_threads > 1 ? (PIECES * n_threads + i->n_head_kv - 1) / i->n_head_kv : 1;
+    if (r.n_slot > MOST_PARTS) r.n_slot = MOST_PARTS;
+    if (r.n_slot > most) r.n_slot = most;
+    if (r.n_slot < 1) r.n_slot = 1;
+    const size_t n = (size_t)r.rows, head = lines(pi_mul(sizeof(float), pi_mul(n, (size_t)d)));
+    const int32_t k = d > PI_KV_BLOCK ? d : PI_KV_BLOCK;
+    r.out = head;
+    r.sums = r.out + head;
+    r.packed_q = r.sums + lines(n * 2 * sizeof(float));
+    r.packed = r.packed_q + lines(g->pack_bytes(r.rows, d));
+    r.work = r.packed + lines(g->pack_bytes(r.rows, PI_KV_BLOCK));
+    r.score = r.work + lines(g->scratch_bytes(r.rows, k));
+    r.floats = pi_add(r.score, pi_mul(n, r.ld));
+    return r;
+}
+
+static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
+    const pi_model_info *c = &m->info;
+    const pi_arch *a = m->arch;
+    pi_attention *l = &b->attention;
+    const int32_t n_q = c->n_head * c->n_embd_head, n_kv = c->n_head_kv * c->n_embd_head;
+    /* Of two norms of blocks side by side (Falcon-40B) the second is this one's, the first the feed-forward's. */
+    if (a->parallel) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm_2", i).text, true, &b->norm));
+    if (!b->norm.w) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
+    l->scale = 1.0F / sqrtf((float)c->n_embd_head);
+    if (a->fused_qkv) {
+        te_mat qkv;
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_qkv.weight", i), n_q + 2 * n_kv, c->n_embd, false, &qkv));
+        l->q = l->k = l->v = qkv;
+        l->q.n_rows = n_q;
+        l->k.n_rows = l->v.n_rows = n_kv;
+        l->k.w = (const char *)qkv.w + qkv.stride * (size_t)n_q;
+        l->v.w = (const char *)l->k.w + qkv.stride * (size_t)n_kv;
+    } else {
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_q.weight", i), n_q, c->n_embd, false, &l->q));
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_k.weight", i), n_kv, c->n_embd, false, &l->k));
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_v.weight", i), n_kv, c->n_embd, false, &l->v));
+        const bool optional = !a->bias && !a->qkv_bias;
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q.bias", i), n_q, optional, &l->q_b));
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k.bias", i), n_kv, optional, &l->k_b));
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_v.bias", i), n_kv, optional, &l->v_b));
+    }
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_output.weight", i), c->n_embd, n_q, false, &l->o));
+    PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_output.bias", i), c->n_embd, !a->bias, &l->o_b));
+    if (a->qk_norm) {
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), c->n_embd_head, false, &l->q_norm));
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), c->n_embd_head, false, &l->k_norm));
+    }
+    return PI_OK;
+}
+
+static void prepare(pi_block_run *r) { pi_make_input(r, 0); }
+
+static void run(pi_block_run *r) {
+    pi_session *s = r->s;
+    te_team *team = r->team;
+    const pi_model_info *i = &s->model->info;
+    const pi_attention *w = &r->block->attention;
+    const size_t n = (size_t)i->n_embd, n_q = (size_t)i->n_head * (size_t)i->n_embd_head,
+                 n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head, from = (size_t)r->from;
+    const float *in = pi_block_input(r);
+    te_linear qkv[3] = {{.w = w->q, .bias = w->q_b, .y = s->q, .ldy = n_q},
+                        {.w = w->k, .bias = w->k_b, .y = s->k, .ldy = n_kv},
+                        {.w = w->v, .bias = w->v_b, .y = s->v, .ldy = n_kv}};
+    pi_linear(s, team, qkv + 1, 2, in, n, 0, r->from);
+    for (int32_t k = 0; k < 3; k++) qkv[k].y += qkv[k].ldy * from;
+    pi_linear(s, team, qkv, 3, in + n * from, n, r->from, s->chunk.n_tok - r->from);
+    te_barrier(team);
+    pi_adapt_chunk(s, team, r->layer, PI_ADAPT_Q, in, n, s->q, n_q);
+    pi_adapt_chunk(s, team, r->layer, PI_ADAPT_K, in, n, s->k, n_kv);
+    pi_adapt_chunk(s, team, r->layer, PI_ADAPT_V, in, n, s->v, n_kv);
+    attend_chunk(s, team, r->l, w->scale, r->from);
+    te_barrier(team);
+    const te_linear out = {.w = w->o, .bias = w->o_b, .y = r->y + n * from, .ldy = n, .add = true};
+    pi_linear(s, team, &out, 1, s->att + n_q * from, n_q, r->from, s->chunk.n_tok - r->from);
+    pi_adapt_chunk(s, team, r->layer, PI_ADAPT_O, s->att, n_q, r->y, n);
+}
+
+const pi_block_kind pi_attention_kind = {"attention", bind, prepare, run};

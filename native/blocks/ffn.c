@@ -1,129 +1,16 @@
-/* ffn.c - the feed-forward of one layer: which neurons (predictor, exact gate, all), and by which operator.
+/* ffn.c - the feed-forward block: which neurons are computed (those that a predictor names, those whose gate is open, all),
+ * and by which operator.
  *
- *     score = fc2 . relu(fc1 . r)     r: the residual before ffn_norm (Falcon: the block's input); or as model/sign.c
- *     x    += sum over neurons j with score_j >= threshold of act(gate_j . h) * (up_j . h) * down_j
+ *     y += sum over neurons j of act(gate_j . h) * (up_j . h) * down_j
  *
- * A few tokens go through the fused row-sparse operator; many (a prompt) through matrix products, with the mask applied
- * to the hidden values. A device will own a part of the neurons: then `rows` of ffn_part is the list of the cold ones,
- * and the merge adds the device's sum. */
+ * Generated tokens go through the fused row-sparse operator; prompts through matrix products, with the mask applied to
+ * the hidden values. */
+#include "ffn.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "../step/session.h"
-
-static bool has_mask(const pi_session *s) {
-    return s->options.sparsity == PI_SPARSITY_PREDICTED && s->chunk.n_tok > s->chunk.n_dense;
-}
-
-/* Token t, or if its FFN is dense the first one behind these. */
-static int32_t sparse_from(const pi_chunk *c, int32_t t) {
-    const int32_t end = c->first_dense + c->n_dense;
-    return t >= c->first_dense && t < end ? end : t;
-}
-
-int32_t pi_n_sparse(const pi_chunk *c, int32_t from) {
-    int32_t n = 0;
-    for (int32_t t = sparse_from(c, from); t < c->n_tok; t = sparse_from(c, t + 1)) n++;
-    return n;
-}
-
-/* Marks the chunk's sparse tokens in s->mask and lists the union in s->list. Members own fixed ranges of neurons, so
- * the list is ascending. */
-static int32_t mark(pi_session *s, te_team *team, int32_t l, int32_t from, pi_layer_count *count) {
-    const pi_chunk *c = &s->chunk;
-    const int32_t n_ff = s->model->info.n_ff;
-    const float threshold = s->threshold[l];
-    enum { LINE = 64 }; /* neurons at a time, so that all bytes of a cache line of every token are used at once */
-    int64_t lo, hi;
-    te_share(team, n_ff, LINE, &lo, &hi);
-    int32_t n = 0, *own = s->list_own + lo;
-    for (int64_t j0 = lo; j0 < hi; j0 += LINE) {
-        const int32_t width = hi - j0 < LINE ? (int32_t)(hi - j0) : LINE;
-        bool any[LINE] = {false};
-        for (int32_t t = sparse_from(c, from); t < c->n_tok; t = sparse_from(c, t + 1)) {
-            const size_t at = (size_t)t * (size_t)n_ff + (size_t)j0;
-            for (int32_t j = 0; j < width; j++) {
-                const bool on = s->score[at + (size_t)j] >= threshold;
-                s->mask[at + (size_t)j] = on;
-                count->predicted += on;
-                any[j] |= on;
-            }
-        }
-        for (int32_t j = 0; j < width; j++) {
-            own[n] = (int32_t)j0 + j;
-            n += any[j];
-        }
-    }
-    s->list_part[team->ith] = n;
-    te_barrier(team);
-    int32_t at = 0, total = 0;
-    for (int32_t i = 0; i < team->nth; i++) {
-        if (i < team->ith) at += s->list_part[i];
-        total += s->list_part[i];
-    }
-    memcpy(s->list + at, own, (size_t)n * sizeof *own);
-    te_barrier(team);
-    return total;
-}
-
-/* Scores of tokens t0..t0+n-1 by fc1 and fc2, from the residual. */
-static void mlp_scores(pi_session *s, te_team *team, const pi_layer *w, size_t t0, int32_t n) {
-    const size_t n_embd = (size_t)s->model->info.n_embd, n_ff = (size_t)s->model->info.n_ff, r = (size_t)w->fc1.n_rows;
-    const te_linear fc1 = {.w = w->fc1, .y = s->rank, .ldy = r},
-                    fc2 = {.w = w->fc2, .y = s->score + t0 * n_ff, .ldy = n_ff};
-    pi_linear(s, team, &fc1, 1, s->x + t0 * n_embd, n_embd, (int32_t)t0, n);
-    te_barrier(team);
-    int64_t lo, hi;
-    te_share(team, (int64_t)n * (int64_t)r, 16, &lo, &hi);
-    for (int64_t i = lo; i < hi; i++) s->rank[i] = s->rank[i] > 0 ? s->rank[i] : 0;
-    te_barrier(team);
-    pi_linear(s, team, &fc2, 1, s->rank, r, (int32_t)t0, n);
-}
-
-/* The same by the signs of the weights, from the normed input of the FFN. */
-static void sign_scores(pi_session *s, te_team *team, const pi_layer *w, size_t t0, int32_t n) {
-    const te_kernels *k = s->model->kernels;
-    const int32_t n_embd = s->model->info.n_embd, n_ff = s->model->info.n_ff, words = s->model->sign_words;
-    te_barrier(team); /* h is made by all */
-    for (int32_t t = team->ith; t < n; t += team->nth)
-        k->sign_pack(s->h + (t0 + (size_t)t) * (size_t)n_embd, n_embd, s->sign + (ptrdiff_t)t * words);
-    te_barrier(team);
-    enum { ROWS = 64 }; /* a block of rows stays in the first cache for all tokens */
-    int64_t lo, hi;
-    te_share(team, n_ff, ROWS, &lo, &hi);
-    for (int64_t j = lo; j < hi; j += ROWS)
-        for (int32_t t = 0; t < n; t++)
-            k->sign_dot(w->sign + j * words, hi - j < ROWS ? (int32_t)(hi - j) : ROWS, s->sign + (ptrdiff_t)t * words,
-                        n_embd, s->score + (t0 + (size_t)t) * (size_t)n_ff + j);
-}
-
-void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, int32_t n, float *tap) {
-    if (!tap) return;
-    for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth)
-        memcpy(tap + (size_t)s->chunk.batch_row[t] * (size_t)n, rows + (size_t)t * (size_t)n, sizeof *rows * (size_t)n);
-}
-
-static void scores(pi_session *s, te_team *team, const pi_layer *w, int32_t t0, int32_t n) {
-    if (n < 1) return;
-    if (w->sign)
-        sign_scores(s, team, w, (size_t)t0, n);
-    else
-        mlp_scores(s, team, w, (size_t)t0, n);
-    te_barrier(team);
-}
-
-int32_t pi_predict(pi_session *s, te_team *team, int32_t l, int32_t from) {
-    float *tap = s->tap[l].score;
-    if (!has_mask(s) && !tap) return 0;
-    const pi_layer *w = &s->model->layer[l];
-    /* Before and behind the tokens whose FFN is dense, or all. */
-    const int32_t n = s->chunk.n_tok, d0 = tap ? n : s->chunk.first_dense, d1 = tap ? n : d0 + s->chunk.n_dense;
-    const int32_t after = from > d1 ? from : d1;
-    scores(s, team, w, from, d0 - from);
-    scores(s, team, w, after, n - after);
-    pi_tap_rows(s, team, s->score, s->model->info.n_ff, tap);
-    return has_mask(s) ? mark(s, team, l, from, &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith]) : 0;
-}
+#include "../model/bind.h"
 
 typedef enum ffn_mode { FFN_MASKED, FFN_EXACT, FFN_DENSE } ffn_mode;
 
@@ -168,7 +55,7 @@ static void count_fired(const pi_session *s, const te_team *team, int32_t l, con
 }
 
 /* Before the sums of down are added to x: the order of few tokens, in all modes. */
-static void add_bias_first(const pi_session *s, te_team *team, const pi_layer *w, float *x, int32_t n) {
+static void add_bias_first(const pi_session *s, te_team *team, const pi_ffn *w, float *x, int32_t n) {
     const int32_t n_embd = s->model->info.n_embd;
     if (!w->down_b) return;
     for (int32_t t = team->ith; t < n; t += team->nth)
@@ -177,20 +64,22 @@ static void add_bias_first(const pi_session *s, te_team *team, const pi_layer *w
 }
 
 /* Matrix products for tokens t0..t0+n-1. All rows are read. */
-static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_t n, ffn_mode mode,
-                     bool sparse_tokens) {
+static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool sparse_tokens) {
+    pi_session *s = r->s;
+    te_team *team = r->team;
+    const int32_t l = r->l;
     const pi_model *m = s->model;
-    const pi_layer *w = &m->layer[l];
+    const pi_ffn *w = &r->block->ffn;
     const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, off = (size_t)t0 * n_ff;
-    float *g = s->gate + off, *u = s->up + off, *x = s->x + (size_t)t0 * n_embd;
+    float *g = s->gate + off, *u = s->up + off, *x = r->y + (size_t)t0 * n_embd;
     const float *h = s->h + (size_t)t0 * n_embd;
     const te_way way = t0 < s->chunk.n_many ? TE_BY_GEMM : TE_BY_ROWS;
     const te_linear in[2] = {{.w = w->up, .bias = w->up_b, .y = u, .ldy = n_ff, .way = way},
                              {.w = w->gate, .y = g, .ldy = n_ff, .way = way}};
     te_op_linear(team, s->ws, in, w->gate.w ? 2 : 1, h, n_embd, n);
     te_barrier(team);
-    pi_adapt(s, team, pi_adapter_of(w, PI_ADAPT_UP), h, n_embd, n, way, u, n_ff);
-    pi_adapt(s, team, pi_adapter_of(w, PI_ADAPT_GATE), h, n_embd, n, way, g, n_ff);
+    pi_adapt(s, team, pi_adapter_of(r->layer, PI_ADAPT_UP), h, n_embd, n, way, u, n_ff);
+    pi_adapt(s, team, pi_adapter_of(r->layer, PI_ADAPT_GATE), h, n_embd, n, way, g, n_ff);
     int64_t lo, hi;
     te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
     if (hi > lo)
@@ -222,16 +111,18 @@ static void ffn_many(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
         const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true, .way = way};
         te_op_linear(team, s->ws, &out, 1, u, n_ff, n);
     }
-    pi_adapt(s, team, pi_adapter_of(w, PI_ADAPT_DOWN), u, n_ff, n, way, x, n_embd);
+    pi_adapt(s, team, pi_adapter_of(r->layer, PI_ADAPT_DOWN), u, n_ff, n, way, x, n_embd);
 }
 
 /* The fused operator over a list of neurons for a few tokens. */
-static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_t n, ffn_mode mode, te_rows rows,
-                     bool sparse_tokens) {
+static void run_rows(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, te_rows rows, bool sparse_tokens) {
+    pi_session *s = r->s;
+    te_team *team = r->team;
+    const int32_t l = r->l;
     const pi_model *m = s->model;
-    const pi_layer *w = &m->layer[l];
+    const pi_ffn *w = &r->block->ffn;
     const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, off = (size_t)t0 * n_ff;
-    float *x = s->x + (size_t)t0 * n_embd, *hidden = s->up + off;
+    float *x = r->y + (size_t)t0 * n_embd, *hidden = s->up + off;
     const te_ffn f = {.gate = w->gate,
                       .up = w->up,
                       .down = w->down_t,
@@ -249,8 +140,8 @@ static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
                     .fired = s->fired ? s->fired + n_ff * (size_t)l : NULL};
     te_ffn_counts *c = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, part = {0};
     const bool skip = mode != FFN_DENSE && pi_is_relu(m->info.activation);
-    pi_adapt_ffn(s, team, w, io.x, t0, n, &io);
-    const pi_adapter *down = pi_adapter_of(w, PI_ADAPT_DOWN);
+    pi_adapt_ffn(s, team, r->layer, io.x, t0, n, &io);
+    const pi_adapter *down = pi_adapter_of(r->layer, PI_ADAPT_DOWN);
     if (w->down_t.w) {
         add_bias_first(s, team, w, x, n);
         te_op_ffn(team, s->ws, &f, rows, skip, &io, &part);
@@ -276,30 +167,82 @@ static void ffn_rows(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_
     }
 }
 
-static void ffn_part(pi_session *s, te_team *team, int32_t l, int32_t t0, int32_t n, ffn_mode mode, int32_t n_list,
-                     bool sparse_tokens) {
-    const pi_layer *w = &s->model->layer[l];
+static void run_part(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool sparse_tokens) {
+    const pi_session *s = r->s;
+    const pi_ffn *w = &r->block->ffn;
     /* Of one token that leaves nothing out, whole matrices one after the other are longer streams than groups of their
      * rows in turn: F16, 2 threads, 82 instead of 73 % of the read rate for the whole token. */
     const bool whole_product = mode == FFN_DENSE && (!w->down_t.w || n == 1);
-    if (t0 < s->chunk.n_many || whole_product || s->tap[l].hidden) {
-        ffn_many(s, team, l, t0, n, mode, sparse_tokens);
+    if (t0 < s->chunk.n_many || whole_product || s->tap[r->l].hidden) {
+        run_products(r, t0, n, mode, sparse_tokens);
         return;
     }
-    const te_rows all = {NULL, 0, s->model->info.n_ff}, listed = {s->list, 0, n_list};
-    ffn_rows(s, team, l, t0, n, mode, mode == FFN_MASKED ? listed : all, sparse_tokens);
+    const te_rows all = {NULL, 0, s->model->info.n_ff}, listed = {s->list, 0, r->n_list};
+    run_rows(r, t0, n, mode, mode == FFN_MASKED ? listed : all, sparse_tokens);
 }
 
-void pi_ffn(pi_session *s, te_team *team, int32_t l, int32_t n_list, int32_t from) {
+static void run(pi_block_run *r) {
+    const pi_session *s = r->s;
     const pi_chunk *c = &s->chunk;
     const int32_t border[] = {0, c->first_dense, c->n_many, c->first_dense + c->n_dense, c->n_tok};
-    const ffn_mode mode = has_mask(s) ? FFN_MASKED : s->options.sparsity == PI_SPARSITY_DENSE ? FFN_DENSE : FFN_EXACT;
-    pi_tap_rows(s, team, s->h, s->model->info.n_embd, s->tap[l].norm);
+    const ffn_mode mode = pi_has_mask(s)                             ? FFN_MASKED
+                          : s->options.sparsity == PI_SPARSITY_DENSE ? FFN_DENSE
+                                                                     : FFN_EXACT;
+    pi_tap_rows(s, r->team, s->h, s->model->info.n_embd, s->tap[r->l].norm);
     for (int32_t i = 0; i < 4; i++) {
-        const int32_t t0 = border[i] > from ? border[i] : from, n = border[i + 1] - t0;
+        const int32_t t0 = border[i] > r->from ? border[i] : r->from, n = border[i + 1] - t0;
         const bool dense = i == 1 || i == 2; /* if there are such tokens */
         if (n <= 0) continue;
-        if (t0 > 0) te_barrier(team); /* the operators share their workspace */
-        ffn_part(s, team, l, t0, n, dense ? FFN_EXACT : mode, dense ? 0 : n_list, !dense);
+        if (t0 > 0) te_barrier(r->team); /* the operators share their workspace */
+        run_part(r, t0, n, dense ? FFN_EXACT : mode, !dense);
     }
 }
+
+static void prepare(pi_block_run *r) {
+    pi_tap_rows(r->s, r->team, r->s->x, r->s->model->info.n_embd, r->s->tap[r->l].input);
+    pi_make_input(r, r->from);
+    r->n_list = pi_predict(r->s, r->team, r->layer, r->l, r->from);
+}
+
+static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
+    const pi_model_info *c = &m->info;
+    const pi_arch *a = m->arch;
+    pi_ffn *l = &b->ffn;
+    const pi_norm *before = &m->layer[i].block[0].norm; /* of blocks side by side one norm may serve both */
+    if (!a->parallel)
+        PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.ffn_norm", i).text, false, &b->norm));
+    else if (te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.attn_norm_2.weight", i).text))
+        PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
+    else
+        b->norm = *before;
+    if (a->gated) PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate.weight", i), c->n_ff, c->n_embd, false, &l->gate));
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up.weight", i), c->n_ff, c->n_embd, false, &l->up));
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_t.weight", i), c->n_ff, c->n_embd, true, &l->down_t));
+    if (!l->down_t.w) {
+        const pi_name n = pi_name_of("blk.%d.ffn_down.weight", i);
+        if (!te_gguf_find_tensor(m->file->gguf, n.text))
+            return PI_FAIL(PI_ERROR_FORMAT, "the file has neither tensor blk.%d.ffn_down_t.weight nor %s", i, n.text);
+        PI_TRY(pi_bind_mat(m, n, c->n_embd, c->n_ff, false, &l->down));
+    }
+    /* The fused operator has no place for biases of a gated layer's gate and up. */
+    if (!a->gated) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_up.bias", i), c->n_ff, !a->bias, &l->up_b));
+    PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_down%s.bias", i, l->down_t.w ? "_t" : ""), c->n_embd, !a->bias,
+                       &l->down_b));
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.fc1.weight", i), 0, c->n_embd, true, &l->fc1));
+    if (!l->fc1.w) {
+        if (te_gguf_is_powerinfer(m->file->gguf))
+            return PI_FAIL(PI_ERROR_FORMAT,
+                           "the file has no tensor blk.%d.fc1.weight, the predictor of a PowerInfer model", i);
+        return PI_OK;
+    }
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.fc2.weight", i), c->n_ff, l->fc1.n_rows, false, &l->fc2));
+    if (l->fc1.n_rows > m->max_rank) m->max_rank = l->fc1.n_rows;
+    const te_type_info *type = m->options.predictor_type < 0 ? NULL : te_type_get(m->options.predictor_type);
+    if (type && (c->n_embd % type->block_weights || l->fc1.n_rows % type->block_weights))
+        return PI_FAIL(PI_ERROR_ARGUMENT,
+                       "the predictor of layer %d (rank %d, width %d) cannot be %s, which has blocks of %d", i,
+                       l->fc1.n_rows, c->n_embd, type->name, type->block_weights);
+    return PI_OK;
+}
+
+const pi_block_kind pi_ffn_kind = {"feed-forward", bind, prepare, run};

@@ -113,9 +113,10 @@ static void settle_in_place(pi_hybrid *h) {
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++) {
         pi_device_layer *d = &h->layer[l];
         if (d->device < 0 || d->n_cpu == d->n_cold) continue;
-        const pi_layer *w = &h->s->model->layer[l];
+        const pi_layer *layer = &h->s->model->layer[l];
+        const pi_ffn *w = pi_ffn_of(layer);
         pi_device *dev = h->device[d->device].dev;
-        if (pi_adapts_ffn(w) || (w->gate.w && !dev->ops->reads(dev, &w->gate)) || !dev->ops->reads(dev, &w->up) ||
+        if (pi_adapts_ffn(layer) || (w->gate.w && !dev->ops->reads(dev, &w->gate)) || !dev->ops->reads(dev, &w->up) ||
             !w->down_t.w || !dev->ops->reads(dev, &w->down_t))
             give_to_cpu(d);
     }

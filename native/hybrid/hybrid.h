@@ -5,7 +5,7 @@
 #include "../device/device.h"
 #include "../device/handover.h"
 #include "../plan/plan.h"
-#include "../step/session.h"
+#include "../step/state.h"
 
 /* A layer's matrices and vectors on its device; names as in pi_layer. */
 typedef struct pi_device_layer {
@@ -15,7 +15,7 @@ typedef struct pi_device_layer {
     int32_t *hot, *cold;  /* ids; H. Cold ones: first n_cpu that the CPU computes, then those that the device reads in
                              place (in decoding), all three ascending */
     int32_t *cold_blocks; /* of a down stored by output */
-    pi_dev_norm attn_norm, attn_norm2, ffn_norm;
+    pi_dev_norm attn_norm, ffn_norm;
     te_mat q, k, v, o, gate, up, down, down_out, fc1, fc2_hot, fc2_cold; /* D; the FFN's: hot neurons */
     /* D; w NULL: none. Of the FFN's, what has a row per neuron (b of gate and up; a of down, transposed) is hot neurons';
      * that of cold ones is in adapter_cold. */
@@ -191,10 +191,5 @@ typedef struct pi_device_part {
     int32_t device;
 } pi_device_part;
 void pi_hybrid_program(void *ctx, pi_device *dev);
-
-/* forward.c: the CPU's stages, of which a hybrid step uses some. */
-void pi_step_embed(pi_session *s, te_team *team);
-void pi_step_layer(pi_session *s, te_team *team, int32_t l);
-void pi_step_head(pi_session *s, te_team *team);
 
 #endif

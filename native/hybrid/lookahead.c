@@ -40,7 +40,7 @@ static int32_t n_mats(const pi_cold_member *me) { return me->part_bytes ? 2 : 3;
 void pi_hybrid_take_guess(pi_hybrid *h, const te_team *team, int32_t l) {
     const int32_t device = h->layer[l].device, n_parts = h->device[device].info.n_parts,
                   n_words = pi_mark_words(h->layer[l].n_cpu, n_parts);
-    const pi_layer *w = &h->s->model->layer[l];
+    const pi_ffn *w = pi_ffn_of(&h->s->model->layer[l]);
     pi_cold_member *me = &h->member[team->ith];
     pi_hybrid_await(h, device, pi_hybrid_guess(h, l), 0, n_words, h->number + pi_number(l, PI_COLD), me->ahead);
     me->n_guessed = pi_hybrid_list(h, l, me->ahead, 0, n_parts, me->guessed, NULL);
@@ -69,7 +69,7 @@ void pi_hybrid_take_guess(pi_hybrid *h, const te_team *team, int32_t l) {
 /* Into the second cache, whose lines a core asks for without waiting for them. A piece of a row at a time: what it asked
  * for is in the way of what it then reads. */
 void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const uint64_t *until) {
-    const pi_layer *w = &h->s->model->layer[l];
+    const pi_ffn *w = pi_ffn_of(&h->s->model->layer[l]);
     const te_mat *mats[] = {&w->gate, &w->up, &w->down_t};
     pi_cold_member *me = &h->member[team->ith];
     const uint32_t seq = h->number + pi_number(l, PI_COLD);

@@ -73,7 +73,7 @@ static void attention(const program *p, int32_t l) {
     const pi_device_layer *w = &p->h->layer[l];
     const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
     pi_dev_linear qkv = from_x(p);
-    qkv.norm = w->attn_norm2.w ? w->attn_norm2 : w->attn_norm;
+    qkv.norm = w->attn_norm;
     qkv.n_out = 3;
     qkv.out[0] = (te_linear){.w = w->q, .bias = w->q_b, .y = p->d->q, .ldy = n_q};
     qkv.out[1] = (te_linear){.w = w->k, .bias = w->k_b, .y = p->d->k, .ldy = n_kv};
@@ -142,12 +142,6 @@ static pi_dev_scores scores_of(const program *p, int32_t l, const te_mat *fc2, c
 
 static bool asks_cpu(const program *p, int32_t l) { return p->h->decode && p->h->layer[l].n_cpu; }
 
-/* The norm in front of the FFN. */
-static pi_dev_norm ffn_norm(const program *p, int32_t l) {
-    const pi_device_layer *w = &p->h->layer[l];
-    return w->ffn_norm.w ? w->ffn_norm : w->attn_norm;
-}
-
 /* Whether others than the FFN read its input, or x changes before the FFN does: then it is made once and kept. */
 static bool keeps_input(const program *p, int32_t l) {
     return p->h->masked || asks_cpu(p, l) || p->h->s->model->arch->parallel;
@@ -160,9 +154,9 @@ static void predict(const program *p, int32_t l) {
     if (!keeps_input(p, l)) return;
     pi_dev_linear a = from_x(p);
     a.side.wanted = true;
-    a.side.norm = ffn_norm(p, l);
+    a.side.norm = p->h->layer[l].ffn_norm;
     a.side.keep = p->d->h;
-    a.side.type = h->s->model->layer[l].up.type;
+    a.side.type = pi_ffn_of(&h->s->model->layer[l])->up.type;
     if (asks_cpu(p, l)) {
         a.side.post = p->d->post;
         a.side.seq = seq_of(p, l, PI_COLD);
@@ -208,7 +202,7 @@ static pi_dev_ffn ffn_args(const program *p, int32_t l) {
     const pi_model_info *i = &h->s->model->info;
     const bool kept = keeps_input(p, l);
     return (pi_dev_ffn){.x = kept ? p->d->h : p->d->x,
-                        .norm = kept ? (pi_dev_norm){0} : ffn_norm(p, l),
+                        .norm = kept ? (pi_dev_norm){0} : p->h->layer[l].ffn_norm,
                         .n_tok = p->n_tok,
                         .act = i->activation,
                         .act_threshold = i->activation_threshold,
@@ -248,7 +242,7 @@ static char *stage_mat(const program *p, const te_mat *from, const int32_t *ids,
 
 /* A long run's cold neurons, some at a time. */
 static void load_cold(const program *p, int32_t l, bool first) {
-    const pi_layer *w = &p->h->s->model->layer[l];
+    const pi_ffn *w = pi_ffn_of(&p->h->s->model->layer[l]);
     const pi_device_layer *d = &p->h->layer[l];
     const int32_t most = pi_hybrid_staged(p->h, l, p->d->stage_bytes);
     int32_t turn = 0;
@@ -277,7 +271,7 @@ static void load_cold(const program *p, int32_t l, bool first) {
 
 /* Cold neurons whose rows the device reads where they lie, while the CPU computes the others. */
 static void read_in_place(const program *p, int32_t l) {
-    const pi_layer *w = &p->h->s->model->layer[l];
+    const pi_ffn *w = pi_ffn_of(&p->h->s->model->layer[l]);
     const pi_device_layer *d = &p->h->layer[l];
     pi_dev_ffn a = ffn_args(p, l);
     a.gate = w->gate;

@@ -23,6 +23,9 @@
 #include <string.h>
 
 #include "../../vendor/core/te_types.h"
+#include "../blocks/attention.h"
+#include "../blocks/ffn.h"
+#include "../step/forward.h"
 #include "hybrid.h"
 
 static uint32_t number(const pi_hybrid *h, int32_t l, int32_t which) { return h->number + pi_number(l, which); }
@@ -100,10 +103,11 @@ bool pi_hybrid_by_columns(const pi_hybrid *h, const te_team *team, int32_t l) {
     /* Of long rows little was fetched ahead, and columns are read less fast than rows: Falcon-40B lost 5 %, Bamboo-7B,
      * whose rows are half as long, gained 5 to 12. */
     enum { MOST_ROW_BYTES = 8192 };
-    const pi_layer *w = &h->s->model->layer[l];
+    const pi_layer *layer = &h->s->model->layer[l];
+    const pi_ffn *w = pi_ffn_of(layer);
     int32_t lo, hi;
     if (!h->masked || h->n_tok > 1 || !w->down_t.w || pi_row_bytes(&w->down_t) > MOST_ROW_BYTES) return false;
-    return !pi_adapts_ffn(w) && te_ffn_columns(team, &w->down_t, &lo, &hi);
+    return !pi_adapts_ffn(layer) && te_ffn_columns(team, &w->down_t, &lo, &hi);
 }
 
 /* The list of neurons that any token's marks name, and which tokens do, made by every member for itself. */
@@ -175,13 +179,14 @@ static void post_sum(void *ctx, int32_t t, int32_t lo, int32_t hi, const float *
 static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     pi_session *s = h->s;
     const pi_model *m = s->model;
-    const pi_layer *w = &m->layer[l];
+    const pi_layer *layer = &m->layer[l];
+    const pi_ffn *w = pi_ffn_of(layer);
     const pi_device_layer *d = &h->layer[l];
     const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff;
     const pi_cold_member *me = &h->member[team->ith];
     const uint32_t seq = number(h, l, PI_COLD);
     const bool by_output = !w->down_t.w; /* the whole of down is then multiplied with hidden values */
-    const bool adapted = pi_adapts_ffn(w), by_columns = pi_hybrid_by_columns(h, team, l);
+    const bool adapted = pi_adapts_ffn(layer), by_columns = pi_hybrid_by_columns(h, team, l);
     const te_ffn f = {.gate = w->gate,
                       .up = w->up,
                       .down = by_columns ? (te_mat){0} : w->down_t,
@@ -228,7 +233,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
                         (uint32_t *)(void *)me->x);
         pi_hybrid_note(h, team, l, PI_MOMENT_INPUT);
         if (adapted) te_barrier(team); /* members have their own copies of x, but one is read by all */
-        pi_adapt_ffn(s, team, w, h->member[0].x, 0, h->n_tok, &io);
+        pi_adapt_ffn(s, team, layer, h->member[0].x, 0, h->n_tok, &io);
         te_op_ffn_pack(team, s->ws, &f, &io);
         if (guessed) pi_hybrid_fetch_ahead(h, team, l, h->device[d->device].marks);
         if (h->masked) {
@@ -256,7 +261,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     }
     if (by_output || adapted) {
         te_barrier(team);
-        pi_adapt(s, team, pi_adapter_of(w, PI_ADAPT_DOWN), s->up, n_ff, h->n_tok, TE_BY_ROWS, h->y, n_embd);
+        pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_DOWN), s->up, n_ff, h->n_tok, TE_BY_ROWS, h->y, n_embd);
         post_from_cpu(h, team, d->device, h->y, seq);
     }
     if (team->ith == 0) {
@@ -310,7 +315,7 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Rows that the device read: for several tokens at most so many, since they may share some. */
 static void device_rows(const pi_hybrid *h, int32_t l, const uint32_t *count, pi_layer_step *st) {
-    const pi_layer *w = &h->s->model->layer[l];
+    const pi_ffn *w = pi_ffn_of(&h->s->model->layer[l]);
     const int32_t n_ff = h->s->model->info.n_ff, n_here = h->decode ? n_ff - h->layer[l].n_cpu : n_ff;
     const int64_t listed = least(count[0], n_here), computed = least(count[1], n_here), fired = least(count[2], n_here);
     const int64_t first = h->decode ? listed : n_here, rest = h->decode && h->skip ? computed : first,
@@ -323,7 +328,8 @@ static void device_rows(const pi_hybrid *h, int32_t l, const uint32_t *count, pi
 
 static void record(pi_hybrid *h, int32_t l, int64_t kv_bytes) {
     pi_session *s = h->s;
-    const pi_layer *w = &s->model->layer[l];
+    const pi_layer *layer = &s->model->layer[l];
+    const pi_ffn *w = pi_ffn_of(layer);
     const uint32_t *on_device = h->device[h->layer[l].device].counts + 3 * (ptrdiff_t)l;
     pi_layer_step *st = &s->step[l];
     st->n_tokens = h->n_tok;
@@ -345,7 +351,7 @@ static void record(pi_hybrid *h, int32_t l, int64_t kv_bytes) {
     if (!st->n_sparse) st->n_predicted = st->n_computed = st->n_active = st->n_active_device = 0;
     if (h->masked)
         st->ffn_bytes += w->sign ? (int64_t)pi_sign_bytes(s->model) : pi_mat_bytes(&w->fc1) + pi_mat_bytes(&w->fc2);
-    st->bytes = st->ffn_bytes + w->attn_bytes + kv_bytes;
+    st->bytes = st->ffn_bytes + pi_attention_weight_bytes(pi_attention_of(layer)) + kv_bytes;
     s->last_bytes += st->bytes;
 }
 

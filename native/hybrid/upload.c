@@ -72,9 +72,9 @@ static const int32_t *send_ids(upload *u, const int32_t *ids, int32_t n) {
     return p;
 }
 
-static pi_dev_norm send_norm(upload *u, const pi_model *m, const float *w, const float *b) {
-    return (pi_dev_norm){.w = send_vector(u, w, m->info.n_embd),
-                         .b = send_vector(u, b, m->info.n_embd),
+static pi_dev_norm send_norm(upload *u, const pi_model *m, const pi_norm *norm) {
+    return (pi_dev_norm){.w = send_vector(u, norm->w, m->info.n_embd),
+                         .b = send_vector(u, norm->b, m->info.n_embd),
                          .eps = m->norm_eps,
                          .layer = m->arch->layer_norm};
 }
@@ -106,7 +106,7 @@ static te_mat send_columns(upload *u, const te_mat *m, const int32_t *ids, int32
     return out;
 }
 
-static const uint64_t *send_signs(upload *u, const pi_model *m, const pi_layer *w, const int32_t *ids, int32_t n) {
+static const uint64_t *send_signs(upload *u, const pi_model *m, const pi_ffn *w, const int32_t *ids, int32_t n) {
     const size_t words = (size_t)m->sign_words, row = words * sizeof *w->sign;
     char *to = reserve(u, pi_mul(row, (size_t)(n ? n : 1))), *all = take(u, pi_mul(row, (size_t)n));
     for (int32_t i = 0; all && i < n; i++) memcpy(all + row * (size_t)i, w->sign + words * (size_t)ids[i], row);
@@ -164,43 +164,44 @@ static void send_layer(upload *u, const pi_session *s, int32_t l, pi_device_laye
     const pi_model *m = s->model;
     const pi_model_info *i = &m->info;
     const pi_layer *w = &m->layer[l];
+    const pi_attention *a = pi_attention_of(w);
+    const pi_ffn *f = pi_ffn_of(w);
     const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
-    d->attn_norm = send_norm(u, m, w->attn_norm, w->attn_norm_b);
-    d->attn_norm2 = send_norm(u, m, w->attn_norm2, w->attn_norm2_b);
-    d->ffn_norm = send_norm(u, m, w->ffn_norm, w->ffn_norm_b);
-    d->q = send_mat(u, &w->q);
-    d->k = send_mat(u, &w->k);
-    d->v = send_mat(u, &w->v);
-    d->o = send_mat(u, &w->o);
+    d->attn_norm = send_norm(u, m, &pi_block_of(w, &pi_attention_kind)->norm);
+    d->ffn_norm = send_norm(u, m, &pi_block_of(w, &pi_ffn_kind)->norm);
+    d->q = send_mat(u, &a->q);
+    d->k = send_mat(u, &a->k);
+    d->v = send_mat(u, &a->v);
+    d->o = send_mat(u, &a->o);
     send_adapters(u, w, d);
-    d->q_b = send_vector(u, w->q_b, n_q);
-    d->k_b = send_vector(u, w->k_b, n_kv);
-    d->v_b = send_vector(u, w->v_b, n_kv);
-    d->o_b = send_vector(u, w->o_b, i->n_embd);
-    d->q_norm = send_vector(u, w->q_norm, i->n_embd_head);
-    d->k_norm = send_vector(u, w->k_norm, i->n_embd_head);
-    d->down_b = send_vector(u, w->down_b, i->n_embd);
-    d->gate = send_rows(u, &w->gate, d->hot, d->n_hot);
-    d->up = send_rows(u, &w->up, d->hot, d->n_hot);
-    if (w->down_t.w)
-        d->down = send_rows(u, &w->down_t, d->hot, d->n_hot);
+    d->q_b = send_vector(u, a->q_b, n_q);
+    d->k_b = send_vector(u, a->k_b, n_kv);
+    d->v_b = send_vector(u, a->v_b, n_kv);
+    d->o_b = send_vector(u, a->o_b, i->n_embd);
+    d->q_norm = send_vector(u, a->q_norm, i->n_embd_head);
+    d->k_norm = send_vector(u, a->k_norm, i->n_embd_head);
+    d->down_b = send_vector(u, f->down_b, i->n_embd);
+    d->gate = send_rows(u, &f->gate, d->hot, d->n_hot);
+    d->up = send_rows(u, &f->up, d->hot, d->n_hot);
+    if (f->down_t.w)
+        d->down = send_rows(u, &f->down_t, d->hot, d->n_hot);
     else
-        d->down_out = send_columns(u, &w->down, d->hot, d->n_hot);
-    if (w->down.w && d->n_cold) {
-        const int32_t n = block_ids(&w->down, d->cold, d->n_cold, d->cold_blocks);
+        d->down_out = send_columns(u, &f->down, d->hot, d->n_hot);
+    if (f->down.w && d->n_cold) {
+        const int32_t n = block_ids(&f->down, d->cold, d->n_cold, d->cold_blocks);
         d->cold_block_ids = send_ids(u, d->cold_blocks, n);
     }
-    d->up_b = send_some(u, w->up_b, d->hot, d->n_hot);
+    d->up_b = send_some(u, f->up_b, d->hot, d->n_hot);
     d->has_predictor = s->options.sparsity == PI_SPARSITY_PREDICTED;
-    if (d->has_predictor && w->sign) {
-        d->sign_hot = send_signs(u, m, w, d->hot, d->n_hot);
-        d->sign_cold = send_signs(u, m, w, d->cold, d->n_cold);
+    if (d->has_predictor && f->sign) {
+        d->sign_hot = send_signs(u, m, f, d->hot, d->n_hot);
+        d->sign_cold = send_signs(u, m, f, d->cold, d->n_cold);
     } else if (d->has_predictor) {
-        d->fc1 = send_mat(u, &w->fc1);
-        d->fc2_hot = send_rows(u, &w->fc2, d->hot, d->n_hot);
-        d->fc2_cold = send_rows(u, &w->fc2, d->cold, d->n_cold);
+        d->fc1 = send_mat(u, &f->fc1);
+        d->fc2_hot = send_rows(u, &f->fc2, d->hot, d->n_hot);
+        d->fc2_cold = send_rows(u, &f->fc2, d->cold, d->n_cold);
     }
-    d->up_b_cold = send_some(u, w->up_b, d->cold, d->n_cold);
+    d->up_b_cold = send_some(u, f->up_b, d->cold, d->n_cold);
     d->cold_ids = send_ids(u, d->cold, d->n_cold);
     d->pool_k = reserve(u, s->kv.layer_k_bytes);
     d->pool_v = reserve(u, s->kv.layer_v_bytes);
@@ -233,7 +234,7 @@ size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok) { return input_b
 
 /* Bytes of a neuron's rows on the way, each matrix with room to begin at a boundary. */
 static size_t staged_bytes(const pi_model *m, int32_t l, size_t n) {
-    const pi_layer *w = &m->layer[l];
+    const pi_ffn *w = pi_ffn_of(&m->layer[l]);
     const te_mat *mats[] = {&w->gate, &w->up, &w->down_t};
     size_t sum = 0;
     for (size_t k = 0; k < sizeof mats / sizeof *mats; k++)
@@ -246,7 +247,7 @@ static size_t staged_bytes(const pi_model *m, int32_t l, size_t n) {
 }
 
 int32_t pi_hybrid_staged(const pi_hybrid *h, int32_t l, size_t n_bytes) {
-    const pi_layer *w = &h->s->model->layer[l];
+    const pi_ffn *w = pi_ffn_of(&h->s->model->layer[l]);
     const int32_t block = w->down.w ? te_type_get(w->down.type)->block_weights : 1;
     int32_t n = h->layer[l].n_cold / block;
     while (n > 1 && staged_bytes(h->s->model, l, (size_t)n * (size_t)block) > n_bytes) n -= n / 8 + 1;
@@ -266,7 +267,7 @@ static size_t stage_bytes(const pi_hybrid *h, int32_t device) {
 
 static void send_head(upload *u, pi_device_state *d) {
     const pi_model *m = u->h->s->model;
-    d->output_norm = send_norm(u, m, m->output_norm, m->output_norm_b);
+    d->output_norm = send_norm(u, m, &m->output_norm);
     d->output = send_mat(u, &m->output);
     d->output_a = send_mat(u, &m->output_adapter.a);
     d->output_b = send_mat(u, &m->output_adapter.b);

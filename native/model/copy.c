@@ -66,28 +66,30 @@ static void interleave(copy_task *t) {
 }
 
 /* Only float formats can be transposed without a change of value, and only ReLU layers have silent neurons to skip. */
-static bool transposes(const pi_model *m, const pi_layer *l) {
+static bool transposes(const pi_model *m, const pi_ffn *l) {
     const int32_t type = l->down.type;
     return l->down.w && pi_is_relu(m->info.activation) && (type == TE_F32 || type == TE_F16 || type == TE_BF16);
 }
 
 static void plan_layer(const pi_model *m, pi_layer *l, copy_task *t) {
-    const bool all = !m->options.use_mmap, transposed = transposes(m, l);
+    pi_attention *a = pi_attention_of(l);
+    pi_ffn *f = pi_ffn_of(l);
+    const bool all = !m->options.use_mmap, transposed = transposes(m, f);
     const int32_t asked = m->options.predictor_type;
     *t = (copy_task){.kernels = m->kernels};
-    te_mat *attention[] = {&l->q, &l->k, &l->v, &l->o}, *predictor[] = {&l->fc1, &l->fc2},
-           *down = l->down.w ? &l->down : &l->down_t;
+    te_mat *attention[] = {&a->q, &a->k, &a->v, &a->o}, *predictor[] = {&f->fc1, &f->fc2},
+           *down = f->down.w ? &f->down : &f->down_t;
     for (int32_t i = 0; all && i < 4; i++) put(t, attention[i], attention[i], attention[i]->type, PRODUCT_UNIT);
     for (int32_t i = 0; i < 2; i++) {
         const int32_t type = asked >= 0 ? asked : predictor[i]->type;
         if (all || type != predictor[i]->type) put(t, predictor[i], predictor[i], type, PRODUCT_UNIT);
     }
     if (all) {
-        put(t, &l->gate, &l->gate, l->gate.type, NEURON_UNIT);
-        put(t, &l->up, &l->up, l->up.type, NEURON_UNIT);
+        put(t, &f->gate, &f->gate, f->gate.type, NEURON_UNIT);
+        put(t, &f->up, &f->up, f->up.type, NEURON_UNIT);
     }
-    if (all || transposed) put(t, down, transposed ? &l->down_t : down, down->type, NEURON_UNIT);
-    if (all && l->gate.w && (transposed || l->down_t.w)) interleave(t);
+    if (all || transposed) put(t, down, transposed ? &f->down_t : down, down->type, NEURON_UNIT);
+    if (all && f->gate.w && (transposed || f->down_t.w)) interleave(t);
 }
 
 static bool is_tied(const pi_model *m) { return m->output.w == m->token_embd.w; }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../step/session.h"
+#include "model.h"
 
 enum { MAX_RANK = 4096, UNIT = 32 };
 
@@ -21,8 +21,10 @@ typedef struct target {
 
 /* The matrices that a name stands for; false if this model has none. */
 static bool find_shapes(const pi_model *m, target *t) {
-    const pi_layer *l = t->layer;
-    const te_mat *const mat[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up};
+    const pi_attention *a = pi_attention_of(t->layer);
+    const pi_ffn *f = pi_ffn_of(t->layer);
+    if (!a || !f) return false;
+    const te_mat *const mat[] = {&a->q, &a->k, &a->v, &a->o, &f->gate, &f->up};
     if (t->which == PI_ADAPT_DOWN) {
         t->rows[0] = m->info.n_embd;
         t->cols = m->info.n_ff;
@@ -132,51 +134,4 @@ void pi_adapters_free(pi_model *m) {
     free(m->embd_adapter.memory);
     free(m->output_adapter.memory);
     m->embd_adapter = m->output_adapter = (pi_adapter){0};
-}
-
-void pi_adapt(pi_session *s, te_team *team, const pi_adapter *d, const float *x, size_t ldx, int32_t n_tok, te_way way,
-              float *y, size_t ldy) {
-    if (!d || !d->a.w) return;
-    const size_t rank = (size_t)d->a.n_rows;
-    const te_linear a = {.w = d->a, .y = s->adapt, .ldy = rank, .way = way},
-                    b = {.w = d->b, .y = y, .ldy = ldy, .add = true, .way = way};
-    te_barrier(team);
-    te_op_linear(team, s->ws, &a, 1, x, ldx, n_tok);
-    te_barrier(team);
-    te_op_linear(team, s->ws, &b, 1, s->adapt, rank, n_tok);
-    te_barrier(team);
-}
-
-void pi_adapt_ffn(pi_session *s, te_team *team, const pi_layer *layer, const float *x, int32_t t0, int32_t n_tok,
-                  te_ffn_io *io) {
-    if (!pi_adapts_ffn(layer)) return;
-    const size_t n_embd = (size_t)s->model->info.n_embd, n_ff = (size_t)s->model->info.n_ff, off = (size_t)t0 * n_ff;
-    float *up = s->adapt_up + off, *gate = layer->gate.w ? s->gate + off : NULL;
-    int64_t lo, hi;
-    te_share(team, (int64_t)n_tok * (int64_t)n_ff, 64, &lo, &hi);
-    const size_t n_bytes = sizeof(float) * (size_t)(hi - lo);
-    memset(up + lo, 0, n_bytes);
-    if (gate) memset(gate + lo, 0, n_bytes);
-    memset(s->up + off + lo, 0, n_bytes);
-    pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_UP), x, n_embd, n_tok, TE_BY_ROWS, up, n_ff);
-    pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_GATE), x, n_embd, n_tok, TE_BY_ROWS, gate, n_ff);
-    te_barrier(team);
-    io->up_add = up;
-    io->gate_add = gate;
-    io->ld_add = n_ff;
-    io->hidden = s->up + off;
-    io->ld_hidden = n_ff;
-}
-
-void pi_adapt_embedding(pi_session *s, te_team *team) {
-    const pi_adapter *d = &s->model->embd_adapter;
-    if (!d->a.w) return;
-    const size_t rank = (size_t)d->b.cols, n_embd = (size_t)s->model->info.n_embd;
-    for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth)
-        memcpy(s->adapt + rank * (size_t)t, (const float *)d->b.w + rank * (size_t)s->chunk.token[t],
-               rank * sizeof *s->adapt);
-    te_barrier(team);
-    const te_linear a = {.w = d->a, .y = s->x, .ldy = n_embd, .add = true};
-    pi_linear(s, team, &a, 1, s->adapt, rank, 0, s->chunk.n_tok);
-    te_barrier(team);
 }

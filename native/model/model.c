@@ -183,7 +183,7 @@ void pi_model_close(pi_model *m) {
 void pi_model_get_info(const pi_model *m, pi_model_info *out) { *out = m->info; }
 
 float pi_model_threshold(const pi_model *m, int32_t layer) {
-    return m && layer >= 0 && layer < m->info.n_layer ? m->layer[layer].threshold : NAN;
+    return m && layer >= 0 && layer < m->info.n_layer ? pi_ffn_of(&m->layer[layer])->threshold : NAN;
 }
 
 pi_status pi_model_team(pi_model *m) { return m->team ? PI_OK : (pi_status)te_pool_new(te_os_n_cores(), &m->team); }
@@ -212,12 +212,12 @@ pi_status pi_model_load(pi_model *m, int32_t *done, int32_t *total) {
             if (!m->own.p) PI_TRY(pi_copy_head(m));
         }
         if (m->options.use_mmap) PI_TRY(lock_and_prefault(m, m->loaded, n));
-        if (m->sign_words && !l->sign) PI_TRY(pi_load_signs(m, l));
+        if (m->sign_words && !pi_ffn_of(l)->sign) PI_TRY(pi_load_signs(m, l));
         PI_TRY(pi_copy_layer(m, l));
         if (++m->loaded == n) {
             m->info.can_skip_down = 1;
             for (int32_t i = 0; i < n; i++)
-                if (!m->layer[i].down_t.w) m->info.can_skip_down = 0;
+                if (!pi_ffn_of(&m->layer[i])->down_t.w) m->info.can_skip_down = 0;
             te_pool_free(m->team);
             m->team = NULL;
         }

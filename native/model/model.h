@@ -9,15 +9,19 @@
 #include "../../vendor/core/te_types.h"
 #include "../../vendor/cpu/te_kernels.h"
 #include "file.h"
-#include "../blocks/rope.h"
+#include "../blocks/block.h"
+
+enum { PI_MAX_BLOCKS = 2 };
 
 /* What distinguishes the architectures. Adding one is adding a row to the table in arch.c. */
 typedef struct pi_arch {
-    const char *name; /* general.architecture */
+    const char *name;                          /* general.architecture */
+    const pi_block_kind *block[PI_MAX_BLOCKS]; /* of each layer, in order */
     pi_rope_kind rope;
     bool layer_norm;      /* LayerNorm with bias; else RMSNorm */
-    bool parallel;        /* attention and FFN both read the block's input (Falcon) */
+    bool parallel;        /* attention and FFN both read the layer's input (Falcon) */
     bool gated;           /* the FFN has a gate */
+    bool post_norm;       /* norms behind attention and FFN, too */
     bool learned_pos;     /* position_embd.weight, positions offset by 2 (OPT) */
     bool fused_qkv;       /* attn_qkv.weight */
     bool bias;            /* q, k, v, o, up and down have biases (OPT) */
@@ -43,26 +47,27 @@ typedef struct pi_adapter {
 enum { PI_ADAPT_Q, PI_ADAPT_K, PI_ADAPT_V, PI_ADAPT_O, PI_ADAPT_GATE, PI_ADAPT_UP, PI_ADAPT_DOWN, PI_N_ADAPT };
 
 typedef struct pi_layer {
-    const float *attn_norm, *attn_norm_b;   /* [n_embd] */
-    const float *attn_norm2, *attn_norm2_b; /* [n_embd] or NULL: Falcon-40B's norm of the attention input */
-    te_mat q;                               /* [n_head*n_embd_head][n_embd] */
-    te_mat k, v;                            /* [n_head_kv*n_embd_head][n_embd] */
-    te_mat o;                               /* [n_embd][n_head*n_embd_head] */
-    const float *q_b, *k_b, *v_b, *o_b;     /* or NULL */
-    const float *q_norm, *k_norm;           /* [n_embd_head] or NULL */
-    const float *ffn_norm, *ffn_norm_b;     /* [n_embd]; NULL when parallel */
-    te_mat gate, up;                        /* [n_ff][n_embd]; gate.w NULL when not gated */
-    te_mat down;                            /* [n_embd][n_ff] as ordinary files have it, or w NULL */
-    te_mat down_t;                          /* [n_ff][n_embd]: row j belongs to neuron j, or w NULL */
-    const float *up_b, *down_b;             /* [n_ff], [n_embd] or NULL */
-    te_mat fc1;                             /* [r][n_embd], or w NULL: no predictor */
-    te_mat fc2;                             /* [n_ff][r] */
-    uint64_t *sign;                         /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
-    float threshold;                        /* of the predictor's scores */
-    pi_memory own;                          /* of the matrices that were moved */
-    int64_t attn_bytes;                     /* of the attention's weights */
-    pi_adapter *adapter;                    /* [PI_N_ADAPT] or NULL */
+    pi_block block[PI_MAX_BLOCKS];
+    int32_t n_blocks;
+    bool parallel;       /* all blocks read the layer's input; else each reads what the one before it left */
+    pi_memory own;       /* of the matrices that were moved */
+    pi_adapter *adapter; /* [PI_N_ADAPT] or NULL */
 } pi_layer;
+
+/* A layer's block of a kind, or NULL. */
+static inline pi_block *pi_block_of(const pi_layer *l, const pi_block_kind *kind) {
+    for (int32_t i = 0; i < l->n_blocks; i++)
+        if (l->block[i].kind == kind) return (pi_block *)(uintptr_t)&l->block[i];
+    return NULL;
+}
+static inline pi_attention *pi_attention_of(const pi_layer *l) {
+    pi_block *b = pi_block_of(l, &pi_attention_kind);
+    return b ? &b->attention : NULL;
+}
+static inline pi_ffn *pi_ffn_of(const pi_layer *l) {
+    pi_block *b = pi_block_of(l, &pi_ffn_kind);
+    return b ? &b->ffn : NULL;
+}
 
 /* A layer's adapter of one matrix, or NULL. */
 static inline const pi_adapter *pi_adapter_of(const pi_layer *l, int32_t which) {
@@ -85,19 +90,19 @@ struct pi_model {
     te_mat token_embd;    /* [n_vocab][n_embd] */
     te_mat output;        /* [n_vocab][n_embd]; token_embd when tied */
     te_mat position_embd; /* [n_ctx_train + 2][n_embd], or w NULL */
-    const float *output_norm, *output_norm_b;
+    pi_norm output_norm;
     pi_layer *layer; /* [n_layer] */
     pi_memory own;   /* of embeddings and output that were moved */
     pi_adapter embd_adapter, output_adapter;
 
-    struct pi_block *vectors; /* chain of owned float vectors */
-    bool *bound;              /* [tensors of the file] while they are bound: this one was asked for */
-    int32_t loaded;           /* layers done by pi_model_load */
-    te_pool *team;            /* while loading, once something needs it */
-    int32_t max_rank;         /* largest r of any predictor */
-    int32_t sign_words;       /* 64-bit words per neuron of the sign predictor; 0: there is none */
-    int32_t adapter_rank;     /* largest rank of any adapter; 0: there are none */
-    bool adapted_ffn;         /* some of them belong to the feed-forward */
+    struct pi_vector *vectors; /* chain of owned float vectors */
+    bool *bound;               /* [tensors of the file] while they are bound: this one was asked for */
+    int32_t loaded;            /* layers done by pi_model_load */
+    te_pool *team;             /* while loading, once something needs it */
+    int32_t max_rank;          /* largest r of any predictor */
+    int32_t sign_words;        /* 64-bit words per neuron of the sign predictor; 0: there is none */
+    int32_t adapter_rank;      /* largest rank of any adapter; 0: there are none */
+    bool adapted_ffn;          /* some of them belong to the feed-forward */
 };
 
 static inline bool pi_is_relu(int32_t activation) {
@@ -112,6 +117,10 @@ static inline size_t pi_sign_bytes(const pi_model *m) {
 static inline size_t pi_row_bytes(const te_mat *m) { return m->w ? te_row_bytes(m->type, m->cols) : 0; }
 static inline int64_t pi_mat_bytes(const te_mat *m) { return (int64_t)(pi_row_bytes(m) * (size_t)m->n_rows); }
 
+static inline int64_t pi_attention_weight_bytes(const pi_attention *a) {
+    return pi_mat_bytes(&a->q) + pi_mat_bytes(&a->k) + pi_mat_bytes(&a->v) + pi_mat_bytes(&a->o);
+}
+
 /* model.c: makes m->team. Errors: MEMORY. */
 pi_status pi_model_team(pi_model *m);
 
@@ -121,13 +130,13 @@ pi_status pi_copy_check(pi_model *m);
 pi_status pi_copy_layer(pi_model *m, pi_layer *layer);
 pi_status pi_copy_head(pi_model *m);
 
-/* model/sign.c: makes layer->sign. Errors: MEMORY. */
+/* sign.c: makes the signs of the layer's feed-forward. Errors: MEMORY. */
 pi_status pi_load_signs(pi_model *m, pi_layer *layer);
 
 /* lora.c */
 void pi_adapters_free(pi_model *m);
 
-/* bind.c: fills token_embd ... layer[] from the file. */
+/* layers.c: fills token_embd ... layer[] from the file. */
 pi_status pi_model_bind(pi_model *m);
 void pi_model_unbind(pi_model *m);
 

@@ -33,7 +33,8 @@ static void take_signs(void *ctx, te_team *team) {
 
 /* The signs of the matrix that decides whether a neuron fires. */
 pi_status pi_load_signs(pi_model *m, pi_layer *l) {
-    sign_task task = {.kernels = m->kernels, .w = l->gate.w ? l->gate : l->up, .words = m->sign_words};
+    pi_ffn *f = pi_ffn_of(l);
+    sign_task task = {.kernels = m->kernels, .w = f->gate.w ? f->gate : f->up, .words = m->sign_words};
     task.row = &m->kernels->row[task.w.type];
     PI_TRY(pi_model_team(m));
     task.out = te_os_alloc(pi_sign_bytes(m));
@@ -45,7 +46,7 @@ pi_status pi_load_signs(pi_model *m, pi_layer *l) {
     }
     te_pool_run(m->team, take_signs, &task);
     free(task.floats);
-    l->sign = task.out;
+    f->sign = task.out;
     m->info.n_sign_bytes += pi_sign_bytes(m);
     return PI_OK;
 }

@@ -45,22 +45,22 @@ static void adapter_cost(const pi_layer *w, pi_layer_cost *c) {
 static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *w, pi_layer_cost *c) {
     const pi_model_info *i = &m->info;
     const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
+    const pi_attention *a = pi_attention_of(w);
     c->kv_bytes = pool_bytes(m, o, o->type_k) + pool_bytes(m, o, o->type_v);
-    c->attention_bytes = mat_bytes(pi_row_bytes(&w->q), n_q) + mat_bytes(pi_row_bytes(&w->k), n_kv) +
-                         mat_bytes(pi_row_bytes(&w->v), n_kv) + mat_bytes(pi_row_bytes(&w->o), i->n_embd) +
-                         vec_bytes(w->q_b, n_q) + vec_bytes(w->k_b, n_kv) + vec_bytes(w->v_b, n_kv) +
-                         vec_bytes(w->o_b, i->n_embd);
-    c->norm_bytes = vec_bytes(w->attn_norm, i->n_embd) + vec_bytes(w->attn_norm_b, i->n_embd) +
-                    vec_bytes(w->attn_norm2, i->n_embd) + vec_bytes(w->attn_norm2_b, i->n_embd) +
-                    vec_bytes(w->q_norm, i->n_embd_head) + vec_bytes(w->k_norm, i->n_embd_head) +
-                    vec_bytes(w->ffn_norm, i->n_embd) + vec_bytes(w->ffn_norm_b, i->n_embd) +
-                    vec_bytes(w->down_b, i->n_embd);
+    c->attention_bytes = mat_bytes(pi_row_bytes(&a->q), n_q) + mat_bytes(pi_row_bytes(&a->k), n_kv) +
+                         mat_bytes(pi_row_bytes(&a->v), n_kv) + mat_bytes(pi_row_bytes(&a->o), i->n_embd) +
+                         vec_bytes(a->q_b, n_q) + vec_bytes(a->k_b, n_kv) + vec_bytes(a->v_b, n_kv) +
+                         vec_bytes(a->o_b, i->n_embd);
+    c->norm_bytes = vec_bytes(a->q_norm, i->n_embd_head) + vec_bytes(a->k_norm, i->n_embd_head) +
+                    vec_bytes(pi_ffn_of(w)->down_b, i->n_embd);
+    for (int32_t k = 0; k < w->n_blocks; k++)
+        c->norm_bytes += vec_bytes(w->block[k].norm.w, i->n_embd) + vec_bytes(w->block[k].norm.b, i->n_embd);
     const double position = (double)i->n_head_kv * ((double)kv_row(m, o->type_k) + (double)kv_row(m, o->type_v));
     c->fixed_read =
-        read_bytes(w->q) + read_bytes(w->k) + read_bytes(w->v) + read_bytes(w->o) + o->n_ctx / 2.0 * position;
+        read_bytes(a->q) + read_bytes(a->k) + read_bytes(a->v) + read_bytes(a->o) + o->n_ctx / 2.0 * position;
 }
 
-static void predictor_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *w, pi_layer_cost *c) {
+static void predictor_cost(const pi_model *m, const pi_plan_options *o, const pi_ffn *w, pi_layer_cost *c) {
     if (o->sparsity != PI_SPARSITY_PREDICTED) return;
     if (m->info.predictor == PI_PREDICTOR_SIGN) {
         c->predictor_bytes = in_two(mat_bytes(sizeof(uint64_t) * (size_t)m->sign_words, m->info.n_ff));
@@ -91,11 +91,12 @@ static bool has_near_rows(te_mat m) {
 }
 
 /* Whether a down stored by output is so in memory, too: floats of ReLU models are transposed by loading. */
-static bool stays_by_output(const pi_model *m, const pi_layer *w) {
+static bool stays_by_output(const pi_model *m, const pi_ffn *w) {
     return !w->down_t.w && !(te_type_get(w->down.type)->block_weights == 1 && pi_is_relu(m->info.activation));
 }
 
-static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *w, pi_layer_cost *c) {
+static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *layer, pi_layer_cost *c) {
+    const pi_ffn *w = pi_ffn_of(layer);
     const pi_model_info *i = &m->info;
     c->block = 1;
     c->gate_stride = pi_row_bytes(&w->gate);
@@ -127,7 +128,7 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
         c->always_read = column + gate + up + row;
     }
     const te_mat down = w->down_t.w ? w->down_t : w->down;
-    c->in_place = o->in_place_bytes_per_s > 0 && !c->column_rows && !pi_adapts_ffn(w) && has_near_rows(w->up) &&
+    c->in_place = o->in_place_bytes_per_s > 0 && !c->column_rows && !pi_adapts_ffn(layer) && has_near_rows(w->up) &&
                   down.type == w->up.type && (!w->gate.w || w->gate.type == w->up.type);
     const uint64_t ids = round_up(sizeof(int32_t) * (uint64_t)i->n_ff, PI_DEVICE_ALIGN);
     c->list_bytes = ids;
@@ -151,7 +152,9 @@ static uint64_t prompt_bytes(const pi_model *m, const pi_plan_options *o) {
     if (o->n_batch <= PI_FEW_TOKENS) return n;
     for (int32_t l = 0; l < m->info.n_layer; l++) {
         const pi_layer *w = &m->layer[l];
-        const te_mat mats[] = {w->q, w->k, w->v, w->o, w->gate, w->up, w->down, w->down_t};
+        const pi_attention *a = pi_attention_of(w);
+        const pi_ffn *f = pi_ffn_of(w);
+        const te_mat mats[] = {a->q, a->k, a->v, a->o, f->gate, f->up, f->down, f->down_t};
         for (size_t k = 0; k < sizeof mats / sizeof *mats; k++) n = most(n, converted(mats[k]));
         for (int32_t k = 0; w->adapter && k < PI_N_ADAPT; k++)
             n = most(n, most(converted(w->adapter[k].a), converted(w->adapter[k].b)));
@@ -165,7 +168,7 @@ static uint64_t prompt_bytes(const pi_model *m, const pi_plan_options *o) {
 static uint64_t hidden_values(const pi_model *m, uint64_t n_tok) {
     const uint64_t n_ff = (uint64_t)m->info.n_ff, room = PI_HIDDEN_BYTES / sizeof(float) / (m->info.is_gated ? 2 : 1);
     for (int32_t l = 0; l < m->info.n_layer; l++)
-        if (stays_by_output(m, &m->layer[l])) return n_tok * n_ff;
+        if (stays_by_output(m, pi_ffn_of(&m->layer[l]))) return n_tok * n_ff;
     const uint64_t all = n_tok * (n_ff < PI_HIDDEN_ROWS ? n_ff : PI_HIDDEN_ROWS);
     return all <= room ? all : most(room, n_tok * (n_ff < 256 ? n_ff : 256));
 }
@@ -175,7 +178,7 @@ static uint64_t hidden_values(const pi_model *m, uint64_t n_tok) {
 static uint64_t mapped_bytes(const pi_model *m) {
     uint64_t n = te_gguf_n_bytes(m->file->gguf);
     for (int32_t l = 0; l < m->info.n_layer; l++) {
-        const pi_layer *w = &m->layer[l];
+        const pi_ffn *w = pi_ffn_of(&m->layer[l]);
         const bool moved = w->down_t.w && m->info.n_layer_down_transposed,
                    to_move = !w->down_t.w && !stays_by_output(m, w);
         if (moved || to_move) n += pi_mat_bytes(moved ? &w->down_t : &w->down);
@@ -236,7 +239,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
         attention_cost(m, o, &m->layer[l], c);
         adapter_cost(&m->layer[l], c);
         if (m->arch->parallel) c->beside_read = c->fixed_read;
-        predictor_cost(m, o, &m->layer[l], c);
+        predictor_cost(m, o, pi_ffn_of(&m->layer[l]), c);
         ffn_cost(m, o, &m->layer[l], c);
         const uint64_t ffn = pi_cost_ffn(out, l, i->n_ff);
         if (ffn > largest) largest = ffn;
@@ -247,7 +250,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
         out->head_bytes += mat_bytes(pi_row_bytes(head[k]), head[k]->n_rows);
         out->head_read += read_bytes(*head[k]);
     }
-    out->head_norm_bytes = vec_bytes(m->output_norm, i->n_embd) + vec_bytes(m->output_norm_b, i->n_embd);
+    out->head_norm_bytes = vec_bytes(m->output_norm.w, i->n_embd) + vec_bytes(m->output_norm.b, i->n_embd);
     out->scratch_bytes = pi_cost_scratch(m, o);
     if (o->n_batch > PI_FEW_TOKENS)
         out->staging_bytes = PI_STAGES * (largest < PI_STAGE_BYTES ? largest : PI_STAGE_BYTES);

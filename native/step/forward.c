@@ -1,57 +1,18 @@
-/* forward.c - one chunk of tokens through the model. Every member of the team runs this code; barriers stand where one
- * reads what others wrote.
+/* forward.c - the stages of a chunk's way through the model: embedding, layers, head. Every member of the team runs this
+ * code; barriers stand where one reads what others wrote.
  *
  *     x = embedding
- *     per layer:  sequential (Llama ...)                      parallel (Falcon)
- *                 x += o . attention(norm(x))                 a = norm(x), a2 = norm2(x) or a
- *                 x += ffn(norm(x)), predicted from x         x += o . attention(a2) + ffn(a), predicted from x
+ *     for each layer, for each of its blocks: x += block(norm(x))
  *     logits = output . norm(x), for the tokens that want them; the last layer's x is computed from the first of these on
  *
- * A layer is two stages, attention_stage and ffn_stage, that communicate through x, h and the KV pool alone: the seam
- * at which a device takes over a layer's attention, or a part of its neurons. */
-#include <math.h>
-#include <string.h>
+ * Blocks of a parallel layer (Falcon) all read the x that the layer began with. */
+#include "forward.h"
 
 #include "../../vendor/core/te_types.h"
-#include "../hybrid/hybrid.h"
+#include "../blocks/attention.h"
+#include "../blocks/ffn.h"
 
-static void norm(const pi_session *s, const float *x, const float *w, const float *b, float *y) {
-    const pi_model *m = s->model;
-    if (m->arch->layer_norm)
-        m->kernels->layer_norm(x, w, b, m->norm_eps, m->info.n_embd, y);
-    else
-        m->kernels->rms_norm(x, w, m->norm_eps, m->info.n_embd, y);
-}
-
-void pi_linear(pi_session *s, te_team *team, const te_linear *products, int32_t n_products, const float *x, size_t ldx,
-               int32_t t0, int32_t n) {
-    enum { MOST = 3 };
-    const int32_t left = s->chunk.n_many - t0, n_many = left < 0 ? 0 : left < n ? left : n;
-    te_linear some[MOST];
-    for (int32_t i = 0; i < n_products && i < MOST; i++) {
-        some[i] = products[i];
-        some[i].way = TE_BY_GEMM;
-    }
-    if (n_many > 0) te_op_linear(team, s->ws, some, n_products, x, ldx, n_many);
-    if (n_many == n) return;
-    for (int32_t i = 0; i < n_products && i < MOST; i++) {
-        some[i].y += some[i].ldy * (size_t)n_many;
-        some[i].way = TE_BY_ROWS;
-    }
-    te_op_linear(team, s->ws, some, n_products, x + ldx * (size_t)n_many, ldx, n - n_many);
-}
-
-/* Adapters' part of a product of all tokens. */
-static void adapt(pi_session *s, te_team *team, const pi_layer *layer, int32_t which, const float *x, size_t ldx,
-                  float *y, size_t ldy) {
-    const pi_adapter *d = pi_adapter_of(layer, which);
-    const int32_t n_many = s->chunk.n_many, n_few = s->chunk.n_tok - n_many;
-    if (n_many > 0) pi_adapt(s, team, d, x, ldx, n_many, TE_BY_GEMM, y, ldy);
-    if (n_few > 0)
-        pi_adapt(s, team, d, x + ldx * (size_t)n_many, ldx, n_few, TE_BY_ROWS, y + ldy * (size_t)n_many, ldy);
-}
-
-static void embed(pi_session *s, te_team *team) {
+void pi_step_embed(pi_session *s, te_team *team) {
     const pi_model *m = s->model;
     const int32_t n = m->info.n_embd;
     for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth) {
@@ -81,56 +42,10 @@ static int32_t first_wanted(const pi_session *s, int32_t l) {
     return t;
 }
 
-/* Input norms of a layer: h for the FFN and the attention's input, for a member's share of the tokens. Q, attention and
- * its output for tokens from `from` on. */
-static void attention_stage(pi_session *s, te_team *team, int32_t l, int32_t from) {
-    const pi_model *m = s->model;
-    const pi_layer *w = &m->layer[l];
-    const size_t n = (size_t)m->info.n_embd, n_q = (size_t)m->info.n_head * (size_t)m->info.n_embd_head,
-                 n_kv = (size_t)m->info.n_head_kv * (size_t)m->info.n_embd_head;
-    float *in = w->attn_norm2 ? s->h2 : s->h;
-    for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth) {
-        const size_t at = (size_t)t * n;
-        norm(s, s->x + at, w->attn_norm, w->attn_norm_b, s->h + at);
-        if (w->attn_norm2) norm(s, s->x + at, w->attn_norm2, w->attn_norm2_b, s->h2 + at);
-    }
-    te_barrier(team);
-    te_linear qkv[3] = {{.w = w->q, .bias = w->q_b, .y = s->q, .ldy = n_q},
-                        {.w = w->k, .bias = w->k_b, .y = s->k, .ldy = n_kv},
-                        {.w = w->v, .bias = w->v_b, .y = s->v, .ldy = n_kv}};
-    pi_linear(s, team, qkv + 1, 2, in, n, 0, from);
-    for (int32_t i = 0; i < 3; i++) qkv[i].y += qkv[i].ldy * (size_t)from;
-    pi_linear(s, team, qkv, 3, in + n * (size_t)from, n, from, s->chunk.n_tok - from);
-    te_barrier(team);
-    adapt(s, team, w, PI_ADAPT_Q, in, n, s->q, n_q);
-    adapt(s, team, w, PI_ADAPT_K, in, n, s->k, n_kv);
-    adapt(s, team, w, PI_ADAPT_V, in, n, s->v, n_kv);
-    pi_attention(s, team, l, from);
-    te_barrier(team);
-    const te_linear out = {.w = w->o, .bias = w->o_b, .y = s->x + n * (size_t)from, .ldy = n, .add = true};
-    pi_linear(s, team, &out, 1, s->att + n_q * (size_t)from, n_q, from, s->chunk.n_tok - from);
-    adapt(s, team, w, PI_ADAPT_O, s->att, n_q, s->x, n);
-    te_barrier(team);
-}
-
-static void ffn_stage(pi_session *s, te_team *team, int32_t l, int32_t n_list, int32_t from) {
-    const pi_model *m = s->model;
-    const pi_layer *w = &m->layer[l];
-    if (!m->arch->parallel) {
-        pi_tap_rows(s, team, s->x, m->info.n_embd, s->tap[l].input);
-        for (int32_t t = from + team->ith; t < s->chunk.n_tok; t += team->nth) {
-            const size_t at = (size_t)t * (size_t)m->info.n_embd;
-            norm(s, s->x + at, w->ffn_norm, w->ffn_norm_b, s->h + at);
-        }
-    }
-    if (!m->arch->parallel || w->sign) n_list = pi_predict(s, team, l, from);
-    if (!m->arch->parallel) te_barrier(team);
-    pi_ffn(s, team, l, n_list, from);
-    te_barrier(team);
-}
-
 static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, int64_t t0, int64_t t1, int64_t t2) {
     const pi_layer *w = &s->model->layer[l];
+    const pi_attention *attention = pi_attention_of(w);
+    const pi_ffn *ffn = pi_ffn_of(w);
     pi_layer_step st = {.n_tokens = s->chunk.n_tok - from, .n_sparse = pi_n_sparse(&s->chunk, from)};
     int64_t listed = 0;
     for (int32_t i = 0; i < team->nth; i++) {
@@ -145,23 +60,24 @@ static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, 
     if (s->options.sparsity != PI_SPARSITY_PREDICTED)
         st.n_predicted = listed;
     else if (st.n_sparse)
-        st.ffn_bytes += w->sign ? (int64_t)pi_sign_bytes(s->model) : pi_mat_bytes(&w->fc1) + pi_mat_bytes(&w->fc2);
-    const int64_t unread = st.n_tokens ? 0 : pi_mat_bytes(&w->q) + pi_mat_bytes(&w->o);
-    st.bytes = st.ffn_bytes + w->attn_bytes - unread + pi_attention_bytes(s, from);
+        st.ffn_bytes +=
+            ffn->sign ? (int64_t)pi_sign_bytes(s->model) : pi_mat_bytes(&ffn->fc1) + pi_mat_bytes(&ffn->fc2);
+    const int64_t unread = st.n_tokens ? 0 : pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
+    st.bytes = st.ffn_bytes + pi_attention_weight_bytes(attention) - unread + pi_attention_bytes(s, from);
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
     st.layer_us = (float)((double)(t2 - t0) * 1e-3);
     s->step[l] = st;
     s->last_bytes += st.bytes;
 }
 
-static void head(pi_session *s, te_team *team) {
+void pi_step_head(pi_session *s, te_team *team) {
     const pi_model *m = s->model;
     const pi_chunk *c = &s->chunk;
     const size_t n = (size_t)m->info.n_embd, n_vocab = (size_t)m->info.n_vocab;
     if (!c->n_logits) return;
     for (int32_t t = team->ith; t < c->n_tok; t += team->nth)
         if (c->logits_row[t] >= 0)
-            norm(s, s->x + (size_t)t * n, m->output_norm, m->output_norm_b, s->hidden + (size_t)c->logits_row[t] * n);
+            pi_norm_row(m, &m->output_norm, s->x + (size_t)t * n, s->hidden + (size_t)c->logits_row[t] * n);
     te_barrier(team);
     /* Together: tokens that are computed in the same way and have rows one after the other, with others between. */
     for (int32_t t = 0, many, row; t < c->n_tok;) {
@@ -179,42 +95,36 @@ static void head(pi_session *s, te_team *team) {
     }
 }
 
-void pi_step_embed(pi_session *s, te_team *team) { embed(s, team); }
-void pi_step_head(pi_session *s, te_team *team) { head(s, team); }
+static void prepare(pi_block_run *r) {
+    r->y = pi_residual_open(r);
+    r->block->kind->prepare(r);
+}
+
+static void run(pi_block_run *r) {
+    r->block->kind->run(r);
+    pi_residual_close(r);
+    te_barrier(r->team);
+}
 
 void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
-    const pi_model *m = s->model;
+    const pi_layer *layer = &s->model->layer[l];
     const bool leader = team->ith == 0;
+    pi_block_run blocks[PI_MAX_BLOCKS];
+    int64_t t[PI_MAX_BLOCKS + 1];
     s->count[(ptrdiff_t)l * s->options.n_threads + team->ith] = (pi_layer_count){0};
-    const int64_t t0 = leader ? te_os_now_ns() : 0;
-    const int32_t from = first_wanted(s, l);
-    int32_t n_list = 0;
-    if (m->arch->parallel) {
-        pi_tap_rows(s, team, s->x, m->info.n_embd, s->tap[l].input);
-        if (!m->layer[l].sign) n_list = pi_predict(s, team, l, from);
+    t[0] = leader ? te_os_now_ns() : 0;
+    for (int32_t i = 0; i < layer->n_blocks; i++) {
+        blocks[i] = (pi_block_run){s, team, layer, &layer->block[i], l, first_wanted(s, l), 0, NULL};
+        if (layer->parallel) prepare(&blocks[i]);
     }
-    attention_stage(s, team, l, from);
-    const int64_t t1 = leader ? te_os_now_ns() : 0;
-    ffn_stage(s, team, l, n_list, from);
-    if (leader) record(s, team, l, from, t0, t1, te_os_now_ns());
-}
-
-static void step(void *ctx, te_team *team) {
-    pi_session *s = ctx;
-    embed(s, team);
-    for (int32_t l = 0; l < s->model->info.n_layer; l++) pi_step_layer(s, team, l);
-    head(s, team);
-}
-
-pi_status pi_forward(pi_session *s) {
-    const pi_model *m = s->model;
-    const int64_t t0 = te_os_now_ns();
-    if (s->hybrid)
-        PI_TRY(pi_hybrid_run(s->hybrid));
-    else
-        te_pool_run(s->pool, step, s);
-    s->last_bytes += (int64_t)(pi_row_bytes(&m->token_embd) * (size_t)s->chunk.n_tok);
-    if (s->chunk.n_logits) s->last_bytes += pi_mat_bytes(&m->output);
-    s->last_ns += te_os_now_ns() - t0;
-    return PI_OK;
+    if (layer->parallel) te_barrier(team);
+    for (int32_t i = 0; i < layer->n_blocks; i++) {
+        if (!layer->parallel) {
+            prepare(&blocks[i]);
+            te_barrier(team);
+        }
+        run(&blocks[i]);
+        if (leader) t[i + 1] = te_os_now_ns();
+    }
+    if (leader) record(s, team, l, blocks[0].from, t[0], t[layer->n_blocks - 1], t[layer->n_blocks]);
 }

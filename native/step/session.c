@@ -1,11 +1,14 @@
 /* session.c - opening a session, feeding batches, sequences, saved state. */
-#include "../hybrid/hybrid.h"
+#include "session.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../../vendor/core/te_types.h"
+#include "../blocks/attention.h"
+#include "../hybrid/hybrid.h"
+#include "forward.h"
 
 enum { MAX_BATCH = 1 << 16, MAX_SEQ = 1 << 16, MAX_CTX = 1 << 24, MAX_THREADS = 1024, DEFAULT_CTX = 4096 };
 
@@ -108,6 +111,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->x = carve(c, b, (size_t)i->n_embd, f);
     s->h = carve(c, b, (size_t)i->n_embd, f);
     s->h2 = carve(c, s->model->arch->parallel ? b : 0, (size_t)i->n_embd, f);
+    s->out = carve(c, s->model->arch->post_norm ? b : 0, (size_t)i->n_embd, f);
     s->q = carve(c, b, n_q, f);
     s->k = carve(c, b, n_kv, f);
     s->v = carve(c, b, n_kv, f);
@@ -141,33 +145,6 @@ static void lay_out(pi_session *s, carver *c) {
     if (!s->options.count_neurons) s->fired = NULL;
 }
 
-static size_t lines(size_t bytes) { return (bytes + 63) / 64 * 16; } /* floats that fill cache lines */
-
-/* Rows of scores are no power of two apart, for those would share few places in the cache. */
-static pi_attention_room attention_room(const pi_session *s) {
-    enum { ROWS = 256, MOST_PARTS = 64, PIECES = 4 }; /* pieces per member let the last ones end together */
-    const pi_model_info *i = &s->model->info;
-    const te_gemm_kernels *g = &s->model->kernels->gemm;
-    const int32_t group = i->n_head / i->n_head_kv, d = i->n_embd_head, n_threads = s->options.n_threads,
-                  most = s->options.n_ctx / PI_ATTENTION_PART;
-    pi_attention_room r = {.ld = PI_ATTENTION_SPAN + 16, .part_floats = lines(sizeof(float) * ((size_t)d + 2))};
-    r.rows = group > ROWS ? group : ROWS / group * group;
-    r.n_slot = n_threads > 1 ? (PIECES * n_threads + i->n_head_kv - 1) / i->n_head_kv : 1;
-    if (r.n_slot > MOST_PARTS) r.n_slot = MOST_PARTS;
-    if (r.n_slot > most) r.n_slot = most;
-    if (r.n_slot < 1) r.n_slot = 1;
-    const size_t n = (size_t)r.rows, head = lines(pi_mul(sizeof(float), pi_mul(n, (size_t)d)));
-    const int32_t k = d > PI_KV_BLOCK ? d : PI_KV_BLOCK;
-    r.out = head;
-    r.sums = r.out + head;
-    r.packed_q = r.sums + lines(n * 2 * sizeof(float));
-    r.packed = r.packed_q + lines(g->pack_bytes(r.rows, d));
-    r.work = r.packed + lines(g->pack_bytes(r.rows, PI_KV_BLOCK));
-    r.score = r.work + lines(g->scratch_bytes(r.rows, k));
-    r.floats = pi_add(r.score, pi_mul(n, r.ld));
-    return r;
-}
-
 /* What attention.c and a context shift need per member; rounded to cache lines. */
 static size_t scratch_floats(const pi_session *s) {
     const size_t shift = (size_t)s->model->info.n_embd_head * 2;
@@ -188,7 +165,7 @@ static pi_status open_session(pi_session *s) {
         far = pi_hybrid_far(s->hybrid);
     }
     PI_TRY(pi_kv_init(&s->kv, m, o->n_ctx, o->n_pool, o->n_seq, o->type_k, o->type_v, &far));
-    s->room = attention_room(s);
+    s->room = pi_attention_room_of(s);
     s->scratch_floats = scratch_floats(s);
     carver c = {NULL, 0};
     lay_out(s, &c);
@@ -199,7 +176,7 @@ static pi_status open_session(pi_session *s) {
                        s->memory_bytes, o->n_batch);
     c = (carver){s->memory, 0};
     lay_out(s, &c);
-    for (int32_t l = 0; l < i->n_layer; l++) s->threshold[l] = m->layer[l].threshold;
+    for (int32_t l = 0; l < i->n_layer; l++) s->threshold[l] = pi_ffn_of(&m->layer[l])->threshold;
     const te_workspace_limits limits = {
         .n_threads = o->n_threads,
         .max_tok = o->n_batch,
@@ -469,6 +446,27 @@ static int32_t chunk_length(const pi_session *s, const pi_batch *b, const uint8_
     return n;
 }
 
+/* The chunk through the model. */
+static void step(void *ctx, te_team *team) {
+    pi_session *s = ctx;
+    pi_step_embed(s, team);
+    for (int32_t l = 0; l < s->model->info.n_layer; l++) pi_step_layer(s, team, l);
+    pi_step_head(s, team);
+}
+
+static pi_status forward(pi_session *s) {
+    const pi_model *m = s->model;
+    const int64_t t0 = te_os_now_ns();
+    if (s->hybrid)
+        PI_TRY(pi_hybrid_run(s->hybrid));
+    else
+        te_pool_run(s->pool, step, s);
+    s->last_bytes += (int64_t)(pi_row_bytes(&m->token_embd) * (size_t)s->chunk.n_tok);
+    if (s->chunk.n_logits) s->last_bytes += pi_mat_bytes(&m->output);
+    s->last_ns += te_os_now_ns() - t0;
+    return PI_OK;
+}
+
 static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *pos, uint8_t *alone) {
     int32_t n_logits = 0, row = 0;
     PI_TRY(check_batch(s, b, to, &n_logits));
@@ -482,7 +480,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, int32_t *to, int32_t *po
         n = chunk_length(s, b, alone, first);
         for (int32_t i = first; i < first + n; i++) pi_kv_extend(&s->kv, batch_seq(b, i), pos[i] + 1);
         fill_chunk(s, b, alone, first, n, pos, &row);
-        const pi_status st = pi_forward(s);
+        const pi_status st = forward(s);
         s->n_counted += st == PI_OK ? (uint64_t)n : 0;
         if (st == PI_OK) continue;
         for (int32_t i = b->n_tokens - 1; i >= 0; i--) /* the first token of a sequence says how long it was */

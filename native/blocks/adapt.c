@@ -1,0 +1,60 @@
+/* adapt.c - what adapters (model/lora.c) add to products. */
+#include <string.h>
+
+#include "ops.h"
+
+void pi_adapt(pi_session *s, te_team *team, const pi_adapter *d, const float *x, size_t ldx, int32_t n_tok, te_way way,
+              float *y, size_t ldy) {
+    if (!d || !d->a.w) return;
+    const size_t rank = (size_t)d->a.n_rows;
+    const te_linear a = {.w = d->a, .y = s->adapt, .ldy = rank, .way = way},
+                    b = {.w = d->b, .y = y, .ldy = ldy, .add = true, .way = way};
+    te_barrier(team);
+    te_op_linear(team, s->ws, &a, 1, x, ldx, n_tok);
+    te_barrier(team);
+    te_op_linear(team, s->ws, &b, 1, s->adapt, rank, n_tok);
+    te_barrier(team);
+}
+
+void pi_adapt_chunk(pi_session *s, te_team *team, const pi_layer *layer, int32_t which, const float *x, size_t ldx,
+                    float *y, size_t ldy) {
+    const pi_adapter *d = pi_adapter_of(layer, which);
+    const int32_t n_many = s->chunk.n_many, n_few = s->chunk.n_tok - n_many;
+    if (n_many > 0) pi_adapt(s, team, d, x, ldx, n_many, TE_BY_GEMM, y, ldy);
+    if (n_few > 0)
+        pi_adapt(s, team, d, x + ldx * (size_t)n_many, ldx, n_few, TE_BY_ROWS, y + ldy * (size_t)n_many, ldy);
+}
+
+void pi_adapt_ffn(pi_session *s, te_team *team, const pi_layer *layer, const float *x, int32_t t0, int32_t n_tok,
+                  te_ffn_io *io) {
+    if (!pi_adapts_ffn(layer)) return;
+    const size_t n_embd = (size_t)s->model->info.n_embd, n_ff = (size_t)s->model->info.n_ff, off = (size_t)t0 * n_ff;
+    float *up = s->adapt_up + off, *gate = pi_ffn_of(layer)->gate.w ? s->gate + off : NULL;
+    int64_t lo, hi;
+    te_share(team, (int64_t)n_tok * (int64_t)n_ff, 64, &lo, &hi);
+    const size_t n_bytes = sizeof(float) * (size_t)(hi - lo);
+    memset(up + lo, 0, n_bytes);
+    if (gate) memset(gate + lo, 0, n_bytes);
+    memset(s->up + off + lo, 0, n_bytes);
+    pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_UP), x, n_embd, n_tok, TE_BY_ROWS, up, n_ff);
+    pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_GATE), x, n_embd, n_tok, TE_BY_ROWS, gate, n_ff);
+    te_barrier(team);
+    io->up_add = up;
+    io->gate_add = gate;
+    io->ld_add = n_ff;
+    io->hidden = s->up + off;
+    io->ld_hidden = n_ff;
+}
+
+void pi_adapt_embedding(pi_session *s, te_team *team) {
+    const pi_adapter *d = &s->model->embd_adapter;
+    if (!d->a.w) return;
+    const size_t rank = (size_t)d->b.cols, n_embd = (size_t)s->model->info.n_embd;
+    for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth)
+        memcpy(s->adapt + rank * (size_t)t, (const float *)d->b.w + rank * (size_t)s->chunk.token[t],
+               rank * sizeof *s->adapt);
+    te_barrier(team);
+    const te_linear a = {.w = d->a, .y = s->x, .ldy = n_embd, .add = true};
+    pi_linear(s, team, &a, 1, s->adapt, rank, 0, s->chunk.n_tok);
+    te_barrier(team);
+}

@@ -1,0 +1,83 @@
+/* block.h - what a layer is made of. A model is a table of layers, a layer a short list of blocks; a block reads the
+ * residual stream, and what it gives is added to it.
+ *
+ * Each kind of block is one file that knows all about itself: which keys and tensors it has, what it costs, and how it is
+ * computed on the CPU. What differs between architectures is data in these structs, set by bind from a row of the table
+ * in model/arch.c. Shapes: [rows][cols], cols contiguous. */
+#ifndef PI_BLOCK_H
+#define PI_BLOCK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../../vendor/core/te_tensor.h"
+#include "rope.h"
+
+/* A norm over n_embd values; w NULL: there is none. */
+typedef struct pi_norm {
+    const float *w, *b; /* b: LayerNorm's */
+} pi_norm;
+
+typedef struct pi_attention {
+    te_mat q;                           /* [n_head*n_embd_head][n_embd] */
+    te_mat k, v;                        /* [n_head_kv*n_embd_head][n_embd] */
+    te_mat o;                           /* [n_embd][n_head*n_embd_head] */
+    const float *q_b, *k_b, *v_b, *o_b; /* or NULL */
+    const float *q_norm, *k_norm;       /* [n_embd_head] or NULL */
+    float scale;                        /* of scores */
+} pi_attention;
+
+typedef struct pi_ffn {
+    te_mat gate, up;     /* [n_ff][n_embd]; gate.w NULL when not gated */
+    te_mat down;         /* [n_embd][n_ff] as ordinary files have it, or w NULL */
+    te_mat down_t;       /* [n_ff][n_embd]: row j belongs to neuron j, or w NULL */
+    const float *up_b;   /* [n_ff] or NULL */
+    const float *down_b; /* [n_embd] or NULL */
+    te_mat fc1;          /* [r][n_embd], or w NULL: no predictor */
+    te_mat fc2;          /* [n_ff][r] */
+    uint64_t *sign;      /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
+    float threshold;     /* of the predictor's scores */
+} pi_ffn;
+
+typedef struct pi_block {
+    const struct pi_block_kind *kind;
+    pi_norm norm;      /* of what the block reads */
+    pi_norm post_norm; /* of what it gives */
+    union {
+        pi_attention attention;
+        pi_ffn ffn;
+    };
+} pi_block;
+
+struct pi_model;
+struct pi_layer;
+struct pi_session;
+struct te_team;
+
+/* One block's work on the chunk of a session, as a member of its team sees it. */
+typedef struct pi_block_run {
+    struct pi_session *s;
+    struct te_team *team;
+    const struct pi_layer *layer;
+    const pi_block *block;
+    int32_t l;      /* the layer's number */
+    int32_t from;   /* the first token of the chunk whose output is wanted */
+    int32_t n_list; /* predicted mode: neurons that some token asks for; set by prepare */
+    float *y;       /* [n_tok][n_embd] what the block gives is added to these rows */
+} pi_block_run;
+
+/* What a kind of block knows. All members of the team call prepare and run; the blocks of a layer that stand side by
+ * side are all prepared before any runs. */
+typedef struct pi_block_kind {
+    const char *name;
+    /* Reads the block's keys and finds its tensors. Errors: FORMAT, UNSUPPORTED, MEMORY. */
+    pi_status (*bind)(struct pi_model *m, int32_t l, pi_block *b);
+    /* Makes the block's input from x, and what must be known before x changes. Ends with or without a barrier. */
+    void (*prepare)(pi_block_run *r);
+    /* Adds what the tokens from r->from on give to r->y. Begins behind a barrier, ends without one. */
+    void (*run)(pi_block_run *r);
+} pi_block_kind;
+
+extern const pi_block_kind pi_attention_kind, pi_ffn_kind;
+
+#endif

@@ -1,0 +1,27 @@
+/* bind.h - finding a model's tensors by name; a wrong type or shape fails here, by name. */
+#ifndef PI_BIND_H
+#define PI_BIND_H
+
+#include "model.h"
+
+typedef struct pi_name {
+    char text[96];
+} pi_name;
+#if defined(__GNUC__)
+__attribute__((format(printf, 1, 2)))
+#endif
+pi_name pi_name_of(const char *format, ...);
+
+/* The tensor of a name, or NULL; from now on it counts as bound. */
+const te_gguf_tensor *pi_bind_take(pi_model *m, const char *name);
+/* A matrix of so many rows and cols; 0: any. An absent one is an error unless optional, then mat->w is NULL. */
+pi_status pi_bind_mat(pi_model *m, pi_name name, int32_t rows, int32_t cols, bool optional, te_mat *mat);
+/* A vector of n floats, copied. */
+pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const float **out);
+/* A norm's weight and, for LayerNorm, its bias: "PREFIX.weight", "PREFIX.bias". */
+pi_status pi_bind_norm(pi_model *m, const char *prefix, bool optional, pi_norm *out);
+/* A tensor that nobody asked for is a part of the model that would not be computed: the answers would be wrong. */
+pi_status pi_bind_check_all(const pi_model *m);
+void pi_bind_free_vectors(pi_model *m);
+
+#endif

@@ -1,0 +1,124 @@
+/* layers.c - a model's table of layers: every tensor of the file bound, by the blocks that own it. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../vendor/core/te_os.h"
+#include "../../vendor/core/te_types.h"
+#include "bind.h"
+
+/* Which predictor is used: as asked for, else as the file says, else its own matrices. */
+static pi_status choose_predictor(pi_model *m, bool has_mlp) {
+    const te_gguf *g = m->file->gguf;
+    const int32_t asked = m->options.predictor;
+    te_str text = {NULL, 0};
+    bool found = false;
+    int32_t kind = has_mlp ? PI_PREDICTOR_MLP : PI_PREDICTOR_NONE;
+    PI_TRY(te_gguf_get_str(g, "powerinfer.predictor", &text, &found));
+    if (found) {
+        const bool sign = text.n == 4 && memcmp(text.p, "sign", 4) == 0;
+        if (!sign && !(text.n == 3 && memcmp(text.p, "mlp", 3) == 0))
+            return PI_FAIL(PI_ERROR_UNSUPPORTED, "powerinfer.predictor is \"%.*s\"; mlp and sign are known",
+                           (int)(text.n < 40 ? text.n : 40), text.p);
+        kind = sign ? PI_PREDICTOR_SIGN : PI_PREDICTOR_MLP;
+    }
+    if (asked != PI_PREDICTOR_AUTO) kind = asked;
+    const pi_status error = asked != PI_PREDICTOR_AUTO ? PI_ERROR_ARGUMENT : PI_ERROR_FORMAT;
+    if (kind == PI_PREDICTOR_MLP && !has_mlp)
+        return PI_FAIL(error, "the predictor is to be an MLP, but the file has no fc1 and fc2");
+    if (kind == PI_PREDICTOR_SIGN && !pi_is_relu(m->info.activation))
+        return PI_FAIL(error, "a sign predictor needs a ReLU model; no neuron of this one is ever silent");
+    if (m->options.predictor_type >= 0 && !has_mlp)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "a format for the predictor was given (%s), but the file has no fc1 and fc2",
+                       te_type_get(m->options.predictor_type)->name);
+    m->info.predictor = kind;
+    if (kind == PI_PREDICTOR_SIGN) m->sign_words = (m->info.n_embd + 63) / 64;
+    return PI_OK;
+}
+
+/* Thresholds of the layers: one of each, or one for all. */
+static pi_status read_thresholds(pi_model *m) {
+    const te_gguf *g = m->file->gguf;
+    const char *name = "powerinfer.sparse_thresholds";
+    float all = 0;
+    PI_TRY(te_gguf_get_f32(g, "powerinfer.sparse_threshold", &all, NULL));
+    if (isnan(all)) return PI_FAIL(PI_ERROR_FORMAT, "powerinfer.sparse_threshold is not a number");
+    for (int32_t i = 0; i < m->info.n_layer; i++) pi_ffn_of(&m->layer[i])->threshold = all;
+    const te_kv *each = te_gguf_find(g, name);
+    if (each) {
+        if (each->type != TE_KV_ARRAY || each->element_type != TE_KV_F32 || each->n != (uint64_t)m->info.n_layer)
+            return PI_FAIL(PI_ERROR_FORMAT, "%s must be an array of %d f32, one for each layer", name, m->info.n_layer);
+        for (int32_t i = 0; i < m->info.n_layer; i++) {
+            memcpy(&pi_ffn_of(&m->layer[i])->threshold, (const char *)each->data + sizeof(float) * (size_t)i,
+                   sizeof(float));
+            if (isnan(pi_ffn_of(&m->layer[i])->threshold))
+                return PI_FAIL(PI_ERROR_FORMAT, "%s[%d] is not a number", name, i);
+        }
+    }
+    m->info.sparse_threshold = pi_ffn_of(&m->layer[0])->threshold;
+    for (int32_t i = 1; i < m->info.n_layer; i++)
+        if (pi_ffn_of(&m->layer[i])->threshold < m->info.sparse_threshold)
+            m->info.sparse_threshold = pi_ffn_of(&m->layer[i])->threshold;
+    return PI_OK;
+}
+
+static pi_status bind_all(pi_model *m) {
+    const pi_model_info *c = &m->info;
+    if (m->rope.kind != PI_ROPE_NONE) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads it */
+    PI_TRY(pi_bind_mat(m, pi_name_of("token_embd.weight"), c->n_vocab, c->n_embd, false, &m->token_embd));
+    if (m->arch->learned_pos)
+        PI_TRY(pi_bind_mat(m, pi_name_of("position_embd.weight"), c->n_ctx_train + 2, c->n_embd, false,
+                           &m->position_embd));
+    PI_TRY(pi_bind_norm(m, "output_norm", false, &m->output_norm));
+    PI_TRY(pi_bind_mat(m, pi_name_of("output.weight"), c->n_vocab, c->n_embd, true, &m->output));
+    if (!m->output.w) m->output = m->token_embd;
+    m->layer = calloc((size_t)c->n_layer, sizeof *m->layer);
+    if (!m->layer) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d layers", c->n_layer);
+    int32_t n_predictors = 0, n_down_t = 0;
+    for (int32_t i = 0; i < c->n_layer; i++) {
+        pi_layer *l = &m->layer[i];
+        l->parallel = m->arch->parallel;
+        for (; l->n_blocks < PI_MAX_BLOCKS && m->arch->block[l->n_blocks]; l->n_blocks++) {
+            pi_block *b = &l->block[l->n_blocks];
+            b->kind = m->arch->block[l->n_blocks];
+            PI_TRY(b->kind->bind(m, i, b));
+        }
+        const pi_ffn *f = pi_ffn_of(l);
+        n_predictors += f->fc1.w != NULL;
+        n_down_t += f->down_t.w != NULL;
+    }
+    if (n_predictors && n_predictors != c->n_layer)
+        return PI_FAIL(PI_ERROR_FORMAT, "%d of %d layers have a predictor (fc1, fc2); all or none must", n_predictors,
+                       c->n_layer);
+    PI_TRY(choose_predictor(m, n_predictors > 0));
+    PI_TRY(read_thresholds(m));
+    m->info.can_skip_down = n_down_t == c->n_layer;
+    return pi_bind_check_all(m);
+}
+
+pi_status pi_model_bind(pi_model *m) {
+    const int64_t n = te_gguf_n_tensors(m->file->gguf);
+    m->bound = calloc((size_t)n + 1, sizeof *m->bound);
+    const pi_status s =
+        m->bound ? bind_all(m) : PI_FAIL(PI_ERROR_MEMORY, "out of memory for %lld tensors", (long long)n);
+    free(m->bound);
+    m->bound = NULL;
+    return s;
+}
+
+void pi_model_unbind(pi_model *m) {
+    pi_adapters_free(m);
+    if (m->layer)
+        for (int32_t i = 0; i < m->info.n_layer; i++) {
+            te_os_free(m->layer[i].own.p, m->layer[i].own.n_bytes);
+            const pi_ffn *f = pi_ffn_of(&m->layer[i]);
+            if (f) te_os_free(f->sign, pi_sign_bytes(m));
+        }
+    free(m->layer);
+    m->layer = NULL;
+    te_os_free(m->own.p, m->own.n_bytes);
+    m->own = (pi_memory){0};
+    te_pool_free(m->team);
+    m->team = NULL;
+    pi_bind_free_vectors(m);
+}

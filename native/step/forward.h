@@ -1,0 +1,11 @@
+/* forward.h - the stages of a chunk's way through the model, as the members of a team call them. */
+#ifndef PI_FORWARD_H
+#define PI_FORWARD_H
+
+#include "state.h"
+
+void pi_step_embed(pi_session *s, te_team *team);
+void pi_step_layer(pi_session *s, te_team *team, int32_t l);
+void pi_step_head(pi_session *s, te_team *team);
+
+#endif

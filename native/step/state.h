@@ -1,0 +1,108 @@
+/* state.h - what a session holds: one KV pool, the team of threads that computes, and the buffers of one step. */
+#ifndef PI_STATE_H
+#define PI_STATE_H
+
+#include "../../vendor/core/te_os.h"
+#include "../../vendor/core/te_pool.h"
+#include "../../vendor/cpu/te_ops.h"
+#include "../kv/kv.h"
+
+/* One chunk of a batch: at most n_batch tokens computed together. First come those computed by matrix products, then
+ * those by row kernels, as each would be alone; of the former those whose FFN is dense come last, of the latter first. */
+typedef struct pi_chunk {
+    int32_t n_tok;
+    int32_t n_many;               /* tokens 0..n_many-1: by matrix products */
+    int32_t first_dense, n_dense; /* prompt tokens of predicted mode; first_dense <= n_many <= first_dense + n_dense */
+    int32_t n_logits;
+    bool lone;                  /* a few tokens, each of another sequence */
+    int32_t *token, *pos, *seq; /* [n_batch] */
+    int32_t *logits_row;        /* [n_batch]: row in the session's logits, or -1 */
+    int32_t *batch_row;         /* [n_batch]: index in the batch, for taps: theirs is no longer than n_batch */
+} pi_chunk;
+
+enum {
+    PI_FEW_TOK = 16,            /* so many tokens of a chunk at most are computed as each would be alone */
+    PI_PROMPT_PART = 8,         /* positions, see choose_ways; products take as long for 1 token as for 16 */
+    PI_PROMPT_LEAST = 16,       /* tokens; fewer are faster by row kernels */
+    PI_ATTENTION_SPAN = 256,    /* positions whose scores are held at a time; whole blocks */
+    PI_ATTENTION_PART = 256,    /* the fewest positions that are worth a part of their own */
+    PI_ATTENTION_SPLIT_TOK = 16 /* up to so many tokens in a chunk there is room for all parts */
+};
+
+/* What attention needs of a member's scratch, for a piece of so many rows of queries (tokens times the query heads of a
+ * KV head). Offsets in floats; the queries themselves are at 0. */
+typedef struct pi_attention_room {
+    int32_t rows;
+    int32_t n_slot;     /* into how many parts a token's positions can be cut, see PI_ATTENTION_SPLIT_TOK */
+    size_t part_floats; /* of one row's part */
+    size_t ld;          /* floats per row of scores */
+    size_t out, sums, packed_q, packed, work, score;
+    size_t floats; /* in all */
+} pi_attention_room;
+
+typedef struct pi_layer_count { /* one member's part of pi_layer_step */
+    _Alignas(64) te_ffn_counts ffn;
+    int64_t predicted;
+} pi_layer_count;
+
+struct pi_session {
+    pi_model *model;
+    pi_session_options options;
+    te_mutex lock;
+    te_pool *pool;
+    te_workspace *ws;
+    pi_kv kv;
+    struct pi_hybrid *hybrid; /* NULL: the CPU computes everything */
+
+    pi_chunk chunk;
+    /* Buffers of one chunk, n_batch rows each; all in one allocation. */
+    float *x;           /* [n_embd] residual stream */
+    float *h;           /* [n_embd] input of the FFN */
+    float *h2;          /* [n_embd] input of the attention, where it is another */
+    float *out;         /* [n_embd] what a block gives, where a norm stands between that and x */
+    float *q;           /* [n_head * n_embd_head] */
+    float *k, *v;       /* [n_head_kv * n_embd_head] */
+    float *att;         /* [n_head * n_embd_head] */
+    float *cs;          /* [n_rot] cos and sin per token */
+    float *gate, *up;   /* [n_ff] of the many-token path; also hidden values where down is not transposed */
+    float *rank;        /* [max_rank] */
+    float *adapt;       /* [adapter_rank] */
+    float *adapt_up;    /* [n_ff] what an adapter adds to up's products, of a few tokens */
+    float *score;       /* [n_ff] */
+    uint8_t *mask;      /* [n_ff] */
+    uint64_t *sign;     /* [sign_words] of the sign predictor's input */
+    float *threshold;   /* [n_layer], once */
+    pi_tap *tap;        /* [n_layer], once */
+    int32_t *list;      /* [n_ff], once: neurons that some token of the chunk asks for */
+    int32_t *list_own;  /* [n_ff], once: the same, each member's part where its own neurons begin */
+    int32_t *list_part; /* [n_threads] how many of them are in each part */
+    float *scratch;     /* per member: scratch_floats */
+    size_t scratch_floats;
+    float *parts; /* sums of attention's parts; see attention.c */
+    pi_attention_room room;
+    void *memory;
+    size_t memory_bytes;
+
+    float *logits; /* [logits_rows][n_vocab] of the last feed */
+    float *hidden; /* [logits_rows][n_embd] */
+    int32_t logits_rows, logits_capacity;
+
+    int32_t n_taps; /* layers with a tap */
+
+    uint32_t *fired; /* [n_layer][n_ff] tokens for which a neuron fired, or NULL: they are not counted */
+    uint64_t n_counted;
+    pi_layer_step *step;   /* [n_layer] of the last chunk */
+    pi_layer_count *count; /* [n_layer][n_threads] */
+    int64_t last_bytes;
+    int64_t last_ns;
+};
+
+/* Every public function holds the lock while it looks at what a feed changes, also those that only read. */
+static inline void pi_session_lock(const pi_session *s) { te_os_mutex_lock((te_mutex *)(uintptr_t)&s->lock); }
+static inline void pi_session_unlock(const pi_session *s) { te_os_mutex_unlock((te_mutex *)(uintptr_t)&s->lock); }
+
+static inline float *pi_scratch(const pi_session *s, const te_team *team) {
+    return s->scratch + s->scratch_floats * (size_t)team->ith;
+}
+
+#endif
