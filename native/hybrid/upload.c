@@ -167,8 +167,9 @@ static void send_layer(upload *u, const pi_session *s, int32_t l, pi_device_laye
     const pi_attention *a = pi_attention_of(w);
     const pi_ffn *f = pi_ffn_of(w);
     const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
-    d->attn_norm = send_norm(u, m, &pi_block_of(w, &pi_attention_kind)->norm);
-    d->ffn_norm = send_norm(u, m, &pi_block_of(w, &pi_ffn_kind)->norm);
+    const pi_norm *norm = &pi_block_of(w, &pi_attention_kind)->norm, *ffn_norm = &pi_block_of(w, &pi_ffn_kind)->norm;
+    d->attn_norm = send_norm(u, m, norm);
+    d->ffn_norm = ffn_norm->w == norm->w ? d->attn_norm : send_norm(u, m, ffn_norm);
     d->q = send_mat(u, &a->q);
     d->k = send_mat(u, &a->k);
     d->v = send_mat(u, &a->v);

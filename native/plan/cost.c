@@ -54,7 +54,8 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
     c->norm_bytes = vec_bytes(a->q_norm, i->n_embd_head) + vec_bytes(a->k_norm, i->n_embd_head) +
                     vec_bytes(pi_ffn_of(w)->down_b, i->n_embd);
     for (int32_t k = 0; k < w->n_blocks; k++)
-        c->norm_bytes += vec_bytes(w->block[k].norm.w, i->n_embd) + vec_bytes(w->block[k].norm.b, i->n_embd);
+        if (k == 0 || w->block[k].norm.w != w->block[0].norm.w) /* blocks side by side may share one */
+            c->norm_bytes += vec_bytes(w->block[k].norm.w, i->n_embd) + vec_bytes(w->block[k].norm.b, i->n_embd);
     const double position = (double)i->n_head_kv * ((double)kv_row(m, o->type_k) + (double)kv_row(m, o->type_v));
     c->fixed_read =
         read_bytes(a->q) + read_bytes(a->k) + read_bytes(a->v) + read_bytes(a->o) + o->n_ctx / 2.0 * position;
