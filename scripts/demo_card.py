@@ -82,11 +82,11 @@ makes mistakes, and says so when it is asked. Don't use it for anything but a de
 
 ## Data
 
-All text comes from the generator in `scripts/demo_text`: conversations and short stories from grammars and
-word lists that were written for this purpose; no text was collected. The training text has
+All text comes from `scripts/demo_text.py`: conversations and short stories from templates and word lists that
+were written for this purpose; no text was collected. The training text has
 {million(training["n_text_tokens"])} tokens, and the model saw {million(training["n_seen_tokens"])}.
-One in twenty combinations (a story's hero, place and plot; the wording of a longer question; a sum with its
-wording) is held out and never trained on, neither by the model nor by its predictors.
+One in twenty exchanges, by the wording of question and answer, is held out and never trained on, neither by
+the model nor by its predictors.
 
 ## Measured
 

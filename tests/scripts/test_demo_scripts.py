@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,27 +76,59 @@ def test_text_files_are_what_the_chat_template_makes(tmp_path: Path) -> None:
 
 
 def test_what_is_held_out_is_not_in_the_training_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    from demo_text import dialogue
-    from demo_text.exchange import is_held_out
+    import demo_text
 
-    original, keys = dialogue._exchange, set()
+    original: Any = demo_text._of_part
+    keys: set[str] = set()
 
-    def noted(*args: Any) -> Any:
-        exchange = original(*args)
-        keys.add(exchange.key)
-        return exchange
+    def noted(*args: Any, **options: Any) -> Any:
+        system, parts = original(*args, **options)
+        (_, asked), (_, answer) = parts[0][:2]
+        if len(asked) >= demo_text.SHORT:
+            keys.add(f"{asked}|{answer}")
+        return system, parts
 
-    monkeypatch.setattr(dialogue, "_exchange", noted)
+    monkeypatch.setattr(demo_text, "_of_part", noted)
     found = []
     for held_out in (False, True):
         keys.clear()
         rng = Random(1)
         for _ in range(300):
-            dialogue.document(rng, held_out=held_out)
-        found.append(keys - {"", "mixed"})
+            demo_text.document(rng, held_out=held_out)
+        found.append(set(keys))
         assert len(found[-1]) > 200
-        assert all(is_held_out(key) == held_out for key in found[-1])
     assert not found[0] & found[1]
+
+
+def test_templates_leave_no_mark() -> None:
+    """Every exchange of every group can be drawn, and nothing of the template language is in what it says."""
+    import demo_text
+
+    rng = Random(1)
+    for name, group in demo_text.talks().items():
+        for _ in range(8 * len(group.exchanges)):
+            system, parts = demo_text.exchange(rng, name)
+            for _, text in [("system", system), *(message for part in parts for message in part)]:
+                assert not set(text) & set("[]{}|"), (name, text)
+                assert text == text.strip() and "  " not in text, (name, text)
+
+
+def test_sums_of_the_templates_are_right() -> None:
+    import demo_text
+
+    rng = Random(1)
+    n_seen = 0
+    for _ in range(400):
+        _, parts = demo_text.exchange(rng, "sums")
+        for role, text in parts[0]:
+            for a, sign, b, result in re.findall(
+                r"(?<!, and )\b(\d+) (plus|minus|times) (\d+) is (\d+)", text
+            ):
+                assert role == "assistant"
+                a, b = int(a), int(b)
+                assert {"plus": a + b, "minus": a - b, "times": a * b}[sign] == int(result), text
+                n_seen += 1
+    assert n_seen > 100
 
 
 def test_the_folder_is_a_llama_with_relu(folder: Path) -> None:

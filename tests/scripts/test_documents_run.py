@@ -73,7 +73,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_texts(*names: str) -> None:
     script = ROOT / "scripts" / "demo_corpus.py"
-    subprocess.run([sys.executable, str(script), "--out", "."], check=True, timeout=100, capture_output=True)
+    sizes = ("--training-bytes", str(TEXT_BYTES), "--held-out-bytes", str(TEXT_BYTES))
+    subprocess.run([sys.executable, str(script), "--out", ".", *sizes], check=True, capture_output=True)
     for name, source in zip(names, ("training.txt", "held-out.txt"), strict=True):
         Path(name).write_text(Path(source).read_text(encoding="utf-8")[:TEXT_BYTES], encoding="utf-8")
 
