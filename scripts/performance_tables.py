@@ -1,13 +1,13 @@
-"""Turns raw measurements into the tables and pictures of docs/performance.md: nobody types numbers.
+"""Turns raw measurements into the tables of docs/performance.md and docs/performance/*.md.
 
     scripts/bench_cpu.sh models docs/performance/2-core-xeon     # writes the raw results
-    python scripts/performance_tables.py                         # writes the page's tables and pictures
-    python scripts/performance_tables.py --check                 # says whether the page has them
+    python scripts/performance_tables.py                         # writes the pages' tables
+    python scripts/performance_tables.py --check                 # says whether the pages have them
 
 A GPU's are those that scripts/bench_gpu.py writes as gpu.json.
 
-In the page a table stands between `<!-- table: NAME FOLDER -->` and `<!-- end -->`; FOLDER is one of
-docs/performance. Pictures are docs/performance/FOLDER/roofline.png.
+In a page a table stands between `<!-- table: NAME FOLDER -->` and `<!-- end -->`; FOLDER is one of
+docs/performance, or a dot where a table compares machines. performance_pictures.py draws the pictures.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "performance.md"
 FOLDERS = ROOT / "docs" / "performance"
+PAGES = [ROOT / "docs" / "performance.md", *sorted(FOLDERS.glob("*.md"))]
+MACHINES = {"16-core-xeon": "16 cores, Intel", "2-core-xeon": "2 cores, Intel", "2-core-epyc": "2 cores, AMD"}
 _TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _KERNELS = re.compile(r"(\S+) +(\S+) +(\d+) threads: read +([\d.]+) GB/s(.*)")
 _KERNEL = re.compile(r"\| (\S+) +([\d.]+) \( *(\d+) %\)")
@@ -232,6 +233,88 @@ def peers_table(folder: Path) -> str:
     return markdown(head, rows)
 
 
+Pair = tuple[float, float, float]
+"""Our tokens/s, the peer's, and the median of the ratios within a round."""
+
+
+def beside(folder: Path, test: str) -> dict[tuple[str, str], Pair]:
+    """For weights and mode, with all cores: beside the peer's build for the same processor."""
+    found: dict[tuple[str, str], Pair] = {}
+    for report in load(folder, "peers"):
+        about = report["powerinfer"]
+        plain = not report.get("predictor_type") and "--no-mmap" not in report["command"]
+        if not plain or report["threads"] != about["n_cores"] or "avx512" not in report["peers"]:
+            continue
+        for row in report["results"]:
+            peer = row["peers"].get("avx512")
+            if row["test"].startswith(test) and peer:
+                pair = (row["powerinfer"]["tokens_per_s"], peer["tokens_per_s"], peer["ratio"])
+                found.setdefault((weights(about), row["mode"]), pair)
+    return found
+
+
+def beside_table(folders: Path, test: str) -> str:
+    """A ratio for each machine, and tokens/s of the first."""
+    machines = [beside(folders / name, test) for name in MACHINES]
+    first, *_ = MACHINES.values()
+    head = [
+        "weights",
+        "mode",
+        f"llama.cpp, {first}",
+        "powerinfer",
+        *(f"ratio, {m}" for m in MACHINES.values()),
+    ]
+    rows = [
+        [
+            *key,
+            f"{theirs:.0f}",
+            f"{ours:.0f}",
+            *(f"**{m[key][2]:.1f}**" if key in m else "" for m in machines),
+        ]
+        for key, (ours, theirs, _) in machines[0].items()
+    ]
+    return markdown(head, rows)
+
+
+def beside_decode_table(folders: Path) -> str:
+    return beside_table(folders, "tg")
+
+
+def beside_prompt_table(folders: Path) -> str:
+    return beside_table(folders, "pp")
+
+
+def together_table(folders: Path) -> str:
+    """What eight sequences together decode, over one alone."""
+    head = ["weights", "mode", *(f"{m}: 1, 8" for m in MACHINES.values())]
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for name in MACHINES:
+        rows = {
+            (weights(row), row["sparsity"], row["n_seq"]): row["median"]
+            for row in load(folders / name, "many")
+        }
+        for kind, mode, n_seq in rows:
+            if n_seq == 8:
+                one, eight = rows[kind, mode, 1], rows[kind, mode, 8]
+                cell = f"{one:.0f}, {eight:.0f} (**{eight / one:.1f}**)"
+                found.setdefault((kind, mode), {})[name] = cell
+    return markdown(
+        head, [[*key, *(cells.get(name, "") for name in MACHINES)] for key, cells in found.items()]
+    )
+
+
+def gpu_table(folder: Path) -> str:
+    """What a GPU's budget gives, without the figures of how."""
+    rows = [
+        [
+            *(row_title(row), row["sparsity"], f"{row['budget']:g} GiB"),
+            *(percent(row["plan"]["hot_share"]), f"{row['tokens_per_s']:.0f}"),
+        ]
+        for row in load_gpu(folder)["rows"].values()
+    ]
+    return markdown(["model", "mode", "GPU memory allowed", "neurons there", "tokens/s"], rows)
+
+
 def peer_versions_table(folder: Path) -> str:
     found: dict[str, Row] = {}
     for report in load(folder, "peers"):
@@ -371,6 +454,10 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "prompt": prompt_table,
     "isa": isa_table,
     "peers": peers_table,
+    "beside-decode": beside_decode_table,
+    "beside-prompt": beside_prompt_table,
+    "together": together_table,
+    "gpu": gpu_table,
     "peer-versions": peer_versions_table,
     "threads": threads_table,
     "kernels": kernels_table,
@@ -391,84 +478,16 @@ def filled(page: str, folders: Path = FOLDERS) -> str:
     return _TABLE.sub(table, page)
 
 
-# ---- the picture
-
-
-def roofline(folder: Path, path: Path) -> bool:
-    """Draws what was reached under the roof that memory and multiplying units are; False without data."""
-    decode, prompts = load(folder, "decode") + load(folder, "sparse"), load(folder, "prompt")
-    peaks = load(folder, "peak")
-    if not decode or not prompts:
-        return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    rate = max(row["ceiling_gb_s"] for row in decode)
-    x = (0.5, 30000.0)
-    top = max([row["gflop_per_s"] for row in prompts])
-    axes.plot(x, [rate * v for v in x], color="black", lw=1.5)
-    axes.annotate(f"memory, {rate:.0f} GB/s", (5, 5 * rate * 1.5), rotation=40, fontsize=9)
-    for name, value in (peaks[0] if peaks else {}).items():
-        if name != "threads":
-            axes.plot([value / rate, x[1]], [value, value], color="gray", lw=1)
-            axes.annotate(
-                f"{name.replace('_', ' ')}, {value} GFLOP/s", (x[1], value * 1.08), ha="right", fontsize=8
-            )
-            top = max(top, value)
-    colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(weights(row) for row in decode))}
-    markers = {"dense": "o", "exact": "^", "predicted": "s"}
-    seen = set()
-    for row in decode:
-        # Sparse steps do as many operations for a byte as dense ones: two for each weight.
-        dense = next(r for r in decode if weights(r) == weights(row) and r["sparsity"] == "dense")
-        flop = 2 * (dense["n_parameters"] - dense["n_vocab"] * dense["n_embd"])
-        intensity = flop / dense["bytes_per_token"]
-        label = f"decode, {row['sparsity']}"
-        axes.plot(
-            intensity,
-            intensity * row["read_gb_s"],
-            markers[row["sparsity"]],
-            color=colours[weights(row)],
-            label=None if label in seen else label,
-        )
-        seen.add(label)
-    for row in prompts:
-        intensity = row["gflop_per_s"] / (row["tokens_per_s"] * row["bytes_per_token"] / 1e9)
-        label = f"prompt, {weights(row)}"
-        axes.plot(
-            intensity,
-            row["gflop_per_s"],
-            "*",
-            ms=10,
-            color=colours[weights(row)],
-            label=None if label in seen else label,
-        )
-        seen.add(label)
-    axes.set(xscale="log", yscale="log", xlim=x, ylim=(rate * 0.4, top * 2))
-    axes.set(xlabel="operations for each byte that is read", ylabel="GFLOP/s")
-    axes.set_title(f"{decode[0]['cpu']}, {decode[0]['threads']} threads", fontsize=10)
-    axes.legend(fontsize=8, loc="lower right")
-    axes.grid(True, which="major", alpha=0.3)
-    figure.savefig(path, dpi=80, metadata={"Software": None})
-    pyplot.close(figure)
-    return True
-
-
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    p.add_argument("--check", action="store_true", help="change nothing; 1 if the page is not up to date")
+    p.add_argument("--check", action="store_true", help="change nothing; 1 if a page is not up to date")
     a = p.parse_args()
-    page = PAGE.read_text(encoding="utf-8")
-    new = filled(page)
-    if a.check:
-        return int(new != page)
-    PAGE.write_text(new, encoding="utf-8")
-    for folder in sorted(path for path in FOLDERS.iterdir() if path.is_dir()):
-        if roofline(folder, folder / "roofline.png"):
-            print(folder / "roofline.png", file=sys.stderr)
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        new = filled(page)
+        if a.check and new != page:
+            return 1
+        path.write_text(new, encoding="utf-8")
     return 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from powerinfer.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "powerinfer" / "demo" / "README.md"]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "powerinfer" / "demo" / "README.md"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^ {4}powerinfer (predictor \w+|\S+)(.*)$", README, re.MULTILINE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -49,8 +50,9 @@ def write(folder: Path, part: str, *rows: object) -> None:
     (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def test_the_page_is_up_to_date() -> None:
-    page = tables.PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("path", tables.PAGES, ids=lambda path: path.name)
+def test_the_pages_are_up_to_date(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
     assert tables.filled(page) == page, "python scripts/performance_tables.py"
     assert page.count("<!-- table:") == page.count("<!-- end -->") == len(tables._TABLE.findall(page))
 
@@ -159,13 +161,28 @@ def test_commands_without_places(tmp_path: Path) -> None:
     assert list(tables.commands(tmp_path)) == ["POWERINFER_ISA=amx powerinfer bench m.gguf -p 0"]
 
 
-def test_the_picture(tmp_path: Path) -> None:
-    assert not tables.roofline(tmp_path, tmp_path / "r.png")
+def test_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import performance_pictures as pictures
+
+    assert not pictures.roofline(tmp_path, tmp_path / "r.png")
     write(tmp_path, "decode", RUN)
     write(tmp_path, "prompt", RUN | {"n_prompt": 8, "gflop_per_s": 500.0, "bytes_per_token": 1e8})
     write(tmp_path, "peak", {"threads": 2, "avx2_fma": 200})
-    assert tables.roofline(tmp_path, tmp_path / "r.png")
+    assert pictures.roofline(tmp_path, tmp_path / "r.png")
     assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
+    pictures.speed_picture(tables.FOLDERS, tmp_path / "speed.svg")
+    drawn = (tmp_path / "speed.svg").read_text(encoding="utf-8")
+    named = set(re.findall("<!-- (.*?) -->", drawn))
+    assert {"F16, llama.cpp", "Q4_0, predicted"} <= named
+    measured = {
+        f" {ours:.0f}"
+        for (kind, _), (ours, _, _) in tables.beside(
+            tables.FOLDERS / next(iter(tables.MACHINES)), "tg"
+        ).items()
+        if kind in ("F16", "Q4_0")
+    }
+    assert len(measured) == 6 and measured <= {f" {name.strip()}" for name in named}
 
 
 @pytest.mark.parametrize("words", [[], ["models", "out", "nonsense"]])
