@@ -121,12 +121,14 @@ bench: build ## tokens/s, bytes per token and the share of this machine's read r
 bench-kernels: build-testing ## GB/s and GFLOP/s of every kernel, format and instruction set (pytest-benchmark)
 	$(PYTHON) -m pytest tests/benchmarks --benchmark-columns=min,median $(PYTEST_ARGS)
 
-slow: build-testing sanitize cross-aarch64 ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, the server under load, its page in a browser, tokenizers against their originals, examples that no run had before
+slow: build-testing sanitize cross-aarch64 ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, other instruction sets and more cases, clang-tidy on all files, the server under load, its page in a browser, tokenizers against their originals, examples that no run had before
 	$(MAKE) fuzz FUZZ_SECONDS=600
 	$(PYTHON) scripts/check_openapi.py
 	$(PYTHON) scripts/soak_server.py --minutes 10
 	$(PYTHON) -m pytest $(PYTEST_ARGS) tests/page tests/powerinfer/test_ray_serve.py
-	$(PYTHON) -m pytest $(PYTEST_ARGS) -m hypothesis --hypothesis-profile=drawn
+	$(PYTHON) -m pytest $(PYTEST_ARGS) -m slow
+	$(PYTHON) -m pytest $(PYTEST_ARGS) -m "hypothesis and not slow" --hypothesis-profile=drawn
+	$(MAKE) tidy TIDY=all
 	$(PYTHON) scripts/check_tokenizers.py
 
 wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist

@@ -155,6 +155,7 @@ def test_memory_does_not_grow_with_the_context(case: tuple[Model, Any]) -> None:
     assert work[0] == work[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("POWERINFER_ISA" in os.environ, reason="one instruction set was asked for")
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str) -> None:

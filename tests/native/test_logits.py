@@ -1,7 +1,7 @@
 """Logits, greedy tokens and counts of the engine: every architecture, mode and instruction set.
 
 Held to the goldens that transformers computed and, where no golden can exist, to the float64 reference. This
-file runs on the instruction set that POWERINFER_ISA names or the best one; its last test runs the whole file
+file runs on the instruction set that POWERINFER_ISA names or the best one. `make slow` runs the whole file
 again on each of the others, in a process of its own, because the choice is made once per process.
 """
 
@@ -456,6 +456,7 @@ def test_attention_across_the_borders_of_blocks(name: str, type_kv: Any, tmp_pat
 # ---- the other instruction sets ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("POWERINFER_ISA" in os.environ, reason="one instruction set was asked for")
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str) -> None:

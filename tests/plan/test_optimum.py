@@ -26,6 +26,15 @@ TOLERANCE = 0.01  # what a plan may be slower than the best one
 WHOLE = 0.25  # the same for one that puts everything on devices
 
 
+def late(*cases: Any) -> list[Any]:
+    """Cases that `make slow` runs."""
+    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+def first(n_cases: int, n_usual: int) -> list[Any]:
+    return [*range(n_usual), *late(*range(n_usual, n_cases))]
+
+
 def allowed(got: Any) -> float:
     """How many times the best plan's time this one may take."""
     whole = got.head_on_device and all(y.on_device and y.active_cold == 0 for y in got.layers)
@@ -168,7 +177,7 @@ def check_arithmetic(r: Reference, a: Asked, got: Any) -> float:
     return us
 
 
-@pytest.mark.parametrize("case", range(CASES))
+@pytest.mark.parametrize("case", first(CASES, 15))
 def test_best_within_a_hundredth(case: int, tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     rng = np.random.default_rng(case)
@@ -191,7 +200,7 @@ def test_best_within_a_hundredth(case: int, tmp_path: Path) -> None:
             assert best * (1 - 1e-6) <= us <= best * allowed(got)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("seed", [1, *late(2, 3, 4, 7)])
 def test_more_layers_than_are_tried_exhaustively(seed: int, tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     rng = np.random.default_rng(seed)
@@ -211,7 +220,7 @@ def test_more_layers_than_are_tried_exhaustively(seed: int, tmp_path: Path) -> N
         assert best * (1 - 1e-6) <= us <= best * allowed(got)
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.6])
+@pytest.mark.parametrize("share", [0.5, *late(0.3, 0.6)])
 def test_nothing_is_left_that_would_help(share: float, tmp_path: Path) -> None:
     """More options than can be tried: what the budget has left holds no step that saves time."""
     rng = np.random.default_rng(0)
@@ -288,7 +297,7 @@ def test_repeatable(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a.hot, b.hot)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", first(12, 6))
 def test_two_devices(seed: int, tmp_path: Path) -> None:
     """Never slower than the best division by more than a hundredth and the way between the devices."""
     pytest.importorskip("scipy")

@@ -107,8 +107,8 @@ def test_rounds_ratios_and_what_they_were_made_with(models: dict[str, Path], pee
     ("crash", "failed", "said"),
     [
         ("prompt", {"pp8"}, "SIGSEGV: something about tiles"),
-        ("decode", {"tg4"}, "returned -1"),
-        ("start", {"pp8", "tg4"}, "no such architecture"),
+        pytest.param("decode", {"tg4"}, "returned -1", marks=pytest.mark.slow),
+        pytest.param("start", {"pp8", "tg4"}, "no such architecture", marks=pytest.mark.slow),
     ],
 )
 def test_a_peer_that_fails_is_named(

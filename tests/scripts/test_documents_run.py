@@ -110,6 +110,7 @@ def test_python_of_the_readme(place: Path) -> None:
     assert 0 < float(share) <= 1 and float(speed) > 0
 
 
+@pytest.mark.slow  # that its commands are accepted is checked every time: test_documented_commands.py
 def test_tutorial(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_texts("training.txt", "held-out.txt")
     shutil.copy(find_model("demo"), "llama-7b-8l.gguf")

@@ -221,6 +221,7 @@ def test_texts_beside_others(tmp_path: Path, spec: models.Spec, kind: Kind | Non
         assert np.array_equal(rows, a) and np.array_equal(rows, b), len(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("POWERINFER_ISA" in os.environ, reason="one instruction set was asked for")
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str) -> None:
