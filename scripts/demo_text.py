@@ -186,10 +186,10 @@ class Drawn:
         """One text of the template."""
         while (text := _INNERMOST.sub(self._choose, template)) != template:
             template = text
-        return str(_SLOT.sub(self._slot, template))
+        return _SLOT.sub(self._slot, template)
 
     def _choose(self, match: re.Match[str]) -> str:
-        return self.rng.choice(match[1].split("|"))
+        return str(self.rng.choice(match[1].split("|")))
 
     def turn(self, turn: Turn) -> list[Message]:
         said = ("user", turn.ask), ("assistant", turn.answers)
