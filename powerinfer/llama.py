@@ -40,12 +40,11 @@ from ._engine.report import LlamaState, Timings
 from ._engine.sampling import Sampler
 from ._engine.session import Activation, Model, Predictor, Progress, Session, Sparsity
 from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse
-from .compat.llama_tokenizer import decode_after
 from .errors import ArgumentError, ClosedError, FormatError, UnsupportedError
 
 if TYPE_CHECKING:
     from ._text.chat_format import ChatFormat
-    from ._text.tokenizer import Tokenizer
+    from .compat.llama_tokenizer import ModelTokenizer
     from .models.plan import Plan
 
 Ids = npt.NDArray[np.int32]
@@ -277,12 +276,12 @@ class Llama(About, Completions, Embeddings):
 
     # -- parts
 
-    def _open_tokenizer(self) -> Tokenizer | None:
+    def _open_tokenizer(self) -> ModelTokenizer | None:
         if "tokenizer.ggml.model" not in self.file.metadata:
             return None
-        from ._text.tokenizer import Tokenizer
+        from .compat.llama_tokenizer import ModelTokenizer
 
-        tokenizer = Tokenizer.from_metadata(self.file.metadata)
+        tokenizer = ModelTokenizer.from_metadata(self.file.metadata)
         if tokenizer.notice:
             self._notice(tokenizer.notice)
         return tokenizer
@@ -323,7 +322,7 @@ class Llama(About, Completions, Embeddings):
         return self._context
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> ModelTokenizer:
         """The vocabulary. Raises FormatError if the file has none."""
         if self._tokenizer is None:
             raise FormatError(f"the file {self.model_path} has no tokenizer: give token ids instead of text")
@@ -380,7 +379,7 @@ class Llama(About, Completions, Embeddings):
         prev_tokens: what stands before them (the space before a text's first word depends on that).
         special: show control tokens.
         """
-        return decode_after(self.tokenizer, tokens, prev_tokens, special)
+        return self.tokenizer().detokenize(tokens, prev_tokens, special)
 
     # -- the context
 

@@ -193,6 +193,66 @@ def sources(directories: tuple[str, ...], suffixes: set[str]) -> list[str]:
     )
 
 
+def included(path: str, text: str) -> set[str]:
+    """The files of ours that a C file includes."""
+    found: set[str] = set()
+    for name in includes(text):
+        candidates = (ROOT / Path(path).parent / name, ROOT / "vendor" / name, ROOT / "native" / name)
+        target = next((c.resolve() for c in candidates if c.is_file()), ROOT)
+        found.add(str(target.relative_to(ROOT)))
+    return found
+
+
+def imported(path: str, text: str) -> set[str]:
+    """The files of ours that a Python file imports, anywhere in it."""
+    package = path.split("/")[:-1]
+    found: set[str] = set()
+    for name in imports(text) - {".", ".."}:  # of which other names say more
+        level = len(name) - len(name.lstrip("."))
+        parts = package[: len(package) + 1 - level] if level else []
+        stem = "/".join([*parts, *filter(None, name.lstrip(".").split("."))])
+        found |= {f for f in (f"{stem}.py", f"{stem}/__init__.py") if (ROOT / f).is_file()}
+    return found - {"powerinfer/__init__.py"}  # which imports a name when it is first used
+
+
+def circles(arrows: dict[str, set[str]]) -> list[str]:
+    """The files from which a way along the arrows leads back to them."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        ahead = [start]
+        while ahead:
+            ahead += (fresh := arrows.get(ahead.pop(), set()) - seen)
+            seen |= fresh
+        return seen
+
+    return sorted(path for path in arrows if path in reached(path))
+
+
+@pytest.mark.parametrize(
+    ("directories", "suffixes", "targets"),
+    [(("vendor", "native"), C_SUFFIXES, included), (("powerinfer", "scripts"), {".py"}, imported)],
+)
+def test_no_circles(
+    directories: tuple[str, ...], suffixes: set[str], targets: Callable[[str, str], set[str]]
+) -> None:
+    files = sources(directories, suffixes)
+    arrows = {path: targets(path, (ROOT / path).read_text()) - {path} for path in files}
+    assert sum(map(len, arrows.values())) > len(files)
+    assert circles(arrows) == []
+
+
+def test_circles_are_seen() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert circles({"a": {"b", "c"}, "b": {"c"}}) == []
+    assert "vendor/cpu/te_ops.h" in included("native/x/x.c", '#include "cpu/te_ops.h"')
+    text = "from . import context\ndef f():\n    from ..models.plan import make_plan"
+    assert imported("powerinfer/_engine/session.py", text) == {
+        "powerinfer/_engine/context.py",
+        "powerinfer/models/plan/__init__.py",
+    }
+
+
 @pytest.mark.parametrize("rule", C_RULES, ids=lambda rule: rule.__name__)
 def test_c_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
     files = sources(("vendor", "native"), C_SUFFIXES)

@@ -35,7 +35,7 @@ from .metadata import (
 from .pretokenizer import PRE_BY_ARCHITECTURE, PRE_TOKENIZERS, PreTokenizer
 
 if TYPE_CHECKING:
-    from ..compat.llama_tokenizer import LlamaTokenizer
+    from typing_extensions import Self
 
 __all__ = ["Tokenizer", "TokenizerError"]
 
@@ -142,7 +142,7 @@ class Tokenizer:
         self._find_matched_tokens(get_string(meta, "general.name") or "")
 
     @classmethod
-    def from_metadata(cls, meta: Mapping[str, Any]) -> Tokenizer:
+    def from_metadata(cls, meta: Mapping[str, Any]) -> Self:
         """The tokenizer that a GGUF file describes.
 
         meta: GGUF keys and their values: scalars and strings as such, arrays of numbers as sequences or numpy
@@ -289,12 +289,6 @@ class Tokenizer:
     def is_control(self, token: int) -> bool:
         """Whether the token is a mark that is no part of the text."""
         return token in self._control
-
-    def __call__(self) -> LlamaTokenizer:
-        """Itself under llama-cpp-python's names, where a Llama's `tokenizer` is a method."""
-        from ..compat.llama_tokenizer import LlamaTokenizer
-
-        return LlamaTokenizer(self)
 
     @property
     def fim_pre(self) -> int | None:

@@ -6,19 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from rich.table import Table
 
-from .._engine.sampling import Sampler, Sampling
-from .._engine.session import Sparsity
+from .._engine.session import LayerStep, Sparsity
 from ..errors import ArgumentError
+from .chat import Chat
 from .conversation import SETTINGS, Conversation
-
-if TYPE_CHECKING:
-    from .._engine.session import LayerStep
-    from .repl import Chat
-
 
 SPARSITY: tuple[Sparsity, ...] = get_args(Sparsity)
 
@@ -80,7 +75,7 @@ def set_(chat: Chat, rest: str) -> None:
     else:
         changed = Conversation(settings=dict(chat.conversation.settings))
         changed.set(name, value)
-        check(changed, chat.llm.n_vocab())
+        changed.check(chat.llm.n_vocab())
         chat.conversation.settings = changed.settings
 
 
@@ -93,12 +88,6 @@ def number(name: str, text: str) -> float:
     if not math.isfinite(value):
         raise ArgumentError(f"{name} must be a number, not {text!r}")
     return value
-
-
-def check(conversation: Conversation, n_vocab: int) -> None:
-    """Raises ArgumentError for settings that no answer could be sampled with."""
-    options = {k: v for k, v in conversation.settings.items() if k not in ("max_tokens", "seed")}
-    Sampler(Sampling(**options), n_vocab).close()
 
 
 def stats(chat: Chat, rest: str) -> None:
@@ -144,7 +133,7 @@ def save(chat: Chat, rest: str) -> None:
 def load(chat: Chat, rest: str) -> None:
     path = named_file(rest, "load")
     loaded = Conversation.load(path)
-    check(loaded, chat.llm.n_vocab())
+    loaded.check(chat.llm.n_vocab())
     chat.conversation = loaded
     chat.llm.reset()
     chat.ui.note(f"Loaded {len(loaded.turns)} turns from {path}.")

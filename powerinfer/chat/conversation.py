@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .._engine.sampling import Sampler, Sampling
 from ..errors import ArgumentError, FileError, FormatError
 
 FORMAT = "powerinfer-chat-1"
@@ -74,6 +75,11 @@ class Conversation:
             kind = "a whole number" if SETTINGS[name] is int else "a number"
             raise ArgumentError(f"{name} must be {kind} of usual size, not {text[:40]!r}")
         self.settings[name] = value
+
+    def check(self, n_vocab: int) -> None:
+        """Raises ArgumentError for settings that no answer could be sampled with."""
+        options = {k: v for k, v in self.settings.items() if k not in ("max_tokens", "seed")}
+        Sampler(Sampling(**options), n_vocab).close()
 
     def save(self, path: Path) -> None:
         """Writes JSON; the file appears under its name only when it is complete.

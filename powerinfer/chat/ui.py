@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from .._text.terminal import harmless, is_smart
-from .commands import COMMANDS
 from .wrap import Wrap
 
 
@@ -41,6 +40,8 @@ class Ui:
         self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
         self.toolbar: Callable[[], str] = str
         """Gives the line at the bottom of the terminal while a line is read."""
+        self.words: list[str] = []
+        """What the tab key completes at the beginning of a line."""
         # A note is wrapped between words in a terminal and stays a line in a pipe.
         options = {"highlight": False, "emoji": False, "soft_wrap": not self.interactive}
         self._notes = Console(stderr=not self.interactive, **options)  # type: ignore[arg-type]
@@ -64,7 +65,7 @@ class Ui:
         history: History = InMemoryHistory() if path is None else FileHistory(str(path))
         session: PromptSession[str] = PromptSession(
             history=history,
-            completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
+            completer=WordCompleter(lambda: self.words, sentence=True),
             complete_while_typing=False,
             bottom_toolbar=(lambda: harmless(self.toolbar())) if self._wraps else None,
         )

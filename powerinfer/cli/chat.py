@@ -29,8 +29,9 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from .. import Llama
+    from ..chat import repl
+    from ..chat.chat import Chat
     from ..chat.conversation import Conversation
-    from ..chat.repl import Chat
     from ..chat.ui import Ui
 
     ui = Ui()
@@ -42,4 +43,4 @@ def main(args: argparse.Namespace) -> int:
         chat.check()
         if ui.interactive:
             ui.note(f"{llm.describe()}\n/help lists the commands, Ctrl-D ends the chat.")
-        return chat.run()
+        return repl.run(chat)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .._text.tokenizer import Tokenizer
+from .._engine.file import ModelFile
+from .._text.tokenizer import Tokenizer
+from ..errors import ArgumentError
 
 
 class BaseLlamaTokenizer(ABC):
@@ -30,8 +30,6 @@ class LlamaTokenizer(BaseLlamaTokenizer):
 
     def __init__(self, tokenizer: Tokenizer | object) -> None:
         """tokenizer: of a model, or a Llama."""
-        from .._text.tokenizer import Tokenizer
-
         found = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "tokenizer", None)
         if not isinstance(found, Tokenizer):
             raise TypeError(f"{type(tokenizer).__name__} has no tokenizer")
@@ -40,9 +38,6 @@ class LlamaTokenizer(BaseLlamaTokenizer):
     @classmethod
     def from_ggml_file(cls, path: str | os.PathLike[str]) -> LlamaTokenizer:
         """Of a GGUF file, of which nothing else is read."""
-        from .._engine.file import ModelFile
-        from .._text.tokenizer import Tokenizer
-
         with ModelFile(path) as file:
             return cls(Tokenizer.from_metadata(file.metadata))
 
@@ -52,7 +47,14 @@ class LlamaTokenizer(BaseLlamaTokenizer):
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
-        return decode_after(self.vocabulary, tokens, prev_tokens, special)
+        """Raises ArgumentError for ids that do not exist."""
+        ids = [int(token) for token in tokens]
+        head = [] if prev_tokens is None else [int(token) for token in prev_tokens]
+        try:
+            whole = self.vocabulary.decode(head + ids, special=special)
+            return whole[len(self.vocabulary.decode(head, special=special)) :] if head else whole
+        except IndexError as error:
+            raise ArgumentError(str(error)) from None
 
     def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
         """Token ids of a text."""
@@ -63,16 +65,9 @@ class LlamaTokenizer(BaseLlamaTokenizer):
         return self.detokenize(tokens).decode("utf-8", "ignore")
 
 
-def decode_after(
-    tokenizer: Tokenizer, tokens: Sequence[int], before: Sequence[int] | None, special: bool
-) -> bytes:
-    """The bytes of tokens that stand after others. Raises ArgumentError for ids that do not exist."""
-    from ..errors import ArgumentError
+class ModelTokenizer(Tokenizer):
+    """A Llama's `tokenizer`, which llama-cpp-python has as a method."""
 
-    ids = [int(token) for token in tokens]
-    head = [] if before is None else [int(token) for token in before]
-    try:
-        whole = tokenizer.decode(head + ids, special=special)
-        return whole[len(tokenizer.decode(head, special=special)) :] if head else whole
-    except IndexError as error:
-        raise ArgumentError(str(error)) from None
+    def __call__(self) -> LlamaTokenizer:
+        """The tokenizer under llama-cpp-python's names."""
+        return LlamaTokenizer(self)

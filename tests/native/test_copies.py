@@ -20,7 +20,7 @@ from gguf import GGUFWriter
 from powerinfer._engine.file import ModelFile
 from powerinfer._engine.session import Model, Session
 from powerinfer.errors import ArgumentError, OutOfMemoryError, UnsupportedError
-from powerinfer.models.plan import Rates, make_plan, to_json
+from powerinfer.models.plan import Rates, make_plan
 from powerinfer.models.quantize import choose_types, quantize_model
 from tests import models
 from tests.native.test_bad_models import good
@@ -124,7 +124,7 @@ def test_plans_do_not_depend_on_where_weights_lie(tmp_path: Path) -> None:
             make_plan(m, vram_budget=0.06, rates=RATES, n_batch=16, overhead_bytes=0)
             for m in (mapped, copied)
         )
-        assert to_json(one) == to_json(other)
+        assert one.to_json() == other.to_json()
 
 
 @pytest.mark.parametrize("use_mmap", [True, False])

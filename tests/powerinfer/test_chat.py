@@ -283,7 +283,7 @@ def test_long_things_report_their_progress(
         def __call__(self, done: int, total: int) -> None:
             calls.append((self._text, done, total))
 
-    for module in ("powerinfer.chat.repl", "powerinfer.cli.chat", "powerinfer.cli.run"):
+    for module in ("powerinfer.chat.chat", "powerinfer.cli.chat", "powerinfer.cli.run"):
         monkeypatch.setattr(f"{module}.Bar", Recorder)
     monkeypatch.setattr(sys, "stdin", io.StringIO("word " * 50))
     assert main([command, str(endless_path), "-t", "1", "-b", "16", "-n", "2"]) == 0

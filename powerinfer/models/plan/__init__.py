@@ -13,12 +13,11 @@ from .plan import (
     export_gpuidx,
     identify,
     import_gpuidx,
-    load_plan,
     make_plan,
 )
 from .rates import CARDS, Card, find_card, find_rates
 from .sources import Statistics, find_statistics, given, heuristic
-from .store import from_json, to_json
+from .store import from_json, load_plan
 
 __all__ = [
     "CARDS",
@@ -49,6 +48,5 @@ __all__ = [
     "make_plan",
     "read_gpuidx",
     "split_path",
-    "to_json",
     "write_gpuidx",
 ]

@@ -11,25 +11,27 @@ it.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..._engine.file import ModelFile
 from ..._engine.session import Model
-from ...errors import ArgumentError, FileError, FormatError
+from ...errors import ArgumentError
 from ..writer import PartialFile
 from . import engine, gpuidx, sources
-from .engine import DevicePlan, Expectation, LayerPlan, PlanBytes, Rates, Result, Settings
+from .engine import DevicePlan, Expectation, Ids, LayerPlan, PlanBytes, Rates, Result, Settings
 from .rates import find_rates
 from .sources import Statistics
 
 GIB = 1 << 30
+FORMAT, VERSION = "powerinfer.plan", 2
 MOST_DEVICES = 16
 
 
@@ -233,15 +235,49 @@ class Plan:
             raise ArgumentError("the plan says that its devices hold other bytes than they do: make it anew")
 
     def to_json(self) -> str:
-        """The plan as text that `from_json` reads."""
-        from .store import to_json
-
-        return to_json(self)
+        """The plan as one line of JSON, which `from_json` reads."""
+        n_ff = self.model.n_ff
+        layers = [
+            _plain(y, ("hot", "pcie")) | {"hot": _pack(y.hot, n_ff), "pcie": _pack(y.pcie, n_ff)}
+            for y in self.layers
+        ]
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "model": _plain(self.model),
+                "settings": _plain(self.settings),
+                "rates": _plain(self.rates),
+                "statistics": {"kind": self.statistics_kind, "source": self.statistics},
+                "uses_device": self.uses_device,
+                "head_on_device": self.head_on_device,
+                "head_device": self.head_device,
+                "devices": [_plain(device) for device in self.devices],
+                "min_bytes": self.min_bytes,
+                "full_bytes": self.full_bytes,
+                "bytes": _plain(self.bytes),
+                "expected": _plain(self.expected),
+                "layers": layers,
+            },
+            allow_nan=False,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `to_json` into a file. Raises FileError."""
         with PartialFile(path) as file:
             file.write(self.to_json().encode() + b"\n")
+
+
+def _plain(part: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A dataclass of numbers and words; 5 where a float belongs is 5.0."""
+    kept = ((f, getattr(part, f.name)) for f in fields(part) if f.name not in without)
+    return {f.name: float(value) if f.type == "float" else value for f, value in kept}
+
+
+def _pack(ids: Ids, n_ff: int) -> str:
+    marks = np.zeros(n_ff, np.uint8)
+    marks[ids] = 1
+    return base64.b64encode(np.packbits(marks, bitorder="little").tobytes()).decode()
 
 
 def budget_bytes(gib: float) -> int:
@@ -307,38 +343,6 @@ def _plan(model: Model, result: Result, rates: Rates, known: Statistics) -> Plan
         statistics=known.source,
         **{field.name: getattr(result, field.name) for field in fields(Result)},
     )
-
-
-def load_plan(plan: Plan | str | os.PathLike[str], model: Model, **asked: Any) -> Plan:
-    """A plan, or the one that a file holds, checked as `Plan.check` does.
-
-    Raises FileError, FormatError (no plan, or one that contradicts itself), ArgumentError (a plan for
-    something else).
-    """
-    if not isinstance(plan, Plan):
-        from .store import from_json
-
-        plan = from_json(_read_text(Path(plan)), str(plan))
-    plan.check(model, **asked)
-    return plan
-
-
-_MOST_BYTES = 1 << 28
-
-
-def _read_text(path: Path) -> str:
-    try:
-        if path.exists() and not path.is_file():  # a pipe or a device may have no end
-            raise FileError(f"{path} is no file")
-        if path.stat().st_size > _MOST_BYTES:
-            raise FormatError(f"{path} has {path.stat().st_size} bytes, too many for a plan")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError:
-        raise FormatError(f"{path} is no plan: it is not text") from None
 
 
 # ---- the original's split files

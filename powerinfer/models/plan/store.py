@@ -1,4 +1,4 @@
-"""Plans as JSON. A file may come from anywhere: every value is checked before it is used.
+"""Reading plans from JSON. A file may come from anywhere: every value is checked before it is used.
 
 {"format": "powerinfer.plan", "version": 2, "model": {...}, "settings": {...}, "rates": {...},
  "statistics": {"kind": ..., "source": ...}, "uses_device": ..., "head_on_device": ...,
@@ -14,12 +14,15 @@ import base64
 import binascii
 import json
 import math
+import os
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ...errors import FormatError
+from ..._engine.model import Model
+from ...errors import FileError, FormatError
 from .engine import (
     KV_TYPE,
     SPARSITY,
@@ -31,56 +34,12 @@ from .engine import (
     Rates,
     Settings,
 )
+from .plan import FORMAT, VERSION, Identity, Plan
 
-if TYPE_CHECKING:
-    from .plan import Plan
-
-FORMAT, VERSION = "powerinfer.plan", 2
 _MOST = 1 << 62  # of bytes
 _KINDS = ("file", "folder", "split", "given", "heuristic", "dense")
 
 Part = TypeVar("Part")
-
-
-def to_json(plan: Plan) -> str:
-    """One line. Raises nothing: a plan holds finite numbers only."""
-    n_ff = plan.model.n_ff
-    layers = [
-        _plain(y, ("hot", "pcie")) | {"hot": _pack(y.hot, n_ff), "pcie": _pack(y.pcie, n_ff)}
-        for y in plan.layers
-    ]
-    return json.dumps(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "model": _plain(plan.model),
-            "settings": _plain(plan.settings),
-            "rates": _plain(plan.rates),
-            "statistics": {"kind": plan.statistics_kind, "source": plan.statistics},
-            "uses_device": plan.uses_device,
-            "head_on_device": plan.head_on_device,
-            "head_device": plan.head_device,
-            "devices": [_plain(device) for device in plan.devices],
-            "min_bytes": plan.min_bytes,
-            "full_bytes": plan.full_bytes,
-            "bytes": _plain(plan.bytes),
-            "expected": _plain(plan.expected),
-            "layers": layers,
-        },
-        allow_nan=False,
-    )
-
-
-def _plain(part: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A dataclass of numbers and words; 5 where a float belongs is 5.0."""
-    kept = ((f, getattr(part, f.name)) for f in fields(part) if f.name not in without)
-    return {f.name: float(value) if f.type == "float" else value for f, value in kept}
-
-
-def _pack(ids: Ids, n_ff: int) -> str:
-    marks = np.zeros(n_ff, np.uint8)
-    marks[ids] = 1
-    return base64.b64encode(np.packbits(marks, bitorder="little").tobytes()).decode()
 
 
 class _Text:
@@ -132,8 +91,6 @@ def from_json(text: str, name: str = "the text") -> Plan:
 
     Raises FormatError.
     """
-    from .plan import Identity, Plan
-
     t = _Text(name)
 
     def refuse(word: str) -> NoReturn:
@@ -221,3 +178,33 @@ def _fit(t: _Text, plan: Plan) -> None:
         raise t.wrong("it says that it uses the device, and nothing lies there, or the other way round")
     if plan.expected.total_us <= 0:
         raise t.wrong("it expects a token to take no time")
+
+
+def load_plan(plan: Plan | str | os.PathLike[str], model: Model, **asked: Any) -> Plan:
+    """A plan, or the one that a file holds, checked as `Plan.check` does.
+
+    Raises FileError, FormatError (no plan, or one that contradicts itself), ArgumentError (a plan for
+    something else).
+    """
+    if not isinstance(plan, Plan):
+        plan = from_json(_read_text(Path(plan)), str(plan))
+    plan.check(model, **asked)
+    return plan
+
+
+_MOST_BYTES = 1 << 28
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():  # a pipe or a device may have no end
+            raise FileError(f"{path} is no file")
+        if path.stat().st_size > _MOST_BYTES:
+            raise FormatError(f"{path} has {path.stat().st_size} bytes, too many for a plan")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError:
+        raise FormatError(f"{path} is no plan: it is not text") from None
