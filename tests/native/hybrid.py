@@ -4,6 +4,7 @@ hand-over as a GPU."""
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -218,6 +219,19 @@ def drive(s: Session, ids: list[int]) -> Arrays:
 def apart(a: Arrays, b: Arrays) -> float:
     assert len(a) == len(b)
     return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
+
+
+def apart_by_int8(a: Arrays, b: Arrays, n_layer: int) -> float:
+    """How far two answers are apart of which only one rounds activations to 8 bits, as a share of what that
+    allows: where a prompt's rest is computed by rows on one side and by products of floats on the other.
+
+    Rounding has 127 steps to the largest of 32, which is at most sqrt(32) times their root mean square: a
+    product is off by up to sqrt(32) / 127 / sqrt(12) of itself. A layer has four activations that are
+    rounded, one after the other, the head one; errors of so many add up as their root. No number of these
+    few thousand is off by more than five times the deviation of the error."""
+    product = math.sqrt(32) / 127 / math.sqrt(12)
+    allowed = 5 * product * math.sqrt(4 * n_layer + 1)
+    return max(float(np.abs(x - y).max() / x.std()) for x, y in zip(a, b, strict=True)) / allowed
 
 
 def both(model: Model, split: str, sparsity: str, n_batch: int, n_threads: int) -> float:
