@@ -48,7 +48,7 @@ class Spec:
     """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
 
     name: str
-    family: str  # the published architecture: llama mistral bamboo falcon opt qwen2 qwen3
+    family: str  # the published architecture: llama mistral bamboo falcon opt qwen2 qwen3 qwen3moe
     n_layer: int = 2
     n_embd: int = 64
     n_head: int = 4
@@ -62,6 +62,9 @@ class Spec:
     two_norms: bool = False  # Falcon 40B: separate norms before attention and FFN
     rope: Rope = Rope()
     predictor: tuple[int, ...] = ()
+    n_expert: int = 0  # 0: each layer has one feed-forward
+    n_used: int = 0  # experts of a token
+    n_ff_expert: int = 0
     n_prompt: int = 40
 
     @property
@@ -136,6 +139,17 @@ SPECS: dict[str, Spec] = {
         Spec("qwen2", "qwen2", n_head_kv=2, tied=True, rope=Rope(1000000.0)),
         Spec("qwen2-yarn", "qwen2", n_head_kv=2, head_dim=0, n_ff=224, rope=Rope(1000000.0, "yarn", 4.0, 64)),
         Spec("qwen3", "qwen3", n_head_kv=2, head_dim=32, n_vocab=301, rope=Rope(1000000.0)),
+        Spec(
+            "qwen3moe",
+            "qwen3moe",
+            n_head_kv=2,
+            head_dim=32,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            rope=Rope(1000000.0),
+        ),
     )
 }
 
@@ -212,13 +226,17 @@ def draw(spec: Spec) -> Tensors:
             linear(p + "self_attn.k_proj", kw, d, 1.0, qkv_bias)
             linear(p + "self_attn.v_proj", kw, d, 1.0, qkv_bias)
             linear(p + "self_attn.o_proj", d, qw, 1.0)
-            if spec.family == "qwen3":
+            if spec.family in ("qwen3", "qwen3moe"):
                 norm(p + "self_attn.q_norm", spec.d_head)
                 norm(p + "self_attn.k_norm", spec.d_head)
             norm(p + "post_attention_layernorm", d)
-            linear(p + "mlp.gate_proj", ff, d, 1.0)
-            linear(p + "mlp.up_proj", ff, d, 1.0)
-            linear(p + "mlp.down_proj", d, ff, 2.0)
+            if spec.n_expert:
+                linear(p + "mlp.gate", spec.n_expert, d, 1.0)
+            for name in [f"mlp.experts.{e}." for e in range(spec.n_expert)] or ["mlp."]:
+                width = spec.n_ff_expert or ff
+                linear(p + name + "gate_proj", width, d, 1.0)
+                linear(p + name + "up_proj", width, d, 1.0)
+                linear(p + name + "down_proj", d, width, 2.0)
         norm("model.norm", d)
     if not spec.tied:
         linear("lm_head", spec.n_vocab, d, 2.0)
@@ -281,6 +299,7 @@ LLAMA_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
     "embed_tokens": "token_embd",
     "norm": "output_norm",
 }
@@ -320,13 +339,15 @@ def file_name(spec: Spec, name: str) -> str:
         # OPT calls the norm before the output and the one before each FFN by the same name.
         return f"{'output_norm' if parts[-1] == 'final_layer_norm' else names[parts[-1]]}.{kind}"
     inner = ".".join(parts[layer + 1 :])
+    if inner.startswith("mlp.experts."):
+        return f"blk.{parts[layer]}.{names[inner.replace('experts.', '')]}_exps.{kind}"
     return f"blk.{parts[layer]}.{'ffn_norm' if inner == 'final_layer_norm' else names[inner]}.{kind}"
 
 
 def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
     """The tensors of an ordinary (dense) GGUF file."""
     out: Tensors = {}
-    for name, value in weights.items():
+    for name, value in stacked(weights).items():
         new = file_name(spec, name)
         if spec.family in ("llama", "mistral", "bamboo") and ".attn_q." in new:
             value = interleaved(value, spec.n_head)
@@ -340,6 +361,20 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
     if spec.rope.kind == "llama3":
         out["rope_freqs.weight"] = llama3_divisors(spec)
     return out
+
+
+def stacked(weights: Tensors) -> Tensors:
+    """The matrices of a layer's experts, published one by one, as one tensor [n_expert, rows, cols]."""
+    out: Tensors = {}
+    experts: dict[str, list[Array]] = {}
+    for name, value in weights.items():
+        before, _, rest = name.partition(".experts.")
+        if rest:
+            experts.setdefault(f"{before}.experts.{rest.partition('.')[2]}", []).append(value)
+        else:
+            # Converters leave routers as floats.
+            out[name] = value.astype(np.float32) if name.endswith("mlp.gate.weight") else value
+    return out | {name: np.stack(values) for name, values in experts.items()}
 
 
 def llama3_divisors(spec: Spec) -> Array:
@@ -392,6 +427,10 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.rope.scaling.type"] = spec.rope.kind
             meta[f"{a}.rope.scaling.factor"] = spec.rope.factor
             meta[f"{a}.rope.scaling.original_context_length"] = spec.rope.n_ctx_orig
+        if spec.n_expert:
+            meta[f"{a}.expert_count"] = spec.n_expert
+            meta[f"{a}.expert_used_count"] = spec.n_used
+            meta[f"{a}.expert_feed_forward_length"] = spec.n_ff_expert
     meta["general.file_type"] = 1
     if spec.relu:
         meta["powerinfer.hidden_act"] = spec.act
@@ -452,7 +491,8 @@ def write(
 ) -> Path:
     """Write a GGUF v3 file. Integers become u32, floats f32, lists i32/f32/string arrays by their first item.
 
-    Tensors keep their own F16 or F32; with `kind`, 2-D ones whose rows fill its blocks are stored as that.
+    Tensors keep their own F16 or F32; with `kind`, matrices whose rows fill its blocks are stored as that, but for
+    routers.
     """
     writer = GGUFWriter(path, str(meta["general.architecture"]), endianess=GGUFEndian.LITTLE)
     for key, value in meta.items():
@@ -469,7 +509,7 @@ def write(
         else:
             writer.add_array(key, value)
     for name, value in tensors.items():
-        if kind is not None and value.ndim == 2 and value.shape[1] % block_size(kind) == 0:
+        if kind is not None and is_quantised(name, value) and value.shape[-1] % block_size(kind) == 0:
             writer.add_tensor(name, quants.quantize(value.astype(np.float32), kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, value)
@@ -481,6 +521,11 @@ def write(
         with path.open("r+b") as file:
             file.write(magic)
     return path
+
+
+def is_quantised(name: str, value: Array) -> bool:
+    """Whether a tensor takes the format of a file's weights: matrices do, but for routers."""
+    return value.ndim > 1 and "ffn_gate_inp" not in name
 
 
 def block_size(kind: GGMLQuantizationType) -> int:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-ARCHITECTURES = ("llama", "bamboo", "falcon", "opt", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "bamboo", "falcon", "opt", "qwen2", "qwen3", "qwen3moe")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ class Trace:
     """Filled by `forward`, one entry per layer."""
 
     layers: list[LayerTrace] = field(default_factory=list)
+    routers: list[Array] = field(default_factory=list)
+    """[n_tokens, n_expert] products of each layer's router, where a layer has one."""
 
 
 # ---- files -------------------------------------------------------------------------------------------------
@@ -235,6 +237,22 @@ def ffn(model: Model, layer: int, x: Array, predictor_input: Array, how: Ffn, tr
     return np.asarray(out)
 
 
+def experts(model: Model, layer: int, x: Array, how: Ffn, trace: Trace | None) -> Array:
+    """A mixture of experts: softmax over all, the best n_used, whose weights are made to sum to 1."""
+    p = f"blk.{layer}."
+    logits = x @ model[p + "ffn_gate_inp.weight"].T
+    out = np.zeros_like(x)
+    for t, token in enumerate(x):
+        chosen = np.argsort(-logits[t], kind="stable")[: int(model.key("expert_used_count"))]
+        weights = np.exp(logits[t, chosen] - logits[t].max())
+        for e, weight in zip(chosen, weights / weights.sum(), strict=True):
+            gate, up = (model[f"{p}ffn_{name}_exps.weight"][e] @ token for name in ("gate", "up"))
+            out[t] += weight * (model[p + "ffn_down_exps.weight"][e] @ (how.act(gate) * up))
+    if trace is not None:
+        trace.routers.append(logits)
+    return out
+
+
 def default_activation(model: Model) -> str:
     """What the file says, else what its architecture means; PowerInfer files are ReLU models."""
     named = model.meta.get("powerinfer.hidden_act")
@@ -251,7 +269,7 @@ def default_activation(model: Model) -> str:
 
 
 def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
-    """llama, mistral, bamboo, qwen2 (q, k, v biases) and qwen3 (norms on each q and k head)."""
+    """llama, mistral, bamboo, qwen2 (q, k, v biases), qwen3 (norms on each q and k head) and qwen3moe."""
     eps = float(model.key("attention.layer_norm_rms_epsilon"))
     n_head = int(model.key("attention.head_count"))
     n_head_kv = int(model.key("attention.head_count_kv", n_head))
@@ -272,7 +290,11 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
         k = rotate(projected(a, p + "attn_k", n_head_kv), model, interleaved=interleaved)
         v = projected(a, p + "attn_v", n_head_kv)
         x = x + attend(q, k, v) @ model[p + "attn_output.weight"].T
-        x = x + ffn(model, i, rms_norm(x, model[p + "ffn_norm.weight"], eps), x, how, trace)
+        h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
+        if model.key("expert_count", 0):
+            x = x + experts(model, i, h, how, trace)
+        else:
+            x = x + ffn(model, i, h, x, how, trace)
     return rms_norm(x, model["output_norm.weight"], eps)
 
 

@@ -39,6 +39,14 @@ typedef struct pi_ffn {
     float threshold;     /* of the predictor's scores */
 } pi_ffn;
 
+/* A mixture of experts: for each token the router picks n_used of the n_expert feed-forwards. */
+typedef struct pi_experts {
+    te_mat router;   /* [n_expert][n_embd] */
+    te_mat gate, up; /* [n_expert * n_ff][n_embd]: an expert's rows follow each other */
+    te_mat down;     /* [n_expert * n_embd][n_ff] */
+    int32_t n_expert, n_used, n_ff;
+} pi_experts;
+
 typedef struct pi_block {
     const struct pi_block_kind *kind;
     pi_norm norm;      /* of what the block reads */
@@ -46,6 +54,7 @@ typedef struct pi_block {
     union {
         pi_attention attention;
         pi_ffn ffn;
+        pi_experts experts;
     };
 } pi_block;
 
@@ -78,6 +87,6 @@ typedef struct pi_block_kind {
     void (*run)(pi_block_run *r);
 } pi_block_kind;
 
-extern const pi_block_kind pi_attention_kind, pi_ffn_kind;
+extern const pi_block_kind pi_attention_kind, pi_ffn_kind, pi_experts_kind;
 
 #endif

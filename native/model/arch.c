@@ -46,6 +46,13 @@ static const pi_arch table[] = {
      .qk_norm = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "qwen3moe",
+     .block = {&pi_attention_kind, &pi_experts_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .qk_norm = true,
+     .dense = PI_ACTIVATION_SILU,
+     .sparse = PI_ACTIVATION_RELU},
 };
 
 const pi_arch *pi_arch_find(const char *name, size_t n) {
@@ -54,4 +61,4 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
     return NULL;
 }
 
-const char *pi_arch_names(void) { return "llama, bamboo, falcon, opt, qwen2, qwen3"; }
+const char *pi_arch_names(void) { return "llama, bamboo, falcon, opt, qwen2, qwen3, qwen3moe"; }

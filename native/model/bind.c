@@ -42,40 +42,60 @@ pi_status pi_bind_check_all(const pi_model *m) {
     return PI_OK;
 }
 
+/* The tensor of a name if it can be computed with; an absent one is an error unless optional, then *out is NULL. */
+static pi_status find(pi_model *m, const char *name, bool optional, const te_gguf_tensor **out) {
+    *out = pi_bind_take(m, name);
+    if (!*out) return optional ? PI_OK : PI_FAIL(PI_ERROR_FORMAT, "the file has no tensor %s", name);
+    if (!te_can_dequantize((*out)->type))
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "tensor %s has type %s, which cannot be computed with", name,
+                       te_type_get((*out)->type)->name);
+    return PI_OK;
+}
+
+static te_mat keep_mat(pi_model *m, const te_gguf_tensor *t) {
+    m->info.n_weight_bytes += t->n_bytes;
+    m->info.n_parameters += (uint64_t)t->ne[0] * (uint64_t)t->ne[1] * (uint64_t)t->ne[2];
+    return (te_mat){.w = t->data,
+                    .stride = te_row_bytes(t->type, t->ne[0]),
+                    .type = t->type,
+                    .cols = (int32_t)t->ne[0],
+                    .n_rows = (int32_t)(t->ne[1] * t->ne[2])};
+}
+
 pi_status pi_bind_mat(pi_model *m, pi_name name, int32_t rows, int32_t cols, bool optional, te_mat *mat) {
+    const te_gguf_tensor *t;
     *mat = (te_mat){0};
-    const te_gguf_tensor *t = pi_bind_take(m, name.text);
-    if (!t) return optional ? PI_OK : PI_FAIL(PI_ERROR_FORMAT, "the file has no tensor %s", name.text);
-    const te_type_info *type = te_type_get(t->type);
-    if (!te_can_dequantize(t->type))
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "tensor %s has type %s, which cannot be computed with", name.text,
-                       type->name);
+    PI_TRY(find(m, name.text, optional, &t));
+    if (!t) return PI_OK;
     if (t->n_dims != 2 || (rows && t->ne[1] != rows) || (cols && t->ne[0] != cols) || t->ne[0] > INT_MAX ||
         t->ne[1] > INT_MAX)
         return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld}, expected {%d, %d}%s", name.text,
                        t->n_dims, (long long)t->ne[0], (long long)t->ne[1], cols, rows,
                        !rows || !cols ? " (0: any)" : "");
-    *mat = (te_mat){.w = t->data,
-                    .stride = te_row_bytes(t->type, t->ne[0]),
-                    .type = t->type,
-                    .cols = (int32_t)t->ne[0],
-                    .n_rows = (int32_t)t->ne[1]};
-    m->info.n_weight_bytes += t->n_bytes;
-    m->info.n_parameters += (uint64_t)t->ne[0] * (uint64_t)t->ne[1];
+    *mat = keep_mat(m, t);
+    return PI_OK;
+}
+
+pi_status pi_bind_mats(pi_model *m, pi_name name, int32_t n, int32_t rows, int32_t cols, te_mat *mat) {
+    const te_gguf_tensor *t;
+    *mat = (te_mat){0};
+    PI_TRY(find(m, name.text, false, &t));
+    if (t->n_dims != 3 || t->ne[0] != cols || t->ne[1] != rows || t->ne[2] != n || (int64_t)n * rows > INT_MAX)
+        return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld, %lld}, expected {%d, %d, %d}",
+                       name.text, t->n_dims, (long long)t->ne[0], (long long)t->ne[1], (long long)t->ne[2], cols, rows,
+                       n);
+    *mat = keep_mat(m, t);
     return PI_OK;
 }
 
 pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const float **out) {
     *out = NULL;
-    const te_gguf_tensor *t = pi_bind_take(m, name.text);
-    if (!t) return optional ? PI_OK : PI_FAIL(PI_ERROR_FORMAT, "the file has no tensor %s", name.text);
-    const te_type_info *type = te_type_get(t->type);
+    const te_gguf_tensor *t;
+    PI_TRY(find(m, name.text, optional, &t));
+    if (!t) return PI_OK;
     if (t->n_dims != 1 || t->ne[0] != n)
         return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld}, expected {%d}", name.text, t->n_dims,
                        (long long)t->ne[0], (long long)t->ne[1], n);
-    if (!te_can_dequantize(t->type))
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "tensor %s has type %s, which cannot be computed with", name.text,
-                       type->name);
     struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
     if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for tensor %s (%d floats)", name.text, n);
     te_dequantize_row(t->type, t->data, b->data, n);

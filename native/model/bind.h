@@ -16,6 +16,8 @@ pi_name pi_name_of(const char *format, ...);
 const te_gguf_tensor *pi_bind_take(pi_model *m, const char *name);
 /* A matrix of so many rows and cols; 0: any. An absent one is an error unless optional, then mat->w is NULL. */
 pi_status pi_bind_mat(pi_model *m, pi_name name, int32_t rows, int32_t cols, bool optional, te_mat *mat);
+/* n matrices, one behind the other in a tensor of three dimensions, as one of n * rows rows. */
+pi_status pi_bind_mats(pi_model *m, pi_name name, int32_t n, int32_t rows, int32_t cols, te_mat *mat);
 /* A vector of n floats, copied. */
 pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const float **out);
 /* A norm's weight and, for LayerNorm, its bias: "PREFIX.weight", "PREFIX.bias". */

@@ -74,12 +74,18 @@ static bool transposes(const pi_model *m, const pi_ffn *l) {
 static void plan_layer(const pi_model *m, pi_layer *l, copy_task *t) {
     pi_attention *a = pi_attention_of(l);
     pi_ffn *f = pi_ffn_of(l);
-    const bool all = !m->options.use_mmap, transposed = transposes(m, f);
+    const bool all = !m->options.use_mmap, transposed = f && transposes(m, f);
     const int32_t asked = m->options.predictor_type;
     *t = (copy_task){.kernels = m->kernels};
-    te_mat *attention[] = {&a->q, &a->k, &a->v, &a->o}, *predictor[] = {&f->fc1, &f->fc2},
-           *down = f->down.w ? &f->down : &f->down_t;
+    te_mat *attention[] = {&a->q, &a->k, &a->v, &a->o};
     for (int32_t i = 0; all && i < 4; i++) put(t, attention[i], attention[i], attention[i]->type, PRODUCT_UNIT);
+    pi_experts *e = pi_experts_of(l);
+    if (e) {
+        te_mat *experts[] = {&e->router, &e->gate, &e->up, &e->down};
+        for (int32_t i = 0; all && i < 4; i++) put(t, experts[i], experts[i], experts[i]->type, PRODUCT_UNIT);
+    }
+    if (!f) return;
+    te_mat *predictor[] = {&f->fc1, &f->fc2}, *down = f->down.w ? &f->down : &f->down_t;
     for (int32_t i = 0; i < 2; i++) {
         const int32_t type = asked >= 0 ? asked : predictor[i]->type;
         if (all || type != predictor[i]->type) put(t, predictor[i], predictor[i], type, PRODUCT_UNIT);

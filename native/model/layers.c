@@ -26,6 +26,7 @@ static pi_status choose_predictor(pi_model *m, bool has_mlp) {
     const pi_status error = asked != PI_PREDICTOR_AUTO ? PI_ERROR_ARGUMENT : PI_ERROR_FORMAT;
     if (kind == PI_PREDICTOR_MLP && !has_mlp)
         return PI_FAIL(error, "the predictor is to be an MLP, but the file has no fc1 and fc2");
+    if (kind == PI_PREDICTOR_SIGN && m->n_expert) return PI_FAIL(error, "a sign predictor of experts is not supported");
     if (kind == PI_PREDICTOR_SIGN && !pi_is_relu(m->info.activation))
         return PI_FAIL(error, "a sign predictor needs a ReLU model; no neuron of this one is ever silent");
     if (m->options.predictor_type >= 0 && !has_mlp)
@@ -36,6 +37,11 @@ static pi_status choose_predictor(pi_model *m, bool has_mlp) {
     return PI_OK;
 }
 
+static void set_threshold(const pi_layer *l, float threshold) {
+    pi_ffn *f = pi_ffn_of(l);
+    if (f) f->threshold = threshold;
+}
+
 /* Thresholds of the layers: one of each, or one for all. */
 static pi_status read_thresholds(pi_model *m) {
     const te_gguf *g = m->file->gguf;
@@ -43,22 +49,22 @@ static pi_status read_thresholds(pi_model *m) {
     float all = 0;
     PI_TRY(te_gguf_get_f32(g, "powerinfer.sparse_threshold", &all, NULL));
     if (isnan(all)) return PI_FAIL(PI_ERROR_FORMAT, "powerinfer.sparse_threshold is not a number");
-    for (int32_t i = 0; i < m->info.n_layer; i++) pi_ffn_of(&m->layer[i])->threshold = all;
+    for (int32_t i = 0; i < m->info.n_layer; i++) set_threshold(&m->layer[i], all);
     const te_kv *each = te_gguf_find(g, name);
     if (each) {
         if (each->type != TE_KV_ARRAY || each->element_type != TE_KV_F32 || each->n != (uint64_t)m->info.n_layer)
             return PI_FAIL(PI_ERROR_FORMAT, "%s must be an array of %d f32, one for each layer", name, m->info.n_layer);
         for (int32_t i = 0; i < m->info.n_layer; i++) {
-            memcpy(&pi_ffn_of(&m->layer[i])->threshold, (const char *)each->data + sizeof(float) * (size_t)i,
-                   sizeof(float));
-            if (isnan(pi_ffn_of(&m->layer[i])->threshold))
-                return PI_FAIL(PI_ERROR_FORMAT, "%s[%d] is not a number", name, i);
+            float one;
+            memcpy(&one, (const char *)each->data + sizeof one * (size_t)i, sizeof one);
+            if (isnan(one)) return PI_FAIL(PI_ERROR_FORMAT, "%s[%d] is not a number", name, i);
+            set_threshold(&m->layer[i], one);
         }
     }
-    m->info.sparse_threshold = pi_ffn_of(&m->layer[0])->threshold;
+    m->info.sparse_threshold = pi_threshold_of(&m->layer[0]);
     for (int32_t i = 1; i < m->info.n_layer; i++)
-        if (pi_ffn_of(&m->layer[i])->threshold < m->info.sparse_threshold)
-            m->info.sparse_threshold = pi_ffn_of(&m->layer[i])->threshold;
+        if (pi_threshold_of(&m->layer[i]) < m->info.sparse_threshold)
+            m->info.sparse_threshold = pi_threshold_of(&m->layer[i]);
     return PI_OK;
 }
 
@@ -84,8 +90,8 @@ static pi_status bind_all(pi_model *m) {
             PI_TRY(b->kind->bind(m, i, b));
         }
         const pi_ffn *f = pi_ffn_of(l);
-        n_predictors += f->fc1.w != NULL;
-        n_down_t += f->down_t.w != NULL;
+        n_predictors += f && f->fc1.w;
+        n_down_t += f && f->down_t.w;
     }
     if (n_predictors && n_predictors != c->n_layer)
         return PI_FAIL(PI_ERROR_FORMAT, "%d of %d layers have a predictor (fc1, fc2); all or none must", n_predictors,

@@ -23,8 +23,8 @@ typedef struct target {
 static bool find_shapes(const pi_model *m, target *t) {
     const pi_attention *a = pi_attention_of(t->layer);
     const pi_ffn *f = pi_ffn_of(t->layer);
-    if (!a || !f) return false;
-    const te_mat *const mat[] = {&a->q, &a->k, &a->v, &a->o, &f->gate, &f->up};
+    if (t->which >= PI_ADAPT_GATE ? !f : !a) return false;
+    const te_mat none = {0}, *const mat[] = {&a->q, &a->k, &a->v, &a->o, f ? &f->gate : &none, f ? &f->up : &none};
     if (t->which == PI_ADAPT_DOWN) {
         t->rows[0] = m->info.n_embd;
         t->cols = m->info.n_ff;

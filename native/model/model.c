@@ -72,9 +72,9 @@ static pi_status read_shape(pi_model *m) {
                        (long long)n_head_kv);
     c->n_head_kv = (int32_t)n_head_kv;
     PI_TRY(pi_key_i64(g, a->name, "expert_count", 0, INT32_MAX, &n_expert, NULL));
-    if (n_expert)
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "the model has %lld experts; mixture-of-experts models are not supported",
-                       (long long)n_expert);
+    if (n_expert && a->block[1] != &pi_experts_kind)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "the model has %lld experts, which are not supported for %s models",
+                       (long long)n_expert, a->name);
     PI_TRY(pi_key_i64(g, a->name, "attention.key_length", 1, 4096, &key_length, NULL));
     if (!key_length) {
         if (c->n_embd % c->n_head)
@@ -183,7 +183,7 @@ void pi_model_close(pi_model *m) {
 void pi_model_get_info(const pi_model *m, pi_model_info *out) { *out = m->info; }
 
 float pi_model_threshold(const pi_model *m, int32_t layer) {
-    return m && layer >= 0 && layer < m->info.n_layer ? pi_ffn_of(&m->layer[layer])->threshold : NAN;
+    return m && layer >= 0 && layer < m->info.n_layer ? pi_threshold_of(&m->layer[layer]) : NAN;
 }
 
 pi_status pi_model_team(pi_model *m) { return m->team ? PI_OK : (pi_status)te_pool_new(te_os_n_cores(), &m->team); }
@@ -217,7 +217,7 @@ pi_status pi_model_load(pi_model *m, int32_t *done, int32_t *total) {
         if (++m->loaded == n) {
             m->info.can_skip_down = 1;
             for (int32_t i = 0; i < n; i++)
-                if (!pi_ffn_of(&m->layer[i])->down_t.w) m->info.can_skip_down = 0;
+                if (!pi_ffn_of(&m->layer[i]) || !pi_ffn_of(&m->layer[i])->down_t.w) m->info.can_skip_down = 0;
             te_pool_free(m->team);
             m->team = NULL;
         }

@@ -68,6 +68,15 @@ static inline pi_ffn *pi_ffn_of(const pi_layer *l) {
     pi_block *b = pi_block_of(l, &pi_ffn_kind);
     return b ? &b->ffn : NULL;
 }
+static inline pi_experts *pi_experts_of(const pi_layer *l) {
+    pi_block *b = pi_block_of(l, &pi_experts_kind);
+    return b ? &b->experts : NULL;
+}
+/* Of the predictor's scores; 0 where a layer has no predictor. */
+static inline float pi_threshold_of(const pi_layer *l) {
+    const pi_ffn *f = pi_ffn_of(l);
+    return f ? f->threshold : 0;
+}
 
 /* A layer's adapter of one matrix, or NULL. */
 static inline const pi_adapter *pi_adapter_of(const pi_layer *l, int32_t which) {
@@ -100,6 +109,9 @@ struct pi_model {
     int32_t loaded;            /* layers done by pi_model_load */
     te_pool *team;             /* while loading, once something needs it */
     int32_t max_rank;          /* largest r of any predictor */
+    int32_t n_expert;          /* most experts of any layer; 0: there are none */
+    int32_t n_used;            /* most that one token uses, and */
+    int32_t n_ff_expert;       /* the most neurons of an expert */
     int32_t sign_words;        /* 64-bit words per neuron of the sign predictor; 0: there is none */
     int32_t adapter_rank;      /* largest rank of any adapter; 0: there are none */
     bool adapted_ffn;          /* some of them belong to the feed-forward */

@@ -35,6 +35,8 @@ pi_status pi_plan_check(const pi_model *m, pi_plan_options *o) {
                             .type_k = o->type_k,
                             .type_v = o->type_v,
                             .sparsity = o->sparsity};
+    if (m->n_expert)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "experts on a device are not supported yet; the CPU computes such a model");
     PI_TRY(pi_session_check(m, &s));
     o->n_ctx = s.n_ctx;
     o->n_pool = s.n_pool;

@@ -18,7 +18,12 @@ pi_session_options pi_session_defaults(void) {
 }
 
 static pi_status check_sparsity(const pi_model *m, int32_t asked, int32_t *out) {
-    const bool relu = pi_is_relu(m->info.activation);
+    const bool relu = pi_is_relu(m->info.activation) && !m->n_expert;
+    if (m->n_expert && (asked == PI_SPARSITY_PREDICTED || asked == PI_SPARSITY_EXACT))
+        return PI_FAIL(
+            PI_ERROR_ARGUMENT,
+            "sparsity \"%s\" is not possible: the model has experts, and its router names them; \"dense\" is",
+            asked == PI_SPARSITY_EXACT ? "exact" : "predicted");
     switch (asked) {
     case PI_SPARSITY_AUTO:
         *out = m->info.predictor && !m->adapted_ffn ? PI_SPARSITY_PREDICTED
@@ -72,6 +77,7 @@ pi_status pi_session_check(const pi_model *m, pi_session_options *o) {
             return PI_FAIL(PI_ERROR_ARGUMENT, "%s cannot hold K or V: the head size %d is not a multiple of %d",
                            te_type_get(t)->name, m->info.n_embd_head, te_type_get(t)->block_weights);
     }
+    if (o->count_neurons && m->n_expert) return PI_FAIL(PI_ERROR_UNSUPPORTED, "neurons of experts cannot be counted");
     return check_sparsity(m, o->sparsity, &o->sparsity);
 }
 
@@ -107,6 +113,9 @@ static void lay_out(pi_session *s, carver *c) {
     const size_t b = (size_t)s->options.n_batch, nt = (size_t)s->options.n_threads, f = sizeof(float),
                  n_ff = (size_t)i->n_ff;
     const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
+    const size_t n_routes = pi_mul(b, (size_t)s->model->n_used), n_expert = (size_t)s->model->n_expert;
+    const size_t n_routed = (size_t)s->model->n_used * (size_t)s->model->n_ff_expert;
+    const size_t n_hidden = n_ff > n_routed ? n_ff : n_routed;
     const bool predictor = i->predictor != PI_PREDICTOR_NONE, mlp = i->predictor == PI_PREDICTOR_MLP;
     s->x = carve(c, b, (size_t)i->n_embd, f);
     s->h = carve(c, b, (size_t)i->n_embd, f);
@@ -117,8 +126,14 @@ static void lay_out(pi_session *s, carver *c) {
     s->v = carve(c, b, n_kv, f);
     s->att = carve(c, b, n_q, f);
     s->cs = carve(c, b, (size_t)s->model->rope.n_rot, f);
-    s->gate = carve(c, i->is_gated ? b : 0, n_ff, f);
-    s->up = carve(c, b, n_ff, f);
+    s->gate = carve(c, i->is_gated ? b : 0, n_hidden, f);
+    s->up = carve(c, b, n_hidden, f);
+    s->routes.score = carve(c, b, n_expert, f);
+    s->routes.expert = carve(c, n_routes, 1, sizeof *s->routes.expert);
+    s->routes.weight = carve(c, n_routes, 1, f);
+    s->routes.place = carve(c, n_routes, 1, sizeof *s->routes.place);
+    s->routes.first = carve(c, 1, n_expert + 1, sizeof *s->routes.first);
+    s->routes.x = carve(c, n_routes, (size_t)i->n_embd, f);
     s->rank = carve(c, mlp ? b : 0, (size_t)s->model->max_rank, f);
     s->adapt = carve(c, s->model->adapter_rank ? b : 0, (size_t)s->model->adapter_rank, f);
     s->adapt_up = carve(c, s->model->adapted_ffn ? b : 0, n_ff, f);
@@ -176,11 +191,11 @@ static pi_status open_session(pi_session *s) {
                        s->memory_bytes, o->n_batch);
     c = (carver){s->memory, 0};
     lay_out(s, &c);
-    for (int32_t l = 0; l < i->n_layer; l++) s->threshold[l] = pi_ffn_of(&m->layer[l])->threshold;
+    for (int32_t l = 0; l < i->n_layer; l++) s->threshold[l] = pi_threshold_of(&m->layer[l]);
     const te_workspace_limits limits = {
         .n_threads = o->n_threads,
         .max_tok = o->n_batch,
-        .max_cols = max_i32(max_i32(i->n_embd, i->n_ff),
+        .max_cols = max_i32(max_i32(i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
                             max_i32(i->n_head * i->n_embd_head, max_i32(m->max_rank, m->adapter_rank))),
         .max_rows = i->n_ff};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
@@ -291,6 +306,7 @@ pi_status pi_session_set_tap(pi_session *s, int32_t layer, const pi_tap *tap) {
     if (tap && s->hybrid)
         return PI_FAIL(PI_ERROR_UNSUPPORTED,
                        "a session with layers on a device cannot be tapped; one of the CPU alone can");
+    if (tap && s->model->n_expert) return PI_FAIL(PI_ERROR_UNSUPPORTED, "a model with experts cannot be tapped");
     if (tap && tap->score && !s->model->info.predictor)
         return PI_FAIL(PI_ERROR_ARGUMENT, "the model has no predictor whose scores could be tapped");
     pi_session_lock(s);

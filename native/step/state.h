@@ -40,6 +40,17 @@ typedef struct pi_attention_room {
     size_t floats; /* in all */
 } pi_attention_room;
 
+/* Which experts the tokens of a chunk go to. A route is a token and one of its experts; a token's routes follow each
+ * other, by rank. Rows of what is computed for routes are in the order of their experts. */
+typedef struct pi_routes {
+    float *score;    /* [n_batch][n_expert] of the router */
+    int32_t *expert; /* [n_batch * n_used] */
+    float *weight;   /* [n_batch * n_used] what the expert's output is multiplied with */
+    int32_t *place;  /* [n_batch * n_used] a route's row */
+    int32_t *first;  /* [n_expert + 1] the first row of an expert */
+    float *x;        /* [n_batch * n_used][n_embd] inputs, then outputs */
+} pi_routes;
+
 typedef struct pi_layer_count { /* one member's part of pi_layer_step */
     _Alignas(64) te_ffn_counts ffn;
     int64_t predicted;
@@ -65,6 +76,7 @@ struct pi_session {
     float *att;         /* [n_head * n_embd_head] */
     float *cs;          /* [n_rot] cos and sin per token */
     float *gate, *up;   /* [n_ff] of the many-token path; also hidden values where down is not transposed */
+    pi_routes routes;   /* of a mixture of experts; hidden values of routes are in gate and up, too */
     float *rank;        /* [max_rank] */
     float *adapt;       /* [adapter_rank] */
     float *adapt_up;    /* [n_ff] what an adapter adds to up's products, of a few tokens */
