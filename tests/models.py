@@ -139,19 +139,20 @@ SPECS: dict[str, Spec] = {
         Spec("qwen2", "qwen2", n_head_kv=2, tied=True, rope=Rope(1000000.0)),
         Spec("qwen2-yarn", "qwen2", n_head_kv=2, head_dim=0, n_ff=224, rope=Rope(1000000.0, "yarn", 4.0, 64)),
         Spec("qwen3", "qwen3", n_head_kv=2, head_dim=32, n_vocab=301, rope=Rope(1000000.0)),
-        Spec(
-            "qwen3moe",
-            "qwen3moe",
-            n_head_kv=2,
-            head_dim=32,
-            n_vocab=301,
-            n_expert=8,
-            n_used=3,
-            n_ff_expert=96,
-            rope=Rope(1000000.0),
-        ),
     )
 }
+
+EXPERTS = Spec(
+    "qwen3moe",
+    "qwen3moe",
+    n_head_kv=2,
+    head_dim=32,
+    n_vocab=301,
+    n_expert=8,
+    n_used=3,
+    n_ff_expert=96,
+    rope=Rope(1000000.0),
+)
 
 
 # ---- drawing -----------------------------------------------------------------------------------------------
@@ -240,7 +241,28 @@ def draw(spec: Spec) -> Tensors:
         norm("model.norm", d)
     if not spec.tied:
         linear("lm_head", spec.n_vocab, d, 2.0)
+    if spec.n_expert:
+        separate_experts(spec, out)
     return out
+
+
+def separate_experts(spec: Spec, weights: Tensors) -> None:
+    """Keep a token's experts far from changing places, which would change an answer by a whole expert.
+
+    Expert e is asked for by value e of the residual stream. A token's embedding holds there the steps of a
+    ladder in an order of its own, and what blocks add to it is small.
+    """
+    n = spec.n_expert
+    order = np.argsort(normal(f"{spec.name}/ladder", spec.n_vocab, n), axis=1, kind="stable")
+    weights["model.embed_tokens.weight"][:, :n] = (order - (n - 1) / 2) * 0.5
+    for name, value in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            value[:n] /= 32
+        elif name.endswith("post_attention_layernorm.weight"):
+            value[:n] = 1
+        elif name.endswith("mlp.gate.weight"):
+            value /= 32
+            value[:, :n] += np.eye(n, dtype=value.dtype)
 
 
 def draw_predictor(spec: Spec) -> list[tuple[Array, Array]]:
@@ -491,8 +513,8 @@ def write(
 ) -> Path:
     """Write a GGUF v3 file. Integers become u32, floats f32, lists i32/f32/string arrays by their first item.
 
-    Tensors keep their own F16 or F32; with `kind`, matrices whose rows fill its blocks are stored as that, but for
-    routers.
+    Tensors keep their own F16 or F32; with `kind`, matrices (but routers) whose rows fill its blocks are
+    stored as that.
     """
     writer = GGUFWriter(path, str(meta["general.architecture"]), endianess=GGUFEndian.LITTLE)
     for key, value in meta.items():

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from .._engine import formats
 from .._engine.file import ModelFile, TensorInfo
-from ..errors import ArgumentError, FormatError, UnsupportedError
+from ..errors import ArgumentError, FormatError
 from .rewrite import NewTensor, Progress, rewrite, rows_per_piece
 
 # Name: general.file_type, and the format of most weights ("" for COPY: each keeps its own).
@@ -183,7 +183,7 @@ def choose_types(
 
     predictor_type, output_type, embedding_type: replace the mixture's choice for fc1 and fc2, for the output
     matrix (token_embd, where that is the output as well), and for token_embd. pure: no choices, one format
-    for all matrices. Raises ArgumentError (unknown names), UnsupportedError (a mixture of experts).
+    for all matrices. Raises ArgumentError (unknown names).
     """
     name = find_mixture(mixture)
     chosen = {"predictor": predictor_type, "output": output_type, "token_embd": embedding_type}
@@ -208,8 +208,6 @@ def choose_types(
 def _first_place(source: ModelFile) -> _Place:
     """What the keys of a file say of every place."""
     arch = source.metadata.get("general.architecture", "")
-    if _integer(source, f"{arch}.expert_count") > 0:
-        raise UnsupportedError(f"{source.path} is a mixture of experts, which this version cannot quantise")
     n_layer = _integer(source, f"{arch}.block_count")
     n_head = _integer(source, f"{arch}.attention.head_count")
     n_gqa = n_head // (_integer(source, f"{arch}.attention.head_count_kv") or n_head or 1)
@@ -247,6 +245,7 @@ def _is_matrix(tensor: TensorInfo) -> bool:
 def _kind(name: str) -> str:
     """What rules call a matrix."""
     stem = name.removesuffix(".weight").rpartition(".")[2]
+    stem = stem.removesuffix("_exps")  # of all experts of a layer
     return _KINDS.get(stem, stem)
 
 

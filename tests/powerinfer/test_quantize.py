@@ -8,6 +8,7 @@ layers.
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 
-from powerinfer import ArgumentError, FormatError, ModelFile, UnsupportedError
+from powerinfer import ArgumentError, FormatError, ModelFile
 from powerinfer._engine.file import TensorInfo
 from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
@@ -179,10 +180,19 @@ def test_keys_that_are_not_what_they_should_be() -> None:
     ):
         source: Any = SimpleNamespace(path="x", tensors=tensors, metadata=metadata)
         assert [c.type for c in choose_types(source, "Q4_K_M")] == ["Q6_K"]
-    experts = {"general.architecture": "llama", "llama.expert_count": 8}
-    source = SimpleNamespace(path="x", tensors=tensors, metadata=experts)
-    with pytest.raises(UnsupportedError, match="mixture of experts"):
-        choose_types(source, "Q4_K_M")
+
+
+def test_experts_have_the_formats_of_other_feed_forwards() -> None:
+    """All of a layer's experts are one tensor; the router stays as it is."""
+    shapes = {"ffn_gate_inp": (4, 256), "ffn_up_exps": (4, 256, 256), "ffn_down_exps": (4, 256, 256)}
+    tensors = [
+        TensorInfo(name=f"blk.0.{name}.weight", type="F16", shape=shape, n_bytes=2 * math.prod(shape))
+        for name, shape in shapes.items()
+    ]
+    source: Any = SimpleNamespace(path="x", tensors=tensors, metadata={"general.architecture": "qwen3moe"})
+    changes = choose_types(source, "Q4_K_M")
+    assert [c.type for c in changes] == ["F16", "Q4_K", "Q6_K"]
+    assert changes[1].n_bytes == 4 * 256 * 144
 
 
 # ---- what is written ----
