@@ -2,8 +2,6 @@
 #include "../vendor/core/te_os.h"
 #include "../vendor/cpu/te_kernels.h"
 #include "common.h"
-#include "sample/sampler.h"
-#include "step/session.h"
 
 _Static_assert((int)PI_OK == TE_OK && (int)PI_ERROR_IO == TE_IO && (int)PI_ERROR_FORMAT == TE_FORMAT,
                "statuses share their numbers");
@@ -35,22 +33,4 @@ const char *pi_build_info(void) {
 #else
     return "a compiler without a name";
 #endif
-}
-
-pi_status pi_session_next(pi_session *session, int32_t seq, int32_t pos, int32_t token, pi_sampler *sampler,
-                          int32_t *next) {
-    if (!session || !sampler || !next)
-        return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_next: session, sampler or next is NULL");
-    *next = -1;
-    const int32_t n_vocab = session->model->info.n_vocab, n_sampled = pi_sampler_n_vocab(sampler);
-    if (n_sampled != n_vocab)
-        return PI_FAIL(PI_ERROR_ARGUMENT, "there are %d logits, of this sampler they must be %d", n_vocab, n_sampled);
-    const pi_batch batch = {.n_tokens = 1, .token = &token, .pos = &pos, .seq = &seq};
-    PI_TRY(pi_session_feed(session, &batch));
-    *next = token;
-    int32_t chosen = -1;
-    PI_TRY(pi_sampler_sample(sampler, pi_session_logits(session, 0), &chosen));
-    PI_TRY(pi_sampler_accept(sampler, chosen));
-    *next = chosen;
-    return PI_OK;
 }

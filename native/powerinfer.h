@@ -208,6 +208,7 @@ typedef enum pi_device_kind {
     PI_DEVICE_CUDA = 2
 } pi_device_kind;
 
+enum { PI_KV_BLOCK = 64 }; /* positions that share a block of the KV pool */
 typedef enum pi_kv_type { PI_KV_F32 = 0, PI_KV_F16 = 1, PI_KV_Q8_0 = 8 } pi_kv_type;
 
 /* done of total bytes; another result than 0 ends the work with a DEVICE error. */
@@ -215,7 +216,7 @@ typedef int32_t (*pi_progress)(void *ctx, uint64_t done, uint64_t total);
 
 typedef struct pi_session_options {
     int32_t n_ctx;          /* most positions of one sequence; 0: the model's own, at most 4096 */
-    int32_t n_pool;         /* positions that all sequences share; 0: n_ctx. Rounded up to blocks of 64 */
+    int32_t n_pool;         /* positions that all sequences share; 0: n_ctx. Rounded up to blocks */
     int32_t n_seq;          /* sequences are numbered 0..n_seq-1 */
     int32_t n_batch;        /* tokens computed together; a larger batch is cut into chunks of this many */
     int32_t n_threads;      /* 0: physical cores; with a device one less, which the driver is left, of four or more */
@@ -253,7 +254,7 @@ typedef struct pi_session_info {
     uint64_t n_work_bytes;
     uint64_t n_device_bytes;         /* of all devices: weights, K and V, buffers */
     int32_t n_in_place;              /* neurons of all layers whose rows devices read in host memory */
-    int32_t n_blocks, n_blocks_free; /* of 64 positions */
+    int32_t n_blocks, n_blocks_free; /* of PI_KV_BLOCK positions */
 } pi_session_info;
 
 /* Errors: ARGUMENT (ranges; PREDICTED without predictors, EXACT without ReLU; Q8_0 with a head size that is no multiple
@@ -267,30 +268,46 @@ pi_status pi_session_set_sparsity(pi_session *session, int32_t sparsity);
 pi_status pi_session_set_threshold(pi_session *session, float threshold);
 pi_status pi_session_set_thresholds(pi_session *session, const float *threshold);
 
-/* What is wanted of a token. */
-enum pi_want {
-    PI_WANT_NOTHING,
-    PI_WANT_NEXT, /* logits, to choose what follows */
-    PI_WANT_VISIT /* logits of a token of a prompt */
-};
+/* What a token is, which says how it is computed and whether its logits are kept. */
+typedef enum pi_token_kind {
+    PI_TOKEN_PROMPT,    /* of a prompt; no logits */
+    PI_TOKEN_GENERATED, /* was generated, or ends a prompt; logits, to choose what follows */
+    PI_TOKEN_SCORED     /* of a prompt, with logits */
+} pi_token_kind;
 
 /* Tokens to compute. Within a sequence, positions must continue it: the first new position is pi_seq_length, then one
- * more each. In predicted mode tokens that want logits are computed with the predictor's neurons; the others (a prompt)
- * with all of them. A batch with more tokens than n_batch is computed in chunks; the call returns after the last.
+ * more each. In predicted mode tokens that want logits are computed with the predictor's neurons; the others with all of
+ * them. A batch with more tokens than n_batch is computed in chunks; the call returns after the last.
  *
  * Which kernels compute a token, and so its bits, depends on its own sequence alone (the CPU's; a device takes what is
- * fastest for the whole chunk). A prompt's tokens, those that want nothing or a visit, are computed by matrix products up
- * to the last multiple of 8 positions, the rest of them one by one, as what follows is: so their bits are the same
- * however a prompt is cut into batches, if that is at multiples of 8 and no batch brings less than 16 tokens up to there.
- * Where one does, or n_batch is less than 16, all of it is computed one by one. A sequence of which more than 16 tokens want PI_WANT_NEXT is computed as if
- * these wanted visits. */
+ * fastest for the whole chunk). A prompt's tokens (PROMPT and SCORED) are computed by matrix products up to the last
+ * multiple of 8 positions, the rest of them one by one, as GENERATED ones are. So a prompt has the same bits however it
+ * is cut into batches, if it is cut where pi_chunk_end says. A batch that brings less than 16 tokens for these products,
+ * or an n_batch of less than 16, has all of them computed one by one. More than 16 GENERATED tokens of a sequence in a
+ * batch are computed as SCORED. */
 typedef struct pi_batch {
     int32_t n_tokens;
     const int32_t *token;
-    const int32_t *pos;         /* NULL: each sequence continues */
-    const int32_t *seq;         /* NULL: all 0 */
-    const uint8_t *want_logits; /* pi_want of each; NULL: NEXT of the last token, NOTHING of the others */
+    const int32_t *pos;  /* NULL: each sequence continues */
+    const int32_t *seq;  /* NULL: all 0 */
+    const uint8_t *kind; /* pi_token_kind of each; NULL: GENERATED for the last, PROMPT for the others */
 } pi_batch;
+
+/* What is left to feed of a sequence's tokens, and how large the next part of it should be. */
+typedef struct pi_prompt_rest {
+    int32_t first, end;             /* tokens first..end-1 */
+    int32_t generated_from;         /* from here on they are fed as GENERATED; end: none is */
+    int32_t scored_from, scored_to; /* these are fed as SCORED: scored_from..scored_to-1 */
+    int32_t size;                   /* wanted size of the part; it may have up to 30 tokens more */
+    int32_t max_scored;             /* as many SCORED tokens in it, or up to 30 more */
+} pi_prompt_rest;
+/* Where the next part of a prompt ends, so that its bits are those it has when it is fed at once: after first, or first
+ * itself where size or max_scored leave room for none; -1 for NULL or a broken range. */
+int32_t pi_chunk_end(const pi_prompt_rest *rest);
+/* How many tokens of a common prefix may be taken over so that a prompt gets the bits that it gets anew: of n_same tokens
+ * with which a prompt of n_prompt tokens begins, and a sequence that was fed a prompt of n_held_prompt. All, if that
+ * sequence's prompt is among them: the prompt then goes on where its answer was being written. */
+int32_t pi_prefix_reusable(int32_t n_same, int32_t n_held_prompt, int32_t n_prompt);
 
 /* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY; DEVICE,
  * TIMEOUT (a device failed or did not answer: the sequences are as they were before). */

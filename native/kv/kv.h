@@ -9,8 +9,6 @@
 
 #include "../model/model.h"
 
-enum { PI_KV_BLOCK = 64 };
-
 typedef struct pi_seq {
     int32_t length;  /* positions held */
     int32_t n_block; /* blocks held = ceil(length / 64) */

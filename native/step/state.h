@@ -21,9 +21,6 @@ typedef struct pi_chunk {
 } pi_chunk;
 
 enum {
-    PI_FEW_TOK = 16,            /* so many tokens of a chunk at most are computed as each would be alone */
-    PI_PROMPT_PART = 8,         /* positions, see choose_ways; products take as long for 1 token as for 16 */
-    PI_PROMPT_LEAST = 16,       /* tokens; fewer are faster by row kernels */
     PI_ATTENTION_SPAN = 256,    /* positions whose scores are held at a time; whole blocks */
     PI_ATTENTION_PART = 256,    /* the fewest positions that are worth a part of their own */
     PI_ATTENTION_SPLIT_TOK = 16 /* up to so many tokens in a chunk there is room for all parts */

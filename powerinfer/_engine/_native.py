@@ -161,3 +161,33 @@ def read_rate(n_threads: int, n_bytes: int, n_repeat: int) -> float:
     rate = ffi.new("double *")
     check(lib.pi_cpu_read_rate(n_threads, n_bytes, n_repeat, rate))
     return float(rate[0])
+
+
+KV_BLOCK: int = lib.PI_KV_BLOCK
+"""Positions that share a block of the KV pool."""
+
+
+def chunk_end(
+    first: int,
+    end: int,
+    size: int,
+    *,
+    generated_from: int | None = None,
+    scored: range = range(0),
+    max_scored: int = 0,
+) -> int:
+    """Where the next part of tokens first..end-1 ends, which should have `size` of them.
+
+    It may have up to 30 more, because a prompt keeps its bits only where it is cut in certain places; it is
+    empty if there is no room. generated_from: from there on they are fed as generated ones (None: none is).
+    scored: those with logits, of which the part should have at most max_scored.
+    """
+    begins = end if generated_from is None else generated_from
+    rest = (first, end, begins, scored.start, scored.stop, size, max_scored)
+    return int(lib.pi_chunk_end([rest]))
+
+
+def reusable_prefix(n_same: int, n_held_prompt: int, n_prompt: int) -> int:
+    """How many of n_same tokens, with which a prompt of n_prompt begins and what is held for another one of
+    n_held_prompt, were computed just as they would be for this one."""
+    return int(lib.pi_prefix_reusable(n_same, n_held_prompt, n_prompt))

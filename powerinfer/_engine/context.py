@@ -13,15 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ContextError, FormatError, PowerInferError
+from ._native import chunk_end, reusable_prefix
 from .sampling import Sampler
 from .session import Session, Want
-
-PART = 8
-"""Positions: a prompt that is cut at multiples of this, into parts of LEAST tokens or more, has the values
-that it has whole (`Session.feed`)."""
-
-LEAST = 16
-"""Tokens of a prompt that are computed together; fewer are computed one by one."""
 
 VISIT_PART = 32
 """Tokens of a text whose logits are all wanted are computed so many at a time: each takes memory."""
@@ -47,55 +41,9 @@ def common_prefix(a: Ids, b: Ids) -> int:
     return int(different[0]) if different.size else n
 
 
-def together(n_prompt: int) -> int:
-    """How many of a whole prompt's tokens are computed together; the others, one by one."""
-    n = (n_prompt - 1) // PART * PART  # the last one is computed as what follows is
-    return n if n >= LEAST else 0
-
-
-def part_end(first: int, end: int, n: int, next_from: int | None = None) -> int:
-    """Where a part of the tokens first..end-1 ends that is to have n of them, or up to 30 more. next_from:
-    from there on (end) tokens are computed one by one anyway."""
-    if end - first <= n:
-        return end
-    last = (end if next_from is None else next_from) // PART * PART
-    if last - first < LEAST:
-        return min(first + max(n, 1), end)
-    cut = (first + n) // PART * PART
-    if cut >= last:
-        return last
-    cut = max(min(cut, last - LEAST), -(-(first + LEAST) // PART) * PART)
-    return cut if cut <= last - LEAST else last
-
-
-def visit_end(first: int, visited: range, end: int, n: int, n_visits: int) -> int:
-    """The same of a text of which `visited` have logits, which n_visits tokens of the part may have."""
-    ahead = max(visited.start - first, 0)
-    if visited.stop - first - ahead > n_visits:
-        n = min(n, n_visits + ahead)
-    return part_end(first, end, n) if n > 0 else first
-
-
 def visits(visited: range, first: int, end: int) -> list[Want]:
     """What is wanted of tokens first..end-1 of such a text."""
     return [Want.VISIT if i in visited else Want.NOTHING for i in range(first, end)]
-
-
-def n_reusable(same: int, n_held: int, n_prompt: int) -> int:
-    """How many of `same` tokens, with which a prompt of n_prompt begins and what is held for another one of
-    n_held, were computed just as they would be for this one.
-
-    A prompt's last tokens are computed in another way than those before. What goes on where an answer was
-    being written is taken as it is.
-    """
-    if same > n_held:
-        return same
-    n = min(same, n_held - 1, n_prompt - 1)
-    last = together(n_prompt)
-    if n >= last == together(n_held):
-        return max(n, 0)
-    n = min(n // PART * PART, together(n_held), last)
-    return n if n == last else max(min(n, last - LEAST), 0)
 
 
 def n_dropped(held: int, keep: int, n: int, n_ctx: int) -> int:
@@ -231,7 +179,8 @@ class Context:
         begin, end = self.n_tokens, 0
         while end < ids.size:
             first, at = end, begin + end
-            end = part_end(at, begin + ids.size, self.n_batch, begin + ids.size - n_next) - begin
+            end = begin + ids.size
+            end = chunk_end(at, end, self.n_batch, generated_from=end - n_next) - begin
             chunk = ids[first:end]
             self._ids[at : at + chunk.size] = chunk
             if self._rows is not None:
@@ -298,7 +247,7 @@ class Context:
         held = self.ids
         reused = min(common_prefix(held, ids), ids.size - 1)
         if not goes_on or reused < self._n_prompt:  # others may have replaced what was held
-            reused = n_reusable(reused, self._n_prompt, ids.size)
+            reused = reusable_prefix(reused, self._n_prompt, ids.size)
         if reused < held.size:
             self.cut(reused)
         if reused < max(self._n_prompt, 1):
@@ -350,7 +299,7 @@ class Context:
         self.clear()
         end = 0
         while end < ids.size:
-            first, end = end, part_end(end, ids.size, VISIT_PART)
+            first, end = end, chunk_end(end, ids.size, VISIT_PART)
             self._ids[first:end] = ids[first:end]
             self.session.feed(ids[first:end], want_logits=[Want.VISIT] * (end - first))
             for i in range(first, end):

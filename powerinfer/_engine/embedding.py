@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from ..errors import ArgumentError, UnsupportedError
 from ..types import CreateEmbeddingResponse
+from ._native import chunk_end
 from .arrays import as_int32
-from .context import VISIT_PART, Ids, visit_end, visits
+from .context import VISIT_PART, Ids, visits
 from .file import ModelFile
 from .held import blocks
 from .session import Session, Want
@@ -120,7 +121,7 @@ def _step(session: Session, running: list[_Text]) -> None:
     room, n_visits = session.info.n_batch, 2 * VISIT_PART  # their logits are computed too, and take memory
     ids, owners, wants, shown = [], list[int](), list[Want](), list[_Text]()
     for text in running:
-        end = visit_end(text.n, text.wanted, text.ids.size, room, n_visits)
+        end = chunk_end(text.n, text.ids.size, room, scored=text.wanted, max_scored=n_visits)
         own = visits(text.wanted, text.n, end)
         ids.append(text.ids[text.n : end])
         owners += [text.seq] * len(own)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .context import Ids, common_prefix, n_reusable
+from ._native import KV_BLOCK, reusable_prefix
+from .context import Ids, common_prefix
 from .session import Session
-
-BLOCK = 64
-"""Positions of a block of the KV pool."""
 
 _WORTH = 16
 """Fewer tokens are computed sooner than the block that they would share is copied."""
@@ -20,7 +18,7 @@ _WORTH = 16
 
 def blocks(n: int) -> int:
     """Blocks that n positions take."""
-    return -(-n // BLOCK)
+    return -(-n // KV_BLOCK)
 
 
 class Sequence:
@@ -57,7 +55,7 @@ class HeldSequences:
         for sequence in self._all:
             if sequence.n > most:
                 same = common_prefix(sequence.ids[: sequence.n][: sequence.n_shared], ids)
-                n = n_reusable(min(same, ids.size - 1), sequence.n_prompt, n_prompt)
+                n = reusable_prefix(min(same, ids.size - 1), sequence.n_prompt, n_prompt)
                 if n > most:
                     best, most = sequence, n
         return best, most if best is not None else 0

@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ArgumentError, BusyError, ClosedError, ContextError, PowerInferError
+from ._native import KV_BLOCK
 from .choice import Choice
 from .context import VISIT_PART, Ids, common_prefix, n_dropped
-from .held import BLOCK, HeldSequences, blocks
+from .held import HeldSequences, blocks
 from .scheduler_stats import Rates, SchedulerStats
 from .session import LayerStep, Session
 from .stream import Job, Reason, Stream
@@ -343,10 +344,10 @@ class Scheduler(Visits):
                 job.forget(*self._forgotten())
             ids = job.ids[: job.n]
             source, n = (None, 0) if job.is_visit else self._held.find(ids, job.n_prompt)
-            if not job.is_visit and self._coming(ids) - n >= BLOCK:
+            if not job.is_visit and self._coming(ids) - n >= KV_BLOCK:
                 continue
             # A shared block is copied when it is written; those that run may each want another.
-            need = blocks(job.n) - n // BLOCK + len(self._running)
+            need = blocks(job.n) - n // KV_BLOCK + len(self._running)
             while self._session.info.n_blocks_free < need and self._held.evict(keep=source):
                 pass
             if self._running and self._session.info.n_blocks_free < need:

@@ -58,6 +58,7 @@ __all__ = [
     "Tap",
     "Want",
     "as_int32",
+    "pool_size",
 ]
 
 
@@ -248,11 +249,8 @@ class Session:
         want_logits: of which tokens the logits are kept (Want, or True and False of each); True: all, False:
             none, None: the last.
 
-        On the CPU a token's values depend on its own sequence only, to the bit. A prompt's tokens, those that
-        Want.NEXT is not said of, are computed together up to the last multiple of 8 positions, the others one
-        by one (but all, where the feed brings less than 16 tokens up to there, or n_batch is less): cut
-        into feeds at multiples of 8, of 16 tokens or more, a prompt gets the values that it gets whole. More
-        than 16 tokens of a sequence that want Want.NEXT are computed as Want.VISIT.
+        On the CPU a token's values depend on its own sequence only, to the bit, and a prompt that is cut into
+        feeds where `_native.chunk_end` says gets the values that it gets whole.
 
         Raises ArgumentError (a token, position or sequence out of range), ContextError (no room),
         OutOfMemoryError; then nothing was computed.
@@ -276,7 +274,7 @@ class Session:
         batch.token = ffi.from_buffer("int32_t[]", ids)
         batch.pos = ffi.NULL if places is None else ffi.from_buffer("int32_t[]", places)
         batch.seq = ffi.NULL if owners is None else ffi.from_buffer("int32_t[]", owners)
-        batch.want_logits = ffi.NULL if wanted is None else ffi.from_buffer("uint8_t[]", wanted)
+        batch.kind = ffi.NULL if wanted is None else ffi.from_buffer("uint8_t[]", wanted)
         with self._lock:
             self._check_fed(_native.lib.pi_session_feed(self.handle, batch))
             self._keep(n, n_wanted)
@@ -584,6 +582,11 @@ class Session:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def pool_size(n_seq: int, n_positions: int) -> int:
+    """The n_pool that holds n_seq sequences of n_positions each, which take whole blocks of it."""
+    return n_seq * -(-n_positions // _native.KV_BLOCK) * _native.KV_BLOCK
 
 
 def _indices(plan: Any, indices: list[int]) -> Any:

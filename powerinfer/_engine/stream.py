@@ -9,12 +9,11 @@ from typing import Literal
 
 import numpy as np
 
+from ._native import chunk_end
 from .choice import Choice
-from .context import Ids, part_end, visit_end, visits
+from .context import Ids, visits
 from .held import Sequence
 from .session import Want
-
-_MOST_ALONE = 16  # tokens with Want.NEXT of a sequence in one feed; more are computed in another way
 
 Reason = Literal["stop", "length", "time", "cancelled", "error"]
 
@@ -139,9 +138,8 @@ class Job:
         first = self.sequence.n if self.sequence is not None else 0
         if not self.is_visit:
             # What was generated, and computed one by one, is so again.
-            next_from = max(first, self.n_prompt - 1)
-            return part_end(first, min(next_from + _MOST_ALONE, self.n), n, next_from) - first
-        return visit_end(first, self.visited, self.n, n, n_visits) - first
+            return chunk_end(first, self.n, n, generated_from=self.n_prompt - 1) - first
+        return chunk_end(first, self.n, n, scored=self.visited, max_scored=n_visits) - first
 
     def wants(self, first: int, end: int) -> list[Want]:
         """What is wanted of ids[first:end]."""

@@ -16,7 +16,7 @@ from .._engine.devices import choose_devices
 from .._engine.facts import SPARSITY
 from .._engine.file import ModelFile, find_model
 from .._engine.opening import Opening, summary
-from .._engine.session import Model, Sparsity
+from .._engine.session import Model, Sparsity, pool_size
 from .._text.terminal import Bar, harmless
 from ..errors import ArgumentError
 from ..models.bench import (
@@ -40,7 +40,6 @@ powerinfer bench -m model.gguf -p 0 -np 1,8
 powerinfer bench model.gguf --vram-budget 8
 """
 
-BLOCK = 64  # positions of the KV pool that belong to one sequence
 READ_BYTES = 2 << 30  # more than any last-level cache
 
 
@@ -113,7 +112,7 @@ def main(args: argparse.Namespace) -> int:
     path, n_bytes = find_model(args.model), machine.sample_bytes(READ_BYTES)
     n_ctx = max(DIGEST_TOKENS, *(case.n_positions for case in wanted))
     sizes = {"n_ctx": n_ctx, "n_seq": max(case.n_seq for case in wanted), "n_batch": args.n_batch}
-    sizes["n_pool"] = max(n_ctx, *(case.n_seq * -(-case.n_positions // BLOCK) * BLOCK for case in wanted))
+    sizes["n_pool"] = max(n_ctx, *(pool_size(case.n_seq, case.n_positions) for case in wanted))
     on_cpu = args.vram_budget is None and args.devices is None
     chosen = None if on_cpu else choose_devices(args.vram_budget, args.devices)
     results: list[Result] = []

@@ -130,7 +130,7 @@ static uint64_t converse(int32_t n_threads) {
         OK(pi_session_feed(s, &(pi_batch){.n_tokens = 2,
                                           .token = token + k,
                                           .seq = (const int32_t[]){0, 1},
-                                          .want_logits = (const uint8_t[]){1, 1}}));
+                                          .kind = (const uint8_t[]){1, 1}}));
         bits = fold(fold(bits, pi_session_logits(s, 0)), pi_session_logits(s, 1));
     }
     pi_session_close(s);

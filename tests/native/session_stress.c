@@ -88,7 +88,7 @@ static outcome converse(pi_model *model, int32_t n_threads) {
     }
     want[N_PROMPT - 1] = want[2 * N_PROMPT - 1] = 1;
     OK(pi_session_feed(session,
-                       &(pi_batch){.n_tokens = 2 * N_PROMPT, .token = token, .seq = seq, .want_logits = want}));
+                       &(pi_batch){.n_tokens = 2 * N_PROMPT, .token = token, .seq = seq, .kind = want}));
 
     outcome out = {.bits = 14695981039346656037u};
     for (int32_t step = 0; step < N_STEPS; step++) {
@@ -98,7 +98,7 @@ static outcome converse(pi_model *model, int32_t n_threads) {
         OK(pi_session_feed(session, &(pi_batch){.n_tokens = 2,
                                                 .token = pair,
                                                 .seq = (const int32_t[]){0, 1},
-                                                .want_logits = (const uint8_t[]){1, 1}}));
+                                                .kind = (const uint8_t[]){1, 1}}));
     }
     pi_session_close(session);
     return out;
@@ -126,7 +126,7 @@ static uint64_t tap(pi_model *model, int32_t n_threads) {
         token[i] = prompt_token(i);
         want[i] = i % 3 == 0;
     }
-    OK(pi_session_feed(session, &(pi_batch){.n_tokens = N_PROMPT, .token = token, .want_logits = want}));
+    OK(pi_session_feed(session, &(pi_batch){.n_tokens = N_PROMPT, .token = token, .kind = want}));
     uint64_t bits = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t word;

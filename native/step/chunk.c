@@ -1,0 +1,137 @@
+/* chunk.c - the rule of chunks: which tokens are computed together, and by which kernels.
+ *
+ * A token's bits depend on the kernels that compute it, so that choice may depend on the token's own sequence only, and
+ * a prompt's must come out the same however the prompt is cut: see pi_token_kind in powerinfer.h. */
+#include "chunk.h"
+
+#include "../hybrid/hybrid.h"
+
+enum {
+    PRODUCT_ALIGN =
+        8,            /* positions: a prompt's matrix products end at a multiple of it. They take as long for 1 token as
+                          for 16 */
+    PRODUCT_MIN = 16, /* tokens that matrix products are worth; fewer are faster by row kernels */
+    ROW_MAX = 16      /* tokens of a chunk, and generated tokens of a sequence in a batch, for row kernels */
+};
+
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t align_down(int64_t n) { return n / PRODUCT_ALIGN * PRODUCT_ALIGN; }
+static int64_t align_up(int64_t n) { return align_down(n + PRODUCT_ALIGN - 1); }
+
+void pi_chunk_choose_kernels(const pi_session *s, const pi_cut *c, int32_t *of_seq) {
+    const pi_batch *b = c->batch;
+    const bool narrow = s->options.n_batch < PRODUCT_MIN;
+    int32_t *n_generated = of_seq, *from = n_generated + s->kv.n_seq, *to = from + s->kv.n_seq;
+    for (int32_t q = 0; q < s->kv.n_seq; q++) n_generated[q] = from[q] = to[q] = 0;
+    for (int32_t i = 0; i < b->n_tokens; i++) {
+        c->by_row[i] = pi_batch_kind(b, i) == PI_TOKEN_GENERATED;
+        n_generated[pi_batch_seq(b, i)] += c->by_row[i];
+    }
+    for (int32_t i = 0; i < b->n_tokens; i++) {
+        const int32_t q = pi_batch_seq(b, i);
+        if (n_generated[q] > ROW_MAX) c->by_row[i] = 0;
+        if (c->by_row[i]) continue;
+        if (to[q] == 0) from[q] = c->pos[i];
+        to[q] = c->pos[i] + 1;
+    }
+    for (int32_t i = 0; i < b->n_tokens; i++) {
+        const int32_t q = pi_batch_seq(b, i), end = (int32_t)align_down(to[q]);
+        c->by_row[i] |= c->pos[i] >= end || end - from[q] < PRODUCT_MIN || narrow;
+    }
+}
+
+/* Predicted mode computes a prompt's tokens with all neurons. */
+static bool prompts_are_dense(const pi_session *s) {
+    return s->options.sparsity == PI_SPARSITY_PREDICTED && !s->options.mask_prompts;
+}
+
+/* The longest beginning of n tokens with at most ROW_MAX for row kernels. */
+static int32_t cpu_length(const uint8_t *by_row, int32_t n) {
+    int32_t n_row = 0, i = 0;
+    while (i < n && n_row + by_row[i] <= ROW_MAX) n_row += by_row[i++];
+    return i;
+}
+
+/* A device takes a run of tokens whose FFN is alike, of which the last may want logits: first those that do not, then
+ * those that do, of these no more than it has room for. */
+int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first) {
+    const pi_batch *b = c->batch;
+    const int32_t left = b->n_tokens - first, most = left < s->options.n_batch ? left : s->options.n_batch;
+    if (!s->hybrid) return cpu_length(c->by_row + first, most);
+    int32_t n = 1, n_logits = pi_batch_has_logits(b, first);
+    for (; n < most && n_logits < s->hybrid->max_logits; n++) {
+        const bool wants = pi_batch_has_logits(b, first + n), before = pi_batch_has_logits(b, first + n - 1);
+        if (before && !wants) break;
+        if (wants != pi_batch_has_logits(b, first) && prompts_are_dense(s)) break;
+        n_logits += wants;
+    }
+    return n;
+}
+
+/* The order is pi_chunk's. A device computes all of a chunk alike, and so does the CPU beside it. */
+void pi_chunk_fill(pi_session *s, const pi_cut *cut, int32_t first, int32_t n, int32_t *row) {
+    const pi_batch *b = cut->batch;
+    pi_chunk *c = &s->chunk;
+    const bool split = prompts_are_dense(s), device_decodes = s->hybrid && n <= s->hybrid->max_decode;
+    c->n_tok = c->n_many = c->n_dense = c->n_logits = 0;
+    for (int32_t pass = 0; pass < 4; pass++) {
+        int32_t next = *row;
+        if (pass == 1) c->first_dense = c->n_tok;
+        if (pass == 2) c->n_many = c->n_tok;
+        for (int32_t i = first; i < first + n; i++) {
+            const bool wants = pi_batch_has_logits(b, i), dense = split && !wants;
+            const bool by_row = s->hybrid ? device_decodes : cut->by_row[i];
+            const int32_t own = next;
+            next += wants;
+            if (pass != (by_row ? (dense ? 2 : 3) : dense)) continue;
+            const int32_t at = c->n_tok++;
+            c->token[at] = b->token[i];
+            c->seq[at] = pi_batch_seq(b, i);
+            c->pos[at] = cut->pos[i];
+            c->logits_row[at] = wants ? own : -1;
+            c->batch_row[at] = i;
+            c->n_dense += dense;
+            c->n_logits += wants;
+        }
+    }
+    *row += c->n_logits;
+    c->lone = n <= PI_ATTENTION_SPLIT_TOK;
+    for (int32_t i = 1; i < n && c->lone; i++)
+        for (int32_t j = 0; j < i; j++) c->lone &= c->seq[i] != c->seq[j];
+}
+
+/* ---- what callers ask ---- */
+
+/* How many tokens of a whole prompt are computed by matrix products; its last one is computed as what follows is. */
+static int64_t by_products(int64_t n_prompt) {
+    const int64_t n = align_down(n_prompt - 1);
+    return n >= PRODUCT_MIN ? n : 0;
+}
+
+int32_t pi_prefix_reusable(int32_t n_same, int32_t n_held_prompt, int32_t n_prompt) {
+    if (n_same > n_held_prompt) return n_same;
+    int64_t n = min_i64(n_same, min_i64((int64_t)n_held_prompt, (int64_t)n_prompt) - 1);
+    const int64_t last = by_products(n_prompt), held_last = by_products(n_held_prompt);
+    if (n >= last && last == held_last) return (int32_t)max_i64(n, 0);
+    n = min_i64(align_down(n), min_i64(last, held_last));
+    return (int32_t)(n == last ? n : max_i64(min_i64(n, last - PRODUCT_MIN), 0));
+}
+
+int32_t pi_chunk_end(const pi_prompt_rest *r) {
+    if (!r || r->first < 0 || r->end < r->first) return -1;
+    const int64_t first = r->first, generated = min_i64(r->generated_from, r->end),
+                  end = min_i64(r->end, max_i64(first, generated) + ROW_MAX);
+    int64_t size = r->size;
+    const int64_t ahead = max_i64((int64_t)r->scored_from - first, 0); /* tokens before the first that is scored */
+    if (r->scored_to - first - ahead > r->max_scored) size = min_i64(size, r->max_scored + ahead);
+    if (size <= 0) return r->first;
+    if (end - first <= size) return (int32_t)end;
+    const int64_t last = align_down(max_i64(min_i64(generated, end), 0));
+    if (last - first < PRODUCT_MIN) return (int32_t)min_i64(first + size, end);
+    /* Both this chunk and what comes after it must bring enough tokens for matrix products. */
+    int64_t cut = align_down(first + size);
+    if (cut >= last) return (int32_t)last;
+    cut = max_i64(min_i64(cut, last - PRODUCT_MIN), align_up(first + PRODUCT_MIN));
+    return (int32_t)(cut <= last - PRODUCT_MIN ? cut : last);
+}

@@ -1,0 +1,29 @@
+/* chunk.h - how batches are cut into chunks, and which kernels compute each of their tokens. Only chunk.c knows the
+ * numbers behind that. */
+#ifndef PI_CHUNK_H
+#define PI_CHUNK_H
+
+#include "state.h"
+
+static inline int32_t pi_batch_seq(const pi_batch *b, int32_t i) { return b->seq ? b->seq[i] : 0; }
+static inline int32_t pi_batch_kind(const pi_batch *b, int32_t i) {
+    if (!b->kind) return i + 1 == b->n_tokens ? PI_TOKEN_GENERATED : PI_TOKEN_PROMPT;
+    return b->kind[i];
+}
+static inline bool pi_batch_has_logits(const pi_batch *b, int32_t i) { return pi_batch_kind(b, i) != PI_TOKEN_PROMPT; }
+
+/* A batch with what is known of each of its tokens. */
+typedef struct pi_cut {
+    const pi_batch *batch;
+    const int32_t *pos; /* [n_tokens] positions in their sequences */
+    uint8_t *by_row;    /* [n_tokens] computed by row kernels, as in decoding; the others by matrix products */
+} pi_cut;
+
+/* Fills c->by_row. of_seq: room for 3 * n_seq numbers. */
+void pi_chunk_choose_kernels(const pi_session *s, const pi_cut *c, int32_t *of_seq);
+/* How many tokens from first on are computed together. */
+int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first);
+/* Fills s->chunk with tokens first..first+n-1. *row: where their logits begin; moved behind them. */
+void pi_chunk_fill(pi_session *s, const pi_cut *c, int32_t first, int32_t n, int32_t *row);
+
+#endif

@@ -1,0 +1,179 @@
+/* feed.c - computing a batch: every token is checked and all memory reserved before the first chunk. */
+#include <stdlib.h>
+
+#include "../hybrid/hybrid.h"
+#include "../sample/sampler.h"
+#include "chunk.h"
+#include "forward.h"
+
+/* Checks every token; leaves in to[seq] the length each sequence will have. */
+static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to, int32_t *n_logits) {
+    const pi_model_info *c = &s->model->info;
+    *n_logits = 0;
+    if (s->n_taps && b->n_tokens > s->options.n_batch)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "a tapped feed of %d tokens is longer than n_batch, which is %d", b->n_tokens,
+                       s->options.n_batch);
+    for (int32_t i = 0; i < s->kv.n_seq; i++) to[i] = s->kv.seq[i].length;
+    for (int32_t i = 0; i < b->n_tokens; i++) {
+        const int32_t seq = pi_batch_seq(b, i);
+        if (b->token[i] < 0 || b->token[i] >= c->n_vocab)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "token %d at index %d is out of range 0..%d", b->token[i], i,
+                           c->n_vocab - 1);
+        if (seq < 0 || seq >= s->kv.n_seq)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "sequence %d at index %d is out of range 0..%d", seq, i, s->kv.n_seq - 1);
+        if (pi_batch_kind(b, i) > PI_TOKEN_SCORED)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "the token kind is %d at index %d, must be 0..%d", pi_batch_kind(b, i), i,
+                           PI_TOKEN_SCORED);
+        if (b->pos && b->pos[i] != to[seq])
+            return PI_FAIL(PI_ERROR_ARGUMENT,
+                           "position %d at index %d does not continue sequence %d, which has %d positions", b->pos[i],
+                           i, seq, to[seq]);
+        if (to[seq] >= s->options.n_ctx)
+            return PI_FAIL(PI_ERROR_CONTEXT, "sequence %d is full: n_ctx is %d and %d tokens more were given", seq,
+                           s->options.n_ctx, b->n_tokens - i);
+        to[seq]++;
+        *n_logits += pi_batch_has_logits(b, i);
+    }
+    int64_t needed = 0;
+    for (int32_t i = 0; i < s->kv.n_seq; i++)
+        needed += to[i] > s->kv.seq[i].length ? pi_kv_blocks_needed(&s->kv, i, s->kv.seq[i].length, to[i]) : 0;
+    if (needed > s->kv.n_free)
+        return PI_FAIL(PI_ERROR_CONTEXT,
+                       "the KV pool is full: %lld blocks of %d positions are needed, %d of %d are free",
+                       (long long)needed, PI_KV_BLOCK, s->kv.n_free, s->kv.n_blocks);
+    return PI_OK;
+}
+
+static pi_status reserve_logits(pi_session *s, int32_t rows) {
+    if (rows <= s->logits_capacity) return PI_OK;
+    const size_t nl = pi_mul(pi_mul((size_t)rows, (size_t)s->model->info.n_vocab), sizeof(float));
+    const size_t nh = pi_mul(pi_mul((size_t)rows, (size_t)s->model->info.n_embd), sizeof(float));
+    float *logits = malloc(nl), *hidden = malloc(nh);
+    if (!logits || !hidden) {
+        free(logits);
+        free(hidden);
+        return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d rows of logits (%zu bytes)", rows, nl);
+    }
+    free(s->logits);
+    free(s->hidden);
+    s->logits = logits;
+    s->hidden = hidden;
+    s->logits_capacity = rows;
+    return PI_OK;
+}
+
+/* The chunk through the model. */
+static void step(void *ctx, te_team *team) {
+    pi_session *s = ctx;
+    pi_step_embed(s, team);
+    for (int32_t l = 0; l < s->model->info.n_layer; l++) pi_step_layer(s, team, l);
+    pi_step_head(s, team);
+}
+
+static pi_status forward(pi_session *s) {
+    const pi_model *m = s->model;
+    const int64_t t0 = te_os_now_ns();
+    if (s->hybrid)
+        PI_TRY(pi_hybrid_run(s->hybrid));
+    else
+        te_pool_run(s->pool, step, s);
+    s->last_bytes += (int64_t)(pi_row_bytes(&m->token_embd) * (size_t)s->chunk.n_tok);
+    if (s->chunk.n_logits) s->last_bytes += pi_mat_bytes(&m->output);
+    s->last_ns += te_os_now_ns() - t0;
+    return PI_OK;
+}
+
+/* Arrays for one batch, as long as it is computed. */
+typedef struct feed_room {
+    int32_t *of_seq; /* [3 * n_seq] */
+    int32_t *pos;    /* [n_tokens] */
+    uint8_t *by_row; /* [n_tokens] */
+} feed_room;
+
+static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
+    int32_t n_logits = 0, row = 0, *to = room->of_seq;
+    const pi_cut cut = {b, room->pos, room->by_row};
+    PI_TRY(check_batch(s, b, to, &n_logits));
+    PI_TRY(reserve_logits(s, n_logits));
+    s->logits_rows = n_logits;
+    s->last_bytes = s->last_ns = 0;
+    for (int32_t i = b->n_tokens - 1; i >= 0; i--) room->pos[i] = --to[pi_batch_seq(b, i)];
+    pi_chunk_choose_kernels(s, &cut, room->of_seq);
+    /* Memory for all chunks is certain (check_batch); lengths grow chunk by chunk. */
+    for (int32_t first = 0, n = 0; first < b->n_tokens; first += n) {
+        n = pi_chunk_length(s, &cut, first);
+        for (int32_t i = first; i < first + n; i++) pi_kv_extend(&s->kv, pi_batch_seq(b, i), cut.pos[i] + 1);
+        pi_chunk_fill(s, &cut, first, n, &row);
+        const pi_status st = forward(s);
+        s->n_counted += st == PI_OK ? (uint64_t)n : 0;
+        if (st == PI_OK) continue;
+        for (int32_t i = b->n_tokens - 1; i >= 0; i--) /* the first token of a sequence says how long it was */
+            if (s->kv.seq[pi_batch_seq(b, i)].length > cut.pos[i]) pi_kv_cut(&s->kv, pi_batch_seq(b, i), cut.pos[i]);
+        s->logits_rows = 0;
+        return st;
+    }
+    return PI_OK;
+}
+
+/* The caller holds the lock. */
+static pi_status feed_locked(pi_session *s, const pi_batch *b) {
+    const size_t n = (size_t)b->n_tokens;
+    const feed_room room = {malloc(3 * sizeof(int32_t) * (size_t)s->kv.n_seq), calloc(n, sizeof(int32_t)),
+                            calloc(n, 1)};
+    const pi_status st = room.of_seq && room.pos && room.by_row
+                             ? feed(s, b, &room)
+                             : PI_FAIL(PI_ERROR_MEMORY, "out of memory for a batch of %d tokens", b->n_tokens);
+    free(room.of_seq);
+    free(room.pos);
+    free(room.by_row);
+    return st;
+}
+
+pi_status pi_session_feed(pi_session *s, const pi_batch *b) {
+    if (!s || !b || b->n_tokens < 1 || !b->token)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_feed: a batch needs at least one token");
+    pi_session_lock(s);
+    const pi_status st = feed_locked(s, b);
+    pi_session_unlock(s);
+    return st;
+}
+
+/* Feeds the token and chooses what follows, under one lock: another thread's feed would replace the logits. */
+static pi_status next_locked(pi_session *s, const pi_batch *batch, pi_sampler *sampler, int32_t *next) {
+    int32_t chosen = -1;
+    PI_TRY(feed_locked(s, batch));
+    *next = batch->token[0];
+    PI_TRY(pi_sampler_sample(sampler, s->logits, &chosen));
+    PI_TRY(pi_sampler_accept(sampler, chosen));
+    *next = chosen;
+    return PI_OK;
+}
+
+pi_status pi_session_next(pi_session *s, int32_t seq, int32_t pos, int32_t token, pi_sampler *sampler, int32_t *next) {
+    if (!s || !sampler || !next) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_next: session, sampler or next is NULL");
+    *next = -1;
+    const int32_t n_vocab = s->model->info.n_vocab, n_sampled = pi_sampler_n_vocab(sampler);
+    if (n_sampled != n_vocab)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "there are %d logits, of this sampler they must be %d", n_vocab, n_sampled);
+    const pi_batch batch = {.n_tokens = 1, .token = &token, .pos = &pos, .seq = &seq};
+    pi_session_lock(s);
+    const pi_status st = next_locked(s, &batch, sampler, next);
+    pi_session_unlock(s);
+    return st;
+}
+
+/* A row of n floats that the last feed left, or NULL. */
+static float *kept_row(pi_session *s, float *const *base, int32_t index, int32_t n) {
+    pi_session_lock(s);
+    float *row = index < 0 || index >= s->logits_rows ? NULL : *base + (size_t)index * (size_t)n;
+    pi_session_unlock(s);
+    return row;
+}
+
+float *pi_session_logits(pi_session *s, int32_t index) {
+    return s ? kept_row(s, &s->logits, index, s->model->info.n_vocab) : NULL;
+}
+
+const float *pi_session_hidden(pi_session *s, int32_t index) {
+    return s ? kept_row(s, &s->hidden, index, s->model->info.n_embd) : NULL;
+}
