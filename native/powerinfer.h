@@ -374,7 +374,7 @@ pi_status pi_session_last_total(const pi_session *session, int64_t *bytes, float
 
 /* Measures how fast the session's own threads read memory, between feeds: n_slices of slice_bytes (at least 1 MiB;
  * rounded down to 4 KiB), which next reads in turn by plain loads, from the moment when all threads are there to that
- * when the last has done its part. Close it before the session. */
+ * when the last has done its part. */
 typedef struct pi_read_probe pi_read_probe;
 pi_status pi_read_probe_open(pi_session *session, uint64_t slice_bytes, int32_t n_slices, pi_read_probe **out);
 pi_status pi_read_probe_next(pi_read_probe *probe, double *bytes_per_s);

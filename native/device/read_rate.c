@@ -100,6 +100,7 @@ pi_status pi_read_probe_open(pi_session *session, uint64_t slice_bytes, int32_t 
         free(p);
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d slices of %zu bytes to read", n_slices, slice);
     }
+    pi_ref_take(&session->ref);
     p->session = session;
     p->memory = memory;
     p->slice_bytes = slice;
@@ -119,6 +120,7 @@ pi_status pi_read_probe_next(pi_read_probe *p, double *bytes_per_s) {
 
 void pi_read_probe_close(pi_read_probe *p) {
     if (!p) return;
+    pi_session_close(p->session);
     te_os_free(p->memory, p->n_bytes);
     free(p);
 }

@@ -137,9 +137,9 @@ uint64_t pi_hybrid_bytes(const pi_hybrid *h);
 pi_status pi_hybrid_check_sparsity(const pi_hybrid *h, int32_t sparsity);
 /* Sends the thresholds [n_layer] to the devices. Errors: DEVICE (the session's own are then sent back). */
 pi_status pi_hybrid_set_thresholds(pi_hybrid *h, const float *threshold);
-/* Adds to count [n_ff] how often the layer's neurons fired on a device; sets these counts to 0. Errors: DEVICE,
- * MEMORY. */
+/* Adds to count [n_ff] how often the layer's neurons fired on a device since the last reset. Errors: DEVICE, MEMORY. */
 pi_status pi_hybrid_add_fired(pi_hybrid *h, int32_t l, uint32_t *count);
+/* Sets the devices' counts of all layers to 0. Errors: the same. */
 pi_status pi_hybrid_reset_fired(pi_hybrid *h);
 /* The first error of copies of K and V since it was asked last. */
 pi_status pi_hybrid_kv_status(pi_hybrid *h);

@@ -412,19 +412,22 @@ static pi_status run(pi_hybrid *h) {
     for (int32_t i = 0; i < h->n_devices && st == PI_OK; i++) {
         const pi_device_ops *ops = h->device[i].dev->ops;
         part[i] = (pi_device_part){h, i};
-        note(&st, ops->launch(h->device[i].dev, pi_hybrid_program, &part[i], program_key(h)), ops->error(), &problem);
+        const pi_status launched = ops->launch(h->device[i].dev, pi_hybrid_program, &part[i], program_key(h));
+        note(&st, launched, ops->error(), &problem);
     }
     if (st == PI_OK)
         te_pool_run(s->pool, cpu_step, h);
     else
         cancel_all(h);
-    if (h->late)
-        note(&st,
-             PI_FAIL(PI_ERROR_TIMEOUT, "device %d did not answer within %g s", h->late - 1, (double)h->wait_ns * 1e-9),
-             pi_error_message(), &problem);
+    if (h->late) {
+        const pi_status late =
+            PI_FAIL(PI_ERROR_TIMEOUT, "device %d did not answer within %g s", h->late - 1, (double)h->wait_ns * 1e-9);
+        note(&st, late, pi_error_message(), &problem);
+    }
     for (int32_t i = 0; i < h->n_devices; i++) {
         const pi_device_ops *ops = h->device[i].dev->ops;
-        note(&st, ops->finish(h->device[i].dev), ops->error(), &problem);
+        const pi_status finished = ops->finish(h->device[i].dev);
+        note(&st, finished, ops->error(), &problem);
     }
     if (st == PI_OK) return PI_OK;
     /* A program that did not run has not counted its step. */

@@ -12,7 +12,7 @@ static pi_status check_seq(const pi_session *s, int32_t seq) {
 }
 
 int32_t pi_seq_length(const pi_session *s, int32_t seq) {
-    if (seq < 0 || seq >= s->kv.n_seq) return -1;
+    if (!s || seq < 0 || seq >= s->kv.n_seq) return -1;
     pi_session_lock(s);
     const int32_t n = s->kv.seq[seq].length;
     pi_session_unlock(s);
@@ -154,7 +154,8 @@ static void copy_rows(pi_session *s, int32_t seq, char *p, bool save) {
 }
 
 uint64_t pi_seq_state_bytes(const pi_session *s, int32_t seq) {
-    return seq < 0 || seq >= s->kv.n_seq ? 0 : state_bytes(s, pi_seq_length(s, seq));
+    const int32_t n = pi_seq_length(s, seq);
+    return n < 0 ? 0 : state_bytes(s, n);
 }
 
 pi_status pi_seq_state_save(pi_session *s, int32_t seq, void *out, uint64_t n_bytes) {

@@ -29,6 +29,9 @@ void pi_file_close(pi_file *f) {
 }
 
 void pi_file_get_info(const pi_file *f, pi_file_info *out) {
+    if (!out) return;
+    *out = (pi_file_info){0};
+    if (!f) return;
     out->version = te_gguf_version(f->gguf);
     out->is_powerinfer = te_gguf_is_powerinfer(f->gguf);
     out->n_parts = te_gguf_n_parts(f->gguf);
@@ -55,7 +58,7 @@ pi_status pi_file_meta(const pi_file *f, int64_t index, pi_meta *out) {
 }
 
 int64_t pi_file_find_meta(const pi_file *f, const char *key) {
-    const te_kv *kv = key ? te_gguf_find(f->gguf, key) : NULL;
+    const te_kv *kv = f && key ? te_gguf_find(f->gguf, key) : NULL;
     return kv ? kv - te_gguf_kv_at(f->gguf, 0) : -1;
 }
 

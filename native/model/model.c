@@ -180,7 +180,9 @@ void pi_model_close(pi_model *m) {
     free(m);
 }
 
-void pi_model_get_info(const pi_model *m, pi_model_info *out) { *out = m->info; }
+void pi_model_get_info(const pi_model *m, pi_model_info *out) {
+    if (out) *out = m ? m->info : (pi_model_info){0};
+}
 
 float pi_model_threshold(const pi_model *m, int32_t layer) {
     return m && layer >= 0 && layer < m->info.n_layer ? pi_threshold_of(&m->layer[layer]) : NAN;

@@ -184,6 +184,7 @@ void pi_sampler_free(pi_sampler *s) {
 int32_t pi_sampler_n_vocab(const pi_sampler *s) { return s->n_vocab; }
 
 void pi_sampler_reset(pi_sampler *s, uint64_t seed) {
+    if (!s) return;
     s->o.seed = seed;
     s->random = seed;
     s->mu = 2.0 * (double)s->o.mirostat_tau;
@@ -203,6 +204,7 @@ static void forget(pi_sampler *s, int32_t token) {
 }
 
 pi_status pi_sampler_accept(pi_sampler *s, int32_t token) {
+    if (!s) REFUSE("pi_sampler_accept: sampler is NULL");
     if (token < 0 || token >= s->n_vocab) {
         REFUSE("token %d was accepted, the vocabulary has %d tokens", token, s->n_vocab);
     }
@@ -520,8 +522,7 @@ static int32_t draw_mirostat(pi_sampler *s, float max, float scale) {
 }
 
 pi_status pi_sampler_sample(pi_sampler *s, const float *logits, int32_t *token) {
-    if (logits == NULL || token == NULL)
-        REFUSE("no %s given", logits == NULL ? "logits were" : "place for the token was");
+    if (!s || !logits || !token) REFUSE("pi_sampler_sample: sampler, logits or token is NULL");
     float max = 0.0f;
     const pi_status status = prepare(s, logits, &max);
     if (status != PI_OK) return status;

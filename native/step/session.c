@@ -211,6 +211,7 @@ pi_status pi_session_open(pi_model *model, const pi_session_options *options, pi
     *out = NULL;
     pi_session *s = calloc(1, sizeof *s);
     if (!s) return PI_FAIL(PI_ERROR_MEMORY, "out of memory opening a session");
+    s->ref.n = 1;
     s->model = model;
     s->options = options ? *options : pi_session_defaults();
     pi_ref_take(&model->ref);
@@ -224,7 +225,7 @@ pi_status pi_session_open(pi_model *model, const pi_session_options *options, pi
 }
 
 void pi_session_close(pi_session *s) {
-    if (!s) return;
+    if (!s || !pi_ref_drop(&s->ref)) return;
     pi_hybrid_close(s->hybrid);
     te_pool_free(s->pool);
     te_workspace_free(s->ws);
@@ -237,6 +238,8 @@ void pi_session_close(pi_session *s) {
 }
 
 void pi_session_get_info(const pi_session *s, pi_session_info *out) {
+    if (out) *out = (pi_session_info){0};
+    if (!s || !out) return;
     const pi_session_options *o = &s->options;
     pi_session_lock(s);
     float lowest = s->threshold[0];

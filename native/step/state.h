@@ -54,6 +54,7 @@ typedef struct pi_layer_count { /* one member's part of pi_layer_step */
 } pi_layer_count;
 
 struct pi_session {
+    pi_ref ref;
     pi_model *model;
     pi_session_options options;
     te_mutex lock;

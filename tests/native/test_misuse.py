@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,3 +153,81 @@ def test_extreme_thresholds(session: Session, n: int) -> None:
         assert (step.n_sparse, step.n_predicted) == (n, n * predicted)
         assert step.n_active <= step.n_predicted
         assert np.isfinite(session.logits()).all()
+
+
+CALL_ALL = """
+from powerinfer._engine import _native
+
+ffi, lib = _native.ffi, _native.lib
+zero = {"pointer": ffi.NULL, "primitive": 0, "enum": 0}
+for name in sorted(dir(lib)):
+    kind = ffi.typeof(getattr(lib, name)) if name.startswith("pi_") else None
+    if kind is None or kind.kind != "function" or not any(a.kind == "pointer" for a in kind.args):
+        continue
+    print(name, end=" ", flush=True)
+    result = getattr(lib, name)(*(zero[a.kind] for a in kind.args))
+    print(result if kind.result.cname in ("pi_status", "enum pi_status") else "-", flush=True)
+"""
+
+
+def test_every_function_takes_null() -> None:
+    """All pointers NULL, in a process of its own: no crash, and an ARGUMENT error where there is a status."""
+    done = subprocess.run([sys.executable, "-c", CALL_ALL], capture_output=True, text=True, timeout=120)
+    answers = dict(line.split() for line in done.stdout.splitlines() if " " in line.strip())
+    assert done.returncode == 0, done.stdout.splitlines()[-1]
+    wrong = {name: answer for name, answer in answers.items() if answer not in ("-", str(ARGUMENT))}
+    assert not wrong and len(answers) > 50
+
+
+def test_a_probe_outlives_the_handle_of_its_session(tmp_path: Path) -> None:
+    path = good().write(tmp_path / "m.gguf")
+    with Model(path) as model:
+        out, probe = ffi.new("pi_session **"), ffi.new("pi_read_probe **")
+        options = lib.pi_session_defaults()
+        options.n_ctx, options.n_threads = 32, 2
+        _native.check(lib.pi_session_open(model.handle, ffi.new("pi_session_options *", options), out))
+        _native.check(lib.pi_read_probe_open(out[0], 1 << 20, 2, probe))
+        lib.pi_session_close(out[0])
+    rate = ffi.new("double *")
+    for _ in range(3):
+        _native.check(lib.pi_read_probe_next(probe[0], rate))
+        assert rate[0] > 0
+    lib.pi_read_probe_close(probe[0])
+
+
+def test_next_chooses_from_its_own_logits(session: Session) -> None:
+    """Another thread's feeds, of more and more rows, may not replace or free them before the choice."""
+    s, n = session.handle, 100
+    options = lib.pi_sampling_defaults()
+    options.temperature = 0
+    sampler, chosen = ffi.new("pi_sampler **"), ffi.new("int32_t *")
+    n_vocab = session.model.info.n_vocab
+    _native.check(lib.pi_sampler_new(ffi.new("pi_sampling *", options), n_vocab, 0, NULL, NULL, sampler))
+
+    def run() -> list[int]:
+        found = []
+        for i in range(n):
+            _native.check(lib.pi_seq_drop(s, 0))
+            _native.check(lib.pi_session_next(s, 0, 0, i % 16 + 1, sampler[0], chosen))
+            found.append(chosen[0])
+        return found
+
+    want, over = run(), threading.Event()
+
+    def disturb() -> None:
+        token = ffi.new("int32_t[30]", [17] * 30)
+        seq, kind = ffi.new("int32_t[30]", [1] * 30), ffi.new("uint8_t[30]", [2] * 30)
+        i = 0
+        while not over.is_set():
+            lib.pi_seq_drop(s, 1)
+            lib.pi_session_feed(s, ffi.new("pi_batch *", (i % 30 + 1, token, NULL, seq, kind)))
+            i += 1
+
+    other = threading.Thread(target=disturb)
+    other.start()
+    try:
+        assert run() == want
+    finally:
+        over.set()
+        other.join()
+        lib.pi_sampler_free(sampler[0])
