@@ -17,16 +17,20 @@
 #include <string.h>
 
 #include "../model/bind.h"
+#include "../model/keys.h"
 #include "ops.h"
 
 enum { SPAN = PI_ATTENTION_SPAN };
 
 /* ---- heads of one token ---- */
 
-static void finish_head(const pi_session *s, int32_t t, const float *norm, float *head) {
+static void finish_head(const pi_session *s, const pi_attention *w, int32_t t, const float *norm, float *head) {
     const pi_model *m = s->model;
+    const pi_rope *rope = pi_rope_of(m, w);
     if (norm) m->kernels->rms_norm(head, norm, m->norm_eps, m->info.n_embd_head, head);
-    if (m->rope.kind != PI_ROPE_NONE) pi_rope_apply(&m->rope, s->cs + (ptrdiff_t)t * m->rope.n_rot, head);
+    if (!rope) return;
+    const float *cs = s->cs + pi_rope_floats(m, w->rope) * (size_t)s->options.n_batch;
+    pi_rope_apply(rope, cs + (ptrdiff_t)t * rope->n_rot, head);
 }
 
 /* K, normed and rotated, and V of one KV head go to the pool. */
@@ -34,8 +38,9 @@ static void store_kv(const pi_session *s, int32_t l, int32_t t, int32_t kvh) {
     const te_kernels *kern = s->model->kernels;
     const int32_t nkv = s->model->info.n_head_kv, d = s->model->info.n_embd_head, pos = s->chunk.pos[t];
     const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
+    const pi_attention *w = pi_attention_of(&s->model->layer[l]);
     float *k = s->k + ((ptrdiff_t)t * nkv + kvh) * d;
-    finish_head(s, t, pi_attention_of(&s->model->layer[l])->k_norm, k);
+    finish_head(s, w, t, w->k_norm, k);
     kern->row[s->kv.type_k].from_f32(k, pi_kv_k(&s->kv, l, seq, kvh, pos), d);
     kern->row[s->kv.type_v].from_f32(s->v + ((ptrdiff_t)t * nkv + kvh) * d, pi_kv_v(&s->kv, l, seq, kvh, pos), d);
 }
@@ -82,6 +87,13 @@ static void weigh(const te_kernels *kern, float *score, int32_t n, float scale, 
     sum->total += now;
 }
 
+static int32_t between(int32_t v, int32_t lo, int32_t hi) { return v < lo ? lo : v > hi ? hi : v; }
+
+/* The first position that a token sees. */
+static int32_t first_seen(const pi_attention *w, int32_t pos) {
+    return w->window && pos >= w->window ? pos + 1 - w->window : 0;
+}
+
 /* The queries of a piece to q, its sums to out and sum. */
 static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w, bool tile) {
     const pi_model *m = s->model;
@@ -91,8 +103,8 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
     const pi_attention_room *room = &s->room;
     const int32_t d = m->info.n_embd_head, group = m->info.n_head / m->info.n_head_kv, rows = w->n * group,
                   pos = s->chunk.pos[w->t];
-    const pi_attention *w_att = pi_attention_of(&m->layer[l]);
-    const float scale = w_att->scale;
+    const pi_attention *block = pi_attention_of(&m->layer[l]);
+    const float scale = block->scale;
     float *base = pi_scratch(s, team), *q = base, *out = base + room->out, *score = base + room->score;
     sums *sum = (sums *)(void *)(base + room->sums);
     void *packed_q = base + room->packed_q, *packed = base + room->packed, *work = base + room->work;
@@ -100,7 +112,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
         float *head = q + (ptrdiff_t)r * d;
         const int32_t t = w->t + r / group;
         memcpy(head, s->q + ((ptrdiff_t)t * m->info.n_head + w->kvh * group + r % group) * d, (size_t)d * sizeof *head);
-        finish_head(s, t, w_att->q_norm, head);
+        finish_head(s, block, t, block->q_norm, head);
         sum[r] = (sums){-INFINITY, 0};
     }
     memset(out, 0, (size_t)rows * (size_t)d * sizeof *out);
@@ -118,10 +130,12 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
                                q, (size_t)d, rows, score + (p - a), room->ld);
         }
         for (int32_t r = 0; r < rows; r++) {
-            const int32_t left = pos + r / group + 1 - a, seen = left < 0 ? 0 : left < b - a ? left : b - a;
+            const int32_t own = pos + r / group, first = first_seen(block, own);
+            const int32_t lo = between(first - a, 0, b - a), hi = between(own + 1 - a, lo, b - a);
             float *x = score + (size_t)r * room->ld;
-            if (seen) weigh(kern, x, seen, scale, &sum[r], out + (ptrdiff_t)r * d, d);
-            memset(x + seen, 0, (size_t)(b - a - seen) * sizeof *x);
+            if (hi > lo) weigh(kern, x + lo, hi - lo, scale, &sum[r], out + (ptrdiff_t)r * d, d);
+            memset(x, 0, (size_t)lo * sizeof *x);
+            memset(x + hi, 0, (size_t)(b - a - hi) * sizeof *x);
         }
         for (int32_t p = a; p < b; p += PI_KV_BLOCK) {
             const int32_t n = b - p < PI_KV_BLOCK ? b - p : PI_KV_BLOCK;
@@ -194,37 +208,48 @@ static int32_t longest_run(const pi_session *s) {
     return n * group < LEAST_ROWS ? (LEAST_ROWS + group - 1) / group : n;
 }
 
-/* The length of the run of tokens that ends before `end`, at most what there is room for; half of it where few
- * positions are seen, for scores beyond a token's own position are computed in vain. Tokens that are computed as if
- * alone see as many blocks. */
-static int32_t run_length(const pi_session *s, int32_t end, int32_t from) {
+/* A run of queries and the positions that they see. */
+typedef struct query_run {
+    int32_t t, n;            /* tokens */
+    int32_t begin, n_pos;    /* positions begin..n_pos-1, whole blocks but for the last */
+    int32_t n_slot, n_parts; /* parts that there is room for, parts that there are */
+    bool tile;               /* by matrix products */
+} query_run;
+
+/* The run of tokens that ends before `end`, at most as long as there is room for; half of it where few positions are seen,
+ * for scores beyond a token's own position are computed in vain. Tokens that are computed as if alone see the same blocks;
+ * those of a prompt begin where all prompts have a span's border: so no row's sums depend on the others. */
+static query_run run_before(const pi_session *s, const pi_attention *w, int32_t end, int32_t from) {
     enum { FEW = 1024 };
     const pi_chunk *c = &s->chunk;
-    const int32_t group = s->model->info.n_head / s->model->info.n_head_kv,
-                  rows = c->pos[end - 1] < FEW ? s->room.rows / 2 : s->room.rows, room = rows / group;
+    const int32_t group = s->model->info.n_head / s->model->info.n_head_kv, last = c->pos[end - 1],
+                  rows = last < FEW ? s->room.rows / 2 : s->room.rows, room = rows / group;
     const bool few = end > c->n_many;
+    const int32_t unit = few ? PI_KV_BLOCK : SPAN, begin = first_seen(w, last) / unit * unit;
     const int32_t longest = few ? room : longest_run(s), most = longest < room ? longest : room;
     const int32_t least = few && c->n_many > from ? c->n_many : from;
     int32_t n = 1;
     for (; n < most && end - n > least; n++) {
-        if (c->seq[end - n - 1] != c->seq[end - 1] || c->pos[end - n - 1] != c->pos[end - 1] - n) break;
-        if (few && blocks(c->pos[end - n - 1] + 1) != blocks(c->pos[end - 1] + 1)) break;
+        const int32_t t = end - n - 1;
+        if (c->seq[t] != c->seq[end - 1] || c->pos[t] != last - n) break;
+        if (few && (blocks(c->pos[t] + 1) != blocks(last + 1) || first_seen(w, c->pos[t]) / unit * unit != begin))
+            break;
     }
-    return n;
+    query_run r = {.t = end - n, .n = n, .n_pos = last + 1, .n_slot = few ? s->room.n_slot : 1, .n_parts = 1};
+    r.begin = first_seen(w, c->pos[r.t]) / unit * unit;
+    r.tile = !few || group >= s->model->kernels->gemm.min_tok;
+    r.n_parts = between(blocks(r.n_pos - r.begin) * PI_KV_BLOCK / PI_ATTENTION_PART, 1, r.n_slot);
+    return r;
 }
 
-/* Into how many parts the positions that a run sees are cut at most. */
-static int32_t n_slots(const pi_session *s, int32_t end) { return end > s->chunk.n_many ? s->room.n_slot : 1; }
-
-/* Into how many parts n_pos positions are cut. */
-static int32_t n_parts(int32_t n_pos, int32_t n_slot) {
-    const int32_t n = blocks(n_pos) * PI_KV_BLOCK / PI_ATTENTION_PART;
-    return n < 1 ? 1 : n < n_slot ? n : n_slot;
-}
-
-int64_t pi_attention_bytes(const pi_session *s, int32_t from) {
+int64_t pi_attention_bytes(const pi_session *s, int32_t l, int32_t from) {
+    const pi_attention *w = pi_attention_of(&s->model->layer[l]);
     int64_t n = 0;
-    for (int32_t end = s->chunk.n_tok; end > from; end -= run_length(s, end, from)) n += s->chunk.pos[end - 1] + 1;
+    for (int32_t end = s->chunk.n_tok; end > from;) {
+        const query_run r = run_before(s, w, end, from);
+        n += r.n_pos - r.begin;
+        end = r.t;
+    }
     return n * s->model->info.n_head_kv * (int64_t)(s->kv.row_k + s->kv.row_v);
 }
 
@@ -234,11 +259,12 @@ void pi_attention_next(te_team *team, int32_t l) {
 
 /* Writes K and V of the chunk (after q/k norm and RoPE) and computes att of tokens `from` and later; of a lone chunk from
  * must be 0. Contains a barrier; ends without one. */
-static void attend_chunk(pi_session *s, te_team *team, int32_t l, float scale, int32_t from) {
+static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
     enum { WORTH_SHARING = 8192 }; /* scores per member, from which on the slowest of fixed shares costs more */
     const pi_chunk *c = &s->chunk;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
-    const int32_t nh = s->model->info.n_head, nkv = s->model->info.n_head_kv, group = nh / nkv;
+    const pi_attention *block = pi_attention_of(&s->model->layer[l]);
+    const int32_t nh = s->model->info.n_head, nkv = s->model->info.n_head_kv;
     if (!c->lone) {
         store_all_kv(s, team, l);
         te_barrier(team);
@@ -246,10 +272,11 @@ static void attend_chunk(pi_session *s, te_team *team, int32_t l, float scale, i
     /* Runs are taken from the last on: the later ones of a prompt see more positions, and small pieces at the end
      * balance best. */
     int64_t n_pieces = 0, n_scores = 0;
-    for (int32_t end = c->n_tok, n; end > from; end -= n) {
-        n = run_length(s, end, from);
-        n_pieces += (int64_t)nkv * n_parts(c->pos[end - 1] + 1, n_slots(s, end));
-        n_scores += (int64_t)n * c->pos[end - 1] * nh;
+    for (int32_t end = c->n_tok; end > from;) {
+        const query_run r = run_before(s, block, end, from);
+        n_pieces += (int64_t)nkv * r.n_parts;
+        n_scores += (int64_t)r.n * (r.n_pos - 1 - r.begin) * nh;
+        end = r.t;
     }
     const bool dealt = n_scores >= (int64_t)WORTH_SHARING * team->nth;
     const int32_t counter = 2 + l % 2;
@@ -261,35 +288,34 @@ static void attend_chunk(pi_session *s, te_team *team, int32_t l, float scale, i
         hi = n_pieces;
     }
     bool open = false, joined = true;
-    for (int32_t end = c->n_tok, n; end > from; end -= n) {
-        n = run_length(s, end, from);
-        const int32_t t = end - n, n_pos = c->pos[end - 1] + 1, n_slot = n_slots(s, end),
-                      parts = n_parts(n_pos, n_slot), n_blocks = blocks(n_pos);
-        const bool tile = end <= c->n_many || group >= g->min_tok;
+    for (int32_t end = c->n_tok; end > from;) {
+        const query_run r = run_before(s, block, end, from);
+        const int32_t n_blocks = blocks(r.n_pos - r.begin), parts = r.n_parts;
         joined &= parts == 1;
         while (lo < hi && lo < first + (int64_t)nkv * parts) {
             const int32_t i = (int32_t)(lo - first), part = i % parts;
-            piece w = {.t = t, .n = n, .kvh = i / parts, .part = part, .n_slot = parts > 1 ? n_slot : 0};
-            w.from = (int32_t)((int64_t)n_blocks * part / parts) * PI_KV_BLOCK;
-            w.to = part + 1 == parts ? n_pos : (int32_t)((int64_t)n_blocks * (part + 1) / parts) * PI_KV_BLOCK;
-            if (c->lone && w.to == n_pos) store_kv(s, l, t, w.kvh);
-            if (tile && !open) g->begin();
-            open |= tile;
-            attend(s, team, l, &w, tile);
+            piece w = {.t = r.t, .n = r.n, .kvh = i / parts, .part = part, .n_slot = parts > 1 ? r.n_slot : 0};
+            w.from = r.begin + (int32_t)((int64_t)n_blocks * part / parts) * PI_KV_BLOCK;
+            w.to =
+                part + 1 == parts ? r.n_pos : r.begin + (int32_t)((int64_t)n_blocks * (part + 1) / parts) * PI_KV_BLOCK;
+            if (c->lone && w.to == r.n_pos) store_kv(s, l, r.t, w.kvh);
+            if (r.tile && !open) g->begin();
+            open |= r.tile;
+            attend(s, team, l, &w, r.tile);
             lo = dealt ? te_counter_take(team, counter, 1) : lo + 1;
         }
         first += (int64_t)nkv * parts;
+        end = r.t;
     }
     if (open) g->end();
     if (joined) return;
     te_barrier(team);
     int32_t turn = 0;
-    for (int32_t end = c->n_tok, n; end > from; end -= n) {
-        n = run_length(s, end, from);
-        const int32_t n_slot = n_slots(s, end), parts = n_parts(c->pos[end - 1] + 1, n_slot);
-        if (parts == 1) continue;
-        for (int32_t i = 0; i < n * nh; i++, turn++)
-            if (turn % team->nth == team->ith) join(s, end - n + i / nh, i % nh, n_slot, parts, scale);
+    for (int32_t end = c->n_tok; end > from;) {
+        const query_run r = run_before(s, block, end, from);
+        for (int32_t i = 0; r.n_parts > 1 && i < r.n * nh; i++, turn++)
+            if (turn % team->nth == team->ith) join(s, r.t + i / nh, i % nh, r.n_slot, r.n_parts, block->scale);
+        end = r.t;
     }
 }
 
@@ -322,6 +348,17 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
     return r;
 }
 
+/* Which positions the layer's tokens see, and which RoPE goes with that. */
+static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
+    int64_t window = 0;
+    w->rope = m->n_ropes ? 0 : -1;
+    if (!m->arch->window_period || (i + 1) % m->arch->window_period == 0) return PI_OK;
+    PI_TRY(pi_key_i64(m->file->gguf, m->arch->name, "attention.sliding_window", 1, INT32_MAX, &window, NULL));
+    w->window = (int32_t)window;
+    w->rope = m->n_ropes - 1;
+    return PI_OK;
+}
+
 static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     const pi_model_info *c = &m->info;
     const pi_arch *a = m->arch;
@@ -331,6 +368,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     if (a->parallel) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm_2", i).text, true, &b->norm));
     if (!b->norm.w) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     l->scale = 1.0F / sqrtf((float)c->n_embd_head);
+    PI_TRY(read_window(m, i, l));
     if (a->fused_qkv) {
         te_mat qkv;
         PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_qkv.weight", i), n_q + 2 * n_kv, c->n_embd, false, &qkv));
@@ -350,6 +388,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     }
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_output.weight", i), c->n_embd, n_q, false, &l->o));
     PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_output.bias", i), c->n_embd, !a->bias, &l->o_b));
+    if (a->post_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_attention_norm", i).text, false, &b->post_norm));
     if (a->qk_norm) {
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), c->n_embd_head, false, &l->q_norm));
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), c->n_embd_head, false, &l->k_norm));
@@ -377,7 +416,7 @@ static void run(pi_block_run *r) {
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_Q, in, n, s->q, n_q);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_K, in, n, s->k, n_kv);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_V, in, n, s->v, n_kv);
-    attend_chunk(s, team, r->l, w->scale, r->from);
+    attend_chunk(s, team, r->l, r->from);
     te_barrier(team);
     const te_linear out = {.w = w->o, .bias = w->o_b, .y = r->y + n * from, .ldy = n, .add = true};
     pi_linear(s, team, &out, 1, s->att + n_q * from, n_q, r->from, s->chunk.n_tok - r->from);

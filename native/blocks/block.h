@@ -25,6 +25,8 @@ typedef struct pi_attention {
     const float *q_b, *k_b, *v_b, *o_b; /* or NULL */
     const float *q_norm, *k_norm;       /* [n_embd_head] or NULL */
     float scale;                        /* of scores */
+    int32_t window;                     /* positions that a token sees, its own among them; 0: all */
+    int32_t rope;                       /* which of the model's variants; -1: none */
 } pi_attention;
 
 typedef struct pi_ffn {

@@ -215,6 +215,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
         PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     else
         b->norm = *before;
+    if (a->post_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_ffw_norm", i).text, false, &b->post_norm));
     if (a->gated) PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate.weight", i), c->n_ff, c->n_embd, false, &l->gate));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up.weight", i), c->n_ff, c->n_embd, false, &l->up));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_t.weight", i), c->n_ff, c->n_embd, true, &l->down_t));

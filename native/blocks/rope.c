@@ -95,6 +95,18 @@ pi_status pi_rope_init(pi_rope *r, pi_rope_kind kind, const te_gguf *g, const ch
     return kind == PI_ROPE_NONE ? PI_OK : init(r, g, arch, n_embd_head, n_ctx_train);
 }
 
+pi_status pi_rope_init_window(pi_rope *r, const pi_rope *full, const te_gguf *g, const char *arch) {
+    float base = 10000;
+    *r = (pi_rope){.kind = full->kind, .n_rot = full->n_rot, .magnitude = 1};
+    PI_TRY(pi_key_f32(g, arch, "rope.freq_base_swa", &base, NULL));
+    if (!(base > 1) || !isfinite(base))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.freq_base_swa is %g", arch, (double)base);
+    r->freq = malloc(sizeof(float) * (size_t)(r->n_rot / 2));
+    if (!r->freq) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d RoPE frequencies", r->n_rot / 2);
+    for (int32_t i = 0; i < r->n_rot / 2; i++) r->freq[i] = (float)pow(base, -2.0 * i / (double)r->n_rot);
+    return PI_OK;
+}
+
 void pi_rope_free(pi_rope *r) {
     free(r->freq);
     r->freq = NULL;

@@ -19,6 +19,8 @@ typedef struct pi_rope {
  * scaling), MEMORY. */
 pi_status pi_rope_init(pi_rope *r, pi_rope_kind kind, const te_gguf *g, const char *arch, int32_t n_embd_head,
                        int32_t n_ctx_train);
+/* That of layers with a window, which some models have apart: rope.freq_base_swa (default 10000), without scaling. */
+pi_status pi_rope_init_window(pi_rope *r, const pi_rope *full, const te_gguf *g, const char *arch);
 void pi_rope_free(pi_rope *r);
 
 /* cos and sin of position pos: cs[2*i], cs[2*i+1], i < n_rot/2, times magnitude. */

@@ -71,6 +71,8 @@ static void attention(const program *p, int32_t l) {
     const pi_model *m = s->model;
     const pi_model_info *i = &m->info;
     const pi_device_layer *w = &p->h->layer[l];
+    const pi_attention *shape = pi_attention_of(&m->layer[l]);
+    const pi_rope *rope = pi_rope_of(m, shape);
     const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
     pi_dev_linear qkv = from_x(p);
     qkv.norm = w->attn_norm;
@@ -89,9 +91,9 @@ static void attention(const program *p, int32_t l) {
                                 .n_head = i->n_head,
                                 .n_head_kv = i->n_head_kv,
                                 .n_embd_head = i->n_embd_head,
-                                .rope = m->rope.kind,
-                                .n_rot = m->rope.n_rot,
-                                .cs = p->in.cs,
+                                .rope = rope ? rope->kind : PI_ROPE_NONE,
+                                .n_rot = rope ? rope->n_rot : 0,
+                                .cs = p->in.cs + (rope ? pi_rope_floats(m, shape->rope) * (size_t)p->n_tok : 0),
                                 .q_norm = w->q_norm,
                                 .k_norm = w->k_norm,
                                 .eps = m->norm_eps,

@@ -326,7 +326,7 @@ static void device_rows(const pi_hybrid *h, int32_t l, const uint32_t *count, pi
     st->ffn_bytes += w->down_t.w ? down * (int64_t)pi_row_bytes(&w->down_t) : pi_mat_bytes(&w->down) / n_ff * n_here;
 }
 
-static void record(pi_hybrid *h, int32_t l, int64_t kv_bytes) {
+static void record(pi_hybrid *h, int32_t l) {
     pi_session *s = h->s;
     const pi_layer *layer = &s->model->layer[l];
     const pi_ffn *w = pi_ffn_of(layer);
@@ -351,7 +351,7 @@ static void record(pi_hybrid *h, int32_t l, int64_t kv_bytes) {
     if (!st->n_sparse) st->n_predicted = st->n_computed = st->n_active = st->n_active_device = 0;
     if (h->masked)
         st->ffn_bytes += w->sign ? (int64_t)pi_sign_bytes(s->model) : pi_mat_bytes(&w->fc1) + pi_mat_bytes(&w->fc2);
-    st->bytes = st->ffn_bytes + pi_attention_weight_bytes(pi_attention_of(layer)) + kv_bytes;
+    st->bytes = st->ffn_bytes + pi_attention_weight_bytes(pi_attention_of(layer)) + pi_attention_bytes(s, l, 0);
     s->last_bytes += st->bytes;
 }
 
@@ -360,7 +360,7 @@ static void record(pi_hybrid *h, int32_t l, int64_t kv_bytes) {
 static void fill_inputs(pi_hybrid *h, int32_t device) {
     const pi_session *s = h->s;
     const pi_device_input in = pi_hybrid_input(h, h->n_tok, h->device[device].shared_input);
-    const bool rope = s->model->rope.kind != PI_ROPE_NONE, has_angles = embeds_first(h); /* made with the embedding */
+    const bool has_angles = embeds_first(h); /* made with the embedding */
     if (h->layer[0].device == device)
         memcpy(in.x, s->x, sizeof *in.x * (size_t)h->n_tok * (size_t)s->model->info.n_embd);
     memset(in.counts, 0, sizeof *in.counts * 3 * (size_t)s->model->info.n_layer);
@@ -377,11 +377,13 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
         if (in.first[t] < t && in.first[t - 1] != in.first[t]) h->grouped = false;
         if (in.first[t] == t)
             memcpy(in.table + (ptrdiff_t)t * h->ld_table, seq->block, sizeof *seq->block * (size_t)seq->n_block);
-        if (rope && !has_angles)
-            pi_rope_angles(&s->model->rope, s->chunk.pos[t], s->model->rope.magnitude,
-                           in.cs + (ptrdiff_t)t * s->model->rope.n_rot);
+        if (!has_angles) pi_step_angles(s, t, h->n_tok, in.cs);
     }
-    if (rope && has_angles) memcpy(in.cs, s->cs, sizeof *in.cs * (size_t)h->n_tok * (size_t)s->model->rope.n_rot);
+    for (int32_t i = 0; has_angles && i < s->model->n_ropes; i++) {
+        const size_t at = pi_rope_floats(s->model, i), n_rot = (size_t)s->model->rope[i].n_rot;
+        memcpy(in.cs + at * (size_t)h->n_tok, s->cs + at * (size_t)s->options.n_batch,
+               sizeof *in.cs * (size_t)h->n_tok * n_rot);
+    }
 }
 
 /* Equal keys: equal programs. Those of prompts are not kept: there are too many lengths. */
@@ -449,9 +451,8 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
     h->decode = h->n_tok <= h->max_decode;
     h->number += pi_numbers(info->n_layer);
     PI_TRY(run(h));
-    const int64_t kv_bytes = pi_attention_bytes(s, 0);
     for (int32_t l = 0; l < info->n_layer; l++)
-        if (h->layer[l].device >= 0) record(h, l, kv_bytes);
+        if (h->layer[l].device >= 0) record(h, l);
     if (h->head_device >= 0 && h->n_logits) {
         const pi_device_state *d = &h->device[h->head_device];
         const size_t n = (size_t)h->n_logits, n_vocab = (size_t)info->n_vocab, n_embd = (size_t)info->n_embd,

@@ -222,7 +222,7 @@ static size_t input_bytes(const pi_hybrid *h, size_t n_tok, pi_device_input *at,
                                 .first = (int32_t *)(void *)(base + x + each),
                                 .table = (int32_t *)(void *)(base + table),
                                 .cs = (float *)(void *)(base + cs)};
-    const size_t counts = round_up(cs + sizeof(float) * n_tok * (size_t)h->s->model->rope.n_rot, 64);
+    const size_t counts = round_up(cs + sizeof(float) * n_tok * pi_rope_floats(h->s->model, h->s->model->n_ropes), 64);
     if (at) at->counts = (uint32_t *)(void *)(base + counts);
     return counts + sizeof(uint32_t) * 3 * (size_t)h->s->model->info.n_layer;
 }

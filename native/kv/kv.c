@@ -138,13 +138,15 @@ void pi_kv_copy(pi_kv *kv, int32_t dst, int32_t src, int32_t n) {
 
 /* Rows are read at pos + n_drop and written at pos, in ascending order, so nothing is overwritten before it was read. */
 static void move_head(const pi_kv *kv, int32_t l, int32_t h, const pi_seq *s, int32_t n_keep, int32_t n_drop,
-                      float *row, const float *cs) {
+                      float *row, float *cs) {
     const pi_model *m = kv->model;
+    const pi_rope *rope = pi_rope_of(m, pi_attention_of(&m->layer[l]));
+    if (rope) pi_rope_angles(rope, -(double)n_drop, 1, cs);
     const te_row_kernels *rk = &m->kernels->row[kv->type_k];
     const int32_t head = m->info.n_embd_head;
     for (int32_t pos = n_keep; pos + n_drop < s->length; pos++) {
         rk->to_f32(pi_kv_k(kv, l, s, h, pos + n_drop), 0, head, row);
-        if (m->rope.kind != PI_ROPE_NONE) pi_rope_apply(&m->rope, cs, row);
+        if (rope) pi_rope_apply(rope, cs, row);
         rk->from_f32(row, pi_kv_k(kv, l, s, h, pos), head);
         memcpy(pi_kv_v(kv, l, s, h, pos), pi_kv_v(kv, l, s, h, pos + n_drop), kv->row_v);
     }
@@ -155,7 +157,6 @@ void pi_kv_move_down(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, int
     const pi_model *m = kv->model;
     const int32_t n_head = m->info.n_head_kv, items = m->info.n_layer * n_head;
     float *row = scratch, *cs = scratch + m->info.n_embd_head;
-    if (m->rope.kind != PI_ROPE_NONE) pi_rope_angles(&m->rope, -(double)n_drop, 1, cs);
     for (int32_t i = part; i < items; i += n_parts)
         if (!pi_kv_is_far(kv, i / n_head))
             move_head(kv, i / n_head, i % n_head, &kv->seq[seq], n_keep, n_drop, row, cs);
@@ -173,7 +174,6 @@ pi_status pi_kv_move_far(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop,
     int32_t *block = malloc(pi_mul(n, sizeof *block));
     const bool ok = k && v && k_of && v_of && block;
     float *row = scratch, *cs = scratch + m->info.n_embd_head;
-    if (m->rope.kind != PI_ROPE_NONE) pi_rope_angles(&m->rope, -(double)n_drop, 1, cs);
     pi_kv near = *kv;
     near.k = k_of;
     near.v = v_of;

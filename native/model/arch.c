@@ -53,6 +53,16 @@ static const pi_arch table[] = {
      .qk_norm = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "gemma3",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .qk_norm = true,
+     .post_norm = true,
+     .scaled_embd = true,
+     .window_period = 6,
+     .dense = PI_ACTIVATION_GELU,
+     .sparse = PI_ACTIVATION_RELU},
 };
 
 const pi_arch *pi_arch_find(const char *name, size_t n) {
@@ -61,4 +71,4 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
     return NULL;
 }
 
-const char *pi_arch_names(void) { return "llama, bamboo, falcon, opt, qwen2, qwen3, qwen3moe"; }
+const char *pi_arch_names(void) { return "llama, bamboo, falcon, opt, qwen2, qwen3, qwen3moe, gemma3"; }

@@ -70,7 +70,7 @@ static pi_status read_thresholds(pi_model *m) {
 
 static pi_status bind_all(pi_model *m) {
     const pi_model_info *c = &m->info;
-    if (m->rope.kind != PI_ROPE_NONE) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads it */
+    if (m->n_ropes) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads it */
     PI_TRY(pi_bind_mat(m, pi_name_of("token_embd.weight"), c->n_vocab, c->n_embd, false, &m->token_embd));
     if (m->arch->learned_pos)
         PI_TRY(pi_bind_mat(m, pi_name_of("position_embd.weight"), c->n_ctx_train + 2, c->n_embd, false,

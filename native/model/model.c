@@ -119,8 +119,10 @@ static pi_status read_shape(pi_model *m) {
                            (long long)pos->ne[1]);
         c->n_ctx_train = (int32_t)pos->ne[1] - 2;
     }
-    PI_TRY(pi_rope_init(&m->rope, a->rope, g, a->name, c->n_embd_head, c->n_ctx_train));
-    memcpy(c->rope, m->rope.text, sizeof c->rope);
+    PI_TRY(pi_rope_init(&m->rope[0], a->rope, g, a->name, c->n_embd_head, c->n_ctx_train));
+    memcpy(c->rope, m->rope[0].text, sizeof c->rope);
+    m->n_ropes = a->rope != PI_ROPE_NONE;
+    if (a->window_period) PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name));
     return PI_OK;
 }
 
@@ -175,7 +177,7 @@ pi_status pi_model_open(pi_file *file, const pi_model_options *options, pi_model
 void pi_model_close(pi_model *m) {
     if (!m || !pi_ref_drop(&m->ref)) return;
     pi_model_unbind(m);
-    pi_rope_free(&m->rope);
+    for (int32_t i = 0; i < PI_MAX_ROPES; i++) pi_rope_free(&m->rope[i]);
     pi_file_close(m->file);
     free(m);
 }

@@ -11,24 +11,26 @@
 #include "file.h"
 #include "../blocks/block.h"
 
-enum { PI_MAX_BLOCKS = 2 };
+enum { PI_MAX_BLOCKS = 2, PI_MAX_ROPES = 2 };
 
 /* What distinguishes the architectures. Adding one is adding a row to the table in arch.c. */
 typedef struct pi_arch {
     const char *name;                          /* general.architecture */
     const pi_block_kind *block[PI_MAX_BLOCKS]; /* of each layer, in order */
     pi_rope_kind rope;
-    bool layer_norm;      /* LayerNorm with bias; else RMSNorm */
-    bool parallel;        /* attention and FFN both read the layer's input (Falcon) */
-    bool gated;           /* the FFN has a gate */
-    bool post_norm;       /* norms behind attention and FFN, too */
-    bool learned_pos;     /* position_embd.weight, positions offset by 2 (OPT) */
-    bool fused_qkv;       /* attn_qkv.weight */
-    bool bias;            /* q, k, v, o, up and down have biases (OPT) */
-    bool qkv_bias;        /* q, k and v have biases (Qwen2); elsewhere they may */
-    bool qk_norm;         /* RMSNorm over each head of q and k (Qwen3) */
-    pi_activation dense;  /* activation of an ordinary GGUF file */
-    pi_activation sparse; /* activation of a PowerInfer file */
+    bool layer_norm;       /* LayerNorm with bias; else RMSNorm */
+    bool parallel;         /* attention and FFN both read the layer's input (Falcon) */
+    bool gated;            /* the FFN has a gate */
+    bool post_norm;        /* norms behind attention and FFN, too */
+    bool learned_pos;      /* position_embd.weight, positions offset by 2 (OPT) */
+    bool fused_qkv;        /* attn_qkv.weight */
+    bool bias;             /* q, k, v, o, up and down have biases (OPT) */
+    bool qkv_bias;         /* q, k and v have biases (Qwen2); elsewhere they may */
+    bool qk_norm;          /* RMSNorm over each head of q and k (Qwen3) */
+    bool scaled_embd;      /* embeddings times sqrt(n_embd) (Gemma) */
+    int32_t window_period; /* of so many layers all but the last have a window and RoPE of their own; 0: none has */
+    pi_activation dense;   /* activation of an ordinary GGUF file */
+    pi_activation sparse;  /* activation of a PowerInfer file */
 } pi_arch;
 const pi_arch *pi_arch_find(const char *name, size_t n);
 const char *pi_arch_names(void); /* "llama, bamboo, ..." */
@@ -94,7 +96,8 @@ struct pi_model {
     pi_model_options options;
     pi_model_info info;
     float norm_eps;
-    pi_rope rope;
+    pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
+    int32_t n_ropes;
 
     te_mat token_embd;    /* [n_vocab][n_embd] */
     te_mat output;        /* [n_vocab][n_embd]; token_embd when tied */
@@ -116,6 +119,18 @@ struct pi_model {
     int32_t adapter_rank;      /* largest rank of any adapter; 0: there are none */
     bool adapted_ffn;          /* some of them belong to the feed-forward */
 };
+
+/* Floats of cos and sin that one token has, of the variants before r; of all: r = n_ropes. Buffers of several tokens hold
+ * one variant after the other. */
+static inline size_t pi_rope_floats(const pi_model *m, int32_t r) {
+    size_t n = 0;
+    for (int32_t i = 0; i < r; i++) n += (size_t)m->rope[i].n_rot;
+    return n;
+}
+/* What a layer uses, or NULL. */
+static inline const pi_rope *pi_rope_of(const pi_model *m, const pi_attention *a) {
+    return a->rope < 0 ? NULL : &m->rope[a->rope];
+}
 
 static inline bool pi_is_relu(int32_t activation) {
     return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU;

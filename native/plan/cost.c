@@ -56,6 +56,7 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
     for (int32_t k = 0; k < w->n_blocks; k++)
         if (k == 0 || w->block[k].norm.w != w->block[0].norm.w) /* blocks side by side may share one */
             c->norm_bytes += vec_bytes(w->block[k].norm.w, i->n_embd) + vec_bytes(w->block[k].norm.b, i->n_embd);
+    for (int32_t k = 0; k < w->n_blocks; k++) c->norm_bytes += vec_bytes(w->block[k].post_norm.w, i->n_embd);
     const double position = (double)i->n_head_kv * ((double)kv_row(m, o->type_k) + (double)kv_row(m, o->type_v));
     c->fixed_read =
         read_bytes(a->q) + read_bytes(a->k) + read_bytes(a->v) + read_bytes(a->o) + o->n_ctx / 2.0 * position;
@@ -210,12 +211,12 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
                        : 0, /* of a feed-forward's adapters: a x, */
         m->adapted_ffn ? n_tok * (rank / 2 + 1) + 128
                        : 0, /* what is added to gate and up, parts of down's; a x in F16 */
-        n_tok * (n_blocks + (uint64_t)m->rope.n_rot + 2) + 64, /* tables, angles, positions */
-        3 * n_layer + 16,                                      /* counts */
-        n_layer,                                               /* thresholds */
-        1,                                                     /* the number of a hand-over */
-        most(hidden * (i->is_gated ? 2 : 1), few * n_ff),      /* gate, up */
-        hidden / 2 + n_tok * most(n_q, n_embd) / 2 + 16,       /* their product and the inputs, in F16 */
+        n_tok * (n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */
+        3 * n_layer + 16,                                            /* counts */
+        n_layer,                                                     /* thresholds */
+        1,                                                           /* the number of a hand-over */
+        most(hidden * (i->is_gated ? 2 : 1), few * n_ff),            /* gate, up */
+        hidden / 2 + n_tok * most(n_q, n_embd) / 2 + 16,             /* their product and the inputs, in F16 */
         predicted ? n_tok * (n_ff / 32 + 1 + 2 * (uint64_t)m->sign_words) : 0, /* marks, signs */
         pi_parts(few, n_embd) * n_embd,                                        /* parts of a feed-forward's sum */
         few * n_head * (head + 2) * PI_SPLITS,                                 /* and of attention */

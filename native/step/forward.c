@@ -8,9 +8,20 @@
  * Blocks of a parallel layer (Falcon) all read the x that the layer began with. */
 #include "forward.h"
 
+#include <math.h>
+
 #include "../../vendor/core/te_types.h"
 #include "../blocks/attention.h"
 #include "../blocks/ffn.h"
+
+void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs) {
+    const pi_model *m = s->model;
+    for (int32_t i = 0; i < m->n_ropes; i++) {
+        const pi_rope *r = &m->rope[i];
+        pi_rope_angles(r, s->chunk.pos[t], r->magnitude, cs + (ptrdiff_t)t * r->n_rot);
+        cs += (ptrdiff_t)n_rows * r->n_rot;
+    }
+}
 
 void pi_step_embed(pi_session *s, te_team *team) {
     const pi_model *m = s->model;
@@ -19,14 +30,17 @@ void pi_step_embed(pi_session *s, te_team *team) {
         float *x = s->x + (size_t)t * (size_t)n, *tmp = s->h + (size_t)t * (size_t)n;
         m->kernels->row[m->token_embd.type].to_f32(
             (const char *)m->token_embd.w + m->token_embd.stride * (size_t)s->chunk.token[t], 0, n, x);
+        if (m->arch->scaled_embd) {
+            const float scale = sqrtf((float)n);
+            for (int32_t i = 0; i < n; i++) x[i] *= scale;
+        }
         if (m->position_embd.w) {
             const size_t row = (size_t)s->chunk.pos[t] + 2; /* OPT's table has two unused rows in front */
             m->kernels->row[m->position_embd.type].to_f32(
                 (const char *)m->position_embd.w + m->position_embd.stride * row, 0, n, tmp);
             m->kernels->add(tmp, n, x);
         }
-        if (m->rope.kind != PI_ROPE_NONE)
-            pi_rope_angles(&m->rope, s->chunk.pos[t], m->rope.magnitude, s->cs + (size_t)t * (size_t)m->rope.n_rot);
+        pi_step_angles(s, t, s->options.n_batch, s->cs);
     }
     te_barrier(team);
     pi_adapt_embedding(s, team);
@@ -63,7 +77,7 @@ static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, 
         st.ffn_bytes +=
             ffn->sign ? (int64_t)pi_sign_bytes(s->model) : pi_mat_bytes(&ffn->fc1) + pi_mat_bytes(&ffn->fc2);
     const int64_t unread = st.n_tokens ? 0 : pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
-    st.bytes = st.ffn_bytes + pi_attention_weight_bytes(attention) - unread + pi_attention_bytes(s, from);
+    st.bytes = st.ffn_bytes + pi_attention_weight_bytes(attention) - unread + pi_attention_bytes(s, l, from);
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
     st.layer_us = (float)((double)(t2 - t0) * 1e-3);
     s->step[l] = st;

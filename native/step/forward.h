@@ -4,6 +4,8 @@
 
 #include "state.h"
 
+/* cos and sin of the chunk's token t, of each variant of RoPE: rows of cs, n_rows of a variant before those of the next. */
+void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs);
 void pi_step_embed(pi_session *s, te_team *team);
 void pi_step_layer(pi_session *s, te_team *team, int32_t l);
 void pi_step_head(pi_session *s, te_team *team);

@@ -124,7 +124,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->k = carve(c, b, n_kv, f);
     s->v = carve(c, b, n_kv, f);
     s->att = carve(c, b, n_q, f);
-    s->cs = carve(c, b, (size_t)s->model->rope.n_rot, f);
+    s->cs = carve(c, b, pi_rope_floats(s->model, s->model->n_ropes), f);
     s->gate = carve(c, i->is_gated ? b : 0, n_hidden, f);
     s->up = carve(c, b, n_hidden, f);
     s->routes.score = carve(c, b, n_expert, f);
