@@ -124,7 +124,8 @@ typedef enum pi_activation { /* of the feed-forward */
                              PI_ACTIVATION_RELU = 0,  /* relu(gate) * up; ungated: relu(up) */
                              PI_ACTIVATION_DRELU = 1, /* relu(gate) * relu(up) */
                              PI_ACTIVATION_SILU = 2,
-                             PI_ACTIVATION_GELU = 3
+                             PI_ACTIVATION_GELU = 3,     /* the exact one */
+                             PI_ACTIVATION_GELU_TANH = 4 /* the approximation by tanh (Gemma) */
 } pi_activation;
 
 typedef enum pi_predictor {

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from ..errors import ArgumentError
 
 Sparsity = Literal["auto", "predicted", "exact", "dense"]
-Activation = Literal["auto", "relu", "drelu", "silu", "gelu"]
+Activation = Literal["auto", "relu", "drelu", "silu", "gelu", "gelu_tanh"]
 Predictor = Literal["auto", "none", "mlp", "sign"]
 Device = Literal["none", "host", "cuda"]
 Progress = Callable[[int, int], None]
 
 SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
-ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3}
+ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4}
 PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
 KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
 DEVICE = {"none": 0, "host": 1, "cuda": 2}
@@ -96,7 +96,7 @@ class ModelInfo:
     n_vocab: int
     n_ctx_train: int
     activation: str
-    """Of the feed-forward: "relu", "drelu", "silu" or "gelu"."""
+    """Of the feed-forward: "relu", "drelu", "silu", "gelu" or "gelu_tanh"."""
     activation_threshold: float
     """A gate at or below it counts as silent (FATReLU); 0 for plain ReLU."""
     is_gated: bool

@@ -73,7 +73,9 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, default: str | None 
         "--devices", type=devices, metavar="NAMES", help='the GPUs to use: "cuda:1", "cuda:0,cuda:1"'
     )
     group.add_argument(
-        "--activation", choices=("relu", "drelu", "silu", "gelu"), help="replaces the file's activation"
+        "--activation",
+        choices=("relu", "drelu", "silu", "gelu", "gelu_tanh"),
+        help="replaces the file's activation",
     )
     group.add_argument(
         "--chat-format", metavar="NAME", help="replaces the file's chat template: chatml, llama-2, ..."

@@ -108,7 +108,9 @@ def add_arguments(parser: Parser) -> None:
         "--threshold", type=float, metavar="X", help="replaces the file's predictor thresholds"
     )
     parser.add_argument(
-        "--activation", choices=("relu", "drelu", "silu", "gelu"), help="replaces the file's activation"
+        "--activation",
+        choices=("relu", "drelu", "silu", "gelu", "gelu_tanh"),
+        help="replaces the file's activation",
     )
     parser.add_argument("-t", "--n-threads", type=int, metavar="N", help="threads (default: physical cores)")
     parser.add_argument(

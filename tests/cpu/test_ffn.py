@@ -12,7 +12,7 @@ import pytest
 from tests.cpu import kernels as cpu
 from tests.cpu.kernels import CANARY, EPS, TABLES, Doubles, Floats, ffi, fp, lib
 from tests.cpu.team import Team
-from tests.cpu.test_elem import DRELU, GELU, QUICK, RELU, SILU, activation
+from tests.cpu.test_elem import DRELU, GELU, TANH, RELU, SILU, activation
 
 BEST = list(TABLES)[-1]
 Mask = npt.NDArray[np.uint8]
@@ -217,7 +217,7 @@ def test_formats(table: str, types: tuple[str, str, str], n_threads: int) -> Non
             run(team, layer, skip=skip, n_tok=2, rows=a_list(150, 0.3))
 
 
-@pytest.mark.parametrize("act", [RELU, DRELU, SILU, GELU, QUICK])
+@pytest.mark.parametrize("act", [RELU, DRELU, SILU, GELU, TANH])
 @pytest.mark.parametrize("n_threads", [1, 2, 3, 4])
 @pytest.mark.parametrize("gated", [True, False])
 def test_activations_lists_masks(act: int, n_threads: int, gated: bool) -> None:

@@ -192,7 +192,7 @@ static void check_ffn() {
             for (int skip = 0; skip < 2; skip++)
                 for (choice how : {EVERY, LISTED, MASKED})
                     for (int n_tok : {1, 3, 8}) {
-                        const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_QUICK};
+                        const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_TANH};
                         te_activation act = acts[turn++ % (skip ? 2 : 5)];
                         if (!gated && act == TE_DRELU) act = TE_RELU;
                         check_ffn_case(type, some_cols(type, turn % 4), turn % 3 ? 301 : 1100, n_tok, act, gated, skip,

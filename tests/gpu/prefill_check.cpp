@@ -239,7 +239,7 @@ static void check_act_case(te_activation act, bool gated, bool masked, bool name
     up.free();
 }
 static void check_act() {
-    for (te_activation act : {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_QUICK})
+    for (te_activation act : {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_TANH})
         for (bool gated : {false, true})
             for (bool masked : {false, true})
                 check_act_case(act, gated, masked, masked == gated, 65, gated ? 1001 : 1000);

@@ -41,6 +41,10 @@ template <class V> struct elementwise {
         const f32 half_tail = V::mul(V::splat(0.5f), erfc(V::mul(V::abs(x), V::splat(0.707106781f))));
         return V::mul(x, V::if_less(V::zero(), x, V::sub(V::splat(1.0f), half_tail), half_tail));
     }
+    static f32 gelu_tanh(f32 x) { // 1 + tanh(u) = 2 sigmoid(2 u)
+        const f32 slope = V::fma(V::mul(x, x), V::splat(0.0713548163f), V::splat(1.59576912f));
+        return V::mul(x, sigmoid(V::mul(x, slope)));
+    }
     static f32 relu(f32 x, f32 threshold) { return V::if_less(threshold, x, x, V::zero()); }
 
     // Sums of x - from and of its square.
@@ -152,7 +156,7 @@ template <class V> struct elementwise {
         if constexpr (act == TE_DRELU) return relu(g, V::zero());
         if constexpr (act == TE_SILU) return V::mul(g, sigmoid(g));
         if constexpr (act == TE_GELU) return gelu(g);
-        return V::mul(g, sigmoid(V::mul(V::splat(1.702f), g)));
+        return gelu_tanh(g);
     }
     template <int act> static void glu_loop(float threshold, const float *g, const float *u, int32_t n, float *h) {
         const f32 least = V::splat(threshold);
@@ -182,8 +186,8 @@ template <class V> struct elementwise {
             return glu_loop<TE_SILU>(threshold, g, u, n, h);
         case TE_GELU:
             return glu_loop<TE_GELU>(threshold, g, u, n, h);
-        case TE_GELU_QUICK:
-            return glu_loop<TE_GELU_QUICK>(threshold, g, u, n, h);
+        case TE_GELU_TANH:
+            return glu_loop<TE_GELU_TANH>(threshold, g, u, n, h);
         }
     }
 };

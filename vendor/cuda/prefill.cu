@@ -85,10 +85,10 @@ __device__ __forceinline__ float activation(te_activation act, float threshold, 
         return x / (1 + expf(-x));
     case TE_GELU:
         return 0.5f * x * erfcf(-0.707106781f * x);
-    case TE_GELU_QUICK:
+    case TE_GELU_TANH:
         break;
     }
-    return x / (1 + expf(-1.702f * x));
+    return x / (1 + expf(-x * fmaf(x * x, 0.0713548163f, 1.59576912f)));
 }
 
 struct activated {

@@ -112,10 +112,10 @@ __device__ __forceinline__ float activate(te_activation act, float threshold, fl
         return x / (1 + expf(-x));
     case TE_GELU:
         return 0.5f * x * erfcf(-0.707106781f * x);
-    case TE_GELU_QUICK:
+    case TE_GELU_TANH:
         break;
     }
-    return x / (1 + expf(-1.702f * x));
+    return x / (1 + expf(-x * fmaf(x * x, 0.0713548163f, 1.59576912f)));
 }
 
 // The sums of all tasks of rows pointer[0..n-1], as put(task * T + token, sum). ahead: this warp's first one.

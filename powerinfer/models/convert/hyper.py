@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ...errors import FormatError, UnsupportedError
 from .json_file import Settings
 
-ACTIVATIONS = ("relu", "drelu", "silu", "gelu")
+ACTIVATIONS = ("relu", "drelu", "silu", "gelu", "gelu_tanh")
 
 # The largest that the engine takes.
 MAX_DIM = 1 << 20
