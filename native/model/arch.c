@@ -61,6 +61,7 @@ static const pi_arch table[] = {
      .post_norm = true,
      .scaled_embd = true,
      .window_period = 6,
+     .wide_layers = 62,
      .dense = PI_ACTIVATION_GELU_TANH,
      .sparse = PI_ACTIVATION_RELU},
 };

@@ -28,6 +28,7 @@ typedef struct pi_arch {
     bool qkv_bias;         /* q, k and v have biases (Qwen2); elsewhere they may */
     bool qk_norm;          /* RMSNorm over each head of q and k (Qwen3) */
     bool scaled_embd;      /* embeddings times sqrt(n_embd) (Gemma) */
+    int32_t wide_layers;   /* a model of so many scales scores by the width per head (Gemma 3 27B); 0: none does */
     int32_t window_period; /* of so many layers all but the last have a window and RoPE of their own; 0: none has */
     pi_activation dense;   /* activation of an ordinary GGUF file */
     pi_activation sparse;  /* activation of a PowerInfer file */
