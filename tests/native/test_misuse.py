@@ -197,7 +197,8 @@ def test_a_probe_outlives_the_handle_of_its_session(tmp_path: Path) -> None:
 
 def test_next_chooses_from_its_own_logits(session: Session) -> None:
     """Another thread's feeds, of more and more rows, may not replace or free them before the choice."""
-    s, n = session.handle, 100
+    own = Session(session.model, n_ctx=32, n_pool=128, n_seq=2, n_threads=2)
+    s, n = own.handle, 100
     options = lib.pi_sampling_defaults()
     options.temperature = 0
     sampler, chosen = ffi.new("pi_sampler **"), ffi.new("int32_t *")
