@@ -46,10 +46,13 @@ pi_status pi_bind_check_all(const pi_model *m) {
 static pi_status find(pi_model *m, const char *name, bool optional, const te_gguf_tensor **out) {
     *out = pi_bind_take(m, name);
     if (!*out) return optional ? PI_OK : PI_FAIL(PI_ERROR_FORMAT, "the file has no tensor %s", name);
-    if (!te_can_dequantize((*out)->type))
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "tensor %s has type %s, which cannot be computed with", name,
-                       te_type_get((*out)->type)->name);
     return PI_OK;
+}
+
+static pi_status check_type(const te_gguf_tensor *t, const char *name) {
+    if (te_can_dequantize(t->type)) return PI_OK;
+    return PI_FAIL(PI_ERROR_UNSUPPORTED, "tensor %s has type %s, which cannot be computed with", name,
+                   te_type_get(t->type)->name);
 }
 
 static te_mat keep_mat(pi_model *m, const te_gguf_tensor *t) {
@@ -67,6 +70,7 @@ pi_status pi_bind_mat(pi_model *m, pi_name name, int32_t rows, int32_t cols, boo
     *mat = (te_mat){0};
     PI_TRY(find(m, name.text, optional, &t));
     if (!t) return PI_OK;
+    PI_TRY(check_type(t, name.text));
     if (t->n_dims != 2 || (rows && t->ne[1] != rows) || (cols && t->ne[0] != cols) || t->ne[0] > INT_MAX ||
         t->ne[1] > INT_MAX)
         return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld}, expected {%d, %d}%s", name.text,
@@ -80,6 +84,7 @@ pi_status pi_bind_mats(pi_model *m, pi_name name, int32_t n, int32_t rows, int32
     const te_gguf_tensor *t;
     *mat = (te_mat){0};
     PI_TRY(find(m, name.text, false, &t));
+    PI_TRY(check_type(t, name.text));
     if (t->n_dims != 3 || t->ne[0] != cols || t->ne[1] != rows || t->ne[2] != n || (int64_t)n * rows > INT_MAX)
         return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld, %lld}, expected {%d, %d, %d}",
                        name.text, t->n_dims, (long long)t->ne[0], (long long)t->ne[1], (long long)t->ne[2], cols, rows,
@@ -96,6 +101,7 @@ pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const
     if (t->n_dims != 1 || t->ne[0] != n)
         return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld}, expected {%d}", name.text, t->n_dims,
                        (long long)t->ne[0], (long long)t->ne[1], n);
+    PI_TRY(check_type(t, name.text));
     struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
     if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for tensor %s (%d floats)", name.text, n);
     te_dequantize_row(t->type, t->data, b->data, n);

@@ -12,7 +12,7 @@ import pytest
 from tests.cpu import kernels as cpu
 from tests.cpu.kernels import CANARY, EPS, TABLES, Doubles, Floats, ffi, fp, lib
 from tests.cpu.team import Team
-from tests.cpu.test_elem import DRELU, GELU, TANH, RELU, SILU, activation
+from tests.cpu.test_elem import DRELU, GELU, RELU, SILU, TANH, activation
 
 BEST = list(TABLES)[-1]
 Mask = npt.NDArray[np.uint8]

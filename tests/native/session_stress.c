@@ -87,8 +87,7 @@ static outcome converse(pi_model *model, int32_t n_threads) {
         token[i] = prompt_token(seq[i] ? 3 * i : i);
     }
     want[N_PROMPT - 1] = want[2 * N_PROMPT - 1] = 1;
-    OK(pi_session_feed(session,
-                       &(pi_batch){.n_tokens = 2 * N_PROMPT, .token = token, .seq = seq, .kind = want}));
+    OK(pi_session_feed(session, &(pi_batch){.n_tokens = 2 * N_PROMPT, .token = token, .seq = seq, .kind = want}));
 
     outcome out = {.bits = 14695981039346656037u};
     for (int32_t step = 0; step < N_STEPS; step++) {

@@ -112,10 +112,10 @@ def test_numbers_out_of_range(session: Session) -> None:
         refused(
             lib.pi_session_feed(s, ffi.new("pi_batch *", {"n_tokens": n, "token": token})), "at least one"
         )
-    for want in (3, 255):
-        batch = {"n_tokens": 2, "token": token, "want_logits": (wants := ffi.new("uint8_t[]", [1, want]))}
-        refused(lib.pi_session_feed(s, ffi.new("pi_batch *", batch)), f"want_logits is {want} at index 1")
-        assert wants[1] == want
+    for kind in (3, 255):
+        batch = {"n_tokens": 2, "token": token, "kind": (kinds := ffi.new("uint8_t[]", [1, kind]))}
+        refused(lib.pi_session_feed(s, ffi.new("pi_batch *", batch)), f"kind is {kind} at index 1")
+        assert kinds[1] == kind
     assert session.length() == 3
 
 
