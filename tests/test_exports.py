@@ -95,29 +95,18 @@ def test_header_is_c_and_cpp(tmp_path: Path) -> None:
 
 
 def test_instruction_sets_stay_in_their_objects() -> None:
-    """An object compiled for one instruction set defines nothing but its table; another processor's, nothing.
-    AMX and bf16 have functions that AVX-512 makes tables of.
+    """An object compiled for one instruction set defines nothing but the function of its part.
 
     An inline function of a shared header, compiled there as a weak symbol, could be the copy that the
     linker keeps for the whole library, and would crash older processors.
     """
-    objects = sorted(
-        capi.library_path().parent.glob("CMakeFiles/powerinfer_objects.dir/vendor/cpu/isa_*.cpp.o")
-    )
+    objects = sorted(capi.library_path().parent.glob("CMakeFiles/powerinfer_objects.dir/kernels/*.cpp.o"))
     if not objects:
         pytest.skip("the test library lies apart from its objects")
-    found: set[str] = set()
     for path in objects:
         out = subprocess.run(
             ["nm", "--defined-only", "-g", path], capture_output=True, text=True, check=True
         ).stdout
         names = {line.split()[-1] for line in out.splitlines()}
-        isa = path.name.removeprefix("isa_").removesuffix(".cpp.o")
-        tables = {name for name in names if "asan" not in name}
-        if isa in ("amx", "avx512_bf16"):
-            assert all(name.startswith(f"te_{isa.removeprefix('avx512_')}_") for name in tables)
-        else:
-            also = {"te_kernels_avx512_bf16", "te_kernels_amx"} if isa == "avx512" else set()
-            assert tables <= {f"te_kernels_{isa}"} | also
-        found |= tables
-    assert "te_kernels_scalar" in found and len(found) > 1
+        assert {name for name in names if "asan" not in name} == {f"te_{path.name.removesuffix('.cpp.o')}"}
+    assert any(path.name.startswith("scalar_") for path in objects)

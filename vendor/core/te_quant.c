@@ -38,28 +38,28 @@ static void f64_to_f32(const uint8_t *src, float *dst, int64_t n) {
 }
 
 static void q1_0_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 128, src += 18, dst += 128) {
-        const float d = te_load_f16(src);
-        for (int i = 0; i < 128; i++) dst[i] = src[2 + i / 8] >> i % 8 & 1 ? d : -d;
+    for (const te_block_q1_0 *b = (const te_block_q1_0 *)src; n > 0; n -= 128, b++, dst += 128) {
+        const float d = te_load_f16(b->d);
+        for (int i = 0; i < 128; i++) dst[i] = b->q[i / 8] >> i % 8 & 1 ? d : -d;
     }
 }
 
 static void q4_0_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 18, dst += 32) {
-        const float d = te_load_f16(src);
+    for (const te_block_q4_0 *b = (const te_block_q4_0 *)src; n > 0; n -= 32, b++, dst += 32) {
+        const float d = te_load_f16(b->d);
         for (int i = 0; i < 16; i++) {
-            dst[i] = d * (float)((src[2 + i] & 15) - 8);
-            dst[16 + i] = d * (float)((src[2 + i] >> 4) - 8);
+            dst[i] = d * (float)((b->q[i] & 15) - 8);
+            dst[16 + i] = d * (float)((b->q[i] >> 4) - 8);
         }
     }
 }
 
 static void q4_1_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 20, dst += 32) {
-        const float d = te_load_f16(src), m = te_load_f16(src + 2);
+    for (const te_block_q4_1 *b = (const te_block_q4_1 *)src; n > 0; n -= 32, b++, dst += 32) {
+        const float d = te_load_f16(b->d), m = te_load_f16(b->m);
         for (int i = 0; i < 16; i++) {
-            dst[i] = d * (float)(src[4 + i] & 15) + m;
-            dst[16 + i] = d * (float)(src[4 + i] >> 4) + m;
+            dst[i] = d * (float)(b->q[i] & 15) + m;
+            dst[16 + i] = d * (float)(b->q[i] >> 4) + m;
         }
     }
 }
@@ -70,35 +70,35 @@ static int five_bits(const uint8_t *q, uint32_t high, int i) {
 }
 
 static void q5_0_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 22, dst += 32) {
-        const float d = te_load_f16(src);
-        const uint32_t high = te_load_u32(src + 2);
-        for (int i = 0; i < 32; i++) dst[i] = d * (float)(five_bits(src + 6, high, i) - 16);
+    for (const te_block_q5_0 *b = (const te_block_q5_0 *)src; n > 0; n -= 32, b++, dst += 32) {
+        const float d = te_load_f16(b->d);
+        const uint32_t high = te_load_u32(b->qh);
+        for (int i = 0; i < 32; i++) dst[i] = d * (float)(five_bits(b->q, high, i) - 16);
     }
 }
 
 static void q5_1_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 24, dst += 32) {
-        const float d = te_load_f16(src), m = te_load_f16(src + 2);
-        const uint32_t high = te_load_u32(src + 4);
-        for (int i = 0; i < 32; i++) dst[i] = d * (float)five_bits(src + 8, high, i) + m;
+    for (const te_block_q5_1 *b = (const te_block_q5_1 *)src; n > 0; n -= 32, b++, dst += 32) {
+        const float d = te_load_f16(b->d), m = te_load_f16(b->m);
+        const uint32_t high = te_load_u32(b->qh);
+        for (int i = 0; i < 32; i++) dst[i] = d * (float)five_bits(b->q, high, i) + m;
     }
 }
 
 static void q8_0_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 34, dst += 32) {
-        const float d = te_load_f16(src);
-        for (int i = 0; i < 32; i++) dst[i] = (float)(int8_t)src[2 + i] * d;
+    for (const te_block_q8_0 *b = (const te_block_q8_0 *)src; n > 0; n -= 32, b++, dst += 32) {
+        const float d = te_load_f16(b->d);
+        for (int i = 0; i < 32; i++) dst[i] = (float)b->q[i] * d;
     }
 }
 
 static void mxfp4_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 17, dst += 32) {
+    for (const te_block_mxfp4 *b = (const te_block_mxfp4 *)src; n > 0; n -= 32, b++, dst += 32) {
         /* 2^(e-128): a denormal float for e = 0 and 1. */
-        const float d = te_bits_float(src[0] < 2 ? 0x00200000u << src[0] : (uint32_t)(src[0] - 1) << 23);
+        const float d = te_bits_float(b->e < 2 ? 0x00200000u << b->e : (uint32_t)(b->e - 1) << 23);
         for (int i = 0; i < 16; i++) {
-            dst[i] = d * (float)fp4_value[src[1 + i] & 15];
-            dst[16 + i] = d * (float)fp4_value[src[1 + i] >> 4];
+            dst[i] = d * (float)fp4_value[b->q[i] & 15];
+            dst[16 + i] = d * (float)fp4_value[b->q[i] >> 4];
         }
     }
 }
@@ -114,10 +114,10 @@ static float half_e4m3(uint8_t x) {
 
 /* NVFP4: four scales, then four units of 16 weights, each 8 bytes: low halves first. */
 static void nvfp4_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 64, src += 36, dst += 64) {
+    for (const te_block_nvfp4 *b = (const te_block_nvfp4 *)src; n > 0; n -= 64, b++, dst += 64) {
         for (int unit = 0; unit < 4; unit++) {
-            const float d = half_e4m3(src[unit]);
-            const uint8_t *q = src + 4 + 8 * unit;
+            const float d = half_e4m3(b->scales[unit]);
+            const uint8_t *q = b->q[unit];
             for (int i = 0; i < 8; i++) {
                 dst[16 * unit + i] = d * (float)fp4_value[q[i] & 15];
                 dst[16 * unit + 8 + i] = d * (float)fp4_value[q[i] >> 4];

@@ -17,6 +17,7 @@
 
 #include "te_iq_tables.h"
 #include "te_quant_rows.h"
+#include "te_types.h"
 
 const int8_t te_iq4_value[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
@@ -50,105 +51,104 @@ static void iq1_eight(float *dst, float d, uint16_t entry, bool negative) {
 }
 
 void te_iq1_s_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 50, dst += 256) {
-        const float d = te_load_f16(src);
+    for (const te_block_iq1_s *b = (const te_block_iq1_s *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d);
         for (int i = 0; i < 32; i++) {
-            const unsigned high = te_load_u16(src + 34 + i / 4 * 2);
+            const unsigned high = te_load_u16(b->qh[i / 4]);
             const float step = d * (float)(2 * (high >> 12 & 7) + 1);
-            iq1_eight(dst + 8 * i, step, iq1_book[src[2 + i] | (high >> i % 4 * 3 & 7) << 8], high >> 15);
+            iq1_eight(dst + 8 * i, step, iq1_book[b->q[i] | (high >> i % 4 * 3 & 7) << 8], high >> 15);
         }
     }
 }
 
 void te_iq1_m_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 56, dst += 256) {
-        const uint8_t *scales = src + 48;
+    for (const te_block_iq1_m *b = (const te_block_iq1_m *)src; n > 0; n -= 256, b++, dst += 256) {
         unsigned d_bits = 0;
-        for (int i = 0; i < 4; i++) d_bits |= (te_load_u16(scales + 2 * i) >> 12 & 15u) << 4 * i;
+        for (int i = 0; i < 4; i++) d_bits |= (te_load_u16(b->scales[i]) >> 12 & 15u) << 4 * i;
         const float d = te_f16_to_f32((uint16_t)d_bits);
         for (int i = 0; i < 32; i++) {
-            const unsigned scale = te_load_u16(scales + i / 8 * 2) >> i / 2 % 4 * 3 & 7u;
-            const unsigned high = nibble(src + 32, i);
-            iq1_eight(dst + 8 * i, d * (float)(2 * scale + 1), iq1_book[src[i] | (high & 7) << 8], high >> 3);
+            const unsigned scale = te_load_u16(b->scales[i / 8]) >> i / 2 % 4 * 3 & 7u;
+            const unsigned high = nibble(b->qh, i);
+            iq1_eight(dst + 8 * i, d * (float)(2 * scale + 1), iq1_book[b->q[i] | (high & 7) << 8], high >> 3);
         }
     }
 }
 
 void te_iq2_xxs_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 66, dst += 256) {
-        const float d = te_load_f16(src);
+    for (const te_block_iq2_xxs *b = (const te_block_iq2_xxs *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d);
         for (int i = 0; i < 32; i++) {
-            const uint8_t *unit = src + 2 + i / 4 * 8;
-            const uint32_t bits = te_load_u32(unit + 4);
+            const uint32_t bits = te_load_u32(b->unit[i / 4].signs);
             const float step = d * (0.5f + (float)(bits >> 28)) * 0.25f;
-            iq2_eight(dst + 8 * i, step, iq2_xxs_book[unit[i % 4]], iq2_xxs_value, even_signs(bits >> i % 4 * 7 & 127));
+            iq2_eight(dst + 8 * i, step, iq2_xxs_book[b->unit[i / 4].q[i % 4]], iq2_xxs_value,
+                      even_signs(bits >> i % 4 * 7 & 127));
         }
     }
 }
 
 void te_iq2_xs_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 74, dst += 256) {
-        const float d = te_load_f16(src);
+    for (const te_block_iq2_xs *b = (const te_block_iq2_xs *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d);
         for (int i = 0; i < 32; i++) {
-            const unsigned code = te_load_u16(src + 2 + 2 * i);
-            const float step = d * (0.5f + (float)nibble(src + 66, i / 2)) * 0.25f;
+            const unsigned code = te_load_u16(b->q[i]);
+            const float step = d * (0.5f + (float)nibble(b->scales, i / 2)) * 0.25f;
             iq2_eight(dst + 8 * i, step, iq2_xs_book[code & 511], iq2_xs_value, even_signs(code >> 9));
         }
     }
 }
 
 void te_iq2_s_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 82, dst += 256) {
-        const float d = te_load_f16(src);
+    for (const te_block_iq2_s *b = (const te_block_iq2_s *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d);
         for (int i = 0; i < 32; i++) {
-            const unsigned index = src[2 + i] | (src[66 + i / 4] >> i % 4 * 2 & 3u) << 8;
-            const float step = d * (0.5f + (float)nibble(src + 74, i / 2)) * 0.25f;
-            iq2_eight(dst + 8 * i, step, iq2_s_book[index], iq2_s_value, src[34 + i]);
+            const unsigned index = b->q[i] | (b->qh[i / 4] >> i % 4 * 2 & 3u) << 8;
+            const float step = d * (0.5f + (float)nibble(b->scales, i / 2)) * 0.25f;
+            iq2_eight(dst + 8 * i, step, iq2_s_book[index], iq2_s_value, b->signs[i]);
         }
     }
 }
 
 void te_iq3_xxs_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 98, dst += 256) {
-        const float d = te_load_f16(src);
+    for (const te_block_iq3_xxs *b = (const te_block_iq3_xxs *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d);
         for (int i = 0; i < 64; i++) {
-            const uint32_t bits = te_load_u32(src + 66 + i / 8 * 4);
+            const uint32_t bits = te_load_u32(b->signs[i / 8]);
             const float step = d * (0.5f + (float)(bits >> 28)) * 0.5f;
             const unsigned signs = even_signs(bits >> i / 2 % 4 * 7 & 127) >> i % 2 * 4;
-            iq3_four(dst + 4 * i, step, iq3_xxs_book[src[2 + i]], iq3_xxs_value, signs);
+            iq3_four(dst + 4 * i, step, iq3_xxs_book[b->q[i]], iq3_xxs_value, signs);
         }
     }
 }
 
 void te_iq3_s_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 110, dst += 256) {
-        const float d = te_load_f16(src);
+    for (const te_block_iq3_s *b = (const te_block_iq3_s *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d);
         for (int i = 0; i < 64; i++) {
-            const unsigned index = src[2 + i] | (src[66 + i / 8] >> i % 8 & 1u) << 8;
-            const float step = d * (float)(1 + 2 * nibble(src + 106, i / 8));
-            iq3_four(dst + 4 * i, step, iq3_s_book[index], iq3_s_value, (unsigned)src[74 + i / 2] >> i % 2 * 4);
+            const unsigned index = b->q[i] | (b->qh[i / 8] >> i % 8 & 1u) << 8;
+            const float step = d * (float)(1 + 2 * nibble(b->scales, i / 8));
+            iq3_four(dst + 4 * i, step, iq3_s_book[index], iq3_s_value, (unsigned)b->signs[i / 2] >> i % 2 * 4);
         }
     }
 }
 
 void te_iq4_nl_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 18, dst += 32) {
-        const float d = te_load_f16(src);
+    for (const te_block_iq4_nl *b = (const te_block_iq4_nl *)src; n > 0; n -= 32, b++, dst += 32) {
+        const float d = te_load_f16(b->d);
         for (int i = 0; i < 16; i++) {
-            dst[i] = d * (float)te_iq4_value[src[2 + i] & 15];
-            dst[16 + i] = d * (float)te_iq4_value[src[2 + i] >> 4];
+            dst[i] = d * (float)te_iq4_value[b->q[i] & 15];
+            dst[16 + i] = d * (float)te_iq4_value[b->q[i] >> 4];
         }
     }
 }
 
 void te_iq4_xs_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 136, dst += 256) {
-        const float d = te_load_f16(src);
-        const unsigned high = te_load_u16(src + 2);
+    for (const te_block_iq4_xs *b = (const te_block_iq4_xs *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d);
+        const unsigned high = te_load_u16(b->scales_h);
         for (int unit = 0; unit < 8; unit++) {
-            const unsigned scale = nibble(src + 4, unit) | (high >> 2 * unit & 3) << 4;
+            const unsigned scale = nibble(b->scales_l, unit) | (high >> 2 * unit & 3) << 4;
             const float step = d * (float)((int)scale - 32);
-            const uint8_t *q = src + 8 + 16 * unit;
+            const uint8_t *q = b->q + 16 * unit;
             for (int i = 0; i < 16; i++) {
                 dst[32 * unit + i] = step * (float)te_iq4_value[q[i] & 15];
                 dst[32 * unit + 16 + i] = step * (float)te_iq4_value[q[i] >> 4];

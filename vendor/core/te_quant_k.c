@@ -8,33 +8,35 @@
  *   Q6_K:  q 128, high 64, scales 16 (signed), d 2   w = d*scale*(q - 32), 16 weights a scale
  *   TQ1_0: q 48, q 4, d 2                            w = d*(q - 1), q = 0..2
  *   TQ2_0: q 64, d 2                                 the same */
+#include <stddef.h>
+
 #include "te_quant_rows.h"
+#include "te_types.h"
 
 /* Two-bit codes: in 32 bytes, bits 0-1 hold weights 0-31, bits 2-3 weights 32-63, and so on. */
 static int two_bits(const uint8_t *q, int i) { return q[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3; }
 
 void te_q2_k_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 84, dst += 256) {
-        const float d = te_load_f16(src + 80), dmin = te_load_f16(src + 82);
+    for (const te_block_q2_k *b = (const te_block_q2_k *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d), dmin = te_load_f16(b->dmin);
         for (int i = 0; i < 256; i++) {
-            const uint8_t scale = src[i / 16];
+            const uint8_t scale = b->scales[i / 16];
             const float step = d * (float)(scale & 15), low = dmin * (float)(scale >> 4);
-            dst[i] = step * (float)two_bits(src + 16, i) - low;
+            dst[i] = step * (float)two_bits(b->q, i) - low;
         }
     }
 }
 
 void te_q3_k_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 110, dst += 256) {
-        const uint8_t *high = src, *q = src + 32, *scales = src + 96;
-        const float d = te_load_f16(src + 108);
+    for (const te_block_q3_k *b = (const te_block_q3_k *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d);
         for (int i = 0; i < 256; i++) {
             const int unit = i / 16;
-            const int low4 = scales[unit % 8] >> unit / 8 * 4 & 15;
-            const int high2 = scales[8 + unit % 4] >> unit / 4 * 2 & 3;
+            const int low4 = b->scales[unit % 8] >> unit / 8 * 4 & 15;
+            const int high2 = b->scales[8 + unit % 4] >> unit / 4 * 2 & 3;
             const float step = d * (float)((low4 | high2 << 4) - 32);
-            const int third = high[i % 32] >> i / 32 & 1;
-            dst[i] = step * (float)(two_bits(q, i) - (third ? 0 : 4));
+            const int third = b->qh[i % 32] >> i / 32 & 1;
+            dst[i] = step * (float)(two_bits(b->q, i) - (third ? 0 : 4));
         }
     }
 }
@@ -53,12 +55,12 @@ static void scale_min(const uint8_t *s, int unit, float *scale, float *min) {
     }
 }
 
-/* Q4_K and Q5_K: high holds the fifth bits (bit k of byte i: weight 32*k + i), or is NULL. */
-static void k45(const uint8_t *src, const uint8_t *high, const uint8_t *q, float *dst) {
-    const float d = te_load_f16(src), dmin = te_load_f16(src + 2);
+/* Q4_K and Q5_K, which begin alike: high holds the fifth bits (bit k of byte i: weight 32*k + i), or is NULL. */
+static void k45(const te_block_q4_k *b, const uint8_t *high, const uint8_t *q, float *dst) {
+    const float d = te_load_f16(b->d), dmin = te_load_f16(b->dmin);
     for (int unit = 0; unit < 8; unit++) {
         float scale, min;
-        scale_min(src + 4, unit, &scale, &min);
+        scale_min(b->scales, unit, &scale, &min);
         const float step = d * scale, low = dmin * min;
         for (int i = 0; i < 32; i++) {
             const int four = q[unit / 2 * 32 + i] >> unit % 2 * 4 & 15;
@@ -69,22 +71,22 @@ static void k45(const uint8_t *src, const uint8_t *high, const uint8_t *q, float
 }
 
 void te_q4_k_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 144, dst += 256) k45(src, 0, src + 16, dst);
+    for (const te_block_q4_k *b = (const te_block_q4_k *)src; n > 0; n -= 256, b++, dst += 256) k45(b, NULL, b->q, dst);
 }
 
 void te_q5_k_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 176, dst += 256) k45(src, src + 16, src + 48, dst);
+    for (const te_block_q5_k *b = (const te_block_q5_k *)src; n > 0; n -= 256, b++, dst += 256)
+        k45((const te_block_q4_k *)b, b->qh, b->q, dst);
 }
 
 void te_q6_k_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 210, dst += 256) {
-        const uint8_t *scales = src + 192;
-        const float d = te_load_f16(src + 208);
+    for (const te_block_q6_k *b = (const te_block_q6_k *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d);
         for (int i = 0; i < 256; i++) {
             /* Each half of 128: 64 bytes hold weights 0-63 in their low halves and 64-127 in their high ones. */
-            const int four = src[i / 128 * 64 + i % 64] >> i % 128 / 64 * 4 & 15;
-            const float step = d * (float)(int8_t)scales[i / 16];
-            dst[i] = step * (float)((four | two_bits(src + 128, i) << 4) - 32);
+            const int four = b->q[i / 128 * 64 + i % 64] >> i % 128 / 64 * 4 & 15;
+            const float step = d * (float)b->scales[i / 16];
+            dst[i] = step * (float)((four | two_bits(b->qh, i) << 4) - 32);
         }
     }
 }
@@ -98,17 +100,17 @@ static float ternary(uint8_t byte, int k) {
 }
 
 void te_tq1_0_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 54, dst += 256) {
-        const float d = te_load_f16(src + 52);
-        for (int i = 0; i < 160; i++) dst[i] = d * ternary(src[i % 32], i / 32);
-        for (int i = 0; i < 80; i++) dst[160 + i] = d * ternary(src[32 + i % 16], i / 16);
-        for (int i = 0; i < 16; i++) dst[240 + i] = d * ternary(src[48 + i % 4], i / 4);
+    for (const te_block_tq1_0 *b = (const te_block_tq1_0 *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d);
+        for (int i = 0; i < 160; i++) dst[i] = d * ternary(b->q[i % 32], i / 32);
+        for (int i = 0; i < 80; i++) dst[160 + i] = d * ternary(b->q[32 + i % 16], i / 16);
+        for (int i = 0; i < 16; i++) dst[240 + i] = d * ternary(b->q4[i % 4], i / 4);
     }
 }
 
 void te_tq2_0_to_f32(const uint8_t *src, float *dst, int64_t n) {
-    for (; n > 0; n -= 256, src += 66, dst += 256) {
-        const float d = te_load_f16(src + 64);
-        for (int i = 0; i < 256; i++) dst[i] = d * (float)(two_bits(src, i) - 1);
+    for (const te_block_tq2_0 *b = (const te_block_tq2_0 *)src; n > 0; n -= 256, b++, dst += 256) {
+        const float d = te_load_f16(b->d);
+        for (int i = 0; i < 256; i++) dst[i] = d * (float)(two_bits(b->q, i) - 1);
     }
 }

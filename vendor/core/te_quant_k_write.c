@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "te_quant_rows.h"
+#include "te_types.h"
 
 enum { BLOCK = 256, MAX_UNITS = 16, N_STARTS = 13, N_IMPROVED = 2, N_LIMITS = 6 };
 
@@ -231,42 +232,41 @@ static void pack_two_bits(const int *q, uint8_t *dst) {
 
 void te_q2_k_from_f32(const float *src, uint8_t *dst, int64_t n) {
     int q[BLOCK];
-    for (; n > 0; n -= BLOCK, src += BLOCK, dst += 84) {
+    for (te_block_q2_k *to = (te_block_q2_k *)dst; n > 0; n -= BLOCK, src += BLOCK, to++) {
         const block b = best_block(&q2_k, src);
         codes_of(&q2_k, &b, src, q);
-        for (int i = 0; i < 16; i++) dst[i] = (uint8_t)((int)b.scale[i] | (int)b.min[i] << 4);
-        pack_two_bits(q, dst + 16);
-        te_store_f16(dst + 80, b.d);
-        te_store_f16(dst + 82, b.dmin);
+        for (int i = 0; i < 16; i++) to->scales[i] = (uint8_t)((int)b.scale[i] | (int)b.min[i] << 4);
+        pack_two_bits(q, to->q);
+        te_store_f16(to->d, b.d);
+        te_store_f16(to->dmin, b.dmin);
     }
 }
 
 void te_q3_k_from_f32(const float *src, uint8_t *dst, int64_t n) {
     int q[BLOCK];
-    for (; n > 0; n -= BLOCK, src += BLOCK, dst += 110) {
+    for (te_block_q3_k *to = (te_block_q3_k *)dst; n > 0; n -= BLOCK, src += BLOCK, to++) {
         const block b = best_block(&q3_k, src);
-        uint8_t *scales = dst + 96;
         codes_of(&q3_k, &b, src, q);
-        memset(dst, 0, 108);
+        memset(to, 0, sizeof *to);
         for (int i = 0; i < BLOCK; i++) {
             q[i] += 4;
-            dst[i % 32] |= (uint8_t)(q[i] >> 2 << i / 32);
+            to->qh[i % 32] |= (uint8_t)(q[i] >> 2 << i / 32);
         }
-        pack_two_bits(q, dst + 32);
+        pack_two_bits(q, to->q);
         for (int i = 0; i < 16; i++) {
             const int scale = (int)b.scale[i] + 32;
-            scales[i % 8] |= (uint8_t)((scale & 15) << i / 8 * 4);
-            scales[8 + i % 4] |= (uint8_t)(scale >> 4 << i / 4 * 2);
+            to->scales[i % 8] |= (uint8_t)((scale & 15) << i / 8 * 4);
+            to->scales[8 + i % 4] |= (uint8_t)(scale >> 4 << i / 4 * 2);
         }
-        te_store_f16(dst + 108, b.d);
+        te_store_f16(to->d, b.d);
     }
 }
 
-/* d, dmin and the twelve bytes of Q4_K and Q5_K that scale_min in te_quant_k.c reads. */
-static void store_scales(const block *b, uint8_t *dst) {
-    uint8_t *s = dst + 4;
-    te_store_f16(dst, b->d);
-    te_store_f16(dst + 2, b->dmin);
+/* d, dmin and the scales of Q4_K and Q5_K, which begin alike, as scale_min in te_quant_k.c reads them. */
+static void store_scales(const block *b, te_block_q4_k *to) {
+    uint8_t *s = to->scales;
+    te_store_f16(to->d, b->d);
+    te_store_f16(to->dmin, b->dmin);
     for (int i = 0; i < 4; i++) {
         const int scale = (int)b->scale[4 + i], min = (int)b->min[4 + i];
         s[i] = (uint8_t)((int)b->scale[i] | scale >> 4 << 6);
@@ -285,40 +285,39 @@ static void pack_four_bits(const int *q, uint8_t *dst) {
 
 void te_q4_k_from_f32(const float *src, uint8_t *dst, int64_t n) {
     int q[BLOCK];
-    for (; n > 0; n -= BLOCK, src += BLOCK, dst += 144) {
+    for (te_block_q4_k *to = (te_block_q4_k *)dst; n > 0; n -= BLOCK, src += BLOCK, to++) {
         const block b = best_block(&q4_k, src);
         codes_of(&q4_k, &b, src, q);
-        store_scales(&b, dst);
-        pack_four_bits(q, dst + 16);
+        store_scales(&b, to);
+        pack_four_bits(q, to->q);
     }
 }
 
 void te_q5_k_from_f32(const float *src, uint8_t *dst, int64_t n) {
     int q[BLOCK];
-    for (; n > 0; n -= BLOCK, src += BLOCK, dst += 176) {
+    for (te_block_q5_k *to = (te_block_q5_k *)dst; n > 0; n -= BLOCK, src += BLOCK, to++) {
         const block b = best_block(&q5_k, src);
-        uint8_t *high = dst + 16;
         codes_of(&q5_k, &b, src, q);
-        store_scales(&b, dst);
-        memset(high, 0, 32);
-        for (int i = 0; i < BLOCK; i++) high[i % 32] |= (uint8_t)(q[i] >> 4 << i / 32);
-        pack_four_bits(q, dst + 48);
+        store_scales(&b, (te_block_q4_k *)to);
+        memset(to->qh, 0, 32);
+        for (int i = 0; i < BLOCK; i++) to->qh[i % 32] |= (uint8_t)(q[i] >> 4 << i / 32);
+        pack_four_bits(q, to->q);
     }
 }
 
 void te_q6_k_from_f32(const float *src, uint8_t *dst, int64_t n) {
     int q[BLOCK];
-    for (; n > 0; n -= BLOCK, src += BLOCK, dst += 210) {
+    for (te_block_q6_k *to = (te_block_q6_k *)dst; n > 0; n -= BLOCK, src += BLOCK, to++) {
         const block b = best_block(&q6_k, src);
         codes_of(&q6_k, &b, src, q);
         for (int i = 0; i < BLOCK; i++) q[i] += 32;
         for (int i = 0; i < 128; i++) {
             const int *w = q + i / 64 * 128 + i % 64;
-            dst[i] = (uint8_t)((w[0] & 15) | (w[64] & 15) << 4);
+            to->q[i] = (uint8_t)((w[0] & 15) | (w[64] & 15) << 4);
         }
         for (int i = 0; i < BLOCK; i++) q[i] >>= 4;
-        pack_two_bits(q, dst + 128);
-        for (int i = 0; i < 16; i++) dst[192 + i] = (uint8_t)(int8_t)b.scale[i];
-        te_store_f16(dst + 208, b.d);
+        pack_two_bits(q, to->qh);
+        for (int i = 0; i < 16; i++) to->scales[i] = (int8_t)b.scale[i];
+        te_store_f16(to->d, b.d);
     }
 }

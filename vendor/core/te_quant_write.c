@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "te_quant_rows.h"
+#include "te_types.h"
 
 void te_f32_from_f32(const float *src, uint8_t *dst, int64_t n) { memcpy(dst, src, (size_t)n * sizeof *src); }
 
@@ -59,7 +60,7 @@ static void quantize_signed(const float *w, int half, uint8_t *d_out, uint8_t *h
 }
 
 /* Q4_1 and Q5_1: the range of the weights is divided into `last` steps. */
-static void quantize_range(const float *w, int last, uint8_t *d_out, uint8_t *high, uint8_t *dst) {
+static void quantize_range(const float *w, int last, uint8_t *d_out, uint8_t *m_out, uint8_t *high, uint8_t *dst) {
     int q[32];
     float lo, hi;
     range(w, &lo, &hi);
@@ -67,32 +68,36 @@ static void quantize_range(const float *w, int last, uint8_t *d_out, uint8_t *hi
     const float id = reciprocal(d);
     for (int i = 0; i < 32; i++) q[i] = to_int((w[i] - lo) * id + 0.5f, 0, last);
     te_store_f16(d_out, d);
-    te_store_f16(d_out + 2, lo);
+    te_store_f16(m_out, lo);
     pack(q, high, dst);
 }
 
 void te_q4_0_from_f32(const float *src, uint8_t *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 32, dst += 18) quantize_signed(src, 8, dst, NULL, dst + 2);
+    for (te_block_q4_0 *b = (te_block_q4_0 *)dst; n > 0; n -= 32, src += 32, b++)
+        quantize_signed(src, 8, b->d, NULL, b->q);
 }
 
 void te_q5_0_from_f32(const float *src, uint8_t *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 32, dst += 22) quantize_signed(src, 16, dst, dst + 2, dst + 6);
+    for (te_block_q5_0 *b = (te_block_q5_0 *)dst; n > 0; n -= 32, src += 32, b++)
+        quantize_signed(src, 16, b->d, b->qh, b->q);
 }
 
 void te_q4_1_from_f32(const float *src, uint8_t *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 32, dst += 20) quantize_range(src, 15, dst, NULL, dst + 4);
+    for (te_block_q4_1 *b = (te_block_q4_1 *)dst; n > 0; n -= 32, src += 32, b++)
+        quantize_range(src, 15, b->d, b->m, NULL, b->q);
 }
 
 void te_q5_1_from_f32(const float *src, uint8_t *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 32, dst += 24) quantize_range(src, 31, dst, dst + 4, dst + 8);
+    for (te_block_q5_1 *b = (te_block_q5_1 *)dst; n > 0; n -= 32, src += 32, b++)
+        quantize_range(src, 31, b->d, b->m, b->qh, b->q);
 }
 
 void te_q8_0_from_f32(const float *src, uint8_t *dst, int64_t n) {
-    for (; n > 0; n -= 32, src += 32, dst += 34) {
+    for (te_block_q8_0 *b = (te_block_q8_0 *)dst; n > 0; n -= 32, src += 32, b++) {
         const float d = fabsf(extreme(src)) / 127.0f;
         const float id = reciprocal(d);
-        te_store_f16(dst, d);
-        for (int i = 0; i < 32; i++) dst[2 + i] = (uint8_t)to_int(roundf(src[i] * id), -127, 127);
+        te_store_f16(b->d, d);
+        for (int i = 0; i < 32; i++) b->q[i] = (int8_t)to_int(roundf(src[i] * id), -127, 127);
     }
 }
 
@@ -111,7 +116,7 @@ static void iq4_nl_codes(const float *w, float d, int *q) {
  */
 void te_iq4_nl_from_f32(const float *src, uint8_t *dst, int64_t n) {
     enum { N_PLACES = 12 };
-    for (; n > 0; n -= 32, src += 32, dst += 18) {
+    for (te_block_iq4_nl *b = (te_block_iq4_nl *)dst; n > 0; n -= 32, src += 32, b++) {
         const float largest = extreme(src);
         float importance[32], square = 0.0f, best_error = INFINITY, best_d = 0.0f;
         int q[32];
@@ -136,7 +141,7 @@ void te_iq4_nl_from_f32(const float *src, uint8_t *dst, int64_t n) {
             best_d = d;
         }
         iq4_nl_codes(src, best_d, q);
-        te_store_f16(dst, best_d);
-        pack(q, NULL, dst + 2);
+        te_store_f16(b->d, best_d);
+        pack(q, NULL, b->q);
     }
 }

@@ -2,8 +2,8 @@
  *
  *     X(TAG, ggml id, codec name, bytes per block, weights per block)
  *
- * Adding a format: a line here, a block struct with its size assertion below, a scalar pair in te_quant.c, and, if it
- * shall be fast, a codec in vendor/cpu/codec.hpp. */
+ * Adding a format: a line here, a block struct with its size assertion below, a scalar pair in te_quant*.c, and, if it
+ * shall be fast, codecs (CONTRIBUTING.md). */
 #ifndef TE_TYPES_H
 #define TE_TYPES_H
 
@@ -73,44 +73,172 @@ size_t te_row_bytes(int32_t type, int64_t n);
 }
 #endif
 
-/* Blocks of the formats that have vector kernels. d, dmin: IEEE half. */
+/* The block of each format, te_block_NAME. All are made of bytes, because rows begin anywhere: d, dmin and m are
+ * little-endian halves, other [2] and [4] words of 16 and 32 bits. The heads of te_quant*.c say what the fields mean.
+ *
+ * 32 weights: byte i of q has weight i in its low half and weight 16 + i in its high one; bit i of qh is weight i's fifth. */
 typedef struct te_block_q4_0 {
-    uint16_t d;
+    uint8_t d[2];
     uint8_t q[16];
-} te_block_q4_0; /* w[i] = d*((q[i]&15)-8), w[16+i] = d*((q[i]>>4)-8) */
+} te_block_q4_0; /* w = d*(q - 8) */
+typedef struct te_block_q4_1 {
+    uint8_t d[2];
+    uint8_t m[2];
+    uint8_t q[16];
+} te_block_q4_1; /* w = d*q + m */
+typedef struct te_block_q5_0 {
+    uint8_t d[2];
+    uint8_t qh[4];
+    uint8_t q[16];
+} te_block_q5_0; /* w = d*(q - 16) */
+typedef struct te_block_q5_1 {
+    uint8_t d[2];
+    uint8_t m[2];
+    uint8_t qh[4];
+    uint8_t q[16];
+} te_block_q5_1; /* w = d*q + m */
 typedef struct te_block_q8_0 {
-    uint16_t d;
+    uint8_t d[2];
     int8_t q[32];
-} te_block_q8_0; /* w[i] = d*q[i] */
-/* Six-bit scales sc_u and minima m_u of eight units of 32 weights in 12 bytes: w = d*sc_u*q - dmin*m_u. */
+} te_block_q8_0; /* w = d*q */
+typedef struct te_block_iq4_nl {
+    uint8_t d[2];
+    uint8_t q[16];
+} te_block_iq4_nl; /* w = d*te_iq4_value[q] */
+typedef struct te_block_mxfp4 {
+    uint8_t e;
+    uint8_t q[16];
+} te_block_mxfp4; /* w = 2^(e-128)*fp4[q] */
+
+/* 256 weights in units of 32 (scales[12]: eight scales and eight minima of six bits) or 16. */
+typedef struct te_block_q2_k {
+    uint8_t scales[16];
+    uint8_t q[64];
+    uint8_t d[2];
+    uint8_t dmin[2];
+} te_block_q2_k;
+typedef struct te_block_q3_k {
+    uint8_t qh[32];
+    uint8_t q[64];
+    uint8_t scales[12];
+    uint8_t d[2];
+} te_block_q3_k;
 typedef struct te_block_q4_k {
-    uint16_t d, dmin;
+    uint8_t d[2];
+    uint8_t dmin[2];
     uint8_t scales[12];
     uint8_t q[128];
 } te_block_q4_k;
 typedef struct te_block_q5_k {
-    uint16_t d, dmin;
+    uint8_t d[2];
+    uint8_t dmin[2];
     uint8_t scales[12];
     uint8_t qh[32];
     uint8_t q[128];
 } te_block_q5_k;
-/* Sixteen int8 scales of 16 weights each: w = d*sc*(q-32), q = four low bits in ql, two high bits in qh. */
 typedef struct te_block_q6_k {
-    uint8_t ql[128];
+    uint8_t q[128];
     uint8_t qh[64];
     int8_t scales[16];
-    uint16_t d;
+    uint8_t d[2];
 } te_block_q6_k;
+typedef struct te_block_iq4_xs {
+    uint8_t d[2];
+    uint8_t scales_h[2];
+    uint8_t scales_l[4];
+    uint8_t q[128];
+} te_block_iq4_xs;
+typedef struct te_block_tq1_0 {
+    uint8_t q[48];
+    uint8_t q4[4];
+    uint8_t d[2];
+} te_block_tq1_0;
+typedef struct te_block_tq2_0 {
+    uint8_t q[64];
+    uint8_t d[2];
+} te_block_tq2_0;
+
+/* 256 weights by indices into a book of vectors, te_iq_tables.h. */
+typedef struct te_block_iq1_s {
+    uint8_t d[2];
+    uint8_t q[32];
+    uint8_t qh[8][2];
+} te_block_iq1_s;
+typedef struct te_block_iq1_m {
+    uint8_t q[32];
+    uint8_t qh[16];
+    uint8_t scales[4][2];
+} te_block_iq1_m;
+typedef struct te_block_iq2_xxs {
+    uint8_t d[2];
+    struct {
+        uint8_t q[4];
+        uint8_t signs[4];
+    } unit[8];
+} te_block_iq2_xxs;
+typedef struct te_block_iq2_xs {
+    uint8_t d[2];
+    uint8_t q[32][2];
+    uint8_t scales[8];
+} te_block_iq2_xs;
+typedef struct te_block_iq2_s {
+    uint8_t d[2];
+    uint8_t q[32];
+    uint8_t signs[32];
+    uint8_t qh[8];
+    uint8_t scales[8];
+} te_block_iq2_s;
+typedef struct te_block_iq3_xxs {
+    uint8_t d[2];
+    uint8_t q[64];
+    uint8_t signs[8][4];
+} te_block_iq3_xxs;
+typedef struct te_block_iq3_s {
+    uint8_t d[2];
+    uint8_t q[64];
+    uint8_t qh[8];
+    uint8_t signs[32];
+    uint8_t scales[4];
+} te_block_iq3_s;
+
+typedef struct te_block_nvfp4 {
+    uint8_t scales[4];
+    uint8_t q[4][8];
+} te_block_nvfp4;
+typedef struct te_block_q1_0 {
+    uint8_t d[2];
+    uint8_t q[16];
+} te_block_q1_0;
 
 #ifdef __cplusplus
 #define TE_STATIC_ASSERT(x) static_assert(x, #x)
 #else
 #define TE_STATIC_ASSERT(x) _Static_assert(x, #x)
 #endif
+
 TE_STATIC_ASSERT(sizeof(te_block_q4_0) == 18);
+TE_STATIC_ASSERT(sizeof(te_block_q4_1) == 20);
+TE_STATIC_ASSERT(sizeof(te_block_q5_0) == 22);
+TE_STATIC_ASSERT(sizeof(te_block_q5_1) == 24);
 TE_STATIC_ASSERT(sizeof(te_block_q8_0) == 34);
+TE_STATIC_ASSERT(sizeof(te_block_iq4_nl) == 18);
+TE_STATIC_ASSERT(sizeof(te_block_mxfp4) == 17);
+TE_STATIC_ASSERT(sizeof(te_block_q2_k) == 84);
+TE_STATIC_ASSERT(sizeof(te_block_q3_k) == 110);
 TE_STATIC_ASSERT(sizeof(te_block_q4_k) == 144);
 TE_STATIC_ASSERT(sizeof(te_block_q5_k) == 176);
 TE_STATIC_ASSERT(sizeof(te_block_q6_k) == 210);
+TE_STATIC_ASSERT(sizeof(te_block_iq4_xs) == 136);
+TE_STATIC_ASSERT(sizeof(te_block_tq1_0) == 54);
+TE_STATIC_ASSERT(sizeof(te_block_tq2_0) == 66);
+TE_STATIC_ASSERT(sizeof(te_block_iq1_s) == 50);
+TE_STATIC_ASSERT(sizeof(te_block_iq1_m) == 56);
+TE_STATIC_ASSERT(sizeof(te_block_iq2_xxs) == 66);
+TE_STATIC_ASSERT(sizeof(te_block_iq2_xs) == 74);
+TE_STATIC_ASSERT(sizeof(te_block_iq2_s) == 82);
+TE_STATIC_ASSERT(sizeof(te_block_iq3_xxs) == 98);
+TE_STATIC_ASSERT(sizeof(te_block_iq3_s) == 110);
+TE_STATIC_ASSERT(sizeof(te_block_nvfp4) == 36);
+TE_STATIC_ASSERT(sizeof(te_block_q1_0) == 18);
 
 #endif

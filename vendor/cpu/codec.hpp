@@ -94,7 +94,8 @@ template <class V> void pack_start(const int8_t *q, int offset, int32_t *c) {
 // them. Activations stay small, with a number for each block and not for each lane: those of long rows are in the first
 // cache as long as weights stream through it (11008 columns, AVX-512: 93 instead of 82 % of the read rate).
 template <class V> struct codec_q4_0 {
-    static constexpr int L = V::lanes, chunk = 16 * L, bytes = chunk / 32 * 18, n_blocks = L / 4;
+    static constexpr int L = V::lanes, chunk = 16 * L, bytes = chunk / 32 * (int)sizeof(te_block_q4_0),
+                         n_blocks = L / 4;
     struct act {
         alignas(4 * L) int8_t q[2][2][4 * L];
         int32_t start[2][n_blocks];
@@ -172,14 +173,15 @@ template <class V> struct codec_q4_0 {
             step<7, R, T>(q[i], s[i], y, at);
         }
     }
-    static constexpr int block = 32, block_bytes = 18;
+    static constexpr int block = 32, block_bytes = sizeof(te_block_q4_0);
     static void to_f32(const uint8_t *p, float *out) {
         typedef uint8_t sixteen __attribute__((vector_size(16)));
+        const te_block_q4_0 *block = (const te_block_q4_0 *)p;
         sixteen q[2];
-        memcpy(q, p + 2, 16);
+        memcpy(q, block->q, 16);
         q[1] = q[0] >> 4;
         q[0] &= 15;
-        const typename V::f32 d = V::splat(V::half(p)), eight = V::splat(8.0f);
+        const typename V::f32 d = V::splat(V::half(block->d)), eight = V::splat(8.0f);
         for (int i = 0; i < 32; i += L)
             V::store(out + i, V::mul(V::sub(V::widen_u8((const uint8_t *)q + i), eight), d));
     }
@@ -187,7 +189,7 @@ template <class V> struct codec_q4_0 {
 
 // ---- Q8_0: two registers, each lanes / 8 blocks. Scales of the activations by block, as in Q4_0.
 template <class V> struct codec_q8_0 {
-    static constexpr int L = V::lanes, chunk = 8 * L, bytes = chunk / 32 * 34, n_blocks = L / 8;
+    static constexpr int L = V::lanes, chunk = 8 * L, bytes = chunk / 32 * (int)sizeof(te_block_q8_0), n_blocks = L / 8;
     struct act {
         alignas(64) int8_t q[2][4 * L];
         alignas(4 * L) int32_t start[2][L];
@@ -208,8 +210,9 @@ template <class V> struct codec_q8_0 {
         } else {
             static_assert(n_blocks == 1, "a register is a block");
             for (int i = 0; i < 2; i++) {
-                q[i] = V::load_bytes(p + 34 * i + 2);
-                f[i] = V::mul(V::splat_half(p + 34 * i), V::splat(a.d[i][0]));
+                const te_block_q8_0 *block = (const te_block_q8_0 *)p + i;
+                q[i] = V::load_bytes(block->q);
+                f[i] = V::mul(V::splat_half(block->d), V::splat(a.d[i][0]));
             }
         }
         const typename V::i32 s0 = V::dot_s8(V::load_bytes(a.start[0]), q[0], V::load_bytes(a.q[0]));
@@ -225,7 +228,8 @@ template <class V> struct codec_q8_0 {
         if constexpr (L == 16)
             V::q8_0_splats(p, h, s);
         else
-            for (int b = 0; b < chunk / 32; b++) s[b] = V::mul(V::splat_half(p + 34 * b), V::splat(h));
+            for (int b = 0; b < chunk / 32; b++)
+                s[b] = V::mul(V::splat_half(((const te_block_q8_0 *)p)[b].d), V::splat(h));
     }
     template <int R, int T> static void axpy_all(const uint8_t *const *p, const float *h, float *const *y) {
         // All scales first: a store to y might change them, as far as the compiler knows.
@@ -242,14 +246,15 @@ template <class V> struct codec_q8_0 {
         for (int k = 0; k < 8; k++) {
             const int b = k * L / 32;
             typename V::f32 w[R];
-            TE_EACH_ROW(R) w[r] = V::widen_s8(p[r] + 34 * b + 2 + k * L % 32);
+            TE_EACH_ROW(R) w[r] = V::widen_s8(((const te_block_q8_0 *)p[r])[b].q + k * L % 32);
             add_rows<V, R, T>(w, s[b], y, L * k);
         }
     }
-    static constexpr int block = 32, block_bytes = 34;
+    static constexpr int block = 32, block_bytes = sizeof(te_block_q8_0);
     static void to_f32(const uint8_t *p, float *out) {
-        const typename V::f32 d = V::splat(V::half(p));
-        for (int i = 0; i < 32; i += L) V::store(out + i, V::mul(V::widen_s8(p + 2 + i), d));
+        const te_block_q8_0 *block = (const te_block_q8_0 *)p;
+        const typename V::f32 d = V::splat(V::half(block->d));
+        for (int i = 0; i < 32; i += L) V::store(out + i, V::mul(V::widen_s8(block->q + i), d));
     }
 };
 } // namespace

@@ -39,11 +39,11 @@ template <class V> struct layout_2_bits {
         }                                                                                                              \
     } while (0)
 
-// Q2_K: scales[16] (four bits of scale, four of minimum), q[64], d, dmin. The sums of minima: rows_k.hpp.
+// Q2_K: a byte of scales has four bits of scale, four of minimum. The sums of minima: rows_k.hpp.
 template <class V> struct codec_q2_k {
     static constexpr bool shares = false;
     using in = layout_2_bits<V>;
-    static constexpr int L = V::lanes, chunk = 256, bytes = 84, block = 256, block_bytes = bytes;
+    static constexpr int L = V::lanes, chunk = 256, bytes = sizeof(te_block_q2_k), block = 256, block_bytes = bytes;
     struct act {
         alignas(64) int8_t q[in::n][4 * L];
         alignas(64) float d[16];   // a unit's scale twice
@@ -58,20 +58,25 @@ template <class V> struct codec_q2_k {
             a.sum[s] = x.d[s / 2] * (float)sum;
         }
     }
+    static constexpr int q_at = offsetof(te_block_q2_k, q);
     static typename V::w16 nibbles(const uint8_t *p, int shift, float d) {
         uint64_t s[2];
         memcpy(s, p, 16);
         const uint64_t mask = 0x0f0f0f0f0f0f0f0f;
         return V::mul16(V::widen16_u8(s[0] >> shift & mask, s[1] >> shift & mask), V::splat16(d, d));
     }
-    static typename V::w16 scales(const uint8_t *p, float h) { return nibbles(p, 0, V::half(p + 80) * h); }
-    static typename V::w16 minima(const uint8_t *p, float h) { return nibbles(p, 4, V::half(p + 82) * h); }
+    static typename V::w16 scales(const uint8_t *p, float h) {
+        return nibbles(p, 0, V::half(p + offsetof(te_block_q2_k, d)) * h);
+    }
+    static typename V::w16 minima(const uint8_t *p, float h) {
+        return nibbles(p, 4, V::half(p + offsetof(te_block_q2_k, dmin)) * h);
+    }
     static typename V::f32 mac(const uint8_t *p, const act &x, typename V::f32 acc) {
         const typename V::w16 f = V::mul16(scales(p, 1.0f), V::load16(x.d));
         acc = V::sub16(acc, V::mul16(minima(p, 1.0f), V::load16(x.sum)));
         typename V::i32 a;
 #define TE_STEP(i)                                                                                                     \
-    a = V::template shift_bytes<-2 * (i % 4)>(V::load_bytes(p + 16 + 32 * in::half(i)), 3);                            \
+    a = V::template shift_bytes<-2 * (i % 4)>(V::load_bytes(p + q_at + 32 * in::half(i)), 3);                          \
     a = V::dot_u8(V::zero_i32(), a, V::load_bytes(x.q[i]));                                                            \
     acc = V::fma(V::to_f32(a), in::template spread<i>(f), acc)
         TE_REGISTERS(TE_STEP);
@@ -89,7 +94,7 @@ template <class V> struct codec_q2_k {
         V::store16(y + 256, V::add16(V::load16(y + 256), minima(p, h)));
 #define TE_STEP(i)                                                                                                     \
     {                                                                                                                  \
-        const typename V::i32 q = V::load_bytes(p + 16 + 32 * in::half(i));                                            \
+        const typename V::i32 q = V::load_bytes(p + q_at + 32 * in::half(i));                                          \
         const typename V::f32 s = in::template spread<i>(f);                                                           \
         step<i, 0>(q, s, y);                                                                                           \
         step<i, 1>(q, s, y);                                                                                           \
@@ -105,7 +110,7 @@ template <class V> struct codec_q2_k {
         V::store16(m, minima(p, 1.0f));
         for (int u = 0; u < 8; u++) {
             uint8_t q[32];
-            for (int i = 0; i < 32; i++) q[i] = p[16 + u / 4 * 32 + i] >> u % 4 * 2 & 3;
+            for (int i = 0; i < 32; i++) q[i] = p[q_at + u / 4 * 32 + i] >> u % 4 * 2 & 3;
             for (int i = 0; i < 32; i += L) {
                 const int s = 2 * u + i / 16;
                 V::store(out + 32 * u + i, V::sub(V::mul(V::widen_u8(q + i), V::splat(f[s])), V::splat(m[s])));
@@ -114,12 +119,12 @@ template <class V> struct codec_q2_k {
     }
 };
 
-// Q3_K: high[32], q[64], twelve bytes of 6-bit scales, d. The third bit of weight 32u + i is bit u of byte i of high;
+// Q3_K: the third bit of weight 32u + i is bit u of byte i of qh;
 // weights are q - 4, scales s - 32.
 template <class V> struct codec_q3_k {
     static constexpr bool shares = false;
     using in = layout_2_bits<V>;
-    static constexpr int L = V::lanes, chunk = 256, bytes = 110, block = 256, block_bytes = bytes;
+    static constexpr int L = V::lanes, chunk = 256, bytes = sizeof(te_block_q3_k), block = 256, block_bytes = bytes;
     struct act {
         alignas(64) int8_t q[in::n][4 * L];
         alignas(64) int32_t start[in::n][L];
@@ -133,14 +138,16 @@ template <class V> struct codec_q3_k {
     static typename V::w16 factors(const uint8_t *p, float h) {
         uint64_t low, s[2];
         uint32_t high;
-        memcpy(&low, p + 96, 8);
-        memcpy(&high, p + 104, 4);
+        const te_block_q3_k *block = (const te_block_q3_k *)p;
+        memcpy(&low, block->scales, 8);
+        memcpy(&high, block->scales + 8, 4);
         const uint64_t mask = 0x0f0f0f0f0f0f0f0f, two = 0x30303030;
         s[0] = (low & mask) | (high << 4 & two) | (high << 2 & two) << 32;
         s[1] = (low >> 4 & mask) | (high & two) | (high >> 2 & two) << 32;
-        const float d = V::half(p + 108) * h;
+        const float d = V::half(block->d) * h;
         return V::mul16(V::add16(V::widen16_u8(s[0], s[1]), V::splat16(-32.0f, -32.0f)), V::splat16(d, d));
     }
+    static_assert(offsetof(te_block_q3_k, qh) == 0, "read from the start of a block");
     // The third bits, so that those of register i are bit i of each byte: with room for both halves, bits 0-3 are those of
     // weights 0-127 in one half of the register, and of weights 128-255 in the other.
     static typename V::i32 high_bits(const uint8_t *p) {
@@ -150,7 +157,7 @@ template <class V> struct codec_q3_k {
             return V::load_bytes(p);
     }
     template <int i> static typename V::i32 codes(const uint8_t *p, typename V::i32 high) {
-        const typename V::i32 q = V::load_bytes(p + 32 + 32 * in::half(i));
+        const typename V::i32 q = V::load_bytes(((const te_block_q3_k *)p)->q + 32 * in::half(i));
         return V::bits_or(V::template shift_bytes<-2 * (i % 4)>(q, 3), V::template shift_bytes<2 - i>(high, 4));
     }
     static typename V::f32 mac(const uint8_t *p, const act &x, typename V::f32 acc) {
@@ -188,9 +195,10 @@ template <class V> struct codec_q3_k {
         float f[16];
         V::store16(f, factors(p, 1.0f));
         for (int u = 0; u < 8; u++) {
+            const te_block_q3_k *b = (const te_block_q3_k *)p;
             int8_t q[32];
             for (int i = 0; i < 32; i++)
-                q[i] = (int8_t)(((p[32 + u / 4 * 32 + i] >> u % 4 * 2 & 3) | (p[i] >> u & 1) << 2) - 4);
+                q[i] = (int8_t)(((b->q[u / 4 * 32 + i] >> u % 4 * 2 & 3) | (b->qh[i] >> u & 1) << 2) - 4);
             for (int i = 0; i < 32; i += L)
                 V::store(out + 32 * u + i, V::mul(V::widen_s8(q + i), V::splat(f[2 * u + i / 16])));
         }
@@ -198,11 +206,12 @@ template <class V> struct codec_q3_k {
 };
 #undef TE_REGISTERS
 
-// IQ4_XS: d, two upper bits of the units' scales (16 bits), four lower bits (32 bits), q[128]: a unit of 32 weights is
+// IQ4_XS: a unit of 32 weights is
 // sixteen bytes with the order and the list of IQ4_NL. Scales are s - 32.
 template <class V> struct codec_iq4_xs {
     static constexpr bool shares = false;
-    static constexpr int L = V::lanes, n = 32 / L, chunk = 256, bytes = 136, block = 256, block_bytes = bytes;
+    static constexpr int L = V::lanes, n = 32 / L, chunk = 256, bytes = sizeof(te_block_iq4_xs), block = 256,
+                         block_bytes = bytes;
     struct act {
         alignas(64) int8_t q[n][2][4 * L]; // register: lanes / 4 units; their first halves, their second ones
         alignas(64) int32_t start[n][L];
@@ -223,8 +232,9 @@ template <class V> struct codec_iq4_xs {
     static typename V::w16 factors(const uint8_t *p, float h) {
         uint16_t upper;
         uint32_t lower;
-        memcpy(&upper, p + 2, 2);
-        memcpy(&lower, p + 4, 4);
+        const te_block_iq4_xs *block = (const te_block_iq4_xs *)p;
+        memcpy(&upper, block->scales_h, 2);
+        memcpy(&lower, block->scales_l, 4);
         uint64_t s = lower, t = upper; // eight fields of four and of two bits, to a byte each
         s = (s | s << 16) & 0x0000ffff0000ffff;
         s = (s | s << 8) & 0x00ff00ff00ff00ff;
@@ -232,7 +242,7 @@ template <class V> struct codec_iq4_xs {
         t = (t | t << 24) & 0x000000ff000000ff;
         t = (t | t << 12) & 0x000f000f000f000f;
         t = (t | t << 6) & 0x0303030303030303;
-        const float d = V::half(p) * h;
+        const float d = V::half(block->d) * h;
         return V::mul16(V::add16(V::widen16_u8(s | t << 4, 0), V::splat16(-32.0f, 0.0f)), V::splat16(d, d));
     }
     template <int g> static typename V::f32 spread(typename V::w16 f) {
@@ -240,7 +250,7 @@ template <class V> struct codec_iq4_xs {
         return V::template spread<u, u + 1, u + 2, u + 3>(f);
     }
     template <int g> static typename V::f32 sum(const uint8_t *p, const act &x) {
-        const typename V::i32 q = V::load_bytes(p + 8 + 4 * L * g);
+        const typename V::i32 q = V::load_bytes(((const te_block_iq4_xs *)p)->q + 4 * L * g);
         const typename V::i32 a = V::lookup(V::bits_and(q, 15), iq4_values), b = V::lookup(V::high4(q), iq4_values);
         typename V::i32 s = V::load_bytes(x.start[g]);
         s = V::dot_s8(s, a, V::load_bytes(x.q[g][0]));
@@ -266,7 +276,7 @@ template <class V> struct codec_iq4_xs {
         V::store(y + L * k, V::fma(V::template float_s8<k>(q), s, V::load(y + L * k)));
     }
     template <int g> static void part(const uint8_t *p, typename V::w16 f, float *y) {
-        const typename V::i32 q = V::load_bytes(p + 8 + 4 * L * g);
+        const typename V::i32 q = V::load_bytes(((const te_block_iq4_xs *)p)->q + 4 * L * g);
         const typename V::i32 half[2] = {V::lookup(V::bits_and(q, 15), iq4_values), V::lookup(V::high4(q), iq4_values)};
         const typename V::f32 s = spread<g>(f);
         for (int i = 0; i < 2; i++) {
@@ -290,7 +300,7 @@ template <class V> struct codec_iq4_xs {
         V::store16(f, factors(p, 1.0f));
         for (int u = 0; u < 8; u++) {
             sixteen q[2];
-            memcpy(q, p + 8 + 16 * u, 16);
+            memcpy(q, ((const te_block_iq4_xs *)p)->q + 16 * u, 16);
             q[1] = q[0] >> 4;
             q[0] &= 15;
             for (int half = 0; half < 2; half++) V::lookup16(iq4_values, &q[half]);

@@ -10,16 +10,31 @@ alignas(16) constexpr int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -
 
 typedef uint8_t sixteen __attribute__((vector_size(16)));
 
-enum class kind_32 { q4_1, q5_0, q5_1, iq4_nl };
+// What differs: has_min, has_fifth, has_list; where the fields of a block are; what is taken off each weight's code.
+template <class B> struct kind_32;
+template <> struct kind_32<te_block_q4_1> {
+    static constexpr bool has_min = true, has_fifth = false, has_list = false;
+    static constexpr int m_at = offsetof(te_block_q4_1, m), high_at = 0, minus = 0;
+};
+template <> struct kind_32<te_block_q5_0> {
+    static constexpr bool has_min = false, has_fifth = true, has_list = false;
+    static constexpr int m_at = 0, high_at = offsetof(te_block_q5_0, qh), minus = 16;
+};
+template <> struct kind_32<te_block_q5_1> {
+    static constexpr bool has_min = true, has_fifth = true, has_list = false;
+    static constexpr int m_at = offsetof(te_block_q5_1, m), high_at = offsetof(te_block_q5_1, qh), minus = 0;
+};
+template <> struct kind_32<te_block_iq4_nl> {
+    static constexpr bool has_min = false, has_fifth = false, has_list = true;
+    static constexpr int m_at = 0, high_at = 0, minus = 0;
+};
 
-template <class V, kind_32 kind> struct codec_32 {
+template <class V, class B> struct codec_32 : kind_32<B> {
+    using kind_32<B>::has_min, kind_32<B>::has_fifth, kind_32<B>::has_list, kind_32<B>::m_at, kind_32<B>::high_at,
+        kind_32<B>::minus;
     static constexpr bool shares = false;
-    static constexpr bool has_min = kind == kind_32::q4_1 || kind == kind_32::q5_1;
-    static constexpr bool has_fifth = kind == kind_32::q5_0 || kind == kind_32::q5_1;
-    static constexpr bool has_list = kind == kind_32::iq4_nl;
-    static constexpr int L = V::lanes, chunk = 8 * L, high_at = has_min ? 4 : 2, q_at = high_at + (has_fifth ? 4 : 0);
-    static constexpr int block = 32, block_bytes = q_at + 16, bytes = L / 4 * block_bytes;
-    static constexpr int minus = kind == kind_32::q5_0 ? 16 : 0; // what is taken off each weight's code
+    static constexpr int L = V::lanes, chunk = 8 * L, d_at = offsetof(B, d), q_at = offsetof(B, q);
+    static constexpr int block = 32, block_bytes = sizeof(B), bytes = L / 4 * block_bytes;
 
     struct act {
         alignas(64) int8_t q[2][4 * L];
@@ -59,8 +74,8 @@ template <class V, kind_32 kind> struct codec_32 {
             s = V::dot_s8(V::dot_s8(s, a, V::load_bytes(x.q[0])), b, V::load_bytes(x.q[1]));
         else
             s = V::dot2_u8(s, a, V::load_bytes(x.q[0]), b, V::load_bytes(x.q[1]));
-        if constexpr (has_min) acc = V::fma(V::template block_halves<block_bytes, 2>(p), V::load(x.sum), acc);
-        return V::fma(V::to_f32(s), V::mul(V::template block_halves<block_bytes, 0>(p), V::load(x.d)), acc);
+        if constexpr (has_min) acc = V::fma(V::template block_halves<block_bytes, m_at>(p), V::load(x.sum), acc);
+        return V::fma(V::to_f32(s), V::mul(V::template block_halves<block_bytes, d_at>(p), V::load(x.d)), acc);
     }
     // Vector 2k of y is byte k of the low halves' lanes, 2k + 1 of the high ones'.
     static constexpr int stride = 2 * L;
@@ -83,9 +98,9 @@ template <class V, kind_32 kind> struct codec_32 {
     static void axpy(const uint8_t *p, float h, float *y) {
         typename V::i32 a, b;
         registers(p, a, b);
-        const typename V::f32 s = V::mul(V::template block_halves<block_bytes, 0>(p), V::splat(h));
+        const typename V::f32 s = V::mul(V::template block_halves<block_bytes, d_at>(p), V::splat(h));
         typename V::f32 m = s;
-        if constexpr (has_min) m = V::mul(V::template block_halves<block_bytes, 2>(p), V::splat(h));
+        if constexpr (has_min) m = V::mul(V::template block_halves<block_bytes, m_at>(p), V::splat(h));
         four_steps(a, s, m, y);
         four_steps(b, s, m, y + L);
     }
@@ -105,13 +120,13 @@ template <class V, kind_32 kind> struct codec_32 {
         }
         if constexpr (has_list)
             for (int half = 0; half < 2; half++) V::lookup16(iq4_values, &q[half]);
-        const typename V::f32 d = V::splat(V::half(p));
-        const typename V::f32 m = V::splat(has_min ? V::half(p + 2) : (float)-minus * V::half(p));
+        const typename V::f32 d = V::splat(V::half(p + d_at));
+        const typename V::f32 m = V::splat(has_min ? V::half(p + m_at) : (float)-minus * V::half(p + d_at));
         for (int i = 0; i < 32; i += L) V::store(out + i, V::add(V::mul(V::widen_s8((const int8_t *)q + i), d), m));
     }
 };
-template <class V> using codec_q4_1 = codec_32<V, kind_32::q4_1>;
-template <class V> using codec_q5_0 = codec_32<V, kind_32::q5_0>;
-template <class V> using codec_q5_1 = codec_32<V, kind_32::q5_1>;
-template <class V> using codec_iq4_nl = codec_32<V, kind_32::iq4_nl>;
+template <class V> using codec_q4_1 = codec_32<V, te_block_q4_1>;
+template <class V> using codec_q5_0 = codec_32<V, te_block_q5_0>;
+template <class V> using codec_q5_1 = codec_32<V, te_block_q5_1>;
+template <class V> using codec_iq4_nl = codec_32<V, te_block_iq4_nl>;
 } // namespace

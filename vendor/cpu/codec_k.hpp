@@ -34,8 +34,10 @@ inline void k_scales(const uint8_t *p, uint64_t &scales, uint64_t &minima) {
 //
 // For dot products a register takes sixteen bytes of each of lanes / 4 such runs, so that the two registers of first and
 // second bytes have the same scales and are added as integers. For axpy registers are as they lie in memory.
-template <class V, bool five> struct codec_q45_k {
-    static constexpr int L = V::lanes, chunk = 256, bytes = five ? 176 : 144, low = five ? 48 : 16;
+template <class V, class B> struct codec_q45_k {
+    static constexpr bool five = sizeof(B) == sizeof(te_block_q5_k);
+    static constexpr int high = offsetof(te_block_q5_k, qh); // if five
+    static constexpr int L = V::lanes, chunk = 256, bytes = sizeof(B), low = offsetof(B, q);
     static constexpr int n = 16 / L; // groups of 8 * lanes bytes
     static constexpr int top_factor = five ? 1 : V::top_factor;
     struct act {
@@ -55,8 +57,10 @@ template <class V, bool five> struct codec_q45_k {
     // d * scale of the units, then dmin * minimum
     static typename V::w16 factors(const uint8_t *p) {
         uint64_t scales, minima;
-        k_scales(p + 4, scales, minima);
-        return V::mul16(V::widen16_u8(scales, minima), V::halves16(p));
+        const B *block = (const B *)p;
+        k_scales(block->scales, scales, minima);
+        static_assert(offsetof(B, dmin) == offsetof(B, d) + 2, "two halves");
+        return V::mul16(V::widen16_u8(scales, minima), V::halves16(block->d));
     }
     // First (half 0) or second sixteen bytes of the runs of group g, as low and as high halves.
     template <int g, int half> static void codes(const uint8_t *p, typename V::i32 &a, typename V::i32 &b) {
@@ -64,8 +68,8 @@ template <class V, bool five> struct codec_q45_k {
         constexpr int u = L / 2 * g; // bit u of the fifth bits belongs to unit u and is moved to bit 4
         a = V::bits_and(q, 15);
         if constexpr (five) {
-            a = V::bits_or(a, V::template fields4<4 - u, 2 - u, -u, -2 - u>(p + 16 + 16 * half, 16));
-            b = V::bits_or(V::high4(q), V::template fields4<3 - u, 1 - u, -1 - u, -3 - u>(p + 16 + 16 * half, 16));
+            a = V::bits_or(a, V::template fields4<4 - u, 2 - u, -u, -2 - u>(p + high + 16 * half, 16));
+            b = V::bits_or(V::high4(q), V::template fields4<3 - u, 1 - u, -1 - u, -3 - u>(p + high + 16 * half, 16));
         } else {
             b = V::top4(q);
         }
@@ -125,8 +129,8 @@ template <class V, bool five> struct codec_q45_k {
             a[r] = b[r] = V::load_bytes(p[r] + low + 4 * L * g);
             if constexpr (five) {
                 constexpr int u = L / 4 * g;
-                b[r] = V::bits_or(V::high4(a[r]), V::template fields<3 - u, 1 - u>(p[r] + 16, 16));
-                a[r] = V::bits_or(V::bits_and(a[r], 15), V::template fields<4 - u, 2 - u>(p[r] + 16, 16));
+                b[r] = V::bits_or(V::high4(a[r]), V::template fields<3 - u, 1 - u>(p[r] + high, 16));
+                a[r] = V::bits_or(V::bits_and(a[r], 15), V::template fields<4 - u, 2 - u>(p[r] + high, 16));
             }
             TE_EACH(T) {
                 s[0][r][t] = spread_pair<g, 0>(f[r][t]);
@@ -165,22 +169,22 @@ template <class V, bool five> struct codec_q45_k {
             uint8_t q[32];
             for (int i = 0; i < 32; i++) {
                 q[i] = (uint8_t)(p[low + 32 * (u / 2) + i] >> u % 2 * 4 & 15);
-                if (five) q[i] = (uint8_t)(q[i] | (p[16 + i] >> u & 1) << 4);
+                if (five) q[i] = (uint8_t)(q[i] | (p[high + i] >> u & 1) << 4);
             }
             for (int i = 0; i < 32; i += L)
                 V::store(out + 32 * u + i, V::sub(V::mul(V::widen_u8(q + i), V::splat(f[u])), V::splat(f[8 + u])));
         }
     }
 };
-template <class V> using codec_q4_k = codec_q45_k<V, false>;
-template <class V> using codec_q5_k = codec_q45_k<V, true>;
+template <class V> using codec_q4_k = codec_q45_k<V, te_block_q4_k>;
+template <class V> using codec_q5_k = codec_q45_k<V, te_block_q5_k>;
 
-// Q6_K: ql[128], qh[64], scales[16] of 16 weights each, d. In each half of 128 weights, unit u (0..3) has its low bits
-// in bytes 32 * (u % 2) of the half's ql, nibble u / 2, and its two high bits in qh, bits 2u and 2u + 1.
+// Q6_K: in each half of 128 weights, unit u (0..3) has its low bits
+// in bytes 32 * (u % 2) of the half's q, nibble u / 2, and its two high bits in qh, bits 2u and 2u + 1.
 template <class V> struct codec_q6_k {
     static constexpr bool shares = true;
     static constexpr int rows = 2; // four: Sapphire Rapids 80 % of the read rate, where one has 93
-    static constexpr int L = V::lanes, chunk = 256, bytes = 210;
+    static constexpr int L = V::lanes, chunk = 256, bytes = sizeof(te_block_q6_k);
     struct act {
         alignas(64) int8_t q[64 / L][4 * L];
         alignas(64) int32_t start[64 / L][L];
@@ -197,12 +201,14 @@ template <class V> struct codec_q6_k {
         for (int s = 0; s < 16; s++) a.d[s] = x.d[s / 2];
     }
     static typename V::w16 factors(const uint8_t *p, float h) {
-        const float d = V::half(p + 208) * h;
-        return V::mul16(V::widen16_s8(p + 192), V::splat16(d, d));
+        const te_block_q6_k *block = (const te_block_q6_k *)p;
+        const float d = V::half(block->d) * h;
+        return V::mul16(V::widen16_s8(block->scales), V::splat16(d, d));
     }
     template <int g> static void registers(const uint8_t *p, typename V::i32 &a, typename V::i32 &b) {
-        const typename V::i32 q = V::load_bytes(p + 4 * L * g);
-        const uint8_t *high = p + 128 + 32 * (g * L / 16);
+        const te_block_q6_k *block = (const te_block_q6_k *)p;
+        const typename V::i32 q = V::load_bytes(block->q + 4 * L * g);
+        const uint8_t *high = block->qh + 32 * (g * L / 16);
         constexpr int u = g * L / 8 % 2;
         a = V::bits_or(V::bits_and(q, 15), V::template fields<4 - 2 * u, 2 - 2 * u>(high, 0x30));
         b = V::bits_or(V::high4(q), V::template fields<-2 * u, -2 - 2 * u>(high, 0x30));
@@ -265,7 +271,8 @@ template <class V> struct codec_q6_k {
         float f[16];
         V::store16(f, factors(p, 1.0f));
         for (int u = 0; u < 8; u++) {
-            const uint8_t *ql = p + 64 * (u / 4) + 32 * (u % 2), *qh = p + 128 + 32 * (u / 4);
+            const te_block_q6_k *b = (const te_block_q6_k *)p;
+            const uint8_t *ql = b->q + 64 * (u / 4) + 32 * (u % 2), *qh = b->qh + 32 * (u / 4);
             int8_t q[32];
             for (int i = 0; i < 32; i++)
                 q[i] = (int8_t)(((ql[i] >> u % 4 / 2 * 4 & 15) | (qh[i] >> u % 4 * 2 & 3) << 4) - 32);

@@ -136,7 +136,7 @@ template <class V, class P = single<V>> struct gemm_f32 {
             return {first, te_row_bytes(m->type, kn), on, m->stride, n_pieces};
         }
         static void make(const te_mat *m, int32_t o, int32_t on, int32_t k, int32_t kn, float *panel) {
-            const auto to_f32 = row_table<V>(m->type).to_f32;
+            const auto to_f32 = row_table(m->type).to_f32;
             float f[KC * P::per];
             for (int32_t i = 0; i < on; i++) {
                 float *out = panel + i * KC, *to = P::per == 1 ? out : f;
@@ -154,7 +154,7 @@ template <class V, class P = single<V>> struct gemm_f32 {
             return {first, te_row_bytes(m->type, on), on > 0 ? kn : 0, m->stride, n_pieces};
         }
         static void make(const te_mat *m, int32_t o, int32_t on, int32_t k, int32_t kn, float *panel) {
-            const auto to_f32 = row_table<V>(m->type).to_f32;
+            const auto to_f32 = row_table(m->type).to_f32;
             const char *row = (const char *)m->w + (size_t)k * m->stride;
             float two[2][CC];
             for (int32_t i = 0; i < kn; i += P::per, row += P::per * m->stride, panel += WS) {
@@ -277,13 +277,12 @@ template <class V, class P = single<V>> struct gemm_f32 {
 // linear_min_tok by time of the row kernels over that of gemm, one thread, F16, 4096 columns: AVX-512 6 tokens 0.8, 8
 // 1.0, 12 1.4 (Zen 4: 0.6, 0.9, 1.2); AVX2 8 tokens 0.8, 12 1.1, 16 1.5. min_tok: gemm_t wins from 12 on. Scalar: gemm wins from 3 on; 8 leaves
 // a few sequences that decode together to the row kernels, as elsewhere.
-template <class V>
-constexpr te_gemm_kernels gemm_table(int32_t min_tok = V::lanes == 16 ? 12 : 16,
-                                     int32_t linear_min_tok = V::lanes == 16 ? 8 : 12) {
+template <class V> te_gemm_kernels gemm_table() {
     using G = gemm_f32<V>;
+    constexpr bool scalar = V::abreast == 1;
     te_gemm_kernels k = {};
-    k.min_tok = min_tok;
-    for (int i = 0; i < TE_TYPE_LIMIT; i++) k.linear_min_tok[i] = (uint16_t)linear_min_tok;
+    k.min_tok = scalar ? 8 : V::lanes == 16 ? 12 : 16;
+    for (int i = 0; i < TE_TYPE_LIMIT; i++) k.linear_min_tok[i] = scalar || V::lanes == 16 ? 8 : 12;
     k.pack_unit = G::TB;
     k.row_unit = 64;
     k.pack_bytes = G::pack_bytes;

@@ -157,18 +157,20 @@ struct gemm_amx {
             }
         } else if (type == TE_Q8_0) {
             for (int32_t i = 0; i < groups; i++, w += sizeof(te_block_q8_0)) {
-                const __m512 d = _mm512_set1_ps(vec_avx512::half(w));
-                const __m512i lo = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(w + 2)));
-                const __m512i hi = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(w + 18)));
+                const te_block_q8_0 *b = (const te_block_q8_0 *)w;
+                const __m512 d = _mm512_set1_ps(vec_avx512::half(b->d));
+                const __m512i lo = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)b->q));
+                const __m512i hi = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(b->q + 16)));
                 out[i] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(d, _mm512_cvtepi32_ps(hi)),
                                                       _mm512_mul_ps(d, _mm512_cvtepi32_ps(lo)));
             }
         } else if (type == TE_Q4_0) {
             const __m512 steps = _mm512_set_ps(7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7, -8);
             for (int32_t i = 0; i < groups; i++, w += sizeof(te_block_q4_0)) { // of 16 values: looking them up converts
-                const __m512 d = _mm512_set1_ps(vec_avx512::half(w));
+                const te_block_q4_0 *b = (const te_block_q4_0 *)w;
+                const __m512 d = _mm512_set1_ps(vec_avx512::half(b->d));
                 const __m512i values = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(steps, d)));
-                const __m128i q = _mm_loadu_si128((const __m128i *)(w + 2));
+                const __m128i q = _mm_loadu_si128((const __m128i *)b->q);
                 const __m256i nibbles =
                     _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(q, 4), q), _mm256_set1_epi8(15));
                 out[i] = _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(nibbles), values);
@@ -176,12 +178,13 @@ struct gemm_amx {
         } else if (type == TE_Q4_K) {
             const __m512 steps = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
             for (int32_t i = 0; i < groups; i += 8, w += sizeof(te_block_q4_k)) {
+                const te_block_q4_k *b = (const te_block_q4_k *)w;
                 float d[8], m[8];
-                byte_formats<vec_avx512>::k_factors(w, d, m);
+                byte_formats<vec_avx512>::k_factors(b, d, m);
                 for (int u = 0; u < 8; u++) {
                     const __m512 of_16 = _mm512_fmadd_ps(steps, _mm512_set1_ps(d[u]), _mm512_set1_ps(m[u]));
                     const __m512i values = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(of_16));
-                    const __m256i q = byte_formats<vec_avx512>::k_nibbles(w + 16, u);
+                    const __m256i q = byte_formats<vec_avx512>::k_nibbles(b->q, u);
                     out[i + u] = _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(q), values);
                 }
             }
@@ -340,7 +343,7 @@ struct gemm_amx {
         const te_type_info *info = te_type_get(m->type);
         panel p = {};
         p.m = m;
-        p.to_f32 = row_table<vec_avx512>(m->type).to_f32;
+        p.to_f32 = row_table(m->type).to_f32;
         p.o0 = at.o + at.sub;
         p.on = least(From::width, o1 - p.o0);
         p.k0 = at.k;

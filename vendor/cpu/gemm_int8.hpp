@@ -272,20 +272,13 @@ template <class V, class R> struct gemm_int8 : R {
     }
 };
 
-template <class G> constexpr te_int8_kernels int8_kernels(uint64_t types) {
-    return {types, G::pack_bytes, G::pack, G::gemm};
-}
-
-// The products in floats, and those in integers.
-template <class V, class D> constexpr te_gemm_kernels gemm_table_int8() {
-    using G = gemm_int8<V, int8_by_32<V, D>>;
-    te_gemm_kernels k = gemm_table<V>();
-    k.int8[0] = int8_kernels<G>(D::types);
-    for (int i = 0; i < TE_TYPE_LIMIT; i++)
-        if (D::types >> i & 1) k.linear_min_tok[i] = D::min_tok(i);
-    k.pack_unit = 48;
-    k.scratch_bytes = G::scratch_bytes;
-    return k;
+// Way i of these products into a table that has those in floats, with which they share scratch memory.
+template <class G, class D> void fill_int8(te_gemm_kernels *k, int i) {
+    k->int8[i] = {D::types, G::pack_bytes, G::pack, G::gemm};
+    for (int type = 0; type < TE_TYPE_LIMIT; type++)
+        if (D::types >> type & 1) k->linear_min_tok[type] = D::min_tok(type);
+    k->pack_unit = 48;
+    k->scratch_bytes = G::scratch_bytes;
 }
 
 } // namespace

@@ -25,4 +25,5 @@ struct int8_avx2 {
         return _mm256_set1_epi32(w);
     }
 };
+using isa_int8 = int8_avx2;
 } // namespace

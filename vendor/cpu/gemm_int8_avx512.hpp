@@ -19,4 +19,5 @@ struct int8_avx512 {
         return _mm512_set1_epi32(w);
     }
 };
+using isa_int8 = int8_avx512;
 } // namespace

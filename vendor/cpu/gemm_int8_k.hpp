@@ -223,17 +223,5 @@ struct int8_k : int8_sizes<vec_avx512, 3> {
     }
 };
 
-// gemm_table_int8's table with these.
-constexpr te_gemm_kernels with_int8_k(te_gemm_kernels k) {
-    using G = gemm_int8<vec_avx512, int8_k>;
-    using of_32 = gemm_int8<vec_avx512, int8_by_32<vec_avx512, int8_avx512>>;
-    static_assert(sizeof(G::scratch) >= sizeof(of_32::scratch), "there is one scratch memory");
-    k.scratch_bytes = G::scratch_bytes;
-    k.int8[1] = int8_kernels<G>(int8_k::types);
-    for (int i = 0; i < TE_TYPE_LIMIT; i++)
-        if (int8_k::types >> i & 1) k.linear_min_tok[i] = int8_k::min_tok(i);
-    return k;
-}
-
 } // namespace
 #endif

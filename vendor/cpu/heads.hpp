@@ -6,8 +6,6 @@
 // One or two vectors take F16 as it is; more, and other formats, are converted once into a tile in the first cache.
 namespace {
 
-template <class V> const te_row_kernels &row_table(int32_t type); // table.hpp
-
 template <class V> struct heads {
     using f32 = typename V::f32;
     static constexpr int L = V::lanes;
@@ -153,7 +151,7 @@ template <class V> struct heads {
     // Calls f(rows as floats, their stride in bytes, first row, rows, first column, columns, what to prefetch).
     template <class F> static void tiles(const te_mat *m, const void *next, F f) {
         alignas(64) float tile[TILE];
-        const auto to_f32 = row_table<V>(m->type).to_f32;
+        const auto to_f32 = row_table(m->type).to_f32;
         for (int32_t c = 0; c < m->cols; c += COLS) {
             const int32_t cn = least(COLS, m->cols - c), pitch = (cn + L - 1) / L * L, most = TILE / pitch;
             for (int32_t r = 0; r < m->n_rows; r += most) {

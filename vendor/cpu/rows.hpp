@@ -187,6 +187,29 @@ template <class V, class C> struct float_rows {
 };
 
 // ---- block formats with int8 activations
+
+// What comes once at the end of a row, out of line: gcc takes its time for every copy of a codec.
+template <class V, class C> struct row_end {
+    __attribute__((noinline, flatten)) static typename V::f32 mac(const uint8_t *p, const typename C::act &a,
+                                                                  typename V::f32 acc) {
+        return C::mac(p, a, acc);
+    }
+    // Of a chunk of which the row has only n_bytes.
+    static typename V::f32 mac_part(const uint8_t *p, int32_t n_bytes, const typename C::act &a, typename V::f32 acc) {
+        uint8_t copy[C::bytes] = {};
+        memcpy(copy, p, (size_t)n_bytes);
+        return mac(copy, a, acc);
+    }
+    __attribute__((noinline, flatten)) static void axpy_part(const uint8_t *p, int32_t n_bytes, float h, float *y) {
+        uint8_t copy[C::bytes] = {};
+        const uint8_t *w = (const uint8_t *)memcpy(copy, p, (size_t)n_bytes);
+        if constexpr (C::shares)
+            C::template axpy_all<1, 1>(&w, &h, &y);
+        else
+            C::axpy(w, h, y);
+    }
+};
+
 // How many rows a pass over the sums of axpy adds.
 template <class C> constexpr int rows_abreast() {
     if constexpr (C::shares) return C::rows;
@@ -221,14 +244,10 @@ template <class V, class C> struct block_rows {
         }
         if (i < full) {
             next.template piece<C::bytes>();
-            acc0 = C::mac(w, *a++, acc0);
+            acc0 = row_end<V, C>::mac(w, *a++, acc0);
             w += C::bytes;
         }
-        if (tail) {
-            uint8_t copy[C::bytes] = {};
-            memcpy(copy, w, (size_t)tail);
-            acc1 = C::mac(copy, *a, acc1);
-        }
+        if (tail) acc1 = row_end<V, C>::mac_part(w, tail, *a, acc1);
         return V::sum(V::add(acc0, acc1));
     }
     static void dot(const te_mat *m, te_rows rows, te_ahead ahead, const void *act, float *y) {
@@ -261,9 +280,7 @@ template <class V, class C> struct block_rows {
             TE_EACH_ROW(R) w[r] += C::bytes;
         }
         if (!tail) return;
-        uint8_t copy[R][C::bytes] = {};
-        TE_EACH_ROW(R) w[r] = (const uint8_t *)memcpy(copy[r], w[r], (size_t)tail);
-        chunk<R>(w, h, acc);
+        for (int r = 0; r < R; r++) row_end<V, C>::axpy_part(w[r], tail, h[r], acc);
     }
     static void axpy(const te_mat *m, te_rows rows, te_ahead ahead, const float *a, float *acc) {
         const row_ahead next(m, rows, ahead, (size_t)(m->cols / C::block) * C::block_bytes);
@@ -309,13 +326,15 @@ template <class V, class C> struct block_rows {
 };
 
 // ---- every other format: pieces of a row go through te_dequantize_row
-template <class V, int type, int block, int block_bytes> struct any_rows {
+template <class V> struct any_rows {
     using floats = float_rows<V, codec_f32<V>>;
-    static constexpr int32_t piece = 512;
-    static_assert(piece % block == 0, "whole blocks");
+    static constexpr int32_t piece = 512; // whole blocks
 
-    static const uint8_t *at(const uint8_t *row, int32_t c) { return row + (size_t)(c / block) * block_bytes; }
     static int32_t length(int32_t cols, int32_t c) { return cols - c < piece ? cols - c : piece; }
+    // Columns c..c+n-1 of row i of the list.
+    static void load(const te_mat *m, te_rows rows, int32_t i, int32_t c, int32_t n, float *w) {
+        te_dequantize_row(m->type, row_start(m, rows, i) + te_row_bytes(m->type, c), w, n);
+    }
 
     static void dot(const te_mat *m, te_rows rows, te_ahead, const void *act, float *y) {
         alignas(64) float w[piece];
@@ -323,7 +342,7 @@ template <class V, int type, int block, int block_bytes> struct any_rows {
             float sum = 0;
             for (int32_t c = 0; c < m->cols; c += piece) {
                 const int32_t n = length(m->cols, c);
-                te_dequantize_row(type, at(row_start(m, rows, i), c), w, n);
+                load(m, rows, i, c, n, w);
                 sum += floats::dot_row((const uint8_t *)w, (const float *)act + c, n, fetched<1>{{(const uint8_t *)w}});
             }
             y[i] = sum;
@@ -334,15 +353,15 @@ template <class V, int type, int block, int block_bytes> struct any_rows {
         for (int32_t i = 0; i < rows.n; i++) {
             for (int32_t c = 0; c < m->cols; c += piece) {
                 const int32_t n = length(m->cols, c);
-                te_dequantize_row(type, at(row_start(m, rows, i), c), w, n);
+                load(m, rows, i, c, n, w);
                 floats::axpy_row((const uint8_t *)w, a[i], n, acc + c, fetched<1>{{(const uint8_t *)w}});
             }
         }
     }
-    static void to_f32(const void *row, int32_t c0, int32_t n, float *out) {
-        te_dequantize_row(type, at((const uint8_t *)row, c0), out, n);
-    }
 };
+template <int type> void any_to_f32(const void *row, int32_t c0, int32_t n, float *out) {
+    te_dequantize_row(type, (const uint8_t *)row + te_row_bytes(type, c0), out, n);
+}
 
 // ---- floats to rows, for the KV cache; the bits are those of te_quantize_row
 template <class V> struct writers {
@@ -361,13 +380,13 @@ template <class V> struct writers {
         }
     }
     static void q8_0(const float *x, void *row, int32_t n) {
-        uint8_t *p = (uint8_t *)row;
-        for (int32_t b = 0; b < n; b += 32, x += 32, p += 34) {
+        te_block_q8_0 *p = (te_block_q8_0 *)row;
+        for (int32_t b = 0; b < n; b += 32, x += 32, p++) {
             typename V::f32 most = V::zero();
             for (int i = 0; i < 32; i += L) most = V::max(most, V::abs(V::load(x + i)));
             const float d = V::hmax(most) / 127.0f;
             const uint16_t h = te_f32_to_f16(d);
-            memcpy(p, &h, 2);
+            memcpy(p->d, &h, 2);
             const typename V::f32 scale = V::splat(d != 0.0f ? 1.0f / d : 0.0f);
             for (int i = 0; i < 32; i += L) {
                 // To the nearest, ties away from zero: a tie that went down to even is half above the result.
@@ -376,7 +395,7 @@ template <class V> struct writers {
                     V::if_less(size, V::add(even, V::splat(0.5f)), even, V::add(even, V::splat(1.0f)));
                 const typename V::f32 bounded =
                     V::max(V::if_less(v, V::zero(), V::sub(V::zero(), q), q), V::splat(-127.0f));
-                V::store_s8(p + 2 + i, V::min(bounded, V::splat(127.0f)));
+                V::store_s8(p->q + i, V::min(bounded, V::splat(127.0f)));
             }
         }
     }

@@ -253,15 +253,12 @@ template <class V, class C, int acc_floats> struct block_walk {
         }
         if (!last) return;
         if (i < full) {
-            TE_EACH(T) sum[t][0] = C::mac(w, x[t][i], sum[t][0]);
+            TE_EACH(T) sum[t][0] = row_end<V, C>::mac(w, x[t][i], sum[t][0]);
             w += C::bytes;
             i++;
         }
-        if (n % C::chunk) {
-            uint8_t copy[C::bytes] = {};
-            memcpy(copy, w, bytes(n % C::chunk));
-            TE_EACH(T) sum[t][1] = C::mac(copy, x[t][i], sum[t][1]);
-        }
+        const int32_t tail = (int32_t)bytes(n % C::chunk);
+        if (tail) TE_EACH(T) sum[t][1] = row_end<V, C>::mac_part(w, tail, x[t][i], sum[t][1]);
     }
     static float total(const typename V::f32 *sum) { return V::sum(V::add(sum[0], sum[1])); }
 
@@ -283,11 +280,8 @@ template <class V, class C, int acc_floats> struct block_walk {
             chunk<T>(w, h, y);
             TE_EACH(T) y[t] += acc_floats;
         }
-        if (n % C::chunk) {
-            uint8_t copy[C::bytes] = {};
-            memcpy(copy, w, bytes(n % C::chunk));
-            chunk<T>(copy, h, y);
-        }
+        const int32_t tail = (int32_t)bytes(n % C::chunk);
+        if (tail) TE_EACH(T) row_end<V, C>::axpy_part(w, tail, h[t], y[t]);
     }
 };
 
@@ -318,8 +312,8 @@ template <class V, class K> struct few_of<V, K, true> {
 };
 
 // As any_rows.
-template <class V, int type, int block, int block_bytes> struct few_of_any {
-    using R = any_rows<V, type, block, block_bytes>;
+template <class V> struct few_of_any {
+    using R = any_rows<V>;
     enum { MOST = 32 };
 
     static void dot(const te_mat *m, te_rows rows, te_ahead, te_tokens who, const void *act, size_t stride, float *y,
@@ -329,7 +323,7 @@ template <class V, int type, int block, int block_bytes> struct few_of_any {
             float sum[MOST] = {};
             for (int32_t c = 0; c < m->cols; c += R::piece) {
                 const int32_t n = R::length(m->cols, c);
-                te_dequantize_row(type, R::at(row_start(m, rows, i), c), w, n);
+                R::load(m, rows, i, c, n, w);
                 for (int32_t t = 0; t < who.n; t++)
                     if (te_wants(who, i, t))
                         sum[t] += R::floats::dot_row((const uint8_t *)w,
@@ -346,7 +340,7 @@ template <class V, int type, int block, int block_bytes> struct few_of_any {
         for (int32_t i = 0; i < rows.n; i++)
             for (int32_t c = 0; c < m->cols; c += R::piece) {
                 const int32_t n = R::length(m->cols, c);
-                te_dequantize_row(type, R::at(row_start(m, rows, i), c), w, n);
+                R::load(m, rows, i, c, n, w);
                 for (int32_t t = 0; t < who.n; t++)
                     if (te_wants(who, i, t))
                         R::floats::axpy_row((const uint8_t *)w, a[lda * (size_t)t + i], n, acc + stride * (size_t)t + c,

@@ -6,9 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../core/te_os.h"
 #include "../core/te_status.h"
 #include "te_kernels.h"
-#include "te_tables.h"
+#include "parts.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -81,33 +82,68 @@ static bool has_neon_dot(void) {
 
 static bool always(void) { return true; }
 
-/* Best last. */
-static const struct {
-    const te_kernels *kernels;
-    bool (*runs)(void);
-} tables[] = {
-    {&te_kernels_scalar, always},
+#define PARTS(isa)                                                                                                     \
+    te_##isa##_rows_float, te_##isa##_rows_32, te_##isa##_rows_k, te_##isa##_rows_256, te_##isa##_vectors,             \
+        te_##isa##_gemm
+
+te_kernels te_kernels_scalar;
 #if defined(__x86_64__)
-    {&te_kernels_avx2, has_avx2}, {&te_kernels_avx512, has_avx512}, {&te_kernels_avx512_bf16, has_avx512_bf16},
-    {&te_kernels_amx, has_amx},
+te_kernels te_kernels_avx2, te_kernels_avx512, te_kernels_avx512_bf16, te_kernels_amx;
 #elif defined(__aarch64__)
-    {&te_kernels_neon, always},
+te_kernels te_kernels_neon;
 #if defined(TE_HAS_NEON_DOT)
-    {&te_kernels_neon_dot, has_neon_dot},
+te_kernels te_kernels_neon_dot;
+#endif
+#endif
+
+/* Best last. A table begins as a copy of `base`, which has been filled before it; then its parts fill it in order. */
+static const struct {
+    const char *name;
+    te_kernels *kernels;
+    const te_kernels *base;
+    bool (*runs)(void);
+    te_part *parts[9];
+} tables[] = {
+    {"scalar", &te_kernels_scalar, NULL, always, {PARTS(scalar)}},
+#if defined(__x86_64__)
+    {"avx2", &te_kernels_avx2, NULL, has_avx2, {PARTS(avx2), te_avx2_gemm_int8}},
+    {"avx512", &te_kernels_avx512, NULL, has_avx512, {PARTS(avx512), te_avx512_gemm_int8, te_avx512_gemm_int8_k}},
+    {"avx512_bf16", &te_kernels_avx512_bf16, &te_kernels_avx512, has_avx512_bf16, {te_avx512_bf16_gemm_bf16}},
+    {"amx", &te_kernels_amx, &te_kernels_avx512, has_amx, {te_amx_gemm_amx}},
+#elif defined(__aarch64__)
+    {"neon", &te_kernels_neon, NULL, always, {PARTS(neon)}},
+#if defined(TE_HAS_NEON_DOT)
+    {"neon_dot", &te_kernels_neon_dot, NULL, has_neon_dot, {PARTS(neon_dot)}},
 #endif
 #endif
 };
 static const int n_tables = sizeof tables / sizeof tables[0];
 
+/* Fills all tables that this machine can run, once. */
+static void fill_tables(void) {
+    static te_mutex mutex;
+    static bool done;
+    te_os_mutex_lock(&mutex);
+    for (int i = 0; !done && i < n_tables; i++) {
+        if (!tables[i].runs()) continue;
+        if (tables[i].base) *tables[i].kernels = *tables[i].base;
+        for (te_part *const *part = tables[i].parts; *part; part++) (*part)(tables[i].kernels);
+        tables[i].kernels->name = tables[i].name;
+    }
+    done = true;
+    te_os_mutex_unlock(&mutex);
+}
+
 const te_kernels *te_cpu_kernels_named(const char *name) {
+    fill_tables();
     for (int i = 0; i < n_tables; i++)
-        if (strcmp(tables[i].kernels->name, name) == 0) return tables[i].runs() ? tables[i].kernels : NULL;
+        if (strcmp(tables[i].name, name) == 0) return tables[i].runs() ? tables[i].kernels : NULL;
     return NULL;
 }
 
 static bool known(const char *name) {
     for (int i = 0; i < n_tables; i++)
-        if (strcmp(tables[i].kernels->name, name) == 0) return true;
+        if (strcmp(tables[i].name, name) == 0) return true;
     return false;
 }
 
@@ -116,7 +152,7 @@ static const char *names(char *out, size_t n_out) {
     size_t n = 0;
     for (int i = 0; i < n_tables && n < n_out; i++) {
         const char *before = i == 0 ? "" : i < n_tables - 1 ? ", " : " or ";
-        n += (size_t)snprintf(out + n, n_out - n, "%s%s", before, tables[i].kernels->name);
+        n += (size_t)snprintf(out + n, n_out - n, "%s%s", before, tables[i].name);
     }
     return out;
 }
@@ -125,6 +161,7 @@ const te_kernels *te_cpu_kernels(void) {
     static _Atomic(const te_kernels *) chosen;
     const te_kernels *k = atomic_load_explicit(&chosen, memory_order_acquire);
     if (k) return k;
+    fill_tables();
     const char *name = getenv("POWERINFER_ISA");
     if (name && *name) {
         k = te_cpu_kernels_named(name);

@@ -21,8 +21,8 @@ inline const uint8_t *row_at(const te_mat *m, const byte_format &f, int32_t row,
 }
 
 template <class V> struct byte_formats {
-#define TE_BYTES const uint8_t *p, uint8_t *q, float *d
-    static __m256i load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+#define TE_CODES uint8_t *q, float *d
+    static __m256i load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
     static void store(uint8_t *q, __m256i v) { _mm256_storeu_si256((__m256i *)q, v); }
     // The bits of `mask` of every byte, from bit `shift` on.
     static __m256i field(__m256i v, int shift, int mask) {
@@ -53,138 +53,141 @@ template <class V> struct byte_formats {
         _mm256_storeu_ps(out, _mm256_mul_ps(_mm256_set1_ps(scale), _mm256_cvtepi32_ps(n)));
     }
 
-    static void q4_0(TE_BYTES, float *) {
-        *d = V::half(p);
-        store(q, nibbles(p + 2));
+    static void q4_0(const te_block_q4_0 *b, TE_CODES, float *) {
+        *d = V::half(b->d);
+        store(q, nibbles(b->q));
     }
-    static void q4_1(TE_BYTES, float *m) {
-        *d = V::half(p);
-        *m = V::half(p + 2);
-        store(q, nibbles(p + 4));
+    static void q4_1(const te_block_q4_1 *b, TE_CODES, float *m) {
+        *d = V::half(b->d);
+        *m = V::half(b->m);
+        store(q, nibbles(b->q));
     }
-    static void q5_0(TE_BYTES, float *) {
-        *d = V::half(p);
-        store(q, _mm256_or_si256(nibbles(p + 6), fifth_bits(p + 2)));
+    static void q5_0(const te_block_q5_0 *b, TE_CODES, float *) {
+        *d = V::half(b->d);
+        store(q, _mm256_or_si256(nibbles(b->q), fifth_bits(b->qh)));
     }
-    static void q5_1(TE_BYTES, float *m) {
-        *d = V::half(p);
-        *m = V::half(p + 2);
-        store(q, _mm256_or_si256(nibbles(p + 8), fifth_bits(p + 4)));
+    static void q5_1(const te_block_q5_1 *b, TE_CODES, float *m) {
+        *d = V::half(b->d);
+        *m = V::half(b->m);
+        store(q, _mm256_or_si256(nibbles(b->q), fifth_bits(b->qh)));
     }
-    static void q8_0(TE_BYTES, float *) {
-        *d = V::half(p);
-        store(q, _mm256_xor_si256(load(p + 2), _mm256_set1_epi8((char)128)));
+    static void q8_0(const te_block_q8_0 *b, TE_CODES, float *) {
+        *d = V::half(b->d);
+        store(q, _mm256_xor_si256(load(b->q), _mm256_set1_epi8((char)128)));
     }
-    static void iq4_nl(TE_BYTES, float *) {
-        *d = V::half(p);
-        values(p + 2, q);
+    static void iq4_nl(const te_block_iq4_nl *b, TE_CODES, float *) {
+        *d = V::half(b->d);
+        values(b->q, q);
     }
-    static void iq4_xs(TE_BYTES, float *) {
+    static void iq4_xs(const te_block_iq4_xs *b, TE_CODES, float *) {
         uint16_t high;
-        memcpy(&high, p + 2, 2);
+        memcpy(&high, b->scales_h, 2);
         TE_UNROLL for (int u = 0; u < 8; u++) {
-            const int scale = (p[4 + u / 2] >> u % 2 * 4 & 15) | (high >> 2 * u & 3) << 4;
-            d[u] = V::half(p) * (float)(scale - 32);
-            values(p + 8 + 16 * u, q + 32 * u);
+            const int scale = (b->scales_l[u / 2] >> u % 2 * 4 & 15) | (high >> 2 * u & 3) << 4;
+            d[u] = V::half(b->d) * (float)(scale - 32);
+            values(b->q + 16 * u, q + 32 * u);
         }
     }
-    static void q2_k(TE_BYTES, float *m) {
-        const float scale = V::half(p + 80), minimum = V::half(p + 82);
-        for (int g = 0; g < 16; g++) d[g] = scale * (float)(p[g] & 15);
-        for (int g = 0; g < 16; g++) m[g] = -minimum * (float)(p[g] >> 4);
-        TE_UNROLL for (int u = 0; u < 8; u++) store(q + 32 * u, field(load(p + 16 + u / 4 * 32), u % 4 * 2, 3));
+    static void q2_k(const te_block_q2_k *b, TE_CODES, float *m) {
+        const float scale = V::half(b->d), minimum = V::half(b->dmin);
+        for (int g = 0; g < 16; g++) d[g] = scale * (float)(b->scales[g] & 15);
+        for (int g = 0; g < 16; g++) m[g] = -minimum * (float)(b->scales[g] >> 4);
+        TE_UNROLL for (int u = 0; u < 8; u++) store(q + 32 * u, field(load(b->q + u / 4 * 32), u % 4 * 2, 3));
     }
-    static void q3_k(TE_BYTES, float *) {
-        const uint8_t *scales = p + 96;
-        const float scale = V::half(p + 108);
+    static void q3_k(const te_block_q3_k *b, TE_CODES, float *) {
+        const float scale = V::half(b->d);
         for (int g = 0; g < 16; g++) {
-            const int low = scales[g % 8] >> g / 8 * 4 & 15, high = scales[8 + g % 4] >> g / 4 * 2 & 3;
+            const int low = b->scales[g % 8] >> g / 8 * 4 & 15, high = b->scales[8 + g % 4] >> g / 4 * 2 & 3;
             d[g] = scale * (float)((low | high << 4) - 32);
         }
-        const __m256i high = load(p);
+        const __m256i high = load(b->qh);
         TE_UNROLL for (int u = 0; u < 8; u++) {
-            const __m256i low = field(load(p + 32 + u / 4 * 32), u % 4 * 2, 3);
+            const __m256i low = field(load(b->q + u / 4 * 32), u % 4 * 2, 3);
             store(q + 32 * u, _mm256_or_si256(low, _mm256_slli_epi16(field(high, u, 1), 2)));
         }
     }
     static void q2_k_minima(const uint8_t *p, int16_t *min, float *scale) {
-        *scale = -V::half(p + 82);
-        for (int g = 0; g < 16; g++) min[g] = p[g] >> 4;
+        const te_block_q2_k *b = (const te_block_q2_k *)p;
+        *scale = -V::half(b->dmin);
+        for (int g = 0; g < 16; g++) min[g] = b->scales[g] >> 4;
     }
+    // Of Q4_K and Q5_K, which begin alike.
     static void k_minima(const uint8_t *p, int16_t *min, float *scale) {
+        const te_block_q4_k *b = (const te_block_q4_k *)p;
         uint64_t scales, minima;
-        k_scales(p + 4, scales, minima);
-        *scale = -V::half(p + 2);
+        k_scales(b->scales, scales, minima);
+        *scale = -V::half(b->dmin);
         _mm_storeu_si128((__m128i *)min, _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)minima)));
     }
-    static void k_factors(const uint8_t *p, float *d, float *m) {
+    template <class B> static void k_factors(const B *b, float *d, float *m) {
         uint64_t scales, minima;
-        k_scales(p + 4, scales, minima);
-        times(V::half(p), _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)scales)), d);
-        times(-V::half(p + 2), _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)minima)), m);
+        k_scales(b->scales, scales, minima);
+        times(V::half(b->d), _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)scales)), d);
+        times(-V::half(b->dmin), _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)minima)), m);
     }
     // Unit u of the four bits of Q4_K and Q5_K.
     static __m256i k_nibbles(const uint8_t *p, int u) { return field(load(p + u / 2 * 32), u % 2 * 4, 15); }
-    static void q4_k(TE_BYTES, float *m) {
-        k_factors(p, d, m);
-        TE_UNROLL for (int u = 0; u < 8; u++) store(q + 32 * u, k_nibbles(p + 16, u));
+    static void q4_k(const te_block_q4_k *b, TE_CODES, float *m) {
+        k_factors(b, d, m);
+        TE_UNROLL for (int u = 0; u < 8; u++) store(q + 32 * u, k_nibbles(b->q, u));
     }
-    static void q5_k(TE_BYTES, float *m) {
-        k_factors(p, d, m);
-        const __m256i high = load(p + 16);
+    static void q5_k(const te_block_q5_k *b, TE_CODES, float *m) {
+        k_factors(b, d, m);
+        const __m256i high = load(b->qh);
         TE_UNROLL for (int u = 0; u < 8; u++)
-            store(q + 32 * u, _mm256_or_si256(k_nibbles(p + 48, u), _mm256_slli_epi16(field(high, u, 1), 4)));
+            store(q + 32 * u, _mm256_or_si256(k_nibbles(b->q, u), _mm256_slli_epi16(field(high, u, 1), 4)));
     }
-    static void q6_k(TE_BYTES, float *) {
-        const float scale = V::half(p + 208);
+    static void q6_k(const te_block_q6_k *b, TE_CODES, float *) {
+        const float scale = V::half(b->d);
         for (int g = 0; g < 16; g += 8)
-            times(scale, _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 192 + g))), d + g);
+            times(scale, _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(b->scales + g))), d + g);
         TE_UNROLL for (int u = 0; u < 8; u++) {
-            const __m256i low = field(load(p + u / 4 * 64 + u % 2 * 32), u % 4 / 2 * 4, 15);
-            const __m256i high = field(load(p + 128 + u / 4 * 32), u % 4 * 2, 3);
+            const __m256i low = field(load(b->q + u / 4 * 64 + u % 2 * 32), u % 4 / 2 * 4, 15);
+            const __m256i high = field(load(b->qh + u / 4 * 32), u % 4 * 2, 3);
             store(q + 32 * u, _mm256_or_si256(low, _mm256_slli_epi16(high, 4)));
         }
     }
-#undef TE_BYTES
+#undef TE_CODES
 
-    template <void (*one)(const uint8_t *, uint8_t *, float *, float *), int block, int bytes, int group>
+    template <class B> using unpack_fn = void(const B *, uint8_t *, float *, float *);
+    template <class B, unpack_fn<B> *one, int block, int group>
     static void many(const uint8_t *p, int32_t n, uint8_t *q, float *d, float *m) {
         for (int32_t i = 0; i < n; i++)
-            one(p + i * bytes, q + i * block, d + i * (block / group), m + i * (block / group));
+            one((const B *)p + i, q + i * block, d + i * (block / group), m + i * (block / group));
     }
-    template <void (*one)(const uint8_t *, uint8_t *, float *, float *), int block, int bytes, int group, int bits,
-              int offset, void (*minima)(const uint8_t *, int16_t *, float *) = nullptr>
+    template <class B, unpack_fn<B> *one, int block, int group, int bits, int offset,
+              void (*minima)(const uint8_t *, int16_t *, float *) = nullptr>
     static const byte_format *format() {
-        static constexpr byte_format f = {many<one, block, bytes, group>, block, bytes, group, bits, offset, minima};
+        static constexpr byte_format f = {many<B, one, block, group>, block, sizeof(B), group, bits, offset, minima};
         return &f;
     }
     // NULL: not one of these
     static const byte_format *of(int32_t type) {
         switch (type) {
         case TE_Q4_0:
-            return format<q4_0, 32, 18, 32, 4, 8>();
+            return format<te_block_q4_0, q4_0, 32, 32, 4, 8>();
         case TE_Q4_1:
-            return format<q4_1, 32, 20, 32, 4, 0>();
+            return format<te_block_q4_1, q4_1, 32, 32, 4, 0>();
         case TE_Q5_0:
-            return format<q5_0, 32, 22, 32, 5, 16>();
+            return format<te_block_q5_0, q5_0, 32, 32, 5, 16>();
         case TE_Q5_1:
-            return format<q5_1, 32, 24, 32, 5, 0>();
+            return format<te_block_q5_1, q5_1, 32, 32, 5, 0>();
         case TE_Q8_0:
-            return format<q8_0, 32, 34, 32, 8, 128>();
+            return format<te_block_q8_0, q8_0, 32, 32, 8, 128>();
         case TE_IQ4_NL:
-            return format<iq4_nl, 32, 18, 32, 8, 128>();
+            return format<te_block_iq4_nl, iq4_nl, 32, 32, 8, 128>();
         case TE_IQ4_XS:
-            return format<iq4_xs, 256, 136, 32, 8, 128>();
+            return format<te_block_iq4_xs, iq4_xs, 256, 32, 8, 128>();
         case TE_Q2_K:
-            return format<q2_k, 256, 84, 16, 2, 0, q2_k_minima>();
+            return format<te_block_q2_k, q2_k, 256, 16, 2, 0, q2_k_minima>();
         case TE_Q3_K:
-            return format<q3_k, 256, 110, 16, 3, 4>();
+            return format<te_block_q3_k, q3_k, 256, 16, 3, 4>();
         case TE_Q4_K:
-            return format<q4_k, 256, 144, 32, 4, 0, k_minima>();
+            return format<te_block_q4_k, q4_k, 256, 32, 4, 0, k_minima>();
         case TE_Q5_K:
-            return format<q5_k, 256, 176, 32, 5, 0, k_minima>();
+            return format<te_block_q5_k, q5_k, 256, 32, 5, 0, k_minima>();
         case TE_Q6_K:
-            return format<q6_k, 256, 210, 16, 6, 32>();
+            return format<te_block_q6_k, q6_k, 256, 16, 6, 32>();
         default:
             return NULL;
         }

@@ -197,12 +197,14 @@ struct vec_scalar {
     // has words for two registers of Q4_0 or Q8_0 at once instead (q4_0_pair and the like).
     static i32 q4_0_bytes(const uint8_t *p) {
         i32 r;
-        memcpy(r.u8, p + 2, 16);
-        memcpy(r.u8 + 16, p + 20, 16);
+        const te_block_q4_0 *b = (const te_block_q4_0 *)p;
+        memcpy(r.u8, b[0].q, 16);
+        memcpy(r.u8 + 16, b[1].q, 16);
         return r;
     }
     static f32 q4_0_scales(const uint8_t *p) {
-        const float a = half(p), b = half(p + 18);
+        const te_block_q4_0 *two = (const te_block_q4_0 *)p;
+        const float a = half(two[0].d), b = half(two[1].d);
         return {{a, a, a, a, b, b, b, b}};
     }
     static f32 four_times(const float *p) { return {{p[0], p[0], p[0], p[0], p[1], p[1], p[1], p[1]}}; }

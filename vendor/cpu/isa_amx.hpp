@@ -1,0 +1,7 @@
+// isa_amx.hpp - AVX-512 with products of bf16 and AMX.
+#include "isa_begin.h"
+
+TE_ISA_BEGIN("avx2,fma,f16c,popcnt,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,amx-tile,amx-int8,amx-bf16")
+#include "vec_avx512.hpp"
+TE_ISA_VOCABULARY(amx, vec_avx512)
+#define TE_PART(part) TE_PART_OF(amx, part)

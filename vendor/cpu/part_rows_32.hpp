@@ -1,0 +1,16 @@
+// part_rows_32.hpp - rows of blocks of 32 weights.
+#include "codec.hpp"
+#include "codec_32.hpp"
+#include "rows.hpp"
+#include "rows_few.hpp"
+#include "rows_table.hpp"
+
+TE_PART(rows_32) {
+    table->row[TE_Q8_0] = rows_of<isa_vec, block_rows<isa_vec, codec_q8_0<isa_vec>>>(writers<isa_vec>::q8_0);
+    table->row[TE_Q4_0] = rows_of<isa_vec, block_rows<isa_vec, codec_q4_0<isa_vec>>>();
+    table->row[TE_Q4_1] = rows_of<isa_vec, block_rows<isa_vec, codec_q4_1<isa_vec>>>();
+    table->row[TE_Q5_0] = rows_of<isa_vec, block_rows<isa_vec, codec_q5_0<isa_vec>>>();
+    table->row[TE_Q5_1] = rows_of<isa_vec, block_rows<isa_vec, codec_q5_1<isa_vec>>>();
+    table->row[TE_IQ4_NL] = rows_of<isa_vec, block_rows<isa_vec, codec_iq4_nl<isa_vec>>>();
+}
+TE_ISA_END
