@@ -176,12 +176,12 @@ template <class V> struct codec_q4_0 {
     static constexpr int block = 32, block_bytes = sizeof(te_block_q4_0);
     static void to_f32(const uint8_t *p, float *out) {
         typedef uint8_t sixteen __attribute__((vector_size(16)));
-        const te_block_q4_0 *block = (const te_block_q4_0 *)p;
+        const te_block_q4_0 *from = (const te_block_q4_0 *)p;
         sixteen q[2];
-        memcpy(q, block->q, 16);
+        memcpy(q, from->q, 16);
         q[1] = q[0] >> 4;
         q[0] &= 15;
-        const typename V::f32 d = V::splat(V::half(block->d)), eight = V::splat(8.0f);
+        const typename V::f32 d = V::splat(V::half(from->d)), eight = V::splat(8.0f);
         for (int i = 0; i < 32; i += L)
             V::store(out + i, V::mul(V::sub(V::widen_u8((const uint8_t *)q + i), eight), d));
     }
@@ -210,9 +210,9 @@ template <class V> struct codec_q8_0 {
         } else {
             static_assert(n_blocks == 1, "a register is a block");
             for (int i = 0; i < 2; i++) {
-                const te_block_q8_0 *block = (const te_block_q8_0 *)p + i;
-                q[i] = V::load_bytes(block->q);
-                f[i] = V::mul(V::splat_half(block->d), V::splat(a.d[i][0]));
+                const te_block_q8_0 *from = (const te_block_q8_0 *)p + i;
+                q[i] = V::load_bytes(from->q);
+                f[i] = V::mul(V::splat_half(from->d), V::splat(a.d[i][0]));
             }
         }
         const typename V::i32 s0 = V::dot_s8(V::load_bytes(a.start[0]), q[0], V::load_bytes(a.q[0]));
@@ -252,9 +252,9 @@ template <class V> struct codec_q8_0 {
     }
     static constexpr int block = 32, block_bytes = sizeof(te_block_q8_0);
     static void to_f32(const uint8_t *p, float *out) {
-        const te_block_q8_0 *block = (const te_block_q8_0 *)p;
-        const typename V::f32 d = V::splat(V::half(block->d));
-        for (int i = 0; i < 32; i += L) V::store(out + i, V::mul(V::widen_s8(block->q + i), d));
+        const te_block_q8_0 *from = (const te_block_q8_0 *)p;
+        const typename V::f32 d = V::splat(V::half(from->d));
+        for (int i = 0; i < 32; i += L) V::store(out + i, V::mul(V::widen_s8(from->q + i), d));
     }
 };
 } // namespace

@@ -138,13 +138,13 @@ template <class V> struct codec_q3_k {
     static typename V::w16 factors(const uint8_t *p, float h) {
         uint64_t low, s[2];
         uint32_t high;
-        const te_block_q3_k *block = (const te_block_q3_k *)p;
-        memcpy(&low, block->scales, 8);
-        memcpy(&high, block->scales + 8, 4);
+        const te_block_q3_k *from = (const te_block_q3_k *)p;
+        memcpy(&low, from->scales, 8);
+        memcpy(&high, from->scales + 8, 4);
         const uint64_t mask = 0x0f0f0f0f0f0f0f0f, two = 0x30303030;
         s[0] = (low & mask) | (high << 4 & two) | (high << 2 & two) << 32;
         s[1] = (low >> 4 & mask) | (high & two) | (high >> 2 & two) << 32;
-        const float d = V::half(block->d) * h;
+        const float d = V::half(from->d) * h;
         return V::mul16(V::add16(V::widen16_u8(s[0], s[1]), V::splat16(-32.0f, -32.0f)), V::splat16(d, d));
     }
     static_assert(offsetof(te_block_q3_k, qh) == 0, "read from the start of a block");
@@ -232,9 +232,9 @@ template <class V> struct codec_iq4_xs {
     static typename V::w16 factors(const uint8_t *p, float h) {
         uint16_t upper;
         uint32_t lower;
-        const te_block_iq4_xs *block = (const te_block_iq4_xs *)p;
-        memcpy(&upper, block->scales_h, 2);
-        memcpy(&lower, block->scales_l, 4);
+        const te_block_iq4_xs *from = (const te_block_iq4_xs *)p;
+        memcpy(&upper, from->scales_h, 2);
+        memcpy(&lower, from->scales_l, 4);
         uint64_t s = lower, t = upper; // eight fields of four and of two bits, to a byte each
         s = (s | s << 16) & 0x0000ffff0000ffff;
         s = (s | s << 8) & 0x00ff00ff00ff00ff;
@@ -242,7 +242,7 @@ template <class V> struct codec_iq4_xs {
         t = (t | t << 24) & 0x000000ff000000ff;
         t = (t | t << 12) & 0x000f000f000f000f;
         t = (t | t << 6) & 0x0303030303030303;
-        const float d = V::half(block->d) * h;
+        const float d = V::half(from->d) * h;
         return V::mul16(V::add16(V::widen16_u8(s | t << 4, 0), V::splat16(-32.0f, 0.0f)), V::splat16(d, d));
     }
     template <int g> static typename V::f32 spread(typename V::w16 f) {

@@ -57,10 +57,10 @@ template <class V, class B> struct codec_q45_k {
     // d * scale of the units, then dmin * minimum
     static typename V::w16 factors(const uint8_t *p) {
         uint64_t scales, minima;
-        const B *block = (const B *)p;
-        k_scales(block->scales, scales, minima);
+        const B *from = (const B *)p;
+        k_scales(from->scales, scales, minima);
         static_assert(offsetof(B, dmin) == offsetof(B, d) + 2, "two halves");
-        return V::mul16(V::widen16_u8(scales, minima), V::halves16(block->d));
+        return V::mul16(V::widen16_u8(scales, minima), V::halves16(from->d));
     }
     // First (half 0) or second sixteen bytes of the runs of group g, as low and as high halves.
     template <int g, int half> static void codes(const uint8_t *p, typename V::i32 &a, typename V::i32 &b) {
@@ -201,14 +201,14 @@ template <class V> struct codec_q6_k {
         for (int s = 0; s < 16; s++) a.d[s] = x.d[s / 2];
     }
     static typename V::w16 factors(const uint8_t *p, float h) {
-        const te_block_q6_k *block = (const te_block_q6_k *)p;
-        const float d = V::half(block->d) * h;
-        return V::mul16(V::widen16_s8(block->scales), V::splat16(d, d));
+        const te_block_q6_k *from = (const te_block_q6_k *)p;
+        const float d = V::half(from->d) * h;
+        return V::mul16(V::widen16_s8(from->scales), V::splat16(d, d));
     }
     template <int g> static void registers(const uint8_t *p, typename V::i32 &a, typename V::i32 &b) {
-        const te_block_q6_k *block = (const te_block_q6_k *)p;
-        const typename V::i32 q = V::load_bytes(block->q + 4 * L * g);
-        const uint8_t *high = block->qh + 32 * (g * L / 16);
+        const te_block_q6_k *from = (const te_block_q6_k *)p;
+        const typename V::i32 q = V::load_bytes(from->q + 4 * L * g);
+        const uint8_t *high = from->qh + 32 * (g * L / 16);
         constexpr int u = g * L / 8 % 2;
         a = V::bits_or(V::bits_and(q, 15), V::template fields<4 - 2 * u, 2 - 2 * u>(high, 0x30));
         b = V::bits_or(V::high4(q), V::template fields<-2 * u, -2 - 2 * u>(high, 0x30));
