@@ -1,4 +1,4 @@
-/* host.c - the stand-in device: a budget of ordinary memory, and a thread that runs programs. */
+/* host.c - the stand-in device: opening and closing it, and a thread that runs programs. */
 #include "host.h"
 
 #include <stdlib.h>
@@ -6,23 +6,8 @@
 
 #include "../../vendor/core/te_os.h"
 #include "../../vendor/core/te_pool.h"
-#include "../../vendor/core/te_types.h"
-#include "../plan/plan.h"
 
 static const int64_t usual_wait_ns = 60000000000;
-
-pi_host_fault pi_host_faults;
-
-bool pi_host_is_due(int32_t *fault) {
-    return __atomic_load_n(fault, __ATOMIC_RELAXED) > 0 && __atomic_sub_fetch(fault, 1, __ATOMIC_RELAXED) == 0;
-}
-
-void pi_host_fail(pi_host_device *d, pi_status status) {
-    if (status == PI_OK || d->status != PI_OK) return;
-    d->status = status;
-    strncpy(d->problem, te_last_error(), sizeof d->problem - 1);
-    __atomic_store_n(d->base.cancelled, 1, __ATOMIC_RELAXED); /* who waits for this program waits in vain */
-}
 
 /* ---- the thread ---- */
 
@@ -106,86 +91,6 @@ static pi_status host_finish(pi_device *dev) {
     return st == PI_OK ? PI_OK : PI_FAIL(st, "%s", d->problem);
 }
 
-/* ---- memory ---- */
-
-static void *add_block(pi_host_device *d, size_t n_bytes) {
-    pi_host_block *b = malloc(sizeof *b);
-    void *p = te_os_alloc(n_bytes ? n_bytes : 1);
-    if (!b || !p || pi_host_is_due(&pi_host_faults.alloc)) {
-        te_os_free(p, n_bytes ? n_bytes : 1);
-        free(b);
-        (void)PI_FAIL(PI_ERROR_MEMORY, "out of memory for %zu bytes of a host device", n_bytes);
-        return NULL;
-    }
-    *b = (pi_host_block){d->blocks, p, n_bytes ? n_bytes : 1};
-    d->blocks = b;
-    return p;
-}
-
-static pi_status use(pi_host_device *d, size_t n_bytes) {
-    if (d->budget_bytes && (n_bytes > d->budget_bytes || d->used_bytes > d->budget_bytes - n_bytes))
-        return PI_FAIL(PI_ERROR_MEMORY, "%zu bytes more would exceed the device's budget: %llu of %llu are used",
-                       n_bytes, (unsigned long long)d->used_bytes, (unsigned long long)d->budget_bytes);
-    d->used_bytes += n_bytes;
-    return PI_OK;
-}
-
-static pi_status host_reserve(pi_device *dev, size_t n_bytes) {
-    pi_host_device *d = pi_host(dev);
-    PI_TRY(use(d, n_bytes));
-    d->reserved_bytes = n_bytes;
-    return PI_OK;
-}
-
-/* Whatever fits is cut from what is reserved, as a GPU does it. */
-static void *host_alloc(pi_device *dev, size_t n_bytes) {
-    pi_host_device *d = pi_host(dev);
-    const bool cut = n_bytes <= d->reserved_bytes;
-    if (!cut && use(d, n_bytes) != PI_OK) return NULL;
-    void *p = add_block(d, n_bytes);
-    if (cut && p) d->reserved_bytes -= n_bytes;
-    if (!cut && !p) d->used_bytes -= n_bytes;
-    return p;
-}
-
-static void *host_share(pi_device *dev, size_t n_bytes) { return add_block(pi_host(dev), n_bytes); }
-
-static pi_status host_upload(pi_device *dev, void *to, const void *from, size_t n_bytes) {
-    (void)dev;
-    if (pi_host_is_due(&pi_host_faults.transfer)) return PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: copy");
-    memcpy(to, from, n_bytes);
-    return PI_OK;
-}
-static size_t host_stride(int32_t type, int32_t cols) {
-    return (te_row_bytes(type, cols) + PI_DEVICE_ROW - 1) / PI_DEVICE_ROW * PI_DEVICE_ROW;
-}
-static pi_status host_map(pi_device *dev, const void *p, size_t n_bytes) {
-    pi_host_device *d = pi_host(dev);
-    if (pi_host_faults.map) return PI_FAIL(PI_ERROR_UNSUPPORTED, "a fault that was asked for: map");
-    if (d->n_mapped == PI_HOST_RANGES)
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "more than %d pieces of host memory to map", PI_HOST_RANGES);
-    d->mapped[d->n_mapped++] = (pi_host_range){p, n_bytes};
-    return PI_OK;
-}
-static bool host_reads(pi_device *dev, const te_mat *m) {
-    const pi_host_device *d = pi_host(dev);
-    const char *first = m->w, *end = first + m->stride * (size_t)(m->n_rows - 1) + te_row_bytes(m->type, m->cols);
-    for (int32_t i = 0; i < d->n_mapped; i++)
-        if (first >= d->mapped[i].p && end <= d->mapped[i].p + d->mapped[i].n_bytes) return true;
-    return false;
-}
-static pi_status host_pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns,
-                           te_mat *out) {
-    (void)dev;
-    const int32_t cols = columns ? n : from->cols;
-    *out = (te_mat){out->w, host_stride(from->type, cols), from->type, cols, columns ? from->n_rows : n};
-    pi_host_gather(from, ids, n, columns, out);
-    return PI_OK;
-}
-static pi_status host_copy(pi_device *dev, void *to, const void *from, size_t n_bytes) {
-    return host_upload(dev, to, from, n_bytes);
-}
-
 /* ---- opening ---- */
 
 static void host_close(pi_device *dev) {
@@ -215,7 +120,7 @@ static pi_status start(pi_host_device *d, uint64_t budget_bytes) {
     d->base.ops = pi_device_host();
     d->kernels = te_cpu_kernels();
     if (!d->kernels) return PI_ERROR_ARGUMENT;
-    d->base.cancelled = add_block(d, sizeof(uint32_t));
+    d->base.cancelled = pi_host_share(&d->base, sizeof(uint32_t));
     if (!d->base.cancelled) return PI_ERROR_MEMORY;
     d->budget_bytes = budget_bytes;
     PI_TRY(te_pool_new(1, &d->pool));
@@ -254,16 +159,16 @@ static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
                                        .open = host_open,
                                        .close = host_close,
                                        .get_info = host_get_info,
-                                       .reserve = host_reserve,
-                                       .alloc = host_alloc,
-                                       .share = host_share,
-                                       .stride = host_stride,
-                                       .map = host_map,
-                                       .reads = host_reads,
-                                       .pack = host_pack,
-                                       .upload = host_upload,
-                                       .download = host_copy,
-                                       .copy = host_copy,
+                                       .reserve = pi_host_reserve,
+                                       .alloc = pi_host_alloc,
+                                       .share = pi_host_share,
+                                       .stride = pi_host_stride,
+                                       .map = pi_host_map,
+                                       .zero_copy = pi_host_zero_copy,
+                                       .pack = pi_host_pack,
+                                       .upload = pi_host_upload,
+                                       .download = pi_host_copy,
+                                       .copy = pi_host_copy,
                                        .launch = host_launch,
                                        .look = host_look,
                                        .finish = host_finish,

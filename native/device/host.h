@@ -3,6 +3,7 @@
 #define PI_DEVICE_HOST_H
 
 #include "../../vendor/core/te_os.h"
+#include "../../vendor/cpu/te_ops.h"
 #include "../common.h"
 #include "device.h"
 #include "handover.h"
@@ -64,16 +65,26 @@ bool pi_host_is_due(int32_t *fault);
 static inline pi_host_device *pi_host(pi_device *dev) { return (pi_host_device *)dev; }
 /* Records the first error of a program. */
 void pi_host_fail(pi_host_device *d, pi_status status);
-/* host_ops.c */
+/* host_memory.c: as pi_device_ops; gather: rows or columns of a matrix, as pi_device_load names them. */
+pi_status pi_host_reserve(pi_device *dev, size_t n_bytes);
+void *pi_host_alloc(pi_device *dev, size_t n_bytes);
+void *pi_host_share(pi_device *dev, size_t n_bytes);
+size_t pi_host_stride(int32_t type, int32_t cols);
+pi_status pi_host_map(pi_device *dev, const void *p, size_t n_bytes);
+bool pi_host_zero_copy(pi_device *dev, const te_mat *m);
+pi_status pi_host_pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns, te_mat *out);
+pi_status pi_host_upload(pi_device *dev, void *to, const void *from, size_t n_bytes);
+pi_status pi_host_copy(pi_device *dev, void *to, const void *from, size_t n_bytes);
 void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t n, bool columns, const te_mat *to);
-void pi_host_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step);
+/* host_ops.c */
+void pi_host_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets);
 void pi_host_end(pi_device *dev, void *to, const void *from, size_t n_bytes);
-void pi_host_linear(pi_device *dev, const pi_dev_linear *a);
-void pi_host_attention(pi_device *dev, const pi_dev_attention *a);
-void pi_host_marks(pi_device *dev, const pi_dev_marks *a);
-void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a);
-void pi_host_merge(pi_device *dev, const pi_dev_merge *a);
-void pi_host_load(pi_device *dev, const pi_dev_load *a);
+void pi_host_linear(pi_device *dev, const te_linear_args *a);
+void pi_host_attention(pi_device *dev, const te_attention_args *a);
+void pi_host_marks(pi_device *dev, const te_marks_args *a);
+void pi_host_ffn(pi_device *dev, const te_ffn_args *a);
+void pi_host_merge(pi_device *dev, const te_merge_args *a);
+void pi_host_load(pi_device *dev, const pi_device_load *a);
 void pi_host_stamp(pi_device *dev, uint64_t *at);
 
 enum { PI_HOST_PARTS = 3, PI_HOST_MAX_DECODE = 8 };

@@ -64,132 +64,142 @@ static float *scratch(pi_host_device *d, size_t n_floats) {
     return p;
 }
 
-static uint32_t seq_of(const pi_dev_seq *s) { return *s->base + s->add; }
+static uint32_t ticket_of(const te_ticket *k) { return *k->base + k->add; }
 
-static void norm_row(const pi_host_device *d, const pi_dev_norm *n, const float *x, int32_t cols, float *y) {
-    if (!n->w)
+static void norm_row(const pi_host_device *d, const te_norm *n, const float *x, int32_t cols, float *y) {
+    if (n->kind == TE_NO_NORM)
         memmove(y, x, sizeof *y * (size_t)cols);
-    else if (n->layer)
+    else if (n->kind == TE_LAYER_NORM)
         d->kernels->layer_norm(x, n->w, n->b, n->eps, cols, y);
     else
         d->kernels->rms_norm(x, n->w, n->eps, cols, y);
 }
 
-static void post_floats(uint64_t *words, int64_t first, int64_t n, uint32_t seq, const float *v) {
+static void publish_floats(uint64_t *words, int64_t first, int64_t n, uint32_t ticket, const float *v) {
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, v + i, sizeof bits);
-        pi_post_words(words, first + i, 1, seq, &bits);
+        pi_post_words(words, first + i, 1, ticket, &bits);
     }
 }
 
 /* ---- operations ---- */
 
-void pi_host_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step) {
+void pi_host_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets) {
     if (!begin_op(dev, 1, 0)) return;
     mix_p(pi_host(dev), to);
     mix_p(pi_host(dev), from);
     memcpy(to, from, n_bytes);
-    *seq += seq_step;
+    *ticket += tickets;
 }
 
 void pi_host_end(pi_device *dev, void *to, const void *from, size_t n_bytes) {
     if (begin_op(dev, 8, 0)) memcpy(to, from, n_bytes);
 }
 
-void pi_host_linear(pi_device *dev, const pi_dev_linear *a) {
+void pi_host_linear(pi_device *dev, const te_linear_args *a) {
     pi_host_device *d = pi_host(dev);
     if (!begin_op(dev, 2, a->n_tok)) return;
     mix_p(d, a->x);
     mix_p(d, a->side.keep);
     int32_t rows = 1;
-    for (int32_t i = 0; i < a->n_out; i++) {
-        mix_mat(d, &a->out[i].w);
-        mix_p(d, a->out[i].y);
-        rows = larger(rows, a->out[i].w.n_rows);
+    te_linear product[TE_MAX_PRODUCTS];
+    for (int32_t i = 0; i < a->n_products; i++) {
+        const te_product *p = &a->product[i];
+        mix_mat(d, &p->w);
+        mix_p(d, p->y);
+        rows = larger(rows, p->w.n_rows);
+        product[i] = (te_linear){.w = p->w, .bias = p->bias, .y = p->y, .ldy = p->ldy, .add = p->add != NULL};
     }
     const size_t n = (size_t)a->cols;
     float *x = scratch(d, n * ((size_t)a->n_tok + 1));
     if (!x || !reserve(d, a->n_tok, a->cols, rows)) return;
-    if (a->side.wanted) {
+    if (a->side.keep || a->side.publish) {
         float *row = x + n * (size_t)a->n_tok;
         for (int32_t t = 0; t < a->n_tok; t++) {
             norm_row(d, &a->side.norm, a->x + a->ldx * (size_t)t, a->cols, row);
             if (a->side.keep) memcpy(a->side.keep + n * (size_t)t, row, sizeof *row * n);
-            if (a->side.post) post_floats(a->side.post, (int64_t)t * a->cols, a->cols, seq_of(&a->side.seq), row);
+            if (a->side.publish)
+                publish_floats(a->side.publish, (int64_t)t * a->cols, a->cols, ticket_of(&a->side.ticket), row);
         }
     }
-    if (!a->n_out) return;
+    if (!a->n_products) return;
     for (int32_t t = 0; t < a->n_tok; t++) norm_row(d, &a->norm, a->x + a->ldx * (size_t)t, a->cols, x + n * (size_t)t);
-    te_op_linear(d->team, d->ws, a->out, a->n_out, x, n, a->n_tok);
-    for (int32_t i = 0; a->relu && i < a->n_out; i++)
-        for (int32_t t = 0; t < a->n_tok; t++) {
-            float *y = a->out[i].y + a->out[i].ldy * (size_t)t;
-            for (int32_t r = 0; r < a->out[i].w.n_rows; r++) y[r] = y[r] > 0 ? y[r] : 0;
+    te_op_linear(d->team, d->ws, product, a->n_products, x, n, a->n_tok);
+    for (int32_t i = 0; i < a->n_products; i++)
+        for (int32_t t = 0; a->product[i].relu && t < a->n_tok; t++) {
+            float *y = a->product[i].y + a->product[i].ldy * (size_t)t;
+            for (int32_t r = 0; r < a->product[i].w.n_rows; r++) y[r] = y[r] > 0 ? y[r] : 0;
         }
 }
 
-/* Byte offset of head h of position pos in a pool. */
-static size_t kv_at(const pi_dev_attention *a, int32_t t, int32_t h, int32_t pos, size_t row) {
-    const size_t block = (size_t)a->table[(ptrdiff_t)a->first[t] * a->ld_table + pos / PI_KV_BLOCK];
-    return ((block * (size_t)a->n_head_kv + (size_t)h) * PI_KV_BLOCK + (size_t)(pos % PI_KV_BLOCK)) * row;
+/* The row of head h of a position in a pool. */
+static char *kv_row(const te_attention_args *a, const void *pool, int32_t type, int32_t t, int32_t h, int32_t pos) {
+    const int32_t *blocks = a->table + (ptrdiff_t)(a->row ? a->row[t] : t) * a->ld_table;
+    const size_t block = (size_t)blocks[pos / PI_KV_BLOCK] * (size_t)a->n_head_kv + (size_t)h;
+    return (char *)(uintptr_t)pool +
+           (block * PI_KV_BLOCK + (size_t)(pos % PI_KV_BLOCK)) * te_row_bytes(type, a->n_embd_head);
 }
 
-static void finish_head(const pi_host_device *d, const pi_dev_attention *a, int32_t t, const float *norm, float *head) {
-    const pi_rope rope = {.kind = (pi_rope_kind)a->rope, .n_rot = a->n_rot};
-    if (norm) d->kernels->rms_norm(head, norm, a->eps, a->n_embd_head, head);
+/* A head as it is multiplied: normed and rotated. */
+static void settle_head(const pi_host_device *d, const te_attention_args *a, int32_t t, const float *norm,
+                        const float *from, float *head) {
+    static const pi_rope_kind kind[] = {
+        [TE_NO_ROPE] = PI_ROPE_NONE, [TE_ROPE_NORM] = PI_ROPE_NORM, [TE_ROPE_NEOX] = PI_ROPE_NEOX};
+    const pi_rope rope = {.kind = kind[a->rope], .n_rot = a->n_rot};
+    if (norm)
+        d->kernels->rms_norm(from, norm, a->norm_eps, a->n_embd_head, head);
+    else
+        memcpy(head, from, sizeof *head * (size_t)a->n_embd_head);
     if (rope.kind != PI_ROPE_NONE) pi_rope_apply(&rope, a->cs + (ptrdiff_t)t * a->n_rot, head);
 }
 
-static void attend(const pi_host_device *d, const pi_dev_attention *a, int32_t t, int32_t h, float *score, float *row) {
-    const int32_t n = a->n_embd_head, kvh = h / (a->n_head / a->n_head_kv), n_pos = a->pos[t] + 1;
-    const float *q = a->q + ((ptrdiff_t)t * a->n_head + h) * n;
-    float *out = a->att + ((ptrdiff_t)t * a->n_head + h) * n;
-    for (int32_t p = 0; p < n_pos; p++) {
-        d->kernels->row[a->type_k].to_f32((char *)a->pool_k + kv_at(a, t, kvh, p, a->row_k), 0, n, row);
+static void attend(const pi_host_device *d, const te_attention_args *a, int32_t t, int32_t h, float *score, float *row,
+                   float *q) {
+    const int32_t n = a->n_embd_head, kvh = h / (a->n_head / a->n_head_kv), n_pos = a->pos[t] + 1,
+                  first = a->window && n_pos > a->window ? n_pos - a->window : 0;
+    settle_head(d, a, t, a->q_norm, a->q + a->ldq * (size_t)t + (ptrdiff_t)h * n, q);
+    float *out = a->out + a->ld_out * (size_t)t + (ptrdiff_t)h * n;
+    for (int32_t p = first; p < n_pos; p++) {
+        d->kernels->row[a->type_k].to_f32(kv_row(a, a->k_pool, a->type_k, t, kvh, p), 0, n, row);
         float sum = 0;
         for (int32_t i = 0; i < n; i++) sum += q[i] * row[i];
         score[p] = sum;
     }
-    d->kernels->softmax(score, n_pos, 1.0F / sqrtf((float)n));
+    d->kernels->softmax(score + first, n_pos - first, a->scale);
     memset(out, 0, sizeof *out * (size_t)n);
-    for (int32_t p = 0; p < n_pos; p++) {
-        d->kernels->row[a->type_v].to_f32((char *)a->pool_v + kv_at(a, t, kvh, p, a->row_v), 0, n, row);
+    for (int32_t p = first; p < n_pos; p++) {
+        d->kernels->row[a->type_v].to_f32(kv_row(a, a->v_pool, a->type_v, t, kvh, p), 0, n, row);
         for (int32_t i = 0; i < n; i++) out[i] += score[p] * row[i];
     }
 }
 
-void pi_host_attention(pi_device *dev, const pi_dev_attention *a) {
+void pi_host_attention(pi_device *dev, const te_attention_args *a) {
     pi_host_device *d = pi_host(dev);
     if (!begin_op(dev, 3, a->n_tok)) return;
-    mix_p(d, a->pool_k);
+    mix_p(d, a->k_pool);
     mix_p(d, a->q);
     const int32_t n = a->n_embd_head;
-    float *score = scratch(d, (size_t)a->n_ctx + (size_t)n + 64);
-    if (!score) return;
-    float *row = score + (a->n_ctx + 15) / 16 * 16;
-    for (int32_t t = 0; t < a->n_tok; t++) {
-        for (int32_t h = 0; h < a->n_head; h++)
-            finish_head(d, a, t, a->q_norm, a->q + ((ptrdiff_t)t * a->n_head + h) * n);
-        for (int32_t h = 0; h < a->n_head_kv; h++) {
-            float *k = a->k + ((ptrdiff_t)t * a->n_head_kv + h) * n;
-            finish_head(d, a, t, a->k_norm, k);
-            d->kernels->row[a->type_k].from_f32(k, (char *)a->pool_k + kv_at(a, t, h, a->pos[t], a->row_k), n);
-            d->kernels->row[a->type_v].from_f32(a->v + ((ptrdiff_t)t * a->n_head_kv + h) * n,
-                                                (char *)a->pool_v + kv_at(a, t, h, a->pos[t], a->row_v), n);
-        }
-    }
+    const size_t head = ((size_t)n + 15) / 16 * 16;
+    float *row = scratch(d, 2 * head + (size_t)a->n_ctx);
+    if (!row) return;
+    float *q = row + head, *score = q + head;
     for (int32_t t = 0; t < a->n_tok; t++)
-        for (int32_t h = 0; h < a->n_head; h++) attend(d, a, t, h, score, row);
+        for (int32_t h = 0; h < a->n_head_kv; h++) {
+            settle_head(d, a, t, a->k_norm, a->k + a->ldk * (size_t)t + (ptrdiff_t)h * n, q);
+            d->kernels->row[a->type_k].from_f32(q, kv_row(a, a->k_pool, a->type_k, t, h, a->pos[t]), n);
+            d->kernels->row[a->type_v].from_f32(a->v + a->ldv * (size_t)t + (ptrdiff_t)h * n,
+                                                kv_row(a, a->v_pool, a->type_v, t, h, a->pos[t]), n);
+        }
+    for (int32_t t = 0; t < a->n_tok; t++)
+        for (int32_t h = 0; h < a->n_head; h++) attend(d, a, t, h, score, row, q);
 }
 
-static bool has_scores(const pi_dev_scores *a) { return a->fc2.w || a->sign; }
-static int32_t rows_of(const pi_dev_scores *a) { return a->fc2.w ? a->fc2.n_rows : a->n_rows; }
+static bool has_scores(const te_scores *a) { return a->fc2.w || a->sign; }
 
-/* Scores of all rows for each token, [n_tok][n_rows], in scratch after `before` floats. */
-static float *scores(pi_host_device *d, const pi_dev_scores *a, int32_t n_tok, size_t before) {
-    const int32_t n = rows_of(a);
-    const size_t words = a->sign ? (size_t)a->n_words * 2 : 0;
+/* Scores of n rows for each token, [n_tok][n], in scratch after `before` floats. */
+static float *scores(pi_host_device *d, const te_scores *a, int32_t n, int32_t n_tok, size_t before) {
+    const size_t words = a->sign ? ((size_t)a->cols + 63) / 64 * 2 : 0;
     const size_t floats = ((size_t)n_tok * (size_t)n + 15) / 16 * 16;
     float *s = scratch(d, before + floats + words);
     if (!s) return NULL;
@@ -197,24 +207,24 @@ static float *scores(pi_host_device *d, const pi_dev_scores *a, int32_t n_tok, s
     if (a->sign) {
         uint64_t *bits = (uint64_t *)(void *)(s + floats);
         for (int32_t t = 0; t < n_tok; t++) {
-            d->kernels->sign_pack(a->h + (ptrdiff_t)t * a->cols, a->cols, bits);
+            d->kernels->sign_pack(a->h + a->ldh * (size_t)t, a->cols, bits);
             d->kernels->sign_dot(a->sign, n, bits, a->cols, s + (ptrdiff_t)t * n);
         }
         return s;
     }
     if (!reserve(d, n_tok, a->fc2.cols, n)) return NULL;
     const te_linear out = {.w = a->fc2, .y = s, .ldy = (size_t)n};
-    te_op_linear(d->team, d->ws, &out, 1, a->z, (size_t)a->fc2.cols, n_tok);
+    te_op_linear(d->team, d->ws, &out, 1, a->z, a->ldz, n_tok);
     return s;
 }
 
-void pi_host_marks(pi_device *dev, const pi_dev_marks *a) {
+void pi_host_marks(pi_device *dev, const te_marks_args *a) {
     pi_host_device *d = pi_host(dev);
     if (!begin_op(dev, 4, a->n_tok)) return;
     mix_mat(d, &a->scores.fc2);
-    mix_p(d, a->post);
-    const int32_t n = rows_of(&a->scores), per_part = pi_part_words(n, PI_HOST_PARTS);
-    const float *s = scores(d, &a->scores, a->n_tok, 0);
+    mix_p(d, a->publish);
+    const int32_t n = a->n_rows, per_part = pi_part_words(n, PI_HOST_PARTS);
+    const float *s = scores(d, &a->scores, n, a->n_tok, 0);
     if (!s) return;
     for (int32_t t = 0; t < a->n_tok; t++)
         for (int32_t p = 0; p < PI_HOST_PARTS; p++) {
@@ -223,13 +233,14 @@ void pi_host_marks(pi_device *dev, const pi_dev_marks *a) {
                 uint32_t bits = 0;
                 for (int32_t i = 0; i < 32 && lo + w * 32 + i < hi; i++)
                     bits |= (uint32_t)(s[(ptrdiff_t)t * n + lo + w * 32 + i] >= *a->scores.threshold) << i;
-                pi_post_words(a->post, ((int64_t)t * PI_HOST_PARTS + p) * per_part + w, 1, seq_of(&a->seq), &bits);
+                pi_post_words(a->publish, ((int64_t)t * PI_HOST_PARTS + p) * per_part + w, 1, ticket_of(&a->ticket),
+                              &bits);
             }
         }
 }
 
 /* y += b (a x), a as it is or transposed; z: room for a x. */
-static void adapt(pi_host_device *d, const pi_dev_adapter *w, bool turned, const float *x, size_t ldx, int32_t n_tok,
+static void adapt(pi_host_device *d, const te_adapter *w, bool turned, const float *x, size_t ldx, int32_t n_tok,
                   float *z, float *y, size_t ldy) {
     if (!w->a.w) return;
     const size_t rank = (size_t)w->b.cols;
@@ -241,7 +252,7 @@ static void adapt(pi_host_device *d, const pi_dev_adapter *w, bool turned, const
     te_op_linear(d->team, d->ws, &b, 1, z, rank, n_tok);
 }
 
-static void run_ffn(pi_host_device *d, const pi_dev_ffn *a) {
+static void run_ffn(pi_host_device *d, const te_ffn_args *a) {
     const int32_t n = a->up.n_rows, n_embd = a->up.cols,
                   rank = larger(a->gate_adapter.b.cols, larger(a->up_adapter.b.cols, a->down_adapter.b.cols));
     const size_t pairs = (size_t)a->n_tok * (size_t)n, row = (size_t)n_embd;
@@ -255,14 +266,14 @@ static void run_ffn(pi_host_device *d, const pi_dev_ffn *a) {
     if (!hidden) return;
     uint8_t *mask = NULL;
     if (has_scores(&a->scores)) {
-        score = scores(d, &a->scores, a->n_tok, before);
+        score = scores(d, &a->scores, n, a->n_tok, before);
         if (!score) return;
         hidden = d->scratch;
         mask = (uint8_t *)(hidden + pairs);
         for (size_t i = 0; i < pairs; i++) mask[i] = score[i] >= *a->scores.threshold;
     }
     float *x = hidden + inputs;
-    for (size_t t = 0; t < (size_t)a->n_tok; t++) norm_row(d, &a->norm, a->x + row * t, n_embd, x + row * t);
+    for (size_t t = 0; t < (size_t)a->n_tok; t++) norm_row(d, &a->norm, a->x + a->ldx * t, n_embd, x + row * t);
     if (!a->add) memset(a->y, 0, sizeof *a->y * (size_t)a->n_tok * row);
     memset(hidden, 0, sizeof *hidden * pairs);
     const te_ffn f = {.gate = a->gate,
@@ -270,7 +281,7 @@ static void run_ffn(pi_host_device *d, const pi_dev_ffn *a) {
                       .down = a->down,
                       .up_bias = a->up_bias,
                       .act = (te_activation)a->act,
-                      .threshold = a->act_threshold};
+                      .threshold = a->threshold};
     te_ffn_io io = {.x = x,
                     .ldx = row,
                     .n_tok = a->n_tok,
@@ -291,7 +302,7 @@ static void run_ffn(pi_host_device *d, const pi_dev_ffn *a) {
         io.ld_add = (size_t)n;
     }
     te_ffn_counts counts = {0};
-    te_op_ffn(d->team, d->ws, &f, (te_rows){NULL, 0, n}, a->skip, &io, &counts);
+    te_op_ffn(d->team, d->ws, &f, (te_rows){NULL, 0, n}, a->skip != 0, &io, &counts);
     if (a->down_out.w) {
         const te_linear out = {.w = a->down_out, .y = a->y, .ldy = row, .add = true};
         te_op_linear(d->team, d->ws, &out, 1, hidden, (size_t)n, a->n_tok);
@@ -303,14 +314,14 @@ static void run_ffn(pi_host_device *d, const pi_dev_ffn *a) {
     a->counts[2] += (uint32_t)counts.fired;
 }
 
-/* Neurons that are read in place, as a feed-forward over a copy of their rows. */
-static void run_far_ffn(pi_host_device *d, const pi_dev_ffn *a) {
-    pi_dev_ffn near = *a;
-    te_mat *const mats[] = {&near.gate, &near.up, &near.down};
+/* Neurons that are read by zero-copy, as a feed-forward over a copy of their rows. */
+static void run_zero_copy_ffn(pi_host_device *d, const te_ffn_args *a) {
+    te_ffn_args own = *a;
+    te_mat *const mats[] = {&own.gate, &own.up, &own.down};
     size_t n_bytes = 0;
     for (int32_t k = 0; k < 3; k++) {
         const te_mat *m = mats[k];
-        if (m->w && !d->base.ops->reads(&d->base, m)) {
+        if (m->w && !pi_host_zero_copy(&d->base, m)) {
             pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "weights lie in memory that the device cannot read"));
             return;
         }
@@ -329,11 +340,11 @@ static void run_far_ffn(pi_host_device *d, const pi_dev_ffn *a) {
         *m = to;
         at += to.stride * (size_t)to.n_rows;
     }
-    run_ffn(d, &near);
+    run_ffn(d, &own);
     te_os_free(rows, n_bytes);
 }
 
-void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a) {
+void pi_host_ffn(pi_device *dev, const te_ffn_args *a) {
     pi_host_device *d = pi_host(dev);
     if (!begin_op(dev, 5, a->n_tok)) return;
     mix_mat(d, &a->up);
@@ -341,54 +352,42 @@ void pi_host_ffn(pi_device *dev, const pi_dev_ffn *a) {
     mix_p(d, a->list);
     mix_p(d, a->y);
     if (a->list)
-        run_far_ffn(d, a);
+        run_zero_copy_ffn(d, a);
     else
         run_ffn(d, a);
 }
 
-void pi_host_merge(pi_device *dev, const pi_dev_merge *a) {
+void pi_host_merge(pi_device *dev, const te_merge_args *a) {
     pi_host_device *d = pi_host(dev);
     if (!begin_op(dev, 6, a->n_tok)) return;
-    mix_p(d, a->x);
+    mix_p(d, a->y);
     mix_p(d, a->words);
-    float *posted = scratch(d, (size_t)a->n_embd);
-    if (!posted) return;
+    float *answer = scratch(d, (size_t)a->cols);
+    if (!answer) return;
     for (int32_t t = 0; t < a->n_tok; t++) {
-        const ptrdiff_t at = (ptrdiff_t)t * a->n_embd;
-        if (a->words &&
-            pi_await_words(&d->wait, a->words, at, a->n_embd, seq_of(&a->seq), (uint32_t *)(void *)posted) != PI_GOT) {
-            pi_host_fail(d, PI_FAIL(PI_ERROR_TIMEOUT, "the device waited in vain for the CPU's part of a step"));
+        const ptrdiff_t at = (ptrdiff_t)t * a->cols;
+        const float *add = a->add ? a->add + a->ld_add * (size_t)t : NULL;
+        float *y = a->y + a->ldy * (size_t)t;
+        if (a->words && pi_await_words(&d->wait, a->words, at, a->cols, ticket_of(&a->ticket),
+                                       (uint32_t *)(void *)answer) != PI_GOT) {
+            pi_host_fail(d, PI_FAIL(PI_ERROR_TIMEOUT, "the device timed out waiting for the CPU's part of a step"));
             return;
         }
-        for (int32_t i = 0; i < a->n_embd; i++) {
-            float v = a->replace ? 0 : a->x[at + i];
-            if (a->y) v += a->y[at + i];
+        for (int32_t i = 0; i < a->cols; i++) {
+            float v = add ? add[i] : 0;
+            if (a->partial) v += a->partial[at + i];
             if (a->bias) v += a->bias[i];
-            if (a->words) v += posted[i];
-            a->x[at + i] = v;
+            if (a->words) v += answer[i];
+            y[i] = v;
         }
     }
 }
 
-void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t n, bool columns, const te_mat *to) {
-    const te_type_info *t = te_type_get(from->type);
-    const size_t block = (size_t)t->block_bytes, row = te_row_bytes(from->type, from->cols);
-    char *out = (char *)(uintptr_t)to->w;
-    for (int32_t i = 0; !columns && i < n; i++)
-        memcpy(out + to->stride * (size_t)i, (const char *)from->w + from->stride * (size_t)(ids ? ids[i] : i), row);
-    for (int32_t r = 0; columns && r < from->n_rows; r++)
-        for (int32_t i = 0; i < n; i += t->block_weights)
-            memcpy(out + to->stride * (size_t)r + block * (size_t)(i / t->block_weights),
-                   (const char *)from->w + from->stride * (size_t)r +
-                       block * (size_t)(ids ? ids[i / t->block_weights] : i / t->block_weights),
-                   block);
-}
-
-void pi_host_load(pi_device *dev, const pi_dev_load *a) {
+void pi_host_load(pi_device *dev, const pi_device_load *a) {
     pi_host_device *d = pi_host(dev);
     if (!begin_op(dev, 7, a->n)) return;
     mix_p(d, a->to.w);
-    pi_host_gather(&a->from, dev->ops->reads(dev, &a->from) ? a->ids : a->host_ids, a->n, a->columns, &a->to);
+    pi_host_gather(&a->from, pi_host_zero_copy(dev, &a->from) ? a->ids : a->host_ids, a->n, a->columns, &a->to);
 }
 
 void pi_host_stamp(pi_device *dev, uint64_t *at) {

@@ -116,8 +116,8 @@ static void settle_in_place(pi_hybrid *h) {
         const pi_layer *layer = &h->s->model->layer[l];
         const pi_ffn *w = pi_ffn_of(layer);
         pi_device *dev = h->device[d->device].dev;
-        if (pi_adapts_ffn(layer) || (w->gate.w && !dev->ops->reads(dev, &w->gate)) || !dev->ops->reads(dev, &w->up) ||
-            !w->down_t.w || !dev->ops->reads(dev, &w->down_t))
+        if (pi_adapts_ffn(layer) || (w->gate.w && !dev->ops->zero_copy(dev, &w->gate)) ||
+            !dev->ops->zero_copy(dev, &w->up) || !w->down_t.w || !dev->ops->zero_copy(dev, &w->down_t))
             give_to_cpu(d);
     }
 }

@@ -12,58 +12,65 @@ typedef struct program {
     int32_t n_tok;
 } program;
 
-static pi_dev_seq seq_of(const program *p, int32_t l, int32_t which) {
-    return (pi_dev_seq){p->d->seq, pi_number(l, which)};
+static te_ticket ticket_of(const program *p, int32_t l, int32_t which) {
+    return (te_ticket){p->d->seq, pi_number(l, which)};
 }
 
-static pi_dev_linear from_x(const program *p) {
+static te_linear_args from_x(const program *p) {
     const int32_t n = p->h->s->model->info.n_embd;
-    return (pi_dev_linear){.x = p->d->x, .ldx = (size_t)n, .n_tok = p->n_tok, .cols = n};
+    return (te_linear_args){.x = p->d->x, .ldx = (size_t)n, .n_tok = p->n_tok, .cols = n};
 }
 
 static void stamp(const program *p, int32_t l, pi_moment which) {
     if (p->d->stamps) p->ops->stamp(p->dev, p->d->stamps + (ptrdiff_t)l * PI_MOMENT_INPUT + which);
 }
 
-static void post_x(const program *p, int32_t l) {
-    pi_dev_linear a = from_x(p);
-    a.side.wanted = true;
-    a.side.post = p->d->post;
-    a.side.seq = seq_of(p, l, PI_LEAVE);
+static void publish_x(const program *p, int32_t l) {
+    te_linear_args a = from_x(p);
+    a.side.publish = p->d->post;
+    a.side.ticket = ticket_of(p, l, PI_LEAVE);
     p->ops->linear(p->dev, &a);
 }
 
 static void take_x(const program *p, int32_t l) {
-    const pi_dev_merge a = {.x = p->d->x,
-                            .n_tok = p->n_tok,
-                            .n_embd = p->h->s->model->info.n_embd,
-                            .words = p->d->answer,
-                            .seq = seq_of(p, l, PI_ENTER),
-                            .replace = true};
+    const int32_t n = p->h->s->model->info.n_embd;
+    const te_merge_args a = {.n_tok = p->n_tok,
+                             .cols = n,
+                             .y = p->d->x,
+                             .ldy = (size_t)n,
+                             .words = p->d->answer,
+                             .ticket = ticket_of(p, l, PI_ENTER)};
     p->ops->merge(p->dev, &a);
 }
 
+/* y += w x, y being the result of another product; w.w NULL: nothing. */
+static void add_product(const program *p, const float *x, const te_mat *w, int32_t n_tok, const te_product *to) {
+    const te_linear_args a = {.x = x,
+                              .ldx = (size_t)w->cols,
+                              .n_tok = n_tok,
+                              .cols = w->cols,
+                              .product = {{.w = *w, .y = to->y, .ldy = to->ldy, .add = to->y, .ld_add = to->ldy}},
+                              .n_products = 1};
+    if (w->w) p->ops->linear(p->dev, &a);
+}
+
 /* The adapters' parts of the products op, of matrices from `which` on, are added to what the products gave. */
-static void adapt(const program *p, int32_t l, int32_t which, const pi_dev_linear *op) {
+static void adapt(const program *p, int32_t l, int32_t which, const te_linear_args *op) {
     const pi_device_layer *w = &p->h->layer[l];
-    pi_dev_linear in = *op;
-    in.n_out = 0;
-    for (int32_t i = 0; i < op->n_out; i++) {
+    te_linear_args in = *op;
+    in.n_products = 0;
+    for (int32_t i = 0; i < op->n_products; i++) {
         const te_mat a = w->adapter_a[which + i];
-        if (a.w) in.out[in.n_out++] = (te_linear){.w = a, .y = p->d->adapt[i], .ldy = (size_t)a.n_rows};
+        if (a.w) in.product[in.n_products++] = (te_product){.w = a, .y = p->d->adapt[i], .ldy = (size_t)a.n_rows};
     }
-    if (!in.n_out) return;
+    if (!in.n_products) return;
     p->ops->linear(p->dev, &in);
-    for (int32_t i = 0; i < op->n_out; i++) {
-        const te_mat b = w->adapter_b[which + i];
-        const pi_dev_linear out = {.x = p->d->adapt[i],
-                                   .ldx = (size_t)b.cols,
-                                   .n_tok = p->n_tok,
-                                   .cols = b.cols,
-                                   .n_out = 1,
-                                   .out = {{.w = b, .y = op->out[i].y, .ldy = op->out[i].ldy, .add = true}}};
-        if (b.w) p->ops->linear(p->dev, &out);
-    }
+    for (int32_t i = 0; i < op->n_products; i++)
+        add_product(p, p->d->adapt[i], &w->adapter_b[which + i], op->n_tok, &op->product[i]);
+}
+
+static te_rope_kind rope_of(pi_rope_kind kind) {
+    return kind == PI_ROPE_NONE ? TE_NO_ROPE : kind == PI_ROPE_NORM ? TE_ROPE_NORM : TE_ROPE_NEOX;
 }
 
 static void attention(const program *p, int32_t l) {
@@ -74,68 +81,67 @@ static void attention(const program *p, int32_t l) {
     const pi_attention *shape = pi_attention_of(&m->layer[l]);
     const pi_rope *rope = pi_rope_of(m, shape);
     const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
-    pi_dev_linear qkv = from_x(p);
+    te_linear_args qkv = from_x(p);
     qkv.norm = w->attn_norm;
-    qkv.n_out = 3;
-    qkv.out[0] = (te_linear){.w = w->q, .bias = w->q_b, .y = p->d->q, .ldy = n_q};
-    qkv.out[1] = (te_linear){.w = w->k, .bias = w->k_b, .y = p->d->k, .ldy = n_kv};
-    qkv.out[2] = (te_linear){.w = w->v, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
+    qkv.n_products = 3;
+    qkv.product[0] = (te_product){.w = w->q, .bias = w->q_b, .y = p->d->q, .ldy = n_q};
+    qkv.product[1] = (te_product){.w = w->k, .bias = w->k_b, .y = p->d->k, .ldy = n_kv};
+    qkv.product[2] = (te_product){.w = w->v, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
     p->ops->linear(p->dev, &qkv);
     adapt(p, l, PI_ADAPT_Q, &qkv);
     stamp(p, l, PI_MOMENT_QKV);
-    const pi_dev_attention a = {.q = p->d->q,
-                                .k = p->d->k,
-                                .v = p->d->v,
-                                .att = p->d->att,
-                                .n_tok = p->n_tok,
-                                .n_head = i->n_head,
-                                .n_head_kv = i->n_head_kv,
-                                .n_embd_head = i->n_embd_head,
-                                .rope = rope ? rope->kind : PI_ROPE_NONE,
-                                .n_rot = rope ? rope->n_rot : 0,
-                                .cs = p->in.cs + (rope ? pi_rope_floats(m, shape->rope) * (size_t)p->n_tok : 0),
-                                .q_norm = w->q_norm,
-                                .k_norm = w->k_norm,
-                                .eps = m->norm_eps,
-                                .type_k = s->kv.type_k,
-                                .type_v = s->kv.type_v,
-                                .row_k = s->kv.row_k,
-                                .row_v = s->kv.row_v,
-                                .pool_k = w->pool_k,
-                                .pool_v = w->pool_v,
-                                .pos = p->in.pos,
-                                .first = p->in.first,
-                                .table = p->in.table,
-                                .ld_table = p->h->ld_table,
-                                .n_ctx = s->options.n_ctx,
-                                .grouped = p->h->grouped};
+    const te_attention_args a = {.q = p->d->q,
+                                 .k = p->d->k,
+                                 .v = p->d->v,
+                                 .ldq = n_q,
+                                 .ldk = n_kv,
+                                 .ldv = n_kv,
+                                 .n_tok = p->n_tok,
+                                 .n_head = i->n_head,
+                                 .n_head_kv = i->n_head_kv,
+                                 .n_embd_head = i->n_embd_head,
+                                 .q_norm = w->q_norm,
+                                 .k_norm = w->k_norm,
+                                 .norm_eps = m->norm_eps,
+                                 .scale = shape->scale,
+                                 .rope = rope_of(rope ? rope->kind : PI_ROPE_NONE),
+                                 .n_rot = rope ? rope->n_rot : 0,
+                                 .cs = p->in.cs + (rope ? pi_rope_floats(m, shape->rope) * (size_t)p->n_tok : 0),
+                                 .pos = p->in.pos,
+                                 .table = p->in.table,
+                                 .row = p->in.first,
+                                 .ld_table = p->h->ld_table,
+                                 .k_pool = w->pool_k,
+                                 .v_pool = w->pool_v,
+                                 .type_k = s->kv.type_k,
+                                 .type_v = s->kv.type_v,
+                                 .n_ctx = s->options.n_ctx,
+                                 .out = p->d->att,
+                                 .ld_out = n_q,
+                                 .grouped = p->h->grouped};
     p->ops->attention(p->dev, &a);
     stamp(p, l, PI_MOMENT_ATTENTION);
-    const pi_dev_linear out = {
-        .x = p->d->att,
-        .ldx = n_q,
-        .n_tok = p->n_tok,
-        .cols = (int32_t)n_q,
-        .n_out = 1,
-        .out = {{.w = w->o, .bias = w->o_b, .y = p->d->x, .ldy = (size_t)i->n_embd, .add = true}}};
+    te_linear_args out = {.x = p->d->att, .ldx = n_q, .n_tok = p->n_tok, .cols = (int32_t)n_q, .n_products = 1};
+    out.product[0] = (te_product){
+        .w = w->o, .bias = w->o_b, .add = p->d->x, .ld_add = (size_t)i->n_embd, .y = p->d->x, .ldy = (size_t)i->n_embd};
     p->ops->linear(p->dev, &out);
     adapt(p, l, PI_ADAPT_O, &out);
     stamp(p, l, PI_MOMENT_OUTPUT);
 }
 
 /* Of n neurons from the first-th of hot or cold ones on. */
-static pi_dev_scores scores_of(const program *p, int32_t l, const te_mat *fc2, const uint64_t *sign, int32_t first,
-                               int32_t n) {
+static te_scores scores_of(const program *p, int32_t l, const te_mat *fc2, const uint64_t *sign, int32_t first,
+                           int32_t n) {
     const pi_hybrid *h = p->h;
     const pi_model *m = h->s->model;
-    if (!h->masked) return (pi_dev_scores){0};
-    pi_dev_scores a = {.fc2 = *fc2,
-                       .z = p->d->z,
-                       .n_words = m->sign_words,
-                       .n_rows = n,
-                       .h = p->d->h,
-                       .cols = m->info.n_embd,
-                       .threshold = h->layer[l].threshold};
+    if (!h->masked) return (te_scores){0};
+    te_scores a = {.fc2 = *fc2,
+                   .z = p->d->z,
+                   .ldz = (size_t)fc2->cols,
+                   .h = p->d->h,
+                   .ldh = (size_t)m->info.n_embd,
+                   .cols = m->info.n_embd,
+                   .threshold = h->layer[l].threshold};
     if (sign) a.sign = sign + (ptrdiff_t)first * m->sign_words;
     if (a.fc2.w) a.fc2.w = (const char *)a.fc2.w + a.fc2.stride * (size_t)first;
     a.fc2.n_rows = n;
@@ -154,27 +160,26 @@ static void predict(const program *p, int32_t l) {
     const pi_hybrid *h = p->h;
     const pi_device_layer *w = &h->layer[l];
     if (!keeps_input(p, l)) return;
-    pi_dev_linear a = from_x(p);
-    a.side.wanted = true;
+    te_linear_args a = from_x(p);
     a.side.norm = p->h->layer[l].ffn_norm;
     a.side.keep = p->d->h;
-    a.side.type = pi_ffn_of(&h->s->model->layer[l])->up.type;
+    a.side_type = pi_ffn_of(&h->s->model->layer[l])->up.type;
     if (asks_cpu(p, l)) {
-        a.side.post = p->d->post;
-        a.side.seq = seq_of(p, l, PI_COLD);
+        a.side.publish = p->d->post;
+        a.side.ticket = ticket_of(p, l, PI_COLD);
     }
     if (h->masked && w->fc1.w) {
-        a.n_out = 1;
-        a.out[0] = (te_linear){.w = w->fc1, .y = p->d->z, .ldy = (size_t)w->fc1.n_rows};
-        a.relu = true;
+        a.n_products = 1;
+        a.product[0] = (te_product){.w = w->fc1, .y = p->d->z, .ldy = (size_t)w->fc1.n_rows, .relu = true};
     }
     p->ops->linear(p->dev, &a);
     stamp(p, l, PI_MOMENT_PREDICT);
     if (!asks_cpu(p, l) || !h->masked) return;
-    const pi_dev_marks m = {.scores = scores_of(p, l, &w->fc2_cold, w->sign_cold, 0, w->n_cpu),
-                            .n_tok = p->n_tok,
-                            .post = p->d->marks,
-                            .seq = seq_of(p, l, PI_COLD)};
+    const te_marks_args m = {.scores = scores_of(p, l, &w->fc2_cold, w->sign_cold, 0, w->n_cpu),
+                             .n_rows = w->n_cpu,
+                             .n_tok = p->n_tok,
+                             .publish = p->d->marks,
+                             .ticket = ticket_of(p, l, PI_COLD)};
     p->ops->marks(p->dev, &m);
     stamp(p, l, PI_MOMENT_MARKS);
 }
@@ -186,44 +191,45 @@ static void look_ahead(const program *p, int32_t l) {
     if (l >= h->s->model->info.n_layer || !pi_hybrid_looks_ahead(h, l)) return;
     const pi_device_layer *w = &h->layer[l];
     float *z = p->d->z + (h->s->model->max_rank + 3) / 4 * 4;
-    pi_dev_linear a = from_x(p);
-    a.n_out = 1;
-    a.out[0] = (te_linear){.w = w->fc1, .y = z, .ldy = (size_t)w->fc1.n_rows};
-    a.relu = true;
+    te_linear_args a = from_x(p);
+    a.n_products = 1;
+    a.product[0] = (te_product){.w = w->fc1, .y = z, .ldy = (size_t)w->fc1.n_rows, .relu = true};
     p->ops->linear(p->dev, &a);
-    pi_dev_marks m = {.scores = scores_of(p, l, &w->fc2_cold, NULL, 0, w->n_cpu),
-                      .n_tok = p->n_tok,
-                      .post = pi_hybrid_guess(h, l),
-                      .seq = seq_of(p, l, PI_COLD)};
+    te_marks_args m = {.scores = scores_of(p, l, &w->fc2_cold, NULL, 0, w->n_cpu),
+                       .n_rows = w->n_cpu,
+                       .n_tok = p->n_tok,
+                       .publish = pi_hybrid_guess(h, l),
+                       .ticket = ticket_of(p, l, PI_COLD)};
     m.scores.z = z;
     p->ops->marks(p->dev, &m);
 }
 
-static pi_dev_ffn ffn_args(const program *p, int32_t l) {
+static te_ffn_args ffn_args(const program *p, int32_t l) {
     const pi_hybrid *h = p->h;
     const pi_model_info *i = &h->s->model->info;
     const bool kept = keeps_input(p, l);
-    return (pi_dev_ffn){.x = kept ? p->d->h : p->d->x,
-                        .norm = kept ? (pi_dev_norm){0} : p->h->layer[l].ffn_norm,
-                        .n_tok = p->n_tok,
-                        .act = i->activation,
-                        .act_threshold = i->activation_threshold,
-                        .skip = h->skip,
-                        .y = p->d->y,
-                        .counts = p->in.counts + 3 * (ptrdiff_t)l};
+    return (te_ffn_args){.x = kept ? p->d->h : p->d->x,
+                         .ldx = (size_t)i->n_embd,
+                         .n_tok = p->n_tok,
+                         .norm = kept ? (te_norm){0} : p->h->layer[l].ffn_norm,
+                         .act = i->activation,
+                         .threshold = i->activation_threshold,
+                         .skip = h->skip,
+                         .y = p->d->y,
+                         .counts = p->in.counts + 3 * (ptrdiff_t)l};
 }
 
 /* One adapter, of n neurons from the first-th of hot or cold ones on. */
-static pi_dev_adapter neuron_adapter(const pi_device_layer *w, int32_t which, bool cold, int32_t first, int32_t n) {
+static te_adapter neuron_adapter(const pi_device_layer *w, int32_t which, bool cold, int32_t first, int32_t n) {
     const bool down = which == PI_ADAPT_DOWN;
     te_mat rows = cold ? w->adapter_cold[which] : down ? w->adapter_a[which] : w->adapter_b[which];
-    if (!rows.w) return (pi_dev_adapter){0};
+    if (!rows.w) return (te_adapter){0};
     rows.w = (const char *)rows.w + rows.stride * (size_t)first;
     rows.n_rows = n;
-    return down ? (pi_dev_adapter){rows, w->adapter_b[which]} : (pi_dev_adapter){w->adapter_a[which], rows};
+    return down ? (te_adapter){rows, w->adapter_b[which]} : (te_adapter){w->adapter_a[which], rows};
 }
 
-static void set_adapters(const program *p, int32_t l, bool cold, int32_t first, int32_t n, pi_dev_ffn *a) {
+static void set_adapters(const program *p, int32_t l, bool cold, int32_t first, int32_t n, te_ffn_args *a) {
     const pi_device_layer *w = &p->h->layer[l];
     a->gate_adapter = neuron_adapter(w, PI_ADAPT_GATE, cold, first, n);
     a->up_adapter = neuron_adapter(w, PI_ADAPT_UP, cold, first, n);
@@ -235,7 +241,7 @@ static char *stage_mat(const program *p, const te_mat *from, const int32_t *ids,
     if (!from->w) return at;
     const int32_t cols = columns ? n : from->cols, rows = columns ? from->n_rows : n;
     *out = (te_mat){at, p->ops->stride(from->type, cols), from->type, cols, rows};
-    const pi_dev_load a = {
+    const pi_device_load a = {
         .from = *from, .ids = ids, .host_ids = host_ids, .n = n, .columns = columns, .to = *out, .stage = stage};
     p->ops->load(p->dev, &a);
     const size_t n_bytes = out->stride * (size_t)rows;
@@ -250,7 +256,7 @@ static void load_cold(const program *p, int32_t l, bool first) {
     int32_t turn = 0;
     for (int32_t c = 0; c < d->n_cold; c += most, turn++) {
         const int32_t n = d->n_cold - c < most ? d->n_cold - c : most, stage = turn % 2;
-        pi_dev_ffn a = ffn_args(p, l);
+        te_ffn_args a = ffn_args(p, l);
         char *at = p->d->stage[stage];
         at = stage_mat(p, &w->gate, d->cold_ids + c, d->cold + c, n, stage, false, at, &a.gate);
         at = stage_mat(p, &w->up, d->cold_ids + c, d->cold + c, n, stage, false, at, &a.up);
@@ -272,10 +278,10 @@ static void load_cold(const program *p, int32_t l, bool first) {
 }
 
 /* Cold neurons whose rows the device reads where they lie, while the CPU computes the others. */
-static void read_in_place(const program *p, int32_t l) {
+static void read_by_zero_copy(const program *p, int32_t l) {
     const pi_ffn *w = pi_ffn_of(&p->h->s->model->layer[l]);
     const pi_device_layer *d = &p->h->layer[l];
-    pi_dev_ffn a = ffn_args(p, l);
+    te_ffn_args a = ffn_args(p, l);
     a.gate = w->gate;
     a.up = w->up;
     a.down = w->down_t;
@@ -290,10 +296,10 @@ static void read_in_place(const program *p, int32_t l) {
 static void ffn(const program *p, int32_t l) {
     const pi_hybrid *h = p->h;
     const pi_device_layer *w = &h->layer[l];
-    const bool in_place = h->decode && w->n_cpu < w->n_cold;
-    if (in_place) read_in_place(p, l);
+    const bool zero_copy = h->decode && w->n_cpu < w->n_cold;
+    if (zero_copy) read_by_zero_copy(p, l);
     if (w->n_hot) {
-        pi_dev_ffn a = ffn_args(p, l);
+        te_ffn_args a = ffn_args(p, l);
         a.gate = w->gate;
         a.up = w->up;
         a.down = w->down;
@@ -302,48 +308,51 @@ static void ffn(const program *p, int32_t l) {
         set_adapters(p, l, false, 0, w->n_hot, &a);
         a.scores = scores_of(p, l, &w->fc2_hot, w->sign_hot, 0, w->n_hot);
         a.fired = w->fired_hot;
-        a.add = in_place;
+        a.add = zero_copy;
         p->ops->ffn(p->dev, &a);
     }
     if (!h->decode && w->n_cold) load_cold(p, l, !w->n_hot);
-    const pi_dev_merge sum = {.x = p->d->x,
-                              .n_tok = p->n_tok,
-                              .n_embd = h->s->model->info.n_embd,
-                              .y = w->n_hot || in_place || !h->decode ? p->d->y : NULL,
-                              .bias = w->down_b,
-                              .words = asks_cpu(p, l) ? p->d->answer : NULL,
-                              .seq = seq_of(p, l, PI_COLD)};
+    const int32_t n_embd = h->s->model->info.n_embd;
+    const bool has_sum = w->n_hot || zero_copy || !h->decode;
+    const te_merge_args sum = {.partial = has_sum ? p->d->y : NULL,
+                               .n_parts = has_sum,
+                               .n_tok = p->n_tok,
+                               .cols = n_embd,
+                               .add = p->d->x,
+                               .bias = w->down_b,
+                               .ld_add = (size_t)n_embd,
+                               .y = p->d->x,
+                               .ldy = (size_t)n_embd,
+                               .words = asks_cpu(p, l) ? p->d->answer : NULL,
+                               .ticket = ticket_of(p, l, PI_COLD)};
     stamp(p, l, PI_MOMENT_HOT);
     p->ops->merge(p->dev, &sum);
     stamp(p, l, PI_MOMENT_MERGE);
 }
 
-static void adapt_head(const program *p, const pi_dev_linear *op) {
-    const te_mat a = p->d->output_a, b = p->d->output_b;
+static void adapt_head(const program *p, const te_linear_args *op) {
+    const te_mat a = p->d->output_a;
     if (!a.w) return;
-    pi_dev_linear in = *op, out = {.x = p->d->adapt[0], .ldx = (size_t)b.cols, .n_tok = op->n_tok, .cols = b.cols};
-    in.side.wanted = false;
-    in.out[0] = (te_linear){.w = a, .y = p->d->adapt[0], .ldy = (size_t)a.n_rows};
-    out.n_out = 1;
-    out.out[0] = (te_linear){.w = b, .y = op->out[0].y, .ldy = op->out[0].ldy, .add = true};
+    te_linear_args in = *op;
+    in.side = (te_side){0};
+    in.product[0] = (te_product){.w = a, .y = p->d->adapt[0], .ldy = (size_t)a.n_rows};
     p->ops->linear(p->dev, &in);
-    p->ops->linear(p->dev, &out);
+    add_product(p, p->d->adapt[0], &p->d->output_b, op->n_tok, &op->product[0]);
 }
 
 static void head(const program *p) {
     const pi_model_info *i = &p->h->s->model->info;
     const int32_t first = p->n_tok - p->h->n_logits;
     if (!p->h->n_logits) return;
-    pi_dev_linear a = from_x(p);
+    te_linear_args a = from_x(p);
     a.x += (size_t)first * (size_t)i->n_embd;
     a.n_tok = p->h->n_logits;
     a.norm = p->d->output_norm;
-    a.n_out = 1;
+    a.n_products = 1;
     /* Single values are slow to leave the device: they are made there, where y has room, and copied at once. */
     const size_t n = (size_t)a.n_tok * (size_t)i->n_vocab, room = (size_t)p->h->s->options.n_batch * (size_t)i->n_embd;
     float *y = n <= room ? p->d->y : p->d->logits;
-    a.out[0] = (te_linear){.w = p->d->output, .y = y, .ldy = (size_t)i->n_vocab};
-    a.side.wanted = true;
+    a.product[0] = (te_product){.w = p->d->output, .y = y, .ldy = (size_t)i->n_vocab};
     a.side.norm = p->d->output_norm;
     a.side.keep = p->d->hidden;
     p->ops->linear(p->dev, &a);
@@ -371,7 +380,7 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
         look_ahead(&p, l + 1);
         ffn(&p, l);
         const int32_t next = l + 1 < n ? h->layer[l + 1].device : h->head_device;
-        if (next != part->device && (l + 1 < n || h->n_logits)) post_x(&p, l);
+        if (next != part->device && (l + 1 < n || h->n_logits)) publish_x(&p, l);
     }
     p.ops->end(dev, d->counts, p.in.counts, sizeof *d->counts * 3 * (size_t)n);
     if (h->head_device != part->device) return;

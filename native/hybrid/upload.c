@@ -72,11 +72,13 @@ static const int32_t *send_ids(upload *u, const int32_t *ids, int32_t n) {
     return p;
 }
 
-static pi_dev_norm send_norm(upload *u, const pi_model *m, const pi_norm *norm) {
-    return (pi_dev_norm){.w = send_vector(u, norm->w, m->info.n_embd),
-                         .b = send_vector(u, norm->b, m->info.n_embd),
-                         .eps = m->norm_eps,
-                         .layer = m->arch->layer_norm};
+static te_norm send_norm(upload *u, const pi_model *m, const pi_norm *norm) {
+    return (te_norm){.kind = !norm->w              ? TE_NO_NORM
+                             : m->arch->layer_norm ? TE_LAYER_NORM
+                                                   : TE_RMS_NORM,
+                     .eps = m->norm_eps,
+                     .w = send_vector(u, norm->w, m->info.n_embd),
+                     .b = send_vector(u, norm->b, m->info.n_embd)};
 }
 
 static te_mat send_part(upload *u, const te_mat *m, const int32_t *ids, int32_t n, bool columns) {

@@ -4,7 +4,7 @@
 
 struct attention_case {
     int n_tok, n_head, n_head_kv, d, type_k, type_v;
-    te_cuda_rope_kind rope;
+    te_rope_kind rope;
     int n_rot;
     bool norm;
     std::vector<int> seq, pos;
@@ -54,7 +54,7 @@ static void check_attention_case(const attention_case &k) {
         }
     std::vector<int32_t> pos(k.pos.begin(), k.pos.end()), seq(k.seq.begin(), k.seq.end());
     result out((size_t)k.n_tok * ldq);
-    te_cuda_attention op = {};
+    te_attention_args op = {};
     op.q = device_of(q);
     op.k = device_of(kk);
     op.v = device_of(v);
@@ -75,7 +75,7 @@ static void check_attention_case(const attention_case &k) {
     op.cs = device_of(cs);
     op.pos = device_of(pos);
     op.table = device_of(table);
-    op.seq = device_of(seq);
+    op.row = device_of(seq);
     op.ld_table = ld_table;
     op.k_pool = dk;
     op.v_pool = dv;
@@ -101,9 +101,9 @@ static void check_attention_case(const attention_case &k) {
             for (double e : r) ss += e * e;
             for (size_t i = 0; i < d; i++) r[i] *= (double)norm[i] / sqrt(ss / (double)d + (double)op.norm_eps);
         }
-        for (int i = 0; i < k.n_rot / 2 && k.rope != TE_CUDA_NO_ROPE; i++) {
-            const size_t a = (size_t)(k.rope == TE_CUDA_ROPE_NORM ? 2 * i : i),
-                         b = a + (size_t)(k.rope == TE_CUDA_ROPE_NORM ? 1 : k.n_rot / 2);
+        for (int i = 0; i < k.n_rot / 2 && k.rope != TE_NO_ROPE; i++) {
+            const size_t a = (size_t)(k.rope == TE_ROPE_NORM ? 2 * i : i),
+                         b = a + (size_t)(k.rope == TE_ROPE_NORM ? 1 : k.n_rot / 2);
             const double c = (double)cs[(size_t)(t * k.n_rot + 2 * i)],
                          s = (double)cs[(size_t)(t * k.n_rot + 2 * i + 1)], u = r[a], w = r[b];
             r[a] = u * c - w * s;
@@ -171,14 +171,14 @@ static void check_attention_case(const attention_case &k) {
         }
     for (const void *p :
          {(const void *)op.q, (const void *)op.k, (const void *)op.v, (const void *)op.q_norm, (const void *)op.k_norm,
-          (const void *)op.cs, (const void *)op.pos, (const void *)op.table, (const void *)op.seq, (const void *)dk,
+          (const void *)op.cs, (const void *)op.pos, (const void *)op.table, (const void *)op.row, (const void *)dk,
           (const void *)dv, (const void *)op.scratch, (const void *)op.counter})
         OK(api->free(dev, (void *)p));
     out.free();
 }
 
 static void check_attention() {
-    const te_cuda_rope_kind no = TE_CUDA_NO_ROPE, norm = TE_CUDA_ROPE_NORM, neox = TE_CUDA_ROPE_NEOX;
+    const te_rope_kind no = TE_NO_ROPE, norm = TE_ROPE_NORM, neox = TE_ROPE_NEOX;
     const std::vector<attention_case> cases = {
         {1, 8, 8, 64, TE_F16, TE_F16, norm, 64, false, {0}, {0}},
         {1, 8, 8, 128, TE_F16, TE_F16, neox, 128, false, {1}, {77}},

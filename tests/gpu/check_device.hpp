@@ -22,7 +22,7 @@ static void check_graph() {
         const std::vector<float> start = host_of(x, (size_t)(n * n_tok));
         auto step = [&] {
             for (int layer = 0; layer < 6; layer++) {
-                te_cuda_linear lin = {};
+                te_linear_args lin = {};
                 lin.x = x;
                 lin.ldx = (size_t)n;
                 lin.n_tok = n_tok;
@@ -50,7 +50,7 @@ static void check_graph() {
                 dow.n_tok = n_tok;
                 dow.partial = partial;
                 OK(api->down(dev, &dow));
-                te_cuda_merge mer = {};
+                te_merge_args mer = {};
                 mer.partial = partial;
                 mer.n_parts = n_parts;
                 mer.n_tok = n_tok;
@@ -82,7 +82,7 @@ static void check_graph() {
     }
     // An operation that fails while it is recorded fails the graph, with its own sentence.
     OK(api->capture_begin(dev));
-    te_cuda_linear bad = {};
+    te_linear_args bad = {};
     is_true(api->linear(dev, &bad) == TE_ARGUMENT, "an empty operation is refused");
     void *p;
     is_true(api->alloc(dev, 16, &p) == TE_ARGUMENT, "no allocation while recording");
@@ -122,7 +122,7 @@ static void check_device() {
     // A limit on waiting: a second or so of work, a wait of a millisecond.
     matrix m = matrix_new(TE_F16, 512, 4096);
     result y(512);
-    te_cuda_linear op = {};
+    te_linear_args op = {};
     op.x = device_of(normals(4096));
     op.ldx = 4096;
     op.n_tok = 1;

@@ -4,7 +4,7 @@
 
 struct ffn_case {
     int type, down_type, score_type, cols, rows, n_tok;
-    te_cuda_norm_kind norm;
+    te_norm_kind norm;
     te_activation act;
     bool gated, skip;
     scorer how;
@@ -122,7 +122,7 @@ static void check_one_ffn(const ffn_case &k) {
         if (off[(size_t)j]) unread[(size_t)j] = 1;
     }
     down = placed_new(k.down_type, cols, row, all_rows, unread, k.far);
-    te_cuda_ffn op = {};
+    te_ffn_args op = {};
     op.x = in.dx;
     op.ldx = in.ld;
     op.n_tok = n_tok;
@@ -135,7 +135,7 @@ static void check_one_ffn(const ffn_case &k) {
         op.list = list = device_of(row);
         op.n_list = rows;
     }
-    op.far = k.far;
+    op.zero_copy = k.far;
     float *d_gate_add = nullptr, *d_up_add = nullptr;
     if (k.added) {
         op.up_add = d_up_add = device_of(up_add);
@@ -194,7 +194,7 @@ static void check_one_ffn(const ffn_case &k) {
     const handover w((size_t)n_tok * (size_t)cols + 1);
     uint32_t *cancelled = (uint32_t *)(w.words + (size_t)n_tok * (size_t)cols);
     *cancelled = 0;
-    te_cuda_merge m = {};
+    te_merge_args m = {};
     m.partial = partial.data();
     m.n_parts = n_parts;
     m.n_tok = n_tok;
@@ -205,7 +205,7 @@ static void check_one_ffn(const ffn_case &k) {
     m.y = y.data();
     m.ldy = (size_t)cols + 4;
     m.words = w.words;
-    m.seq = w.seq;
+    m.ticket = w.ticket;
     m.cancelled = cancelled;
     m.limit_ns = 20000000000;
     OK(api->merge(dev, &m));
@@ -254,12 +254,12 @@ static void check_cancelled() {
     uint32_t *cancelled = (uint32_t *)(w.words + cols);
     const std::vector<float> x = normals((size_t)cols);
     float *dx = device_of(x);
-    te_cuda_merge m = {};
+    te_merge_args m = {};
     m.n_tok = 1;
     m.cols = cols;
     m.add = m.y = dx;
     m.words = w.words;
-    m.seq = w.seq;
+    m.ticket = w.ticket;
     m.cancelled = cancelled;
     for (int turn = 0; turn < 2; turn++) { // by the clock, and by the flag
         *cancelled = (uint32_t)turn;
@@ -283,15 +283,15 @@ static void check_cancelled() {
 
 static void check_fused() {
     int turn = 0;
-    const te_cuda_norm_kind norms[] = {TE_CUDA_NO_NORM, TE_CUDA_RMS_NORM, TE_CUDA_LAYER_NORM};
+    const te_norm_kind norms[] = {TE_NO_NORM, TE_RMS_NORM, TE_LAYER_NORM};
     for (int type : all_types)
         for (int n_tok : {1, 2, 5, 8}) {
             check_side_case(type, some_cols(type, turn % 5), n_tok, norms[turn % 3], 1);
             turn++;
         }
     for (int type : {(int)TE_F16, (int)TE_Q4_0})
-        check_side_case(type, 1024, 1, TE_CUDA_RMS_NORM, 1, 1024); // of its own blocks
-    for (te_cuda_norm_kind n : norms) check_side_case(TE_F32, 4096, 3, n, 0);
+        check_side_case(type, 1024, 1, TE_RMS_NORM, 1, 1024); // of its own blocks
+    for (te_norm_kind n : norms) check_side_case(TE_F32, 4096, 3, n, 0);
     for (int type : all_types)
         for (int rows : {100, 301, 9984}) check_marks_case(BY_ROWS, type, rows, 1 + turn++ % 8);
     for (int type : all_types)

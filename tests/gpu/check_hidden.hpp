@@ -27,7 +27,7 @@ static void check_ffn_case(int type, int cols, int rows, int n_tok, te_activatio
         poison[(size_t)j] = !wanted[(size_t)j];
         if (wanted[(size_t)j]) list.push_back(j);
     }
-    input in = input_new(n_tok, cols, TE_CUDA_RMS_NORM, !is_float(type));
+    input in = input_new(n_tok, cols, TE_RMS_NORM, !is_float(type));
     matrix gate, up, down;
     if (gated) gate = matrix_new(type, rows, cols, 0.1f, poison);
     // Rows of up and down that a gate of 0 for all tokens makes unneeded hold no numbers, either; gates near 0 decide nothing.
@@ -143,7 +143,7 @@ static void check_ffn_case(int type, int cols, int rows, int n_tok, te_activatio
     OK(api->down(dev, &dop));
     std::vector<float> before = normals((size_t)n_tok * (size_t)cols), down_bias = normals((size_t)cols);
     float *d_before = device_of(before), *d_down_bias = device_of(down_bias);
-    te_cuda_merge mop = {};
+    te_merge_args mop = {};
     mop.partial = partial.data();
     mop.n_parts = n_parts;
     mop.n_tok = n_tok;

@@ -2,7 +2,7 @@
 #pragma once
 #include "checks.hpp"
 
-static void check_linear_case(int type, int cols, int n_tok, te_cuda_norm_kind kind) {
+static void check_linear_case(int type, int cols, int n_tok, te_norm_kind kind) {
     AT("linear %s %d columns, %d tokens, norm %d", te_type_get(type)->name, cols, n_tok, (int)kind);
     const int rows[3] = {cols > 8000 ? 40 : 130, 37, 41}, types[3] = {type, type,
                                                                       is_float(type) ? TE_F32
@@ -12,7 +12,7 @@ static void check_linear_case(int type, int cols, int n_tok, te_cuda_norm_kind k
     std::vector<matrix> a;
     std::vector<result> y;
     std::vector<std::vector<float>> bias;
-    te_cuda_linear op = {};
+    te_linear_args op = {};
     op.x = in.dx;
     op.ldx = in.ld;
     op.n_tok = n_tok;
@@ -24,7 +24,7 @@ static void check_linear_case(int type, int cols, int n_tok, te_cuda_norm_kind k
         a.push_back(matrix_new(types[i], rows[i], cols));
         y.emplace_back((size_t)n_tok * (size_t)(rows[i] + 3));
         bias.push_back(normals((size_t)rows[i]));
-        te_cuda_product *p = &op.product[i];
+        te_product *p = &op.product[i];
         p->w = a[(size_t)i].m;
         p->y = y[(size_t)i].data();
         p->ldy = (size_t)rows[i] + 3;
@@ -71,9 +71,9 @@ static void check_many_rows(int type, int n_tok) {
     const int cols = 512, rows = 5000;
     AT("%d rows of %s, %d tokens", rows, te_type_get(type)->name, n_tok);
     matrix a = matrix_new(type, rows, cols);
-    input in = input_new(n_tok, cols, TE_CUDA_NO_NORM, !is_float(type));
+    input in = input_new(n_tok, cols, TE_NO_NORM, !is_float(type));
     result y((size_t)n_tok * (size_t)rows);
-    te_cuda_linear op = {};
+    te_linear_args op = {};
     op.x = in.dx;
     op.ldx = in.ld;
     op.n_tok = n_tok;
@@ -107,10 +107,10 @@ static void check_list_and_marks(int type, int n_tok) {
     const int32_t n = (int32_t)list.size();
     for (int r = 0; r < 20; r++) list.push_back(0); // not counted
     matrix a = matrix_new(type, rows, cols, 1, poison);
-    input in = input_new(n_tok, cols, TE_CUDA_NO_NORM, !is_float(type));
+    input in = input_new(n_tok, cols, TE_NO_NORM, !is_float(type));
     int32_t *d_list = device_of(list), *d_n = device_of(std::vector<int32_t>{n});
     result y((size_t)n_tok * (size_t)rows);
-    te_cuda_linear op = {};
+    te_linear_args op = {};
     op.x = in.dx;
     op.ldx = in.ld;
     op.n_tok = n_tok;
@@ -161,7 +161,7 @@ static void check_linear() {
     for (int type : all_types) {
         for (int i = 0; i < 6; i++)
             for (int n_tok : {1, 3, 8})
-                check_linear_case(type, some_cols(type, i), n_tok, (te_cuda_norm_kind)((i + n_tok) % 3));
+                check_linear_case(type, some_cols(type, i), n_tok, (te_norm_kind)((i + n_tok) % 3));
         for (int n_tok : {1, 2, 8}) check_list_and_marks(type, n_tok);
         for (int n_tok : {1, 2, 8}) check_many_rows(type, n_tok);
     }

@@ -5,12 +5,12 @@
 // A number of the hand-over on the device, and words in shared memory.
 struct handover {
     uint32_t *base;
-    te_cuda_seq seq;
+    te_ticket ticket;
     uint32_t number;
     uint64_t *words;
     explicit handover(size_t n_words) {
         base = device_of(std::vector<uint32_t>{(uint32_t)-3}); // numbers may wrap around
-        seq = {base, 10};
+        ticket = {base, 10};
         number = 7;
         void *p;
         OK(api->host_alloc(dev, n_words * 8, &p));
@@ -35,7 +35,7 @@ static uint32_t bits_of(float f) {
 // ---- the side of a product ----
 
 // The same side, made with the input of what follows: the bits of a product are those of what was kept.
-static void check_prepared_side(te_cuda_linear op, const input &in, const std::vector<float> &kept, const handover &h) {
+static void check_prepared_side(te_linear_args op, const input &in, const std::vector<float> &kept, const handover &h) {
     const size_t n = kept.size(), n_bytes = api->prepared_bytes(op.product[0].w.type, in.cols),
                  rows = (size_t)op.product[0].w.n_rows, n_tok = (size_t)op.n_tok;
     result keep(n), y(n_tok * rows), again(n_tok * rows);
@@ -72,7 +72,7 @@ static void check_prepared_side(te_cuda_linear op, const input &in, const std::v
     again.free();
 }
 
-static void check_side_case(int type, int cols, int n_tok, te_cuda_norm_kind kind, int n_products, int rows = 75) {
+static void check_side_case(int type, int cols, int n_tok, te_norm_kind kind, int n_products, int rows = 75) {
     AT("side %s %d columns, %d tokens, norm %d, %d products", te_type_get(type)->name, cols, n_tok, (int)kind,
        n_products);
     input in = input_new(n_tok, cols, kind, false);
@@ -80,7 +80,7 @@ static void check_side_case(int type, int cols, int n_tok, te_cuda_norm_kind kin
     const size_t n = (size_t)n_tok * (size_t)cols;
     result keep(n), y((size_t)n_tok * (size_t)rows), alone((size_t)n_tok * (size_t)rows);
     const handover h(n + 2);
-    te_cuda_linear op = {};
+    te_linear_args op = {};
     op.x = in.dx;
     op.ldx = in.ld;
     op.n_tok = n_tok;
@@ -93,8 +93,8 @@ static void check_side_case(int type, int cols, int n_tok, te_cuda_norm_kind kin
     op.product[0].y = y.data();
     op.side.norm = in.norm;
     op.side.keep = keep.data();
-    op.side.post = h.words + 1;
-    op.side.seq = h.seq;
+    op.side.publish = h.words + 1;
+    op.side.ticket = h.ticket;
     OK(api->linear(dev, &op));
     const std::vector<float> got = keep.get();
     if (n_products) same_bits(alone.get(), y.get());
@@ -102,7 +102,7 @@ static void check_side_case(int type, int cols, int n_tok, te_cuda_norm_kind kin
         for (int c = 0; c < cols; c++) {
             const size_t i = (size_t)t * (size_t)cols + (size_t)c;
             const double v = in.of(t)[c];
-            near((long)i, (double)got[i], v, kind == TE_CUDA_NO_NORM ? 0 : 8 * EPS * (fabs(v) + 4));
+            near((long)i, (double)got[i], v, kind == TE_NO_NORM ? 0 : 8 * EPS * (fabs(v) + 4));
             is_true(h.words[i + 1] == ((uint64_t)h.number << 32 | bits_of(got[i])), "a word is not what was kept");
         }
     is_true(h.words[0] == 0xababababababababull && h.words[n + 1] == h.words[0], "a word beside was written");
@@ -113,9 +113,9 @@ static void check_side_case(int type, int cols, int n_tok, te_cuda_norm_kind kin
     for (size_t i = 0; i < n; i++)
         is_true(h.words[i + 1] == ((uint64_t)h.number << 32 | bits_of(got[i])), "a word alone differs");
     result kept(n); // kept and not posted
-    te_cuda_linear keeps = op;
+    te_linear_args keeps = op;
     keeps.side.keep = kept.data();
-    keeps.side.post = nullptr;
+    keeps.side.publish = nullptr;
     OK(api->linear(dev, &keeps));
     same_bits(got, kept.get());
     if (n_products) same_bits(alone.get(), y.get());
@@ -145,7 +145,7 @@ static const char *scorers[] = {"all", "rows", "signs"};
 
 // Who is wanted, by a predictor of random rows or of random signs. h: what signs are compared with.
 struct predictor {
-    te_cuda_scores op = {};
+    te_scores op = {};
     matrix fc2;
     input z;
     scorer how;
@@ -159,7 +159,7 @@ struct predictor {
         double limit = 0;
         if (how == BY_ROWS) {
             fc2 = matrix_new(type, rows, rank);
-            z = input_new(n_tok, rank, TE_CUDA_NO_NORM, !is_float(type));
+            z = input_new(n_tok, rank, TE_NO_NORM, !is_float(type));
             for (int t = 0; t < n_tok; t++)
                 for (int j = 0; j < rows; j++) {
                     const sum s = product(fc2, j, z, t);
@@ -217,16 +217,16 @@ struct predictor {
 static void check_marks_case(scorer how, int type, int rows, int n_tok) {
     AT("marks by %s, %s, %d rows, %d tokens", scorers[how], te_type_get(type)->name, rows, n_tok);
     const int cols = 333;
-    input in = input_new(n_tok, cols, TE_CUDA_NO_NORM, false, how == BY_SIGNS);
+    input in = input_new(n_tok, cols, TE_NO_NORM, false, how == BY_SIGNS);
     predictor p(how, type, rows, 768, n_tok, in.dx, in.ld, cols, in.x);
     const int n_parts = api->mark_parts(dev), each = ((rows + n_parts - 1) / n_parts + 31) / 32, words = n_parts * each;
     const handover h((size_t)(n_tok * words) + 1);
-    te_cuda_marks op = {};
+    te_marks_args op = {};
     op.scores = p.op;
     op.n_rows = rows;
     op.n_tok = n_tok;
-    op.post = h.words;
-    op.seq = h.seq;
+    op.publish = h.words;
+    op.ticket = h.ticket;
     OK(api->marks(dev, &op));
     finish();
     for (int t = 0; t < n_tok; t++)
@@ -261,9 +261,9 @@ static void check_ties(int type, int n_tok) {
         return n;
     };
     matrix fc2 = matrix_new(type, rows, cols), up = matrix_new(type, rows, cols, 0.1f);
-    input in = input_new(n_tok, cols, TE_CUDA_NO_NORM, !is_float(type));
+    input in = input_new(n_tok, cols, TE_NO_NORM, !is_float(type));
     float *z = device_of(std::vector<float>((size_t)n_tok * (size_t)cols, 0)), *zero = device_of(std::vector<float>{0});
-    te_cuda_linear lin = {};
+    te_linear_args lin = {};
     lin.x = z;
     lin.ldx = (size_t)cols;
     lin.n_tok = n_tok;
@@ -278,20 +278,20 @@ static void check_ties(int type, int n_tok) {
     const int n_parts = api->mark_parts(dev);
     const size_t n_posted = (size_t)(n_tok * n_parts) * (size_t)(((rows + n_parts - 1) / n_parts + 31) / 32);
     const handover h(n_posted);
-    te_cuda_marks marks = {};
+    te_marks_args marks = {};
     marks.scores.fc2 = fc2.m;
     marks.scores.z = z;
     marks.scores.ldz = (size_t)cols;
     marks.scores.threshold = zero;
     marks.n_rows = rows;
     marks.n_tok = n_tok;
-    marks.post = h.words;
-    marks.seq = h.seq;
+    marks.publish = h.words;
+    marks.ticket = h.ticket;
     OK(api->marks(dev, &marks));
     finish();
     same(1, bits_in(std::vector<uint64_t>(h.words, h.words + n_posted)), all);
 
-    te_cuda_ffn ffn = {};
+    te_ffn_args ffn = {};
     ffn.x = in.dx;
     ffn.ldx = in.ld;
     ffn.n_tok = n_tok;

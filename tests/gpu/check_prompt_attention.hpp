@@ -50,7 +50,7 @@ struct floats { // [n_tok][ld] on the device, no numbers behind the columns
 
 struct heads_case {
     int n_head, n_head_kv, d, type_k, type_v;
-    te_cuda_rope_kind rope;
+    te_rope_kind rope;
     int n_rot;
     bool norm;
     std::vector<int> first, n; // of each sequence: the position of its first token here, and how many tokens
@@ -63,9 +63,8 @@ static std::vector<double> settled(const float *x, int d, const float *norm, dou
         for (double e : v) sum += e * e;
         for (int i = 0; i < d; i++) v[(size_t)i] *= (double)norm[i] / sqrt(sum / d + eps);
     }
-    for (int i = 0; rotate && k.rope != TE_CUDA_NO_ROPE && i < k.n_rot / 2; i++) {
-        const int a = k.rope == TE_CUDA_ROPE_NORM ? 2 * i : i,
-                  b = k.rope == TE_CUDA_ROPE_NORM ? a + 1 : i + k.n_rot / 2;
+    for (int i = 0; rotate && k.rope != TE_NO_ROPE && i < k.n_rot / 2; i++) {
+        const int a = k.rope == TE_ROPE_NORM ? 2 * i : i, b = k.rope == TE_ROPE_NORM ? a + 1 : i + k.n_rot / 2;
         const double u = v[(size_t)a], w = v[(size_t)b], c = (double)cs[2 * i], s = (double)cs[2 * i + 1];
         v[(size_t)a] = u * c - w * s;
         v[(size_t)b] = u * s + w * c;
@@ -117,7 +116,7 @@ static void check_attention_case(const heads_case &k) {
         cs[i] = (float)cos(angle);
         cs[i + 1] = (float)sin(angle);
     }
-    te_cuda_attention op = {};
+    te_attention_args op = {};
     op.q = q.p;
     op.k = kk.p;
     op.v = vv.p;
@@ -137,7 +136,7 @@ static void check_attention_case(const heads_case &k) {
     op.cs = device_of(cs);
     op.pos = device_of(pos);
     op.table = device_of(table);
-    op.seq = device_of(seq);
+    op.row = device_of(seq);
     op.ld_table = ld_table;
     op.k_pool = device_of(k_pool);
     op.v_pool = device_of(v_pool);
@@ -228,7 +227,7 @@ static void check_attention_case(const heads_case &k) {
         OK(api->free(dev, (void *)p));
 }
 static void check_attention() {
-    const te_cuda_rope_kind none = TE_CUDA_NO_ROPE, norm = TE_CUDA_ROPE_NORM, neox = TE_CUDA_ROPE_NEOX;
+    const te_rope_kind none = TE_NO_ROPE, norm = TE_ROPE_NORM, neox = TE_ROPE_NEOX;
     check_attention_case({32, 8, 128, TE_F16, TE_F16, norm, 128, false, {0}, {300}});
     check_attention_case({4, 4, 128, TE_F16, TE_F16, neox, 64, true, {100}, {65}});
     check_attention_case({4, 2, 64, TE_F16, TE_F16, none, 0, false, {3, 600, 0}, {40, 9, 130}});

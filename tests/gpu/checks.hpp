@@ -52,13 +52,13 @@ struct input {
     size_t ld;
     std::vector<float> x, w, b;
     float *dx, *dw, *db;
-    te_cuda_norm norm;
+    te_norm norm;
     std::vector<double> seen,
         step; // after norm (and, without one, as bytes); half a step of the byte that a value becomes
     const double *of(int t) const { return &seen[(size_t)t * (size_t)cols]; }
     const double *half(int t) const { return &step[(size_t)t * (size_t)cols]; }
     // As kernels multiply with it, for matrices of a type; nothing where they take it as it is.
-    te_cuda_prepared prepared(int type) {
+    te_prepared prepared(int type) {
         const size_t n_bytes = api->prepared_bytes(type, cols);
         if (!n_bytes) return {};
         if (!ready) ready = device_of(std::vector<uint8_t>(2 * n_bytes, 0xff));
@@ -84,7 +84,7 @@ struct input {
     }
 };
 // zeros: some values are 0, of either sign.
-static input input_new(int n_tok, int cols, te_cuda_norm_kind kind, bool bytes, bool zeros = false) {
+static input input_new(int n_tok, int cols, te_norm_kind kind, bool bytes, bool zeros = false) {
     input in;
     in.n_tok = n_tok;
     in.cols = cols;
@@ -92,7 +92,7 @@ static input input_new(int n_tok, int cols, te_cuda_norm_kind kind, bool bytes, 
     in.x = normals(in.ld * (size_t)n_tok);
     for (int t = 0; t < n_tok; t++)
         for (size_t c = (size_t)cols; c < in.ld; c++) in.x[(size_t)t * in.ld + c] = NAN;
-    if (kind == TE_CUDA_LAYER_NORM)
+    if (kind == TE_LAYER_NORM)
         for (float &v : in.x) v += 3;
     for (int t = 0; t < n_tok && zeros; t++)
         for (size_t c = 7; c < (size_t)cols; c += 41) in.x[(size_t)t * in.ld + c] = c % 2 ? 0.0f : -0.0f;
@@ -101,20 +101,20 @@ static input input_new(int n_tok, int cols, te_cuda_norm_kind kind, bool bytes, 
     in.dx = device_of(in.x);
     in.dw = device_of(in.w);
     in.db = device_of(in.b);
-    in.norm = {kind, random_word() % 2 ? 1e-5f : 0.125f, in.dw, kind == TE_CUDA_LAYER_NORM ? in.db : nullptr};
+    in.norm = {kind, random_word() % 2 ? 1e-5f : 0.125f, in.dw, kind == TE_LAYER_NORM ? in.db : nullptr};
     in.seen.resize((size_t)n_tok * (size_t)cols);
     in.step.assign((size_t)n_tok * (size_t)cols, 0);
     for (int t = 0; t < n_tok; t++) {
         const float *x = &in.x[(size_t)t * in.ld];
         double *s = &in.seen[(size_t)t * (size_t)cols], *half = &in.step[(size_t)t * (size_t)cols], mean = 0, sum = 0;
-        if (kind == TE_CUDA_LAYER_NORM)
+        if (kind == TE_LAYER_NORM)
             for (int c = 0; c < cols; c++) mean += (double)x[c] / cols;
         for (int c = 0; c < cols; c++) sum += ((double)x[c] - mean) * ((double)x[c] - mean);
-        const double scale = kind == TE_CUDA_NO_NORM ? 1 : 1 / sqrt(sum / cols + (double)in.norm.eps);
+        const double scale = kind == TE_NO_NORM ? 1 : 1 / sqrt(sum / cols + (double)in.norm.eps);
         for (int c = 0; c < cols; c++) {
             s[c] = ((double)x[c] - mean) * scale;
-            if (kind != TE_CUDA_NO_NORM) s[c] *= (double)in.w[(size_t)c];
-            if (kind == TE_CUDA_LAYER_NORM) s[c] += (double)in.b[(size_t)c];
+            if (kind != TE_NO_NORM) s[c] *= (double)in.w[(size_t)c];
+            if (kind == TE_LAYER_NORM) s[c] += (double)in.b[(size_t)c];
         }
         for (int c0 = 0; c0 < cols && bytes; c0 += 32) {
             float most = 0;
@@ -125,7 +125,7 @@ static input input_new(int n_tok, int cols, te_cuda_norm_kind kind, bool bytes, 
             }
             const float up = 127.0f / most, down = most / 127.0f;
             for (int c = c0; c < c0 + 32; c++) {
-                if (kind == TE_CUDA_NO_NORM)
+                if (kind == TE_NO_NORM)
                     s[c] = (double)(nearbyintf(x[c] * up) * 1.0f) * (double)down;
                 else
                     half[c] = 0.5001 * big / 127;
@@ -156,7 +156,7 @@ static sum product(const matrix &a, int r, const input &in, int t) {
     const double *w = a.row(r), *x = in.of(t), *half = in.half(t);
     for (int c = 0; c < a.m.cols; c++) s.add(w[c], x[c], half[c]);
     s.size *= minima(a.m.type);
-    if (in.norm.kind != TE_CUDA_NO_NORM) { // the norm's own rounding
+    if (in.norm.kind != TE_NO_NORM) { // the norm's own rounding
         for (int c = 0; c < a.m.cols; c++) s.slack += 8 * EPS * fabs(w[c]) * (fabs(x[c]) + 1);
     }
     return s;

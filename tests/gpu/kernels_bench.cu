@@ -85,11 +85,11 @@ static void bench_linear(const char *name, arena &a, std::vector<int> rows, int 
     int total = 0;
     for (int r : rows) total += r;
     const double us = time_us(24, [&](int) {
-        te_cuda_linear op = {};
+        te_linear_args op = {};
         op.x = x;
         op.ldx = 16384;
         op.n_tok = n_tok;
-        if (normed) op.norm = {TE_CUDA_RMS_NORM, 1e-5f, vector, nullptr};
+        if (normed) op.norm = {TE_RMS_NORM, 1e-5f, vector, nullptr};
         op.n_products = (int)rows.size();
         for (size_t i = 0; i < rows.size(); i++) {
             op.product[i].w = a.take(rows[i]);
@@ -111,7 +111,7 @@ static void bench_hidden(const char *name, arena &a, int n, int n_tok, how mode,
         op.x = x;
         op.ldx = 16384;
         op.n_tok = n_tok;
-        op.norm = {TE_CUDA_RMS_NORM, 1e-5f, vector, nullptr};
+        op.norm = {TE_RMS_NORM, 1e-5f, vector, nullptr};
         op.gate = a.take(n);
         op.up = a.take(n);
         op.act = TE_RELU;
@@ -141,7 +141,7 @@ static void bench_down(const char *name, arena &a, int n, int n_tok, const float
         op.partial = partial;
         OK(api->down(dev, &op));
         if (!merge) return;
-        te_cuda_merge m = {};
+        te_merge_args m = {};
         m.partial = partial;
         m.n_parts = api->parts(dev, &op.w, n);
         m.n_tok = n_tok;
@@ -167,7 +167,7 @@ static void bench_attention(int n_head, int n_head_kv, int type, int n_pos, int 
     OK(api->fill(dev, v, 0x11, layer * n_layer));
     std::vector<int32_t> table((size_t)(n_tok * ld)), pos((size_t)n_tok, n_pos - 1);
     for (size_t i = 0; i < table.size(); i++) table[i] = (int32_t)(i * 37 % table.size());
-    te_cuda_attention op = {};
+    te_attention_args op = {};
     op.q = x;
     op.k = x;
     op.v = x;
@@ -178,7 +178,7 @@ static void bench_attention(int n_head, int n_head_kv, int type, int n_pos, int 
     op.n_head_kv = n_head_kv;
     op.n_embd_head = 128;
     op.scale = 0.088f;
-    op.rope = TE_CUDA_ROPE_NORM;
+    op.rope = TE_ROPE_NORM;
     op.n_rot = 128;
     op.cs = vector;
     op.pos = device_of(pos);
@@ -240,8 +240,8 @@ static void bench_step(const step_shape &k) {
     *cancelled = 0;
     const double sigma = 0.02 * sqrt((double)(scored ? R : D));
     float *threshold = device_of(std::vector<float>(1, (float)(1.2816 * sigma)));
-    const te_cuda_norm rms = {TE_CUDA_RMS_NORM, 1e-5f, vector_one, nullptr}, none = {};
-    te_cuda_attention at = {};
+    const te_norm rms = {TE_RMS_NORM, 1e-5f, vector_one, nullptr}, none = {};
+    te_attention_args at = {};
     at.q = q;
     at.k = q + D;
     at.v = q + D + k.n_kv;
@@ -251,7 +251,7 @@ static void bench_step(const step_shape &k) {
     at.n_head_kv = k.n_kv / 128;
     at.n_embd_head = 128;
     at.scale = 0.088f;
-    at.rope = TE_CUDA_ROPE_NORM;
+    at.rope = TE_ROPE_NORM;
     at.n_rot = 128;
     at.cs = vector;
     at.pos = pos;
@@ -265,8 +265,8 @@ static void bench_step(const step_shape &k) {
     at.scratch = device_new<float>(api->attention_floats(dev, &at));
     at.counter = device_of(std::vector<uint32_t>(api->attention_counters(dev, &at), 0));
     double bytes = 0;
-    auto linear = [&](const float *in, const te_cuda_norm &norm, float *out, int rows, bool add, bool relu, bool side) {
-        te_cuda_linear op = {};
+    auto linear = [&](const float *in, const te_norm &norm, float *out, int rows, bool add, bool relu, bool side) {
+        te_linear_args op = {};
         op.x = in;
         op.ldx = D;
         op.n_tok = 1;
@@ -279,8 +279,8 @@ static void bench_step(const step_shape &k) {
         if (side) {
             op.side.norm = rms;
             op.side.keep = hn;
-            op.side.post = cpu ? post : nullptr;
-            op.side.seq = {base, 0};
+            op.side.publish = cpu ? post : nullptr;
+            op.side.ticket = {base, 0};
         }
         OK(api->linear(dev, &op));
         bytes += (double)rows * (double)a.all.stride;
@@ -297,7 +297,7 @@ static void bench_step(const step_shape &k) {
             if (scored) linear(xs, none, z2, R, false, true, true);
             te_mat fc2 = scored ? r.take(k.ff) : te_mat{};
             if (scored && cpu) {
-                te_cuda_marks m = {};
+                te_marks_args m = {};
                 m.scores.fc2 = fc2;
                 m.scores.fc2.w = (const uint8_t *)fc2.w + fc2.stride * (size_t)k.hot;
                 m.scores.fc2.n_rows = m.n_rows = k.ff - k.hot;
@@ -305,12 +305,12 @@ static void bench_step(const step_shape &k) {
                 m.scores.ldz = R;
                 m.scores.threshold = threshold;
                 m.n_tok = 1;
-                m.post = marks;
-                m.seq = {base, 0};
+                m.publish = marks;
+                m.ticket = {base, 0};
                 OK(api->marks(dev, &m));
                 bytes += (double)m.n_rows * (double)fc2.stride;
             }
-            te_cuda_ffn f = {};
+            te_ffn_args f = {};
             f.x = scored ? hn : xs;
             f.ldx = D;
             f.n_tok = 1;
@@ -335,7 +335,7 @@ static void bench_step(const step_shape &k) {
             f.partial = partial;
             f.counts = turn == 0 && l == 0 ? counts : nullptr;
             bytes += (k.mode == step_shape::EXACT ? 1.2 : scored ? 0.3 : 3) * k.hot * (double)a.all.stride;
-            te_cuda_merge m = {};
+            te_merge_args m = {};
             OK(api->ffn(dev, &f));
             m.n_parts = api->ffn_parts(dev, &f);
             m.partial = partial;
@@ -345,7 +345,7 @@ static void bench_step(const step_shape &k) {
             m.ld_add = m.ldy = D;
             if (cpu) {
                 m.words = answer;
-                m.seq = {base, 0};
+                m.ticket = {base, 0};
                 m.cancelled = cancelled;
                 m.limit_ns = 1000000000;
             }
@@ -355,7 +355,7 @@ static void bench_step(const step_shape &k) {
         OK(api->argmax(dev, logits, V, V, 1, best));
     });
     bytes /= turns;
-    if (*cancelled) printf("the step waited in vain\n");
+    if (*cancelled) printf("the step timed out\n");
     const std::vector<uint32_t> n = host_of(counts, 3);
     printf("%-64s %8.3f ms  %6.1f tokens/s  %5.2f  (first layer: %u listed, %u computed, %u fired)\n", name, us / 1e3,
            1e6 / us, bytes / us / 1e3 / ceiling, n[0] / 6, n[1] / 6, n[2] / 6);
@@ -409,7 +409,7 @@ int main(int argc, char **argv) {
         printf("%s, %d multiprocessors; a plain kernel reads %.0f GB/s\n", info.name, info.n_sm, ceiling);
         fprintf(stderr, "{\"name\": \"read\", \"device\": \"%s\", \"GB/s\": %.1f}\n", info.name, ceiling);
         const double us = time_us(4, [&](int i) {
-            te_cuda_linear op = {};
+            te_linear_args op = {};
             op.x = x;
             op.n_tok = 1;
             op.n_products = 1;

@@ -65,7 +65,7 @@ static te_cuda_gemm gemm_op(te_cuda_half from, int n_tok, bool transposed) {
     return op;
 }
 static void put(te_cuda_gemm *op, te_mat w, float *y, size_t ldy, bool add) {
-    te_cuda_product *p = &op->product[op->n_products++];
+    te_product *p = &op->product[op->n_products++];
     p->w = w;
     p->y = y;
     p->ldy = ldy;
@@ -80,7 +80,7 @@ static void to_half(const float *from, int cols, int n_tok, bool norm, te_cuda_h
     op.ldx = (size_t)cols;
     op.n_tok = n_tok;
     op.cols = cols;
-    if (norm) op.norm = {TE_CUDA_RMS_NORM, 1e-5f, vector, nullptr};
+    if (norm) op.norm = {TE_RMS_NORM, 1e-5f, vector, nullptr};
     op.to = to;
     OK(api->halve(dev, &op));
 }
@@ -104,7 +104,7 @@ struct cache { // K and V of one layer
     float *cs, *scratch;
 };
 static void attend(const cache &c, int n_tok, int n_ctx) {
-    te_cuda_attention op = {};
+    te_attention_args op = {};
     op.q = q;
     op.k = k;
     op.v = v;
@@ -115,11 +115,11 @@ static void attend(const cache &c, int n_tok, int n_ctx) {
     op.n_head_kv = 8;
     op.n_embd_head = 128;
     op.scale = 0.088f;
-    op.rope = TE_CUDA_ROPE_NORM;
+    op.rope = TE_ROPE_NORM;
     op.n_rot = 128;
     op.cs = c.cs;
     op.pos = c.pos;
-    op.seq = c.seq;
+    op.row = c.seq;
     op.table = c.table;
     op.ld_table = n_ctx / 64;
     op.k_pool = c.k;

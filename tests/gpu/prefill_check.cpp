@@ -12,7 +12,7 @@
 
 // ---- halve ----
 
-static void check_halve_case(int n_tok, int cols, te_cuda_norm_kind kind, bool relu, double size) {
+static void check_halve_case(int n_tok, int cols, te_norm_kind kind, bool relu, double size) {
     AT("halve %d x %d, norm %d, relu %d, size %g", n_tok, cols, (int)kind, (int)relu, size);
     floats x(n_tok, cols, (float)size);
     const std::vector<float> w = normals((size_t)cols), b = normals((size_t)cols);
@@ -21,7 +21,7 @@ static void check_halve_case(int n_tok, int cols, te_cuda_norm_kind kind, bool r
     op.ldx = x.ld;
     op.n_tok = n_tok;
     op.cols = cols;
-    op.norm = {kind, 1e-5f, device_of(w), kind == TE_CUDA_LAYER_NORM ? device_of(b) : nullptr};
+    op.norm = {kind, 1e-5f, device_of(w), kind == TE_LAYER_NORM ? device_of(b) : nullptr};
     op.relu = relu;
     halves to = halves_new(n_tok, cols);
     op.to = to.h;
@@ -31,12 +31,12 @@ static void check_halve_case(int n_tok, int cols, te_cuda_norm_kind kind, bool r
     std::vector<double> all;
     for (int t = 0; t < n_tok; t++) {
         double mean = 0, sum = 0;
-        for (int c = 0; c < cols && kind == TE_CUDA_LAYER_NORM; c++) mean += x.at(t, c) / cols;
+        for (int c = 0; c < cols && kind == TE_LAYER_NORM; c++) mean += x.at(t, c) / cols;
         for (int c = 0; c < cols; c++) sum += (x.at(t, c) - mean) * (x.at(t, c) - mean);
         for (int c = 0; c < cols; c++) {
             double v = x.at(t, c);
-            if (kind != TE_CUDA_NO_NORM) v = (v - mean) / sqrt(sum / cols + (double)1e-5f) * (double)w[(size_t)c];
-            if (kind == TE_CUDA_LAYER_NORM) v += (double)b[(size_t)c];
+            if (kind != TE_NO_NORM) v = (v - mean) / sqrt(sum / cols + (double)1e-5f) * (double)w[(size_t)c];
+            if (kind == TE_LAYER_NORM) v += (double)b[(size_t)c];
             if (relu && v < 0) v = 0;
             all.push_back(v);
             most = std::max(most, fabs(v));
@@ -52,11 +52,10 @@ static void check_halve_case(int n_tok, int cols, te_cuda_norm_kind kind, bool r
 }
 static void check_halve() {
     for (double size : {1.0, 3e5, 1e-6, 1e30})
-        for (int cols : {20, 333, 4096}) check_halve_case(cols == 20 ? 600 : 9, cols, TE_CUDA_NO_NORM, false, size);
+        for (int cols : {20, 333, 4096}) check_halve_case(cols == 20 ? 600 : 9, cols, TE_NO_NORM, false, size);
     for (int cols : {96, 333, 4096, 14336})
-        for (te_cuda_norm_kind kind : {TE_CUDA_RMS_NORM, TE_CUDA_LAYER_NORM})
-            check_halve_case(11, cols, kind, false, 1);
-    check_halve_case(65, 1024, TE_CUDA_NO_NORM, true, 1);
+        for (te_norm_kind kind : {TE_RMS_NORM, TE_LAYER_NORM}) check_halve_case(11, cols, kind, false, 1);
+    check_halve_case(65, 1024, TE_NO_NORM, true, 1);
 }
 
 // ---- gemm ----
@@ -93,7 +92,7 @@ static void check_gemm_case(const product_case &k) {
     op.n_tok = k.n_tok;
     op.transposed = k.transposed;
     op.n_products = 1;
-    te_cuda_product *p = &op.product[0];
+    te_product *p = &op.product[0];
     p->w = a.m;
     p->y = y + 8;
     p->ldy = ldy;

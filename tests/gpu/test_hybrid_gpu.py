@@ -423,19 +423,20 @@ def test_refusals(model: Model) -> None:
 
 CDEF = """
 typedef struct { const void *ops; uint32_t *cancelled; int64_t wait_ns; } pi_device;
-typedef struct { const uint32_t *base; uint32_t add; } pi_dev_seq;
-typedef struct { float *x; int32_t n_tok, n_embd; const float *y, *bias; const uint64_t *words;
-                 pi_dev_seq seq; bool replace; } pi_dev_merge;
+typedef struct { const uint32_t *base; uint32_t add; } te_ticket;
+typedef struct { const float *partial; int32_t n_parts, n_tok, cols; const float *add, *bias; size_t ld_add;
+                 float *y; size_t ldy; const uint64_t *words; te_ticket ticket; uint32_t *cancelled;
+                 uint64_t limit_ns; } te_merge_args;
 typedef void pi_device_program(void *ctx, pi_device *dev);
 typedef struct {
     uint32_t version; const char *kind; const char *(*error)(void);
     int (*open)(int32_t, uint64_t, pi_device **); void (*close)(pi_device *); void *get_info;
     void *reserve; void *(*alloc)(pi_device *, size_t); void *(*share)(pi_device *, size_t);
-    void *stride, *map, *reads, *pack, *upload;
+    void *stride, *map, *zero_copy, *pack, *upload;
     int (*download)(pi_device *, void *, const void *, size_t); void *copy;
     int (*launch)(pi_device *, pi_device_program *, void *, uint64_t);
     void (*look)(pi_device *); int (*finish)(pi_device *);
-    void *begin, *end, *linear, *attention, *marks, *ffn; void (*merge)(pi_device *, const pi_dev_merge *);
+    void *begin, *end, *linear, *attention, *marks, *ffn; void (*merge)(pi_device *, const te_merge_args *);
 } pi_device_ops;
 const pi_device_ops *pi_device_cuda(void);
 """
@@ -448,18 +449,18 @@ def test_a_cpu_that_never_answers(key: int) -> None:
     ffi.cdef(CDEF)
     beside = Path(os.environ.get("POWERINFER_LIBRARY") or Path(powerinfer.__file__).parent / "lib" / "lib")
     ops = ffi.dlopen(str(beside.with_name("libpowerinfer_cuda.so"))).pi_device_cuda()
-    assert ops.version == 4, "CDEF is of another version"
+    assert ops.version == 5, "CDEF is of another version"
     out = ffi.new("pi_device **")
     assert ops.open(0, 0, out) == 0, ffi.string(ops.error())
     dev = out[0]
     dev.wait_ns = 200_000_000
     x, number = ffi.cast("float *", ops.alloc(dev, 1024)), ops.alloc(dev, 256)
     words = ffi.cast("uint64_t *", ops.share(dev, 256 * 8))
-    a = ffi.new("pi_dev_merge *", {"x": x, "n_tok": 1, "n_embd": 256, "words": words, "replace": True})
-    a.seq.base, a.seq.add = ffi.cast("uint32_t *", number), 5
+    a = ffi.new("te_merge_args *", {"y": x, "ldy": 256, "n_tok": 1, "cols": 256, "words": words})
+    a.ticket.base, a.ticket.add = ffi.cast("uint32_t *", number), 5
     program = ffi.callback("pi_device_program", lambda _ctx, device: ops.merge(device, a))
     assert ops.launch(dev, program, ffi.NULL, key) == 0
-    assert ops.finish(dev) == 8 and b"in vain" in ffi.string(ops.error())
+    assert ops.finish(dev) == 8 and b"timed out" in ffi.string(ops.error())
     for i in range(256):
         words[i] = 5 << 32 | 0x3F800000
     assert ops.launch(dev, program, ffi.NULL, key) == 0 and ops.finish(dev) == 0

@@ -13,7 +13,7 @@ constexpr int ATT_THREADS = 256, ATT_WARPS = ATT_THREADS / 32, ATT_GRAIN = 16, A
 constexpr int ATT_PAIRS = ATT_MAX_DIM / 64; // pairs of values of a lane
 
 struct attention_args {
-    te_cuda_attention op;
+    te_attention_args op;
     int group;  // query heads of a KV head
     int chunks; // blocks that share them
     int splits; // of the positions, at most
@@ -65,7 +65,7 @@ template <int MAX> struct head_values {
     float2 cs[MAX / 64];
 };
 template <int MAX>
-__device__ __forceinline__ head_values<MAX> fetch_head(const te_cuda_attention &a, const float *src, bool rotate,
+__device__ __forceinline__ head_values<MAX> fetch_head(const te_attention_args &a, const float *src, bool rotate,
                                                        int t) {
     head_values<MAX> h;
     const int lane = threadIdx.x % 32;
@@ -81,7 +81,7 @@ __device__ __forceinline__ head_values<MAX> fetch_head(const te_cuda_attention &
 }
 // A warp puts it into shared memory, normed and rotated.
 template <int MAX>
-__device__ __forceinline__ void settle_head(const te_cuda_attention &a, const head_values<MAX> &h, const float *norm,
+__device__ __forceinline__ void settle_head(const te_attention_args &a, const head_values<MAX> &h, const float *norm,
                                             bool rotate, float *dst) {
     const int lane = threadIdx.x % 32, d = a.n_embd_head;
     float sum = 0, scale = 1;
@@ -94,11 +94,11 @@ __device__ __forceinline__ void settle_head(const te_cuda_attention &a, const he
         if (i < d) dst[i] = norm ? h.v[k] * scale * __ldg(norm + i) : h.v[k];
     }
     __syncwarp();
-    if (!rotate || a.rope == TE_CUDA_NO_ROPE) return;
+    if (!rotate || a.rope == TE_NO_ROPE) return;
 #pragma unroll
     for (int k = 0; k < MAX / 64; k++) {
-        const int i = lane + 32 * k, x = a.rope == TE_CUDA_ROPE_NORM ? 2 * i : i,
-                  y = a.rope == TE_CUDA_ROPE_NORM ? x + 1 : i + a.n_rot / 2;
+        const int i = lane + 32 * k, x = a.rope == TE_ROPE_NORM ? 2 * i : i,
+                  y = a.rope == TE_ROPE_NORM ? x + 1 : i + a.n_rot / 2;
         if (i >= a.n_rot / 2) break;
         const float u = dst[x], v = dst[y];
         dst[x] = u * h.cs[k].x - v * h.cs[k].y;
@@ -177,7 +177,7 @@ template <int G> struct short_rows<G, 0> {};
 // D: K and V are F16, a head has D values; 0: whatever they are.
 template <int G, int D>
 __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_constant__ attention_args args) {
-    const te_cuda_attention &a = args.op;
+    const te_attention_args &a = args.op;
     extern __shared__ uint4 tiles[];
     constexpr int MAX = D ? D : ATT_MAX_DIM;
     __shared__ attention_smem<G> s;
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
     }
     // Which tokens of this step does t see? Lane u looks at token u.
     const int their_pos = lane < a.n_tok ? __ldcg(a.pos + lane) : -1,
-              their_seq = lane < a.n_tok ? (a.seq ? __ldcg(a.seq + lane) : lane) : -1;
+              their_seq = lane < a.n_tok ? (a.row ? __ldcg(a.row + lane) : lane) : -1;
     const int pos = __shfl_sync(~0u, their_pos, t), seq = __shfl_sync(~0u, their_seq, t);
     float *out = a.out + t * a.ld_out + (size_t)head * d;
     if (pos < 0 || pos >= a.n_ctx) {
@@ -441,7 +441,7 @@ static size_t smem_of(const attention_args &a, int heads) {
     return stages + rest > lines ? stages + rest : lines;
 }
 
-static attention_args prepare(const te_cuda *d, const te_cuda_attention *op, int *variant) {
+static attention_args prepare(const te_cuda *d, const te_attention_args *op, int *variant) {
     attention_args a = {};
     a.op = *op;
     a.group = op->n_head / op->n_head_kv;
@@ -462,7 +462,7 @@ static attention_args prepare(const te_cuda *d, const te_cuda_attention *op, int
     return a;
 }
 
-static te_status check(te_cuda *d, const te_cuda_attention *op) {
+static te_status check(te_cuda *d, const te_attention_args *op) {
     if (op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK)
         return refuse(
             d, te_fail(TE_ARGUMENT, "attention: %d tokens, 1 to %d are possible", (int)op->n_tok, TE_CUDA_MAX_TOK));
@@ -470,7 +470,7 @@ static te_status check(te_cuda *d, const te_cuda_attention *op) {
         op->n_embd_head % 2 || op->n_embd_head > ATT_MAX_DIM || op->n_ctx < 1)
         return refuse(d, te_fail(TE_UNSUPPORTED, "attention: %d heads on %d of %d values, context %d", (int)op->n_head,
                                  (int)op->n_head_kv, (int)op->n_embd_head, (int)op->n_ctx));
-    if (op->rope != TE_CUDA_NO_ROPE && (!op->cs || op->n_rot < 2 || op->n_rot % 2 || op->n_rot > op->n_embd_head))
+    if (op->rope != TE_NO_ROPE && (!op->cs || op->n_rot < 2 || op->n_rot % 2 || op->n_rot > op->n_embd_head))
         return refuse(
             d, te_fail(TE_ARGUMENT, "attention: %d values of %d are rotated", (int)op->n_rot, (int)op->n_embd_head));
     const int32_t types[2] = {op->type_k, op->type_v};
@@ -482,18 +482,18 @@ static te_status check(te_cuda *d, const te_cuda_attention *op) {
     return TE_OK;
 }
 
-size_t attention_floats(te_cuda *d, const te_cuda_attention *op) {
+size_t attention_floats(te_cuda *d, const te_attention_args *op) {
     int variant;
     const attention_args a = prepare(d, op, &variant);
     return (size_t)op->n_tok * (size_t)op->n_head * (size_t)a.splits * (size_t)(op->n_embd_head + 2);
 }
-size_t attention_counters(te_cuda *d, const te_cuda_attention *op) {
+size_t attention_counters(te_cuda *d, const te_attention_args *op) {
     int variant;
     const attention_args a = prepare(d, op, &variant);
     return (size_t)op->n_tok * (size_t)(op->n_head_kv * a.chunks);
 }
 
-te_status attention(te_cuda *d, const te_cuda_attention *op) {
+te_status attention(te_cuda *d, const te_attention_args *op) {
     TE_CUDA_TRY(check(d, op));
     int variant;
     const attention_args a = prepare(d, op, &variant);

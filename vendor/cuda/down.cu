@@ -1,4 +1,4 @@
-// down.cu - te_cuda_down and te_cuda_merge: checks, and the sum over the parts.
+// down.cu - te_cuda_down and te_merge_args: checks, and the sum over the parts.
 #include "down.cuh"
 #include "launch.h"
 #include "words.cuh"
@@ -66,7 +66,7 @@ constexpr int MERGE_COLS = 32, MERGE_THREADS = 512, MERGE_GROUPS = MERGE_THREADS
 // A block takes 32 columns of up to four tokens: eight threads four columns each, the others of every so-many-th part. (More
 // blocks than find room at once would leave the last ones' parts for when the CPU's words have come.)
 constexpr int MERGE_TOKENS = 4;
-__global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const te_cuda_merge a) {
+__global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const te_merge_args a) {
     __shared__ alignas(16) float sums[MERGE_TOKENS][MERGE_WARPS][MERGE_COLS];
     const int t0 = blockIdx.y * MERGE_TOKENS, n = min(a.n_tok - t0, MERGE_TOKENS), c0 = blockIdx.x * MERGE_COLS,
               g = threadIdx.x / 8, col = c0 + threadIdx.x % 8 * 4;
@@ -112,13 +112,13 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const te_cuda_merg
 #pragma unroll
     for (int w = 0; w < MERGE_WARPS; w++) sum += sums[threadIdx.x / MERGE_COLS][w][threadIdx.x % MERGE_COLS];
     y += sum;
-    if (at) y += __uint_as_float(await_word(at, word, seq_number(a.seq), a.cancelled, a.limit_ns));
+    if (at) y += __uint_as_float(await_word(at, word, ticket_number(a.ticket), a.cancelled, a.limit_ns));
     a.y[t * a.ldy + c] = y;
 }
 
-te_status merge(te_cuda *d, const te_cuda_merge *op) {
+te_status merge(te_cuda *d, const te_merge_args *op) {
     if (op->n_parts < 0 || op->cols < 1 || op->n_tok < 1 || !op->y || (op->n_parts && !op->partial) ||
-        (op->words && (!op->seq.base || !op->cancelled)))
+        (op->words && (!op->ticket.base || !op->cancelled)))
         return refuse(d, te_fail(TE_ARGUMENT, "merge: %d parts of %d columns and %d tokens", (int)op->n_parts,
                                  (int)op->cols, (int)op->n_tok));
     const dim3 grid((unsigned)divide_up(op->cols, MERGE_COLS), (unsigned)divide_up(op->n_tok, MERGE_TOKENS));

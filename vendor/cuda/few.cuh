@@ -73,7 +73,7 @@ template <class C> struct few_block {
     // The input, or its first tile, into shared memory.
     __device__ __forceinline__ void input(float *room) {
         if (a.prepared) return few_take<typename F::input>(a, 0, acts());
-        late = a.norm.kind == TE_CUDA_RMS_NORM && !a.norm.b && a.tile >= a.cols;
+        late = a.norm.kind == TE_RMS_NORM && !a.norm.b && a.tile >= a.cols;
         if (!late) measure<FEW_TOKENS>(a, norm, room);
         few_fill<typename F::input>(a, norm, 0, acts(), late, room);
     }

@@ -199,14 +199,14 @@ __device__ void few_fill(const rows_args &a, rows_norm<FEW_TOKENS> &n, int c0, c
             v[t] = make_float4(0, 0, 0, 0);
             if (t < a.n_tok && c < a.cols) v[t] = load_x(a, t, c);
         }
-        if (a.norm.kind != TE_CUDA_NO_NORM && c < a.cols) w = load_vector(a.norm.w, c, a.cols, 0);
+        if (a.norm.kind != TE_NO_NORM && c < a.cols) w = load_vector(a.norm.w, c, a.cols, 0);
 #pragma unroll
         for (int t = 0; t < FEW_TOKENS; t++) {
             if (t >= a.n_tok) break;
             if (late) {
                 sum[t] += squares(v[t], c, a.cols, 0);
                 v[t] = make_float4(v[t].x * w.x, v[t].y * w.y, v[t].z * w.z, v[t].w * w.w);
-            } else if (a.norm.kind != TE_CUDA_NO_NORM && c < a.cols) {
+            } else if (a.norm.kind != TE_NO_NORM && c < a.cols) {
                 v[t] = apply_norm(a.norm, a.cols, v[t], c, n.mean[t], n.scale[t], w);
             }
             I::put(to, t, u, v[t]);

@@ -1,4 +1,4 @@
-// ffn.cu - te_cuda_marks and te_cuda_ffn: which neurons are wanted, and the feed-forward over them.
+// ffn.cu - te_marks_args and te_ffn_args: which neurons are wanted, and the feed-forward over them.
 #include "ffn.cuh"
 #include "launch.h"
 
@@ -6,9 +6,9 @@ namespace te {
 
 constexpr int SIGN_THREADS = 256;
 
-// A block has a part of the rows (te_cuda_marks), of one token, a warp a row; without post, a word of bits.
+// A block has a part of the rows (te_marks_args), of one token, a warp a row; without publish, a word of bits.
 __global__ void __launch_bounds__(SIGN_THREADS)
-    sign_kernel(const te_cuda_scores a, int n, uint64_t *post, const te_cuda_seq seq, uint32_t *bits) {
+    sign_kernel(const te_scores a, int n, uint64_t *publish, const te_ticket ticket, uint32_t *bits) {
     extern __shared__ uint64_t signs[];
     __shared__ uint32_t on[SIGN_THREADS / 32];
     dep_go();
@@ -16,10 +16,10 @@ __global__ void __launch_bounds__(SIGN_THREADS)
     const int t = blockIdx.y, b = blockIdx.x, nb = gridDim.x, warp = threadIdx.x / 32, n_signs = (a.cols + 63) / 64;
     pack_signs(a.h + t * a.ldh, a.cols, signs);
     const float threshold = __ldcg(a.threshold);
-    const int words = post ? ((n + nb - 1) / nb + 31) / 32 : 1;
-    const int lo = post ? (int)((int64_t)n * b / nb) : 32 * b,
-              hi = post ? (int)((int64_t)n * (b + 1) / nb) : min(n, lo + 32);
-    const uint32_t number = post ? seq_number(seq) : 0;
+    const int words = publish ? ((n + nb - 1) / nb + 31) / 32 : 1;
+    const int lo = publish ? (int)((int64_t)n * b / nb) : 32 * b,
+              hi = publish ? (int)((int64_t)n * (b + 1) / nb) : min(n, lo + 32);
+    const uint32_t number = publish ? ticket_number(ticket) : 0;
     for (int w = 0; w < words; w++) {
         __syncthreads();
         uint32_t mine = 0; // rows warp, warp + 8 ... of this word
@@ -29,34 +29,34 @@ __global__ void __launch_bounds__(SIGN_THREADS)
         __syncthreads();
         if (threadIdx.x) continue;
         for (int k = 1; k < SIGN_THREADS / 32; k++) mine |= on[k];
-        if (post)
-            store_word(post + ((size_t)t * nb + b) * words + w, mine, number);
+        if (publish)
+            store_word(publish + ((size_t)t * nb + b) * words + w, mine, number);
         else
             bits[(size_t)t * nb + b] = mine;
     }
 }
 
-static te_status check_signs(te_cuda *d, const char *op, const te_cuda_scores *s) {
+static te_status check_signs(te_cuda *d, const char *op, const te_scores *s) {
     if (s->cols < 1 || !s->h || !s->threshold || !aligned(s->sign, 8) || s->cols > 1 << 18)
         return refuse(d,
                       te_fail(TE_ARGUMENT, "%s: signs of %d columns at %p", op, (int)s->cols, (const void *)s->sign));
     return TE_OK;
 }
-static te_status run_signs(te_cuda *d, const te_cuda_scores *s, int n, int n_tok, uint64_t *post, te_cuda_seq seq,
+static te_status run_signs(te_cuda *d, const te_scores *s, int n, int n_tok, uint64_t *publish, te_ticket ticket,
                            uint32_t *bits) {
-    const int blocks = post ? mark_parts(d) : divide_up(n, 32);
+    const int blocks = publish ? mark_parts(d) : divide_up(n, 32);
     return launch(d, "signs", sign_kernel, dim3((unsigned)blocks, (unsigned)n_tok), SIGN_THREADS,
-                  (size_t)(s->cols + 63) / 64 * 8, *s, n, post, seq, bits);
+                  (size_t)(s->cols + 63) / 64 * 8, *s, n, publish, ticket, bits);
 }
 
-te_status marks(te_cuda *d, const te_cuda_marks *op) {
-    const te_cuda_scores *s = &op->scores;
-    if (op->n_rows < 1 || op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK || !op->post || !op->seq.base)
+te_status marks(te_cuda *d, const te_marks_args *op) {
+    const te_scores *s = &op->scores;
+    if (op->n_rows < 1 || op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK || !op->publish || !op->ticket.base)
         return refuse(d, te_fail(TE_ARGUMENT, "marks: of %d rows and %d tokens", (int)op->n_rows, (int)op->n_tok));
     if (s->fc2.w && s->threshold) return post_scores(d, op);
     if (!s->sign) return refuse(d, te_fail(TE_ARGUMENT, "marks: no scores"));
     TE_CUDA_TRY(check_signs(d, "marks", s));
-    return run_signs(d, s, op->n_rows, op->n_tok, op->post, op->seq, nullptr);
+    return run_signs(d, s, op->n_rows, op->n_tok, op->publish, op->ticket, nullptr);
 }
 
 static const ffn_kernels *ffn_kernels_of(int type, bool far) {
@@ -76,9 +76,9 @@ static void set_tile(rows_args *a, int task, size_t most_bytes, size_t per_colum
     a->parts = n;
 }
 
-static int neurons(const te_cuda_ffn *op) { return op->list ? op->n_list : op->up.n_rows; }
+static int neurons(const te_ffn_args *op) { return op->list ? op->n_list : op->up.n_rows; }
 
-static te_cuda_hidden hidden_of(const te_cuda_ffn *op) {
+static te_cuda_hidden hidden_of(const te_ffn_args *op) {
     te_cuda_hidden a = {};
     a.x = op->x;
     a.ldx = op->ldx;
@@ -88,7 +88,7 @@ static te_cuda_hidden hidden_of(const te_cuda_ffn *op) {
     a.gate = op->gate;
     a.up = op->up;
     a.up_bias = op->up_bias;
-    a.act = op->act;
+    a.act = (te_activation)op->act;
     a.threshold = op->threshold;
     a.mode = op->skip ? TE_CUDA_SKIP : TE_CUDA_DENSE;
     a.gate_add = op->gate_add;
@@ -109,9 +109,9 @@ struct ffn_plan {
     unsigned cluster;
     size_t smem;
 };
-static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
-    const te_cuda_scores *s = &op->scores;
-    const ffn_kernels *k = ffn_kernels_of(op->up.type, op->far != 0);
+static bool make_plan(te_cuda *d, const te_ffn_args *op, ffn_plan *p) {
+    const te_scores *s = &op->scores;
+    const ffn_kernels *k = ffn_kernels_of(op->up.type, op->zero_copy != 0);
     const int n = neurons(op);
     if (!k || !op->down.w || op->down.type != op->up.type) return false;
     if (op->gate_add || op->up_add || op->store_h) return false;
@@ -130,12 +130,12 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     a->k = hidden_args(&hidden);
     a->k.n = n;
     // A predictor is mostly right: gate and up of its neurons are read at once, which saves a wait for memory.
-    if (own_scores && a->k.gated && !op->far) a->k.skip = false;
+    if (own_scores && a->k.gated && !op->zero_copy) a->k.skip = false;
     a->score = own_scores ? SCORE_ROWS : s->fc2.w ? SCORE_BITS : s->sign ? SCORE_SIGNS : SCORE_NONE;
     a->bits = op->bits;
     a->ld_bits = divide_up(n, 32);
     a->list = op->list;
-    a->far = op->far != 0;
+    a->far = op->zero_copy != 0;
     a->first = op->first != 0;
     a->beside = op->beside != 0 && a->score != SCORE_BITS;
     a->sign = s->sign;
@@ -151,9 +151,9 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
     const bool little = d->smem_sm < 96 * 1024;
     const int blocks_per_sm = op->n_tok == 1 && !(little && op->list) ? 2 : 1,
               few_blocks = divide_up(d->info.n_sm, 8) * 2, all_blocks = blocks_per_sm * d->info.n_sm,
-              at_once = op->far      ? few_blocks
-                        : op->beside ? all_blocks - few_blocks
-                                     : all_blocks;
+              at_once = op->zero_copy ? few_blocks
+                        : op->beside  ? all_blocks - few_blocks
+                                      : all_blocks;
     size_t room = d->smem_sm / (size_t)blocks_per_sm - 3072;
     if (room > d->smem_block - 2048) room = d->smem_block - 2048;
     const int usual = divide_up(n, at_once);
@@ -223,14 +223,14 @@ static bool make_plan(te_cuda *d, const te_cuda_ffn *op, ffn_plan *p) {
         if (p->grid == n || (p->grid >= 8 * at_once && !op->list)) return false;
     }
     if (k->one && a->score == SCORE_ROWS && !several && a->k.gated && !a->k.skip && !op->list && !op->first &&
-        !a->beside && fills_once(a->s) && fills_once(a->k) && a->k.norm.kind == TE_CUDA_NO_NORM)
+        !a->beside && fills_once(a->s) && fills_once(a->k) && a->k.norm.kind == TE_NO_NORM)
         p->kernel = k->one;
     // Larger clusters do not all find room at once: then their blocks come in two waves.
     p->cluster = d->info.major >= 9 && p->grid % 2 == 0 ? 2 : 1;
     return true;
 }
 
-int32_t ffn_parts(te_cuda *d, const te_cuda_ffn *op) {
+int32_t ffn_parts(te_cuda *d, const te_ffn_args *op) {
     ffn_plan p;
     if (!op->down.w) return 0;
     return make_plan(d, op, &p) ? p.grid : parts(d, &op->down, op->up.n_rows);
@@ -246,17 +246,18 @@ static te_status check_far(te_cuda *d, const char *op, const te_mat *m) {
     return TE_OK;
 }
 
-static te_status check_ffn(te_cuda *d, const te_cuda_ffn *op) {
-    const te_cuda_scores *s = &op->scores;
+static te_status check_ffn(te_cuda *d, const te_ffn_args *op) {
+    const te_scores *s = &op->scores;
     const te_cuda_hidden hidden = hidden_of(op);
-    const check_function check = op->far ? check_far : check_matrix;
+    const check_function check = op->zero_copy ? check_far : check_matrix;
     TE_CUDA_TRY(check_hidden(d, &hidden, check));
-    if (op->far && !op->list) return refuse(d, te_fail(TE_UNSUPPORTED, "ffn: rows in host memory without a list"));
+    if (op->zero_copy && !op->list)
+        return refuse(d, te_fail(TE_UNSUPPORTED, "ffn: rows in host memory without a list"));
     if (op->list && (op->n_list < 1 || !op->down.w || op->down.type != op->up.type))
         return refuse(d, te_fail(TE_UNSUPPORTED, "ffn: a list of %d rows of types %d and %d", (int)op->n_list,
                                  (int)op->up.type, op->down.w ? (int)op->down.type : -1));
     if (s->fc2.w) {
-        const te_cuda_norm none = {};
+        const te_norm none = {};
         TE_CUDA_TRY(check_matrix(d, "ffn", &s->fc2));
         TE_CUDA_TRY(check_input(d, "ffn", s->z, s->ldz, op->n_tok, s->fc2.cols, &none));
         if (s->fc2.n_rows < neurons(op))
@@ -275,10 +276,10 @@ static te_status check_ffn(te_cuda *d, const te_cuda_ffn *op) {
 }
 
 // Scores by products of their own: bits of the wanted ones.
-static te_status mark_wanted(te_cuda *d, const te_cuda_ffn *op) {
-    const te_cuda_scores *s = &op->scores;
+static te_status mark_wanted(te_cuda *d, const te_ffn_args *op) {
+    const te_scores *s = &op->scores;
     if (!s->fc2.w) return run_signs(d, s, neurons(op), op->n_tok, nullptr, {}, op->bits);
-    te_cuda_linear l = {};
+    te_linear_args l = {};
     l.x = s->z;
     l.ldx = s->ldz;
     l.n_tok = op->n_tok;
@@ -291,7 +292,7 @@ static te_status mark_wanted(te_cuda *d, const te_cuda_ffn *op) {
     return linear(d, &l);
 }
 
-te_status ffn(te_cuda *d, const te_cuda_ffn *op) {
+te_status ffn(te_cuda *d, const te_ffn_args *op) {
     const bool scored = op->scores.fc2.w || op->scores.sign;
     TE_CUDA_TRY(check_ffn(d, op));
     ffn_plan p;

@@ -73,7 +73,7 @@ static te_status run_half(te_cuda *d, const half_product *p, void *workspace) {
     return multiply(d, p);
 }
 
-static te_status check_product(te_cuda *d, const te_cuda_gemm *op, const te_cuda_product *p) {
+static te_status check_product(te_cuda *d, const te_cuda_gemm *op, const te_product *p) {
     TE_CUDA_TRY(check_matrix(d, "gemm", &p->w));
     const te_mat *first = &op->product[0].w;
     const int k = op->transposed ? p->w.n_rows : p->w.cols, k0 = op->transposed ? first->n_rows : first->cols;
@@ -89,7 +89,7 @@ static te_status check_product(te_cuda *d, const te_cuda_gemm *op, const te_cuda
     return TE_OK;
 }
 
-static te_status one_product(te_cuda *d, const te_cuda_gemm *op, const te_cuda_product *p) {
+static te_status one_product(te_cuda *d, const te_cuda_gemm *op, const te_product *p) {
     const te_mat *w = &p->w;
     const bool across = op->transposed != 0;
     const size_t fixed = d->prefill && d->prefill->blas ? BLAS_WORKSPACE : 0, row = (size_t)half_ld(w) * 2;
@@ -144,12 +144,12 @@ static te_status one_product(te_cuda *d, const te_cuda_gemm *op, const te_cuda_p
 }
 
 te_status gemm(te_cuda *d, const te_cuda_gemm *op) {
-    if (op->n_products < 1 || op->n_products > TE_CUDA_MAX_PRODUCTS || op->n_tok < 1 || op->n_tok > 65535)
+    if (op->n_products < 1 || op->n_products > TE_MAX_PRODUCTS || op->n_tok < 1 || op->n_tok > 65535)
         return refuse(d, te_fail(TE_ARGUMENT, "gemm: %d products of %d tokens", (int)op->n_products, (int)op->n_tok));
     if (!op->x.v || !op->x.scale || !aligned(op->x.v, 16) || op->x.ld % 8)
         return refuse(d, te_fail(TE_ARGUMENT, "gemm: the input is not aligned to 16 bytes"));
     for (int i = 0; i < op->n_products; i++) {
-        const te_cuda_product *p = &op->product[i];
+        const te_product *p = &op->product[i];
         TE_CUDA_TRY(check_product(d, op, p));
         size_t least;
         (void)gemm_scratch(d, &p->w, op->n_tok, &least);

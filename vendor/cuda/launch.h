@@ -84,20 +84,20 @@ te_status pack(te_cuda *d, const te_cuda_pack *op);
 size_t prepared_bytes(int32_t type, int32_t cols);
 te_status prepare(te_cuda *d, const te_cuda_prepare *op);
 // What was prepared, if matrices of this type take it.
-const void *prepared_for(const te_cuda_prepared *p, int32_t type);
-te_status linear(te_cuda *d, const te_cuda_linear *op);
+const void *prepared_for(const te_prepared *p, int32_t type);
+te_status linear(te_cuda *d, const te_linear_args *op);
 te_status hidden(te_cuda *d, const te_cuda_hidden *op);
 int32_t parts(te_cuda *d, const te_mat *down, int32_t n_rows);
 te_status down(te_cuda *d, const te_cuda_down *op);
-te_status merge(te_cuda *d, const te_cuda_merge *op);
+te_status merge(te_cuda *d, const te_merge_args *op);
 int32_t mark_parts(te_cuda *d);
-te_status marks(te_cuda *d, const te_cuda_marks *op);
-te_status post_scores(te_cuda *d, const te_cuda_marks *op); // of marks, those by fc2
-int32_t ffn_parts(te_cuda *d, const te_cuda_ffn *op);
-te_status ffn(te_cuda *d, const te_cuda_ffn *op);
-size_t attention_floats(te_cuda *d, const te_cuda_attention *op);
-size_t attention_counters(te_cuda *d, const te_cuda_attention *op);
-te_status attention(te_cuda *d, const te_cuda_attention *op);
+te_status marks(te_cuda *d, const te_marks_args *op);
+te_status post_scores(te_cuda *d, const te_marks_args *op); // of marks, those by fc2
+int32_t ffn_parts(te_cuda *d, const te_ffn_args *op);
+te_status ffn(te_cuda *d, const te_ffn_args *op);
+size_t attention_floats(te_cuda *d, const te_attention_args *op);
+size_t attention_counters(te_cuda *d, const te_attention_args *op);
+te_status attention(te_cuda *d, const te_attention_args *op);
 te_status embed(te_cuda *d, const te_cuda_embed *op);
 te_status add(te_cuda *d, const float *x, float *y, int64_t n);
 te_status argmax(te_cuda *d, const float *x, size_t ldx, int32_t n, int32_t n_tok, int32_t *best);

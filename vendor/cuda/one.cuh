@@ -49,7 +49,7 @@ template <class C> struct one_input {
     // This block's share of the side, which is normed or not.
     __device__ __forceinline__ void keep(const rows_args &a, const early_norm &early, float scale, int lo,
                                          int hi) const {
-        const bool normed = a.side.norm.kind != TE_CUDA_NO_NORM;
+        const bool normed = a.side.norm.kind != TE_NO_NORM;
 #pragma unroll
         for (int k = 0; k < FILL_ONCE; k++) {
             const int i = threadIdx.x + k * ROWS_THREADS;
@@ -85,25 +85,25 @@ __device__ __forceinline__ void start_tasks(const rows_args &a, int n, rows_task
 // This block's share of a side that is posted, a column a thread: words that leave the device together are next to each
 // other.
 __device__ __forceinline__ void post_side(const rows_args &a, float scale, int lo, int hi) {
-    const float *w = a.side.norm.kind != TE_CUDA_NO_NORM ? a.side.norm.w : nullptr;
-    const uint32_t number = seq_number(a.side.seq);
+    const float *w = a.side.norm.kind != TE_NO_NORM ? a.side.norm.w : nullptr;
+    const uint32_t number = ticket_number(a.side.ticket);
 #pragma unroll 1
     for (int c = 4 * lo + (int)threadIdx.x; c < 4 * hi; c += ROWS_THREADS) {
         float v = __ldcg(a.x + c);
         if (w) v = v * scale * __ldg(w + c);
-        store_word(a.side.post + c, __float_as_uint(v), number);
+        store_word(a.side.publish + c, __float_as_uint(v), number);
         if (a.side.keep) a.side.keep[c] = v;
     }
 }
-// Marks of this block's n rows, whose sums are there (te_cuda_marks).
+// Marks of this block's n rows, whose sums are there (te_marks_args).
 __device__ __forceinline__ void post_marks(const rows_args &a, const float *part, int n) {
     const int words = ((a.n + (int)gridDim.x - 1) / (int)gridDim.x + 31) / 32;
     const float threshold = __ldcg(a.product[0].threshold_at);
-    const uint32_t number = seq_number(a.seq);
+    const uint32_t number = ticket_number(a.ticket);
 #pragma unroll 1
     for (int e = threadIdx.x; e < 32 * words; e += ROWS_THREADS) {
         const uint32_t bits = __ballot_sync(~0u, e < n && row_sum(part, e, a.parts) >= threshold);
-        if (e % 32 == 0) store_word(a.post + (size_t)blockIdx.x * words + e / 32, bits, number);
+        if (e % 32 == 0) store_word(a.publish + (size_t)blockIdx.x * words + e / 32, bits, number);
     }
 }
 
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, 2)
     bytes32 *scales = (bytes32 *)(s + at.acts);
     float *part = (float *)(s + at.acts + at.scales);
     const uint8_t **pointer = (const uint8_t **)(s + at.acts + at.scales + at.part);
-    const bool marks = POST && a.post;
+    const bool marks = POST && a.publish;
     const int b = blockIdx.x,
               lo = marks ? (int)((int64_t)a.n * b / gridDim.x) : b * a.share_each + min(b, a.share_more),
               n = marks ? (int)((int64_t)a.n * (b + 1) / gridDim.x) - lo
@@ -136,24 +136,24 @@ __global__ void __launch_bounds__(ROWS_THREADS, 2)
     start_tasks<C>(a, n, ahead, row);
 #pragma unroll 1
     for (int r = threadIdx.x; r < n; r += ROWS_THREADS) pointer[r] = row(r);
-    const bool normed = a.norm.kind != TE_CUDA_NO_NORM;
-    const te_cuda_norm &norm = normed ? a.norm : a.side.norm; // of both the same
+    const bool normed = a.norm.kind != TE_NO_NORM;
+    const te_norm &norm = normed ? a.norm : a.side.norm; // of both the same
     early.load(norm, a.cols);
     dep_go();
     dep_wait();
     one_input<C> x;
     x.load(a);
     const int side_blocks = min((int)gridDim.x - a.side_first, SIDE_BLOCKS), side = b - a.side_first;
-    const bool keeps = (a.side.keep || (POST && a.side.post)) && side >= 0 && side < side_blocks;
+    const bool keeps = (a.side.keep || (POST && a.side.publish)) && side >= 0 && side < side_blocks;
     float scale = 1;
     if (n > 0) (normed ? x.times(early) : x).put(a, shared, scales);
-    if (norm.kind != TE_CUDA_NO_NORM && (normed || keeps))
+    if (norm.kind != TE_NO_NORM && (normed || keeps))
         scale = x.scale(a, norm.eps, room);
     else
         __syncthreads();
     if (keeps) {
         const int from = a.cols / 4 * side / side_blocks, to = a.cols / 4 * (side + 1) / side_blocks;
-        if (POST && a.side.post)
+        if (POST && a.side.publish)
             post_side(a, scale, from, to);
         else
             x.keep(a, early, scale, from, to);

@@ -43,10 +43,10 @@ struct normed {
     __device__ void begin(int t, float *room) {
         mean = 0;
         scale = 1;
-        if (a.norm.kind == TE_CUDA_NO_NORM) return;
+        if (a.norm.kind == TE_NO_NORM) return;
         const float *x = a.x + t * a.ldx;
         float s = 0;
-        if (a.norm.kind == TE_CUDA_LAYER_NORM) {
+        if (a.norm.kind == TE_LAYER_NORM) {
             for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * HALF_THREADS) {
                 const float4 v = four(x, c, a.cols);
                 s += (v.x + v.y) + (v.z + v.w);
@@ -64,7 +64,7 @@ struct normed {
     }
     __device__ float4 at(int t, int c, bool) {
         float4 v = four(a.x + t * a.ldx, c, a.cols);
-        if (a.norm.kind != TE_CUDA_NO_NORM)
+        if (a.norm.kind != TE_NO_NORM)
             v = each([&](int i) {
                 if (c + i >= a.cols) return 0.0f;
                 const float b = a.norm.b ? __ldg(a.norm.b + c + i) : 0;
@@ -190,7 +190,7 @@ static te_status run(te_cuda *d, const char *name, const S &s, int n_tok, int co
 }
 
 te_status halve(te_cuda *d, const te_cuda_halve *op) {
-    if (!op->x || !aligned(op->x, 16) || op->ldx % 4 || (op->norm.kind != TE_CUDA_NO_NORM && !op->norm.w))
+    if (!op->x || !aligned(op->x, 16) || op->ldx % 4 || (op->norm.kind != TE_NO_NORM && !op->norm.w))
         return refuse(d, te_fail(TE_ARGUMENT, "halve: x is not aligned to 16 bytes, or a norm has no weights"));
     const normed s = {*op, 0, 1};
     return run(d, "halve", s, op->n_tok, op->cols, op->to);

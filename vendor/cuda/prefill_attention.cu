@@ -12,7 +12,7 @@ namespace {
 constexpr int SETTLE_WARPS = 8, MAX_HEAD = 256, MAX_ROWS = 128;
 
 struct prompt_args {
-    te_cuda_attention op;
+    te_attention_args op;
     int group;  // query heads of a KV head
     int share;  // of them in a block
     int chunks; // blocks for them all
@@ -57,7 +57,7 @@ __device__ void store_row(int type, const float *x, uint8_t *row, int n) {
 }
 
 // A warp takes a head: normed and rotated in shared memory.
-__device__ void settle(const te_cuda_attention &a, const float *src, const float *norm, bool rotate, int t, float *x) {
+__device__ void settle(const te_attention_args &a, const float *src, const float *norm, bool rotate, int t, float *x) {
     const int lane = threadIdx.x % 32, d = a.n_embd_head;
     float sum = 0;
     for (int i = lane; i < d; i += 32) {
@@ -69,9 +69,9 @@ __device__ void settle(const te_cuda_attention &a, const float *src, const float
         for (int i = lane; i < d; i += 32) x[i] *= scale * __ldg(norm + i);
     }
     __syncwarp();
-    if (!rotate || a.rope == TE_CUDA_NO_ROPE) return;
+    if (!rotate || a.rope == TE_NO_ROPE) return;
     for (int i = lane; i < a.n_rot / 2; i += 32) {
-        const bool near = a.rope == TE_CUDA_ROPE_NORM;
+        const bool near = a.rope == TE_ROPE_NORM;
         const int j = near ? 2 * i : i, k = near ? j + 1 : i + a.n_rot / 2;
         const float2 cs = __ldcg((const float2 *)(a.cs + (size_t)t * a.n_rot) + i);
         const float u = x[j], v = x[k];
@@ -81,7 +81,7 @@ __device__ void settle(const te_cuda_attention &a, const float *src, const float
     __syncwarp();
 }
 
-__device__ __forceinline__ size_t pool_row(const te_cuda_attention &a, int seq, int p, int head) {
+__device__ __forceinline__ size_t pool_row(const te_attention_args &a, int seq, int p, int head) {
     return ((size_t)__ldcg(a.table + (size_t)seq * a.ld_table + p / TE_CUDA_KV_BLOCK) * a.n_head_kv + head) *
                TE_CUDA_KV_BLOCK +
            p % TE_CUDA_KV_BLOCK;
@@ -89,11 +89,11 @@ __device__ __forceinline__ size_t pool_row(const te_cuda_attention &a, int seq, 
 
 __global__ void __launch_bounds__(32 * SETTLE_WARPS) settle_kernel(const __grid_constant__ prompt_args args) {
     __shared__ float rooms[SETTLE_WARPS][MAX_HEAD];
-    const te_cuda_attention &a = args.op;
+    const te_attention_args &a = args.op;
     dep_go();
     dep_wait();
     const int t = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = a.n_embd_head;
-    const int pos = __ldcg(a.pos + t), seq = a.seq ? __ldcg(a.seq + t) : t;
+    const int pos = __ldcg(a.pos + t), seq = a.row ? __ldcg(a.row + t) : t;
     float *x = rooms[warp];
     if (pos < 0 || pos >= a.n_ctx) return; // nobody looks at its q
     for (int j = warp; j < a.n_head + 2 * a.n_head_kv; j += SETTLE_WARPS) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ float power_of_2(float x) {
 template <int D, int WARPS, int MATS, int TILE, int STAGES>
 __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constant__ prompt_args args) {
     constexpr int ROWS = 16 * MATS * WARPS, THREADS = 32 * WARPS, UNITS = D / 8;
-    const te_cuda_attention &a = args.op;
+    const te_attention_args &a = args.op;
     extern __shared__ uint4 shared[];
     __shared__ int token_pos[MAX_ROWS], token_seq[MAX_ROWS];
     uint16_t *const qs = (uint16_t *)shared, *const kv = qs + ROWS * D;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
         const bool there = i < n_tok && t < a.n_tok;
         const int pos = there ? __ldcg(a.pos + t) : -1;
         token_pos[i] = pos >= 0 && pos < a.n_ctx ? pos : -1;
-        token_seq[i] = there ? (a.seq ? __ldcg(a.seq + t) : t) : -1;
+        token_seq[i] = there ? (a.row ? __ldcg(a.row + t) : t) : -1;
     }
     __syncthreads();
     // Row r is head first + r % share of token r / share.
@@ -354,19 +354,19 @@ const variant *variant_for(const te_cuda *d, int n_embd_head) {
 
 } // namespace
 
-size_t prompt_attention_floats(te_cuda *d, const te_cuda_attention *op) {
+size_t prompt_attention_floats(te_cuda *d, const te_attention_args *op) {
     const variant *v = variant_for(d, op->n_embd_head);
     return v ? (size_t)op->n_tok * (size_t)op->n_head * (size_t)v->d / 2 : 0;
 }
 
-te_status prompt_attention(te_cuda *d, const te_cuda_attention *op) {
+te_status prompt_attention(te_cuda *d, const te_attention_args *op) {
     if (op->n_tok < 1 || op->n_tok > 65535)
         return refuse(d, te_fail(TE_ARGUMENT, "attention: %d tokens", (int)op->n_tok));
     if (op->n_head_kv < 1 || op->n_head < 1 || op->n_head % op->n_head_kv || op->n_embd_head < 2 ||
         op->n_embd_head % 2 || op->n_embd_head > MAX_HEAD || op->n_ctx < 1)
         return refuse(d, te_fail(TE_UNSUPPORTED, "attention: %d heads on %d of %d values, context %d", (int)op->n_head,
                                  (int)op->n_head_kv, (int)op->n_embd_head, (int)op->n_ctx));
-    if (op->rope != TE_CUDA_NO_ROPE && (!op->cs || op->n_rot < 2 || op->n_rot % 2 || op->n_rot > op->n_embd_head))
+    if (op->rope != TE_NO_ROPE && (!op->cs || op->n_rot < 2 || op->n_rot % 2 || op->n_rot > op->n_embd_head))
         return refuse(
             d, te_fail(TE_ARGUMENT, "attention: %d values of %d are rotated", (int)op->n_rot, (int)op->n_embd_head));
     for (int32_t type : {op->type_k, op->type_v})

@@ -38,23 +38,22 @@ __global__ void __launch_bounds__(ROWS_THREADS)
     dep_wait();
     const float4 x = inside ? load_x(a, t, c) : make_float4(0, 0, 0, 0);
     float2 n; // mean and scale
-    auto normed = [&](const te_cuda_norm &norm) {
-        if (norm.kind == TE_CUDA_NO_NORM) return x;
+    auto normed = [&](const te_norm &norm) {
+        if (norm.kind == TE_NO_NORM) return x;
         n = row_norm(a, norm, t, room);
         return inside ? apply_norm(norm, op.cols, x, c, n.x, n.y, load_vector(norm.w, c, op.cols, 0)) : x;
     };
-    const bool side = op.side.keep || op.side.post, mine = c < few_width(op.cols);
+    const bool side = op.side.keep || op.side.publish, mine = c < few_width(op.cols);
     if (side || op.side_v) { // first, as the CPU waits for it
-        const te_cuda_norm &norm = op.side.norm;
+        const te_norm &norm = op.side.norm;
         const float4 v = normed(norm);
-        const uint32_t number = op.side.post ? seq_number(op.side.seq) : 0;
+        const uint32_t number = op.side.publish ? ticket_number(op.side.ticket) : 0;
         // A column a thread: words that leave the device together are next to each other.
         for (int i = c0 + (int)threadIdx.x; side && i < min(c0 + 4 * ROWS_THREADS, op.cols); i += ROWS_THREADS) {
             float u = __ldcg(op.x + t * op.ldx + i);
-            if (norm.kind != TE_CUDA_NO_NORM)
-                u = fmaf((u - n.x) * n.y, __ldg(norm.w + i), norm.b ? __ldg(norm.b + i) : 0);
+            if (norm.kind != TE_NO_NORM) u = fmaf((u - n.x) * n.y, __ldg(norm.w + i), norm.b ? __ldg(norm.b + i) : 0);
             const size_t to = (size_t)t * op.cols + i;
-            if (op.side.post) store_word(op.side.post + to, __float_as_uint(u), number);
+            if (op.side.publish) store_word(op.side.publish + to, __float_as_uint(u), number);
             if (op.side.keep) op.side.keep[to] = u;
         }
         if (op.side_v && mine) put_prepared(side_form, op.side_v, op.cols, t, c, v);
@@ -69,7 +68,7 @@ te_status prepare(te_cuda *d, const te_cuda_prepare *op) {
     TE_CUDA_TRY(check_input(d, "prepare", op->x, op->ldx, op->n_tok, op->cols, &op->norm));
     TE_CUDA_TRY(check_input(d, "prepare", op->x, op->ldx, op->n_tok, op->cols, &op->side.norm));
     if (op->cols < 1 || (op->v && form == FEW_FLOATS) || (op->side_v && side_form == FEW_FLOATS) ||
-        !aligned(op->v, 16) || !aligned(op->side_v, 16) || (op->side.post && !op->side.seq.base))
+        !aligned(op->v, 16) || !aligned(op->side_v, 16) || (op->side.publish && !op->side.ticket.base))
         return refuse(d, te_fail(TE_ARGUMENT, "prepare: %d columns to %p for type %d and to %p for type %d",
                                  (int)op->cols, op->v, (int)op->type, op->side_v, (int)op->side_type));
     const dim3 grid((unsigned)divide_up(few_width(op->cols), 4 * ROWS_THREADS), (unsigned)op->n_tok);

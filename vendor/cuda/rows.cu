@@ -1,4 +1,4 @@
-// rows.cu - te_cuda_linear and te_cuda_hidden: checks, and how rows are shared out over blocks.
+// rows.cu - te_linear_args and te_cuda_hidden: checks, and how rows are shared out over blocks.
 #include <cstring>
 
 #include "launch.h"
@@ -22,7 +22,7 @@ size_t prepared_bytes(int32_t type, int32_t cols) {
     const few_shape f = few_shape_for(type);
     return cols < 1 ? 0 : few_tile_bytes(f, few_width(cols)) + few_scale_bytes(f, few_width(cols));
 }
-const void *prepared_for(const te_cuda_prepared *p, int32_t type) {
+const void *prepared_for(const te_prepared *p, int32_t type) {
     return p->v && few_shape_for(type).form == few_shape_for(p->type).form ? p->v : nullptr;
 }
 
@@ -45,13 +45,13 @@ te_status check_matrix(te_cuda *d, const char *op, const te_mat *m) {
 }
 
 te_status check_input(te_cuda *d, const char *op, const float *x, size_t ldx, int32_t n_tok, int32_t cols,
-                      const te_cuda_norm *norm) {
+                      const te_norm *norm) {
     if (n_tok < 1 || n_tok > TE_CUDA_MAX_TOK)
         return refuse(d, te_fail(TE_ARGUMENT, "%s: %d tokens, 1 to %d are possible", op, (int)n_tok, TE_CUDA_MAX_TOK));
     if (!x || !aligned(x, 16) || (n_tok > 1 && (ldx % 4 || ldx < (size_t)cols)))
         return refuse(d, te_fail(TE_ARGUMENT, "%s: input at %p, %zu floats apart: both must be multiples of 16 bytes",
                                  op, (const void *)x, ldx));
-    if (norm->kind != TE_CUDA_NO_NORM && (!norm->w || !aligned(norm->w, 16) || !aligned(norm->b, 16)))
+    if (norm->kind != TE_NO_NORM && (!norm->w || !aligned(norm->w, 16) || !aligned(norm->b, 16)))
         return refuse(d, te_fail(TE_ARGUMENT, "%s: the norm's vectors at %p and %p must be aligned to 16 bytes", op,
                                  (const void *)norm->w, (const void *)norm->b));
     return TE_OK;
@@ -66,7 +66,8 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
     size_t room = d->smem_sm / (size_t)blocks_per_sm - 2048;
     if (room > d->smem_block) room = d->smem_block;
     const int units = divide_up(a->n, a->unit), at_once = d->info.n_sm * blocks_per_sm;
-    const size_t fixed = a->post ? (size_t)divide_up(a->n, mark_parts(d)) : 0; // rows of a block: no more blocks help
+    const size_t fixed =
+        a->publish ? (size_t)divide_up(a->n, mark_parts(d)) : 0; // rows of a block: no more blocks help
     if (few) {
         // What is left is for sums, pointers and ids.
         const size_t rest = few_sum_bytes(fixed) + (fixed > 1024 ? 16 * fixed : 16 * 1024);
@@ -87,10 +88,10 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
     rows_smem s = {};
     size_t total = 0;
     // Few rows of a block: then the side has blocks of its own, which are not late with theirs.
-    const bool apart = (a->side.keep || a->side.post) && !several && a->select == SELECT_ALL && units >= at_once &&
+    const bool apart = (a->side.keep || a->side.publish) && !several && a->select == SELECT_ALL && units >= at_once &&
                        units <= 8 * at_once && at_once > 4 * SIDE_BLOCKS;
     const int beside = apart ? SIDE_BLOCKS : 0;
-    int grid = (a->post ? mark_parts(d) : units < at_once ? units : at_once) - beside;
+    int grid = (a->publish ? mark_parts(d) : units < at_once ? units : at_once) - beside;
     for (;; grid += at_once) {
         a->capacity = (divide_up(units, grid) * a->unit) * rows_per;
         s.acts = few ? (int)few_tile_bytes(k->few, a->tile) : tokens * a->tile * (k->int8 ? 1 : 4);
@@ -101,7 +102,7 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
         s.gate = a->ffn && a->skip && a->gated ? (a->capacity * tokens * 4 + 15) / 16 * 16 : 0;
         total =
             (size_t)s.acts + (size_t)s.scales + (size_t)s.part + (size_t)s.pointer + 2 * (size_t)s.id + (size_t)s.gate;
-        if (total <= room || grid >= units || a->post) break;
+        if (total <= room || grid >= units || a->publish) break;
     }
     if (total > room)
         return refuse(d, te_fail(TE_UNSUPPORTED,
@@ -111,12 +112,12 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
     a->share_more = units % grid;
     a->side_first = apart ? grid : 0;
     const bool usual = !several && !a->ffn && a->select == SELECT_ALL && a->unit == 1 && fills_once(*a),
-               posts = a->post || a->side.post;
+               posts = a->publish || a->side.publish;
     return launch(d, name, usual ? k->one[posts] : k->kernel[a->ffn ? 1 : 0][several], dim3((unsigned)(grid + beside)),
                   ROWS_THREADS, total, *a, s);
 }
 
-static te_status run_products(te_cuda *d, const te_cuda_linear *op, const int *which, int n, bool side) {
+static te_status run_products(te_cuda *d, const te_linear_args *op, const int *which, int n, bool side) {
     rows_args a = {};
     a.x = op->x;
     a.ldx = op->ldx;
@@ -127,7 +128,7 @@ static te_status run_products(te_cuda *d, const te_cuda_linear *op, const int *w
     a.unit = 1;
     int64_t rows = 0;
     for (int i = 0; i < n; i++) {
-        const te_cuda_product *p = &op->product[which[i]];
+        const te_product *p = &op->product[which[i]];
         a.product[i] = {(const uint8_t *)p->w.w,
                         p->bias,
                         p->add,
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(ROWS_THREADS) side_kernel(const __grid_constan
     dep_wait();
     side_block(a, room);
 }
-static te_status only_side(te_cuda *d, const te_cuda_linear *op) {
+static te_status only_side(te_cuda *d, const te_linear_args *op) {
     if (op->cols < 1) return refuse(d, te_fail(TE_ARGUMENT, "linear: %d columns", (int)op->cols));
     rows_args a = {};
     a.x = op->x;
@@ -177,13 +178,13 @@ static te_status only_side(te_cuda *d, const te_cuda_linear *op) {
     return launch(d, "linear", side_kernel, dim3(SIDE_BLOCKS), ROWS_THREADS, 0, a);
 }
 
-te_status linear(te_cuda *d, const te_cuda_linear *op) {
-    const bool side = op->side.keep || op->side.post;
-    if ((op->n_products < 1 && !side) || op->n_products < 0 || op->n_products > TE_CUDA_MAX_PRODUCTS)
-        return refuse(d, te_fail(TE_ARGUMENT, "linear: %d products, 1 to %d are possible", (int)op->n_products,
-                                 TE_CUDA_MAX_PRODUCTS));
+te_status linear(te_cuda *d, const te_linear_args *op) {
+    const bool side = op->side.keep || op->side.publish;
+    if ((op->n_products < 1 && !side) || op->n_products < 0 || op->n_products > TE_MAX_PRODUCTS)
+        return refuse(
+            d, te_fail(TE_ARGUMENT, "linear: %d products, 1 to %d are possible", (int)op->n_products, TE_MAX_PRODUCTS));
     for (int i = 0; i < op->n_products; i++) {
-        const te_cuda_product *p = &op->product[i];
+        const te_product *p = &op->product[i];
         TE_CUDA_TRY(check_matrix(d, "linear", &p->w));
         if (p->w.cols != op->product[0].w.cols)
             return refuse(d, te_fail(TE_ARGUMENT, "linear: rows of %d and of %d weights", (int)op->product[0].w.cols,
@@ -195,12 +196,13 @@ te_status linear(te_cuda *d, const te_cuda_linear *op) {
     const int32_t cols = op->n_products ? op->product[0].w.cols : op->cols;
     TE_CUDA_TRY(check_input(d, "linear", op->x, op->ldx, op->n_tok, cols, &op->norm));
     if (side) TE_CUDA_TRY(check_input(d, "linear", op->x, op->ldx, op->n_tok, cols, &op->side.norm));
-    if (op->side.post && !op->side.seq.base) return refuse(d, te_fail(TE_ARGUMENT, "linear: words without a number"));
+    if (op->side.publish && !op->side.ticket.base)
+        return refuse(d, te_fail(TE_ARGUMENT, "linear: words without a number"));
     if (op->n_products == 0) return only_side(d, op);
     // Products of the same type go together.
-    bool done[TE_CUDA_MAX_PRODUCTS] = {};
+    bool done[TE_MAX_PRODUCTS] = {};
     for (int i = 0; i < op->n_products; i++) {
-        int which[TE_CUDA_MAX_PRODUCTS], n = 0;
+        int which[TE_MAX_PRODUCTS], n = 0;
         for (int j = i; j < op->n_products; j++)
             if (!done[j] && op->product[j].w.type == op->product[i].w.type) {
                 which[n++] = j;
@@ -211,11 +213,11 @@ te_status linear(te_cuda *d, const te_cuda_linear *op) {
     return TE_OK;
 }
 
-// Marks by scores of fc2: the blocks of a product post them.
-te_status post_scores(te_cuda *d, const te_cuda_marks *op) {
-    const te_cuda_scores *s = &op->scores;
+// Marks by scores of fc2: the blocks of a product publish them.
+te_status post_scores(te_cuda *d, const te_marks_args *op) {
+    const te_scores *s = &op->scores;
     TE_CUDA_TRY(check_matrix(d, "marks", &s->fc2));
-    const te_cuda_norm none = {};
+    const te_norm none = {};
     TE_CUDA_TRY(check_input(d, "marks", s->z, s->ldz, op->n_tok, s->fc2.cols, &none));
     rows_args a = {};
     a.x = s->z;
@@ -229,8 +231,8 @@ te_status post_scores(te_cuda *d, const te_cuda_marks *op) {
     a.product[0].stride = s->fc2.stride;
     a.product[0].n_rows = op->n_rows;
     a.product[0].threshold_at = s->threshold;
-    a.post = op->post;
-    a.seq = op->seq;
+    a.publish = op->publish;
+    a.ticket = op->ticket;
     return run(d, "marks", &a, s->fc2.type, 1);
 }
 

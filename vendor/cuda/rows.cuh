@@ -1,4 +1,4 @@
-// rows.cuh - dot products of rows with a vector: the kernel of te_cuda_linear and te_cuda_hidden. With several vectors, for
+// rows.cuh - dot products of rows with a vector: the kernel of te_linear_args and te_cuda_hidden. With several vectors, for
 // formats that have it, few.cuh takes the place of rows_block.
 //
 // A block owns some rows. They are cut into tasks of a few KB, dealt to the block's warps in turn; a warp has the loads of
@@ -49,7 +49,7 @@ struct every {
 };
 __device__ __forceinline__ every every_row(const rows_args &a) {
     const int b = blockIdx.x;
-    if (a.post) {
+    if (a.publish) {
         const int lo = (int)((int64_t)a.n * b / gridDim.x);
         return {lo, 1, (int)((int64_t)a.n * (b + 1) / gridDim.x) - lo};
     }
@@ -225,15 +225,15 @@ __device__ __forceinline__ void finish_linear(const block_of<C, T> &k, const int
     }
     // Marks: one product, rows in order; those in device memory from a multiple of 8 on.
     const rows_product &p = a.product[0];
-    if (!p.mark && !a.post) return;
+    if (!p.mark && !a.publish) return;
     const float threshold = p.threshold_at ? __ldcg(p.threshold_at) : p.threshold;
-    if (a.post) {
+    if (a.publish) {
         const int words = ((a.n + (int)gridDim.x - 1) / (int)gridDim.x + 31) / 32;
-        const uint32_t number = seq_number(a.seq);
+        const uint32_t number = ticket_number(a.ticket);
         for (int i = threadIdx.x; i < 32 * words * a.n_tok; i += ROWS_THREADS) {
             const int w = i / 32 % words, t = i / 32 / words, e = 32 * w + i % 32;
             const uint32_t bits = __ballot_sync(~0u, e < n && k.sum(e, t) >= threshold);
-            if (i % 32 == 0) store_word(a.post + ((size_t)t * gridDim.x + blockIdx.x) * words + w, bits, number);
+            if (i % 32 == 0) store_word(a.publish + ((size_t)t * gridDim.x + blockIdx.x) * words + w, bits, number);
         }
         return;
     }
@@ -435,8 +435,8 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 8 ? 1 : 2)
         __syncthreads();
         k.start(n, 0);
     }
-    if (a.side.keep || a.side.post) side_block(a, room);
-    if (n == 0 && !a.post) return;
+    if (a.side.keep || a.side.publish) side_block(a, room);
+    if (n == 0 && !a.publish) return;
     k.input(room);
     k.run(n);
     finish_linear<C, T>(k, id, n, a.select == SELECT_LIST ? list_share(a).lo : 0);

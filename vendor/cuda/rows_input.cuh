@@ -31,7 +31,7 @@ struct rows_product {
 struct rows_args {
     const float *x;
     size_t ldx;
-    te_cuda_norm norm;
+    te_norm norm;
     const void *prepared; // several tokens on tensor cores: the input that te_cuda_prepare made, or NULL
     int n_tok, cols;
     int tile;                   // columns at a time: whole tasks
@@ -46,11 +46,11 @@ struct rows_args {
     size_t ld_mask;
     // linear
     int n_products;
-    rows_product product[TE_CUDA_MAX_PRODUCTS];
-    te_cuda_side side;
-    int side_first; // the first block of those that make the side
-    uint64_t *post; // marks of product 0, a part of them of each block (te_cuda_marks)
-    te_cuda_seq seq;
+    rows_product product[TE_MAX_PRODUCTS];
+    te_side side;
+    int side_first;    // the first block of those that make the side
+    uint64_t *publish; // marks of product 0, a part of them of each block (te_marks_args)
+    te_ticket ticket;
     // hidden: gate and up are product 0 and 1, without a gate up is product 0
     bool ffn, gated, skip;
     te_activation act;
@@ -87,8 +87,8 @@ struct rows_kernels {
     int type, lane_weights, steps;
     bool int8;
     few_shape few;
-    rows_function kernel[2][2]; // of te_cuda_linear, of te_cuda_hidden
-    rows_function one[2];       // of te_cuda_linear for one token in the usual case (one.cuh), and where it posts
+    rows_function kernel[2][2]; // of te_linear_args, of te_cuda_hidden
+    rows_function one[2];       // of te_linear_args for one token in the usual case (one.cuh), and where it posts
 };
 const rows_kernels *rows_float(int type); // NULL for types of another file
 const rows_kernels *rows_32(int type);
@@ -100,7 +100,7 @@ rows_args hidden_args(const te_cuda_hidden *op);
 typedef te_status (*check_function)(te_cuda *d, const char *op, const te_mat *m); // check_matrix, of launch.h
 te_status check_hidden(te_cuda *d, const te_cuda_hidden *op, check_function check);
 te_status check_input(te_cuda *d, const char *op, const float *x, size_t ldx, int32_t n_tok, int32_t cols,
-                      const te_cuda_norm *norm);
+                      const te_norm *norm);
 
 // Sum over the block of each of N values; all threads get it. room: shared, ROWS_WARPS * N floats.
 template <int N> __device__ void block_sums(float (&s)[N], float *room) {
@@ -134,8 +134,8 @@ __device__ __forceinline__ float4 load_vector(const float *w, int c, int cols, f
                        c + 2 < cols ? __ldg(w + c + 2) : other, other);
 }
 
-__device__ __forceinline__ float4 apply_norm(const te_cuda_norm &norm, int cols, float4 v, int c, float mean,
-                                             float scale, float4 w) {
+__device__ __forceinline__ float4 apply_norm(const te_norm &norm, int cols, float4 v, int c, float mean, float scale,
+                                             float4 w) {
     const float4 b = norm.b ? load_vector(norm.b, c, cols, 0) : make_float4(0, 0, 0, 0);
     return make_float4(fmaf((v.x - mean) * scale, w.x, b.x), fmaf((v.y - mean) * scale, w.y, b.y),
                        fmaf((v.z - mean) * scale, w.z, b.z), fmaf((v.w - mean) * scale, w.w, b.w));
@@ -151,9 +151,9 @@ __device__ __forceinline__ float squares(float4 v, int c, int cols, float mean) 
 }
 
 // Mean (of a layer norm) and scale of token t, by a whole block; all threads get them. room: ROWS_WARPS floats.
-__device__ inline float2 row_norm(const rows_args &a, const te_cuda_norm &norm, int t, float *room) {
+__device__ inline float2 row_norm(const rows_args &a, const te_norm &norm, int t, float *room) {
     float mean = 0, s[1] = {0};
-    if (norm.kind == TE_CUDA_LAYER_NORM) {
+    if (norm.kind == TE_LAYER_NORM) {
         for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * ROWS_THREADS) {
             const float4 v = load_x(a, t, c);
             s[0] += (v.x + v.y) + (v.z + v.w);
@@ -173,19 +173,19 @@ __device__ inline void side_block(const rows_args &a, float *room) {
     const int blocks = min((int)gridDim.x - a.side_first, SIDE_BLOCKS), quads = (a.cols + 3) / 4,
               at = (int)blockIdx.x - a.side_first;
     if (at < 0 || at >= blocks) return;
-    const te_cuda_norm &norm = a.side.norm;
-    const uint32_t number = a.side.post ? seq_number(a.side.seq) : 0;
+    const te_norm &norm = a.side.norm;
+    const uint32_t number = a.side.publish ? ticket_number(a.side.ticket) : 0;
     const int lo = (int)((int64_t)quads * at / blocks), hi = (int)((int64_t)quads * (at + 1) / blocks);
     for (int t = 0; t < a.n_tok; t++) {
-        const float2 n = norm.kind == TE_CUDA_NO_NORM ? make_float2(0, 1) : row_norm(a, norm, t, room);
+        const float2 n = norm.kind == TE_NO_NORM ? make_float2(0, 1) : row_norm(a, norm, t, room);
         const float mean = n.x, scale = n.y;
         // A column a thread: words that leave the device together are next to each other.
         for (int c = 4 * lo + (int)threadIdx.x; c < min(4 * hi, a.cols); c += ROWS_THREADS) {
             float v = __ldcg(a.x + t * a.ldx + c);
-            if (norm.kind != TE_CUDA_NO_NORM)
+            if (norm.kind != TE_NO_NORM)
                 v = fmaf((v - mean) * scale, __ldg(norm.w + c), norm.b ? __ldg(norm.b + c) : 0);
             const size_t to = (size_t)t * a.cols + c;
-            if (a.side.post) store_word(a.side.post + to, __float_as_uint(v), number);
+            if (a.side.publish) store_word(a.side.publish + to, __float_as_uint(v), number);
             if (a.side.keep) a.side.keep[to] = v;
         }
     }
@@ -196,9 +196,9 @@ template <int T> struct rows_norm {
     float mean[T], scale[T];
 };
 template <int T> __device__ void measure(const rows_args &a, rows_norm<T> &n, float *room) {
-    if (a.norm.kind == TE_CUDA_NO_NORM) return;
+    if (a.norm.kind == TE_NO_NORM) return;
     float mean[T] = {}, sum[T] = {};
-    if (a.norm.kind == TE_CUDA_LAYER_NORM) {
+    if (a.norm.kind == TE_LAYER_NORM) {
         for (int c = 4 * threadIdx.x; c < a.cols; c += 4 * ROWS_THREADS)
 #pragma unroll
             for (int t = 0; t < T; t++)
@@ -270,7 +270,7 @@ __device__ void fill_acts(const rows_args &a, const rows_norm<T> &n, int c0, uin
             float4 v = make_float4(0, 0, 0, 0);
             if (t < a.n_tok && c < a.cols) {
                 v = load_x(a, t, c);
-                if (a.norm.kind != TE_CUDA_NO_NORM)
+                if (a.norm.kind != TE_NO_NORM)
                     v = apply_norm(a.norm, a.cols, v, c, n.mean[t], n.scale[t], load_vector(a.norm.w, c, a.cols, 0));
             }
             put_x<C>(a, t, i, v, q, b);
@@ -285,23 +285,21 @@ __device__ void fill_acts(const rows_args &a, const rows_norm<T> &n, int c0, uin
 constexpr int FILL_ONCE = 2;
 // Whether one_input (one.cuh) takes it: all columns at once, and an RMS norm at most.
 inline bool fills_once(const rows_args &a) {
-    auto simple = [](const te_cuda_norm &n) {
-        return n.kind == TE_CUDA_NO_NORM || (n.kind == TE_CUDA_RMS_NORM && !n.b);
-    };
-    const te_cuda_norm &n = a.norm, &side = a.side.norm;
+    auto simple = [](const te_norm &n) { return n.kind == TE_NO_NORM || (n.kind == TE_RMS_NORM && !n.b); };
+    const te_norm &n = a.norm, &side = a.side.norm;
     const bool same = n.kind == side.kind && n.w == side.w && n.eps == side.eps;
     return a.tile >= a.cols && a.tile <= 4 * FILL_ONCE * ROWS_THREADS && a.cols % 4 == 0 && simple(n) &&
-           ((!a.side.keep && !a.side.post) ||
-            ((uintptr_t)a.side.keep % 16 == 0 && simple(side) && (n.kind == TE_CUDA_NO_NORM || same)));
+           ((!a.side.keep && !a.side.publish) ||
+            ((uintptr_t)a.side.keep % 16 == 0 && simple(side) && (n.kind == TE_NO_NORM || same)));
 }
 struct early_norm {
     float4 w[FILL_ONCE];
-    __device__ __forceinline__ void load(const te_cuda_norm &norm, int cols) {
+    __device__ __forceinline__ void load(const te_norm &norm, int cols) {
 #pragma unroll
         for (int k = 0; k < FILL_ONCE; k++) {
             const int c = 4 * (threadIdx.x + k * ROWS_THREADS);
             w[k] = make_float4(0, 0, 0, 0);
-            if (norm.kind != TE_CUDA_NO_NORM && c < cols) w[k] = load_vector(norm.w, c, cols, 0);
+            if (norm.kind != TE_NO_NORM && c < cols) w[k] = load_vector(norm.w, c, cols, 0);
         }
     }
 };
@@ -315,7 +313,7 @@ __device__ __forceinline__ float fill_one(const rows_args &a, const early_norm &
         v[k] = c < a.cols ? load_x(a, 0, c) : make_float4(0, 0, 0, 0);
     }
     float mean = 0, scale = 1;
-    if (a.norm.kind == TE_CUDA_RMS_NORM && !a.norm.b) {
+    if (a.norm.kind == TE_RMS_NORM && !a.norm.b) {
         float s = 0;
 #pragma unroll
         for (int k = 0; k < FILL_ONCE; k++) {
@@ -330,14 +328,14 @@ __device__ __forceinline__ float fill_one(const rows_args &a, const early_norm &
         for (int w = 0; w < ROWS_WARPS; w++) s += room[w];
         return 1.0f / sqrtf(s / (float)a.cols + a.norm.eps);
     }
-    if (a.norm.kind == TE_CUDA_LAYER_NORM) {
+    if (a.norm.kind == TE_LAYER_NORM) {
         float s[1] = {0};
 #pragma unroll
         for (int k = 0; k < FILL_ONCE; k++) s[0] += (v[k].x + v[k].y) + (v[k].z + v[k].w);
         block_sums(s, room);
         mean = s[0] / (float)a.cols;
     }
-    if (a.norm.kind != TE_CUDA_NO_NORM) {
+    if (a.norm.kind != TE_NO_NORM) {
         float s[1] = {0};
 #pragma unroll
         for (int k = 0; k < FILL_ONCE; k++) s[0] += squares(v[k], 4 * (threadIdx.x + k * ROWS_THREADS), a.cols, mean);
@@ -348,7 +346,7 @@ __device__ __forceinline__ float fill_one(const rows_args &a, const early_norm &
     for (int k = 0; k < FILL_ONCE; k++) {
         const int i = threadIdx.x + k * ROWS_THREADS;
         if (4 * i >= a.tile) continue;
-        if (a.norm.kind != TE_CUDA_NO_NORM && 4 * i < a.cols)
+        if (a.norm.kind != TE_NO_NORM && 4 * i < a.cols)
             v[k] = apply_norm(a.norm, a.cols, v[k], 4 * i, mean, scale, early.w[k]);
         put_x<C>(a, 0, i, v[k], q, b);
     }

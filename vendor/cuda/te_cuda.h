@@ -26,15 +26,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../core/te_device_ops.h"
 #include "../core/te_status.h"
-#include "../core/te_tensor.h"
 #include "../cpu/te_kernels.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { TE_CUDA_VERSION = 2, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_MAX_PRODUCTS = 4, TE_CUDA_SLOTS = 8 };
+enum { TE_CUDA_VERSION = 3, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_SLOTS = 8 };
 
 typedef struct te_cuda te_cuda;
 typedef struct te_cuda_graph te_cuda_graph;
@@ -56,107 +56,28 @@ typedef struct te_cuda_memory {
     uint64_t owned_bytes;             /* allocated through this te_cuda */
 } te_cuda_memory;
 
-/* ---- operations ---- */
+/* ---- operations ----
+ *
+ * Their arguments are those of te_device_ops.h; here is what kernels for decoding need besides.
+ *
+ * linear: 1 to TE_CUDA_MAX_TOK tokens; cols is read where there is no product. marks: in te_cuda_mark_parts() parts.
+ * ffn: of a few tokens, all but the last sum: partial takes te_cuda_ffn_parts() * n_tok * cols floats, which merge adds up;
+ * of y, add, stage, down_out and the adapters it knows nothing. merge: n_parts of partial are added.
+ * attention: scratch is te_cuda_attention_floats() floats; counter is te_cuda_attention_counters() words that are 0 before
+ * the first use and are left 0. */
 
-typedef enum te_cuda_norm_kind { TE_CUDA_NO_NORM, TE_CUDA_RMS_NORM, TE_CUDA_LAYER_NORM } te_cuda_norm_kind;
-typedef struct te_cuda_norm {
-    te_cuda_norm_kind kind;
-    float eps;
-    const float *w, *b; /* [cols] on the device; b may be NULL */
-} te_cuda_norm;
-
-/* Hand-over to and from the CPU, in mapped host memory: 64-bit words, each a value in the lower half and the hand-over's
- * number in the upper, so that a value is its own flag. The number is *base + add, base on the device. */
-typedef struct te_cuda_seq {
-    const uint32_t *base;
-    uint32_t add;
-} te_cuda_seq;
-
-/* Which rows, on the device. list NULL: rows 0 to n-1. Else list[0..count-1], ascending, count = n, or *n_list if that
- * is not NULL (*n_list <= n). Results are indexed by the place in the list. */
-typedef struct te_cuda_rows {
-    const int32_t *list, *n_list;
-    int32_t n;
-} te_cuda_rows;
-
-/* One of several products of one input: y[t*ldy + r] = f(w row r . norm(x_t) + bias[r]) + add[t*ld_add + r]. */
-typedef struct te_cuda_product {
-    te_mat w;          /* device layout; all products of an operation have the same cols */
-    const float *bias; /* NULL: none; by row id */
-    const float *add;  /* NULL: none; may be y */
-    size_t ld_add;
-    float *y; /* NULL if only marks are wanted */
-    size_t ldy;
-    int32_t relu;  /* f: max(., 0) */
-    uint8_t *mark; /* NULL: none. Bit r of the bytes at mark + t*ld_mark is set where the sum >= threshold. The bytes */
-    size_t ld_mark; /* of whole 32-bit words must exist; those behind the last row's byte are not written. No list. */
-    float mark_threshold;
-    const float *mark_threshold_at; /* if not NULL the threshold, on the device */
-} te_cuda_product;
-
-/* Beside the products: another norm of x, kept on the device, posted as words of floats, or both. */
-typedef struct te_cuda_side {
-    te_cuda_norm norm;
-    float *keep;    /* [n_tok][cols], or NULL */
-    uint64_t *post; /* [n_tok][cols], or NULL */
-    te_cuda_seq seq;
-} te_cuda_side;
-
-/* The input of two to eight tokens as kernels multiply with it, made once instead of by every block: what x would be behind
- * the norm, for matrices of a type. x and norm stay as they are where it is used: products of types that take another
- * form read these. */
-typedef struct te_cuda_prepared {
-    const void *v; /* what te_cuda_prepare made, or NULL */
-    int32_t type;  /* for matrices of this type, and those that take the same */
-} te_cuda_prepared;
+/* The input of two to eight tokens as kernels multiply with it, to te_prepared's v. */
 typedef struct te_cuda_prepare {
-    const float *x; /* as te_cuda_linear's */
+    const float *x; /* as te_linear_args's */
     size_t ldx;
     int32_t n_tok, cols;
-    te_cuda_norm norm;
+    te_norm norm;
     int32_t type;
     void *v; /* prepared_bytes(), 16-byte aligned; NULL: only the side is wanted */
-    te_cuda_side side;
+    te_side side;
     int32_t side_type; /* of the matrices that take what the side keeps */
     void *side_v;      /* that, prepared, or NULL */
 } te_cuda_prepare;
-
-typedef struct te_cuda_linear {
-    const float *x; /* [n_tok] rows of cols floats, ldx apart */
-    size_t ldx;
-    int32_t n_tok; /* 1 to TE_CUDA_MAX_TOK */
-    te_cuda_norm norm;
-    te_cuda_prepared prepared;
-    te_cuda_rows rows; /* of every product; n is ignored where there is no list */
-    te_cuda_product product[TE_CUDA_MAX_PRODUCTS];
-    int32_t n_products; /* 0 if only the side is wanted */
-    te_cuda_side side;
-    int32_t cols; /* read where there is no product */
-} te_cuda_linear;
-
-/* Which rows a token wants: those whose score reaches *threshold (on the device). The score of row j is fc2_j . z_t, or
- * (cols - 2 * differing signs) / cols of the signs of its weights (bits of negative ones, 64 to a word) and of h_t. With
- * neither, every row is wanted. */
-typedef struct te_cuda_scores {
-    te_mat fc2; /* w NULL: none */
-    const float *z;
-    size_t ldz;
-    const uint64_t *sign; /* [rows][(cols + 63) / 64], or NULL */
-    const float *h;       /* [n_tok] rows of cols floats, ldh apart */
-    size_t ldh;
-    int32_t cols;
-    const float *threshold;
-} te_cuda_scores;
-
-/* Marks of the wanted ones of n_rows rows, posted as words of 32. They are made in n_parts = te_cuda_mark_parts() parts,
- * the same number for every operation on this device; part p has rows [n_rows p / n_parts, n_rows (p + 1) / n_parts) and
- * ((n_rows + n_parts - 1) / n_parts + 31) / 32 words of its own. A token has n_parts times as many words. */
-typedef struct te_cuda_marks {
-    te_cuda_scores scores;
-    int32_t n_rows, n_tok;
-    uint64_t *post; /* [n_tok][words] */
-    te_cuda_seq seq;
-} te_cuda_marks;
 
 typedef enum te_cuda_ffn_mode {
     TE_CUDA_DENSE, /* all rows of gate and up are read */
@@ -164,21 +85,21 @@ typedef enum te_cuda_ffn_mode {
 } te_cuda_ffn_mode;
 
 /* The first half of a feed-forward: h[t*ldh + j] = act(gate_j . x_t) * (up_j . x_t + up_bias[j]), without a gate
- * act(up_j . x_t + up_bias[j]), x normed. With a mask (bits as te_cuda_product's marks; words of 32 bits, ld_mask in
+ * act(up_j . x_t + up_bias[j]), x normed. With a mask (bits as te_product's marks; words of 32 bits, ld_mask in
  * bytes) only neurons that are set for some token are computed, gate and up at once unless the mode is SKIP; h is 0
  * where a token's bit is not set. A mask and a list exclude each other. */
 typedef struct te_cuda_hidden {
     const float *x;
     size_t ldx;
     int32_t n_tok;
-    te_cuda_norm norm;
-    te_cuda_prepared prepared;
+    te_norm norm;
+    te_prepared prepared;
     te_mat gate, up; /* gate.w NULL: ungated; the same type */
     const float *up_bias;
     te_activation act;
     float threshold;
     te_cuda_ffn_mode mode;
-    te_cuda_rows rows;
+    te_row_list rows;
     const uint8_t *mask;
     size_t ld_mask;
     const float *gate_add, *up_add; /* added to the products of token t with row j: [t*ld_add + j], or NULL. No list */
@@ -198,93 +119,10 @@ typedef struct te_cuda_down {
     const float *h;
     size_t ldh;
     int32_t n_tok;
-    te_cuda_rows rows;
+    te_row_list rows;
     int32_t all;
     float *partial;
 } te_cuda_down;
-
-/* A feed-forward of a few tokens, but for the last sum: the sum over b < te_cuda_ffn_parts() of partial[b][t][c] is
- * sum over wanted rows j of down_j[c] * act(gate_j . x_t) * (up_j . x_t + up_bias[j]), x normed (see te_cuda_hidden for
- * ungated ones); `merge` adds it up. With down.w NULL (stored by output) only h is made, 0 where a row is not wanted.
- * With a list there are n_list neurons: the j-th is row list[j] of gate, up and down, and j everywhere else (scores,
- * up_bias, h, bits, fired). The list is read as early as weights are. */
-typedef struct te_cuda_ffn {
-    const float *x;
-    size_t ldx;
-    int32_t n_tok;
-    te_cuda_norm norm;
-    te_cuda_prepared prepared;
-    te_mat gate, up, down; /* gate.w NULL: ungated; the same type and size */
-    const int32_t *list;   /* [n_list] on the device, or NULL; all three matrices are of one type then */
-    int32_t n_list;
-    /* Two operations, one behind the other, that are computed side by side: nothing that the second reads is made by the
-     * first. What follows the second follows both. */
-    int32_t first, beside;
-    /* With a list: gate, up and down lie in mapped host memory, rows as in the file, those of Q8_0, Q4_0 and Q6_K at any
-     * even address. */
-    int32_t far;
-    const float *up_bias;
-    te_activation act;
-    float threshold;
-    int32_t skip; /* as TE_CUDA_SKIP; without scores up and down are read where the gate lets a token through */
-    te_cuda_scores scores;
-    const float *gate_add, *up_add; /* as te_cuda_hidden's; not with a list */
-    size_t ld_add;
-    /* [n_tok] rows of n floats (n: neurons), ldh apart: the result if down.w is NULL or store_h is set, else room. */
-    float *h;
-    size_t ldh;
-    int32_t store_h;
-    uint32_t *bits;           /* room for n_tok * ((n + 31) / 32) words; with scores only */
-    float *partial;           /* te_cuda_ffn_parts() * n_tok * cols floats */
-    uint32_t *fired, *counts; /* [n] and [3], or NULL: as te_cuda_hidden's */
-} te_cuda_ffn;
-
-/* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. */
-typedef struct te_cuda_merge {
-    const float *partial;
-    int32_t n_parts, n_tok, cols;
-    const float *add, *bias; /* or NULL */
-    size_t ld_add;
-    float *y;
-    size_t ldy;
-    const uint64_t *words; /* or NULL: [n_tok][cols] in mapped host memory, waited for until they carry the number */
-    te_cuda_seq seq;
-    /* In mapped host memory. A wait ends where it is not 0, or after limit_ns, which sets it; what was not there is 0. */
-    uint32_t *cancelled;
-    uint64_t limit_ns;
-} te_cuda_merge;
-
-typedef enum te_cuda_rope_kind { TE_CUDA_NO_ROPE, TE_CUDA_ROPE_NORM, TE_CUDA_ROPE_NEOX } te_cuda_rope_kind;
-
-/* Attention of one layer for n_tok tokens, each of a sequence. K and V of a token are normed, rotated and stored at its
- * position; then its query heads look at positions 0 to pos[t]. Pool of K and of V: [block][n_head_kv][64][n_embd_head],
- * rows in the file's layout. Tokens of the same sequence must be at consecutive positions, ascending with t. A token
- * with pos < 0 is left out (its result is 0). scratch: te_cuda_attention_floats() floats; counter:
- * te_cuda_attention_counters() words that are 0 before the first use and are left 0. */
-typedef struct te_cuda_attention {
-    const float *q;     /* [n_tok][n_head * n_embd_head] */
-    const float *k, *v; /* [n_tok][n_head_kv * n_embd_head] */
-    size_t ldq, ldk, ldv;
-    int32_t n_tok, n_head, n_head_kv, n_embd_head; /* n_embd_head: even, at most 256 */
-    const float *q_norm, *k_norm;                  /* [n_embd_head] RMS norm of each head, or NULL */
-    float norm_eps, scale;                         /* scores are multiplied by scale */
-    te_cuda_rope_kind rope;
-    int32_t n_rot;        /* leading values of a head that are rotated */
-    const float *cs;      /* [n_tok][n_rot] cos and sin of each pair */
-    const int32_t *pos;   /* [n_tok] */
-    const int32_t *table; /* block table: block of position p of token t is table[seq[t]*ld_table + p/64] */
-    const int32_t *seq;   /* [n_tok], or NULL: seq[t] = t */
-    int32_t ld_table;
-    void *k_pool, *v_pool;  /* of this layer */
-    int32_t type_k, type_v; /* F16, F32, BF16, Q8_0 */
-    int32_t n_ctx;          /* positions are below */
-    int32_t early;          /* pos, seq and table are not written by operations of the same graph: they, and the older K
-                              and V, are read before the operation in front has finished */
-    float *out;             /* [n_tok][n_head * n_embd_head] */
-    size_t ld_out;
-    float *scratch;
-    uint32_t *counter;
-} te_cuda_attention;
 
 /* y_t (+)= row id[t] + offset of a table, in the file's layout, in device or mapped host memory. */
 typedef struct te_cuda_embed {
@@ -325,18 +163,18 @@ typedef struct te_cuda_halve {
     const float *x;
     size_t ldx;
     int32_t n_tok, cols;
-    te_cuda_norm norm;
+    te_norm norm;
     int32_t relu;
     te_cuda_half to;
 } te_cuda_halve;
 
-/* Products as te_cuda_linear's, all with w's rows, or all transposed: y_t = sum over rows j of x_tj * row j of w. Then x
+/* Products as te_linear_args's, all with w's rows, or all transposed: y_t = sum over rows j of x_tj * row j of w. Then x
  * has as many columns as w has rows, y and bias as many as w has columns. y is needed, relu excludes add. Weights that are
  * not F16 are converted into scratch, piece by piece; gemm_scratch() says how large it is best and must be at least. */
 typedef struct te_cuda_gemm {
     te_cuda_half x;
     int32_t n_tok, transposed;
-    te_cuda_product product[TE_CUDA_MAX_PRODUCTS];
+    te_product product[TE_MAX_PRODUCTS];
     int32_t n_products;
     void *scratch; /* 256-byte aligned */
     size_t n_scratch;
@@ -410,18 +248,18 @@ typedef struct te_cuda_api {
     /* Operations. prepared_bytes: of te_cuda_prepare, for up to 8 tokens; 0: matrices of this type take x as it is. */
     size_t (*prepared_bytes)(int32_t type, int32_t cols);
     te_status (*prepare)(te_cuda *d, const te_cuda_prepare *op);
-    te_status (*linear)(te_cuda *d, const te_cuda_linear *op);
+    te_status (*linear)(te_cuda *d, const te_linear_args *op);
     te_status (*hidden)(te_cuda *d, const te_cuda_hidden *op);
     int32_t (*parts)(te_cuda *d, const te_mat *down, int32_t n_rows); /* of partial, for at most n_rows rows */
     te_status (*down)(te_cuda *d, const te_cuda_down *op);
     int32_t (*mark_parts)(te_cuda *d);
-    te_status (*marks)(te_cuda *d, const te_cuda_marks *op);
-    int32_t (*ffn_parts)(te_cuda *d, const te_cuda_ffn *op); /* of partial; 0 if down.w is NULL */
-    te_status (*ffn)(te_cuda *d, const te_cuda_ffn *op);
-    te_status (*merge)(te_cuda *d, const te_cuda_merge *op);
-    size_t (*attention_floats)(te_cuda *d, const te_cuda_attention *op);
-    size_t (*attention_counters)(te_cuda *d, const te_cuda_attention *op);
-    te_status (*attention)(te_cuda *d, const te_cuda_attention *op);
+    te_status (*marks)(te_cuda *d, const te_marks_args *op);
+    int32_t (*ffn_parts)(te_cuda *d, const te_ffn_args *op); /* of partial; 0 if down.w is NULL */
+    te_status (*ffn)(te_cuda *d, const te_ffn_args *op);
+    te_status (*merge)(te_cuda *d, const te_merge_args *op);
+    size_t (*attention_floats)(te_cuda *d, const te_attention_args *op);
+    size_t (*attention_counters)(te_cuda *d, const te_attention_args *op);
+    te_status (*attention)(te_cuda *d, const te_attention_args *op);
     te_status (*embed)(te_cuda *d, const te_cuda_embed *op);
     te_status (*add)(te_cuda *d, const float *x, float *y, int64_t n); /* y += x */
     /* best[t] = the index of the largest of n values at x + t*ldx; the lowest of equal ones, 0 if all are NaN. */
@@ -437,8 +275,8 @@ typedef struct te_cuda_api {
     te_status (*act)(te_cuda *d, const te_cuda_act *op);
     /* As attention, of any number of tokens, those of a sequence next to each other; scratch:
      * prompt_attention_floats() floats; counter and early are not used. */
-    size_t (*prompt_attention_floats)(te_cuda *d, const te_cuda_attention *op);
-    te_status (*prompt_attention)(te_cuda *d, const te_cuda_attention *op);
+    size_t (*prompt_attention_floats)(te_cuda *d, const te_attention_args *op);
+    te_status (*prompt_attention)(te_cuda *d, const te_attention_args *op);
     /* Matrices of host memory on their way while earlier operations still run, in TE_CUDA_SLOTS slots. load: packs on a
      * stream of its own, after what was on the stream at the slot's last load_free; several may go into a slot. Lists
      * have been waited for, and list a row's blocks in ascending order. load_ready: what follows on the stream waits for

@@ -1,4 +1,4 @@
-// words.cuh - the device's side of the hand-over with the CPU: words that carry a value and a number (te_cuda_seq).
+// words.cuh - the device's side of the hand-over with the CPU: words that carry a value and a number (te_ticket).
 //
 // A word is its own flag: it is stored and loaded whole, and nothing else is ordered by it.
 #ifndef TE_CUDA_WORDS_CUH
@@ -10,7 +10,7 @@
 namespace te {
 
 // The base is advanced by a kernel in front: after dep_wait() only.
-__device__ __forceinline__ uint32_t seq_number(const te_cuda_seq &s) { return __ldcg(s.base) + s.add; }
+__device__ __forceinline__ uint32_t ticket_number(const te_ticket &s) { return __ldcg(s.base) + s.add; }
 __device__ __forceinline__ void store_word(uint64_t *p, uint32_t value, uint32_t number) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"((uint64_t)number << 32 | value) : "memory");
 }

@@ -15,7 +15,7 @@ struct Parts {
 
 int32_t most(int32_t a, int32_t b) { return a > b ? a : b; }
 
-Parts lay_out(Cuda *c, const pi_dev_ffn *a) {
+Parts lay_out(Cuda *c, const te_ffn_args *a) {
     const int32_t rank = most(a->gate_adapter.b.cols, most(a->up_adapter.b.cols, a->down_adapter.b.cols));
     const size_t n_tok = (size_t)a->n_tok;
     Parts p = {};
@@ -29,9 +29,9 @@ Parts lay_out(Cuda *c, const pi_dev_ffn *a) {
     return p;
 }
 
-void product(Cuda *c, const te_mat &w, const float *x, size_t ldx, int32_t n_tok, const te_cuda_norm &norm, float *y,
+void product(Cuda *c, const te_mat &w, const float *x, size_t ldx, int32_t n_tok, const te_norm &norm, float *y,
              size_t ldy) {
-    te_cuda_linear op = {};
+    te_linear_args op = {};
     op.x = x;
     op.ldx = ldx;
     op.n_tok = n_tok;
@@ -45,16 +45,16 @@ void product(Cuda *c, const te_mat &w, const float *x, size_t ldx, int32_t n_tok
 
 } // namespace
 
-bool is_adapted(const pi_dev_ffn *a) { return a->gate_adapter.a.w || a->up_adapter.a.w || a->down_adapter.a.w; }
+bool is_adapted(const te_ffn_args *a) { return a->gate_adapter.a.w || a->up_adapter.a.w || a->down_adapter.a.w; }
 
-void adapt_products(Cuda *c, const pi_dev_ffn *a, te_cuda_ffn *op) {
+void adapt_products(Cuda *c, const te_ffn_args *a, te_ffn_args *op) {
     const Parts p = lay_out(c, a);
     op->store_h = 1;
     op->ld_add = p.ld;
     if (a->gate_adapter.a.w) op->gate_add = p.gate;
     if (a->up_adapter.a.w) op->up_add = p.up;
     if (!ready(c)) return;
-    for (const pi_dev_adapter *w : {&a->gate_adapter, &a->up_adapter}) {
+    for (const te_adapter *w : {&a->gate_adapter, &a->up_adapter}) {
         if (!w->a.w) continue;
         const size_t rank = (size_t)w->b.cols;
         product(c, w->a, op->x, op->ldx, a->n_tok, op->norm, p.z, rank);
@@ -62,9 +62,9 @@ void adapt_products(Cuda *c, const pi_dev_ffn *a, te_cuda_ffn *op) {
     }
 }
 
-void adapt_sum(Cuda *c, const pi_dev_ffn *a, const te_cuda_ffn *op, float *part) {
+void adapt_sum(Cuda *c, const te_ffn_args *a, const te_ffn_args *op, float *part) {
     const Parts p = lay_out(c, a);
-    const pi_dev_adapter &w = a->down_adapter;
+    const te_adapter &w = a->down_adapter;
     if (!ready(c)) return;
     te_cuda_down sum = {};
     sum.w = w.a;
@@ -73,7 +73,7 @@ void adapt_sum(Cuda *c, const pi_dev_ffn *a, const te_cuda_ffn *op, float *part)
     sum.n_tok = a->n_tok;
     sum.all = !a->skip;
     sum.partial = p.sums;
-    te_cuda_merge z = {};
+    te_merge_args z = {};
     z.partial = p.sums;
     z.n_parts = p.n_sums;
     z.n_tok = a->n_tok;

@@ -43,8 +43,8 @@ struct Graph {
 struct Sum {
     const float *y;
     int32_t n_parts;
-    bool far;                  /* of neurons that are read in place */
-    te_cuda_prepared prepared; /* their input, which is also the hot ones' */
+    bool zero_copy;       /* of neurons that are read from host memory */
+    te_prepared prepared; /* their input, which is also the hot ones' */
 };
 
 /* Memory that pieces are cut from, and what is cut off so far. */
@@ -68,7 +68,7 @@ struct Cuda {
     void *room[ROOMS];
     Sum sum;
     const float *kept; /* what a side kept, of which PREPARED_SIDE is another form */
-    te_cuda_prepared kept_form;
+    te_prepared kept_form;
     bool settled; /* an operation of this step has begun after the copy of its inputs had ended */
     Graph graph[MAX_GRAPHS];
     int32_t n_graphs, oldest_graph;
@@ -102,12 +102,12 @@ void *alloc_alone(pi_device *dev, size_t n_bytes); /* not zeroed */
 void give(pi_device *dev, void *p, size_t n_bytes);
 void *share(pi_device *dev, size_t n_bytes);
 pi_status map(pi_device *dev, const void *p, size_t n_bytes);
-bool reads(pi_device *dev, const te_mat *m);
+bool zero_copy(pi_device *dev, const te_mat *m);
 const void *mapped(const Cuda *c, const void *p); /* where kernels find host memory, or null */
 pi_status pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns, te_mat *out);
 /* What loads of sources that are not mapped need; then such a load, in a program that a thread puts on the stream. */
 te_status reserve_copiers(Cuda *c);
-te_status load_by_ring(Cuda *c, const pi_dev_load *a);
+te_status load_by_ring(Cuda *c, const pi_device_load *a);
 pi_status upload(pi_device *dev, void *to, const void *from, size_t n_bytes);
 pi_status download(pi_device *dev, void *to, const void *from, size_t n_bytes);
 pi_status copy(pi_device *dev, void *to, const void *from, size_t n_bytes);
@@ -126,22 +126,19 @@ inline bool idle(const Cuda *c) { return c->mode == IDLE; }
 inline bool ready(const Cuda *c) { return c->mode == WORK && c->status == TE_OK; }
 /* A piece of memory for this operation; while measuring, nothing but its size matters. */
 void *room(Cuda *c, Room r, size_t n_bytes);
-te_cuda_norm norm_of(const pi_dev_norm &n);
-void products_of(const pi_dev_linear *a, int32_t t, te_cuda_product *product);
-void attention_of(const pi_dev_attention *a, int32_t t, int32_t n, te_cuda_attention *op);
 /* Calls f(t, n) for pieces of a run of tokens that the kernels for decoding take. */
 template <class F> void pieces(int32_t n_tok, F f) {
     for (int32_t t = 0; t < n_tok; t += TE_CUDA_MAX_TOK)
         f(t, n_tok - t < TE_CUDA_MAX_TOK ? n_tok - t : (int32_t)TE_CUDA_MAX_TOK);
 }
-void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step);
+void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets);
 void op_end(pi_device *dev, void *to, const void *from, size_t n_bytes);
-void op_linear(pi_device *dev, const pi_dev_linear *a);
-void op_attention(pi_device *dev, const pi_dev_attention *a);
-void op_marks(pi_device *dev, const pi_dev_marks *a);
-void op_ffn(pi_device *dev, const pi_dev_ffn *a);
-void op_merge(pi_device *dev, const pi_dev_merge *a);
-void op_load(pi_device *dev, const pi_dev_load *a);
+void op_linear(pi_device *dev, const te_linear_args *a);
+void op_attention(pi_device *dev, const te_attention_args *a);
+void op_marks(pi_device *dev, const te_marks_args *a);
+void op_ffn(pi_device *dev, const te_ffn_args *a);
+void op_merge(pi_device *dev, const te_merge_args *a);
+void op_load(pi_device *dev, const pi_device_load *a);
 void op_stamp(pi_device *dev, uint64_t *at);
 
 /* rates.cu */
@@ -149,14 +146,14 @@ pi_status measure_rates(pi_device *dev, pi_device_rates *out);
 
 /* adapt.cu: what adapters of gate and up add to the products of a feed-forward of few tokens, for op; then down's part of
  * the sum, to `part` [n_tok][n_embd]. */
-bool is_adapted(const pi_dev_ffn *a);
-void adapt_products(Cuda *c, const pi_dev_ffn *a, te_cuda_ffn *op);
-void adapt_sum(Cuda *c, const pi_dev_ffn *a, const te_cuda_ffn *op, float *part);
+bool is_adapted(const te_ffn_args *a);
+void adapt_products(Cuda *c, const te_ffn_args *a, te_ffn_args *op);
+void adapt_sum(Cuda *c, const te_ffn_args *a, const te_ffn_args *op, float *part);
 
 /* prompt.cu */
-void many_linear(Cuda *c, const pi_dev_linear *a);
-void many_attention(Cuda *c, const pi_dev_attention *a);
-void many_ffn(Cuda *c, const pi_dev_ffn *a);
+void prefill_linear(Cuda *c, const te_linear_args *a);
+void prefill_attention(Cuda *c, const te_attention_args *a);
+void prefill_ffn(Cuda *c, const te_ffn_args *a);
 
 constexpr double finish_seconds = 90;
 

@@ -163,7 +163,7 @@ pi_status finish(pi_device *dev) {
     c->status = TE_OK;
     if (failed != TE_OK) return (pi_status)te_fail(failed, "%s", c->problem);
     if (st != TE_OK) return (pi_status)te_fail(TE_DEVICE, "%s", te_last_error());
-    return was ? (pi_status)te_fail(TE_TIMEOUT, "the GPU waited in vain for the CPU's part of a step") : PI_OK;
+    return was ? (pi_status)te_fail(TE_TIMEOUT, "the GPU timed out waiting for the CPU's part of a step") : PI_OK;
 }
 
 /* ---- opening ---- */
@@ -267,7 +267,7 @@ const pi_device_ops table = {
     share,
     stride,
     map,
-    reads,
+    zero_copy,
     pack,
     upload,
     download,

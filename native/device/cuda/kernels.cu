@@ -14,15 +14,15 @@ using te::dep_wait;
 __device__ __forceinline__ uint32_t number(const uint32_t *base, uint32_t add) {
     return *(volatile const uint32_t *)base + add;
 }
-__device__ __forceinline__ void store_word(uint64_t *p, uint32_t value, uint32_t seq) {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(pi_word(value, seq)) : "memory");
+__device__ __forceinline__ void store_word(uint64_t *p, uint32_t value, uint32_t ticket) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(pi_word(value, ticket)) : "memory");
 }
-__global__ void begin_kernel(uint32_t *to, const uint32_t *from, size_t n, uint32_t *seq, uint32_t step) {
+__global__ void begin_kernel(uint32_t *to, const uint32_t *from, size_t n, uint32_t *ticket, uint32_t step) {
     dep_go();
     dep_wait();
     const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (size_t i = at; i < n; i += (size_t)gridDim.x * blockDim.x) to[i] = *(volatile const uint32_t *)(from + i);
-    if (at == 0 && seq) *seq += step;
+    if (at == 0 && ticket) *ticket += step;
 }
 
 __global__ void stamp_kernel(uint64_t *at) {
@@ -43,40 +43,41 @@ __device__ float block_sum(float v, float *part) {
 }
 
 /* Blocks of a row each norm the whole of it and write their share. */
-__global__ void norm_kernel(const float *x, size_t ldx, int cols, pi_dev_norm norm, float *keep, uint64_t *words,
-                            pi_dev_seq seq) {
+__global__ void norm_kernel(const float *x, size_t ldx, int cols, te_side side) {
+    const te_norm norm = side.norm;
     __shared__ float part[32];
     dep_go();
     dep_wait();
     x += ldx * blockIdx.y;
     float mean = 0, r = 1;
-    if (norm.w) {
+    if (norm.kind != TE_NO_NORM) {
         float sum = 0, squares = 0;
-        if (norm.layer) {
+        if (norm.kind == TE_LAYER_NORM) {
             for (int c = threadIdx.x; c < cols; c += blockDim.x) sum += x[c];
             mean = block_sum(sum, part) / (float)cols;
         }
         for (int c = threadIdx.x; c < cols; c += blockDim.x) squares += (x[c] - mean) * (x[c] - mean);
         r = 1.0f / sqrtf(block_sum(squares, part) / (float)cols + norm.eps);
     }
-    const uint32_t want = words ? number(seq.base, seq.add) : 0;
+    const uint32_t want = side.publish ? number(side.ticket.base, side.ticket.add) : 0;
     const int lo = (int)((int64_t)cols * blockIdx.x / gridDim.x),
               hi = (int)((int64_t)cols * (blockIdx.x + 1) / gridDim.x);
     for (int c = lo + threadIdx.x; c < hi; c += blockDim.x) {
         float v = x[c];
-        if (norm.w) v = (v - mean) * r * norm.w[c] + (norm.b ? norm.b[c] : 0.0f);
-        if (keep) keep[(size_t)blockIdx.y * cols + c] = v;
-        if (words) store_word(words + (size_t)blockIdx.y * cols + c, __float_as_uint(v), want);
+        if (norm.kind != TE_NO_NORM) v = (v - mean) * r * norm.w[c] + (norm.b ? norm.b[c] : 0.0f);
+        if (side.keep) side.keep[(size_t)blockIdx.y * cols + c] = v;
+        if (side.publish) store_word(side.publish + (size_t)blockIdx.y * cols + c, __float_as_uint(v), want);
     }
 }
 
 /* A thread a row; 32 rows make a word. */
-__global__ void sign_kernel(pi_dev_scores a, uint8_t *bits, size_t ld_bits) {
+__global__ void sign_kernel(te_scores a, int n_rows, uint8_t *bits, size_t ld_bits) {
     extern __shared__ uint64_t signs[];
     dep_go();
     dep_wait();
-    const float *h = a.h + (size_t)a.cols * blockIdx.y;
-    for (int w = threadIdx.x; w < a.n_words; w += blockDim.x) {
+    const int n_words = (a.cols + 63) / 64;
+    const float *h = a.h + a.ldh * blockIdx.y;
+    for (int w = threadIdx.x; w < n_words; w += blockDim.x) {
         uint64_t v = 0;
         for (int k = 0; k < 64 && w * 64 + k < a.cols; k++) v |= (uint64_t)(h[w * 64 + k] < 0.0f) << k;
         signs[w] = v;
@@ -84,36 +85,35 @@ __global__ void sign_kernel(pi_dev_scores a, uint8_t *bits, size_t ld_bits) {
     __syncthreads();
     const int j = blockIdx.x * blockDim.x + threadIdx.x;
     bool on = false;
-    if (j < a.n_rows) {
+    if (j < n_rows) {
         int differ = 0;
-        for (int w = 0; w < a.n_words; w++) differ += __popcll(signs[w] ^ a.sign[(size_t)j * a.n_words + w]);
+        for (int w = 0; w < n_words; w++) differ += __popcll(signs[w] ^ a.sign[(size_t)j * n_words + w]);
         on = (float)(a.cols - 2 * differ) / (float)a.cols >= *a.threshold;
     }
     const uint32_t word = __ballot_sync(~0u, on);
-    if (threadIdx.x % 32 == 0 && j < a.n_rows) ((uint32_t *)(bits + ld_bits * blockIdx.y))[j / 32] = word;
+    if (threadIdx.x % 32 == 0 && j < n_rows) ((uint32_t *)(bits + ld_bits * blockIdx.y))[j / 32] = word;
 }
 
 } // namespace
 
-te_status begin(te_cuda *d, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step) {
+te_status begin(te_cuda *d, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets) {
     const size_t n = (n_bytes + 3) / 4;
     int blocks = te::divide_up((int64_t)n, 256);
     if (blocks > 64) blocks = 64;
     return te::launch(d, "begin", begin_kernel, dim3((unsigned)(blocks ? blocks : 1)), 256, 0, (uint32_t *)to,
-                      (const uint32_t *)from, n, seq, seq_step);
+                      (const uint32_t *)from, n, ticket, tickets);
 }
 
 te_status stamp(te_cuda *d, uint64_t *at) { return te::launch(d, "stamp", stamp_kernel, dim3(1), 1, 0, at); }
 
-te_status norm_rows(te_cuda *d, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const pi_dev_norm &norm,
-                    float *keep, uint64_t *words, pi_dev_seq seq) {
+te_status norm_rows(te_cuda *d, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_side &side) {
     return te::launch(d, "norm_rows", norm_kernel, dim3((unsigned)te::divide_up(cols, 512), (unsigned)n_tok), 256, 0, x,
-                      ldx, (int)cols, norm, keep, words, seq);
+                      ldx, (int)cols, side);
 }
 
-te_status sign_marks(te_cuda *d, const pi_dev_scores &a, int32_t n_tok, uint8_t *bits, size_t ld_bits) {
-    return te::launch(d, "sign_marks", sign_kernel, dim3((unsigned)te::divide_up(a.n_rows, 128), (unsigned)n_tok), 128,
-                      sizeof(uint64_t) * (size_t)a.n_words, a, bits, ld_bits);
+te_status sign_marks(te_cuda *d, const te_scores &a, int32_t n_rows, int32_t n_tok, uint8_t *bits, size_t ld_bits) {
+    return te::launch(d, "sign_marks", sign_kernel, dim3((unsigned)te::divide_up(n_rows, 128), (unsigned)n_tok), 128,
+                      sizeof(uint64_t) * (size_t)((a.cols + 63) / 64), a, (int)n_rows, bits, ld_bits);
 }
 
 } // namespace pi

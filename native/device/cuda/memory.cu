@@ -179,8 +179,8 @@ const void *mapped(const Cuda *c, const void *p) {
     return nullptr;
 }
 
-/* As te_cuda_ffn's `far` wants them. */
-bool reads(pi_device *dev, const te_mat *m) {
+/* As te_ffn_args's `zero_copy` wants them. */
+bool zero_copy(pi_device *dev, const te_mat *m) {
     const Cuda *c = of(dev);
     const size_t n_bytes = m->stride * (size_t)(m->n_rows - 1) + te_row_bytes(m->type, m->cols);
     const char *p = (const char *)mapped(c, m->w), *last = (const char *)mapped(c, (const char *)m->w + n_bytes - 1);
@@ -295,7 +295,7 @@ te_status reserve_copiers(Cuda *c) {
     return te_pool_new(n < 1 ? 1 : n > most_copiers ? most_copiers : n, &c->copiers);
 }
 
-te_status load_by_ring(Cuda *c, const pi_dev_load *a) {
+te_status load_by_ring(Cuda *c, const pi_device_load *a) {
     const Gather g = {&a->from, a->host_ids, a->columns, a->to};
     auto half = [&](int32_t turn) {
         te_status st;

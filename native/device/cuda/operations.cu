@@ -1,7 +1,5 @@
 /* operations.cu - what programs are made of, in terms of vendor/cuda: a few tokens by the kernels for decoding, more of
  * them by the operations for prompts (prompt.cu). */
-#include <cmath>
-
 #include "cuda.cuh"
 #include "kernels.cuh"
 
@@ -13,26 +11,17 @@ constexpr uint64_t usual_wait_ns = 60000000000;
 
 } // namespace
 
-te_cuda_norm norm_of(const pi_dev_norm &n) {
-    te_cuda_norm r = {};
-    r.kind = !n.w ? TE_CUDA_NO_NORM : n.layer ? TE_CUDA_LAYER_NORM : TE_CUDA_RMS_NORM;
-    r.eps = n.eps;
-    r.w = n.w;
-    r.b = n.b;
-    return r;
-}
-
 void *room(Cuda *c, Room r, size_t n_bytes) {
     if (n_bytes > c->need[r]) c->need[r] = n_bytes;
     return c->room[r];
 }
 
-void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *seq, uint32_t seq_step) {
+void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets) {
     Cuda *c = of(dev);
     c->sum = {};
     c->settled = false;
     c->kept = nullptr;
-    if (ready(c)) note(c, begin(c->d, to, from, n_bytes, seq, seq_step));
+    if (ready(c)) note(c, begin(c->d, to, from, n_bytes, ticket, tickets));
 }
 
 void op_end(pi_device *dev, void *to, const void *from, size_t n_bytes) {
@@ -40,30 +29,14 @@ void op_end(pi_device *dev, void *to, const void *from, size_t n_bytes) {
     if (ready(c)) note(c, begin(c->d, to, from, n_bytes, nullptr, 0));
 }
 
-void products_of(const pi_dev_linear *a, int32_t t, te_cuda_product *product) {
-    for (int32_t i = 0; i < a->n_out; i++) {
-        const te_linear &o = a->out[i];
-        te_cuda_product &p = product[i];
-        p.w = o.w;
-        p.bias = o.bias;
-        p.y = o.y + o.ldy * (size_t)t;
-        p.ldy = o.ldy;
-        p.relu = a->relu;
-        p.add = o.add ? p.y : nullptr;
-        p.ld_add = o.ldy;
-    }
-}
-
 namespace {
-
-te_cuda_seq seq_of(const pi_dev_seq &s) { return {s.base, s.add}; }
 
 /* The input of several tokens is made for the kernels once where that is faster than in each block: the blocks' way takes
  * as long as there are tokens and columns. */
 bool is_prepared(int32_t n_tok, int32_t cols) { return n_tok > 4 && cols >= 2048; }
 
-te_cuda_prepared prepare(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_cuda_norm &norm,
-                         int32_t type) {
+te_prepared prepare(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm,
+                    int32_t type) {
     const size_t n_bytes = is_prepared(n_tok, cols) ? c->te->prepared_bytes(type, cols) : 0;
     if (!n_bytes) return {};
     te_cuda_prepare op = {};
@@ -80,7 +53,7 @@ te_cuda_prepared prepare(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int
 
 /* Of several tokens the side of a product is made in front of it, with the inputs of what follows: blocks of the product
  * would do that token by token. */
-te_cuda_prepared prepare_with_side(Cuda *c, const te_cuda_linear *l, int32_t cols, int32_t type, int32_t side_type) {
+te_prepared prepare_with_side(Cuda *c, const te_linear_args *l, int32_t cols, int32_t type, int32_t side_type) {
     te_cuda_prepare op = {};
     op.x = l->x;
     op.ldx = l->ldx;
@@ -101,98 +74,81 @@ te_cuda_prepared prepare_with_side(Cuda *c, const te_cuda_linear *l, int32_t col
     return {op.v, type};
 }
 
-void few_linear(Cuda *c, const pi_dev_linear *a, int32_t t, int32_t n) {
-    te_cuda_linear op = {};
-    op.x = a->x + a->ldx * (size_t)t;
-    op.ldx = a->ldx;
-    op.n_tok = n;
-    op.cols = a->cols;
-    op.norm = norm_of(a->norm);
-    op.n_products = a->n_out;
-    products_of(a, t, op.product);
-    const int32_t type = a->n_out ? a->out[0].w.type : -1;
-    if (a->side.wanted) {
-        const size_t at = (size_t)a->cols * (size_t)t;
-        op.side.norm = norm_of(a->side.norm);
-        op.side.keep = a->side.keep ? a->side.keep + at : nullptr;
-        op.side.post = a->side.post ? a->side.post + at : nullptr;
-        op.side.seq = seq_of(a->side.seq);
+/* Tokens t to t + n - 1 of an operation. */
+te_linear_args some_tokens(const te_linear_args *a, int32_t t, int32_t n) {
+    te_linear_args b = *a;
+    const size_t at = (size_t)a->cols * (size_t)t;
+    b.x += a->ldx * (size_t)t;
+    b.n_tok = n;
+    for (int32_t i = 0; i < a->n_products; i++) {
+        te_product &p = b.product[i];
+        p.y += p.ldy * (size_t)t;
+        if (p.add) p.add += p.ld_add * (size_t)t;
     }
+    if (b.side.keep) b.side.keep += at;
+    if (b.side.publish) b.side.publish += at;
+    return b;
+}
+
+bool has_side(const te_linear_args *a) { return a->side.keep || a->side.publish; }
+
+void decode_linear(Cuda *c, te_linear_args op) {
+    const int32_t type = op.n_products ? op.product[0].w.type : -1;
     c->kept = nullptr;
-    if (a->side.wanted && n > 1) {
-        op.prepared = prepare_with_side(c, &op, a->cols, type, a->side.type);
+    if (has_side(&op) && op.n_tok > 1) {
+        op.prepared = prepare_with_side(c, &op, op.cols, type, op.side_type);
         op.side = {};
-        if (!a->n_out) return;
-    } else if (a->n_out) {
-        op.prepared = prepare(c, op.x, op.ldx, n, a->cols, op.norm, type);
+        if (!op.n_products) return;
+    } else if (op.n_products) {
+        op.prepared = prepare(c, op.x, op.ldx, op.n_tok, op.cols, op.norm, type);
     }
     if (ready(c)) note(c, c->te->linear(c->d, &op));
 }
 
-} // namespace
-
-namespace {
-
 /* What decides which neurons are computed (the one product with relu) is not rounded to F16, so that a prompt's marks are
  * those of decoding. Products for prompts store four values at once. */
-bool is_for_many(const pi_dev_linear *a) {
-    if (a->n_tok <= TE_CUDA_MAX_TOK || a->relu) return false;
-    for (int32_t i = 0; i < a->n_out; i++)
-        if (a->out[i].ldy % 4) return false;
+bool is_prefill(const te_linear_args *a) {
+    if (a->n_tok <= TE_CUDA_MAX_TOK) return false;
+    for (int32_t i = 0; i < a->n_products; i++)
+        if (a->product[i].relu || a->product[i].ldy % 4) return false;
     return true;
 }
 
 } // namespace
 
-void op_linear(pi_device *dev, const pi_dev_linear *a) {
+void op_linear(pi_device *dev, const te_linear_args *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
-    if (is_for_many(a)) return many_linear(c, a);
-    pieces(a->n_tok, [&](int32_t t, int32_t n) { few_linear(c, a, t, n); });
+    if (is_prefill(a)) return prefill_linear(c, a);
+    pieces(a->n_tok, [&](int32_t t, int32_t n) { decode_linear(c, some_tokens(a, t, n)); });
 }
 
-void attention_of(const pi_dev_attention *a, int32_t t, int32_t n, te_cuda_attention *op) {
-    const size_t n_q = (size_t)a->n_head * (size_t)a->n_embd_head, n_kv = (size_t)a->n_head_kv * (size_t)a->n_embd_head;
-    *op = {};
-    op->q = a->q + n_q * (size_t)t;
-    op->k = a->k + n_kv * (size_t)t;
-    op->v = a->v + n_kv * (size_t)t;
-    op->ldq = n_q;
-    op->ldk = op->ldv = n_kv;
-    op->n_tok = n;
-    op->n_head = a->n_head;
-    op->n_head_kv = a->n_head_kv;
-    op->n_embd_head = a->n_embd_head;
-    op->q_norm = a->q_norm;
-    op->k_norm = a->k_norm;
-    op->norm_eps = a->eps;
-    op->scale = 1.0f / sqrtf((float)a->n_embd_head);
-    op->rope = (te_cuda_rope_kind)a->rope;
-    op->n_rot = a->n_rot;
-    op->cs = a->cs + (size_t)a->n_rot * (size_t)t;
-    op->pos = a->pos + t;
-    op->table = a->table;
-    op->seq = a->first + t;
-    op->ld_table = a->ld_table;
-    op->k_pool = a->pool_k;
-    op->v_pool = a->pool_v;
-    op->type_k = a->type_k;
-    op->type_v = a->type_v;
-    op->n_ctx = a->n_ctx;
-    op->out = a->att + n_q * (size_t)t;
-    op->ld_out = n_q;
+namespace {
+
+te_attention_args some_tokens(const te_attention_args *a, int32_t t, int32_t n) {
+    te_attention_args b = *a;
+    b.q += a->ldq * (size_t)t;
+    b.k += a->ldk * (size_t)t;
+    b.v += a->ldv * (size_t)t;
+    b.n_tok = n;
+    b.cs += (size_t)a->n_rot * (size_t)t;
+    b.pos += t;
+    b.row += t;
+    b.out += a->ld_out * (size_t)t;
+    return b;
 }
 
-void op_attention(pi_device *dev, const pi_dev_attention *a) {
+} // namespace
+
+void op_attention(pi_device *dev, const te_attention_args *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
-    if (a->n_tok > TE_CUDA_MAX_TOK && a->grouped) return many_attention(c, a);
+    if (a->n_tok > TE_CUDA_MAX_TOK && a->grouped) return prefill_attention(c, a);
     /* The step's first attention starts when all before it has ended, the copy of the step's inputs, too; the others may
      * read those, and K and V of earlier steps, before the operation in front has ended. */
     const bool early = c->settled && a->n_tok <= TE_CUDA_MAX_TOK;
     pieces(a->n_tok, [&](int32_t t, int32_t n) {
-        te_cuda_attention op;
-        attention_of(a, t, n, &op);
+        te_attention_args op = some_tokens(a, t, n);
         op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->attention_floats(c->d, &op));
         op.counter = (uint32_t *)room(c, COUNTERS, sizeof(uint32_t) * c->te->attention_counters(c->d, &op));
         op.early = early;
@@ -204,66 +160,26 @@ void op_attention(pi_device *dev, const pi_dev_attention *a) {
     });
 }
 
-namespace {
-
-te_cuda_scores scores_of(const pi_dev_scores &a) {
-    te_cuda_scores s = {};
-    s.fc2 = a.fc2;
-    s.z = a.z;
-    s.ldz = (size_t)a.fc2.cols;
-    s.sign = a.sign;
-    s.h = a.h;
-    s.ldh = (size_t)a.cols;
-    s.cols = a.cols;
-    s.threshold = a.threshold;
-    return s;
-}
-
-} // namespace
-
-void op_marks(pi_device *dev, const pi_dev_marks *a) {
+void op_marks(pi_device *dev, const te_marks_args *a) {
     Cuda *c = of(dev);
-    if (!ready(c)) return;
-    te_cuda_marks op = {};
-    op.scores = scores_of(a->scores);
-    op.n_rows = a->scores.fc2.w ? a->scores.fc2.n_rows : a->scores.n_rows;
-    op.n_tok = a->n_tok;
-    op.post = a->post;
-    op.seq = seq_of(a->seq);
-    note(c, c->te->marks(c->d, &op));
+    if (ready(c)) note(c, c->te->marks(c->d, a));
 }
 
 namespace {
 
-void few_ffn(Cuda *c, const pi_dev_ffn *a) {
+void decode_ffn(Cuda *c, const te_ffn_args *a) {
     const int32_t n = a->list ? a->n_list : a->up.n_rows, n_embd = a->up.cols;
     const bool scored = a->scores.fc2.w || a->scores.sign;
-    te_cuda_ffn op = {};
-    op.x = a->x;
-    op.ldx = (size_t)n_embd;
-    op.n_tok = a->n_tok;
-    op.norm = norm_of(a->norm);
-    op.gate = a->gate;
-    op.up = a->up;
-    op.down = a->down;
+    te_ffn_args op = *a;
     if (a->list) {
         for (te_mat *m : {&op.gate, &op.up, &op.down}) m->w = mapped(c, m->w);
-        op.list = a->list;
-        op.n_list = a->n_list;
-        op.far = op.first = 1;
+        op.zero_copy = op.first = 1;
     }
-    op.beside = a->add && c->sum.far;
+    op.beside = a->add && c->sum.zero_copy;
     if (c->kept == a->x)
         op.prepared = c->kept_form;
     else
         op.prepared = op.beside ? c->sum.prepared : prepare(c, op.x, op.ldx, op.n_tok, n_embd, op.norm, a->up.type);
-    op.up_bias = a->up_bias;
-    op.act = (te_activation)a->act;
-    op.threshold = a->act_threshold;
-    op.skip = a->skip;
-    if (scored) op.scores = scores_of(a->scores);
-    op.counts = a->counts;
-    op.fired = a->fired;
     op.ldh = (size_t)(n + 3) / 4 * 4;
     op.h = (float *)room(c, HIDDEN, sizeof(float) * op.ldh * (size_t)a->n_tok);
     if (scored) op.bits = (uint32_t *)room(c, BITS, sizeof(uint32_t) * (size_t)a->n_tok * (size_t)((n + 31) / 32));
@@ -279,7 +195,7 @@ void few_ffn(Cuda *c, const pi_dev_ffn *a) {
     if (ready(c)) note(c, c->te->ffn(c->d, &op));
     if (adapted) adapt_sum(c, a, &op, op.partial + (size_t)own * part);
     if (n_parts) return;
-    te_cuda_linear out = {};
+    te_linear_args out = {};
     out.x = op.h;
     out.ldx = op.ldh;
     out.n_tok = a->n_tok;
@@ -293,48 +209,37 @@ void few_ffn(Cuda *c, const pi_dev_ffn *a) {
 
 } // namespace
 
-void op_ffn(pi_device *dev, const pi_dev_ffn *a) {
+void op_ffn(pi_device *dev, const te_ffn_args *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
-    if (a->n_tok > TE_CUDA_MAX_TOK) return many_ffn(c, a);
+    if (a->n_tok > TE_CUDA_MAX_TOK) return prefill_ffn(c, a);
     /* Kernels read weights before their predecessor has ended, unless loads wrote them. */
     if (a->staged && ready(c)) {
         c->te->set_overlap(c->d, 0);
         note(c, c->te->load_ready(c->d, a->stage));
     }
-    few_ffn(c, a);
+    decode_ffn(c, a);
     if (a->staged && ready(c)) {
         note(c, c->te->load_free(c->d, a->stage));
         c->te->set_overlap(c->d, 1);
     }
 }
 
-void op_merge(pi_device *dev, const pi_dev_merge *a) {
+void op_merge(pi_device *dev, const te_merge_args *a) {
     Cuda *c = of(dev);
     if (!ready(c)) return;
-    te_cuda_merge op = {};
-    if (a->y && c->sum.y == a->y) {
+    te_merge_args op = *a;
+    if (a->partial && c->sum.y == a->partial) {
         op.partial = (float *)c->room[PARTIAL];
         op.n_parts = c->sum.n_parts;
-    } else if (a->y) {
-        op.partial = a->y;
-        op.n_parts = 1;
     }
-    op.n_tok = a->n_tok;
-    op.cols = a->n_embd;
-    op.add = a->replace ? nullptr : a->x;
-    op.ld_add = op.ldy = (size_t)a->n_embd;
-    op.bias = a->bias;
-    op.y = a->x;
-    op.words = a->words;
-    op.seq = seq_of(a->seq);
     op.cancelled = dev->cancelled;
     op.limit_ns = dev->wait_ns ? (uint64_t)dev->wait_ns : usual_wait_ns;
     note(c, c->te->merge(c->d, &op));
     c->sum = {};
 }
 
-void op_load(pi_device *dev, const pi_dev_load *a) {
+void op_load(pi_device *dev, const pi_device_load *a) {
     Cuda *c = of(dev);
     const void *src = mapped(c, a->from.w);
     if (c->mode == MEASURE && !src) return note(c, reserve_copiers(c));

@@ -17,8 +17,7 @@ te_cuda_half half_room(Cuda *c, Room r, int32_t n_tok, int32_t cols) {
     return h;
 }
 
-void halve(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_cuda_norm &norm,
-           te_cuda_half to) {
+void halve(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm, te_cuda_half to) {
     te_cuda_halve op = {};
     op.x = x;
     op.ldx = ldx;
@@ -45,25 +44,23 @@ size_t floats_of(int32_t n_tok, int32_t n) { return (size_t)n_tok * ((size_t)(n 
 
 } // namespace
 
-void many_linear(Cuda *c, const pi_dev_linear *a) {
-    if (a->side.wanted && ready(c))
-        note(c,
-             norm_rows(c->d, a->x, a->ldx, a->n_tok, a->cols, a->side.norm, a->side.keep, a->side.post, a->side.seq));
-    if (!a->n_out) return;
+void prefill_linear(Cuda *c, const te_linear_args *a) {
+    if ((a->side.keep || a->side.publish) && ready(c))
+        note(c, norm_rows(c->d, a->x, a->ldx, a->n_tok, a->cols, a->side));
+    if (!a->n_products) return;
     te_cuda_gemm op = {};
     op.x = half_room(c, HALF_X, a->n_tok, a->cols);
     op.n_tok = a->n_tok;
-    op.n_products = a->n_out;
-    products_of(a, 0, op.product);
+    op.n_products = a->n_products;
+    for (int32_t i = 0; i < a->n_products; i++) op.product[i] = a->product[i];
     (void)gemm_room(c, &op);
     if (!ready(c)) return;
-    halve(c, a->x, a->ldx, a->n_tok, a->cols, norm_of(a->norm), op.x);
+    halve(c, a->x, a->ldx, a->n_tok, a->cols, a->norm, op.x);
     note(c, c->te->gemm(c->d, &op));
 }
 
-void many_attention(Cuda *c, const pi_dev_attention *a) {
-    te_cuda_attention op;
-    attention_of(a, 0, a->n_tok, &op);
+void prefill_attention(Cuda *c, const te_attention_args *a) {
+    te_attention_args op = *a;
     op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->prompt_attention_floats(c->d, &op));
     if (ready(c)) note(c, c->te->prompt_attention(c->d, &op));
 }
@@ -71,20 +68,19 @@ void many_attention(Cuda *c, const pi_dev_attention *a) {
 namespace {
 
 /* Bits of the wanted rows; null if all are. */
-uint8_t *wanted(Cuda *c, const pi_dev_scores &a, int32_t n_tok, size_t *ld) {
+uint8_t *wanted(Cuda *c, const te_scores &a, int32_t n, int32_t n_tok, size_t *ld) {
     if (!a.fc2.w && !a.sign) return nullptr;
-    const int32_t n = a.fc2.w ? a.fc2.n_rows : a.n_rows;
     *ld = (size_t)(n + 31) / 32 * 4;
     uint8_t *bits = (uint8_t *)room(c, BITS, *ld * (size_t)n_tok);
     if (!ready(c)) return bits;
     if (a.sign) {
-        note(c, sign_marks(c->d, a, n_tok, bits, *ld));
+        note(c, sign_marks(c->d, a, n, n_tok, bits, *ld));
         return bits;
     }
     pieces(n_tok, [&](int32_t t, int32_t m) {
-        te_cuda_linear op = {};
-        op.x = a.z + (size_t)a.fc2.cols * (size_t)t;
-        op.ldx = (size_t)a.fc2.cols;
+        te_linear_args op = {};
+        op.x = a.z + a.ldz * (size_t)t;
+        op.ldx = a.ldz;
         op.n_tok = m;
         op.n_products = 1;
         op.product[0].w = a.fc2;
@@ -97,8 +93,7 @@ uint8_t *wanted(Cuda *c, const pi_dev_scores &a, int32_t n_tok, size_t *ld) {
 }
 
 /* y += b (a x), a as it is or transposed. */
-void adapt(Cuda *c, const pi_dev_adapter &w, bool transposed, const te_cuda_half &x, int32_t n_tok, float *y,
-           size_t ldy) {
+void adapt(Cuda *c, const te_adapter &w, bool transposed, const te_cuda_half &x, int32_t n_tok, float *y, size_t ldy) {
     if (!w.a.w) return;
     const int32_t rank = w.b.cols;
     te_cuda_gemm first = {}, second = {};
@@ -122,11 +117,11 @@ void adapt(Cuda *c, const pi_dev_adapter &w, bool transposed, const te_cuda_half
     note(c, c->te->gemm(c->d, &second));
 }
 
-void ffn(Cuda *c, const pi_dev_ffn *a, const te_cuda_half &x) {
+void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
     const int32_t n = a->up.n_rows, n_embd = a->up.cols, n_tok = a->n_tok;
     const size_t ld = (size_t)(n + 3) / 4 * 4;
     te_cuda_act act = {};
-    act.mask = wanted(c, a->scores, n_tok, &act.ld_mask);
+    act.mask = wanted(c, a->scores, n, n_tok, &act.ld_mask);
     act.up = (float *)room(c, HIDDEN, sizeof(float) * floats_of(n_tok, n) * (a->gate.w ? 2 : 1));
     act.gate = a->gate.w ? act.up + floats_of(n_tok, n) : nullptr;
     act.ld_up = act.ld_gate = ld;
@@ -134,7 +129,7 @@ void ffn(Cuda *c, const pi_dev_ffn *a, const te_cuda_half &x) {
     act.n = n;
     act.up_bias = a->up_bias;
     act.act = (te_activation)a->act;
-    act.threshold = a->act_threshold;
+    act.threshold = a->threshold;
     act.to = half_room(c, HALF_H, n_tok, n);
     act.counts = a->counts;
     act.fired = a->fired;
@@ -174,12 +169,11 @@ te_mat some_rows(te_mat m, int32_t first, int32_t n) {
 }
 
 /* n neurons from the first-th on, where down is stored by neurons. */
-pi_dev_ffn some_neurons(const pi_dev_ffn *a, int32_t first, int32_t n) {
-    pi_dev_ffn b = *a;
+te_ffn_args some_neurons(const te_ffn_args *a, int32_t first, int32_t n) {
+    te_ffn_args b = *a;
     for (te_mat *m : {&b.gate, &b.up, &b.down, &b.gate_adapter.b, &b.up_adapter.b, &b.down_adapter.a, &b.scores.fc2})
         *m = some_rows(*m, first, n);
-    if (b.scores.sign) b.scores.sign += (ptrdiff_t)first * b.scores.n_words;
-    b.scores.n_rows = n;
+    if (b.scores.sign) b.scores.sign += (ptrdiff_t)first * ((b.scores.cols + 63) / 64);
     if (b.up_bias) b.up_bias += first;
     if (b.fired) b.fired += first;
     b.add = a->add || first > 0;
@@ -188,14 +182,14 @@ pi_dev_ffn some_neurons(const pi_dev_ffn *a, int32_t first, int32_t n) {
 
 } // namespace
 
-void many_ffn(Cuda *c, const pi_dev_ffn *a) {
+void prefill_ffn(Cuda *c, const te_ffn_args *a) {
     const te_cuda_half x = half_room(c, HALF_X, a->n_tok, a->up.cols);
     /* Of a layer's several calls the first makes the input. */
-    if (ready(c) && !a->add) halve(c, a->x, (size_t)a->up.cols, a->n_tok, a->up.cols, norm_of(a->norm), x);
+    if (ready(c) && !a->add) halve(c, a->x, a->ldx, a->n_tok, a->up.cols, a->norm, x);
     if (a->staged && ready(c)) note(c, c->te->load_ready(c->d, a->stage));
     const int32_t n = a->up.n_rows, most = a->down.w ? pi_hidden_rows(n, a->n_tok, a->gate.w != nullptr) : n;
     for (int32_t first = 0; first < n; first += most) {
-        const pi_dev_ffn b = some_neurons(a, first, n - first < most ? n - first : most);
+        const te_ffn_args b = some_neurons(a, first, n - first < most ? n - first : most);
         ffn(c, &b, x);
     }
     if (a->staged && ready(c)) note(c, c->te->load_free(c->d, a->stage));

@@ -61,7 +61,7 @@ pi_status measure_rates(pi_device *dev, pi_device_rates *out) {
     te_status st = p && host ? TE_OK : TE_MEMORY;
     out->read_bytes_per_s = best(c, far_bytes, &st, [&] { return read_all(c, p, far_bytes, p, 2 * i.n_sm); });
     out->copy_bytes_per_s = best(c, near_bytes, &st, [&] { return c->te->upload(c->d, p, host, near_bytes); });
-    out->in_place_bytes_per_s = best(c, near_bytes, &st, [&] { return read_all(c, host, near_bytes, p, 32); });
+    out->zero_copy_bytes_per_s = best(c, near_bytes, &st, [&] { return read_all(c, host, near_bytes, p, 32); });
     if (host) (void)c->te->host_free(c->d, host);
     if (p) give(dev, p, far_bytes);
     return (pi_status)st;

@@ -1,0 +1,206 @@
+/* te_device_ops.h - the operations of a device, as arguments: what a program fills in, and what every device (a GPU, the
+ * stand-in of ordinary memory) takes. Pointers are device memory; S marks memory that both sides see.
+ *
+ * The fields behind "by the device" are not the caller's: a device puts there what its kernels need besides, such as room
+ * for sums. Zero leaves an option out. */
+#ifndef TE_DEVICE_OPS_H
+#define TE_DEVICE_OPS_H
+
+#include <stdbool.h>
+
+#include "te_tensor.h"
+
+enum { TE_MAX_PRODUCTS = 4 };
+
+typedef enum te_norm_kind { TE_NO_NORM, TE_RMS_NORM, TE_LAYER_NORM } te_norm_kind;
+typedef struct te_norm {
+    te_norm_kind kind;
+    float eps;
+    const float *w, *b; /* [cols]; b may be NULL */
+} te_norm;
+
+/* Messages to and from the CPU, in S: 64-bit words, each a value in the lower half and the ticket of its exchange in the
+ * upper, so that a value is its own flag. The ticket is *base + add. */
+typedef struct te_ticket {
+    const uint32_t *base;
+    uint32_t add;
+} te_ticket;
+
+/* ---- products ---- */
+
+/* One of several products of one input: y[t*ldy + r] = f(w row r . norm(x_t) + bias[r]) + add[t*ld_add + r]. */
+typedef struct te_product {
+    te_mat w;          /* device layout; all products of an operation have the same cols */
+    const float *bias; /* or NULL */
+    const float *add;  /* or NULL; may be y */
+    size_t ld_add;
+    float *y; /* NULL if only marks are wanted */
+    size_t ldy;
+    int32_t relu;   /* f: max(., 0) */
+    uint8_t *mark;  /* or NULL. Bit r of the bytes at mark + t*ld_mark is set where the sum >= threshold. The bytes */
+    size_t ld_mark; /* of whole 32-bit words must exist; those behind the last row's byte are not written. No list. */
+    float mark_threshold;
+    const float *mark_threshold_at; /* if not NULL the threshold */
+} te_product;
+
+/* Beside the products: another norm of x, kept on the device, published as words of floats, or both. */
+typedef struct te_side {
+    te_norm norm;
+    float *keep;       /* [n_tok][cols], or NULL */
+    uint64_t *publish; /* S [n_tok][cols], or NULL */
+    te_ticket ticket;
+} te_side;
+
+/* The input of a few tokens in the form that kernels multiply with, made once instead of by every block. x and norm stay
+ * as they are where it is used: products of types that take another form read these. */
+typedef struct te_prepared {
+    const void *v; /* or NULL */
+    int32_t type;  /* for matrices of this type, and those that take the same */
+} te_prepared;
+
+/* Which rows. list NULL: rows 0 to n-1. Else list[0..count-1], ascending, count = n, or *n_list if that is not NULL
+ * (*n_list <= n). Results are indexed by the place in the list. */
+typedef struct te_row_list {
+    const int32_t *list, *n_list;
+    int32_t n;
+} te_row_list;
+
+typedef struct te_linear_args {
+    const float *x; /* [n_tok] rows of cols floats, ldx apart */
+    size_t ldx;
+    int32_t n_tok, cols;
+    te_norm norm;
+    te_product product[TE_MAX_PRODUCTS];
+    int32_t n_products; /* 0 if only the side is wanted */
+    te_side side;
+    int32_t side_type; /* of the matrices that are multiplied with what the side keeps */
+    /* by the device */
+    te_prepared prepared;
+    te_row_list rows; /* of every product; n is ignored where there is no list */
+} te_linear_args;
+
+/* ---- attention ---- */
+
+typedef enum te_rope_kind { TE_NO_ROPE, TE_ROPE_NORM, TE_ROPE_NEOX } te_rope_kind;
+
+/* Attention of one layer for n_tok tokens, each of a sequence. K and V of a token are normed, rotated and stored at its
+ * position; then its query heads look at positions 0 to pos[t], or at the last `window` of them. Pool of K and of V:
+ * [block][n_head_kv][64][n_embd_head], rows in the file's layout. Tokens of the same sequence must be at consecutive
+ * positions, ascending with t. A token with pos < 0 is left out (its result is 0). */
+typedef struct te_attention_args {
+    const float *q;     /* [n_tok][n_head * n_embd_head] */
+    const float *k, *v; /* [n_tok][n_head_kv * n_embd_head] */
+    size_t ldq, ldk, ldv;
+    int32_t n_tok, n_head, n_head_kv, n_embd_head; /* n_embd_head: even, at most 256 */
+    const float *q_norm, *k_norm;                  /* [n_embd_head] RMS norm of each head, or NULL */
+    float norm_eps, scale;                         /* scores are multiplied by scale */
+    te_rope_kind rope;
+    int32_t n_rot;        /* leading values of a head that are rotated */
+    const float *cs;      /* [n_tok][n_rot] cos and sin of each pair */
+    const int32_t *pos;   /* [n_tok] */
+    const int32_t *table; /* block table: block of position p of token t is table[row[t]*ld_table + p/64] */
+    const int32_t *row;   /* [n_tok] the table's row of the token's sequence; NULL: row[t] = t */
+    int32_t ld_table;
+    void *k_pool, *v_pool;  /* of this layer */
+    int32_t type_k, type_v; /* F16, F32, BF16, Q8_0 */
+    int32_t n_ctx;          /* positions are below */
+    float *out;             /* [n_tok][n_head * n_embd_head] */
+    size_t ld_out;
+    int32_t window;  /* positions that a token sees, itself the last; 0: all */
+    int32_t grouped; /* tokens of a sequence are next to each other */
+    /* by the device */
+    int32_t early; /* pos, row and table are not written by operations of the same program: they, and the older K and V,
+                      are read before the operation in front has finished */
+    float *scratch;
+    uint32_t *counter;
+} te_attention_args;
+
+/* ---- feed-forward ---- */
+
+/* Which rows a token wants: those whose score reaches *threshold. The score of row j is fc2_j . z_t, or
+ * (cols - 2 * differing signs) / cols of the signs of its weights (bits of negative ones, 64 to a word) and of h_t. With
+ * neither, every row is wanted. */
+typedef struct te_scores {
+    te_mat fc2; /* w NULL: none */
+    const float *z;
+    size_t ldz;
+    const uint64_t *sign; /* [rows][(cols + 63) / 64], or NULL */
+    const float *h;       /* [n_tok] rows of cols floats, ldh apart */
+    size_t ldh;
+    int32_t cols;
+    const float *threshold;
+} te_scores;
+
+/* Marks of the wanted ones of n_rows rows, published as words of 32 marks. They are made in n_parts parts, the same
+ * number for every operation on a device; part p has rows [n_rows p / n_parts, n_rows (p + 1) / n_parts) and
+ * ((n_rows + n_parts - 1) / n_parts + 31) / 32 words of its own. A token has n_parts times as many words. */
+typedef struct te_marks_args {
+    te_scores scores;
+    int32_t n_rows, n_tok;
+    uint64_t *publish; /* S [n_tok][words] */
+    te_ticket ticket;
+} te_marks_args;
+
+/* Beside a product with W: y = W x + b (a x); a.w NULL: W alone. */
+typedef struct te_adapter {
+    te_mat a, b;
+} te_adapter;
+
+/* y_t (+)= sum over the wanted neurons j of down_j * act(gate_j . x_t) * (up_j . x_t + up_bias[j]), x normed; without a
+ * gate, of down_j * act(up_j . x_t + up_bias[j]). Only merge reads y, once: until then a device may keep it elsewhere, as
+ * parts that have not been added up.
+ * With a list there are n_list neurons, read where they lie in host memory: the j-th is row list[j] of gate, up and down,
+ * whose rows are as in the file and at any even address, and j everywhere else (scores, up_bias, fired). A device may
+ * compute them beside those of the call behind, if that adds to y. The list is read as early as weights are. */
+typedef struct te_ffn_args {
+    const float *x; /* [n_tok] rows of up.cols floats, ldx apart */
+    size_t ldx;
+    int32_t n_tok;
+    te_norm norm;          /* the same in all calls that add to one y */
+    te_mat gate, up, down; /* gate.w NULL: ungated; else of up's type and size. down: a row per row of up, or w NULL: */
+    te_mat down_out;       /* [n_embd][rows of up], where down is stored by output */
+    const int32_t *list;   /* [n_list], or NULL; all three matrices are of one type then */
+    int32_t n_list;
+    /* Not with a list or scores. gate, up: a is [rank][cols], b has a row per row of up. down: a has a row of rank values
+     * per row of up (it is stored transposed), b is [n_embd][rank]. */
+    te_adapter gate_adapter, up_adapter, down_adapter;
+    const float *up_bias;
+    int32_t act; /* te_activation */
+    float threshold;
+    int32_t skip; /* neurons whose activation is 0: up and down are read where the gate lets a token through */
+    te_scores scores;
+    float *y; /* [n_tok][n_embd] */
+    int32_t add;
+    int32_t staged, stage; /* the matrices come from loads of the buffer `stage` */
+    uint32_t *fired;       /* [neurons], or NULL: counts of tokens with h != 0 are added */
+    uint32_t *counts;      /* [3], or NULL: pairs of (neuron, token) asked for, with up read, with h != 0 are added */
+    /* by the device */
+    te_prepared prepared;
+    int32_t zero_copy;              /* a list in host memory */
+    int32_t first, beside;          /* two operations, one behind the other, that are computed side by side */
+    const float *gate_add, *up_add; /* added to the products of token t with row j: [t*ld_add + j], or NULL */
+    size_t ld_add;
+    float *
+        h; /* [n_tok] rows of n floats (n: neurons), ldh apart: the result if down.w is NULL or store_h is set, else room */
+    size_t ldh;
+    int32_t store_h;
+    uint32_t *bits; /* room for n_tok * ((n + 31) / 32) words; with scores only */
+    float *partial; /* the sum over b of partial[b][t][c] is y[t][c] */
+} te_ffn_args;
+
+/* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. */
+typedef struct te_merge_args {
+    const float *partial; /* what ffn left in its y, or NULL */
+    int32_t n_parts, n_tok, cols;
+    const float *add, *bias; /* or NULL */
+    size_t ld_add;
+    float *y;
+    size_t ldy;
+    const uint64_t *words; /* or NULL: S [n_tok][cols], waited for until they carry the ticket */
+    te_ticket ticket;
+    /* by the device. A wait ends where *cancelled (S) is not 0, or after limit_ns, which sets it; what was not there is 0. */
+    uint32_t *cancelled;
+    uint64_t limit_ns;
+} te_merge_args;
+
+#endif
