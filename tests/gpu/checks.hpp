@@ -179,7 +179,7 @@ static double activation(te_activation act, double threshold, double x) {
     case TE_GELU:
         return 0.5 * x * erfc(-x * 0.70710678118654752);
     case TE_GELU_TANH:
-        return 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
+        return x / (1 + exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)));
     }
     return NAN;
 }

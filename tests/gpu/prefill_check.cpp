@@ -190,7 +190,8 @@ static void check_gemm(const char *blas) {
 static void check_act_case(te_activation act, bool gated, bool masked, bool named, int n_tok, int n) {
     AT("act %d, gated %d, mask %d, ids %d, %d x %d", (int)act, gated, masked, named, n_tok, n);
     const int neurons = named ? 3 * n : n;
-    floats gate(n_tok, n), up(n_tok, n, act == TE_GELU ? 1 : 4); // a float GELU is 0 far below 0, a double's not
+    floats gate(n_tok, n),
+        up(n_tok, n, act == TE_GELU || act == TE_GELU_TANH ? 1 : 4); // a float GELU is 0 far below 0, a double's not
     const std::vector<float> bias = normals((size_t)neurons);
     std::vector<int32_t> id((size_t)n);
     for (int i = 0; i < n; i++) id[(size_t)i] = named ? 3 * i + (int)(random_word() % 3) : i;
