@@ -172,7 +172,7 @@ class Llama(About, Completions, Embeddings):
         self.file = ModelFile(model_path)
         self.model_path = os.fspath(self.file.path)
         self._pooling = pooling if pooling >= 0 else pooling_of_file(self.file)
-        self._tokenizer = self._open_tokenizer()
+        self._tokenizer: ModelTokenizer | None = self._open_tokenizer()
         self._chat_format: ChatFormat | None = None
         if chat_format is not None:
             self._choose_chat_format(chat_format)

@@ -154,6 +154,7 @@ def test_what_is_read_in_place_without_an_adapter(tmp_path: Path) -> None:
             place(model, "near", "exact")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not AMX, reason="done above")
 def test_without_amx() -> None:
     without_amx(__file__)

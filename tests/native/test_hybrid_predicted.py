@@ -34,6 +34,7 @@ from tests.native.test_hybrid import check_every_budget
 
 if hybrid.AMX:
 
+    @pytest.mark.slow
     def test_without_amx() -> None:
         hybrid.without_amx(__file__)
 

@@ -85,7 +85,8 @@ void te_q6_k_to_f32(const uint8_t *src, float *dst, int64_t n) {
         for (int i = 0; i < 256; i++) {
             /* Each half of 128: 64 bytes hold weights 0-63 in their low halves and 64-127 in their high ones. */
             const int four = b->q[i / 128 * 64 + i % 64] >> i % 128 / 64 * 4 & 15;
-            const float step = d * (float)b->scales[i / 16];
+            const int group = i / 16;
+            const float step = d * (float)b->scales[group];
             dst[i] = step * (float)((four | two_bits(b->qh, i) << 4) - 32);
         }
     }
