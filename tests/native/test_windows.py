@@ -1,0 +1,202 @@
+"""gemma3's sliding windows: layers that see the last positions only, with RoPE of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer._engine.session import Model, Session
+from tests import models, reference, rounding
+
+WINDOW = 70
+BASE, BASE_WINDOW, FACTOR = 100000.0, 500.0, 4.0
+# Six layers are a whole period: five with a window, then one without. Activations are tested elsewhere.
+SPEC = models.Spec(
+    "windows",
+    "qwen3",
+    n_layer=6,
+    n_embd=64,
+    n_head=4,
+    n_head_kv=2,
+    head_dim=32,
+    n_ff=64,
+    n_vocab=301,
+    tied=True,
+)
+N = 700
+TOLERANCE = 1e-2 if rounding.BF16 else 3e-3
+
+
+def tokens() -> list[int]:
+    return [int(t) for t in np.arange(7, 7 + N) * 53 % SPEC.n_vocab]
+
+
+def write(path: Any) -> Any:
+    tensors = models.file_tensors(SPEC, models.draw(SPEC))
+    for i in range(SPEC.n_layer):
+        for name in ("post_attention_norm", "post_ffw_norm"):
+            weight = 1 + 0.2 * models.normal(f"windows/{i}/{name}", SPEC.n_embd)
+            tensors[f"blk.{i}.{name}.weight"] = weight.astype(np.float32)
+    meta = {key.replace("qwen3.", "gemma3."): value for key, value in models.metadata(SPEC).items()}
+    meta |= {
+        "general.architecture": "gemma3",
+        "gemma3.context_length": N,
+        "gemma3.attention.sliding_window": WINDOW,
+        "gemma3.rope.freq_base": BASE,
+        "gemma3.rope.freq_base_swa": BASE_WINDOW,
+        "gemma3.rope.scaling.type": "linear",
+        "gemma3.rope.scaling.factor": FACTOR,
+        "powerinfer.hidden_act": "silu",
+    }
+    return models.write(path, meta, tensors)
+
+
+def forward(model: reference.Model, ids: list[int]) -> Any:
+    """Logits of every position in float64, with no window handled but by a mask."""
+    n, d = len(ids), SPEC.d_head
+    seen = np.tri(n, dtype=bool)
+    near = seen & ~np.tri(n, k=-WINDOW, dtype=bool)
+
+    def norm(x: Any, name: str) -> Any:
+        return reference.rms_norm(x, model[f"{name}.weight"], 1e-5)
+
+    def rotated(x: Any, base: float, factor: float) -> Any:
+        angle = np.arange(n)[:, None, None] * base ** (-np.arange(0, d, 2) / d) / factor
+        a, b = x[..., : d // 2], x[..., d // 2 :]
+        return np.concatenate(
+            [a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], axis=-1
+        )
+
+    x = model["token_embd.weight"][ids] * math.sqrt(SPEC.n_embd)
+    for i in range(SPEC.n_layer):
+        p, full = f"blk.{i}.", i == 5
+        rope = (BASE, FACTOR) if full else (BASE_WINDOW, 1.0)
+        h = norm(x, p + "attn_norm")
+        q, k, v = (
+            reference.heads(h @ model[f"{p}attn_{name}.weight"].T, n_head)
+            for name, n_head in (("q", SPEC.n_head), ("k", SPEC.n_head_kv), ("v", SPEC.n_head_kv))
+        )
+        q = rotated(norm(q, p + "attn_q_norm"), *rope)
+        k = rotated(norm(k, p + "attn_k_norm"), *rope)
+        k, v = (np.repeat(part, SPEC.n_head // SPEC.n_head_kv, axis=1) for part in (k, v))
+        scores = np.where(
+            seen if full else near, np.einsum("ihd,jhd->hij", q, k, optimize=True) / math.sqrt(d), -np.inf
+        )
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        attention = (
+            np.einsum("hij,jhd->ihd", weights, v, optimize=True).reshape(n, -1)
+            @ model[p + "attn_output.weight"].T
+        )
+        x = x + norm(attention, p + "post_attention_norm")
+        h = norm(x, p + "ffn_norm")
+        hidden = reference.silu(h @ model[p + "ffn_gate.weight"].T) * (h @ model[p + "ffn_up.weight"].T)
+        x = x + norm(hidden @ model[p + "ffn_down.weight"].T, p + "post_ffw_norm")
+    return norm(x, "output_norm") @ model["token_embd.weight"].T
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Model, Any]]:
+    path = write(tmp_path_factory.mktemp("m") / "m.gguf")
+    with Model(path) as model:
+        yield model, forward(reference.load(path), tokens())
+
+
+@pytest.mark.parametrize(("n_batch", "n_threads"), [(64, 1), (512, 3)])
+def test_a_prompt_longer_than_the_window(case: tuple[Model, Any], n_batch: int, n_threads: int) -> None:
+    model, expected = case
+    with Session(model, n_ctx=N, n_threads=n_threads, n_batch=n_batch) as session:
+        for at in range(0, N, n_batch):
+            part = tokens()[at : at + n_batch]
+            session.feed(part, want_logits=True)
+            for i in range(len(part)):
+                assert reference.relative_error(session.logits(i), expected[at + i]) < TOLERANCE, at + i
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_generated_tokens(case: tuple[Model, Any], n_threads: int) -> None:
+    """Where the window, blocks of 64 and spans begin and end."""
+    model, expected = case
+    ids = tokens()
+    with Session(model, n_ctx=N, n_threads=n_threads) as session:
+        for n in (
+            1,
+            2,
+            64,
+            65,
+            69,
+            70,
+            71,
+            72,
+            127,
+            128,
+            129,
+            133,
+            134,
+            135,
+            511,
+            512,
+            513,
+            581,
+            582,
+            583,
+            700,
+        ):
+            held = session.length()
+            if n - 1 > held:
+                session.feed(ids[held : n - 1])
+            session.feed([ids[n - 1]])
+            assert reference.relative_error(session.logits(), expected[n - 1]) < TOLERANCE, n
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_together_as_alone(case: tuple[Model, Any], n_threads: int) -> None:
+    """Sequences that decode in one step get the bits that they get by themselves."""
+    model, _ = case
+    ids, lengths = tokens(), (40, 697, 300)
+    alone = []
+    for n in lengths:
+        with Session(model, n_ctx=N, n_threads=n_threads) as session:
+            session.feed(ids[: n - 1])
+            session.feed([ids[n - 1]])
+            alone.append(session.logits().tobytes())
+    with Session(model, n_ctx=N, n_pool=3 * 704, n_seq=3, n_threads=n_threads) as session:
+        for seq, n in enumerate(lengths):
+            session.feed(ids[: n - 1], seq=[seq] * (n - 1))
+        session.feed([ids[n - 1] for n in lengths], seq=[0, 1, 2], want_logits=True)
+        assert [session.logits(i).tobytes() for i in range(3)] == alone
+
+
+def test_prompts_together_as_alone(case: tuple[Model, Any]) -> None:
+    """Two prompts of one step, whose runs begin at different positions of the window."""
+    model, _ = case
+    ids, cuts = tokens(), ((0, 200), (300, 520))
+    alone = []
+    for held, n in cuts:
+        with Session(model, n_ctx=N, n_threads=2) as session:
+            if held:
+                session.feed(ids[:held])
+            session.feed(ids[held:n], want_logits=True)
+            alone.append(session.logits(n - held - 1).tobytes())
+    with Session(model, n_ctx=N, n_pool=2 * 704, n_seq=2, n_threads=2) as session:
+        session.feed(ids[:300], seq=[1] * 300)
+        fed = [(t, seq) for seq, (held, n) in enumerate(cuts) for t in ids[held:n]]
+        session.feed([t for t, _ in fed], seq=[seq for _, seq in fed], want_logits=True)
+        assert [session.logits(i).tobytes() for i in (199, 419)] == alone
+
+
+def test_bytes_of_a_window(case: tuple[Model, Any]) -> None:
+    """A layer with a window reads the blocks that the window touches, the others all positions."""
+    model, _ = case
+    of_a_position = 2 * 2 * SPEC.n_head_kv * SPEC.d_head  # F16
+    with Session(model, n_ctx=N, n_threads=2, n_batch=512) as session:
+        session.feed(tokens()[:640])
+        session.feed([5])
+        step = session.last_step
+    near, full = (step[i].bytes - step[i].ffn_bytes for i in (0, 5))
+    # Positions 571 to 640 are seen; their first block begins at 512.
+    assert full - near == (641 - 129) * of_a_position
