@@ -196,7 +196,7 @@ class Llama(About, Completions, Embeddings):
             if lora_path is not None:
                 self._adapt(lora_path, lora_scale)
             n_beside = _EMBEDDED_TOGETHER - 1 if embedding and n_seq == 1 and plan is None else 0
-            self._embedding_sequences = range(n_beside + 1)
+            self._n_embedded_together = n_beside + 1
             self._opening = Opening(
                 self._model,
                 devices=chosen,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,12 +12,12 @@ import numpy.typing as npt
 
 from ..errors import ArgumentError, UnsupportedError
 from ..types import CreateEmbeddingResponse
-from ._native import chunk_end
 from .arrays import as_int32
-from .context import VISIT_PART, Ids, visits
+from .context import Ids
+from .engine import Engine
 from .file import ModelFile
-from .held import blocks
-from .session import Session, Want
+from .session import Session
+from .stream import Job, visit_job
 
 Vectors = npt.NDArray[np.float32]
 
@@ -72,68 +70,44 @@ def needed(n: int, pooling: int) -> range:
     return {2: range(min(n, 1)), 3: range(max(n - 1, 0), n)}.get(pooling, range(n))
 
 
-@dataclass(eq=False)
-class _Text:
-    ids: Ids
-    wanted: range
-    seq: int = 0
-    n: int = 0  # tokens computed
-    rows: list[Vectors] = field(default_factory=list)
+def embedding_job(
+    engine: Engine, ids: Ids, pooling: int, rows: list[Vectors], *, deadline: float | None = None
+) -> Job:
+    """A request that appends to rows the final hidden states that pool() needs of a text. Raises what
+    check() raises."""
+
+    def note(_: int, row: int) -> None:
+        rows.append(engine.session.hidden(row))
+
+    engine.check(ids)
+    return visit_job(ids, needed(ids.size, pooling), note, engine.cancel, deadline=deadline)
 
 
 def hidden_states(
-    session: Session, texts: Iterable[Ids], pooling: int = 0, *, sequences: Sequence[int] = (0,)
+    session: Session, texts: Iterable[Ids], pooling: int = 0, *, n_seq: int = 1
 ) -> list[Vectors]:
     """Final hidden states [n, n_embd] of the tokens of each text that pool() needs.
 
-    As many texts are computed together as there are sequences, which must be empty and are dropped, and
-    blocks of K and V; on the CPU each gets the bits that it gets alone.
+    As many texts are computed together as the session has blocks of K and V for, and at most n_seq, in its
+    first sequences, which are dropped; on the CPU each gets the bits that it gets alone.
     """
-    all_texts = [_Text(ids, needed(ids.size, pooling)) for ids in texts]
-    waiting, running, free = deque(all_texts), list[_Text](), list(sequences)
+    engine = Engine(session, n_seq=n_seq, max_running=n_seq)
+    all_rows, jobs = [], []
+    for ids in texts:
+        all_rows.append(list[Vectors]())
+        if ids.size:
+            jobs.append(embedding_job(engine, ids, pooling, all_rows[-1]))
+            engine.add(jobs[-1])
     try:
-        while waiting or running:
-            _begin(session, waiting, running, free)
-            _step(session, running)
-            for text in [text for text in running if text.n == text.ids.size]:
-                running.remove(text)
-                session.drop(text.seq)
-                free.append(text.seq)
+        while engine.is_busy:
+            engine.step()
+            for job in jobs:
+                if job.stream.error is not None:
+                    raise job.stream.error
     finally:
-        for text in running:
-            session.drop(text.seq)
+        engine.drop_all()
     empty = np.empty((0, session.model.info.n_embd), np.float32)
-    return [np.stack(text.rows) if text.rows else empty for text in all_texts]
-
-
-def _begin(session: Session, waiting: deque[_Text], running: list[_Text], free: list[int]) -> None:
-    """Gives sequences to those that wait, in their order."""
-    n_blocks = session.info.n_blocks_free - sum(blocks(text.ids.size) - blocks(text.n) for text in running)
-    while waiting and free and (not running or blocks(waiting[0].ids.size) <= n_blocks):
-        text = waiting.popleft()
-        text.seq = free.pop()
-        running.append(text)
-        n_blocks -= blocks(text.ids.size)
-
-
-def _step(session: Session, running: list[_Text]) -> None:
-    """One feed with a part of each text, as far as there is room."""
-    room, n_visits = session.info.n_batch, 2 * VISIT_PART  # their logits are computed too, and take memory
-    ids, owners, wants, shown = [], list[int](), list[Want](), list[_Text]()
-    for text in running:
-        end = chunk_end(text.n, text.ids.size, room, scored=text.wanted, max_scored=n_visits)
-        own = visits(text.wanted, text.n, end)
-        ids.append(text.ids[text.n : end])
-        owners += [text.seq] * len(own)
-        wants += own
-        shown += [text] * np.count_nonzero(own)
-        room -= len(own)
-        n_visits -= np.count_nonzero(own)
-        text.n = end
-    if owners:
-        session.feed(np.concatenate(ids), seq=owners, want_logits=wants)
-    for row, text in enumerate(shown):
-        text.rows.append(session.hidden(row))
+    return [np.stack(rows) if rows else empty for rows in all_rows]
 
 
 class Embeddings(ABC):
@@ -143,7 +117,7 @@ class Embeddings(ABC):
     _embedding: bool
     _pooling: int
     _lock: threading.RLock
-    _embedding_sequences: Sequence[int]
+    _n_embedded_together: int
 
     @property
     @abstractmethod
@@ -198,7 +172,7 @@ class Embeddings(ABC):
         with self._lock:
             self.reset()
             arrays = [as_int32("tokens", ids[:n_ctx]) for ids in all_ids]
-            states = hidden_states(self.session, arrays, kind, sequences=self._embedding_sequences)
+            states = hidden_states(self.session, arrays, kind, n_seq=self._n_embedded_together)
         pooled = [pool(rows, kind) for rows in states]
         vectors = [(normalized(rows) if normalize else rows).tolist() for rows in pooled]
         result = vectors[0] if isinstance(input, str) else vectors

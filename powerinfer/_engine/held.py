@@ -38,11 +38,11 @@ class Sequence:
 
 
 class HeldSequences:
-    """All sequences of a session. Not thread-safe."""
+    """The first n_seq sequences of a session. Not thread-safe."""
 
-    def __init__(self, session: Session, *, n_evicted: int = 0) -> None:
+    def __init__(self, session: Session, *, n_seq: int, n_evicted: int = 0) -> None:
         self._session = session
-        self._all = [Sequence(i) for i in range(session.info.n_seq)]
+        self._all = [Sequence(i) for i in range(n_seq)]
         self._clock = 0
         self.n_evicted = n_evicted
         """Idle sequences that were forgotten because their place was wanted."""

@@ -30,6 +30,8 @@ class Stream:
         self.reason: Reason | None = None
         """Why it ended: an end token or a criterion ("stop"), the limit or n_ctx ("length"), its deadline
         ("time"), cancel(), or an error, which iterating raises. None until then."""
+        self.error: BaseException | None = None
+        """What iterating raises, as it was raised."""
         self.is_cancelled = False
         self._queue: SimpleQueue[tuple[int, bool] | BaseException | None] = SimpleQueue()
         self._ended = False
@@ -47,9 +49,12 @@ class Stream:
             self.n_given += not is_end
             return token
         self._ended = True
-        if item is not None:
+        if item is None:
+            raise StopIteration
+        if isinstance(item, Exception):
             raise item
-        raise StopIteration
+        # What ends programs must not end that of the reader: a hook's exit, a panic of a grammar.
+        raise RuntimeError(f"{type(item).__name__}: {item}")
 
     def cancel(self) -> None:
         """Ends the generation; its place is free before the next step. Does nothing after the end."""
@@ -64,7 +69,7 @@ class Stream:
 
     def end(self, reason: Reason, error: BaseException | None = None) -> None:
         if self.reason is None:
-            self.reason = reason
+            self.reason, self.error = reason, error
             self._queue.put(error)
 
 
@@ -147,3 +152,23 @@ class Job:
             return visits(self.visited, first, end)
         # What was generated is computed as it was the first time, with the predictor's neurons.
         return [Want.NEXT if i >= self.n_prompt - 1 else Want.NOTHING for i in range(first, end)]
+
+
+def visit_job(
+    ids: Ids,
+    visited: range,
+    visit: Callable[[int, int], None],
+    cancel: Callable[[Stream], None],
+    *,
+    deadline: float | None = None,
+) -> Job:
+    """A text of which the `visited` tokens are shown, as visit(i, row)."""
+    return Job(
+        stream=Stream(ids.size, cancel),
+        ids=np.array(ids, np.int32),
+        n=ids.size,
+        n_prompt=ids.size,
+        visit=visit,
+        visited=visited,
+        deadline=deadline,
+    )

@@ -5,37 +5,24 @@ They stand in line beside a scheduler's generations and share its steps.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import ArgumentError, BusyError, ClosedError
 from .context import Ids, Logits
-from .embedding import needed, pool, pooling_number
-from .session import Session
-from .stream import Job, Stream
+from .embedding import Vectors, embedding_job, pool, pooling_number
+from .engine import Engine
+from .stream import Job, Stream, visit_job
 
-Vectors = npt.NDArray[np.float32]
 Begun = Callable[[Stream], None]
 
 
-class Visits(ABC):
-    """What stands first is the part of Scheduler that these methods need."""
+class Visits:
+    """The methods of a scheduler that compute texts."""
 
-    max_running: int
-    _session: Session
-
-    @abstractmethod
-    def _check(self, ids: Ids) -> None: ...
-
-    @abstractmethod
-    def _enter(self, job: Job) -> None: ...
-
-    @abstractmethod
-    def _cancel(self, stream: Stream) -> None: ...
+    engine: Engine
 
     def visit(
         self,
@@ -52,9 +39,10 @@ class Visits(ABC):
         """
 
         def visit(i: int, row: int) -> None:
-            seen(i, self._session.logits(row))
+            seen(i, self.engine.session.logits(row))
 
-        self._compute([self._job(ids, range(ids.size), visit, deadline)], begun)
+        self.engine.check(ids)
+        self._compute([visit_job(ids, range(ids.size), visit, self.engine.cancel, deadline=deadline)], begun)
 
     def embed(
         self,
@@ -86,29 +74,11 @@ class Visits(ABC):
         if kind < 0:
             raise ArgumentError("pooling must be 'none', 'mean', 'cls' or 'last'")
         rows: list[list[Vectors]] = [[] for _ in texts]
-
-        def noting(own: list[Vectors]) -> Callable[[int, int], None]:
-            return lambda _, row: own.append(self._session.hidden(row))
-
         jobs = []
         for ids, own in zip(texts, rows, strict=True):
-            jobs.append(self._job(ids, needed(ids.size, kind), noting(own), deadline))
+            jobs.append(embedding_job(self.engine, ids, kind, own, deadline=deadline))
         self._compute(jobs, begun)
         return [pool(np.stack(own), kind) for own in rows]
-
-    def _job(
-        self, ids: Ids, visited: range, visit: Callable[[int, int], None], deadline: float | None
-    ) -> Job:
-        self._check(ids)
-        return Job(
-            stream=Stream(ids.size, self._cancel),
-            ids=np.array(ids, np.int32),
-            n=ids.size,
-            n_prompt=ids.size,
-            visit=visit,
-            visited=visited,
-            deadline=deadline,
-        )
 
     def _compute(self, jobs: Sequence[Job], begun: Begun | None) -> None:
         """Enters them, no more at a time than there are places, and waits for all."""
@@ -127,10 +97,10 @@ class Visits(ABC):
                 stream.cancel()
 
     def _found_place(self, job: Job, under_way: deque[Stream]) -> bool:
-        if len(under_way) >= self.max_running:
+        if len(under_way) >= self.engine.max_running:
             return False
         try:
-            self._enter(job)
+            self.engine.add(job)
         except BusyError:
             if not under_way:
                 raise

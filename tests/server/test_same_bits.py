@@ -210,7 +210,7 @@ def test_texts_beside_others(tmp_path: Path, spec: models.Spec, kind: Kind | Non
         with Session(model, n_ctx=512, n_threads=2, sparsity=sparsity) as session:
             alone = [hidden_states(session, [ids])[0] for ids in texts]
         with Session(model, n_ctx=512, n_seq=4, n_threads=2, sparsity=sparsity) as session:
-            together = hidden_states(session, texts, sequences=range(4))
+            together = hidden_states(session, texts, n_seq=4)
             assert session.info.n_blocks_free == session.info.n_blocks
         with scheduler(model, sparsity) as own:
             talking = [own.submit(prompt(n, n), choice(n_vocab=spec.n_vocab), limit=60) for n in (30, 5)]

@@ -25,6 +25,7 @@ from powerinfer import (
     StoppingCriteriaList,
 )
 from powerinfer._engine.choice import Choice
+from powerinfer._engine.engine import Engine
 from powerinfer._engine.sampling import Sampler, Sampling
 from powerinfer._engine.scheduler import Scheduler, Stream
 from powerinfer._engine.session import Session
@@ -70,7 +71,7 @@ def same(path: Path, ids: Ids, got: list[int], want: list[int], **options: Any) 
 def test_answers_are_those_of_running_alone(make: MakeScheduler, sparse_path: Path, sparsity: Any) -> None:
     scheduler = make(sparse_path, n_seq=12, max_running=6, sparsity=sparsity, prompt_part=16)
     prompts = [prompt(n, n) for n in (1, 2, 7, 40, 63, 64, 65, 100, 130)]
-    with scheduler._wake:  # none begins before all are there
+    with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(ids, choice(), limit=24) for ids in prompts]
     got = [list(stream) for stream in streams]
     kv = {"type_k": "f32", "type_v": "f32"}
@@ -87,7 +88,7 @@ def test_answers_are_those_of_running_alone(make: MakeScheduler, sparse_path: Pa
 def test_random_choices_do_not_depend_on_the_company(make: MakeScheduler) -> None:
     scheduler = make()
     lonely = list(scheduler.submit(prompt(9), choice(5), limit=20))
-    with scheduler._wake:  # none begins before all are there
+    with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(prompt(9, i), choice(5), limit=20) for i in range(4)]
     assert list(streams[0]) == lonely
 
@@ -179,7 +180,7 @@ def test_a_common_beginning_is_computed_once(make: MakeScheduler) -> None:
     scheduler = make(n_seq=16, max_running=8)
     system = prompt(130)
     prompts = [np.concatenate([system, prompt(10, i + 1)]) for i in range(6)]
-    with scheduler._wake:  # none begins before all are there
+    with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(ids, choice(), limit=5) for ids in prompts]
     answers = [list(stream) for stream in streams]
     assert [stream.n_reused for stream in streams] == [0] + [120] * 5  # whole parts of 8
@@ -261,7 +262,7 @@ def test_the_youngest_gives_way(
 
     monkeypatch.setattr(Session, "feed", observed)
     scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4)
-    with scheduler._wake:  # none begins before all are there
+    with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(prompt(30, i), choice(), limit=100) for i in range(4)]
     answers = [list(stream) for stream in streams]
     monkeypatch.setattr(Session, "feed", feed)
@@ -275,16 +276,16 @@ def test_the_youngest_gives_way(
 
 def test_who_gave_way_is_the_next_to_go_on(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     first_in_line: list[bool] = []
-    preempt = Scheduler._preempt
+    preempt = Engine._preempt
 
-    def observed(self: Scheduler) -> None:
+    def observed(self: Engine) -> None:
         youngest = self._running[-1]
         preempt(self)
         first_in_line.append(self._waiting[0] is youngest)
 
-    monkeypatch.setattr(Scheduler, "_preempt", observed)
+    monkeypatch.setattr(Engine, "_preempt", observed)
     scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4, max_waiting=20)
-    with scheduler._wake:  # none begins before all are there
+    with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(prompt(30, i), choice(), limit=100) for i in range(8)]
     assert [len(list(stream)) for stream in streams] == [100] * 8
     assert first_in_line and all(first_in_line)
@@ -326,7 +327,9 @@ def blocked(scheduler: Scheduler, n: int) -> tuple[list[Stream], threading.Event
             go.wait(10)
 
     hooks = LogitsProcessorList([wait])
-    with scheduler._wake:  # in one step: the first one's second token would keep the others' first ones back
+    with (
+        scheduler.engine.changed
+    ):  # in one step: the first one's second token would keep the others' first ones back
         streams = [scheduler.submit(prompt(5, i), choice(processors=hooks), limit=30) for i in range(n)]
     for stream in streams:
         next(stream)
@@ -396,27 +399,27 @@ def test_a_visit_is_cancelled(make: MakeScheduler) -> None:
 
 
 def test_who_is_cancelled_while_he_gives_way(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    preempt = Scheduler._preempt
+    preempt = Engine._preempt
     cancelled: list[Stream] = []
     waited: list[bool] = []
 
-    def observed(self: Scheduler) -> None:
+    def observed(self: Engine) -> None:
         youngest = self._running[-1]
         preempt(self)
         if not cancelled:  # as if it came before the lock was taken
             youngest.stream.is_cancelled = True
             cancelled.append(youngest.stream)
 
-    leave = Scheduler._leave
+    leave = Engine._leave
 
-    def left(self: Scheduler) -> None:
+    def left(self: Engine) -> None:
         leave(self)
         waited.extend(job.stream in cancelled for job in self._waiting)
 
-    monkeypatch.setattr(Scheduler, "_preempt", observed)
-    monkeypatch.setattr(Scheduler, "_leave", left)
+    monkeypatch.setattr(Engine, "_preempt", observed)
+    monkeypatch.setattr(Engine, "_leave", left)
     scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4)
-    with scheduler._wake:  # none begins before all are there
+    with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(prompt(30, i), choice(), limit=100) for i in range(4)]
     for stream in streams:
         list(stream)
@@ -435,7 +438,7 @@ def test_answers_computed_again_take_little_memory(
 
     monkeypatch.setattr(Session, "feed", observed)
     scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4)
-    with scheduler._wake:  # none begins before all are there
+    with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(prompt(30, i), choice(), limit=100) for i in range(4)]
     for stream in streams:
         list(stream)

@@ -62,7 +62,7 @@ def test_hooks_see_what_a_shift_has_forgotten(make: MakeScheduler) -> None:
 def test_what_was_shifted_is_not_shared(make: MakeScheduler) -> None:
     scheduler = make(n_ctx=64, n_keep=20, n_seq=2)
     list(scheduler.submit(prompt(50), choice(), limit=60))
-    held = next(s for s in scheduler._held._all if s.n)
+    held = next(s for s in scheduler.engine._held._all if s.n)
     assert held.n > 30
     stream = scheduler.submit(held.ids[: held.n].copy(), choice(), limit=2)
     list(stream)
@@ -77,7 +77,7 @@ def test_shifts_where_memory_is_short(make: MakeScheduler, relu_path: Path) -> N
     scheduler = make(n_ctx=128, n_pool=5 * 64, n_seq=8, max_running=4, n_keep=2)
     common = prompt(30)
     prompts = [np.concatenate([common, prompt(5, i)]) for i in range(6)]
-    with scheduler._wake:  # none begins before all are there
+    with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(ids, choice(), limit=300) for ids in prompts]
     assert [len(list(stream)) for stream in streams] == [300] * 6
     stats = scheduler.stats()
@@ -138,7 +138,7 @@ def test_guesses_change_no_answer(make: MakeScheduler, relu_path: Path, right: i
     answers = [alone(relu_path, ids, 40) for ids in prompts]
     oracle = Oracle(list(zip(prompts, answers, strict=True)), right)
     scheduler = make(draft=oracle, n_wide=15)
-    with scheduler._wake:  # none begins before all are there
+    with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(ids, choice(), limit=40) for ids in prompts]
     for ids, stream, answer in zip(prompts, streams, answers, strict=True):
         assert same(relu_path, ids, list(stream), answer, type_k="f32", type_v="f32")
@@ -212,7 +212,9 @@ def test_shifts_and_guesses_of_async_llama() -> None:
 def test_embeddings(make: MakeScheduler) -> None:
     scheduler = make()
     ids = prompt(100)
-    with Session(scheduler._session.model, n_ctx=256, n_threads=1, type_k="f32", type_v="f32") as session:
+    with Session(
+        scheduler.engine.session.model, n_ctx=256, n_threads=1, type_k="f32", type_v="f32"
+    ) as session:
         rows = hidden_states(session, [ids])[0]
     assert np.array_equal(scheduler.embed(ids, pooling="none"), rows)
     assert np.array_equal(scheduler.embed(ids), rows.mean(axis=0, dtype=np.float64).astype(np.float32))
@@ -331,7 +333,7 @@ def test_neurons_move_between_requests(
 ) -> None:
     """And, where it is never quiet, while requests are under way: they are computed again."""
     monkeypatch.setattr("powerinfer.async_llama._PATIENCE", 1 if busy else 10**6)
-    monkeypatch.setattr("powerinfer._engine.scheduler._LAYERS_S", 0.0)
+    monkeypatch.setattr("powerinfer._engine.engine._LAYERS_S", 0.0)
     with open_llama(online_path) as llm:
         want = list(islice(llm.generate((prompt(40) % 290).tolist(), temp=0), 25))
     llm = AsyncLlama(
@@ -351,13 +353,13 @@ def test_neurons_move_between_requests(
         online.every = 50
         for i in range(4):
             ids = [prompt(40, i + 10 * k) % 290 for k in range(1 + busy)]
-            with llm.scheduler._wake:  # none begins before all are there
+            with llm.scheduler.engine.changed:  # none begins before all are there
                 streams = [llm.scheduler.submit(own, choice(n_vocab=291), limit=25) for own in ids]
             answers = [list(stream) for stream in streams]
             assert [len(answer) for answer in answers] == [25] * (1 + busy)
             assert answers[0] == want or i
         assert online.n_changes >= 1
-        assert llm.llama.session is llm.scheduler._session is not first
+        assert llm.llama.session is llm.scheduler.engine.session is not first
         assert llm.llama.plan.statistics_kind == "given"
         assert bool(llm.stats().n_preempted) == busy
     finally:

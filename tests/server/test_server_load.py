@@ -84,7 +84,7 @@ def test_a_client_that_leaves(url: str, demo: AsyncLlama, steps: Steps, stream: 
     wait_for(lambda: demo.stats().running == 1)
     if stream:
         sock.recv(100)
-    (job,) = demo.scheduler._running
+    (job,) = demo.scheduler.engine._running
     sock.close()
     wait_for(lambda: job.stream.is_cancelled)
     steps.allow()
