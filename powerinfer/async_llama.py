@@ -21,13 +21,14 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from ._engine import machine
-from ._engine.choosing import nth_seed
 from ._engine.completion import check_best_of, check_count
+from ._engine.context import Context
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
+from ._engine.engine import PROMPT_PART, Engine
 from ._engine.file import ModelFile
+from ._engine.generating import nth_seed
 from ._engine.scheduler import Scheduler, SchedulerStats
-from ._engine.session import Session
-from ._engine.shared import Seat
+from ._engine.served import Served
 from ._text.answer import best
 from .errors import ArgumentError, ClosedError
 from .llama import Llama
@@ -46,17 +47,17 @@ _SINGLE = ("logits_all", "vocab_only", "n_seq")
 class AsyncStream(AsyncIterator[Chunk]):
     """The parts of an answer; `async for` waits for them."""
 
-    def __init__(self, seats: Sequence[Seat]) -> None:
-        self._seats = seats
+    def __init__(self, requests: Sequence[Served]) -> None:
+        self._requests = requests
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
-        self._left = len(seats)
+        self._left = len(requests)
         self._gone = False
 
     @property
     def usage(self) -> dict[str, Any]:
         """Token counts so far, in OpenAI's shape."""
-        return _usage(self._seats)
+        return _usage(self._requests)
 
     @property
     def is_over(self) -> bool:
@@ -89,8 +90,8 @@ class AsyncStream(AsyncIterator[Chunk]):
         """Ends the answer: its place is free before the next step."""
         self._gone = True
         self._left = 0
-        for seat in self._seats:
-            seat.close()
+        for request in self._requests:
+            request.cancel()
 
     async def aclose(self) -> None:
         """The same: what ends an asynchronous iterator."""
@@ -160,22 +161,24 @@ class AsyncLlama:
             raise ArgumentError(f"n_parallel is {n_parallel}, and the plan has {n_seq} sequences")
         kind = pooling_number(pooling)
         self.pooling = kind if kind >= 0 else pooling_of_file(self.llama.file) or POOLING["mean"]
-        context, draft = self.llama._ctx, self.llama.draft_model
-        self.scheduler = Scheduler(
+        engine = Engine(
             self.llama.session,
             max_running=n_parallel,
             max_waiting=max_waiting,
-            n_keep=context.n_keep if context.shift else None,
-            draft=draft,
-            n_wide=0 if draft is None else context.find_wide_step(),
+            prompt_part=PROMPT_PART if prompt_part is None else prompt_part,
+            n_keep=self.llama._ctx.engine.n_keep,
+        )
+        self.llama._context = Context(engine)
+        self.scheduler = Scheduler(
+            engine,
+            draft=self.llama.draft_model,
             improve=None if self.llama._online is None else self._improve,
-            **({} if prompt_part is None else {"prompt_part": prompt_part}),
         )
         # A request has a thread, which does little: it waits for tokens and turns them into text.
         self._threads = ThreadPoolExecutor(
             n_parallel + max_waiting + 4, thread_name_prefix="powerinfer-request"
         )
-        self._seats: set[Seat] = set()
+        self._requests: set[Served] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -212,7 +215,7 @@ class AsyncLlama:
         several = not isinstance(prompt, (str, bytes)) and len(prompt) and not _is_id(prompt[0])
         prompts = list(prompt) if several else [prompt]
         best_of = options.pop("best_of", None)
-        return await self._create(Llama.create_completion, prompts, stream, options, best_of)
+        return await self._create(Served.create_completion, prompts, stream, options, best_of)
 
     @overload
     async def create_chat_completion(
@@ -233,7 +236,7 @@ class AsyncLlama:
         self, messages: Sequence[Mapping[str, Any]], *, stream: bool = False, **options: Any
     ) -> Chunk | AsyncStream:
         """Answers a conversation: as Llama.create_chat_completion, with what create_completion adds."""
-        return await self._create(Llama.create_chat_completion, [messages], stream, options)
+        return await self._create(Served.create_chat_completion, [messages], stream, options)
 
     async def _create(
         self,
@@ -259,44 +262,44 @@ class AsyncLlama:
                 own = options | {"stream": stream}
                 if options.get("seed") is not None:
                     own["seed"] = nth_seed(options["seed"], i)
-                calls.append((self._sit(limit=limit, deadline=deadline, is_first=not i), what, own))
-        seats = [seat for seat, _, _ in calls]
+                calls.append((self._begin(limit=limit, deadline=deadline, is_first=not i), what, own))
+        requests = [request for request, _, _ in calls]
 
-        def begin(seat: Seat, what: Any, own: dict[str, Any]) -> Any:
+        def begin(request: Served, what: Any, own: dict[str, Any]) -> Any:
             try:
-                result = method(seat, what, **own)
+                result = method(request, what, **own)
                 if not stream:
-                    _say_why(seat, result)
+                    _say_why(request, result)
                 return result
             finally:
                 if not stream:
-                    self._stand_up(seat)
+                    self._end(request)
 
         try:
             results = await asyncio.gather(*(self._in_thread(begin, *call) for call in calls))
         except BaseException:
-            for seat in seats:
-                self._stand_up(seat)
+            for request in requests:
+                self._end(request)
             raise
         if stream:
-            return self._stream(seats, results)
+            return self._stream(requests, results)
         if n_made > n:
             groups = [slice(i, i + n_made) for i in range(0, len(results), n_made)]
             echo = bool(options.get("echo"))
             results = [best(results[at], n, echo=echo, tell=tell) for at in groups]
         choices = [choice for result in results for choice in result["choices"]]
         numbered = [choice | {"index": i} for i, choice in enumerate(choices)]
-        return {**results[0], "choices": numbered, "usage": _usage(seats)}
+        return {**results[0], "choices": numbered, "usage": _usage(requests)}
 
-    def _stream(self, seats: list[Seat], answers: list[Iterator[Chunk]]) -> AsyncStream:
+    def _stream(self, requests: list[Served], answers: list[Iterator[Chunk]]) -> AsyncStream:
         """The parts of all answers in one stream."""
-        stream = AsyncStream(seats)
+        stream = AsyncStream(requests)
         names: dict[str, Any] = {}  # the first answer's id and time, for all
 
-        def run(i: int, seat: Seat, chunks: Iterator[Chunk]) -> None:
+        def run(i: int, request: Served, chunks: Iterator[Chunk]) -> None:
             try:
                 for chunk in chunks:
-                    _say_why(seat, chunk)
+                    _say_why(request, chunk)
                     for name in ("id", "created"):
                         chunk[name] = names.setdefault(name, chunk[name])
                     for choice in chunk["choices"]:
@@ -306,10 +309,10 @@ class AsyncLlama:
             except BaseException as error:
                 stream.put(error)
             finally:
-                self._stand_up(seat)
+                self._end(request)
 
-        for i, (seat, chunks) in enumerate(zip(seats, answers, strict=True)):
-            self._threads.submit(run, i, seat, chunks)
+        for i, (request, chunks) in enumerate(zip(requests, answers, strict=True)):
+            self._threads.submit(run, i, request, chunks)
         return stream
 
     # -- vectors and tokens
@@ -349,23 +352,23 @@ class AsyncLlama:
         self, texts: Sequence[str | Sequence[int]], *, normalize: bool, timeout_s: float | None = None
     ) -> tuple[list[Any], int]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        seat = self._sit(deadline=deadline)
+        request = self._begin(deadline=deadline)
 
         def compute() -> tuple[list[Any], int]:
             try:
                 all_ids = [
-                    seat._checked(seat.tokenize(text, special=True) if isinstance(text, str) else text)
+                    request._checked(request.tokenize(text, special=True) if isinstance(text, str) else text)
                     for text in texts
                 ]
-                vectors = seat.vectors(all_ids, pooling=self.pooling, normalize=normalize)
+                vectors = request.vectors(all_ids, pooling=self.pooling, normalize=normalize)
             finally:
-                self._stand_up(seat)
+                self._end(request)
             return vectors, sum(ids.size for ids in all_ids)
 
         try:
             return await self._in_thread(compute)
         except asyncio.CancelledError:
-            self._stand_up(seat)
+            self._end(request)
             raise
 
     async def tokenize(self, text: str, *, add_bos: bool = True, special: bool = False) -> list[int]:
@@ -383,32 +386,27 @@ class AsyncLlama:
         """What is under way, and counts since the object was made."""
         return self.scheduler.stats()
 
-    def _improve(self, is_idle: bool) -> Callable[[], Session] | None:
+    def _improve(self, is_idle: bool) -> Callable[[], object] | None:
         """Neurons that fire often come to the device: what opens the session that has them there."""
-        llama, online = self.llama, self.llama._online
+        engine, online = self.scheduler.engine, self.llama._online
         assert online is not None
-        plan = online.better_plan(llama.session, patience=1 if is_idle else _PATIENCE)
-        if plan is None:
-            return None
+        plan = online.better_plan(engine.session, patience=1 if is_idle else _PATIENCE)
+        return None if plan is None else lambda: online.move(engine, plan)
 
-        def move() -> Session:
-            online.move(llama._ctx, plan)
-            return llama.session
-
-        return move
-
-    def _sit(self, *, limit: int | None = None, deadline: float | None = None, is_first: bool = True) -> Seat:
+    def _begin(
+        self, *, limit: int | None = None, deadline: float | None = None, is_first: bool = True
+    ) -> Served:
         with self._lock:
             if self._closed:
                 raise ClosedError("this AsyncLlama is closed")
-            seat = Seat(self.llama, self.scheduler, limit=limit, deadline=deadline, is_first=is_first)
-            self._seats.add(seat)
-            return seat
+            request = Served(self.llama, self.scheduler, limit=limit, deadline=deadline, is_first=is_first)
+            self._requests.add(request)
+            return request
 
-    def _stand_up(self, seat: Seat) -> None:
-        seat.close()
+    def _end(self, request: Served) -> None:
+        request.cancel()
         with self._lock:
-            self._seats.discard(seat)
+            self._requests.discard(request)
 
     def _in_thread(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
@@ -425,9 +423,9 @@ class AsyncLlama:
             self._closed = True
         self.scheduler.close(grace_s=grace_s)
         with self._lock:
-            seats = list(self._seats)
-        for seat in seats:
-            seat.close()
+            requests = list(self._requests)
+        for request in requests:
+            request.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self.llama.close()
 
@@ -475,22 +473,24 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, (int, np.integer))
 
 
-def _usage(seats: Sequence[Seat]) -> dict[str, Any]:
+def _usage(requests: Sequence[Served]) -> dict[str, Any]:
     """A prompt that has several answers counts once."""
-    n_prompt = sum(seat.n_prompt for seat in seats if seat.is_first)
-    n_given = sum(seat.n_given for seat in seats)
+    n_prompt = sum(request.n_prompt for request in requests if request.is_first)
+    n_given = sum(request.n_given for request in requests)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_given,
         "total_tokens": n_prompt + n_given,
-        "prompt_tokens_details": {"cached_tokens": sum(seat.n_reused for seat in seats if seat.is_first)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(request.n_reused for request in requests if request.is_first)
+        },
     }
 
 
-def _say_why(seat: Seat, result: Any) -> None:
+def _say_why(request: Served, result: Any) -> None:
     """An answer that was cut off did not stop by itself."""
-    reason = seat.streams[-1].reason if seat.streams else None
-    if reason == "time" and not seat.n_given:
+    reason = request.streams[-1].reason if request.streams else None
+    if reason == "time" and not request.n_given:
         raise TimeoutError("the time for this request is over")
     if reason == "time":
         for choice in result["choices"]:

@@ -18,25 +18,25 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ._engine.about import About
-from ._engine.arrays import as_int32
-from ._engine.choosing import RANDOM_SEEDS
+from ._engine.arrays import Ids, Logits, as_int32
 from ._engine.completion import ChatHandler, Completions
 from ._engine.context import Context
 from ._engine.devices import Budget, Names, budget_of_layers, choose_devices
 from ._engine.embedding import Embeddings, pooling_number, pooling_of_file
+from ._engine.engine import Engine
 from ._engine.file import DEMO, ModelFile
-from ._engine.generation import Draft
+from ._engine.generating import RANDOM_SEEDS, ContextGenerating
 from ._engine.online import OnlineStatistics
 from ._engine.opening import ContextSize, Opening, loading_bar, summary
 from ._engine.report import LlamaState, Timings
+from ._engine.request import Draft
 from ._engine.sampling import Sampler
 from ._engine.session import Activation, Model, Predictor, Progress, Session, Sparsity
 from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse
@@ -47,14 +47,10 @@ if TYPE_CHECKING:
     from .compat.llama_tokenizer import ModelTokenizer
     from .models.plan import Plan
 
-Ids = npt.NDArray[np.int32]
-Logits = npt.NDArray[np.float32]
-
-
 _EMBEDDED_TOGETHER = 8  # texts of one call of embed()
 
 
-class Llama(About, Completions, Embeddings):
+class Llama(About, ContextGenerating, Completions, Embeddings):
     """A model with one context."""
 
     def __init__(
@@ -196,7 +192,6 @@ class Llama(About, Completions, Embeddings):
             if lora_path is not None:
                 self._adapt(lora_path, lora_scale)
             n_beside = _EMBEDDED_TOGETHER - 1 if embedding and n_seq == 1 and plan is None else 0
-            self._n_embedded_together = n_beside + 1
             self._opening = Opening(
                 self._model,
                 devices=chosen,
@@ -222,7 +217,9 @@ class Llama(About, Completions, Embeddings):
                 session.set_threshold(threshold)
             if n_keep is None:
                 n_keep = int(self._tokenizer is not None and self._tokenizer.add_bos)
-            self._context = Context(session, logits_all=logits_all, shift=context_shift, n_keep=n_keep)
+            n_own = n_beside + 1  # the other sequences are the caller's
+            engine = Engine(session, n_seq=n_own, max_running=n_own, n_keep=n_keep if context_shift else None)
+            self._context = Context(engine, logits_all=logits_all)
         elif self._tokenizer is None:
             raise FormatError(f"the file {self.model_path} has no tokenizer")
         self._timings = Timings(load_s=time.perf_counter() - begin)
@@ -345,7 +342,9 @@ class Llama(About, Completions, Embeddings):
     def _between_requests(self) -> None:
         if self._online is not None:
             with self._lock:
-                if self._online.improve(self._ctx) and self.plan is not None:
+                engine = self._ctx.engine
+                engine.suspend()
+                if self._online.improve(engine) and self.plan is not None:
                     self._notice(f"neurons were moved: {summary(self.plan)}")
 
     @property
@@ -390,11 +389,14 @@ class Llama(About, Completions, Embeddings):
         tokens make room.
         """
         with self._lock:
-            context = self._ctx
-            ids = self._checked(tokens)
-            context.make_room(ids.size)
-            report, total = self.prompt_progress, int(ids.size)
-            context.feed(ids, report=None if report is None else lambda done: report(done, total))
+            self._ctx.append(self._checked(tokens), report=self.prompt_progress)
+
+    def _score(self, ids: Ids, seen: Callable[[int, Logits], None]) -> None:
+        self._ctx.score(ids, seen)
+
+    @property
+    def _shifts(self) -> bool:
+        return self._ctx.shift
 
     def reset(self) -> None:
         """Forgets the context."""

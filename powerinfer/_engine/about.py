@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from .._text.logprobs import log_softmax
 from . import _native
-from .arrays import as_int32
-from .context import Context, Ids, Logits, common_prefix
+from .arrays import Ids, Logits, as_int32, common_prefix
+from .context import Context
 from .file import ModelFile
 from .report import LlamaInfo, Timings
 from .session import LayerStep, Model, Session

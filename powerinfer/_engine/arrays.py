@@ -1,4 +1,4 @@
-"""Arrays for the engine, of what callers give."""
+"""Arrays of token ids and logits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ArgumentError
+
+Ids = npt.NDArray[np.int32]
+Logits = npt.NDArray[np.float32]
 
 
 def as_int32(
@@ -30,3 +33,10 @@ def as_int32(
         if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
             raise ArgumentError(f"{name} holds a number that is no 32-bit integer")
     return np.ascontiguousarray(array, np.int32)
+
+
+def common_prefix(a: Ids, b: Ids) -> int:
+    """How many ids at the beginning are the same."""
+    n = min(a.size, b.size)
+    different = np.flatnonzero(a[:n] != b[:n])
+    return int(different[0]) if different.size else n

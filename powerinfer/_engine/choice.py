@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .context import Context, Ids, Logits
+from .arrays import Ids, Logits
 from .sampling import LogitsProcessorList, Sampler, StoppingCriteriaList
 
 if TYPE_CHECKING:
@@ -41,12 +41,6 @@ class Choice:
     def is_plain(self) -> bool:
         """Nobody but the sampler looks at logits."""
         return self.watch is None and self.constraint is None and not self.processors and not self.criteria
-
-    def token_after(self, context: Context) -> int:
-        """The token that follows what the context holds, where the choice is plain."""
-        token = context.draw(self.sampler)
-        self.accept(token)
-        return token
 
     def accept(self, token: int) -> None:
         """Tells the sampler which token was chosen, if it wants to know."""

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ..compat.arguments import LATER_GENERATING, refuse
 from ..errors import ArgumentError
 from ..types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
-from .choosing import Choosing, nth_seed
-from .generation import SAMPLING_NAMES, sampling_of
-from .sampling import Sampling
+from .generating import Generating, nth_seed
+from .sampling import SAMPLING_NAMES, Sampling, sampling_of
 
 if TYPE_CHECKING:
     from .._text.answer import Answer, Echo
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from .._text.grammar import LlamaGrammar
     from .._text.logprobs import Row, TokenLogprob
     from .._text.tool_calls import Tool, ToolCallParser
-    from .context import Ids, Logits
+    from .arrays import Ids, Logits
 
 _HOOKS = ("seed", "logit_bias", "logits_processor", "stopping_criteria")
 CHAT_TEMPERATURE = 0.2  # what llama-cpp-python answers with; it completes with 0.8
@@ -60,7 +59,7 @@ class _Request:
         ]
 
 
-class Completions(Choosing):
+class Completions(Generating):
     """What stands first is the part of Llama that these methods need."""
 
     model_path: str
@@ -70,6 +69,18 @@ class Completions(Choosing):
     @property
     @abstractmethod
     def _format(self) -> ChatFormat: ...
+
+    @abstractmethod
+    def n_ctx(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def _shifts(self) -> bool:
+        """Whether a full context forgets its older half."""
+
+    @abstractmethod
+    def _score(self, ids: Ids, seen: Callable[[int, Logits], None]) -> None:
+        """Calls seen(i, logits) for each of ids."""
 
     # -- text
 
@@ -338,11 +349,10 @@ class Completions(Choosing):
         watch = request.watch if rated else None
         hooks = {**request.hooks, "constraint": self._constraint(request.grammar), "watch": watch}
         tokens = iter(self._generation(prompt, request.sampling, **hooks))
-        context = self._ctx
         # The last token of an answer is never computed itself, so it may stand one beyond the end.
-        limit = room = context.n_ctx if context.shift else context.n_ctx - prompt.size + 1
+        limit = room = self.n_ctx() if self._shifts else self.n_ctx() - prompt.size + 1
         if request.max_tokens is not None and request.max_tokens > 0:
-            limit = request.max_tokens if context.shift else min(room, request.max_tokens)
+            limit = request.max_tokens if self._shifts else min(room, request.max_tokens)
         logprobs = request.logprobs if rated else None
         return Answer(
             tokens,
@@ -354,10 +364,6 @@ class Completions(Choosing):
             special=request.special,
         )
 
-    def _visit(self, ids: Ids, seen: Callable[[int, Logits], None]) -> None:
-        """Calls seen(i, logits) for each of ids."""
-        self._ctx.visit(ids, seen)
-
     def _rate_prompt(self, ids: list[int], n_top: int, echo: Echo) -> None:
         """Computes the prompt once more with the logits of all its tokens."""
         from .._text.logprobs import TokenLogprob, log_softmax, token_logprob
@@ -368,7 +374,7 @@ class Completions(Choosing):
                 echo.logprobs.append(token_logprob(log_softmax(logits), ids[i + 1], n_top))
 
         echo.logprobs.append(TokenLogprob(ids[0], None, ()))
-        self._visit(self._checked(ids), seen)
+        self._score(self._checked(ids), seen)
         stream = TextStream(self.tokenizer, prompt=ids[:1])
         echo.offsets.append(0)
         for token in ids[1:]:

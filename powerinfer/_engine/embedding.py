@@ -12,12 +12,11 @@ import numpy.typing as npt
 
 from ..errors import ArgumentError, UnsupportedError
 from ..types import CreateEmbeddingResponse
-from .arrays import as_int32
-from .context import Ids
+from .arrays import Ids, as_int32
+from .context import Context
 from .engine import Engine
 from .file import ModelFile
-from .session import Session
-from .stream import Job, visit_job
+from .request import Request, text_request
 
 Vectors = npt.NDArray[np.float32]
 
@@ -70,9 +69,9 @@ def needed(n: int, pooling: int) -> range:
     return {2: range(min(n, 1)), 3: range(max(n - 1, 0), n)}.get(pooling, range(n))
 
 
-def embedding_job(
+def embedding_request(
     engine: Engine, ids: Ids, pooling: int, rows: list[Vectors], *, deadline: float | None = None
-) -> Job:
+) -> Request:
     """A request that appends to rows the final hidden states that pool() needs of a text. Raises what
     check() raises."""
 
@@ -80,33 +79,22 @@ def embedding_job(
         rows.append(engine.session.hidden(row))
 
     engine.check(ids)
-    return visit_job(ids, needed(ids.size, pooling), note, engine.cancel, deadline=deadline)
+    return text_request(ids, needed(ids.size, pooling), note, engine.cancel, deadline=deadline)
 
 
-def hidden_states(
-    session: Session, texts: Iterable[Ids], pooling: int = 0, *, n_seq: int = 1
-) -> list[Vectors]:
+def hidden_states(engine: Engine, texts: Iterable[Ids], pooling: int = 0) -> list[Vectors]:
     """Final hidden states [n, n_embd] of the tokens of each text that pool() needs.
 
-    As many texts are computed together as the session has blocks of K and V for, and at most n_seq, in its
-    first sequences, which are dropped; on the CPU each gets the bits that it gets alone.
+    As many texts are computed together as the engine has sequences and blocks of K and V for; on the CPU each
+    gets the bits that it gets alone.
     """
-    engine = Engine(session, n_seq=n_seq, max_running=n_seq)
-    all_rows, jobs = [], []
+    all_rows, requests = [], []
     for ids in texts:
         all_rows.append(list[Vectors]())
         if ids.size:
-            jobs.append(embedding_job(engine, ids, pooling, all_rows[-1]))
-            engine.add(jobs[-1])
-    try:
-        while engine.is_busy:
-            engine.step()
-            for job in jobs:
-                if job.stream.error is not None:
-                    raise job.stream.error
-    finally:
-        engine.drop_all()
-    empty = np.empty((0, session.model.info.n_embd), np.float32)
+            requests.append(embedding_request(engine, ids, pooling, all_rows[-1]))
+    engine.run(requests)
+    empty = np.empty((0, engine.session.model.info.n_embd), np.float32)
     return [np.stack(rows) if rows else empty for rows in all_rows]
 
 
@@ -117,12 +105,10 @@ class Embeddings(ABC):
     _embedding: bool
     _pooling: int
     _lock: threading.RLock
-    _n_embedded_together: int
 
     @property
     @abstractmethod
-    def session(self) -> Session:
-        """The session below; sequence 0 is this object's context."""
+    def _ctx(self) -> Context: ...
 
     @abstractmethod
     def tokenize(self, text: bytes | str, add_bos: bool = True, special: bool = False) -> list[int]: ...
@@ -172,7 +158,7 @@ class Embeddings(ABC):
         with self._lock:
             self.reset()
             arrays = [as_int32("tokens", ids[:n_ctx]) for ids in all_ids]
-            states = hidden_states(self.session, arrays, kind, n_seq=self._n_embedded_together)
+            states = hidden_states(self._ctx.engine, arrays, kind)
         pooled = [pool(rows, kind) for rows in states]
         vectors = [(normalized(rows) if normalize else rows).tolist() for rows in pooled]
         result = vectors[0] if isinstance(input, str) else vectors

@@ -17,31 +17,29 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import ArgumentError, BusyError, ClosedError, ContextError, PowerInferError
 from ._native import KV_BLOCK
+from .arrays import Ids, common_prefix
 from .choice import Choice
-from .context import VISIT_PART, Ids, common_prefix, n_dropped
-from .held import HeldSequences, blocks
-from .scheduler_stats import Rates, SchedulerStats
-from .session import LayerStep, Session
-from .stream import Job, Reason, Stream
+from .prefix_cache import PrefixCache, Sequence, blocks, drop_ids
+from .request import Reason, Request, Stream
+from .session import Session
+from .speculation import checked_guess, free_guesses
 
 PROMPT_PART = 128
 """Prompt tokens of a step in which others generate."""
 
-_VISITS_PART = 2 * VISIT_PART  # of all visits together
-_LAYERS_S = 0.25  # how often what the layers did is read
+_SCORED_PART = 32  # scored tokens of a request in one step: each has logits, which take memory
+_SCORED = 2 * _SCORED_PART  # of all requests together
 
 
 class Engine:
-    """The requests of one session. One thread at a time may call step(), fail() and probe(); any may call the
-    others."""
+    """The requests of one session. Any thread may call add(), cancel(), check() and close(); the others are
+    for one thread at a time."""
 
     def __init__(
         self,
@@ -52,9 +50,7 @@ class Engine:
         max_waiting: int | None = None,
         prompt_part: int = PROMPT_PART,
         n_keep: int | None = None,
-        draft: Callable[[Ids], npt.ArrayLike] | None = None,
-        n_wide: int = 0,
-        improve: Callable[[bool], Callable[[], Session] | None] | None = None,
+        n_guesses: int | None = None,
     ) -> None:
         """
         n_seq: the session's first sequences that are used; None: all.
@@ -64,14 +60,13 @@ class Engine:
         prompt_part: prompt tokens of a step in which others generate; alone a prompt takes n_batch.
         n_keep: where a context is full, forget the older half of what follows its first n_keep tokens; None:
             the generation ends.
-        draft: guesses tokens that follow; n_wide: how many more than one token a step can take and still give
-            each of them the logits it has alone.
-        improve: called now and then, with whether nothing is under way; returns None, or what closes the
-            session and opens another one in its place.
+        n_guesses: guessed tokens that a step checks at most; None: what measure_guesses() finds.
         """
-        self._info = session.info
+        info = session.info
         self.session = session
-        self._n_seq = self._info.n_seq if n_seq is None else n_seq
+        self.n_ctx = info.n_ctx
+        self._n_batch = info.n_batch
+        self._n_seq = info.n_seq if n_seq is None else n_seq
         self.max_running = max_running or max(self._n_seq // 2, 1)
         if not 1 <= self.max_running <= self._n_seq:
             raise ArgumentError(f"max_running is {max_running}: the session has {self._n_seq} sequences")
@@ -80,28 +75,34 @@ class Engine:
         self.max_waiting = max_waiting
         self._prompt_part = prompt_part
         self.n_keep = n_keep
-        self._draft = draft
-        self._n_wide = n_wide
-        self._improve = improve
-        self._held = HeldSequences(session, n_seq=self._n_seq)
+        self.cache = PrefixCache(session, n_seq=self._n_seq)
         self.changed = threading.Condition()
         """Notified when a request comes or is cancelled, and when the engine is closed."""
-        self._waiting: deque[Job] = deque()  # with the lock
-        self._running: list[Job] = []  # of who steps; others read its length
+        self._waiting: deque[Request] = deque()  # with the lock
+        self._running: list[Request] = []  # of who steps; others read its length
         self._chosen: list[tuple[Stream, int, bool]] = []  # not given yet
+        self._n_guesses = n_guesses
         self.is_closing = False
         """No new requests are taken."""
         self._ends_at = 0.0
-        self._ended: Counter[str] = Counter()
-        self._totals: Counter[str] = Counter()
-        self._rates = Rates()
-        self._layers: tuple[LayerStep, ...] = ()
-        self._layers_at = 0.0
-        self._n_free = self._info.n_blocks_free
-        self.last_error: BaseException | None = None
-        """Of the session, if a step failed and it has not worked since."""
+        self.n_feeds = 0
+        """Batches computed so far; the last one's logits are what the session has."""
+        self.ended: Counter[str] = Counter()
+        """Requests by the reason why they ended."""
+        self.totals: Counter[str] = Counter()
+        """Tokens: prompt, reused, computed, generated; read, of prompts. And requests preempted."""
 
     # -- what any thread may call
+
+    @property
+    def n_running(self) -> int:
+        """Requests under way."""
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiting)
 
     @property
     def is_busy(self) -> bool:
@@ -112,13 +113,13 @@ class Engine:
         """Raises ArgumentError or ContextError for a prompt that cannot be computed."""
         if not ids.size:
             raise ArgumentError("the prompt has no tokens")
-        if ids.size > self._info.n_ctx:
-            raise ContextError(f"the prompt has {ids.size} tokens and n_ctx is {self._info.n_ctx}")
+        if ids.size > self.n_ctx:
+            raise ContextError(f"the prompt has {ids.size} tokens and n_ctx is {self.n_ctx}")
         n_vocab = self.session.model.info.n_vocab
         if int(ids.min()) < 0 or int(ids.max()) >= n_vocab:
             raise ArgumentError(f"the prompt holds a token that is not in 0..{n_vocab - 1}")
 
-    def add(self, job: Job) -> None:
+    def add(self, request: Request) -> None:
         """Takes a request, which waits for its place. Raises ClosedError, BusyError."""
         with self.changed:
             if self.is_closing:
@@ -128,7 +129,7 @@ class Engine:
                 raise BusyError(
                     f"{len(self._running)} requests are under way and {len(self._waiting)} are waiting"
                 )
-            self._waiting.append(job)
+            self._waiting.append(request)
             self.changed.notify_all()
 
     def cancel(self, stream: Stream) -> None:
@@ -137,12 +138,12 @@ class Engine:
             if stream.reason is not None:
                 return
             stream.is_cancelled = True
-            job = next((job for job in self._waiting if job.stream is stream), None)
-            if job is not None:
-                self._waiting.remove(job)
+            request = next((request for request in self._waiting if request.stream is stream), None)
+            if request is not None:
+                self._waiting.remove(request)
             self.changed.notify_all()
-        if job is not None:
-            self._end(job, "cancelled")
+        if request is not None:
+            self._end(request, "cancelled")
 
     def close(self, *, grace_s: float = 0.0) -> None:
         """Takes no more requests. Those that wait end with ClosedError at once, those under way in the first
@@ -154,300 +155,485 @@ class Engine:
             waiting = list(self._waiting)
             self._waiting.clear()
             self.changed.notify_all()
-        for job in waiting:
-            self._end(job, "error", ClosedError("the server is shutting down"))
-
-    def stats(self) -> SchedulerStats:
-        """Numbers of the moment; does not wait for a step."""
-        totals, rates = self._totals, self._rates.get()
-        with self.changed:
-            waiting = len(self._waiting)
-        return SchedulerStats(
-            running=len(self._running),
-            waiting=waiting,
-            max_running=self.max_running,
-            max_waiting=self.max_waiting or 0,
-            n_ended=dict(self._ended),
-            n_prompt_tokens=totals["prompt"],
-            n_reused_tokens=totals["reused"],
-            n_computed_tokens=totals["computed"],
-            n_generated_tokens=totals["generated"],
-            n_steps=totals["steps"],
-            n_preempted=totals["preempted"],
-            n_evicted=self._held.n_evicted,
-            kv_used=1 - self._n_free / max(self._info.n_blocks, 1),
-            tokens_per_s=rates[0],
-            prompt_tokens_per_s=rates[1],
-            layers=self._layers,
-        )
+        for request in waiting:
+            self._end(request, "error", ClosedError("the server is shutting down"))
 
     # -- what one thread at a time may call
 
     def step(self) -> None:
         """One feed, and a choice for each generation whose tokens are all computed."""
+        request = self._alone()
+        if request is not None and self._step_alone(request):
+            return
         self._leave()
         self._admit()
         self._shift()
-        parts = self._feed(self._parts())
-        if not parts:
-            return
-        self.last_error = None
-        n_before = self._totals["generated"]
-        n_read = sum(n for job, n, _ in parts if job.left > 1 or job.is_visit)
-        self._totals["steps"] += 1
-        self._totals["computed"] += sum(n for _, n, _ in parts)
-        row = 0
-        for job, n, n_rows in parts:
-            assert job.sequence is not None
-            job.sequence.n += n
-            if job.visit is not None:
-                self._show(job, n, row)
-            row += n_rows
-            if job.left <= 0 and job.choice is not None:
-                self._choose(job, job.choice, row - 1 - job.guess.size)
+        known = [request for request in self._running if request.rows]
+        for request in known:
+            self._choose(request)
+        if not known:
+            self._compute()
         self._give()
-        self._rates.add(self._totals["generated"] - n_before, n_read)
-        self._look()
+
+    def advance(self, request: Request) -> None:
+        """Steps until a stepwise request has one more token, or is over, and raises what ended it. What
+        others did with the session meanwhile is computed again."""
+        stream = request.stream
+        try:
+            sequence = request.sequence
+            is_held = sequence is not None and self.session.length(sequence.number) == sequence.n
+            if not is_held and stream.reason is None:
+                self.suspend()
+                self.add(request)
+            while stream.reason is None and not stream.has_more:
+                self.step()
+        except BaseException:
+            self.recover()
+            raise
+        if stream.error is not None:
+            raise stream.error
+
+    def run(self, requests: Iterable[Request]) -> None:
+        """Computes requests to their ends, and raises what the first that failed was ended by."""
+        self.suspend()
+        requests = list(requests)
+        try:
+            for request in requests:
+                self.add(request)
+            while self.is_busy:
+                self.step()
+        except BaseException:
+            self.recover()
+            raise
+        for request in requests:
+            if request.stream.error is not None:
+                raise request.stream.error
+
+    def suspend(self) -> None:
+        """Those under way give their sequences back, which go on holding what they hold, and are no longer
+        computed until they are added again."""
+        for sequence in self.cache.all:
+            self.cache.agree(sequence)
+        for request in self._running:
+            assert request.sequence is not None
+            self._settle(request, request.n - 1)
+            self.cache.release(request.sequence)
+            request.sequence = None
+        self._running.clear()
+
+    def append(self, request: Request, tokens: list[int]) -> None:
+        """Between two steps: these follow what was chosen for a stepwise request, which goes on behind them.
+        Raises ContextError if they do not fit."""
+        if request.n + len(tokens) > request.ids.size:
+            raise self._full(request.n, len(tokens))
+        if request.sequence is not None:
+            self._settle(request, request.n - 1)
+        request.over = None
+        request.append(tokens)
+
+    def withdraw(self, request: Request) -> None:
+        """Ends a request that is not wanted any more, between two steps."""
+        if request.stream.reason is not None:
+            return
+        if request.sequence is not None:
+            self._settle(request, request.n - 1)
+        self._finish(request, "cancelled")
+
+    def recover(self) -> None:
+        """After a step that was interrupted, or failed: nothing is under way, and what sequences hold is what
+        the session says."""
+        with self.changed:
+            requests = [*self._running, *self._waiting]
+            self._waiting.clear()
+            self._running.clear()
+        for request in requests:
+            request.sequence = None
+            request.drop_guess()
+        self.cache.agree_all()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing that was under way can go on; what comes later may, if the engine still works."""
-        self.last_error = error
+        """Ends everything that is under way or waits with this error, and forgets what sequences hold."""
         with self.changed:
-            jobs = [*self._running, *self._waiting]
+            requests = [*self._running, *self._waiting]
             self._waiting.clear()
-        for job in jobs:
-            job.sequence = None
-            self._finish(job, "error", error)
-        try:
-            self.drop_all()
-        except BaseException:
-            self.close()
+        for request in requests:
+            request.sequence = None
+            self._finish(request, "error", error)
+        self.cache.drop_all()
+
+    def measure_guesses(self) -> int:
+        """How many guessed tokens a step can check and still give each the very logits that it has alone.
+        Measured once, on the first sequence, which is forgotten."""
+        if self._n_guesses is None:
+            self.suspend()
+            self.cache.drop(self.cache.all[0])
+            try:
+                self._n_guesses = free_guesses(self.session)
+            finally:
+                self.n_feeds += 1
+                self.cache.agree_all()
+        return self._n_guesses
+
+    def make_room(self, sequence: Sequence, n: int) -> None:
+        """Makes n more tokens fit into an idle sequence. Raises ContextError if they cannot; then nothing has
+        changed."""
+        held = sequence.n
+        if held + n <= self.n_ctx:
             return
-        with suppress(Exception):
-            self.probe()
+        if self.n_keep is None or min(self.n_keep, held) + n > self.n_ctx:
+            raise self._full(held, n)
+        keep, n_drop = self._forgotten(held, n)
+        self._shift_held(sequence, keep, n_drop)
+        drop_ids(sequence.ids, held, keep, n_drop)
+        sequence.shifted(keep, n_drop)
+        sequence.is_torn = False
 
-    def drop_all(self) -> None:
-        """Forgets what the sequences hold."""
-        self._held.drop_all()
+    def vacate(self) -> None:
+        """No sequence holds anything any more; what is under way will be computed once more."""
+        while self._running:
+            self._preempt()
+        self.cache.drop_all()
 
-    def probe(self) -> None:
-        """Tries whether a session that failed works again; raises what it raises."""
-        self._held.drop_all()
-        self.session.feed(np.zeros(1, np.int32), seq=0, want_logits=True)
-        self.session.drop(0)
-        self.last_error = None
+    def use(self, session: Session) -> None:
+        """Goes on with another session, whose first sequence holds what it held, and the others nothing."""
+        self.session = self.cache.session = session
+        self.n_feeds += 1
+        for sequence in self.cache.all[1:]:
+            sequence.n = 0
 
     # -- a step's parts
 
-    def _finish(self, job: Job, reason: Reason, error: BaseException | None = None) -> None:
+    def _alone(self) -> Request | None:
+        """The only request, if all that the step has to do is to compute its next token."""
+        if len(self._running) != 1 or self._waiting or self.is_closing:
+            return None
+        request = self._running[0]
+        if not request.is_plain or request.left != 1 or request.n > self.n_ctx:
+            return None
+        if request.stream.is_cancelled or request.deadline is not None or request.over is not None:
+            return None
+        return request
+
+    def _step_alone(self, request: Request) -> bool:
+        """A step of this one in a single call of the session; False where there is no room for it."""
+        sequence, choice = request.sequence, request.choice
+        assert sequence is not None and choice is not None
+        at = sequence.n
+        sequence.n_coming, sequence.row = at + 1, None
+        self.n_feeds += 1
+        error = None
+        try:
+            token = self.session.next(int(request.ids[at]), at, choice.sampler, seq=sequence.number)
+        except PowerInferError as failed:
+            if self.session.length(sequence.number) == at:  # it was not the choice
+                if isinstance(failed, ContextError):
+                    return False
+                raise
+            error = failed
+        sequence.n = at + 1
+        sequence.row = self.n_feeds, 0
+        self.totals["steps"] += 1
+        self.totals["computed"] += 1
+        if error is not None:
+            self._finish(request, "error", error)
+            return True
+        reason = self._append(request, choice, token, choice.is_last(token))
+        self._give()
+        if reason is not None:
+            self._over(request, reason)
+        return True
+
+    def _finish(self, request: Request, reason: Reason, error: BaseException | None = None) -> None:
         """A request that was under way is over."""
         self._give()  # its last token among them
-        self._end(job, reason, error)
+        self._end(request, reason, error)
 
-    def _end(self, job: Job, reason: Reason, error: BaseException | None = None) -> None:
+    def _end(self, request: Request, reason: Reason, error: BaseException | None = None) -> None:
         """The request is over; what was computed of it stays held."""
-        if job.sequence is not None:
-            if job.is_visit or error is not None:
-                self._held.drop(job.sequence)
+        if request.sequence is not None:
+            if request.is_text:
+                self.cache.drop(request.sequence)
             else:
-                self._held.release(job.sequence)
-            job.sequence = None
-        if job.choice is not None:
-            job.choice.sampler.close()
+                self.cache.release(request.sequence)
+            request.sequence = None
+        if request.choice is not None:
+            request.choice.sampler.close()
         with self.changed:  # who sees that it runs no more sees it counted
-            self._ended[reason] += 1
-            if job in self._running:
-                self._running.remove(job)
-        job.stream.end(reason, error)
+            self.ended[reason] += 1
+            if request in self._running:
+                self._running.remove(request)
+        request.stream.end(reason, error)
+
+    def _over(self, request: Request, reason: Reason) -> None:
+        """Its last token was chosen; who reads it step by step may yet go on."""
+        if request.is_stepwise:
+            request.over = reason
+        else:
+            self._finish(request, reason)
 
     def _leave(self) -> None:
         """Those that nobody waits for any more, or not so long."""
         now = time.monotonic()
-        for job in list(self._running):
-            if job.stream.is_cancelled:
-                self._finish(job, "cancelled")
-            elif job.deadline is not None and now >= job.deadline:
-                self._finish(job, "time")
+        for request in list(self._running):
+            if request.stream.is_cancelled:
+                self._finish(request, "cancelled")
+            elif request.over is not None:
+                self._finish(request, request.over)
+            elif request.deadline is not None and now >= request.deadline:
+                self._finish(request, "time")
             elif self.is_closing and now >= self._ends_at:
-                self._finish(job, "error", ClosedError("the server is shutting down"))
+                self._finish(request, "error", ClosedError("the server is shutting down"))
         with self.changed:
-            late = [job for job in self._waiting if job.deadline is not None and now >= job.deadline]
-            left = [job for job in self._waiting if job.stream.is_cancelled and job not in late]
-            for job in (*late, *left):
-                self._waiting.remove(job)
-        for job in late:
-            self._finish(job, "time")
-        for job in left:  # while they gave way to others
-            self._finish(job, "cancelled")
+            late = [r for r in self._waiting if r.deadline is not None and now >= r.deadline]
+            left = [r for r in self._waiting if r.stream.is_cancelled and r not in late]
+            for request in (*late, *left):
+                self._waiting.remove(request)
+        for request in late:
+            self._finish(request, "time")
+        for request in left:  # while they gave way to others
+            self._finish(request, "cancelled")
 
     def _admit(self) -> None:
         """Gives places to those who wait, in the order in which they came; one whose beginning is just being
         computed for another lets others pass until it can share that."""
+        if not self._waiting:
+            return
         with self.changed:
             candidates = list(self._waiting)
-        for job in candidates:
+        for request in candidates:
             if len(self._running) >= self.max_running:
                 return
-            if job.n > self._info.n_ctx:  # it gave way just when its context was to be shifted
-                job.forget(*self._forgotten())
-            ids = job.ids[: job.n]
-            source, n = (None, 0) if job.is_visit else self._held.find(ids, job.n_prompt)
-            if not job.is_visit and self._coming(ids) - n >= KV_BLOCK:
+            if request.n > self.n_ctx:  # it gave way just when its context was full
+                if self.n_keep is None:
+                    self._waiting.remove(request)
+                    self._finish(request, "error", self._full(self.n_ctx, 1))
+                    continue
+                request.forget(*self._forgotten(self.n_ctx, 1))
+            ids = request.ids[: request.n]
+            source, n = self._held_of(request, ids)
+            if not request.is_text and self._coming(ids) - n >= KV_BLOCK:
                 continue
             # A shared block is copied when it is written; those that run may each want another.
-            need = blocks(job.n) - n // KV_BLOCK + len(self._running)
-            if job.is_visit:  # several texts of one call: those before it are not all computed yet
+            need = blocks(request.n) - n // KV_BLOCK + len(self._running)
+            if request.is_text:  # several texts of one call: those before it are not all computed yet
                 need += sum(blocks(own.n) - blocks(own.n - own.left) for own in self._running)
-            while self.session.info.n_blocks_free < need and self._held.evict(keep=source):
+            while self.session.info.n_blocks_free < need and self.cache.evict(keep=source):
                 pass
             if self._running and self.session.info.n_blocks_free < need:
                 return
-            sequence = self._held.take(job.ids, job.n_prompt, source, n)
+            sequence = self.cache.take(request.ids, request.n_prompt, source, n, request.place)
             if sequence is None:
                 return
             with self.changed:
-                if job not in self._waiting:  # cancelled meanwhile
-                    self._held.release(sequence)
+                if request not in self._waiting:  # cancelled meanwhile
+                    self.cache.release(sequence)
                     continue
-                self._waiting.remove(job)
-                self._running.append(job)
-            job.sequence = sequence
-            if job.is_visit:  # its tokens are computed otherwise than those of a prompt
+                self._waiting.remove(request)
+                self._running.append(request)
+            request.sequence = sequence
+            if request.is_text:  # its tokens are computed otherwise than those of a prompt
                 sequence.n_shared = 0
-            if not job.is_counted:
-                job.is_counted, job.stream.n_reused = True, n
-                self._totals["prompt"] += job.n_prompt
-                self._totals["reused"] += n
+            if not request.is_counted:
+                request.is_counted, request.stream.n_reused = True, n
+                self.totals["prompt"] += request.n_prompt
+                self.totals["reused"] += n
+
+    def _held_of(self, request: Request, ids: Ids) -> tuple[Sequence | None, int]:
+        """A sequence that holds the beginning of a request, and how many of its ids."""
+        place = request.place
+        if request.is_text:
+            return None, 0
+        if request.is_continued and place is not None:
+            request.is_continued = False  # whoever comes back finds what it left
+            if place.n < ids.size and np.array_equal(place.ids[: place.n], ids[: place.n]):
+                return place, place.n
+        return self.cache.find(ids, request.n_prompt, place)
 
     def _coming(self, ids: Ids) -> int:
         """How many of ids' first tokens, all but the last, are about to be computed for another request."""
         shared = [
-            min(common_prefix(job.ids[: job.n], ids), ids.size - 1)
-            for job in self._running
-            if job.left > 1 and not job.is_visit
+            min(common_prefix(request.ids[: request.n], ids), ids.size - 1)
+            for request in self._running
+            if request.left > 1 and not request.is_text
         ]
         return max(shared, default=0)
 
     def _shift(self) -> None:
         """Makes room for the next token of those whose context is full."""
-        keep, n_drop = self._forgotten()
-        for job in [job for job in self._running if job.n > self._info.n_ctx]:
-            while job.sequence is not None:
+        for request in [request for request in self._running if request.n > self.n_ctx]:
+            if self.n_keep is None:
+                self._finish(request, "error", self._full(self.n_ctx, 1))
+            keep, n_drop = self._forgotten(self.n_ctx, 1)
+            while request.sequence is not None:
                 try:
-                    self.session.shift(keep, n_drop, seq=job.sequence.number)
-                    job.forget(keep, n_drop)
+                    self._shift_held(request.sequence, keep, n_drop)
+                    request.forget(keep, n_drop)
+                    request.sequence.is_torn = False
                     break
                 except ContextError as error:  # what it shares must be copied, and there is no room for that
-                    if self._held.evict():
+                    if self.cache.evict():
                         continue
                     if len(self._running) == 1:
-                        self._finish(job, "error", error)
+                        self._finish(request, "error", error)
                     else:
                         self._preempt()
                 except PowerInferError as error:
-                    self._finish(job, "error", error)
+                    self._finish(request, "error", error)
 
-    def _forgotten(self) -> tuple[int, int]:
-        """How many tokens a context shift keeps, and how many it drops behind them."""
-        n_ctx = self._info.n_ctx
-        keep = min(self.n_keep or 0, n_ctx - 1)
-        return keep, n_dropped(n_ctx, keep, 1, n_ctx)
+    def _shift_held(self, sequence: Sequence, keep: int, n_drop: int) -> None:
+        """The session's part of a context shift; until its ids are moved too the sequence is torn."""
+        sequence.is_torn = True
+        try:
+            self.session.shift(keep, n_drop, seq=sequence.number)
+        except PowerInferError:
+            sequence.is_torn = False
+            raise
+
+    def _forgotten(self, held: int, n: int) -> tuple[int, int]:
+        """How many tokens a context shift keeps of those held, and how many it drops behind them, so that n
+        more fit: about half, or more."""
+        keep = min(self.n_keep or 0, held, self.n_ctx - n)
+        left = held - keep
+        while keep + left + n > self.n_ctx:
+            left //= 2
+        return keep, held - keep - left
+
+    def _full(self, held: int, n: int) -> ContextError:
+        return ContextError(
+            f"the context is full: {held} tokens are held, {n} more were given and n_ctx is {self.n_ctx}"
+        )
 
     def _guess(self) -> None:
         """Ids that may follow, where the step is so narrow that each has the logits it has alone."""
-        if self._draft is None or any(job.left > 1 for job in self._running):
+        if not self._n_guesses or not any(request.draft for request in self._running):
             return
-        room = self._n_wide + 1 - len(self._running)
-        for job in list(self._running):
-            if room < 1 or job.is_visit:
+        if any(r.sequence is None or r.sequence.n < r.generated_from for r in self._running):
+            return  # a prompt is computed otherwise
+        room = self._n_guesses + 1 - sum(request.left for request in self._running)
+        for request in list(self._running):
+            if room < 1 or request.draft is None:
                 continue
             try:
-                ids = np.asarray(self._draft(job.history.copy())).ravel()[:room]
-                bad = np.flatnonzero((ids < 0) | (ids >= self.session.model.info.n_vocab))
-                job.take_guess(ids[: bad[0] if bad.size else ids.size].astype(np.int32))
+                n_vocab = self.session.model.info.n_vocab
+                request.take_guess(checked_guess(request.draft(request.history.copy()), n_vocab, room))
             except Exception as error:  # it is the user's, and belongs to this generation
-                self._finish(job, "error", error)
-            room -= job.guess.size
+                self._finish(request, "error", error)
+            room -= request.guess.size
 
-    def _parts(self) -> list[tuple[Job, int]]:
-        """What the next step computes: of whom, and how many tokens."""
+    def _compute(self) -> None:
+        """One feed, and what follows from it."""
         self._guess()
-        n_next = sum(job.left == 1 for job in self._running)
-        room = max(self._info.n_batch - n_next, 1)
+        parts = self._feed(self._parts())
+        self.totals["steps"] += bool(parts)
+        row = 0
+        rows = []
+        for request, n, n_rows in parts:
+            sequence = request.sequence
+            assert sequence is not None
+            self.totals["computed"] += n
+            self.totals["read"] += n if request.left > 1 or request.is_text else 0
+            sequence.n += n
+            rows.append(row)
+            row += n_rows
+            sequence.row = (self.n_feeds, row - 1) if n_rows and not request.left > 0 else None
+        for (request, n, n_rows), row in zip(parts, rows, strict=True):
+            self._look(request, n, row)
+            if request.left > 0 or request.sequence is None:
+                continue
+            if request.choice is None:
+                self._finish(request, "stop")
+            else:
+                request.rows = list(range(row + n_rows - 1 - request.guess.size, row + n_rows))
+                self._choose(request)
+
+    def _parts(self) -> list[tuple[Request, int]]:
+        """What the next step computes: of whom, and how many tokens."""
+        n_next = sum(request.left == 1 for request in self._running)
+        room = max(self._n_batch - n_next, 1)
         if n_next:
             room = min(room, self._prompt_part)
-        visits = _VISITS_PART
+        n_scored = _SCORED
         parts = []
-        for job in self._running:
-            n = job.left
+        for request in self._running:
+            n = request.left
             if n > 1:
-                n = job.part(room, min(visits, VISIT_PART)) if room > 0 else 0
+                n = request.part(room, min(n_scored, _SCORED_PART)) if room > 0 else 0
                 room -= n
-            if job.is_visit and job.sequence is not None:
-                visits -= int(np.count_nonzero(job.wants(job.sequence.n, job.sequence.n + n)))
+                if n < request.left:
+                    request.drop_guess()
+            if request.is_text and request.sequence is not None:
+                n_scored -= np.count_nonzero(request.kinds(request.sequence.n, request.sequence.n + n))
             if n:
-                parts.append((job, n + job.guess.size))
-        return sorted(parts, key=lambda part: part[0].is_visit)  # rows of logits of one kind stand together
+                parts.append((request, n + request.guess.size))
+        return sorted(parts, key=lambda part: part[0].is_text)  # rows of logits of one kind stand together
 
-    def _feed(self, parts: list[tuple[Job, int]]) -> list[tuple[Job, int, int]]:
+    def _feed(self, parts: list[tuple[Request, int]]) -> list[tuple[Request, int, int]]:
         """Computes the parts in one batch, or fewer where the pool is too small; with the number of rows of
         logits of each."""
         while parts:
-            tokens, owners, wanted, rows = [], [], [], []
-            for job, n in parts:
-                assert job.sequence is not None
-                first = job.sequence.n
-                tokens.append(job.ids[first : first + n])
-                owners += [job.sequence.number] * n
-                wants = job.wants(first, first + n)
-                wanted += wants
-                rows.append(int(np.count_nonzero(wants)))
+            tokens, owners, kinds, rows = [], [], [], []
+            for request, n in parts:
+                assert request.sequence is not None
+                first = request.sequence.n
+                tokens.append(request.ids[first : first + n])
+                owners += [request.sequence.number] * n
+                own = request.kinds(first, first + n)
+                kinds += own
+                rows.append(int(np.count_nonzero(own)))
+                request.sequence.n_coming = first + n
+            self.n_feeds += 1
             try:
-                self.session.feed(np.concatenate(tokens), seq=owners, want_logits=wanted)
+                self.session.feed(np.concatenate(tokens), seq=owners, want_logits=kinds)
             except ContextError:
-                if any(job.guess.size for job, _ in parts):
-                    parts = [(job, n - job.guess.size) for job, n in parts]
-                    for job, _ in parts:
-                        job.guess = job.guess[:0]
-                elif not self._held.evict():
+                if any(request.guess.size for request, _ in parts):
+                    parts = [(request, n - request.guess.size) for request, n in parts]
+                    for request, _ in parts:
+                        request.drop_guess()
+                elif not self.cache.evict():
                     if len(self._running) == 1:
                         raise
                     self._preempt()
                     parts = [part for part in parts if part[0].sequence is not None]
                 continue
-            return [(job, n, n_rows) for (job, n), n_rows in zip(parts, rows, strict=True)]
+            return [(request, n, n_rows) for (request, n), n_rows in zip(parts, rows, strict=True)]
         return []
 
     def _preempt(self) -> None:
         """The youngest gives its memory back and waits at the head of the line. One alone always fits, as the
         pool is not smaller than n_ctx."""
-        job = self._running.pop()
-        assert job.sequence is not None
-        self._held.drop(job.sequence)
-        job.sequence = None
-        job.guess = job.guess[:0]
-        self._totals["preempted"] += 1
+        request = self._running.pop()
+        assert request.sequence is not None
+        self.cache.drop(request.sequence)
+        request.sequence = None
+        request.drop_guess()
+        self.totals["preempted"] += 1
         with self.changed:
             if not self.is_closing:
-                self._waiting.appendleft(job)
+                self._waiting.appendleft(request)
                 return
-        self._finish(job, "error", ClosedError("the server is shutting down"))
+        self._finish(request, "error", ClosedError("the server is shutting down"))
 
-    def _show(self, job: Job, n: int, row: int) -> None:
-        """Visits what was just computed; what the visitor raises is its own."""
-        assert job.visit is not None and job.sequence is not None
-        try:
-            for i in range(job.sequence.n - n, job.sequence.n):
-                if i in job.visited:
-                    if i >= job.n_seen:  # the others were, before it gave way
-                        job.visit(i, row)
-                        job.n_seen = i + 1
-                    row += 1
-        except BaseException as error:  # also what would end the thread: others have their answers in it
-            self._finish(job, "error", error)
-            return
-        if not job.left:
-            self._finish(job, "stop")
+    def _look(self, request: Request, n: int, row: int) -> None:
+        """Shows what was just computed of a request: its rows of logits begin with this one."""
+        sequence = request.sequence
+        assert sequence is not None
+        first, end = sequence.n - n, sequence.n
+        if request.show is not None:
+            try:
+                for i, kind in enumerate(request.kinds(first, end), first):
+                    if kind:
+                        if not request.is_text or i >= request.n_shown:  # others were, before it gave way
+                            request.show(i, row)
+                            request.n_shown = i + 1
+                        row += 1
+            except BaseException as error:  # also what would end the thread: others have their answers in it
+                self._finish(request, "error", error)
+                return
+        if request.report is not None and first < request.n_prompt:
+            reused = request.stream.n_reused
+            request.report(end - reused, request.n_prompt - reused)
+            if end >= request.n_prompt:
+                request.report = None
 
     def _give(self) -> None:
         """Gives the tokens chosen in this step to those who wait: when all are chosen, or one is over.
@@ -456,27 +642,42 @@ class Engine:
             stream.put(token, is_end)
         self._chosen.clear()
 
-    def _choose(self, job: Job, choice: Choice, row: int) -> None:
+    def _choose(self, request: Request) -> None:
         """The next tokens of a generation: one, and one more for each that was guessed right."""
-        guess, job.guess = job.guess, job.guess[:0]
+        choice, sequence = request.choice, request.sequence
+        assert choice is not None and sequence is not None
         reason: Reason | None = None
         try:
-            for i in range(guess.size + 1):
-                self._totals["generated"] += 1
-                reason = self._choose_one(job, choice, row + i)
-                if reason is not None or i == guess.size or job.ids[job.n - 1] != guess[i]:
+            while request.rows and reason is None:
+                row = request.rows.pop(0)
+                sequence.row = self.n_feeds, row
+                reason = self._choose_one(request, choice, row)
+                if not request.guess.size or request.ids[request.n - 1] != request.guess[0]:
+                    request.drop_guess()
+                else:
+                    request.guess = request.guess[1:]
+                if request.is_stepwise:
                     break
         except BaseException as error:  # also what would end the thread: others have their answers in it
-            self._finish(job, "error", error)
+            self._settle(request, request.n)
+            self._finish(request, "error", error)
             return
-        assert job.sequence is not None
-        if job.sequence.n >= job.n:
-            self.session.cut(job.n - 1, seq=job.sequence.number)
-            job.sequence.n = job.n - 1
+        if not request.rows or reason is not None:
+            self._settle(request, request.n - 1)
         if reason is not None:
-            self._finish(job, reason)
+            self._over(request, reason)
 
-    def _choose_one(self, job: Job, choice: Choice, row: int) -> Reason | None:
+    def _settle(self, request: Request, n: int) -> None:
+        """What was computed beyond n tokens, because it was guessed, is forgotten."""
+        sequence = request.sequence
+        assert sequence is not None
+        row = sequence.row
+        request.drop_guess()
+        if sequence.n > n:
+            self.cache.cut(sequence, n)
+            sequence.row = row
+
+    def _choose_one(self, request: Request, choice: Choice, row: int) -> Reason | None:
         """A token, and why it is the last; what its hooks raise is its own."""
         if choice.is_plain:
             logits = None
@@ -484,30 +685,17 @@ class Engine:
             choice.accept(token)
         else:
             logits = self.session.logits(row)
-            token = choice.token(job.history, logits)
-        job.ids[job.n] = token
-        job.n += 1
-        job.left_to_give -= 1
-        is_over = choice.is_last(token) or (logits is not None and choice.stops(job.history, logits))
-        self._chosen.append((job.stream, token, token in choice.ends))
-        return "stop" if is_over else "length" if not job.left_to_give else None
+            token = choice.token(request.history, logits)
+        reason = self._append(request, choice, token, choice.is_last(token))
+        if reason == "stop" or logits is None:
+            return reason
+        return "stop" if choice.stops(request.history, logits) else reason
 
-    def _look(self) -> None:
-        """Now and then: what the layers did, and what is free."""
-        now = time.monotonic()
-        if now - self._layers_at >= _LAYERS_S or not self._running:
-            self._layers_at = now
-            self._layers = tuple(self.session.last_step)
-            self._n_free = self.session.info.n_blocks_free
-            if self._improve is not None:
-                self._move(self._improve(not self._running))
-
-    def _move(self, open_other: Callable[[], Session] | None) -> None:
-        """Goes on with another session, which has to compute what is under way once more."""
-        if open_other is None:
-            return
-        while self._running:
-            self._preempt()
-        self._held.drop_all()
-        self.session = open_other()
-        self._held = HeldSequences(self.session, n_seq=self._n_seq, n_evicted=self._held.n_evicted)
+    def _append(self, request: Request, choice: Choice, token: int, is_last: bool) -> Reason | None:
+        """A token was chosen; why it is the last, if it is."""
+        request.ids[request.n] = token
+        request.n += 1
+        request.left_to_give -= 1
+        self.totals["generated"] += 1
+        self._chosen.append((request.stream, token, token in choice.ends))
+        return "stop" if is_last else "length" if not request.left_to_give else None

@@ -30,14 +30,15 @@ MOMENTS = (
 """Moments of a layer (Session.last_timeline)."""
 
 
-class Want(IntEnum):
-    """What is wanted of a token that is fed."""
+class TokenKind(IntEnum):
+    """What a token is that is fed (pi_token_kind)."""
 
-    NOTHING = 0
-    NEXT = 1
-    """Its logits, to choose what follows."""
-    VISIT = 2
-    """Its logits, as a token of a prompt."""
+    PROMPT = 0
+    """One of a prompt, without logits."""
+    GENERATED = 1
+    """One that was generated or ends a prompt, with logits to choose what follows."""
+    SCORED = 2
+    """One of a prompt, with logits."""
 
 
 def number_of(what: str, names: dict[str, int], value: str | int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PowerInferError
-from .context import Context
+from .engine import Engine
 from .opening import Opening
 from .session import Session
 
@@ -40,13 +40,13 @@ class OnlineStatistics:
         """How often neurons were moved."""
         self._opening = opening
 
-    def improve(self, context: Context) -> bool:
+    def improve(self, engine: Engine) -> bool:
         """Between two requests: moves neurons if that pays; whether they were moved."""
-        session = context.session
+        session = engine.session
         if any(session.length(seq) for seq in range(1, session.info.n_seq)):
             return False  # only sequence 0 would be carried over
         plan = self.better_plan(session)
-        return plan is not None and self.move(context, plan)
+        return plan is not None and self.move(engine, plan)
 
     def better_plan(self, session: Session, *, patience: int = 1) -> Plan | None:
         """A plan with which a token would take less time, if enough was counted since the last look.
@@ -61,10 +61,10 @@ class OnlineStatistics:
         self._count(session)
         return self._better(plan)
 
-    def move(self, context: Context, plan: Plan) -> bool:
-        """Gives the context a session of this plan, and its K and V of sequence 0. If that fails or is
+    def move(self, engine: Engine, plan: Plan) -> bool:
+        """Gives the engine a session of this plan, and its K and V of sequence 0. If that fails or is
         interrupted it has one of the plan before; whether it did not. Raises what opening that raises."""
-        moved = self._replace(context, plan)
+        moved = self._replace(engine, plan)
         self.n_changes += moved
         return moved
 
@@ -102,16 +102,16 @@ class OnlineStatistics:
         now = plan.expected_after(self._opening.model, known)
         return best if best.expected.total_us < now.total_us * (1 - GAIN) else None
 
-    def _replace(self, context: Context, plan: Plan) -> bool:
-        old, before = context.session, self._opening.plan
+    def _replace(self, engine: Engine, plan: Plan) -> bool:
+        old, before = engine.session, self._opening.plan
         kept = _Kept(old.info.sparsity, old.thresholds, old.save() if old.length() else None)
         old.close()  # its memory is needed
         self._opening.plan = plan
         try:
-            context.session = kept.put_into(self._opening.session(strict=True))
-        except BaseException as error:  # Ctrl-C as well: what the context holds must not be lost
+            engine.use(kept.put_into(self._opening.session(strict=True)))
+        except BaseException as error:  # Ctrl-C as well: what sequence 0 holds must not be lost
             self._opening.plan = before
-            context.session = kept.put_into(self._opening.session())
+            engine.use(kept.put_into(self._opening.session()))
             if not isinstance(error, PowerInferError):
                 raise
             return False

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .context import ContextState, Ids
+from .arrays import Ids
+from .context import ContextState
 from .file import FileInfo
 from .session import ModelInfo, SessionInfo
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ArgumentError, ClosedError
+from ..errors import ArgumentError, ClosedError, UnsupportedError
 from . import _native
 
 Ids = npt.NDArray[np.int32]
@@ -230,3 +230,30 @@ class StoppingCriteriaList(list[StoppingCriterion]):
 
     def __call__(self, input_ids: Ids, logits: Logits) -> bool:
         return any(criterion(input_ids, logits) for criterion in self)
+
+
+SAMPLING_NAMES = frozenset(field.name for field in fields(Sampling)) - {"seed"}
+
+
+def sampling_of(
+    where: str, given: Mapping[str, Any], penalty_last_n: int, penalize_nl: bool = True
+) -> Sampling:
+    """Options from keyword arguments; `temp` is `temperature`. Raises TypeError for other names."""
+    given = dict(given)
+    if given.pop("tfs_z", 1.0) != 1.0:
+        raise UnsupportedError("tfs_z is not supported: tail-free sampling has gone from llama.cpp too")
+    if not penalize_nl:
+        raise UnsupportedError("penalize_nl=False is not supported: line breaks are penalised like others")
+    values = {"penalty_last_n": penalty_last_n, **given}
+    if "temp" in values:
+        values["temperature"] = values.pop("temp")
+    for name in values:
+        if name not in SAMPLING_NAMES:
+            raise TypeError(f"{where} got an unexpected keyword argument {name!r}")
+    return Sampling(**values)
+
+
+def last(ids: Ids, n: int) -> list[int]:
+    """The last n ids; all for -1."""
+    result: list[int] = (ids if n < 0 else ids[max(0, ids.size - n) :]).tolist()
+    return result

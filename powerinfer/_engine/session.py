@@ -36,7 +36,7 @@ from .facts import (
     Sparsity,
     StepTotal,
     Tap,
-    Want,
+    TokenKind,
     devices_of,
     name_of,
     number_of,
@@ -56,7 +56,7 @@ __all__ = [
     "Sparsity",
     "StepTotal",
     "Tap",
-    "Want",
+    "TokenKind",
     "as_int32",
     "pool_size",
 ]
@@ -246,8 +246,8 @@ class Session:
 
         pos: positions, which must continue each sequence; None: they do.
         seq: the sequence of all tokens, or of each.
-        want_logits: of which tokens the logits are kept (Want, or True and False of each); True: all, False:
-            none, None: the last.
+        want_logits: of which tokens the logits are kept (a TokenKind of each, or True and False); True:
+            all, False: none, None: the last.
 
         On the CPU a token's values depend on its own sequence only, to the bit, and a prompt that is cut into
         feeds where `_native.chunk_end` says gets the values that it gets whole.

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from .._engine.arrays import as_int32
-from .._engine.context import ContextState, Ids, common_prefix
+from .._engine.arrays import Ids, as_int32, common_prefix
+from .._engine.context import ContextState
 from .._engine.report import LlamaState
 from ..errors import ArgumentError
 

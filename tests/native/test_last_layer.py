@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer._engine.session import Model, Session, Want
+from powerinfer._engine.session import Model, Session, TokenKind
 from tests import models
 
 SPEC = replace(models.SPECS["llama-relu"], n_embd=256, n_head=8, n_ff=512, n_ctx=512)
@@ -89,7 +89,7 @@ def test_wants_anywhere(case: tuple[Model, dict[str, Any]]) -> None:
     feeds = [
         (prompt(60), 0, [int(kind) * int(x) for x in rng.random(60) < density])
         for density in (0.03, 0.3)
-        for kind in (Want.NEXT, Want.VISIT)
+        for kind in (TokenKind.GENERATED, TokenKind.SCORED)
     ]
     same(*case, feeds)
 
@@ -97,15 +97,15 @@ def test_wants_anywhere(case: tuple[Model, dict[str, Any]]) -> None:
 def test_sequences_together(case: tuple[Model, dict[str, Any]]) -> None:
     n = (40, 17, 3, 30)
     seq = [i for i, m in enumerate(n) for _ in range(m)]
-    wants = [int(Want.NEXT) * (j == m - 1 and i != 1) for i, m in enumerate(n) for j in range(m)]
+    wants = [int(TokenKind.GENERATED) * (j == m - 1 and i != 1) for i, m in enumerate(n) for j in range(m)]
     one_each = [0, 1, 2, 3]
     same(
         *case,
         [
             (prompt(sum(n)), seq, wants),
-            (prompt(4, 1), one_each, [0, 0, int(Want.NEXT), 0]),
+            (prompt(4, 1), one_each, [0, 0, int(TokenKind.GENERATED), 0]),
             (prompt(sum(n), 2), seq, wants),
-            (prompt(4, 3), one_each, [int(Want.NEXT)] * 4),
+            (prompt(4, 3), one_each, [int(TokenKind.GENERATED)] * 4),
         ],
     )
 

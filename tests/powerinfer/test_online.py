@@ -85,12 +85,12 @@ def test_what_the_context_holds_stays(path: Path) -> None:
         for one in (llm, still):
             one.eval(list(range(3, 53)))
         before = llm.session
-        assert llm._online.improve(llm._ctx)
+        assert llm._online.improve(llm._ctx.engine)
         assert llm.session is not before and llm.n_tokens == 50
         for one in (llm, still):
             one.eval([7, 8])
         assert abs(llm.scores[-1] - still.scores[-1]).max() < TOLERANCE
-        assert not llm._online.improve(llm._ctx)  # too little was counted since
+        assert not llm._online.improve(llm._ctx.engine)  # too little was counted since
 
 
 def test_other_sequences_stay(path: Path) -> None:
@@ -100,16 +100,16 @@ def test_other_sequences_stay(path: Path) -> None:
         llm.eval(list(range(3, 53)))
         llm.session.copy(1, 0)
         before = llm.session
-        assert not llm._online.improve(llm._ctx) and llm.session is before and before.length(1) == 50
+        assert not llm._online.improve(llm._ctx.engine) and llm.session is before and before.length(1) == 50
         before.drop(1)
-        assert llm._online.improve(llm._ctx) and llm.session is not before and llm.n_tokens == 50
+        assert llm._online.improve(llm._ctx.engine) and llm.session is not before and llm.n_tokens == 50
 
 
 def test_thresholds_stay(path: Path) -> None:
     with open_llama(path, online_statistics=True, threshold=0.25) as llm:
         llm._online = online.OnlineStatistics(llm._opening, every=20)  # type: ignore[arg-type]
         llm.eval(list(range(3, 53)))
-        assert llm._online.improve(llm._ctx)
+        assert llm._online.improve(llm._ctx.engine)
         assert llm.session.info.sparse_threshold == 0.25
 
 
@@ -131,12 +131,12 @@ def test_a_session_that_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyP
             return real(*args, **more)
 
         monkeypatch.setattr(opening, "session", session)
-        assert not llm._online.improve(llm._ctx) and llm._online.n_changes == 0
+        assert not llm._online.improve(llm._ctx.engine) and llm._online.n_changes == 0
         assert llm.plan is plan and llm.n_tokens == 50
         llm.eval([3] * 20)
         problem = KeyboardInterrupt()
         with pytest.raises(KeyboardInterrupt):
-            llm._online.improve(llm._ctx)
+            llm._online.improve(llm._ctx.engine)
         assert llm.plan is plan and llm.n_tokens == 70
         llm.eval([3])
 
@@ -158,7 +158,7 @@ def test_old_counts_fade(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(3):
             llm.reset()
             llm.eval(list(range(3, 53)))
-            own.improve(llm._ctx)
+            own.improve(llm._ctx.engine)
         assert own.n_tokens <= 60 and own.counts.max() <= own.n_tokens
         found = own.statistics()
         assert found.counts is not None and found.counts.max() <= found.n_tokens

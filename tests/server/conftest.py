@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from powerinfer import AsyncLlama
+from powerinfer._engine.engine import Engine
 from powerinfer._engine.scheduler import Scheduler
 from powerinfer._engine.session import Model, Session
 from tests import models
@@ -37,10 +38,11 @@ def make(relu_path: Path) -> Iterator[Callable[..., Scheduler]]:
     made: list[Scheduler] = []
 
     def make_scheduler(path: Path = relu_path, *, n_seq: int = 8, **more: Any) -> Scheduler:
-        names = ("max_running", "max_waiting", "prompt_part", "n_keep", "draft", "n_wide")
-        own = {name: more.pop(name) for name in names if name in more}
+        names = ("max_running", "max_waiting", "prompt_part", "n_keep", "n_guesses")
+        own = {"max_waiting": 64} | {name: more.pop(name) for name in names if name in more}
+        draft = more.pop("draft", None)
         options = {"n_ctx": 256, "n_pool": 2048, "n_threads": 1, "type_k": "f32", "type_v": "f32", **more}
-        made.append(Scheduler(Session(Model(path), n_seq=n_seq, **options), **own))
+        made.append(Scheduler(Engine(Session(Model(path), n_seq=n_seq, **options), **own), draft=draft))
         return made[-1]
 
     yield make_scheduler

@@ -21,8 +21,9 @@ from gguf import GGMLQuantizationType as Kind
 from powerinfer import Llama, LogitsProcessorList
 from powerinfer._engine import _native
 from powerinfer._engine.embedding import hidden_states
+from powerinfer._engine.engine import Engine
 from powerinfer._engine.scheduler import Scheduler, Stream
-from powerinfer._engine.session import Model, Session, Want
+from powerinfer._engine.session import Model, Session, TokenKind
 from tests import models
 from tests.server.test_scheduler import choice
 
@@ -66,7 +67,7 @@ def cut(rng: np.random.Generator, first: int, n: int, most: int) -> int:
 
 def rows_of(s: Session, ids: Ids, seq: int, n: int) -> list[bytes]:
     """The logits after a prompt of which all but n are held, and after three tokens more."""
-    s.feed(ids[-n:], seq=seq, want_logits=[*[Want.NOTHING] * (n - 1), Want.NEXT])
+    s.feed(ids[-n:], seq=seq, want_logits=[*[TokenKind.PROMPT] * (n - 1), TokenKind.GENERATED])
     rows = [s.logits().tobytes()]
     for token in (5, 6, 7):
         s.feed([token], seq=seq)
@@ -104,13 +105,15 @@ def test_how_a_prompt_is_cut(tmp_path: Path, spec: models.Spec, kind: Kind | Non
         read = dict.fromkeys(range(len(prompts)), 0)
         got: dict[int, bytes] = {}
         while read:
-            flat, owners, wants, last = [], list[int](), list[Want](), list[int]()
+            flat, owners, wants, last = [], list[int](), list[TokenKind](), list[int]()
             for seq in rng.permutation(list(read)).tolist():
                 ids, first = prompts[seq], read[seq]
                 end = cut(rng, first, ids.size, 80)
                 flat.append(ids[first:end])
                 owners += [seq] * (end - first)
-                wants += [Want.NEXT if i + 1 == ids.size else Want.NOTHING for i in range(first, end)]
+                wants += [
+                    TokenKind.GENERATED if i + 1 == ids.size else TokenKind.PROMPT for i in range(first, end)
+                ]
                 read[seq] = end
                 if end == ids.size:
                     last.append(seq)
@@ -146,7 +149,7 @@ def test_narrow_batches(tmp_path: Path, spec: models.Spec, kind: Kind | None, sp
 @contextmanager
 def scheduler(model: Model, sparsity: Any, **options: Any) -> Iterator[Scheduler]:
     with Session(model, n_ctx=512, n_seq=16, n_pool=64 * 96, n_threads=2, sparsity=sparsity) as session:
-        own = Scheduler(session, max_running=8, **options)
+        own = Scheduler(Engine(session, max_running=8, **options))
         try:
             yield own
         finally:
@@ -208,9 +211,9 @@ def test_texts_beside_others(tmp_path: Path, spec: models.Spec, kind: Kind | Non
     texts = [prompt(n, n) for n in (3, 50, 1, 20, 7, 64, 12, 8, 90, 41)]
     with Model(write(tmp_path, spec, kind)) as model:
         with Session(model, n_ctx=512, n_threads=2, sparsity=sparsity) as session:
-            alone = [hidden_states(session, [ids])[0] for ids in texts]
+            alone = [hidden_states(Engine(session), [ids])[0] for ids in texts]
         with Session(model, n_ctx=512, n_seq=4, n_threads=2, sparsity=sparsity) as session:
-            together = hidden_states(session, texts, n_seq=4)
+            together = hidden_states(Engine(session, max_running=4), texts)
             assert session.info.n_blocks_free == session.info.n_blocks
         with scheduler(model, sparsity) as own:
             talking = [own.submit(prompt(n, n), choice(n_vocab=spec.n_vocab), limit=60) for n in (30, 5)]

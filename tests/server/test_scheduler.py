@@ -385,7 +385,7 @@ def test_a_hook_that_would_end_the_program(make: MakeScheduler) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
-        scheduler.visit(prompt(5), panic)
+        scheduler.score(prompt(5), panic)
     assert len(list(scheduler.submit(prompt(5), choice(), limit=5))) == 5
 
 

@@ -20,8 +20,9 @@ from powerinfer import (
     LogitsProcessorList,
     UnsupportedError,
 )
-from powerinfer._engine.context import Ids
+from powerinfer._engine.arrays import Ids
 from powerinfer._engine.embedding import hidden_states
+from powerinfer._engine.engine import Engine
 from powerinfer._engine.scheduler import Scheduler
 from powerinfer._engine.session import Session
 from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
@@ -62,7 +63,7 @@ def test_hooks_see_what_a_shift_has_forgotten(make: MakeScheduler) -> None:
 def test_what_was_shifted_is_not_shared(make: MakeScheduler) -> None:
     scheduler = make(n_ctx=64, n_keep=20, n_seq=2)
     list(scheduler.submit(prompt(50), choice(), limit=60))
-    held = next(s for s in scheduler.engine._held._all if s.n)
+    held = next(s for s in scheduler.engine.cache.all if s.n)
     assert held.n > 30
     stream = scheduler.submit(held.ids[: held.n].copy(), choice(), limit=2)
     list(stream)
@@ -105,7 +106,7 @@ def test_a_visited_text_is_not_shared(make: MakeScheduler) -> None:
         if i == 20:
             streams.append(scheduler.submit(ids, choice(), limit=2))
 
-    scheduler.visit(ids, seen)
+    scheduler.score(ids, seen)
     (stream,) = streams
     assert len(list(stream)) == 2 and stream.n_reused == 0
 
@@ -137,7 +138,7 @@ def test_guesses_change_no_answer(make: MakeScheduler, relu_path: Path, right: i
     prompts = [prompt(9, i) for i in range(3)]
     answers = [alone(relu_path, ids, 40) for ids in prompts]
     oracle = Oracle(list(zip(prompts, answers, strict=True)), right)
-    scheduler = make(draft=oracle, n_wide=15)
+    scheduler = make(draft=oracle, n_guesses=15)
     with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(ids, choice(), limit=40) for ids in prompts]
     for ids, stream, answer in zip(prompts, streams, answers, strict=True):
@@ -156,7 +157,7 @@ def test_guesses_change_no_answer(make: MakeScheduler, relu_path: Path, right: i
 
 def test_guesses_beyond_the_end(make: MakeScheduler, relu_path: Path) -> None:
     want = alone(relu_path, prompt(9), 40)
-    scheduler = make(draft=Oracle([(prompt(9), want)], 6), n_wide=8, n_ctx=32)
+    scheduler = make(draft=Oracle([(prompt(9), want)], 6), n_guesses=8, n_ctx=32)
     end = want.index(want[4])
     stopped = scheduler.submit(prompt(9), choice(ends={want[4]}), limit=40)
     assert list(stopped) == want[: end + 1] and stopped.reason == "stop"
@@ -167,7 +168,7 @@ def test_guesses_beyond_the_end(make: MakeScheduler, relu_path: Path) -> None:
 
 def test_where_many_generate_nobody_guesses(make: MakeScheduler) -> None:
     oracle = Oracle([], 0)
-    scheduler = make(draft=oracle, n_wide=0)
+    scheduler = make(draft=oracle, n_guesses=0)
     list(scheduler.submit(prompt(9), choice(), limit=5))
     assert not oracle.n_asked
 
@@ -178,7 +179,7 @@ def test_a_draft_that_fails_ends_its_own(make: MakeScheduler) -> None:
             raise ZeroDivisionError("of the draft")
         return ids[:0]
 
-    scheduler = make(draft=draft, n_wide=15)
+    scheduler = make(draft=draft, n_guesses=15)
     good, bad = (scheduler.submit(prompt(n), choice(), limit=10) for n in (40, 9))
     with pytest.raises(ZeroDivisionError):
         list(bad)
@@ -215,7 +216,7 @@ def test_embeddings(make: MakeScheduler) -> None:
     with Session(
         scheduler.engine.session.model, n_ctx=256, n_threads=1, type_k="f32", type_v="f32"
     ) as session:
-        rows = hidden_states(session, [ids])[0]
+        rows = hidden_states(Engine(session), [ids])[0]
     assert np.array_equal(scheduler.embed(ids, pooling="none"), rows)
     assert np.array_equal(scheduler.embed(ids), rows.mean(axis=0, dtype=np.float64).astype(np.float32))
     assert np.array_equal(scheduler.embed(ids, pooling="cls"), rows[0])
@@ -247,7 +248,7 @@ def test_visits(make: MakeScheduler) -> None:
         seen.append(i)
         chosen.append(int(logits.argmax()))
 
-    scheduler.visit(ids, note)
+    scheduler.score(ids, note)
     assert seen == list(range(70))
     assert [chosen[-1]] == list(scheduler.submit(ids, choice(), limit=1))
 
@@ -256,7 +257,7 @@ def test_visits(make: MakeScheduler) -> None:
             raise ZeroDivisionError("of the visitor")
 
     with pytest.raises(ZeroDivisionError):
-        scheduler.visit(ids, fail)
+        scheduler.score(ids, fail)
     assert scheduler.stats().running == 0
 
 

@@ -73,7 +73,8 @@ def test_how_answers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def serve(llm: AsyncLlama, _: object) -> None:
         own = llm.scheduler
-        served.append((own._n_keep, own._draft, own._n_wide, own._improve is not None))
+        n_guesses = own.engine.measure_guesses() if own._draft else 0
+        served.append((own.engine.n_keep, own._draft, n_guesses, own._improve is not None))
         llm.close()
 
     monkeypatch.setattr("powerinfer.server.run.serve", serve)

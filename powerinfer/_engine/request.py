@@ -1,21 +1,25 @@
-"""A request of the scheduler: what its caller holds of it, and what the scheduler does."""
+"""A request of the engine: what its caller holds of it, and what the engine does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from ._native import chunk_end
+from .arrays import Ids
 from .choice import Choice
-from .context import Ids, visits
-from .held import Sequence
-from .session import Want
+from .facts import TokenKind
+from .prefix_cache import Sequence, drop_ids
 
 Reason = Literal["stop", "length", "time", "cancelled", "error"]
+Draft = Callable[[Ids], npt.ArrayLike]
+
+_NO_IDS = np.empty(0, np.int32)
 
 
 class Stream:
@@ -56,6 +60,11 @@ class Stream:
         # What ends programs must not end that of the reader: a hook's exit, a panic of a grammar.
         raise RuntimeError(f"{type(item).__name__}: {item}")
 
+    @property
+    def has_more(self) -> bool:
+        """Whether iterating would not wait."""
+        return not self._queue.empty()
+
     def cancel(self) -> None:
         """Ends the generation; its place is free before the next step. Does nothing after the end."""
         self._cancel(self)
@@ -74,8 +83,8 @@ class Stream:
 
 
 @dataclass(eq=False, kw_only=True)
-class Job:
-    """A request on its way: a generation, which has a choice, or a visit to each token of a text."""
+class Request:
+    """A generation, which has a choice, or a text to compute, with or without looking at each token."""
 
     stream: Stream
     ids: Ids
@@ -84,29 +93,58 @@ class Job:
     """Of those that count."""
     n_prompt: int
     """Of those the prompt's."""
-    left_to_give: int = 0
-    """Tokens until the limit."""
     choice: Choice | None = None
-    visit: Callable[[int, int], None] | None = None
-    """Called as visit(i, row) when the logits and the hidden state of ids[i] are in that row."""
-    visited: range = range(0)
-    """Which tokens are visited."""
-    n_seen: int = 0
-    """Tokens before this one were."""
+    left_to_give: int = 1 << 62
+    """Tokens until the limit."""
+    scored: range = range(0)
+    """Which tokens of the prompt have logits, beside the last one of a generation's."""
+    show: Callable[[int, int], None] | None = None
+    """Called as show(i, row) when the logits and the hidden state of ids[i] are in that row."""
+    moved: Callable[[int, int, int], None] | None = None
+    """Called as moved(n, keep, n_drop) when a context shift has dropped n_drop of n tokens behind `keep`."""
+    report: Callable[[int, int], None] | None = None
+    """Called as report(done, total) while the prompt is computed. What it raises ends the step."""
+    draft: Draft | None = None
+    """Guesses ids that follow, which are computed together."""
     deadline: float | None = None
+    """Of time.monotonic()."""
+    place: Sequence | None = None
+    """The sequence that it must have; None: any."""
+    is_continued: bool = False
+    """The prompt goes on with what its place holds, which is taken as it is."""
+    is_text: bool = False
+    """All of its tokens are a prompt's. It shares nothing with others, being computed otherwise."""
+    is_stepwise: bool = False
+    """A step chooses one token, even if more are known: what reads it may want to go on otherwise."""
+
     sequence: Sequence | None = None
     """It has one while it is running."""
+    n_shown: int = 0
+    """Tokens before this one were shown."""
+    over: Reason | None = None
+    """Why the last token of a stepwise request was the last."""
     is_counted: bool = False
-    guess: Ids = field(default_factory=lambda: np.empty(0, np.int32))
-    """Ids that may follow the n, and are computed with the last of them."""
+    guess: Ids = field(default_factory=lambda: _NO_IDS)
+    """Ids that may follow the n."""
+    rows: list[int] = field(default_factory=list)
+    """Rows of the logits after the last of the n and after each guess, while they are not looked at."""
     before: Ids | None = None
     """What was there when the context was shifted last, of which the first `n_then` ids are left."""
     n_then: int = 0
+
+    def __post_init__(self) -> None:
+        self.is_plain = self.choice is not None and self.choice.is_plain and not (self.draft or self.show)
+        """A step that only has its next token is a single call of the session."""
 
     @property
     def left(self) -> int:
         """Tokens to compute before something can be chosen."""
         return self.n - (self.sequence.n if self.sequence is not None else 0)
+
+    @property
+    def generated_from(self) -> int:
+        """From here on tokens are computed as generated ones are: the last one of a prompt, too."""
+        return self.n if self.is_text else self.n_prompt - 1
 
     @property
     def history(self) -> Ids:
@@ -115,60 +153,68 @@ class Job:
             return self.ids[: self.n]
         return np.concatenate([self.before, self.ids[self.n_then : self.n]])
 
+    def append(self, tokens: Iterable[int]) -> None:
+        """Ids follow that nobody chose."""
+        for token in tokens:
+            self.ids[self.n] = token
+            self.n += 1
+
     def take_guess(self, guess: Ids) -> None:
         """Writes a guess behind the ids, as much of it as has room: the token after it needs some too."""
         room = min(self.ids.size - self.n, self.left_to_give) - 1
         self.guess = guess[: max(room, 0)]
         self.ids[self.n : self.n + self.guess.size] = self.guess
 
+    def drop_guess(self) -> None:
+        """What was guessed, and what is known after it, is no more."""
+        self.guess = _NO_IDS
+        self.rows.clear()
+
     def forget(self, keep: int, n_drop: int) -> None:
         """The context was shifted: of the first `keep` ids on n_drop are gone."""
         self.before = self.history.copy()
-        self.ids[keep : self.n - n_drop] = self.ids[keep + n_drop : self.n].copy()
+        drop_ids(self.ids, self.n, keep, n_drop)
         self.n -= n_drop
         self.n_then = self.n
         self.n_prompt -= max(min(self.n_prompt, keep + n_drop) - keep, 0)
         if self.sequence is not None:
-            own = self.sequence
-            own.n -= n_drop
-            own.n_shared = keep if own.n_shared is None else min(own.n_shared, keep)
+            if self.moved is not None:
+                self.moved(self.sequence.n, keep, n_drop)
+            self.sequence.shifted(keep, n_drop)
 
-    @property
-    def is_visit(self) -> bool:
-        return self.visit is not None
-
-    def part(self, n: int, n_visits: int) -> int:
-        """Of how many tokens its next part is, which are to be n, or a few more; about n_visits of them
-        visited."""
+    def part(self, n: int, n_scored: int) -> int:
+        """Of how many tokens its next part is, which are to be n, or a few more; about n_scored of them
+        scored."""
         first = self.sequence.n if self.sequence is not None else 0
-        if not self.is_visit:
-            # What was generated, and computed one by one, is so again.
-            return chunk_end(first, self.n, n, generated_from=self.n_prompt - 1) - first
-        return chunk_end(first, self.n, n, scored=self.visited, max_scored=n_visits) - first
+        if not self.is_text:
+            return chunk_end(first, self.n, n, generated_from=self.generated_from) - first
+        return chunk_end(first, self.n, n, scored=self.scored, max_scored=n_scored) - first
 
-    def wants(self, first: int, end: int) -> list[Want]:
-        """What is wanted of ids[first:end]."""
-        if self.is_visit:
-            return visits(self.visited, first, end)
-        # What was generated is computed as it was the first time, with the predictor's neurons.
-        return [Want.NEXT if i >= self.n_prompt - 1 else Want.NOTHING for i in range(first, end)]
+    def kinds(self, first: int, end: int) -> list[TokenKind]:
+        """What ids[first:end] are. What was generated is computed as it was the first time."""
+        generated, scored = self.generated_from, self.scored
+        return [
+            TokenKind.GENERATED if i >= generated else TokenKind.SCORED if i in scored else TokenKind.PROMPT
+            for i in range(first, end)
+        ]
 
 
-def visit_job(
+def text_request(
     ids: Ids,
-    visited: range,
-    visit: Callable[[int, int], None],
+    scored: range,
+    show: Callable[[int, int], None],
     cancel: Callable[[Stream], None],
     *,
     deadline: float | None = None,
-) -> Job:
-    """A text of which the `visited` tokens are shown, as visit(i, row)."""
-    return Job(
+) -> Request:
+    """A text of which the `scored` tokens are shown, as show(i, row)."""
+    return Request(
         stream=Stream(ids.size, cancel),
         ids=np.array(ids, np.int32),
         n=ids.size,
         n_prompt=ids.size,
-        visit=visit,
-        visited=visited,
+        is_text=True,
+        show=show,
+        scored=scored,
         deadline=deadline,
     )

@@ -1,4 +1,4 @@
-"""From tokens to more of them: the methods of Llama that choose and generate, and its prompt cache."""
+"""From tokens to more of them: the methods of Llama that generate and sample, and its prompt cache."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ArgumentError, ClosedError, ContextError, FormatError
+from .arrays import Ids, Logits, common_prefix
 from .choice import Choice
-from .context import Context, Ids, Logits, common_prefix
-from .generation import Draft, Generation, last, sampling_of
+from .context import Context
+from .generation import Generation
 from .report import LlamaState, Timings
-from .sampling import Criteria, LogitsProcessorList, Processors, Sampler, Sampling, StoppingCriteriaList
+from .request import Draft
+from .sampling import (
+    Criteria,
+    LogitsProcessorList,
+    Processors,
+    Sampler,
+    Sampling,
+    StoppingCriteriaList,
+    last,
+    sampling_of,
+)
 
 if TYPE_CHECKING:
     from .._text.grammar import Constraint, LlamaGrammar
@@ -35,39 +46,62 @@ def nth_seed(seed: int | None, i: int) -> int | None:
     return seed if not i or seed in RANDOM_SEEDS else (seed + i) % 2**64 + 2**64
 
 
-class Choosing(ABC):
-    """What stands first is the part of Llama that these methods need."""
+class Generating(ABC):
+    """Generating, whatever computes the tokens. What stands first is the part of a Llama that it needs."""
 
     last_n_tokens_size: int
-    prompt_progress: Callable[[int, int], None] | None
-    draft_model: Draft | None
-    cache: BaseLlamaCache | None
     _lock: threading.RLock
     _tokenizer: Tokenizer | None
     _random: random.Random
-    _sampler: Sampler | None
-    _timings: Timings
 
     @property
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
         """The vocabulary. Raises FormatError if the file has none."""
 
-    @property
     @abstractmethod
-    def _ctx(self) -> Context: ...
+    def n_vocab(self) -> int: ...
 
     @abstractmethod
     def _checked(self, tokens: Sequence[int] | Ids) -> Ids: ...
 
     @abstractmethod
-    def save_state(self) -> LlamaState: ...
+    def _held_ids(self) -> Ids:
+        """A copy of the ids that the context holds."""
 
     @abstractmethod
-    def load_state(self, state: LlamaState) -> None: ...
+    def _generation(
+        self,
+        prompt: Ids,
+        options: Sampling,
+        *,
+        seed: int | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
+        constraint: Constraint | None = None,
+        watch: Watch | None = None,
+        is_continued: bool = False,
+    ) -> Iterable[int]:
+        """The tokens that follow a prompt. Raises ContextError for one that is too long."""
 
-    @abstractmethod
-    def _model_identity(self) -> str: ...
+    def _choice(
+        self,
+        options: Sampling,
+        seed: int | None,
+        logit_bias: Mapping[int, float] | None,
+        processors: Processors,
+        criteria: Criteria,
+        **hooks: Any,
+    ) -> Choice:
+        sampler = Sampler(options, self.n_vocab(), logit_bias=self._bias(logit_bias))
+        sampler.reset(self._seed(seed))
+        return Choice(
+            sampler=sampler,
+            processors=LogitsProcessorList.of(processors),
+            criteria=StoppingCriteriaList.of(criteria),
+            **hooks,
+        )
 
     def _seed(self, seed: int | None) -> int:
         return self._random.getrandbits(64) if seed is None or seed in RANDOM_SEEDS else seed & (2**64 - 1)
@@ -80,8 +114,91 @@ class Choosing(ABC):
         except (TypeError, ValueError, AttributeError):
             raise ArgumentError("logit_bias must map token ids to numbers") from None
         if self._tokenizer is not None:
-            bias |= dict.fromkeys(range(self._tokenizer.n_vocab, self._ctx.n_vocab), -math.inf)
+            bias |= dict.fromkeys(range(self._tokenizer.n_vocab, self.n_vocab()), -math.inf)
         return bias
+
+    def _constraint(self, grammar: LlamaGrammar | str | Constraint | None) -> Constraint | None:
+        if grammar is None:
+            return None
+        from .._text.grammar import Constraint, LlamaGrammar
+
+        if isinstance(grammar, Constraint):
+            return grammar
+        if isinstance(grammar, str):
+            grammar = LlamaGrammar.from_string(grammar)
+        if not isinstance(grammar, LlamaGrammar):
+            raise ArgumentError(f"grammar is {type(grammar).__name__}, not LlamaGrammar")
+        return grammar.constraint(self.tokenizer)
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        *,
+        reset: bool = True,
+        seed: int | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
+        grammar: LlamaGrammar | str | None = None,
+        penalize_nl: bool = True,
+        **sampling: Any,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Token after token, without end: end tokens are given like others. Tokens that are sent to the
+        generator are appended to what it gave.
+
+        tokens: the prompt. What the context holds of its beginning is reused.
+        reset: False continues the context with tokens instead.
+        seed: of this generation; None: the next of the object's own.
+        stopping_criteria: asked after each token, with it among the ids; when one says so that token is
+            the last.
+        grammar: what the tokens must follow; the last one is that after which nothing may come.
+        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: the fields of sampling.Sampling.
+
+        Raises ContextError for a prompt longer than n_ctx, and when the context is full and
+        context_shift is off.
+        """
+        options = sampling_of("generate()", sampling, self.last_n_tokens_size, penalize_nl)
+        ids = self._checked(tokens)
+        if not reset:
+            ids = np.concatenate([self._held_ids(), ids])
+        generation: Any = self._generation(
+            ids,
+            options,
+            is_continued=not reset,
+            seed=seed,
+            logit_bias=logit_bias,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            constraint=self._constraint(grammar),
+        )
+        return iter(generation)  # type: ignore[no-any-return]
+
+
+class ContextGenerating(Generating):
+    """Generating and sampling with the context of a Llama."""
+
+    prompt_progress: Callable[[int, int], None] | None
+    draft_model: Draft | None
+    cache: BaseLlamaCache | None
+    _sampler: Sampler | None
+    _timings: Timings
+
+    @property
+    @abstractmethod
+    def _ctx(self) -> Context: ...
+
+    @abstractmethod
+    def save_state(self) -> LlamaState: ...
+
+    @abstractmethod
+    def load_state(self, state: LlamaState) -> None: ...
+
+    @abstractmethod
+    def _model_identity(self) -> str: ...
+
+    @abstractmethod
+    def _between_requests(self) -> None:
+        """What is put off until nothing is computed."""
 
     def sample(
         self,
@@ -130,49 +247,6 @@ class Choosing(ABC):
             constraint.accept(token)
             return token
 
-    def generate(
-        self,
-        tokens: Sequence[int],
-        *,
-        reset: bool = True,
-        seed: int | None = None,
-        logit_bias: Mapping[int, float] | None = None,
-        logits_processor: Processors = None,
-        stopping_criteria: Criteria = None,
-        grammar: LlamaGrammar | str | None = None,
-        penalize_nl: bool = True,
-        **sampling: Any,
-    ) -> Generator[int, Sequence[int] | None, None]:
-        """Token after token, without end: end tokens are given like others. Tokens that are sent to the
-        generator are appended to what it gave.
-
-        tokens: the prompt. What the context holds of its beginning is reused.
-        reset: False continues the context with tokens instead.
-        seed: of this generation; None: the next of the object's own.
-        stopping_criteria: asked after each token, with it among the ids; when one says so that token is
-            the last.
-        grammar: what the tokens must follow; the last one is that after which nothing may come.
-        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: the fields of sampling.Sampling.
-
-        Raises ContextError for a prompt longer than n_ctx, and when the context is full and
-        context_shift is off.
-        """
-        options = sampling_of("generate()", sampling, self.last_n_tokens_size, penalize_nl)
-        ids = self._checked(tokens)
-        if not reset:
-            with self._lock:
-                ids = np.concatenate([self._ctx.ids, ids])
-        generation: Any = self._generation(
-            ids,
-            options,
-            seed=seed,
-            logit_bias=logit_bias,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            constraint=self._constraint(grammar),
-        )
-        return iter(generation)  # type: ignore[no-any-return]
-
     def _generation(
         self,
         prompt: Ids,
@@ -184,49 +258,32 @@ class Choosing(ABC):
         stopping_criteria: Criteria = None,
         constraint: Constraint | None = None,
         watch: Watch | None = None,
+        is_continued: bool = False,
     ) -> Iterable[int]:
-        """The tokens that follow a prompt. Raises ContextError for one that is too long."""
         self._between_requests()
-        sampler = Sampler(options, self._ctx.n_vocab, logit_bias=self._bias(logit_bias))
-        sampler.reset(self._seed(seed))
-        choice = Choice(
-            sampler=sampler,
-            processors=LogitsProcessorList.of(logits_processor),
-            criteria=StoppingCriteriaList.of(stopping_criteria),
-            constraint=constraint,
-            watch=watch,
+        choice = self._choice(
+            options, seed, logit_bias, logits_processor, stopping_criteria, constraint=constraint, watch=watch
         )
+        with self._lock:
+            request = self._ctx.generation(
+                prompt,
+                choice,
+                is_continued=is_continued,
+                report=self.prompt_progress,
+                draft=self.draft_model,
+            )
         generation = Generation(
-            self._ctx,
-            self._lock,
-            prompt,
-            choice,
-            report=self.prompt_progress,
-            note=self._note_timings,
-            timings=self._timings,
-            draft=self.draft_model,
+            self._ctx.engine, self._lock, request, note=self._note_timings, load_s=self._timings.load_s
         )
         return generation if self.cache is None else self._through(self.cache, prompt, generation)
 
-    @abstractmethod
-    def _between_requests(self) -> None:
-        """What is put off until nothing is computed."""
+    def _held_ids(self) -> Ids:
+        with self._lock:
+            ids: Ids = self._ctx.ids.copy()
+            return ids
 
     def _note_timings(self, timings: Timings) -> None:
         self._timings = timings
-
-    def _constraint(self, grammar: LlamaGrammar | str | Constraint | None) -> Constraint | None:
-        if grammar is None:
-            return None
-        from .._text.grammar import Constraint, LlamaGrammar
-
-        if isinstance(grammar, Constraint):
-            return grammar
-        if isinstance(grammar, str):
-            grammar = LlamaGrammar.from_string(grammar)
-        if not isinstance(grammar, LlamaGrammar):
-            raise ArgumentError(f"grammar is {type(grammar).__name__}, not LlamaGrammar")
-        return grammar.constraint(self.tokenizer)
 
     # -- the cache of prompts
 

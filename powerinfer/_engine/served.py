@@ -1,0 +1,169 @@
+"""One request's view of a Llama that serves many: it completes and answers, and a scheduler computes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ClosedError, UnsupportedError
+from .arrays import Ids, Logits
+from .completion import Completions
+from .embedding import normalized
+from .request import Stream
+from .sampling import Criteria, Processors, Sampling
+from .scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from .._text.chat_format import ChatFormat
+    from .._text.tokenizer import Tokenizer
+    from ..llama import Llama
+
+__all__ = ["Served"]
+
+# What belongs to the context of a Llama that is used alone.
+_OF_THE_CONTEXT = frozenset(
+    [
+        "eval",
+        "reset",
+        "sample",
+        "scores",
+        "n_tokens",
+        "input_ids",
+        "eval_tokens",
+        "eval_logits",
+        "save_state",
+        "load_state",
+        "set_cache",
+        "embed",
+        "create_embedding",
+        "close",
+    ]
+)
+
+
+class Served(Completions):
+    """The methods of Completions for one request, used by one thread; many of them go on at the same time.
+    The rest of `llama` is there as well, but its context."""
+
+    def __init__(
+        self,
+        llama: Llama,
+        scheduler: Scheduler,
+        *,
+        limit: int | None = None,
+        deadline: float | None = None,
+        is_first: bool = True,
+    ) -> None:
+        """limit: no generation needs more tokens. deadline: of time.monotonic(), at which they end. is_first:
+        of several answers to one prompt."""
+        self._llama = llama
+        self.model_path = llama.model_path
+        self.chat_handler = llama.chat_handler
+        self.spm_infill = llama.spm_infill
+        self.last_n_tokens_size = llama.last_n_tokens_size
+        self._tokenizer = llama._tokenizer
+        self._random = llama._random
+        self._lock = threading.RLock()
+        self._scheduler = scheduler
+        self._limit = limit
+        self._deadline = deadline
+        self._is_closed = False
+        self.is_first = is_first
+        self.streams: list[Stream] = []
+        """Of its generations, in their order."""
+        self._texts: list[Stream] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_THE_CONTEXT:
+            raise UnsupportedError(
+                f"{name} belongs to the context of a Llama, which many requests share here"
+            )
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._llama, name)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._llama.tokenizer
+
+    @property
+    def _format(self) -> ChatFormat:
+        return self._llama._format
+
+    def n_vocab(self) -> int:
+        return self._llama.n_vocab()
+
+    def n_ctx(self) -> int:
+        return self._llama.n_ctx()
+
+    @property
+    def _shifts(self) -> bool:
+        return self._llama._shifts
+
+    def _checked(self, tokens: Sequence[int] | Ids) -> Ids:
+        return self._llama._checked(tokens)
+
+    def _held_ids(self) -> Ids:
+        raise UnsupportedError(
+            "reset=False goes on with the context of a Llama, which many requests share here"
+        )
+
+    def _generation(
+        self,
+        prompt: Ids,
+        options: Sampling,
+        *,
+        seed: int | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
+        is_continued: bool = False,
+        **hooks: Any,
+    ) -> Stream:
+        ends = () if self._tokenizer is None else self._tokenizer.eog
+        choice = self._choice(
+            options, seed, logit_bias, logits_processor, stopping_criteria, ends=ends, **hooks
+        )
+        stream = self._scheduler.submit(prompt, choice, limit=self._limit, deadline=self._deadline)
+        self.streams.append(stream)
+        if self._is_closed:
+            stream.cancel()
+            raise ClosedError("the request was cancelled")
+        return stream
+
+    def _score(self, ids: Ids, seen: Callable[[int, Logits], None]) -> None:
+        self._scheduler.score(ids, seen, deadline=self._deadline, begun=self._begun)
+
+    def _begun(self, stream: Stream) -> None:
+        self._texts.append(stream)
+        if self._is_closed:
+            stream.cancel()
+
+    def vectors(self, texts: Sequence[Ids], *, pooling: int, normalize: bool) -> list[Any]:
+        """The embedding of each text; with pooling "none" one of each token."""
+        if self._is_closed:
+            raise ClosedError("the request was cancelled")
+        found = self._scheduler.embed_all(texts, pooling=pooling, deadline=self._deadline, begun=self._begun)
+        return [(normalized(vectors) if normalize else vectors).tolist() for vectors in found]
+
+    def cancel(self) -> None:
+        """Ends what is under way; the Llama below stays open. May be called from another thread."""
+        self._is_closed = True
+        for stream in (*self.streams, *self._texts):
+            stream.cancel()
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of its prompts."""
+        return sum(stream.n_prompt for stream in self.streams)
+
+    @property
+    def n_reused(self) -> int:
+        """Of those, held already."""
+        return sum(stream.n_reused for stream in self.streams)
+
+    @property
+    def n_given(self) -> int:
+        """Tokens of its answers so far."""
+        return sum(stream.n_given for stream in self.streams)

@@ -1,0 +1,47 @@
+"""Guesses at what follows: how many a step may check for nothing, and which are ids at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._native import chunk_end
+from .arrays import Ids, Logits
+from .facts import TokenKind
+from .session import Session
+
+
+def free_guesses(session: Session) -> int:
+    """Most tokens, beyond the first, that a step can take and still give each the very logits it has alone.
+
+    Kernels for many tokens round otherwise than those for one, so wider steps could change answers; in
+    predicted mode there may be none. It is measured: a few steps in sequence 0, which is empty before and
+    after.
+    """
+    info, n_vocab = session.info, session.model.info.n_vocab
+    together = chunk_end(0, info.n_ctx, info.n_batch, generated_from=0)  # of generated tokens
+    most = min(together, info.n_batch, info.n_ctx)
+    ids = np.arange(1, most + 1, dtype=np.int32) * 7 % n_vocab
+    alone: list[Logits] = []
+    try:
+        for i in range(most):
+            session.feed(ids[i : i + 1])
+            alone.append(session.logits().copy())
+        n = most
+        while n > 1:
+            session.drop()
+            session.feed(ids[:n], want_logits=[TokenKind.GENERATED] * n)
+            if all(np.array_equal(alone[i], session.logits(i)) for i in range(n)):
+                return n - 1
+            n //= 2
+    finally:
+        session.drop()
+    return 0
+
+
+def checked_guess(guess: Any, n_vocab: int, most: int) -> Ids:
+    """The first ids of what a draft returned, up to one that is none."""
+    ids = np.asarray(guess).ravel()[:most]
+    bad = np.flatnonzero((ids < 0) | (ids >= n_vocab))
+    return ids[: bad[0] if bad.size else ids.size].astype(np.int32)
