@@ -167,7 +167,9 @@ def noting(rows: list[bytes]) -> LogitsProcessorList:
 
 
 def submit(own: Scheduler, ids: Ids, rows: list[bytes]) -> Stream:
-    return own.submit(ids, choice(n_vocab=own._session.model.info.n_vocab, processors=noting(rows)), limit=4)
+    return own.submit(
+        ids, choice(n_vocab=own.engine.session.model.info.n_vocab, processors=noting(rows)), limit=4
+    )
 
 
 @each_case

@@ -21,10 +21,10 @@ from powerinfer import (
     UnsupportedError,
 )
 from powerinfer._engine.arrays import Ids
-from powerinfer._engine.embedding import hidden_states
+from powerinfer._engine.embedding import embedding_request, hidden_states
 from powerinfer._engine.engine import Engine
 from powerinfer._engine.scheduler import Scheduler
-from powerinfer._engine.session import Session
+from powerinfer._engine.session import Model, Session
 from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 from tests import models
 from tests.powerinfer.test_online import open_llama, some_gib
@@ -292,16 +292,24 @@ def test_the_last_token_of_a_text_beside_long_ones(make: MakeScheduler) -> None:
         assert np.array_equal(got, want)
 
 
-def test_texts_that_give_way(make: MakeScheduler) -> None:
+def test_texts_that_give_way(relu_path: Path) -> None:
     """What was seen before is not seen twice."""
-    scheduler = make(n_pool=256, n_seq=8, max_running=4)
-    texts = [prompt(120, i) for i in range(4)]
-    rows = scheduler.embed_all(texts, pooling="none")
-    assert [len(row) for row in rows] == [120] * 4
-    assert scheduler.stats().n_preempted
-    for ids, got in zip(texts, rows, strict=True):
-        want = scheduler.embed(ids, pooling="none")
-        assert np.allclose(got, want, atol=0.02 * np.abs(want).max())
+    texts = [prompt(120, i) for i in range(2)]
+    with Session(Model(relu_path), n_ctx=256, n_seq=4, n_threads=1) as session:
+        engine = Engine(session)
+        want = hidden_states(engine, texts)
+        rows: list[list[Any]] = [[], []]
+        for ids, own in zip(texts, rows, strict=True):
+            engine.add(embedding_request(engine, ids, 0, own))
+        for _ in range(2):
+            engine.step()
+        assert 0 < len(rows[1]) < 120
+        engine._preempt()
+        while engine.is_busy:
+            engine.step()
+        assert engine.totals["preempted"] == 1
+        for got, wanted in zip(rows, want, strict=True):
+            assert np.array_equal(np.stack(got), wanted)
 
 
 def test_cancelling_ends_all_of_a_request(make: MakeScheduler) -> None:
@@ -334,7 +342,7 @@ def test_neurons_move_between_requests(
 ) -> None:
     """And, where it is never quiet, while requests are under way: they are computed again."""
     monkeypatch.setattr("powerinfer.async_llama._PATIENCE", 1 if busy else 10**6)
-    monkeypatch.setattr("powerinfer._engine.engine._LAYERS_S", 0.0)
+    monkeypatch.setattr("powerinfer._engine.scheduler._LOOK_S", 0.0)
     with open_llama(online_path) as llm:
         want = list(islice(llm.generate((prompt(40) % 290).tolist(), temp=0), 25))
     llm = AsyncLlama(
