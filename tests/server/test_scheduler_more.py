@@ -295,7 +295,7 @@ def test_the_last_token_of_a_text_beside_long_ones(make: MakeScheduler) -> None:
 def test_texts_that_give_way(relu_path: Path) -> None:
     """What was seen before is not seen twice."""
     texts = [prompt(120, i) for i in range(2)]
-    with Session(Model(relu_path), n_ctx=256, n_seq=4, n_threads=1) as session:
+    with Session(Model(relu_path), n_ctx=256, n_seq=4, n_pool=1024, n_threads=1) as session:
         engine = Engine(session)
         want = hidden_states(engine, texts)
         rows: list[list[Any]] = [[], []]
