@@ -373,13 +373,18 @@ void pi_host_merge(pi_device *dev, const te_merge_args *a) {
             pi_host_fail(d, PI_FAIL(PI_ERROR_TIMEOUT, "the device timed out waiting for the CPU's part of a step"));
             return;
         }
+        const bool normed = a->norm.kind != TE_NO_NORM;
+        float *sum = normed ? a->normed + at : y;
         for (int32_t i = 0; i < a->cols; i++) {
-            float v = add ? add[i] : 0;
+            float v = add && !normed ? add[i] : 0;
             if (a->partial) v += a->partial[at + i];
             if (a->bias) v += a->bias[i];
             if (a->words) v += answer[i];
-            y[i] = v;
+            sum[i] = v;
         }
+        if (!normed) continue;
+        norm_row(d, &a->norm, sum, a->cols, sum);
+        for (int32_t i = 0; i < a->cols; i++) y[i] = (add ? add[i] : 0) + sum[i];
     }
 }
 

@@ -69,6 +69,19 @@ static void adapt(const program *p, int32_t l, int32_t which, const te_linear_ar
         add_product(p, p->d->adapt[i], &w->adapter_b[which + i], op->n_tok, &op->product[i]);
 }
 
+/* What a block gives, on its way to x: a norm behind the block is of all of it. */
+static te_merge_args to_x(const program *p, te_norm norm) {
+    const int32_t n = p->h->s->model->info.n_embd;
+    return (te_merge_args){.n_tok = p->n_tok,
+                           .cols = n,
+                           .add = p->d->x,
+                           .ld_add = (size_t)n,
+                           .y = p->d->x,
+                           .ldy = (size_t)n,
+                           .norm = norm,
+                           .normed = p->d->y};
+}
+
 static te_rope_kind rope_of(pi_rope_kind kind) {
     return kind == PI_ROPE_NONE ? TE_NO_ROPE : kind == PI_ROPE_NORM ? TE_ROPE_NORM : TE_ROPE_NEOX;
 }
@@ -118,14 +131,26 @@ static void attention(const program *p, int32_t l) {
                                  .n_ctx = s->options.n_ctx,
                                  .out = p->d->att,
                                  .ld_out = n_q,
+                                 .window = shape->window,
                                  .grouped = p->h->grouped};
     p->ops->attention(p->dev, &a);
     stamp(p, l, PI_MOMENT_ATTENTION);
+    const bool normed = w->attn_post_norm.kind != TE_NO_NORM;
     te_linear_args out = {.x = p->d->att, .ldx = n_q, .n_tok = p->n_tok, .cols = (int32_t)n_q, .n_products = 1};
-    out.product[0] = (te_product){
-        .w = w->o, .bias = w->o_b, .add = p->d->x, .ld_add = (size_t)i->n_embd, .y = p->d->x, .ldy = (size_t)i->n_embd};
+    out.product[0] = (te_product){.w = w->o,
+                                  .bias = w->o_b,
+                                  .add = normed ? NULL : p->d->x,
+                                  .ld_add = (size_t)i->n_embd,
+                                  .y = normed ? p->d->y : p->d->x,
+                                  .ldy = (size_t)i->n_embd};
     p->ops->linear(p->dev, &out);
     adapt(p, l, PI_ADAPT_O, &out);
+    if (normed) {
+        te_merge_args sum = to_x(p, w->attn_post_norm);
+        sum.partial = p->d->y;
+        sum.n_parts = 1;
+        p->ops->merge(p->dev, &sum);
+    }
     stamp(p, l, PI_MOMENT_OUTPUT);
 }
 
@@ -312,19 +337,12 @@ static void ffn(const program *p, int32_t l) {
         p->ops->ffn(p->dev, &a);
     }
     if (!h->decode && w->n_cold) load_cold(p, l, !w->n_hot);
-    const int32_t n_embd = h->s->model->info.n_embd;
-    const bool has_sum = w->n_hot || zero_copy || !h->decode;
-    const te_merge_args sum = {.partial = has_sum ? p->d->y : NULL,
-                               .n_parts = has_sum,
-                               .n_tok = p->n_tok,
-                               .cols = n_embd,
-                               .add = p->d->x,
-                               .bias = w->down_b,
-                               .ld_add = (size_t)n_embd,
-                               .y = p->d->x,
-                               .ldy = (size_t)n_embd,
-                               .words = asks_cpu(p, l) ? p->d->answer : NULL,
-                               .ticket = ticket_of(p, l, PI_COLD)};
+    te_merge_args sum = to_x(p, w->ffn_post_norm);
+    sum.n_parts = w->n_hot || zero_copy || !h->decode;
+    sum.partial = sum.n_parts ? p->d->y : NULL;
+    sum.bias = w->down_b;
+    sum.words = asks_cpu(p, l) ? p->d->answer : NULL;
+    sum.ticket = ticket_of(p, l, PI_COLD);
     stamp(p, l, PI_MOMENT_HOT);
     p->ops->merge(p->dev, &sum);
     stamp(p, l, PI_MOMENT_MERGE);

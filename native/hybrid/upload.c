@@ -172,6 +172,8 @@ static void send_layer(upload *u, const pi_session *s, int32_t l, pi_device_laye
     const pi_norm *norm = &pi_block_of(w, &pi_attention_kind)->norm, *ffn_norm = &pi_block_of(w, &pi_ffn_kind)->norm;
     d->attn_norm = send_norm(u, m, norm);
     d->ffn_norm = ffn_norm->w == norm->w ? d->attn_norm : send_norm(u, m, ffn_norm);
+    d->attn_post_norm = send_norm(u, m, &pi_block_of(w, &pi_attention_kind)->post_norm);
+    d->ffn_post_norm = send_norm(u, m, &pi_block_of(w, &pi_ffn_kind)->post_norm);
     d->q = send_mat(u, &a->q);
     d->k = send_mat(u, &a->k);
     d->v = send_mat(u, &a->v);

@@ -38,9 +38,6 @@ pi_status pi_plan_check(const pi_model *m, pi_plan_options *o) {
     if (m->n_expert)
         return PI_FAIL(PI_ERROR_UNSUPPORTED,
                        "experts on a device are not supported yet; the CPU computes such a model");
-    if (m->arch->window_period || m->arch->post_norm)
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s on a device is not supported yet; the CPU computes such a model",
-                       m->arch->name);
     PI_TRY(pi_session_check(m, &s));
     o->n_ctx = s.n_ctx;
     o->n_pool = s.n_pool;

@@ -8,11 +8,12 @@ struct attention_case {
     int n_rot;
     bool norm;
     std::vector<int> seq, pos;
+    int window = 0;
 };
 
 static void check_attention_case(const attention_case &k) {
-    AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d", k.n_tok, k.n_head, k.n_head_kv, k.d,
-       te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope);
+    AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d, window %d", k.n_tok, k.n_head, k.n_head_kv, k.d,
+       te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.window);
     const int n_seq = 5, n_ctx = 2048, ld_table = n_ctx / 64, n_blocks = n_seq * ld_table + 3;
     const size_t d = (size_t)k.d, row_k = te_row_bytes(k.type_k, k.d), row_v = te_row_bytes(k.type_v, k.d);
     const size_t pool_k = (size_t)n_blocks * (size_t)k.n_head_kv * 64 * row_k,
@@ -82,6 +83,7 @@ static void check_attention_case(const attention_case &k) {
     op.type_k = k.type_k;
     op.type_v = k.type_v;
     op.n_ctx = n_ctx;
+    op.window = k.window;
     op.early = k.norm || k.n_tok == 3;
     op.out = out.data();
     op.ld_out = ldq;
@@ -135,7 +137,8 @@ static void check_attention_case(const attention_case &k) {
     std::vector<double> score;
     for (int t = 0; t < k.n_tok; t++)
         for (int h = 0; h < k.n_head; h++) {
-            const int n = k.pos[(size_t)t] + 1, kvh = h / (k.n_head / k.n_head_kv);
+            const int n = k.pos[(size_t)t] + 1, kvh = h / (k.n_head / k.n_head_kv),
+                      lowest = k.window ? std::max(0, n - k.window) : 0;
             const float *o = &got[(size_t)t * ldq + (size_t)h * d];
             if (n < 1) {
                 for (size_t i = 0; i < d; i++) same((long)i, (double)o[i], 0);
@@ -145,7 +148,7 @@ static void check_attention_case(const attention_case &k) {
                 ready(&q[(size_t)t * ldq + (size_t)h * d], k.norm ? qn.data() : nullptr, t);
             score.assign((size_t)n, 0);
             double most = -1e300, total = 0, doubt = 0;
-            for (int p = 0; p < n; p++) {
+            for (int p = lowest; p < n; p++) {
                 te_dequantize_row(k.type_k, &hk[place(k.seq[(size_t)t], p, kvh) * row_k], x.data(), k.d);
                 double size = 0;
                 for (size_t i = 0; i < d; i++) {
@@ -156,7 +159,7 @@ static void check_attention_case(const attention_case &k) {
                 most = fmax(most, score[(size_t)p]);
             }
             std::vector<double> value(d, 0), weight(d, 0);
-            for (int p = 0; p < n; p++) {
+            for (int p = lowest; p < n; p++) {
                 const double e = exp(score[(size_t)p] - most);
                 total += e;
                 te_dequantize_row(k.type_v, &hv[place(k.seq[(size_t)t], p, kvh) * row_v], x.data(), k.d);
@@ -205,6 +208,40 @@ static void check_attention() {
          false,
          {3, 3, 3, 3, 3, 3, 3, 3},
          {120, 121, 122, 123, 124, 125, 126, 127}},
+        // Windows: longer than what is held, as long, shorter, and beginning within and between blocks.
+        {1, 32, 8, 128, TE_F16, TE_F16, norm, 128, false, {2}, {513}, 600},
+        {1, 32, 8, 128, TE_F16, TE_F16, norm, 128, false, {2}, {513}, 514},
+        {1, 32, 8, 128, TE_F16, TE_F16, norm, 128, false, {2}, {513}, 513},
+        {1, 32, 8, 128, TE_Q8_0, TE_Q8_0, norm, 128, true, {2}, {1999}, 1024},
+        {1, 8, 4, 256, TE_F16, TE_F16, neox, 256, true, {1}, {1535}, 512},
+        {1, 4, 2, 80, TE_F32, TE_F32, neox, 32, false, {3}, {130}, 8},
+        {1, 71, 1, 64, TE_F16, TE_F16, neox, 64, false, {0}, {700}, 70},
+        {3, 32, 8, 128, TE_F16, TE_F16, norm, 128, false, {0, 1, 2}, {5, 800, 64}, 65},
+        {4, 16, 4, 128, TE_Q8_0, TE_Q8_0, neox, 128, true, {1, 1, 1, 1}, {62, 63, 64, 65}, 64},
+        {8,
+         12,
+         4,
+         64,
+         TE_F16,
+         TE_F16,
+         norm,
+         64,
+         false,
+         {0, 1, 1, 2, 3, 3, 3, 4},
+         {1000, 0, 1, 300, 15, 16, 17, -1},
+         16},
+        {8,
+         8,
+         8,
+         64,
+         TE_F16,
+         TE_F16,
+         norm,
+         64,
+         false,
+         {3, 3, 3, 3, 3, 3, 3, 3},
+         {120, 121, 122, 123, 124, 125, 126, 127},
+         8},
     };
     for (const attention_case &c : cases) check_attention_case(c);
 }

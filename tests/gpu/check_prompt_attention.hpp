@@ -54,6 +54,7 @@ struct heads_case {
     int n_rot;
     bool norm;
     std::vector<int> first, n; // of each sequence: the position of its first token here, and how many tokens
+    int window = 0;
 };
 static std::vector<double> settled(const float *x, int d, const float *norm, double eps, const heads_case &k,
                                    bool rotate, const float *cs) {
@@ -75,8 +76,8 @@ static void check_attention_case(const heads_case &k) {
     const int n_seq = (int)k.n.size(), d = k.d, n_ctx = 1024, ld_table = n_ctx / 64;
     int n_tok = 1; // one that is left out
     for (int n : k.n) n_tok += n;
-    AT("attention %d on %d heads of %d, %s %s, rope %d, norm %d, %d tokens", k.n_head, k.n_head_kv, d,
-       te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.norm, n_tok);
+    AT("attention %d on %d heads of %d, %s %s, rope %d, norm %d, %d tokens, window %d", k.n_head, k.n_head_kv, d,
+       te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.norm, n_tok, k.window);
     const size_t row_k = te_row_bytes(k.type_k, d), row_v = te_row_bytes(k.type_v, d);
     const size_t n_rows = (size_t)(n_seq * ld_table * k.n_head_kv * 64);
     auto pool_new = [&](int type, size_t row) {
@@ -143,6 +144,7 @@ static void check_attention_case(const heads_case &k) {
     op.type_k = k.type_k;
     op.type_v = k.type_v;
     op.n_ctx = n_ctx;
+    op.window = k.window;
     op.ld_out = (size_t)(k.n_head * d + 4);
     op.out = device_of(std::vector<float>((size_t)n_tok * op.ld_out, CANARY));
     op.scratch = device_new<float>(api->prompt_attention_floats(dev, &op));
@@ -196,7 +198,8 @@ static void check_attention_case(const heads_case &k) {
                         (double)op.norm_eps, k, true, &cs[(size_t)(t * k.n_rot)]);
             std::vector<double> sum((size_t)d, 0.0), score;
             double top = -1e300, total = 0, most = 0, off = 0;
-            for (int p = 0; p <= pos[(size_t)t]; p++) {
+            const int lowest = k.window ? std::max(0, pos[(size_t)t] + 1 - k.window) : 0;
+            for (int p = lowest; p <= pos[(size_t)t]; p++) {
                 const std::vector<float> y = stored(k_now, k.type_k, row_k, row_of(seq[(size_t)t], p, h / group));
                 double s = 0, squares = 0;
                 for (int i = 0; i < d; i++) {
@@ -207,9 +210,9 @@ static void check_attention_case(const heads_case &k) {
                 score.push_back(s * (double)op.scale);
                 top = std::max(top, score.back());
             }
-            for (int p = 0; p <= pos[(size_t)t]; p++) {
+            for (int p = lowest; p <= pos[(size_t)t]; p++) {
                 const std::vector<float> y = stored(v_now, k.type_v, row_v, row_of(seq[(size_t)t], p, h / group));
-                const double e = exp(score[(size_t)p] - top);
+                const double e = exp(score[(size_t)(p - lowest)] - top);
                 total += e;
                 for (int i = 0; i < d; i++) {
                     sum[(size_t)i] += e * (double)y[(size_t)i];
@@ -235,6 +238,11 @@ static void check_attention() {
     check_attention_case({6, 2, 80, TE_F16, TE_F16, norm, 80, false, {0, 64}, {64, 66}});
     check_attention_case({2, 1, 256, TE_F16, TE_F16, neox, 256, true, {0, 500}, {100, 63}});
     check_attention_case({4, 2, 36, TE_F16, TE_F16, norm, 36, false, {10}, {70}});
+    for (int window : {1, 33, 64, 100, 299, 300, 500}) {
+        check_attention_case({32, 8, 128, TE_F16, TE_F16, norm, 128, false, {0}, {300}, window});
+        check_attention_case({8, 4, 256, TE_F16, TE_F16, neox, 256, true, {0, 500}, {100, 163}, window});
+        check_attention_case({4, 2, 64, TE_Q8_0, TE_Q8_0, none, 0, false, {3, 600, 0}, {40, 9, 130}, window});
+    }
     for (int type : {TE_F32, TE_BF16, TE_Q8_0}) {
         check_attention_case({8, 2, 128, type, type, norm, 128, false, {5, 0}, {100, 30}});
         check_attention_case({2, 2, 96, type, TE_F16, none, 0, false, {0}, {33}});

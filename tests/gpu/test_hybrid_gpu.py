@@ -24,7 +24,8 @@ from powerinfer._engine.file import ModelFile
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Settings, engine, make_plan
 from powerinfer.models.quantize import choose_types, quantize_model
-from tests import models
+from tests import models, reference
+from tests.native import test_windows
 from tests.native.hybrid import (
     ADAPTED,
     ADAPTED_FFN,
@@ -96,6 +97,14 @@ def test_adapters_of_a_wide_model(folder: Path, kind: str) -> None:
             for sparsity in ("exact", "dense"):
                 assert both(model, split, sparsity, 1, 2) < change / (100 if kind == "F16" else 10)
                 assert both(model, split, sparsity, 64, 2) < change / 10
+
+
+@pytest.mark.parametrize("split", ["all", "part", "none", "layers"])
+def test_windows_and_norms_behind_blocks(folder: Path, split: str) -> None:
+    path = test_windows.write(folder / f"windows-{split}.gguf")
+    expected = test_windows.forward(reference.load(path), test_windows.tokens())
+    with Model(path) as model:
+        test_windows.check_on_device(model, expected, "cuda", split)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -425,8 +434,9 @@ CDEF = """
 typedef struct { const void *ops; uint32_t *cancelled; int64_t wait_ns; } pi_device;
 typedef struct { const uint32_t *base; uint32_t add; } te_ticket;
 typedef struct { const float *partial; int32_t n_parts, n_tok, cols; const float *add, *bias; size_t ld_add;
-                 float *y; size_t ldy; const uint64_t *words; te_ticket ticket; uint32_t *cancelled;
-                 uint64_t limit_ns; } te_merge_args;
+                 float *y; size_t ldy; const uint64_t *words; te_ticket ticket;
+                 struct { int32_t kind; float eps; const float *w, *b; } norm; float *normed;
+                 uint32_t *cancelled; uint64_t limit_ns; } te_merge_args;
 typedef void pi_device_program(void *ctx, pi_device *dev);
 typedef struct {
     uint32_t version; const char *kind; const char *(*error)(void);

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import engine
 from tests import models, reference, rounding
 
 WINDOW = 70
@@ -200,3 +201,56 @@ def test_bytes_of_a_window(case: tuple[Model, Any]) -> None:
     near, full = (step[i].bytes - step[i].ffn_bytes for i in (0, 5))
     # Positions 571 to 640 are seen; their first block begins at 512.
     assert full - near == (641 - 129) * of_a_position
+
+
+SIZES: dict[str, Any] = {"n_ctx": N, "n_pool": 704, "n_batch": 512, "sparsity": "dense"}
+
+
+def on_device(model: Model, split: str) -> Any:
+    """A plan with all of the model on a device, a part or none of each feed-forward, or every other layer."""
+    layers = [split != "layers" or i % 2 == 0 for i in range(SPEC.n_layer)]
+    hot = {"all": np.arange(SPEC.n_ff), "part": np.arange(5, SPEC.n_ff, 3)}.get(split, np.arange(0))
+    return engine.native_plan(
+        model,
+        engine.Settings(
+            budget_bytes=1 << 34,
+            n_ctx=N,
+            n_pool=704,
+            n_batch=512,
+            sparsity="dense",
+            overhead_bytes=0,
+            group=1,
+        ),
+        engine.Rates(in_place_bytes_per_s=1e10),
+        on_device=layers,
+        hot=[hot.astype(np.int32) if on else np.arange(0, dtype=np.int32) for on in layers],
+        pcie=[np.arange(0, dtype=np.int32)] * SPEC.n_layer,
+        head_on_device=split != "layers",
+    )
+
+
+def check_on_device(model: Model, expected: Any, device: str, split: str) -> None:
+    """Prompts longer than the window, and tokens where it, blocks and spans begin and end."""
+    ids = tokens()
+    with Session(model, plan=on_device(model, split), device=device, n_threads=2, **SIZES) as session:
+        for n in (1, 2, 65, 69, 70, 71, 127, 129, 134, 135, 512, 582, 700):
+            held = session.length()
+            if n - 1 > held:
+                session.feed(ids[held : n - 1], want_logits=True)
+                for i in range(n - 1 - held):
+                    assert reference.relative_error(session.logits(i), expected[held + i]) < TOLERANCE, (
+                        held + i
+                    )
+            session.feed([ids[n - 1]])
+            assert reference.relative_error(session.logits(), expected[n - 1]) < TOLERANCE, n
+        session.drop()
+        for at in (0, 512):
+            session.feed(ids[at : at + 512])
+            end = min(at + 512, N)
+            assert reference.relative_error(session.logits(), expected[end - 1]) < TOLERANCE, end
+
+
+@pytest.mark.parametrize("split", ["all", "part", "none", "layers"])
+def test_on_a_device(case: tuple[Model, Any], split: str) -> None:
+    model, expected = case
+    check_on_device(model, expected, "host", split)

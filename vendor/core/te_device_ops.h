@@ -106,7 +106,7 @@ typedef struct te_attention_args {
     int32_t n_ctx;          /* positions are below */
     float *out;             /* [n_tok][n_head * n_embd_head] */
     size_t ld_out;
-    int32_t window;  /* positions that a token sees, itself the last; 0: all */
+    int32_t window;  /* positions that a token sees, itself the last; 0: all. A GPU takes 8 and more */
     int32_t grouped; /* tokens of a sequence are next to each other */
     /* by the device */
     int32_t early; /* pos, row and table are not written by operations of the same program: they, and the older K and V,
@@ -188,7 +188,8 @@ typedef struct te_ffn_args {
     float *partial; /* the sum over b of partial[b][t][c] is y[t][c] */
 } te_ffn_args;
 
-/* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. */
+/* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. With a norm what is
+ * added to add is normed: y_t = add_t + norm(bias + sum + words_t). */
 typedef struct te_merge_args {
     const float *partial; /* what ffn left in its y, or NULL */
     int32_t n_parts, n_tok, cols;
@@ -198,6 +199,8 @@ typedef struct te_merge_args {
     size_t ldy;
     const uint64_t *words; /* or NULL: S [n_tok][cols], waited for until they carry the ticket */
     te_ticket ticket;
+    te_norm norm;
+    float *normed; /* with a norm: room for n_tok * cols floats, which may be partial's */
     /* by the device. A wait ends where *cancelled (S) is not 0, or after limit_ns, which sets it; what was not there is 0. */
     uint32_t *cancelled;
     uint64_t limit_ns;

@@ -207,13 +207,15 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         return;
     }
     const unsigned seen = __ballot_sync(~0u, their_pos >= 0 && their_pos <= pos && their_seq == seq && lane <= t);
-    const int n_old = pos + 1 - __popc(seen), grains = (n_old + ATT_GRAIN - 1) / ATT_GRAIN;
+    // The first position in the window, and the grain that it lies in; all of this step's tokens are in the window.
+    const int lowest = max(0, pos + 1 - a.window), skipped = lowest / ATT_GRAIN * ATT_GRAIN;
+    const int n_old = pos + 1 - __popc(seen), grains = (n_old - skipped + ATT_GRAIN - 1) / ATT_GRAIN;
     const int per = max(4, (grains + args.splits - 1) / args.splits), used = max(1, (grains + per - 1) / per);
     if (split >= used) { // completion is transitive only if every block waits
         if (a.early) dep_wait();
         return;
     }
-    const int p_begin = split * per * ATT_GRAIN, p_end = min(n_old, (split + 1) * per * ATT_GRAIN),
+    const int p_begin = skipped + split * per * ATT_GRAIN, p_end = min(n_old, p_begin + per * ATT_GRAIN),
               n_fresh = split == used - 1 ? __popc(seen) : 0;
     const int n_tiles = (p_end - p_begin + args.tile - 1) / args.tile;
     const int *table = a.table + (size_t)seq * a.ld_table;
@@ -329,11 +331,12 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
             }
         }
         __syncthreads();
-        if (warp < G) { // the running softmax of one head
+        if (warp < G) {                                            // the running softmax of one head
+            const int hidden = lowest - (p_begin + i * args.tile); // rows in front of the window
             float e[3], most = -INFINITY, sum = 0;
 #pragma unroll
             for (int k = 0; k < 3; k++) {
-                e[k] = lane + 32 * k < all ? s.score[warp][lane + 32 * k] : -INFINITY;
+                e[k] = lane + 32 * k < all && lane + 32 * k >= hidden ? s.score[warp][lane + 32 * k] : -INFINITY;
                 most = fmaxf(most, e[k]);
             }
             const float before = s.best[warp], now = fmaxf(before, warp_max(most)), zero = now == -INFINITY ? 0 : now,
@@ -444,6 +447,7 @@ static size_t smem_of(const attention_args &a, int heads) {
 static attention_args prepare(const te_cuda *d, const te_attention_args *op, int *variant) {
     attention_args a = {};
     a.op = *op;
+    if (!op->window) a.op.window = op->n_ctx;
     a.group = op->n_head / op->n_head_kv;
     *variant = a.group == 1 ? 0 : a.group <= 4 ? 1 : 2;
     const int per_block = *variant == 0 ? 1 : 4 * *variant;
@@ -466,6 +470,9 @@ static te_status check(te_cuda *d, const te_attention_args *op) {
     if (op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK)
         return refuse(
             d, te_fail(TE_ARGUMENT, "attention: %d tokens, 1 to %d are possible", (int)op->n_tok, TE_CUDA_MAX_TOK));
+    if (op->window && op->window < TE_CUDA_MAX_TOK)
+        return refuse(d, te_fail(TE_UNSUPPORTED, "attention: a window of %d positions, %d are the least",
+                                 (int)op->window, TE_CUDA_MAX_TOK));
     if (op->n_head_kv < 1 || op->n_head < 1 || op->n_head % op->n_head_kv || op->n_embd_head < 2 ||
         op->n_embd_head % 2 || op->n_embd_head > ATT_MAX_DIM || op->n_ctx < 1)
         return refuse(d, te_fail(TE_UNSUPPORTED, "attention: %d heads on %d of %d values, context %d", (int)op->n_head,

@@ -198,8 +198,11 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
     const float scale = a.scale * 1.442695041f; // powers of 2 are cheaper than of e
     for (int i0 = 0; i0 < n_tok;) {             // tokens of one sequence at a time
         const int seq = token_seq[i0];
-        int i1 = i0, end = 0;
-        for (; i1 < n_tok && token_seq[i1] == seq; i1++) end = max(end, token_pos[i1] + 1);
+        int i1 = i0, end = 0, begin = 0x7fffffff; // positions that these tokens see
+        for (; i1 < n_tok && token_seq[i1] == seq; i1++) {
+            end = max(end, token_pos[i1] + 1);
+            if (token_pos[i1] >= 0) begin = min(begin, max(0, token_pos[i1] + 1 - a.window));
+        }
         int limit[MATS][2], most = 0,
                             least = 0x7fffffff; // how many positions a row sees; of the warp's rows the largest
 #pragma unroll
@@ -216,14 +219,14 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
             least = min(least, __shfl_xor_sync(~0u, least, o));
         }
         i0 = i1;
-        const int n_tiles = (end + TILE - 1) / TILE;
+        const int n_tiles = (end + TILE - 1) / TILE, first_tile = end ? begin / TILE : 0;
         // The table is asked a tile earlier than its answer is needed.
         auto block_at = [&](int tile) {
             return tile < n_tiles ? __ldcg(a.table + (size_t)seq * a.ld_table + tile * TILE / TE_CUDA_KV_BLOCK) : 0;
         };
-        if (STAGES > 1 && n_tiles > 0) fetch(0, block_at(0), 0, end);
-        int next = block_at(STAGES > 1 ? 1 : 0);
-        for (int i = 0; i < n_tiles; i++) {
+        if (STAGES > 1 && n_tiles > 0) fetch(first_tile % STAGES, block_at(first_tile), first_tile * TILE, end);
+        int next = block_at(first_tile + (STAGES > 1 ? 1 : 0));
+        for (int i = first_tile; i < n_tiles; i++) {
             const int p0 = i * TILE;
             if (STAGES == 1) {
                 __syncthreads();
@@ -256,14 +259,16 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
                     }
                 }
             }
-            if (p0 + TILE > least) { // some of the warp's rows do not see all of the tile
+            if (p0 + TILE > least || p0 < most - a.window) { // some of the warp's rows do not see all of the tile
 #pragma unroll
                 for (int m = 0; m < MATS; m++)
 #pragma unroll
                     for (int j = 0; j < TILE / 8; j++)
 #pragma unroll
-                        for (int c = 0; c < 4; c++)
-                            if (p0 + 8 * j + lane % 4 * 2 + c % 2 >= limit[m][c / 2]) s[m][j][c] = -INFINITY;
+                        for (int c = 0; c < 4; c++) {
+                            const int p = p0 + 8 * j + lane % 4 * 2 + c % 2;
+                            if (p >= limit[m][c / 2] || p < limit[m][c / 2] - a.window) s[m][j][c] = -INFINITY;
+                        }
             }
 #pragma unroll
             for (int m = 0; m < MATS; m++) {
@@ -374,11 +379,13 @@ te_status prompt_attention(te_cuda *d, const te_attention_args *op) {
             (type == TE_Q8_0 && op->n_embd_head % 32))
             return refuse(d, te_fail(TE_UNSUPPORTED, "attention: K or V of type %d with heads of %d", (int)type,
                                      (int)op->n_embd_head));
+    if (op->window < 0) return refuse(d, te_fail(TE_ARGUMENT, "attention: a window of %d positions", (int)op->window));
     const variant *v = variant_for(d, op->n_embd_head);
     if (!v || !op->scratch || !aligned(op->scratch, 16) || !aligned(op->out, 8) || op->ld_out % 2)
         return refuse(d, te_fail(TE_ARGUMENT, "attention: the scratch memory or the result are not aligned"));
     prompt_args a = {};
     a.op = *op;
+    if (!op->window) a.op.window = op->n_ctx;
     a.group = op->n_head / op->n_head_kv;
     a.share = a.group < 8 ? a.group : 8;
     a.chunks = divide_up(a.group, a.share);

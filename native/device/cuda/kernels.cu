@@ -42,32 +42,47 @@ __device__ float block_sum(float v, float *part) {
     return s;
 }
 
+/* The mean and the factor of a row's norm. */
+__device__ float2 norm_of(const float *x, int cols, const te_norm &norm, float *part) {
+    if (norm.kind == TE_NO_NORM) return make_float2(0, 1);
+    float mean = 0, sum = 0, squares = 0;
+    if (norm.kind == TE_LAYER_NORM) {
+        for (int c = threadIdx.x; c < cols; c += blockDim.x) sum += x[c];
+        mean = block_sum(sum, part) / (float)cols;
+    }
+    for (int c = threadIdx.x; c < cols; c += blockDim.x) squares += (x[c] - mean) * (x[c] - mean);
+    return make_float2(mean, 1.0f / sqrtf(block_sum(squares, part) / (float)cols + norm.eps));
+}
+__device__ float normed(float v, const te_norm &norm, float2 of, int c) {
+    return norm.kind == TE_NO_NORM ? v : (v - of.x) * of.y * norm.w[c] + (norm.b ? norm.b[c] : 0.0f);
+}
+
 /* Blocks of a row each norm the whole of it and write their share. */
 __global__ void norm_kernel(const float *x, size_t ldx, int cols, te_side side) {
-    const te_norm norm = side.norm;
     __shared__ float part[32];
     dep_go();
     dep_wait();
     x += ldx * blockIdx.y;
-    float mean = 0, r = 1;
-    if (norm.kind != TE_NO_NORM) {
-        float sum = 0, squares = 0;
-        if (norm.kind == TE_LAYER_NORM) {
-            for (int c = threadIdx.x; c < cols; c += blockDim.x) sum += x[c];
-            mean = block_sum(sum, part) / (float)cols;
-        }
-        for (int c = threadIdx.x; c < cols; c += blockDim.x) squares += (x[c] - mean) * (x[c] - mean);
-        r = 1.0f / sqrtf(block_sum(squares, part) / (float)cols + norm.eps);
-    }
+    const float2 of = norm_of(x, cols, side.norm, part);
     const uint32_t want = side.publish ? number(side.ticket.base, side.ticket.add) : 0;
     const int lo = (int)((int64_t)cols * blockIdx.x / gridDim.x),
               hi = (int)((int64_t)cols * (blockIdx.x + 1) / gridDim.x);
     for (int c = lo + threadIdx.x; c < hi; c += blockDim.x) {
-        float v = x[c];
-        if (norm.kind != TE_NO_NORM) v = (v - mean) * r * norm.w[c] + (norm.b ? norm.b[c] : 0.0f);
+        const float v = normed(x[c], side.norm, of, c);
         if (side.keep) side.keep[(size_t)blockIdx.y * cols + c] = v;
         if (side.publish) store_word(side.publish + (size_t)blockIdx.y * cols + c, __float_as_uint(v), want);
     }
+}
+
+__global__ void add_norm_kernel(const te_merge_args a) {
+    __shared__ float part[32];
+    dep_go();
+    dep_wait();
+    const size_t t = blockIdx.y;
+    const float *x = a.normed + t * a.cols;
+    const float2 of = norm_of(x, a.cols, a.norm, part);
+    const int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c < a.cols) a.y[t * a.ldy + c] = (a.add ? a.add[t * a.ld_add + c] : 0) + normed(x[c], a.norm, of, c);
 }
 
 /* A thread a row; 32 rows make a word. */
@@ -109,6 +124,11 @@ te_status stamp(te_cuda *d, uint64_t *at) { return te::launch(d, "stamp", stamp_
 te_status norm_rows(te_cuda *d, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_side &side) {
     return te::launch(d, "norm_rows", norm_kernel, dim3((unsigned)te::divide_up(cols, 512), (unsigned)n_tok), 256, 0, x,
                       ldx, (int)cols, side);
+}
+
+te_status add_norm(te_cuda *d, const te_merge_args *a) {
+    return te::launch(d, "add_norm", add_norm_kernel, dim3((unsigned)te::divide_up(a->cols, 256), (unsigned)a->n_tok),
+                      256, 0, *a);
 }
 
 te_status sign_marks(te_cuda *d, const te_scores &a, int32_t n_rows, int32_t n_tok, uint8_t *bits, size_t ld_bits) {

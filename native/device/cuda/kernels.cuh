@@ -14,6 +14,8 @@ te_status begin(te_cuda *d, void *to, const void *from, size_t n_bytes, uint32_t
 te_status stamp(te_cuda *d, uint64_t *at);
 /* norm(x) of each row, kept, published, or both. */
 te_status norm_rows(te_cuda *d, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_side &side);
+/* The second half of a merge with a norm: y = add + norm(normed). */
+te_status add_norm(te_cuda *d, const te_merge_args *a);
 /* Bits of the rows whose signs agree with those of h, as te's marks. */
 te_status sign_marks(te_cuda *d, const te_scores &a, int32_t n_rows, int32_t n_tok, uint8_t *bits, size_t ld_bits);
 

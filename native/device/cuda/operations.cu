@@ -235,7 +235,14 @@ void op_merge(pi_device *dev, const te_merge_args *a) {
     }
     op.cancelled = dev->cancelled;
     op.limit_ns = dev->wait_ns ? (uint64_t)dev->wait_ns : usual_wait_ns;
+    const bool normed = a->norm.kind != TE_NO_NORM;
+    if (normed) {
+        op.add = nullptr;
+        op.y = a->normed;
+        op.ldy = (size_t)a->cols;
+    }
     note(c, c->te->merge(c->d, &op));
+    if (normed) note(c, add_norm(c->d, a));
     c->sum = {};
 }
 
