@@ -1,7 +1,7 @@
 /* cost.c - sizes and times of a model's parts on either side; plan.h has the rules. */
 #include <stdlib.h>
 
-#include "../../vendor/core/te_types.h"
+#include "../../vendor/core/te_layout.h"
 #include "../kv/kv.h"
 #include "plan.h"
 
@@ -74,22 +74,10 @@ static void predictor_cost(const pi_model *m, const pi_plan_options *o, const pi
     }
 }
 
-/* Whether a device's kernels can read rows in host memory as they are (te_cuda.h has the formats). */
+/* Whether a device's kernels can read rows in host memory as they are. */
 static bool has_near_rows(te_mat m) {
-    switch (m.type) {
-    case TE_F32:
-    case TE_F16:
-    case TE_BF16:
-    case TE_Q4_K:
-    case TE_Q5_K:
-        return pi_row_bytes(&m) % PI_DEVICE_ROW == 0;
-    case TE_Q8_0:
-    case TE_Q4_0:
-    case TE_Q6_K:
-        return true;
-    default:
-        return false;
-    }
+    const te_layout *l = te_layout_get(m.type);
+    return l && (l->n_planes > 1 || pi_row_bytes(&m) % PI_DEVICE_ROW == 0);
 }
 
 /* Whether a down stored by output is so in memory, too: floats of ReLU models are transposed by loading. */

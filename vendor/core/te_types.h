@@ -3,7 +3,7 @@
  *     X(TAG, ggml id, codec name, bytes per block, weights per block)
  *
  * Adding a format: a line here, a block struct with its size assertion below, a scalar pair in te_quant*.c, and, if it
- * shall be fast, codecs (CONTRIBUTING.md). */
+ * shall be fast, a codec of the CPU and one of GPUs (CONTRIBUTING.md). */
 #ifndef TE_TYPES_H
 #define TE_TYPES_H
 

@@ -123,8 +123,9 @@ struct vec_avx2 {
     }
 
     static i32 q4_0_bytes(const uint8_t *p) {
-        return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(p + 2))),
-                                       _mm_loadu_si128((const __m128i *)(p + 20)), 1);
+        const te_block_q4_0 *b = (const te_block_q4_0 *)p;
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)b[0].q)),
+                                       _mm_loadu_si128((const __m128i *)b[1].q), 1);
     }
     static f32 q4_0_scales(const uint8_t *p) {
         const __m128i first = _mm_loadu_si128((const __m128i *)p), second = _mm_loadu_si128((const __m128i *)(p + 16));

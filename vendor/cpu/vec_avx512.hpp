@@ -115,7 +115,7 @@ struct vec_avx512 {
         const __m512i second = _mm512_set_epi16(63, 62, 61, 60, 59, 58, 57, 56, 30, 29, 28, 27, 26, 25, 24, 23, 21, 20,
                                                 19, 18, 17, 16, 15, 14, 12, 11, 10, 9, 8, 7, 6, 5);
         q[0] = two_lines(p, first);
-        q[1] = _mm512_permutex2var_epi16(load_bytes(p + 64), second, load_bytes(p + 80));
+        q[1] = _mm512_permutex2var_epi16(load_bytes(p + 64), second, load_bytes(p + 8 * sizeof(te_block_q4_0) - 64));
         const __m512i scales = _mm512_castsi128_si512(_mm_setr_epi16(0, 9, 18, 27, 36, 45, 54, 63));
         const __m512 d =
             _mm512_castps256_ps512(times(_mm256_cvtph_ps(_mm512_castsi512_si128(two_lines(p, scales))), by));
@@ -126,8 +126,9 @@ struct vec_avx512 {
         return _mm512_maskz_broadcast_i32x4(0x8421, _mm_loadu_si128((const __m128i *)p));
     }
     static i32 q8_0_bytes(const uint8_t *p) {
-        return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(p + 2))),
-                                  _mm256_loadu_si256((const __m256i *)(p + 36)), 1);
+        const te_block_q8_0 *b = (const te_block_q8_0 *)p;
+        return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)b[0].q)),
+                                  _mm256_loadu_si256((const __m256i *)b[1].q), 1);
     }
     // Four blocks of 34 bytes.
     template <class D> static __m512 q8_0_scales(const uint8_t *p, D by) {
@@ -137,7 +138,7 @@ struct vec_avx512 {
     static void q8_0_pair(const uint8_t *p, const float *by, i32 *q, f32 *s) {
         const __m512 d = q8_0_scales(p, by);
         q[0] = q8_0_bytes(p);
-        q[1] = q8_0_bytes(p + 68);
+        q[1] = q8_0_bytes(p + 2 * sizeof(te_block_q8_0));
         s[0] = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), d);
         s[1] = _mm512_permutexvar_ps(_mm512_setr_epi32(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3), d);
     }

@@ -178,8 +178,14 @@ struct vec_neon {
     template <int k> static f32 float_nibble(i32 a) { return {field<4 * k>(a.lo, 15), field<4 * k>(a.hi, 15)}; }
     template <int k> static f32 float_nibble_minus_8(i32 a) { return sub(float_nibble<k>(a), splat(8.0f)); }
 
-    static i32 q4_0_bytes(const uint8_t *p) { return {bytes(p, 2), bytes(p, 20)}; }
-    static f32 q4_0_scales(const uint8_t *p) { return {vdupq_n_f32(half(p)), vdupq_n_f32(half(p + 18))}; }
+    static i32 q4_0_bytes(const uint8_t *p) {
+        const te_block_q4_0 *b = (const te_block_q4_0 *)p;
+        return {bytes(b[0].q), bytes(b[1].q)};
+    }
+    static f32 q4_0_scales(const uint8_t *p) {
+        const te_block_q4_0 *b = (const te_block_q4_0 *)p;
+        return {vdupq_n_f32(half(b[0].d)), vdupq_n_f32(half(b[1].d))};
+    }
     static f32 four_times(const float *p) { return {vdupq_n_f32(p[0]), vdupq_n_f32(p[1])}; }
     static i32 one_in_four(const int32_t *p) {
         const int32x4_t zero = vdupq_n_s32(0);

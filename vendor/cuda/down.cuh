@@ -181,6 +181,9 @@ template <class C> constexpr down_kernels down_of() {
     else
         return {C::type, C::down_weights, 0, {down_kernel<C, 1>, down_kernel<C, 4>}};
 }
+template <class C> struct down_sums {
+    static constexpr down_kernels kernels = down_of<C>();
+};
 
 } // namespace te
 #endif

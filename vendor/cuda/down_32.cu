@@ -1,12 +1,9 @@
 // down_32.cu - sums of rows of the formats of 32 weights to a block.
+#include "formats.cuh"
 #include "down.cuh"
 
 namespace te {
 
-const down_kernels *down_32(int type) {
-    static constexpr down_kernels q8_0 = down_of<codec_q8_0>();
-    static constexpr down_kernels q4_0 = down_of<codec_q4_0>();
-    return type == q8_0.type ? &q8_0 : type == q4_0.type ? &q4_0 : nullptr;
-}
+const down_kernels *down_32(int type) { return kernels_of<down_sums, down_kernels>(formats_32(), type); }
 
 } // namespace te

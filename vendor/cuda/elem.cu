@@ -1,32 +1,16 @@
 // elem.cu - small kernels: packing into device layout, embeddings, addition, the largest value.
 #include <cfloat>
 
+#include "../core/te_layout.h"
+#include "formats.cuh"
 #include "launch.h"
-#include "tools.cuh"
 
 namespace te {
 
 // ---- pack ----
 
-// The fields of a block that device layout keeps in planes: where they are in the block, and their bytes.
-struct plane {
-    int at, n;
-};
-struct planes {
-    int block, weights, n;
-    plane p[4];
-};
-static planes planes_of(int type) {
-    const te_type_info *info = te_type_get(type);
-    planes v = {info->block_bytes, info->block_weights, 1, {{0, info->block_bytes}}};
-    if (type == TE_Q8_0) v = {34, 32, 2, {{2, 32}, {0, 2}}};
-    if (type == TE_Q4_0) v = {18, 32, 2, {{2, 16}, {0, 2}}};
-    if (type == TE_Q6_K) v = {210, 256, 4, {{0, 128}, {128, 64}, {192, 16}, {208, 2}}};
-    return v;
-}
-
 // Two bytes a thread; a row's padding becomes 0.
-__global__ void pack_kernel(const te_cuda_pack a, const planes v, int n_blocks) {
+__global__ void pack_kernel(const te_cuda_pack a, const te_layout v, int block, int n_blocks) {
     dep_go();
     dep_wait();
     const int row = blockIdx.y;
@@ -36,11 +20,12 @@ __global__ void pack_kernel(const te_cuda_pack a, const planes v, int n_blocks) 
          at += 2 * gridDim.x * blockDim.x) {
         uint16_t word = 0;
         int rest = at;
-        for (int i = 0; i < v.n; i++) {
-            const int n = v.p[i].n * n_blocks;
+        for (int i = 0; i < v.n_planes; i++) {
+            const int n = v.plane[i].n_bytes * n_blocks;
             if (rest < n) {
-                const int b = rest / v.p[i].n, from = a.blocks ? __ldcg(a.blocks + b) : b;
-                word = *(const uint16_t *)(src + (size_t)from * (size_t)v.block + v.p[i].at + rest % v.p[i].n);
+                const int b = rest / v.plane[i].n_bytes, from = a.blocks ? __ldcg(a.blocks + b) : b;
+                word =
+                    *(const uint16_t *)(src + (size_t)from * (size_t)block + v.plane[i].at + rest % v.plane[i].n_bytes);
                 break;
             }
             rest -= n;
@@ -56,8 +41,8 @@ te_status pack(te_cuda *d, const te_cuda_pack *op) {
                                  op->src_stride));
     if (op->dst.stride > INT32_MAX / 2)
         return refuse(d, te_fail(TE_ARGUMENT, "pack: rows of %zu bytes", op->dst.stride));
-    const planes v = planes_of(op->dst.type);
-    const int threads = 256, n_blocks = op->dst.cols / v.weights,
+    const te_type_info *info = te_type_get(op->dst.type);
+    const int threads = 256, n_blocks = op->dst.cols / info->block_weights,
               across = divide_up((int64_t)op->dst.stride, 2 * threads);
     for (int32_t r = 0; r < op->dst.n_rows; r += 32768) { // a grid's second dimension is limited
         te_cuda_pack part = *op;
@@ -68,8 +53,8 @@ te_status pack(te_cuda *d, const te_cuda_pack *op) {
         else
             part.src = (const uint8_t *)op->src + (size_t)r * op->src_stride;
         TE_CUDA_TRY(launch(d, "pack", pack_kernel,
-                           dim3((unsigned)(across < 64 ? across : 64), (unsigned)part.dst.n_rows), threads, 0, part, v,
-                           n_blocks));
+                           dim3((unsigned)(across < 64 ? across : 64), (unsigned)part.dst.n_rows), threads, 0, part,
+                           *te_layout_get(op->dst.type), (int)info->block_bytes, n_blocks));
     }
     return TE_OK;
 }
@@ -77,40 +62,10 @@ te_status pack(te_cuda *d, const te_cuda_pack *op) {
 // ---- embeddings ----
 
 // Weight c of a row in the file's layout, in shared memory.
-__device__ float file_weight(int type, const uint8_t *row, int c) {
-    auto half_at = [](const uint8_t *p) { return half_bits(*(const uint16_t *)p); };
-    switch (type) {
-    case TE_F32:
-        return ((const float *)row)[c];
-    case TE_F16:
-        return half_at(row + 2 * c);
-    case TE_BF16:
-        return __uint_as_float((uint32_t)((const uint16_t *)row)[c] << 16);
-    case TE_Q8_0: {
-        const uint8_t *b = row + c / 32 * 34;
-        return half_at(b) * (float)(int8_t)b[2 + c % 32];
-    }
-    case TE_Q4_0: {
-        const uint8_t *b = row + c / 32 * 18;
-        return half_at(b) * (float)((b[2 + c % 16] >> c % 32 / 16 * 4 & 15) - 8);
-    }
-    case TE_Q6_K: {
-        const uint8_t *b = row + c / 256 * 210;
-        const int i = c % 256, half = i / 128, k = i % 128;
-        const int q = (b[64 * half + k % 64] >> k / 64 * 4 & 15) | (b[128 + 32 * half + k % 32] >> k / 32 * 2 & 3) << 4;
-        return half_at(b + 208) * (float)(int8_t)b[192 + i / 16] * (float)(q - 32);
-    }
-    default: { // Q4_K, Q5_K
-        const bool five = type == TE_Q5_K;
-        const uint8_t *b = row + c / 256 * (five ? 176 : 144), *s = b + 4;
-        const int i = c % 256, unit = i / 32, j = unit % 4;
-        const int scale = unit < 4 ? s[j] & 63 : (s[8 + j] & 15) | s[j] >> 6 << 4,
-                  low = unit < 4 ? s[4 + j] & 63 : s[8 + j] >> 4 | s[4 + j] >> 6 << 4;
-        int q = b[(five ? 48 : 16) + unit / 2 * 32 + i % 32] >> unit % 2 * 4 & 15;
-        if (five) q |= (b[16 + i % 32] >> unit & 1) << 4;
-        return half_at(b) * (float)scale * (float)q - half_at(b + 2) * (float)low;
-    }
-    }
+template <class... C> __device__ float file_weight(formats<C...>, int type, const uint8_t *row, int c) {
+    float w = 0;
+    ((type == C::type ? void(w = C::weight(row, c)) : void()), ...);
+    return w;
 }
 
 __global__ void embed_kernel(const te_cuda_embed a, int row_bytes) {
@@ -129,7 +84,7 @@ __global__ void embed_kernel(const te_cuda_embed a, int row_bytes) {
     }
     __syncthreads();
     for (int c = threadIdx.x; c < a.table.cols; c += blockDim.x) {
-        const float w = id >= 0 ? file_weight(a.table.type, (const uint8_t *)shared, c) : 0;
+        const float w = id >= 0 ? file_weight(formats_all(), a.table.type, (const uint8_t *)shared, c) : 0;
         y[c] = a.add ? y[c] + w : w;
     }
 }

@@ -427,7 +427,8 @@ template <class C> constexpr int factor_parts_of() {
     else
         return 0;
 }
-template <class C, class S> constexpr ffn_kernels ffn_of() {
+template <class C> constexpr ffn_kernels ffn_of() {
+    typedef typename C::scores S;
     return {C::type,
             C::lane_weights,
             C::steps,
@@ -443,6 +444,9 @@ template <class C, class S> constexpr ffn_kernels ffn_of() {
             {ffn_kernel<C, S, 1>, ffn_kernel<C, S, FEW_TOKENS>},
             nullptr};
 }
+template <class C> struct any_ffn {
+    static constexpr ffn_kernels kernels = ffn_of<C>();
+};
 
 } // namespace te
 #endif

@@ -62,10 +62,5 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
 #endif
 }
 
-__device__ __forceinline__ uint32_t half2_of(float x, float y) {
-    const __half2 h = __floats2half2_rn(x, y);
-    return *reinterpret_cast<const uint32_t *>(&h);
-}
-
 } // namespace te
 #endif

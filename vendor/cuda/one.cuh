@@ -182,6 +182,9 @@ template <class C> constexpr rows_kernels one_rows_of() {
     k.one[1] = one_rows_kernel<C, true>;
     return k;
 }
+template <class C> struct one_rows {
+    static constexpr rows_kernels kernels = one_rows_of<C>();
+};
 
 } // namespace te
 #endif

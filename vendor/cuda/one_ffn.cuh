@@ -119,11 +119,14 @@ __global__ void __launch_bounds__(ROWS_THREADS, 2) one_ffn_kernel(const __grid_c
     cluster_wait();
 }
 
-template <class C, class S> constexpr ffn_kernels one_ffn_of() {
-    ffn_kernels k = ffn_of<C, S>();
-    k.one = one_ffn_kernel<C, S>;
+template <class C> constexpr ffn_kernels one_ffn_of() {
+    ffn_kernels k = ffn_of<C>();
+    k.one = one_ffn_kernel<C, typename C::scores>;
     return k;
 }
+template <class C> struct one_ffn {
+    static constexpr ffn_kernels kernels = one_ffn_of<C>();
+};
 
 } // namespace te
 #endif

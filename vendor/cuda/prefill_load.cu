@@ -6,6 +6,7 @@
 // multiprocessors stay with the products. (More blocks bring no more over the bus.)
 #include <cstdlib>
 
+#include "../core/te_layout.h"
 #include "gemm_mma.cuh"
 #include "prefill.cuh"
 
@@ -14,14 +15,10 @@ namespace te {
 constexpr int LOAD_THREADS = 512, LOAD_BLOCKS = 16, FLIGHT = 3; // groups of rows on their way
 constexpr size_t LOAD_BYTES = 12 * 1024; // of rows that a block fetches at a time, if a row is shorter
 
-// The fields of a block that device layout keeps apart: where they are in the block, and their bytes.
-struct load_planes {
-    int block, n;
-    int at[4], bytes[4];
-};
 struct load_args {
     te_cuda_pack op;
-    load_planes planes;
+    te_layout layout;
+    int block;    // bytes
     int n_blocks; // of a result's row
     int room;     // bytes of a row in shared memory
     int group;    // rows at a time: a power of 2
@@ -30,7 +27,7 @@ struct load_args {
 __global__ void __launch_bounds__(LOAD_THREADS) load_kernel(const __grid_constant__ load_args a) {
     extern __shared__ uint4 shared[];
     const te_cuda_pack &op = a.op;
-    const int n_groups = (op.dst.n_rows + a.group - 1) / a.group, block = a.planes.block;
+    const int n_groups = (op.dst.n_rows + a.group - 1) / a.group, block = a.block;
     const int first = op.blocks ? __ldg(op.blocks) : 0,
               end = op.blocks ? __ldg(op.blocks + a.n_blocks - 1) + 1 : a.n_blocks;
     const int span = (end - first) * block, units = (int)(op.dst.stride / 16);
@@ -52,11 +49,14 @@ __global__ void __launch_bounds__(LOAD_THREADS) load_kernel(const __grid_constan
     // Bytes u * 16 to u * 16 + 15 of a row of the result.
     auto word = [&](const uint8_t *row, int u) {
         int rest = 16 * u, p = 0; // fields of all blocks stand together and begin at multiples of 16 bytes
-        while (p < a.planes.n && rest >= a.planes.bytes[p] * a.n_blocks) rest -= a.planes.bytes[p++] * a.n_blocks;
-        if (p == a.planes.n) return make_uint4(0, 0, 0, 0);
-        const int bytes = a.planes.bytes[p];
+        while (p < a.layout.n_planes && rest >= a.layout.plane[p].n_bytes * a.n_blocks)
+            rest -= a.layout.plane[p++].n_bytes * a.n_blocks;
+        if (p == a.layout.n_planes) return make_uint4(0, 0, 0, 0);
+        const int bytes = a.layout.plane[p].n_bytes;
         int b = rest / bytes, i = rest % bytes;
-        auto place = [&] { return row + (op.blocks ? __ldg(op.blocks + b) - first : b) * block + a.planes.at[p] + i; };
+        auto place = [&] {
+            return row + (op.blocks ? __ldg(op.blocks + b) - first : b) * block + a.layout.plane[p].at + i;
+        };
         if (i + 16 <= bytes && (uintptr_t)place() % 16 == 0) return *(const uint4 *)place();
         uint32_t v[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -86,15 +86,6 @@ __global__ void __launch_bounds__(LOAD_THREADS) load_kernel(const __grid_constan
         }
         __syncthreads();
     }
-}
-
-static load_planes planes_for(int type) {
-    const te_type_info *info = te_type_get(type);
-    load_planes v = {info->block_bytes, 1, {0}, {info->block_bytes}};
-    if (type == TE_Q8_0) v = {34, 2, {2, 0}, {32, 2}};
-    if (type == TE_Q4_0) v = {18, 2, {2, 0}, {16, 2}};
-    if (type == TE_Q6_K) v = {210, 4, {0, 128, 192, 208}, {128, 64, 16, 2}};
-    return v;
 }
 
 // ---- streams ----
@@ -179,12 +170,14 @@ te_status load(te_cuda *d, int32_t slot, const te_cuda_pack *op) {
     there.overlap = false;
     load_args a = {};
     a.op = *op;
-    a.planes = planes_for(op->dst.type);
-    a.n_blocks = op->dst.cols / te_type_get(op->dst.type)->block_weights;
+    const te_type_info *info = te_type_get(op->dst.type);
+    a.layout = *te_layout_get(op->dst.type);
+    a.block = info->block_bytes;
+    a.n_blocks = op->dst.cols / info->block_weights;
     // With a list of blocks a row may be read from any of its blocks to any other.
     const size_t n_bytes = te_row_bytes(op->dst.type, op->dst.cols), span = op->blocks ? op->src_stride : n_bytes;
-    if (a.planes.n == 1 && !op->blocks) { // a row as it is: one block
-        a.planes.block = a.planes.bytes[0] = (int)n_bytes;
+    if (a.layout.n_planes == 1 && !op->blocks) { // a row as it is: one block
+        a.block = a.layout.plane[0].n_bytes = (int)n_bytes;
         a.n_blocks = 1;
     }
     const size_t room = (span + 32 + 15) / 16 * 16;

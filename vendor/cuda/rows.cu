@@ -1,6 +1,7 @@
 // rows.cu - te_linear_args and te_cuda_hidden: checks, and how rows are shared out over blocks.
 #include <cstring>
 
+#include "../core/te_layout.h"
 #include "launch.h"
 #include "rows.cuh"
 
@@ -12,7 +13,7 @@ static const rows_kernels *rows_kernels_of(int type) {
     return k ? k : rows_k(type);
 }
 
-int32_t has_type(int32_t type) { return rows_kernels_of(type) != nullptr; }
+int32_t has_type(int32_t type) { return te_layout_get(type) && rows_kernels_of(type); }
 
 few_shape few_shape_for(int32_t type) {
     const rows_kernels *k = rows_kernels_of(type);

@@ -4,12 +4,9 @@
  * The library (libpowerinfer_cuda.so) exports one function, te_cuda_table(), which returns everything below as a table of
  * functions. Kernels know rows, lists of rows, masks and blocks of positions.
  *
- * Device layout of a matrix. Rows of te_cuda_stride bytes: the bytes of the file's row, rounded up to 16, zeros behind.
- * F32, F16, BF16, Q4_K and Q5_K rows are as in the file. Of the others the fields of all blocks of a row stand together,
- * so that 16 bytes can be loaded at once:
- *     Q8_0   q[32] of each block | d of each block              Q4_0   q[16] ... | d ...
- *     Q6_K   ql[128] of each block | qh[64] ... | scales[16] ... | d ...
- * `pack` makes this layout from the file's, and gathers rows or columns while it does.
+ * Device layout of a matrix (te_layout.h). Rows of te_cuda_stride bytes: those of the file's row, in planes of fields where
+ * the format has several, rounded up to 16, zeros behind. `pack` makes this layout from the file's, and gathers rows or
+ * columns while it does.
  *
  * Operations are put on the device's stream and return at once. Between capture_begin and capture_end they are recorded
  * instead, and graph_launch replays them; whatever changes from token to token (x, positions, tables, masks, lists and

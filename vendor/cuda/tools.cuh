@@ -102,6 +102,10 @@ __device__ __forceinline__ uint32_t cluster_load(const void *p, int rank) {
 
 __device__ __forceinline__ float half_bits(uint16_t h) { return __half2float(__ushort_as_half(h)); }
 __device__ __forceinline__ float2 half2_bits(uint32_t v) { return __half22float2(*reinterpret_cast<__half2 *>(&v)); }
+__device__ __forceinline__ uint32_t half2_of(float x, float y) {
+    const __half2 h = __floats2half2_rn(x, y);
+    return *reinterpret_cast<const uint32_t *>(&h);
+}
 __device__ __forceinline__ float2 bf162_bits(uint32_t v) {
     return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
 }

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "../../../vendor/core/te_layout.h"
 #include "cuda.cuh"
 
 namespace pi {
@@ -185,20 +186,10 @@ bool zero_copy(pi_device *dev, const te_mat *m) {
     const size_t n_bytes = m->stride * (size_t)(m->n_rows - 1) + te_row_bytes(m->type, m->cols);
     const char *p = (const char *)mapped(c, m->w), *last = (const char *)mapped(c, (const char *)m->w + n_bytes - 1);
     const bool there = p && last == p + n_bytes - 1;
-    switch (m->type) {
-    case TE_F32:
-    case TE_F16:
-    case TE_BF16:
-    case TE_Q4_K:
-    case TE_Q5_K:
-        return there && (uintptr_t)p % 16 == 0 && m->stride % 16 == 0 && m->stride >= c->te->stride(m->type, m->cols);
-    case TE_Q8_0:
-    case TE_Q4_0:
-    case TE_Q6_K:
-        return there && (uintptr_t)p % 2 == 0 && m->stride % 2 == 0;
-    default:
-        return false;
-    }
+    const te_layout *l = te_layout_get(m->type);
+    if (!l || !there) return false;
+    if (l->n_planes > 1) return (uintptr_t)p % 2 == 0 && m->stride % 2 == 0;
+    return (uintptr_t)p % 16 == 0 && m->stride % 16 == 0 && m->stride >= c->te->stride(m->type, m->cols);
 }
 
 namespace {

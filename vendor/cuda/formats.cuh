@@ -1,0 +1,32 @@
+// formats.cuh - the list of weight formats that there are kernels for. Each group is compiled in files of its own
+// (rows_k.cu, ffn_k.cu, down_k.cu ...).
+#ifndef TE_CUDA_FORMATS_CUH
+#define TE_CUDA_FORMATS_CUH
+
+#include "codec_float.cuh"
+#include "codec_q45_k.cuh"
+#include "codec_q4_0.cuh"
+#include "codec_q6_k.cuh"
+#include "codec_q8_0.cuh"
+
+namespace te {
+
+template <class... C> struct formats {};
+
+typedef formats<codec_f32, codec_f16, codec_bf16> formats_float;
+typedef formats<codec_q8_0, codec_q4_0> formats_32;
+typedef formats<codec_q4_k, codec_q5_k, codec_q6_k> formats_k;
+typedef formats<codec_f32, codec_f16, codec_bf16, codec_q8_0, codec_q4_0, codec_q4_k, codec_q5_k, codec_q6_k>
+    formats_all;
+// Those that lie otherwise on a device, as in the file.
+typedef formats<far_q8_0, far_q4_0, far_q6_k> formats_far;
+
+// Of<C>::kernels of the format among these; NULL: it is none of them.
+template <template <class> class Of, class K, class... C> const K *kernels_of(formats<C...>, int type) {
+    const K *found = nullptr;
+    ((found = type == C::type ? &Of<C>::kernels : found), ...);
+    return found;
+}
+
+} // namespace te
+#endif
