@@ -24,7 +24,7 @@ import numpy as np
 from ..errors import ArgumentError, BusyError, ClosedError, ContextError, PowerInferError
 from ._native import KV_BLOCK
 from .arrays import Ids, common_prefix
-from .choice import Choice
+from .batch import Part, joined, parts_of
 from .prefix_cache import PrefixCache, Sequence, blocks, drop_ids
 from .request import Reason, Request, Stream
 from .session import Session
@@ -32,9 +32,6 @@ from .speculation import checked_guess, free_guesses
 
 PROMPT_PART = 128
 """Prompt tokens of a step in which others generate."""
-
-_SCORED_PART = 32  # scored tokens of a request in one step: each has logits, which take memory
-_SCORED = 2 * _SCORED_PART  # of all requests together
 
 
 class Engine:
@@ -337,7 +334,7 @@ class Engine:
         if error is not None:
             self._finish(request, "error", error)
             return True
-        reason = self._append(request, choice, token, choice.is_last(token))
+        reason = self._chosen_token(request, token, request.append_chosen(token))
         self._give()
         if reason is not None:
             self._over(request, reason)
@@ -523,67 +520,42 @@ class Engine:
     def _compute(self) -> None:
         """One feed, and what follows from it."""
         self._guess()
-        parts = self._feed(self._parts())
-        self.totals["steps"] += bool(parts)
-        row = 0
-        rows = []
-        for request, n, n_rows in parts:
+        parts = parts_of(self._running, n_batch=self._n_batch, prompt_part=self._prompt_part)
+        parts = self._feed(parts)
+        if not parts:
+            return
+        self.totals["steps"] += 1
+        row, rows = 0, []
+        for request, n in parts:
             sequence = request.sequence
             assert sequence is not None
             self.totals["computed"] += n
             self.totals["read"] += n if request.left > 1 or request.is_text else 0
-            sequence.n += n
             rows.append(row)
-            row += n_rows
-            sequence.row = (self.n_feeds, row - 1) if n_rows and not request.left > 0 else None
-        for (request, n, n_rows), row in zip(parts, rows, strict=True):
-            self._look(request, n, row)
+            row += sum(map(bool, request.kinds(sequence.n, sequence.n + n)))
+            sequence.n += n
+            sequence.row = (self.n_feeds, row - 1) if request.left <= 0 else None
+        for (request, n), first, end in zip(parts, rows, [*rows[1:], row], strict=True):
+            self._look(request, n, first)
             if request.left > 0 or request.sequence is None:
                 continue
             if request.choice is None:
                 self._finish(request, "stop")
             else:
-                request.rows = list(range(row + n_rows - 1 - request.guess.size, row + n_rows))
+                request.rows = list(range(end - 1 - request.guess.size, end))
                 self._choose(request)
 
-    def _parts(self) -> list[tuple[Request, int]]:
-        """What the next step computes: of whom, and how many tokens."""
-        n_next = sum(request.left == 1 for request in self._running)
-        room = max(self._n_batch - n_next, 1)
-        if n_next:
-            room = min(room, self._prompt_part)
-        n_scored = _SCORED
-        parts = []
-        for request in self._running:
-            n = request.left
-            if n > 1:
-                n = request.part(room, min(n_scored, _SCORED_PART)) if room > 0 else 0
-                room -= n
-                if n < request.left:
-                    request.drop_guess()
-            if request.is_text and request.sequence is not None:
-                n_scored -= np.count_nonzero(request.kinds(request.sequence.n, request.sequence.n + n))
-            if n:
-                parts.append((request, n + request.guess.size))
-        return sorted(parts, key=lambda part: part[0].is_text)  # rows of logits of one kind stand together
-
-    def _feed(self, parts: list[tuple[Request, int]]) -> list[tuple[Request, int, int]]:
-        """Computes the parts in one batch, or fewer where the pool is too small; with the number of rows of
-        logits of each."""
+    def _feed(self, parts: list[Part]) -> list[Part]:
+        """Computes the parts in one batch, or fewer where the pool is too small."""
         while parts:
-            tokens, owners, kinds, rows = [], [], [], []
             for request, n in parts:
                 assert request.sequence is not None
-                first = request.sequence.n
-                tokens.append(request.ids[first : first + n])
-                owners += [request.sequence.number] * n
-                own = request.kinds(first, first + n)
-                kinds += own
-                rows.append(int(np.count_nonzero(own)))
-                request.sequence.n_coming = first + n
+                request.sequence.n_coming = request.sequence.n + n
+            ids, owners, kinds = joined(parts)
             self.n_feeds += 1
             try:
-                self.session.feed(np.concatenate(tokens), seq=owners, want_logits=kinds)
+                self.session.feed(ids, seq=owners, want_logits=kinds)
+                return parts
             except ContextError:
                 if any(request.guess.size for request, _ in parts):
                     parts = [(request, n - request.guess.size) for request, n in parts]
@@ -594,8 +566,6 @@ class Engine:
                         raise
                     self._preempt()
                     parts = [part for part in parts if part[0].sequence is not None]
-                continue
-            return [(request, n, n_rows) for (request, n), n_rows in zip(parts, rows, strict=True)]
         return []
 
     def _preempt(self) -> None:
@@ -644,14 +614,14 @@ class Engine:
 
     def _choose(self, request: Request) -> None:
         """The next tokens of a generation: one, and one more for each that was guessed right."""
-        choice, sequence = request.choice, request.sequence
-        assert choice is not None and sequence is not None
+        sequence = request.sequence
+        assert sequence is not None
         reason: Reason | None = None
         try:
             while request.rows and reason is None:
                 row = request.rows.pop(0)
                 sequence.row = self.n_feeds, row
-                reason = self._choose_one(request, choice, row)
+                reason = self._chosen_token(request, *request.choose(self.session, row))
                 if not request.guess.size or request.ids[request.n - 1] != request.guess[0]:
                     request.drop_guess()
                 else:
@@ -667,6 +637,13 @@ class Engine:
         if reason is not None:
             self._over(request, reason)
 
+    def _chosen_token(self, request: Request, token: int, reason: Reason | None) -> Reason | None:
+        """Notes a token that was chosen, and passes on why it is the last."""
+        assert request.choice is not None
+        self.totals["generated"] += 1
+        self._chosen.append((request.stream, token, token in request.choice.ends))
+        return reason
+
     def _settle(self, request: Request, n: int) -> None:
         """What was computed beyond n tokens, because it was guessed, is forgotten."""
         sequence = request.sequence
@@ -676,26 +653,3 @@ class Engine:
         if sequence.n > n:
             self.cache.cut(sequence, n)
             sequence.row = row
-
-    def _choose_one(self, request: Request, choice: Choice, row: int) -> Reason | None:
-        """A token, and why it is the last; what its hooks raise is its own."""
-        if choice.is_plain:
-            logits = None
-            token = self.session.draw(choice.sampler, row)
-            choice.accept(token)
-        else:
-            logits = self.session.logits(row)
-            token = choice.token(request.history, logits)
-        reason = self._append(request, choice, token, choice.is_last(token))
-        if reason == "stop" or logits is None:
-            return reason
-        return "stop" if choice.stops(request.history, logits) else reason
-
-    def _append(self, request: Request, choice: Choice, token: int, is_last: bool) -> Reason | None:
-        """A token was chosen; why it is the last, if it is."""
-        request.ids[request.n] = token
-        request.n += 1
-        request.left_to_give -= 1
-        self.totals["generated"] += 1
-        self._chosen.append((request.stream, token, token in choice.ends))
-        return "stop" if is_last else "length" if not request.left_to_give else None

@@ -15,6 +15,7 @@ from .arrays import Ids
 from .choice import Choice
 from .facts import TokenKind
 from .prefix_cache import Sequence, drop_ids
+from .session import Session
 
 Reason = Literal["stop", "length", "time", "cancelled", "error"]
 Draft = Callable[[Ids], npt.ArrayLike]
@@ -158,6 +159,28 @@ class Request:
         for token in tokens:
             self.ids[self.n] = token
             self.n += 1
+
+    def choose(self, session: Session, row: int) -> tuple[int, Reason | None]:
+        """The next token, after the logits in that row of the session, and why it is the last, if it is. What
+        hooks raise is their own."""
+        choice = self.choice
+        assert choice is not None
+        if choice.is_plain:
+            token = session.draw(choice.sampler, row)
+            choice.accept(token)
+            return token, self.append_chosen(token)
+        logits = session.logits(row)
+        token = choice.token(self.history, logits)
+        reason = self.append_chosen(token)
+        return token, "stop" if reason != "stop" and choice.stops(self.history, logits) else reason
+
+    def append_chosen(self, token: int) -> Reason | None:
+        """A token was chosen; why it is the last, if it is."""
+        assert self.choice is not None
+        self.ids[self.n] = token
+        self.n += 1
+        self.left_to_give -= 1
+        return "stop" if self.choice.is_last(token) else "length" if not self.left_to_give else None
 
     def take_guess(self, guess: Ids) -> None:
         """Writes a guess behind the ids, as much of it as has room: the token after it needs some too."""

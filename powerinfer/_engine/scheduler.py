@@ -57,7 +57,8 @@ class Scheduler:
         self._rates = Rates()
         self._layers: tuple[LayerStep, ...] = ()
         self._looked_at = 0.0
-        self._n_free = engine.session.info.n_blocks_free
+        info = engine.session.info  # asked once: it waits for a step
+        self._n_blocks, self._n_free = info.n_blocks, info.n_blocks_free
         self.last_error: BaseException | None = None
         """Of the session, if a step failed and it has not worked since; it is tried again now and then."""
         if draft is not None:
@@ -208,10 +209,10 @@ class Scheduler:
             n_reused_tokens=totals["reused"],
             n_computed_tokens=totals["computed"],
             n_generated_tokens=totals["generated"],
-            n_steps=engine.totals["steps"],
+            n_steps=totals["steps"],
             n_preempted=totals["preempted"],
             n_evicted=engine.cache.n_evicted,
-            kv_used=1 - self._n_free / max(engine.session.info.n_blocks, 1),
+            kv_used=1 - self._n_free / max(self._n_blocks, 1),
             tokens_per_s=rates[0],
             prompt_tokens_per_s=rates[1],
             layers=self._layers,
