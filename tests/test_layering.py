@@ -107,6 +107,34 @@ def devices_meet_in_the_handover(path: str, text: str) -> Iterator[str]:
             yield "works on the CPU and on CUDA"
 
 
+# The rooms of native/, each with those that it may include. What lies in native/ itself is everybody's.
+NATIVE_ROOMS: dict[str, set[str]] = {
+    "model": set(),
+    "sample": set(),
+    "kv": {"model"},
+    "device": {"model"},
+    "state": {"model", "kv"},
+    "plan": {"model", "kv", "device", "state"},
+    "blocks": {"model", "kv", "state"},
+    "hybrid": {"model", "kv", "device", "state", "plan", "blocks"},
+    "step": {"model", "kv", "device", "state", "plan", "blocks", "hybrid", "sample"},
+}
+
+
+def room(path: str) -> str:
+    found = re.match(r"native/(\w+)/", path)
+    return found[1] if found else ""
+
+
+def rooms_have_one_way_arrows(path: str, text: str) -> Iterator[str]:
+    here = room(path)
+    if here and here not in NATIVE_ROOMS:
+        yield "lies in a room that NATIVE_ROOMS does not have"
+    for target in sorted(included(path, text)) if here else []:
+        if room(target) not in {"", here, *NATIVE_ROOMS.get(here, set())}:
+            yield f"includes {target}, a room that {here} may not know"
+
+
 def nothing_is_left_open(path: str, text: str) -> Iterator[str]:
     for found in re.finditer(r"\b(TODO|FIXME|XXX)\b", text):
         yield f"says {found[0]}"
@@ -120,6 +148,7 @@ C_RULES: list[Callable[[str, str], Iterator[str]]] = [
     the_engine_only_returns,
     the_environment_is_read_in_one_place,
     devices_meet_in_the_handover,
+    rooms_have_one_way_arrows,
     nothing_is_left_open,
 ]
 
@@ -242,6 +271,17 @@ def test_no_circles(
     assert circles(arrows) == []
 
 
+def test_rooms_have_no_circles() -> None:
+    assert circles(NATIVE_ROOMS) == []
+    used = {
+        (room(path), room(target))
+        for path in sources(("native",), C_SUFFIXES)
+        for target in included(path, (ROOT / path).read_text())
+    }
+    known = {name for pair in used for name in pair if name}
+    assert known == set(NATIVE_ROOMS)
+
+
 def test_circles_are_seen() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
     assert circles({"a": {"b", "c"}, "b": {"c"}}) == []
@@ -282,6 +322,10 @@ def test_python_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
         (the_engine_only_returns, "native/x.c", "if (bad) abort();"),
         (the_environment_is_read_in_one_place, "native/x.c", 'getenv("HOME");'),
         (devices_meet_in_the_handover, "native/x.c", "te_op_linear(a); te_cuda_linear(a);"),
+        (rooms_have_one_way_arrows, "native/model/x.c", '#include "../state/state.h"'),
+        (rooms_have_one_way_arrows, "native/device/cuda/x.cu", '#include "../../plan/plan.h"'),
+        (rooms_have_one_way_arrows, "native/hybrid/x.c", '#include "../step/chunk.h"'),
+        (rooms_have_one_way_arrows, "native/attic/x.c", ""),
         (nothing_is_left_open, "native/x.c", "/* " + "TO" + "DO: later */"),
         (only_native_knows_cffi, "powerinfer/llama.py", "def f():\n    import cffi"),
         (the_package_needs_no_training_library, "powerinfer/llama.py", "from torch.nn import functional"),
@@ -314,6 +358,8 @@ def test_rules_see_a_breach(rule: Callable[[str, str], Iterator[str]], path: str
         (arrows_go_down, "native/x.c", '#include "../vendor/cpu/te_ops.h"'),
         (vendor_knows_no_model, "vendor/core/x.c", "int api_x; /* like pi_model */"),
         (only_te_os_knows_the_system, "vendor/core/te_os_linux.c", "#include <pthread.h>"),
+        (rooms_have_one_way_arrows, "native/plan/x.c", '#include "../model/model.h"\n#include "plan.h"'),
+        (rooms_have_one_way_arrows, "native/plan/x.c", '#include "../common.h"\n#include "core/te_os.h"'),
         (the_engine_only_returns, "native/x.c", 'snprintf(a, n, "exit(1)"); /* abort() */ te_exit(1);'),
         (
             the_package_needs_no_training_library,

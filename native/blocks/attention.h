@@ -2,7 +2,7 @@
 #ifndef PI_ATTENTION_H
 #define PI_ATTENTION_H
 
-#include "../step/state.h"
+#include "../state/state.h"
 
 /* Makes ready what the next layer's attention takes pieces from: for a layer whose attention is computed elsewhere. A
  * barrier must lie between this and what was before, and what comes after. */

@@ -3,7 +3,7 @@
 #ifndef PI_BLOCK_OPS_H
 #define PI_BLOCK_OPS_H
 
-#include "../step/state.h"
+#include "../state/state.h"
 
 /* One row of n_embd values. */
 void pi_norm_row(const pi_model *m, const pi_norm *w, const float *x, float *y);

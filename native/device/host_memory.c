@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "../../vendor/core/te_types.h"
-#include "../plan/plan.h"
+#include "space.h"
 
 pi_host_fault pi_host_faults;
 

@@ -4,8 +4,7 @@
 
 #include "../../vendor/core/te_os.h"
 #include "../../vendor/core/te_types.h"
-#include "../kv/kv.h"
-#include "../blocks/rope.h"
+#include "../model/rope.h"
 #include "host.h"
 
 /* ---- what every operation begins with ---- */

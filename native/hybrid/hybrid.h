@@ -4,8 +4,9 @@
 
 #include "../device/device.h"
 #include "../device/handover.h"
+#include "../device/space.h"
 #include "../plan/plan.h"
-#include "../step/state.h"
+#include "../state/state.h"
 
 /* A layer's matrices and vectors on its device; names as in pi_layer. */
 typedef struct pi_device_layer {

@@ -25,7 +25,7 @@
 #include "../../vendor/core/te_types.h"
 #include "../blocks/attention.h"
 #include "../blocks/ffn.h"
-#include "../step/forward.h"
+#include "../blocks/forward.h"
 #include "hybrid.h"
 
 static uint32_t number(const pi_hybrid *h, int32_t l, int32_t which) { return h->number + pi_number(l, which); }

@@ -8,8 +8,8 @@
 #include "../../vendor/core/te_tensor.h"
 #include "../../vendor/core/te_types.h"
 #include "../../vendor/cpu/te_kernels.h"
+#include "block.h"
 #include "file.h"
-#include "../blocks/block.h"
 
 enum { PI_MAX_BLOCKS = 2, PI_MAX_ROPES = 2 };
 

@@ -1,5 +1,5 @@
 /* options.c - what a plan is asked for, checked. */
-#include "../step/session.h"
+#include "../state/options.h"
 #include "plan.h"
 
 enum { MAX_GROUP = 1 << 20 };

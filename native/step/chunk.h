@@ -3,7 +3,7 @@
 #ifndef PI_CHUNK_H
 #define PI_CHUNK_H
 
-#include "state.h"
+#include "../state/state.h"
 
 static inline int32_t pi_batch_seq(const pi_batch *b, int32_t i) { return b->seq ? b->seq[i] : 0; }
 static inline int32_t pi_batch_kind(const pi_batch *b, int32_t i) {

@@ -1,10 +1,10 @@
 /* feed.c - computing a batch: every token is checked and all memory reserved before the first chunk. */
 #include <stdlib.h>
 
+#include "../blocks/forward.h"
 #include "../hybrid/hybrid.h"
 #include "../sample/sampler.h"
 #include "chunk.h"
-#include "forward.h"
 
 /* Checks every token; leaves in to[seq] the length each sequence will have. */
 static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to, int32_t *n_logits) {

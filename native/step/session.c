@@ -1,6 +1,4 @@
-/* session.c - opening and closing a session, its options and thresholds. */
-#include "session.h"
-
+/* session.c - opening and closing a session, its thresholds. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,77 +6,9 @@
 #include "../../vendor/core/te_types.h"
 #include "../blocks/attention.h"
 #include "../hybrid/hybrid.h"
+#include "../state/options.h"
 
-enum { MAX_BATCH = 1 << 16, MAX_SEQ = 1 << 16, MAX_CTX = 1 << 24, MAX_THREADS = 1024, DEFAULT_CTX = 4096 };
-
-pi_session_options pi_session_defaults(void) {
-    return (pi_session_options){
-        .n_seq = 1, .n_batch = 512, .type_k = PI_KV_F16, .type_v = PI_KV_F16, .sparsity = PI_SPARSITY_AUTO};
-}
-
-static pi_status check_sparsity(const pi_model *m, int32_t asked, int32_t *out) {
-    const bool relu = pi_is_relu(m->info.activation) && !m->n_expert;
-    if (m->n_expert && (asked == PI_SPARSITY_PREDICTED || asked == PI_SPARSITY_EXACT))
-        return PI_FAIL(
-            PI_ERROR_ARGUMENT,
-            "sparsity \"%s\" is not possible: the model has experts, and its router names them; \"dense\" is",
-            asked == PI_SPARSITY_EXACT ? "exact" : "predicted");
-    switch (asked) {
-    case PI_SPARSITY_AUTO:
-        *out = m->info.predictor && !m->adapted_ffn ? PI_SPARSITY_PREDICTED
-               : relu                               ? PI_SPARSITY_EXACT
-                                                    : PI_SPARSITY_DENSE;
-        return PI_OK;
-    case PI_SPARSITY_PREDICTED:
-        if (!m->info.predictor)
-            return PI_FAIL(PI_ERROR_ARGUMENT,
-                           "sparsity \"predicted\" needs a model with predictors (fc1, fc2); this one has none");
-        if (m->adapted_ffn)
-            return PI_FAIL(
-                PI_ERROR_ARGUMENT,
-                "sparsity \"predicted\" is not possible: an adapter changes the feed-forward, so its predictors "
-                "no longer fit");
-        break;
-    case PI_SPARSITY_EXACT:
-        if (!relu)
-            return PI_FAIL(PI_ERROR_ARGUMENT,
-                           "sparsity \"exact\" needs a ReLU model; no neuron of this one is ever silent");
-        break;
-    case PI_SPARSITY_DENSE:
-        break;
-    default:
-        return PI_FAIL(PI_ERROR_ARGUMENT, "sparsity %d is not known", asked);
-    }
-    *out = asked;
-    return PI_OK;
-}
-
-static pi_status in_range(const char *name, int32_t v, int32_t lo, int32_t hi) {
-    if (v < lo || v > hi) return PI_FAIL(PI_ERROR_ARGUMENT, "%s is %d, must be %d..%d", name, v, lo, hi);
-    return PI_OK;
-}
-
-pi_status pi_session_check(const pi_model *m, pi_session_options *o) {
-    if (o->n_ctx == 0) o->n_ctx = m->info.n_ctx_train < DEFAULT_CTX ? m->info.n_ctx_train : DEFAULT_CTX;
-    if (o->n_pool == 0) o->n_pool = o->n_ctx;
-    PI_TRY(in_range("n_ctx", o->n_ctx, 1, MAX_CTX));
-    PI_TRY(in_range("n_pool", o->n_pool, o->n_ctx, MAX_CTX));
-    PI_TRY(in_range("n_seq", o->n_seq, 1, MAX_SEQ));
-    PI_TRY(in_range("n_batch", o->n_batch, 1, MAX_BATCH));
-    if (m->arch->learned_pos && o->n_ctx > m->info.n_ctx_train)
-        return PI_FAIL(PI_ERROR_ARGUMENT, "n_ctx is %d, and this model has learned positions for only %d", o->n_ctx,
-                       m->info.n_ctx_train);
-    for (int32_t i = 0; i < 2; i++) {
-        const int32_t t = i ? o->type_v : o->type_k;
-        if (t != PI_KV_F32 && t != PI_KV_F16 && t != PI_KV_Q8_0)
-            return PI_FAIL(PI_ERROR_ARGUMENT, "KV type %d is not one of F32 (0), F16 (1), Q8_0 (8)", t);
-        if (m->info.n_embd_head % te_type_get(t)->block_weights)
-            return PI_FAIL(PI_ERROR_ARGUMENT, "%s cannot hold K or V: the head size %d is not a multiple of %d",
-                           te_type_get(t)->name, m->info.n_embd_head, te_type_get(t)->block_weights);
-    }
-    if (o->count_neurons && m->n_expert) return PI_FAIL(PI_ERROR_UNSUPPORTED, "neurons of experts cannot be counted");
-    return check_sparsity(m, o->sparsity, &o->sparsity);
-}
+enum { MAX_THREADS = 1024 };
 
 static bool uses_device(const pi_session_options *o) {
     return o->plan && o->device != PI_DEVICE_NONE && o->plan->info.uses_device;
@@ -91,8 +21,8 @@ static pi_status check_options(const pi_model *m, pi_session_options *o) {
         o->n_threads = te_os_n_cores();
         if (uses_device(o) && o->n_threads >= 4) o->n_threads--; /* a GPU's driver wants some of a core: 2 % on 16 */
     }
-    PI_TRY(in_range("n_threads", o->n_threads, 1, MAX_THREADS));
-    PI_TRY(in_range("wait_ms", o->wait_ms, 0, INT32_MAX));
+    PI_TRY(pi_in_range("n_threads", o->n_threads, 1, MAX_THREADS));
+    PI_TRY(pi_in_range("wait_ms", o->wait_ms, 0, INT32_MAX));
     return pi_session_check(m, o);
 }
 
@@ -264,7 +194,7 @@ void pi_session_get_info(const pi_session *s, pi_session_info *out) {
 pi_status pi_session_set_sparsity(pi_session *s, int32_t sparsity) {
     int32_t v = 0;
     if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_set_sparsity: session is NULL");
-    PI_TRY(check_sparsity(s->model, sparsity, &v));
+    PI_TRY(pi_check_sparsity(s->model, sparsity, &v));
     if (s->hybrid) PI_TRY(pi_hybrid_check_sparsity(s->hybrid, v));
     pi_session_lock(s);
     s->options.sparsity = v;

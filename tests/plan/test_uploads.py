@@ -16,7 +16,7 @@ from powerinfer.models.plan.rates import HOST_RATES
 from tests import models
 from tests.plan.drafts import write_model
 
-FEW, PARTS, SPLITS = 8, 384, 32  # native/plan/plan.h
+FEW, PARTS, SPLITS = 8, 384, 32  # native/device/space.h
 SIZES: dict[str, Any] = {"n_ctx": 100, "n_pool": 256, "n_seq": 2}
 
 

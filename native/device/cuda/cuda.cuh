@@ -5,8 +5,8 @@
 #include "../../../vendor/core/te_os.h"
 #include "../../../vendor/core/te_pool.h"
 #include "../../../vendor/cuda/te_cuda.h"
-#include "../../plan/plan.h"
 #include "../device.h"
+#include "../space.h"
 
 namespace pi {
 

@@ -9,7 +9,7 @@
 
 #include "../../vendor/core/te_quant.h"
 #include "../../vendor/core/te_types.h"
-#include "../model/keys.h"
+#include "keys.h"
 
 /* The pair index at which a full turn takes n_ctx / turns positions. */
 static double yarn_pair(double n_rot, double n_ctx, double turns, double base) {

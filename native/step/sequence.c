@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../step/state.h"
+#include "../state/state.h"
 
 static pi_status check_seq(const pi_session *s, int32_t seq) {
     if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "the session is NULL");

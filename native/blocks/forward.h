@@ -2,7 +2,7 @@
 #ifndef PI_FORWARD_H
 #define PI_FORWARD_H
 
-#include "state.h"
+#include "../state/state.h"
 
 /* cos and sin of the chunk's token t, of each variant of RoPE: rows of cs, n_rows of a variant before those of the next. */
 void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs);

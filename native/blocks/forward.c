@@ -11,8 +11,8 @@
 #include <math.h>
 
 #include "../../vendor/core/te_types.h"
-#include "../blocks/attention.h"
-#include "../blocks/ffn.h"
+#include "attention.h"
+#include "ffn.h"
 
 void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs) {
     const pi_model *m = s->model;

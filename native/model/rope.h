@@ -3,7 +3,7 @@
 #ifndef PI_ROPE_H
 #define PI_ROPE_H
 
-#include "../model/file.h"
+#include "file.h"
 
 typedef enum pi_rope_kind { PI_ROPE_NONE, PI_ROPE_NORM, PI_ROPE_NEOX } pi_rope_kind;
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../step/state.h"
+#include "../state/state.h"
 
 typedef struct read_task {
     uint64_t *data;
