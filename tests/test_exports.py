@@ -38,6 +38,12 @@ def test_exports_are_the_header() -> None:
     assert exported == declared()
 
 
+def test_only_the_test_library_has_devices_that_fail_on_demand() -> None:
+    text = b"a fault that was asked for"
+    assert text in capi.library_path().read_bytes()
+    assert text not in library().read_bytes()
+
+
 def test_needs_only_the_c_library() -> None:
     out = subprocess.run(["readelf", "-d", library()], capture_output=True, text=True, check=True).stdout
     needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\]", out))

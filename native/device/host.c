@@ -50,7 +50,7 @@ static pi_status host_launch(pi_device *dev, pi_device_program *program, void *c
     pi_host_device *d = pi_host(dev);
     wait_done(d);
     if (d->status != PI_OK) return PI_FAIL(d->status, "%s", d->problem);
-    if (pi_host_is_due(&pi_host_faults.launch)) return PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: launch");
+    if (PI_HOST_IS_DUE(launch)) return PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: launch");
     d->wait = (pi_wait){dev->cancelled, dev->wait_ns > 0 ? dev->wait_ns : usual_wait_ns, NULL, NULL};
     d->program = program;
     d->ctx = ctx;

@@ -51,7 +51,9 @@ typedef struct pi_host_device {
     } seen[64]; /* programs of one key must make equal calls */
 } pi_host_device;
 
-/* What tests make the stand-ins of this process do wrong: the n-th time from now on; 0: nothing. */
+/* What tests make the stand-ins of this process do wrong: the n-th time from now on; 0: nothing. Only the test library
+ * has it. */
+#ifdef PI_TESTING
 typedef struct pi_host_fault {
     int32_t alloc, launch, transfer;
     int32_t die, hang,
@@ -61,6 +63,12 @@ typedef struct pi_host_fault {
 } pi_host_fault;
 extern pi_host_fault pi_host_faults;
 bool pi_host_is_due(int32_t *fault);
+#define PI_HOST_IS_DUE(fault) pi_host_is_due(&pi_host_faults.fault)
+#define PI_HOST_HAS(fault)    (pi_host_faults.fault != 0)
+#else
+#define PI_HOST_IS_DUE(fault) false
+#define PI_HOST_HAS(fault)    false
+#endif
 
 static inline pi_host_device *pi_host(pi_device *dev) { return (pi_host_device *)dev; }
 /* Records the first error of a program. */

@@ -8,11 +8,13 @@
 #include "../../vendor/core/te_types.h"
 #include "space.h"
 
+#ifdef PI_TESTING
 pi_host_fault pi_host_faults;
 
 bool pi_host_is_due(int32_t *fault) {
     return __atomic_load_n(fault, __ATOMIC_RELAXED) > 0 && __atomic_sub_fetch(fault, 1, __ATOMIC_RELAXED) == 0;
 }
+#endif
 
 void pi_host_fail(pi_host_device *d, pi_status status) {
     if (status == PI_OK || d->status != PI_OK) return;
@@ -24,7 +26,7 @@ void pi_host_fail(pi_host_device *d, pi_status status) {
 static void *add_block(pi_host_device *d, size_t n_bytes) {
     pi_host_block *b = malloc(sizeof *b);
     void *p = te_os_alloc(n_bytes ? n_bytes : 1);
-    if (!b || !p || pi_host_is_due(&pi_host_faults.alloc)) {
+    if (!b || !p || PI_HOST_IS_DUE(alloc)) {
         te_os_free(p, n_bytes ? n_bytes : 1);
         free(b);
         (void)PI_FAIL(PI_ERROR_MEMORY, "out of memory for %zu bytes of a host device", n_bytes);
@@ -65,7 +67,7 @@ void *pi_host_share(pi_device *dev, size_t n_bytes) { return add_block(pi_host(d
 
 pi_status pi_host_upload(pi_device *dev, void *to, const void *from, size_t n_bytes) {
     (void)dev;
-    if (pi_host_is_due(&pi_host_faults.transfer)) return PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: copy");
+    if (PI_HOST_IS_DUE(transfer)) return PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: copy");
     memcpy(to, from, n_bytes);
     return PI_OK;
 }
@@ -74,7 +76,7 @@ size_t pi_host_stride(int32_t type, int32_t cols) {
 }
 pi_status pi_host_map(pi_device *dev, const void *p, size_t n_bytes) {
     pi_host_device *d = pi_host(dev);
-    if (pi_host_faults.map) return PI_FAIL(PI_ERROR_UNSUPPORTED, "a fault that was asked for: map");
+    if (PI_HOST_HAS(map)) return PI_FAIL(PI_ERROR_UNSUPPORTED, "a fault that was asked for: map");
     if (d->n_mapped == PI_HOST_RANGES)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "more than %d pieces of host memory to map", PI_HOST_RANGES);
     d->mapped[d->n_mapped++] = (pi_host_range){p, n_bytes};

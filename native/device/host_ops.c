@@ -22,11 +22,10 @@ static void mix_mat(pi_host_device *d, const te_mat *m) {
 static bool begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
     pi_host_device *d = pi_host(dev);
     mix(d, kind << 32 | (uint32_t)n_tok);
-    if (pi_host_is_due(&pi_host_faults.die))
-        pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: operation"));
-    const bool vanishes = pi_host_is_due(&pi_host_faults.vanish);
+    if (PI_HOST_IS_DUE(die)) pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: operation"));
+    const bool vanishes = PI_HOST_IS_DUE(vanish);
     __atomic_store_n(&d->vanished, vanishes, __ATOMIC_RELEASE);
-    if (vanishes || pi_host_is_due(&pi_host_faults.hang))
+    if (vanishes || PI_HOST_IS_DUE(hang))
         while (!__atomic_load_n(dev->cancelled, __ATOMIC_RELAXED)) te_os_wait(dev->cancelled, 0, 1000000);
     if (vanishes) pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: the device is lost"));
     return d->status == PI_OK && !__atomic_load_n(dev->cancelled, __ATOMIC_RELAXED);
