@@ -7,6 +7,7 @@
 #include "../common.h"
 #include "device.h"
 #include "handover.h"
+#include "space.h"
 
 typedef struct pi_host_block {
     struct pi_host_block *next;

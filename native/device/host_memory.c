@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "../../vendor/core/te_types.h"
-#include "space.h"
 
 #ifdef PI_TESTING
 pi_host_fault pi_host_faults;
@@ -71,9 +70,7 @@ pi_status pi_host_upload(pi_device *dev, void *to, const void *from, size_t n_by
     memcpy(to, from, n_bytes);
     return PI_OK;
 }
-size_t pi_host_stride(int32_t type, int32_t cols) {
-    return (te_row_bytes(type, cols) + PI_DEVICE_ROW - 1) / PI_DEVICE_ROW * PI_DEVICE_ROW;
-}
+size_t pi_host_stride(int32_t type, int32_t cols) { return (size_t)pi_space_row(te_row_bytes(type, cols)); }
 pi_status pi_host_map(pi_device *dev, const void *p, size_t n_bytes) {
     pi_host_device *d = pi_host(dev);
     if (PI_HOST_HAS(map)) return PI_FAIL(PI_ERROR_UNSUPPORTED, "a fault that was asked for: map");

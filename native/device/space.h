@@ -1,13 +1,30 @@
-/* space.h - alignments of device memory, and what kernels are allowed for work space. Devices allocate by it and plans
- * count by it. */
+/* space.h - how much of a device's memory matrices and kernels take: no device is needed to ask. Devices lay out rows and
+ * allocations by it. What kernels take between them is the most that any device asks for. */
 #ifndef PI_SPACE_H
 #define PI_SPACE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* Bytes: a row is rounded up to the one, an allocation to the other. */
 enum { PI_DEVICE_ROW = 16, PI_DEVICE_ALIGN = 256 };
+static inline uint64_t pi_space_row(uint64_t n_bytes) {
+    return (n_bytes + PI_DEVICE_ROW - 1) / PI_DEVICE_ROW * PI_DEVICE_ROW;
+}
+static inline uint64_t pi_space(uint64_t n_bytes) {
+    return (n_bytes + PI_DEVICE_ALIGN - 1) / PI_DEVICE_ALIGN * PI_DEVICE_ALIGN;
+}
+/* Of a matrix; row_bytes as in the file. */
+static inline uint64_t pi_space_matrix(uint64_t row_bytes, uint64_t n_rows) {
+    return pi_space(pi_space_row(row_bytes) * n_rows);
+}
+/* Whether kernels can read rows in host memory, which lie so many bytes apart, as they are. */
+bool pi_space_reads_rows(int32_t type, uint64_t stride);
 
 /* What kernels are allowed for work space. At most PI_FEW_TOKENS are computed together with the CPU, with so many partial
  * sums of one token's feed-forward and of attention; chunks of more are matrix products, whose weights are converted in
@@ -38,5 +55,25 @@ static inline int32_t pi_hidden_rows(int32_t n_ff, int32_t n_tok, bool gated) {
     const int32_t rows = most < 256 ? 256 : most < PI_HIDDEN_ROWS ? (int32_t)most : PI_HIDDEN_ROWS;
     return n_ff < rows ? n_ff : rows;
 }
+
+/* What kernels are asked for: tokens of a chunk, and of the model. */
+typedef struct pi_space_shape {
+    uint64_t n_tok, n_embd, n_ff, n_head, n_embd_head;
+    uint64_t sign_words;   /* of a sign predictor; 0: it is none */
+    uint64_t adapter_rank; /* of a feed-forward's adapters; 0: there are none */
+    bool gated;
+    bool predicted;        /* neurons are named by a predictor */
+    bool by_output;        /* some layer's down is stored by output */
+    uint64_t mapped_bytes; /* host memory that they read */
+    uint64_t matrix_bytes; /* the largest pi_space_converted of a matrix that they multiply with */
+} pi_space_shape;
+/* Bytes of a matrix of a format whose products with a prompt want it in F16 first, a piece at a time. */
+uint64_t pi_space_converted(int32_t type, uint64_t n_rows, uint64_t cols);
+/* What kernels take between them, at most. */
+uint64_t pi_space_kernels(const pi_space_shape *s);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

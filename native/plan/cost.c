@@ -1,22 +1,15 @@
 /* cost.c - sizes and times of a model's parts on either side; plan.h has the rules. */
 #include <stdlib.h>
 
-#include "../../vendor/core/te_layout.h"
 #include "../kv/kv.h"
 #include "plan.h"
 
-static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
-
-static uint64_t mat_bytes(size_t stride, int64_t n_rows) {
-    return round_up(round_up(stride, PI_DEVICE_ROW) * (uint64_t)n_rows, PI_DEVICE_ALIGN);
-}
+static uint64_t mat_bytes(size_t stride, int64_t n_rows) { return pi_space_matrix(stride, (uint64_t)n_rows); }
 
 /* A matrix whose rows lie in two parts, either of which may be empty. */
 static uint64_t in_two(uint64_t n_bytes) { return n_bytes + PI_DEVICE_ALIGN; }
 
-static uint64_t vec_bytes(const float *v, int32_t n) {
-    return v ? round_up(sizeof(float) * (uint64_t)n, PI_DEVICE_ALIGN) : 0;
-}
+static uint64_t vec_bytes(const float *v, int32_t n) { return v ? pi_space(sizeof(float) * (uint64_t)n) : 0; }
 
 static double read_bytes(te_mat m) { return (double)pi_mat_bytes(&m); }
 
@@ -24,8 +17,8 @@ static double read_bytes(te_mat m) { return (double)pi_mat_bytes(&m); }
 static size_t kv_row(const pi_model *m, int32_t type) { return te_row_bytes(type, m->info.n_embd_head); }
 
 static uint64_t pool_bytes(const pi_model *m, const pi_plan_options *o, int32_t type) {
-    const uint64_t positions = round_up((uint64_t)o->n_pool, PI_KV_BLOCK);
-    return round_up(positions * (uint64_t)m->info.n_head_kv * kv_row(m, type), PI_DEVICE_ALIGN);
+    const uint64_t n_blocks = ((uint64_t)o->n_pool + PI_KV_BLOCK - 1) / PI_KV_BLOCK;
+    return pi_space(n_blocks * PI_KV_BLOCK * (uint64_t)m->info.n_head_kv * kv_row(m, type));
 }
 
 /* What a layer's adapters add. Of the feed-forward's the matrices with a row per neuron lie in two parts. */
@@ -74,12 +67,6 @@ static void predictor_cost(const pi_model *m, const pi_plan_options *o, const pi
     }
 }
 
-/* Whether a device's kernels can read rows in host memory as they are. */
-static bool has_near_rows(te_mat m) {
-    const te_layout *l = te_layout_get(m.type);
-    return l && (l->n_planes > 1 || pi_row_bytes(&m) % PI_DEVICE_ROW == 0);
-}
-
 /* Whether a down stored by output is so in memory, too: floats of ReLU models are transposed by loading. */
 static bool stays_by_output(const pi_model *m, const pi_ffn *w) {
     return !w->down_t.w && !(te_type_get(w->down.type)->block_weights == 1 && pi_is_relu(m->info.activation));
@@ -118,28 +105,25 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
         c->always_read = column + gate + up + row;
     }
     const te_mat down = w->down_t.w ? w->down_t : w->down;
-    c->in_place = o->in_place_bytes_per_s > 0 && !c->column_rows && !pi_adapts_ffn(layer) && has_near_rows(w->up) &&
-                  down.type == w->up.type && (!w->gate.w || w->gate.type == w->up.type);
-    const uint64_t ids = round_up(sizeof(int32_t) * (uint64_t)i->n_ff, PI_DEVICE_ALIGN);
+    c->in_place = o->in_place_bytes_per_s > 0 && !c->column_rows && !pi_adapts_ffn(layer) &&
+                  pi_space_reads_rows(w->up.type, pi_row_bytes(&w->up)) && down.type == w->up.type &&
+                  (!w->gate.w || w->gate.type == w->up.type);
+    const uint64_t ids = pi_space(sizeof(int32_t) * (uint64_t)i->n_ff);
     c->list_bytes = ids;
     if (o->count_neurons) c->list_bytes += in_two(ids);
-    if (c->column_rows) c->list_bytes += round_up(sizeof(int32_t) * (uint64_t)(i->n_ff / c->block), PI_DEVICE_ALIGN);
+    if (c->column_rows) c->list_bytes += pi_space(sizeof(int32_t) * (uint64_t)(i->n_ff / c->block));
     if (w->up_b) c->list_bytes += vec_bytes(w->up_b, i->n_ff) + PI_DEVICE_ALIGN; /* in two parts */
 }
 
-/* Bytes of a matrix of a format whose products want it in F16 first, a piece at a time. */
 static uint64_t converted(te_mat m) {
-    if (!m.w || m.type == TE_F16) return 0;
-    const uint64_t n = 2 * (uint64_t)m.n_rows * (uint64_t)m.cols;
-    return n < PI_PIECE_BYTES ? n : PI_PIECE_BYTES;
+    return m.w ? pi_space_converted(m.type, (uint64_t)m.n_rows, (uint64_t)m.cols) : 0;
 }
 
 static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-/* The pieces of converted weights that a prompt's products need at a time. */
-static uint64_t prompt_bytes(const pi_model *m, const pi_plan_options *o) {
+/* Of all matrices that a prompt is multiplied with. */
+static uint64_t largest_converted(const pi_model *m) {
     uint64_t n = 0;
-    if (o->n_batch <= PI_FEW_TOKENS) return n;
     for (int32_t l = 0; l < m->info.n_layer; l++) {
         const pi_layer *w = &m->layer[l];
         const pi_attention *a = pi_attention_of(w);
@@ -151,16 +135,6 @@ static uint64_t prompt_bytes(const pi_model *m, const pi_plan_options *o) {
     }
     n = most(n, most(converted(m->output_adapter.a), converted(m->output_adapter.b)));
     return most(n, converted(m->output));
-}
-
-/* Hidden values, of one of gate and up, that a chunk of at most so many tokens makes at once. Whole 256 neurons at a time:
- * fewer tokens may want more than n_tok do. */
-static uint64_t hidden_values(const pi_model *m, uint64_t n_tok) {
-    const uint64_t n_ff = (uint64_t)m->info.n_ff, room = PI_HIDDEN_BYTES / sizeof(float) / (m->info.is_gated ? 2 : 1);
-    for (int32_t l = 0; l < m->info.n_layer; l++)
-        if (stays_by_output(m, pi_ffn_of(&m->layer[l]))) return n_tok * n_ff;
-    const uint64_t all = n_tok * (n_ff < PI_HIDDEN_ROWS ? n_ff : PI_HIDDEN_ROWS);
-    return all <= room ? all : most(room, n_tok * (n_ff < 256 ? n_ff : 256));
 }
 
 /* Host memory that kernels read: the file, and what loading moves of layers (copy.c), whether it has or will. Copies of all
@@ -176,15 +150,31 @@ static uint64_t mapped_bytes(const pi_model *m) {
     return n;
 }
 
+/* What kernels are asked for by chunks of n_batch tokens. */
+static pi_space_shape shape(const pi_model *m, const pi_plan_options *o) {
+    const pi_model_info *i = &m->info;
+    pi_space_shape s = {.n_tok = (uint64_t)o->n_batch,
+                        .n_embd = (uint64_t)i->n_embd,
+                        .n_ff = (uint64_t)i->n_ff,
+                        .n_head = (uint64_t)i->n_head,
+                        .n_embd_head = (uint64_t)i->n_embd_head,
+                        .sign_words = (uint64_t)m->sign_words,
+                        .adapter_rank = m->adapted_ffn ? (uint64_t)m->adapter_rank : 0,
+                        .gated = i->is_gated,
+                        .predicted = o->sparsity == PI_SPARSITY_PREDICTED,
+                        .mapped_bytes = mapped_bytes(m),
+                        .matrix_bytes = largest_converted(m)};
+    for (int32_t l = 0; l < i->n_layer; l++) s.by_output |= stays_by_output(m, pi_ffn_of(&m->layer[l]));
+    return s;
+}
+
 uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
     const pi_model_info *i = &m->info;
-    const uint64_t n_tok = (uint64_t)o->n_batch, n_layer = (uint64_t)i->n_layer, n_embd = (uint64_t)i->n_embd,
-                   n_ff = (uint64_t)i->n_ff, n_head = (uint64_t)i->n_head, head = (uint64_t)i->n_embd_head,
-                   n_q = n_head * head, n_kv = (uint64_t)i->n_head_kv * head,
-                   n_blocks = round_up((uint64_t)o->n_ctx, PI_KV_BLOCK) / PI_KV_BLOCK,
-                   few = n_tok < PI_FEW_TOKENS ? n_tok : PI_FEW_TOKENS, rank = (uint64_t)m->adapter_rank,
-                   hidden = hidden_values(m, n_tok);
-    const bool predicted = o->sparsity == PI_SPARSITY_PREDICTED;
+    const uint64_t n_tok = (uint64_t)o->n_batch, n_embd = (uint64_t)i->n_embd,
+                   n_q = (uint64_t)i->n_head * (uint64_t)i->n_embd_head,
+                   n_kv = (uint64_t)i->n_head_kv * (uint64_t)i->n_embd_head,
+                   n_blocks = ((uint64_t)o->n_ctx + PI_KV_BLOCK - 1) / PI_KV_BLOCK, rank = (uint64_t)m->adapter_rank;
+    /* What a hybrid session takes for itself (native/hybrid/upload.c). */
     const uint64_t words[] = {
         n_tok * n_embd,
         n_tok * n_embd,
@@ -192,29 +182,17 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * n_q,
         n_tok * n_q,
         n_tok * n_kv,
-        n_tok * n_kv,                      /* q, attention's output, k, v */
-        n_tok * (uint64_t)m->max_rank,     /* the predictor's hidden values */
-        rank ? 3 * n_tok * rank + 128 : 0, /* and those of adapters */
-        m->adapted_ffn ? n_tok * rank + few * (2 * n_ff + 6 + rank * PI_PARTS)
-                       : 0, /* of a feed-forward's adapters: a x, */
-        m->adapted_ffn ? n_tok * (rank / 2 + 1) + 128
-                       : 0, /* what is added to gate and up, parts of down's; a x in F16 */
+        n_tok * n_kv,                                                /* q, attention's output, k, v */
+        n_tok * (uint64_t)m->max_rank,                               /* the predictor's hidden values */
+        rank ? 3 * n_tok * rank + 128 : 0,                           /* and those of adapters */
         n_tok * (n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */
-        3 * n_layer + 16,                                            /* counts */
-        n_layer,                                                     /* thresholds */
+        3 * (uint64_t)i->n_layer + 16,                               /* counts */
+        (uint64_t)i->n_layer,                                        /* thresholds */
         1,                                                           /* the number of a hand-over */
-        most(hidden * (i->is_gated ? 2 : 1), few * n_ff),            /* gate, up */
-        hidden / 2 + n_tok * most(n_q, n_embd) / 2 + 16,             /* their product and the inputs, in F16 */
-        predicted ? n_tok * (n_ff / 32 + 1 + 2 * (uint64_t)m->sign_words) : 0, /* marks, signs */
-        pi_parts(few, n_embd) * n_embd,                                        /* parts of a feed-forward's sum */
-        few * n_head * (head + 2) * PI_SPLITS,                                 /* and of attention */
-        /* and a chunk's input in the form that products of a few tokens take, twice: at most 48 bytes a column */
-        few > 1 ? 12 * (most(most(n_q, n_embd), n_ff) + n_embd + 512) : 0,
     };
-    /* A driver's tables of host memory that kernels read: 8 bytes for every 4 KiB. */
-    uint64_t n = round_up(mapped_bytes(m) / 512, PI_DEVICE_ALIGN);
-    n += round_up(prompt_bytes(m, o), PI_DEVICE_ALIGN);
-    for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += round_up(4 * words[k], PI_DEVICE_ALIGN);
+    const pi_space_shape kernels = shape(m, o);
+    uint64_t n = pi_space_kernels(&kernels);
+    for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += pi_space(4 * words[k]);
     return n;
 }
 

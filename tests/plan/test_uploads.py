@@ -3,6 +3,7 @@ work space of kernels: the bytes used stay below the plan's without that, and ar
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Settings, engine, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from tests import models
+from tests.core import capi
 from tests.plan.drafts import write_model
 
 FEW, PARTS, SPLITS = 8, 384, 32  # native/device/space.h
@@ -95,3 +97,19 @@ def test_tables_of_what_loading_moves(tmp_path: Path) -> None:
             found.append(engine.compute(model, settings, HOST_RATES).full_bytes)
     assert len(set(found)) == 1
     assert moved[0] == 0 and moved[1] > 300 * 512
+
+
+@pytest.mark.parametrize(
+    ("kind", "stride", "readable"),
+    [
+        (Kind.F16, 4096, True),
+        (Kind.F16, 4104, False),  # not 16 bytes at a time
+        (Kind.Q8_0, 34 * 3, True),  # in planes: from any even address
+        (Kind.Q8_0, 34 * 3 + 1, False),
+        (Kind.I32, 4096, False),  # no weights
+    ],
+)
+def test_rows_that_kernels_read_in_host_memory(kind: Kind, stride: int, readable: bool) -> None:
+    ask = ctypes.CDLL(str(capi.library_path())).pi_space_reads_rows
+    ask.argtypes, ask.restype = (ctypes.c_int32, ctypes.c_uint64), ctypes.c_bool
+    assert ask(kind, stride) == readable

@@ -89,7 +89,7 @@ pi_status reserve(pi_device *dev, size_t n_bytes) {
 /* Matrices share pieces of memory: by itself, each would waste half a page. */
 void *alloc(pi_device *dev, size_t n_bytes) {
     Cuda *c = of(dev);
-    const size_t align = PI_DEVICE_ALIGN, n = n_bytes ? (n_bytes + align - 1) / align * align : align;
+    const size_t n = pi_space(n_bytes ? n_bytes : 1);
     if (n < n_bytes) return (void)refuse_budget(c, n_bytes), nullptr;
     Slab *s = nullptr;
     for (int32_t i = 0; i < c->n_slabs && !s; i++)
@@ -187,9 +187,9 @@ bool zero_copy(pi_device *dev, const te_mat *m) {
     const char *p = (const char *)mapped(c, m->w), *last = (const char *)mapped(c, (const char *)m->w + n_bytes - 1);
     const bool there = p && last == p + n_bytes - 1;
     const te_layout *l = te_layout_get(m->type);
-    if (!l || !there) return false;
-    if (l->n_planes > 1) return (uintptr_t)p % 2 == 0 && m->stride % 2 == 0;
-    return (uintptr_t)p % 16 == 0 && m->stride % 16 == 0 && m->stride >= c->te->stride(m->type, m->cols);
+    if (!there || !pi_space_reads_rows(m->type, m->stride)) return false;
+    if (l->n_planes > 1) return (uintptr_t)p % 2 == 0;
+    return (uintptr_t)p % PI_DEVICE_ROW == 0 && m->stride >= c->te->stride(m->type, m->cols);
 }
 
 namespace {

@@ -1,0 +1,46 @@
+/* space.c - what kernels take of a device's memory. */
+#include "space.h"
+
+#include "../../vendor/core/te_layout.h"
+
+bool pi_space_reads_rows(int32_t type, uint64_t stride) {
+    const te_layout *l = te_layout_get(type);
+    return l && (l->n_planes > 1 ? stride % 2 == 0 : stride % PI_DEVICE_ROW == 0);
+}
+
+static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+uint64_t pi_space_converted(int32_t type, uint64_t n_rows, uint64_t cols) {
+    return type == TE_F16 ? 0 : least(2 * n_rows * cols, PI_PIECE_BYTES);
+}
+
+/* Hidden values, of one of gate and up, that a chunk of at most n_tok tokens makes at once. Whole 256 neurons at a time:
+ * fewer tokens may want more than n_tok do. */
+static uint64_t hidden_values(const pi_space_shape *s) {
+    if (s->by_output) return s->n_tok * s->n_ff;
+    const uint64_t room = PI_HIDDEN_BYTES / sizeof(float) / (s->gated ? 2 : 1),
+                   all = s->n_tok * least(s->n_ff, PI_HIDDEN_ROWS);
+    return all <= room ? all : most(room, s->n_tok * least(s->n_ff, 256));
+}
+
+uint64_t pi_space_kernels(const pi_space_shape *s) {
+    const uint64_t n_tok = s->n_tok, n_q = s->n_head * s->n_embd_head, few = least(n_tok, PI_FEW_TOKENS),
+                   rank = s->adapter_rank, hidden = hidden_values(s), widest = most(n_q, s->n_embd);
+    const uint64_t words[] = {
+        /* of a feed-forward's adapters: a x, what is added to gate and up, parts of down's; a x in F16 */
+        rank ? n_tok * rank + few * (2 * s->n_ff + 6 + rank * PI_PARTS) : 0,
+        rank ? n_tok * (rank / 2 + 1) + 128 : 0,
+        most(hidden * (s->gated ? 2 : 1), few * s->n_ff),                  /* gate, up */
+        hidden / 2 + n_tok * widest / 2 + 16,                              /* their product and the inputs, in F16 */
+        s->predicted ? n_tok * (s->n_ff / 32 + 1 + 2 * s->sign_words) : 0, /* marks, signs */
+        pi_parts(few, s->n_embd) * s->n_embd,                              /* parts of a feed-forward's sum */
+        few * s->n_head * (s->n_embd_head + 2) * PI_SPLITS,                /* and of attention */
+        /* and a chunk's input in the form that products of a few tokens take, twice: at most 48 bytes a column */
+        few > 1 ? 12 * (most(widest, s->n_ff) + s->n_embd + 512) : 0,
+    };
+    uint64_t n = pi_space(s->mapped_bytes / 512); /* a driver's tables: 8 bytes for every 4 KiB */
+    if (n_tok > PI_FEW_TOKENS) n += pi_space(s->matrix_bytes);
+    for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += pi_space(4 * words[k]);
+    return n;
+}
