@@ -19,10 +19,10 @@ void pi_adapt(pi_session *s, te_team *team, const pi_adapter *d, const float *x,
 void pi_adapt_chunk(pi_session *s, te_team *team, const pi_layer *layer, int32_t which, const float *x, size_t ldx,
                     float *y, size_t ldy) {
     const pi_adapter *d = pi_adapter_of(layer, which);
-    const int32_t n_many = s->chunk.n_many, n_few = s->chunk.n_tok - n_many;
-    if (n_many > 0) pi_adapt(s, team, d, x, ldx, n_many, TE_BY_GEMM, y, ldy);
+    const int32_t n_prefill = s->chunk.n_prefill, n_few = s->chunk.n_tok - n_prefill;
+    if (n_prefill > 0) pi_adapt(s, team, d, x, ldx, n_prefill, TE_BY_GEMM, y, ldy);
     if (n_few > 0)
-        pi_adapt(s, team, d, x + ldx * (size_t)n_many, ldx, n_few, TE_BY_ROWS, y + ldy * (size_t)n_many, ldy);
+        pi_adapt(s, team, d, x + ldx * (size_t)n_prefill, ldx, n_few, TE_BY_ROWS, y + ldy * (size_t)n_prefill, ldy);
 }
 
 void pi_adapt_ffn(pi_session *s, te_team *team, const pi_layer *layer, const float *x, int32_t t0, int32_t n_tok,

@@ -8,7 +8,7 @@
  * kernels for short rows.
  *
  * A token's bits depend on its own sequence alone, never on other tokens of the chunk or on who computes what: pieces
- * can be handed out as members come for them. Tokens from the chunk's n_many on, computed as if alone, have their
+ * can be handed out as members come for them. Tokens from the chunk's n_prefill on, computed as if alone, have their
  * positions cut by their own number and that of members; those of the others are not cut, and are always taken as matrix
  * products, which give a row the same bits however long the run is. */
 #include "attention.h"
@@ -155,7 +155,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
 
 /* Where the sums of one part of a row (token t, query head h) wait: d floats, top and total. */
 static float *part_row(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int32_t part) {
-    return s->parts + (((size_t)(t - s->chunk.n_many) * (size_t)s->model->info.n_head + (size_t)h) * (size_t)n_slot +
+    return s->parts + (((size_t)(t - s->chunk.n_prefill) * (size_t)s->model->info.n_head + (size_t)h) * (size_t)n_slot +
                        (size_t)part) *
                           s->room.part_floats;
 }
@@ -204,7 +204,7 @@ static int32_t blocks(int32_t n_pos) { return (n_pos + PI_KV_BLOCK - 1) / PI_KV_
 static int32_t longest_run(const pi_session *s) {
     enum { LEAST_ROWS = 16 };
     const int32_t nkv = s->model->info.n_head_kv, group = s->model->info.n_head / nkv,
-                  n_runs = (2 * s->options.n_threads + nkv - 1) / nkv, n = (s->chunk.n_many + n_runs - 1) / n_runs;
+                  n_runs = (2 * s->options.n_threads + nkv - 1) / nkv, n = (s->chunk.n_prefill + n_runs - 1) / n_runs;
     return n * group < LEAST_ROWS ? (LEAST_ROWS + group - 1) / group : n;
 }
 
@@ -224,10 +224,10 @@ static query_run run_before(const pi_session *s, const pi_attention *w, int32_t 
     const pi_chunk *c = &s->chunk;
     const int32_t group = s->model->info.n_head / s->model->info.n_head_kv, last = c->pos[end - 1],
                   rows = last < FEW ? s->room.rows / 2 : s->room.rows, room = rows / group;
-    const bool few = end > c->n_many;
+    const bool few = end > c->n_prefill;
     const int32_t unit = few ? PI_KV_BLOCK : SPAN, begin = first_seen(w, last) / unit * unit;
     const int32_t longest = few ? room : longest_run(s), most = longest < room ? longest : room;
-    const int32_t least = few && c->n_many > from ? c->n_many : from;
+    const int32_t least = few && c->n_prefill > from ? c->n_prefill : from;
     int32_t n = 1;
     for (; n < most && end - n > least; n++) {
         const int32_t t = end - n - 1;
@@ -257,7 +257,7 @@ void pi_attention_next(te_team *team, int32_t l) {
     if (team->ith == 0) te_counter_reset(team, 2 + (l + 1) % 2);
 }
 
-/* Writes K and V of the chunk (after q/k norm and RoPE) and computes att of tokens `from` and later; of a lone chunk from
+/* Writes K and V of the chunk (after q/k norm and RoPE) and computes att of tokens `from` and later; of a decode chunk from
  * must be 0. Contains a barrier; ends without one. */
 static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
     enum { WORTH_SHARING = 8192 }; /* scores per member, from which on the slowest of fixed shares costs more */
@@ -265,7 +265,7 @@ static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) 
     const te_gemm_kernels *g = &s->model->kernels->gemm;
     const pi_attention *block = pi_attention_of(&s->model->layer[l]);
     const int32_t nh = s->model->info.n_head, nkv = s->model->info.n_head_kv;
-    if (!c->lone) {
+    if (!c->decode) {
         store_all_kv(s, team, l);
         te_barrier(team);
     }
@@ -298,7 +298,7 @@ static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) 
             w.from = r.begin + (int32_t)((int64_t)n_blocks * part / parts) * PI_KV_BLOCK;
             w.to =
                 part + 1 == parts ? r.n_pos : r.begin + (int32_t)((int64_t)n_blocks * (part + 1) / parts) * PI_KV_BLOCK;
-            if (c->lone && w.to == r.n_pos) store_kv(s, l, r.t, w.kvh);
+            if (c->decode && w.to == r.n_pos) store_kv(s, l, r.t, w.kvh);
             if (r.tile && !open) g->begin();
             open |= r.tile;
             attend(s, team, l, &w, r.tile);

@@ -146,7 +146,7 @@ static void add_routes(const pi_block_run *r, int32_t t0, int32_t n) {
 
 static void run(pi_block_run *r) {
     const pi_chunk *c = &r->s->chunk;
-    const int32_t n_used = r->block->experts.n_used, border = c->n_many > r->from ? c->n_many : r->from,
+    const int32_t n_used = r->block->experts.n_used, border = c->n_prefill > r->from ? c->n_prefill : r->from,
                   begin[] = {r->from, border, c->n_tok};
     for (int32_t i = 0; i < 2; i++) {
         const int32_t t0 = begin[i], n = begin[i + 1] - t0;

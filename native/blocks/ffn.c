@@ -73,7 +73,7 @@ static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, 
     const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, off = (size_t)t0 * n_ff;
     float *g = s->gate + off, *u = s->up + off, *x = r->y + (size_t)t0 * n_embd;
     const float *h = s->h + (size_t)t0 * n_embd;
-    const te_way way = t0 < s->chunk.n_many ? TE_BY_GEMM : TE_BY_ROWS;
+    const te_way way = t0 < s->chunk.n_prefill ? TE_BY_GEMM : TE_BY_ROWS;
     const te_linear in[2] = {{.w = w->up, .bias = w->up_b, .y = u, .ldy = n_ff, .way = way},
                              {.w = w->gate, .y = g, .ldy = n_ff, .way = way}};
     te_op_linear(team, s->ws, in, w->gate.w ? 2 : 1, h, n_embd, n);
@@ -173,7 +173,7 @@ static void run_part(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool
     /* Of one token that leaves nothing out, whole matrices one after the other are longer streams than groups of their
      * rows in turn: F16, 2 threads, 82 instead of 73 % of the read rate for the whole token. */
     const bool whole_product = mode == FFN_DENSE && (!w->down_t.w || n == 1);
-    if (t0 < s->chunk.n_many || whole_product || s->tap[r->l].hidden) {
+    if (t0 < s->chunk.n_prefill || whole_product || s->tap[r->l].hidden) {
         run_products(r, t0, n, mode, sparse_tokens);
         return;
     }
@@ -184,7 +184,7 @@ static void run_part(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool
 static void run(pi_block_run *r) {
     const pi_session *s = r->s;
     const pi_chunk *c = &s->chunk;
-    const int32_t border[] = {0, c->first_dense, c->n_many, c->first_dense + c->n_dense, c->n_tok};
+    const int32_t border[] = {0, c->first_dense, c->n_prefill, c->first_dense + c->n_dense, c->n_tok};
     const ffn_mode mode = pi_has_mask(s)                             ? FFN_MASKED
                           : s->options.sparsity == PI_SPARSITY_DENSE ? FFN_DENSE
                                                                      : FFN_EXACT;

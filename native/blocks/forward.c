@@ -50,7 +50,7 @@ void pi_step_embed(pi_session *s, te_team *team) {
  * are kept for all tokens: of a prompt that asks for its last token's logits this saves most of a layer. */
 static int32_t first_wanted(const pi_session *s, int32_t l) {
     const pi_chunk *c = &s->chunk;
-    if (l + 1 < s->model->info.n_layer || c->lone || s->fired || s->n_taps || s->model->layer[l].adapter) return 0;
+    if (l + 1 < s->model->info.n_layer || c->decode || s->fired || s->n_taps || s->model->layer[l].adapter) return 0;
     int32_t t = 0;
     while (t < c->n_tok && c->logits_row[t] < 0) t++;
     return t;
@@ -95,8 +95,8 @@ void pi_step_head(pi_session *s, te_team *team) {
     te_barrier(team);
     /* Together: tokens that are computed in the same way and have rows one after the other, with others between. */
     for (int32_t t = 0, many, row; t < c->n_tok;) {
-        const te_way way = t < c->n_many ? TE_BY_GEMM : TE_BY_ROWS;
-        const int32_t end = way == TE_BY_GEMM ? c->n_many : c->n_tok;
+        const te_way way = t < c->n_prefill ? TE_BY_GEMM : TE_BY_ROWS;
+        const int32_t end = way == TE_BY_GEMM ? c->n_prefill : c->n_tok;
         for (many = 0, row = -1; t < end && (c->logits_row[t] < 0 || !many || c->logits_row[t] == row + many); t++) {
             if (c->logits_row[t] < 0) continue;
             if (many++ == 0) row = c->logits_row[t];

@@ -32,19 +32,19 @@ void pi_make_input(const pi_block_run *r, int32_t from) {
 void pi_linear(pi_session *s, te_team *team, const te_linear *products, int32_t n_products, const float *x, size_t ldx,
                int32_t t0, int32_t n) {
     enum { MOST = 3 };
-    const int32_t left = s->chunk.n_many - t0, n_many = left < 0 ? 0 : left < n ? left : n;
+    const int32_t left = s->chunk.n_prefill - t0, n_prefill = left < 0 ? 0 : left < n ? left : n;
     te_linear some[MOST];
     for (int32_t i = 0; i < n_products && i < MOST; i++) {
         some[i] = products[i];
         some[i].way = TE_BY_GEMM;
     }
-    if (n_many > 0) te_op_linear(team, s->ws, some, n_products, x, ldx, n_many);
-    if (n_many == n) return;
+    if (n_prefill > 0) te_op_linear(team, s->ws, some, n_products, x, ldx, n_prefill);
+    if (n_prefill == n) return;
     for (int32_t i = 0; i < n_products && i < MOST; i++) {
-        some[i].y += some[i].ldy * (size_t)n_many;
+        some[i].y += some[i].ldy * (size_t)n_prefill;
         some[i].way = TE_BY_ROWS;
     }
-    te_op_linear(team, s->ws, some, n_products, x + ldx * (size_t)n_many, ldx, n - n_many);
+    te_op_linear(team, s->ws, some, n_products, x + ldx * (size_t)n_prefill, ldx, n - n_prefill);
 }
 
 void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, int32_t n, float *tap) {

@@ -12,12 +12,12 @@ static const int64_t spin_ns = 2000000, look_ns = 20000000;
 
 static uint64_t look(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
-/* Until the word carries seq. */
-static pi_awaited await_word(const pi_wait *w, const uint64_t *word, uint32_t seq) {
+/* Until the word carries the ticket. */
+static pi_awaited await_word(const pi_wait *w, const uint64_t *word, uint32_t ticket) {
     int64_t began = 0, looked = 0;
     for (;;) {
         for (int k = 0; k < LOOKS; k++) {
-            if ((uint32_t)(look(word) >> 32) == seq) return PI_GOT;
+            if ((uint32_t)(look(word) >> 32) == ticket) return PI_GOT;
             te_os_relax();
         }
         if (__atomic_load_n(w->cancelled, __ATOMIC_RELAXED)) return PI_CANCELLED;
@@ -36,15 +36,15 @@ static pi_awaited await_word(const pi_wait *w, const uint64_t *word, uint32_t se
     }
 }
 
-/* How many of the first n words, in whole groups, carry seq already; their low halves to out. */
-static int64_t take_ready(const uint64_t *words, int64_t n, uint32_t seq, uint32_t *out) {
+/* How many of the first n words, in whole groups, carry the ticket already; their low halves to out. */
+static int64_t take_ready(const uint64_t *words, int64_t n, uint32_t ticket, uint32_t *out) {
     enum { GROUP = 8 };
     int64_t i = 0;
     for (; i + GROUP <= n; i += GROUP) {
         uint64_t v[GROUP], other = 0;
         for (int k = 0; k < GROUP; k++) {
             v[k] = look(words + i + k);
-            other |= v[k] >> 32 ^ seq;
+            other |= v[k] >> 32 ^ ticket;
         }
         if (other) break;
         for (int k = 0; k < GROUP; k++) out[i + k] = (uint32_t)v[k];
@@ -52,15 +52,15 @@ static int64_t take_ready(const uint64_t *words, int64_t n, uint32_t seq, uint32
     return i;
 }
 
-pi_awaited pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
+pi_awaited pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first, int64_t n, uint32_t ticket,
                           uint32_t *out) {
     words += first;
     for (int64_t i = 0; i < n; i++) {
-        i += take_ready(words + i, n - i, seq, out + i);
+        i += take_ready(words + i, n - i, ticket, out + i);
         if (i == n) break;
         uint64_t v = look(words + i);
-        if ((uint32_t)(v >> 32) != seq) {
-            const pi_awaited ended = await_word(w, words + i, seq);
+        if ((uint32_t)(v >> 32) != ticket) {
+            const pi_awaited ended = await_word(w, words + i, ticket);
             if (ended != PI_GOT) {
                 memset(out + i, 0, (size_t)(n - i) * sizeof *out);
                 return ended;
@@ -72,16 +72,16 @@ pi_awaited pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first
     return PI_GOT;
 }
 
-bool pi_has_words(const uint64_t *words, int64_t n, uint32_t seq, uint32_t *out) {
+bool pi_has_words(const uint64_t *words, int64_t n, uint32_t ticket, uint32_t *out) {
     for (int64_t i = 0; i < n; i++) {
         const uint64_t v = look(words + i);
-        if ((uint32_t)(v >> 32) != seq) return false;
+        if ((uint32_t)(v >> 32) != ticket) return false;
         if (out) out[i] = (uint32_t)v;
     }
     return true;
 }
 
-void pi_post_words(uint64_t *words, int64_t first, int64_t n, uint32_t seq, const uint32_t *values) {
+void pi_publish_words(uint64_t *words, int64_t first, int64_t n, uint32_t ticket, const uint32_t *values) {
     for (int64_t i = first; i < first + n; i++)
-        __atomic_store_n(words + i, pi_word(values[i - first], seq), __ATOMIC_RELEASE);
+        __atomic_store_n(words + i, pi_word(values[i - first], ticket), __ATOMIC_RELEASE);
 }

@@ -21,7 +21,7 @@ PI_BOTH int32_t pi_part_begin(int32_t n, int32_t part, int32_t n_parts) {
 }
 PI_BOTH int32_t pi_part_words(int32_t n, int32_t n_parts) { return ((n + n_parts - 1) / n_parts + 31) / 32; }
 PI_BOTH int32_t pi_mark_words(int32_t n, int32_t n_parts) { return pi_part_words(n, n_parts) * n_parts; }
-PI_BOTH uint64_t pi_word(uint32_t value, uint32_t seq) { return (uint64_t)seq << 32 | value; }
+PI_BOTH uint64_t pi_word(uint32_t value, uint32_t ticket) { return (uint64_t)ticket << 32 | value; }
 
 /* One side's wait: bounded, and ended by a flag that either side sets. */
 typedef struct pi_wait {
@@ -32,13 +32,13 @@ typedef struct pi_wait {
 } pi_wait;
 
 typedef enum pi_awaited { PI_GOT = 0, PI_CANCELLED = 1, PI_LATE = 2 } pi_awaited;
-/* Words first..first+n-1 once they carry seq: their low halves to out. Not PI_GOT: the wait was cancelled, or took too
+/* Words first..first+n-1 once they carry the ticket: their low halves to out. Not PI_GOT: the wait was cancelled, or took too
  * long, which cancels it for all; out is filled with zeros from there on. */
-pi_awaited pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
+pi_awaited pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first, int64_t n, uint32_t ticket,
                           uint32_t *out);
-/* Whether the first n words carry seq already; their low halves to out, where it is not NULL. Does not wait. */
-bool pi_has_words(const uint64_t *words, int64_t n, uint32_t seq, uint32_t *out);
+/* Whether the first n words carry the ticket already; their low halves to out, where it is not NULL. Does not wait. */
+bool pi_has_words(const uint64_t *words, int64_t n, uint32_t ticket, uint32_t *out);
 /* Posts n values. */
-void pi_post_words(uint64_t *words, int64_t first, int64_t n, uint32_t seq, const uint32_t *values);
+void pi_publish_words(uint64_t *words, int64_t first, int64_t n, uint32_t ticket, const uint32_t *values);
 
 #endif

@@ -77,7 +77,7 @@ static void publish_floats(uint64_t *words, int64_t first, int64_t n, uint32_t t
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, v + i, sizeof bits);
-        pi_post_words(words, first + i, 1, ticket, &bits);
+        pi_publish_words(words, first + i, 1, ticket, &bits);
     }
 }
 
@@ -231,8 +231,8 @@ void pi_host_marks(pi_device *dev, const te_marks_args *a) {
                 uint32_t bits = 0;
                 for (int32_t i = 0; i < 32 && lo + w * 32 + i < hi; i++)
                     bits |= (uint32_t)(s[(ptrdiff_t)t * n + lo + w * 32 + i] >= *a->scores.threshold) << i;
-                pi_post_words(a->publish, ((int64_t)t * PI_HOST_PARTS + p) * per_part + w, 1, ticket_of(&a->ticket),
-                              &bits);
+                pi_publish_words(a->publish, ((int64_t)t * PI_HOST_PARTS + p) * per_part + w, 1, ticket_of(&a->ticket),
+                                 &bits);
             }
         }
 }

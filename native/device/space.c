@@ -25,7 +25,7 @@ static uint64_t hidden_values(const pi_space_shape *s) {
 }
 
 uint64_t pi_space_kernels(const pi_space_shape *s) {
-    const uint64_t n_tok = s->n_tok, n_q = s->n_head * s->n_embd_head, few = least(n_tok, PI_FEW_TOKENS),
+    const uint64_t n_tok = s->n_tok, n_q = s->n_head * s->n_embd_head, few = least(n_tok, PI_SMALL_BATCH),
                    rank = s->adapter_rank, hidden = hidden_values(s), widest = most(n_q, s->n_embd);
     const uint64_t words[] = {
         /* of a feed-forward's adapters: a x, what is added to gate and up, parts of down's; a x in F16 */
@@ -40,7 +40,7 @@ uint64_t pi_space_kernels(const pi_space_shape *s) {
         few > 1 ? 12 * (most(widest, s->n_ff) + s->n_embd + 512) : 0,
     };
     uint64_t n = pi_space(s->mapped_bytes / 512); /* a driver's tables: 8 bytes for every 4 KiB */
-    if (n_tok > PI_FEW_TOKENS) n += pi_space(s->matrix_bytes);
+    if (n_tok > PI_SMALL_BATCH) n += pi_space(s->matrix_bytes);
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += pi_space(4 * words[k]);
     return n;
 }

@@ -26,13 +26,13 @@ static inline uint64_t pi_space_matrix(uint64_t row_bytes, uint64_t n_rows) {
 /* Whether kernels can read rows in host memory, which lie so many bytes apart, as they are. */
 bool pi_space_reads_rows(int32_t type, uint64_t stride);
 
-/* What kernels are allowed for work space. At most PI_FEW_TOKENS are computed together with the CPU, with so many partial
+/* What kernels are allowed for work space. At most PI_SMALL_BATCH are computed together with the CPU, with so many partial
  * sums of one token's feed-forward and of attention; chunks of more are matrix products, whose weights are converted in
  * pieces of at most so many bytes, and whose hidden values are made of so many bytes and neurons at a time. Cold weights of
  * such a chunk stream through two buffers, each at most PI_STAGE_BYTES: 0.6 ms of PCIe 5 is more than a transfer takes to
  * start. Shorter chunks of tokens are computed where the weights lie. */
 enum {
-    PI_FEW_TOKENS = 8,
+    PI_SMALL_BATCH = 8,
     PI_PARTS = 384,
     PI_SPLITS = 32,
     PI_PIECE_BYTES = 64 << 20,

@@ -201,7 +201,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     settle_in_place(h);
     for (int32_t i = 0; i < h->n_devices; i++) PI_TRY(pi_hybrid_upload(h, i));
     PI_TRY(reserve_members(h));
-    PI_TRY(te_pool_new(1, &h->alone));
+    PI_TRY(te_pool_new(1, &h->caller));
     if (o->timeline) PI_TRY(pi_hybrid_start_timeline(h));
     if (h->progress && h->progress(h->progress_ctx, h->total_bytes, h->total_bytes) != 0)
         return PI_FAIL(PI_ERROR_DEVICE, "bringing weights to a device was stopped");
@@ -210,7 +210,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
 
 void pi_hybrid_close(pi_hybrid *h) {
     if (!h) return;
-    te_pool_free(h->alone);
+    te_pool_free(h->caller);
     te_os_free(h->memory, h->memory_bytes);
     free(h->member);
     free(h->moment);

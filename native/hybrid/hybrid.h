@@ -47,13 +47,13 @@ typedef struct pi_device_state {
     pi_device_info info;
     void *shared_input, *input; /* S, D */
     size_t input_bytes;
-    uint32_t *seq;                          /* D: number of the step's first hand-over */
+    uint32_t *ticket;                       /* D: number of the step's first hand-over */
     float *x, *h, *q, *k, *v, *att, *z, *y; /* D */
     float *adapt[3];                        /* D: a x of adapters of q, k and v */
     float *threshold;                       /* D [n_layer] */
     char *stage[PI_STAGES];                 /* D: a prompt's cold weights on their way */
     size_t stage_bytes;
-    uint64_t *post, *marks, *answer; /* S: x or h from the device, marks, y or x from the CPU */
+    uint64_t *published, *marks, *answer; /* S: x or h from the device, marks, y or x from the CPU */
     uint64_t *ahead;        /* S: marks of the next layer as the device guesses them, twice: every other layer's */
     int64_t ahead_words;    /* of each */
     float *logits, *hidden; /* S [max_logits] rows */
@@ -99,7 +99,7 @@ typedef struct pi_hybrid {
     int32_t max_decode;     /* tokens that are handed over within a layer */
     int32_t max_logits;     /* tokens of a run that want logits */
     uint32_t number;        /* of the step's first hand-over */
-    te_pool *alone;         /* the calling thread by itself */
+    te_pool *caller;        /* the calling thread by itself */
     pi_cold_member *member; /* [n_threads] */
     float *y;               /* [max_decode][n_embd] the cold neurons' sum, where down is stored by output */
     float *listed;          /* [n_ff] hidden values of listed neurons */
@@ -160,7 +160,7 @@ pi_kv_far pi_hybrid_far(pi_hybrid *h);
 /* step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
 /* Waits for words from a device; what ends in vain gives zeros, and ends all other waits. */
-void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
+void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t ticket,
                      uint32_t *out);
 /* The neurons that marks of parts p0 to p1 - 1 name, into list, and which tokens do, if these are several; returns how
  * many. */

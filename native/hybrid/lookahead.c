@@ -72,7 +72,7 @@ void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const u
     const pi_ffn *w = pi_ffn_of(&h->s->model->layer[l]);
     const te_mat *mats[] = {&w->gate, &w->up, &w->down_t};
     pi_cold_member *me = &h->member[team->ith];
-    const uint32_t seq = h->number + pi_number(l, PI_COLD);
+    const uint32_t ticket = h->number + pi_number(l, PI_COLD);
     for (; me->next_ahead < me->end_ahead; me->next_ahead++, me->ahead_bytes = 0) {
         const int64_t i = me->next_ahead - me->n_parts_ahead; /* < 0: a part of a row of down */
         const te_mat *m = i < 0 ? &w->down_t : mats[i % n_mats(me)];
@@ -81,7 +81,7 @@ void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const u
         const char *from = (const char *)m->w + m->stride * (size_t)id + (i < 0 ? me->part_at : 0);
         const size_t n_bytes = i < 0 ? me->part_bytes : pi_row_bytes(m);
         while (me->ahead_bytes < n_bytes) {
-            if (pi_has_words(until, 1, seq, NULL)) return;
+            if (pi_has_words(until, 1, ticket, NULL)) return;
             const size_t left = n_bytes - me->ahead_bytes, n = left < PIECE ? left : PIECE;
             for (size_t at = 0; at < n; at += LINE) __builtin_prefetch(from + me->ahead_bytes + at, 0, 2);
             me->ahead_bytes += n;

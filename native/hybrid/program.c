@@ -13,7 +13,7 @@ typedef struct program {
 } program;
 
 static te_ticket ticket_of(const program *p, int32_t l, int32_t which) {
-    return (te_ticket){p->d->seq, pi_number(l, which)};
+    return (te_ticket){p->d->ticket, pi_number(l, which)};
 }
 
 static te_linear_args from_x(const program *p) {
@@ -27,7 +27,7 @@ static void stamp(const program *p, int32_t l, pi_moment which) {
 
 static void publish_x(const program *p, int32_t l) {
     te_linear_args a = from_x(p);
-    a.side.publish = p->d->post;
+    a.side.publish = p->d->published;
     a.side.ticket = ticket_of(p, l, PI_LEAVE);
     p->ops->linear(p->dev, &a);
 }
@@ -190,7 +190,7 @@ static void predict(const program *p, int32_t l) {
     a.side.keep = p->d->h;
     a.side_type = pi_ffn_of(&h->s->model->layer[l])->up.type;
     if (asks_cpu(p, l)) {
-        a.side.publish = p->d->post;
+        a.side.publish = p->d->published;
         a.side.ticket = ticket_of(p, l, PI_COLD);
     }
     if (h->masked && w->fc1.w) {
@@ -388,7 +388,7 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
     const int32_t n = m->info.n_layer;
     const size_t skipped = h->layer[0].device == part->device ? 0 : (size_t)((char *)p.in.pos - (char *)d->input);
     p.ops->begin(dev, (char *)d->input + skipped, (const char *)d->shared_input + skipped,
-                 pi_hybrid_input_bytes(h, h->n_tok) - skipped, d->seq, pi_numbers(n));
+                 pi_hybrid_input_bytes(h, h->n_tok) - skipped, d->ticket, pi_numbers(n));
     for (int32_t l = 0; l < n; l++) {
         if (h->layer[l].device != part->device) continue;
         if (l > 0 && h->layer[l - 1].device != part->device) take_x(&p, l);

@@ -39,27 +39,27 @@ static void look_at(void *ctx) {
     dev->ops->look(dev);
 }
 
-void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t seq,
+void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t ticket,
                      uint32_t *out) {
     pi_device *dev = h->device[device].dev;
     const pi_wait wait = {dev->cancelled, h->wait_ns, look_at, dev};
-    const pi_awaited got = pi_await_words(&wait, words, first, n, seq, out);
+    const pi_awaited got = pi_await_words(&wait, words, first, n, ticket, out);
     if (got == PI_GOT) return;
     if (got == PI_LATE) __atomic_store_n(&h->late, device + 1, __ATOMIC_RELAXED);
     cancel_all(h);
 }
 
-static void post_from_cpu(pi_hybrid *h, te_team *team, int32_t device, const float *x, uint32_t seq) {
+static void post_from_cpu(pi_hybrid *h, te_team *team, int32_t device, const float *x, uint32_t ticket) {
     int64_t lo, hi;
     te_share(team, (int64_t)h->n_tok * h->s->model->info.n_embd, 16, &lo, &hi);
-    pi_post_words(h->device[device].answer, lo, hi - lo, seq, (const uint32_t *)(const void *)(x + lo));
+    pi_publish_words(h->device[device].answer, lo, hi - lo, ticket, (const uint32_t *)(const void *)(x + lo));
 }
 
 /* This member's share of what the device posted, to x. */
-static void await_on_cpu(pi_hybrid *h, te_team *team, int32_t device, float *x, uint32_t seq) {
+static void await_on_cpu(pi_hybrid *h, te_team *team, int32_t device, float *x, uint32_t ticket) {
     int64_t lo, hi;
     te_share(team, (int64_t)h->n_tok * h->s->model->info.n_embd, 16, &lo, &hi);
-    pi_hybrid_await(h, device, h->device[device].post, lo, hi - lo, seq, (uint32_t *)(void *)(x + lo));
+    pi_hybrid_await(h, device, h->device[device].published, lo, hi - lo, ticket, (uint32_t *)(void *)(x + lo));
 }
 
 /* ---- cold neurons ---- */
@@ -133,14 +133,14 @@ static int32_t share_input(pi_hybrid *h, te_team *team, int32_t l, const te_ffn 
     const pi_device_layer *w = &h->layer[l];
     const pi_device_state *d = &h->device[w->device];
     const int32_t n_embd = h->s->model->info.n_embd, n_parts = d->info.n_parts;
-    const uint32_t seq = number(h, l, PI_COLD);
+    const uint32_t ticket = number(h, l, PI_COLD);
     pi_cold_member *me = &h->member[team->ith];
     float *x = h->member[0].x;
     io->x = x;
     io->packed_once = true;
     for (int32_t t = team->ith; t < h->n_tok; t += team->nth) {
         const int64_t at = (int64_t)t * n_embd;
-        pi_hybrid_await(h, w->device, d->post, at, n_embd, seq, (uint32_t *)(void *)(x + at));
+        pi_hybrid_await(h, w->device, d->published, at, n_embd, ticket, (uint32_t *)(void *)(x + at));
         te_op_ffn_pack_token(h->s->ws, f, io, t);
     }
     pi_hybrid_note(h, team, l, PI_MOMENT_INPUT);
@@ -150,7 +150,7 @@ static int32_t share_input(pi_hybrid *h, te_team *team, int32_t l, const te_ffn 
         te_share(team, n_parts, 1, &p0, &p1);
         for (int32_t t = 0; t < h->n_tok; t++) {
             const int64_t at = t * n_words + p0 * per_part;
-            pi_hybrid_await(h, w->device, d->marks, at, (p1 - p0) * per_part, seq, me->marks + at);
+            pi_hybrid_await(h, w->device, d->marks, at, (p1 - p0) * per_part, ticket, me->marks + at);
         }
         me->n_list = pi_hybrid_list(h, l, me->marks, (int32_t)p0, (int32_t)p1, me->list, me->tokens);
     }
@@ -168,12 +168,13 @@ static int32_t share_input(pi_hybrid *h, te_team *team, int32_t l, const te_ffn 
 typedef struct answer {
     uint64_t *words;
     int32_t n_embd;
-    uint32_t seq;
+    uint32_t ticket;
 } answer;
 
 static void post_sum(void *ctx, int32_t t, int32_t lo, int32_t hi, const float *y) {
     const answer *a = ctx;
-    pi_post_words(a->words, (int64_t)t * a->n_embd + lo, hi - lo, a->seq, (const uint32_t *)(const void *)(y + lo));
+    pi_publish_words(a->words, (int64_t)t * a->n_embd + lo, hi - lo, a->ticket,
+                     (const uint32_t *)(const void *)(y + lo));
 }
 
 static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
@@ -184,7 +185,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     const pi_device_layer *d = &h->layer[l];
     const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff;
     const pi_cold_member *me = &h->member[team->ith];
-    const uint32_t seq = number(h, l, PI_COLD);
+    const uint32_t ticket = number(h, l, PI_COLD);
     const bool by_output = !w->down_t.w; /* the whole of down is then multiplied with hidden values */
     const bool adapted = pi_adapts_ffn(layer), by_columns = pi_hybrid_by_columns(h, team, l);
     const te_ffn f = {.gate = w->gate,
@@ -193,7 +194,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
                       .up_bias = w->up_b,
                       .act = (te_activation)m->info.activation,
                       .threshold = m->info.activation_threshold};
-    answer to = {h->device[d->device].answer, m->info.n_embd, seq};
+    answer to = {h->device[d->device].answer, m->info.n_embd, ticket};
     te_ffn_io io = {.x = me->x, .ldx = n_embd, .n_tok = h->n_tok, .is_packed = true};
     if (s->fired) io.fired = s->fired + n_ff * (size_t)l;
     if (by_output) {
@@ -221,7 +222,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     const bool guessed = pi_hybrid_looks_ahead(h, l);
     if (guessed) {
         pi_hybrid_take_guess(h, team, l);
-        pi_hybrid_fetch_ahead(h, team, l, h->device[d->device].post);
+        pi_hybrid_fetch_ahead(h, team, l, h->device[d->device].published);
     }
     te_rows rows = {d->cold, 0, d->n_cpu};
     if (h->n_tok > 1 && !adapted) {
@@ -229,7 +230,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
         if (h->masked) rows = (te_rows){me->all, 0, n};
         if (h->masked) io.tokens = me->all_tokens;
     } else {
-        pi_hybrid_await(h, d->device, h->device[d->device].post, 0, (int64_t)h->n_tok * m->info.n_embd, seq,
+        pi_hybrid_await(h, d->device, h->device[d->device].published, 0, (int64_t)h->n_tok * m->info.n_embd, ticket,
                         (uint32_t *)(void *)me->x);
         pi_hybrid_note(h, team, l, PI_MOMENT_INPUT);
         if (adapted) te_barrier(team); /* members have their own copies of x, but one is read by all */
@@ -262,7 +263,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     if (by_output || adapted) {
         te_barrier(team);
         pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_DOWN), s->up, n_ff, h->n_tok, TE_BY_ROWS, h->y, n_embd);
-        post_from_cpu(h, team, d->device, h->y, seq);
+        post_from_cpu(h, team, d->device, h->y, ticket);
     }
     if (team->ith == 0) {
         const int64_t now = te_os_now_ns();
@@ -407,7 +408,7 @@ static pi_status run(pi_hybrid *h) {
     char problem[1024] = "";
     pi_status st = PI_OK;
     h->late = 0;
-    if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? s->pool : h->alone, embed_step, s);
+    if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? s->pool : h->caller, embed_step, s);
     for (int32_t i = 0; i < h->n_devices; i++) fill_inputs(h, i);
     pi_hybrid_clear_timeline(h);
     h->began_ns = te_os_now_ns();
@@ -434,7 +435,7 @@ static pi_status run(pi_hybrid *h) {
     if (st == PI_OK) return PI_OK;
     /* A program that did not run has not counted its step. */
     for (int32_t i = 0; i < h->n_devices; i++)
-        (void)h->device[i].dev->ops->upload(h->device[i].dev, h->device[i].seq, &h->number, sizeof h->number);
+        (void)h->device[i].dev->ops->upload(h->device[i].dev, h->device[i].ticket, &h->number, sizeof h->number);
     return PI_FAIL(st, "%s", problem);
 }
 

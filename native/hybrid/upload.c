@@ -292,7 +292,7 @@ static void send_state(upload *u, pi_device_state *d) {
     d->input_bytes = input_bytes(h, b, NULL, NULL);
     d->input = reserve(u, d->input_bytes);
     d->shared_input = share(u, d->input_bytes);
-    d->seq = reserve(u, sizeof *d->seq);
+    d->ticket = reserve(u, sizeof *d->ticket);
     d->x = d->input; /* the embedding is the first of a step's inputs */
     d->h = floats(u, b, n_embd);
     d->q = floats(u, b, n_q);
@@ -305,7 +305,7 @@ static void send_state(upload *u, pi_device_state *d) {
         d->adapt[k] = floats(u, b, (size_t)s->model->adapter_rank);
     d->threshold = floats(u, 1, (size_t)i->n_layer);
     send(u, d->threshold, s->threshold, sizeof(float) * (size_t)i->n_layer);
-    d->post = share(u, sizeof *d->post * b * n_embd);
+    d->published = share(u, sizeof *d->published * b * n_embd);
     d->answer = share(u, sizeof *d->answer * b * n_embd);
     d->counts = share(u, sizeof *d->counts * 3 * (size_t)i->n_layer);
     d->marks =

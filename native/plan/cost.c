@@ -220,7 +220,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
     }
     out->head_norm_bytes = vec_bytes(m->output_norm.w, i->n_embd) + vec_bytes(m->output_norm.b, i->n_embd);
     out->scratch_bytes = pi_cost_scratch(m, o);
-    if (o->n_batch > PI_FEW_TOKENS)
+    if (o->n_batch > PI_SMALL_BATCH)
         out->staging_bytes = PI_STAGES * (largest < PI_STAGE_BYTES ? largest : PI_STAGE_BYTES);
     return PI_OK;
 }

@@ -308,8 +308,8 @@ static pi_status too_small(const pi_model *m, const pi_cost *cost, const pi_plan
     const uint64_t part = i->min_bytes - o->overhead_bytes - cost->scratch_bytes;
     pi_plan_options less = *o;
     pi_plan_info least = *i;
-    if (less.n_batch > PI_FEW_TOKENS) {
-        less.n_batch = PI_FEW_TOKENS;
+    if (less.n_batch > PI_SMALL_BATCH) {
+        less.n_batch = PI_SMALL_BATCH;
         pi_cost small = *cost; /* shares the layers, which n_batch does not change */
         small.scratch_bytes = pi_cost_scratch(m, &less);
         small.staging_bytes = 0;

@@ -11,10 +11,11 @@
  * those by row kernels, as each would be alone; of the former those whose FFN is dense come last, of the latter first. */
 typedef struct pi_chunk {
     int32_t n_tok;
-    int32_t n_many;               /* tokens 0..n_many-1: by matrix products */
-    int32_t first_dense, n_dense; /* prompt tokens of predicted mode; first_dense <= n_many <= first_dense + n_dense */
+    int32_t n_prefill; /* tokens 0..n_prefill-1: by matrix products */
+    /* Prompt tokens of predicted mode; first_dense <= n_prefill <= first_dense + n_dense. */
+    int32_t first_dense, n_dense;
     int32_t n_logits;
-    bool lone;                  /* a few tokens, each of another sequence */
+    bool decode;                /* a few tokens, each of another sequence */
     int32_t *token, *pos, *seq; /* [n_batch] */
     int32_t *logits_row;        /* [n_batch]: row in the session's logits, or -1 */
     int32_t *batch_row;         /* [n_batch]: index in the batch, for taps: theirs is no longer than n_batch */

@@ -74,11 +74,11 @@ void pi_chunk_fill(pi_session *s, const pi_cut *cut, int32_t first, int32_t n, i
     const pi_batch *b = cut->batch;
     pi_chunk *c = &s->chunk;
     const bool split = prompts_are_dense(s), device_decodes = s->hybrid && n <= s->hybrid->max_decode;
-    c->n_tok = c->n_many = c->n_dense = c->n_logits = 0;
+    c->n_tok = c->n_prefill = c->n_dense = c->n_logits = 0;
     for (int32_t pass = 0; pass < 4; pass++) {
         int32_t next = *row;
         if (pass == 1) c->first_dense = c->n_tok;
-        if (pass == 2) c->n_many = c->n_tok;
+        if (pass == 2) c->n_prefill = c->n_tok;
         for (int32_t i = first; i < first + n; i++) {
             const bool wants = pi_batch_has_logits(b, i), dense = split && !wants;
             const bool by_row = s->hybrid ? device_decodes : cut->by_row[i];
@@ -96,9 +96,9 @@ void pi_chunk_fill(pi_session *s, const pi_cut *cut, int32_t first, int32_t n, i
         }
     }
     *row += c->n_logits;
-    c->lone = n <= PI_ATTENTION_SPLIT_TOK;
-    for (int32_t i = 1; i < n && c->lone; i++)
-        for (int32_t j = 0; j < i; j++) c->lone &= c->seq[i] != c->seq[j];
+    c->decode = n <= PI_ATTENTION_SPLIT_TOK;
+    for (int32_t i = 1; i < n && c->decode; i++)
+        for (int32_t j = 0; j < i; j++) c->decode &= c->seq[i] != c->seq[j];
 }
 
 /* ---- what callers ask ---- */

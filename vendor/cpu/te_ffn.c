@@ -98,7 +98,7 @@ static bool silent(const te_ffn *f, float g) { return f->act == TE_DRELU ? !(g >
 static uint32_t wanted_by(const pass *p, int32_t i, int32_t j) {
     const te_ffn_io *io = p->io;
     if (io->tokens) return io->tokens[i];
-    if (!io->mask) return UINT32_MAX >> (TE_PASS_TOK - p->n_tok);
+    if (!io->mask) return UINT32_MAX >> (TE_WORKSPACE_TOKENS - p->n_tok);
     uint32_t tokens = 0;
     for (int32_t t = 0; t < p->n_tok; t++)
         tokens |= (uint32_t)(io->mask[io->ld_mask * (size_t)t + (size_t)j] != 0) << t;
@@ -145,7 +145,7 @@ static void gate_stage(pass *p, te_rows rows, int32_t i0, int32_t n, te_ahead ah
 /* The first n of p->gated: their hidden values, and what is not 0 goes to p->hidden. */
 static void up_stage(pass *p, int32_t n, te_ahead ahead) {
     const te_ffn *f = p->f;
-    float products_of[TE_PASS_TOK * GROUP], u[GROUP], g[GROUP];
+    float products_of[TE_WORKSPACE_TOKENS * GROUP], u[GROUP], g[GROUP];
     int32_t entry[GROUP];
     queue *in = &p->gated, *out = &p->hidden;
     uint32_t fired[GROUP] = {0};
@@ -319,7 +319,7 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
     te_ffn_counts sum = {0};
     const int32_t n_parts = ffn_parts(team, rows.n, io->listed != NULL);
     if (f->act != TE_RELU && f->act != TE_DRELU) skip = false;
-    for (int32_t t0 = 0; t0 < io->n_tok; t0 += TE_PASS_TOK) {
+    for (int32_t t0 = 0; t0 < io->n_tok; t0 += TE_WORKSPACE_TOKENS) {
         const size_t t = (size_t)t0;
         te_ffn_io part = *io;
         part.x += io->ldx * t;
@@ -336,7 +336,7 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
                   .io = &part,
                   .skip = skip,
                   .counts = &sum};
-        p.n_tok = io->n_tok - t0 < TE_PASS_TOK ? io->n_tok - t0 : TE_PASS_TOK;
+        p.n_tok = io->n_tok - t0 < TE_WORKSPACE_TOKENS ? io->n_tok - t0 : TE_WORKSPACE_TOKENS;
         p.group = p.n_tok == 1 ? GROUP_OF_ONE : GROUP;
         p.gated.value = me->queue;
         p.hidden.value = me->queue + ROOM;

@@ -36,7 +36,7 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
         return te_fail(TE_ARGUMENT, "a workspace of %d threads, %d tokens, %d columns and %d rows is out of range",
                        limits.n_threads, limits.max_tok, limits.max_cols, limits.max_rows);
 
-    const size_t pass = (size_t)smaller(limits.max_tok, TE_PASS_TOK), n_threads = (size_t)limits.n_threads;
+    const size_t pass = (size_t)smaller(limits.max_tok, TE_WORKSPACE_TOKENS), n_threads = (size_t)limits.n_threads;
     size_t act = 0;
     for (int type = 0; type < TE_TYPE_LIMIT; type++) {
         const size_t n = k->row[type].act_bytes ? k->row[type].act_bytes(limits.max_cols) : 0;
@@ -222,7 +222,7 @@ static void linear_gemm(te_team *team, te_workspace *ws, const te_linear *produc
     g->end();
 }
 
-/* Rows [lo, hi) of one product for n_tok <= TE_PASS_TOK tokens that are packed; t: the first one's number. */
+/* Rows [lo, hi) of one product for n_tok <= TE_WORKSPACE_TOKENS tokens that are packed; t: the first one's number. */
 static void linear_rows(te_workspace *ws, te_member *me, const te_linear *l, int32_t lo, int32_t hi, int32_t n_tok,
                         size_t t) {
     const te_row_kernels *k = te_rows_of(ws, &l->w);
@@ -269,8 +269,8 @@ void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, in
         if (way_of(ws, &products[p], n_tok) == BY_ROWS) units += units_of(&products[p], UNIT);
     if (units == 0) return;
     const int32_t n_parts = linear_parts(team, products, n_products);
-    for (int32_t t = 0; t < n_tok; t += TE_PASS_TOK) {
-        const int32_t n = smaller(n_tok - t, TE_PASS_TOK);
+    for (int32_t t = 0; t < n_tok; t += TE_WORKSPACE_TOKENS) {
+        const int32_t n = smaller(n_tok - t, TE_WORKSPACE_TOKENS);
         te_pack_fn *packed_for = NULL;
         te_deal d;
         te_deal_begin(team, &d, n_parts, false);
@@ -309,8 +309,8 @@ void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const floa
         return;
     }
     const te_row_kernels *k = te_rows_of(ws, w);
-    for (int32_t t0 = 0; t0 < n_tok; t0 += TE_PASS_TOK) {
-        const int32_t n = smaller(n_tok - t0, TE_PASS_TOK);
+    for (int32_t t0 = 0; t0 < n_tok; t0 += TE_WORKSPACE_TOKENS) {
+        const int32_t n = smaller(n_tok - t0, TE_WORKSPACE_TOKENS);
         int64_t lo, hi;
         te_deal d;
         te_deal_begin(team, &d, 4, true);

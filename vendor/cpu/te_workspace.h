@@ -6,15 +6,15 @@
 #include "te_ops.h"
 
 /* Row kernels take at most so many tokens at a time: one pass over the weights each. */
-enum { TE_PASS_TOK = 32 };
+enum { TE_WORKSPACE_TOKENS = 32 };
 
 /* Members write only their own part, so that no two share a cache line; sums belong to a chain of a deal, and whoever
  * has one of its parts writes there. Sums come in two sets, used in turn: whoever starts the next operation cannot
  * overwrite what a slower member still adds up. An operation has a barrier between its sums being complete and being
  * read, hence at most one operation lies between two members. */
 typedef struct te_member {
-    void *act[2];   /* packed activations of TE_PASS_TOK tokens, for two formats */
-    float *sums[2]; /* of the chain of this number: TE_PASS_TOK vectors of te_acc_floats(max_cols) */
+    void *act[2];   /* packed activations of TE_WORKSPACE_TOKENS tokens, for two formats */
+    float *sums[2]; /* of the chain of this number: TE_WORKSPACE_TOKENS vectors of te_acc_floats(max_cols) */
     float *queue;   /* te_ffn.c: what is known of waiting neurons, TE_QUEUE_FLOATS for each token */
     float *floats;  /* the caller's, through te_workspace_floats */
     void *gemm;     /* the GEMM's scratch */
@@ -42,7 +42,7 @@ static inline void *te_act(const te_workspace *ws, const te_member *me, int32_t 
     return (char *)me->act[which] + ws->act_stride * (size_t)t;
 }
 
-/* Packs n_tok <= TE_PASS_TOK tokens for matrices of m's type into set `which`, unless *packed_for (at first NULL) says
+/* Packs n_tok <= TE_WORKSPACE_TOKENS tokens for matrices of m's type into set `which`, unless *packed_for (at first NULL) says
  * that they are. */
 static inline void te_pack(const te_workspace *ws, const te_member *me, int32_t which, const te_mat *m, const float *x,
                            size_t ldx, int32_t n_tok, te_pack_fn **packed_for) {
