@@ -155,6 +155,6 @@ def test_what_is_read_in_place_without_an_adapter(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not AMX, reason="done above")
+@pytest.mark.skipif(not AMX, reason="no AMX here: the tests above ran without it")
 def test_without_amx() -> None:
     without_amx(__file__)
