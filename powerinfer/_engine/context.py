@@ -147,7 +147,7 @@ class Context:
         self.engine.suspend()
         sequence = self._sequence
         n = sequence.n
-        self.engine.make_room(sequence, ids.size)
+        self.engine.shift.make_room(self.session, sequence, ids.size)
         if sequence.n < n:
             self._move_rows(n, sequence.n_shared or 0, n - sequence.n)
         request = self._request(

@@ -25,10 +25,11 @@ from ..errors import ArgumentError, BusyError, ClosedError, ContextError, PowerI
 from ._native import KV_BLOCK
 from .arrays import Ids, common_prefix
 from .batch import Part, joined, parts_of
-from .prefix_cache import PrefixCache, Sequence, blocks, drop_ids
+from .context_shift import ContextShift
+from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream
 from .session import Session
-from .speculation import checked_guess, free_guesses
+from .speculation import free_guesses, take_guesses
 
 PROMPT_PART = 128
 """Prompt tokens of a step in which others generate."""
@@ -72,6 +73,7 @@ class Engine:
         self.max_waiting = max_waiting
         self._prompt_part = prompt_part
         self.n_keep = n_keep
+        self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)
         self.changed = threading.Condition()
         """Notified when a request comes or is cancelled, and when the engine is closed."""
@@ -92,14 +94,9 @@ class Engine:
     # -- what any thread may call
 
     @property
-    def n_running(self) -> int:
-        """Requests under way."""
-        return len(self._running)
-
-    @property
-    def n_waiting(self) -> int:
-        """Requests that wait for a place."""
-        return len(self._waiting)
+    def n_requests(self) -> tuple[int, int]:
+        """Requests under way, and those that wait for a place."""
+        return len(self._running), len(self._waiting)
 
     @property
     def is_busy(self) -> bool:
@@ -222,7 +219,7 @@ class Engine:
         """Between two steps: these follow what was chosen for a stepwise request, which goes on behind them.
         Raises ContextError if they do not fit."""
         if request.n + len(tokens) > request.ids.size:
-            raise self._full(request.n, len(tokens))
+            raise self.shift.error(request.n, len(tokens))
         if request.sequence is not None:
             self._settle(request, request.n - 1)
         request.over = None
@@ -271,20 +268,6 @@ class Engine:
                 self.cache.agree_all()
         return self._n_guesses
 
-    def make_room(self, sequence: Sequence, n: int) -> None:
-        """Makes n more tokens fit into an idle sequence. Raises ContextError if they cannot; then nothing has
-        changed."""
-        held = sequence.n
-        if held + n <= self.n_ctx:
-            return
-        if self.n_keep is None or min(self.n_keep, held) + n > self.n_ctx:
-            raise self._full(held, n)
-        keep, n_drop = self._forgotten(held, n)
-        self._shift_held(sequence, keep, n_drop)
-        drop_ids(sequence.ids, held, keep, n_drop)
-        sequence.shifted(keep, n_drop)
-        sequence.is_torn = False
-
     def vacate(self) -> None:
         """No sequence holds anything any more; what is under way will be computed once more."""
         while self._running:
@@ -305,11 +288,9 @@ class Engine:
         if len(self._running) != 1 or self._waiting or self.is_closing:
             return None
         request = self._running[0]
-        if not request.is_plain or request.left != 1 or request.n > self.n_ctx:
-            return None
-        if request.stream.is_cancelled or request.deadline is not None or request.over is not None:
-            return None
-        return request
+        is_over = request.stream.is_cancelled or request.deadline is not None or request.over is not None
+        is_next = request.is_plain and request.left == 1 and request.n <= self.n_ctx
+        return request if is_next and not is_over else None
 
     def _step_alone(self, request: Request) -> bool:
         """A step of this one in a single call of the session; False where there is no room for it."""
@@ -403,9 +384,9 @@ class Engine:
             if request.n > self.n_ctx:  # it gave way just when its context was full
                 if self.n_keep is None:
                     self._waiting.remove(request)
-                    self._finish(request, "error", self._full(self.n_ctx, 1))
+                    self._finish(request, "error", self.shift.error(self.n_ctx, 1))
                     continue
-                request.forget(*self._forgotten(self.n_ctx, 1))
+                request.forget(*self.shift.sizes(self.n_ctx, 1))
             ids = request.ids[: request.n]
             source, n = self._held_of(request, ids)
             if not request.is_text and self._coming(ids) - n >= KV_BLOCK:
@@ -459,11 +440,11 @@ class Engine:
         """Makes room for the next token of those whose context is full."""
         for request in [request for request in self._running if request.n > self.n_ctx]:
             if self.n_keep is None:
-                self._finish(request, "error", self._full(self.n_ctx, 1))
-            keep, n_drop = self._forgotten(self.n_ctx, 1)
+                self._finish(request, "error", self.shift.error(self.n_ctx, 1))
+            keep, n_drop = self.shift.sizes(self.n_ctx, 1)
             while request.sequence is not None:
                 try:
-                    self._shift_held(request.sequence, keep, n_drop)
+                    self.shift.move(self.session, request.sequence, keep, n_drop)
                     request.forget(keep, n_drop)
                     request.sequence.is_torn = False
                     break
@@ -477,49 +458,12 @@ class Engine:
                 except PowerInferError as error:
                     self._finish(request, "error", error)
 
-    def _shift_held(self, sequence: Sequence, keep: int, n_drop: int) -> None:
-        """The session's part of a context shift; until its ids are moved too the sequence is torn."""
-        sequence.is_torn = True
-        try:
-            self.session.shift(keep, n_drop, seq=sequence.number)
-        except PowerInferError:
-            sequence.is_torn = False
-            raise
-
-    def _forgotten(self, held: int, n: int) -> tuple[int, int]:
-        """How many tokens a context shift keeps of those held, and how many it drops behind them, so that n
-        more fit: about half, or more."""
-        keep = min(self.n_keep or 0, held, self.n_ctx - n)
-        left = held - keep
-        while keep + left + n > self.n_ctx:
-            left //= 2
-        return keep, held - keep - left
-
-    def _full(self, held: int, n: int) -> ContextError:
-        return ContextError(
-            f"the context is full: {held} tokens are held, {n} more were given and n_ctx is {self.n_ctx}"
-        )
-
-    def _guess(self) -> None:
-        """Ids that may follow, where the step is so narrow that each has the logits it has alone."""
-        if not self._n_guesses or not any(request.draft for request in self._running):
-            return
-        if any(r.sequence is None or r.sequence.n < r.generated_from for r in self._running):
-            return  # a prompt is computed otherwise
-        room = self._n_guesses + 1 - sum(request.left for request in self._running)
-        for request in list(self._running):
-            if room < 1 or request.draft is None:
-                continue
-            try:
-                n_vocab = self.session.model.info.n_vocab
-                request.take_guess(checked_guess(request.draft(request.history.copy()), n_vocab, room))
-            except Exception as error:  # it is the user's, and belongs to this generation
-                self._finish(request, "error", error)
-            room -= request.guess.size
-
     def _compute(self) -> None:
         """One feed, and what follows from it."""
-        self._guess()
+        if self._n_guesses:
+            n_vocab = self.session.model.info.n_vocab
+            for request, error in take_guesses(self._running, self._n_guesses, n_vocab):
+                self._finish(request, "error", error)
         parts = parts_of(self._running, n_batch=self._n_batch, prompt_part=self._prompt_part)
         parts = self._feed(parts)
         if not parts:

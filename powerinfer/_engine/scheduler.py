@@ -199,9 +199,10 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Numbers of the moment; does not wait for a step."""
         engine, totals, rates = self.engine, self.engine.totals, self._rates.get()
+        n_running, n_waiting = engine.n_requests
         return SchedulerStats(
-            running=engine.n_running,
-            waiting=engine.n_waiting,
+            running=n_running,
+            waiting=n_waiting,
             max_running=engine.max_running,
             max_waiting=engine.max_waiting or 0,
             n_ended=dict(engine.ended),
@@ -257,12 +258,13 @@ class Scheduler:
         self.last_error = None
         self._rates.add(totals["generated"] - before[1], totals["read"] - before[2])
         now = time.monotonic()
-        if now - self._looked_at >= _LOOK_S or not engine.n_running:
+        n_running, _ = engine.n_requests
+        if now - self._looked_at >= _LOOK_S or not n_running:
             self._looked_at = now
             self._layers = tuple(engine.session.last_step)
             self._n_free = engine.session.info.n_blocks_free
             if self._improve is not None:
-                move = self._improve(not engine.n_running)
+                move = self._improve(not n_running)
                 if move is not None:
                     engine.vacate()
                     move()

@@ -1,14 +1,15 @@
-"""Guesses at what follows: how many a step may check for nothing, and which are ids at all."""
+"""Guesses at what follows: how many a step may check for nothing, and who makes them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from ._native import chunk_end
-from .arrays import Ids, Logits
+from .arrays import Logits
 from .facts import TokenKind
+from .request import Request
 from .session import Session
 
 
@@ -40,8 +41,21 @@ def free_guesses(session: Session) -> int:
     return 0
 
 
-def checked_guess(guess: Any, n_vocab: int, most: int) -> Ids:
-    """The first ids of what a draft returned, up to one that is none."""
-    ids = np.asarray(guess).ravel()[:most]
-    bad = np.flatnonzero((ids < 0) | (ids >= n_vocab))
-    return ids[: bad[0] if bad.size else ids.size].astype(np.int32)
+def take_guesses(running: Sequence[Request], n_guesses: int, n_vocab: int) -> list[tuple[Request, Exception]]:
+    """Gives requests that have a draft ids that may follow, where the step is so narrow that each token has
+    the logits it has alone. Returns those whose draft failed, and how: it is the user's."""
+    if any(r.sequence is None or r.sequence.n < r.generated_from for r in running):
+        return []  # a prompt is computed otherwise
+    room = n_guesses + 1 - sum(request.left for request in running)
+    failed = []
+    for request in running:
+        if room < 1 or request.draft is None:
+            continue
+        try:
+            ids = np.asarray(request.draft(request.history.copy())).ravel()[:room]
+            bad = np.flatnonzero((ids < 0) | (ids >= n_vocab))
+            request.take_guess(ids[: bad[0] if bad.size else ids.size].astype(np.int32))
+        except Exception as error:
+            failed.append((request, error))
+        room -= request.guess.size
+    return failed
