@@ -38,6 +38,8 @@ from transformers import (
     DynamicCache,
     FalconConfig,
     FalconForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -48,6 +50,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -145,6 +149,33 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
         model = Qwen2ForCausalLM(Qwen2Config(**gated))
     elif spec.family == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**gated))
+    elif spec.family == "qwen3moe":
+        model = Qwen3MoeForCausalLM(
+            Qwen3MoeConfig(
+                **gated,
+                num_experts=spec.n_expert,
+                num_experts_per_tok=spec.n_used,
+                moe_intermediate_size=spec.n_ff_expert,
+                norm_topk_prob=True,
+                experts_implementation="eager",
+            )
+        )
+    elif spec.family == "gemma3":
+        del gated["hidden_act"]
+        model = Gemma3ForCausalLM(
+            Gemma3TextConfig(
+                **gated
+                | {
+                    "hidden_activation": "gelu_pytorch_tanh",
+                    "query_pre_attn_scalar": spec.d_head,
+                    "sliding_window": spec.window,
+                    "rope_parameters": {
+                        "full_attention": rope_parameters(spec.rope),
+                        "sliding_attention": rope_parameters(models.Rope(spec.window_base)),
+                    },
+                }
+            )
+        )
     elif spec.family in ("mistral", "bamboo"):
         model = MistralForCausalLM(MistralConfig(**gated, sliding_window=None))
     else:
@@ -152,12 +183,22 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
     if spec.act == "drelu":
         for layer in model.model.layers:
             layer.mlp = SymmetricReluMlp(layer.mlp)
-    state = {name: torch.from_numpy(value.astype(np.float32)) for name, value in weights.items()}
+    stacked = fuse_experts(models.stacked(weights))
+    state = {name: torch.from_numpy(value.astype(np.float32)) for name, value in stacked.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     if unexpected or [name for name in missing if not (spec.tied and name == "lm_head.weight")]:
         raise ValueError(f"{spec.name}: missing {missing}, unexpected {unexpected}")
     model.tie_weights()
     return model.float().eval()
+
+
+def fuse_experts(weights: models.Tensors) -> models.Tensors:
+    """Gate and up of a layer's experts as transformers holds them, in one tensor."""
+    out = {name.removesuffix(".weight") if ".experts." in name else name: w for name, w in weights.items()}
+    for name in [name for name in out if name.endswith(".experts.gate_proj")]:
+        up = out.pop(name.replace("gate_proj", "up_proj"))
+        out[name.replace("gate_proj", "gate_up_proj")] = np.concatenate([out.pop(name), up], axis=1)
+    return out
 
 
 def mask_ffn(spec: models.Spec, model: Any, predictor: Any, threshold: float, n_dense: int) -> None:

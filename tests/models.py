@@ -1,8 +1,8 @@
 """Small random models of every architecture the engine runs, written as GGUF and PowerInfer files.
 
-A model is a Spec. Its weights are drawn from the spec's name in the layout in which a checkpoint is
-published, and turned into the layout of a file by the steps that the converters take: q and k rows
-reordered for the interleaved rotation, Falcon's fused projection regrouped, the down projection
+A model is a Spec (specs.py). Its weights are drawn from the spec's name in the layout in which a
+checkpoint is published, and turned into the layout of a file by the steps that the converters take: q and
+k rows reordered for the interleaved rotation, Falcon's fused projection regrouped, the down projection
 transposed for a sparse file. Two-dimensional weights are rounded to F16 before anything uses them, so
 a file holds the same numbers as the model that the goldens were computed with.
 
@@ -23,136 +23,17 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFEndian, GGUFWriter, quants
 from numpy.typing import NDArray
 
+from tests.specs import CONVERTED as CONVERTED
+from tests.specs import SPECS as SPECS
+from tests.specs import Rope as Rope
+from tests.specs import Spec as Spec
+
 Array = NDArray[Any]
 Tensors = dict[str, Array]
 Meta = dict[str, Any]
 
 GOLDEN = Path(__file__).parent / "golden"
 POSITIONS_BEFORE_ZERO = 2  # OPT's learned positions start at row 2
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotation: base frequency and, when `kind` is not empty, how it is stretched beyond `n_ctx_orig`."""
-
-    base: float = 10000.0
-    kind: str = ""  # "", "linear", "yarn" or "llama3"
-    factor: float = 1.0
-    n_ctx_orig: int = 0
-    low: float = 1.0  # llama3: wavelengths above n_ctx_orig / low are divided by factor
-    high: float = 4.0  # llama3: wavelengths below n_ctx_orig / high are left alone
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
-
-    name: str
-    family: str  # the published architecture: llama mistral bamboo falcon opt qwen2 qwen3 qwen3moe
-    n_layer: int = 2
-    n_embd: int = 64
-    n_head: int = 4
-    n_head_kv: int = 4
-    head_dim: int = 0  # 0: n_embd / n_head
-    n_ff: int = 192
-    n_vocab: int = 320
-    n_ctx: int = 256
-    act: str = "silu"  # silu, gelu (the exact one), relu, drelu
-    tied: bool = False
-    two_norms: bool = False  # Falcon 40B: separate norms before attention and FFN
-    rope: Rope = Rope()
-    predictor: tuple[int, ...] = ()
-    n_expert: int = 0  # 0: each layer has one feed-forward
-    n_used: int = 0  # experts of a token
-    n_ff_expert: int = 0
-    n_prompt: int = 40
-
-    @property
-    def arch(self) -> str:
-        """`general.architecture` of its files."""
-        return "llama" if self.family == "mistral" else self.family
-
-    @property
-    def d_head(self) -> int:
-        return self.head_dim or self.n_embd // self.n_head
-
-    @property
-    def relu(self) -> bool:
-        """Whether a neuron with a non-positive gate adds exactly nothing."""
-        return self.act in ("relu", "drelu")
-
-
-SPECS: dict[str, Spec] = {
-    spec.name: spec
-    for spec in (
-        Spec("llama-mha", "llama"),
-        Spec(
-            "llama-llama3",
-            "llama",
-            n_layer=3,
-            n_embd=96,
-            n_head=6,
-            n_head_kv=2,
-            n_ff=224,
-            n_vocab=291,
-            rope=Rope(500000.0, "llama3", 8.0, 64),
-        ),
-        Spec(
-            "llama-linear",
-            "llama",
-            n_head_kv=2,
-            tied=True,
-            n_prompt=150,
-            rope=Rope(10000.0, "linear", 4.0, 64),
-        ),
-        Spec("llama-yarn", "llama", n_head=2, n_head_kv=1, rope=Rope(10000.0, "yarn", 4.0, 64)),
-        Spec("mistral", "mistral", n_head_kv=2, head_dim=24, n_ff=224, rope=Rope(1000000.0)),
-        Spec("llama-relu", "llama", act="relu", predictor=(32, 32)),
-        Spec(
-            "llama-relu-gqa",
-            "llama",
-            n_layer=3,
-            n_embd=96,
-            n_head=6,
-            n_head_kv=2,
-            n_ff=320,
-            n_vocab=291,
-            act="relu",
-            predictor=(32, 48, 40),
-        ),
-        Spec("bamboo", "bamboo", n_head_kv=2, n_ff=256, act="drelu", predictor=(32, 32)),
-        Spec("falcon-7b", "falcon", n_head_kv=1, n_ff=256, act="relu", predictor=(32, 32)),
-        Spec(
-            "falcon-40b",
-            "falcon",
-            n_embd=96,
-            n_head=6,
-            n_head_kv=2,
-            n_ff=384,
-            n_vocab=301,
-            act="relu",
-            two_norms=True,
-            predictor=(48, 32),
-        ),
-        Spec("falcon-gelu", "falcon", n_head_kv=1, n_ff=256, act="gelu"),
-        Spec("opt", "opt", n_ff=256, n_vocab=301, act="relu", tied=True, predictor=(32, 32)),
-        Spec("qwen2", "qwen2", n_head_kv=2, tied=True, rope=Rope(1000000.0)),
-        Spec("qwen2-yarn", "qwen2", n_head_kv=2, head_dim=0, n_ff=224, rope=Rope(1000000.0, "yarn", 4.0, 64)),
-        Spec("qwen3", "qwen3", n_head_kv=2, head_dim=32, n_vocab=301, rope=Rope(1000000.0)),
-    )
-}
-
-EXPERTS = Spec(
-    "qwen3moe",
-    "qwen3moe",
-    n_head_kv=2,
-    head_dim=32,
-    n_vocab=301,
-    n_expert=8,
-    n_used=3,
-    n_ff_expert=96,
-    rope=Rope(1000000.0),
-)
 
 
 # ---- drawing -----------------------------------------------------------------------------------------------
@@ -175,8 +56,11 @@ def draw(spec: Spec) -> Tensors:
     one-hot, and logits at a standard deviation of about 2; norms and biases are far from 1 and 0.
     """
     out: Tensors = {}
+    gemma = spec.family == "gemma3"
     d, ff, qw, kw = spec.n_embd, spec.n_ff, spec.n_head * spec.d_head, spec.n_head_kv * spec.d_head
     embd = 3 / d**0.5 if spec.tied else 1.0
+    if gemma:  # multiplied by d**0.5; larger ones would outweigh what the blocks add, and repeat the token
+        embd = 0.7 / d**0.5
 
     def matrix(name: str, rows: int, cols: int, std: float) -> None:
         out[name] = (normal(f"{spec.name}/{name}", rows, cols) * std).astype(np.float16)
@@ -190,7 +74,7 @@ def draw(spec: Spec) -> Tensors:
         out[name] = (mean + normal(f"{spec.name}/{name}", n) * std).astype(np.float32)
 
     def norm(name: str, n: int, *, bias: bool = False) -> None:
-        vector(f"{name}.weight", n, 1.0, 0.25)
+        vector(f"{name}.weight", n, 0.0 if gemma else 1.0, 0.25)  # Gemma multiplies by 1 + weight
         if bias:
             vector(f"{name}.bias", n, 0.0, 0.15)
 
@@ -227,10 +111,13 @@ def draw(spec: Spec) -> Tensors:
             linear(p + "self_attn.k_proj", kw, d, 1.0, qkv_bias)
             linear(p + "self_attn.v_proj", kw, d, 1.0, qkv_bias)
             linear(p + "self_attn.o_proj", d, qw, 1.0)
-            if spec.family in ("qwen3", "qwen3moe"):
+            if spec.family in ("qwen3", "qwen3moe", "gemma3"):
                 norm(p + "self_attn.q_norm", spec.d_head)
                 norm(p + "self_attn.k_norm", spec.d_head)
             norm(p + "post_attention_layernorm", d)
+            if gemma:
+                norm(p + "pre_feedforward_layernorm", d)
+                norm(p + "post_feedforward_layernorm", d)
             if spec.n_expert:
                 linear(p + "mlp.gate", spec.n_expert, d, 1.0)
             for name in [f"mlp.experts.{e}." for e in range(spec.n_expert)] or ["mlp."]:
@@ -325,6 +212,11 @@ LLAMA_NAMES = {
     "embed_tokens": "token_embd",
     "norm": "output_norm",
 }
+GEMMA_NAMES = LLAMA_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 FALCON_NAMES = {
     "input_layernorm": "attn_norm",
     "ln_mlp": "attn_norm",
@@ -354,7 +246,7 @@ def file_name(spec: Spec, name: str) -> str:
     stem, kind = name.rsplit(".", 1)
     if stem == "lm_head":
         return f"output.{kind}"
-    names = {"falcon": FALCON_NAMES, "opt": OPT_NAMES}.get(spec.family, LLAMA_NAMES)
+    names = {"falcon": FALCON_NAMES, "opt": OPT_NAMES, "gemma3": GEMMA_NAMES}.get(spec.family, LLAMA_NAMES)
     parts = stem.split(".")
     layer = next((i for i, part in enumerate(parts) if part.isdigit()), None)
     if layer is None:
@@ -377,6 +269,8 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
             value = interleaved(value, spec.n_head_kv)
         elif "attn_qkv" in new:
             value = regrouped(value, spec)
+        elif spec.family == "gemma3" and new.endswith("norm.weight"):
+            value = 1 + value  # files hold what is multiplied with
         out[new] = value
     if spec.family == "falcon" and spec.tied:
         out["output.weight"] = out["token_embd.weight"]
@@ -449,6 +343,9 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.rope.scaling.type"] = spec.rope.kind
             meta[f"{a}.rope.scaling.factor"] = spec.rope.factor
             meta[f"{a}.rope.scaling.original_context_length"] = spec.rope.n_ctx_orig
+        if spec.window:
+            meta[f"{a}.attention.sliding_window"] = spec.window
+            meta[f"{a}.rope.freq_base_swa"] = spec.window_base
         if spec.n_expert:
             meta[f"{a}.expert_count"] = spec.n_expert
             meta[f"{a}.expert_used_count"] = spec.n_used
@@ -463,9 +360,9 @@ def metadata(spec: Spec) -> Meta:
 def tokenizer(spec: Spec) -> Meta:
     """A small valid vocabulary of n_vocab tokens: bytes, the lower-case letters, then fillers.
 
-    llama, mistral and bamboo get a SentencePiece one with byte tokens, the others a byte-level BPE.
+    llama, mistral, bamboo and gemma3 get a SentencePiece one with byte tokens, the others a byte-level BPE.
     """
-    if spec.family in ("llama", "mistral", "bamboo") and spec.rope.kind != "llama3":
+    if spec.family in ("llama", "mistral", "bamboo", "gemma3") and spec.rope.kind != "llama3":
         tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
         kinds = [2, 3, 3] + [6] * 256
         pieces = ["\u2581", *"etaoinshrdlucmfwygpbvkxqjz"]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-ARCHITECTURES = ("llama", "bamboo", "falcon", "opt", "qwen2", "qwen3", "qwen3moe")
+ARCHITECTURES = ("llama", "bamboo", "falcon", "opt", "qwen2", "qwen3", "qwen3moe", "gemma3")
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,19 @@ def gelu(x: Array) -> Array:
     return np.asarray(0.5 * x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))))
 
 
-def frequencies(model: Model, head_dim: int) -> tuple[Array, float]:
-    """Rotation per position of each pair of a head, and the factor that yarn puts on q and k."""
+def gelu_tanh(x: Array) -> Array:
+    """GELU's approximation by tanh."""
+    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+
+
+def frequencies(model: Model, head_dim: int, *, window: bool) -> tuple[Array, float]:
+    """Rotation per position of each pair of a head, and the factor that yarn puts on q and k.
+
+    window: of a layer that sees a window only. It has a base of its own, and nothing stretches it.
+    """
     dim = int(model.key("rope.dimension_count", head_dim))
+    if window:
+        return float(model.key("rope.freq_base_swa", 10000.0)) ** (-np.arange(0, dim, 2) / dim), 1.0
     base = float(model.key("rope.freq_base", 10000.0))
     freq = base ** (-np.arange(0, dim, 2) / dim)
     divisors = model.get("rope_freqs.weight")  # Llama 3.1
@@ -154,9 +164,9 @@ def frequencies(model: Model, head_dim: int) -> tuple[Array, float]:
     return freq * (1 - ramp) + freq / factor * ramp, 1 + 0.1 * math.log(factor)
 
 
-def rotate(x: Array, model: Model, *, interleaved: bool) -> Array:
+def rotate(x: Array, model: Model, *, interleaved: bool, window: bool = False) -> Array:
     """Rotate [n_tokens, n_head, head_dim] by position: pairs (2i, 2i+1), or (i, i + dim/2) as in NeoX."""
-    freq, scale = frequencies(model, x.shape[-1])
+    freq, scale = frequencies(model, x.shape[-1], window=window)
     angle = np.arange(x.shape[0])[:, None, None] * freq
     cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
     half, out = len(freq), np.array(x)
@@ -168,16 +178,22 @@ def rotate(x: Array, model: Model, *, interleaved: bool) -> Array:
     return out
 
 
-def attend(q: Array, k: Array, v: Array) -> Array:
-    """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d]."""
+def attend(q: Array, k: Array, v: Array, window: int | None = None) -> Array:
+    """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d].
+
+    window: how many of the last positions are seen, the token's own included.
+    """
     n, n_head, d = q.shape
     shared = n_head // k.shape[1]
     k, v = np.repeat(k, shared, axis=1), np.repeat(v, shared, axis=1)
-    scores = np.einsum("ihd,jhd->hij", q, k) / math.sqrt(d)
-    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+    scores = np.einsum("ihd,jhd->hij", q, k, optimize=True) / math.sqrt(d)
+    seen = np.tri(n, dtype=bool)
+    if window is not None:
+        seen &= ~np.tri(n, k=-window, dtype=bool)
+    scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.asarray(np.einsum("hij,jhd->ihd", weights, v).reshape(n, n_head * d))
+    return np.asarray(np.einsum("hij,jhd->ihd", weights, v, optimize=True).reshape(n, n_head * d))
 
 
 def heads(x: Array, n_head: int) -> Array:
@@ -199,7 +215,7 @@ class Ffn:
     def act(self, x: Array) -> Array:
         if self.activation in ("relu", "drelu"):
             return relu(x, self.activation_threshold)
-        return {"silu": silu, "gelu": gelu}[self.activation](x)
+        return {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}[self.activation](x)
 
 
 def ffn(model: Model, layer: int, x: Array, predictor_input: Array, how: Ffn, trace: Trace | None) -> Array:
@@ -262,14 +278,17 @@ def default_activation(model: Model) -> str:
         return "drelu"
     if model.arch == "opt" or model.sparse:
         return "relu"
-    return "gelu" if model.arch == "falcon" else "silu"
+    return {"falcon": "gelu", "gemma3": "gelu_tanh"}.get(model.arch, "silu")
 
 
 # ---- architectures -----------------------------------------------------------------------------------------
 
 
 def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
-    """llama, mistral, bamboo, qwen2 (q, k, v biases), qwen3 (norms on each q and k head) and qwen3moe."""
+    """llama, mistral, bamboo, qwen2 (q, k, v biases), qwen3 (norms on each q and k head) and qwen3moe.
+
+    And gemma3: a scaled embedding, norms after attention and FFN, and a window in all layers but each sixth.
+    """
     eps = float(model.key("attention.layer_norm_rms_epsilon"))
     n_head = int(model.key("attention.head_count"))
     n_head_kv = int(model.key("attention.head_count_kv", n_head))
@@ -282,19 +301,29 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
         norm = model.get(f"{name}_norm.weight")
         return y if norm is None else rms_norm(y, norm, eps)
 
+    def after(y: Array, name: str) -> Array:
+        norm = model.get(f"{name}.weight")
+        return y if norm is None else rms_norm(y, norm, eps)
+
+    gemma = model.arch == "gemma3"
     x = model["token_embd.weight"][tokens]
+    if gemma:
+        x = x * math.sqrt(x.shape[1])
     for i in range(int(model.key("block_count"))):
         p = f"blk.{i}."
+        windowed = gemma and i % 6 != 5
+        window = int(model.key("attention.sliding_window")) if windowed else None
         a = rms_norm(x, model[p + "attn_norm.weight"], eps)
-        q = rotate(projected(a, p + "attn_q", n_head), model, interleaved=interleaved)
-        k = rotate(projected(a, p + "attn_k", n_head_kv), model, interleaved=interleaved)
+        q = rotate(projected(a, p + "attn_q", n_head), model, interleaved=interleaved, window=windowed)
+        k = rotate(projected(a, p + "attn_k", n_head_kv), model, interleaved=interleaved, window=windowed)
         v = projected(a, p + "attn_v", n_head_kv)
-        x = x + attend(q, k, v) @ model[p + "attn_output.weight"].T
+        attention = attend(q, k, v, window) @ model[p + "attn_output.weight"].T
+        x = x + after(attention, p + "post_attention_norm")
         h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
         if model.key("expert_count", 0):
             x = x + experts(model, i, h, how, trace)
         else:
-            x = x + ffn(model, i, h, x, how, trace)
+            x = x + after(ffn(model, i, h, x, how, trace), p + "post_ffw_norm")
     return rms_norm(x, model["output_norm.weight"], eps)
 
 

@@ -35,7 +35,7 @@ def modes(spec: models.Spec) -> list[str]:
     return ["dense", "exact", "auto"] if spec.relu else ["dense", "auto"]
 
 
-@pytest.mark.parametrize("name", sorted(models.SPECS))
+@pytest.mark.parametrize("name", models.CONVERTED)
 def test_plain_files(name: str, tmp_path: Path) -> None:
     golden = models.golden(name)
     folder = folders.write_folder(tmp_path / "hf", golden.spec)
@@ -73,7 +73,7 @@ def test_neurons_as_rows_without_predictors(name: str, tmp_path: Path) -> None:
         assert model.info.can_skip_down and model.info.n_layer_down_transposed == 0
 
 
-@pytest.mark.parametrize("name", sorted(models.SPECS))
+@pytest.mark.parametrize("name", models.CONVERTED)
 def test_quantised_plain_files(name: str, tmp_path: Path) -> None:
     """Rounding moves the answer far less than a wrong weight does; the engine computes what is there."""
     golden = models.golden(name)

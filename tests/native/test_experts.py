@@ -14,7 +14,7 @@ from powerinfer._engine.session import Model, Session
 from powerinfer.models import plan as plans
 from tests import models, reference
 
-SPEC = models.EXPERTS
+SPEC = models.SPECS["qwen3moe"]
 TOKENS = (np.arange(3, 60) * 17 % SPEC.n_vocab).tolist()
 
 

@@ -1,0 +1,152 @@
+"""The small models that tests run: the shape of each, one of every architecture and variant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotation: base frequency and, when `kind` is not empty, how it is stretched beyond `n_ctx_orig`."""
+
+    base: float = 10000.0
+    kind: str = ""  # "", "linear", "yarn" or "llama3"
+    factor: float = 1.0
+    n_ctx_orig: int = 0
+    low: float = 1.0  # llama3: wavelengths above n_ctx_orig / low are divided by factor
+    high: float = 4.0  # llama3: wavelengths below n_ctx_orig / high are left alone
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
+
+    name: str
+    family: str  # the published architecture: llama mistral bamboo falcon opt qwen2 qwen3 qwen3moe gemma3
+    n_layer: int = 2
+    n_embd: int = 64
+    n_head: int = 4
+    n_head_kv: int = 4
+    head_dim: int = 0  # 0: n_embd / n_head
+    n_ff: int = 192
+    n_vocab: int = 320
+    n_ctx: int = 256
+    act: str = "silu"  # silu, gelu (the exact one), gelu_tanh, relu, drelu
+    tied: bool = False
+    two_norms: bool = False  # Falcon 40B: separate norms before attention and FFN
+    rope: Rope = Rope()
+    predictor: tuple[int, ...] = ()
+    n_expert: int = 0  # 0: each layer has one feed-forward
+    n_used: int = 0  # experts of a token
+    n_ff_expert: int = 0
+    window: int = 0  # gemma3: positions that five of six layers see, their own included
+    window_base: float = 10000.0  # base frequency of those layers' rotation
+    n_prompt: int = 40
+
+    @property
+    def arch(self) -> str:
+        """`general.architecture` of its files."""
+        return "llama" if self.family == "mistral" else self.family
+
+    @property
+    def d_head(self) -> int:
+        return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def relu(self) -> bool:
+        """Whether a neuron with a non-positive gate adds exactly nothing."""
+        return self.act in ("relu", "drelu")
+
+
+SPECS: dict[str, Spec] = {
+    spec.name: spec
+    for spec in (
+        Spec("llama-mha", "llama"),
+        Spec(
+            "llama-llama3",
+            "llama",
+            n_layer=3,
+            n_embd=96,
+            n_head=6,
+            n_head_kv=2,
+            n_ff=224,
+            n_vocab=291,
+            rope=Rope(500000.0, "llama3", 8.0, 64),
+        ),
+        Spec(
+            "llama-linear",
+            "llama",
+            n_head_kv=2,
+            tied=True,
+            n_prompt=150,
+            rope=Rope(10000.0, "linear", 4.0, 64),
+        ),
+        Spec("llama-yarn", "llama", n_head=2, n_head_kv=1, rope=Rope(10000.0, "yarn", 4.0, 64)),
+        Spec("mistral", "mistral", n_head_kv=2, head_dim=24, n_ff=224, rope=Rope(1000000.0)),
+        Spec("llama-relu", "llama", act="relu", predictor=(32, 32)),
+        Spec(
+            "llama-relu-gqa",
+            "llama",
+            n_layer=3,
+            n_embd=96,
+            n_head=6,
+            n_head_kv=2,
+            n_ff=320,
+            n_vocab=291,
+            act="relu",
+            predictor=(32, 48, 40),
+        ),
+        Spec("bamboo", "bamboo", n_head_kv=2, n_ff=256, act="drelu", predictor=(32, 32)),
+        Spec("falcon-7b", "falcon", n_head_kv=1, n_ff=256, act="relu", predictor=(32, 32)),
+        Spec(
+            "falcon-40b",
+            "falcon",
+            n_embd=96,
+            n_head=6,
+            n_head_kv=2,
+            n_ff=384,
+            n_vocab=301,
+            act="relu",
+            two_norms=True,
+            predictor=(48, 32),
+        ),
+        Spec("falcon-gelu", "falcon", n_head_kv=1, n_ff=256, act="gelu"),
+        Spec("opt", "opt", n_ff=256, n_vocab=301, act="relu", tied=True, predictor=(32, 32)),
+        Spec("qwen2", "qwen2", n_head_kv=2, tied=True, rope=Rope(1000000.0)),
+        Spec("qwen2-yarn", "qwen2", n_head_kv=2, head_dim=0, n_ff=224, rope=Rope(1000000.0, "yarn", 4.0, 64)),
+        Spec("qwen3", "qwen3", n_head_kv=2, head_dim=32, n_vocab=301, rope=Rope(1000000.0)),
+        Spec(
+            "qwen3moe",
+            "qwen3moe",
+            n_head_kv=2,
+            head_dim=32,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            rope=Rope(1000000.0),
+        ),
+    )
+}
+
+# A whole period of layers and a prompt of more than two windows.
+GEMMA3 = Spec(
+    "gemma3",
+    "gemma3",
+    n_layer=6,
+    n_embd=96,
+    n_head_kv=2,
+    head_dim=32,
+    n_ff=128,
+    n_vocab=301,
+    act="gelu_tanh",
+    tied=True,
+    window=24,
+    window_base=500.0,
+    n_prompt=60,
+    rope=Rope(100000.0, "linear", 4.0, 64),
+)
+"""Without a golden yet."""
+
+CONVERTED = sorted(name for name, spec in SPECS.items() if spec.family != "qwen3moe")
+"""Those that `powerinfer convert` takes checkpoints of."""
