@@ -37,6 +37,7 @@ NAMES = [
     "opt",
     "qwen2",
     "qwen3",
+    "gemma3",
 ]
 SPLITS = ["all", "none", "one", "but", "some", "mixed", "cpu", "near", "weak", "only"]
 DEEP = replace(models.SPECS["llama-relu-gqa"], name="deep", n_layer=6, predictor=(32, 48, 40, 32, 48, 40))

@@ -8,6 +8,7 @@ again on each of the others, in a process of its own, because the choice is made
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -36,9 +37,11 @@ AMX_TOLERANCE = 1e-2
 ALL_PASS = -1e30
 
 
-def tolerance(n_together: int) -> float:
-    """Allowed relative error of logits when n tokens are computed together."""
-    return AMX_TOLERANCE if rounding.BF16 and n_together > 1 else TOLERANCE
+def tolerance(n_together: int, n_layer: int = 3) -> float:
+    """Allowed relative error of logits when n tokens are computed together. Roundings of activations add up
+    as the root of the layers, of which most of these models have two or three."""
+    depth = math.sqrt(max(n_layer, 3) / 3)
+    return AMX_TOLERANCE * depth if rounding.BF16 and n_together > 1 else TOLERANCE
 
 
 @dataclass
@@ -108,7 +111,7 @@ def test_prompt_logits(name: str, kind: str, sparsity: str, chunk: int, files: F
     golden, path = files.golden(name, kind)
     with open_session(path, sparsity) as session:
         rows = feed_all(session, golden.prompt, chunk)
-    assert reference.relative_error(rows, golden.logits) < tolerance(chunk)
+    assert reference.relative_error(rows, golden.logits) < tolerance(chunk, golden.spec.n_layer)
 
 
 @pytest.mark.parametrize(("name", "kind", "sparsity"), cases())
@@ -125,7 +128,7 @@ def test_greedy_tokens(name: str, kind: str, sparsity: str, files: Files) -> Non
         else:
             tokens, rows = continue_greedily(session, len(golden.greedy))
             if kind == "decode":
-                assert reference.relative_error(rows, golden.logits) < tolerance(2)
+                assert reference.relative_error(rows, golden.logits) < tolerance(2, golden.spec.n_layer)
     assert tokens == golden.greedy.tolist()
 
 
@@ -201,7 +204,7 @@ def test_through_the_python_object(name: str, kind: str, files: Files) -> None:
         assert list(itertools.islice(steps, len(golden.greedy))) == golden.greedy.tolist()
         if kind != "decode":
             n = len(golden.prompt)
-            assert reference.relative_error(llm.scores[:n], golden.logits) < tolerance(n)
+            assert reference.relative_error(llm.scores[:n], golden.logits) < tolerance(n, golden.spec.n_layer)
 
 
 # ---- what is counted, and what is not read -----------------------------------------------------------------
@@ -392,7 +395,7 @@ def test_a_relu_file_can_be_named_by_the_caller(tmp_path: Path) -> None:
     )
     with Session(Model(path, activation="relu"), sparsity="exact", n_threads=N_THREADS) as session:
         rows = feed_all(session, golden.prompt, 1000)
-    assert reference.relative_error(rows, golden.logits) < tolerance(1000)
+    assert reference.relative_error(rows, golden.logits) < tolerance(1000, golden.spec.n_layer)
 
 
 @pytest.mark.parametrize("sparsity", ["exact", "dense"])
