@@ -152,12 +152,11 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
     elif spec.family == "qwen3moe":
         model = Qwen3MoeForCausalLM(
             Qwen3MoeConfig(
-                **gated,
+                **gated | {"experts_implementation": "eager"},
                 num_experts=spec.n_expert,
                 num_experts_per_tok=spec.n_used,
                 moe_intermediate_size=spec.n_ff_expert,
                 norm_topk_prob=True,
-                experts_implementation="eager",
             )
         )
     elif spec.family == "gemma3":
