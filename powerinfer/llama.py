@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -436,7 +436,7 @@ class Llama(About, ContextGenerating, Completions, Embeddings):
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sequence of random choices; None: from anywhere."""
         with self._lock:
-            self._random = random.Random(None if seed in RANDOM_SEEDS else seed)
+            self._random = Random(None if seed in RANDOM_SEEDS else seed)
             self._sampler = None
 
     def _checked(self, tokens: Sequence[int] | Ids) -> Ids:
