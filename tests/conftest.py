@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+from collections import Counter
 
 import pytest
 
@@ -34,3 +35,19 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
         return random.Random(start.getrandbits(64) if seed is None else seed)
 
     monkeypatch.setattr(llama, "Random", seeded_random)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`sampled(n)`: one of n cases of a test is enough each time; the others are slow ones.
+
+    Steps of the golden ratio meet every value of every parameter, where each n-th case may miss some.
+    """
+    cases: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] * 0.6180339887 % 1 >= 1 / mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[test] += 1

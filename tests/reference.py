@@ -185,15 +185,15 @@ def attend(q: Array, k: Array, v: Array, window: int | None = None) -> Array:
     """
     n, n_head, d = q.shape
     shared = n_head // k.shape[1]
-    k, v = np.repeat(k, shared, axis=1), np.repeat(v, shared, axis=1)
-    scores = np.einsum("ihd,jhd->hij", q, k, optimize=True) / math.sqrt(d)
     seen = np.tri(n, dtype=bool)
     if window is not None:
         seen &= ~np.tri(n, k=-window, dtype=bool)
-    scores = np.where(seen, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    return np.asarray(np.einsum("hij,jhd->ihd", weights, v, optimize=True).reshape(n, n_head * d))
+    out = np.empty(q.shape)
+    for h in range(n_head):  # one by one: the scores of all heads together would be larger than any cache
+        scores = np.where(seen, q[:, h] @ k[:, h // shared].T / math.sqrt(d), -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out[:, h] = weights @ v[:, h // shared] / weights.sum(axis=-1, keepdims=True)
+    return out.reshape(n, n_head * d)
 
 
 def heads(x: Array, n_head: int) -> Array:

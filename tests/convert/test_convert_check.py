@@ -20,6 +20,7 @@ from tests import models, reference
 from tests.convert import folders
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", models.CONVERTED)
 def test_the_forward_pass(name: str, tmp_path: Path) -> None:
     """transformers' logits, of two prompts at once, to what float32 sums allow."""
@@ -58,6 +59,7 @@ def test_rounding(kind: str) -> None:
     np.testing.assert_array_equal(rounded(odd, kind), rounded(odd, in_f16))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [(name, "F16") for name in models.CONVERTED]
@@ -91,6 +93,7 @@ def test_what_is_right_passes(name: str, kind: str, tmp_path: Path) -> None:
     assert seen[-1][0] == seen[-1][1] and [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize(
     ("tensor", "change"),

@@ -73,6 +73,7 @@ def test_neurons_as_rows_without_predictors(name: str, tmp_path: Path) -> None:
         assert model.info.can_skip_down and model.info.n_layer_down_transposed == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", models.CONVERTED)
 def test_quantised_plain_files(name: str, tmp_path: Path) -> None:
     """Rounding moves the answer far less than a wrong weight does; the engine computes what is there."""

@@ -14,6 +14,7 @@ from powerinfer.models.convert.pre_names import recognise
 from tests.convert import folders
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted({PRE_TOKENIZERS[n]: n for n in sorted(PRE_TOKENIZERS)}.values()))
 def test_every_scheme_is_recognised_as_itself(name: str) -> None:
     """Also where llama.cpp's patterns and not a published file describe it."""

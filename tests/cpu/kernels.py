@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from functools import lru_cache
 from typing import Any
 
 import gguf
@@ -76,8 +77,18 @@ def row_bytes(name: str, cols: int) -> int:
     return cols // weights * size
 
 
+@lru_cache(maxsize=64)
 def random_rows(name: str, n_rows: int, cols: int, seed: int) -> tuple[Bytes, Doubles]:
-    """Random weights: the bytes [n_rows][row bytes], and their values [n_rows][cols] as gguf has them."""
+    """Random weights: the bytes [n_rows][row bytes], and their values [n_rows][cols] as gguf has them.
+
+    Read-only: other cases get the same arrays.
+    """
+    data, values = _random_rows(name, n_rows, cols, seed)
+    data.flags.writeable = values.flags.writeable = False
+    return data, values
+
+
+def _random_rows(name: str, n_rows: int, cols: int, seed: int) -> tuple[Bytes, Doubles]:
     rng = np.random.default_rng([seed, n_rows, cols, TYPES[name]])
     n_bytes = row_bytes(name, cols)
     if name in ("F32", "F64"):

@@ -217,6 +217,7 @@ def test_formats(table: str, types: tuple[str, str, str], n_threads: int) -> Non
             run(team, layer, skip=skip, n_tok=2, rows=a_list(150, 0.3))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("act", [RELU, DRELU, SILU, GELU, TANH])
 @pytest.mark.parametrize("n_threads", [1, 2, 3, 4])
 @pytest.mark.parametrize("gated", [True, False])
@@ -237,6 +238,7 @@ def test_activations_lists_masks(act: int, n_threads: int, gated: bool) -> None:
                 run(team, layer, n_tok=3, rows=rows, skip=skip, mask=a_mask(3, n_ff, 0.2), down=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("name", ["F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("act", [RELU, DRELU])
@@ -288,6 +290,7 @@ def down_of(team: Team, name: str, cols: int, rows: npt.NDArray[np.int32], h: Fl
     return y[:cols], n_rows
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
 def test_down_by_columns(table: str, name: str) -> None:

@@ -147,6 +147,7 @@ def check(table: str, way: str, y: Floats, x: Doubles, w: Doubles, extra: Double
         assert np.sqrt((error**2).sum() / ((x**2) @ (w**2)).sum()) <= 0.004
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("table, name, way", CASES)
 def test_product(table: str, name: str, way: str) -> None:
     rng = np.random.default_rng(11)
@@ -171,6 +172,7 @@ def test_product(table: str, name: str, way: str) -> None:
         check(table, way, y, x64, w[:, lo:hi] if transposed else w[lo:hi].T, extra)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("table, way, name", EXAMPLES)
 def test_every_length(table: str, way: str, name: str) -> None:
     """Every remainder of tokens, rows and columns."""
@@ -217,6 +219,7 @@ def spread(kind: str, shape: tuple[int, int]) -> Floats:
     return x.astype(np.float32)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["normal", "tail", "outliers"])
 @pytest.mark.parametrize("table, name", [(t, n) for t, n in INT8_CASES if cpu.block(n)[0] == 256])
 def test_rounding_in_256(table: str, name: str, kind: str) -> None:
@@ -356,6 +359,7 @@ def test_shares_give_the_same_bits(table: str, way: str, name: str) -> None:
     assert np.array_equal(whole[:7], run(table, name, data, x[:7], (0, width), way=way))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n_threads", [1, 3, 7])
 @pytest.mark.parametrize("table", TABLES)
 def test_team(table: str, n_threads: int) -> None:

@@ -26,6 +26,7 @@ def limit(terms: Doubles, n: int) -> Doubles:
     return np.asarray(8 * EPS * math.sqrt(n) * terms.sum(axis=-1))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize(("name", "cols"), CASES)
 def test_rows_against_vectors(table: str, name: str, cols: int) -> None:

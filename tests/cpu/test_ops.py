@@ -61,6 +61,7 @@ def linear(team: Team, products: list[Product], cols: int, n_tok: int, seed: int
     return outputs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("n_threads", [1, 2, 3, 4])
 def test_linear(table: str, n_threads: int) -> None:
@@ -105,6 +106,7 @@ def linear_t(team: Team, name: str, n_rows: int, cols: int, n_tok: int, with_bia
     return y
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("n_threads", [1, 2, 4])
 def test_linear_t(table: str, n_threads: int) -> None:

@@ -110,6 +110,7 @@ def test_no_list_is_read_past_its_end(table: str, name: str) -> None:
                     cpu.axpy(k, m, rows, y, acc, named)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("table, name", CASES)
 def test_few_tokens_have_the_bits_of_one(table: str, name: str) -> None:
     """dot_few and axpy_few give what dot and axpy give for the rows that a token wants, and write no more."""

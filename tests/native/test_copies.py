@@ -63,6 +63,7 @@ def answers(model: Model, n_threads: int = 2) -> dict[str, Any]:
     return out
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sparse", [False, True], ids=["gguf", "powerinfer"])
 @pytest.mark.parametrize("kind", [None, Type.F32, Type.BF16, Type.Q8_0, Type.Q4_0], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)

@@ -49,6 +49,7 @@ def alone(model: Model) -> Arrays:
         return drive(s, IDS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("split", ["all", "some"])
 def test_devices_answer_together(model: Model, alone: Arrays, name: str, split: str) -> None:

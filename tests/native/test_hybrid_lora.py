@@ -35,6 +35,7 @@ from tests.native.hybrid import (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["llama-relu-gqa", "falcon-7b", "falcon-40b", "opt", "qwen2"])
 @pytest.mark.parametrize("split", ["all", "some", "mixed"])
 def test_a_device_adapts_as_the_cpu(tmp_path: Path, name: str, split: str) -> None:
@@ -83,6 +84,7 @@ def changed(path: Path, added: dict[str, np.ndarray]) -> reference.Model:
 FFN_NAMES = ["llama-relu-gqa", "bamboo", "falcon-7b", "falcon-40b", "opt", "qwen2"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [None, Kind.Q8_0], ids=["F32", "Q8_0"])
 @pytest.mark.parametrize("name", FFN_NAMES)
 def test_adapters_of_the_feed_forward(tmp_path: Path, name: str, kind: Kind | None) -> None:
@@ -125,6 +127,7 @@ def test_an_adapter_of_one_matrix(tmp_path: Path, which: str) -> None:
             assert reference.relative_error(np.stack(rows[:8:2]), expected) < (2e-2 if AMX else 1e-3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llama-relu-gqa", "opt", "falcon-7b", "qwen2"])
 @pytest.mark.parametrize("split", ["alone", "all", "mixed", "cpu"])
 def test_adapters_of_embedding_and_output(tmp_path: Path, name: str, split: str) -> None:

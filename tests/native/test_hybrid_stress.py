@@ -12,6 +12,7 @@ from tests.core import capi
 from tests.native.hybrid import DEEP, write
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("spec", "form"),
     [(DEEP, "sparse"), (models.SPECS["opt"], "dense"), (models.SPECS["falcon-40b"], "sparse")],

@@ -62,6 +62,7 @@ def same(model: Model, options: dict[str, Any], feeds: Sequence[tuple[Ids, Any, 
                 assert s.save(seq=seq) == tapped.save(seq=seq)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [1, 2, 9, 16, 17, 40, 65, 128])
 def test_a_prompt(case: tuple[Model, dict[str, Any]], n: int) -> None:
     same(*case, [(prompt(n), 0, None), (prompt(1, 1), 0, None), (prompt(24, 2), 0, None)])

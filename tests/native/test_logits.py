@@ -155,6 +155,7 @@ def test_kv_types(name: str, type_kv: str, limit: float, files: Files) -> None:
     assert reference.relative_error(rows, golden.logits) < limit
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 @pytest.mark.parametrize("name", ["llama-relu-gqa", "falcon-40b", "opt", "qwen3"])
 def test_quantised_weights(name: str, kind: str, files: Files) -> None:
@@ -173,6 +174,7 @@ def test_quantised_weights(name: str, kind: str, files: Files) -> None:
         assert reference.relative_error(rows, expected) < max(limit, tolerance(chunk)), f"chunk {chunk}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 @pytest.mark.parametrize("name", SPARSE)
 def test_quantised_sparse_files(name: str, kind: str, files: Files) -> None:

@@ -128,6 +128,7 @@ def test_survivors(options: dict[str, float], n_vocab: int) -> None:
     assert sorted(expected) == list(seen)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 @pytest.mark.parametrize("options", FILTERS, ids=named)
 def test_probabilities(options: dict[str, float], temperature: float) -> None:
@@ -147,6 +148,7 @@ def test_probabilities(options: dict[str, float], temperature: float) -> None:
     assert chi2 < freedom + 5 * math.sqrt(2 * freedom) + 5
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("scale", [0.3, 2.0, 8.0])
 @pytest.mark.parametrize(
     "options",
@@ -199,6 +201,7 @@ def test_few_tokens_of_a_large_vocabulary() -> None:
         assert set(without) == {5, 70, 39_999}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("k", [1, 2, 39, 40, 313])
 @pytest.mark.parametrize("order", ["rising", "falling", "ties", "blocks", "shuffled"])
 def test_the_k_largest_in_any_order(order: str, k: int) -> None:

@@ -105,6 +105,7 @@ def test_cut_goes_back(model: Model, n_keep: int) -> None:
     assert got.tobytes() == answer(model, ids[:n_keep] + other).tobytes()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 100, 130])
 def test_a_copy_shares_until_it_is_written(model: Model, n: int) -> None:
     ids, left, right = tokens(130), tokens(70, 1), tokens(70, 2)

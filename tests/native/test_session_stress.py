@@ -11,6 +11,7 @@ from tests import models
 from tests.core import capi
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "sign"),
     [(name, False) for name in ("llama-relu", "falcon-7b", "opt", "qwen3")]

@@ -98,6 +98,7 @@ def assert_close(rows: dict[str, list[Array]], trace: reference.Trace, model: re
 # ---- values
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chunk", [1, 1000])
 @pytest.mark.parametrize("mode", ["dense", "exact", "predicted"])
 @pytest.mark.parametrize("name", SPARSE)
@@ -365,6 +366,7 @@ def write_signed(folder: Path, name: str, kind: str | None) -> Path:
     return models.write(path, meta, tensors, kind=stored)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("name", SPARSE)
 def test_sign_scores_are_numpys(name: str, kind: str | None, folder: Path) -> None:

@@ -177,6 +177,7 @@ def check_arithmetic(r: Reference, a: Asked, got: Any) -> float:
     return us
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", first(CASES, 15))
 def test_best_within_a_hundredth(case: int, tmp_path: Path) -> None:
     pytest.importorskip("scipy")

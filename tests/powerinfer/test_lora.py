@@ -76,6 +76,7 @@ def rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.mean(values.astype(np.float64) ** 2)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llama-relu", "qwen2", "opt", "falcon-7b", "falcon-40b"])
 @pytest.mark.parametrize("rank", [1, 3, 40])
 def test_against_changed_weights(llama: OpenLlama, tmp_path: Path, name: str, rank: int) -> None:

@@ -107,6 +107,7 @@ def open_few(path: Path, mode: Any, n_ctx: int, n_batch: int = FEW_TOKENS) -> Se
 # ---- values
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("n_ctx", "stride"), [(16, 0), (17, 0), (16, 5), (12, 11), (16, 1)])
 @pytest.mark.parametrize("mode", ["dense", "exact", "predicted"])
 @pytest.mark.parametrize("name", SPARSE)
@@ -249,6 +250,7 @@ def expected_rows(trace: reference.Trace, gated: bool, skip_down: bool = True) -
     return needed / total
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n_batch", [1, 8, 64])
 @pytest.mark.parametrize("mode", ["exact", "predicted"])
 @pytest.mark.parametrize("name", SPARSE)

@@ -305,6 +305,7 @@ def test_a_picture(name: str, relu_path: Path, text: Path, tmp_path: Path) -> No
     assert path.read_bytes().startswith(begin)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "counts", [np.zeros((2, 5)), np.array([[3, 0, 1]]), np.full((1, 1), 3), np.full((4, 2000), 2)]
 )

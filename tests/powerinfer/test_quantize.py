@@ -250,6 +250,7 @@ def test_keys_and_magic_are_kept(files: dict[str, Path], tmp_path: Path) -> None
         assert set(after) - set(before) == {"general.quantization_version"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "mixture"),
     [(name, "Q4_K_M") for name in SPECS] + [("llama", "Q3_K_L"), ("llama", "IQ4_NL"), ("falcon", "Q8_0")],

@@ -60,6 +60,7 @@ def slow_spm(tokens: list[str], scores: list[float], text: str) -> list[str]:
     return output
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(40))
 def test_spm_joins_the_best_pair_first_and_the_left_one_of_equals(seed: int) -> None:
     """Random vocabularies with many equal scores, gaps (a token whose parts are none), spaces inside of

@@ -129,6 +129,7 @@ def test_text_is_given_out_as_soon_as_it_is_certain() -> None:
 # -- with a model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", TEMPLATES)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "water"}}])
 def test_demanded_calls(llama: OpenLlama, family: str, choice: Any) -> None:

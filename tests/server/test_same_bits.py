@@ -172,6 +172,7 @@ def submit(own: Scheduler, ids: Ids, rows: list[bytes]) -> Stream:
     )
 
 
+@pytest.mark.sampled(2)
 @each_case
 def test_company_and_prefixes(tmp_path: Path, spec: models.Spec, kind: Kind | None, sparsity: Any) -> None:
     common = prompt(101, 7)
@@ -208,6 +209,7 @@ def test_company_and_prefixes(tmp_path: Path, spec: models.Spec, kind: Kind | No
                 assert stream.n_reused == n_reused
 
 
+@pytest.mark.sampled(2)
 @each_case
 def test_texts_beside_others(tmp_path: Path, spec: models.Spec, kind: Kind | None, sparsity: Any) -> None:
     texts = [prompt(n, n) for n in (3, 50, 1, 20, 7, 64, 12, 8, 90, 41)]
