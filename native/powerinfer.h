@@ -255,6 +255,7 @@ typedef struct pi_session_info {
     uint64_t n_work_bytes;
     uint64_t n_device_bytes;         /* of all devices: weights, K and V, buffers */
     int32_t n_in_place;              /* neurons of all layers whose rows devices read in host memory */
+    uint64_t n_unmapped_bytes;       /* of weights in host memory, which a device's driver refused to register */
     int32_t n_blocks, n_blocks_free; /* of PI_KV_BLOCK positions */
 } pi_session_info;
 

@@ -60,15 +60,16 @@ typedef struct pi_host_fault {
     int32_t die, hang,
         vanish;  /* an operation reports an error; it never ends, unless it is cancelled; so, but the device
                                   can be seen to have failed */
-    int32_t map; /* from now on nothing can be mapped */
+    int32_t map; /* nothing can be mapped; -n: the n-th piece cannot */
 } pi_host_fault;
 extern pi_host_fault pi_host_faults;
 bool pi_host_is_due(int32_t *fault);
 #define PI_HOST_IS_DUE(fault) pi_host_is_due(&pi_host_faults.fault)
-#define PI_HOST_HAS(fault)    (pi_host_faults.fault != 0)
+/* All, or below 0 the one that makes it 0. */
+#define PI_HOST_REFUSES(fault) (pi_host_faults.fault > 0 || (pi_host_faults.fault < 0 && ++pi_host_faults.fault == 0))
 #else
-#define PI_HOST_IS_DUE(fault) false
-#define PI_HOST_HAS(fault)    false
+#define PI_HOST_IS_DUE(fault)  false
+#define PI_HOST_REFUSES(fault) false
 #endif
 
 static inline pi_host_device *pi_host(pi_device *dev) { return (pi_host_device *)dev; }

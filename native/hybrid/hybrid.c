@@ -92,20 +92,24 @@ pi_status pi_hybrid_place(pi_session *s, const pi_plan *plan, pi_hybrid **out) {
 
 /* ---- opening ---- */
 
-/* So that the device reads cold weights where they lie, as far as it can; a prompt's others pass through a small buffer. */
-static void map_weights(const pi_hybrid *h, int32_t device) {
+/* A piece that the driver refuses does not keep it from the others. */
+static void map_piece(pi_hybrid *h, pi_device *dev, const void *p, size_t n_bytes) {
+    if (dev->ops->map(dev, p, n_bytes) != PI_OK) h->unmapped_bytes += n_bytes;
+}
+
+/* So that the device reads cold weights where they are, as far as it can; a prompt's others pass through a small buffer. */
+static void map_weights(pi_hybrid *h, int32_t device) {
     const pi_model *m = h->s->model;
     pi_device *dev = h->device[device].dev;
     /* Of copied weights nothing is left in the file that a kernel reads. */
     for (int32_t i = 0; m->options.use_mmap && i < te_gguf_n_parts(m->file->gguf); i++) {
         size_t n_bytes = 0;
         const void *p = te_gguf_mapping(m->file->gguf, i, &n_bytes);
-        if (dev->ops->map(dev, p, n_bytes) != PI_OK) return;
+        map_piece(h, dev, p, n_bytes);
     }
     for (int32_t l = 0; l < m->info.n_layer; l++)
-        if (m->layer[l].own.p && h->layer[l].device == device &&
-            dev->ops->map(dev, m->layer[l].own.p, m->layer[l].own.n_bytes) != PI_OK)
-            return;
+        if (m->layer[l].own.p && h->layer[l].device == device)
+            map_piece(h, dev, m->layer[l].own.p, m->layer[l].own.n_bytes);
 }
 
 /* What the plan says is read in place is, where the device can. */

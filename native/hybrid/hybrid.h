@@ -108,6 +108,7 @@ typedef struct pi_hybrid {
     pi_progress progress; /* while loading */
     void *progress_ctx;
     uint64_t sent_bytes, total_bytes;
+    uint64_t unmapped_bytes; /* of weights in host memory, which drivers refused to register */
     /* The run under way. */
     int32_t n_members; /* of the CPU's team */
     int32_t late;      /* 1 + the device that did not answer in time; 0: all did */

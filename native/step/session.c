@@ -186,6 +186,7 @@ void pi_session_get_info(const pi_session *s, pi_session_info *out) {
                              .n_work_bytes = s->memory_bytes + te_workspace_bytes(s->ws),
                              .n_device_bytes = s->hybrid ? pi_hybrid_bytes(s->hybrid) : 0,
                              .n_in_place = s->hybrid ? pi_hybrid_in_place(s->hybrid) : 0,
+                             .n_unmapped_bytes = s->hybrid ? s->hybrid->unmapped_bytes : 0,
                              .n_blocks = s->kv.n_blocks,
                              .n_blocks_free = s->kv.n_free};
     pi_session_unlock(s);

@@ -145,6 +145,9 @@ class SessionInfo:
     """Of all devices: weights, K and V, buffers."""
     n_in_place: int
     """Neurons of all layers whose weights devices read in host memory."""
+    n_unmapped_bytes: int
+    """Of weights in host memory, which a device's driver refused to register: prompts copy them through a
+    small buffer, which is slower."""
     n_blocks: int
     n_blocks_free: int
     """Blocks hold 64 positions."""

@@ -320,9 +320,16 @@ def summary(plan: Plan) -> str:
 
 
 def _warn_of_mapping(plan: Plan, session: Session) -> None:
-    """Warns where a device cannot read in place what the plan says."""
+    """Warns where a device cannot read weights in host memory: the plan's, or those of prompts."""
     planned = sum(len(layer.pcie) for layer in plan.layers)
-    missing = planned - session.info.n_in_place
+    info = session.info
+    missing = planned - info.n_in_place
+    if info.n_unmapped_bytes and not missing:
+        warnings.warn(
+            f"the GPU's driver cannot map {info.n_unmapped_bytes / GIB:.2f} GiB of the weights in host "
+            "memory: long prompts copy them through a small buffer and are slower",
+            stacklevel=5,
+        )
     if missing:
         warnings.warn(
             f"of {planned} neurons the plan wants the GPU to read the weights in host memory, which cannot "

@@ -230,6 +230,7 @@ class Session:
             n_work_bytes=native.n_work_bytes,
             n_device_bytes=native.n_device_bytes,
             n_in_place=native.n_in_place,
+            n_unmapped_bytes=native.n_unmapped_bytes,
             n_blocks=native.n_blocks,
             n_blocks_free=native.n_blocks_free,
         )

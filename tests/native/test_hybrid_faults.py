@@ -204,6 +204,41 @@ def test_what_cannot_be_read_in_place_is_the_cpus(model: Model, faults: Faults, 
 
 
 @with_faults
+def test_one_piece_that_cannot_be_mapped_leaves_the_others(tmp_path: Path, faults: Faults) -> None:
+    with Model(write(tmp_path, DEEP, "sparse"), use_mmap=False) as copied:
+        answers, in_place, unmapped = [], [], []
+        for faults.map in (0, -2, 1):
+            plan = place(copied, "near", "exact")
+            with Session(copied, plan=plan, device="host", **options("exact")) as s:
+                answers.append(drive(s, IDS))
+                in_place.append(s.info.n_in_place)
+                unmapped.append(s.info.n_unmapped_bytes)
+    assert unmapped[0] == 0 < unmapped[1] and unmapped[2] > 4 * unmapped[1]
+    assert 0.7 * in_place[0] < in_place[1] < in_place[0] and in_place[2] == 0
+    assert apart(answers[0], answers[1]) < TOLERANCE
+
+
+@with_faults
+def test_prompts_that_will_be_slower_warn(tmp_path: Path, faults: Faults) -> None:
+    """No neuron is read in host memory for single tokens, but those of prompts would be."""
+    path = write(tmp_path, "llama-relu", "dense")
+    asked = Settings(overhead_bytes=0, group=1, n_batch=16)
+    rates = engine.Rates(in_place_bytes_per_s=0, handover_us=0, layer_us=0, ffn_us=0)
+    whole = make_plan(path, vram_budget=1, rates=rates, settings=asked)
+    gib = (whole.min_bytes + whole.full_bytes) / 2 / (1 << 30)
+    plan = make_plan(path, vram_budget=gib, rates=rates, settings=asked)
+    assert plan.uses_device and not any(len(layer.pcie) for layer in plan.layers)
+    said: dict[str, Any] = {"n_ctx": 0, "n_batch": 16, "sparsity": "auto", "type_k": None, "type_v": None}
+    faults.map = 1
+    with (
+        pytest.warns(UserWarning, match="cannot map .* long prompts"),
+        Model(path) as model,
+        Opening(model, devices=None, plan=plan, names=["host"], **said).open() as s,
+    ):
+        s.feed([3])
+
+
+@with_faults
 def test_a_plan_that_cannot_be_followed_warns(tmp_path: Path, faults: Faults) -> None:
     rates = engine.Rates(cpu_bytes_per_s=1e9, in_place_bytes_per_s=1e9, handover_us=0, layer_us=0, ffn_us=0)
     path = write(tmp_path, "llama-relu", "dense")

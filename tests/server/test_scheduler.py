@@ -53,17 +53,6 @@ def alone(relu_path: Path) -> Callable[[Ids, int], list[int]]:
     return lambda ids, n: list(islice(llm.generate(ids.tolist(), temp=0.0), n))
 
 
-def same(path: Path, ids: Ids, got: list[int], want: list[int], **options: Any) -> bool:
-    """Equal, or parted only where the two likeliest tokens were as good as equal."""
-    if got == want:
-        return True
-    at = next(i for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b)
-    with Llama(path, n_threads=1, verbose=False, **options) as llm:
-        llm.eval([*ids.tolist(), *want[:at]])
-        first, second = np.sort(llm.scores[-1])[-2:]
-    return bool(first - second < 1e-2)
-
-
 # -- the same answers
 
 
@@ -78,7 +67,7 @@ def test_answers_are_those_of_running_alone(make: MakeScheduler, sparse_path: Pa
     llm = Llama(sparse_path, n_threads=1, verbose=False, sparsity=sparsity, **kv)
     for ids, answer in zip(prompts, got, strict=True):
         want = list(islice(llm.generate(ids.tolist(), temp=0.0), 24))
-        assert same(sparse_path, ids, answer, want, sparsity=sparsity, **kv)
+        assert answer == want
     stats = scheduler.stats()
     assert stats.n_generated_tokens == 24 * len(prompts)
     assert stats.n_steps < 24 * len(prompts) / 2  # they were computed together
@@ -269,7 +258,7 @@ def test_the_youngest_gives_way(
     stats = scheduler.stats()
     assert stats.n_preempted >= 1 and stats.n_ended == {"length": 4}
     for i, answer in enumerate(answers):
-        assert same(relu_path, prompt(30, i), answer, alone(prompt(30, i), 100), type_k="f32", type_v="f32")
+        assert answer == alone(prompt(30, i), 100)
     # Whoever gave way computes his answer again as it was the first time, with the predictor's neurons.
     assert len(generated) > 4 * 99 and all(generated)
 

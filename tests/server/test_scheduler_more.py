@@ -29,7 +29,7 @@ from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 from tests import models
 from tests.powerinfer.test_online import open_llama, some_gib
 from tests.powerinfer.test_online import path as online_path
-from tests.server.test_scheduler import blocked, choice, prompt, same
+from tests.server.test_scheduler import blocked, choice, prompt
 
 __all__ = ["online_path"]
 MakeScheduler = Callable[..., Scheduler]
@@ -141,8 +141,8 @@ def test_guesses_change_no_answer(make: MakeScheduler, relu_path: Path, right: i
     scheduler = make(draft=oracle, n_guesses=15)
     with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(ids, choice(), limit=40) for ids in prompts]
-    for ids, stream, answer in zip(prompts, streams, answers, strict=True):
-        assert same(relu_path, ids, list(stream), answer, type_k="f32", type_v="f32")
+    for stream, answer in zip(streams, answers, strict=True):
+        assert list(stream) == answer
         assert stream.n_given == 40
     stats = scheduler.stats()
     assert oracle.n_asked and stats.n_generated_tokens == 120
@@ -151,7 +151,7 @@ def test_guesses_change_no_answer(make: MakeScheduler, relu_path: Path, right: i
     # What is held afterwards is what was chosen: a conversation goes on from it.
     longer = np.concatenate([prompts[0], np.array(answers[0][:30], np.int32)])
     stream = scheduler.submit(longer, choice(), limit=10)
-    assert same(relu_path, longer, list(stream), answers[0][30:], type_k="f32", type_v="f32")
+    assert list(stream) == answers[0][30:]
     assert stream.n_reused == longer.size - 1
 
 
