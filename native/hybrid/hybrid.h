@@ -160,7 +160,7 @@ pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device);
 pi_kv_far pi_hybrid_far(pi_hybrid *h);
 /* step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
-/* Waits for words from a device; what ends in vain gives zeros, and ends all other waits. */
+/* Waits for words from a device; one that times out gives zeros, and ends all other waits. */
 void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t ticket,
                      uint32_t *out);
 /* The neurons that marks of parts p0 to p1 - 1 name, into list, and which tokens do, if these are several; returns how

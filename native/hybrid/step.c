@@ -18,7 +18,7 @@
  * whoever has done his own neurons goes on with others'; down is then added up by columns (te_op_ffn_down), which has one
  * order whoever computed what. Rows of formats in blocks of 256 are not cut so finely: there each member has a sum.
  *
- * A wait that ends in vain ends all others: whatever a member has then is computed with zeros and thrown away. No member
+ * A wait that times out ends all others: whatever a member has then is computed with zeros and thrown away. No member
  * leaves early, since the others meet it at barriers; for the same reason no barrier depends on what was posted. */
 #include <string.h>
 

@@ -152,7 +152,7 @@ static te_status join_parts(te_gguf *g) {
     if (twice >= 0) {
         char name[TE_GGUF_QUOTED];
         te_gguf_quote(g->tensors[twice].name, name);
-        return te_fail(TE_FORMAT, "%s: tensor '%s' stands there twice", g->parts[g->tensors[twice].part].label, name);
+        return te_fail(TE_FORMAT, "%s: duplicate tensor name '%s'", g->parts[g->tensors[twice].part].label, name);
     }
     return TE_OK;
 }

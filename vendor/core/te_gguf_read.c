@@ -333,7 +333,7 @@ te_status te_gguf_part_read(te_gguf_part *p, uint64_t seed) {
     if (status != TE_OK) return status;
     if (twice >= 0) {
         char key[TE_GGUF_QUOTED];
-        return te_fail(TE_FORMAT, "%s: key '%s' stands there twice", p->label, te_gguf_quote(p->kv[twice].key, key));
+        return te_fail(TE_FORMAT, "%s: duplicate key '%s'", p->label, te_gguf_quote(p->kv[twice].key, key));
     }
     status = read_alignment(p, &alignment);
     if (status != TE_OK) return status;
