@@ -508,7 +508,7 @@ typedef struct pi_plan_device {
 
 /* Deterministic; well below 0.1 s for 80 layers of 28672 neurons. counts are read during the call only. Errors:
  * ARGUMENT (ranges; a mode that the model does not have; a budget below min_bytes: the message says what would do),
- * MEMORY. */
+ * UNSUPPORTED (a model that devices cannot compute), MEMORY. */
 pi_status pi_plan_new(const pi_model *model, const pi_plan_options *options, pi_plan **out);
 
 /* A placement that was saved, or made elsewhere. */

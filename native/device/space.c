@@ -8,6 +8,8 @@ bool pi_space_reads_rows(int32_t type, uint64_t stride) {
     return l && (l->n_planes > 1 ? stride % 2 == 0 : stride % PI_DEVICE_ROW == 0);
 }
 
+bool pi_space_window(int32_t window) { return !window || window >= PI_SMALL_BATCH; }
+
 static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 

@@ -25,6 +25,9 @@ static inline uint64_t pi_space_matrix(uint64_t row_bytes, uint64_t n_rows) {
 }
 /* Whether kernels can read rows in host memory, which lie so many bytes apart, as they are. */
 bool pi_space_reads_rows(int32_t type, uint64_t stride);
+/* Whether attention can be for the last `window` positions only (0: for all). Tokens that are computed together must see
+ * each other. */
+bool pi_space_window(int32_t window);
 
 /* What kernels are allowed for work space. At most PI_SMALL_BATCH are computed together with the CPU, with so many partial
  * sums of one token's feed-forward and of attention; chunks of more are matrix products, whose weights are converted in

@@ -27,6 +27,22 @@ static pi_status number_in(const char *name, double v, double lo, double hi) {
     return PI_OK;
 }
 
+/* Of a plan that may put layers on a device. */
+static pi_status check_windows(const pi_model *m, const pi_plan_options *o) {
+    uint64_t budget = 0;
+    for (int32_t d = 0; d < o->n_devices; d++) budget |= pi_budget(o, d);
+    for (int32_t l = 0; budget && l < m->info.n_layer; l++) {
+        const int32_t window = pi_attention_of(&m->layer[l])->window;
+        if (!pi_space_window(window))
+            return PI_FAIL(
+                PI_ERROR_UNSUPPORTED,
+                "layer %d sees the last %d positions, a device needs windows of %d or more; the CPU computes "
+                "such a model",
+                l, window, PI_SMALL_BATCH);
+    }
+    return PI_OK;
+}
+
 pi_status pi_plan_check(const pi_model *m, pi_plan_options *o) {
     pi_session_options s = {.n_ctx = o->n_ctx,
                             .n_pool = o->n_pool,
@@ -56,6 +72,7 @@ pi_status pi_plan_check(const pi_model *m, pi_plan_options *o) {
     if (o->n_devices < 1) o->n_devices = 1;
     if (o->n_devices > PI_PLAN_DEVICES)
         return PI_FAIL(PI_ERROR_ARGUMENT, "a plan is for 1..%d devices, not for %d", PI_PLAN_DEVICES, o->n_devices);
+    PI_TRY(check_windows(m, o));
     if (o->overhead_bytes > UINT64_MAX / 4)
         return PI_FAIL(PI_ERROR_ARGUMENT, "overhead_bytes is %llu, more than any device has",
                        (unsigned long long)o->overhead_bytes);

@@ -119,7 +119,8 @@ static inline double pi_layer_us(pi_layer_time t) {
 
 /* ---- options.c ---- */
 
-/* Checks o and puts numbers where zeros stand for defaults. Errors: ARGUMENT. */
+/* Checks o and puts numbers where zeros stand for defaults. Errors: ARGUMENT, UNSUPPORTED (a model that no device
+ * computes). */
 pi_status pi_plan_check(const pi_model *m, pi_plan_options *o);
 
 /* ---- order.c ---- */

@@ -201,7 +201,7 @@ class Opening:
         try:
             self.statistics = find_statistics(self.model)
             self._plan(self.statistics)
-        except (ArgumentError, FileError, FormatError) as error:
+        except (ArgumentError, FileError, FormatError, UnsupportedError) as error:
             self._give_up(error)
             return
         assert self.plan is not None

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, FormatError, UnsupportedError
+from powerinfer._engine import devices
+from powerinfer._engine.opening import Opening
 from powerinfer._engine.session import Model, Session
 from powerinfer.models import plan as plans
 from tests import models, reference
@@ -131,6 +133,18 @@ def test_a_token_reads_its_experts_alone(model: Model) -> None:
         expert = 2 * 3 * SPEC.n_ff_expert * SPEC.n_embd  # F16
         router = 4 * SPEC.n_expert * SPEC.n_embd
         assert [step.ffn_bytes for step in s.last_step] == [SPEC.n_used * expert + router] * SPEC.n_layer
+
+
+def test_a_gpu_that_nobody_asked_for(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the model to the CPU, with a warning."""
+    monkeypatch.setattr(devices, "_warned", set())
+    found = devices.Devices(kind="host", indices=(0,), budgets=(1 << 30,), automatic=True)
+    said: dict[str, Any] = {"n_ctx": 0, "n_batch": 16, "sparsity": "auto", "type_k": None, "type_v": None}
+    with (
+        pytest.warns(UserWarning, match="is not used: experts on a device are not supported yet"),
+        Opening(model, devices=found, **said).open() as s,
+    ):
+        s.feed([3])
 
 
 def test_what_experts_cannot_do_is_refused(path: Path, model: Model) -> None:

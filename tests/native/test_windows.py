@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from powerinfer import UnsupportedError
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
 from tests import models, reference, rounding
@@ -36,7 +39,7 @@ def tokens() -> list[int]:
     return [int(t) for t in np.arange(7, 7 + N) * 53 % SPEC.n_vocab]
 
 
-def write(path: Any) -> Any:
+def write(path: Any, window: int = WINDOW) -> Any:
     tensors = models.file_tensors(SPEC, models.draw(SPEC))
     for i in range(SPEC.n_layer):
         for name in ("post_attention_norm", "post_ffw_norm"):
@@ -46,7 +49,7 @@ def write(path: Any) -> Any:
     meta |= {
         "general.architecture": "gemma3",
         "gemma3.context_length": N,
-        "gemma3.attention.sliding_window": WINDOW,
+        "gemma3.attention.sliding_window": window,
         "gemma3.rope.freq_base": BASE,
         "gemma3.rope.freq_base_swa": BASE_WINDOW,
         "gemma3.rope.scaling.type": "linear",
@@ -206,21 +209,24 @@ def test_bytes_of_a_window(case: tuple[Model, Any]) -> None:
 SIZES: dict[str, Any] = {"n_ctx": N, "n_pool": 704, "n_batch": 512, "sparsity": "dense"}
 
 
+BUDGET = engine.Settings(
+    budget_bytes=1 << 34,
+    n_ctx=N,
+    n_pool=704,
+    n_batch=512,
+    sparsity="dense",
+    overhead_bytes=0,
+    group=1,
+)
+
+
 def on_device(model: Model, split: str) -> Any:
     """A plan with all of the model on a device, a part or none of each feed-forward, or every other layer."""
     layers = [split != "layers" or i % 2 == 0 for i in range(SPEC.n_layer)]
     hot = {"all": np.arange(SPEC.n_ff), "part": np.arange(5, SPEC.n_ff, 3)}.get(split, np.arange(0))
     return engine.native_plan(
         model,
-        engine.Settings(
-            budget_bytes=1 << 34,
-            n_ctx=N,
-            n_pool=704,
-            n_batch=512,
-            sparsity="dense",
-            overhead_bytes=0,
-            group=1,
-        ),
+        BUDGET,
         engine.Rates(in_place_bytes_per_s=1e10),
         on_device=layers,
         hot=[hot.astype(np.int32) if on else np.arange(0, dtype=np.int32) for on in layers],
@@ -254,3 +260,26 @@ def check_on_device(model: Model, expected: Any, device: str, split: str) -> Non
 def test_on_a_device(case: tuple[Model, Any], split: str) -> None:
     model, expected = case
     check_on_device(model, expected, "host", split)
+
+
+def test_a_window_that_a_device_cannot_have(tmp_path: Path) -> None:
+    """Up to eight tokens are computed together there, and must see each other. A plan says so, not a step."""
+    with Model(write(tmp_path / "8.gguf", 8)) as model:
+        engine.compute(model, BUDGET, engine.Rates())
+        with Session(model, plan=on_device(model, "all"), device="host", **SIZES) as session:
+            session.feed(tokens()[:20])
+    with Model(write(tmp_path / "7.gguf", 7)) as model:
+        for plan in (
+            lambda: on_device(model, "layers"),
+            lambda: engine.compute(model, BUDGET, engine.Rates()),
+            lambda: engine.compute(
+                model, replace(BUDGET, budget_bytes=0, more_budgets=(1 << 34,)), engine.Rates()
+            ),
+        ):
+            with pytest.raises(
+                UnsupportedError, match=r"layer 0 sees the last 7 positions.* of 8 or more; the CPU"
+            ):
+                plan()
+        assert not engine.compute(model, replace(BUDGET, budget_bytes=0), engine.Rates()).uses_device
+        with Session(model, **SIZES) as session:
+            session.feed(tokens()[:20])
