@@ -424,4 +424,10 @@ static void run(pi_block_run *r) {
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_O, s->att, n_q, r->y, n);
 }
 
-const pi_block_kind pi_attention_kind = {"attention", bind, prepare, run};
+static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
+    te_mat *const mat[] = {&b->attention.q, &b->attention.k, &b->attention.v, &b->attention.o};
+    for (int32_t i = 0; i < 4; i++) out[i] = (pi_block_mat){.mat = mat[i], .use = PI_MAT_PRODUCT};
+    return 4;
+}
+
+const pi_block_kind pi_attention_kind = {"attention", bind, matrices, prepare, run};

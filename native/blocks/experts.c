@@ -183,4 +183,10 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     return PI_OK;
 }
 
-const pi_block_kind pi_experts_kind = {"experts", bind, prepare, run};
+static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
+    te_mat *const mat[] = {&b->experts.router, &b->experts.gate, &b->experts.up, &b->experts.down};
+    for (int32_t i = 0; i < 4; i++) out[i] = (pi_block_mat){.mat = mat[i], .use = PI_MAT_PRODUCT};
+    return 4;
+}
+
+const pi_block_kind pi_experts_kind = {"experts", bind, matrices, prepare, run};

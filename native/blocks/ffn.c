@@ -246,4 +246,15 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     return PI_OK;
 }
 
-const pi_block_kind pi_ffn_kind = {"feed-forward", bind, prepare, run};
+static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
+    pi_ffn *f = &b->ffn;
+    int32_t n = 0;
+    out[n++] = (pi_block_mat){.mat = &f->fc1, .use = PI_MAT_PREDICTOR};
+    out[n++] = (pi_block_mat){.mat = &f->fc2, .use = PI_MAT_PREDICTOR};
+    out[n++] = (pi_block_mat){.mat = &f->gate, .use = PI_MAT_NEURONS};
+    out[n++] = (pi_block_mat){.mat = &f->up, .use = PI_MAT_NEURONS};
+    out[n++] = (pi_block_mat){f->down.w ? &f->down : &f->down_t, &f->down_t, PI_MAT_DOWN};
+    return n;
+}
+
+const pi_block_kind pi_ffn_kind = {"feed-forward", bind, matrices, prepare, run};

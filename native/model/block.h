@@ -77,12 +77,29 @@ typedef struct pi_block_run {
     float *y;       /* [n_tok][n_embd] what the block gives is added to these rows */
 } pi_block_run;
 
+/* What loading may do with a matrix, and what a row of it belongs to. */
+typedef enum pi_mat_use {
+    PI_MAT_PRODUCT,   /* an output of the block */
+    PI_MAT_PREDICTOR, /* the same, of a predictor, whose format may be another */
+    PI_MAT_NEURONS,   /* a neuron */
+    PI_MAT_DOWN,      /* a neuron, or an output; may be stored the other way round */
+} pi_mat_use;
+
+typedef struct pi_block_mat {
+    te_mat *mat;        /* w NULL: the block has none */
+    te_mat *by_neurons; /* of DOWN: what it is where a row belongs to a neuron; may be mat itself */
+    pi_mat_use use;
+} pi_block_mat;
+enum { PI_BLOCK_MATS = 8 };
+
 /* What a kind of block knows. All members of the team call prepare and run; the blocks of a layer that stand side by
  * side are all prepared before any runs. */
 typedef struct pi_block_kind {
     const char *name;
     /* Reads the block's keys and finds its tensors. Errors: FORMAT, UNSUPPORTED, MEMORY. */
     pi_status (*bind)(struct pi_model *m, int32_t l, pi_block *b);
+    /* All matrices of the block, in the order in which copies of them are stored; returns their number. */
+    int32_t (*matrices)(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]);
     /* Makes the block's input from x, and what must be known before x changes. Ends with or without a barrier. */
     void (*prepare)(pi_block_run *r);
     /* Adds what the tokens from r->from on give to r->y. Begins behind a barrier, ends without one. */

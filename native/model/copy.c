@@ -22,7 +22,7 @@
 #include "model.h"
 
 /* How te_ops.h's operations share rows out: in products by 16, of neurons each. */
-enum { MAX_MOVES = 12, LINE = 64, PRODUCT_UNIT = 16, NEURON_UNIT = 1 };
+enum { MAX_MOVES = PI_MAX_BLOCKS * PI_BLOCK_MATS, LINE = 64, PRODUCT_UNIT = 16, NEURON_UNIT = 1 };
 
 /* One matrix on its way. */
 typedef struct move {
@@ -66,36 +66,44 @@ static void interleave(copy_task *t) {
 }
 
 /* Only float formats can be transposed without a change of value, and only ReLU layers have silent neurons to skip. */
-static bool transposes(const pi_model *m, const pi_ffn *l) {
-    const int32_t type = l->down.type;
-    return l->down.w && pi_is_relu(m->info.activation) && (type == TE_F32 || type == TE_F16 || type == TE_BF16);
+static bool transposes(const pi_model *m, const pi_block_mat *down) {
+    const int32_t type = down->mat->type;
+    return down->mat != down->by_neurons && down->mat->w && pi_is_relu(m->info.activation) &&
+           (type == TE_F32 || type == TE_F16 || type == TE_BF16);
+}
+
+static void plan_block(const pi_model *m, pi_block *b, copy_task *t) {
+    const bool all = !m->options.use_mmap;
+    pi_block_mat mats[PI_BLOCK_MATS];
+    const int32_t n = b->kind->matrices(b, mats);
+    int32_t n_neurons = 0; /* matrices with a row for each neuron, before down: gate and up */
+    for (int32_t i = 0; i < n; i++) {
+        te_mat *mat = mats[i].mat;
+        switch (mats[i].use) {
+        case PI_MAT_PRODUCT:
+            if (all) put(t, mat, mat, mat->type, PRODUCT_UNIT);
+            break;
+        case PI_MAT_PREDICTOR: {
+            const int32_t type = m->options.predictor_type >= 0 ? m->options.predictor_type : mat->type;
+            if (all || type != mat->type) put(t, mat, mat, type, PRODUCT_UNIT);
+            break;
+        }
+        case PI_MAT_NEURONS:
+            n_neurons += mat->w != NULL;
+            if (all) put(t, mat, mat, mat->type, NEURON_UNIT);
+            break;
+        case PI_MAT_DOWN: {
+            te_mat *to = transposes(m, &mats[i]) ? mats[i].by_neurons : mat;
+            if (all || to != mat) put(t, mat, to, mat->type, NEURON_UNIT);
+            if (all && n_neurons == 2 && to == mats[i].by_neurons) interleave(t);
+        }
+        }
+    }
 }
 
 static void plan_layer(const pi_model *m, pi_layer *l, copy_task *t) {
-    pi_attention *a = pi_attention_of(l);
-    pi_ffn *f = pi_ffn_of(l);
-    const bool all = !m->options.use_mmap, transposed = f && transposes(m, f);
-    const int32_t asked = m->options.predictor_type;
     *t = (copy_task){.kernels = m->kernels};
-    te_mat *attention[] = {&a->q, &a->k, &a->v, &a->o};
-    for (int32_t i = 0; all && i < 4; i++) put(t, attention[i], attention[i], attention[i]->type, PRODUCT_UNIT);
-    pi_experts *e = pi_experts_of(l);
-    if (e) {
-        te_mat *experts[] = {&e->router, &e->gate, &e->up, &e->down};
-        for (int32_t i = 0; all && i < 4; i++) put(t, experts[i], experts[i], experts[i]->type, PRODUCT_UNIT);
-    }
-    if (!f) return;
-    te_mat *predictor[] = {&f->fc1, &f->fc2}, *down = f->down.w ? &f->down : &f->down_t;
-    for (int32_t i = 0; i < 2; i++) {
-        const int32_t type = asked >= 0 ? asked : predictor[i]->type;
-        if (all || type != predictor[i]->type) put(t, predictor[i], predictor[i], type, PRODUCT_UNIT);
-    }
-    if (all) {
-        put(t, &f->gate, &f->gate, f->gate.type, NEURON_UNIT);
-        put(t, &f->up, &f->up, f->up.type, NEURON_UNIT);
-    }
-    if (all || transposed) put(t, down, transposed ? &f->down_t : down, down->type, NEURON_UNIT);
-    if (all && f->gate.w && (transposed || f->down_t.w)) interleave(t);
+    for (int32_t i = 0; i < l->n_blocks; i++) plan_block(m, &l->block[i], t);
 }
 
 static bool is_tied(const pi_model *m) { return m->output.w == m->token_embd.w; }

@@ -125,11 +125,13 @@ static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static uint64_t largest_converted(const pi_model *m) {
     uint64_t n = 0;
     for (int32_t l = 0; l < m->info.n_layer; l++) {
-        const pi_layer *w = &m->layer[l];
-        const pi_attention *a = pi_attention_of(w);
-        const pi_ffn *f = pi_ffn_of(w);
-        const te_mat mats[] = {a->q, a->k, a->v, a->o, f->gate, f->up, f->down, f->down_t};
-        for (size_t k = 0; k < sizeof mats / sizeof *mats; k++) n = most(n, converted(mats[k]));
+        pi_layer *w = &m->layer[l];
+        for (int32_t i = 0; i < w->n_blocks; i++) {
+            pi_block_mat mats[PI_BLOCK_MATS];
+            const int32_t n_mats = w->block[i].kind->matrices(&w->block[i], mats);
+            for (int32_t k = 0; k < n_mats; k++)
+                if (mats[k].use != PI_MAT_PREDICTOR) n = most(n, converted(*mats[k].mat));
+        }
         for (int32_t k = 0; w->adapter && k < PI_N_ADAPT; k++)
             n = most(n, most(converted(w->adapter[k].a), converted(w->adapter[k].b)));
     }
