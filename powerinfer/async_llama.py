@@ -103,8 +103,17 @@ class AsyncStream(AsyncIterator[Chunk]):
 
 
 class AsyncLlama:
-    """A model that answers many requests at the same time. Its coroutines belong to one event loop at a time;
-    everything else may be called from any thread."""
+    """A model that answers many requests at the same time, for asyncio programs.
+
+    async with AsyncLlama("model.gguf", n_parallel=8) as llm:
+        answers = await asyncio.gather(*(llm.create_completion(p, max_tokens=64) for p in prompts))
+        async for part in await llm.create_chat_completion(messages, stream=True):
+            print(part["choices"][0]["delta"].get("content", ""), end="")
+
+    Requests that are open at the same time are computed together. Cancelling a task, or leaving a stream
+    before its end, frees its place at once. Coroutines belong to one event loop at a time; everything else
+    may be called from any thread.
+    """
 
     def __init__(
         self,
@@ -207,10 +216,17 @@ class AsyncLlama:
     async def create_completion(
         self, prompt: Prompt | Sequence[Prompt], *, stream: bool = False, **options: Any
     ) -> Chunk | AsyncStream:
-        """Continues a prompt, or each of a list of prompts: as Llama.create_completion, with `timeout_s`.
+        """Continues a prompt, or each of a list of prompts.
 
-        After timeout_s seconds an answer ends as if by max_tokens; one that has not begun raises
-        TimeoutError. Raises BusyError if too many requests wait.
+        prompt: text, token ids, or a list of either. All are computed together.
+        stream: return an AsyncStream of parts instead of the whole.
+        options: those of Llama.create_completion(), and timeout_s. After so many seconds an answer ends as
+            if by max_tokens; None: no limit.
+
+        Returns a dict in OpenAI's shape, with an entry of "choices" for each prompt and answer.
+
+        Raises what Llama.create_completion() raises, BusyError if too many requests wait, TimeoutError if
+        the time is over before an answer has begun, ClosedError.
         """
         several = not isinstance(prompt, (str, bytes)) and len(prompt) and not _is_id(prompt[0])
         prompts = list(prompt) if several else [prompt]
@@ -235,7 +251,15 @@ class AsyncLlama:
     async def create_chat_completion(
         self, messages: Sequence[Mapping[str, Any]], *, stream: bool = False, **options: Any
     ) -> Chunk | AsyncStream:
-        """Answers a conversation: as Llama.create_chat_completion, with what create_completion adds."""
+        """Answers a conversation.
+
+        messages: dicts with "role" and "content".
+        stream: return an AsyncStream of parts instead of the whole.
+        options: those of Llama.create_chat_completion(), and timeout_s as in create_completion().
+
+        Returns a dict in OpenAI's shape: the answer is result["choices"][0]["message"]. Raises what
+        create_completion() raises.
+        """
         return await self._create(Served.create_chat_completion, [messages], stream, options)
 
     async def _create(
@@ -320,10 +344,14 @@ class AsyncLlama:
     async def embed(
         self, input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]], *, normalize: bool = False
     ) -> list[Any]:
-        """The vector of a text, or of its token ids, pooled as the object was told; a list of texts gives a
-        list of vectors.
+        """Computes the vector of a text, or of each of several texts.
 
-        normalize: vectors of length 1.
+        input: a text or its token ids, or a list of either.
+        normalize: scale vectors to length 1.
+
+        Returns n_embd floats, or for a list of texts a list of vectors. With pooling "none" a text has a
+        vector for each token: [n_tokens, n_embd]. Raises ArgumentError for a text that is too long,
+        BusyError, ClosedError.
         """
         one, texts = _texts(input)
         vectors, _ = await self._vectors(texts, normalize=normalize)
@@ -337,7 +365,15 @@ class AsyncLlama:
         normalize: bool = False,
         timeout_s: float | None = None,
     ) -> Chunk:
-        """The same in OpenAI's shape."""
+        """Computes embeddings and returns them in OpenAI's shape.
+
+        input, normalize: as in embed().
+        model: the name that the result carries. None: the path of the file.
+        timeout_s: seconds after which TimeoutError is raised. None: no limit.
+
+        Returns a dict: the vector of text i is result["data"][i]["embedding"], token counts are in
+        result["usage"].
+        """
         _, texts = _texts(input)
         vectors, n_tokens = await self._vectors(texts, normalize=normalize, timeout_s=timeout_s)
         data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
@@ -376,7 +412,7 @@ class AsyncLlama:
         return await self._in_thread(self.llama.tokenize, text, add_bos, special)
 
     async def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """The text of tokens; what is no whole character becomes U+FFFD."""
+        """The text of tokens. Bytes that are no whole character become U+FFFD."""
         data = await self._in_thread(lambda: self.llama.detokenize(tokens, special=special))
         return data.decode("utf-8", "replace")
 

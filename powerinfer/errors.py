@@ -16,7 +16,7 @@ class FileError(PowerInferError, OSError):
 
 
 class FormatError(PowerInferError, ValueError):
-    """A file is not what it must be; the message names the fact."""
+    """A file's content is not valid. The message says what is wrong."""
 
 
 class ArgumentError(PowerInferError, ValueError):
@@ -28,7 +28,7 @@ class OutOfMemoryError(PowerInferError, MemoryError):
 
 
 class UnsupportedError(PowerInferError, NotImplementedError):
-    """Valid, but not implemented in this version; the message names it."""
+    """The request is valid, but this version or installation cannot do it. The message says what."""
 
 
 class ContextError(PowerInferError, ValueError):
@@ -44,7 +44,7 @@ class ClosedError(PowerInferError, ValueError):
 
 
 class BusyError(PowerInferError, RuntimeError):
-    """All places are taken, those for waiting too; nothing was begun. Later there may be one."""
+    """Too many requests are waiting already. Nothing was begun; try again later."""
 
 
 class LibraryError(PowerInferError, ImportError):

@@ -51,7 +51,15 @@ _EMBEDDED_TOGETHER = 8  # texts of one call of embed()
 
 
 class Llama(About, ContextGenerating, Completions, Embeddings):
-    """A model with one context."""
+    """A model with one context, for one conversation at a time.
+
+    with Llama("model.gguf") as llm:  # or Llama.demo()
+        print(llm("Once upon a time", max_tokens=40)["choices"][0]["text"])
+        for part in llm.create_chat_completion([{"role": "user", "content": "Hello"}], stream=True):
+            print(part["choices"][0]["delta"].get("content", ""), end="", flush=True)
+
+    Calls from several threads wait for each other. AsyncLlama answers many requests at the same time.
+    """
 
     def __init__(
         self,
@@ -101,7 +109,7 @@ class Llama(About, ContextGenerating, Completions, Embeddings):
         model_path: a file, or "demo" for the model that comes with the package.
         n_gpu_layers: 0 is a vram_budget of 0, -1 one of None; other values warn.
         n_ctx: most tokens of prompt and answer together; None or 0: what the model was trained with, at
-            most 4096; "auto": as much of that as a quarter of the memory holds (opening.py has the rule).
+            most 4096; "auto": as much of that as a quarter of the memory holds.
         n_batch: prompt tokens computed together; n_ubatch, if smaller, instead.
         n_seq: conversations that `session` can hold; this object itself uses one.
         n_pool: positions that all of them share; None: n_ctx.
@@ -245,8 +253,8 @@ class Llama(About, ContextGenerating, Completions, Embeddings):
     ) -> Llama:
         """Fetches a model from the Hugging Face Hub and opens it with the options of Llama.
 
-        The arguments and errors are those of hub.download(). local_dir_use_symlinks has no effect: today's
-        huggingface_hub makes no links there.
+        The arguments and errors are those of powerinfer.models.hub.download(). local_dir_use_symlinks has no
+        effect: today's huggingface_hub makes no links there.
         """
         from .models.hub import download
 

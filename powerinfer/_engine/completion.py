@@ -136,22 +136,36 @@ class Completions(Generating):
         """Continues a prompt.
 
         prompt: text (control tokens in it count as such), or token ids.
-        suffix: what shall follow the answer, for models that were trained to fill a gap.
-        max_tokens: None or 0 or less: until an end token, or until the context is full.
-        stop: strings that end the answer and are not part of it.
+        suffix: text after the answer, for models that were trained to fill a gap.
+        max_tokens: most tokens of the answer. None, 0 or less: until an end token or a full context.
+        stop: strings that end the answer. They are not part of it.
         echo: begin the text with the prompt.
         stream: return an iterator of parts instead of the whole.
-        model: the name that the result carries; None: the path of the file.
-        grammar: what the text must follow: a LlamaGrammar, or GBNF.
-        logprobs: tell how likely each token was, and as many of the likeliest in its place; with echo also
-            those of the prompt.
-        n: how many answers, one after the other; a seed is that of the first, the next numbers are those of
-            the others.
-        best_of: make so many and give the n whose tokens are the likeliest on average; not with stream.
-        options: `seed`, `logit_bias`, `logits_processor` and `stopping_criteria` as in generate(), and
-            `temperature`, `top_k`, `top_p` and so on: the fields of sampling.Sampling.
+        model: the name that the result carries. None: the path of the file.
+        grammar: a form that the text must have: a LlamaGrammar, or GBNF as text.
+        logprobs: report the log probability of each token, and those of this many likeliest tokens in its
+            place; with echo also those of the prompt.
+        n: number of answers, made one after the other. The first uses `seed`, the next ones seed + 1 and
+            so on.
+        best_of: make so many answers, and return the n with the highest mean log probability. Not with
+            stream.
 
-        Raises ContextError before anything is computed if the prompt is longer than n_ctx.
+        Sampling, with defaults: temperature=0.8 (0: the likeliest token), top_k=40 (0: off), top_p=0.95
+        (1: off), min_p=0.05 (0: off), typical_p=1.0 (1: off), repeat_penalty=1.0 (1: off),
+        frequency_penalty=0.0, presence_penalty=0.0, penalty_last_n=last_n_tokens_size (-1: all tokens),
+        mirostat_mode=0 (2: on), mirostat_tau=5.0, mirostat_eta=0.1.
+
+        Further options: seed (None: the next number of the object's own), logit_bias ({token id: number
+        that is added}), logits_processor and stopping_criteria as in generate().
+
+        Returns a dict in OpenAI's shape: the text is result["choices"][0]["text"], token counts are in
+        result["usage"]. With stream the parts have the same shape, and each has its piece of the text.
+
+        Raises ContextError if the prompt is longer than n_ctx; nothing was computed then. ArgumentError for
+        a value out of range, TypeError for an unknown option, UnsupportedError for a grammar without
+        llguidance.
+
+            llm("The capital of France is", max_tokens=8, temperature=0)["choices"][0]["text"]
         """
         from .._text.answer import Echo, best, completion, completion_chunks, numbered, together
 
@@ -222,7 +236,7 @@ class Completions(Generating):
     ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
         """Answers a conversation.
 
-        messages: mappings with "role" ("system", "user", "assistant", "tool") and "content".
+        messages: dicts with "role" ("system", "user", "assistant", "tool") and "content".
         tools: functions that the answer may call, in OpenAI's shape; calls come as `tool_calls`.
         tool_choice: "auto", "none", "required", or {"type": "function", "function": {"name": ...}}; the last
             two need llguidance.
@@ -230,10 +244,22 @@ class Completions(Generating):
         functions, function_call: the same in the older shape.
         response_format: {"type": "json_object"} (with "schema" if wanted) or {"type": "json_schema", ...};
             needs llguidance.
-        logprobs, top_logprobs: tell how likely each token was, and the likeliest in its place.
-        The rest as in create_completion. How the conversation becomes a prompt is said by
-        `chat_format=`, else by the file's own template, else by its architecture (with a notice).
-        With `chat_handler=` that function answers instead.
+        logprobs: report the log probability of each token; top_logprobs: and of how many of the likeliest
+            in its place.
+
+        The other options are those of create_completion(); here temperature is 0.2 by default.
+
+        The conversation becomes a prompt by the object's chat_format, else by the file's template, else by
+        the usual format of its architecture (with a notice). A chat_handler answers instead of all this.
+
+        Returns a dict in OpenAI's shape: the answer is result["choices"][0]["message"]. With stream an
+        iterator of parts, whose pieces of text are part["choices"][0]["delta"].get("content").
+
+        Raises what create_completion() raises, and ArgumentError for a conversation that the chat template
+        refuses.
+
+            messages = [{"role": "user", "content": "Hello"}]
+            llm.create_chat_completion(messages)["choices"][0]["message"]["content"]
         """
         if self.chat_handler is not None:
             options |= dict(functions=functions, function_call=function_call, tools=tools)

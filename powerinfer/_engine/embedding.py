@@ -132,15 +132,16 @@ class Embeddings(ABC):
         *,
         pooling: int | str | None = None,
     ) -> Any:
-        """The vector of a text as a list of floats, or of each of several texts, which are computed together.
-        The context is forgotten.
+        """Computes the vector of a text, or of each of several texts. The context is forgotten.
 
-        Without pooling there is a vector for each token: [n_tokens, n_embd].
+        input: one text, or several, which are computed together.
+        normalize: scale vectors to length 1.
+        truncate: cut texts to n_ctx tokens. False: a longer one is an error.
+        return_count: return (vectors, number of tokens computed).
+        pooling: "none", "mean", "cls" or "last", instead of the object's own.
 
-        normalize: vectors of length 1.
-        truncate: cut texts to n_ctx tokens; False refuses longer ones.
-        return_count: return (vectors, tokens computed).
-        pooling: instead of the object's own.
+        Returns n_embd floats as a list, or for several texts a list of such lists. Without pooling a text
+        has a vector for each token: [n_tokens, n_embd].
 
         Raises ArgumentError unless the object was made with embedding=True, and for a text that is too long.
         """
@@ -167,7 +168,17 @@ class Embeddings(ABC):
     def create_embedding(
         self, input: str | Sequence[str], model: str | None = None
     ) -> CreateEmbeddingResponse:
-        """embed() in OpenAI's shape."""
+        """Computes embeddings and returns them in OpenAI's shape.
+
+        input: one text, or several.
+        model: the name that the result carries. None: the path of the file.
+
+        Returns a dict: the vector of text i, as embed() gives it, is result["data"][i]["embedding"]. Token
+        counts are in result["usage"]. Raises what embed() raises.
+
+            llm = Llama("model.gguf", embedding=True, pooling_type="mean")
+            vector = llm.create_embedding("Hello")["data"][0]["embedding"]
+        """
         texts = [input] if isinstance(input, str) else list(input)
         vectors, n_tokens = self.embed(texts, return_count=True)
         return {

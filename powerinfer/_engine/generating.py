@@ -143,8 +143,9 @@ class Generating(ABC):
         penalize_nl: bool = True,
         **sampling: Any,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """Token after token, without end: end tokens are given like others. Tokens that are sent to the
-        generator are appended to what it gave.
+        """Generates token after token, without end: end tokens are yielded like others.
+
+        Tokens that are sent to the generator are appended to those that it yielded.
 
         tokens: the prompt. What the context holds of its beginning is reused.
         reset: False continues the context with tokens instead.
@@ -152,7 +153,7 @@ class Generating(ABC):
         stopping_criteria: asked after each token, with it among the ids; when one says so that token is
             the last.
         grammar: what the tokens must follow; the last one is that after which nothing may come.
-        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: the fields of sampling.Sampling.
+        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: those of create_completion().
 
         Raises ContextError for a prompt longer than n_ctx, and when the context is full and
         context_shift is off.
@@ -213,9 +214,9 @@ class ContextGenerating(Generating):
         """Chooses a token after what was evaluated. It is not evaluated itself.
 
         idx: after which of the tokens held; None: the last. Another one needs logits_all.
-        grammar: a `grammar.Constraint`, which is told of the token, or a grammar of which this token is the
-            first.
-        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: the fields of sampling.Sampling.
+        grammar: a LlamaGrammar or GBNF, of which this token is the first; or what LlamaGrammar.constraint()
+            returned, which goes on from the tokens before.
+        sampling: `temp` (or `temperature`), `top_k`, `top_p` and so on: those of create_completion().
         With mirostat the surprise bound is remembered until options change, or reset(), set_seed() or
         load_state().
         """

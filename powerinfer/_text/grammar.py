@@ -39,7 +39,14 @@ _vocabularies: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictio
 
 
 class LlamaGrammar:
-    """The form of an answer. Errors in it are found here, not when an answer is made."""
+    """A form that an answer must have. Needs llguidance (the extra powerinfer[grammar]).
+
+    grammar = LlamaGrammar.from_regex("yes|no")
+    llm("Is the sky blue? ", grammar=grammar)["choices"][0]["text"]
+
+    Errors in a grammar are raised here, not when an answer is made: each method raises ArgumentError for
+    one that is not valid, and UnsupportedError if llguidance is not installed. A grammar may be shared.
+    """
 
     def __init__(self, text: str) -> None:
         """text: a grammar in llguidance's notation; the from_... methods make one of others.
@@ -53,7 +60,10 @@ class LlamaGrammar:
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
-        """From GBNF, the notation of llama.cpp, whose first rule is `root`; Lark is recognised too."""
+        """A grammar in GBNF, llama.cpp's notation, whose first rule is `root`. Lark is recognised too.
+
+        verbose has no effect in these methods; llama-cpp-python has it.
+        """
         del verbose  # nothing is printed
         _llguidance()
         try:
@@ -64,7 +74,7 @@ class LlamaGrammar:
 
     @classmethod
     def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
-        """From a file with GBNF."""
+        """A grammar from a UTF-8 file with GBNF. Raises also what opening the file raises."""
         try:
             text = Path(file).read_text("utf-8")
         except UnicodeDecodeError:
@@ -75,13 +85,13 @@ class LlamaGrammar:
     def from_json_schema(
         cls, json_schema: str | Mapping[str, Any] | bool, verbose: bool = True
     ) -> LlamaGrammar:
-        """JSON that a schema accepts; the schema as a mapping or as text."""
+        """JSON that a schema accepts. The schema is a dict, or text with JSON."""
         del verbose
         return cls(_of_schema(json_schema))
 
     @classmethod
     def from_lark(cls, lark: str) -> LlamaGrammar:
-        """From llguidance's Lark, in which `%json {...}` stands for JSON of a schema."""
+        """A grammar in llguidance's Lark, in which `%json {...}` means JSON of a schema."""
         return cls(_llguidance().LLMatcher.grammar_from_lark(lark))
 
     @classmethod

@@ -64,7 +64,9 @@ def add_arguments(parser: Parser) -> None:
     add_list("-np", "--n-sequences", metavar="N,...", help="sequences decoded together", default="1")
     add_list("-t", "--n-threads", metavar="N,...", help="threads", default="physical cores")
     add_list("--sparsity", metavar="MODE,...", help=f"{', '.join(SPARSITY)}", default="auto")
-    parser.add_argument("-r", "--repetitions", type=int, metavar="N", default=3, help="default 3")
+    parser.add_argument(
+        "-r", "--repetitions", type=int, metavar="N", default=3, help="runs of each test (default 3)"
+    )
     parser.add_argument("--no-warmup", action="store_true", help="time the first run too")
     parser.add_argument(
         "-b", "--n-batch", type=int, metavar="N", default=512, help="prompt tokens at a time (default 512)"

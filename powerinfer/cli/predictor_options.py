@@ -189,7 +189,13 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         default=defaults.batch,
         help="tokens of a step (default %(default)s)",
     )
-    group.add_argument("--seed", type=int, metavar="N", default=defaults.seed, help="default %(default)s")
+    group.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        default=defaults.seed,
+        help="of all random choices (default %(default)s)",
+    )
     group.add_argument(
         "--device",
         default=defaults.device,

@@ -41,7 +41,11 @@ def add_arguments(parser: Parser) -> None:
         help="what clients call the model, several with commas (default: the file's name)",
     )
     server.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY", help="may be given several times"
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="that clients must send; may be repeated",
     )
     server.add_argument("--api-key-file", type=Path, metavar="FILE", help="a key on each line")
     server.add_argument(
@@ -60,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
         "(default: none)",
     )
     server.add_argument("--ssl-cert-file", metavar="FILE", help="serve https")
-    server.add_argument("--ssl-key-file", metavar="FILE")
+    server.add_argument("--ssl-key-file", metavar="FILE", help="the certificate's private key")
     server.add_argument("-v", "--verbose", action="store_true", help="a line on stderr for each request")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
@@ -90,7 +94,13 @@ def add_arguments(parser: Parser) -> None:
         metavar="N",
         help="requests that may wait; more get status 429 (default %(default)s)",
     )
-    limits.add_argument("--max-body", type=float, default=8, metavar="MIB", help="(default %(default)s)")
+    limits.add_argument(
+        "--max-body",
+        type=float,
+        default=8,
+        metavar="MIB",
+        help="largest body of a request (default %(default)s)",
+    )
     limits.add_argument(
         "--timeout", type=float, default=600, metavar="SECONDS", help="for one answer (default %(default)s)"
     )

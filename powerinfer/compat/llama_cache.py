@@ -33,7 +33,7 @@ _MAX_HEADER = 4096
 
 
 class BaseLlamaCache(ABC):
-    """What set_cache() takes."""
+    """Base of the prompt caches that Llama.set_cache() takes."""
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         """capacity_bytes: the entries used longest ago are dropped beyond this."""
@@ -66,7 +66,7 @@ class BaseLlamaCache(ABC):
 
 
 class LlamaRAMCache(BaseLlamaCache):
-    """In memory, for one process."""
+    """A prompt cache in memory, for one process."""
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         super().__init__(capacity_bytes)
@@ -113,7 +113,7 @@ LlamaCache = LlamaRAMCache
 
 
 class LlamaDiskCache(BaseLlamaCache):
-    """In a folder, one file for each entry; several processes may share it.
+    """A prompt cache in a folder, with one file for each entry. Several processes may share it.
 
     Files are checked when they are read: one that is damaged is deleted and counts as absent. They hold
     what was said, in the tokens and in K and V: the folder is made for its owner alone.

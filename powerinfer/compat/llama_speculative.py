@@ -20,7 +20,7 @@ Ids = npt.NDArray[np.int32]
 
 
 class LlamaDraftModel(ABC):
-    """Guesses what follows."""
+    """Base of what `Llama(draft_model=...)` takes: guesses tokens that the model then checks together."""
 
     @abstractmethod
     def __call__(self, input_ids: Ids, /, **kwargs: Any) -> npt.ArrayLike:

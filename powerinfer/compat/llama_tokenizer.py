@@ -12,7 +12,7 @@ from ..errors import ArgumentError
 
 
 class BaseLlamaTokenizer(ABC):
-    """Text to tokens and back."""
+    """Base of tokenizers: text to tokens and back."""
 
     @abstractmethod
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
@@ -26,7 +26,7 @@ class BaseLlamaTokenizer(ABC):
 
 
 class LlamaTokenizer(BaseLlamaTokenizer):
-    """What `llm.tokenizer()` gives."""
+    """The tokenizer that `llm.tokenizer()` returns."""
 
     def __init__(self, tokenizer: Tokenizer | object) -> None:
         """tokenizer: of a model, or a Llama."""

@@ -1,10 +1,13 @@
 """The HTTP server: OpenAI's endpoints over AsyncLlama. Needs the extra powerinfer[server].
 
+    from powerinfer import AsyncLlama
     from powerinfer.server import Settings, create_app, serve
-    serve(AsyncLlama("model.gguf"), Settings(port=8080))
 
-guard.py stands before everything (hosts, keys, sizes), schemas.py says what requests may hold, app.py has the
-endpoints, events.py the streams, metrics.py and live.py what can be seen from outside, run.py the process.
+    serve(AsyncLlama("model.gguf"), Settings(port=8080))      # until SIGINT or SIGTERM
+    app = create_app(AsyncLlama("model.gguf"))                # an ASGI application for a server of your own
+
+schemas.py has the fields of requests and app.py the endpoints. guard.py checks hosts, keys and sizes first.
+events.py writes streams, metrics.py and live.py report on the server, run.py is the process.
 """
 
 from __future__ import annotations

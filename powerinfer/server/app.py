@@ -335,7 +335,11 @@ class _Counted:
 
 
 def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
-    """The server as an ASGI application; the caller closes `llm`."""
+    """The server as an ASGI application. The caller closes `llm`.
+
+    settings: keys and limits; None: Settings(). Of its address only `host` counts,
+    for the default of `allowed_hosts`.
+    """
     settings = settings or Settings()
     at = Endpoints(llm, settings)
     app = FastAPI(title="powerinfer", version=__version__, docs_url=None, redoc_url=None)

@@ -124,8 +124,13 @@ def open_server(llm: AsyncLlama, settings: Settings) -> tuple[uvicorn.Server, so
 
 
 def serve(llm: AsyncLlama, settings: Settings) -> None:
-    """Serves until it is told to end (SIGINT, SIGTERM), then closes `llm`. Raises FileError if the address
-    cannot be had."""
+    """Serves until SIGINT or SIGTERM, then closes `llm`.
+
+    llm: the model.
+    settings: address, keys and limits.
+
+    Raises FileError if the address cannot be used.
+    """
     try:
         server, sock = open_server(llm, settings)
         _say(f"{address(settings, sock)} serves {', '.join(settings.names)}")

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Limits are for one request, times in seconds."""
+    """Address, keys and limits of a server. Limits are for one request, times in seconds."""
 
     host: str = "127.0.0.1"
     port: int = 8080

@@ -97,7 +97,14 @@ _DIFFERENCES = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """Where everything of a model lies. `to_json` of equal plans is equal."""
+    """Where each part of a model is placed: on a device or on the CPU.
+
+    `Llama.plan` shows the plan of an open model, `powerinfer plan -o FILE` saves one, and `Llama(plan=FILE)`
+    follows it. `to_json` of equal plans is equal.
+
+        plan = Llama("model.gguf", vram_budget=8).plan
+        plan.hot_share, plan.bytes.total, plan.expected.tokens_per_s
+    """
 
     model: Identity
     settings: Settings
