@@ -135,6 +135,14 @@ def rooms_have_one_way_arrows(path: str, text: str) -> Iterator[str]:
             yield f"includes {target}, a room that {here} may not know"
 
 
+def plans_ask_no_device(path: str, text: str) -> Iterator[str]:
+    """Sizes are answered by space.h: whoever plans can neither open a device nor load its library."""
+    if room(path) == "plan" or path.startswith("native/device/space."):
+        for target in sorted(included(path, text)):
+            if room(target) == "device" and target != "native/device/space.h":
+                yield f"includes {target}, while plans need no device"
+
+
 def nothing_is_left_open(path: str, text: str) -> Iterator[str]:
     for found in re.finditer(r"\b(TODO|FIXME|XXX)\b", text):
         yield f"says {found[0]}"
@@ -149,6 +157,7 @@ C_RULES: list[Callable[[str, str], Iterator[str]]] = [
     the_environment_is_read_in_one_place,
     devices_meet_in_the_handover,
     rooms_have_one_way_arrows,
+    plans_ask_no_device,
     nothing_is_left_open,
 ]
 
@@ -326,6 +335,8 @@ def test_python_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
         (rooms_have_one_way_arrows, "native/device/cuda/x.cu", '#include "../../plan/plan.h"'),
         (rooms_have_one_way_arrows, "native/hybrid/x.c", '#include "../step/chunk.h"'),
         (rooms_have_one_way_arrows, "native/attic/x.c", ""),
+        (plans_ask_no_device, "native/plan/x.c", '#include "../device/device.h"'),
+        (plans_ask_no_device, "native/device/space.c", '#include "device.h"'),
         (nothing_is_left_open, "native/x.c", "/* " + "TO" + "DO: later */"),
         (only_native_knows_cffi, "powerinfer/llama.py", "def f():\n    import cffi"),
         (the_package_needs_no_training_library, "powerinfer/llama.py", "from torch.nn import functional"),
