@@ -115,7 +115,8 @@ class Llama(About, ContextGenerating, Completions, Embeddings):
         n_pool: positions that all of them share; None: n_ctx.
         n_threads: None: physical cores.
         seed: of all random choices; None: another one each time.
-        logits_all: keep the logits of every token in `scores`.
+        logits_all: keep the logits of every token in `scores`. In predicted mode prompts are then computed
+            with the predicted neurons only, instead of all, so answers may differ.
         vocab_only: only the tokenizer, of any architecture.
         embedding: allow embed().
         pooling_type: how embed() makes one vector of a text: "none", "mean", "cls", "last" or llama.cpp's
