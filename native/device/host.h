@@ -58,18 +58,18 @@ typedef struct pi_host_device {
 typedef struct pi_host_fault {
     int32_t alloc, launch, transfer;
     int32_t die, hang,
-        vanish;  /* an operation reports an error; it never ends, unless it is cancelled; so, but the device
+        vanish;      /* an operation reports an error; it never ends, unless it is cancelled; so, but the device
                                   can be seen to have failed */
-    int32_t map; /* nothing can be mapped; -n: the n-th piece cannot */
+    int32_t map_one; /* one piece of memory cannot be mapped */
+    int32_t map;     /* from now on nothing can be mapped */
 } pi_host_fault;
 extern pi_host_fault pi_host_faults;
 bool pi_host_is_due(int32_t *fault);
 #define PI_HOST_IS_DUE(fault) pi_host_is_due(&pi_host_faults.fault)
-/* All, or below 0 the one that makes it 0. */
-#define PI_HOST_REFUSES(fault) (pi_host_faults.fault > 0 || (pi_host_faults.fault < 0 && ++pi_host_faults.fault == 0))
+#define PI_HOST_HAS(fault)    (pi_host_faults.fault != 0)
 #else
-#define PI_HOST_IS_DUE(fault)  false
-#define PI_HOST_REFUSES(fault) false
+#define PI_HOST_IS_DUE(fault) false
+#define PI_HOST_HAS(fault)    false
 #endif
 
 static inline pi_host_device *pi_host(pi_device *dev) { return (pi_host_device *)dev; }

@@ -73,7 +73,8 @@ pi_status pi_host_upload(pi_device *dev, void *to, const void *from, size_t n_by
 size_t pi_host_stride(int32_t type, int32_t cols) { return (size_t)pi_space_row(te_row_bytes(type, cols)); }
 pi_status pi_host_map(pi_device *dev, const void *p, size_t n_bytes) {
     pi_host_device *d = pi_host(dev);
-    if (PI_HOST_REFUSES(map)) return PI_FAIL(PI_ERROR_UNSUPPORTED, "a fault that was asked for: map");
+    if (PI_HOST_HAS(map) || PI_HOST_IS_DUE(map_one))
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "a fault that was asked for: map");
     if (d->n_mapped == PI_HOST_RANGES)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "more than %d pieces of host memory to map", PI_HOST_RANGES);
     d->mapped[d->n_mapped++] = (pi_host_range){p, n_bytes};

@@ -33,7 +33,8 @@ class Faults(ctypes.Structure):
     """pi_host_fault: the n-th time from now on."""
 
     _fields_ = [
-        (name, ctypes.c_int32) for name in ("alloc", "launch", "transfer", "die", "hang", "vanish", "map")
+        (name, ctypes.c_int32)
+        for name in ("alloc", "launch", "transfer", "die", "hang", "vanish", "map_one", "map")
     ]
 
 
@@ -207,7 +208,7 @@ def test_what_cannot_be_read_in_place_is_the_cpus(model: Model, faults: Faults, 
 def test_one_piece_that_cannot_be_mapped_leaves_the_others(tmp_path: Path, faults: Faults) -> None:
     with Model(write(tmp_path, DEEP, "sparse"), use_mmap=False) as copied:
         answers, in_place, unmapped = [], [], []
-        for faults.map in (0, -2, 1):
+        for faults.map_one, faults.map in ((0, 0), (2, 0), (0, 1)):
             plan = place(copied, "near", "exact")
             with Session(copied, plan=plan, device="host", **options("exact")) as s:
                 answers.append(drive(s, IDS))
