@@ -1,9 +1,10 @@
 """What plans promise is what sessions take. The stand-in allocates what a GPU's session allocates but for the
-work space of kernels: the bytes used stay below the plan's without that, and are most of them."""
+work space of kernels: the bytes used are the plan's without that, but for a few that rounding up takes."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,36 @@ from tests.core import capi
 from tests.plan.drafts import write_model
 
 FEW, PARTS, SPLITS = 8, 384, 32  # native/device/space.h
+SLACK = 8 << 10  # of a device: some twenty buffers and two lists a layer, each rounded up to 256 bytes
 SIZES: dict[str, Any] = {"n_ctx": 100, "n_pool": 256, "n_seq": 2}
 
 
+def converted(model: Model) -> int:
+    """F16 of the largest matrix of another format that prompts are multiplied with."""
+    names = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "output.weight")
+    return max(
+        [0]
+        + [
+            2 * math.prod(t.shape)
+            for t in model.file.tensors
+            if t.type != "F16" and len(t.shape) == 2 and any(name in t.name for name in names)
+        ]
+    )
+
+
 def kernels(model: Model, n_batch: int) -> int:
-    """Work space that the stand-in does not need: gate, up and their product, and partial sums."""
+    """Work space that the stand-in does not need, for a model without adapters: gate, up, their product and
+    inputs in F16, marks and signs, partial sums, inputs of a few tokens in two forms, a converted matrix, and
+    a driver's tables."""
     i, few = model.info, min(n_batch, FEW)
-    hidden = n_batch * i.n_ff * (2 if i.is_gated else 1) + n_batch * i.n_ff // 2
-    return 4 * (hidden + few * i.n_embd * PARTS + few * i.n_head * (i.n_embd_head + 2) * SPLITS)
+    widest = max(i.n_embd, i.n_head * i.n_embd_head)
+    words = n_batch * i.n_ff * (2 if i.is_gated else 1) + n_batch * (i.n_ff + widest) // 2
+    words += few * i.n_embd * PARTS + few * i.n_head * (i.n_embd_head + 2) * SPLITS
+    words += 12 * (max(widest, i.n_ff) + i.n_embd + 512)
+    if i.predictor != "none":
+        words += n_batch * (i.n_ff // 32 + 1 + (2 * (i.n_embd // 64) if i.predictor == "sign" else 0))
+    tables = (model.file.path.stat().st_size + i.n_copied_bytes) // 512
+    return 4 * words + tables + (converted(model) if n_batch > FEW else 0)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +91,8 @@ def test_bytes_that_are_used(name: str, predictor: Any, kind: Kind | None, tmp_p
                 used = session.info.n_device_bytes
             n_used = sum(device.scratch_bytes > 0 for device in plan.devices)
             promised = plan.bytes.total - n_used * kernels(model, n_batch)
-            assert 0.5 * promised < used <= promised
+            # Buffers of a prompt's cold weights are counted as if all of the largest layer's were cold.
+            assert promised - plan.bytes.staging - n_used * SLACK < used <= promised
 
 
 def test_a_large_head_lies_beside_the_layers(tmp_path: Path) -> None:
