@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from powerinfer._engine import _native
 from powerinfer._engine.session import Model, Session
+from tests import models
 from tests.native.test_bad_models import good
 
 ffi, lib = _native.ffi, _native.lib
@@ -195,40 +197,45 @@ def test_a_probe_outlives_the_handle_of_its_session(tmp_path: Path) -> None:
     lib.pi_read_probe_close(probe[0])
 
 
-def test_next_chooses_from_its_own_logits(session: Session) -> None:
-    """Another thread's feeds, of more and more rows, may not replace or free them before the choice."""
-    own = Session(session.model, n_ctx=32, n_pool=128, n_seq=2, n_threads=2)
-    s, n = own.handle, 100
-    options = lib.pi_sampling_defaults()
-    options.temperature = 0
-    sampler, chosen = ffi.new("pi_sampler **"), ffi.new("int32_t *")
-    n_vocab = session.model.info.n_vocab
-    _native.check(lib.pi_sampler_new(ffi.new("pi_sampling *", options), n_vocab, 0, NULL, NULL, sampler))
+def test_next_chooses_from_its_own_logits(tmp_path: Path) -> None:
+    """Another thread's feeds, of more and more rows, may not replace or free them before the choice.
+    To sort so many tokens takes longer than such a feed, so that one falls between if it can."""
+    spec = replace(models.SPECS["llama-mha"], name="wordy", n_vocab=30000, n_layer=1)
+    with Model(models.write_dense(tmp_path / "wordy.gguf", spec)) as model:
+        own = Session(model, n_ctx=32, n_pool=128, n_seq=2, n_threads=1)
+        s, n = own.handle, 40
+        options = lib.pi_sampling_defaults()
+        options.temperature, options.top_k, options.top_p = 1, 0, 0.9
+        sampler, chosen = ffi.new("pi_sampler **"), ffi.new("int32_t *")
+        wanted = ffi.new("pi_sampling *", options)
+        _native.check(lib.pi_sampler_new(wanted, spec.n_vocab, 0, NULL, NULL, sampler))
 
-    def run() -> list[int]:
-        found = []
-        for i in range(n):
-            _native.check(lib.pi_seq_drop(s, 0))
-            _native.check(lib.pi_session_next(s, 0, 0, i % 16 + 1, sampler[0], chosen))
-            found.append(chosen[0])
-        return found
+        def run() -> list[int]:
+            found = []
+            for i in range(n):
+                lib.pi_sampler_reset(sampler[0], i)
+                _native.check(lib.pi_seq_drop(s, 0))
+                _native.check(lib.pi_session_next(s, 0, 0, i % 16 + 1, sampler[0], chosen))
+                found.append(chosen[0])
+            return found
 
-    want, over = run(), threading.Event()
+        want, over = run(), threading.Event()
 
-    def disturb() -> None:
-        token = ffi.new("int32_t[30]", [17] * 30)
-        seq, kind = ffi.new("int32_t[30]", [1] * 30), ffi.new("uint8_t[30]", [2] * 30)
-        i = 0
-        while not over.is_set():
-            lib.pi_seq_drop(s, 1)
-            lib.pi_session_feed(s, ffi.new("pi_batch *", (i % 30 + 1, token, NULL, seq, kind)))
-            i += 1
+        def disturb() -> None:
+            token = ffi.new("int32_t[30]", [17] * 30)
+            seq, kind = ffi.new("int32_t[30]", [1] * 30), ffi.new("uint8_t[30]", [2] * 30)
+            i = 0
+            while not over.is_set():
+                lib.pi_seq_drop(s, 1)
+                lib.pi_session_feed(s, ffi.new("pi_batch *", (i % 4 + 1, token, NULL, seq, kind)))
+                i += 1
 
-    other = threading.Thread(target=disturb)
-    other.start()
-    try:
-        assert run() == want
-    finally:
-        over.set()
-        other.join()
-        lib.pi_sampler_free(sampler[0])
+        other = threading.Thread(target=disturb)
+        other.start()
+        try:
+            assert run() == want
+        finally:
+            over.set()
+            other.join()
+            lib.pi_sampler_free(sampler[0])
+            own.close()
