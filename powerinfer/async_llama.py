@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from ._engine import machine
-from ._engine.completion import check_best_of, check_count
+from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
 from ._engine.engine import PROMPT_PART, Engine

@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._engine.about import About
 from ._engine.arrays import Ids, Logits, as_int32
-from ._engine.completion import ChatHandler, Completions
+from ._engine.completions import ChatHandler, Completions
 from ._engine.context import Context
 from ._engine.devices import Budget, Names, budget_of_layers, choose_devices
 from ._engine.embedding import Embeddings, pooling_number, pooling_of_file
 from ._engine.engine import Engine
 from ._engine.file import DEMO, ModelFile
 from ._engine.generating import RANDOM_SEEDS, ContextGenerating
+from ._engine.info import Info
+from ._engine.loader import ContextSize, Loader, loading_bar, summary
 from ._engine.online import OnlineStatistics
-from ._engine.opening import ContextSize, Opening, loading_bar, summary
 from ._engine.report import LlamaState, Timings
 from ._engine.request import Draft
 from ._engine.sampling import Sampler
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _EMBEDDED_TOGETHER = 8  # texts of one call of embed()
 
 
-class Llama(About, ContextGenerating, Completions, Embeddings):
+class Llama(Info, ContextGenerating, Completions, Embeddings):
     """A model with one context, for one conversation at a time.
 
     with Llama("model.gguf") as llm:  # or Llama.demo()
@@ -182,7 +182,7 @@ class Llama(About, ContextGenerating, Completions, Embeddings):
         if chat_format is not None:
             self._choose_chat_format(chat_format)
         self._model: Model | None = None
-        self._opening: Opening | None = None
+        self._loader: Loader | None = None
         self._online: OnlineStatistics | None = None
         self._context: Context | None = None
         self._sampler: Sampler | None = None  # of sample()
@@ -201,7 +201,7 @@ class Llama(About, ContextGenerating, Completions, Embeddings):
             if lora_path is not None:
                 self._adapt(lora_path, lora_scale)
             n_beside = _EMBEDDED_TOGETHER - 1 if embedding and n_seq == 1 and plan is None else 0
-            self._opening = Opening(
+            self._loader = Loader(
                 self._model,
                 devices=chosen,
                 plan=plan,
@@ -219,9 +219,9 @@ class Llama(About, ContextGenerating, Completions, Embeddings):
                 sparsity=sparsity,
             )
             with loading_bar(verbose, "bringing weights to the GPU") as bar:
-                session = self._opening.open(bar)
+                session = self._loader.open(bar)
             if online_statistics:
-                self._online = OnlineStatistics(self._opening)
+                self._online = OnlineStatistics(self._loader)
             if threshold is not None:
                 session.set_threshold(threshold)
             if n_keep is None:
@@ -359,7 +359,7 @@ class Llama(About, ContextGenerating, Completions, Embeddings):
     @property
     def plan(self) -> Plan | None:
         """Where everything of the model lies; None if the CPU computes everything and no plan was given."""
-        return None if self._opening is None else self._opening.plan
+        return None if self._loader is None else self._loader.plan
 
     def set_sparsity(self, sparsity: Sparsity) -> None:
         """Changes how the feed-forward is computed from the next step on. What the context holds stays."""

@@ -26,8 +26,8 @@ import numpy as np
 from bench_gpu import ROWS, Row, make_model, measure_ceilings
 
 from powerinfer._engine import machine
-from powerinfer._engine.facts import MOMENTS
 from powerinfer._engine.session import Model, Session
+from powerinfer._engine.types import MOMENTS
 from powerinfer.errors import PowerInferError
 from powerinfer.models.bench import commit
 from powerinfer.models.plan import Settings, make_plan

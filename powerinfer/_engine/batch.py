@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .arrays import Ids
-from .facts import TokenKind
 from .request import Request
+from .types import TokenKind
 
 Part = tuple[Request, int]
 """A request that has a sequence, and how many of its tokens come next."""

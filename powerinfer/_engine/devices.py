@@ -18,8 +18,8 @@ from typing import Any
 from ..errors import ArgumentError, DeviceError, PowerInferError
 from . import machine
 from .cuda import too_old
-from .facts import DEVICE, devices_of
 from .machine import DeviceFacts, GpuDriver
+from .types import DEVICE, devices_of
 
 Budget = float | Sequence[float] | None
 Names = str | int | Sequence[str | int] | None

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import _native
 from ._native import build_info, cores, has_isa, isa, read_rate
-from .facts import DEVICE, number_of
+from .types import DEVICE, number_of
 
 __all__ = [
     "DeviceFacts",

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ..errors import ArgumentError, ClosedError
 from . import _native, formats
-from .facts import ACTIVATION, PREDICTOR, Activation, ModelInfo, Predictor, Progress, name_of, number_of
 from .file import ModelFile
+from .types import ACTIVATION, PREDICTOR, Activation, ModelInfo, Predictor, Progress, name_of, number_of
 
 
 class Model:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..errors import PowerInferError
 from .engine import Engine
-from .opening import Opening
+from .loader import Loader
 from .session import Session
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ MOST_TOKENS = 1 << 16
 class OnlineStatistics:
     """Counts of one model's neurons."""
 
-    def __init__(self, opening: Opening, *, every: int = EVERY) -> None:
+    def __init__(self, loader: Loader, *, every: int = EVERY) -> None:
         """every: tokens between two looks."""
-        info = opening.model.info
+        info = loader.model.info
         self.every = every
         self.counts = np.zeros((info.n_layer, info.n_ff))
         self.n_tokens = 0.0
         self.n_changes = 0
         """How often neurons were moved."""
-        self._opening = opening
+        self._loader = loader
 
     def improve(self, engine: Engine) -> bool:
         """Between two requests: moves neurons if that pays; whether they were moved."""
@@ -53,7 +53,7 @@ class OnlineStatistics:
 
         patience: how many times as much is enough.
         """
-        plan = self._opening.plan
+        plan = self._loader.plan
         if plan is None or not plan.uses_device or plan.settings.sparsity == "dense":
             return None
         if session.counted_tokens() < self.every * patience:
@@ -80,12 +80,12 @@ class OnlineStatistics:
         """What is known by now."""
         from ..models.plan import given
 
-        before = self._opening.statistics
+        before = self._loader.statistics
         prior: float | npt.NDArray[np.float64] = 0.0
         if before is not None and before.counts is not None:
             prior = before.counts / before.n_tokens
-        elif self._opening.plan is not None:
-            prior = self._opening.plan.settings.active_share
+        elif self._loader.plan is not None:
+            prior = self._loader.plan.settings.active_share
         scale = 1024  # counts are whole numbers
         mixed = ((self.counts + prior * PRIOR_TOKENS) * scale).astype(np.uint64)
         source = f"counted while it answered, over {self.n_tokens:,.0f} tokens"
@@ -95,23 +95,23 @@ class OnlineStatistics:
 
     def _better(self, plan: Plan) -> Plan | None:
         """The plan after what is known by now, if it is better enough."""
-        devices = self._opening.devices
+        devices = self._loader.devices
         assert devices is not None
         known = self.statistics()
-        best = self._opening.planned(devices, known)
-        now = plan.expected_after(self._opening.model, known)
+        best = self._loader.planned(devices, known)
+        now = plan.expected_after(self._loader.model, known)
         return best if best.expected.total_us < now.total_us * (1 - GAIN) else None
 
     def _replace(self, engine: Engine, plan: Plan) -> bool:
-        old, before = engine.session, self._opening.plan
+        old, before = engine.session, self._loader.plan
         kept = _Kept(old.info.sparsity, old.thresholds, old.save() if old.length() else None)
         old.close()  # its memory is needed
-        self._opening.plan = plan
+        self._loader.plan = plan
         try:
-            engine.use(kept.put_into(self._opening.session(strict=True)))
+            engine.use(kept.put_into(self._loader.session(strict=True)))
         except BaseException as error:  # Ctrl-C as well: what sequence 0 holds must not be lost
-            self._opening.plan = before
-            engine.use(kept.put_into(self._opening.session()))
+            self._loader.plan = before
+            engine.use(kept.put_into(self._loader.session()))
             if not isinstance(error, PowerInferError):
                 raise
             return False

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from ._native import chunk_end
 from .arrays import Ids
 from .choice import Choice
-from .facts import TokenKind
 from .prefix_cache import Sequence, drop_ids
 from .session import Session
+from .types import TokenKind
 
 Reason = Literal["stop", "length", "time", "cancelled", "error"]
 Draft = Callable[[Ids], npt.ArrayLike]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ClosedError, UnsupportedError
 from .arrays import Ids, Logits
-from .completion import Completions
+from .completions import Completions
 from .embedding import normalized
 from .request import Stream
 from .sampling import Criteria, Processors, Sampling

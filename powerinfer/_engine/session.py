@@ -23,7 +23,9 @@ from ..errors import ArgumentError, ClosedError
 from ..models.statistics import Counts
 from . import _native
 from .arrays import as_int32
-from .facts import (
+from .model import Model
+from .sampling import Sampler
+from .types import (
     KV_TYPE,
     MOMENTS,
     SPARSITY,
@@ -41,8 +43,6 @@ from .facts import (
     name_of,
     number_of,
 )
-from .model import Model
-from .sampling import Sampler
 
 __all__ = [
     "Activation",
@@ -563,7 +563,7 @@ class Session:
 
     @property
     def last_timeline(self) -> list[dict[str, float]]:
-        """Of each layer in the last chunk when each side had done what (facts.MOMENTS), in microseconds since
+        """Of each layer in the last chunk when each side had done what (types.MOMENTS), in microseconds since
         the step began; a moment that was not is left out. Raises ArgumentError if the session was opened
         without `timeline`, or without devices."""
         us = _native.ffi.new("float[]", len(MOMENTS))

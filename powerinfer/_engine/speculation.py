@@ -8,9 +8,9 @@ import numpy as np
 
 from ._native import chunk_end
 from .arrays import Logits
-from .facts import TokenKind
 from .request import Request
 from .session import Session
+from .types import TokenKind
 
 
 def free_guesses(session: Session) -> int:

@@ -13,10 +13,10 @@ from typing import Any
 
 from .._engine import machine
 from .._engine.devices import choose_devices
-from .._engine.facts import SPARSITY
 from .._engine.file import ModelFile, find_model
-from .._engine.opening import Opening, summary
+from .._engine.loader import Loader, summary
 from .._engine.session import Model, Sparsity, pool_size
+from .._engine.types import SPARSITY
 from .._text.terminal import Bar, harmless
 from ..errors import ArgumentError
 from ..models.bench import (
@@ -146,7 +146,7 @@ def main(args: argparse.Namespace) -> int:
         # A plan is made for a mode: with devices, each mode has a session of its own.
         turns = [(n, modes) for n in threads for modes in ([[m] for m in asked] if chosen else [asked])]
         for n_threads, together in turns:
-            opening = Opening(
+            loader = Loader(
                 model,
                 devices=chosen,
                 n_threads=n_threads,
@@ -155,10 +155,10 @@ def main(args: argparse.Namespace) -> int:
                 type_v=None,
                 **sizes,
             )
-            with opening.open() as session:
-                if opening.plan is not None:
-                    about["plan"] = summary(opening.plan)
-                    about["budgets"] = list(opening.plan.budgets)
+            with loader.open() as session:
+                if loader.plan is not None:
+                    about["plan"] = summary(loader.plan)
+                    about["budgets"] = list(loader.plan.budgets)
                 if args.threshold is not None:
                     session.set_threshold(args.threshold)
                 modes: list[Sparsity] = []
@@ -178,7 +178,7 @@ def main(args: argparse.Namespace) -> int:
                         modes,
                         repetitions=args.repetitions,
                         warm_up=not args.no_warmup,
-                        ceiling_bytes=0 if opening.plan is not None else n_bytes,
+                        ceiling_bytes=0 if loader.plan is not None else n_bytes,
                         tick=tick,
                     )
                     results += found

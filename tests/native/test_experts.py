@@ -11,7 +11,7 @@ import pytest
 
 from powerinfer import ArgumentError, FormatError, UnsupportedError
 from powerinfer._engine import devices
-from powerinfer._engine.opening import Opening
+from powerinfer._engine.loader import Loader
 from powerinfer._engine.session import Model, Session
 from powerinfer.models import plan as plans
 from tests import models, reference
@@ -142,7 +142,7 @@ def test_a_gpu_that_nobody_asked_for(model: Model, monkeypatch: pytest.MonkeyPat
     said: dict[str, Any] = {"n_ctx": 0, "n_batch": 16, "sparsity": "auto", "type_k": None, "type_v": None}
     with (
         pytest.warns(UserWarning, match="is not used: experts on a device are not supported yet"),
-        Opening(model, devices=found, **said).open() as s,
+        Loader(model, devices=found, **said).open() as s,
     ):
         s.feed([3])
 

@@ -18,7 +18,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from powerinfer import ArgumentError, DeviceError, OutOfMemoryError
-from powerinfer._engine.opening import Opening
+from powerinfer._engine.loader import Loader
 from powerinfer._engine.sampling import Sampler, Sampling
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Settings, engine, make_plan
@@ -234,7 +234,7 @@ def test_prompts_that_will_be_slower_warn(tmp_path: Path, faults: Faults) -> Non
     with (
         pytest.warns(UserWarning, match="cannot map .* long prompts"),
         Model(path) as model,
-        Opening(model, devices=None, plan=plan, names=["host"], **said).open() as s,
+        Loader(model, devices=None, plan=plan, names=["host"], **said).open() as s,
     ):
         s.feed([3])
 
@@ -254,7 +254,7 @@ def test_a_plan_that_cannot_be_followed_warns(tmp_path: Path, faults: Faults) ->
     with (
         pytest.warns(UserWarning, match=rf"of {n} neurons .* cannot be mapped for {n} of them"),
         Model(path) as model,
-        Opening(model, devices=None, plan=plan, names=["host"], **said).open() as s,
+        Loader(model, devices=None, plan=plan, names=["host"], **said).open() as s,
     ):
         s.feed([3])
 

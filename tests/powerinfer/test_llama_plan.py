@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from powerinfer import ArgumentError, DeviceError, FormatError, Llama
-from powerinfer._engine import devices, machine, opening
+from powerinfer._engine import devices, loader, machine
+from powerinfer._engine.loader import Loader
 from powerinfer._engine.machine import Gpu, GpuDriver
-from powerinfer._engine.opening import Opening
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Rates, Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
@@ -265,7 +265,7 @@ def test_one_gpu_that_cannot_be_used_leaves_the_others(cards: pytest.MonkeyPatch
         devices.choose_devices(1, [0])
 
 
-def opening_of(model: Model, budgets: list[float], **options: Any) -> Opening:
+def loader_of(model: Model, budgets: list[float], **options: Any) -> Loader:
     """Of stand-ins that nobody asked for."""
     found = devices.Devices(
         kind="host",
@@ -274,26 +274,26 @@ def opening_of(model: Model, budgets: list[float], **options: Any) -> Opening:
         automatic=True,
     )
     values: dict[str, Any] = {"n_ctx": 0, "n_batch": 16, "sparsity": "auto", "type_k": None, "type_v": None}
-    return Opening(model, devices=found, **(values | options))
+    return Loader(model, devices=found, **(values | options))
 
 
 def test_a_small_gpu_is_not_in_the_way_of_a_large_one(relu_path: Path) -> None:
     enough = budget_of(relu_path, 1, n_batch=16)
     with Model(relu_path) as model:
-        opening = opening_of(model, [1e-4, enough])
-        with opening.open() as session:
+        loader = loader_of(model, [1e-4, enough])
+        with loader.open() as session:
             assert session.info.n_device_bytes > 0
-        assert opening.devices is not None and opening.devices.indices == (1,)
-        assert opening.plan is not None and opening.plan.uses_device
+        assert loader.devices is not None and loader.devices.indices == (1,)
+        assert loader.plan is not None and loader.plan.uses_device
 
 
 def test_a_gpu_that_is_too_small_for_anything(relu_path: Path, cards: pytest.MonkeyPatch) -> None:
     """The CPU computes, with the context that its own memory holds."""
     with Model(relu_path) as model:
-        opening = opening_of(model, [1e-4, 1e-4], n_ctx="auto")
-        with pytest.warns(UserWarning, match="is not used: a budget of .* is too small"), opening.open() as s:
+        loader = loader_of(model, [1e-4, 1e-4], n_ctx="auto")
+        with pytest.warns(UserWarning, match="is not used: a budget of .* is too small"), loader.open() as s:
             assert s.info.n_device_bytes == 0 and s.info.n_ctx == model.info.n_ctx_train
-        assert opening.plan is None and opening.devices is None
+        assert loader.plan is None and loader.devices is None
 
 
 def test_statistics_of_another_model(relu_path: Path, tmp_path: Path, cards: pytest.MonkeyPatch) -> None:
@@ -306,10 +306,10 @@ def test_statistics_of_another_model(relu_path: Path, tmp_path: Path, cards: pyt
     with pytest.raises(FormatError, match="activation"):
         Llama(path, vram_budget=enough, devices="host", verbose=False)
     with Model(path) as model:
-        opening = opening_of(model, [enough])
+        loader = loader_of(model, [enough])
         with pytest.warns(UserWarning, match="is not used: .*activation"):
-            opening.open().close()
-        assert opening.plan is None
+            loader.open().close()
+        assert loader.plan is None
 
 
 def test_neurons_that_would_be_read_in_place(relu_path: Path) -> None:
@@ -355,15 +355,13 @@ def test_the_context_that_memory_holds(relu_path: Path) -> None:
             (1250 * position * 4, 1250),
             (1, 512),
         ):
-            assert opening.auto_context(model, room, Settings()) == n_ctx
-        assert opening.auto_context(model, 5000 * position * 8, Settings(type_k="f32", type_v="f32")) == 5000
+            assert loader.auto_context(model, room, Settings()) == n_ctx
+        assert loader.auto_context(model, 5000 * position * 8, Settings(type_k="f32", type_v="f32")) == 5000
         model.info = i
 
 
 def test_a_file_larger_than_memory_warns(relu_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        opening, "machine_info", lambda: replace(machine.machine_info(), memory_free_bytes=99)
-    )
+    monkeypatch.setattr(loader, "machine_info", lambda: replace(machine.machine_info(), memory_free_bytes=99))
     with pytest.warns(UserWarning, match=r"0\.0 GiB of the weights of .* stay in RAM, and 0\.0 GiB are free"):
         Llama(relu_path, verbose=False).close()
 

@@ -81,7 +81,7 @@ def test_the_hit_rate_rises(path: Path) -> None:
 
 def test_what_the_context_holds_stays(path: Path) -> None:
     with open_llama(path, online_statistics=True) as llm, open_llama(path) as still:
-        llm._online = online.OnlineStatistics(llm._opening, every=20)  # type: ignore[arg-type]
+        llm._online = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
         for one in (llm, still):
             one.eval(list(range(3, 53)))
         before = llm.session
@@ -96,7 +96,7 @@ def test_what_the_context_holds_stays(path: Path) -> None:
 def test_other_sequences_stay(path: Path) -> None:
     """While one holds something the session is not replaced."""
     with open_llama(path, online_statistics=True, n_seq=2, n_pool=256) as llm:
-        llm._online = online.OnlineStatistics(llm._opening, every=20)  # type: ignore[arg-type]
+        llm._online = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
         llm.eval(list(range(3, 53)))
         llm.session.copy(1, 0)
         before = llm.session
@@ -107,7 +107,7 @@ def test_other_sequences_stay(path: Path) -> None:
 
 def test_thresholds_stay(path: Path) -> None:
     with open_llama(path, online_statistics=True, threshold=0.25) as llm:
-        llm._online = online.OnlineStatistics(llm._opening, every=20)  # type: ignore[arg-type]
+        llm._online = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
         llm.eval(list(range(3, 53)))
         assert llm._online.improve(llm._ctx.engine)
         assert llm.session.info.sparse_threshold == 0.25
@@ -116,21 +116,21 @@ def test_thresholds_stay(path: Path) -> None:
 def test_a_session_that_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The placement before stays."""
     with open_llama(path, online_statistics=True) as llm:
-        llm._online = online.OnlineStatistics(llm._opening, every=20)  # type: ignore[arg-type]
+        llm._online = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
         llm.eval(list(range(3, 53)))
-        plan, opening = llm.plan, llm._opening
-        assert opening is not None
-        real = opening.session
+        plan, loader = llm.plan, llm._loader
+        assert loader is not None
+        real = loader.session
 
         problem: BaseException = OutOfMemoryError("no")
 
         def session(*args: Any, **more: Any) -> Any:
-            if opening.plan is not plan:
+            if loader.plan is not plan:
                 assert more["strict"]  # not on the CPU, where a session of the plan before is possible
                 raise problem
             return real(*args, **more)
 
-        monkeypatch.setattr(opening, "session", session)
+        monkeypatch.setattr(loader, "session", session)
         assert not llm._online.improve(llm._ctx.engine) and llm._online.n_changes == 0
         assert llm.plan is plan and llm.n_tokens == 50
         llm.eval([3] * 20)
@@ -154,7 +154,7 @@ def test_off_by_default(path: Path) -> None:
 def test_old_counts_fade(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(online, "MOST_TOKENS", 60)
     with open_llama(path, online_statistics=True) as llm:
-        own = online.OnlineStatistics(llm._opening, every=1)  # type: ignore[arg-type]
+        own = online.OnlineStatistics(llm._loader, every=1)  # type: ignore[arg-type]
         for _ in range(3):
             llm.reset()
             llm.eval(list(range(3, 53)))

@@ -25,9 +25,9 @@ from ..errors import (
 from . import formats
 from .cuda import WITHOUT_CUBLAS, load_cublas
 from .devices import GIB, Budget, Devices, Names, choose_devices, facts_of, warn_once
-from .facts import KV_TYPE, SPARSITY, Progress, name_of, number_of
 from .machine import machine_info
 from .session import Model, Session
+from .types import KV_TYPE, SPARSITY, Progress, name_of, number_of
 
 if TYPE_CHECKING:
     from ..models.plan import Plan, Rates, Settings, Statistics
@@ -39,7 +39,7 @@ _KV_SHARE, _FREE_SHARE = 4, 8
 _BESIDE_CONTEXT = 120 << 20  # code that is loaded later, captured graphs, libraries
 
 
-class Opening:
+class Loader:
     """One model's session: how it is opened, and the plan that it follows."""
 
     def __init__(

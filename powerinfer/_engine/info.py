@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .._text.tokenizer import Tokenizer
 
 
-class About(ABC):
+class Info(ABC):
     """What stands first is the part of Llama that these methods need."""
 
     file: ModelFile
