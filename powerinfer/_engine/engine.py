@@ -329,10 +329,8 @@ class Engine:
     def _end(self, request: Request, reason: Reason, error: BaseException | None = None) -> None:
         """The request is over; what was computed of it stays held."""
         if request.sequence is not None:
-            if request.is_text:
-                self.cache.drop(request.sequence)
-            else:
-                self.cache.release(request.sequence)
+            leave = self.cache.drop if request.is_text else self.cache.release
+            leave(request.sequence)
             request.sequence = None
         if request.choice is not None:
             request.choice.sampler.close()
@@ -366,10 +364,8 @@ class Engine:
             left = [r for r in self._waiting if r.stream.is_cancelled and r not in late]
             for request in (*late, *left):
                 self._waiting.remove(request)
-        for request in late:
-            self._finish(request, "time")
-        for request in left:  # while they gave way to others
-            self._finish(request, "cancelled")
+        for request in (*late, *left):  # these while they gave way to others
+            self._finish(request, "time" if request in late else "cancelled")
 
     def _admit(self) -> None:
         """Gives places to those who wait, in the order in which they came; one whose beginning is just being
@@ -383,8 +379,8 @@ class Engine:
                 return
             if request.n > self.n_ctx:  # it gave way just when its context was full
                 if self.n_keep is None:
-                    self._waiting.remove(request)
-                    self._finish(request, "error", self.shift.error(self.n_ctx, 1))
+                    if self._stops_waiting(request):
+                        self._finish(request, "error", self.shift.error(self.n_ctx, 1))
                     continue
                 request.forget(*self.shift.sizes(self.n_ctx, 1))
             ids = request.ids[: request.n]
@@ -402,12 +398,9 @@ class Engine:
             sequence = self.cache.take(request.ids, request.n_prompt, source, n, request.place)
             if sequence is None:
                 return
-            with self.changed:
-                if request not in self._waiting:  # cancelled meanwhile
-                    self.cache.release(sequence)
-                    continue
-                self._waiting.remove(request)
-                self._running.append(request)
+            if not self._stops_waiting(request, runs=True):
+                self.cache.release(sequence)
+                continue
             request.sequence = sequence
             if request.is_text:  # its tokens are computed otherwise than those of a prompt
                 sequence.n_shared = 0
@@ -415,6 +408,16 @@ class Engine:
                 request.is_counted, request.stream.n_reused = True, n
                 self.totals["prompt"] += request.n_prompt
                 self.totals["reused"] += n
+
+    def _stops_waiting(self, request: Request, *, runs: bool = False) -> bool:
+        """It leaves those that wait, for those under way if it runs; False if it was cancelled meanwhile."""
+        with self.changed:
+            if request not in self._waiting:
+                return False
+            self._waiting.remove(request)
+            if runs:
+                self._running.append(request)
+            return True
 
     def _held_of(self, request: Request, ids: Ids) -> tuple[Sequence | None, int]:
         """A sequence that holds the beginning of a request, and how many of its ids."""

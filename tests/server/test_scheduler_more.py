@@ -23,6 +23,7 @@ from powerinfer import (
 from powerinfer._engine.arrays import Ids
 from powerinfer._engine.embedding import embedding_request, hidden_states
 from powerinfer._engine.engine import Engine
+from powerinfer._engine.request import Request, Stream
 from powerinfer._engine.scheduler import Scheduler
 from powerinfer._engine.session import Model, Session
 from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
@@ -292,6 +293,15 @@ def test_the_last_token_of_a_text_beside_long_ones(make: MakeScheduler) -> None:
         assert np.array_equal(got, want)
 
 
+def generation(engine: Engine, ids: Ids, limit: int) -> Request:
+    room = np.zeros(ids.size + limit, np.int32)
+    room[: ids.size] = ids
+    stream = Stream(ids.size, engine.cancel)
+    return Request(
+        stream=stream, ids=room, n=ids.size, n_prompt=ids.size, left_to_give=limit, choice=choice()
+    )
+
+
 def test_texts_that_give_way(relu_path: Path) -> None:
     """What was seen before is not seen twice."""
     texts = [prompt(120, i) for i in range(2)]
@@ -310,6 +320,28 @@ def test_texts_that_give_way(relu_path: Path) -> None:
         assert engine.totals["preempted"] == 1
         for got, wanted in zip(rows, want, strict=True):
             assert np.array_equal(np.stack(got), wanted)
+
+
+def test_cancelled_while_others_are_admitted(relu_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generation gave way with its context full; its client leaves while a step deals out places."""
+    with Session(Model(relu_path), n_ctx=64, n_seq=4, n_pool=256, n_threads=1) as session:
+        engine = Engine(session)
+        first, full = (generation(engine, prompt(n, n), 1) for n in (9, 64))
+        engine.add(first)
+        engine.add(full)
+        full.ids = np.append(full.ids, np.int32(5))
+        full.n = 65
+        take = engine.cache.take
+
+        def take_and_cancel(*args: Any) -> Any:
+            engine.cancel(full.stream)
+            return take(*args)
+
+        monkeypatch.setattr(engine.cache, "take", take_and_cancel)
+        while engine.is_busy:
+            engine.step()
+        assert (first.stream.reason, full.stream.reason) == ("length", "cancelled")
+        assert engine.ended == {"length": 1, "cancelled": 1}
 
 
 def test_cancelling_ends_all_of_a_request(make: MakeScheduler) -> None:
