@@ -1,7 +1,7 @@
 /* adapt.c - what adapters (model/lora.c) add to products. */
 #include <string.h>
 
-#include "ops.h"
+#include "ffn.h"
 
 void pi_adapt(pi_session *s, te_team *team, const pi_adapter *d, const float *x, size_t ldx, int32_t n_tok, te_way way,
               float *y, size_t ldy) {
@@ -35,15 +35,13 @@ void pi_adapt_ffn(pi_session *s, te_team *team, const pi_layer *layer, const flo
     const size_t n_bytes = sizeof(float) * (size_t)(hi - lo);
     memset(up + lo, 0, n_bytes);
     if (gate) memset(gate + lo, 0, n_bytes);
-    memset(s->up + off + lo, 0, n_bytes);
+    pi_keep_hidden(s, team, t0, n_tok, io);
     pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_UP), x, n_embd, n_tok, TE_BY_ROWS, up, n_ff);
     pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_GATE), x, n_embd, n_tok, TE_BY_ROWS, gate, n_ff);
     te_barrier(team);
     io->up_add = up;
     io->gate_add = gate;
     io->ld_add = n_ff;
-    io->hidden = s->up + off;
-    io->ld_hidden = n_ff;
 }
 
 void pi_adapt_embedding(pi_session *s, te_team *team) {

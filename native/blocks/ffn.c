@@ -63,6 +63,45 @@ static void add_bias_first(const pi_session *s, te_team *team, const pi_ffn *w, 
     te_barrier(team);
 }
 
+te_ffn pi_ffn_operator(const pi_model *m, const pi_ffn *w) {
+    return (te_ffn){.gate = w->gate,
+                    .up = w->up,
+                    .down = w->down_t,
+                    .up_bias = w->up_b,
+                    .act = (te_activation)m->info.activation,
+                    .threshold = m->info.activation_threshold};
+}
+
+void pi_keep_hidden(pi_session *s, const te_team *team, int32_t t0, int32_t n, te_ffn_io *io) {
+    const size_t n_ff = (size_t)s->model->info.n_ff;
+    int64_t lo, hi;
+    te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
+    io->hidden = s->up + (size_t)t0 * n_ff;
+    io->ld_hidden = n_ff;
+    memset(io->hidden + lo, 0, (size_t)(hi - lo) * sizeof *io->hidden);
+}
+
+int64_t pi_sum_counts(const pi_session *s, int32_t l, int32_t n, pi_layer_step *step) {
+    int64_t listed = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const pi_layer_count *c = &s->count[(ptrdiff_t)l * s->options.n_threads + i];
+        listed += c->ffn.listed;
+        step->n_predicted += c->predicted;
+        step->n_computed += c->ffn.computed;
+        step->n_active += c->ffn.fired;
+        step->n_rows += c->ffn.rows;
+        step->ffn_bytes += c->ffn.bytes;
+    }
+    return listed;
+}
+
+void pi_count_down(pi_session *s, const te_team *team, int32_t l, const te_mat *down) {
+    if (team->ith != 0) return;
+    te_ffn_counts *c = &s->count[(ptrdiff_t)l * s->options.n_threads].ffn;
+    c->rows += s->model->info.n_ff;
+    c->bytes += pi_mat_bytes(down);
+}
+
 /* Matrix products for tokens t0..t0+n-1. All rows are read. */
 static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool sparse_tokens) {
     pi_session *s = r->s;
@@ -123,12 +162,7 @@ static void run_rows(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, te_r
     const pi_ffn *w = &r->block->ffn;
     const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, off = (size_t)t0 * n_ff;
     float *x = r->y + (size_t)t0 * n_embd, *hidden = s->up + off;
-    const te_ffn f = {.gate = w->gate,
-                      .up = w->up,
-                      .down = w->down_t,
-                      .up_bias = w->up_b,
-                      .act = (te_activation)m->info.activation,
-                      .threshold = m->info.activation_threshold};
+    const te_ffn f = pi_ffn_operator(m, w);
     te_ffn_io io = {.x = s->h + (size_t)t0 * n_embd,
                     .ldx = n_embd,
                     .n_tok = n,
@@ -149,11 +183,7 @@ static void run_rows(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, te_r
         pi_adapt(s, team, down, hidden, n_ff, n, TE_BY_ROWS, x, n_embd);
         return;
     }
-    io.hidden = hidden;
-    io.ld_hidden = n_ff;
-    int64_t lo, hi;
-    te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
-    memset(hidden + lo, 0, (size_t)(hi - lo) * sizeof *hidden);
+    pi_keep_hidden(s, team, t0, n, &io);
     te_barrier(team);
     te_op_ffn(team, s->ws, &f, rows, skip, &io, &part);
     add_counts(c, &part, sparse_tokens);
@@ -161,10 +191,7 @@ static void run_rows(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, te_r
     const te_linear out = {.w = w->down, .bias = w->down_b, .y = x, .ldy = n_embd, .add = true};
     pi_linear(s, team, &out, 1, hidden, n_ff, t0, n);
     pi_adapt(s, team, down, hidden, n_ff, n, TE_BY_ROWS, x, n_embd);
-    if (team->ith == 0) {
-        c->rows += (int64_t)n_ff; /* all of down is read: it is stored by output */
-        c->bytes += pi_mat_bytes(&w->down);
-    }
+    pi_count_down(s, team, l, &w->down);
 }
 
 static void run_part(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool sparse_tokens) {

@@ -12,5 +12,17 @@ int32_t pi_n_sparse(const pi_chunk *c, int32_t from);
 int32_t pi_predict(pi_session *s, te_team *team, const pi_layer *layer, int32_t l, int32_t from);
 /* Whether some of the chunk's tokens are masked by a predictor. */
 bool pi_has_mask(const pi_session *s);
+/* The bytes that a predictor reads for a token. */
+int64_t pi_predictor_bytes(const pi_model *m, const pi_ffn *w);
+
+/* The fused operator's matrices, and what it does with them. */
+te_ffn pi_ffn_operator(const pi_model *m, const pi_ffn *w);
+/* Lets the operator keep the hidden values of n tokens, which go to s->up from token t0 on: 0 where it computes none. This
+ * member's share is cleared; ends without a barrier. */
+void pi_keep_hidden(pi_session *s, const te_team *team, int32_t t0, int32_t n, te_ffn_io *io);
+/* What n members have counted in layer l, added up; returns the listed pairs. */
+int64_t pi_sum_counts(const pi_session *s, int32_t l, int32_t n, pi_layer_step *step);
+/* A down stored by output was read as a whole. */
+void pi_count_down(pi_session *s, const te_team *team, int32_t l, const te_mat *down);
 
 #endif

@@ -59,23 +59,12 @@ static int32_t first_wanted(const pi_session *s, int32_t l) {
 static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, int64_t t0, int64_t t1, int64_t t2) {
     const pi_layer *w = &s->model->layer[l];
     const pi_attention *attention = pi_attention_of(w);
-    const pi_ffn *ffn = pi_ffn_of(w);
     pi_layer_step st = {.n_tokens = s->chunk.n_tok - from, .n_sparse = pi_n_sparse(&s->chunk, from)};
-    int64_t listed = 0;
-    for (int32_t i = 0; i < team->nth; i++) {
-        const pi_layer_count *c = &s->count[(ptrdiff_t)l * s->options.n_threads + i];
-        st.n_predicted += c->predicted;
-        st.n_computed += c->ffn.computed;
-        st.n_active += c->ffn.fired;
-        st.n_rows += c->ffn.rows;
-        st.ffn_bytes += c->ffn.bytes;
-        listed += c->ffn.listed;
-    }
+    const int64_t listed = pi_sum_counts(s, l, team->nth, &st);
     if (s->options.sparsity != PI_SPARSITY_PREDICTED)
         st.n_predicted = listed;
     else if (st.n_sparse)
-        st.ffn_bytes +=
-            ffn->sign ? (int64_t)pi_sign_bytes(s->model) : pi_mat_bytes(&ffn->fc1) + pi_mat_bytes(&ffn->fc2);
+        st.ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(w));
     const int64_t unread = st.n_tokens ? 0 : pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
     st.bytes = st.ffn_bytes + pi_attention_weight_bytes(attention) - unread + pi_attention_bytes(s, l, from);
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);

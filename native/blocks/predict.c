@@ -102,6 +102,10 @@ static void scores(pi_session *s, te_team *team, const pi_ffn *w, int32_t t0, in
     te_barrier(team);
 }
 
+int64_t pi_predictor_bytes(const pi_model *m, const pi_ffn *w) {
+    return w->sign ? (int64_t)pi_sign_bytes(m) : pi_mat_bytes(&w->fc1) + pi_mat_bytes(&w->fc2);
+}
+
 int32_t pi_predict(pi_session *s, te_team *team, const pi_layer *layer, int32_t l, int32_t from) {
     float *tap = s->tap[l].score;
     if (!pi_has_mask(s) && !tap) return 0;

@@ -188,21 +188,13 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     const uint32_t ticket = number(h, l, PI_COLD);
     const bool by_output = !w->down_t.w; /* the whole of down is then multiplied with hidden values */
     const bool adapted = pi_adapts_ffn(layer), by_columns = pi_hybrid_by_columns(h, team, l);
-    const te_ffn f = {.gate = w->gate,
-                      .up = w->up,
-                      .down = by_columns ? (te_mat){0} : w->down_t,
-                      .up_bias = w->up_b,
-                      .act = (te_activation)m->info.activation,
-                      .threshold = m->info.activation_threshold};
+    te_ffn f = pi_ffn_operator(m, w);
+    if (by_columns) f.down = (te_mat){0};
     answer to = {h->device[d->device].answer, m->info.n_embd, ticket};
     te_ffn_io io = {.x = me->x, .ldx = n_embd, .n_tok = h->n_tok, .is_packed = true};
     if (s->fired) io.fired = s->fired + n_ff * (size_t)l;
     if (by_output) {
-        int64_t lo, hi;
-        te_share(team, h->n_tok * (int64_t)n_ff, 64, &lo, &hi);
-        memset(s->up + lo, 0, sizeof *s->up * (size_t)(hi - lo));
-        io.hidden = s->up;
-        io.ld_hidden = n_ff;
+        pi_keep_hidden(s, team, 0, h->n_tok, &io);
         te_barrier(team);
     } else if (adapted) {
         int64_t lo, hi;
@@ -255,10 +247,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
         te_barrier(team);
         const te_linear out = {.w = w->down, .y = h->y, .ldy = n_embd};
         te_op_linear(team, s->ws, &out, 1, s->up, n_ff, h->n_tok);
-        if (team->ith == 0) {
-            c->rows += m->info.n_ff;
-            c->bytes += pi_mat_bytes(&w->down);
-        }
+        pi_count_down(s, team, l, &w->down);
     }
     if (by_output || adapted) {
         te_barrier(team);
@@ -330,28 +319,18 @@ static void device_rows(const pi_hybrid *h, int32_t l, const uint32_t *count, pi
 static void record(pi_hybrid *h, int32_t l) {
     pi_session *s = h->s;
     const pi_layer *layer = &s->model->layer[l];
-    const pi_ffn *w = pi_ffn_of(layer);
     const uint32_t *on_device = h->device[h->layer[l].device].counts + 3 * (ptrdiff_t)l;
     pi_layer_step *st = &s->step[l];
     st->n_tokens = h->n_tok;
     st->n_sparse = h->n_tok - s->chunk.n_dense;
-    int64_t listed = on_device[0];
-    for (int32_t i = 0; h->decode && h->layer[l].n_cpu && i < h->n_members; i++) {
-        const pi_layer_count *c = &s->count[(ptrdiff_t)l * s->options.n_threads + i];
-        listed += c->ffn.listed;
-        st->n_computed += c->ffn.computed;
-        st->n_active += c->ffn.fired;
-        st->n_rows += c->ffn.rows;
-        st->ffn_bytes += c->ffn.bytes;
-    }
+    const int64_t listed = pi_sum_counts(s, l, h->decode && h->layer[l].n_cpu ? h->n_members : 0, st);
     device_rows(h, l, on_device, st);
-    st->n_predicted = listed;
+    st->n_predicted = on_device[0] + listed;
     st->n_computed += on_device[1];
     st->n_active += on_device[2];
     st->n_active_device = on_device[2];
     if (!st->n_sparse) st->n_predicted = st->n_computed = st->n_active = st->n_active_device = 0;
-    if (h->masked)
-        st->ffn_bytes += w->sign ? (int64_t)pi_sign_bytes(s->model) : pi_mat_bytes(&w->fc1) + pi_mat_bytes(&w->fc2);
+    if (h->masked) st->ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(layer));
     st->bytes = st->ffn_bytes + pi_attention_weight_bytes(pi_attention_of(layer)) + pi_attention_bytes(s, l, 0);
     s->last_bytes += st->bytes;
 }
