@@ -112,12 +112,13 @@ static void run(pi_block_run *r) {
 void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
     const pi_layer *layer = &s->model->layer[l];
     const bool leader = team->ith == 0;
+    const int32_t from = first_wanted(s, l);
     pi_block_run blocks[PI_MAX_BLOCKS];
     int64_t t[PI_MAX_BLOCKS + 1];
     s->count[(ptrdiff_t)l * s->options.n_threads + team->ith] = (pi_layer_count){0};
     t[0] = leader ? te_os_now_ns() : 0;
     for (int32_t i = 0; i < layer->n_blocks; i++) {
-        blocks[i] = (pi_block_run){s, team, layer, &layer->block[i], l, first_wanted(s, l), 0, NULL};
+        blocks[i] = (pi_block_run){s, team, layer, &layer->block[i], l, from, 0, NULL};
         if (layer->parallel) prepare(&blocks[i]);
     }
     if (layer->parallel) te_barrier(team);
@@ -129,5 +130,5 @@ void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
         run(&blocks[i]);
         if (leader) t[i + 1] = te_os_now_ns();
     }
-    if (leader) record(s, team, l, blocks[0].from, t[0], t[layer->n_blocks - 1], t[layer->n_blocks]);
+    if (leader) record(s, team, l, from, t[0], t[layer->n_blocks - 1], t[layer->n_blocks]);
 }
