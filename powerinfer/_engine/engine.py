@@ -329,8 +329,7 @@ class Engine:
     def _end(self, request: Request, reason: Reason, error: BaseException | None = None) -> None:
         """The request is over; what was computed of it stays held."""
         if request.sequence is not None:
-            leave = self.cache.drop if request.is_text else self.cache.release
-            leave(request.sequence)
+            (self.cache.drop if request.is_text else self.cache.release)(request.sequence)
             request.sequence = None
         if request.choice is not None:
             request.choice.sampler.close()
@@ -379,7 +378,7 @@ class Engine:
                 return
             if request.n > self.n_ctx:  # it gave way just when its context was full
                 if self.n_keep is None:
-                    if self._stops_waiting(request):
+                    if self._starts(request):
                         self._finish(request, "error", self.shift.error(self.n_ctx, 1))
                     continue
                 request.forget(*self.shift.sizes(self.n_ctx, 1))
@@ -398,7 +397,7 @@ class Engine:
             sequence = self.cache.take(request.ids, request.n_prompt, source, n, request.place)
             if sequence is None:
                 return
-            if not self._stops_waiting(request, runs=True):
+            if not self._starts(request):
                 self.cache.release(sequence)
                 continue
             request.sequence = sequence
@@ -409,14 +408,13 @@ class Engine:
                 self.totals["prompt"] += request.n_prompt
                 self.totals["reused"] += n
 
-    def _stops_waiting(self, request: Request, *, runs: bool = False) -> bool:
-        """It leaves those that wait, for those under way if it runs; False if it was cancelled meanwhile."""
+    def _starts(self, request: Request) -> bool:
+        """It leaves those that wait for those under way; False if it was cancelled meanwhile."""
         with self.changed:
             if request not in self._waiting:
                 return False
             self._waiting.remove(request)
-            if runs:
-                self._running.append(request)
+            self._running.append(request)
             return True
 
     def _held_of(self, request: Request, ids: Ids) -> tuple[Sequence | None, int]:

@@ -563,9 +563,8 @@ class Session:
 
     @property
     def last_timeline(self) -> list[dict[str, float]]:
-        """Of each layer in the last chunk when each side had done what (types.MOMENTS), in microseconds since
-        the step began; a moment that was not is left out. Raises ArgumentError if the session was opened
-        without `timeline`, or without devices."""
+        """When each side of each layer had done what (types.MOMENTS) in the last chunk, in microseconds since
+        it began; others are left out. Raises ArgumentError if the session has no `timeline` or no devices."""
         us = _native.ffi.new("float[]", len(MOMENTS))
         found = []
         with self._lock:
