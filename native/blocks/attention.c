@@ -430,4 +430,4 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return 4;
 }
 
-const pi_block_kind pi_attention_kind = {"attention", bind, matrices, prepare, run};
+const pi_block_kind pi_attention_kind = {"attention", bind, matrices, prepare, run, &pi_attention_on_device};

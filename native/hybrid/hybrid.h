@@ -16,7 +16,7 @@ typedef struct pi_device_layer {
     int32_t *hot, *cold;  /* ids; H. Cold ones: first n_cpu that the CPU computes, then those that the device reads in
                              place (in decoding), all three ascending */
     int32_t *cold_blocks; /* of a down stored by output */
-    te_norm attn_norm, attn_post_norm, ffn_norm, ffn_post_norm;
+    te_norm norm[PI_MAX_BLOCKS], post_norm[PI_MAX_BLOCKS];               /* of its blocks */
     te_mat q, k, v, o, gate, up, down, down_out, fc1, fc2_hot, fc2_cold; /* D; the FFN's: hot neurons */
     /* D; w NULL: none. Of the FFN's, what has a row per neuron (b of gate and up; a of down, transposed) is hot neurons';
      * that of cold ones is in adapter_cold. */

@@ -104,8 +104,11 @@ typedef struct pi_block_kind {
     void (*prepare)(pi_block_run *r);
     /* Adds what the tokens from r->from on give to r->y. Begins behind a barrier, ends without one. */
     void (*run)(pi_block_run *r);
+    /* What a device does with such a block (hybrid/program.h); NULL: none computes it. */
+    const struct pi_block_on_device *device;
 } pi_block_kind;
 
+extern const struct pi_block_on_device pi_attention_on_device, pi_ffn_on_device;
 extern const pi_block_kind pi_attention_kind, pi_ffn_kind, pi_experts_kind;
 
 #endif

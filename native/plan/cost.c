@@ -40,19 +40,26 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
     const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
     const pi_attention *a = pi_attention_of(w);
     c->kv_bytes = pool_bytes(m, o, o->type_k) + pool_bytes(m, o, o->type_v);
-    c->attention_bytes = mat_bytes(pi_row_bytes(&a->q), n_q) + mat_bytes(pi_row_bytes(&a->k), n_kv) +
-                         mat_bytes(pi_row_bytes(&a->v), n_kv) + mat_bytes(pi_row_bytes(&a->o), i->n_embd) +
-                         vec_bytes(a->q_b, n_q) + vec_bytes(a->k_b, n_kv) + vec_bytes(a->v_b, n_kv) +
-                         vec_bytes(a->o_b, i->n_embd);
-    c->norm_bytes = vec_bytes(a->q_norm, i->n_embd_head) + vec_bytes(a->k_norm, i->n_embd_head) +
-                    vec_bytes(pi_ffn_of(w)->down_b, i->n_embd);
-    for (int32_t k = 0; k < w->n_blocks; k++)
-        if (k == 0 || w->block[k].norm.w != w->block[0].norm.w) /* blocks side by side may share one */
-            c->norm_bytes += vec_bytes(w->block[k].norm.w, i->n_embd) + vec_bytes(w->block[k].norm.b, i->n_embd);
-    for (int32_t k = 0; k < w->n_blocks; k++) c->norm_bytes += vec_bytes(w->block[k].post_norm.w, i->n_embd);
+    c->attention_bytes +=
+        vec_bytes(a->q_b, n_q) + vec_bytes(a->k_b, n_kv) + vec_bytes(a->v_b, n_kv) + vec_bytes(a->o_b, i->n_embd);
+    c->norm_bytes += vec_bytes(a->q_norm, i->n_embd_head) + vec_bytes(a->k_norm, i->n_embd_head);
     const double position = (double)i->n_head_kv * ((double)kv_row(m, o->type_k) + (double)kv_row(m, o->type_v));
-    c->fixed_read =
-        read_bytes(a->q) + read_bytes(a->k) + read_bytes(a->v) + read_bytes(a->o) + o->n_ctx / 2.0 * position;
+    c->fixed_read += o->n_ctx / 2.0 * position;
+}
+
+/* What a block of any kind has: norms, and matrices that are multiplied whole. */
+static void block_cost(const pi_model *m, const pi_layer *w, int32_t k, pi_layer_cost *c) {
+    pi_block b = w->block[k];
+    const bool shared = k > 0 && b.norm.w == w->block[0].norm.w; /* by blocks side by side */
+    if (!shared) c->norm_bytes += vec_bytes(b.norm.w, m->info.n_embd) + vec_bytes(b.norm.b, m->info.n_embd);
+    c->norm_bytes += vec_bytes(b.post_norm.w, m->info.n_embd);
+    pi_block_mat mats[PI_BLOCK_MATS];
+    const int32_t n = b.kind->matrices(&b, mats);
+    for (int32_t i = 0; i < n; i++) {
+        if (mats[i].use != PI_MAT_PRODUCT) continue;
+        c->attention_bytes += mat_bytes(pi_row_bytes(mats[i].mat), mats[i].mat->n_rows);
+        c->fixed_read += read_bytes(*mats[i].mat);
+    }
 }
 
 static void predictor_cost(const pi_model *m, const pi_plan_options *o, const pi_ffn *w, pi_layer_cost *c) {
@@ -76,6 +83,7 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
     const pi_ffn *w = pi_ffn_of(layer);
     const pi_model_info *i = &m->info;
     c->block = 1;
+    c->norm_bytes += vec_bytes(w->down_b, i->n_embd);
     c->gate_stride = pi_row_bytes(&w->gate);
     c->up_stride = pi_row_bytes(&w->up);
     double row = 0, column = 0; /* of down, per neuron */
@@ -206,6 +214,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
     uint64_t largest = 0;
     for (int32_t l = 0; l < i->n_layer; l++) {
         pi_layer_cost *c = &out->layer[l];
+        for (int32_t k = 0; k < m->layer[l].n_blocks; k++) block_cost(m, &m->layer[l], k, c);
         attention_cost(m, o, &m->layer[l], c);
         adapter_cost(&m->layer[l], c);
         if (m->arch->parallel) c->beside_read = c->fixed_read;

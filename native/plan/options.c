@@ -27,6 +27,17 @@ static pi_status number_in(const char *name, double v, double lo, double hi) {
     return PI_OK;
 }
 
+/* Every kind of block must have its device's side: plans know no other sizes. */
+static pi_status check_blocks(const pi_model *m) {
+    for (int32_t l = 0; l < m->info.n_layer; l++)
+        for (int32_t i = 0; i < m->layer[l].n_blocks; i++)
+            if (!m->layer[l].block[i].kind->device)
+                return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                               "%s on a device are not supported yet; the CPU computes such a model",
+                               m->layer[l].block[i].kind->name);
+    return PI_OK;
+}
+
 /* Of a plan that may put layers on a device. */
 static pi_status check_windows(const pi_model *m, const pi_plan_options *o) {
     uint64_t budget = 0;
@@ -51,9 +62,7 @@ pi_status pi_plan_check(const pi_model *m, pi_plan_options *o) {
                             .type_k = o->type_k,
                             .type_v = o->type_v,
                             .sparsity = o->sparsity};
-    if (m->n_expert)
-        return PI_FAIL(PI_ERROR_UNSUPPORTED,
-                       "experts on a device are not supported yet; the CPU computes such a model");
+    PI_TRY(check_blocks(m));
     PI_TRY(pi_session_check(m, &s));
     o->n_ctx = s.n_ctx;
     o->n_pool = s.n_pool;

@@ -1,0 +1,100 @@
+/* device_attention.c - attention on a device: its weights, its K and V, and its operations. */
+#include "program.h"
+
+static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_device_layer *d) {
+    const pi_session *s = u->h->s;
+    const pi_model_info *i = &s->model->info;
+    const pi_attention *a = &b->attention;
+    const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
+    d->q = pi_upload_mat(u, &a->q);
+    d->k = pi_upload_mat(u, &a->k);
+    d->v = pi_upload_mat(u, &a->v);
+    d->o = pi_upload_mat(u, &a->o);
+    for (int32_t k = PI_ADAPT_Q; layer->adapter && k <= PI_ADAPT_O; k++) {
+        d->adapter_a[k] = pi_upload_mat(u, &layer->adapter[k].a);
+        d->adapter_b[k] = pi_upload_mat(u, &layer->adapter[k].b);
+    }
+    d->q_b = pi_upload_vector(u, a->q_b, n_q);
+    d->k_b = pi_upload_vector(u, a->k_b, n_kv);
+    d->v_b = pi_upload_vector(u, a->v_b, n_kv);
+    d->o_b = pi_upload_vector(u, a->o_b, i->n_embd);
+    d->q_norm = pi_upload_vector(u, a->q_norm, i->n_embd_head);
+    d->k_norm = pi_upload_vector(u, a->k_norm, i->n_embd_head);
+    d->pool_k = pi_upload_reserve(u, s->kv.layer_k_bytes);
+    d->pool_v = pi_upload_reserve(u, s->kv.layer_v_bytes);
+}
+
+static te_rope_kind rope_of(pi_rope_kind kind) {
+    return kind == PI_ROPE_NONE ? TE_NO_ROPE : kind == PI_ROPE_NORM ? TE_ROPE_NORM : TE_ROPE_NEOX;
+}
+
+static void run(const pi_program_block *b) {
+    const pi_program *p = b->p;
+    const pi_session *s = p->h->s;
+    const pi_model *m = s->model;
+    const pi_model_info *i = &m->info;
+    const pi_device_layer *w = b->w;
+    const pi_attention *shape = &b->block->attention;
+    const pi_rope *rope = pi_rope_of(m, shape);
+    const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
+    te_linear_args qkv = pi_program_from_x(p);
+    qkv.norm = b->norm;
+    qkv.n_products = 3;
+    qkv.product[0] = (te_product){.w = w->q, .bias = w->q_b, .y = p->d->q, .ldy = n_q};
+    qkv.product[1] = (te_product){.w = w->k, .bias = w->k_b, .y = p->d->k, .ldy = n_kv};
+    qkv.product[2] = (te_product){.w = w->v, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
+    p->ops->linear(p->dev, &qkv);
+    pi_program_adapt(b, PI_ADAPT_Q, &qkv);
+    pi_program_stamp(p, b->l, PI_MOMENT_QKV);
+    const te_attention_args a = {.q = p->d->q,
+                                 .k = p->d->k,
+                                 .v = p->d->v,
+                                 .ldq = n_q,
+                                 .ldk = n_kv,
+                                 .ldv = n_kv,
+                                 .n_tok = p->n_tok,
+                                 .n_head = i->n_head,
+                                 .n_head_kv = i->n_head_kv,
+                                 .n_embd_head = i->n_embd_head,
+                                 .q_norm = w->q_norm,
+                                 .k_norm = w->k_norm,
+                                 .norm_eps = m->norm_eps,
+                                 .scale = shape->scale,
+                                 .rope = rope_of(rope ? rope->kind : PI_ROPE_NONE),
+                                 .n_rot = rope ? rope->n_rot : 0,
+                                 .cs = p->in.cs + (rope ? pi_rope_floats(m, shape->rope) * (size_t)p->n_tok : 0),
+                                 .pos = p->in.pos,
+                                 .table = p->in.table,
+                                 .row = p->in.first,
+                                 .ld_table = p->h->ld_table,
+                                 .k_pool = w->pool_k,
+                                 .v_pool = w->pool_v,
+                                 .type_k = s->kv.type_k,
+                                 .type_v = s->kv.type_v,
+                                 .n_ctx = s->options.n_ctx,
+                                 .out = p->d->att,
+                                 .ld_out = n_q,
+                                 .window = shape->window,
+                                 .grouped = p->h->grouped};
+    p->ops->attention(p->dev, &a);
+    pi_program_stamp(p, b->l, PI_MOMENT_ATTENTION);
+    const bool normed = b->post_norm.kind != TE_NO_NORM;
+    te_linear_args out = {.x = p->d->att, .ldx = n_q, .n_tok = p->n_tok, .cols = (int32_t)n_q, .n_products = 1};
+    out.product[0] = (te_product){.w = w->o,
+                                  .bias = w->o_b,
+                                  .add = normed ? NULL : p->d->x,
+                                  .ld_add = (size_t)i->n_embd,
+                                  .y = normed ? p->d->y : p->d->x,
+                                  .ldy = (size_t)i->n_embd};
+    p->ops->linear(p->dev, &out);
+    pi_program_adapt(b, PI_ADAPT_O, &out);
+    if (normed) {
+        te_merge_args sum = pi_program_to_x(p, b->post_norm);
+        sum.partial = p->d->y;
+        sum.n_parts = 1;
+        p->ops->merge(p->dev, &sum);
+    }
+    pi_program_stamp(p, b->l, PI_MOMENT_OUTPUT);
+}
+
+const pi_block_on_device pi_attention_on_device = {send, NULL, run};

@@ -1,0 +1,54 @@
+/* program.h - what a device does with each kind of block: how its weights come there, and its part of a step's program. */
+#ifndef PI_PROGRAM_H
+#define PI_PROGRAM_H
+
+#include "hybrid.h"
+#include "upload.h"
+
+/* A program of operations while it is put together. */
+typedef struct pi_program {
+    const pi_hybrid *h;
+    const pi_device_state *d;
+    pi_device *dev;
+    const pi_device_ops *ops;
+    pi_device_input in;
+    int32_t n_tok;
+} pi_program;
+
+/* One block's part of it. */
+typedef struct pi_program_block {
+    const pi_program *p;
+    const pi_layer *layer;
+    const pi_block *block;
+    const pi_device_layer *w;
+    int32_t l;
+    te_norm norm, post_norm; /* D */
+} pi_program_block;
+
+/* What a kind of block does on a device. */
+struct pi_block_on_device {
+    /* Brings the block's weights there; norms before and after it are there already. */
+    void (*send)(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_device_layer *d);
+    /* What must be known before x changes; or NULL. The blocks of a layer that stand side by side are all prepared before
+     * any runs. */
+    void (*prepare)(const pi_program_block *b);
+    /* Adds what the block gives to x. */
+    void (*run)(const pi_program_block *b);
+};
+typedef struct pi_block_on_device pi_block_on_device;
+
+static inline te_ticket pi_program_ticket(const pi_program *p, int32_t l, int32_t which) {
+    return (te_ticket){p->d->ticket, pi_number(l, which)};
+}
+static inline void pi_program_stamp(const pi_program *p, int32_t l, pi_moment which) {
+    if (p->d->stamps) p->ops->stamp(p->dev, p->d->stamps + (ptrdiff_t)l * PI_MOMENT_INPUT + which);
+}
+
+/* program.c: a product of x, or nothing yet. */
+te_linear_args pi_program_from_x(const pi_program *p);
+/* What a block gives, on its way to x: a norm behind the block is of all of it. */
+te_merge_args pi_program_to_x(const pi_program *p, te_norm norm);
+/* The layer's adapters' parts of the products op, of matrices from `which` on, are added to what the products gave. */
+void pi_program_adapt(const pi_program_block *b, int32_t which, const te_linear_args *op);
+
+#endif
