@@ -254,7 +254,7 @@ typedef struct pi_session_info {
     uint64_t n_kv_bytes; /* in host memory */
     uint64_t n_work_bytes;
     uint64_t n_device_bytes;         /* of all devices: weights, K and V, buffers */
-    int32_t n_in_place;              /* neurons of all layers whose rows devices read in host memory */
+    int32_t n_zero_copy;             /* neurons of all layers whose rows devices read in host memory */
     uint64_t n_unmapped_bytes;       /* of weights in host memory, which a device's driver refused to register */
     int32_t n_blocks, n_blocks_free; /* of PI_KV_BLOCK positions */
 } pi_session_info;
@@ -440,7 +440,7 @@ typedef struct pi_plan_options {
     int32_t group;                           /* neurons that move together, or more where a format asks for it */
     double gpu_bytes_per_s, cpu_bytes_per_s; /* rates at which weights are read */
     double pcie_bytes_per_s;                 /* from host to device memory */
-    double in_place_bytes_per_s;             /* at which a device's kernels read host memory; 0: they do not */
+    double zero_copy_bytes_per_s;            /* at which a device's kernels read host memory; 0: they do not */
     double handover_us;                      /* device to CPU and back, once a layer */
     double layer_us, ffn_us;                 /* what a layer's, and its hot FFN's, kernels take beyond bytes */
     uint64_t overhead_bytes;                 /* context, code, captured graphs, libraries' workspaces */
@@ -458,7 +458,7 @@ typedef struct pi_plan_layer {
     int32_t device;              /* which; -1: the CPU */
     int32_t predictor_on_device; /* the plan's mode uses one, and it is */
     int32_t n_hot;               /* neurons on the device */
-    int32_t n_pcie;              /* neurons of the host's that the device reads in place while it would wait */
+    int32_t n_pcie;              /* neurons of the host's that the device reads by zero-copy while it would wait */
     double active_hot;           /* of those on the device, computed per token, expected */
     double active_pcie, active_cold;
     uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes, ffn_bytes; /* on the device */
@@ -531,7 +531,7 @@ pi_status pi_plan_get_layer(const pi_plan *plan, int32_t layer, pi_plan_layer *o
 pi_status pi_plan_get_device(const pi_plan *plan, int32_t device, pi_plan_device *out);
 /* Ids of the layer's n_hot hot neurons, ascending. */
 pi_status pi_plan_hot(const pi_plan *plan, int32_t layer, int32_t *ids);
-/* Ids of the layer's n_pcie neurons that the device reads in place, ascending. */
+/* Ids of the layer's n_pcie neurons that the device reads by zero-copy, ascending. */
 pi_status pi_plan_pcie(const pi_plan *plan, int32_t layer, int32_t *ids);
 
 /* ---- machine ---- */
@@ -594,11 +594,11 @@ pi_status pi_session_timeline(pi_session *session, int32_t layer, float *us);
 typedef struct pi_device_facts {
     char name[128];
     uint64_t memory_bytes, free_bytes; /* once it is open */
-    int32_t can_map;                   /* it reads host memory in place: prompts stream cold weights */
+    int32_t can_map;                   /* it reads host memory by zero-copy: prompts stream cold weights */
     char no_mapping[256];              /* why not, or "" */
     double read_bytes_per_s;           /* its own memory; this and the next two measured, or 0 */
     double copy_bytes_per_s;           /* from host to device memory */
-    double in_place_bytes_per_s;       /* its kernels read host memory */
+    double zero_copy_bytes_per_s;      /* its kernels read host memory */
 } pi_device_facts;
 /* Opens the device, looks and closes it again. model: whose file it shall map, or NULL for other memory. measure: the
  * rates too. Errors: DEVICE (no library, no driver, no such device), MEMORY. */

@@ -97,7 +97,7 @@ def measure_ceilings(threads: int) -> Ceilings:
         gpu=facts.read_bytes_per_s / 1e9,
         cpu=cpu / 1e9,
         copy=facts.copy_bytes_per_s / 1e9,
-        in_place=facts.in_place_bytes_per_s / 1e9,
+        in_place=facts.zero_copy_bytes_per_s / 1e9,
         threads=threads,
     )
 

@@ -43,7 +43,7 @@ pi_status pi_device_examine(int32_t kind, int32_t index, const pi_model *model, 
     if (measure && ops->measure && ops->measure(dev, &rates) == PI_OK) {
         out->read_bytes_per_s = rates.read_bytes_per_s;
         out->copy_bytes_per_s = rates.copy_bytes_per_s;
-        out->in_place_bytes_per_s = rates.zero_copy_bytes_per_s;
+        out->zero_copy_bytes_per_s = rates.zero_copy_bytes_per_s;
     }
     try_mapping(dev, model, out);
     return PI_OK;

@@ -30,7 +30,7 @@ static pi_status split_neurons(const pi_plan *p, int32_t l, pi_device_layer *d) 
     return PI_OK;
 }
 
-/* The CPU computes those, too, that the device should have read in place. */
+/* The CPU computes those, too, that the device should have read by zero-copy. */
 static void give_to_cpu(pi_device_layer *d) {
     int32_t *all = d->cold_blocks; /* not in use yet */
     for (int32_t k = 0, i = 0, j = d->n_cpu; k < d->n_cold; k++)
@@ -112,8 +112,8 @@ static void map_weights(pi_hybrid *h, int32_t device) {
             map_piece(h, dev, m->layer[l].own.p, m->layer[l].own.n_bytes);
 }
 
-/* What the plan says is read in place is, where the device can. */
-static void settle_in_place(pi_hybrid *h) {
+/* What the plan says is read by zero-copy is, where the device can. */
+static void settle_zero_copy(pi_hybrid *h) {
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++) {
         pi_device_layer *d = &h->layer[l];
         if (d->device < 0 || d->n_cpu == d->n_cold) continue;
@@ -202,7 +202,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     h->progress_ctx = o->progress_ctx;
     while (h->n_devices < h->n_used) PI_TRY(open_device(h, ops, o));
     for (int32_t i = 0; i < h->n_devices && !o->no_pinning; i++) map_weights(h, i);
-    settle_in_place(h);
+    settle_zero_copy(h);
     for (int32_t i = 0; i < h->n_devices; i++) PI_TRY(pi_hybrid_upload(h, i));
     PI_TRY(reserve_members(h));
     PI_TRY(te_pool_new(1, &h->caller));
@@ -239,7 +239,7 @@ uint64_t pi_hybrid_bytes(const pi_hybrid *h) {
     return n_bytes;
 }
 
-int32_t pi_hybrid_in_place(const pi_hybrid *h) {
+int32_t pi_hybrid_zero_copy(const pi_hybrid *h) {
     int32_t n = 0;
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++) n += h->layer[l].n_cold - h->layer[l].n_cpu;
     return n;
@@ -307,33 +307,33 @@ pi_status pi_hybrid_reset_fired(pi_hybrid *h) {
 
 /* ---- K and V on devices ---- */
 
-static bool far_has(void *ctx, int32_t l) { return ((const pi_hybrid *)ctx)->layer[l].device >= 0; }
-static char *far_pool(const pi_hybrid *h, int32_t l, bool is_v) {
+static bool kv_has(void *ctx, int32_t l) { return ((const pi_hybrid *)ctx)->layer[l].device >= 0; }
+static char *kv_pool(const pi_hybrid *h, int32_t l, bool is_v) {
     return is_v ? h->layer[l].pool_v : h->layer[l].pool_k;
 }
-static pi_device *far_device(const pi_hybrid *h, int32_t l) { return h->device[h->layer[l].device].dev; }
-static void far_note(pi_hybrid *h, pi_status st) {
+static pi_device *kv_device(const pi_hybrid *h, int32_t l) { return h->device[h->layer[l].device].dev; }
+static void kv_note(pi_hybrid *h, pi_status st) {
     if (h->kv_status == PI_OK) h->kv_status = st;
 }
-static void far_read(void *ctx, int32_t l, bool is_v, size_t at, void *to, size_t n_bytes) {
+static void kv_read(void *ctx, int32_t l, bool is_v, size_t at, void *to, size_t n_bytes) {
     pi_hybrid *h = ctx;
-    pi_device *dev = far_device(h, l);
-    far_note(h, dev->ops->download(dev, to, far_pool(h, l, is_v) + at, n_bytes));
+    pi_device *dev = kv_device(h, l);
+    kv_note(h, dev->ops->download(dev, to, kv_pool(h, l, is_v) + at, n_bytes));
 }
-static void far_write(void *ctx, int32_t l, bool is_v, size_t at, const void *from, size_t n_bytes) {
+static void kv_write(void *ctx, int32_t l, bool is_v, size_t at, const void *from, size_t n_bytes) {
     pi_hybrid *h = ctx;
-    pi_device *dev = far_device(h, l);
-    far_note(h, dev->ops->upload(dev, far_pool(h, l, is_v) + at, from, n_bytes));
+    pi_device *dev = kv_device(h, l);
+    kv_note(h, dev->ops->upload(dev, kv_pool(h, l, is_v) + at, from, n_bytes));
 }
-static void far_copy(void *ctx, int32_t l, bool is_v, size_t to, size_t from, size_t n_bytes) {
+static void kv_copy(void *ctx, int32_t l, bool is_v, size_t to, size_t from, size_t n_bytes) {
     pi_hybrid *h = ctx;
-    pi_device *dev = far_device(h, l);
-    char *pool = far_pool(h, l, is_v);
+    pi_device *dev = kv_device(h, l);
+    char *pool = kv_pool(h, l, is_v);
     const pi_status st = dev->ops->copy(dev, pool + to, pool + from, n_bytes);
-    far_note(h, st);
+    kv_note(h, st);
     h->kv_lost |= st != PI_OK; /* a sequence holds the block that was to be its copy */
 }
-static pi_status far_status(void *ctx) { return pi_hybrid_kv_status(ctx); }
+static pi_status kv_status(void *ctx) { return pi_hybrid_kv_status(ctx); }
 
 pi_status pi_hybrid_kv_status(pi_hybrid *h) {
     const pi_status st = h->kv_status;
@@ -342,4 +342,4 @@ pi_status pi_hybrid_kv_status(pi_hybrid *h) {
     return st == PI_OK ? PI_OK : PI_FAIL(st, "K and V could not be copied from, to or on a device");
 }
 
-pi_kv_far pi_hybrid_far(pi_hybrid *h) { return (pi_kv_far){h, far_has, far_read, far_write, far_copy, far_status}; }
+pi_kv_device pi_hybrid_kv(pi_hybrid *h) { return (pi_kv_device){h, kv_has, kv_read, kv_write, kv_copy, kv_status}; }

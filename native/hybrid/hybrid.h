@@ -78,11 +78,11 @@ typedef struct pi_cold_member {
     int64_t next_ahead, end_ahead; /* what is left of all that */
     size_t ahead_bytes;            /* of the next row, that are done */
     int32_t *list;                 /* [n_ff + 2 n_threads] marked neurons */
-    int32_t *n_of;                 /* [n_threads] after pi_hybrid_deal: each member's */
+    int32_t *n_of;                 /* [n_threads] after pi_hybrid_assign: each member's */
     int32_t *place;                /* [n_ff + 2 n_threads] and where in all these neurons stand */
     uint32_t *tokens;              /* [n_ff] which tokens marked them */
     int32_t n_list;                /* of several tokens: of its share of the marks */
-    int32_t *all;                  /* [n_ff] then: all members' lists. Of one: what pi_hybrid_deal deals */
+    int32_t *all;                  /* [n_ff] then: all members' lists. Of one: what pi_hybrid_assign deals */
     int32_t *rest;                 /* [n_ff] places of what nobody fetched */
     uint32_t *all_tokens;
 } pi_cold_member;
@@ -115,7 +115,7 @@ typedef struct pi_hybrid {
     int64_t last_ns;   /* when the CPU's last hand-over ended */
     int64_t began_ns;
     int64_t (*moment)[PI_MOMENTS]; /* [n_layer], or NULL: of the CPU */
-    bool decode;                   /* cold neurons are the CPU's or read in place; else their rows are loaded */
+    bool decode;                   /* cold neurons are the CPU's or read by zero-copy; else their rows are loaded */
     bool masked;                   /* by predictor */
     bool skip;                     /* silent neurons */
     bool grouped;                  /* tokens of a sequence are next to each other */
@@ -145,8 +145,8 @@ pi_status pi_hybrid_add_fired(pi_hybrid *h, int32_t l, uint32_t *count);
 pi_status pi_hybrid_reset_fired(pi_hybrid *h);
 /* The first error of copies of K and V since it was asked last. */
 pi_status pi_hybrid_kv_status(pi_hybrid *h);
-/* Neurons of all layers that devices read in place. */
-int32_t pi_hybrid_in_place(const pi_hybrid *h);
+/* Neurons of all layers that devices read by zero-copy. */
+int32_t pi_hybrid_zero_copy(const pi_hybrid *h);
 /* Where a step's inputs for n_tok tokens lie from base on, and how many bytes they take. */
 pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base);
 size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok);
@@ -157,7 +157,7 @@ void pi_hybrid_close(pi_hybrid *h);
  * DEVICE. */
 pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device);
 /* How the KV pool reaches the layers that lie on devices; errors wait in kv_status. */
-pi_kv_far pi_hybrid_far(pi_hybrid *h);
+pi_kv_device pi_hybrid_kv(pi_hybrid *h);
 /* step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
 /* Waits for words from a device; one that times out gives zeros, and ends all other waits. */
@@ -179,7 +179,7 @@ uint64_t *pi_hybrid_guess(const pi_hybrid *h, int32_t l);
 void pi_hybrid_take_guess(pi_hybrid *h, const te_team *team, int32_t l);
 void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const uint64_t *until);
 int32_t pi_hybrid_foreseen(const pi_hybrid *h, int32_t l, const pi_cold_member *me);
-int32_t pi_hybrid_deal(const pi_cold_member *me, int32_t n, int32_t n_members);
+int32_t pi_hybrid_assign(const pi_cold_member *me, int32_t n, int32_t n_members);
 /* timeline.c, where the session keeps one: reserves room, once weights lie where they belong; forgets the run before;
  * notes a moment of the CPU. */
 pi_status pi_hybrid_start_timeline(pi_hybrid *h);

@@ -98,7 +98,7 @@ int32_t pi_hybrid_foreseen(const pi_hybrid *h, int32_t l, const pi_cold_member *
 
 /* Neurons that nobody fetched take longer, so they go round: each member has as many of these, not as many neurons. No
  * member has more than one neuron above the mean rounded up. */
-int32_t pi_hybrid_deal(const pi_cold_member *me, int32_t n, int32_t n_members) {
+int32_t pi_hybrid_assign(const pi_cold_member *me, int32_t n, int32_t n_members) {
     const int32_t room = (n + n_members - 1) / n_members + 1;
     int32_t at = 0, n_rest = 0;
     for (int32_t i = 0; i < n_members; i++) {

@@ -121,7 +121,7 @@ static te_rows list_marked(pi_hybrid *h, int32_t l, const pi_cold_member *me, bo
     if (guessed) {
         io->n_of = me->n_of;
         io->place = me->place;
-        io->room = pi_hybrid_deal(me, n, n_members);
+        io->room = pi_hybrid_assign(me, n, n_members);
     }
     if (h->n_tok > 1) io->tokens = me->tokens;
     return (te_rows){me->list, 0, n};

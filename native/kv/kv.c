@@ -11,11 +11,11 @@
 static int32_t blocks_of(int32_t n) { return (n + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
 
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool, int32_t n_seq, int32_t type_k,
-                     int32_t type_v, const pi_kv_far *far) {
+                     int32_t type_v, const pi_kv_device *device) {
     const int32_t per_seq = blocks_of(n_ctx), n_layer = m->info.n_layer, head = m->info.n_embd_head;
     *kv = (pi_kv){
         .model = m, .type_k = type_k, .type_v = type_v, .n_ctx = n_ctx, .n_blocks = blocks_of(n_pool), .n_seq = n_seq};
-    if (far) kv->far = *far;
+    if (device) kv->device = *device;
     kv->row_k = te_row_bytes(type_k, head);
     kv->row_v = te_row_bytes(type_v, head);
     const size_t rows = pi_mul(pi_mul((size_t)kv->n_blocks, PI_KV_BLOCK), (size_t)m->info.n_head_kv);
@@ -29,7 +29,7 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool
     kv->v = calloc((size_t)n_layer, sizeof *kv->v);
     bool ok = kv->refs && kv->free_ && kv->seq && kv->tables && kv->k && kv->v;
     for (int32_t l = 0; ok && l < n_layer; l++) {
-        if (pi_kv_is_far(kv, l)) continue;
+        if (pi_kv_on_device(kv, l)) continue;
         kv->k[l] = te_os_alloc(kv->layer_k_bytes);
         kv->v[l] = te_os_alloc(kv->layer_v_bytes);
         ok = kv->k[l] && kv->v[l];
@@ -61,7 +61,7 @@ void pi_kv_free(pi_kv *kv) {
 
 uint64_t pi_kv_bytes(const pi_kv *kv) {
     int32_t n = 0;
-    for (int32_t l = 0; l < kv->model->info.n_layer; l++) n += !pi_kv_is_far(kv, l);
+    for (int32_t l = 0; l < kv->model->info.n_layer; l++) n += !pi_kv_on_device(kv, l);
     return ((uint64_t)kv->layer_k_bytes + kv->layer_v_bytes) * (uint64_t)n;
 }
 
@@ -81,9 +81,9 @@ static void copy_block(pi_kv *kv, int32_t to, int32_t from) {
     const size_t nk = kv->row_k * PI_KV_BLOCK * (size_t)kv->model->info.n_head_kv,
                  nv = kv->row_v * PI_KV_BLOCK * (size_t)kv->model->info.n_head_kv;
     for (int32_t l = 0; l < kv->model->info.n_layer; l++) {
-        if (pi_kv_is_far(kv, l)) {
-            kv->far.copy(kv->far.ctx, l, false, (size_t)to * nk, (size_t)from * nk, nk);
-            kv->far.copy(kv->far.ctx, l, true, (size_t)to * nv, (size_t)from * nv, nv);
+        if (pi_kv_on_device(kv, l)) {
+            kv->device.copy(kv->device.ctx, l, false, (size_t)to * nk, (size_t)from * nk, nk);
+            kv->device.copy(kv->device.ctx, l, true, (size_t)to * nv, (size_t)from * nv, nv);
             continue;
         }
         memcpy(kv->k[l] + (size_t)to * nk, kv->k[l] + (size_t)from * nk, nk);
@@ -158,12 +158,12 @@ void pi_kv_move_down(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, int
     const int32_t n_head = m->info.n_head_kv, items = m->info.n_layer * n_head;
     float *row = scratch, *cs = scratch + m->info.n_embd_head;
     for (int32_t i = part; i < items; i += n_parts)
-        if (!pi_kv_is_far(kv, i / n_head))
+        if (!pi_kv_on_device(kv, i / n_head))
             move_head(kv, i / n_head, i % n_head, &kv->seq[seq], n_keep, n_drop, row, cs);
 }
 
-/* A far layer's blocks are fetched, moved here and sent back. */
-pi_status pi_kv_move_far(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, float *scratch) {
+/* The blocks of a layer on a device are fetched, moved here and sent back. */
+pi_status pi_kv_move_on_device(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, float *scratch) {
     const pi_model *m = kv->model;
     const pi_seq *s = &kv->seq[seq];
     const size_t heads = (size_t)m->info.n_head_kv * PI_KV_BLOCK, nk = heads * kv->row_k, nv = heads * kv->row_v,
@@ -180,17 +180,17 @@ pi_status pi_kv_move_far(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop,
     const pi_seq here = {s->length, s->n_block, block};
     for (int32_t b = 0; ok && b < s->n_block; b++) block[b] = b;
     for (int32_t l = 0; ok && l < m->info.n_layer; l++) {
-        if (!pi_kv_is_far(kv, l)) continue;
+        if (!pi_kv_on_device(kv, l)) continue;
         k_of[l] = k;
         v_of[l] = v;
         for (int32_t b = first; b < s->n_block; b++) {
-            kv->far.read(kv->far.ctx, l, false, (size_t)s->block[b] * nk, k + (size_t)b * nk, nk);
-            kv->far.read(kv->far.ctx, l, true, (size_t)s->block[b] * nv, v + (size_t)b * nv, nv);
+            kv->device.read(kv->device.ctx, l, false, (size_t)s->block[b] * nk, k + (size_t)b * nk, nk);
+            kv->device.read(kv->device.ctx, l, true, (size_t)s->block[b] * nv, v + (size_t)b * nv, nv);
         }
         for (int32_t h = 0; h < m->info.n_head_kv; h++) move_head(&near, l, h, &here, n_keep, n_drop, row, cs);
         for (int32_t b = first; b < blocks_of(s->length - n_drop); b++) {
-            kv->far.write(kv->far.ctx, l, false, (size_t)s->block[b] * nk, k + (size_t)b * nk, nk);
-            kv->far.write(kv->far.ctx, l, true, (size_t)s->block[b] * nv, v + (size_t)b * nv, nv);
+            kv->device.write(kv->device.ctx, l, false, (size_t)s->block[b] * nk, k + (size_t)b * nk, nk);
+            kv->device.write(kv->device.ctx, l, true, (size_t)s->block[b] * nv, v + (size_t)b * nv, nv);
         }
     }
     free(k);

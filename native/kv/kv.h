@@ -16,38 +16,42 @@ typedef struct pi_seq {
 } pi_seq;
 
 /* Layers whose K and V lie elsewhere: bytes of them, K or V, at an offset of the layer's pool. */
-typedef struct pi_kv_far {
+typedef struct pi_kv_device {
     void *ctx;
     bool (*has)(void *ctx, int32_t l);
     void (*read)(void *ctx, int32_t l, bool is_v, size_t at, void *to, size_t n_bytes);
     void (*write)(void *ctx, int32_t l, bool is_v, size_t at, const void *from, size_t n_bytes);
     void (*copy)(void *ctx, int32_t l, bool is_v, size_t to, size_t from, size_t n_bytes);
     pi_status (*status)(void *ctx); /* the first error of these since it was asked last */
-} pi_kv_far;
+} pi_kv_device;
 
 typedef struct pi_kv {
     const pi_model *model;
     int32_t type_k, type_v; /* te_type */
     size_t row_k, row_v;    /* bytes of one head's K and V at one position */
     int32_t n_ctx, n_blocks, n_free, n_seq;
-    int32_t *refs;   /* [n_blocks] */
-    int32_t *free_;  /* stack of free blocks, n_free long */
-    pi_seq *seq;     /* [n_seq] */
-    int32_t *tables; /* memory of all seq[].block */
-    char **k, **v;   /* [n_layer]; NULL where they are far */
-    pi_kv_far far;   /* has NULL: none is */
+    int32_t *refs;       /* [n_blocks] */
+    int32_t *free_;      /* stack of free blocks, n_free long */
+    pi_seq *seq;         /* [n_seq] */
+    int32_t *tables;     /* memory of all seq[].block */
+    char **k, **v;       /* [n_layer]; NULL where they lie on a device */
+    pi_kv_device device; /* has NULL: none is */
     size_t layer_k_bytes, layer_v_bytes;
 } pi_kv;
 
 /* type_k, type_v: their blocks fill the model's heads. Errors: MEMORY. */
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool, int32_t n_seq, int32_t type_k,
-                     int32_t type_v, const pi_kv_far *far);
+                     int32_t type_v, const pi_kv_device *device);
 void pi_kv_free(pi_kv *kv);
-uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers that are not far */
+uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory */
 
 /* Where head h of position pos in seq is kept in layer l. */
-static inline pi_status pi_kv_far_status(const pi_kv *kv) { return kv->far.has ? kv->far.status(kv->far.ctx) : PI_OK; }
-static inline bool pi_kv_is_far(const pi_kv *kv, int32_t l) { return kv->far.has && kv->far.has(kv->far.ctx, l); }
+static inline pi_status pi_kv_device_status(const pi_kv *kv) {
+    return kv->device.has ? kv->device.status(kv->device.ctx) : PI_OK;
+}
+static inline bool pi_kv_on_device(const pi_kv *kv, int32_t l) {
+    return kv->device.has && kv->device.has(kv->device.ctx, l);
+}
 static inline size_t pi_kv_at(const pi_kv *kv, const pi_seq *s, int32_t h, int32_t pos, size_t row) {
     const size_t b = (size_t)s->block[pos / PI_KV_BLOCK], nh = (size_t)kv->model->info.n_head_kv;
     return ((b * nh + (size_t)h) * PI_KV_BLOCK + (size_t)(pos % PI_KV_BLOCK)) * row;
@@ -68,11 +72,11 @@ void pi_kv_extend(pi_kv *kv, int32_t seq, int32_t to);
 void pi_kv_own(pi_kv *kv, int32_t seq, int32_t from, int32_t to);
 void pi_kv_cut(pi_kv *kv, int32_t seq, int32_t n_keep);
 void pi_kv_copy(pi_kv *kv, int32_t dst, int32_t src, int32_t n);
-/* The work of a context shift, of layers that are not far, on a sequence that owns the blocks of positions [n_keep, length - n_drop); part of
+/* The work of a context shift, of layers in host memory, on a sequence that owns the blocks of positions [n_keep, length - n_drop); part of
  * n_parts (layers x heads) per call. */
 void pi_kv_move_down(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, int32_t part, int32_t n_parts,
                      float *scratch);
-/* The same for all layers that are far, by one thread. Errors: MEMORY (nothing was changed). */
-pi_status pi_kv_move_far(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, float *scratch);
+/* The same for all layers on devices, by one thread. Errors: MEMORY (nothing was changed). */
+pi_status pi_kv_move_on_device(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, float *scratch);
 
 #endif

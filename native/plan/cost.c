@@ -113,9 +113,9 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
         c->always_read = column + gate + up + row;
     }
     const te_mat down = w->down_t.w ? w->down_t : w->down;
-    c->in_place = o->in_place_bytes_per_s > 0 && !c->column_rows && !pi_adapts_ffn(layer) &&
-                  pi_space_reads_rows(w->up.type, pi_row_bytes(&w->up)) && down.type == w->up.type &&
-                  (!w->gate.w || w->gate.type == w->up.type);
+    c->zero_copy = o->zero_copy_bytes_per_s > 0 && !c->column_rows && !pi_adapts_ffn(layer) &&
+                   pi_space_reads_rows(w->up.type, pi_row_bytes(&w->up)) && down.type == w->up.type &&
+                   (!w->gate.w || w->gate.type == w->up.type);
     const uint64_t ids = pi_space(sizeof(int32_t) * (uint64_t)i->n_ff);
     c->list_bytes = ids;
     if (o->count_neurons) c->list_bytes += in_two(ids);
@@ -279,7 +279,7 @@ pi_layer_time pi_cost_time(const pi_cost *cost, const pi_plan_options *o, int32_
     t.fixed_us = on_device ? o->layer_us + (c->fixed_read - c->beside_read) / gpu : c->fixed_read / cpu;
     if (n->n_hot > 0) t.gpu_ffn_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / gpu;
     if (n->n_pcie > 0) { /* side by side */
-        const double us = o->ffn_us + pi_ffn_read(c, n->n_pcie, n->active_pcie) / (o->in_place_bytes_per_s * 1e-6);
+        const double us = o->ffn_us + pi_ffn_read(c, n->n_pcie, n->active_pcie) / (o->zero_copy_bytes_per_s * 1e-6);
         if (us > t.gpu_ffn_us) t.gpu_ffn_us = us;
     }
     if (on_device) t.gpu_ffn_us += c->beside_read / gpu;
@@ -290,17 +290,17 @@ pi_layer_time pi_cost_time(const pi_cost *cost, const pi_plan_options *o, int32_
     return t;
 }
 
-double pi_cost_in_place(const pi_cost *cost, const pi_plan_options *o, int32_t l, const pi_share *n) {
+double pi_cost_zero_copy(const pi_cost *cost, const pi_plan_options *o, int32_t l, const pi_share *n) {
     const pi_layer_cost *c = &cost->layer[l];
     const double bytes = pi_ffn_read(c, n->n_cold, n->active_cold);
-    if (!c->in_place || bytes <= 0) return 0;
-    const double cpu = o->cpu_bytes_per_s * 1e-6, in_place = o->in_place_bytes_per_s * 1e-6,
+    if (!c->zero_copy || bytes <= 0) return 0;
+    const double cpu = o->cpu_bytes_per_s * 1e-6, zero_copy = o->zero_copy_bytes_per_s * 1e-6,
                  gpu = o->gpu_bytes_per_s * 1e-6;
     double hot_us = 0;
     if (n->n_hot > 0) hot_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / gpu;
     const double cpu_us = bytes / cpu + o->handover_us - c->beside_read / gpu;
-    const double even = (cpu_us - o->ffn_us) / (bytes / cpu + bytes / in_place); /* both sides end together */
-    const double enough = (cpu_us - hot_us) / (bytes / cpu);                     /* the hot neurons take longest */
+    const double even = (cpu_us - o->ffn_us) / (bytes / cpu + bytes / zero_copy); /* both sides end together */
+    const double enough = (cpu_us - hot_us) / (bytes / cpu);                      /* the hot neurons take longest */
     const double part = even < enough ? even : enough;
     return part < 0 ? 0 : part > 1 ? 1 : part;
 }

@@ -55,7 +55,7 @@ static void list_options(menu *u, int32_t l, uint64_t *key, uint64_t *spare, int
                       .active_hot = hot[g],
                       .n_cold = n_ff - n_hot,
                       .active_cold = n_hot < n_ff ? all - hot[g] : 0};
-        const double part = pi_cost_in_place(u->cost, u->o, l, &n);
+        const double part = pi_cost_zero_copy(u->cost, u->o, l, &n);
         n.n_pcie = part * n.n_cold;
         n.active_pcie = part * n.active_cold;
         n.n_cold = part < 1 ? n.n_cold - n.n_pcie : 0;
@@ -278,7 +278,7 @@ static pi_status choose(menu *u, bool *any, double *bound, int32_t *owner) {
     return PI_OK;
 }
 
-/* Marks the hottest neurons, and those after them that the device reads in place. */
+/* Marks the hottest neurons, and those after them that the device reads by zero-copy. */
 static void place_layer(pi_plan *p, const menu *u, int32_t l) {
     const int32_t groups = u->chosen[l] - 1, block = u->cost->layer[l].block, n_ff = p->n_ff;
     p->layer[l].device = groups >= 0 ? u->owner[l] : -1;
@@ -294,9 +294,9 @@ static void place_layer(pi_plan *p, const menu *u, int32_t l) {
         *(j < n_hot ? &n.active_hot : &n.active_cold) += pi_active(&activity, id);
         if (j < n_hot) pi_set_hot(p, l, id);
     }
-    const double part = pi_cost_in_place(u->cost, u->o, l, &n), bytes = pi_ffn_read(c, n.n_cold, n.active_cold);
+    const double part = pi_cost_zero_copy(u->cost, u->o, l, &n), bytes = pi_ffn_read(c, n.n_cold, n.active_cold);
     double taken = 0;
-    for (int32_t j = n_hot; j < n_ff && part > 0; j++) { /* in place: block is 1 */
+    for (int32_t j = n_hot; j < n_ff && part > 0; j++) { /* zero-copy: block is 1 */
         taken += pi_ffn_read(c, 1, pi_active(&activity, order[j]));
         if (part < 1 && taken > part * bytes) break;
         pi_set_pcie(p, l, order[j]);

@@ -72,7 +72,7 @@ pi_status pi_plan_check(const pi_model *m, pi_plan_options *o) {
     PI_TRY(number_in("gpu_bytes_per_s", o->gpu_bytes_per_s, 1, 1e18));
     PI_TRY(number_in("cpu_bytes_per_s", o->cpu_bytes_per_s, 1, 1e18));
     PI_TRY(number_in("pcie_bytes_per_s", o->pcie_bytes_per_s, 1, 1e18));
-    PI_TRY(number_in("in_place_bytes_per_s", o->in_place_bytes_per_s, 0, 1e18));
+    PI_TRY(number_in("zero_copy_bytes_per_s", o->zero_copy_bytes_per_s, 0, 1e18));
     PI_TRY(number_in("handover_us", o->handover_us, 0, 1e9));
     PI_TRY(number_in("layer_us", o->layer_us, 0, 1e9));
     PI_TRY(number_in("ffn_us", o->ffn_us, 0, 1e9));

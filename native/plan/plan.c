@@ -63,7 +63,7 @@ pi_status pi_plan_new(const pi_model *model, const pi_plan_options *options, pi_
 /* Marks a layer's ids, which ascend. */
 static pi_status restore_ids(pi_plan *p, int32_t l, bool pcie, const int32_t *id, int32_t n) {
     int32_t before = -1;
-    const char *kind = pcie ? "in-place" : "hot";
+    const char *kind = pcie ? "zero-copy" : "hot";
     if (n < 0 || n > p->n_ff)
         return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d of the plan has %d %s neurons, the model has %d", l, n, kind,
                        p->n_ff);
@@ -80,7 +80,7 @@ static pi_status restore_ids(pi_plan *p, int32_t l, bool pcie, const int32_t *id
             continue;
         }
         if (pi_is_hot(p, l, j))
-            return PI_FAIL(PI_ERROR_ARGUMENT, "neuron %d of layer %d of the plan is hot and read in place", j, l);
+            return PI_FAIL(PI_ERROR_ARGUMENT, "neuron %d of layer %d of the plan is hot and read by zero-copy", j, l);
         pi_set_pcie(p, l, j);
     }
     return PI_OK;
@@ -91,11 +91,12 @@ static pi_status restore_layer(pi_plan *p, const pi_cost *cost, const pi_placeme
     const int32_t n_hot = at->n_hot[l], n_pcie = at->n_pcie ? at->n_pcie[l] : 0, block = cost->layer[l].block;
     PI_TRY(restore_ids(p, l, false, at->hot + *read_hot, n_hot));
     *read_hot += n_hot;
-    if (n_pcie && !cost->layer[l].in_place)
-        return PI_FAIL(PI_ERROR_ARGUMENT,
-                       "layer %d of the plan has neurons that are read in place, which the device, or a format of the "
-                       "feed-forward, does not allow",
-                       l);
+    if (n_pcie && !cost->layer[l].zero_copy)
+        return PI_FAIL(
+            PI_ERROR_ARGUMENT,
+            "layer %d of the plan has neurons that are read by zero-copy, which the device, or a format of the "
+            "feed-forward, does not allow",
+            l);
     if (n_pcie) PI_TRY(restore_ids(p, l, true, at->pcie + *read_pcie, n_pcie));
     *read_pcie += n_pcie;
     for (int32_t j = 0; j < p->n_ff; j++)

@@ -14,10 +14,10 @@
  * Time of a layer, in us (bytes over rates; vectors are too small to count):
  *     on the CPU     (attention + predictor + K, V at half the context + FFN) / cpu + handover
  *     on the device  layer_us + (attention + predictor + K, V at half the context) / gpu
- *                    + max(ffn_us + hot / gpu, ffn_us + pcie / in_place, cold / cpu + handover)
+ *                    + max(ffn_us + hot / gpu, ffn_us + pcie / zero_copy, cold / cpu + handover)
  * Where attention and FFN read the same input (Falcon) the sides part before attention: attention, K and V then stand
  * in max, in front of what the device reads. ffn_us falls away without such neurons, handover without cold ones. pcie: the hottest of the neurons that are
- * not hot, as many as make them as long as the cold ones or these as short as the hot ones, at most all of them; none where in_place is 0, down is stored by
+ * not hot, as many as make them as long as the cold ones or these as short as the hot ones, at most all of them; none where zero_copy is 0, down is stored by
  * output, devices do not compute the format, or an adapter changes the feed-forward. From one device to another it takes a hand-over. The output matrix: bytes over the rate of its
  * side, with a hand-over on the CPU. If nothing at all lies on the device there are no hand-overs.
  * FFN bytes are expectations: p is how often a neuron is computed.
@@ -68,7 +68,7 @@ typedef struct pi_layer_cost {
     size_t gate_stride, up_stride, down_stride;
     int32_t column_rows; /* down stored by output: its rows (n_embd), else 0 */
     int32_t block;       /* neurons that must stay together */
-    bool in_place;       /* the device can read cold neurons where they lie */
+    bool zero_copy;      /* the device can read cold neurons where they lie */
 } pi_layer_cost;
 
 typedef struct pi_cost {
@@ -107,8 +107,8 @@ typedef struct pi_layer_time {
     double fixed_us, gpu_ffn_us, cpu_ffn_us, handover_us;
 } pi_layer_time;
 pi_layer_time pi_cost_time(const pi_cost *c, const pi_plan_options *o, int32_t l, bool on_device, const pi_share *n);
-/* Which part of the bytes of the cold neurons, 0 to 1, the device best reads in place; n_pcie and active_pcie are 0. */
-double pi_cost_in_place(const pi_cost *c, const pi_plan_options *o, int32_t l, const pi_share *n);
+/* Which part of the bytes of the cold neurons, 0 to 1, the device best reads by zero-copy; n_pcie and active_pcie are 0. */
+double pi_cost_zero_copy(const pi_cost *c, const pi_plan_options *o, int32_t l, const pi_share *n);
 static inline double pi_ffn_read(const pi_layer_cost *c, double n, double active) {
     return n * c->always_read + active * c->active_read;
 }
@@ -135,7 +135,7 @@ struct pi_plan {
     int32_t n_layer, n_ff;
     size_t n_words;       /* of a layer's marks */
     uint64_t *mark;       /* [n_layer][n_words] one bit per neuron: hot */
-    uint64_t *pcie;       /* the same: read in place by the device */
+    uint64_t *pcie;       /* the same: read by zero-copy by the device */
     pi_plan_layer *layer; /* [n_layer] */
     int32_t n_devices;
     pi_plan_device device[PI_PLAN_DEVICES];

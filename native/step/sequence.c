@@ -80,8 +80,8 @@ static pi_status shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
                        "the KV pool is full: shifting sequence %d must copy shared blocks, %d are free", seq,
                        s->kv.n_free);
     pi_kv_own(&s->kv, seq, n_keep, n - n_drop);
-    if (s->kv.far.has) PI_TRY(pi_kv_move_far(&s->kv, seq, n_keep, n_drop, s->scratch));
-    const pi_status st = pi_kv_far_status(&s->kv);
+    if (s->kv.device.has) PI_TRY(pi_kv_move_on_device(&s->kv, seq, n_keep, n_drop, s->scratch));
+    const pi_status st = pi_kv_device_status(&s->kv);
     if (st != PI_OK) { /* some layers may have been moved */
         pi_kv_cut(&s->kv, seq, n_keep);
         return st;
@@ -137,14 +137,14 @@ static void copy_rows(pi_session *s, int32_t seq, char *p, bool save) {
             for (int32_t kind = 0; kind < 2; kind++)
                 for (int32_t pos = 0; pos < q->length; pos += PI_KV_BLOCK) {
                     const int32_t n = q->length - pos < PI_KV_BLOCK ? q->length - pos : PI_KV_BLOCK;
-                    const pi_kv_far *far = &s->kv.far;
+                    const pi_kv_device *device = &s->kv.device;
                     const size_t each = kind ? s->kv.row_v : s->kv.row_k, bytes = (size_t)n * each;
                     const size_t at = pi_kv_at(&s->kv, q, h, pos, each);
-                    char *pool = kind ? s->kv.v[l] : s->kv.k[l]; /* NULL: far */
+                    char *pool = kind ? s->kv.v[l] : s->kv.k[l]; /* NULL: on a device */
                     if (!pool && save)
-                        far->read(far->ctx, l, kind, at, p, bytes);
+                        device->read(device->ctx, l, kind, at, p, bytes);
                     else if (!pool)
-                        far->write(far->ctx, l, kind, at, p, bytes);
+                        device->write(device->ctx, l, kind, at, p, bytes);
                     else if (save)
                         memcpy(p, pool + at, bytes);
                     else
@@ -170,7 +170,7 @@ pi_status pi_seq_state_save(pi_session *s, int32_t seq, void *out, uint64_t n_by
     else {
         memcpy(out, &h, sizeof h);
         copy_rows(s, seq, (char *)out + sizeof h, true);
-        st = pi_kv_far_status(&s->kv);
+        st = pi_kv_device_status(&s->kv);
     }
     pi_session_unlock(s);
     return st;
@@ -199,7 +199,7 @@ static pi_status state_load(pi_session *s, int32_t seq, const char *in, uint64_t
     pi_kv_cut(&s->kv, seq, 0);
     pi_kv_extend(&s->kv, seq, h.length);
     copy_rows(s, seq, (char *)(uintptr_t)in + sizeof h, false);
-    const pi_status st = pi_kv_far_status(&s->kv);
+    const pi_status st = pi_kv_device_status(&s->kv);
     if (st != PI_OK) pi_kv_cut(&s->kv, seq, 0); /* what it holds now is nobody's */
     return st;
 }

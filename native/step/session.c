@@ -103,12 +103,12 @@ static pi_status open_session(pi_session *s) {
     const pi_model_info *i = &m->info;
     pi_session_options *o = &s->options;
     PI_TRY(check_options(m, o));
-    pi_kv_far far = {0};
+    pi_kv_device device = {0};
     if (uses_device(o)) {
         PI_TRY(pi_hybrid_place(s, o->plan, &s->hybrid));
-        far = pi_hybrid_far(s->hybrid);
+        device = pi_hybrid_kv(s->hybrid);
     }
-    PI_TRY(pi_kv_init(&s->kv, m, o->n_ctx, o->n_pool, o->n_seq, o->type_k, o->type_v, &far));
+    PI_TRY(pi_kv_init(&s->kv, m, o->n_ctx, o->n_pool, o->n_seq, o->type_k, o->type_v, &device));
     s->room = pi_attention_room_of(s);
     s->scratch_floats = scratch_floats(s);
     carver c = {NULL, 0};
@@ -185,7 +185,7 @@ void pi_session_get_info(const pi_session *s, pi_session_info *out) {
                              .n_kv_bytes = pi_kv_bytes(&s->kv),
                              .n_work_bytes = s->memory_bytes + te_workspace_bytes(s->ws),
                              .n_device_bytes = s->hybrid ? pi_hybrid_bytes(s->hybrid) : 0,
-                             .n_in_place = s->hybrid ? pi_hybrid_in_place(s->hybrid) : 0,
+                             .n_zero_copy = s->hybrid ? pi_hybrid_zero_copy(s->hybrid) : 0,
                              .n_unmapped_bytes = s->hybrid ? s->hybrid->unmapped_bytes : 0,
                              .n_blocks = s->kv.n_blocks,
                              .n_blocks_free = s->kv.n_free};

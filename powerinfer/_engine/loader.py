@@ -310,7 +310,7 @@ def summary(plan: Plan) -> str:
         each = ", ".join(f"{d.total_bytes / GIB:.2f}" for d in plan.devices)
         where += f" ({each})"
     pcie = sum(len(layer.pcie) for layer in plan.layers)
-    in_place = f", {pcie} read in place over PCIe" if pcie else ""
+    in_place = f", {pcie} read by zero-copy over PCIe" if pcie else ""
     return (
         f"plan: {where}, attention of {n_device} of {len(plan.layers)} layers, {plan.hot_share:.0%} of the "
         f"neurons, which are {plan.carried:.0%} of those computed{in_place}; "
@@ -323,7 +323,7 @@ def _warn_of_mapping(plan: Plan, session: Session) -> None:
     """Warns where a device cannot read weights in host memory: the plan's, or those of prompts."""
     planned = sum(len(layer.pcie) for layer in plan.layers)
     info = session.info
-    missing = planned - info.n_in_place
+    missing = planned - info.n_zero_copy
     if info.n_unmapped_bytes and not missing:
         warnings.warn(
             f"the GPU's driver cannot map {info.n_unmapped_bytes / GIB:.2f} GiB of the weights in host "

@@ -134,14 +134,14 @@ class DeviceFacts:
     context_bytes: int
     """What opening it took, as far as that can be seen."""
     can_map: bool
-    """It reads host memory in place, so that prompts can stream cold weights."""
+    """It reads host memory by zero-copy, so that prompts can stream cold weights."""
     no_mapping: str
     """Why it cannot, or ""."""
     read_bytes_per_s: float
     """Its own memory; this and the next two measured, or 0."""
     copy_bytes_per_s: float
     """From host to device memory."""
-    in_place_bytes_per_s: float
+    zero_copy_bytes_per_s: float
     """Its kernels read host memory."""
 
 

@@ -229,7 +229,7 @@ class Session:
             n_kv_bytes=native.n_kv_bytes,
             n_work_bytes=native.n_work_bytes,
             n_device_bytes=native.n_device_bytes,
-            n_in_place=native.n_in_place,
+            n_zero_copy=native.n_zero_copy,
             n_unmapped_bytes=native.n_unmapped_bytes,
             n_blocks=native.n_blocks,
             n_blocks_free=native.n_blocks_free,

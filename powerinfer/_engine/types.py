@@ -143,7 +143,7 @@ class SessionInfo:
     n_work_bytes: int
     n_device_bytes: int
     """Of all devices: weights, K and V, buffers."""
-    n_in_place: int
+    n_zero_copy: int
     """Neurons of all layers whose weights devices read in host memory."""
     n_unmapped_bytes: int
     """Of weights in host memory, which a device's driver refused to register: prompts copy them through a

@@ -107,7 +107,8 @@ def add_arguments(parser: Parser) -> None:
         "--handover-us", type=float, metavar="X", help="GPU to CPU and back, per layer (default 6)"
     )
     group.add_argument(
-        "--in-place-gbps",
+        "--zero-copy-gbps",
+        "--in-place-gbps",  # an older name
         type=float,
         metavar="X",
         help="rate at which the GPU reads weights in host memory while it would wait (default 0: never)",
@@ -142,7 +143,7 @@ def main(args: argparse.Namespace) -> int:
             cpu_gbps=args.cpu_gbps,
             pcie_gbps=args.pcie_gbps,
             handover_us=args.handover_us,
-            in_place_gbps=args.in_place_gbps,
+            zero_copy_gbps=args.zero_copy_gbps,
         )
         known: dict[str, Any] = {"settings": settings, "statistics": statistics, "rates": rates}
         cpu = make_plan(model, vram_budget=0, **known)
@@ -474,7 +475,7 @@ def expectation(plan: Plan, cpu: Plan) -> list[str]:
         in_place = ""
         if e.active_pcie:
             in_place = (
-                f"; others in place: {r.ffn_us:g} us + bytes / {r.in_place_bytes_per_s / 1e9:,.0f} GB/s"
+                f"; others by zero-copy: {r.ffn_us:g} us + bytes / {r.zero_copy_bytes_per_s / 1e9:,.0f} GB/s"
             )
         layers_ms = (e.total_us - e.head_us) / 1e3
         lines += [

@@ -68,7 +68,7 @@ class Report:
     cuda: str
     """Whether GPUs can be used, and why."""
     mapping: str
-    """Whether the GPU may read host memory in place; "" where none can be used."""
+    """Whether the GPU may read host memory by zero-copy; "" where none can be used."""
     cublas: str
     """Where cuBLASLt is, or what it would gain."""
     packages: dict[str, str]

@@ -98,18 +98,18 @@ typedef struct dealing {
 
 static void dealing_task(void *ctx, te_team *team) {
     dealing *g = ctx;
-    te_deal d;
+    te_work d;
     if (team->ith == g->late) sleep_us(500);
-    te_deal_begin(team, &d, g->n_parts, false);
+    te_work_begin(team, &d, g->n_parts, false);
     CHECK(d.n_chains == g->n_chains, "%d chains for %d threads", d.n_chains, g->n_chains);
-    while (te_deal_next(team, &d)) {
+    while (te_work_next(team, &d)) {
         g->done[0][d.chain][d.part]++;
         g->n_by[team->ith]++;
         if (team->ith == g->slow) sleep_us(100);
     }
     /* No barrier: those who are first begin the next deal while others still work on this one. */
-    te_deal_begin(team, &d, g->n_parts, true);
-    while (te_deal_next(team, &d)) {
+    te_work_begin(team, &d, g->n_parts, true);
+    while (te_work_next(team, &d)) {
         for (int32_t i = 0; i < g->n_parts; i++)
             CHECK((i < d.part) == (g->done[1][d.chain][i] != 0), "part %d of chain %d before or after part %d", d.part,
                   d.chain, i);

@@ -112,8 +112,8 @@ def test_no_list_is_read_past_its_end(table: str, name: str) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("table, name", CASES)
-def test_few_tokens_have_the_bits_of_one(table: str, name: str) -> None:
-    """dot_few and axpy_few give what dot and axpy give for the rows that a token wants, and write no more."""
+def test_a_batch_has_the_bits_of_one(table: str, name: str) -> None:
+    """dot_batch and axpy_batch give what dot and axpy give for the rows a token wants, and write no more."""
     k = TABLES[table].row[TYPES[name]]
     n_rows, most = 39, 19
     rng = np.random.default_rng(9)
@@ -146,11 +146,11 @@ def test_few_tokens_have_the_bits_of_one(table: str, name: str) -> None:
                     tokens.bits = ffi.cast("uint32_t *", who.ctypes.data)
                 y = np.full((n, len(listed) + 3), CANARY, dtype=np.float32)
                 act_p = ffi.cast("void *", acts.ctypes.data)
-                k.dot_few(m, c_rows[0], last_rows[0], tokens[0], act_p, 4 * stride, fp(y), len(listed) + 3)
+                k.dot_batch(m, c_rows[0], last_rows[0], tokens[0], act_p, 4 * stride, fp(y), len(listed) + 3)
                 sums = cpu.floats(n * size)
                 sums[:] = np.tile(rng.standard_normal(size).astype(np.float32), n)
                 start = sums.reshape(n, size)[0].copy()
-                k.axpy_few(m, c_rows[0], last_rows[0], tokens[0], fp(a), n_rows, fp(sums), size)
+                k.axpy_batch(m, c_rows[0], last_rows[0], tokens[0], fp(a), n_rows, fp(sums), size)
                 for t in range(n):
                     on = np.array([who is None or bool(who[i] >> t & 1) for i in range(len(listed))])
                     own = listed[on]

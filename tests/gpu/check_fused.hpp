@@ -8,8 +8,8 @@ struct ffn_case {
     te_activation act;
     bool gated, skip;
     scorer how;
-    bool listed, far; // neurons are rows of larger matrices, which lie in host memory
-    bool added;       // to the products of gate and up; h is stored
+    bool listed, zero_copy; // neurons are rows of larger matrices, which lie in host memory
+    bool added;             // to the products of gate and up; h is stored
 };
 
 // Formats whose rows `pack` rearranges.
@@ -27,13 +27,13 @@ struct placed {
     }
 };
 static placed placed_new(int type, int cols, const std::vector<int32_t> &row, int rows, const std::vector<char> &unread,
-                         bool far) {
+                         bool zero_copy) {
     placed p;
     p.row = row;
     std::vector<char> poison((size_t)rows, 1);
     for (size_t j = 0; j < row.size(); j++) poison[(size_t)row[j]] = unread[j];
     p.m = matrix_new(type, rows, cols, 0.1f, poison);
-    if (!far) return p;
+    if (!zero_copy) return p;
     const size_t n_bytes = p.m.file_stride * (size_t)rows, off = is_rearranged(type) ? 2 : 0;
     is_true(off || p.m.m.stride == p.m.file_stride, "rows in host memory are not as in the file");
     OK(api->free(dev, (void *)p.m.m.w));
@@ -48,7 +48,7 @@ static void check_one_ffn(const ffn_case &k) {
     AT("one ffn %s, down %s, scores by %s of %s, %d x %d, %d tokens, norm %d, act %d, %s, %s%s%s%s",
        te_type_get(k.type)->name, te_type_get(k.down_type)->name, scorers[k.how], te_type_get(k.score_type)->name,
        k.rows, k.cols, k.n_tok, (int)k.norm, (int)k.act, k.gated ? "gated" : "ungated", k.skip ? "skip" : "dense",
-       k.listed ? ", list" : "", k.far ? ", host memory" : "", k.added ? ", added" : "");
+       k.listed ? ", list" : "", k.zero_copy ? ", host memory" : "", k.added ? ", added" : "");
     const float threshold = k.act == TE_RELU ? 0.05f : 0;
     const int n_tok = k.n_tok, rows = k.rows, cols = k.cols;
     input in = input_new(n_tok, cols, k.norm, !is_float(k.type), k.how == BY_SIGNS);
@@ -67,7 +67,7 @@ static void check_one_ffn(const ffn_case &k) {
     for (int j = 0; j < rows; j++) row[(size_t)j] = k.listed ? 2 * j + (int)(random_word() % 2) + 3 : j;
     if (k.listed) std::reverse(row.begin(), row.end());
     placed gate, up, down;
-    if (k.gated) gate = placed_new(k.type, cols, row, all_rows, unread, k.far);
+    if (k.gated) gate = placed_new(k.type, cols, row, all_rows, unread, k.zero_copy);
     // Values and tolerances of gates; rows of up and down that gates of 0 make unneeded hold no numbers.
     std::vector<double> g((size_t)n_tok * (size_t)rows, 1), gl(g.size(), 0);
     std::vector<float> gate_add(g.size(), 0), up_add(g.size(), 0);
@@ -93,7 +93,7 @@ static void check_one_ffn(const ffn_case &k) {
         if (all_off && relu) off[(size_t)j] = 1;
         if (all_off && k.skip) unread[(size_t)j] = 1;
     }
-    up = placed_new(k.type, cols, row, all_rows, unread, k.far);
+    up = placed_new(k.type, cols, row, all_rows, unread, k.zero_copy);
     const std::vector<float> bias = normals((size_t)rows), down_bias = normals((size_t)cols);
     float *d_bias = device_of(bias), *d_down_bias = device_of(down_bias);
     std::vector<double> h(g.size(), 0), hl(g.size(), 0);
@@ -121,7 +121,7 @@ static void check_one_ffn(const ffn_case &k) {
         if (all_off && relu) off[(size_t)j] = 1;
         if (off[(size_t)j]) unread[(size_t)j] = 1;
     }
-    down = placed_new(k.down_type, cols, row, all_rows, unread, k.far);
+    down = placed_new(k.down_type, cols, row, all_rows, unread, k.zero_copy);
     te_ffn_args op = {};
     op.x = in.dx;
     op.ldx = in.ld;
@@ -135,7 +135,7 @@ static void check_one_ffn(const ffn_case &k) {
         op.list = list = device_of(row);
         op.n_list = rows;
     }
-    op.zero_copy = k.far;
+    op.zero_copy = k.zero_copy;
     float *d_gate_add = nullptr, *d_up_add = nullptr;
     if (k.added) {
         op.up_add = d_up_add = device_of(up_add);
@@ -326,7 +326,7 @@ static void check_fused() {
                         turn++;
                         k.listed = true;
                         k.down_type = type; // a list is for one kernel
-                        k.far = turn % 4 && (is_rearranged(type) || te_row_bytes(type, k.cols) % 16 == 0);
+                        k.zero_copy = turn % 4 && (is_rearranged(type) || te_row_bytes(type, k.cols) % 16 == 0);
                         check_one_ffn(k);
                     }
 }

@@ -286,7 +286,7 @@ def test_neurons_are_counted(folder: Path, split: str) -> None:
     with Model(write(folder, "llama-relu-gqa", "sparse")) as model:
         plan = place(model, split, "predicted")
         with Session(model, **o) as alone, Session(model, plan=plan, device="cuda", **o) as s:
-            assert (s.info.n_in_place > 0) == (split in ("near", "weak"))
+            assert (s.info.n_zero_copy > 0) == (split in ("near", "weak"))
             for x in (alone, s):
                 for i in range(0, 40, 8):
                     x.feed(IDS[i : i + 8], want_logits=True)

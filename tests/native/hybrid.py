@@ -165,7 +165,7 @@ def place(
     return engine.native_plan(
         model,
         settings(sparsity, n_batch, [1 << 34] * n_devices),
-        engine.Rates(in_place_bytes_per_s=1e10),
+        engine.Rates(zero_copy_bytes_per_s=1e10),
         on_device=on,
         hot=hot,
         pcie=pcie,

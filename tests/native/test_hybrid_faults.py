@@ -198,7 +198,7 @@ def test_what_cannot_be_read_in_place_is_the_cpus(model: Model, faults: Faults, 
     for faults.map in (0, 1):
         with Session(model, plan=place(model, split, "exact"), device="host", **o) as s:
             answers.append(drive(s, IDS))
-            in_place.append(s.info.n_in_place)
+            in_place.append(s.info.n_zero_copy)
             assert (s.last_step[0].ffn_us > 0) == (split != "weak" or faults.map == 1)
     assert apart(*answers) < TOLERANCE
     assert in_place[0] > model.info.n_layer and in_place[1] == 0
@@ -212,7 +212,7 @@ def test_one_piece_that_cannot_be_mapped_leaves_the_others(tmp_path: Path, fault
             plan = place(copied, "near", "exact")
             with Session(copied, plan=plan, device="host", **options("exact")) as s:
                 answers.append(drive(s, IDS))
-                in_place.append(s.info.n_in_place)
+                in_place.append(s.info.n_zero_copy)
                 unmapped.append(s.info.n_unmapped_bytes)
     assert unmapped[0] == 0 < unmapped[1] and unmapped[2] > 4 * unmapped[1]
     assert 0.7 * in_place[0] < in_place[1] < in_place[0] and in_place[2] == 0
@@ -224,7 +224,7 @@ def test_prompts_that_will_be_slower_warn(tmp_path: Path, faults: Faults) -> Non
     """No neuron is read in host memory for single tokens, but those of prompts would be."""
     path = write(tmp_path, "llama-relu", "dense")
     asked = Settings(overhead_bytes=0, group=1, n_batch=16)
-    rates = engine.Rates(in_place_bytes_per_s=0, handover_us=0, layer_us=0, ffn_us=0)
+    rates = engine.Rates(zero_copy_bytes_per_s=0, handover_us=0, layer_us=0, ffn_us=0)
     whole = make_plan(path, vram_budget=1, rates=rates, settings=asked)
     gib = (whole.min_bytes + whole.full_bytes) / 2 / (1 << 30)
     plan = make_plan(path, vram_budget=gib, rates=rates, settings=asked)
@@ -241,7 +241,7 @@ def test_prompts_that_will_be_slower_warn(tmp_path: Path, faults: Faults) -> Non
 
 @with_faults
 def test_a_plan_that_cannot_be_followed_warns(tmp_path: Path, faults: Faults) -> None:
-    rates = engine.Rates(cpu_bytes_per_s=1e9, in_place_bytes_per_s=1e9, handover_us=0, layer_us=0, ffn_us=0)
+    rates = engine.Rates(cpu_bytes_per_s=1e9, zero_copy_bytes_per_s=1e9, handover_us=0, layer_us=0, ffn_us=0)
     path = write(tmp_path, "llama-relu", "dense")
     asked = Settings(overhead_bytes=0, group=1, n_batch=16)
     whole = make_plan(path, vram_budget=1, rates=rates, settings=asked)

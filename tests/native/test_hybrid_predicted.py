@@ -282,9 +282,9 @@ def test_a_device_guesses_the_next_layers_neurons(folder: Path) -> None:
 
 
 def test_members_compute_what_they_fetched() -> None:
-    """Random marks and guesses, by the C program hybrid_deal_check."""
+    """Random marks and guesses, by the C program hybrid_assign_check."""
     done = subprocess.run(
-        capi.program("hybrid_deal_check"), capture_output=True, text=True, timeout=60, check=False
+        capi.program("hybrid_assign_check"), capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -227,7 +227,7 @@ def on_device(model: Model, split: str) -> Any:
     return engine.native_plan(
         model,
         BUDGET,
-        engine.Rates(in_place_bytes_per_s=1e10),
+        engine.Rates(zero_copy_bytes_per_s=1e10),
         on_device=layers,
         hot=[hot.astype(np.int32) if on else np.arange(0, dtype=np.int32) for on in layers],
         pcie=[np.arange(0, dtype=np.int32)] * SPEC.n_layer,

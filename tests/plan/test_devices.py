@@ -1,4 +1,4 @@
-"""Plans for several devices, and for neurons that a device reads in place in host memory."""
+"""Plans for several devices, and for neurons that a device reads in host memory."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_counters_are_counted(path: Path) -> None:
     assert more == N_LAYER * (4 * N_FF + 256)
 
 
-# ---- neurons read in place
+# ---- neurons read by zero-copy
 
 
 def us(path: Path, plan: Plan, rates: Rates) -> float:
@@ -164,14 +164,14 @@ def us(path: Path, plan: Plan, rates: Rates) -> float:
         row = 3 * 2 * 512
         gpu = p[y.hot].sum() * row / rates.gpu_bytes_per_s * 1e6 + (rates.ffn_us if len(y.hot) else 0)
         if len(y.pcie):  # beside them
-            gpu = max(gpu, p[y.pcie].sum() * row / rates.in_place_bytes_per_s * 1e6 + rates.ffn_us)
+            gpu = max(gpu, p[y.pcie].sum() * row / rates.zero_copy_bytes_per_s * 1e6 + rates.ffn_us)
         cpu = p[cold].sum() * row / rates.cpu_bytes_per_s * 1e6 + rates.handover_us if len(cold) else 0.0
         total += y.fixed_us + max(gpu, cpu)
     return total + plan.expected.head_us
 
 
 def test_a_device_reads_in_place_while_it_would_wait(path: Path) -> None:
-    rates = replace(RATES, in_place_bytes_per_s=5e8)
+    rates = replace(RATES, zero_copy_bytes_per_s=5e8)
     one = make(path, GIB)
     budget = one.min_bytes + (one.full_bytes - one.min_bytes) * 3 // 4
     plain = make(path, budget)
@@ -192,7 +192,7 @@ def test_a_device_reads_in_place_while_it_would_wait(path: Path) -> None:
 
 def test_a_weak_cpu_gets_nothing(path: Path) -> None:
     """Where all of it is faster over PCIe there are no cold neurons and no hand-over."""
-    rates = replace(RATES, cpu_bytes_per_s=1e8, in_place_bytes_per_s=5e9, handover_us=100)
+    rates = replace(RATES, cpu_bytes_per_s=1e8, zero_copy_bytes_per_s=5e9, handover_us=100)
     one = make(path, GIB, rates)
     plan = make(path, (one.min_bytes + one.full_bytes) // 2, rates)
     mixed = [y for y in plan.layers if len(y.pcie)]
@@ -205,7 +205,7 @@ def test_falcon_reads_in_place_behind_attention(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "f.gguf", "falcon", n_layer=N_LAYER, n_ff=N_FF, ranks=[32] * N_LAYER, counts=counts
     )
-    rates = replace(RATES, in_place_bytes_per_s=5e8)
+    rates = replace(RATES, zero_copy_bytes_per_s=5e8)
     plan = make(path, make(path, GIB).full_bytes - N_LAYER * 400_000, rates=rates)
     position = 2 * 2 * 2 * 64  # of two KV heads
     attention = 2 * (512 * 256 + 256 * 256) + SMALL.n_ctx / 2 * position
@@ -216,7 +216,7 @@ def test_falcon_reads_in_place_behind_attention(tmp_path: Path) -> None:
         p = np.minimum(1, (counts[i] + 0.5) / 1001 * 1.2)
         front = attention / rates.gpu_bytes_per_s * 1e6
         hot = p[y.hot].sum() * 2 * 512 / rates.gpu_bytes_per_s * 1e6
-        bus = p[y.pcie].sum() * 2 * 512 / rates.in_place_bytes_per_s * 1e6
+        bus = p[y.pcie].sum() * 2 * 512 / rates.zero_copy_bytes_per_s * 1e6
         assert y.gpu_ffn_us == pytest.approx(front + max(hot, bus))
         assert y.us == pytest.approx(y.fixed_us + max(y.gpu_ffn_us, y.cpu_ffn_us + y.handover_us))
         # Where the CPU would take longer than that, the bus takes rows off it.
@@ -238,14 +238,14 @@ def test_types_that_are_read_in_place(tmp_path: Path, kind: str) -> None:
         counts=counts,
         type_of=lambda name: kind if ".ffn_" in name else "F16",
     )
-    rates = replace(RATES, in_place_bytes_per_s=5e8)
+    rates = replace(RATES, zero_copy_bytes_per_s=5e8)
     one = make(file, GIB, rates)
     plan = make(file, one.min_bytes + (one.full_bytes - one.min_bytes) // 2, rates)
     assert any(len(y.pcie) for y in plan.layers) == (kind != "Q5_0")
 
 
 def test_what_cannot_be_read_in_place(path: Path, tmp_path: Path) -> None:
-    rates = replace(RATES, in_place_bytes_per_s=5e8)
+    rates = replace(RATES, zero_copy_bytes_per_s=5e8)
     one = make(path, GIB, rates)
     budget = one.min_bytes + (one.full_bytes - one.min_bytes) // 3
     columns = write_model(tmp_path / "silu.gguf", n_ff=N_FF, type_of=lambda name: "Q8_0")
@@ -254,11 +254,11 @@ def test_what_cannot_be_read_in_place(path: Path, tmp_path: Path) -> None:
     assert not any(len(y.pcie) for y in middle.layers)
     plan = make(path, budget, rates)
     with Model(path, load=False) as model:
-        still = replace(plan, rates=replace(rates, in_place_bytes_per_s=0.0))
-        with pytest.raises(ArgumentError, match="read in place"):
+        still = replace(plan, rates=replace(rates, zero_copy_bytes_per_s=0.0))
+        with pytest.raises(ArgumentError, match="read by zero-copy"):
             still.check(model)
         both = tuple(replace(y, pcie=y.hot) if len(y.hot) else y for y in plan.layers)
-        with pytest.raises(ArgumentError, match="hot and read in place"):
+        with pytest.raises(ArgumentError, match="hot and read by zero-copy"):
             replace(plan, layers=both).check(model)
 
 
@@ -274,7 +274,7 @@ def test_random_devices(path: Path, seed: int) -> None:
         rates = Rates(
             gpu_bytes_per_s=float(rng.choice([1e9, 1e11])),
             cpu_bytes_per_s=1e9,
-            in_place_bytes_per_s=float(rng.choice([0, 1e9])),
+            zero_copy_bytes_per_s=float(rng.choice([0, 1e9])),
             handover_us=float(rng.choice([0, 40])),
         )
         asked = replace(SMALL, budget_bytes=budgets[0], more_budgets=tuple(budgets[1:]))

@@ -180,7 +180,7 @@ def test_several_devices(path: Path, capsys: Captured) -> None:
 
 
 def test_neurons_read_in_place(path: Path, capsys: Captured) -> None:
-    text = run(capsys, path, "--vram-budget", "0.02", "--in-place-gbps", "4")
-    assert "more are read over PCIe" in text and re.search(r"in place: \S+ us \+ bytes / 4 GB/s", text)
-    assert "4 GB/s in place as given" in text
+    text = run(capsys, path, "--vram-budget", "0.02", "--zero-copy-gbps", "4")
+    assert "more are read over PCIe" in text and re.search(r"by zero-copy: \S+ us \+ bytes / 4 GB/s", text)
+    assert "4 GB/s by zero-copy as given" in text
     assert "read over PCIe" not in run(capsys, path, "--vram-budget", "0.02")

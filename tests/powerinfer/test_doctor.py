@@ -270,7 +270,7 @@ FACTS = machine.DeviceFacts(
     no_mapping="",
     read_bytes_per_s=0,
     copy_bytes_per_s=0,
-    in_place_bytes_per_s=0,
+    zero_copy_bytes_per_s=0,
 )
 
 

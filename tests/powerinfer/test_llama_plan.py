@@ -202,7 +202,7 @@ def fact(**more: Any) -> machine.DeviceFacts:
         "no_mapping": "",
         "read_bytes_per_s": 1e12,
         "copy_bytes_per_s": 2e10,
-        "in_place_bytes_per_s": 1.5e10,
+        "zero_copy_bytes_per_s": 1.5e10,
     }
     return machine.DeviceFacts(**(values | more))
 
@@ -313,13 +313,13 @@ def test_statistics_of_another_model(relu_path: Path, tmp_path: Path, cards: pyt
 
 
 def test_neurons_that_would_be_read_in_place(relu_path: Path) -> None:
-    rates = replace(HOST_RATES, in_place_bytes_per_s=1e10)
+    rates = replace(HOST_RATES, zero_copy_bytes_per_s=1e10)
     gib = budget_of(relu_path, 0.6, n_batch=16, rates=rates)
     settings = Settings(overhead_bytes=0, group=1, n_batch=16)
     plan = make_plan(relu_path, vram_budget=gib, rates=rates, settings=settings)
     assert any(len(layer.pcie) for layer in plan.layers)
     with Llama(relu_path, plan=plan, devices="host", n_batch=16, verbose=False) as llm:
-        assert llm.info().session.n_in_place == sum(len(layer.pcie) for layer in plan.layers)
+        assert llm.info().session.n_zero_copy == sum(len(layer.pcie) for layer in plan.layers)
 
 
 def test_rates_that_were_measured(cards: pytest.MonkeyPatch) -> None:
@@ -328,11 +328,11 @@ def test_rates_that_were_measured(cards: pytest.MonkeyPatch) -> None:
     cards.setattr(rates, "measure_cpu", lambda: (3e10, "given"))
     found = rates.device_rates([fact(), fact(read_bytes_per_s=5e11)])
     assert found.gpu_bytes_per_s == 5e11 * rates.CARD_READS and found.pcie_bytes_per_s == 2e10
-    assert found.in_place_bytes_per_s == 0
+    assert found.zero_copy_bytes_per_s == 0
     near = rates.device_rates([fact()], in_place=True)
-    assert near.in_place_bytes_per_s == 1.5e10 * rates.IN_PLACE_SHARE and "in place" in near.pcie
+    assert near.zero_copy_bytes_per_s == 1.5e10 * rates.ZERO_COPY_SHARE and "by zero-copy" in near.pcie
     refused = rates.device_rates([fact(can_map=False, no_mapping="limits of WSL")], in_place=True)
-    assert refused.in_place_bytes_per_s == 0 and "cannot be mapped (limits of WSL)" in refused.pcie
+    assert refused.zero_copy_bytes_per_s == 0 and "cannot be mapped (limits of WSL)" in refused.pcie
     unknown = rates.device_rates([fact(read_bytes_per_s=0.0, copy_bytes_per_s=0.0)])
     assert unknown.gpu_bytes_per_s == 1e12 * rates.CARD_SHARE
     assert isinstance(unknown, Rates)

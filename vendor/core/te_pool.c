@@ -175,7 +175,7 @@ int64_t te_counter_take(te_team *team, int32_t which, int64_t n) {
 static uint32_t number_of(uint64_t state) { return (uint32_t)(state >> 32); }
 
 /* How many parts of a chain nobody has taken. */
-static int32_t left(const te_deal *d, uint64_t state) {
+static int32_t left(const te_work *d, uint64_t state) {
     if (number_of(state) == d->number) {
         /* Members that saw different inputs, in a run that fails, may have cut the chain differently. */
         const int32_t n = d->n_parts - (int32_t)(state & (UNDER_WAY - 1));
@@ -187,7 +187,7 @@ static int32_t left(const te_deal *d, uint64_t state) {
 typedef enum taken { TAKEN, NOT_NOW, NOTHING_LEFT } taken;
 
 /* NOT_NOW: what is left has to wait for the part that is under way. */
-static taken take(te_deal *d, te_member *members, int32_t chain) {
+static taken take(te_work *d, te_member *members, int32_t chain) {
     _Atomic uint64_t *state = &members[chain].chain.state;
     uint64_t old = atomic_load_explicit(state, memory_order_relaxed);
     for (;;) {
@@ -204,12 +204,12 @@ static taken take(te_deal *d, te_member *members, int32_t chain) {
     }
 }
 
-void te_deal_begin(te_team *team, te_deal *d, int32_t n_parts, bool ordered) {
-    *d = (te_deal){-1, 0, team->pool->n_threads, n_parts, ++team->deals, ordered};
+void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered) {
+    *d = (te_work){-1, 0, team->pool->n_threads, n_parts, ++team->deals, ordered};
 }
 
 /* Of the chains of all, first its own, but those of members that are not here must not fall behind. */
-static taken take_any(const te_team *team, te_deal *d) {
+static taken take_any(const te_team *team, te_work *d) {
     te_member *members = team->pool->members;
     for (int32_t i = team->nth; i < d->n_chains; i++) {
         const uint64_t own = atomic_load_explicit(&members[team->ith].chain.state, memory_order_relaxed),
@@ -226,7 +226,7 @@ static taken take_any(const te_team *team, te_deal *d) {
     return best;
 }
 
-bool te_deal_next(const te_team *team, te_deal *d) {
+bool te_work_next(const te_team *team, te_work *d) {
     const bool finished = d->chain >= 0; /* a part of this deal, which others may now go on from */
     if (d->ordered && finished)
         atomic_store_explicit(&team->pool->members[d->chain].chain.state,

@@ -71,23 +71,23 @@ static inline void te_share(const te_team *team, int64_t n, int64_t unit, int64_
  * ordered: a chain's parts are done one after the other, whoever does them; each sees what the one before it wrote.
  * Thus a sum per chain has one order, whatever the timing.
  *
- *     te_deal d;
- *     te_deal_begin(team, &d, n_parts, ordered);
- *     while (te_deal_next(team, &d)) work_on(d.chain, d.part);
+ *     te_work d;
+ *     te_work_begin(team, &d, n_parts, ordered);
+ *     while (te_work_next(team, &d)) work_on(d.chain, d.part);
  *
  * All members begin the same deals in the same order, and go on until there is no next; no barrier is needed before,
  * and what was done is complete after the next one. */
-typedef struct te_deal {
+typedef struct te_work {
     int32_t chain, part; /* what to do */
     int32_t n_chains, n_parts;
     uint32_t number; /* of this deal */
     bool ordered;
-} te_deal;
-void te_deal_begin(te_team *team, te_deal *d, int32_t n_parts, bool ordered); /* n_parts: 1..65535 */
-bool te_deal_next(const te_team *team, te_deal *d);
+} te_work;
+void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered); /* n_parts: 1..65535 */
+bool te_work_next(const te_team *team, te_work *d);
 
 /* The part's share of n items in units of `unit`: a chain is a run of items, its parts follow each other. */
-static inline void te_deal_share(const te_deal *d, int64_t n, int64_t unit, int64_t *lo, int64_t *hi) {
+static inline void te_work_share(const te_work *d, int64_t n, int64_t unit, int64_t *lo, int64_t *hi) {
     int64_t first, last;
     te_share_of(d->chain, d->n_chains, n, unit, &first, &last);
     te_share_of(d->part, d->n_parts, last - first, unit, lo, hi);

@@ -5,7 +5,7 @@
 #include "codec_256.hpp"
 #include "rows.hpp"
 #include "rows_k.hpp"
-#include "rows_few.hpp"
+#include "rows_batch.hpp"
 #include "rows_table.hpp"
 
 TE_PART(rows_256) {

@@ -2,7 +2,7 @@
 #include "codec.hpp"
 #include "codec_32.hpp"
 #include "rows.hpp"
-#include "rows_few.hpp"
+#include "rows_batch.hpp"
 #include "rows_table.hpp"
 
 TE_PART(rows_32) {

@@ -1,7 +1,7 @@
 // part_rows_float.hpp - rows of floats, and of the formats that have no codec here.
 #include "codec.hpp"
 #include "rows.hpp"
-#include "rows_few.hpp"
+#include "rows_batch.hpp"
 #include "rows_table.hpp"
 
 TE_PART(rows_float) {

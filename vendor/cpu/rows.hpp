@@ -65,7 +65,7 @@ template <int N> struct fetched {
     }
 };
 
-template <class V, class C> struct float_walk; // rows_few.hpp
+template <class V, class C> struct float_walk; // rows_batch.hpp
 template <class V, class C, int acc_floats> struct block_walk;
 
 // ---- float formats

@@ -19,7 +19,7 @@ template <class K> struct flat {
 // from_f32: NULL unless the format can be written.
 template <class V, class K> te_row_kernels rows_of(void (*from_f32)(const float *, void *, int32_t) = nullptr) {
     using F = flat<K>;
-    using M = typename few_of<V, F>::type;
+    using M = typename batch_of<V, F>::type;
     return {K::act_bytes, F::act_pack, F::dot, F::axpy, M::dot, M::axpy, K::acc_add, K::to_f32, from_f32};
 }
 
@@ -29,7 +29,7 @@ constexpr bool is_weight(int type) {
 }
 template <class V> void fill_any_rows(te_kernels *table) {
     using K = any_rows<V>;
-    using M = few_of_any<V>;
+    using M = batch_of_any<V>;
 #define X(tag, id, codec, bytes, n)                                                                                    \
     static_assert(K::piece % n == 0, "whole blocks");                                                                  \
     if constexpr (is_weight(id))                                                                                       \

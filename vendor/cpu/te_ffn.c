@@ -66,7 +66,7 @@ static void products(const pass *p, const te_mat *m, const int32_t *id, const ui
     if (p->n_tok == 1)
         k->dot(m, rows, ahead, act, y);
     else
-        k->dot_few(m, rows, ahead, (te_tokens){tokens, p->n_tok}, act, p->ws->act_stride, y, ldy);
+        k->dot_batch(m, rows, ahead, (te_tokens){tokens, p->n_tok}, act, p->ws->act_stride, y, ldy);
 }
 
 static void drop_front(queue *q, int32_t n, int32_t n_tok) {
@@ -199,8 +199,8 @@ static void down_stage(pass *p, int32_t n, te_ahead ahead) {
     if (p->n_tok == 1)
         k->axpy(down, rows, ahead, value(q, 0), sums);
     else
-        k->axpy_few(down, rows, ahead, (te_tokens){q->tokens, p->n_tok}, value(q, 0), TE_QUEUE_FLOATS, sums,
-                    p->ws->sum_stride);
+        k->axpy_batch(down, rows, ahead, (te_tokens){q->tokens, p->n_tok}, value(q, 0), TE_QUEUE_FLOATS, sums,
+                      p->ws->sum_stride);
     drop_front(&p->hidden, n, p->n_tok);
 }
 
@@ -266,7 +266,7 @@ void te_op_ffn_pack_token(te_workspace *ws, const te_ffn *f, const te_ffn_io *io
 }
 
 /* As te_sums_end, of tokens t0 ..., to the sink. */
-static void sums_to_sink(te_team *team, const te_workspace *ws, const te_deal *d, const pass *p, int32_t t0) {
+static void sums_to_sink(te_team *team, const te_workspace *ws, const te_work *d, const pass *p, int32_t t0) {
     const te_mat *down = &p->f->down;
     float *y = p->me->floats;
     int64_t lo, hi;
@@ -294,7 +294,7 @@ static int32_t place_of(te_rows rows, int32_t j) {
 }
 
 /* The places of the list that a part has. */
-static void share(const te_deal *d, const te_ffn *f, te_rows rows, const te_ffn_io *io, int64_t *lo, int64_t *hi) {
+static void share(const te_work *d, const te_ffn *f, te_rows rows, const te_ffn_io *io, int64_t *lo, int64_t *hi) {
     if (io->n_of) {
         te_share_of(d->part, d->n_parts, io->n_of[d->chain], 1, lo, hi);
         *lo += (int64_t)d->chain * io->room;
@@ -302,7 +302,7 @@ static void share(const te_deal *d, const te_ffn *f, te_rows rows, const te_ffn_
         return;
     }
     if (!io->by_neuron) {
-        te_deal_share(d, rows.n, 1, lo, hi);
+        te_work_share(d, rows.n, 1, lo, hi);
         return;
     }
     int64_t first, last;
@@ -342,9 +342,9 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
         p.hidden.value = me->queue + ROOM;
         p.up_act = up_act(ws, f);
         if (!io->is_packed) pack(ws, me, f, &part, p.n_tok);
-        te_deal d;
-        te_deal_begin(team, &d, n_parts, f->down.w != NULL);
-        while (te_deal_next(team, &d)) {
+        te_work d;
+        te_work_begin(team, &d, n_parts, f->down.w != NULL);
+        while (te_work_next(team, &d)) {
             int64_t lo, hi;
             share(&d, f, rows, io, &lo, &hi);
             p.chain = d.chain;

@@ -51,10 +51,10 @@ typedef struct te_row_kernels {
     /* dot and axpy for several tokens, each row read once. The bits of a token's results are those that dot and axpy
      * give it alone. act, y, a, acc: of token 0; token t's are act_stride bytes, ldy, lda, acc_stride floats further
      * on. Results that are not wanted stay as they are. */
-    void (*dot_few)(const te_mat *m, te_rows rows, te_ahead ahead, te_tokens who, const void *act, size_t act_stride,
-                    float *y, size_t ldy);
-    void (*axpy_few)(const te_mat *m, te_rows rows, te_ahead ahead, te_tokens who, const float *a, size_t lda,
-                     float *acc, size_t acc_stride);
+    void (*dot_batch)(const te_mat *m, te_rows rows, te_ahead ahead, te_tokens who, const void *act, size_t act_stride,
+                      float *y, size_t ldy);
+    void (*axpy_batch)(const te_mat *m, te_rows rows, te_ahead ahead, te_tokens who, const float *a, size_t lda,
+                       float *acc, size_t acc_stride);
     /* y[c] += acc's column c for lo <= c < hi; lo is a multiple of 16, hi a multiple of 16 or cols. */
     void (*acc_add)(const float *acc, int32_t cols, int32_t lo, int32_t hi, float *y);
     /* out[0..n-1] = weights c0..c0+n-1 of a row; c0 and n multiples of the block. */

@@ -114,7 +114,7 @@ void te_sums_begin(const te_workspace *ws, const te_team *team, int32_t chain, i
     for (int32_t t = 0; t < n_tok; t++) memset(te_sums(ws, team, chain, t), 0, te_acc_floats(cols) * sizeof(float));
 }
 
-void te_sums_add(const te_team *team, const te_workspace *ws, const te_deal *d, const te_mat *m, int32_t t, int32_t lo,
+void te_sums_add(const te_team *team, const te_workspace *ws, const te_work *d, const te_mat *m, int32_t t, int32_t lo,
                  int32_t hi, float *y) {
     const te_row_kernels *k = te_rows_of(ws, m);
     /* Blocks of 256 weights may have 272 sums, other formats have one for each column. */
@@ -128,7 +128,7 @@ void te_sums_add(const te_team *team, const te_workspace *ws, const te_deal *d, 
     }
 }
 
-void te_sums_end(te_team *team, te_workspace *ws, const te_deal *d, const te_mat *m, int32_t n_tok, float *y,
+void te_sums_end(te_team *team, te_workspace *ws, const te_work *d, const te_mat *m, int32_t n_tok, float *y,
                  size_t ldy, bool first, const float *bias) {
     te_barrier(team);
     int64_t lo, hi;
@@ -238,7 +238,7 @@ static void linear_rows(te_workspace *ws, te_member *me, const te_linear *l, int
         if (n_tok == 1)
             k->dot(&l->w, rows, none, act, d);
         else
-            k->dot_few(&l->w, rows, ahead, (te_tokens){NULL, n_tok}, act, ws->act_stride, d, ldd);
+            k->dot_batch(&l->w, rows, ahead, (te_tokens){NULL, n_tok}, act, ws->act_stride, d, ldd);
         for (int32_t i = 0; i < n_tok; i++, y += l->ldy, d += ldd) {
             if (l->bias)
                 for (int32_t c = 0; c < n; c++) d[c] += l->bias[r + c];
@@ -272,12 +272,12 @@ void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, in
     for (int32_t t = 0; t < n_tok; t += TE_WORKSPACE_TOKENS) {
         const int32_t n = smaller(n_tok - t, TE_WORKSPACE_TOKENS);
         te_pack_fn *packed_for = NULL;
-        te_deal d;
-        te_deal_begin(team, &d, n_parts, false);
-        while (te_deal_next(team, &d)) {
+        te_work d;
+        te_work_begin(team, &d, n_parts, false);
+        while (te_work_next(team, &d)) {
             /* The rows of all these products are one sequence. */
             int64_t lo, hi, first = 0;
-            te_deal_share(&d, units, 1, &lo, &hi);
+            te_work_share(&d, units, 1, &lo, &hi);
             for (int32_t p = 0; p < n_products && first < hi; p++) {
                 const te_linear *l = &products[p];
                 if (way_of(ws, l, n_tok) != BY_ROWS) continue;
@@ -312,11 +312,11 @@ void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const floa
     for (int32_t t0 = 0; t0 < n_tok; t0 += TE_WORKSPACE_TOKENS) {
         const int32_t n = smaller(n_tok - t0, TE_WORKSPACE_TOKENS);
         int64_t lo, hi;
-        te_deal d;
-        te_deal_begin(team, &d, 4, true);
-        while (te_deal_next(team, &d)) {
+        te_work d;
+        te_work_begin(team, &d, 4, true);
+        while (te_work_next(team, &d)) {
             if (d.part == 0) te_sums_begin(ws, team, d.chain, n, w->cols);
-            te_deal_share(&d, w->n_rows, 1, &lo, &hi);
+            te_work_share(&d, w->n_rows, 1, &lo, &hi);
             const te_rows rows = {NULL, (int32_t)lo, (int32_t)(hi - lo)};
             const te_ahead none = {0};
             const float *a = h + ldh * (size_t)t0 + lo;
@@ -324,7 +324,7 @@ void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const floa
             if (n == 1)
                 k->axpy(w, rows, none, a, sums);
             else
-                k->axpy_few(w, rows, none, (te_tokens){NULL, n}, a, ldh, sums, ws->sum_stride);
+                k->axpy_batch(w, rows, none, (te_tokens){NULL, n}, a, ldh, sums, ws->sum_stride);
         }
         float *yt = y + ldy * (size_t)t0;
         te_sums_end(team, ws, &d, w, n, yt, ldy, !add, bias);

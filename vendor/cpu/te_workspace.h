@@ -66,12 +66,12 @@ static inline void te_sums_share(const te_team *team, int32_t cols, int64_t *lo,
 }
 
 /* y[c] += token t's sums of all chains in their order, lo <= c < hi, as acc_add wants them. */
-void te_sums_add(const te_team *team, const te_workspace *ws, const te_deal *d, const te_mat *m, int32_t t, int32_t lo,
+void te_sums_add(const te_team *team, const te_workspace *ws, const te_work *d, const te_mat *m, int32_t t, int32_t lo,
                  int32_t hi, float *y);
 
 /* After the deal has added to its chains' sums with m's axpy: y_t += the chains' sums in their order, this member's
  * share of the columns. If first, y is set to bias (NULL: 0) before. Contains a barrier, and turns the sums over. */
-void te_sums_end(te_team *team, te_workspace *ws, const te_deal *d, const te_mat *m, int32_t n_tok, float *y,
+void te_sums_end(te_team *team, te_workspace *ws, const te_work *d, const te_mat *m, int32_t n_tok, float *y,
                  size_t ldy, bool first, const float *bias);
 
 #endif

@@ -2,7 +2,7 @@
 namespace {
 struct vec_avx2 {
     static constexpr int lanes = 8;
-    static constexpr int abreast = 4; // tokens, in rows_few.hpp
+    static constexpr int abreast = 4; // tokens, in rows_batch.hpp
     static constexpr int rows = 2;    // that one pass over axpy's sums adds
     using f32 = __m256;
     using i32 = __m256i;

@@ -3,7 +3,7 @@
 namespace {
 struct vec_avx512 {
     static constexpr int lanes = 16;
-    static constexpr int abreast = 8; // tokens, in rows_few.hpp
+    static constexpr int abreast = 8; // tokens, in rows_batch.hpp
     static constexpr int rows = 4;    // that one pass over axpy's sums adds
     using f32 = __m512;
     using i32 = __m512i;

@@ -6,7 +6,7 @@
 namespace {
 struct vec_neon {
     static constexpr int lanes = 8;
-    static constexpr int abreast = 4; // tokens, in rows_few.hpp
+    static constexpr int abreast = 4; // tokens, in rows_batch.hpp
     static constexpr int rows = 2;    // that one pass over axpy's sums adds
     struct f32 {
         float32x4_t lo, hi;

@@ -6,7 +6,7 @@
 namespace {
 struct vec_scalar {
     static constexpr int lanes = 8;
-    static constexpr int abreast = 1; // tokens, in rows_few.hpp; 1: one after the other
+    static constexpr int abreast = 1; // tokens, in rows_batch.hpp; 1: one after the other
     static constexpr int rows = 2;    // that one pass over axpy's sums adds
     struct f32 {
         float v[8];

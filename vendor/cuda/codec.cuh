@@ -4,7 +4,7 @@
 //     type, block              the format and its block, of te_types.h
 //     scores                   the codec of a predictor's matrices beside it in one feed-forward
 //     weight(row, c)           weight c of a row in the file's layout, in shared memory
-// Rows are in device layout (te_layout.h) from here on; far_NAME is the same codec of rows in the file's, where these differ.
+// Rows are in device layout (te_layout.h) from here on; file_NAME is the same codec of rows in the file's, where these differ.
 //
 // Products of many tokens:
 //     halves(row, i, n)        weights 8i .. 8i + 7 of a row of n columns as F16; 0 behind the last
@@ -20,7 +20,7 @@
 //                              off later, each from as many neighbours: one addition instead of one for each weight
 //     flight                   parts that are loaded while as many are worked on
 //     column(i, k)             the column of weight k of part i
-// What two to eight tokens want besides is few<codec_NAME>: few_codec.cuh.
+// What two to eight tokens want besides is batch<codec_NAME>: batch_codec.cuh.
 //
 // Activations lie in shared memory in units of 16 bytes (4 floats, or 16 bytes), swizzled so that every codec's pattern
 // of reads (every unit, every other one, 0 1 4 5 8 9 12 13, 0 1 8 9 ...) touches each bank once.

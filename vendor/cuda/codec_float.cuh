@@ -2,7 +2,7 @@
 #ifndef TE_CUDA_CODEC_FLOAT_CUH
 #define TE_CUDA_CODEC_FLOAT_CUH
 
-#include "few_codec.cuh"
+#include "batch_codec.cuh"
 
 namespace te {
 
@@ -90,10 +90,10 @@ template <int TYPE> struct codec_16 {
     }
 };
 
-template <int TYPE> struct few<codec_16<TYPE>> {
+template <int TYPE> struct batch<codec_16<TYPE>> {
     static constexpr bool there = true, exact = true;
     static constexpr int chunk = 64, depth = 3, parts = TYPE == TE_F16 ? 2 : 3;
-    typedef typename either<TYPE == TE_F16, few_halves, few_thirds>::type input;
+    typedef typename either<TYPE == TE_F16, batch_halves, batch_thirds>::type input;
     struct row {
         uint4 w[2];
     };
@@ -104,14 +104,14 @@ template <int TYPE> struct few<codec_16<TYPE>> {
             r.w[i] = c < n ? load16(p + 2 * (size_t)c) : make_uint4(0, 0, 0, 0);
         }
     }
-    static __device__ __forceinline__ void multiply(const row (&r)[2], const few_acts &x, int k, int lane,
+    static __device__ __forceinline__ void multiply(const row (&r)[2], const batch_acts &x, int k, int lane,
                                                     float (&sum)[4]) {
         float s[parts][4] = {};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const uint32_t a0[4] = {r[0].w[i].x, r[1].w[i].x, r[0].w[i].y, r[1].w[i].y},
                            a1[4] = {r[0].w[i].z, r[1].w[i].z, r[0].w[i].w, r[1].w[i].w};
-            const int unit = (2 * k + i) * parts * 32 + few_place(2 * k + i, lane);
+            const int unit = (2 * k + i) * parts * 32 + batch_place(2 * k + i, lane);
 #pragma unroll
             for (int p = 0; p < parts; p++) {
                 const uint4 b = ((const uint4 *)x.x)[unit + 32 * p];

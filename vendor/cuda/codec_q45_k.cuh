@@ -3,7 +3,7 @@
 #ifndef TE_CUDA_CODEC_Q45_K_CUH
 #define TE_CUDA_CODEC_Q45_K_CUH
 
-#include "few_codec.cuh"
+#include "batch_codec.cuh"
 
 namespace te {
 
@@ -130,11 +130,11 @@ template <bool FIVE> struct codec_k45 {
     }
 };
 
-template <bool FIVE> struct few<codec_k45<FIVE>> {
+template <bool FIVE> struct batch<codec_k45<FIVE>> {
     static constexpr bool there = true, exact = false;
     static constexpr int chunk = 256, depth = 2, parts = 2;
     typedef codec_k45<FIVE> codec;
-    typedef few_bytes<false> input;
+    typedef batch_bytes<false> input;
     struct row {
         uint4 head, q[2];
         uint2 high;
@@ -148,7 +148,7 @@ template <bool FIVE> struct few<codec_k45<FIVE>> {
 #pragma unroll
         for (int i = 0; i < 2; i++) r.q[i] = load16(b + codec::q_at + 64 * i + 16 * q);
     }
-    static __device__ __forceinline__ void multiply(const row (&r)[2], const few_acts &x, int k, int lane,
+    static __device__ __forceinline__ void multiply(const row (&r)[2], const batch_acts &x, int k, int lane,
                                                     float (&sum)[4]) {
         uint2 w0[2], w1[2];
 #pragma unroll
@@ -165,7 +165,7 @@ template <bool FIVE> struct few<codec_k45<FIVE>> {
             const uint2 v0 = w0[u / 2 % 2], v1 = w1[u / 2 % 2];
             const uint32_t w[4] = {five(v0.x, r[0].high.x), five(v1.x, r[1].high.x), five(v0.y, r[0].high.y),
                                    five(v1.y, r[1].high.y)};
-            const few_block_32 b(w, x, 8 * k + u, lane);
+            const batch_block_32 b(w, x, 8 * k + u, lane);
             const float2 all = ((const float2 *)(x.scale + x.n_sums))[(8 * k + u) * 4 + lane % 4];
 #pragma unroll
             for (int j = 0; j < 4; j++)

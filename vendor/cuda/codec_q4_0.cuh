@@ -2,7 +2,7 @@
 #ifndef TE_CUDA_CODEC_Q4_0_CUH
 #define TE_CUDA_CODEC_Q4_0_CUH
 
-#include "few_codec.cuh"
+#include "batch_codec.cuh"
 
 namespace te {
 
@@ -58,7 +58,7 @@ struct codec_q4_0 {
     }
 };
 
-struct far_q4_0 : codec_q4_0 {
+struct file_q4_0 : codec_q4_0 {
     static __device__ __forceinline__ piece load(const uint8_t *row, int p, int) {
         const uint8_t *b = row + bytes * (size_t)p;
         return {even16(b + q_at), load2(b + d_at)};
@@ -70,10 +70,10 @@ struct far_q4_0 : codec_q4_0 {
 };
 
 // A lane loads a block; the four exchange words until each has word q of all.
-template <> struct few<codec_q4_0> {
+template <> struct batch<codec_q4_0> {
     static constexpr bool there = true, exact = false;
     static constexpr int chunk = 256, depth = 2, parts = 2;
-    typedef few_bytes<true> input;
+    typedef batch_bytes<true> input;
     struct row {
         uint4 q[2], d;
     };
@@ -86,7 +86,7 @@ template <> struct few<codec_q4_0> {
         for (int i = 0; i < 2; i++)
             if (b + 4 * i + q < nb) r.q[i] = load16(p + 16 * (size_t)(b + 4 * i + q));
     }
-    static __device__ __forceinline__ void multiply(const row (&r)[2], const few_acts &x, int k, int lane,
+    static __device__ __forceinline__ void multiply(const row (&r)[2], const batch_acts &x, int k, int lane,
                                                     float (&sum)[4]) {
 #pragma unroll
         for (int part = 0; part < 2; part++) {
@@ -114,7 +114,7 @@ template <> struct few<codec_q4_0> {
                     return (b % 2 ? d.y : d.x) / 16;
                 };
                 const uint32_t a[4] = {low(w[0][b]), low(w[1][b]), high(w[0][b]), high(w[1][b])};
-                few_block_32(a, x, 8 * k + 4 * part + b, lane).add(scale(0), scale(1), sum);
+                batch_block_32(a, x, 8 * k + 4 * part + b, lane).add(scale(0), scale(1), sum);
             }
         }
     }

@@ -3,7 +3,7 @@
 #ifndef TE_CUDA_CODEC_Q6_K_CUH
 #define TE_CUDA_CODEC_Q6_K_CUH
 
-#include "few_codec.cuh"
+#include "batch_codec.cuh"
 
 namespace te {
 
@@ -107,7 +107,7 @@ struct codec_q6_k {
     }
 };
 
-struct far_q6_k : codec_q6_k {
+struct file_q6_k : codec_q6_k {
     static __device__ __forceinline__ piece load(const uint8_t *row, int p, int) {
         const uint8_t *b = row + bytes * (size_t)(p >> 2);
         const int h = p & 1, half = p >> 1 & 1;
@@ -126,10 +126,10 @@ struct far_q6_k : codec_q6_k {
 };
 
 // Scales are those of 16 weights, two lanes' worth: the tokens' bytes are 0 for the other two.
-template <> struct few<codec_q6_k> {
+template <> struct batch<codec_q6_k> {
     static constexpr bool there = true, exact = false;
     static constexpr int chunk = 128, depth = 2, parts = 2;
-    typedef few_bytes<false> input;
+    typedef batch_bytes<false> input;
     struct row {
         uint2 q[2], high, scales;
         uint16_t d;
@@ -145,7 +145,7 @@ template <> struct few<codec_q6_k> {
         r.scales = __ldg((const uint2 *)(p + codec_q6_k::scales_at * nb + 8 * half));
         r.d = load2(p + codec_q6_k::d_at * nb + 2 * (half / 2));
     }
-    static __device__ __forceinline__ void multiply(const row (&r)[2], const few_acts &x, int k, int lane,
+    static __device__ __forceinline__ void multiply(const row (&r)[2], const batch_acts &x, int k, int lane,
                                                     float (&sum)[4]) {
         const float d[2] = {half_bits(r[0].d) / 4, half_bits(r[1].d) / 4};
 #pragma unroll
@@ -162,7 +162,7 @@ template <> struct few<codec_q6_k> {
                     const uint32_t s = i / 2 ? r[j].scales.y : r[j].scales.x;
                     return d[j] * (float)(int8_t)(s >> 8 * (2 * (i % 2) + h));
                 };
-                few_block_32(a, x, 4 * k + i, lane, (lane & 1) == h).add(scale(0), scale(1), sum);
+                batch_block_32(a, x, 4 * k + i, lane, (lane & 1) == h).add(scale(0), scale(1), sum);
             }
         }
     }

@@ -2,7 +2,7 @@
 #ifndef TE_CUDA_CODEC_Q8_0_CUH
 #define TE_CUDA_CODEC_Q8_0_CUH
 
-#include "few_codec.cuh"
+#include "batch_codec.cuh"
 
 namespace te {
 
@@ -55,7 +55,7 @@ struct codec_q8_0 {
     }
 };
 
-struct far_q8_0 : codec_q8_0 {
+struct file_q8_0 : codec_q8_0 {
     static __device__ __forceinline__ piece load(const uint8_t *row, int p, int) {
         const uint8_t *b = row + bytes * (size_t)(p >> 1);
         return {even16(b + q_at + 16 * (p & 1)), load2(b + d_at)};
@@ -63,10 +63,10 @@ struct far_q8_0 : codec_q8_0 {
     static __device__ __forceinline__ part load_down(const uint8_t *row, int i, int n) { return load(row, i, n); }
 };
 
-template <> struct few<codec_q8_0> {
+template <> struct batch<codec_q8_0> {
     static constexpr bool there = true, exact = false;
     static constexpr int chunk = 128, depth = 2, parts = 2;
-    typedef few_bytes<false> input;
+    typedef batch_bytes<false> input;
     struct row {
         uint4 q[2];
         uint2 d;
@@ -80,7 +80,7 @@ template <> struct few<codec_q8_0> {
         for (int i = 0; i < 2; i++)
             if (b + 2 * i + q / 2 < nb) r.q[i] = load16(p + 32 * (size_t)(b + 2 * i) + 16 * q);
     }
-    static __device__ __forceinline__ void multiply(const row (&r)[2], const few_acts &x, int k, int lane,
+    static __device__ __forceinline__ void multiply(const row (&r)[2], const batch_acts &x, int k, int lane,
                                                     float (&sum)[4]) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -91,7 +91,7 @@ template <> struct few<codec_q8_0> {
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 const uint32_t a[4] = {w0[j].x, w1[j].x, w0[j].y, w1[j].y};
-                few_block_32(a, x, 4 * k + 2 * i + j, lane).add(j ? d0.y : d0.x, j ? d1.y : d1.x, sum);
+                batch_block_32(a, x, 4 * k + 2 * i + j, lane).add(j ? d0.y : d0.x, j ? d1.y : d1.x, sum);
             }
         }
     }

@@ -14,15 +14,15 @@ static const down_kernels *down_kernels_of(int type) {
 static int tiles(const te_mat *m, const down_kernels *k) { return divide_up(m->cols, DOWN_LANES * k->weights); }
 
 // Shared memory of a block for several tokens on tensor cores.
-static size_t few_down_bytes(const down_kernels *k, int rows) {
-    return (size_t)rows * (8 + 4 * FEW_TOKENS) + (size_t)few_factor_bytes(rows, k->factor_parts);
+static size_t batch_down_bytes(const down_kernels *k, int rows) {
+    return (size_t)rows * (8 + 4 * BATCH_TOKENS) + (size_t)batch_factor_bytes(rows, k->factor_parts);
 }
 
 // Two blocks a multiprocessor, and no more rows of a block than it has room for.
 int32_t parts(te_cuda *d, const te_mat *down, int32_t n_rows) {
     const down_kernels *k = down_kernels_of(down->type);
     if (!k || n_rows < 1) return 0;
-    const bool wide = !k->factor_parts || few_down_bytes(k, DOWN_ROWS) + 1024 <= d->smem_block;
+    const bool wide = !k->factor_parts || batch_down_bytes(k, DOWN_ROWS) + 1024 <= d->smem_block;
     const int wanted = 2 * d->info.n_sm / tiles(down, k), least = divide_up(n_rows, wide ? DOWN_ROWS : DOWN_ROWS / 2),
               most = divide_up(n_rows, DOWN_GROUPS);
     const int n = wanted < most ? wanted : most;
@@ -55,9 +55,9 @@ te_status down(te_cuda *d, const te_cuda_down *op) {
     a.n_parts = n_parts;
     a.room = divide_up(n, n_parts);
     a.all = op->all != 0;
-    const bool few = several && k->factor_parts;
-    const size_t smem = few ? few_down_bytes(k, a.room) : 0;
-    const int across = few ? divide_up(n_tiles, FEW_DOWN_TILES) : n_tiles;
+    const bool batch = several && k->factor_parts;
+    const size_t smem = batch ? batch_down_bytes(k, a.room) : 0;
+    const int across = batch ? divide_up(n_tiles, BATCH_DOWN_TILES) : n_tiles;
     return launch(d, "down", k->kernel[several], dim3((unsigned)(across * n_parts)), DOWN_THREADS, smem, a);
 }
 

@@ -6,7 +6,7 @@
 #ifndef TE_CUDA_DOWN_CUH
 #define TE_CUDA_DOWN_CUH
 
-#include "few_sums.cuh"
+#include "batch_sums.cuh"
 
 namespace te {
 
@@ -26,7 +26,7 @@ struct down_args {
 typedef void (*down_function)(down_args);
 struct down_kernels {
     int type, weights;
-    int factor_parts;        // few::parts; 0: several tokens are taken four at a time
+    int factor_parts;        // batch::parts; 0: several tokens are taken four at a time
     down_function kernel[2]; // for one token, and for several
 };
 const down_kernels *down_float(int type);
@@ -130,16 +130,16 @@ __global__ void __launch_bounds__(DOWN_THREADS, T == 1 ? 2 : 1) down_kernel(cons
 
 // Several tokens, on tensor cores. A block takes two tiles, if there are, one after the other. Shared memory: rows, h of
 // each token, factors.
-constexpr int FEW_DOWN_TILES = 2;
-template <class C> __global__ void __launch_bounds__(DOWN_THREADS) few_down_kernel(const down_args a) {
+constexpr int BATCH_DOWN_TILES = 2;
+template <class C> __global__ void __launch_bounds__(DOWN_THREADS) batch_down_kernel(const down_args a) {
     extern __shared__ uint4 shared[];
     __shared__ int words[DOWN_THREADS / 32];
-    __shared__ float most[FEW_TOKENS], back[FEW_TOKENS];
+    __shared__ float most[BATCH_TOKENS], back[BATCH_TOKENS];
     const uint8_t **pointer = (const uint8_t **)shared;
     float *h = (float *)(pointer + a.room);
-    uint2 *factor = (uint2 *)(h + FEW_TOKENS * a.room);
-    const int blocks = (a.n_tiles + FEW_DOWN_TILES - 1) / FEW_DOWN_TILES, tile = blockIdx.x % blocks * FEW_DOWN_TILES,
-              last = min(tile + FEW_DOWN_TILES, a.n_tiles), b = blockIdx.x / blocks,
+    uint2 *factor = (uint2 *)(h + BATCH_TOKENS * a.room);
+    const int blocks = (a.n_tiles + BATCH_DOWN_TILES - 1) / BATCH_DOWN_TILES, tile = blockIdx.x % blocks * BATCH_DOWN_TILES,
+              last = min(tile + BATCH_DOWN_TILES, a.n_tiles), b = blockIdx.x / blocks,
               n_pieces = (a.cols + C::down_weights - 1) / C::down_weights;
     if (a.all && !a.list) { // the first rows are sure to be wanted
         const size_t n_bytes = a.stride / (size_t)a.n_tiles;
@@ -154,10 +154,10 @@ template <class C> __global__ void __launch_bounds__(DOWN_THREADS) few_down_kern
     int m = 0;
     for (int k0 = 0; b + k0 * a.n_parts < n; k0 += DOWN_THREADS) {
         const int i = b + (k0 + (int)threadIdx.x) * a.n_parts;
-        float v[FEW_TOKENS];
+        float v[BATCH_TOKENS];
         bool on = false;
 #pragma unroll
-        for (int t = 0; t < FEW_TOKENS; t++) {
+        for (int t = 0; t < BATCH_TOKENS; t++) {
             v[t] = i < n && t < a.n_tok ? __ldcg(a.h + t * a.ldh + i) : 0;
             on |= v[t] != 0; // true for what is not a number
         }
@@ -165,19 +165,19 @@ template <class C> __global__ void __launch_bounds__(DOWN_THREADS) few_down_kern
         if (!on) continue;
         pointer[at] = a.w + (size_t)(a.list ? __ldcg(a.list + i) : i) * a.stride;
 #pragma unroll
-        for (int t = 0; t < FEW_TOKENS; t++) h[at * FEW_TOKENS + t] = v[t];
+        for (int t = 0; t < BATCH_TOKENS; t++) h[at * BATCH_TOKENS + t] = v[t];
     }
     __syncthreads();
-    const few_rows r = {pointer, m, factor, most, back};
-    few_factors<few<C>>(r, a.n_tok, [&](int e, int t) { return h[e * FEW_TOKENS + t]; });
+    const batch_rows r = {pointer, m, factor, most, back};
+    batch_factors<batch<C>>(r, a.n_tok, [&](int e, int t) { return h[e * BATCH_TOKENS + t]; });
     constexpr int each = DOWN_LANES / 8;
-    few_sums<C>(r, each * tile + (int)threadIdx.x / 32, DOWN_THREADS / 32, each * last, n_pieces, a.n_tok, a.cols,
+    batch_sums<C>(r, each * tile + (int)threadIdx.x / 32, DOWN_THREADS / 32, each * last, n_pieces, a.n_tok, a.cols,
                 a.partial + (size_t)b * a.n_tok * a.cols);
 }
 
 template <class C> constexpr down_kernels down_of() {
-    if constexpr (few<C>::there)
-        return {C::type, C::down_weights, few<C>::parts, {down_kernel<C, 1>, few_down_kernel<C>}};
+    if constexpr (batch<C>::there)
+        return {C::type, C::down_weights, batch<C>::parts, {down_kernel<C, 1>, batch_down_kernel<C>}};
     else
         return {C::type, C::down_weights, 0, {down_kernel<C, 1>, down_kernel<C, 4>}};
 }

@@ -59,8 +59,8 @@ te_status marks(te_cuda *d, const te_marks_args *op) {
     return run_signs(d, s, op->n_rows, op->n_tok, op->publish, op->ticket, nullptr);
 }
 
-static const ffn_kernels *ffn_kernels_of(int type, bool far) {
-    const ffn_kernels *k = far ? ffn_far(type) : nullptr;
+static const ffn_kernels *ffn_kernels_of(int type, bool file) {
+    const ffn_kernels *k = file ? ffn_file(type) : nullptr;
     if (!k) k = ffn_float(type);
     if (!k) k = ffn_32(type);
     return k ? k : ffn_k(type);
@@ -122,9 +122,9 @@ static bool make_plan(te_cuda *d, const te_ffn_args *op, ffn_plan *p) {
     const bool own_scores = s->fc2.w && s->fc2.type == k->score_type;
     *p = {};
     ffn_args *a = &p->a;
-    const bool several = op->n_tok > 1, few = several && k->few.column_bytes,
-               score_few = several && k->score_few.column_bytes;
-    const int tokens = several ? FEW_TOKENS : 1;
+    const bool several = op->n_tok > 1, batch = several && k->batch.column_bytes,
+               score_batch = several && k->score_batch.column_bytes;
+    const int tokens = several ? BATCH_TOKENS : 1;
     p->kernel = k->kernel[several];
     const te_cuda_hidden hidden = hidden_of(op);
     a->k = hidden_args(&hidden);
@@ -135,7 +135,7 @@ static bool make_plan(te_cuda *d, const te_ffn_args *op, ffn_plan *p) {
     a->bits = op->bits;
     a->ld_bits = divide_up(n, 32);
     a->list = op->list;
-    a->far = op->zero_copy != 0;
+    a->file = op->zero_copy != 0;
     a->first = op->first != 0;
     a->beside = op->beside != 0 && a->score != SCORE_BITS;
     a->sign = s->sign;
@@ -150,15 +150,15 @@ static bool make_plan(te_cuda *d, const te_ffn_args *op, ffn_plan *p) {
     // memory, and of a list there are no single steps.)
     const bool little = d->smem_sm < 96 * 1024;
     const int blocks_per_sm = op->n_tok == 1 && !(little && op->list) ? 2 : 1,
-              few_blocks = divide_up(d->info.n_sm, 8) * 2, all_blocks = blocks_per_sm * d->info.n_sm,
-              at_once = op->zero_copy ? few_blocks
-                        : op->beside  ? all_blocks - few_blocks
+              batch_blocks = divide_up(d->info.n_sm, 8) * 2, all_blocks = blocks_per_sm * d->info.n_sm,
+              at_once = op->zero_copy ? batch_blocks
+                        : op->beside  ? all_blocks - batch_blocks
                                       : all_blocks;
     size_t room = d->smem_sm / (size_t)blocks_per_sm - 3072;
     if (room > d->smem_block - 2048) room = d->smem_block - 2048;
     const int usual = divide_up(n, at_once);
-    if (few)
-        set_few_tile(&a->k, k->few, little ? room / 2 : room * 5 / 8, usual);
+    if (batch)
+        set_batch_tile(&a->k, k->batch, little ? room / 2 : room * 5 / 8, usual);
     else
         set_tile(&a->k, 32 * k->steps * k->lane_weights, room / 2, (size_t)tokens * (k->int8 ? 1 : 4));
     size_t z = 0, z_scales = 0;
@@ -170,10 +170,10 @@ static bool make_plan(te_cuda *d, const te_ffn_args *op, ffn_plan *p) {
         a->s.n = n;
         a->s.product[0].w = (const uint8_t *)s->fc2.w;
         a->s.product[0].stride = s->fc2.stride;
-        if (score_few) {
-            set_few_tile(&a->s, k->score_few, room / 6, usual);
-            z = few_tile_bytes(k->score_few, a->s.tile);
-            z_scales = few_scale_bytes(k->score_few, a->s.tile);
+        if (score_batch) {
+            set_batch_tile(&a->s, k->score_batch, room / 6, usual);
+            z = batch_tile_bytes(k->score_batch, a->s.tile);
+            z_scales = batch_scale_bytes(k->score_batch, a->s.tile);
         } else {
             set_tile(&a->s, 32 * k->score_steps * k->score_weights, room / 4, (size_t)tokens * (k->score_int8 ? 1 : 4));
             z = (size_t)tokens * (size_t)a->s.tile * (k->score_int8 ? 1 : 4);
@@ -187,21 +187,21 @@ static bool make_plan(te_cuda *d, const te_ffn_args *op, ffn_plan *p) {
     a->lanes = divide_up(divide_up(pieces, a->tiles), 16) * 16;
     a->groups = ROWS_THREADS / a->lanes < 4 ? ROWS_THREADS / a->lanes : 4;
     const size_t acts =
-                     few ? few_tile_bytes(k->few, a->k.tile) : (size_t)tokens * (size_t)a->k.tile * (k->int8 ? 1 : 4),
-                 scales = few       ? few_scale_bytes(k->few, a->k.tile)
+                     batch ? batch_tile_bytes(k->batch, a->k.tile) : (size_t)tokens * (size_t)a->k.tile * (k->int8 ? 1 : 4),
+                 scales = batch       ? batch_scale_bytes(k->batch, a->k.tile)
                           : k->int8 ? (size_t)tokens * (size_t)(a->k.tile / 32) * 8
                                     : 0;
     const bool pairs = op->gate.w && !a->k.skip;
     for (p->grid = at_once;; p->grid += at_once) {
         if (p->grid > n) p->grid = n;
         const size_t own = (size_t)divide_up(n, p->grid), rows = own * (pairs ? 2 : 1);
-        size_t part = few ? few_sum_bytes(rows) : rows * (size_t)(a->k.parts * tokens) * 4;
+        size_t part = batch ? batch_sum_bytes(rows) : rows * (size_t)(a->k.parts * tokens) * 4;
         if (own_scores) {
-            const size_t score_part = score_few ? few_sum_bytes(own) : own * (size_t)(a->s.parts * tokens) * 4;
+            const size_t score_part = score_batch ? batch_sum_bytes(own) : own * (size_t)(a->s.parts * tokens) * 4;
             if (score_part > part) part = score_part;
         }
         const size_t sums =
-            few ? (size_t)few_factor_bytes((int)own, k->factor_parts) : (size_t)a->lanes * (size_t)k->down_weights * 4;
+            batch ? (size_t)batch_factor_bytes((int)own, k->factor_parts) : (size_t)a->lanes * (size_t)k->down_weights * 4;
         auto room16 = [](size_t n_bytes) { return (n_bytes + 15) / 16 * 16; };
         size_t at = acts + scales > sums ? acts + scales : sums;
         auto take = [&](size_t n_bytes) {
@@ -237,8 +237,8 @@ int32_t ffn_parts(te_cuda *d, const te_ffn_args *op) {
 }
 
 // A matrix in host memory: as on a device, or, of formats that are otherwise there, as in the file.
-static te_status check_far(te_cuda *d, const char *op, const te_mat *m) {
-    if (!ffn_far(m->type)) return check_matrix(d, op, m);
+static te_status check_file(te_cuda *d, const char *op, const te_mat *m) {
+    if (!ffn_file(m->type)) return check_matrix(d, op, m);
     if (!stride(m->type, m->cols) || !m->w || !aligned(m->w, 2) || m->stride % 2 || m->n_rows < 1 ||
         m->stride < te_row_bytes(m->type, m->cols))
         return refuse(d, te_fail(TE_ARGUMENT, "%s: a matrix at %p with %d rows of %d weights, %zu bytes apart", op,
@@ -249,7 +249,7 @@ static te_status check_far(te_cuda *d, const char *op, const te_mat *m) {
 static te_status check_ffn(te_cuda *d, const te_ffn_args *op) {
     const te_scores *s = &op->scores;
     const te_cuda_hidden hidden = hidden_of(op);
-    const check_function check = op->zero_copy ? check_far : check_matrix;
+    const check_function check = op->zero_copy ? check_file : check_matrix;
     TE_CUDA_TRY(check_hidden(d, &hidden, check));
     if (op->zero_copy && !op->list)
         return refuse(d, te_fail(TE_UNSUPPORTED, "ffn: rows in host memory without a list"));

@@ -7,7 +7,7 @@
 #ifndef TE_CUDA_FFN_CUH
 #define TE_CUDA_FFN_CUH
 
-#include "few_sums.cuh"
+#include "batch_sums.cuh"
 #include "rows.cuh"
 
 namespace te {
@@ -35,7 +35,7 @@ struct ffn_args {
     const uint32_t *bits; // SCORE_BITS: [n_tok][ld_bits] words
     int ld_bits;
     const int32_t *list; // rows of gate, up and down, or NULL: as they are
-    bool far, first, beside;
+    bool file, first, beside;
     const uint8_t *down;
     size_t down_stride;
     float *partial;
@@ -49,15 +49,15 @@ struct ffn_kernels {
     bool int8;
     int score_type, score_weights, score_steps; // the format of fc2
     bool score_int8;
-    few_shape few, score_few;
-    int factor_parts;       // few::parts; 0: plain loops
+    batch_shape batch, score_batch;
+    int factor_parts;       // batch::parts; 0: plain loops
     ffn_function kernel[2]; // for one token, and for several
     ffn_function one;       // for one token in the usual case (one_ffn.cuh), or NULL
 };
 const ffn_kernels *ffn_float(int type);
 const ffn_kernels *ffn_32(int type);
 const ffn_kernels *ffn_k(int type);
-const ffn_kernels *ffn_far(int type); // of rows as in the file, where they are otherwise on a device
+const ffn_kernels *ffn_file(int type); // of rows as in the file, where they are otherwise on a device
 
 // The signs of h, 64 to a word. All threads call it; not synchronised behind.
 __device__ __forceinline__ void pack_signs(const float *h, int cols, uint64_t *signs) {
@@ -215,13 +215,13 @@ __device__ __forceinline__ void sum_tiles(const ffn_args &f, int m, const uint8_
 template <class C, int T>
 __device__ __forceinline__ void sum_rows(const ffn_args &f, int n, const int *id, const float *h, int *place,
                                          const uint8_t **pointer, float *sums, int *words) {
-    if constexpr (T == FEW_TOKENS && few<C>::there) {
-        __shared__ float most[FEW_TOKENS], back[FEW_TOKENS];
+    if constexpr (T == BATCH_TOKENS && batch<C>::there) {
+        __shared__ float most[BATCH_TOKENS], back[BATCH_TOKENS];
         const int m = find_rows<T, T>(f, n, id, h, 0, place, pointer, words), n_tok = f.k.n_tok,
                   n_parts = (f.cols + C::down_weights - 1) / C::down_weights;
-        const few_rows r = {pointer, m, (uint2 *)sums, most, back};
-        few_factors<few<C>>(r, n_tok, [&](int e, int t) { return h[place[e] * T + t]; });
-        few_sums<C>(r, threadIdx.x / 32, ROWS_WARPS, (n_parts + 7) / 8, n_parts, n_tok, f.cols,
+        const batch_rows r = {pointer, m, (uint2 *)sums, most, back};
+        batch_factors<batch<C>>(r, n_tok, [&](int e, int t) { return h[place[e] * T + t]; });
+        batch_sums<C>(r, threadIdx.x / 32, ROWS_WARPS, (n_parts + 7) / 8, n_parts, n_tok, f.cols,
                     f.partial + (size_t)blockIdx.x * n_tok * f.cols);
         return;
     }
@@ -339,7 +339,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
     __syncthreads();
     if (scored) n = deal<T>(n, mine, dealt, false, &count);
     uint32_t asked = 0, computed = 0, fired = 0;
-    const bool fetch_down = T == 1 && !f.far; // those of several tokens would push each other out of the cache
+    const bool fetch_down = T == 1 && !f.file; // those of several tokens would push each other out of the cache
     for (int e = threadIdx.x; e < n; e += ROWS_THREADS) {
         const int j = now.id[e];
         asked += __popc(now.want[e]);
@@ -405,8 +405,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
                 v = activate(a.act, a.threshold, u);
             } else {
                 const float g = pairs ? activate(a.act, a.threshold, k.sum(2 * e, t)) : now.h[i];
-                if (g != 0 || (a.act != TE_RELU && a.act != TE_DRELU)) // a gate of 0 decides, whatever up is
-                    v = g * (a.act == TE_DRELU ? fmaxf(u, 0) : u);
+                v = gated_value(a.act, g, u);
             }
             computed += !gate_first && (!a.skip || v != 0);
             fired += v != 0;
@@ -422,8 +421,8 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
 }
 
 template <class C> constexpr int factor_parts_of() {
-    if constexpr (few<C>::there)
-        return few<C>::parts;
+    if constexpr (batch<C>::there)
+        return batch<C>::parts;
     else
         return 0;
 }
@@ -438,10 +437,10 @@ template <class C> constexpr ffn_kernels ffn_of() {
             S::lane_weights,
             S::steps,
             S::int8,
-            few_shape_of<C>(),
-            few_shape_of<S>(),
+            batch_shape_of<C>(),
+            batch_shape_of<S>(),
             factor_parts_of<C>(),
-            {ffn_kernel<C, S, 1>, ffn_kernel<C, S, FEW_TOKENS>},
+            {ffn_kernel<C, S, 1>, ffn_kernel<C, S, BATCH_TOKENS>},
             nullptr};
 }
 template <class C> struct any_ffn {

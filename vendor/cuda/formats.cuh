@@ -19,7 +19,7 @@ typedef formats<codec_q4_k, codec_q5_k, codec_q6_k> formats_k;
 typedef formats<codec_f32, codec_f16, codec_bf16, codec_q8_0, codec_q4_0, codec_q4_k, codec_q5_k, codec_q6_k>
     formats_all;
 // Those that lie otherwise on a device, as in the file.
-typedef formats<far_q8_0, far_q4_0, far_q6_k> formats_far;
+typedef formats<file_q8_0, file_q4_0, file_q6_k> formats_file;
 
 // Of<C>::kernels of the format among these; NULL: it is none of them.
 template <template <class> class Of, class K, class... C> const K *kernels_of(formats<C...>, int type) {

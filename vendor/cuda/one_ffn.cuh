@@ -93,8 +93,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, 2) one_ffn_kernel(const __grid_c
                 const float *bias = a.product[1].bias, g = activate(a.act, a.threshold, row_sum(part, 2 * e, a.parts));
                 float u = row_sum(part, 2 * e + 1, a.parts);
                 if (bias) u += __ldg(bias + dealt[e]);
-                if (g != 0 || (a.act != TE_RELU && a.act != TE_DRELU)) // a gate of 0 decides, whatever up is
-                    v = g * (a.act == TE_DRELU ? fmaxf(u, 0) : u);
+                v = gated_value(a.act, g, u);
                 if (a.fired && v != 0) atomicAdd(a.fired + dealt[e], 1);
             }
             const unsigned vote = __ballot_sync(~0u, v != 0); // true for what is no number

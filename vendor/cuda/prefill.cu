@@ -2,6 +2,7 @@
 //
 // Both take two kernels. The first writes values as they are, and of each token the largest; the second, which nearly always
 // has nothing else to do, writes the scale. Only where the values of the matrix leave F16's range it makes them again.
+#include "activation.cuh"
 #include "gemm_mma.cuh"
 #include "prefill.cuh"
 
@@ -75,22 +76,6 @@ struct normed {
     __device__ void end(float *) {}
 };
 
-__device__ __forceinline__ float activation(te_activation act, float threshold, float x) {
-    switch (act) {
-    case TE_RELU:
-        return x > threshold ? x : 0;
-    case TE_DRELU:
-        return fmaxf(x, 0);
-    case TE_SILU:
-        return x / (1 + expf(-x));
-    case TE_GELU:
-        return 0.5f * x * erfcf(-0.707106781f * x);
-    case TE_GELU_TANH:
-        break;
-    }
-    return x / (1 + expf(-x * fmaf(x * x, 0.0713548163f, 1.59576912f)));
-}
-
 struct activated {
     te_cuda_act a;
     float asked, fired; // whole numbers
@@ -106,12 +91,9 @@ struct activated {
             float up = part(u, i), h;
             if (a.up_bias) up += __ldg(a.up_bias + j);
             if (!a.gate) {
-                h = activation(a.act, a.threshold, up);
+                h = activate(a.act, a.threshold, up);
             } else {
-                const float gate = activation(a.act, a.threshold, part(g, i));
-                h = gate * (a.act == TE_DRELU ? fmaxf(up, 0) : up);
-                // A gate of 0 decides, whatever up is: as if it had not been computed.
-                if (gate == 0 && (a.act == TE_RELU || a.act == TE_DRELU)) h = 0;
+                h = gated_value(a.act, activate(a.act, a.threshold, part(g, i)), up);
             }
             if (first) {
                 asked++;

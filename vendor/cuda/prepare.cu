@@ -1,32 +1,32 @@
-// prepare.cu - te_cuda_prepare: the input of two to eight tokens as the kernels multiply with it (few_input.cuh).
-#include "few_input.cuh"
+// prepare.cu - te_cuda_prepare: the input of two to eight tokens as the kernels multiply with it (batch_input.cuh).
+#include "batch_input.cuh"
 #include "launch.h"
 
 namespace te {
 
 // Whole warps call it.
-__device__ __forceinline__ void put_prepared(few_form form, void *to, int cols, int t, int c, float4 v) {
+__device__ __forceinline__ void put_prepared(batch_form form, void *to, int cols, int t, int c, float4 v) {
     switch (form) {
-    case FEW_FLOATS:
+    case BATCH_FLOATS:
         break;
-    case FEW_HALVES:
-        few_halves::put(few_prepared<few_halves>(to, cols), t, c, v);
+    case BATCH_HALVES:
+        batch_halves::put(batch_prepared<batch_halves>(to, cols), t, c, v);
         break;
-    case FEW_THIRDS:
-        few_thirds::put(few_prepared<few_thirds>(to, cols), t, c, v);
+    case BATCH_THIRDS:
+        batch_thirds::put(batch_prepared<batch_thirds>(to, cols), t, c, v);
         break;
-    case FEW_BYTES:
-        few_bytes<false>::put(few_prepared<few_bytes<false>>(to, cols), t, c, v);
+    case BATCH_BYTES:
+        batch_bytes<false>::put(batch_prepared<batch_bytes<false>>(to, cols), t, c, v);
         break;
-    case FEW_NIBBLES:
-        few_bytes<true>::put(few_prepared<few_bytes<true>>(to, cols), t, c, v);
+    case BATCH_NIBBLES:
+        batch_bytes<true>::put(batch_prepared<batch_bytes<true>>(to, cols), t, c, v);
         break;
     }
 }
 
 // A block has some columns of a token, and looks at all of them for the norms.
 __global__ void __launch_bounds__(ROWS_THREADS)
-    prepare_kernel(const te_cuda_prepare op, const few_form form, const few_form side_form) {
+    prepare_kernel(const te_cuda_prepare op, const batch_form form, const batch_form side_form) {
     __shared__ float room[ROWS_WARPS];
     rows_args a = {};
     a.x = op.x;
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(ROWS_THREADS)
         n = row_norm(a, norm, t, room);
         return inside ? apply_norm(norm, op.cols, x, c, n.x, n.y, load_vector(norm.w, c, op.cols, 0)) : x;
     };
-    const bool side = op.side.keep || op.side.publish, mine = c < few_width(op.cols);
+    const bool side = op.side.keep || op.side.publish, mine = c < batch_width(op.cols);
     if (side || op.side_v) { // first, as the CPU waits for it
         const te_norm &norm = op.side.norm;
         const float4 v = normed(norm);
@@ -64,14 +64,14 @@ __global__ void __launch_bounds__(ROWS_THREADS)
 }
 
 te_status prepare(te_cuda *d, const te_cuda_prepare *op) {
-    const few_form form = few_shape_for(op->type).form, side_form = few_shape_for(op->side_type).form;
+    const batch_form form = batch_shape_for(op->type).form, side_form = batch_shape_for(op->side_type).form;
     TE_CUDA_TRY(check_input(d, "prepare", op->x, op->ldx, op->n_tok, op->cols, &op->norm));
     TE_CUDA_TRY(check_input(d, "prepare", op->x, op->ldx, op->n_tok, op->cols, &op->side.norm));
-    if (op->cols < 1 || (op->v && form == FEW_FLOATS) || (op->side_v && side_form == FEW_FLOATS) ||
+    if (op->cols < 1 || (op->v && form == BATCH_FLOATS) || (op->side_v && side_form == BATCH_FLOATS) ||
         !aligned(op->v, 16) || !aligned(op->side_v, 16) || (op->side.publish && !op->side.ticket.base))
         return refuse(d, te_fail(TE_ARGUMENT, "prepare: %d columns to %p for type %d and to %p for type %d",
                                  (int)op->cols, op->v, (int)op->type, op->side_v, (int)op->side_type));
-    const dim3 grid((unsigned)divide_up(few_width(op->cols), 4 * ROWS_THREADS), (unsigned)op->n_tok);
+    const dim3 grid((unsigned)divide_up(batch_width(op->cols), 4 * ROWS_THREADS), (unsigned)op->n_tok);
     return launch(d, "prepare", prepare_kernel, grid, ROWS_THREADS, 0, *op, form, side_form);
 }
 

@@ -15,16 +15,16 @@ static const rows_kernels *rows_kernels_of(int type) {
 
 int32_t has_type(int32_t type) { return te_layout_get(type) && rows_kernels_of(type); }
 
-few_shape few_shape_for(int32_t type) {
+batch_shape batch_shape_for(int32_t type) {
     const rows_kernels *k = rows_kernels_of(type);
-    return k ? k->few : few_shape{};
+    return k ? k->batch : batch_shape{};
 }
 size_t prepared_bytes(int32_t type, int32_t cols) {
-    const few_shape f = few_shape_for(type);
-    return cols < 1 ? 0 : few_tile_bytes(f, few_width(cols)) + few_scale_bytes(f, few_width(cols));
+    const batch_shape f = batch_shape_for(type);
+    return cols < 1 ? 0 : batch_tile_bytes(f, batch_width(cols)) + batch_scale_bytes(f, batch_width(cols));
 }
 const void *prepared_for(const te_prepared *p, int32_t type) {
-    return p->v && few_shape_for(type).form == few_shape_for(p->type).form ? p->v : nullptr;
+    return p->v && batch_shape_for(type).form == batch_shape_for(p->type).form ? p->v : nullptr;
 }
 
 size_t stride(int32_t type, int32_t cols) {
@@ -61,18 +61,18 @@ te_status check_input(te_cuda *d, const char *op, const float *x, size_t ldx, in
 // rows_per: rows of a block for each of the n entries. Sets the tile, the parts and the grid, and launches.
 static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int rows_per) {
     const rows_kernels *k = rows_kernels_of(type);
-    const bool several = a->n_tok > 1, few = several && k->few.column_bytes;
-    const int tokens = several ? FEW_TOKENS : 1, task = 32 * k->steps * k->lane_weights,
+    const bool several = a->n_tok > 1, batch = several && k->batch.column_bytes;
+    const int tokens = several ? BATCH_TOKENS : 1, task = 32 * k->steps * k->lane_weights,
               blocks_per_sm = several ? 1 : 2;
     size_t room = d->smem_sm / (size_t)blocks_per_sm - 2048;
     if (room > d->smem_block) room = d->smem_block;
     const int units = divide_up(a->n, a->unit), at_once = d->info.n_sm * blocks_per_sm;
     const size_t fixed =
         a->publish ? (size_t)divide_up(a->n, mark_parts(d)) : 0; // rows of a block: no more blocks help
-    if (few) {
+    if (batch) {
         // What is left is for sums, pointers and ids.
-        const size_t rest = few_sum_bytes(fixed) + (fixed > 1024 ? 16 * fixed : 16 * 1024);
-        set_few_tile(a, k->few, room > rest ? room - rest : 0, divide_up(units, at_once) * a->unit * rows_per);
+        const size_t rest = batch_sum_bytes(fixed) + (fixed > 1024 ? 16 * fixed : 16 * 1024);
+        set_batch_tile(a, k->batch, room > rest ? room - rest : 0, divide_up(units, at_once) * a->unit * rows_per);
     } else {
         // Half of what is there goes to activations at most.
         const size_t per_task = (size_t)(tokens * (k->int8 ? 5 : 16) * (task / 4)) + fixed * (size_t)tokens * 4;
@@ -95,9 +95,9 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
     int grid = (a->publish ? mark_parts(d) : units < at_once ? units : at_once) - beside;
     for (;; grid += at_once) {
         a->capacity = (divide_up(units, grid) * a->unit) * rows_per;
-        s.acts = few ? (int)few_tile_bytes(k->few, a->tile) : tokens * a->tile * (k->int8 ? 1 : 4);
-        s.scales = few ? (int)few_scale_bytes(k->few, a->tile) : k->int8 ? tokens * (a->tile / 32) * 8 : 0;
-        s.part = few ? (int)few_sum_bytes((size_t)a->capacity) : (a->capacity * a->parts * tokens * 4 + 15) / 16 * 16;
+        s.acts = batch ? (int)batch_tile_bytes(k->batch, a->tile) : tokens * a->tile * (k->int8 ? 1 : 4);
+        s.scales = batch ? (int)batch_scale_bytes(k->batch, a->tile) : k->int8 ? tokens * (a->tile / 32) * 8 : 0;
+        s.part = batch ? (int)batch_sum_bytes((size_t)a->capacity) : (a->capacity * a->parts * tokens * 4 + 15) / 16 * 16;
         s.pointer = (a->capacity * 8 + 15) / 16 * 16;
         s.id = (a->capacity * 4 + 15) / 16 * 16;
         s.gate = a->ffn && a->skip && a->gated ? (a->capacity * tokens * 4 + 15) / 16 * 16 : 0;

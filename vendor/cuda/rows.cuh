@@ -1,5 +1,5 @@
 // rows.cuh - dot products of rows with a vector: the kernel of te_linear_args and te_cuda_hidden. With several vectors, for
-// formats that have it, few.cuh takes the place of rows_block.
+// formats that have it, batch.cuh takes the place of rows_block.
 //
 // A block owns some rows. They are cut into tasks of a few KB, dealt to the block's warps in turn; a warp has the loads of
 // its next task in flight while it works on one. The sums of tasks meet in shared memory and are added in order.
@@ -8,7 +8,8 @@
 #ifndef TE_CUDA_ROWS_CUH
 #define TE_CUDA_ROWS_CUH
 
-#include "few.cuh"
+#include "activation.cuh"
+#include "batch.cuh"
 
 namespace te {
 
@@ -102,22 +103,6 @@ template <bool FFN, class F> __device__ __forceinline__ int choose_rows(const ro
     return e.n;
 }
 
-__device__ __forceinline__ float activate(te_activation act, float threshold, float x) {
-    switch (act) {
-    case TE_RELU:
-        return x > threshold ? x : 0;
-    case TE_DRELU:
-        return fmaxf(x, 0);
-    case TE_SILU:
-        return x / (1 + expf(-x));
-    case TE_GELU:
-        return 0.5f * x * erfcf(-0.707106781f * x);
-    case TE_GELU_TANH:
-        break;
-    }
-    return x / (1 + expf(-x * fmaf(x * x, 0.0713548163f, 1.59576912f)));
-}
-
 // The sums of all tasks of rows pointer[0..n-1], as put(task * T + token, sum). ahead: this warp's first one.
 template <class C, int T, class F>
 __device__ __forceinline__ void run_tasks(const uint8_t *const *pointer, int n, int parts, int piece, int n_pieces,
@@ -204,7 +189,7 @@ template <class C, int T> struct rows_block {
 };
 
 template <class C, int T>
-using block_of = typename either<T == FEW_TOKENS && few<C>::there, few_block<C>, rows_block<C, T>>::type;
+using block_of = typename either<T == BATCH_TOKENS && batch<C>::there, batch_block<C>, rows_block<C, T>>::type;
 
 template <class C, int T>
 __device__ __forceinline__ void finish_linear(const block_of<C, T> &k, const int *id, int n, int place) {
@@ -282,9 +267,7 @@ __device__ __forceinline__ void store_hidden(const block_of<C, T> &k, const int 
                         float g = gates ? gates[e * T + t] : k.sum(2 * e, t) + added(a, a.gate_add, t, j);
                         g = activate(a.act, a.threshold, g);
                         computed += !a.skip || g != 0;
-                        h = g * (a.act == TE_DRELU ? fmaxf(u, 0) : u);
-                        // A gate of 0 decides, whatever the up row holds: as if it had not been read.
-                        if (g == 0 && (a.act == TE_RELU || a.act == TE_DRELU)) h = 0;
+                        h = gated_value(a.act, g, u);
                     }
                 }
                 n_fired += h != 0;
@@ -447,9 +430,9 @@ template <class C> constexpr rows_kernels rows_of() {
             C::lane_weights,
             C::steps,
             C::int8,
-            few_shape_of<C>(),
-            {{rows_kernel<C, 1, false>, rows_kernel<C, FEW_TOKENS, false>},
-             {rows_kernel<C, 1, true>, rows_kernel<C, FEW_TOKENS, true>}},
+            batch_shape_of<C>(),
+            {{rows_kernel<C, 1, false>, rows_kernel<C, BATCH_TOKENS, false>},
+             {rows_kernel<C, 1, true>, rows_kernel<C, BATCH_TOKENS, true>}},
             {}};
 }
 

@@ -74,19 +74,19 @@ struct rows_smem {
 
 typedef void (*rows_function)(rows_args, rows_smem);
 
-// Several tokens on tensor cores (few.cuh): shared memory of a column of all tokens and of the scales of 64; the columns
+// Several tokens on tensor cores (batch.cuh): shared memory of a column of all tokens and of the scales of 64; the columns
 // that a warp takes at a time.
-enum few_form { FEW_FLOATS, FEW_HALVES, FEW_THIRDS, FEW_BYTES, FEW_NIBBLES }; // what activations become
-struct few_shape {
+enum batch_form { BATCH_FLOATS, BATCH_HALVES, BATCH_THIRDS, BATCH_BYTES, BATCH_NIBBLES }; // what activations become
+struct batch_shape {
     int column_bytes, scale_bytes, chunk; // 0: plain loops
-    few_form form;
+    batch_form form;
 };
 
 // The kernels of one format, for one token and for several.
 struct rows_kernels {
     int type, lane_weights, steps;
     bool int8;
-    few_shape few;
+    batch_shape batch;
     rows_function kernel[2][2]; // of te_linear_args, of te_cuda_hidden
     rows_function one[2];       // of te_linear_args for one token in the usual case (one.cuh), and where it posts
 };
@@ -95,7 +95,7 @@ const rows_kernels *rows_32(int type);
 const rows_kernels *rows_k(int type);
 
 // rows.cu: of a format; what a te_cuda_hidden asks for, and whether it can be had.
-few_shape few_shape_for(int32_t type);
+batch_shape batch_shape_for(int32_t type);
 rows_args hidden_args(const te_cuda_hidden *op);
 typedef te_status (*check_function)(te_cuda *d, const char *op, const te_mat *m); // check_matrix, of launch.h
 te_status check_hidden(te_cuda *d, const te_cuda_hidden *op, check_function check);

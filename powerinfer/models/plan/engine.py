@@ -62,7 +62,7 @@ class Rates:
     gpu_bytes_per_s: float = _DEFAULTS.gpu_bytes_per_s
     cpu_bytes_per_s: float = _DEFAULTS.cpu_bytes_per_s
     pcie_bytes_per_s: float = _DEFAULTS.pcie_bytes_per_s
-    in_place_bytes_per_s: float = 0.0
+    zero_copy_bytes_per_s: float = 0.0
     """At which the device's kernels read weights that lie in host memory; 0: they do not."""
     handover_us: float = _DEFAULTS.handover_us
     """From the device to the CPU and back, once a layer."""
@@ -100,7 +100,7 @@ class LayerPlan:
     """Attention, K and V, predictor; on a device of a model whose attention and FFN read the same input
     (Falcon) the predictor alone."""
     gpu_ffn_us: float
-    """Hot neurons and those read in place; of such a model attention, K and V, too."""
+    """Hot neurons and those read by zero-copy; of such a model attention, K and V, too."""
     cpu_ffn_us: float
     handover_us: float
     us: float
@@ -223,7 +223,7 @@ def _options(
         "gpu_bytes_per_s",
         "cpu_bytes_per_s",
         "pcie_bytes_per_s",
-        "in_place_bytes_per_s",
+        "zero_copy_bytes_per_s",
         "handover_us",
         "layer_us",
         "ffn_us",

@@ -19,7 +19,7 @@ CARD_SHARE = 0.85
 products with one vector at 0.80."""
 CARD_READS = 0.85
 """Of a GPU's read rate that is measured here, what products with one vector reach."""
-IN_PLACE_SHARE = 0.6
+ZERO_COPY_SHARE = 0.6
 """Of the rate at which a GPU is measured to read host memory. Scattered rows reach 0.9; too few of them in
 place cost little, too many make a CPU wait that is faster than it was estimated."""
 CPU_SHARE = 0.8
@@ -128,7 +128,7 @@ def find_rates(
     cpu_gbps: float | None = None,
     pcie_gbps: float | None = None,
     handover_us: float | None = None,
-    in_place_gbps: float | None = None,
+    zero_copy_gbps: float | None = None,
 ) -> Rates:
     """Given rates as they are (10^9 bytes per second); for the others the best source.
 
@@ -161,9 +161,9 @@ def find_rates(
     else:
         values["pcie_bytes_per_s"] = card_pcie * 1e9 * CARD_SHARE
         words["pcie"] = f"{card_pcie:.3g} GB/s published, times {CARD_SHARE}"
-    if in_place_gbps:
-        values["in_place_bytes_per_s"] = _given("--in-place-gbps", in_place_gbps)
-        words["pcie"] += f", {in_place_gbps:g} GB/s in place as given"
+    if zero_copy_gbps:
+        values["zero_copy_bytes_per_s"] = _given("--zero-copy-gbps", zero_copy_gbps)
+        words["pcie"] += f", {zero_copy_gbps:g} GB/s by zero-copy as given"
     if handover_us is not None:
         values["handover_us"] = handover_us
     return Rates(**values | words)
@@ -193,7 +193,7 @@ def device_rates(facts: Sequence[DeviceFacts], *, in_place: bool = False) -> Rat
     words: dict[str, str] = {"gpu": published.gpu, "pcie": published.pcie}
     read, copied, near = (
         min(getattr(f, name) for f in facts)
-        for name in ("read_bytes_per_s", "copy_bytes_per_s", "in_place_bytes_per_s")
+        for name in ("read_bytes_per_s", "copy_bytes_per_s", "zero_copy_bytes_per_s")
     )
     if read:
         values["gpu_bytes_per_s"] = read * CARD_READS
@@ -209,8 +209,8 @@ def device_rates(facts: Sequence[DeviceFacts], *, in_place: bool = False) -> Rat
             f"; host memory cannot be mapped ({refused}), so that prompts' cold neurons come through a buffer"
         )
     elif in_place and near:
-        values["in_place_bytes_per_s"] = near * IN_PLACE_SHARE
-        words["pcie"] += f", {near / 1e9:.1f} GB/s in place, times {IN_PLACE_SHARE}"
+        values["zero_copy_bytes_per_s"] = near * ZERO_COPY_SHARE
+        words["pcie"] += f", {near / 1e9:.1f} GB/s by zero-copy, times {ZERO_COPY_SHARE}"
     values["cpu_bytes_per_s"], words["cpu"] = measure_cpu()
     return Rates(**values | words)
 

@@ -1,18 +1,18 @@
-// few_sums.cuh - sums of rows of down for two to eight tokens, on tensor cores.
+// batch_sums.cuh - sums of rows of down for two to eight tokens, on tensor cores.
 //
 // Rows go in groups of 16, columns in tiles of eight lanes' parts (codec::load_down); a warp sums all rows for its tiles.
 // A is 16 columns of 16 rows: two parts' weights of two rows are interleaved into pairs. B is the rows' factors.
 #ifndef TE_CUDA_FEW_SUMS_CUH
 #define TE_CUDA_FEW_SUMS_CUH
 
-#include "few_codec.cuh"
+#include "batch_codec.cuh"
 
 namespace te {
 
 // Shared memory of a block with so many rows: their factors as pairs of F16 or BF16.
-constexpr int few_factor_bytes(int rows, int parts) { return (rows + FEW_ROWS - 1) / FEW_ROWS * parts * 32 * 8; }
+constexpr int batch_factor_bytes(int rows, int parts) { return (rows + BATCH_ROWS - 1) / BATCH_ROWS * parts * 32 * 8; }
 
-struct few_rows {
+struct batch_rows {
     const uint8_t *const *pointer;
     int n;
     uint2 *factor;      // [groups][parts][lanes]
@@ -20,7 +20,7 @@ struct few_rows {
 };
 
 // Factors of the rows: value(e, t) of row e and token t < n_tok. All threads call it.
-template <class F, class V> __device__ __forceinline__ void few_factors(const few_rows &r, int n_tok, V value) {
+template <class F, class V> __device__ __forceinline__ void batch_factors(const batch_rows &r, int n_tok, V value) {
     if (F::parts == 2) {
         for (int t = threadIdx.x / 32; t < n_tok; t += (int)blockDim.x / 32) {
             float most = 0;
@@ -35,11 +35,11 @@ template <class F, class V> __device__ __forceinline__ void few_factors(const fe
         __syncthreads();
     }
     const int lane = threadIdx.x % 32, t = lane / 4, q = lane % 4;
-    for (int g = threadIdx.x / 32; g < (r.n + FEW_ROWS - 1) / FEW_ROWS; g += (int)blockDim.x / 32) {
+    for (int g = threadIdx.x / 32; g < (r.n + BATCH_ROWS - 1) / BATCH_ROWS; g += (int)blockDim.x / 32) {
         float v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int e = FEW_ROWS * g + 4 * q + i;
+            const int e = BATCH_ROWS * g + 4 * q + i;
             v[i] = e < r.n && t < n_tok ? value(e, t) : 0;
             if (F::parts == 2 && t < n_tok) v[i] *= r.most[t];
         }
@@ -59,16 +59,16 @@ template <class F, class V> __device__ __forceinline__ void few_factors(const fe
 
 // The sums of all rows in tiles tile, tile + step ... of a row of n_pieces parts, to to[t * cols + column].
 template <class C>
-__device__ __forceinline__ void few_sums(const few_rows &r, int tile, int step, int last_tile, int n_pieces, int n_tok,
+__device__ __forceinline__ void batch_sums(const batch_rows &r, int tile, int step, int last_tile, int n_pieces, int n_tok,
                                          int cols, float *to) {
-    typedef few<C> F;
+    typedef batch<C> F;
     constexpr int W = C::down_weights, DEPTH = sizeof(typename C::part) > 24 ? 1 : 2;
-    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, groups = (r.n + FEW_ROWS - 1) / FEW_ROWS;
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, groups = (r.n + BATCH_ROWS - 1) / BATCH_ROWS;
     typename C::part ahead[DEPTH][4];
     auto load = [&](typename C::part(&p)[4], int group, int piece) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int e = FEW_ROWS * group + 4 * q + i;
+            const int e = BATCH_ROWS * group + 4 * q + i;
             p[i] = typename C::part();
             if (e < r.n && piece < n_pieces) p[i] = C::load_down(r.pointer[e], piece, n_pieces);
         }

@@ -1,4 +1,4 @@
-// rows_few.hpp - the row kernels for a few tokens at once: each row is read and unpacked once. A token's sums have the
+// rows_batch.hpp - the row kernels for a few tokens at once: each row is read and unpacked once. A token's sums have the
 // terms and the order that dot and axpy of rows.hpp give them, whatever the other tokens are, so the bits are the same.
 //
 // The vectors of eight tokens are too large for the first cache. So tiles of rows are walked a piece of columns at a
@@ -6,7 +6,7 @@
 namespace {
 
 // What both kernels share: up to eight tokens at a time, in groups of V::abreast, or a power of two below; tiles of rows.
-template <class V> struct few_rows {
+template <class V> struct batch_rows {
     static constexpr int L = V::lanes;
     static constexpr int32_t PASS = 8, TILE = 16;
 
@@ -42,8 +42,8 @@ template <class V> struct few_rows {
 //     columns, sum_columns    of a piece, for dot and for axpy
 //     dot<T>(w, act, at, n, last, sum, next)   adds n columns from column `at` on to T tokens' sums
 //     axpy<T>(w, h, at, n, acc, next)          the same, to the columns of T sums of rows
-template <class V, class F> struct few {
-    using G = few_rows<V>;
+template <class V, class F> struct batch {
+    using G = batch_rows<V>;
     static constexpr int L = V::lanes;
     static constexpr int32_t PASS = G::PASS;
 
@@ -286,7 +286,7 @@ template <class V, class C, int acc_floats> struct block_walk {
 };
 
 // One token after the other: where nothing is gained by more.
-template <class K> struct few_by_one {
+template <class K> struct batch_by_one {
     static void dot(const te_mat *m, te_rows rows, te_ahead, te_tokens who, const void *act, size_t stride, float *y,
                     size_t ldy) {
         for (int32_t i = 0; i < rows.n; i++)
@@ -304,15 +304,15 @@ template <class K> struct few_by_one {
                             acc + stride * (size_t)t);
     }
 };
-template <class V, class K, bool one = V::abreast == 1> struct few_of {
-    using type = few<V, typename K::walk>;
+template <class V, class K, bool one = V::abreast == 1> struct batch_of {
+    using type = batch<V, typename K::walk>;
 };
-template <class V, class K> struct few_of<V, K, true> {
-    using type = few_by_one<K>;
+template <class V, class K> struct batch_of<V, K, true> {
+    using type = batch_by_one<K>;
 };
 
 // As any_rows.
-template <class V> struct few_of_any {
+template <class V> struct batch_of_any {
     using R = any_rows<V>;
     enum { MOST = 32 };
 

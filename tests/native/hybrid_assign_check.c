@@ -1,4 +1,4 @@
-/* hybrid_deal_check.c - who computes which cold neuron: random marks and guesses, good and bad ones. Every marked neuron
+/* hybrid_assign_check.c - who computes which cold neuron: random marks and guesses, good and bad ones. Every marked neuron
  * has one member; no member has more than one above the mean rounded up; a neuron is computed by the member that fetched
  * it, if that is not full; those that nobody fetched go round. */
 #include <stdio.h>
@@ -88,11 +88,11 @@ int main(void) {
             in_guess[j] = below(100) < wrong ? below(2) != 0 : marked[j];
             if (in_guess[j]) guessed[m.n_guessed++] = j;
         }
-        const int32_t room = pi_hybrid_deal(&m, n, n_members);
+        const int32_t room = pi_hybrid_assign(&m, n, n_members);
         if (room * n_members > N_FF + 2 * MOST_MEMBERS) fail("the list has no room", round);
         check(&m, marked, n, n_members, most, room, round);
         memcpy(again, list, sizeof again);
-        if (pi_hybrid_deal(&m, n, n_members) != room || memcmp(again, list, sizeof again) != 0)
+        if (pi_hybrid_assign(&m, n, n_members) != room || memcmp(again, list, sizeof again) != 0)
             fail("dealt otherwise when asked again", round);
     }
     return 0;

@@ -1,6 +1,6 @@
-// few_codec.cuh - how the kernels for two to eight tokens read rows of each weight format (device layout, te_cuda.h).
+// batch_codec.cuh - how the kernels for two to eight tokens read rows of each weight format (device layout, te_cuda.h).
 //
-// Dot products take a chunk of columns of 16 rows at a time (few_input.cuh). A lane loads 16 bytes of a row where it can,
+// Dot products take a chunk of columns of 16 rows at a time (batch_input.cuh). A lane loads 16 bytes of a row where it can,
 // as eight rows are eight requests; where these belong to one block of weights, lanes exchange words.
 //     input                    what activations become
 //     chunk, depth             columns, and chunks that a lane has on their way
@@ -14,12 +14,12 @@
 #ifndef TE_CUDA_FEW_CODEC_CUH
 #define TE_CUDA_FEW_CODEC_CUH
 
-#include "few_input.cuh"
+#include "batch_input.cuh"
 
 namespace te {
 
-// few<C>: of the format of codec C. Without one (there: false) plain loops serve several tokens, too.
-template <class C> struct few {
+// batch<C>: of the format of codec C. Without one (there: false) plain loops serve several tokens, too.
+template <class C> struct batch {
     static constexpr bool there = false;
 };
 
@@ -32,12 +32,12 @@ __device__ __forceinline__ void interleave(uint2 w0, uint2 w1, uint32_t (&a)[4][
 }
 
 // Of 32 columns: bytes of two rows times those of the tokens, and the tokens' scales.
-struct few_block_32 {
+struct batch_block_32 {
     int c[4];
     float2 d;
-    __device__ __forceinline__ few_block_32(const uint32_t (&a)[4], const few_acts &x, int s, int lane,
+    __device__ __forceinline__ batch_block_32(const uint32_t (&a)[4], const batch_acts &x, int s, int lane,
                                             bool own = true) {
-        const uint2 b = ((const uint2 *)x.x)[s * 32 + few_place(s, lane)];
+        const uint2 b = ((const uint2 *)x.x)[s * 32 + batch_place(s, lane)];
         multiply_bytes(c, a, own ? b.x : 0, own ? b.y : 0);
         d = ((const float2 *)x.scale)[s * 4 + lane % 4];
     }

@@ -1,19 +1,19 @@
-// few.cuh - dot products of rows with two to eight vectors, on tensor cores: what rows_block (rows.cuh) is for one.
+// batch.cuh - dot products of rows with two to eight vectors, on tensor cores: what rows_block (rows.cuh) is for one.
 //
 // A block's rows go in groups of 16. Its columns are cut into slices; a warp has the same slice of every group, or of every
 // other one where there are fewer slices than warps, and loads of its next columns in flight while it works on some. After
-// FEW_ROUND groups of each warp their sums meet in shared memory and are added in order.
+// BATCH_ROUND groups of each warp their sums meet in shared memory and are added in order.
 #ifndef TE_CUDA_FEW_CUH
 #define TE_CUDA_FEW_CUH
 
-#include "few_codec.cuh"
+#include "batch_codec.cuh"
 
 namespace te {
 
-constexpr int FEW_ROUND = 2, FEW_SUMS = FEW_ROWS * FEW_TOKENS, FEW_ROUND_FLOATS = ROWS_WARPS * FEW_ROUND * FEW_SUMS;
+constexpr int BATCH_ROUND = 2, BATCH_SUMS = BATCH_ROWS * BATCH_TOKENS, BATCH_ROUND_FLOATS = ROWS_WARPS * BATCH_ROUND * BATCH_SUMS;
 
-template <class C> struct few_block {
-    typedef few<C> F;
+template <class C> struct batch_block {
+    typedef batch<C> F;
     typedef typename F::row lane_row;
     const rows_args &a;
     uint4 *q;
@@ -21,7 +21,7 @@ template <class C> struct few_block {
     float *part; // the sums of a round, then those of all rows
     const uint8_t **pointer;
     int n_pieces;
-    rows_norm<FEW_TOKENS> &norm;
+    rows_norm<BATCH_TOKENS> &norm;
     lane_row ahead[F::depth][2];
     early_norm early;
     bool late = false;
@@ -35,7 +35,7 @@ template <class C> struct few_block {
         return {min(lo, all - 1), min(each, all - lo)};
     }
     __device__ __forceinline__ int first_group() const { return (int)threadIdx.x / 32 / a.parts; }
-    __device__ __forceinline__ few_acts acts() const { return {(uint8_t *)q, (float *)scales, a.tile / 4}; }
+    __device__ __forceinline__ batch_acts acts() const { return {(uint8_t *)q, (float *)scales, a.tile / 4}; }
     __device__ __forceinline__ void load(lane_row (&to)[2], const uint8_t *const (&row)[2], int chunk) const {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -59,7 +59,7 @@ template <class C> struct few_block {
         position to = {first_group(), 0};
 #pragma unroll
         for (int j = 0; j < F::depth; j++) {
-            const int r = FEW_ROWS * to.group + (int)threadIdx.x % 32 / 4;
+            const int r = BATCH_ROWS * to.group + (int)threadIdx.x % 32 / 4;
             const uint8_t *const p[2] = {r < n ? row(r) : nullptr, r + 8 < n ? row(r + 8) : nullptr};
             load(ahead[j], p, c0 / F::chunk + s.first + to.k);
             to.next(s.n, ROWS_WARPS / a.parts);
@@ -72,38 +72,38 @@ template <class C> struct few_block {
     template <class R> __device__ __forceinline__ void start_early(int n, R row) { start_rows(n, 0, row); }
     // The input, or its first tile, into shared memory.
     __device__ __forceinline__ void input(float *room) {
-        if (a.prepared) return few_take<typename F::input>(a, 0, acts());
+        if (a.prepared) return batch_take<typename F::input>(a, 0, acts());
         late = a.norm.kind == TE_RMS_NORM && !a.norm.b && a.tile >= a.cols;
-        if (!late) measure<FEW_TOKENS>(a, norm, room);
-        few_fill<typename F::input>(a, norm, 0, acts(), late, room);
+        if (!late) measure<BATCH_TOKENS>(a, norm, room);
+        batch_fill<typename F::input>(a, norm, 0, acts(), late, room);
     }
     // Another tile of it.
     __device__ __forceinline__ void fill(int c0) {
         if (a.prepared)
-            few_take<typename F::input>(a, c0, acts());
+            batch_take<typename F::input>(a, c0, acts());
         else
-            few_fill<typename F::input>(a, norm, c0, acts(), false, nullptr);
+            batch_fill<typename F::input>(a, norm, c0, acts(), false, nullptr);
     }
     // Adds up what warps have left of groups g0 .. of a round. All threads call it.
     __device__ __forceinline__ void end_round(int g0, int groups, bool first) {
         const int sets = ROWS_WARPS / a.parts;
         __syncthreads();
-        for (int i = threadIdx.x; i < min(FEW_ROUND * sets, groups - g0) * FEW_SUMS; i += ROWS_THREADS) {
-            const int g = i / FEW_SUMS;
-            const float *from = part + (g % sets * a.parts * FEW_ROUND + g / sets) * FEW_SUMS + i % FEW_SUMS;
+        for (int i = threadIdx.x; i < min(BATCH_ROUND * sets, groups - g0) * BATCH_SUMS; i += ROWS_THREADS) {
+            const int g = i / BATCH_SUMS;
+            const float *from = part + (g % sets * a.parts * BATCH_ROUND + g / sets) * BATCH_SUMS + i % BATCH_SUMS;
             float v = 0;
 #pragma unroll 4
-            for (int w = 0; w < a.parts; w++) v += from[w * FEW_ROUND * FEW_SUMS];
-            float *to = part + FEW_ROUND_FLOATS + g0 * FEW_SUMS + i;
+            for (int w = 0; w < a.parts; w++) v += from[w * BATCH_ROUND * BATCH_SUMS];
+            float *to = part + BATCH_ROUND_FLOATS + g0 * BATCH_SUMS + i;
             *to = first ? v : *to + v;
         }
         __syncthreads();
     }
     // The sums of rows pointer[0..n-1], as sum(r, t). start and input come before.
     __device__ __forceinline__ void run(int n) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = (n + FEW_ROWS - 1) / FEW_ROWS,
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = (n + BATCH_ROWS - 1) / BATCH_ROWS,
                   sets = ROWS_WARPS / a.parts;
-        const few_acts x = acts();
+        const batch_acts x = acts();
         for (int c0 = 0; c0 < a.cols; c0 += a.tile) {
             if (c0 > 0) {
                 start(n, c0);
@@ -122,25 +122,25 @@ template <class C> struct few_block {
                 for (int j = 0; j < F::depth; j++) {
                     if (i + j >= all) break;
                     F::multiply(ahead[j], x, s.first + now.k, lane, sum);
-                    const int r = FEW_ROWS * to.group + lane / 4;
+                    const int r = BATCH_ROWS * to.group + lane / 4;
                     const uint8_t *const p[2] = {r < n ? pointer[r] : nullptr, r + 8 < n ? pointer[r + 8] : nullptr};
                     load(ahead[j], p, chunk + to.k);
                     to.next(s.n, sets);
                     now.next(s.n, sets);
                     if (now.k) continue;
-                    float2 *at = (float2 *)(part + (warp * FEW_ROUND + held++) * FEW_SUMS);
+                    float2 *at = (float2 *)(part + (warp * BATCH_ROUND + held++) * BATCH_SUMS);
                     at[lane] = make_float2(sum[0], sum[1]);
                     at[32 + lane] = make_float2(sum[2], sum[3]);
 #pragma unroll
                     for (int k = 0; k < 4; k++) sum[k] = 0;
-                    if (held < FEW_ROUND) continue;
+                    if (held < BATCH_ROUND) continue;
                     end_round(g0, groups, c0 == 0);
-                    g0 += FEW_ROUND * sets;
+                    g0 += BATCH_ROUND * sets;
                     held = 0;
                 }
             }
-            for (int i = lane; s.n < 1 && i < FEW_ROUND * FEW_SUMS; i += 32) part[warp * FEW_ROUND * FEW_SUMS + i] = 0;
-            for (; g0 < groups; g0 += FEW_ROUND * sets) end_round(g0, groups, c0 == 0); // without more groups
+            for (int i = lane; s.n < 1 && i < BATCH_ROUND * BATCH_SUMS; i += 32) part[warp * BATCH_ROUND * BATCH_SUMS + i] = 0;
+            for (; g0 < groups; g0 += BATCH_ROUND * sets) end_round(g0, groups, c0 == 0); // without more groups
         }
     }
     // Before a second run with the same input: only of several tiles the first must come again.
@@ -148,35 +148,35 @@ template <class C> struct few_block {
         if (a.tile < a.cols) fill(0);
     }
     __device__ __forceinline__ float sum(int r, int t) const {
-        const float s = part[FEW_ROUND_FLOATS + r * FEW_TOKENS + t];
+        const float s = part[BATCH_ROUND_FLOATS + r * BATCH_TOKENS + t];
         return late ? s * norm.scale[t] : s;
     }
 };
 
-template <class C> constexpr few_shape few_shape_of() {
-    if constexpr (few<C>::there)
-        return {few<C>::input::column_bytes, few<C>::input::scale_bytes, few<C>::chunk, few<C>::input::form};
+template <class C> constexpr batch_shape batch_shape_of() {
+    if constexpr (batch<C>::there)
+        return {batch<C>::input::column_bytes, batch<C>::input::scale_bytes, batch<C>::chunk, batch<C>::input::form};
     else
-        return {0, 0, 0, FEW_FLOATS};
+        return {0, 0, 0, BATCH_FLOATS};
 }
 
 // On the host. Shared memory of a tile's activations, of their scales and of the sums of so many rows.
-inline size_t few_tile_bytes(const few_shape &f, int tile) { return (size_t)tile * (size_t)f.column_bytes; }
-inline size_t few_scale_bytes(const few_shape &f, int tile) {
-    return (size_t)(tile / FEW_SCALED) * (size_t)f.scale_bytes;
+inline size_t batch_tile_bytes(const batch_shape &f, int tile) { return (size_t)tile * (size_t)f.column_bytes; }
+inline size_t batch_scale_bytes(const batch_shape &f, int tile) {
+    return (size_t)(tile / BATCH_SCALED) * (size_t)f.scale_bytes;
 }
-inline size_t few_sum_bytes(size_t rows) {
-    return 4 * ((size_t)FEW_ROUND_FLOATS + (rows + FEW_ROWS - 1) / FEW_ROWS * FEW_SUMS);
+inline size_t batch_sum_bytes(size_t rows) {
+    return 4 * ((size_t)BATCH_ROUND_FLOATS + (rows + BATCH_ROWS - 1) / BATCH_ROWS * BATCH_SUMS);
 }
 // The columns of a tile, whose activations take at most so many bytes, and into how many slices they go where a block has
 // so many rows.
-inline void set_few_tile(rows_args *a, const few_shape &f, size_t most_bytes, int rows) {
+inline void set_batch_tile(rows_args *a, const batch_shape &f, size_t most_bytes, int rows) {
     auto up = [](int n, int by) { return (n + by - 1) / by; };
-    int most = (int)(most_bytes / (few_tile_bytes(f, FEW_UNIT) + few_scale_bytes(f, FEW_UNIT)));
+    int most = (int)(most_bytes / (batch_tile_bytes(f, BATCH_UNIT) + batch_scale_bytes(f, BATCH_UNIT)));
     if (most < 1) most = 1;
-    const int all = up(a->cols, FEW_UNIT);
-    a->tile = FEW_UNIT * up(all, up(all, most));
-    const int chunks = up(a->cols < a->tile ? a->cols : a->tile, f.chunk), groups = up(rows > 0 ? rows : 1, FEW_ROWS);
+    const int all = up(a->cols, BATCH_UNIT);
+    a->tile = BATCH_UNIT * up(all, up(all, most));
+    const int chunks = up(a->cols < a->tile ? a->cols : a->tile, f.chunk), groups = up(rows > 0 ? rows : 1, BATCH_ROWS);
     int least = 0;
     for (int p = ROWS_WARPS; p; p /= 2) { // as many chunks as the busiest warp has
         const int n = up(chunks, p) * up(groups, ROWS_WARPS / p);

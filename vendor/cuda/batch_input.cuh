@@ -1,4 +1,4 @@
-// few_input.cuh - the input of the kernels for two to eight tokens: products on tensor cores, and activations in shared
+// batch_input.cuh - the input of the kernels for two to eight tokens: products on tensor cores, and activations in shared
 // memory in the order in which these take them.
 //
 // Products are m16n8k16 (floats) and m16n8k32 (bytes): A is 16 rows of weights, B the tokens. Lane 4g + q holds columns of
@@ -15,8 +15,8 @@
 
 namespace te {
 
-constexpr int FEW_TOKENS = 8, FEW_ROWS = 16, FEW_SCALED = 64; // columns with a scale, at most
-constexpr int FEW_UNIT = 256; // of columns are tiles: places repeat, and all chunks are whole
+constexpr int BATCH_TOKENS = 8, BATCH_ROWS = 16, BATCH_SCALED = 64; // columns with a scale, at most
+constexpr int BATCH_UNIT = 256; // of columns are tiles: places repeat, and all chunks are whole
 
 // c += A * B of BF16; m16n8k16 as multiply_add. Devices without it gather rows and columns from the other lanes.
 __device__ __forceinline__ void multiply_add_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -90,67 +90,67 @@ __device__ __forceinline__ float2 half_range(float most) {
 
 // Activations in shared memory. put(): columns c .. c + 3 of the tile of token t, by a whole warp, whose lanes have 128
 // columns in order. Places are swizzled by the 32 columns' number, so that neither side meets in a bank.
-struct few_acts {
+struct batch_acts {
     uint8_t *x;
     float *scale; // [64 columns][8] of halves; [32 columns][8] of bytes, then as many sums of bytes
     int n_sums;   // where the sums begin
 };
-__device__ __forceinline__ int few_place(int s, int lane) { return lane ^ (s & 7) << 2; }
+__device__ __forceinline__ int batch_place(int s, int lane) { return lane ^ (s & 7) << 2; }
 
-struct few_halves {
-    static constexpr int column_bytes = 2 * 2 * FEW_TOKENS, scale_bytes = 4 * FEW_TOKENS, planes = 1, parts = 2;
-    static constexpr few_form form = FEW_HALVES;
-    static __device__ __forceinline__ void put(const few_acts &a, int t, int c, float4 v) {
+struct batch_halves {
+    static constexpr int column_bytes = 2 * 2 * BATCH_TOKENS, scale_bytes = 4 * BATCH_TOKENS, planes = 1, parts = 2;
+    static constexpr batch_form form = BATCH_HALVES;
+    static __device__ __forceinline__ void put(const batch_acts &a, int t, int c, float4 v) {
         float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
         for (int o = 1; o < 16; o *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
         const float2 by = half_range(most);
-        if (c % FEW_SCALED == 0) a.scale[c / FEW_SCALED * FEW_TOKENS + t] = by.y;
+        if (c % BATCH_SCALED == 0) a.scale[c / BATCH_SCALED * BATCH_TOKENS + t] = by.y;
         uint32_t p0[2], p1[2];
         split_halves(v.x * by.x, v.y * by.x, p0);
         split_halves(v.z * by.x, v.w * by.x, p1);
-        const int s = c / 32, unit = few_place(s, 4 * t + c % 32 / 8);
+        const int s = c / 32, unit = batch_place(s, 4 * t + c % 32 / 8);
 #pragma unroll
         for (int i = 0; i < 2; i++)
             *(uint2 *)(a.x + ((2 * s + i) * 32 + unit) * 16 + c % 8 * 2) = make_uint2(p0[i], p1[i]);
     }
 };
-struct few_thirds {
-    static constexpr int column_bytes = 3 * 2 * FEW_TOKENS, scale_bytes = 0, planes = 0, parts = 3;
-    static constexpr few_form form = FEW_THIRDS;
-    static __device__ __forceinline__ void put(const few_acts &a, int t, int c, float4 v) {
+struct batch_thirds {
+    static constexpr int column_bytes = 3 * 2 * BATCH_TOKENS, scale_bytes = 0, planes = 0, parts = 3;
+    static constexpr batch_form form = BATCH_THIRDS;
+    static __device__ __forceinline__ void put(const batch_acts &a, int t, int c, float4 v) {
         uint32_t p0[3], p1[3];
         split_thirds(v.x, v.y, p0);
         split_thirds(v.z, v.w, p1);
-        const int s = c / 32, unit = few_place(s, 4 * t + c % 32 / 8);
+        const int s = c / 32, unit = batch_place(s, 4 * t + c % 32 / 8);
 #pragma unroll
         for (int i = 0; i < 3; i++)
             *(uint2 *)(a.x + ((3 * s + i) * 32 + unit) * 16 + c % 8 * 2) = make_uint2(p0[i], p1[i]);
     }
 };
 // Of the eight words of 32 bytes, lane q takes two: q and q + 4 (NIBBLES), or a pair, lane 1 the third, lane 2 the second.
-template <bool NIBBLES> struct few_bytes {
-    static constexpr int column_bytes = FEW_TOKENS, scale_bytes = 2 * 2 * 4 * FEW_TOKENS, planes = 2;
-    static constexpr few_form form = NIBBLES ? FEW_NIBBLES : FEW_BYTES;
-    static __device__ __forceinline__ void put(const few_acts &a, int t, int c, float4 v) {
+template <bool NIBBLES> struct batch_bytes {
+    static constexpr int column_bytes = BATCH_TOKENS, scale_bytes = 2 * 2 * 4 * BATCH_TOKENS, planes = 2;
+    static constexpr batch_form form = NIBBLES ? BATCH_NIBBLES : BATCH_BYTES;
+    static __device__ __forceinline__ void put(const batch_acts &a, int t, int c, float4 v) {
         const quad_bytes b = make_bytes(v);
         const int s = c / 32, i = c % 32 / 4, q = NIBBLES ? i % 4 : (i >> 1 & 1) << 1 | i >> 2,
                   h = NIBBLES ? i / 4 : i % 2;
-        *(uint32_t *)(a.x + (s * 32 + few_place(s, 4 * t + q)) * 8 + 4 * h) = b.q;
+        *(uint32_t *)(a.x + (s * 32 + batch_place(s, 4 * t + q)) * 8 + 4 * h) = b.q;
         if (i) return;
-        a.scale[s * FEW_TOKENS + t] = b.of.d;
-        a.scale[a.n_sums + s * FEW_TOKENS + t] = (float)(b.of.sum[0] + b.of.sum[1]);
+        a.scale[s * BATCH_TOKENS + t] = b.of.d;
+        a.scale[a.n_sums + s * BATCH_TOKENS + t] = (float)(b.of.sum[0] + b.of.sum[1]);
     }
 };
 
 // Prepared input (te_cuda_prepare) is what shared memory would hold of a tile of all columns: x, scales, sums. (Planes: of
 // scale and sums, equally long.)
-__host__ __device__ constexpr int few_width(int cols) { return (cols + FEW_UNIT - 1) / FEW_UNIT * FEW_UNIT; }
-template <class I> __device__ __forceinline__ few_acts few_prepared(void *v, int cols) {
-    return {(uint8_t *)v, (float *)((uint8_t *)v + (size_t)few_width(cols) * I::column_bytes), few_width(cols) / 4};
+__host__ __device__ constexpr int batch_width(int cols) { return (cols + BATCH_UNIT - 1) / BATCH_UNIT * BATCH_UNIT; }
+template <class I> __device__ __forceinline__ batch_acts batch_prepared(void *v, int cols) {
+    return {(uint8_t *)v, (float *)((uint8_t *)v + (size_t)batch_width(cols) * I::column_bytes), batch_width(cols) / 4};
 }
 
-// n bytes, a multiple of 16, from global to shared memory; few_wait waits for them.
-__device__ __forceinline__ void few_copy(void *to, const void *from, int n) {
+// n bytes, a multiple of 16, from global to shared memory; batch_wait waits for them.
+__device__ __forceinline__ void batch_copy(void *to, const void *from, int n) {
     for (int i = 16 * threadIdx.x; i < n; i += 16 * ROWS_THREADS) {
 #if __CUDA_ARCH__ >= 800
         asm volatile(
@@ -162,46 +162,46 @@ __device__ __forceinline__ void few_copy(void *to, const void *from, int n) {
 #endif
     }
 }
-__device__ __forceinline__ void few_wait() {
+__device__ __forceinline__ void batch_wait() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
     __syncthreads();
 }
 // Columns c0 .. c0 + tile - 1 of what was prepared. Ends with a barrier.
-template <class I> __device__ __forceinline__ void few_take(const rows_args &a, int c0, const few_acts &to) {
-    const few_acts from = few_prepared<I>(const_cast<void *>(a.prepared), a.cols);
-    const int n = min(a.tile, few_width(a.cols) - c0);
-    few_copy(to.x, from.x + (size_t)c0 * I::column_bytes, n * I::column_bytes);
+template <class I> __device__ __forceinline__ void batch_take(const rows_args &a, int c0, const batch_acts &to) {
+    const batch_acts from = batch_prepared<I>(const_cast<void *>(a.prepared), a.cols);
+    const int n = min(a.tile, batch_width(a.cols) - c0);
+    batch_copy(to.x, from.x + (size_t)c0 * I::column_bytes, n * I::column_bytes);
     if constexpr (I::planes > 0) {
-        constexpr int per = I::scale_bytes / I::planes / 4; // floats of FEW_SCALED columns
+        constexpr int per = I::scale_bytes / I::planes / 4; // floats of BATCH_SCALED columns
 #pragma unroll
         for (int i = 0; i < I::planes; i++)
-            few_copy(to.scale + i * to.n_sums, from.scale + i * from.n_sums + c0 / FEW_SCALED * per,
-                     n / FEW_SCALED * per * 4);
+            batch_copy(to.scale + i * to.n_sums, from.scale + i * from.n_sums + c0 / BATCH_SCALED * per,
+                     n / BATCH_SCALED * per * 4);
     }
-    few_wait();
+    batch_wait();
 }
 
 // Columns c0 .. c0 + tile - 1 into shared memory, 128 of all tokens a warp. late: the root of the mean square of a token
 // is not known yet: its squares are added up on the way, and the sums of products are to be multiplied with norm.scale.
 // All blocks read the same input: each begins elsewhere. Ends with a barrier.
 template <class I>
-__device__ void few_fill(const rows_args &a, rows_norm<FEW_TOKENS> &n, int c0, const few_acts &to, bool late,
+__device__ void batch_fill(const rows_args &a, rows_norm<BATCH_TOKENS> &n, int c0, const batch_acts &to, bool late,
                          float *room) {
     const int lane = threadIdx.x % 32, turn = ((int)threadIdx.x / 32 + (int)blockIdx.x) % ROWS_WARPS;
-    float sum[FEW_TOKENS] = {};
+    float sum[BATCH_TOKENS] = {};
     for (int u = 128 * turn + 4 * lane; u < a.tile; u += 128 * ROWS_WARPS) {
         const int c = c0 + u;
-        float4 v[FEW_TOKENS], w = make_float4(1, 1, 1, 1);
+        float4 v[BATCH_TOKENS], w = make_float4(1, 1, 1, 1);
 #pragma unroll
-        for (int t = 0; t < FEW_TOKENS; t++) {
+        for (int t = 0; t < BATCH_TOKENS; t++) {
             v[t] = make_float4(0, 0, 0, 0);
             if (t < a.n_tok && c < a.cols) v[t] = load_x(a, t, c);
         }
         if (a.norm.kind != TE_NO_NORM && c < a.cols) w = load_vector(a.norm.w, c, a.cols, 0);
 #pragma unroll
-        for (int t = 0; t < FEW_TOKENS; t++) {
+        for (int t = 0; t < BATCH_TOKENS; t++) {
             if (t >= a.n_tok) break;
             if (late) {
                 sum[t] += squares(v[t], c, a.cols, 0);
@@ -213,13 +213,13 @@ __device__ void few_fill(const rows_args &a, rows_norm<FEW_TOKENS> &n, int c0, c
         }
     }
     if (late) {
-        const float s = warp_sums<FEW_TOKENS>(sum, lane);
-        if (sum_owner<FEW_TOKENS>(lane)) room[turn * FEW_TOKENS + sum_index<FEW_TOKENS>(lane)] = s;
+        const float s = warp_sums<BATCH_TOKENS>(sum, lane);
+        if (sum_owner<BATCH_TOKENS>(lane)) room[turn * BATCH_TOKENS + sum_index<BATCH_TOKENS>(lane)] = s;
     }
     __syncthreads();
-    if (late && (int)threadIdx.x < FEW_TOKENS) {
+    if (late && (int)threadIdx.x < BATCH_TOKENS) {
         float s = 0;
-        for (int w = 0; w < ROWS_WARPS; w++) s += room[w * FEW_TOKENS + threadIdx.x];
+        for (int w = 0; w < ROWS_WARPS; w++) s += room[w * BATCH_TOKENS + threadIdx.x];
         n.scale[threadIdx.x] = 1.0f / sqrtf(s / (float)a.cols + a.norm.eps);
     }
 }

@@ -1,0 +1,34 @@
+// activation.cuh - what a feed-forward makes of a neuron's products.
+#ifndef TE_CUDA_ACTIVATION_CUH
+#define TE_CUDA_ACTIVATION_CUH
+
+#include "te_cuda.h"
+
+namespace te {
+
+__device__ __forceinline__ float activate(te_activation act, float threshold, float x) {
+    switch (act) {
+    case TE_RELU:
+        return x > threshold ? x : 0;
+    case TE_DRELU:
+        return fmaxf(x, 0);
+    case TE_SILU:
+        return x / (1 + expf(-x));
+    case TE_GELU:
+        return 0.5f * x * erfcf(-0.707106781f * x);
+    case TE_GELU_TANH:
+        break;
+    }
+    return x / (1 + expf(-x * fmaf(x * x, 0.0713548163f, 1.59576912f)));
+}
+
+// The hidden value of a gated neuron; gate: activated. Of ReLU a gate of 0 decides, whatever up is (it may be no number):
+// as if up had not been computed.
+__device__ __forceinline__ float gated_value(te_activation act, float gate, float up) {
+    if (gate == 0 && (act == TE_RELU || act == TE_DRELU)) return 0;
+    return gate * (act == TE_DRELU ? fmaxf(up, 0) : up);
+}
+
+} // namespace te
+
+#endif
