@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -336,7 +336,7 @@ class AsyncLlama:
                 self._end(request)
 
         for i, (request, chunks) in enumerate(zip(requests, answers, strict=True)):
-            self._threads.submit(run, i, request, chunks)
+            self._submit(run, i, request, chunks)
         return stream
 
     # -- vectors and tokens
@@ -444,8 +444,16 @@ class AsyncLlama:
         with self._lock:
             self._requests.discard(request)
 
+    def _submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Calls it in a thread. What nobody has begun when the object is closed still runs, and ends soon."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this AsyncLlama is closed")
+            self.scheduler.check_process()
+            return self._threads.submit(function, *arguments)
+
     def _in_thread(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return asyncio.wrap_future(self._submit(function, *arguments))
 
     def begin_close(self, *, grace_s: float = 0.0) -> None:
         """No new requests from now on; those that wait end, those under way have grace_s seconds."""
@@ -462,7 +470,7 @@ class AsyncLlama:
             requests = list(self._requests)
         for request in requests:
             request.cancel()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True)  # those that wait for a thread as well: somebody waits for them
         self.llama.close()
 
     async def aclose(self, *, grace_s: float = 0.0) -> None:

@@ -64,7 +64,8 @@ class Context:
         """Positions held."""
         sequence = self._sequence
         n = self.session.length(sequence.number)
-        return n if n <= sequence.ids.size else sequence.n  # others may have fed the session
+        n = n if n <= sequence.ids.size else sequence.n  # others may have fed the session
+        return max(n - self.engine.n_unchecked(sequence), 0)
 
     @property
     def keeps_all(self) -> bool:
@@ -200,8 +201,9 @@ class Context:
         except PowerInferError:
             sequence.is_torn = False
             raise
-        if self.session.length() != n:
+        if self.session.length() < n:
             raise FormatError(f"the saved state holds {self.session.length()} positions for {n} tokens")
+        self.session.cut(n)  # guesses that nobody had looked at
         sequence.ids = np.zeros(self.n_ctx + 1, np.int32)
         sequence.ids[:n] = state.ids
         sequence.n, sequence.n_prompt, sequence.n_shared = n, 0, None  # all of it may be gone on with

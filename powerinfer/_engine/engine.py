@@ -80,7 +80,7 @@ class Engine:
         self._waiting: deque[Request] = deque()  # with the lock
         self._running: list[Request] = []  # of who steps; others read its length
         self._chosen: list[tuple[Stream, int, bool]] = []  # not given yet
-        self._n_guesses = n_guesses
+        self._n_guesses = self._n_guesses_given = n_guesses
         self.is_closing = False
         """No new requests are taken."""
         self._ends_at = 0.0
@@ -218,11 +218,21 @@ class Engine:
     def append(self, request: Request, tokens: list[int]) -> None:
         """Between two steps: these follow what was chosen for a stepwise request, which goes on behind them.
         Raises ContextError if they do not fit."""
-        if request.n + len(tokens) > request.ids.size:
-            raise self.shift.error(request.n, len(tokens))
+        n, held = len(tokens), request.n - 1
+        is_full = request.n + n > request.ids.size
+        if is_full and (self.n_keep is None or min(self.n_keep, held) + n > self.n_ctx):
+            raise self.shift.error(request.n, n)
         if request.sequence is not None:
-            self._settle(request, request.n - 1)
+            self._settle(request, held)
         request.over = None
+        if is_full:
+            keep, n_drop = self.shift.sizes(held, n)
+            if request.sequence is None:
+                request.forget(keep, n_drop)
+            else:
+                self._move(request, keep, n_drop)
+                if request.stream.error is not None:
+                    raise request.stream.error
         request.append(tokens)
 
     def withdraw(self, request: Request) -> None:
@@ -268,6 +278,11 @@ class Engine:
                 self.cache.agree_all()
         return self._n_guesses
 
+    def n_unchecked(self, sequence: Sequence) -> int:
+        """Of what this sequence holds: the last that are guesses nobody has looked at yet, with the token
+        before them."""
+        return next((len(own.rows) for own in self._running if own.sequence is sequence), 0)
+
     def vacate(self) -> None:
         """No sequence holds anything any more; what is under way will be computed once more."""
         while self._running:
@@ -277,6 +292,7 @@ class Engine:
     def use(self, session: Session) -> None:
         """Goes on with another session, whose first sequence holds what it held, and the others nothing."""
         self.session = self.cache.session = session
+        self._n_guesses = self._n_guesses_given  # another placement rounds otherwise: they are measured again
         self.n_feeds += 1
         for sequence in self.cache.all[1:]:
             sequence.n = 0
@@ -442,22 +458,25 @@ class Engine:
         for request in [request for request in self._running if request.n > self.n_ctx]:
             if self.n_keep is None:
                 self._finish(request, "error", self.shift.error(self.n_ctx, 1))
-            keep, n_drop = self.shift.sizes(self.n_ctx, 1)
-            while request.sequence is not None:
-                try:
-                    self.shift.move(self.session, request.sequence, keep, n_drop)
-                    request.forget(keep, n_drop)
-                    request.sequence.is_torn = False
-                    break
-                except ContextError as error:  # what it shares must be copied, and there is no room for that
-                    if self.cache.evict():
-                        continue
-                    if len(self._running) == 1:
-                        self._finish(request, "error", error)
-                    else:
-                        self._preempt()
-                except PowerInferError as error:
+            self._move(request, *self.shift.sizes(self.n_ctx, 1))
+
+    def _move(self, request: Request, keep: int, n_drop: int) -> None:
+        """Shifts the context of one, which may end with an error, or give way."""
+        while request.sequence is not None:
+            try:
+                self.shift.move(self.session, request.sequence, keep, n_drop)
+                request.forget(keep, n_drop)
+                request.sequence.is_torn = False
+                break
+            except ContextError as error:  # what it shares must be copied, and there is no room for that
+                if self.cache.evict():
+                    continue
+                if len(self._running) == 1:
                     self._finish(request, "error", error)
+                else:
+                    self._preempt()
+            except PowerInferError as error:
+                self._finish(request, "error", error)
 
     def _compute(self) -> None:
         """One feed, and what follows from it."""

@@ -116,9 +116,11 @@ class PrefixCache:
         return taken
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence is idle: it may be found, shared and forgotten."""
+        """The sequence is idle: it may be found, shared and forgotten. Its ids are its own now: a request
+        that had it may go on in another one, and shift them."""
         self._clock += 1
         sequence.is_used, sequence.last_used = False, self._clock
+        sequence.ids = sequence.ids.copy()
 
     def cut(self, sequence: Sequence, n: int) -> None:
         """Keeps the first n tokens."""
@@ -167,4 +169,4 @@ class PrefixCache:
         for sequence in self.all:
             with suppress(PowerInferError):
                 self.agree(sequence)
-            sequence.is_used = False
+            self.release(sequence)

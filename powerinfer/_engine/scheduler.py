@@ -10,6 +10,7 @@ generations and share their steps.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -59,6 +60,7 @@ class Scheduler:
         self._looked_at = 0.0
         info = engine.session.info  # asked once: it waits for a step
         self._n_blocks, self._n_free = info.n_blocks, info.n_blocks_free
+        self._process = os.getpid()
         self.last_error: BaseException | None = None
         """Of the session, if a step failed and it has not worked since; it is tried again now and then."""
         if draft is not None:
@@ -104,7 +106,7 @@ class Scheduler:
             deadline=deadline,
         )
         choice.begin(prompt)
-        engine.add(request)
+        self._add(request)
         return request.stream
 
     def score(
@@ -180,11 +182,20 @@ class Scheduler:
             for stream in under_way:
                 stream.cancel()
 
+    def check_process(self) -> None:
+        """Raises ClosedError in a process that was forked: it has none of the threads."""
+        if os.getpid() != self._process:
+            raise ClosedError("this process was forked from the one that opened the model: open it here anew")
+
+    def _add(self, request: Request) -> None:
+        self.check_process()
+        self.engine.add(request)
+
     def _found_place(self, request: Request, under_way: deque[Stream]) -> bool:
         if len(under_way) >= self.engine.max_running:
             return False
         try:
-            self.engine.add(request)
+            self._add(request)
         except BusyError:
             if not under_way:
                 raise
@@ -268,6 +279,8 @@ class Scheduler:
                 if move is not None:
                     engine.vacate()
                     move()
+                    if self._draft is not None:
+                        engine.measure_guesses()
 
     def _probe(self) -> None:
         """Tries whether a session that failed works again; raises what it raises."""

@@ -23,8 +23,6 @@ from tests import models, rounding
 
 AMX = rounding.BF16
 N_CTX, N_SEQ, N_POOL = 128, 4, 256
-# Sums are cut differently on the two sides; AMX rounds a prompt's activations to bf16 on one of them only.
-TOLERANCE = 0.1 if AMX else 2e-3
 NAMES = [
     "llama-mha",
     "llama-llama3",
@@ -222,25 +220,13 @@ def apart(a: Arrays, b: Arrays) -> float:
     return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
 
 
-def apart_by_int8(a: Arrays, b: Arrays, n_layer: int) -> float:
-    """How far two answers are apart of which only one rounds activations to 8 bits, as a share of what that
-    allows: where a prompt's rest is computed by rows on one side and by products of floats on the other.
-
-    Rounding has 127 steps to the largest of 32, which is at most sqrt(32) times their root mean square: a
-    product is off by up to sqrt(32) / 127 / sqrt(12) of itself. A layer has four activations that are
-    rounded, one after the other, the head one; errors of so many add up as their root. No number of these
-    few thousand is off by more than five times the deviation of the error."""
-    product = math.sqrt(32) / 127 / math.sqrt(12)
-    allowed = 5 * product * math.sqrt(4 * n_layer + 1)
-    return max(float(np.abs(x - y).max() / x.std()) for x, y in zip(a, b, strict=True)) / allowed
-
-
 def beyond_rounding(a: Arrays, b: Arrays, n_layer: int, *, int8: bool = False) -> float:
     """How far two answers are apart, as a share of what rounding allows; by root mean squares.
 
     Where the set multiplies prompts in bf16, one side rounds both factors to 2^7 steps in a binade.
     Elsewhere both round K and V to F16, 2^10 steps, and sums cut differently may fall on two of them.
-    With int8 one side also rounds activations to 8 bits, as in apart_by_int8.
+    With int8 one side also rounds activations to 8 bits: 127 steps to the largest of 32, which is at most
+    sqrt(32) times their root mean square.
     Rounding is off by a step / sqrt(12). A layer has four products, the head one;
     errors add up as their root."""
     step = 2.0 ** (-7 if AMX else -10) * math.sqrt(2)

@@ -20,10 +20,8 @@ from tests.native.hybrid import (
     AMX,
     DEEP,
     IDS,
-    TOLERANCE,
     adapt,
-    apart,
-    apart_by_int8,
+    beyond_rounding,
     both,
     carried_out,
     drive,
@@ -44,7 +42,7 @@ def test_a_device_adapts_as_the_cpu(tmp_path: Path, name: str, split: str) -> No
             plain = drive(s, IDS)
         adapt(model)
         with Session(model, **options("auto")) as s:
-            assert apart(plain, drive(s, IDS)) > 10 * TOLERANCE
+            assert beyond_rounding(plain, drive(s, IDS), model.info.n_layer) > 5
         for n_batch, n_threads in ((64, 2), (7, 1)):
             assert both(model, split, "auto", n_batch, n_threads) < 1
 
@@ -68,7 +66,7 @@ def test_the_budget_holds_them(tmp_path: Path, rank: int, names: tuple[str, ...]
             asked = settings("exact", 64, [budget])
             _, plan = carried_out(model, asked, rates)
             with Session(model, plan=plan, device="host", **options("exact")) as s:
-                assert apart(alone, drive(s, IDS)) < TOLERANCE
+                assert beyond_rounding(alone, drive(s, IDS), model.info.n_layer) < 1
                 assert 0 < s.info.n_device_bytes <= budget
 
 
@@ -105,13 +103,9 @@ def test_adapters_of_the_feed_forward(tmp_path: Path, name: str, kind: Kind | No
                 plan = place(model, split, sparsity, o["n_batch"])
                 with Session(model, plan=plan, device="host", **o) as s:
                     rows = drive(s, IDS)
-                change = apart(cpu, plain)
-                assert change > 10 * TOLERANCE, split
-                if kind and not AMX and not rounding.INT8_Q8_0:
-                    assert apart_by_int8(cpu, rows, model.info.n_layer) < 1, split
-                    assert apart_by_int8(cpu, plain, model.info.n_layer) > 5, split
-                else:
-                    assert apart(rows, cpu) < (change / 10 if AMX else TOLERANCE), split
+                int8 = bool(kind) and not rounding.INT8_Q8_0  # one side's activations are integers
+                assert beyond_rounding(cpu, rows, model.info.n_layer, int8=int8) < 1, split
+                assert beyond_rounding(cpu, plain, model.info.n_layer, int8=int8) > 5, split
                 shown = np.stack(rows[:8:2])
                 assert reference.relative_error(shown, expected) < (5e-2 if kind or AMX else 1e-3), split
 
@@ -152,7 +146,7 @@ def test_what_is_read_in_place_without_an_adapter(tmp_path: Path) -> None:
         with Session(model, **options("exact")) as s:
             alone = drive(s, IDS)
         with Session(model, plan=plan, device="host", **options("exact")) as s:
-            assert apart(drive(s, IDS), alone) < TOLERANCE
+            assert beyond_rounding(alone, drive(s, IDS), model.info.n_layer) < 1
         with pytest.raises(ArgumentError):
             place(model, "near", "exact")
 

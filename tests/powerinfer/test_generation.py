@@ -309,3 +309,61 @@ def test_objects_in_parallel_threads(llama: OpenLlama) -> None:
     for thread in threads:
         thread.join()
     assert not problems
+
+
+def _full(llm: Llama, n: int = 64) -> Any:
+    """A generation whose context is full."""
+    tokens = llm.generate(PROMPT, temp=0)
+    while llm.n_tokens < n:
+        next(tokens)
+    return tokens
+
+
+@pytest.mark.parametrize("disturb", ["cut", "refused", "other"])
+def test_a_full_context_that_was_disturbed_is_computed_again(llama: OpenLlama, disturb: str) -> None:
+    """What a suspended generation forgets is not what its sequence holds: nothing wrong is found there."""
+    llm = llama(n_ctx=64, context_shift=True)
+    tokens = _full(llm)
+    if disturb == "cut":
+        llm.session.cut(60)
+    elif disturb == "refused":
+        with pytest.raises(ContextError):
+            llm.eval([5] * 70)
+    else:
+        llm.eval([5])
+    token, held = next(tokens), llm.input_ids[: llm.n_tokens].tolist()
+    found = llm._ctx.logits.copy()
+    fresh = llama(n_ctx=64, context_shift=True)
+    fresh.eval(held)
+    assert np.argmax(fresh._ctx.logits) == token
+    assert np.linalg.norm(fresh._ctx.logits - found) < 0.1 * np.linalg.norm(found)
+
+
+@pytest.mark.parametrize("n", [10, 20])
+def test_a_generation_goes_on_after_a_text_that_shifts_the_context(llama: OpenLlama, n: int) -> None:
+    llm = llama(n_ctx=64, context_shift=True)
+    alone = list(islice(llm.generate(PROMPT, temp=0), 45))
+    tokens = llm.generate(PROMPT, temp=0)
+    given = [*islice(tokens, 40)]
+    llm.eval([5] * n)
+    given += islice(tokens, 5)
+    assert llm.input_ids[: llm.n_tokens].tolist() == [*PROMPT, *given][:-1]
+    assert given[:40] == alone[:40]
+
+
+def test_tokens_that_are_sent_shift_the_context(llama: OpenLlama) -> None:
+    llm = llama(n_ctx=64, context_shift=True)
+    tokens = llm.generate(PROMPT, temp=0)
+    while llm.n_tokens < 60:
+        last = next(tokens)
+    other = llama(n_ctx=64, context_shift=True)
+    other.eval(llm.input_ids[:60].tolist())
+    other.eval([last, *[5] * 10])
+    next_one = tokens.send([5] * 10)
+    assert llm.n_tokens == other.n_tokens < 60
+    assert llm.input_ids[: llm.n_tokens].tolist() == other.input_ids[: other.n_tokens].tolist()
+    logits = llm._ctx.logits
+    assert np.linalg.norm(other._ctx.logits - logits) < 0.05 * np.linalg.norm(logits)
+    assert next_one == np.argmax(logits)
+    with pytest.raises(ContextError):
+        tokens.send([5] * 65)

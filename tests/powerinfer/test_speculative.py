@@ -175,3 +175,24 @@ def test_bad_sizes() -> None:
     for sizes in ((0, 1), (1, 0)):
         with pytest.raises(ArgumentError):
             LlamaPromptLookupDecoding(*sizes)
+
+
+def test_guesses_are_not_the_context(llama: OpenLlama) -> None:
+    """Between two tokens only that counts as held which was given, and a saved state goes on with it."""
+    plain = llama(sparsity="exact")
+    prompt = plain.tokenize(PROMPT.encode())
+    alone = list(islice(plain.generate(prompt, temp=0), 30))
+
+    def guess(ids: Any, /, **kwargs: Any) -> Any:
+        return np.array([*(prompt + alone)[len(ids) : len(ids) + 2], 7, 7, 7])
+
+    guessing = llama(sparsity="exact", draft_model=guess)
+    tokens, given, kept = guessing.generate(prompt, temp=0), [], 0
+    for _ in range(12):
+        given.append(next(tokens))
+        assert guessing.input_ids[: guessing.n_tokens].tolist() == [*prompt, *given][:-1]
+        kept += guessing.session.length() > guessing.n_tokens  # guesses that are still looked at later
+        state = guessing.save_state()
+        plain.load_state(state)
+        assert plain.n_tokens == guessing.n_tokens and plain.sample(temp=0) == given[-1]
+    assert given == alone[:12] and kept > 2

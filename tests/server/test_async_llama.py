@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -276,6 +279,56 @@ def test_too_many(relu_path: Path) -> None:
         llm.close()
 
     run(main())
+
+
+def test_closing_ends_what_has_no_thread_yet(relu_path: Path) -> None:
+    """All threads are busy: a stream whose answer has not begun ends, and so does what was asked later."""
+
+    async def main() -> None:
+        llm = AsyncLlama(relu_path, n_parallel=1, max_waiting=0, n_threads=1, verbose=False)
+        go = threading.Event()
+        opened = asyncio.ensure_future(llm.create_completion([1, 5], stream=True, **GREEDY))
+        await asyncio.sleep(0)
+        time.sleep(0.2)  # the stream is made, and the loop has not seen it
+        busy = [llm._in_thread(go.wait, 60) for _ in range(8)]
+        stream = await opened
+        late = asyncio.ensure_future(llm.create_completion([1, 5], **GREEDY))
+        tokens = asyncio.ensure_future(llm.tokenize("a"))
+        await asyncio.sleep(0.01)
+        closing = asyncio.create_task(llm.aclose())
+        while not llm._closed:
+            await asyncio.sleep(0.005)
+        go.set()
+        await closing
+        with pytest.raises(ClosedError):
+            await late
+        assert await tokens
+        with suppress(ClosedError, StopAsyncIteration):
+            while True:
+                await asyncio.wait_for(anext(stream), 20)
+        with pytest.raises(ClosedError):
+            await llm.tokenize("a")
+        await asyncio.gather(*busy)
+
+    run(main())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_is_told(relu_path: Path) -> None:
+    llm = AsyncLlama(relu_path, n_parallel=1, n_threads=1, verbose=False)
+    run(llm.create_completion([1, 5], **GREEDY))
+    child = os.fork()
+    if not child:  # pragma: no cover
+        status = 1
+        try:
+            signal.alarm(20)
+            run(llm.create_completion([1, 5], **GREEDY))
+        except ClosedError as error:
+            status = 0 if "forked" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    llm.close()
 
 
 def test_closing_ends_what_is_under_way(relu_path: Path) -> None:
