@@ -34,7 +34,7 @@ from tests.native.hybrid import (
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["llama-relu-gqa", "falcon-7b", "falcon-40b", "opt", "qwen2"])
+@pytest.mark.parametrize("name", ["llama-relu-gqa", "falcon-7b", "falcon-40b", "opt", "qwen2", "gemma3"])
 @pytest.mark.parametrize("split", ["all", "some", "mixed"])
 def test_a_device_adapts_as_the_cpu(tmp_path: Path, name: str, split: str) -> None:
     with Model(write(tmp_path, name, "dense")) as model:
@@ -79,7 +79,7 @@ def changed(path: Path, added: dict[str, np.ndarray]) -> reference.Model:
     return replace(model, tensors=tensors)
 
 
-FFN_NAMES = ["llama-relu-gqa", "bamboo", "falcon-7b", "falcon-40b", "opt", "qwen2"]
+FFN_NAMES = ["llama-relu-gqa", "bamboo", "falcon-7b", "falcon-40b", "opt", "qwen2", "gemma3"]
 
 
 @pytest.mark.sampled(3)

@@ -181,6 +181,97 @@ def test_every_function_takes_null() -> None:
     assert not wrong and len(answers) > 50
 
 
+ONE_NULL = """
+import sys
+from powerinfer._engine import _native
+from powerinfer._engine.model import Model
+from powerinfer._engine.session import Session
+
+ffi, lib = _native.ffi, _native.lib
+model = Model(sys.argv[1])
+session = Session(model, n_ctx=32, n_seq=2, n_threads=1, count_neurons=True)
+session.feed([1, 2, 3])
+kept = []
+
+
+def handle(kind, create, *args):
+    out = ffi.new(kind + " **")
+    _native.check(create(*args, out))
+    return out[0]
+
+
+def struct(kind, value):
+    kept.append(ffi.new(kind + " *", value))
+    return kept[-1]
+
+
+sampling, plan_options = lib.pi_sampling_defaults(), lib.pi_plan_defaults()
+plan_options.n_ctx, plan_options.budget_bytes = 32, 1 << 30
+good = {
+    "pi_model *": model.handle,
+    "pi_session *": session.handle,
+    "pi_file *": handle("pi_file", lib.pi_file_open, sys.argv[1].encode()),
+    "pi_sampling *": struct("pi_sampling", sampling),
+    "pi_model_options *": struct("pi_model_options", lib.pi_model_defaults()),
+    "pi_session_options *": struct("pi_session_options", lib.pi_session_defaults()),
+    "pi_plan_options *": struct("pi_plan_options", plan_options),
+    "char *": ffi.new("char[]", b"x"),
+}
+good["pi_sampler *"] = handle(
+    "pi_sampler", lib.pi_sampler_new, good["pi_sampling *"], 300, 0, ffi.NULL, ffi.NULL
+)
+good["pi_plan *"] = handle("pi_plan", lib.pi_plan_new, model.handle, good["pi_plan_options *"])
+good["pi_read_probe *"] = handle("pi_read_probe", lib.pi_read_probe_open, session.handle, 1 << 20, 1)
+
+
+def fine(kind):
+    if kind.kind != "pointer":
+        return 1
+    if kind.cname in good:
+        return good[kind.cname]
+    kept.append(ffi.new("char[]", 1 << 16))
+    return ffi.cast(kind, kept[-1])
+
+
+for name in sorted(dir(lib)):
+    kind = ffi.typeof(getattr(lib, name)) if name.startswith("pi_") else None
+    if kind is None or kind.kind != "function" or name.endswith(("_close", "_free")):
+        continue
+    for i, missing in enumerate(kind.args):
+        if missing.kind != "pointer":
+            continue
+        print(name, i, end=" ", flush=True)
+        args = [ffi.NULL if k == i else fine(one) for k, one in enumerate(kind.args)]
+        result = getattr(lib, name)(*args)
+        print(result if kind.result.cname in ("pi_status", "enum pi_status") else "-", flush=True)
+"""
+
+# Where no pointer means something: defaults, or nothing is asked for.
+MAY_BE_NULL = {
+    ("pi_device_examine", "2"),
+    ("pi_model_load", "1"),
+    ("pi_model_load", "2"),
+    ("pi_model_open", "1"),
+    ("pi_plan_new", "1"),
+    ("pi_session_last_total", "1"),
+    ("pi_session_last_total", "2"),
+    ("pi_session_open", "1"),
+}
+
+
+def test_every_pointer_of_every_function_may_be_null(tmp_path: Path) -> None:
+    """One of them NULL, the others good, in a process of its own: no crash; an ARGUMENT error unless NULL
+    means something there."""
+    path = good(predictor=True).write(tmp_path / "m.gguf")
+    words = [sys.executable, "-c", ONE_NULL, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, (lines[-1:], done.stderr)
+    answers = {(name, i): answer for name, i, answer in map(str.split, lines)}
+    wrong = {at: answer for at, answer in answers.items() if answer not in ("-", str(ARGUMENT))}
+    assert set(wrong) == MAY_BE_NULL and len(answers) > 60
+
+
 def test_a_probe_outlives_the_handle_of_its_session(tmp_path: Path) -> None:
     path = good().write(tmp_path / "m.gguf")
     with Model(path) as model:
