@@ -125,7 +125,8 @@ slow: build-testing sanitize cross-aarch64 ## what is too slow for every change:
 	$(MAKE) fuzz FUZZ_SECONDS=600
 	$(PYTHON) scripts/check_openapi.py
 	$(PYTHON) scripts/soak_server.py --minutes 10
-	$(PYTHON) -m pytest $(PYTEST_ARGS) tests/page tests/powerinfer/test_ray_serve.py
+	$(PYTHON) -m pytest $(PYTEST_ARGS) tests/page
+	$(PYTHON) -m pytest $(PYTEST_ARGS) tests/powerinfer/test_ray_serve.py
 	$(PYTHON) -m pytest $(PYTEST_ARGS) -m slow
 	$(PYTHON) -m pytest $(PYTEST_ARGS) -m "hypothesis and not slow" --hypothesis-profile=drawn
 	$(MAKE) tidy TIDY=all
