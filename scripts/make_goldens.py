@@ -4,7 +4,7 @@ For maintainers; needs torch and transformers, which the tests do not. Run from 
 
     python scripts/make_goldens.py [NAME ...]
 
-The weights are those of tests/models.py, already rounded to F16. Predicted goldens (of models with a sparse
+The weights are those of tests/specs.py, already rounded to F16. Predicted goldens (of models with a sparse
 twin) come from tests/reference.py, as transformers knows no predictor, and are checked against the same
 transformers model with its FFN masked by hooks. There are two for each: NAME-predicted asks the predictor for
 every token, NAME-decode has all neurons for the prompt but its last token, as the engine does when only that
@@ -395,7 +395,7 @@ def make_predicted(spec: models.Spec, weights: models.Tensors, *, n_dense: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="specs of tests/models.py (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="specs of tests/specs.py (default: all)")
     names = parser.parse_args().names or list(models.SPECS)
     torch.set_num_threads(1)  # the models are too small for more
     models.GOLDEN.mkdir(exist_ok=True)

@@ -8,7 +8,7 @@
 #include "../plan/plan.h"
 #include "../state/state.h"
 
-/* A layer's matrices and vectors on its device; names as in pi_layer. */
+/* A layer's matrices and vectors on its device; names as in pi_attention and pi_ffn. */
 typedef struct pi_device_layer {
     int32_t device; /* index in pi_hybrid, or -1: the CPU computes the layer */
     bool has_predictor;
@@ -82,7 +82,7 @@ typedef struct pi_cold_member {
     int32_t *place;                /* [n_ff + 2 n_threads] and where in all these neurons stand */
     uint32_t *tokens;              /* [n_ff] which tokens marked them */
     int32_t n_list;                /* of several tokens: of its share of the marks */
-    int32_t *all;                  /* [n_ff] then: all members' lists. Of one: what pi_hybrid_assign deals */
+    int32_t *all;                  /* [n_ff] then: all members' lists. Of one: what pi_hybrid_assign hands out */
     int32_t *rest;                 /* [n_ff] places of what nobody fetched */
     uint32_t *all_tokens;
 } pi_cold_member;
@@ -171,7 +171,7 @@ int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int
 bool pi_hybrid_by_columns(const pi_hybrid *h, const te_team *team, int32_t l);
 /* lookahead.c: whether a device guesses the marks of layer l while layer l - 1 is computed. where the
  * guess is posted. take waits for it and lists this member's share. fetch fetches rows of that until the word `until` is
- * posted, and goes on where it stopped. foreseen: how many of me->marks were guessed. deal: who computes which of the
+ * posted, and goes on where it stopped. foreseen: how many of me->marks were guessed. assign: who computes which of the
  * marked neurons me->all[0..n-1], ascending: member i the me->n_of[i] from me->list[i * room] on; returns room. It
  * follows from the marks and the guess alone, so that all members come to the same. */
 bool pi_hybrid_looks_ahead(const pi_hybrid *h, int32_t l);

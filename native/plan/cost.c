@@ -52,7 +52,7 @@ static void block_cost(const pi_model *m, const pi_layer *w, int32_t k, pi_layer
     pi_block b = w->block[k];
     const bool shared = k > 0 && b.norm.w == w->block[0].norm.w; /* by blocks side by side */
     if (!shared) c->norm_bytes += vec_bytes(b.norm.w, m->info.n_embd) + vec_bytes(b.norm.b, m->info.n_embd);
-    c->norm_bytes += vec_bytes(b.post_norm.w, m->info.n_embd);
+    c->norm_bytes += vec_bytes(b.post_norm.w, m->info.n_embd) + vec_bytes(b.post_norm.b, m->info.n_embd);
     pi_block_mat mats[PI_BLOCK_MATS];
     const int32_t n = b.kind->matrices(&b, mats);
     for (int32_t i = 0; i < n; i++) {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .arrays import Ids
+from .arrays import Ids, common_prefix
 from .request import Request
 from .types import TokenKind
 
@@ -15,6 +15,16 @@ Part = tuple[Request, int]
 
 _SCORED_PART = 32  # scored tokens of a request in one step: each has logits, which take memory
 _SCORED = 2 * _SCORED_PART  # of all requests together
+
+
+def coming(running: Sequence[Request], ids: Ids) -> int:
+    """How many of ids' first tokens, all but the last, are about to be computed for another request."""
+    shared = [
+        min(common_prefix(request.ids[: request.n], ids), ids.size - 1)
+        for request in running
+        if request.left > 1 and not request.is_text
+    ]
+    return max(shared, default=0)
 
 
 def parts_of(running: Sequence[Request], *, n_batch: int, prompt_part: int) -> list[Part]:

@@ -23,11 +23,11 @@ import numpy as np
 
 from ..errors import ArgumentError, BusyError, ClosedError, ContextError, PowerInferError
 from ._native import KV_BLOCK
-from .arrays import Ids, common_prefix
-from .batch import Part, joined, parts_of
+from .arrays import Ids
+from .batch import Part, coming, joined, parts_of
 from .context_shift import ContextShift
 from .prefix_cache import PrefixCache, Sequence, blocks
-from .request import Reason, Request, Stream
+from .request import Reason, Request, Stream, check_prompt
 from .session import Session
 from .speculation import free_guesses, take_guesses
 
@@ -105,13 +105,7 @@ class Engine:
 
     def check(self, ids: Ids) -> None:
         """Raises ArgumentError or ContextError for a prompt that cannot be computed."""
-        if not ids.size:
-            raise ArgumentError("the prompt has no tokens")
-        if ids.size > self.n_ctx:
-            raise ContextError(f"the prompt has {ids.size} tokens and n_ctx is {self.n_ctx}")
-        n_vocab = self.session.model.info.n_vocab
-        if int(ids.min()) < 0 or int(ids.max()) >= n_vocab:
-            raise ArgumentError(f"the prompt holds a token that is not in 0..{n_vocab - 1}")
+        check_prompt(ids, self.n_ctx, self.session.model.info.n_vocab)
 
     def add(self, request: Request) -> None:
         """Takes a request, which waits for its place. Raises ClosedError, BusyError."""
@@ -226,13 +220,9 @@ class Engine:
             self._settle(request, held)
         request.over = None
         if is_full:
-            keep, n_drop = self.shift.sizes(held, n)
-            if request.sequence is None:
-                request.forget(keep, n_drop)
-            else:
-                self._move(request, keep, n_drop)
-                if request.stream.error is not None:
-                    raise request.stream.error
+            self._move(request, *self.shift.sizes(held, n))
+            if request.stream.error is not None:
+                raise request.stream.error
         request.append(tokens)
 
     def withdraw(self, request: Request) -> None:
@@ -279,8 +269,7 @@ class Engine:
         return self._n_guesses
 
     def n_unchecked(self, sequence: Sequence) -> int:
-        """Of what this sequence holds: the last that are guesses nobody has looked at yet, with the token
-        before them."""
+        """Of what it holds: the last guesses, which nobody has looked at yet, and the token before them."""
         return next((len(own.rows) for own in self._running if own.sequence is sequence), 0)
 
     def vacate(self) -> None:
@@ -400,7 +389,7 @@ class Engine:
                 request.forget(*self.shift.sizes(self.n_ctx, 1))
             ids = request.ids[: request.n]
             source, n = self._held_of(request, ids)
-            if not request.is_text and self._coming(ids) - n >= KV_BLOCK:
+            if not request.is_text and coming(self._running, ids) - n >= KV_BLOCK:
                 continue
             # A shared block is copied when it is written; those that run may each want another.
             need = blocks(request.n) - n // KV_BLOCK + len(self._running)
@@ -444,24 +433,18 @@ class Engine:
                 return place, place.n
         return self.cache.find(ids, request.n_prompt, place)
 
-    def _coming(self, ids: Ids) -> int:
-        """How many of ids' first tokens, all but the last, are about to be computed for another request."""
-        shared = [
-            min(common_prefix(request.ids[: request.n], ids), ids.size - 1)
-            for request in self._running
-            if request.left > 1 and not request.is_text
-        ]
-        return max(shared, default=0)
-
     def _shift(self) -> None:
         """Makes room for the next token of those whose context is full."""
         for request in [request for request in self._running if request.n > self.n_ctx]:
             if self.n_keep is None:
                 self._finish(request, "error", self.shift.error(self.n_ctx, 1))
-            self._move(request, *self.shift.sizes(self.n_ctx, 1))
+            else:
+                self._move(request, *self.shift.sizes(self.n_ctx, 1))
 
     def _move(self, request: Request, keep: int, n_drop: int) -> None:
         """Shifts the context of one, which may end with an error, or give way."""
+        if request.sequence is None:
+            request.forget(keep, n_drop)
         while request.sequence is not None:
             try:
                 self.shift.move(self.session, request.sequence, keep, n_drop)

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import ArgumentError, ContextError
 from ._native import chunk_end
 from .arrays import Ids
 from .choice import Choice
@@ -220,6 +221,16 @@ class Request:
             TokenKind.GENERATED if i >= generated else TokenKind.SCORED if i in scored else TokenKind.PROMPT
             for i in range(first, end)
         ]
+
+
+def check_prompt(ids: Ids, n_ctx: int, n_vocab: int) -> None:
+    """Raises ArgumentError or ContextError for a prompt that cannot be computed."""
+    if not ids.size:
+        raise ArgumentError("the prompt has no tokens")
+    if ids.size > n_ctx:
+        raise ContextError(f"the prompt has {ids.size} tokens and n_ctx is {n_ctx}")
+    if int(ids.min()) < 0 or int(ids.max()) >= n_vocab:
+        raise ArgumentError(f"the prompt holds a token that is not in 0..{n_vocab - 1}")
 
 
 def text_request(

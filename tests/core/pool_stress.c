@@ -1,4 +1,4 @@
-/* pool_stress.c - te_pool under load: many runs, barriers and deals, uneven members, several pools at once, idling,
+/* pool_stress.c - te_pool under load: many runs, barriers and work queues, uneven members, several pools at once, idling,
  * forking.
  *
  *     pool_stress [ROUNDS]      prints what failed and exits with 1, or exits with 0
@@ -82,7 +82,7 @@ static void run_exchange(te_pool *pool, exchange *e) {
     CHECK(sum == N_NUMBERS * (N_NUMBERS - 1) / 2, "members took numbers that add up to %lld", (long long)sum);
 }
 
-/* ---- deals ---- */
+/* ---- work queues ---- */
 
 #define MAX_PARTS 12
 

@@ -19,7 +19,7 @@ from tests import models
 from tests.core import capi
 from tests.plan.drafts import write_model
 
-FEW, PARTS, SPLITS = 8, 384, 32  # native/device/space.h
+SMALL_BATCH, PARTS, SPLITS = 8, 384, 32  # native/device/space.h
 SLACK = 8 << 10  # of a device: some twenty buffers and two lists a layer, each rounded up to 256 bytes
 SIZES: dict[str, Any] = {"n_ctx": 100, "n_pool": 256, "n_seq": 2}
 
@@ -41,7 +41,7 @@ def kernels(model: Model, n_batch: int) -> int:
     """Work space that the stand-in does not need, for a model without adapters: gate, up, their product and
     inputs in F16, marks and signs, partial sums, inputs of a few tokens in two forms, a converted matrix, and
     a driver's tables."""
-    i, few = model.info, min(n_batch, FEW)
+    i, few = model.info, min(n_batch, SMALL_BATCH)
     widest = max(i.n_embd, i.n_head * i.n_embd_head)
     words = n_batch * i.n_ff * (2 if i.is_gated else 1) + n_batch * (i.n_ff + widest) // 2
     words += few * i.n_embd * PARTS + few * i.n_head * (i.n_embd_head + 2) * SPLITS
@@ -49,7 +49,7 @@ def kernels(model: Model, n_batch: int) -> int:
     if i.predictor != "none":
         words += n_batch * (i.n_ff // 32 + 1 + (2 * (i.n_embd // 64) if i.predictor == "sign" else 0))
     tables = (model.file.path.stat().st_size + i.n_copied_bytes) // 512
-    return 4 * words + tables + (converted(model) if n_batch > FEW else 0)
+    return 4 * words + tables + (converted(model) if n_batch > SMALL_BATCH else 0)
 
 
 @pytest.mark.parametrize(

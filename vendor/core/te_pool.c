@@ -10,8 +10,8 @@
  * Each member remembers the phase it is in (te_team.sense), so a slow one that is still leaving a barrier is never
  * confused by the next one, which can't complete without it.
  *
- * Deals: a word per chain holds the deal's number, the next part and whether one is under way. Nothing is set back
- * between deals: a word with an older number is a chain that nobody has begun, one with a newer number belongs to a deal
+ * Work queues: a word per chain holds the queue's number, the next part and whether one is under way. Nothing is set back
+ * between queues: a word with an older number is a chain that nobody has begun, one with a newer number belongs to one
  * that others could begin only because this one has no part left.
  *
  * The size of the team: the system gives a thread that shares its CPU with another program turns of milliseconds, and all
@@ -60,7 +60,7 @@ typedef struct te_counter {
     char pad[APART - sizeof(int64_t)];
 } te_counter;
 
-/* Of a deal: number << 32 | under way (ordered chains) << 31 | next part. */
+/* Of a work queue: number << 32 | under way (ordered chains) << 31 | next part. */
 typedef struct te_chain {
     _Atomic uint64_t state;
     char pad[APART - sizeof(uint64_t)];
@@ -86,7 +86,7 @@ struct te_pool {
     _Atomic bool stop;
     bool measure;   /* members shall say how long they waited for a CPU */
     int64_t nap_ns; /* members that waited for so long shall let themselves be moved; 0: none */
-    uint32_t deals;
+    uint32_t n_queues;
     int32_t n_threads;
     int32_t n_logical;
     int64_t process_id;
@@ -170,7 +170,7 @@ int64_t te_counter_take(te_team *team, int32_t which, int64_t n) {
     return atomic_fetch_add_explicit(&team->pool->counters[which].next, n, memory_order_relaxed);
 }
 
-/* ---- deals ---- */
+/* ---- work queues ---- */
 
 static uint32_t number_of(uint64_t state) { return (uint32_t)(state >> 32); }
 
@@ -205,7 +205,7 @@ static taken take(te_work *d, te_member *members, int32_t chain) {
 }
 
 void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered) {
-    *d = (te_work){-1, 0, team->pool->n_threads, n_parts, ++team->deals, ordered};
+    *d = (te_work){-1, 0, team->pool->n_threads, n_parts, ++team->n_queues, ordered};
 }
 
 /* Of the chains of all, first its own, but those of members that are not here must not fall behind. */
@@ -227,7 +227,7 @@ static taken take_any(const te_team *team, te_work *d) {
 }
 
 bool te_work_next(const te_team *team, te_work *d) {
-    const bool finished = d->chain >= 0; /* a part of this deal, which others may now go on from */
+    const bool finished = d->chain >= 0; /* a part of this queue, which others may now go on from */
     if (d->ordered && finished)
         atomic_store_explicit(&team->pool->members[d->chain].chain.state,
                               (uint64_t)d->number << 32 | (uint64_t)(d->part + 1), memory_order_release);
@@ -267,12 +267,12 @@ static void take_part(te_pool *p, int32_t ith) {
                     .ith = ith,
                     .nth = atomic_load_explicit(&p->n_live, memory_order_relaxed),
                     .sense = atomic_load_explicit(&p->phase.value, memory_order_relaxed),
-                    .deals = p->deals};
+                    .n_queues = p->n_queues};
     if (p->nap_ns > 0 && p->members[ith].waited_ns >= p->nap_ns) nap(NAP_NS);
     p->task(p->ctx, &team);
     if (p->measure) measure(&p->members[ith]);
     te_barrier(&team);
-    if (ith == 0) p->deals = team.deals;
+    if (ith == 0) p->n_queues = team.n_queues;
 }
 
 static void member_main(void *arg) {
@@ -366,7 +366,7 @@ static void restart_in_child(te_pool *p) {
     atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
     atomic_store_explicit(&p->n_live, p->n_threads, memory_order_relaxed);
     for (int32_t i = 0; i < p->n_threads; i++)
-        atomic_store_explicit(&p->members[i].chain.state, (uint64_t)p->deals << 32, memory_order_relaxed);
+        atomic_store_explicit(&p->members[i].chain.state, (uint64_t)p->n_queues << 32, memory_order_relaxed);
     atomic_store_explicit(&p->park.sleepers, 0, memory_order_relaxed);
     atomic_store_explicit(&p->generation.sleepers, 0, memory_order_relaxed);
     atomic_store_explicit(&p->phase.sleepers, 0, memory_order_relaxed);

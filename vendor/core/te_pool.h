@@ -23,11 +23,11 @@ typedef struct te_pool te_pool;
 
 typedef struct te_team {
     te_pool *pool;
-    int32_t ith;    /* 0..nth-1 */
-    int32_t nth;    /* members of this run: the pool's, or fewer while other programs keep their CPUs from them */
-    uint32_t sense; /* of the next barrier; private to te_pool */
-    uint32_t deals; /* begun in this run; private to te_pool */
-    uint32_t turn;  /* 0 when a run begins; for operations that use buffers in turn */
+    int32_t ith;       /* 0..nth-1 */
+    int32_t nth;       /* members of this run: the pool's, or fewer while other programs keep their CPUs from them */
+    uint32_t sense;    /* of the next barrier; private to te_pool */
+    uint32_t n_queues; /* begun in this run; private to te_pool */
+    uint32_t turn;     /* 0 when a run begins; for operations that use buffers in turn */
 } te_team;
 
 typedef void te_task(void *ctx, te_team *team);
@@ -65,7 +65,7 @@ static inline void te_share(const te_team *team, int64_t n, int64_t unit, int64_
     te_share_of(team->ith, team->nth, n, unit, lo, hi);
 }
 
-/* Work that is dealt out while it is done, so that a member whose CPU another program also uses does less of it. There
+/* A work queue: parts are handed out while they are done, so that a member whose CPU another program also uses does less of it. There
  * is a chain for each of the pool's threads, and each chain has the same number of parts. A member goes through its own
  * chain, then helps with the others, the chains of members that are not in this run among them.
  * ordered: a chain's parts are done one after the other, whoever does them; each sees what the one before it wrote.
@@ -75,12 +75,12 @@ static inline void te_share(const te_team *team, int64_t n, int64_t unit, int64_
  *     te_work_begin(team, &d, n_parts, ordered);
  *     while (te_work_next(team, &d)) work_on(d.chain, d.part);
  *
- * All members begin the same deals in the same order, and go on until there is no next; no barrier is needed before,
+ * All members begin the same queues in the same order, and go on until there is no next; no barrier is needed before,
  * and what was done is complete after the next one. */
 typedef struct te_work {
     int32_t chain, part; /* what to do */
     int32_t n_chains, n_parts;
-    uint32_t number; /* of this deal */
+    uint32_t number; /* of this queue */
     bool ordered;
 } te_work;
 void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered); /* n_parts: 1..65535 */

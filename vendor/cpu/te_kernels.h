@@ -94,7 +94,7 @@ typedef struct te_int8_kernels {
  * gemm_t: y[t*ldy + c] (+)= sum over all rows r of h[t][r] * row r [c], for c0 <= c < c1  (multiples of 256, or cols)
  * px is what pack (for gemm_t: pack_t, k = rows of the matrix) made of the activations ([n_tok] rows of k floats,
  * ldx floats apart) by the whole
- * team, each member its token share [t0, t1) (multiples of pack_unit, or n_tok). scratch: gemm_scratch_bytes, per
+ * team, each member its token share [t0, t1) (multiples of pack_unit, or n_tok). scratch: scratch_bytes, per
  * thread. begin/end bracket a thread's use (AMX tile state). */
 typedef struct te_gemm_kernels {
     int32_t min_tok;                        /* from how many tokens on gemm_t beats the row kernels */

@@ -8,7 +8,7 @@
 /* Row kernels take at most so many tokens at a time: one pass over the weights each. */
 enum { TE_WORKSPACE_TOKENS = 32 };
 
-/* Members write only their own part, so that no two share a cache line; sums belong to a chain of a deal, and whoever
+/* Members write only their own part, so that no two share a cache line; sums belong to a chain of a work queue, and whoever
  * has one of its parts writes there. Sums come in two sets, used in turn: whoever starts the next operation cannot
  * overwrite what a slower member still adds up. An operation has a barrier between its sums being complete and being
  * read, hence at most one operation lies between two members. */
@@ -69,7 +69,7 @@ static inline void te_sums_share(const te_team *team, int32_t cols, int64_t *lo,
 void te_sums_add(const te_team *team, const te_workspace *ws, const te_work *d, const te_mat *m, int32_t t, int32_t lo,
                  int32_t hi, float *y);
 
-/* After the deal has added to its chains' sums with m's axpy: y_t += the chains' sums in their order, this member's
+/* After the queue's members have added to its chains' sums with m's axpy: y_t += the chains' sums in their order, this member's
  * share of the columns. If first, y is set to bias (NULL: 0) before. Contains a barrier, and turns the sums over. */
 void te_sums_end(te_team *team, te_workspace *ws, const te_work *d, const te_mat *m, int32_t n_tok, float *y,
                  size_t ldy, bool first, const float *bias);

@@ -3,8 +3,8 @@
 // A block's rows go in groups of 16. Its columns are cut into slices; a warp has the same slice of every group, or of every
 // other one where there are fewer slices than warps, and loads of its next columns in flight while it works on some. After
 // BATCH_ROUND groups of each warp their sums meet in shared memory and are added in order.
-#ifndef TE_CUDA_FEW_CUH
-#define TE_CUDA_FEW_CUH
+#ifndef TE_CUDA_BATCH_CUH
+#define TE_CUDA_BATCH_CUH
 
 #include "batch_codec.cuh"
 

@@ -11,8 +11,8 @@
 //     parts                    2 with F16, 3 with BF16: what a row's factor becomes
 //     fragments(p, h, hi, lo)  A of columns 8h + 2i and 8h + 2i + 1 of the four rows, as F16 whose sums the weights are (of
 //                              blocks of 256 to 22 bits, or 2^-25 if that is more); `exact`: lo is 0
-#ifndef TE_CUDA_FEW_CODEC_CUH
-#define TE_CUDA_FEW_CODEC_CUH
+#ifndef TE_CUDA_BATCH_CODEC_CUH
+#define TE_CUDA_BATCH_CODEC_CUH
 
 #include "batch_input.cuh"
 

@@ -7,8 +7,8 @@
 //
 // A float becomes two of F16 beside a power of two for each 64 columns of a token, or three of BF16: with weights of that
 // format products are as exact as those of floats. Integer formats take bytes, as rows_input.cuh makes them.
-#ifndef TE_CUDA_FEW_INPUT_CUH
-#define TE_CUDA_FEW_INPUT_CUH
+#ifndef TE_CUDA_BATCH_INPUT_CUH
+#define TE_CUDA_BATCH_INPUT_CUH
 
 #include "gemm_mma.cuh"
 #include "rows_input.cuh"

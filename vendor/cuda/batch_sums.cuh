@@ -2,8 +2,8 @@
 //
 // Rows go in groups of 16, columns in tiles of eight lanes' parts (codec::load_down); a warp sums all rows for its tiles.
 // A is 16 columns of 16 rows: two parts' weights of two rows are interleaved into pairs. B is the rows' factors.
-#ifndef TE_CUDA_FEW_SUMS_CUH
-#define TE_CUDA_FEW_SUMS_CUH
+#ifndef TE_CUDA_BATCH_SUMS_CUH
+#define TE_CUDA_BATCH_SUMS_CUH
 
 #include "batch_codec.cuh"
 

@@ -4,7 +4,7 @@
  * The library (libpowerinfer_cuda.so) exports one function, te_cuda_table(), which returns everything below as a table of
  * functions. Kernels know rows, lists of rows, masks and blocks of positions.
  *
- * Device layout of a matrix (te_layout.h). Rows of te_cuda_stride bytes: those of the file's row, in planes of fields where
+ * Device layout of a matrix (te_layout.h). Rows of `stride` bytes: those of the file's row, in planes of fields where
  * the format has several, rounded up to 16, zeros behind. `pack` makes this layout from the file's, and gathers rows or
  * columns while it does.
  *
@@ -57,10 +57,10 @@ typedef struct te_cuda_memory {
  *
  * Their arguments are those of te_device_ops.h; here is what kernels for decoding need besides.
  *
- * linear: 1 to TE_CUDA_MAX_TOK tokens; cols is read where there is no product. marks: in te_cuda_mark_parts() parts.
- * ffn: of a few tokens, all but the last sum: partial takes te_cuda_ffn_parts() * n_tok * cols floats, which merge adds up;
+ * linear: 1 to TE_CUDA_MAX_TOK tokens; cols is read where there is no product. marks: in mark_parts() parts.
+ * ffn: of a few tokens, all but the last sum: partial takes ffn_parts() * n_tok * cols floats, which merge adds up;
  * of y, add, stage, down_out and the adapters it knows nothing. merge: n_parts of partial are added.
- * attention: scratch is te_cuda_attention_floats() floats; counter is te_cuda_attention_counters() words that are 0 before
+ * attention: scratch is attention_floats() floats; counter is attention_counters() words that are 0 before
  * the first use and are left 0. */
 
 /* The input of two to eight tokens as kernels multiply with it, to te_prepared's v. */
@@ -109,7 +109,7 @@ typedef struct te_cuda_hidden {
 } te_cuda_hidden;
 
 /* The second half: sums of rows of down, stored transposed: partial[b][t][c] = sum over part b of the rows of
- * h[t*ldh + j] * down_j[c]. Rows with h == 0 for all tokens are not read. partial holds te_cuda_parts() * n_tok * cols
+ * h[t*ldh + j] * down_j[c]. Rows with h == 0 for all tokens are not read. partial holds parts() * n_tok * cols
  * floats; `merge` adds them up. rows: as the hidden's. all: most h are expected not to be 0. */
 typedef struct te_cuda_down {
     te_mat w;
