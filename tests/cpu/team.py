@@ -44,10 +44,14 @@ class Team:
             n = team.nth
             if n == self.n_threads and team.ith < n - 1:
                 team.nth = n - 1
-                operation(team, workspace)
-                lib.te_barrier(team)
-                team.nth = n
-                self._sense = team.sense, team.deals
+                try:
+                    operation(team, workspace)
+                    lib.te_barrier(team)
+                    team.nth = n
+                    self._sense = team.sense, team.n_queues
+                except BaseException:
+                    done.abort()  # nobody waits for this one
+                    raise
             elif n < self.n_threads:  # the pool made the team smaller itself
                 done.abort()
                 operation(team, workspace)
@@ -56,7 +60,7 @@ class Team:
                 done.wait()
             except threading.BrokenBarrierError:
                 return
-            team.sense, team.deals = self._sense
+            team.sense, team.n_queues = self._sense
 
         self.run(body)
 
