@@ -130,6 +130,7 @@ slow: build-testing sanitize cross-aarch64 ## what is too slow for every change:
 	$(PYTHON) -m pytest $(PYTEST_ARGS) -m slow
 	$(PYTHON) -m pytest $(PYTEST_ARGS) -m "hypothesis and not slow" --hypothesis-profile=drawn
 	$(MAKE) tidy TIDY=all
+	@if command -v nvcc >/dev/null; then $(MAKE) cuda CUDA_ARCHITECTURES=90-real && $(MAKE) library FROM=build/testing; fi
 	$(PYTHON) scripts/check_tokenizers.py
 
 wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
