@@ -21,7 +21,19 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-ARCHITECTURES = ("llama", "bamboo", "falcon", "opt", "qwen2", "qwen3", "qwen3moe", "gemma3")
+ARCHITECTURES = (
+    "llama",
+    "bamboo",
+    "falcon",
+    "opt",
+    "qwen2",
+    "qwen2moe",
+    "qwen3",
+    "qwen3moe",
+    "olmoe",
+    "smallthinker",
+    "gemma3",
+)
 
 
 @dataclass(frozen=True)
@@ -253,17 +265,44 @@ def ffn(model: Model, layer: int, x: Array, predictor_input: Array, how: Ffn, tr
     return np.asarray(out)
 
 
-def experts(model: Model, layer: int, x: Array, how: Ffn, trace: Trace | None) -> Array:
-    """A mixture of experts: softmax over all, the best n_used, whose weights are made to sum to 1."""
+def in_best_groups(model: Model, rank: Array) -> Array:
+    """rank [n_expert] with -inf for experts that are not in the groups whose two best add up to the most."""
+    groups = rank.reshape(int(model.key("expert_group_count", 1)), -1)
+    best = np.argsort(-np.sort(groups, axis=1)[:, -2:].sum(axis=1), kind="stable")
+    out = np.full_like(groups, -np.inf)
+    for g in best[: int(model.key("expert_group_used_count", len(groups)))]:
+        out[g] = groups[g]
+    return out.ravel()
+
+
+def experts(
+    model: Model, layer: int, x: Array, how: Ffn, trace: Trace | None, router_input: Array | None = None
+) -> Array:
+    """A mixture of experts: the best n_used of each token by the router's products with its input, each
+    weighted by the softmax over all of them or by its sigmoid; and the expert of all tokens, if there is."""
     p = f"blk.{layer}."
-    logits = x @ model[p + "ffn_gate_inp.weight"].T
+    logits = (x if router_input is None else router_input) @ model[p + "ffn_gate_inp.weight"].T
+    sigmoids = int(model.key("expert_gating_func", 1)) == 2
+    normed = bool(model.key("expert_weights_norm", model.arch in ("llama", "qwen3moe", "smallthinker")))
+    bias = model.get(p + "exp_probs_b.bias")
     out = np.zeros_like(x)
+
+    def expert(suffix: str, token: Array, e: Any = ...) -> Array:
+        gate, up = (model[f"{p}ffn_{name}_{suffix}.weight"][e] @ token for name in ("gate", "up"))
+        return np.asarray(model[f"{p}ffn_down_{suffix}.weight"][e] @ (how.act(gate) * up))
+
     for t, token in enumerate(x):
-        chosen = np.argsort(-logits[t], kind="stable")[: int(model.key("expert_used_count"))]
-        weights = np.exp(logits[t, chosen] - logits[t].max())
-        for e, weight in zip(chosen, weights / weights.sum(), strict=True):
-            gate, up = (model[f"{p}ffn_{name}_exps.weight"][e] @ token for name in ("gate", "up"))
-            out[t] += weight * (model[p + "ffn_down_exps.weight"][e] @ (how.act(gate) * up))
+        weights = np.exp(logits[t] - logits[t].max())
+        weights = 1 / (1 + np.exp(-logits[t])) if sigmoids else weights / weights.sum()
+        rank = in_best_groups(model, weights if bias is None else weights + bias)
+        chosen = np.argsort(-rank, kind="stable")[: int(model.key("expert_used_count"))]
+        scale = float(model.key("expert_weights_scale", 1.0)) / (weights[chosen].sum() if normed else 1)
+        for e in chosen:
+            out[t] += scale * weights[e] * expert("exps", token, e)
+        if model.get(p + "ffn_up_shexp.weight") is not None:
+            router = model.get(p + "ffn_gate_inp_shexp.weight")
+            share = 1.0 if router is None else 1 / (1 + math.exp(-float(router @ token)))
+            out[t] += share * expert("shexp", token)
     if trace is not None:
         trace.routers.append(logits)
     return out
@@ -278,14 +317,16 @@ def default_activation(model: Model) -> str:
         return "drelu"
     if model.arch == "opt" or model.sparse:
         return "relu"
-    return {"falcon": "gelu", "gemma3": "gelu_tanh"}.get(model.arch, "silu")
+    return {"falcon": "gelu", "gemma3": "gelu_tanh", "smallthinker": "relu"}.get(model.arch, "silu")
 
 
 # ---- architectures -----------------------------------------------------------------------------------------
 
 
 def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
-    """llama, mistral, bamboo, qwen2 (q, k, v biases), qwen3 (norms on each q and k head) and qwen3moe.
+    """llama, mistral, bamboo, qwen2 (q, k, v biases), qwen3 (norms on each q and k head), and mixtures of
+    experts: mixtral, qwen2moe, qwen3moe, olmoe (norms over all of q and of k), smallthinker (the router reads
+    the layer's input; three of four layers have a window, the fourth no rotation).
 
     And gemma3: a scaled embedding, norms after attention and FFN, and a window in all layers but each sixth.
     """
@@ -297,9 +338,11 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     def projected(x: Array, name: str, n: int) -> Array:
         y = x @ model[f"{name}.weight"].T
         bias = model.get(f"{name}.bias")
-        y = heads(y if bias is None else y + bias, n)
+        y = y if bias is None else y + bias
         norm = model.get(f"{name}_norm.weight")
-        return y if norm is None else rms_norm(y, norm, eps)
+        if norm is not None and norm.size == y.shape[1]:
+            return heads(rms_norm(y, norm, eps), n)
+        return heads(y, n) if norm is None else rms_norm(heads(y, n), norm, eps)
 
     def after(y: Array, name: str) -> Array:
         norm = model.get(f"{name}.weight")
@@ -311,17 +354,21 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
         x = x * math.sqrt(x.shape[1])
     for i in range(int(model.key("block_count"))):
         p = f"blk.{i}."
-        windowed = gemma and i % 6 != 5
-        window = int(model.key("attention.sliding_window")) if windowed else None
+        width = int(model.key("attention.sliding_window", 0))
+        windowed = width > 0 and (i % 6 != 5 if gemma else i % 4 != 0)
+        window = width if windowed else None
+        before = x
         a = rms_norm(x, model[p + "attn_norm.weight"], eps)
-        q = rotate(projected(a, p + "attn_q", n_head), model, interleaved=interleaved, window=windowed)
-        k = rotate(projected(a, p + "attn_k", n_head_kv), model, interleaved=interleaved, window=windowed)
+        q, k = projected(a, p + "attn_q", n_head), projected(a, p + "attn_k", n_head_kv)
+        if gemma or not width or windowed:
+            q, k = (rotate(y, model, interleaved=interleaved, window=gemma and windowed) for y in (q, k))
         v = projected(a, p + "attn_v", n_head_kv)
         attention = attend(q, k, v, window) @ model[p + "attn_output.weight"].T
         x = x + after(attention, p + "post_attention_norm")
         h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
         if model.key("expert_count", 0):
-            x = x + experts(model, i, h, how, trace)
+            early = before if model.arch == "smallthinker" else None
+            x = x + experts(model, i, h, how, trace, early)
         else:
             x = x + after(ffn(model, i, h, x, how, trace), p + "post_ffw_norm")
     return rms_norm(x, model["output_norm.weight"], eps)

@@ -350,12 +350,16 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
 
 /* Which positions the layer's tokens see, and which RoPE goes with that. */
 static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
+    const pi_arch *a = m->arch;
     int64_t window = 0;
     w->rope = m->n_ropes ? 0 : -1;
-    if (!m->arch->window_period || (i + 1) % m->arch->window_period == 0) return PI_OK;
-    PI_TRY(pi_key_i64(m->file->gguf, m->arch->name, "attention.sliding_window", 1, INT32_MAX, &window, NULL));
-    w->window = (int32_t)window;
-    w->rope = m->n_ropes - 1;
+    if (!a->window_period) return PI_OK;
+    PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", 0, INT32_MAX, &window, NULL));
+    const bool all = (a->window_rope ? i + 1 : i) % a->window_period == 0;
+    if (a->window_rope && !all) w->rope = m->n_ropes - 1;
+    /* SmallThinker has no RoPE where a layer sees all positions, unless all layers do. */
+    if (!a->window_rope && all && window) w->rope = -1;
+    if (!all) w->window = (int32_t)window;
     return PI_OK;
 }
 
@@ -390,6 +394,10 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_output.weight", i), c->n_embd, n_q, false, &l->o));
     PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_output.bias", i), c->n_embd, !a->bias, &l->o_b));
     if (a->post_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_attention_norm", i).text, false, &b->post_norm));
+    if (a->wide_qk_norm) {
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), n_q, false, &l->wide_q_norm));
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), n_kv, false, &l->wide_k_norm));
+    }
     if (a->qk_norm) {
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), c->n_embd_head, false, &l->q_norm));
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), c->n_embd_head, false, &l->k_norm));
@@ -398,6 +406,20 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
 }
 
 static void prepare(pi_block_run *r) { pi_make_input(r, 0); }
+
+/* Norms over all heads of a token's q, and of its k. */
+static void norm_heads(const pi_block_run *r, size_t n_q, size_t n_kv) {
+    const pi_session *s = r->s;
+    const pi_model *m = s->model;
+    const pi_attention *w = &r->block->attention;
+    te_barrier(r->team); /* adapters have changed them */
+    for (int32_t t = r->team->ith; t < s->chunk.n_tok; t += r->team->nth) {
+        float *q = s->q + n_q * (size_t)t, *k = s->k + n_kv * (size_t)t;
+        if (t >= r->from) m->kernels->rms_norm(q, w->wide_q_norm, m->norm_eps, (int32_t)n_q, q);
+        m->kernels->rms_norm(k, w->wide_k_norm, m->norm_eps, (int32_t)n_kv, k);
+    }
+    te_barrier(r->team);
+}
 
 static void run(pi_block_run *r) {
     pi_session *s = r->s;
@@ -417,6 +439,7 @@ static void run(pi_block_run *r) {
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_Q, in, n, s->q, n_q);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_K, in, n, s->k, n_kv);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_V, in, n, s->v, n_kv);
+    if (w->wide_q_norm) norm_heads(r, n_q, n_kv);
     attend_chunk(s, team, r->l, r->from);
     te_barrier(team);
     const te_linear out = {.w = w->o, .bias = w->o_b, .y = r->y + n * from, .ldy = n, .add = true};
@@ -430,4 +453,4 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return 4;
 }
 
-const pi_block_kind pi_attention_kind = {"attention", bind, matrices, prepare, run, &pi_attention_on_device};
+const pi_block_kind pi_attention_kind = {"attention", bind, matrices, NULL, prepare, run, &pi_attention_on_device};

@@ -1,11 +1,15 @@
 /* experts.c - the mixture of experts: each token goes through the n_used feed-forwards that its router ranks first.
  *
- *     p = softmax(router . h)
- *     y += sum over the chosen experts e of p[e] / (sum of the chosen p) * down_e . (act(gate_e . h) * (up_e . h))
+ *     p = softmax(router . h), or the sigmoid of each
+ *     y += sum over the chosen experts e of weight[e] * down_e . (act(gate_e . h) * (up_e . h))
+ *     y += sigmoid(shared_router . h) * down_s . (act(gate_s . h) * (up_s . h))      where one expert is all tokens'
+ *
+ * Chosen are those with the largest p + choice_b; weight is p, in most models divided by the sum of the chosen p.
  *
  * A route is a token and one of its experts. Routes are put in the order of the experts, so that an expert's matrices are
  * read once for all tokens that chose it, and those of the others not at all. Which kernels compute a route depends on its
  * token's kind (prompt or generated), never on how many others chose the expert: a token's bits do not depend on others. */
+#include <math.h>
 #include <string.h>
 
 #include "../model/bind.h"
@@ -13,6 +17,11 @@
 #include "ops.h"
 
 enum { MAX_EXPERTS = 4096, MAX_FF = 1 << 20 };
+
+/* What the weights of sigmoids add up to at least, so that they can be divided by it. */
+static const float LEAST_SUM = 1e-20F;
+
+static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
 /* Expert e's rows of a matrix that has n of each. */
 static te_mat rows_of(const te_mat *all, int32_t e, int32_t n) {
@@ -22,59 +31,103 @@ static te_mat rows_of(const te_mat *all, int32_t e, int32_t n) {
     return m;
 }
 
-/* The n_used largest probabilities, the first of equal ones before the others; those that are taken become -1. */
-static void choose(const pi_experts *w, float *p, int32_t *expert, float *weight) {
+static const float taken = -INFINITY;
+
+/* The largest of rank[0..n-1] that is not taken, the first of equal ones; -1: there is none. */
+static int32_t best_of(const float *rank, int32_t n) {
+    int32_t best = -1;
+    for (int32_t e = 0; e < n; e++)
+        if (rank[e] != taken && (best < 0 || rank[e] > rank[best])) best = e;
+    return best;
+}
+
+/* Takes all experts out that are not in the best groups; a group is as good as its two best experts together. */
+static void keep_best_groups(const pi_experts *w, float *rank, float *group) {
+    const int32_t size = w->n_expert / w->n_group;
+    for (int32_t g = 0; g < w->n_group; g++) {
+        float *own = rank + (ptrdiff_t)g * size;
+        const int32_t first = best_of(own, size);
+        const float best = own[first];
+        own[first] = taken;
+        const int32_t second = best_of(own, size);
+        group[g] = second < 0 ? best : best + own[second];
+        own[first] = best;
+    }
+    for (int32_t i = 0; i < w->n_group_used; i++) {
+        const int32_t g = best_of(group, w->n_group);
+        if (g >= 0) group[g] = taken;
+    }
+    for (int32_t g = 0; g < w->n_group; g++)
+        for (int32_t e = g * size; group[g] != taken && e < (g + 1) * size; e++) rank[e] = taken;
+}
+
+/* The n_used experts of one token, and their weights. rank, group [n_expert]: room to work. */
+static void choose(const pi_experts *w, const float *p, float *rank, float *group, int32_t *expert, float *weight) {
     float sum = 0;
+    for (int32_t e = 0; e < w->n_expert; e++) rank[e] = w->choice_b ? p[e] + w->choice_b[e] : p[e];
+    if (w->n_group > 1) keep_best_groups(w, rank, group);
     for (int32_t r = 0; r < w->n_used; r++) {
-        int32_t best = -1;
-        for (int32_t e = 0; e < w->n_expert; e++)
-            if (!(p[e] < 0) && (best < 0 || p[e] > p[best])) best = e;
+        const int32_t best = best_of(rank, w->n_expert);
         expert[r] = best;
         weight[r] = p[best];
         sum += p[best];
-        p[best] = -1;
+        rank[best] = taken;
     }
-    for (int32_t r = 0; r < w->n_used; r++) weight[r] /= sum;
+    if (sum < LEAST_SUM) sum = LEAST_SUM;
+    for (int32_t r = 0; r < w->n_used; r++) weight[r] = w->scale * (w->normed ? weight[r] / sum : weight[r]);
+}
+
+/* The experts of all tokens whose output is wanted, by the rows of x. The router's products are those of the row kernels
+ * for prompts too: rounded inputs would choose other experts. */
+static void rank_experts(const pi_block_run *r, const float *x) {
+    const pi_session *s = r->s;
+    te_team *team = r->team;
+    const pi_experts *w = &r->block->experts;
+    const pi_routes *to = &s->routes;
+    const size_t n_embd = (size_t)s->model->info.n_embd, n_expert = (size_t)w->n_expert;
+    const te_linear router = {.w = w->router, .y = to->score, .ldy = 3 * n_expert, .way = TE_BY_ROWS};
+    te_op_linear(team, s->ws, &router, 1, x + n_embd * (size_t)r->from, n_embd, s->chunk.n_tok - r->from);
+    te_barrier(team);
+    for (int32_t t = r->from + team->ith; t < s->chunk.n_tok; t += team->nth) {
+        float *p = to->score + 3 * n_expert * (size_t)(t - r->from), *rank = p + n_expert;
+        if (w->gating == PI_GATING_SOFTMAX)
+            s->model->kernels->softmax(p, w->n_expert, 1);
+        else
+            for (size_t e = 0; e < n_expert; e++) p[e] = sigmoid(p[e]);
+        choose(w, p, rank, rank + n_expert, to->expert + (ptrdiff_t)t * w->n_used,
+               to->weight + (ptrdiff_t)t * w->n_used);
+    }
+    te_barrier(team);
 }
 
 /* Puts n routes in the order of their experts. Returns how many experts have some. */
-static int32_t order(const pi_experts *w, const pi_routes *to, int32_t n) {
+static int32_t order(const pi_experts *w, const pi_routes *to, const int32_t *expert, int32_t n) {
     int32_t at = 0, n_chosen = 0;
     memset(to->first, 0, sizeof *to->first * ((size_t)w->n_expert + 1));
-    for (int32_t i = 0; i < n; i++) to->first[to->expert[i]]++;
+    for (int32_t i = 0; i < n; i++) to->first[expert[i]]++;
     for (int32_t e = 0; e <= w->n_expert; e++) {
         const int32_t has = to->first[e];
         n_chosen += has > 0;
         to->first[e] = at;
         at += has;
     }
-    for (int32_t i = 0; i < n; i++) to->place[i] = to->first[to->expert[i]]++;
+    for (int32_t i = 0; i < n; i++) to->place[i] = to->first[expert[i]]++;
     for (int32_t e = w->n_expert; e > 0; e--) to->first[e] = to->first[e - 1]; /* back to where each begins */
     to->first[0] = 0;
     return n_chosen;
 }
 
-/* Routes of tokens t0 ... t0+n-1. The router's products are those of the row kernels for prompts too: rounded inputs would
- * choose other experts. */
+/* Routes of tokens t0 ... t0+n-1, whose experts are known. */
 static void route(const pi_block_run *r, int32_t t0, int32_t n) {
     const pi_session *s = r->s;
     te_team *team = r->team;
     const pi_experts *w = &r->block->experts;
     const pi_routes *to = &s->routes;
-    const size_t n_embd = (size_t)s->model->info.n_embd, n_expert = (size_t)w->n_expert;
+    const size_t n_embd = (size_t)s->model->info.n_embd;
     const float *h = pi_block_input(r) + n_embd * (size_t)t0;
-    const te_linear router = {.w = w->router, .y = to->score, .ldy = n_expert, .way = TE_BY_ROWS};
-    te_op_linear(team, s->ws, &router, 1, h, n_embd, n);
-    te_barrier(team);
-    for (int32_t t = team->ith; t < n; t += team->nth) {
-        float *p = to->score + n_expert * (size_t)t;
-        s->model->kernels->softmax(p, w->n_expert, 1);
-        choose(w, p, to->expert + (ptrdiff_t)t * w->n_used, to->weight + (ptrdiff_t)t * w->n_used);
-    }
-    te_barrier(team);
     if (team->ith == 0) {
         const int64_t one = (pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->up) + pi_mat_bytes(&w->down)) / w->n_expert;
-        const int64_t n_chosen = order(w, to, n * w->n_used);
+        const int64_t n_chosen = order(w, to, to->expert + (ptrdiff_t)t0 * w->n_used, n * w->n_used);
         te_ffn_counts *c = &s->count[(ptrdiff_t)r->l * s->options.n_threads].ffn;
         c->rows += n_chosen * w->n_ff * 3;
         c->bytes += n_chosen * one + pi_mat_bytes(&w->router);
@@ -83,6 +136,23 @@ static void route(const pi_block_run *r, int32_t t0, int32_t n) {
     for (int32_t i = team->ith; i < n * w->n_used; i += team->nth)
         memcpy(to->x + n_embd * (size_t)to->place[i], h + n_embd * (size_t)(i / w->n_used), sizeof *h * n_embd);
     te_barrier(team);
+}
+
+/* The first n of up become hidden values; members share them. */
+static void activate(const pi_block_run *r, int64_t n) {
+    const pi_session *s = r->s;
+    const pi_model *m = s->model;
+    int64_t lo, hi;
+    te_share(r->team, n, 64, &lo, &hi);
+    for (int64_t i = lo, many; i < hi; i += many) {
+        many = hi - i < MAX_FF ? hi - i : MAX_FF;
+        m->kernels->glu((te_activation)m->info.activation, m->info.activation_threshold, s->gate + i, s->up + i,
+                        (int32_t)many, s->up + i);
+    }
+    te_ffn_counts *c = &s->count[(ptrdiff_t)r->l * s->options.n_threads + r->team->ith].ffn;
+    c->listed += hi - lo;
+    c->computed += hi - lo;
+    for (int64_t i = lo; i < hi; i++) c->fired += s->up[i] != 0;
 }
 
 /* y of all routes: [n][n_ff] hidden values, then [n][n_embd] outputs in the place of the inputs. */
@@ -102,17 +172,7 @@ static void run_experts(const pi_block_run *r, int32_t n, te_way way) {
         if (n_tok) te_op_linear(team, s->ws, in, 2, to->x + n_embd * at, n_embd, n_tok);
     }
     te_barrier(team);
-    int64_t lo, hi;
-    te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
-    for (int64_t i = lo, many; i < hi; i += many) {
-        many = hi - i < MAX_FF ? hi - i : MAX_FF;
-        m->kernels->glu((te_activation)m->info.activation, m->info.activation_threshold, s->gate + i, s->up + i,
-                        (int32_t)many, s->up + i);
-    }
-    te_ffn_counts *c = &s->count[(ptrdiff_t)r->l * s->options.n_threads + team->ith].ffn;
-    c->listed += hi - lo;
-    c->computed += hi - lo;
-    for (int64_t i = lo; i < hi; i++) c->fired += s->up[i] != 0;
+    activate(r, (int64_t)n * (int64_t)n_ff);
     te_barrier(team);
     for (int32_t e = 0; e < w->n_expert; e++) {
         const size_t at = (size_t)to->first[e];
@@ -134,27 +194,69 @@ static void add_routes(const pi_block_run *r, int32_t t0, int32_t n) {
     te_share(r->team, (int64_t)n_embd, 16, &lo, &hi);
     for (int32_t t = 0; t < n; t++) {
         float *y = r->y + n_embd * (size_t)(t0 + t);
-        const ptrdiff_t first = (ptrdiff_t)t * n_used;
+        const int32_t *place = to->place + (ptrdiff_t)t * n_used;
+        const float *weight = to->weight + (ptrdiff_t)(t0 + t) * n_used;
         for (int64_t c = lo; c < hi; c++) {
             float sum = 0;
-            for (ptrdiff_t i = first; i < first + n_used; i++)
-                sum += to->weight[i] * to->x[n_embd * (size_t)to->place[i] + (size_t)c];
+            for (int32_t i = 0; i < n_used; i++) sum += weight[i] * to->x[n_embd * (size_t)place[i] + (size_t)c];
             y[c] += sum;
         }
     }
 }
 
+/* The expert of all tokens, which uses the buffers of routes after them. */
+static void run_shared(const pi_block_run *r, int32_t t0, int32_t n, te_way way) {
+    const pi_session *s = r->s;
+    te_team *team = r->team;
+    const pi_experts *w = &r->block->experts;
+    const size_t n_embd = (size_t)s->model->info.n_embd, n_ff = (size_t)w->n_ff_shared;
+    const float *h = pi_block_input(r) + n_embd * (size_t)t0;
+    float *factor = s->routes.score, *out = s->routes.x;
+    const te_linear in[2] = {{.w = w->shared_up, .y = s->up, .ldy = n_ff, .way = way},
+                             {.w = w->shared_gate, .y = s->gate, .ldy = n_ff, .way = way}};
+    te_op_linear(team, s->ws, in, 2, h, n_embd, n);
+    for (int32_t t = team->ith; t < n; t += team->nth) {
+        float sum = 0;
+        for (size_t c = 0; w->shared_router && c < n_embd; c++) sum += w->shared_router[c] * h[n_embd * (size_t)t + c];
+        factor[t] = w->shared_router ? sigmoid(sum) : 1;
+    }
+    te_barrier(team);
+    activate(r, (int64_t)n * (int64_t)n_ff);
+    te_barrier(team);
+    const te_linear down = {.w = w->shared_down, .y = out, .ldy = n_embd, .way = way};
+    te_op_linear(team, s->ws, &down, 1, s->up, n_ff, n);
+    te_barrier(team);
+    int64_t lo, hi;
+    te_share(team, (int64_t)n_embd, 16, &lo, &hi);
+    for (int32_t t = 0; t < n; t++)
+        for (int64_t c = lo; c < hi; c++)
+            r->y[n_embd * (size_t)(t0 + t) + (size_t)c] += factor[t] * out[n_embd * (size_t)t + (size_t)c];
+    if (team->ith == 0) {
+        te_ffn_counts *c = &s->count[(ptrdiff_t)r->l * s->options.n_threads].ffn;
+        c->rows += 3 * w->n_ff_shared;
+        c->bytes += pi_mat_bytes(&w->shared_gate) + pi_mat_bytes(&w->shared_up) + pi_mat_bytes(&w->shared_down);
+    }
+}
+
+static void begin(pi_block_run *r) {
+    if (r->block->experts.early) rank_experts(r, r->s->x);
+}
+
 static void run(pi_block_run *r) {
+    const pi_experts *w = &r->block->experts;
     const pi_chunk *c = &r->s->chunk;
-    const int32_t n_used = r->block->experts.n_used, border = c->n_prefill > r->from ? c->n_prefill : r->from,
-                  begin[] = {r->from, border, c->n_tok};
+    const int32_t n_used = w->n_used, border = c->n_prefill > r->from ? c->n_prefill : r->from,
+                  borders[] = {r->from, border, c->n_tok};
+    if (!w->early) rank_experts(r, pi_block_input(r));
     for (int32_t i = 0; i < 2; i++) {
-        const int32_t t0 = begin[i], n = begin[i + 1] - t0;
+        const int32_t t0 = borders[i], n = borders[i + 1] - t0;
+        const te_way way = i == 0 ? TE_BY_GEMM : TE_BY_ROWS;
         if (n <= 0) continue;
         if (t0 > 0) te_barrier(r->team); /* the tokens before had the same buffers */
         route(r, t0, n);
-        run_experts(r, n * n_used, i == 0 ? TE_BY_GEMM : TE_BY_ROWS);
+        run_experts(r, n * n_used, way);
         add_routes(r, t0, n);
+        if (w->shared_up.w) run_shared(r, t0, n, way);
     }
 }
 
@@ -162,31 +264,83 @@ static void prepare(pi_block_run *r) { pi_make_input(r, r->from); }
 
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
+/* The keys of a router. */
+static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
+    const te_gguf *g = m->file->gguf;
+    const char *arch = m->arch->name;
+    int64_t gating = PI_GATING_SOFTMAX, n_group = 1, n_group_used = 1;
+    PI_TRY(pi_key_i64(g, arch, "expert_gating_func", 0, 255, &gating, NULL));
+    if (!gating) gating = PI_GATING_SOFTMAX;
+    if (gating != PI_GATING_SOFTMAX && gating != PI_GATING_SIGMOID)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s.expert_gating_func is %lld; 1 (softmax) and 2 (sigmoid) are known",
+                       arch, (long long)gating);
+    w->gating = (pi_gating)gating;
+    w->normed = m->arch->normed_experts;
+    w->early = m->arch->early_router;
+    PI_TRY(pi_key_bool(g, arch, "expert_weights_norm", &w->normed));
+    PI_TRY(pi_key_f32(g, arch, "expert_weights_scale", &w->scale, NULL));
+    if (!isfinite(w->scale)) return PI_FAIL(PI_ERROR_FORMAT, "%s.expert_weights_scale is not finite", arch);
+    if (w->scale == 0) w->scale = 1; /* files without a scale may say so */
+    PI_TRY(pi_key_i64(g, arch, "expert_group_count", 0, w->n_expert, &n_group, NULL));
+    w->n_group = n_group ? (int32_t)n_group : 1;
+    n_group_used = w->n_group;
+    PI_TRY(pi_key_i64(g, arch, "expert_group_used_count", 0, w->n_group, &n_group_used, NULL));
+    w->n_group_used = n_group_used ? (int32_t)n_group_used : w->n_group;
+    if (w->n_expert % w->n_group || w->n_used > w->n_expert / w->n_group * w->n_group_used)
+        return PI_FAIL(PI_ERROR_FORMAT, "%d experts in %d groups, of which %d are used, cannot give a token %d",
+                       w->n_expert, w->n_group, w->n_group_used, w->n_used);
+    PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.exp_probs_b.bias", i), w->n_expert, true, &w->choice_b));
+    for (int32_t e = 0; w->choice_b && e < w->n_expert; e++)
+        if (!isfinite(w->choice_b[e])) return PI_FAIL(PI_ERROR_FORMAT, "blk.%d.exp_probs_b.bias is not finite", i);
+    return PI_OK;
+}
+
+static pi_status bind_shared(pi_model *m, int32_t i, pi_experts *w) {
+    const int32_t n_embd = m->info.n_embd;
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up_shexp.weight", i), 0, n_embd, true, &w->shared_up));
+    if (!w->shared_up.w) return PI_OK;
+    w->n_ff_shared = w->shared_up.n_rows;
+    if (w->n_ff_shared > MAX_FF) return PI_FAIL(PI_ERROR_FORMAT, "a shared expert has %d neurons", w->n_ff_shared);
+    PI_TRY(
+        pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_shexp.weight", i), w->n_ff_shared, n_embd, false, &w->shared_gate));
+    PI_TRY(
+        pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_shexp.weight", i), n_embd, w->n_ff_shared, false, &w->shared_down));
+    return pi_bind_vec(m, pi_name_of("blk.%d.ffn_gate_inp_shexp.weight", i), n_embd, true, &w->shared_router);
+}
+
 static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     const te_gguf *g = m->file->gguf;
     const char *arch = m->arch->name;
     const int32_t n_embd = m->info.n_embd;
     pi_experts *w = &b->experts;
+    int64_t n_ff = m->info.n_ff;
     if (te_gguf_is_powerinfer(g))
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "predictors of experts are not supported, and this is a PowerInfer file");
+    *w = (pi_experts){.scale = 1};
     PI_TRY(pi_key_need_i32(g, arch, "expert_count", 1, MAX_EXPERTS, &w->n_expert));
     PI_TRY(pi_key_need_i32(g, arch, "expert_used_count", 1, w->n_expert, &w->n_used));
-    PI_TRY(pi_key_need_i32(g, arch, "expert_feed_forward_length", 1, MAX_FF, &w->n_ff));
+    PI_TRY(pi_key_i64(g, arch, "expert_feed_forward_length", 1, MAX_FF, &n_ff, NULL));
+    if (n_ff > MAX_FF) return PI_FAIL(PI_ERROR_FORMAT, "an expert has %lld neurons", (long long)n_ff);
+    w->n_ff = (int32_t)n_ff;
+    PI_TRY(read_router(m, i, w));
     PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.ffn_norm", i).text, false, &b->norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_inp.weight", i), w->n_expert, n_embd, false, &w->router));
     PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_gate_exps.weight", i), w->n_expert, w->n_ff, n_embd, &w->gate));
     PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_up_exps.weight", i), w->n_expert, w->n_ff, n_embd, &w->up));
     PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_down_exps.weight", i), w->n_expert, n_embd, w->n_ff, &w->down));
+    PI_TRY(bind_shared(m, i, w));
     m->n_expert = larger(m->n_expert, w->n_expert);
     m->n_used = larger(m->n_used, w->n_used);
-    m->n_ff_expert = larger(m->n_ff_expert, w->n_ff);
+    m->n_ff_expert = larger(m->n_ff_expert, larger(w->n_ff, w->n_ff_shared));
     return PI_OK;
 }
 
 static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
-    te_mat *const mat[] = {&b->experts.router, &b->experts.gate, &b->experts.up, &b->experts.down};
-    for (int32_t i = 0; i < 4; i++) out[i] = (pi_block_mat){.mat = mat[i], .use = PI_MAT_PRODUCT};
-    return 4;
+    pi_experts *w = &b->experts;
+    te_mat *const mat[] = {&w->router, &w->gate, &w->up, &w->down, &w->shared_gate, &w->shared_up, &w->shared_down};
+    const int32_t n = sizeof mat / sizeof *mat;
+    for (int32_t i = 0; i < n; i++) out[i] = (pi_block_mat){.mat = mat[i], .use = PI_MAT_PRODUCT};
+    return n;
 }
 
-const pi_block_kind pi_experts_kind = {"experts", bind, matrices, prepare, run, NULL};
+const pi_block_kind pi_experts_kind = {"experts", bind, matrices, begin, prepare, run, NULL};

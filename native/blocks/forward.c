@@ -119,8 +119,9 @@ void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
     t[0] = leader ? te_os_now_ns() : 0;
     for (int32_t i = 0; i < layer->n_blocks; i++) {
         blocks[i] = (pi_block_run){s, team, layer, &layer->block[i], l, from, 0, NULL};
-        if (layer->parallel) prepare(&blocks[i]);
+        if (layer->block[i].kind->begin) layer->block[i].kind->begin(&blocks[i]);
     }
+    for (int32_t i = 0; layer->parallel && i < layer->n_blocks; i++) prepare(&blocks[i]);
     if (layer->parallel) te_barrier(team);
     for (int32_t i = 0; i < layer->n_blocks; i++) {
         if (!layer->parallel) {

@@ -8,6 +8,8 @@ static const pi_arch table[] = {
      .block = {&pi_attention_kind, &pi_ffn_kind},
      .rope = PI_ROPE_NORM,
      .gated = true,
+     .experts = true, /* Mixtral */
+     .normed_experts = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
     {.name = "bamboo",
@@ -46,11 +48,35 @@ static const pi_arch table[] = {
      .qk_norm = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "qwen2moe",
+     .block = {&pi_attention_kind, &pi_experts_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .qkv_bias = true,
+     .dense = PI_ACTIVATION_SILU,
+     .sparse = PI_ACTIVATION_RELU},
+    {.name = "olmoe",
+     .block = {&pi_attention_kind, &pi_experts_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .wide_qk_norm = true,
+     .dense = PI_ACTIVATION_SILU,
+     .sparse = PI_ACTIVATION_RELU},
+    {.name = "smallthinker",
+     .block = {&pi_attention_kind, &pi_experts_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .normed_experts = true,
+     .early_router = true,
+     .window_period = 4,
+     .dense = PI_ACTIVATION_RELU,
+     .sparse = PI_ACTIVATION_RELU},
     {.name = "qwen3moe",
      .block = {&pi_attention_kind, &pi_experts_kind},
      .rope = PI_ROPE_NEOX,
      .gated = true,
      .qk_norm = true,
+     .normed_experts = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
     {.name = "gemma3",
@@ -61,6 +87,7 @@ static const pi_arch table[] = {
      .post_norm = true,
      .scaled_embd = true,
      .window_period = 6,
+     .window_rope = true,
      .wide_layers = 62,
      .dense = PI_ACTIVATION_GELU_TANH,
      .sparse = PI_ACTIVATION_RELU},
@@ -72,4 +99,6 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
     return NULL;
 }
 
-const char *pi_arch_names(void) { return "llama, bamboo, falcon, opt, qwen2, qwen3, qwen3moe, gemma3"; }
+const char *pi_arch_names(void) {
+    return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gemma3";
+}

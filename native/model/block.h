@@ -24,9 +24,11 @@ typedef struct pi_attention {
     te_mat o;                           /* [n_embd][n_head*n_embd_head] */
     const float *q_b, *k_b, *v_b, *o_b; /* or NULL */
     const float *q_norm, *k_norm;       /* [n_embd_head] or NULL */
-    float scale;                        /* of scores */
-    int32_t window;                     /* positions that a token sees, its own among them; 0: all */
-    int32_t rope;                       /* which of the model's variants; -1: none */
+    const float *wide_q_norm,
+        *wide_k_norm; /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
+    float scale;      /* of scores */
+    int32_t window;   /* positions that a token sees, its own among them; 0: all */
+    int32_t rope;     /* which of the model's variants; -1: none */
 } pi_attention;
 
 typedef struct pi_ffn {
@@ -41,12 +43,24 @@ typedef struct pi_ffn {
     float threshold;     /* of the predictor's scores */
 } pi_ffn;
 
+/* What makes weights of a router's products; numbers as in files. */
+typedef enum pi_gating { PI_GATING_UNSAID, PI_GATING_SOFTMAX, PI_GATING_SIGMOID } pi_gating;
+
 /* A mixture of experts: for each token the router picks n_used of the n_expert feed-forwards. */
 typedef struct pi_experts {
-    te_mat router;   /* [n_expert][n_embd] */
-    te_mat gate, up; /* [n_expert * n_ff][n_embd]: an expert's rows follow each other */
-    te_mat down;     /* [n_expert * n_embd][n_ff] */
-    int32_t n_expert, n_used, n_ff;
+    te_mat router;         /* [n_expert][n_embd] */
+    const float *choice_b; /* [n_expert] added to weights where experts are ranked, and nowhere else; or NULL */
+    te_mat gate, up;       /* [n_expert * n_ff][n_embd]: an expert's rows follow each other */
+    te_mat down;           /* [n_expert * n_embd][n_ff] */
+    te_mat shared_gate, shared_up, shared_down; /* one more expert, which all tokens use; w NULL: there is none */
+    const float
+        *shared_router; /* [n_embd]: what the shared one gives is multiplied by sigmoid(shared_router . h); or NULL */
+    int32_t n_expert, n_used, n_ff, n_ff_shared;
+    int32_t n_group, n_group_used; /* groups of neighbours, and how many of them a token may choose in */
+    pi_gating gating;
+    bool normed; /* weights of a token's experts are made to sum to 1 */
+    bool early;  /* the router reads the layer's input, before attention changes it */
+    float scale; /* of weights */
 } pi_experts;
 
 typedef struct pi_block {
@@ -100,6 +114,8 @@ typedef struct pi_block_kind {
     pi_status (*bind)(struct pi_model *m, int32_t l, pi_block *b);
     /* All matrices of the block, in the order in which copies of them are stored; returns their number. */
     int32_t (*matrices)(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]);
+    /* Reads the layer's input in x, before any block of the layer; or NULL. Ends with a barrier. */
+    void (*begin)(pi_block_run *r);
     /* Makes the block's input from x, and what must be known before x changes. Ends with or without a barrier. */
     void (*prepare)(pi_block_run *r);
     /* Adds what the tokens from r->from on give to r->y. Begins behind a barrier, ends without one. */

@@ -24,6 +24,11 @@ pi_status pi_key_f32(const te_gguf *g, const char *arch, const char *name, float
     return (pi_status)te_gguf_get_f32(g, k.text, out, found);
 }
 
+pi_status pi_key_bool(const te_gguf *g, const char *arch, const char *name, bool *out) {
+    const key_name k = full_name(arch, name);
+    return (pi_status)te_gguf_get_bool(g, k.text, out, NULL);
+}
+
 pi_status pi_key_str(const te_gguf *g, const char *arch, const char *name, te_str *out, bool *found) {
     const key_name k = full_name(arch, name);
     return (pi_status)te_gguf_get_str(g, k.text, out, found);

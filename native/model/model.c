@@ -69,7 +69,8 @@ static pi_status read_shape(pi_model *m) {
                        (long long)n_head_kv);
     c->n_head_kv = (int32_t)n_head_kv;
     PI_TRY(pi_key_i64(g, a->name, "expert_count", 0, INT32_MAX, &n_expert, NULL));
-    if (n_expert && a->block[1] != &pi_experts_kind)
+    m->has_experts = n_expert > 0;
+    if (n_expert && !a->experts && a->block[1] != &pi_experts_kind)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "the model has %lld experts, which are not supported for %s models",
                        (long long)n_expert, a->name);
     PI_TRY(pi_key_i64(g, a->name, "attention.key_length", 1, 4096, &key_length, NULL));
@@ -119,7 +120,7 @@ static pi_status read_shape(pi_model *m) {
     PI_TRY(pi_rope_init(&m->rope[0], a->rope, g, a->name, c->n_embd_head, c->n_ctx_train));
     memcpy(c->rope, m->rope[0].text, sizeof c->rope);
     m->n_ropes = a->rope != PI_ROPE_NONE;
-    if (a->window_period) PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name));
+    if (a->window_rope) PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name));
     return PI_OK;
 }
 

@@ -27,9 +27,14 @@ typedef struct pi_arch {
     bool bias;             /* q, k, v, o, up and down have biases (OPT) */
     bool qkv_bias;         /* q, k and v have biases (Qwen2); elsewhere they may */
     bool qk_norm;          /* RMSNorm over each head of q and k (Qwen3) */
+    bool wide_qk_norm;     /* RMSNorm over all heads of q, and of k, together (OLMoE) */
+    bool experts;          /* the feed-forward is a mixture of experts, where the file says how many */
+    bool normed_experts;   /* weights of a token's experts sum to 1, unless the file says otherwise */
+    bool early_router;     /* experts are chosen by what attention reads (SmallThinker) */
     bool scaled_embd;      /* embeddings times sqrt(n_embd) (Gemma) */
     int32_t wide_layers;   /* a model of so many scales scores by the width per head (Gemma 3 27B); 0: none does */
-    int32_t window_period; /* of so many layers all but the last have a window and RoPE of their own; 0: none has */
+    int32_t window_period; /* of so many layers all but one have a window; 0: none has */
+    bool window_rope;      /* that one is the last, and layers with a window have a RoPE of their own (Gemma 3) */
     pi_activation dense;   /* activation of an ordinary GGUF file */
     pi_activation sparse;  /* activation of a PowerInfer file */
 } pi_arch;
@@ -113,6 +118,7 @@ struct pi_model {
     int32_t loaded;            /* layers done by pi_model_load */
     te_pool *team;             /* while loading, once something needs it */
     int32_t max_rank;          /* largest r of any predictor */
+    bool has_experts;          /* the file says so */
     int32_t n_expert;          /* most experts of any layer; 0: there are none */
     int32_t n_used;            /* most that one token uses, and */
     int32_t n_ff_expert;       /* the most neurons of an expert */

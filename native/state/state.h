@@ -41,7 +41,7 @@ typedef struct pi_attention_room {
 /* Which experts the tokens of a chunk go to. A route is a token and one of its experts; a token's routes follow each
  * other, by rank. Rows of what is computed for routes are in the order of their experts. */
 typedef struct pi_routes {
-    float *score;    /* [n_batch][n_expert] of the router */
+    float *score;    /* [n_batch][3 n_expert] of the router; then what experts are ranked by, and their groups */
     int32_t *expert; /* [n_batch * n_used] */
     float *weight;   /* [n_batch * n_used] what the expert's output is multiplied with */
     int32_t *place;  /* [n_batch * n_used] a route's row */

@@ -57,7 +57,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->cs = carve(c, b, pi_rope_floats(s->model, s->model->n_ropes), f);
     s->gate = carve(c, i->is_gated ? b : 0, n_hidden, f);
     s->up = carve(c, b, n_hidden, f);
-    s->routes.score = carve(c, b, n_expert, f);
+    s->routes.score = carve(c, b, pi_mul(3, n_expert), f);
     s->routes.expert = carve(c, n_routes, 1, sizeof *s->routes.expert);
     s->routes.weight = carve(c, n_routes, 1, f);
     s->routes.place = carve(c, n_routes, 1, sizeof *s->routes.place);

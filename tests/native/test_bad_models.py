@@ -159,7 +159,7 @@ def bad_keys() -> list[Case]:
             "other prefix", key("general.architecture", g.STRING, "qwen2"), FormatError, "qwen2.block_count"
         ),
         Case("long name", key("general.architecture", g.STRING, "a" * 5000), UnsupportedError, "aaaa"),
-        Case("experts", key(A + "expert_count", g.U32, 8), UnsupportedError, "8 experts"),
+        Case("experts", key(A + "expert_count", g.U32, 8), FormatError, "expert_used_count"),
         Case("heads do not divide", key(A + "attention.head_count", g.U32, 7), FormatError, "7 heads"),
         Case("kv heads do not divide", key(A + "attention.head_count_kv", g.U32, 3), FormatError, "evenly"),
         Case("more kv heads", key(A + "attention.head_count_kv", g.U32, 8), FormatError, "head_count_kv"),

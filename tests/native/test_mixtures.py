@@ -1,0 +1,162 @@
+"""Mixtures of experts of other architectures than qwen3moe, against the float64 reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer import FormatError, UnsupportedError
+from powerinfer._engine.session import Model, Session
+from tests import models, reference, rounding
+
+SPEC = models.SPECS["qwen3moe"]
+N_LAYER, N_SHARED = 5, 80  # more than a period of SmallThinker's layers
+TOKENS = (np.arange(3, 73) * 17 % SPEC.n_vocab).tolist()
+WINDOW = 20
+
+# What a file has beside what all have; "bias": of the choice, "shared": an expert of all tokens.
+VARIANTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "mixtral": ("llama", {"expert_feed_forward_length": None}, ()),
+    "qwen2moe": ("qwen2moe", {}, ("shared", "shared router", "qkv bias")),
+    "olmoe": ("olmoe", {"expert_feed_forward_length": None}, ("wide norms",)),
+    "smallthinker": (
+        "smallthinker",
+        {"expert_gating_func": 2, "attention.sliding_window": WINDOW},
+        (),
+    ),
+    "smallthinker without windows": ("smallthinker", {"expert_gating_func": 1}, ()),
+    "sigmoids, a bias and a scale": (
+        "qwen3moe",
+        {"expert_gating_func": 2, "expert_weights_scale": 2.5},
+        ("bias", "shared", "head norms"),
+    ),
+    "groups": (
+        "qwen3moe",
+        {"expert_gating_func": 2, "expert_group_count": 4, "expert_group_used_count": 2},
+        ("bias", "head norms"),
+    ),
+    "weights as they are": ("qwen3moe", {"expert_weights_norm": False}, ("head norms",)),
+}
+
+
+def draw(label: str, *shape: int) -> Any:
+    values = models.normal(f"mixtures/{label}", *shape)
+    if len(shape) == 1:
+        return values.astype(np.float32)
+    return (values / shape[-1] ** 0.5).astype(np.float16)
+
+
+def write(path: Path, name: str, change: dict[str, Any] | None = None) -> Path:
+    """A small file of that variant, with keys changed (None: without it)."""
+    arch, keys, parts = VARIANTS[name]
+    s = SPEC
+    q, kv, d = s.n_head * s.d_head, s.n_head_kv * s.d_head, s.n_embd
+    meta = {key.replace("qwen3moe.", f"{arch}."): value for key, value in models.metadata(s).items()}
+    meta |= {"general.architecture": arch, f"{arch}.block_count": N_LAYER}
+    meta[f"{arch}.feed_forward_length"] = s.n_ff_expert
+    meta |= {f"{arch}.{key}": value for key, value in (keys | (change or {})).items()}
+    tensors: models.Tensors = {
+        "token_embd.weight": (models.normal("mixtures/embd", s.n_vocab, d)).astype(np.float16),
+        "output.weight": 2 * draw("output", s.n_vocab, d),
+        "output_norm.weight": 1 + draw("output_norm", d) / 4,
+    }
+    for i in range(N_LAYER):
+        for stem, rows, cols in (("q", q, d), ("k", kv, d), ("v", kv, d), ("output", d, q)):
+            tensors[f"blk.{i}.attn_{stem}.weight"] = draw(f"{i}/{stem}", rows, cols)
+        for stem in ("attn_norm", "ffn_norm"):
+            tensors[f"blk.{i}.{stem}.weight"] = 1 + draw(f"{i}/{stem}", d) / 4
+        # As floats, and large: the context decides, and no rounding changes a choice.
+        tensors[f"blk.{i}.ffn_gate_inp.weight"] = draw(f"{i}/router", s.n_expert, d).astype(np.float32)
+        for stem, rows, cols in (
+            ("gate", s.n_ff_expert, d),
+            ("up", s.n_ff_expert, d),
+            ("down", d, s.n_ff_expert),
+        ):
+            one = [draw(f"{i}/{stem}/{e}", rows, cols) for e in range(s.n_expert)]
+            tensors[f"blk.{i}.ffn_{stem}_exps.weight"] = np.stack(one) * np.float16(
+                2 if stem == "down" else 1
+            )
+        if "shared" in parts:
+            for stem, rows, cols in (("gate", N_SHARED, d), ("up", N_SHARED, d), ("down", d, N_SHARED)):
+                tensors[f"blk.{i}.ffn_{stem}_shexp.weight"] = draw(f"{i}/{stem}/shared", rows, cols)
+        if "shared router" in parts:
+            tensors[f"blk.{i}.ffn_gate_inp_shexp.weight"] = draw(f"{i}/shared router", d) / 8
+        if "bias" in parts:
+            tensors[f"blk.{i}.exp_probs_b.bias"] = draw(f"{i}/bias", s.n_expert) / 4
+        for stem, n in (("q", q), ("k", kv), ("v", kv)) if "qkv bias" in parts else ():
+            tensors[f"blk.{i}.attn_{stem}.bias"] = draw(f"{i}/{stem}/bias", n) / 4
+        if "wide norms" in parts:
+            tensors[f"blk.{i}.attn_q_norm.weight"] = 1 + draw(f"{i}/q norm", q) / 4
+            tensors[f"blk.{i}.attn_k_norm.weight"] = 1 + draw(f"{i}/k norm", kv) / 4
+        elif "head norms" in parts:
+            tensors[f"blk.{i}.attn_q_norm.weight"] = 1 + draw(f"{i}/q norm", s.d_head) / 4
+            tensors[f"blk.{i}.attn_k_norm.weight"] = 1 + draw(f"{i}/k norm", s.d_head) / 4
+    return models.write(path, {key: value for key, value in meta.items() if value is not None}, tensors)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_any_mixture_gives_the_reference_s_answer(name: str, tmp_path: Path) -> None:
+    """Decoded tokens to sums of floats; prompts to what their kernels round, which changes no choice."""
+    path = write(tmp_path / "m.gguf", name)
+    expected = reference.forward(reference.load(path), TOKENS)
+    with Model(path) as m, Session(m, n_threads=2, type_k="f32", type_v="f32") as s:
+        rows = []
+        for token in TOKENS:
+            s.feed([token])
+            rows.append(s.logits().copy())
+        assert reference.relative_error(np.stack(rows), expected) < 1e-5
+        s.drop()
+        s.feed(TOKENS)
+        if not rounding.BF16:  # rounded inputs of a prompt choose other experts where two are as good
+            assert reference.relative_error(s.logits(), expected[-1]) < 2e-3
+        s.feed(TOKENS[:1])
+        assert np.isfinite(s.logits()).all()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_bits_stay_together_and_however_a_prompt_is_cut(name: str, tmp_path: Path) -> None:
+    with (
+        Model(write(tmp_path / "m.gguf", name)) as m,
+        Session(m, n_threads=2, n_seq=3, n_batch=16) as s,
+        Session(m, n_threads=3) as alone,
+    ):
+        for seq, n in enumerate((40, 24, 3)):
+            s.feed(TOKENS[:n], seq=seq)
+        for token in TOKENS[:5]:
+            s.feed([token] * 3, seq=[0, 1, 2], want_logits=True)
+            last = [s.logits(i).copy() for i in range(3)]
+        for seq, n in enumerate((40, 24, 3)):
+            alone.drop()
+            alone.feed(TOKENS[:n])
+            for token in TOKENS[:5]:
+                alone.feed([token])
+            assert np.array_equal(alone.logits(), last[seq])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"expert_gating_func": 3}, UnsupportedError, "expert_gating_func is 3"),
+        ({"expert_group_count": 3}, FormatError, "in 3 groups"),
+        ({"expert_group_count": 9}, FormatError, "expert_group_count"),
+        ({"expert_group_count": 8, "expert_group_used_count": 2}, FormatError, "cannot give a token 3"),
+        ({"expert_weights_scale": float("nan")}, FormatError, "expert_weights_scale"),
+        ({"expert_feed_forward_length": 64}, FormatError, "ffn_gate_exps"),
+    ],
+)
+def test_bad_routers_are_refused(
+    change: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words), Model(write(tmp_path / "m.gguf", "groups", change)):
+        pass
+
+
+def test_experts_of_other_architectures_are_refused(tmp_path: Path) -> None:
+    spec = models.SPECS["qwen2"]
+    meta = models.metadata(spec) | {"qwen2.expert_count": 8}
+    path = models.write(tmp_path / "m.gguf", meta, models.file_tensors(spec, models.draw(spec)))
+    with pytest.raises(UnsupportedError, match="8 experts"), Model(path):
+        pass
