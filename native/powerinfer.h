@@ -156,6 +156,8 @@ typedef struct pi_model_info {
     int32_t activation;              /* pi_activation, never AUTO */
     float activation_threshold;      /* FATReLU; 0 for plain ReLU */
     int32_t is_gated;                /* the FFN has a gate matrix */
+    int32_t n_expert, n_expert_used; /* of a mixture, and of a token's; 0: it is none */
+    int32_t n_neurons;               /* of a layer that a token goes through: n_ff, or those of its experts together */
     int32_t predictor;               /* pi_predictor, never AUTO */
     float sparse_threshold;          /* a neuron is predicted when its score is >= this; the lowest of all layers */
     int32_t can_skip_down;           /* ffn_down is (or was made) transposed: down rows of silent neurons are skipped */

@@ -169,7 +169,7 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
     settings = Settings(n_ctx=max(row.prompts) + 512, n_batch=min(n_batch, 2048), sparsity=row.sparsity)
     rng = np.random.default_rng(1)
     with Model(path) as model:
-        rates = device_rates([facts], in_place=True)
+        rates = device_rates([facts], zero_copy=True)
         plan = make_plan(model, vram_budget=row.budget, settings=settings, rates=rates)
         start = time.perf_counter()
         with Session(

@@ -354,7 +354,7 @@ static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
     int64_t window = 0;
     w->rope = m->n_ropes ? 0 : -1;
     if (!a->window_period) return PI_OK;
-    PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", 0, INT32_MAX, &window, NULL));
+    PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", 1, INT32_MAX, &window, NULL));
     const bool all = (a->window_rope ? i + 1 : i) % a->window_period == 0;
     if (a->window_rope && !all) w->rope = m->n_ropes - 1;
     /* SmallThinker has no RoPE where a layer sees all positions, unless all layers do. */

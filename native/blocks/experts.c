@@ -329,8 +329,9 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_up_exps.weight", i), w->n_expert, w->n_ff, n_embd, &w->up));
     PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_down_exps.weight", i), w->n_expert, n_embd, w->n_ff, &w->down));
     PI_TRY(bind_shared(m, i, w));
-    m->n_expert = larger(m->n_expert, w->n_expert);
-    m->n_used = larger(m->n_used, w->n_used);
+    m->info.n_expert_used = w->n_used;
+    const int64_t n_neurons = (int64_t)w->n_used * w->n_ff + w->n_ff_shared;
+    m->info.n_neurons = n_neurons < INT32_MAX ? (int32_t)n_neurons : INT32_MAX;
     m->n_ff_expert = larger(m->n_ff_expert, larger(w->n_ff, w->n_ff_shared));
     return PI_OK;
 }

@@ -26,7 +26,8 @@ static pi_status choose_predictor(pi_model *m, bool has_mlp) {
     const pi_status error = asked != PI_PREDICTOR_AUTO ? PI_ERROR_ARGUMENT : PI_ERROR_FORMAT;
     if (kind == PI_PREDICTOR_MLP && !has_mlp)
         return PI_FAIL(error, "the predictor is to be an MLP, but the file has no fc1 and fc2");
-    if (kind == PI_PREDICTOR_SIGN && m->n_expert) return PI_FAIL(error, "a sign predictor of experts is not supported");
+    if (kind == PI_PREDICTOR_SIGN && m->info.n_expert)
+        return PI_FAIL(error, "a sign predictor of experts is not supported");
     if (kind == PI_PREDICTOR_SIGN && !pi_is_relu(m->info.activation))
         return PI_FAIL(error, "a sign predictor needs a ReLU model; no neuron of this one is ever silent");
     if (m->options.predictor_type >= 0 && !has_mlp)
@@ -87,7 +88,7 @@ static pi_status bind_all(pi_model *m) {
         for (; l->n_blocks < PI_MAX_BLOCKS && m->arch->block[l->n_blocks]; l->n_blocks++) {
             pi_block *b = &l->block[l->n_blocks];
             b->kind = m->arch->block[l->n_blocks];
-            if (m->has_experts && m->arch->experts && b->kind == &pi_ffn_kind) b->kind = &pi_experts_kind;
+            if (m->info.n_expert && m->arch->experts && b->kind == &pi_ffn_kind) b->kind = &pi_experts_kind;
             PI_TRY(b->kind->bind(m, i, b));
         }
         const pi_ffn *f = pi_ffn_of(l);

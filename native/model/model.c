@@ -69,7 +69,8 @@ static pi_status read_shape(pi_model *m) {
                        (long long)n_head_kv);
     c->n_head_kv = (int32_t)n_head_kv;
     PI_TRY(pi_key_i64(g, a->name, "expert_count", 0, INT32_MAX, &n_expert, NULL));
-    m->has_experts = n_expert > 0;
+    c->n_expert = (int32_t)n_expert;
+    c->n_neurons = c->n_ff;
     if (n_expert && !a->experts && a->block[1] != &pi_experts_kind)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "the model has %lld experts, which are not supported for %s models",
                        (long long)n_expert, a->name);

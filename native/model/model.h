@@ -118,9 +118,6 @@ struct pi_model {
     int32_t loaded;            /* layers done by pi_model_load */
     te_pool *team;             /* while loading, once something needs it */
     int32_t max_rank;          /* largest r of any predictor */
-    bool has_experts;          /* the file says so */
-    int32_t n_expert;          /* most experts of any layer; 0: there are none */
-    int32_t n_used;            /* most that one token uses, and */
     int32_t n_ff_expert;       /* the most neurons of an expert */
     int32_t sign_words;        /* 64-bit words per neuron of the sign predictor; 0: there is none */
     int32_t adapter_rank;      /* largest rank of any adapter; 0: there are none */

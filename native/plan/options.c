@@ -35,11 +35,6 @@ static pi_status check_blocks(const pi_model *m) {
                 return PI_FAIL(PI_ERROR_UNSUPPORTED,
                                "%s on a device are not supported yet; the CPU computes such a model",
                                m->layer[l].block[i].kind->name);
-    for (int32_t l = 0; l < m->info.n_layer; l++)
-        if (pi_attention_of(&m->layer[l])->wide_q_norm)
-            return PI_FAIL(PI_ERROR_UNSUPPORTED,
-                           "norms over all heads together are not supported on a device yet; the CPU "
-                           "computes such a model");
     return PI_OK;
 }
 

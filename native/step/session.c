@@ -42,8 +42,8 @@ static void lay_out(pi_session *s, carver *c) {
     const size_t b = (size_t)s->options.n_batch, nt = (size_t)s->options.n_threads, f = sizeof(float),
                  n_ff = (size_t)i->n_ff;
     const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
-    const size_t n_routes = pi_mul(b, (size_t)s->model->n_used), n_expert = (size_t)s->model->n_expert;
-    const size_t n_routed = (size_t)s->model->n_used * (size_t)s->model->n_ff_expert;
+    const size_t n_routes = pi_mul(b, (size_t)s->model->info.n_expert_used), n_expert = (size_t)s->model->info.n_expert;
+    const size_t n_routed = (size_t)s->model->info.n_expert_used * (size_t)s->model->n_ff_expert;
     const size_t n_hidden = n_ff > n_routed ? n_ff : n_routed;
     const bool predictor = i->predictor != PI_PREDICTOR_NONE, mlp = i->predictor == PI_PREDICTOR_MLP;
     s->x = carve(c, b, (size_t)i->n_embd, f);

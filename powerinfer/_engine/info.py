@@ -95,7 +95,8 @@ class Info(ABC):
         self._open()
         notes = []
         model = None if self._model is None else self._model.info
-        if model is not None and model.activation in ("relu", "drelu") and not model.can_skip_down:
+        keeps_down = model is not None and not (model.can_skip_down or model.n_expert)
+        if model is not None and model.activation in ("relu", "drelu") and keeps_down:
             notes.append(
                 "ffn_down is quantised and not stored transposed: silent neurons' parts of it are read too"
             )

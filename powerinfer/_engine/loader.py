@@ -193,7 +193,7 @@ class Loader:
         assert self.devices is not None
         if self.devices.kind == "host":
             return HOST_RATES
-        return device_rates([facts_of("cuda", index) for index in self.devices.indices], in_place=True)
+        return device_rates([facts_of("cuda", index) for index in self.devices.indices], zero_copy=True)
 
     def _make(self) -> None:
         from ..models.plan import find_statistics
@@ -310,10 +310,10 @@ def summary(plan: Plan) -> str:
         each = ", ".join(f"{d.total_bytes / GIB:.2f}" for d in plan.devices)
         where += f" ({each})"
     pcie = sum(len(layer.pcie) for layer in plan.layers)
-    in_place = f", {pcie} read by zero-copy over PCIe" if pcie else ""
+    zero_copy = f", {pcie} read by zero-copy over PCIe" if pcie else ""
     return (
         f"plan: {where}, attention of {n_device} of {len(plan.layers)} layers, {plan.hot_share:.0%} of the "
-        f"neurons, which are {plan.carried:.0%} of those computed{in_place}; "
+        f"neurons, which are {plan.carried:.0%} of those computed{zero_copy}; "
         f"{plan.expected.tokens_per_s:.1f} tokens/s expected; statistics: {plan.statistics_source}; "
         f"PCIe: {plan.rates.pcie}"
     )

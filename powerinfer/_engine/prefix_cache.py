@@ -169,4 +169,5 @@ class PrefixCache:
         for sequence in self.all:
             with suppress(PowerInferError):
                 self.agree(sequence)
-            self.release(sequence)
+            if sequence.is_used:
+                self.release(sequence)

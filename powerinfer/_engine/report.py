@@ -57,6 +57,11 @@ class LlamaInfo:
         return 0 if self.model is None else self.model.n_ff
 
     @property
+    def n_neurons(self) -> int:
+        """Of one layer that a token goes through: n_ff, or those of its experts; 0 with vocab_only."""
+        return 0 if self.model is None else self.model.n_neurons
+
+    @property
     def sparsity(self) -> str:
         """Mode in use: "predicted", "exact" or "dense"; "none" with vocab_only."""
         return "none" if self.session is None else self.session.sparsity

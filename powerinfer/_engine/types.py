@@ -102,6 +102,12 @@ class ModelInfo:
     """A gate at or below it counts as silent (FATReLU); 0 for plain ReLU."""
     is_gated: bool
     """The feed-forward has a gate matrix."""
+    n_expert: int
+    """Of a mixture of experts; 0: it is none."""
+    n_expert_used: int
+    """By one token."""
+    n_neurons: int
+    """Of a layer that a token goes through: n_ff, or those of its experts together."""
     predictor: str
     """Of active neurons: "none", "mlp" (fc1 and fc2 of the file) or "sign" (the signs of the weights)."""
     sparse_threshold: float

@@ -26,11 +26,11 @@ class Work:
     on_device: int = 0
     """Of the active ones, those whose neuron lies on a device."""
 
-    def count(self, llm: Llama, n_ff: int) -> None:
+    def count(self, llm: Llama, n_neurons: int) -> None:
         """Adds the last step."""
         for step in llm.last_step:
             self.computed += step.n_computed
-            self.pairs += step.n_sparse * n_ff
+            self.pairs += step.n_sparse * n_neurons
             self.active += step.n_active
             self.on_device += step.n_active_device
 
@@ -79,7 +79,7 @@ class Chat:
             if self.forgets and self.conversation.forget_half():
                 return False
             raise ContextError(f"{error}. {ADVICE}") from error
-        llm, n_ff = self.llm, self.llm.info().n_ff
+        llm, n_neurons = self.llm, self.llm.info().n_neurons
         parts: list[str] = []
         work, reason = Work(), None
         with self.ui.answering(), bar:
@@ -93,7 +93,7 @@ class Chat:
                     parts.append(text)
                     self.ui.write(text)
                 if "content" in choice["delta"]:
-                    work.count(llm, n_ff)
+                    work.count(llm, n_neurons)
         if not parts and reason is None:
             self.ui.note("Stopped before the answer began; the question is taken back.")
             return True

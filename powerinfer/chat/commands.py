@@ -95,7 +95,7 @@ def stats(chat: Chat, rest: str) -> None:
     if not steps or not steps[0].n_tokens:
         chat.ui.note("Nothing was computed yet.")
         return
-    t, n_ff = chat.llm.timings, chat.llm.info().n_ff
+    t, n_neurons = chat.llm.timings, chat.llm.info().n_neurons
     chat.ui.note(
         f"loaded in {t.load_s:.1f} s; prompt: {t.n_prompt} tokens, {t.n_reused} of them known already, "
         f"{t.prompt_per_s:.1f} tokens/s; answer: {t.tokens_per_s:.1f} tokens/s"
@@ -112,13 +112,13 @@ def stats(chat: Chat, rest: str) -> None:
     for name in ("all kB", "all µs") if wide else ():
         table.add_column(name, justify="right", no_wrap=True)
     for i, step in enumerate(steps):
-        table.add_row(str(i), *row(step, n_ff, wide))
+        table.add_row(str(i), *row(step, n_neurons, wide))
     chat.ui.note(table)
 
 
-def row(step: LayerStep, n_ff: int, wide: bool) -> list[str]:
+def row(step: LayerStep, n_neurons: int, wide: bool) -> list[str]:
     """A layer's cells: shares of the neurons that were computed sparsely, kilobytes, microseconds."""
-    pairs = max(1, step.n_sparse * n_ff)
+    pairs = max(1, step.n_sparse * n_neurons)
     cells = [f"{n / pairs:.1%}" for n in (step.n_predicted, step.n_computed, step.n_active)]
     cells += [f"{step.ffn_bytes / 1e3:,.0f}", f"{step.ffn_us:,.0f}"]
     return [*cells, f"{step.bytes / 1e3:,.0f}", f"{step.layer_us:,.0f}"] if wide else cells

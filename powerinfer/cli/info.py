@@ -178,6 +178,8 @@ def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
         ),
         ("rope", m.rope),
     ]
+    if m.n_expert:
+        rows.append(("experts", f"{m.n_expert}, of which a token uses {m.n_expert_used}; on the CPU alone"))
     threshold = f" above {m.activation_threshold:g}" if m.activation_threshold else ""
     kind = "gated" if m.is_gated else "plain"
     rows.append(("FFN", f"{kind}, {m.activation}{threshold}; {sparsity_of(file, m)}"))
@@ -195,6 +197,8 @@ def sparsity_of(file: ModelFile, m: ModelInfo) -> str:
     """How the engine will compute the FFN, in words."""
     if m.activation not in ("relu", "drelu"):
         return "dense: no neuron is ever silent"
+    if m.n_expert:
+        return "dense: silent neurons of a chosen expert are computed, too"
     read = "up and down" if m.is_gated else "down"
     skip = f"silent neurons' {read} rows are skipped"
     if not skips_down(file, m):

@@ -338,9 +338,9 @@ def show(args: argparse.Namespace, name: str, plan: Plan, cpu: Plan) -> None:
         print()
         for line in wrapped(f"neurons in VRAM, layer by layer: {heights(plan)}", width):
             print(line)
-        in_place = sum(len(y.pcie) for y in plan.layers)
-        if in_place:
-            for line in wrapped(f"{in_place} more are read over PCIe by the GPU while it would wait", width):
+        zero_copy = sum(len(y.pcie) for y in plan.layers)
+        if zero_copy:
+            for line in wrapped(f"{zero_copy} more are read over PCIe by the GPU while it would wait", width):
                 print(line)
         print()
     elif plan.budget_bytes:
@@ -472,16 +472,16 @@ def expectation(plan: Plan, cpu: Plan) -> list[str]:
         shown = next((i for i, y in enumerate(plan.layers) if y.on_device), 0)
         y = plan.layers[shown]
         side = f"{r.layer_us:g} us + bytes / {gpu}" if y.on_device else f"bytes / {host}"
-        in_place = ""
+        zero_copy = ""
         if e.active_pcie:
-            in_place = (
+            zero_copy = (
                 f"; others by zero-copy: {r.ffn_us:g} us + bytes / {r.zero_copy_bytes_per_s / 1e9:,.0f} GB/s"
             )
         layers_ms = (e.total_us - e.head_us) / 1e3
         lines += [
             f"  token    = layers + output matrix = {short(layers_ms)} + {short(e.head_us / 1e3)} ms",
             f"  layer    = attention, K, V, predictor ({side})",
-            f"             + max(hot neurons: {r.ffn_us:g} us + bytes / {gpu}{in_place},",
+            f"             + max(hot neurons: {r.ffn_us:g} us + bytes / {gpu}{zero_copy},",
             f"                   cold neurons: bytes / {host} + hand-over)",
             f"  layer {shown:<2} = {y.fixed_us:.1f} + max({y.gpu_ffn_us:.1f}, "
             f"{y.cpu_ffn_us:.1f} + {y.handover_us:g}) = {y.us:.1f} us",

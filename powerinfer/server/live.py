@@ -23,7 +23,9 @@ def engine_view(llm: AsyncLlama, info: LlamaInfo, name: str) -> dict[str, Any]:
         hot = len(plan.layers[i].hot) / model.n_ff if plan is not None else 0.0
         where = "device" if there and hot == 1 else "both" if there or hot else "cpu"
         step = stats.layers[i] if i < len(stats.layers) else None
-        layers.append({"computed": _computed(step, model.n_ff), "on_device": round(hot, 4), "where": where})
+        layers.append(
+            {"computed": _computed(step, model.n_neurons), "on_device": round(hot, 4), "where": where}
+        )
     vram = None
     if plan is not None:
         vram = {
@@ -46,11 +48,11 @@ def engine_view(llm: AsyncLlama, info: LlamaInfo, name: str) -> dict[str, Any]:
     }
 
 
-def _computed(step: LayerStep | None, n_ff: int) -> float | None:
+def _computed(step: LayerStep | None, n_neurons: int) -> float | None:
     """Neurons computed per token, as a share; all of them where the step was computed densely; None: of no
     token, as in the last layer while a prompt is read."""
     if step is None or not step.n_tokens:
         return None
     if not step.n_sparse:
         return 1.0
-    return round(min(step.n_computed / (step.n_sparse * n_ff), 1.0), 4)
+    return round(min(step.n_computed / (step.n_sparse * n_neurons), 1.0), 4)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from powerinfer import FormatError, UnsupportedError
+from powerinfer import FormatError, Llama, UnsupportedError
 from powerinfer._engine.session import Model, Session
+from powerinfer.cli import main
 from tests import models, reference, rounding
+from tests.native.test_experts import same_bits_alone
 
 SPEC = models.SPECS["qwen3moe"]
 N_LAYER, N_SHARED = 5, 80  # more than a period of SmallThinker's layers
@@ -123,17 +126,7 @@ def test_bits_stay_together_and_however_a_prompt_is_cut(name: str, tmp_path: Pat
         Session(m, n_threads=2, n_seq=3, n_batch=16) as s,
         Session(m, n_threads=3) as alone,
     ):
-        for seq, n in enumerate((40, 24, 3)):
-            s.feed(TOKENS[:n], seq=seq)
-        for token in TOKENS[:5]:
-            s.feed([token] * 3, seq=[0, 1, 2], want_logits=True)
-            last = [s.logits(i).copy() for i in range(3)]
-        for seq, n in enumerate((40, 24, 3)):
-            alone.drop()
-            alone.feed(TOKENS[:n])
-            for token in TOKENS[:5]:
-                alone.feed([token])
-            assert np.array_equal(alone.logits(), last[seq])
+        assert same_bits_alone(s, alone)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +147,40 @@ def test_bad_routers_are_refused(
         pass
 
 
+def test_a_tensor_for_each_expert_is_refused(tmp_path: Path) -> None:
+    """Mixtral files of the first converters."""
+    path = write(tmp_path / "m.gguf", "mixtral")
+    file = reference.load(path)
+    tensors: models.Tensors = {}
+    for name, value in file.tensors.items():
+        stem, _, rest = name.partition("_exps.")
+        split = {f"{stem}.{e}.{rest}": one for e, one in enumerate(value)} if rest else {name: value}
+        tensors |= {key: one.astype(np.float32) for key, one in split.items()}
+    models.write(path, file.meta, tensors)
+    with pytest.raises(FormatError, match=r"blk\.0\.ffn_gate_exps\.weight"), Model(path):
+        pass
+
+
 def test_experts_of_other_architectures_are_refused(tmp_path: Path) -> None:
     spec = models.SPECS["qwen2"]
     meta = models.metadata(spec) | {"qwen2.expert_count": 8}
     path = models.write(tmp_path / "m.gguf", meta, models.file_tensors(spec, models.draw(spec)))
     with pytest.raises(UnsupportedError, match="8 experts"), Model(path):
         pass
+
+
+def test_what_a_mixture_says_of_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its experts, no mode that it does not have, and shares of the neurons that a token goes through."""
+    path = write(tmp_path / "m.gguf", "smallthinker")
+    assert main(["info", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "8, of which a token uses 3" in text and "dense: silent neurons" in text and "by default" not in text
+    )
+    with Llama(path, n_threads=1, verbose=False) as llm:
+        assert not llm.info().notes
+    assert main(["bench", str(path), "-p", "0", "-n", "4", "-r", "1", "-t", "1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert result["computed"] == 1 and 0.3 < result["active"] < 0.7
+    with Model(write(tmp_path / "q.gguf", "qwen2moe")) as m:
+        assert m.info.n_neurons == 3 * SPEC.n_ff_expert + N_SHARED

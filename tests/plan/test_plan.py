@@ -272,6 +272,13 @@ def _places(table: Any, at: tuple[Any, ...] = ()) -> Any:
         yield (*at, step)
 
 
+def test_a_plan_with_an_older_name_of_a_rate(path: Path) -> None:
+    with Model(path) as model:
+        text = some(model).to_json()
+        older = text.replace("zero_copy_bytes_per_s", "in_place_bytes_per_s")
+        assert older != text and plans.from_json(older).to_json() == text
+
+
 @pytest.mark.parametrize("device", [1, 1 << 31, 1 << 61])
 def test_devices_that_a_plan_does_not_have(path: Path, device: int) -> None:
     with Model(path, load=False) as model:

@@ -329,9 +329,9 @@ def test_rates_that_were_measured(cards: pytest.MonkeyPatch) -> None:
     found = rates.device_rates([fact(), fact(read_bytes_per_s=5e11)])
     assert found.gpu_bytes_per_s == 5e11 * rates.CARD_READS and found.pcie_bytes_per_s == 2e10
     assert found.zero_copy_bytes_per_s == 0
-    near = rates.device_rates([fact()], in_place=True)
+    near = rates.device_rates([fact()], zero_copy=True)
     assert near.zero_copy_bytes_per_s == 1.5e10 * rates.ZERO_COPY_SHARE and "by zero-copy" in near.pcie
-    refused = rates.device_rates([fact(can_map=False, no_mapping="limits of WSL")], in_place=True)
+    refused = rates.device_rates([fact(can_map=False, no_mapping="limits of WSL")], zero_copy=True)
     assert refused.zero_copy_bytes_per_s == 0 and "cannot be mapped (limits of WSL)" in refused.pcie
     unknown = rates.device_rates([fact(read_bytes_per_s=0.0, copy_bytes_per_s=0.0)])
     assert unknown.gpu_bytes_per_s == 1e12 * rates.CARD_SHARE

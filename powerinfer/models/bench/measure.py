@@ -171,7 +171,7 @@ def _once(session: Session, case: Case, prompt: Tokens, generated: Tokens, probe
         for step in session.last_step:
             run.active += step.n_active
             run.computed += step.n_computed
-            run.pairs += step.n_sparse * session.model.info.n_ff
+            run.pairs += step.n_sparse * session.model.info.n_neurons
         if probe and piece:
             piece.seconds += seconds
             piece.n_bytes += n_bytes

@@ -274,9 +274,9 @@ def native_plan(
     Raises ArgumentError (a placement that cannot be, or takes more than the budget), OutOfMemoryError.
     """
     n_layer = model.info.n_layer
-    in_place = [np.zeros(0, np.int32)] * n_layer if pcie is None else pcie
+    zero_copy = [np.zeros(0, np.int32)] * n_layer if pcie is None else pcie
     places = [0] * n_layer if devices is None else devices
-    if {len(on_device), len(hot), len(in_place), len(places)} != {n_layer}:
+    if {len(on_device), len(hot), len(zero_copy), len(places)} != {n_layer}:
         raise ArgumentError(f"the plan has {len(on_device)} layers, the model has {n_layer}")
     options, _alive = _options(model, settings, rates, counts, n_tokens)
     at = _native.ffi.new("pi_placement *")
@@ -285,8 +285,8 @@ def native_plan(
         "n_hot": _lengths(hot),
         "hot": _joined(hot),
         "device": np.array([*places, head_device], np.int32),
-        "n_pcie": _lengths(in_place),
-        "pcie": _joined(in_place),
+        "n_pcie": _lengths(zero_copy),
+        "pcie": _joined(zero_copy),
     }
     for name, array in kept.items():
         setattr(at, name, _native.ffi.from_buffer(f"{array.dtype.name}_t[]", array))

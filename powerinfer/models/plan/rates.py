@@ -20,8 +20,8 @@ products with one vector at 0.80."""
 CARD_READS = 0.85
 """Of a GPU's read rate that is measured here, what products with one vector reach."""
 ZERO_COPY_SHARE = 0.6
-"""Of the rate at which a GPU is measured to read host memory. Scattered rows reach 0.9; too few of them in
-place cost little, too many make a CPU wait that is faster than it was estimated."""
+"""Of the rate at which a GPU is measured to read host memory. Scattered rows reach 0.9; too few of them
+cost little, too many make a CPU wait that is faster than it was estimated."""
 CPU_SHARE = 0.8
 """Of the read rate that is measured here, what decoding reaches: 0.77 to 0.81 (ARCHITECTURE.md)."""
 _MEASURE_BYTES = 1 << 30  # more than most last-level caches
@@ -182,11 +182,11 @@ HOST_RATES = Rates(
 """Of the device "host", which is not made for speed: whatever fits is worth placing there."""
 
 
-def device_rates(facts: Sequence[DeviceFacts], *, in_place: bool = False) -> Rates:
+def device_rates(facts: Sequence[DeviceFacts], *, zero_copy: bool = False) -> Rates:
     """Of GPUs that work together, as they were measured when they were opened, the slowest's; what could not
     be measured is taken from the driver.
 
-    in_place: neurons may be read where they lie in host memory, if that can be mapped.
+    zero_copy: neurons may be read where they lie in host memory, if that can be mapped.
     """
     published = find_rates(cpu_gbps=1)
     values: dict[str, Any] = {}
@@ -208,7 +208,7 @@ def device_rates(facts: Sequence[DeviceFacts], *, in_place: bool = False) -> Rat
         words["pcie"] += (
             f"; host memory cannot be mapped ({refused}), so that prompts' cold neurons come through a buffer"
         )
-    elif in_place and near:
+    elif zero_copy and near:
         values["zero_copy_bytes_per_s"] = near * ZERO_COPY_SHARE
         words["pcie"] += f", {near / 1e9:.1f} GB/s by zero-copy, times {ZERO_COPY_SHARE}"
     values["cpu_bytes_per_s"], words["cpu"] = measure_cpu()

@@ -86,6 +86,13 @@ class _Text:
         return cls(**values, **more)
 
 
+def _rates(table: Any) -> Any:
+    """With the name that a rate has now: plans of this version were also written with the older one."""
+    if isinstance(table, dict) and "in_place_bytes_per_s" in table:
+        return {"zero_copy_bytes_per_s": table["in_place_bytes_per_s"]} | table
+    return table
+
+
 def from_json(text: str, name: str = "the text") -> Plan:
     """A plan whose parts are of the right types and fit together; `Plan.check` then holds it against a model.
 
@@ -122,7 +129,7 @@ def from_json(text: str, name: str = "the text") -> Plan:
     plan = Plan(
         model=model,
         settings=settings,
-        rates=t.part(Rates, table.get("rates")),
+        rates=t.part(Rates, _rates(table.get("rates"))),
         statistics_kind=statistics["kind"],
         statistics=t.value(statistics, "source", str),
         layers=tuple(_layer(t, layer, model.n_ff) for layer in layers),
