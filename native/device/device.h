@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { PI_DEVICE_VERSION = 5 };
+enum { PI_DEVICE_VERSION = 6 };
 
 /* Every device begins with this. */
 typedef struct pi_device {
@@ -106,6 +106,8 @@ typedef struct pi_device_ops {
     void (*attention)(pi_device *dev, const te_attention_args *a);
     void (*marks)(pi_device *dev, const te_marks_args *a);
     void (*ffn)(pi_device *dev, const te_ffn_args *a);
+    void (*route)(pi_device *dev, const te_route_args *a);
+    void (*experts)(pi_device *dev, const te_experts_args *a);
     void (*merge)(pi_device *dev, const te_merge_args *a);
     void (*load)(pi_device *dev, const pi_device_load *a);
     void (*stamp)(pi_device *dev, uint64_t *at); /* S: the device's clock, in ns, once what is in front has ended */
