@@ -14,6 +14,7 @@
 
 #include "../model/bind.h"
 #include "../model/keys.h"
+#include "experts.h"
 #include "ops.h"
 
 enum { MAX_EXPERTS = 4096, MAX_FF = 1 << 20 };
@@ -129,6 +130,8 @@ static void route(const pi_block_run *r, int32_t t0, int32_t n) {
         const int64_t one = (pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->up) + pi_mat_bytes(&w->down)) / w->n_expert;
         const int64_t n_chosen = order(w, to, to->expert + (ptrdiff_t)t0 * w->n_used, n * w->n_used);
         te_ffn_counts *c = &s->count[(ptrdiff_t)r->l * s->options.n_threads].ffn;
+        for (int32_t e = 0; s->fired && e < w->n_expert; e++)
+            s->fired[(ptrdiff_t)r->l * s->model->info.n_placed + e] += (uint32_t)(to->first[e + 1] - to->first[e]);
         c->rows += n_chosen * w->n_ff * 3;
         c->bytes += n_chosen * one + pi_mat_bytes(&w->router);
     }
@@ -260,6 +263,26 @@ static void run(pi_block_run *r) {
     }
 }
 
+void pi_experts_rows(pi_session *s, te_team *team, int32_t l, const pi_block *b, const float *h, int32_t n_tok,
+                     const int32_t *token, const int32_t *expert, const float *weight, int32_t n, float *y) {
+    const pi_block_run r = {.s = s, .team = team, .layer = &s->model->layer[l], .block = b, .l = l};
+    const pi_routes *to = &s->routes;
+    const size_t n_embd = (size_t)s->model->info.n_embd;
+    int64_t lo, hi;
+    if (team->ith == 0) (void)order(&b->experts, to, expert, n);
+    te_barrier(team);
+    for (int32_t i = team->ith; i < n; i += team->nth)
+        memcpy(to->x + n_embd * (size_t)to->place[i], h + n_embd * (size_t)token[i], sizeof *h * n_embd);
+    te_barrier(team);
+    run_experts(&r, n, TE_BY_ROWS);
+    te_share(team, (int64_t)n_embd, 16, &lo, &hi);
+    for (int32_t t = 0; t < n_tok; t++) memset(y + n_embd * (size_t)t + lo, 0, sizeof *y * (size_t)(hi - lo));
+    for (int32_t i = 0; i < n; i++)
+        for (int64_t c = lo; c < hi; c++)
+            y[n_embd * (size_t)token[i] + (size_t)c] += weight[i] * to->x[n_embd * (size_t)to->place[i] + (size_t)c];
+    te_barrier(team);
+}
+
 static void prepare(pi_block_run *r) { pi_make_input(r, r->from); }
 
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -340,8 +363,9 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     pi_experts *w = &b->experts;
     te_mat *const mat[] = {&w->router, &w->gate, &w->up, &w->down, &w->shared_gate, &w->shared_up, &w->shared_down};
     const int32_t n = sizeof mat / sizeof *mat;
-    for (int32_t i = 0; i < n; i++) out[i] = (pi_block_mat){.mat = mat[i], .use = PI_MAT_PRODUCT};
+    for (int32_t i = 0; i < n; i++)
+        out[i] = (pi_block_mat){.mat = mat[i], .use = i >= 1 && i <= 3 ? PI_MAT_EXPERTS : PI_MAT_PRODUCT};
     return n;
 }
 
-const pi_block_kind pi_experts_kind = {"experts", bind, matrices, begin, prepare, run, NULL};
+const pi_block_kind pi_experts_kind = {"experts", bind, matrices, begin, prepare, run, &pi_experts_on_device};

@@ -178,6 +178,8 @@ static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
                                        .attention = pi_host_attention,
                                        .marks = pi_host_marks,
                                        .ffn = pi_host_ffn,
+                                       .route = pi_host_route,
+                                       .experts = pi_host_experts,
                                        .merge = pi_host_merge,
                                        .load = pi_host_load,
                                        .stamp = pi_host_stamp};

@@ -94,6 +94,15 @@ void pi_host_attention(pi_device *dev, const te_attention_args *a);
 void pi_host_marks(pi_device *dev, const te_marks_args *a);
 void pi_host_ffn(pi_device *dev, const te_ffn_args *a);
 void pi_host_merge(pi_device *dev, const te_merge_args *a);
+/* host_experts.c */
+void pi_host_route(pi_device *dev, const te_route_args *a);
+void pi_host_experts(pi_device *dev, const te_experts_args *a);
+/* What host_ops.c gives it. begin: of every operation; false: do nothing. */
+bool pi_host_begin_op(pi_device *dev, uint64_t kind, int32_t n_tok);
+void pi_host_mix(pi_host_device *d, const void *p);
+/* Room for operations of so many tokens, columns and rows; of floats. Errors fail the device. */
+bool pi_host_reserve_work(pi_host_device *d, int32_t n_tok, int32_t cols, int32_t rows);
+float *pi_host_scratch(pi_host_device *d, size_t n_floats);
 void pi_host_load(pi_device *dev, const pi_device_load *a);
 void pi_host_stamp(pi_device *dev, uint64_t *at);
 

@@ -97,6 +97,7 @@ typedef enum pi_mat_use {
     PI_MAT_PREDICTOR, /* the same, of a predictor, whose format may be another */
     PI_MAT_NEURONS,   /* a neuron */
     PI_MAT_DOWN,      /* a neuron, or an output; may be stored the other way round */
+    PI_MAT_EXPERTS,   /* an output of one of the block's experts */
 } pi_mat_use;
 
 typedef struct pi_block_mat {
@@ -124,7 +125,7 @@ typedef struct pi_block_kind {
     const struct pi_block_on_device *device;
 } pi_block_kind;
 
-extern const struct pi_block_on_device pi_attention_on_device, pi_ffn_on_device;
+extern const struct pi_block_on_device pi_attention_on_device, pi_ffn_on_device, pi_experts_on_device;
 extern const pi_block_kind pi_attention_kind, pi_ffn_kind, pi_experts_kind;
 
 #endif

@@ -81,6 +81,7 @@ static void plan_block(const pi_model *m, pi_block *b, copy_task *t) {
         te_mat *mat = mats[i].mat;
         switch (mats[i].use) {
         case PI_MAT_PRODUCT:
+        case PI_MAT_EXPERTS:
             if (all) put(t, mat, mat, mat->type, PRODUCT_UNIT);
             break;
         case PI_MAT_PREDICTOR: {

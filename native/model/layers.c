@@ -91,6 +91,8 @@ static pi_status bind_all(pi_model *m) {
             if (m->info.n_expert && m->arch->experts && b->kind == &pi_ffn_kind) b->kind = &pi_experts_kind;
             PI_TRY(b->kind->bind(m, i, b));
         }
+        const int32_t n_placed = pi_n_placed(l, c->n_ff);
+        if (n_placed > m->info.n_placed) m->info.n_placed = n_placed;
         const pi_ffn *f = pi_ffn_of(l);
         n_predictors += f && f->fc1.w;
         n_down_t += f && f->down_t.w;

@@ -86,6 +86,19 @@ static inline float pi_threshold_of(const pi_layer *l) {
     return f ? f->threshold : 0;
 }
 
+/* What plans place of a layer: neurons, or experts. */
+static inline int32_t pi_n_placed(const pi_layer *l, int32_t n_ff) {
+    const pi_experts *e = pi_experts_of(l);
+    return e ? e->n_expert : n_ff;
+}
+/* Expert e's rows of a matrix that has n of each. */
+static inline te_mat pi_expert_rows(const te_mat *all, int32_t e, int32_t n) {
+    te_mat m = *all;
+    m.w = (const char *)all->w + all->stride * (size_t)e * (size_t)n;
+    m.n_rows = n;
+    return m;
+}
+
 /* A layer's adapter of one matrix, or NULL. */
 static inline const pi_adapter *pi_adapter_of(const pi_layer *l, int32_t which) {
     return l->adapter && l->adapter[which].a.w ? &l->adapter[which] : NULL;

@@ -44,7 +44,7 @@ pi_status pi_session_last_total(const pi_session *s, int64_t *bytes, float *us) 
 }
 
 static pi_status counts_of(pi_session *s, int32_t layer, uint32_t *count, uint64_t *n_tokens) {
-    const size_t n = (size_t)s->model->info.n_ff;
+    const size_t n = (size_t)s->model->info.n_placed;
     memcpy(count, s->fired + n * (size_t)layer, sizeof *count * n);
     if (s->hybrid) PI_TRY(pi_hybrid_add_fired(s->hybrid, layer, count));
     if (n_tokens) *n_tokens = s->n_counted;
@@ -73,7 +73,7 @@ pi_status pi_session_reset_counts(pi_session *s) {
     pi_session_lock(s);
     const pi_status st = s->hybrid ? pi_hybrid_reset_fired(s->hybrid) : PI_OK;
     if (st == PI_OK) {
-        memset(s->fired, 0, sizeof *s->fired * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_ff);
+        memset(s->fired, 0, sizeof *s->fired * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_placed);
         s->n_counted = 0;
     }
     pi_session_unlock(s);

@@ -60,6 +60,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->routes.score = carve(c, b, pi_mul(3, n_expert), f);
     s->routes.expert = carve(c, n_routes, 1, sizeof *s->routes.expert);
     s->routes.weight = carve(c, n_routes, 1, f);
+    s->routes.token = carve(c, n_routes, 1, sizeof *s->routes.token);
     s->routes.place = carve(c, n_routes, 1, sizeof *s->routes.place);
     s->routes.first = carve(c, 1, n_expert + 1, sizeof *s->routes.first);
     s->routes.x = carve(c, n_routes, (size_t)i->n_embd, f);
@@ -85,7 +86,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->chunk.batch_row = carve(c, b, 1, sizeof(int32_t));
     s->step = carve(c, 1, (size_t)i->n_layer, sizeof *s->step);
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
-    s->fired = carve(c, s->options.count_neurons ? (size_t)i->n_layer : 0, n_ff, sizeof *s->fired);
+    s->fired = carve(c, s->options.count_neurons ? (size_t)i->n_layer : 0, (size_t)i->n_placed, sizeof *s->fired);
     if (!s->options.count_neurons) s->fired = NULL;
 }
 

@@ -521,7 +521,7 @@ class Session:
     def counted_tokens(self) -> int:
         """Over how many tokens neurons were counted since the session was opened or reset. Raises
         ArgumentError (a session that was opened without count_neurons), DeviceError."""
-        row = np.empty(self.model.info.n_ff, np.uint32)
+        row = np.empty(self.model.info.n_placed, np.uint32)
         n_tokens = _native.ffi.new("uint64_t *")
         with self._lock:
             counts = _native.ffi.from_buffer("uint32_t[]", row)
@@ -536,7 +536,7 @@ class Session:
         DeviceError.
         """
         info, ffi, lib = self.model.info, _native.ffi, _native.lib
-        counts = np.empty((info.n_layer, info.n_ff), np.uint32)
+        counts = np.empty((info.n_layer, info.n_placed), np.uint32)
         n_tokens = ffi.new("uint64_t *")
         with self._lock:
             for layer in range(info.n_layer):

@@ -108,6 +108,8 @@ class ModelInfo:
     """By one token."""
     n_neurons: int
     """Of a layer that a token goes through: n_ff, or those of its experts together."""
+    n_placed: int
+    """That plans place of a layer, at most: n_ff neurons, or n_expert experts."""
     predictor: str
     """Of active neurons: "none", "mlp" (fc1 and fc2 of the file) or "sign" (the signs of the weights)."""
     sparse_threshold: float

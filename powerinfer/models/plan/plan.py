@@ -45,6 +45,7 @@ class Identity:
     n_layer: int
     n_embd: int
     n_ff: int
+    """Neurons of a layer; of a mixture, experts."""
     n_vocab: int
     file_bytes: int
     tensors: str
@@ -77,7 +78,7 @@ def identify(model: Model) -> Identity:
         predictor=info.predictor,
         n_layer=info.n_layer,
         n_embd=info.n_embd,
-        n_ff=info.n_ff,
+        n_ff=info.n_placed,
         n_vocab=info.n_vocab,
         file_bytes=file.info.n_bytes,
         tensors=tensors.hexdigest(),

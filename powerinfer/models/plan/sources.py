@@ -56,7 +56,7 @@ def find_statistics(model: Model, *, active_share: float = Settings().active_sha
     found = from_file(model.file)
     if found is not None:
         return found
-    n_layer, n_ff, path = model.info.n_layer, model.info.n_ff, model.file.path
+    n_layer, n_ff, path = model.info.n_layer, model.info.n_placed, model.file.path
     folder = path.absolute().parent / ACTIVATION_DIR
     if folder.is_dir():
         return from_folder(folder, n_layer, n_ff)

@@ -1,0 +1,169 @@
+"""Mixtures of experts whose layers lie partly on a device, against the float64 reference: whatever experts are
+where, decoded tokens to sums of floats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer import ArgumentError, UnsupportedError
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import engine
+from tests import reference, rounding
+from tests.native.test_mixtures import N_LAYER, SPEC, TOKENS, VARIANTS, write
+
+N_CTX = 128
+# Experts of a layer that are on the device; "mixed": of every other layer; "cpu": of none, but the head is.
+SPLITS: dict[str, Sequence[int]] = {
+    "all": range(SPEC.n_expert),
+    "none": (),
+    "one": (3,),
+    "but": (0, 1, 2, 3, 4, 6, 7),
+    "some": (1, 2, 5, 6),
+    "mixed": (0, 3, 7),
+}
+DEVICES = [name for name in VARIANTS if name != "olmoe"]
+SLOW = engine.Rates(cpu_bytes_per_s=1e7, handover_us=0, layer_us=0, ffn_us=0)  # a host that gains by all bytes
+F32 = {"type_k": "f32", "type_v": "f32"}
+
+
+def settings(n_batch: int, budgets: Sequence[int] = (1 << 34,), **change: Any) -> engine.Settings:
+    return engine.Settings(
+        budget_bytes=budgets[0],
+        more_budgets=tuple(budgets[1:]),
+        **{"n_ctx": N_CTX, "n_pool": N_CTX, "n_seq": 4, "n_batch": n_batch, "sparsity": "dense"}
+        | {"overhead_bytes": 0, "group": 1}
+        | F32
+        | change,
+    )
+
+
+def place(model: Model, split: str, n_batch: int, devices: Sequence[int] | None = None) -> Any:
+    on = [split != "mixed" or layer % 2 == 1 for layer in range(N_LAYER)]
+    hot = [np.array(SPLITS[split] if here else (), np.int32) for here in on]
+    return engine.native_plan(
+        model,
+        settings(n_batch, [1 << 34] * (max(devices) + 1 if devices else 1)),
+        engine.Rates(),
+        on_device=on,
+        hot=hot,
+        head_on_device=split != "mixed",
+        devices=devices,
+        head_device=devices[-1] if devices else 0,
+    )
+
+
+def opened(model: Model, plan: Any, n_batch: int = 64, n_threads: int = 2, **more: Any) -> Session:
+    return Session(
+        model,
+        plan=plan,
+        device="host",
+        n_ctx=N_CTX,
+        n_pool=N_CTX,
+        n_seq=4,
+        n_batch=n_batch,
+        sparsity="dense",
+        n_threads=n_threads,
+        **F32 | more,
+    )
+
+
+def decoded(s: Session) -> np.ndarray[Any, Any]:
+    rows = []
+    for token in TOKENS:
+        s.feed([token])
+        rows.append(s.logits().copy())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", name)
+    expected = reference.forward(reference.load(path), TOKENS)
+    with Model(path) as m:
+        for i, split in enumerate(SPLITS):
+            n_batch = 64 if i % 2 else 16
+            with opened(m, place(m, split, n_batch), n_batch, 1 + i % 3) as s:
+                assert reference.relative_error(decoded(s), expected) < 1e-5, split
+                s.drop()
+                for k in range(0, 35, 7):  # a few tokens at a time are shared with the CPU, too
+                    s.feed(TOKENS[k : k + 7], want_logits=True)
+                    got = np.stack([s.logits(j) for j in range(7)])
+                    assert reference.relative_error(got, expected[k : k + 7]) < 1e-5, split
+                s.drop()
+                s.feed(TOKENS)
+                if not rounding.BF16:  # rounded inputs of a prompt choose other experts where two are as good
+                    assert reference.relative_error(s.logits(), expected[-1]) < 2e-3, split
+                assert np.isfinite(s.logits()).all()
+
+
+def test_two_devices(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "smallthinker")
+    expected = reference.forward(reference.load(path), TOKENS)
+    with Model(path) as m, opened(m, place(m, "some", 64, [0, 0, 0, 1, 1])) as s:
+        assert reference.relative_error(decoded(s), expected) < 1e-5
+
+
+def test_norms_over_all_heads_are_refused(tmp_path: Path) -> None:
+    with (
+        Model(write(tmp_path / "m.gguf", "olmoe")) as m,
+        pytest.raises(UnsupportedError, match="norms over all heads"),
+    ):
+        place(m, "some", 64)
+
+
+def test_budgets(tmp_path: Path) -> None:
+    """From the least to everything: what a plan promises is held, and answers stay."""
+    path = write(tmp_path / "m.gguf", "qwen2moe")
+    expected = reference.forward(reference.load(path), TOKENS)
+    rates = SLOW
+    with Model(path) as m:
+        whole = engine.compute(m, settings(64), rates)
+        least = whole.min_bytes
+        with pytest.raises(ArgumentError, match="too small"):
+            engine.compute(m, settings(64, [least - 1]), rates)
+        seen = set()
+        for budget in np.linspace(least, whole.full_bytes, 7).astype(int):
+            asked = settings(64, [int(budget)])
+            plan = engine.compute(m, asked, rates)
+            assert plan.bytes.total <= budget
+            seen.add(sum(len(layer.hot) for layer in plan.layers))
+            native = engine.native_plan(
+                m,
+                asked,
+                rates,
+                on_device=[layer.on_device for layer in plan.layers],
+                hot=[layer.hot for layer in plan.layers],
+                head_on_device=plan.head_on_device,
+            )
+            with opened(m, native) as s:
+                assert reference.relative_error(decoded(s), expected) < 1e-5
+                assert s.info.n_device_bytes <= budget
+        assert len(seen) > 3 and max(seen) == N_LAYER * SPEC.n_expert
+
+
+def test_counts_choose_the_experts_of_a_plan(tmp_path: Path) -> None:
+    """Those that are used most lie on the device; the session counts uses, on whatever side they are."""
+    with Model(write(tmp_path / "m.gguf", "mixtral")) as m:
+        with Session(m, n_threads=1, n_ctx=N_CTX, count_neurons=True, **F32) as s:
+            for token in TOKENS:
+                s.feed([token])
+            counts = s.neuron_counts()
+        assert counts.counts.shape == (N_LAYER, SPEC.n_expert)
+        assert (counts.counts.sum(axis=1) == len(TOKENS) * SPEC.n_expert_used).all()
+        with opened(m, place(m, "some", 64), count_neurons=True) as s:
+            for token in TOKENS:
+                s.feed([token])
+            assert np.array_equal(s.neuron_counts().counts, counts.counts)
+        budget = engine.compute(m, settings(64), SLOW).full_bytes * 3 // 4
+        plan = engine.compute(
+            m, settings(64, [budget]), SLOW, counts.counts.astype(np.uint32), counts.n_tokens
+        )
+        for layer, row in zip(plan.layers, counts.counts, strict=True):
+            if 0 < len(layer.hot) < SPEC.n_expert:
+                rest = np.delete(row, layer.hot)
+                assert row[layer.hot].min() >= rest.max()
