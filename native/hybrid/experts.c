@@ -43,8 +43,9 @@ void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l) {
     const int32_t n = h->n_routes[l % 2]; /* the first member may be in the next layer already */
     const int64_t began = team->ith == 0 ? te_os_now_ns() : 0;
     if (n) {
-        pi_experts_rows(s, team, l, pi_block_of(&m->layer[l], &pi_experts_kind), x, h->n_tok, routes->token,
-                        routes->expert, routes->weight, n, h->y);
+        const pi_route_list list = {n, routes->token, routes->expert, routes->weight};
+        pi_experts_rows(s, team, pi_block_of(&m->layer[l], &pi_experts_kind), l, &list, x, h->y, h->n_tok, false);
+        te_barrier(team);
         pi_publish_words(h->device[device].answer, lo, hi - lo, ticket, (const uint32_t *)(const void *)(h->y + lo));
     }
     if (team->ith == 0) {

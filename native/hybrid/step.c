@@ -321,7 +321,7 @@ static void device_rows(const pi_hybrid *h, int32_t l, const uint32_t *count, pi
 }
 
 /* The same of a mixture: experts that some token uses. */
-static void device_experts(const pi_hybrid *h, int32_t l, pi_layer_step *st) {
+static void device_experts(pi_hybrid *h, int32_t l, pi_layer_step *st) {
     const pi_experts *w = pi_experts_of(&h->s->model->layer[l]);
     const int32_t n_expert = h->s->model->info.n_expert;
     const uint32_t *uses = h->device[h->layer[l].device].counts + 3 * (ptrdiff_t)h->s->model->info.n_layer +
@@ -329,6 +329,8 @@ static void device_experts(const pi_hybrid *h, int32_t l, pi_layer_step *st) {
     const int32_t *place = h->place + (ptrdiff_t)l * n_expert;
     int64_t n = 0; /* experts that were read */
     for (int32_t e = 0; e < n_expert; e++) n += uses[e] && (place[e] >= 0 || !h->decode);
+    for (int32_t e = 0; h->s->fired && e < n_expert; e++)
+        h->s->fired[(ptrdiff_t)l * h->s->model->info.n_placed + e] += uses[e];
     st->n_rows += 3 * n * w->n_ff;
     st->ffn_bytes += n * ((pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->up) + pi_mat_bytes(&w->down)) / w->n_expert) +
                      pi_mat_bytes(&w->router);

@@ -68,7 +68,5 @@ pi_status pi_session_check(const pi_model *m, pi_session_options *o) {
             return PI_FAIL(PI_ERROR_ARGUMENT, "%s cannot hold K or V: the head size %d is not a multiple of %d",
                            te_type_get(t)->name, m->info.n_embd_head, te_type_get(t)->block_weights);
     }
-    if (o->count_neurons && m->info.n_expert)
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "neurons of experts cannot be counted");
     return pi_check_sparsity(m, o->sparsity, &o->sparsity);
 }
