@@ -247,6 +247,8 @@ typedef struct pi_session_options {
     int32_t
         no_lookahead; /* 1: rows of the CPU's neurons are not fetched by a device's guess a layer ahead; for measuring
                              what that gains. Answers may differ by rounding */
+    int32_t frozen_experts; /* 1: a mixture's experts stay on the side where the plan puts them, so that the same input
+                               gives the same bits; 0: those that are used more move to the device */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
 
@@ -354,6 +356,19 @@ typedef struct pi_layer_step {
                                 rows were fetched early; in predicted mode */
 } pi_layer_step;
 pi_status pi_session_last_step(const pi_session *session, int32_t layer, pi_layer_step *out);
+
+/* Of a mixture's layer on a device, since the session was opened: how many routes (a token and one of its experts) there
+ * were, and of those whose expert had a place on the device; and what moved there. */
+typedef struct pi_expert_counts {
+    int32_t n_places; /* experts that the device has room for */
+    int64_t n_routes, n_resident;
+    int64_t n_copies;
+    uint64_t copied_bytes;
+} pi_expert_counts;
+/* place: [n_expert] 1 for experts that are on the device, or NULL. All 0 without a device. Errors: ARGUMENT (layer; a model
+ * without experts). */
+pi_status pi_session_experts(const pi_session *session, int32_t layer, pi_expert_counts *out, uint8_t *place);
+
 /* What one layer's FFN is given and makes of it, for profiling and training: a feed writes a row per token, in the order
  * of its batch, which then may have at most n_batch tokens. The memory is the caller's; NULL: not wanted. A tapped
  * layer is computed by matrix products. */

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { PI_DEVICE_VERSION = 6 };
+enum { PI_DEVICE_VERSION = 6, PI_FETCHES = 32 };
 
 /* Every device begins with this. */
 typedef struct pi_device {
@@ -111,6 +111,12 @@ typedef struct pi_device_ops {
     void (*merge)(pi_device *dev, const te_merge_args *a);
     void (*load)(pi_device *dev, const pi_device_load *a);
     void (*stamp)(pi_device *dev, uint64_t *at); /* S: the device's clock, in ns, once what is in front has ended */
+
+    /* Brings n matrices of host memory (from) to places of the device's, in its layout (to), in the background: while
+     * programs run that do not use those places. At most PI_FETCHES are under way. fetched: how many have ended so far, in
+     * the order in which they were asked for; their first error sticks in *st. Neither waits. */
+    pi_status (*fetch)(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to);
+    uint32_t (*fetched)(pi_device *dev, pi_status *st);
 
     /* What the device reads, measured now, in memory of its own for as long. NULL: it cannot be said. */
     pi_status (*measure)(pi_device *dev, pi_device_rates *out);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "../../vendor/core/te_types.h"
+#include "cache.h"
 
 /* What a device that answers at all takes for a long prompt's layers; and what a CPU takes that computes most of a large
  * model for such a prompt. */
@@ -57,22 +58,6 @@ static pi_status use_device(pi_hybrid *h, const pi_plan *plan, int32_t of_plan, 
     return PI_OK;
 }
 
-/* Where the plan puts experts. */
-static pi_status place_experts(pi_hybrid *h) {
-    const pi_model_info *i = &h->s->model->info;
-    if (!i->n_expert) return PI_OK;
-    h->place = calloc(pi_mul((size_t)i->n_layer, (size_t)i->n_expert), sizeof *h->place);
-    if (!h->place) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the places of %d experts", i->n_expert);
-    for (int32_t l = 0; l < i->n_layer; l++) {
-        const pi_device_layer *d = &h->layer[l];
-        int32_t *place = h->place + (ptrdiff_t)l * i->n_expert;
-        if (!pi_experts_of(&h->s->model->layer[l])) continue;
-        for (int32_t k = 0; k < d->n_hot; k++) place[d->hot[k]] = k;
-        for (int32_t k = 0; k < d->n_cold; k++) place[d->cold[k]] = -1 - k;
-    }
-    return PI_OK;
-}
-
 static pi_status place(pi_hybrid *h, const pi_plan *plan) {
     const pi_model_info *i = &h->s->model->info;
     const pi_plan_info *p = &plan->info;
@@ -89,7 +74,6 @@ static pi_status place(pi_hybrid *h, const pi_plan *plan) {
         PI_TRY(split_neurons(plan, l, pi_n_placed(&h->s->model->layer[l], i->n_ff), &h->layer[l]));
     }
     PI_TRY(use_device(h, plan, p->head_on_device ? p->head_device : -1, &h->head_device));
-    PI_TRY(place_experts(h));
     h->total_bytes = p->attention_bytes + p->norm_bytes + p->predictor_bytes + p->ffn_bytes + p->head_bytes;
     return PI_OK;
 }
@@ -220,6 +204,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     h->progress = o->progress;
     h->progress_ctx = o->progress_ctx;
     while (h->n_devices < h->n_used) PI_TRY(open_device(h, ops, o));
+    PI_TRY(pi_cache_open(h, !o->frozen_experts));
     for (int32_t i = 0; i < h->n_devices && !o->no_pinning; i++) map_weights(h, i);
     settle_zero_copy(h);
     for (int32_t i = 0; i < h->n_devices; i++) PI_TRY(pi_hybrid_upload(h, i));
@@ -245,7 +230,7 @@ void pi_hybrid_close(pi_hybrid *h) {
         free(h->layer[l].cold_blocks);
     }
     free(h->layer);
-    free(h->place);
+    pi_cache_close(h);
     free(h);
 }
 

@@ -110,7 +110,8 @@ typedef struct pi_hybrid {
     pi_device_state device[PI_MAX_DEVICES];
     pi_device_layer *layer; /* [n_layer] */
     int32_t ld_table;
-    int32_t *place;         /* [n_layer][n_expert] where experts are in the next step; NULL: there are none */
+    struct pi_expert_cache *cache; /* of mixtures; owns: */
+    int32_t *place;         /* [n_layer][n_expert] where experts are in the next step */
     int32_t head_device;    /* or -1 */
     int32_t max_decode;     /* tokens that are handed over within a layer */
     int32_t max_logits;     /* tokens of a run that want logits */

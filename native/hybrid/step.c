@@ -26,7 +26,7 @@
 #include "../blocks/attention.h"
 #include "../blocks/ffn.h"
 #include "../blocks/forward.h"
-#include "hybrid.h"
+#include "cache.h"
 
 static uint32_t number(const pi_hybrid *h, int32_t l, int32_t which) { return h->number + pi_number(l, which); }
 
@@ -455,10 +455,12 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
     h->masked = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->chunk.n_dense;
     h->skip = s->options.sparsity != PI_SPARSITY_DENSE && pi_is_relu(info->activation);
     h->decode = h->n_tok <= h->max_decode;
+    PI_TRY(pi_cache_settle(h));
     h->number += pi_numbers(info->n_layer);
     PI_TRY(run(h));
     for (int32_t l = 0; l < info->n_layer; l++)
         if (h->layer[l].device >= 0) record(h, l);
+    pi_cache_follow(h, h->n_tok, te_os_now_ns() - h->began_ns);
     if (h->head_device >= 0 && h->n_logits) {
         const pi_device_state *d = &h->device[h->head_device];
         const size_t n = (size_t)h->n_logits, n_vocab = (size_t)info->n_vocab, n_embd = (size_t)info->n_embd,

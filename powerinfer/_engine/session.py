@@ -30,6 +30,7 @@ from .types import (
     MOMENTS,
     SPARSITY,
     Activation,
+    LayerExperts,
     LayerStep,
     ModelInfo,
     Predictor,
@@ -125,6 +126,7 @@ class Session:
         pin_weights: bool = True,
         timeline: bool = False,
         look_ahead: bool = True,
+        live_experts: bool = True,
         progress: Progress | None = None,
     ) -> None:
         """
@@ -152,6 +154,8 @@ class Session:
             microseconds a layer more.
         look_ahead: False: neurons of the CPU's share are not fetched by a device's guess a layer ahead; for
             measuring what that gains. Answers may differ by rounding.
+        live_experts: experts of a mixture that are used more move to the device while the session runs; False:
+            they stay where the plan puts them, so that the same input gives the same bits.
         progress: called as progress(done, total) with bytes while weights are brought to devices; an
             exception from it ends that.
 
@@ -174,6 +178,7 @@ class Session:
         options.no_pinning = not pin_weights
         options.timeline = bool(timeline)
         options.no_lookahead = not look_ahead
+        options.frozen_experts = not live_experts
         options.device, indices = devices_of(device)
         if plan is not None:
             options.plan = plan
@@ -517,6 +522,28 @@ class Session:
                     )
                 )
         return steps
+
+    def experts(self) -> list[LayerExperts]:
+        """Where a mixture's experts are, layer by layer, and how often they were found on the device since the
+        session was opened. Raises ArgumentError (a model without experts)."""
+        info, ffi, lib = self.model.info, _native.ffi, _native.lib
+        entry, found = ffi.new("pi_expert_counts *"), []
+        with self._lock:
+            for layer in range(info.n_layer):
+                here = np.empty(info.n_expert, np.uint8)
+                place = ffi.from_buffer("uint8_t[]", here)
+                _native.check(lib.pi_session_experts(self.handle, layer, entry, place))
+                found.append(
+                    LayerExperts(
+                        resident=here.astype(np.bool_),
+                        n_places=entry.n_places,
+                        n_routes=entry.n_routes,
+                        n_resident=entry.n_resident,
+                        n_copies=entry.n_copies,
+                        copied_bytes=entry.copied_bytes,
+                    )
+                )
+        return found
 
     def counted_tokens(self) -> int:
         """Over how many tokens neurons were counted since the session was opened or reset. Raises

@@ -198,6 +198,29 @@ class LayerStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerExperts:
+    """Where the experts of one layer are, and how often they were found there since the session was opened.
+    All zeros without a device."""
+
+    resident: npt.NDArray[np.bool_]
+    """[n_expert] Those that are on the device."""
+    n_places: int
+    """Experts that the device has room for."""
+    n_routes: int
+    """Uses of an expert by a token."""
+    n_resident: int
+    """Of those, whose expert was on the device."""
+    n_copies: int
+    """Experts that moved to the device."""
+    copied_bytes: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the uses whose expert was on the device; 0 where there was none."""
+        return self.n_resident / self.n_routes if self.n_routes else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepTotal:
     """The last feed as a whole, embedding and output head included."""
 

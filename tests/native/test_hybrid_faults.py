@@ -45,7 +45,7 @@ class Faults(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int32)
-        for name in ("alloc", "launch", "transfer", "die", "hang", "vanish", "map_one", "map")
+        for name in ("alloc", "launch", "transfer", "fetch", "die", "hang", "vanish", "map_one", "map")
     ]
 
 

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, UnsupportedError
+from powerinfer._engine import devices
+from powerinfer._engine.loader import Loader
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
 from tests import reference, rounding
 from tests.native.test_mixtures import N_LAYER, SPEC, TOKENS, VARIANTS, write
 
-N_CTX = 128
+N_CTX, N_USED = 128, 3
 # Experts of a layer that are on the device; "mixed": of every other layer; "cpu": of none, but the head is.
 SPLITS: dict[str, Sequence[int]] = {
     "all": range(SPEC.n_expert),
@@ -116,6 +118,19 @@ def test_norms_over_all_heads_are_refused(tmp_path: Path) -> None:
         place(m, "some", 64)
 
 
+def test_a_gpu_that_nobody_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the model to the CPU, with a warning."""
+    monkeypatch.setattr(devices, "_warned", set())
+    found = devices.Devices(kind="host", indices=(0,), budgets=(1 << 30,), automatic=True)
+    said: dict[str, Any] = {"n_ctx": 0, "n_batch": 16, "sparsity": "auto", "type_k": None, "type_v": None}
+    with (
+        Model(write(tmp_path / "m.gguf", "olmoe")) as model,
+        pytest.warns(UserWarning, match="is not used: layer 0 has norms over all heads"),
+        Loader(model, devices=found, **said).open() as s,
+    ):
+        s.feed([3])
+
+
 def test_budgets(tmp_path: Path) -> None:
     """From the least to everything: what a plan promises is held, and answers stay."""
     path = write(tmp_path / "m.gguf", "qwen2moe")
@@ -154,7 +169,7 @@ def test_counts_choose_the_experts_of_a_plan(tmp_path: Path) -> None:
                 s.feed([token])
             counts = s.neuron_counts()
         assert counts.counts.shape == (N_LAYER, SPEC.n_expert)
-        assert (counts.counts.sum(axis=1) == len(TOKENS) * SPEC.n_expert_used).all()
+        assert (counts.counts.sum(axis=1) == len(TOKENS) * N_USED).all()
         with opened(m, place(m, "some", 64), count_neurons=True) as s:
             for token in TOKENS:
                 s.feed([token])
@@ -167,3 +182,47 @@ def test_counts_choose_the_experts_of_a_plan(tmp_path: Path) -> None:
             if 0 < len(layer.hot) < SPEC.n_expert:
                 rest = np.delete(row, layer.hot)
                 assert row[layer.hot].min() >= rest.max()
+
+
+def test_experts_move_to_where_they_are_used(tmp_path: Path) -> None:
+    """They come from the wrong places to those that the uses ask for, and answers stay what they are."""
+    path = write(tmp_path / "m.gguf", "smallthinker")
+    tokens = TOKENS[:2] * 120
+    expected = reference.forward(reference.load(path), tokens[:N_CTX])
+    with Model(path) as m:
+        with Session(m, n_threads=1, n_ctx=N_CTX, count_neurons=True, **F32) as s:
+            for token in tokens[:N_CTX]:
+                s.feed([token])
+            uses = s.neuron_counts().counts
+        worst = [np.sort(np.argsort(row, kind="stable")[:3]).astype(np.int32) for row in uses]
+        plan = engine.native_plan(
+            m,
+            settings(64),
+            engine.Rates(),
+            on_device=[True] * N_LAYER,
+            hot=worst,
+            head_on_device=True,
+        )
+        hits = []
+        with opened(m, plan) as s:
+            for k, token in enumerate(tokens[:N_CTX]):
+                s.feed([token])
+                assert reference.relative_error(s.logits(), expected[k]) < 1e-5
+                hits.append(sum(layer.n_resident for layer in s.experts()))
+            moved = s.experts()
+        assert sum(layer.n_copies for layer in moved) >= N_LAYER
+        for layer, row in zip(moved, uses, strict=True):
+            assert layer.resident.sum() == layer.n_places == 3 or layer.resident.sum() == 2  # one on its way
+            assert layer.n_routes == row.sum()
+        with opened(m, plan, live_experts=False) as s:
+            for token in tokens[:N_CTX]:
+                s.feed([token])
+            assert hits[-1] > 2 * sum(layer.n_resident for layer in s.experts())
+            for layer, ids in zip(s.experts(), worst, strict=True):
+                assert not layer.n_copies and np.array_equal(np.flatnonzero(layer.resident), ids)
+
+
+def test_without_a_device_no_expert_has_a_place(tmp_path: Path) -> None:
+    with Model(write(tmp_path / "m.gguf", "mixtral")) as m, Session(m, n_threads=1) as s:
+        s.feed(TOKENS)
+        assert not any(layer.resident.any() or layer.n_routes for layer in s.experts())
