@@ -100,10 +100,8 @@ static void run_route(pi_host_device *d, const te_experts_args *a, int32_t place
     d->kernels->glu((te_activation)a->act, a->threshold, hidden, hidden + n_ff, a->n_ff, hidden);
     for (size_t i = 0; a->counts && i < n_ff; i++) a->counts[2] += hidden[i] != 0;
     if (a->counts) a->counts[0] += (uint32_t)a->n_ff, a->counts[1] += (uint32_t)a->n_ff;
-    const te_linear back = {.w = down,
-                            .bias = a->down_b ? a->down_b + (size_t)n_embd * (size_t)e : NULL,
-                            .y = out,
-                            .ldy = (size_t)n_embd};
+    const te_linear back = {
+        .w = down, .bias = a->down_b ? a->down_b + (size_t)n_embd * (size_t)e : NULL, .y = out, .ldy = (size_t)n_embd};
     te_op_linear(d->team, d->ws, &back, 1, hidden, n_ff, 1);
     for (int32_t c = 0; c < n_embd; c++) y[c] += weight * out[c];
 }

@@ -133,8 +133,7 @@ uint32_t pi_host_fetched(pi_device *dev, pi_status *st) {
         const uint32_t at = d->n_fetched++ % PI_FETCHES;
         for (int32_t k = 0; k < d->n_fetch[at]; k++)
             pi_host_gather(&d->fetch[at][k].from, NULL, d->fetch[at][k].from.n_rows, false, &d->fetch[at][k].to);
-        if (PI_HOST_IS_DUE(fetch))
-            d->fetch_status = PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: a fetch");
+        if (PI_HOST_IS_DUE(fetch)) d->fetch_status = PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: a fetch");
     }
     *st = d->fetch_status;
     return d->n_fetched;

@@ -260,7 +260,8 @@ static void run_ffn(pi_host_device *d, const te_ffn_args *a) {
     const size_t mask_floats = (pairs + 3) / 4, inputs = (pairs + mask_floats + 15) / 16 * 16,
                  before = inputs + ((size_t)a->n_tok * row + 15) / 16 * 16;
     /* Or, instead of scores, what adapters add to gate and up, and their a x. */
-    float *hidden = pi_host_scratch(d, before + (rank ? 2 * pairs + (size_t)a->n_tok * (size_t)rank : pairs)), *score = NULL;
+    float *hidden = pi_host_scratch(d, before + (rank ? 2 * pairs + (size_t)a->n_tok * (size_t)rank : pairs)),
+          *score = NULL;
     if (!hidden) return;
     uint8_t *mask = NULL;
     if (has_scores(&a->scores)) {
@@ -368,7 +369,7 @@ void pi_host_merge(pi_device *dev, const te_merge_args *a) {
         const float *add = a->add ? a->add + a->ld_add * (size_t)t : NULL;
         float *y = a->y + a->ldy * (size_t)t;
         if (waits && pi_await_words(&d->wait, a->words, at, a->cols, ticket_of(&a->ticket),
-                                       (uint32_t *)(void *)answer) != PI_GOT) {
+                                    (uint32_t *)(void *)answer) != PI_GOT) {
             pi_host_fail(d, PI_FAIL(PI_ERROR_TIMEOUT, "the device timed out waiting for the CPU's part of a step"));
             return;
         }

@@ -113,8 +113,7 @@ static void note_uses(pi_hybrid *h, int32_t n_tok) {
     for (int32_t l = 0; l < info->n_layer; l++) {
         const pi_device_layer *d = &h->layer[l];
         if (d->device < 0 || !pi_experts_of(&h->s->model->layer[l])) continue;
-        const uint32_t *uses =
-            h->device[d->device].counts + 3 * (ptrdiff_t)info->n_layer + (ptrdiff_t)l * n_expert;
+        const uint32_t *uses = h->device[d->device].counts + 3 * (ptrdiff_t)info->n_layer + (ptrdiff_t)l * n_expert;
         float *used = c->used + (ptrdiff_t)l * n_expert;
         const int32_t *place = places_of(h, l);
         for (int32_t e = 0; e < n_expert; e++) {

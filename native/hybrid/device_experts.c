@@ -46,8 +46,7 @@ static bool asks_cpu(const pi_program_block *b) { return b->p->h->decode && b->w
 static te_linear_args router_of(const pi_program_block *b) {
     te_linear_args a = pi_program_from_x(b->p);
     a.n_products = 1;
-    a.product[0] =
-        (te_product){.w = b->w->router, .y = b->p->d->score, .ldy = (size_t)b->block->experts.n_expert};
+    a.product[0] = (te_product){.w = b->w->router, .y = b->p->d->score, .ldy = (size_t)b->block->experts.n_expert};
     return a;
 }
 

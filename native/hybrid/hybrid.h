@@ -70,11 +70,11 @@ typedef struct pi_device_state {
     float *shared_score, *shared_weight; /* D [n_batch] of the expert of all tokens, */
     int32_t *shared_expert;              /* [n_batch] zeros, */
     int32_t *shared_place;               /* and where it is: 0 */
-    int32_t *n_missing;     /* D: routes of the last layer whose experts are not there */
-    uint64_t *routes;       /* S [n_layer][max_decode][n_used][2] what the CPU is told of them, and their input, */
-    uint64_t *asked;        /* S [n_layer][max_decode][n_embd]: a device that lacks no expert does not wait for the CPU */
-    uint64_t *stamps;       /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
-    int64_t clock_ns;       /* what the CPU's clock shows more */
+    int32_t *n_missing;                  /* D: routes of the last layer whose experts are not there */
+    uint64_t *routes; /* S [n_layer][max_decode][n_used][2] what the CPU is told of them, and their input, */
+    uint64_t *asked;  /* S [n_layer][max_decode][n_embd]: a device that lacks no expert does not wait for the CPU */
+    uint64_t *stamps; /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
+    int64_t clock_ns; /* what the CPU's clock shows more */
     te_norm output_norm;
     te_mat output;             /* w NULL: the CPU computes the head */
     te_mat output_a, output_b; /* D; its adapter */
@@ -111,16 +111,16 @@ typedef struct pi_hybrid {
     pi_device_layer *layer; /* [n_layer] */
     int32_t ld_table;
     struct pi_expert_cache *cache; /* of mixtures; owns: */
-    int32_t *place;         /* [n_layer][n_expert] where experts are in the next step */
-    int32_t head_device;    /* or -1 */
-    int32_t max_decode;     /* tokens that are handed over within a layer */
-    int32_t max_logits;     /* tokens of a run that want logits */
-    uint32_t number;        /* of the step's first hand-over */
-    te_pool *caller;        /* the calling thread by itself */
-    pi_cold_member *member; /* [n_threads] */
-    float *y;               /* [max_decode][n_embd] the cold neurons' sum, where down is stored by output */
-    float *listed;          /* [n_ff] hidden values of listed neurons */
-    void *memory;           /* of y, listed and the members */
+    int32_t *place;                /* [n_layer][n_expert] where experts are in the next step */
+    int32_t head_device;           /* or -1 */
+    int32_t max_decode;            /* tokens that are handed over within a layer */
+    int32_t max_logits;            /* tokens of a run that want logits */
+    uint32_t number;               /* of the step's first hand-over */
+    te_pool *caller;               /* the calling thread by itself */
+    pi_cold_member *member;        /* [n_threads] */
+    float *y;                      /* [max_decode][n_embd] the cold neurons' sum, where down is stored by output */
+    float *listed;                 /* [n_ff] hidden values of listed neurons */
+    void *memory;                  /* of y, listed and the members */
     size_t memory_bytes;
     pi_progress progress; /* while loading */
     void *progress_ctx;

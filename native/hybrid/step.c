@@ -324,8 +324,8 @@ static void device_rows(const pi_hybrid *h, int32_t l, const uint32_t *count, pi
 static void device_experts(pi_hybrid *h, int32_t l, pi_layer_step *st) {
     const pi_experts *w = pi_experts_of(&h->s->model->layer[l]);
     const int32_t n_expert = h->s->model->info.n_expert;
-    const uint32_t *uses = h->device[h->layer[l].device].counts + 3 * (ptrdiff_t)h->s->model->info.n_layer +
-                           (ptrdiff_t)l * n_expert;
+    const uint32_t *uses =
+        h->device[h->layer[l].device].counts + 3 * (ptrdiff_t)h->s->model->info.n_layer + (ptrdiff_t)l * n_expert;
     const int32_t *place = h->place + (ptrdiff_t)l * n_expert;
     int64_t n = 0; /* experts that were read */
     for (int32_t e = 0; e < n_expert; e++) n += uses[e] && (place[e] >= 0 || !h->decode);
@@ -368,8 +368,7 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
         memcpy(in.x, s->x, sizeof *in.x * (size_t)h->n_tok * (size_t)s->model->info.n_embd);
     memset(in.counts, 0, pi_hybrid_count_bytes(h));
     if (h->place)
-        memcpy(in.place, h->place,
-               sizeof *in.place * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_expert);
+        memcpy(in.place, h->place, sizeof *in.place * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_expert);
     h->grouped = true;
     for (int32_t t = 0; t < h->n_tok; t++) {
         const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];

@@ -176,7 +176,8 @@ static size_t staged_experts(const pi_model *m, const pi_experts *w, size_t n) {
     size_t sum = 0;
     for (size_t k = 0; k < sizeof mats / sizeof *mats; k++) {
         const size_t rows = k < 2 ? (size_t)w->n_ff : (size_t)m->info.n_embd;
-        sum += round_up(round_up(te_row_bytes(mats[k]->type, mats[k]->cols), PI_DEVICE_ROW) * rows * n, PI_DEVICE_ALIGN);
+        sum +=
+            round_up(round_up(te_row_bytes(mats[k]->type, mats[k]->cols), PI_DEVICE_ROW) * rows * n, PI_DEVICE_ALIGN);
     }
     return sum;
 }

@@ -218,8 +218,8 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * (uint64_t)i->n_expert_used,                          /* (in two buffers) */
         i->n_expert ? 6 * n_tok + 3 * 64 : 0,                        /* the same of an expert of all tokens */
         2 * (uint64_t)i->n_layer * (uint64_t)i->n_expert + (i->n_expert ? 17 : 0), /* where they are, uses */
-        (uint64_t)i->n_layer,                                        /* thresholds */
-        1,                                                           /* the number of a hand-over */
+        (uint64_t)i->n_layer,                                                      /* thresholds */
+        1,                                                                         /* the number of a hand-over */
     };
     const pi_space_shape kernels = shape(m, o);
     uint64_t n = pi_space_kernels(&kernels);

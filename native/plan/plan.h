@@ -138,10 +138,10 @@ void pi_order(const uint32_t *count, int32_t n_ff, int32_t block, uint64_t *key,
 
 struct pi_plan {
     int32_t n_layer, n_placed; /* the most neurons, or experts, of a layer */
-    size_t n_words;       /* of a layer's marks */
-    uint64_t *mark;       /* [n_layer][n_words] one bit per neuron: hot */
-    uint64_t *pcie;       /* the same: read by zero-copy by the device */
-    pi_plan_layer *layer; /* [n_layer] */
+    size_t n_words;            /* of a layer's marks */
+    uint64_t *mark;            /* [n_layer][n_words] one bit per neuron: hot */
+    uint64_t *pcie;            /* the same: read by zero-copy by the device */
+    pi_plan_layer *layer;      /* [n_layer] */
     int32_t n_devices;
     pi_plan_device device[PI_PLAN_DEVICES];
     pi_plan_info info;

@@ -29,7 +29,9 @@ SPLITS: dict[str, Sequence[int]] = {
     "mixed": (0, 3, 7),
 }
 DEVICES = [name for name in VARIANTS if name != "olmoe"]
-SLOW = engine.Rates(cpu_bytes_per_s=1e7, handover_us=0, layer_us=0, ffn_us=0)  # a host that gains by all bytes
+SLOW = engine.Rates(
+    cpu_bytes_per_s=1e7, handover_us=0, layer_us=0, ffn_us=0
+)  # a host that gains by all bytes
 F32 = {"type_k": "f32", "type_v": "f32"}
 
 
