@@ -154,8 +154,8 @@ class Session:
             microseconds a layer more.
         look_ahead: False: neurons of the CPU's share are not fetched by a device's guess a layer ahead; for
             measuring what that gains. Answers may differ by rounding.
-        live_experts: experts of a mixture that are used more move to the device while the session runs; False:
-            they stay where the plan puts them, so that the same input gives the same bits.
+        live_experts: experts of a mixture that are used more move to the device while the session runs;
+            False: they stay where the plan puts them, so that the same input gives the same bits.
         progress: called as progress(done, total) with bytes while weights are brought to devices; an
             exception from it ends that.
 
@@ -524,8 +524,8 @@ class Session:
         return steps
 
     def experts(self) -> list[LayerExperts]:
-        """Where a mixture's experts are, layer by layer, and how often they were found on the device since the
-        session was opened. Raises ArgumentError (a model without experts)."""
+        """Where a mixture's experts are, layer by layer, and how often they were found on the device since
+        the session was opened. Raises ArgumentError (a model without experts)."""
         info, ffi, lib = self.model.info, _native.ffi, _native.lib
         entry, found = ffi.new("pi_expert_counts *"), []
         with self._lock:

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, FormatError, UnsupportedError
-from powerinfer._engine import devices
-from powerinfer._engine.loader import Loader
 from powerinfer._engine.session import Model, Session
-from powerinfer.models import plan as plans
 from tests import models, reference
 
 SPEC = models.SPECS["qwen3moe"]

@@ -1,5 +1,5 @@
-"""Mixtures of experts whose layers lie partly on a device, against the float64 reference: whatever experts are
-where, decoded tokens to sums of floats."""
+"""Mixtures of experts whose layers lie partly on a device, against the float64 reference: whatever experts
+are where, decoded tokens to sums of floats."""
 
 from __future__ import annotations
 

@@ -62,7 +62,17 @@ def find_statistics(model: Model, *, active_share: float = Settings().active_sha
         return from_folder(folder, n_layer, n_ff)
     if split_path(path).is_file():
         return from_split(split_path(path), n_layer, n_ff, active_share)
-    return heuristic(active_share)
+    return unknown_experts(model) if model.info.n_expert else heuristic(active_share)
+
+
+def unknown_experts(model: Model) -> Statistics:
+    """What is assumed of a mixture where nothing is known."""
+    share = model.info.n_expert_used / model.info.n_expert
+    return Statistics(
+        kind="heuristic",
+        source="none (`powerinfer profile` makes them): every expert is taken to be used by "
+        f"{share:.0%} of the tokens; a session finds out",
+    )
 
 
 def from_file(file: ModelFile) -> Statistics | None:
