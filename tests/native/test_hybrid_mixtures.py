@@ -46,12 +46,12 @@ def settings(n_batch: int, budgets: Sequence[int] = (1 << 34,), **change: Any) -
     )
 
 
-def place(model: Model, split: str, n_batch: int, devices: Sequence[int] | None = None) -> Any:
+def place(model: Model, split: str, n_batch: int, devices: Sequence[int] | None = None, **change: Any) -> Any:
     on = [split != "mixed" or layer % 2 == 1 for layer in range(N_LAYER)]
     hot = [np.array(SPLITS[split] if here else (), np.int32) for here in on]
     return engine.native_plan(
         model,
-        settings(n_batch, [1 << 34] * (max(devices) + 1 if devices else 1)),
+        settings(n_batch, [1 << 34] * (max(devices) + 1 if devices else 1), **change),
         engine.Rates(),
         on_device=on,
         hot=hot,
@@ -62,18 +62,8 @@ def place(model: Model, split: str, n_batch: int, devices: Sequence[int] | None 
 
 
 def opened(model: Model, plan: Any, n_batch: int = 64, n_threads: int = 2, **more: Any) -> Session:
-    return Session(
-        model,
-        plan=plan,
-        device="host",
-        n_ctx=N_CTX,
-        n_pool=N_CTX,
-        n_seq=4,
-        n_batch=n_batch,
-        sparsity="dense",
-        n_threads=n_threads,
-        **F32 | more,
-    )
+    sizes = {"n_ctx": N_CTX, "n_pool": N_CTX, "n_seq": 4, "n_batch": n_batch, "n_threads": n_threads}
+    return Session(model, plan=plan, device="host", sparsity="dense", **sizes | F32 | more)
 
 
 def decoded(s: Session) -> np.ndarray[Any, Any]:
@@ -228,3 +218,32 @@ def test_without_a_device_no_expert_has_a_place(tmp_path: Path) -> None:
     with Model(write(tmp_path / "m.gguf", "mixtral")) as m, Session(m, n_threads=1) as s:
         s.feed(TOKENS)
         assert not any(layer.resident.any() or layer.n_routes for layer in s.experts())
+
+
+@pytest.mark.slow
+def test_experts_that_come_and_go_under_eight_sequences(tmp_path: Path) -> None:
+    """Ten thousand tokens whose experts change all the time; every answer is a CPU's."""
+    random = np.random.default_rng(5)
+    with Model(write(tmp_path / "m.gguf", "smallthinker")) as m:
+        eight: Any = {"n_ctx": N_CTX, "n_seq": 8, "n_pool": 8 * N_CTX}
+        plan = place(m, "some", 64, **eight)
+        n_copies, worst = 0, 0.0
+        with (
+            opened(m, plan, **eight) as s,
+            Session(m, **eight, **F32) as cpu,
+        ):
+            for _ in range(1250):
+                if s.length(0) == N_CTX:
+                    for k in range(8):
+                        s.drop(k)
+                        cpu.drop(k)
+                low = random.integers(0, 250)  # what is being said changes, and with it the experts
+                ids = (low + random.integers(0, 40, 8)).tolist()
+                for x in (s, cpu):
+                    x.feed(ids, seq=list(range(8)), want_logits=True)
+                for k in range(8):
+                    a, b = s.logits(k), cpu.logits(k)
+                    worst = max(worst, float(np.linalg.norm(a - b) / np.linalg.norm(b)))
+            n_copies = sum(layer.n_copies for layer in s.experts())
+        assert n_copies > 100
+        assert worst < 1e-5
