@@ -179,7 +179,7 @@ def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
         ("rope", m.rope),
     ]
     if m.n_expert:
-        rows.append(("experts", f"{m.n_expert}, of which a token uses {m.n_expert_used}; on the CPU alone"))
+        rows.append(("experts", f"{m.n_expert}, of which a token uses {m.n_expert_used}"))
     threshold = f" above {m.activation_threshold:g}" if m.activation_threshold else ""
     kind = "gated" if m.is_gated else "plain"
     rows.append(("FFN", f"{kind}, {m.activation}{threshold}; {sparsity_of(file, m)}"))

@@ -222,8 +222,8 @@ def test_without_a_device_no_expert_has_a_place(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_experts_that_come_and_go_under_seven_sequences(tmp_path: Path) -> None:
-    """Thousands of tokens whose experts change all the time; every answer is a CPU's. (Eight would be multiplied
-    as a prompt is by the stand-in.)"""
+    """Thousands of tokens whose experts change all the time; every answer is a CPU's. (The stand-in would
+    multiply eight as it does a prompt.)"""
     random = np.random.default_rng(5)
     with Model(write(tmp_path / "m.gguf", "smallthinker")) as m:
         seven: Any = {"n_ctx": N_CTX, "n_seq": 7, "n_pool": 7 * N_CTX}
