@@ -191,6 +191,11 @@ static pi_space_shape shape(const pi_model *m, const pi_plan_options *o) {
     for (int32_t l = 0; l < i->n_layer; l++) {
         const pi_ffn *w = pi_ffn_of(&m->layer[l]);
         s.by_output |= w && stays_by_output(m, w);
+        const pi_experts *e = pi_experts_of(&m->layer[l]);
+        if (!e) continue;
+        s.n_expert = most(s.n_expert, (uint64_t)e->n_expert);
+        s.n_used = most(s.n_used, (uint64_t)e->n_used);
+        s.n_ff_expert = most(s.n_ff_expert, (uint64_t)(e->n_ff > e->n_ff_shared ? e->n_ff : e->n_ff_shared));
     }
     return s;
 }

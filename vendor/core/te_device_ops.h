@@ -238,6 +238,10 @@ typedef struct te_experts_args {
     int32_t add;
     int32_t staged, stage; /* the matrices come from loads of the buffer `stage`; prompts only */
     uint32_t *counts;      /* [3], or NULL: pairs of (neuron, token) asked for, with up read, with h != 0 are added */
+    /* by the device */
+    float *h; /* room for n_tok * n_used rows of n_ff floats, ldh apart */
+    size_t ldh;
+    float *partial; /* the sum over b of partial[b][t][c] is y[t][c], b below n_used */
 } te_experts_args;
 
 /* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. With a norm what is

@@ -4,6 +4,7 @@
 #include "../core/te_layout.h"
 #include "formats.cuh"
 #include "launch.h"
+#include "prefill.cuh"
 
 namespace te {
 
@@ -32,6 +33,11 @@ __global__ void pack_kernel(const te_cuda_pack a, const te_layout v, int block, 
         }
         *(uint16_t *)(dst + at) = word;
     }
+}
+
+cudaError_t load_pack_kernel() {
+    cudaFuncAttributes a;
+    return cudaFuncGetAttributes(&a, (const void *)pack_kernel);
 }
 
 te_status pack(te_cuda *d, const te_cuda_pack *op) {

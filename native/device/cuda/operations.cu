@@ -21,6 +21,7 @@ void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32
     c->sum = {};
     c->settled = false;
     c->kept = nullptr;
+    c->half_x = nullptr;
     if (ready(c)) note(c, begin(c->d, to, from, n_bytes, ticket, tickets));
 }
 
