@@ -2,6 +2,7 @@
 #include "experts.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Values that the activation is called for at a time. */
@@ -11,29 +12,6 @@ static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
 static te_ffn_counts *counts_of(const pi_session *s, const te_team *team, int32_t l) {
     return &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn;
-}
-
-static int32_t token_of(const pi_experts *w, const pi_route_list *routes, int32_t i) {
-    return routes->token ? routes->token[i] : i / w->n_used;
-}
-
-/* Rows of h in the order of the routes' places. */
-static void gather(const pi_session *s, te_team *team, const pi_block *block, int32_t l, const pi_route_list *routes,
-                   const float *h) {
-    const pi_experts *w = &block->experts;
-    const pi_routes *to = &s->routes;
-    const size_t n_embd = (size_t)s->model->info.n_embd;
-    if (team->ith == 0) {
-        const int64_t one = (pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->up) + pi_mat_bytes(&w->down)) / w->n_expert;
-        const int64_t n_chosen = pi_experts_order(s, w, routes);
-        te_ffn_counts *c = counts_of(s, team, l);
-        c->rows += n_chosen * w->n_ff * 3;
-        c->bytes += n_chosen * one;
-    }
-    te_barrier(team);
-    for (int32_t i = team->ith; i < routes->n; i += team->nth)
-        memcpy(to->x + n_embd * (size_t)to->place[i], h + n_embd * (size_t)token_of(w, routes, i), sizeof *h * n_embd);
-    te_barrier(team);
 }
 
 /* The first n of up become hidden values; members share them. */
@@ -52,67 +30,97 @@ static void activate(const pi_session *s, const te_team *team, int32_t l, int64_
     for (int64_t i = lo; i < hi; i++) c->fired += s->up[i] != 0;
 }
 
-/* y of all routes: [n][n_ff] hidden values, then [n][n_embd] outputs in the place of the inputs. */
-static void run_experts(const pi_session *s, te_team *team, const pi_block *block, int32_t l, int32_t n, te_way way) {
-    const pi_model *m = s->model;
-    const pi_experts *w = &block->experts;
-    const pi_routes *to = &s->routes;
-    const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)w->n_ff;
-    for (int32_t e = 0; e < w->n_expert; e++) {
-        const size_t at = (size_t)to->first[e];
-        const int32_t n_tok = to->first[e + 1] - to->first[e];
-        const te_linear in[2] = {{.w = pi_experts_up(w, e), .y = s->up + n_ff * at, .ldy = n_ff, .way = way},
-                                 {.w = pi_experts_gate(w, e), .y = s->gate + n_ff * at, .ldy = n_ff, .way = way}};
-        if (n_tok) te_op_linear(team, s->ws, in, 2, to->x + n_embd * at, n_embd, n_tok);
-    }
-    te_barrier(team);
-    activate(s, team, l, (int64_t)n * (int64_t)n_ff);
-    te_barrier(team);
-    for (int32_t e = 0; e < w->n_expert; e++) {
-        const size_t at = (size_t)to->first[e];
-        const int32_t n_tok = to->first[e + 1] - to->first[e];
-        const te_linear out = {
-            .w = pi_experts_down(w, e, m->info.n_embd), .y = to->x + n_embd * at, .ldy = n_embd, .way = way};
-        if (n_tok) te_op_linear(team, s->ws, &out, 1, s->up + n_ff * at, n_ff, n_tok);
-    }
-    te_barrier(team);
+static int32_t token_of(const pi_experts *w, const pi_route_list *routes, int32_t i) {
+    return routes->token ? routes->token[i] : i / w->n_used;
 }
 
-/* Adds up a token's routes in their order; members share the columns. */
-static void sum_routes(const pi_session *s, const te_team *team, const pi_experts *w, const pi_route_list *routes,
-                       float *y, int32_t n_tok, bool add) {
+static int by_size(const void *a, const void *b) { return ((const te_expert *)b)->n - ((const te_expert *)a)->n; }
+
+/* The chosen experts, and what else of the routes is in their order; t0: the number of the first token. By one member. */
+static void list_experts(const pi_session *s, const pi_experts *w, const pi_route_list *routes, int32_t t0) {
     const pi_routes *to = &s->routes;
-    const size_t n_embd = (size_t)s->model->info.n_embd;
-    int64_t lo, hi;
-    te_share(team, (int64_t)n_embd, 16, &lo, &hi);
-    for (int32_t t = 0, i = 0, end; t < n_tok; t++, i = end, y += n_embd) {
-        for (end = i; end < routes->n && token_of(w, routes, end) == t;) end++;
-        for (int64_t c = lo; c < hi; c++) {
-            float sum = 0;
-            for (int32_t r = i; r < end; r++)
-                sum += routes->weight[r] * to->x[n_embd * (size_t)to->place[r] + (size_t)c];
-            y[c] = add ? y[c] + sum : sum;
-        }
+    pi_experts_order(s, w, routes);
+    for (int32_t i = 0; i < routes->n; i++) {
+        to->token[to->place[i]] = token_of(w, routes, i) - t0;
+        to->factor[to->place[i]] = routes->weight[i];
+    }
+    te_expert *one = to->list;
+    for (int32_t e = 0; e < w->n_expert; e++) {
+        const int32_t n = to->first[e + 1] - to->first[e];
+        if (!n) continue;
+        *one++ = (te_expert){.gate = pi_experts_gate(w, e),
+                             .up = pi_experts_up(w, e),
+                             .down = pi_experts_down(w, e, s->model->info.n_embd),
+                             .first = to->first[e],
+                             .n = n};
     }
 }
 
-static void run_routes(const pi_session *s, te_team *team, const pi_block *block, int32_t l,
-                       const pi_route_list *routes, const float *h, float *y, int32_t n_tok, bool add, te_way way) {
-    gather(s, team, block, l, routes, h);
-    run_experts(s, team, block, l, routes->n, way);
-    sum_routes(s, team, &block->experts, routes, y, n_tok, add);
+static te_mixture mixture_of(const pi_session *s, const pi_route_list *routes, int32_t n_experts, const float *h,
+                             float *y, int32_t n_tok, bool add) {
+    const pi_model_info *info = &s->model->info;
+    return (te_mixture){.expert = s->routes.list,
+                        .n_experts = n_experts,
+                        .act = (te_activation)info->activation,
+                        .threshold = info->activation_threshold,
+                        .skip = s->options.sparsity != PI_SPARSITY_DENSE,
+                        .n_tok = n_tok,
+                        .n_routes = routes->n,
+                        .cols = info->n_embd,
+                        .place = s->routes.place,
+                        .token = s->routes.token,
+                        .weight = s->routes.factor,
+                        .x = h,
+                        .ldx = (size_t)info->n_embd,
+                        .y = y,
+                        .ldy = (size_t)info->n_embd,
+                        .add = add,
+                        .gate = s->gate,
+                        .hidden = s->up,
+                        .out = s->routes.x};
+}
+
+/* How many experts have routes. */
+static int32_t n_listed(const pi_session *s, const pi_experts *w) {
+    int32_t n = 0;
+    for (int32_t e = 0; e < w->n_expert; e++) n += s->routes.first[e + 1] > s->routes.first[e];
+    return n;
 }
 
 void pi_experts_rows(const pi_session *s, te_team *team, const pi_block *block, int32_t l, const pi_route_list *routes,
                      const float *h, float *y, int32_t n_tok, bool add) {
-    run_routes(s, team, block, l, routes, h, y, n_tok, add, TE_BY_ROWS);
+    enum { PASS = 32 }; /* tokens that te_op_experts takes */
+    const pi_experts *w = &block->experts;
+    const size_t n_embd = (size_t)s->model->info.n_embd;
+    for (int32_t t0 = 0, i = 0, end; t0 < n_tok; t0 += PASS, i = end) {
+        const int32_t n = n_tok - t0 < PASS ? n_tok - t0 : PASS;
+        for (end = i; end < routes->n && token_of(w, routes, end) < t0 + n;) end++;
+        const pi_route_list part = {.n = end - i,
+                                    .token = routes->token ? routes->token + i : NULL,
+                                    .expert = routes->expert + i,
+                                    .weight = routes->weight + i};
+        const float *x = h + n_embd * (size_t)t0;
+        if (t0 > 0) te_barrier(team); /* the tokens before had the same buffers */
+        if (team->ith == 0) list_experts(s, w, &part, routes->token ? t0 : 0);
+        te_op_experts_pack(team, s->ws, &w->gate, &w->up, x, n_embd, n);
+        te_barrier(team);
+        const te_mixture m = mixture_of(s, &part, n_listed(s, w), x, y + n_embd * (size_t)t0, n, add);
+        te_op_experts(team, s->ws, &m, counts_of(s, team, l));
+    }
 }
 
 void pi_experts_gemm(const pi_session *s, te_team *team, const pi_block *block, int32_t l, const pi_route_list *routes,
                      const float *h, float *y, int32_t n_tok, bool add) {
-    run_routes(s, team, block, l, routes, h, y, n_tok, add, TE_BY_GEMM);
+    const pi_experts *w = &block->experts;
+    if (team->ith == 0) {
+        list_experts(s, w, routes, 0);
+        qsort(s->routes.list, (size_t)n_listed(s, w), sizeof *s->routes.list, by_size);
+    }
+    te_barrier(team);
+    const int32_t n_experts = n_listed(s, w);
+    const te_mixture m = mixture_of(s, routes, n_experts, h, y, n_tok, add);
+    te_op_experts_gemm(team, s->ws, &m, counts_of(s, team, l));
 }
-
 void pi_experts_shared(const pi_session *s, te_team *team, const pi_block *block, int32_t l, const float *h, float *y,
                        int32_t n_tok, te_way way) {
     const pi_experts *w = &block->experts;

@@ -4,7 +4,7 @@
 
 #include "../../vendor/core/te_os.h"
 #include "../../vendor/core/te_pool.h"
-#include "../../vendor/cpu/te_ops.h"
+#include "../../vendor/cpu/te_experts.h"
 #include "../kv/kv.h"
 
 /* One chunk of a batch: at most n_batch tokens computed together. First come those computed by matrix products, then
@@ -47,6 +47,9 @@ typedef struct pi_routes {
     int32_t *token;  /* [n_batch * n_used] where routes are not those of all tokens */
     int32_t *place;  /* [n_batch * n_used] a route's row */
     int32_t *first;  /* [n_expert + 1] the first row of an expert */
+    int32_t *token;  /* [n_batch * n_used] a row's token */
+    float *factor;   /* [n_batch * n_used] a row's weight */
+    te_expert *list; /* [n_expert] those that have rows */
     float *x;        /* [n_batch * n_used][n_embd] inputs, then outputs */
 } pi_routes;
 
