@@ -35,7 +35,7 @@ void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l) {
     const pi_routes *routes = &s->routes;
     float *x = h->member[0].x;
     int64_t lo, hi;
-    if (team->ith == 0) h->n_routes[l % 2] = take_routes(h, l, routes->token, routes->expert, routes->weight);
+    if (team->ith == 0) h->n_routes[l % 2] = take_routes(h, l, routes->of, routes->expert, routes->weight);
     te_share(team, (int64_t)h->n_tok * n_embd, 16, &lo, &hi);
     pi_hybrid_await(h, device, asked, lo, hi - lo, ticket, (uint32_t *)(void *)(x + lo));
     te_barrier(team);
@@ -43,7 +43,7 @@ void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l) {
     const int32_t n = h->n_routes[l % 2]; /* the first member may be in the next layer already */
     const int64_t began = team->ith == 0 ? te_os_now_ns() : 0;
     if (n) {
-        const pi_route_list list = {n, routes->token, routes->expert, routes->weight};
+        const pi_route_list list = {n, routes->of, routes->expert, routes->weight};
         pi_experts_rows(s, team, pi_block_of(&m->layer[l], &pi_experts_kind), l, &list, x, h->y, h->n_tok, false);
         te_barrier(team);
         pi_publish_words(h->device[device].answer, lo, hi - lo, ticket, (const uint32_t *)(const void *)(h->y + lo));

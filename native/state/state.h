@@ -44,7 +44,7 @@ typedef struct pi_routes {
     float *score;    /* [n_batch][3 n_expert] of the router; then what experts are ranked by, and their groups */
     int32_t *expert; /* [n_batch * n_used] */
     float *weight;   /* [n_batch * n_used] what the expert's output is multiplied with */
-    int32_t *token;  /* [n_batch * n_used] where routes are not those of all tokens */
+    int32_t *of;     /* [n_batch * n_used] a route's token, where routes are not those of all tokens */
     int32_t *place;  /* [n_batch * n_used] a route's row */
     int32_t *first;  /* [n_expert + 1] the first row of an expert */
     int32_t *token;  /* [n_batch * n_used] a row's token */

@@ -60,7 +60,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->routes.score = carve(c, b, pi_mul(3, n_expert), f);
     s->routes.expert = carve(c, n_routes, 1, sizeof *s->routes.expert);
     s->routes.weight = carve(c, n_routes, 1, f);
-    s->routes.token = carve(c, n_routes, 1, sizeof *s->routes.token);
+    s->routes.of = carve(c, n_routes, 1, sizeof *s->routes.of);
     s->routes.place = carve(c, n_routes, 1, sizeof *s->routes.place);
     s->routes.first = carve(c, 1, n_expert + 1, sizeof *s->routes.first);
     s->routes.token = carve(c, n_routes, 1, sizeof *s->routes.token);

@@ -166,7 +166,8 @@ def test_counts_choose_the_experts_of_a_plan(tmp_path: Path) -> None:
             for token in TOKENS:
                 s.feed([token])
             assert np.array_equal(s.neuron_counts().counts, counts.counts)
-        budget = engine.compute(m, settings(64), SLOW).full_bytes * 3 // 4
+        whole = engine.compute(m, settings(64), SLOW)
+        budget = (whole.min_bytes + 3 * whole.full_bytes) // 4
         plan = engine.compute(
             m, settings(64, [budget]), SLOW, counts.counts.astype(np.uint32), counts.n_tokens
         )
