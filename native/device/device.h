@@ -53,6 +53,7 @@ typedef struct pi_device_load {
     te_mat from;                   /* H */
     const int32_t *ids, *host_ids; /* D and H, the same; NULL: all. Blocks ascend */
     bool columns;
+    int32_t each; /* rows: neighbours that an id names; 0: 1 */
     int32_t n;
     te_mat to; /* D */
     int32_t stage;

@@ -94,7 +94,7 @@ pi_status pi_host_upload(pi_device *dev, void *to, const void *from, size_t n_by
 pi_status pi_host_copy(pi_device *dev, void *to, const void *from, size_t n_bytes);
 pi_status pi_host_fetch(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to);
 uint32_t pi_host_fetched(pi_device *dev, pi_status *st);
-void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t n, bool columns, const te_mat *to);
+void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t each, int32_t n, bool columns, const te_mat *to);
 /* host_ops.c */
 void pi_host_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets);
 void pi_host_end(pi_device *dev, void *to, const void *from, size_t n_bytes);

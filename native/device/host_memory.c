@@ -87,12 +87,14 @@ bool pi_host_zero_copy(pi_device *dev, const te_mat *m) {
         if (first >= d->mapped[i].p && end <= d->mapped[i].p + d->mapped[i].n_bytes) return true;
     return false;
 }
-void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t n, bool columns, const te_mat *to) {
+void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t each, int32_t n, bool columns, const te_mat *to) {
+    if (each < 1) each = 1;
     const te_type_info *t = te_type_get(from->type);
     const size_t block = (size_t)t->block_bytes, row = te_row_bytes(from->type, from->cols);
     char *out = (char *)(uintptr_t)to->w;
     for (int32_t i = 0; !columns && i < n; i++)
-        memcpy(out + to->stride * (size_t)i, (const char *)from->w + from->stride * (size_t)(ids ? ids[i] : i), row);
+        memcpy(out + to->stride * (size_t)i,
+               (const char *)from->w + from->stride * (size_t)(ids ? ids[i / each] * each + i % each : i), row);
     for (int32_t r = 0; columns && r < from->n_rows; r++)
         for (int32_t i = 0; i < n; i += t->block_weights)
             memcpy(out + to->stride * (size_t)r + block * (size_t)(i / t->block_weights),
@@ -105,7 +107,7 @@ pi_status pi_host_pack(pi_device *dev, const te_mat *from, const int32_t *ids, i
     (void)dev;
     const int32_t cols = columns ? n : from->cols;
     *out = (te_mat){out->w, pi_host_stride(from->type, cols), from->type, cols, columns ? from->n_rows : n};
-    pi_host_gather(from, ids, n, columns, out);
+    pi_host_gather(from, ids, 1, n, columns, out);
     return PI_OK;
 }
 pi_status pi_host_copy(pi_device *dev, void *to, const void *from, size_t n_bytes) {
@@ -132,7 +134,7 @@ uint32_t pi_host_fetched(pi_device *dev, pi_status *st) {
     if (d->n_fetched != d->n_asked && d->fetch_status == PI_OK) {
         const uint32_t at = d->n_fetched++ % PI_FETCHES;
         for (int32_t k = 0; k < d->n_fetch[at]; k++)
-            pi_host_gather(&d->fetch[at][k].from, NULL, d->fetch[at][k].from.n_rows, false, &d->fetch[at][k].to);
+            pi_host_gather(&d->fetch[at][k].from, NULL, 1, d->fetch[at][k].from.n_rows, false, &d->fetch[at][k].to);
         if (PI_HOST_IS_DUE(fetch)) d->fetch_status = PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: a fetch");
     }
     *st = d->fetch_status;

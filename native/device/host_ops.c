@@ -335,7 +335,7 @@ static void run_zero_copy_ffn(pi_host_device *d, const te_ffn_args *a) {
         te_mat *m = mats[k];
         if (!m->w) continue;
         const te_mat to = {at, te_row_bytes(m->type, m->cols), m->type, m->cols, a->n_list};
-        pi_host_gather(m, a->list, a->n_list, false, &to);
+        pi_host_gather(m, a->list, 1, a->n_list, false, &to);
         *m = to;
         at += to.stride * (size_t)to.n_rows;
     }
@@ -392,7 +392,8 @@ void pi_host_load(pi_device *dev, const pi_device_load *a) {
     pi_host_device *d = pi_host(dev);
     if (!pi_host_begin_op(dev, 7, a->n)) return;
     pi_host_mix(d, a->to.w);
-    pi_host_gather(&a->from, pi_host_zero_copy(dev, &a->from) ? a->ids : a->host_ids, a->n, a->columns, &a->to);
+    pi_host_gather(&a->from, pi_host_zero_copy(dev, &a->from) ? a->ids : a->host_ids, a->each, a->n, a->columns,
+                   &a->to);
 }
 
 void pi_host_stamp(pi_device *dev, uint64_t *at) {

@@ -14,7 +14,7 @@ enum { HORIZON = 256, WINDOW = 128 };
 /* The part of a step's time that copies may take, and the rate that they are reckoned at. */
 static const double copy_share = 0.3, copy_bytes_per_ns = 40;
 /* What an expert must be used more than another, for a mean of WINDOW tokens to tell: in standard deviations. */
-static const double sure = 2;
+static const double sure = 1;
 
 typedef struct moving {
     int32_t layer, expert, place;

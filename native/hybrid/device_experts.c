@@ -144,23 +144,19 @@ static te_experts_args experts_args(const pi_program_block *b) {
                              .counts = p->in.counts + 3 * (ptrdiff_t)b->l};
 }
 
-/* Experts of a run of numbers are neighbours in the file: one load. ids: which; to: the n places' matrix. */
-static void load(const pi_program *p, const te_mat *all, const int32_t *ids, int32_t n, int32_t rows, int32_t stage,
-                 const te_mat *to) {
-    for (int32_t k = 0, many; k < n; k += many) {
-        for (many = 1; k + many < n && ids[k + many] == ids[k] + many;) many++;
-        te_mat from = pi_expert_rows(all, ids[k], rows), part = *to;
-        from.n_rows = part.n_rows = rows * many;
-        part.w = (const char *)to->w + to->stride * (size_t)rows * (size_t)k;
-        const pi_device_load a = {.from = from, .n = from.n_rows, .to = part, .stage = stage};
-        p->ops->load(p->dev, &a);
-    }
-}
-
-static char *stage_mat(const pi_program *p, const te_mat *all, const int32_t *ids, int32_t n, int32_t rows,
-                       int32_t stage, char *at, te_mat *out) {
+/* The c-th and following n experts that have no place, on their way to the n places' matrix. */
+static char *stage_mat(const pi_program_block *b, const te_mat *all, int32_t c, int32_t n, int32_t rows, int32_t stage,
+                       char *at, te_mat *out) {
+    const pi_program *p = b->p;
     *out = (te_mat){at, p->ops->stride(all->type, all->cols), all->type, all->cols, rows * n};
-    load(p, all, ids, n, rows, stage, out);
+    const pi_device_load a = {.from = *all,
+                              .ids = p->in.cold + (ptrdiff_t)b->l * p->h->s->model->info.n_expert + c,
+                              .host_ids = b->w->cold + c,
+                              .each = rows,
+                              .n = out->n_rows,
+                              .to = *out,
+                              .stage = stage};
+    p->ops->load(p->dev, &a);
     const size_t n_bytes = out->stride * (size_t)out->n_rows;
     return at + (n_bytes + PI_DEVICE_ALIGN - 1) / PI_DEVICE_ALIGN * PI_DEVICE_ALIGN;
 }
@@ -176,9 +172,9 @@ static void run_loaded(const pi_program_block *b, bool first) {
         const int32_t n = d->n_cold - c < most ? d->n_cold - c : most, stage = turn % PI_STAGES;
         te_experts_args a = experts_args(b);
         char *at = p->d->stage[stage];
-        at = stage_mat(p, &w->gate, d->cold + c, n, w->n_ff, stage, at, &a.gate);
-        at = stage_mat(p, &w->up, d->cold + c, n, w->n_ff, stage, at, &a.up);
-        (void)stage_mat(p, &w->down, d->cold + c, n, p->h->s->model->info.n_embd, stage, at, &a.down);
+        at = stage_mat(b, &w->gate, c, n, w->n_ff, stage, at, &a.gate);
+        at = stage_mat(b, &w->up, c, n, w->n_ff, stage, at, &a.up);
+        (void)stage_mat(b, &w->down, c, n, p->h->s->model->info.n_embd, stage, at, &a.down);
         a.n_places = n;
         a.missing = true;
         a.first = c;

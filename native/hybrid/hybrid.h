@@ -44,6 +44,7 @@ typedef struct pi_device_input {
     int32_t *place;   /* [n_layer][n_expert] where experts are (te_route_args) */
     uint32_t *counts; /* [n_layer][3] */
     uint32_t *uses;   /* [n_layer][n_expert] */
+    int32_t *cold; /* of a prompt, behind these: [n_layer][n_expert] the experts that have no place, in their order */
 } pi_device_input;
 
 /* One device and the buffers of a chunk on it. */

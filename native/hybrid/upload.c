@@ -160,8 +160,9 @@ static size_t input_bytes(const pi_hybrid *h, size_t n_tok, pi_device_input *at,
                                 .cs = (float *)(void *)(base + cs),
                                 .place = (int32_t *)(void *)(base + place),
                                 .counts = (uint32_t *)(void *)(base + counts),
-                                .uses = (uint32_t *)(void *)(base + counts) + 3 * n_layer};
-    return counts + pi_hybrid_count_bytes(h);
+                                .uses = (uint32_t *)(void *)(base + counts) + 3 * n_layer,
+                                .cold = (int32_t *)(void *)(base + counts + pi_hybrid_count_bytes(h))};
+    return counts + pi_hybrid_count_bytes(h) + (h->decode ? 0 : sizeof(int32_t) * n_layer * n_expert);
 }
 pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base) {
     pi_device_input in;

@@ -1,4 +1,5 @@
 /* cost.c - sizes and times of a model's parts on either side; plan.h has the rules. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "../kv/kv.h"
@@ -123,17 +124,44 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
     if (w->up_b) c->list_bytes += vec_bytes(w->up_b, i->n_ff) + PI_DEVICE_ALIGN; /* in two parts */
 }
 
+/* P(N > x) of a standard normal N, and the x for a probability. */
+static double above(double x) { return erfc(x / sqrt(2)) / 2; }
+static double quantile(double p) {
+    double lo = -8, hi = 8;
+    for (int32_t i = 0; i < 50; i++) *(above((lo + hi) / 2) > p ? &lo : &hi) = (lo + hi) / 2;
+    return (lo + hi) / 2;
+}
+
+/* How often each of n experts is used, the most used first: its score is noise and ROUTER_SKEW times what it always is,
+ * which is drawn as the noise is; used are those above a limit that lets n_used of them through. */
+static void assume_uses(int32_t n, int32_t n_used, double *used) {
+    static const double router_skew = 0.5;
+    double lo = -16, hi = 16, sum = 0;
+    for (int32_t step = 0; step < 50; step++) {
+        const double limit = (lo + hi) / 2;
+        sum = 0;
+        for (int32_t e = 0; e < n; e++) {
+            if (step == 0) used[e] = router_skew * quantile((e + 0.5) / n); /* what it always is */
+            sum += above(limit - used[e]);
+        }
+        *(sum > n_used ? &lo : &hi) = limit;
+    }
+    for (int32_t e = 0; e < n; e++) used[e] = above((lo + hi) / 2 - used[e]);
+}
+
 /* An expert is one neuron whose rows are all of its own. */
-static void experts_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *layer, pi_layer_cost *c) {
+static pi_status experts_cost(const pi_model *m, const pi_layer *layer, pi_layer_cost *c) {
     const pi_experts *w = pi_experts_of(layer);
-    (void)o;
     c->block = 1;
-    c->used = (double)w->n_used / w->n_expert;
+    c->used = malloc(sizeof *c->used * (size_t)w->n_expert);
+    if (!c->used) return PI_FAIL(PI_ERROR_MEMORY, "out of memory planning %d experts", w->n_expert);
+    assume_uses(w->n_expert, w->n_used, c->used);
     c->norm_bytes += vec_bytes(w->choice_b, w->n_expert) + vec_bytes(w->shared_router, m->info.n_embd);
     c->gate_stride = pi_space_row(pi_row_bytes(&w->gate)) * (size_t)w->n_ff;
     c->up_stride = pi_space_row(pi_row_bytes(&w->up)) * (size_t)w->n_ff;
     c->down_stride = pi_space_row(pi_row_bytes(&w->down)) * (size_t)m->info.n_embd;
     c->active_read = (read_bytes(w->gate) + read_bytes(w->up) + read_bytes(w->down)) / w->n_expert;
+    return PI_OK;
 }
 
 static uint64_t converted(te_mat m) {
@@ -222,7 +250,7 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * (uint64_t)(i->n_expert + 2 * i->n_expert_used),      /* routers' scores, choices and weights */
         n_tok * (uint64_t)i->n_expert_used,                          /* (in two buffers) */
         i->n_expert ? 6 * n_tok + 3 * 64 : 0,                        /* the same of an expert of all tokens */
-        2 * (uint64_t)i->n_layer * (uint64_t)i->n_expert + (i->n_expert ? 17 : 0), /* where they are, uses */
+        3 * (uint64_t)i->n_layer * (uint64_t)i->n_expert + (i->n_expert ? 17 : 0), /* where they are, uses, lists */
         (uint64_t)i->n_layer,                                                      /* thresholds */
         1,                                                                         /* the number of a hand-over */
     };
@@ -234,7 +262,7 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
 
 pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out) {
     const pi_model_info *i = &m->info;
-    *out = (pi_cost){.n_placed = i->n_placed};
+    *out = (pi_cost){.n_placed = i->n_placed, .n_layer = i->n_layer};
     out->layer = calloc((size_t)i->n_layer, sizeof *out->layer);
     if (!out->layer) return PI_FAIL(PI_ERROR_MEMORY, "out of memory planning %d layers", i->n_layer);
     uint64_t largest = 0, least = 0; /* least: an expert is loaded whole */
@@ -246,7 +274,11 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
         if (m->arch->parallel) c->beside_read = c->fixed_read;
         c->n = pi_n_placed(&m->layer[l], i->n_ff);
         if (pi_experts_of(&m->layer[l])) {
-            experts_cost(m, o, &m->layer[l], c);
+            const pi_status st = experts_cost(m, &m->layer[l], c);
+            if (st != PI_OK) {
+                pi_cost_free(out);
+                return st;
+            }
             const uint64_t one = pi_cost_ffn(out, l, 1);
             if (one > least) least = one;
         } else {
@@ -270,6 +302,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
 }
 
 void pi_cost_free(pi_cost *c) {
+    for (int32_t l = 0; c->layer && l < c->n_layer; l++) free(c->layer[l].used);
     free(c->layer);
     c->layer = NULL;
 }
@@ -293,14 +326,14 @@ uint64_t pi_cost_ffn(const pi_cost *cost, int32_t l, int32_t n_hot) {
 
 pi_activity pi_cost_activity(const pi_cost *cost, const pi_plan_options *o, int32_t l) {
     pi_activity a = {.same = 1};
-    const double used = cost->layer[l].used;
+    const double *used = cost->layer[l].used;
     if (o->sparsity == PI_SPARSITY_DENSE && !used) return a;
     const double overshoot = o->sparsity == PI_SPARSITY_PREDICTED && !used ? o->overshoot : 1;
     if (o->counts) {
         a.count = o->counts + (ptrdiff_t)l * cost->n_placed;
         a.scale = overshoot / ((double)o->n_tokens + 1);
     } else if (used) {
-        a.same = used;
+        a.used = used;
     } else if (o->active_share * overshoot < 1) {
         a.same = o->active_share * overshoot;
     }

@@ -28,7 +28,8 @@
  * down stored by output are always read.
  *
  * Of a mixture of experts, an expert is one neuron in all of this: its bytes are those of its three matrices, p is how
- * often it is chosen, in every mode (count / tokens, or n_used / n_expert without counts).
+ * often it is chosen, in every mode: count / tokens; without counts what a router gives whose scores are those of noise
+ * plus half as much that is always the same, for some expert or other: which ones, the session finds out.
  *
  * The plan minimises the sum over layers and head; all of the model is put on the device where it fits and costs at
  * most a quarter over the best that is estimated. Choosing one option for each of them within the budget is a
@@ -73,12 +74,12 @@ typedef struct pi_layer_cost {
     int32_t column_rows; /* down stored by output: its rows (n_embd), else 0 */
     int32_t block;       /* neurons that must stay together */
     bool zero_copy;      /* the device can read cold neurons where they lie */
-    double used;         /* of a mixture: the share of the experts that a token uses; else 0 */
+    double *used;        /* [n] of a mixture: how often each expert is taken to be used, where there are no counts */
 } pi_layer_cost;
 
 typedef struct pi_cost {
-    int32_t n_placed;     /* the most n of a layer */
-    pi_layer_cost *layer; /* [n_layer] */
+    int32_t n_layer, n_placed; /* n_placed: the most n of a layer */
+    pi_layer_cost *layer;      /* [n_layer] */
     uint64_t head_bytes, head_norm_bytes;
     double head_read;
     uint64_t scratch_bytes; /* of decode and of prompts */
@@ -94,10 +95,12 @@ uint64_t pi_cost_ffn(const pi_cost *c, int32_t l, int32_t n_hot); /* bytes of it
 /* How often a neuron is computed per token: (count + 1/2) * scale, or the same for all. */
 typedef struct pi_activity {
     const uint32_t *count; /* of a layer's neurons, or NULL */
+    const double *used;    /* instead, or NULL */
     double scale, same;
 } pi_activity;
 pi_activity pi_cost_activity(const pi_cost *c, const pi_plan_options *o, int32_t l);
 static inline double pi_active(const pi_activity *a, int32_t j) {
+    if (a->used) return a->used[j];
     if (!a->count) return a->same;
     const double p = ((double)a->count[j] + 0.5) * a->scale;
     return p < 1 ? p : 1;

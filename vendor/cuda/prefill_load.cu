@@ -34,7 +34,9 @@ __global__ void __launch_bounds__(LOAD_THREADS) load_kernel(const __grid_constan
     // A row of a group is one of these threads', so that each asks the list once.
     const int width = LOAD_THREADS / a.group, mine = threadIdx.x / width, lane = threadIdx.x % width;
     const uintptr_t src = (uintptr_t)op.src + (size_t)first * (size_t)block;
-    auto source = [&](int r) { return src + (size_t)(op.rows ? __ldg(op.rows + r) : r) * op.src_stride; };
+    auto source = [&](int r) {
+        return src + (size_t)(op.rows ? __ldg(op.rows + r / op.each) * op.each + r % op.each : r) * op.src_stride;
+    };
     auto fetch = [&](int g, int stage) { // whole words around a row: they never leave its pages
         const int r = g * a.group + mine;
         if (g < n_groups && r < op.dst.n_rows) {
@@ -164,6 +166,7 @@ cudaError_t load_rows_kernels() {
 te_status put_rows(te_cuda *there, const te_cuda_pack *op, int most_blocks) {
     load_args a = {};
     a.op = *op;
+    if (a.op.each < 1) a.op.each = 1;
     const te_type_info *info = te_type_get(op->dst.type);
     a.layout = *te_layout_get(op->dst.type);
     a.block = info->block_bytes;

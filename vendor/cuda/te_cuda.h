@@ -134,7 +134,7 @@ typedef struct te_cuda_embed {
     size_t ldy;
 } te_cuda_embed;
 
-/* dst row i, block j = src row (rows ? rows[i] : i), block (blocks ? blocks[j] : j), from the file's layout to the
+/* dst row i, block j = src row (rows ? rows[i / each] * each + i % each : i), block (blocks ? blocks[j] : j), from the file's layout to the
  * device's. src: device or mapped host memory, 2-byte aligned (F32: 4). dst: n_rows and cols of the result. Lists are on
  * the device. */
 typedef struct te_cuda_pack {
@@ -142,6 +142,7 @@ typedef struct te_cuda_pack {
     const void *src;
     size_t src_stride;
     const int32_t *rows, *blocks;
+    int32_t each; /* neighbours that an entry of rows names; 0: 1 */
 } te_cuda_pack;
 
 /* ---- prompts: any number of tokens at a time ----

@@ -258,6 +258,7 @@ void op_load(pi_device *dev, const pi_device_load *a) {
     op.src = src;
     op.src_stride = a->from.stride;
     op.rows = a->columns ? nullptr : a->ids;
+    op.each = a->each;
     op.blocks = a->columns ? a->ids : nullptr;
     note(c, c->te->load(c->d, a->stage, &op));
 }

@@ -70,8 +70,8 @@ def unknown_experts(model: Model) -> Statistics:
     share = model.info.n_expert_used / model.info.n_expert
     return Statistics(
         kind="heuristic",
-        source="none (`powerinfer profile` makes them): every expert is taken to be used by "
-        f"{share:.0%} of the tokens; a session finds out",
+        source=f"none (`powerinfer profile` makes them): an expert is taken to be used by {share:.0%} of the "
+        "tokens, some by three times as many as others; a session finds out which",
     )
 
 
