@@ -1,7 +1,7 @@
 // check_prompt_experts.hpp - experts of many tokens against doubles.
 #pragma once
-#include "check_experts.hpp"
 #include "check_prompt_attention.hpp"
+#include "expert_cases.hpp"
 
 struct prompt_expert_case {
     int type, down_type, n_tok, n_embd, n_ff, n_expert, n_used;

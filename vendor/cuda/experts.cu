@@ -11,7 +11,7 @@ constexpr int ROUTE_WARPS = 8, ROUTE_KEYS = 8, ROUTE_MOST = 4096;
 
 // Floats as integers in the same order; 0: no number, or chosen already.
 __device__ __forceinline__ uint32_t key_of(float v) {
-    const uint32_t b = __float_as_uint(v);
+    const uint32_t b = __float_as_uint(v + 0.0f); // of the two zeros one
     return v == v ? b & 0x80000000u ? ~b : b | 0x80000000u : 0;
 }
 __device__ __forceinline__ uint32_t warp_most(uint32_t v) {

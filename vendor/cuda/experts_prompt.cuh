@@ -167,8 +167,10 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
                     const int col = wn + 8 * j + lane % 4 * 2;
                     const float v0 = scale * sum[i][j][2 * half], v1 = scale * sum[i][j][2 * half + 1];
                     if (a.down) {
-                        if (j0 + col < a.n) y[j0 + col] = v0;
-                        if (j0 + col + 1 < a.n) y[j0 + col + 1] = v1;
+                        if (j0 + col + 1 < a.n)
+                            *(float2 *)(y + j0 + col) = make_float2(v0, v1);
+                        else if (j0 + col < a.n)
+                            y[j0 + col] = v0;
                         continue;
                     }
                     const int c = j0 + col / 2;
