@@ -45,7 +45,7 @@ uint64_t pi_space_kernels(const pi_space_shape *s) {
         /* gate, up */
         most(most(hidden * (s->gated ? 2 : 1), few * s->n_ff), most(values, few * s->n_used * (s->n_ff_expert + 3))),
         /* their product and the inputs, in F16, with a scale for each route */
-        most(hidden, values + 8 * routes) / 2 + routes + n_tok * widest / 2 + (routes ? 80 : 16),
+        most(hidden, values + 8 * routes) / 2 + n_tok * widest / 2 + 16 + (routes ? routes + 64 : 0),
         routes ? 2 * routes + routes / 16 + 4 * s->n_expert + 4 : 0, /* order of routes */
         s->n_expert ? PI_FETCH_BYTES / 4 : 0,
         s->predicted ? n_tok * (s->n_ff / 32 + 1 + 2 * s->sign_words) : 0, /* marks, signs */
