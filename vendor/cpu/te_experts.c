@@ -40,11 +40,13 @@ static bool silences(const te_mixture *m) { return m->skip && (m->act == TE_RELU
 /* Hidden values of n neurons of a token, from what their rows' products are. */
 static void open_neurons(const run *r, const float *g, const float *u, int32_t n, float *h) {
     const te_mixture *m = r->m;
+    const float least = m->act == TE_RELU ? m->threshold : 0;
+    int32_t fired = 0, open = 0;
+    for (int32_t i = 0; i < n; i++) open += g[i] > least;
     r->ws->k->glu(m->act, m->threshold, g, u, n, h);
-    int32_t fired = 0;
     for (int32_t i = 0; i < n; i++) fired += h[i] != 0;
     r->counts->listed += n;
-    r->counts->computed += n;
+    r->counts->computed += silences(m) ? open : n;
     r->counts->fired += fired;
 }
 
