@@ -177,6 +177,35 @@ def test_silent_neurons_are_not_read(name: str, stored: str, tmp_path: Path) -> 
         assert step.n_active <= step.n_computed <= step.n_active + shared
 
 
+@pytest.mark.parametrize("type", ["COPY", "Q8_0", "Q4_K"])
+def test_quantize_stores_down_by_neuron(
+    type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, plain, turned = (tmp_path / f"{name}.gguf" for name in ("m", "plain", "turned"))
+    write(source, "smallthinker")
+    assert main(["quantize", str(source), str(plain), type]) == 0
+    assert main(["quantize", str(source), str(turned), type, "--down-by-neuron"]) == 0
+    before, one, other = (reference.load(path).tensors for path in (source, plain, turned))
+    assert {name.replace("_down_t_", "_down_") for name in other} == set(one)
+    for name, value in other.items():
+        if "_down_t_" not in name:
+            assert np.array_equal(value, one[name])
+            continue
+        down = before[name.replace("_down_t_", "_down_")].swapaxes(1, 2)
+        assert value.shape == down.shape
+        # Half a step of Q8_0, a 127th of a block's largest, and its scale is a half; a step of Q5_0, which
+        # Q4_K falls back to: -16 to 15 of a 16th.
+        error = {"COPY": 0.0, "Q8_0": 0.5 / 127 + 2**-11, "Q4_K": 1 / 16}[type]
+        assert np.abs(value - down).max() <= error * np.abs(down).max()
+    assert main(["quantize", str(plain), str(tmp_path / "again.gguf"), "COPY", "--down-by-neuron"]) == (
+        0 if type == "COPY" else 1
+    )
+    with Model(turned) as m, Session(m, n_threads=1) as s:
+        assert m.info.can_skip_down
+        s.feed(TOKENS[:20])
+        assert np.isfinite(s.logits()).all()
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q5_1"])
 def test_bits_stay_together_in_blocks(kind: str, tmp_path: Path) -> None:
     path = by_neuron(

@@ -115,7 +115,7 @@ static void whole_neurons(const run *r, const te_expert *e, int32_t j0, int32_t 
             te_rows_of(r->ws, &e->up)->dot_batch(&e->up, rows, after, who, inputs(r, up_act, 0), stride, u, room);
         }
         for (int32_t i = 0; i < e->n; i++) {
-            const size_t p = (size_t)(e->first + i), at = e->n == 1 ? 0 : room * (size_t)m->token[p];
+            const size_t p = (size_t)e->first + (size_t)i, at = e->n == 1 ? 0 : room * (size_t)m->token[p];
             if (e->gate_b) add_bias(e->gate_b + j, n, g + at);
             if (e->up_b) add_bias(e->up_b + j, n, u + at);
             open_neurons(r, g + at, u + at, n, m->hidden + n_ff * p + j);
