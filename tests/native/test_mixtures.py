@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType
 from powerinfer import FormatError, Llama, UnsupportedError
 from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
+from powerinfer.models import plan as plans
 from tests import models, reference, rounding
 from tests.native.test_experts import same_bits_alone
 
@@ -141,6 +142,13 @@ def by_neuron(path: Path, to: Path, kind: GGMLQuantizationType | None = None) ->
         for name, value in file.tensors.items()
     }
     return models.write(to, file.meta, {k: v.astype(np.float32) for k, v in tensors.items()}, kind=kind)
+
+
+def test_down_by_neuron_is_the_cpu_s(tmp_path: Path) -> None:
+    path = by_neuron(write(tmp_path / "m.gguf", "smallthinker"), tmp_path / "t.gguf")
+    plans.make_plan(path, vram_budget=0, rates=plans.Rates())
+    with pytest.raises(UnsupportedError, match="down is stored by neuron"):
+        plans.make_plan(path, vram_budget=1, rates=plans.Rates())
 
 
 @pytest.mark.parametrize("stored", ["by output", "by neuron"])
