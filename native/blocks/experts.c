@@ -24,6 +24,7 @@ static const float LEAST_SUM = 1e-20F;
 /* Expert e's rows of a matrix that has n of each. */
 static te_mat rows_of(const te_mat *all, int32_t e, int32_t n) {
     te_mat m = *all;
+    if (!m.w) return m;
     m.w = (const char *)all->w + all->stride * (size_t)e * (size_t)n;
     m.n_rows = n;
     return m;
@@ -32,6 +33,7 @@ static te_mat rows_of(const te_mat *all, int32_t e, int32_t n) {
 te_mat pi_experts_gate(const pi_experts *w, int32_t e) { return rows_of(&w->gate, e, w->n_ff); }
 te_mat pi_experts_up(const pi_experts *w, int32_t e) { return rows_of(&w->up, e, w->n_ff); }
 te_mat pi_experts_down(const pi_experts *w, int32_t e, int32_t n_embd) { return rows_of(&w->down, e, n_embd); }
+te_mat pi_experts_down_t(const pi_experts *w, int32_t e) { return rows_of(&w->down_t, e, w->n_ff); }
 
 static const float taken = -INFINITY;
 
@@ -221,7 +223,11 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_inp.weight", i), w->n_expert, n_embd, false, &w->router));
     PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_gate_exps.weight", i), w->n_expert, w->n_ff, n_embd, &w->gate));
     PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_up_exps.weight", i), w->n_expert, w->n_ff, n_embd, &w->up));
-    PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_down_exps.weight", i), w->n_expert, n_embd, w->n_ff, &w->down));
+    const pi_name by_neuron = pi_name_of("blk.%d.ffn_down_t_exps.weight", i);
+    if (te_gguf_find_tensor(g, by_neuron.text))
+        PI_TRY(pi_bind_mats(m, by_neuron, w->n_expert, w->n_ff, n_embd, &w->down_t));
+    else
+        PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_down_exps.weight", i), w->n_expert, n_embd, w->n_ff, &w->down));
     PI_TRY(bind_shared(m, i, w));
     m->info.n_expert_used = w->n_used;
     const int64_t n_neurons = (int64_t)w->n_used * w->n_ff + w->n_ff_shared;
@@ -232,10 +238,11 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
 
 static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     pi_experts *w = &b->experts;
-    te_mat *const mat[] = {&w->router, &w->gate, &w->up, &w->down, &w->shared_gate, &w->shared_up, &w->shared_down};
+    te_mat *const mat[] = {&w->router, &w->gate,        &w->up,        &w->down,
+                           &w->down_t, &w->shared_gate, &w->shared_up, &w->shared_down};
     const int32_t n = sizeof mat / sizeof *mat;
     for (int32_t i = 0; i < n; i++)
-        out[i] = (pi_block_mat){.mat = mat[i], .use = i >= 1 && i <= 3 ? PI_MAT_EXPERTS : PI_MAT_PRODUCT};
+        out[i] = (pi_block_mat){.mat = mat[i], .use = i >= 1 && i <= 4 ? PI_MAT_EXPERTS : PI_MAT_PRODUCT};
     return n;
 }
 

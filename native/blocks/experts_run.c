@@ -51,6 +51,7 @@ static void list_experts(const pi_session *s, const pi_experts *w, const pi_rout
         *one++ = (te_expert){.gate = pi_experts_gate(w, e),
                              .up = pi_experts_up(w, e),
                              .down = pi_experts_down(w, e, s->model->info.n_embd),
+                             .down_t = pi_experts_down_t(w, e),
                              .first = to->first[e],
                              .n = n};
     }

@@ -51,7 +51,8 @@ typedef struct pi_experts {
     te_mat router;         /* [n_expert][n_embd] */
     const float *choice_b; /* [n_expert] added to weights where experts are ranked, and nowhere else; or NULL */
     te_mat gate, up;       /* [n_expert * n_ff][n_embd]: an expert's rows follow each other */
-    te_mat down;           /* [n_expert * n_embd][n_ff] */
+    te_mat down;           /* [n_expert * n_embd][n_ff], or w NULL */
+    te_mat down_t;         /* [n_expert * n_ff][n_embd] instead: rows belong to neurons; or w NULL */
     te_mat shared_gate, shared_up, shared_down; /* one more expert, which all tokens use; w NULL: there is none */
     const float
         *shared_router; /* [n_embd]: what the shared one gives is multiplied by sigmoid(shared_router . h); or NULL */

@@ -80,6 +80,12 @@ static inline pi_experts *pi_experts_of(const pi_layer *l) {
     pi_block *b = pi_block_of(l, &pi_experts_kind);
     return b ? &b->experts : NULL;
 }
+/* Whether rows of the layer's down belong to neurons, so that those of silent ones can be left out. */
+static inline bool pi_skips_down(const pi_layer *l) {
+    const pi_ffn *f = pi_ffn_of(l);
+    const pi_experts *e = pi_experts_of(l);
+    return (f && f->down_t.w) || (e && e->down_t.w);
+}
 /* Of the predictor's scores; 0 where a layer has no predictor. */
 static inline float pi_threshold_of(const pi_layer *l) {
     const pi_ffn *f = pi_ffn_of(l);

@@ -152,6 +152,7 @@ static void assume_uses(int32_t n, int32_t n_used, double *used) {
 /* An expert is one neuron whose rows are all of its own. */
 static pi_status experts_cost(const pi_model *m, const pi_layer *layer, pi_layer_cost *c) {
     const pi_experts *w = pi_experts_of(layer);
+    const te_mat *down = w->down_t.w ? &w->down_t : &w->down;
     c->block = 1;
     c->used = malloc(sizeof *c->used * (size_t)w->n_expert);
     if (!c->used) return PI_FAIL(PI_ERROR_MEMORY, "out of memory planning %d experts", w->n_expert);
@@ -159,8 +160,8 @@ static pi_status experts_cost(const pi_model *m, const pi_layer *layer, pi_layer
     c->norm_bytes += vec_bytes(w->choice_b, w->n_expert) + vec_bytes(w->shared_router, m->info.n_embd);
     c->gate_stride = pi_space_row(pi_row_bytes(&w->gate)) * (size_t)w->n_ff;
     c->up_stride = pi_space_row(pi_row_bytes(&w->up)) * (size_t)w->n_ff;
-    c->down_stride = pi_space_row(pi_row_bytes(&w->down)) * (size_t)m->info.n_embd;
-    c->active_read = (read_bytes(w->gate) + read_bytes(w->up) + read_bytes(w->down)) / w->n_expert;
+    c->down_stride = pi_space_row(pi_row_bytes(down)) * (size_t)(down->n_rows / w->n_expert);
+    c->active_read = (read_bytes(w->gate) + read_bytes(w->up) + read_bytes(*down)) / w->n_expert;
     return PI_OK;
 }
 

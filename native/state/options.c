@@ -9,12 +9,10 @@ pi_session_options pi_session_defaults(void) {
 }
 
 pi_status pi_check_sparsity(const pi_model *m, int32_t asked, int32_t *out) {
-    const bool relu = pi_is_relu(m->info.activation) && !m->info.n_expert;
-    if (m->info.n_expert && (asked == PI_SPARSITY_PREDICTED || asked == PI_SPARSITY_EXACT))
-        return PI_FAIL(
-            PI_ERROR_ARGUMENT,
-            "sparsity \"%s\" is not possible: the model has experts, and its router names them; \"dense\" is",
-            asked == PI_SPARSITY_EXACT ? "exact" : "predicted");
+    const bool relu = pi_is_relu(m->info.activation);
+    if (m->info.n_expert && asked == PI_SPARSITY_PREDICTED)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "sparsity \"predicted\" is not possible: the model has experts, and its "
+                                          "router names them");
     switch (asked) {
     case PI_SPARSITY_AUTO:
         *out = m->info.predictor && !m->adapted_ffn ? PI_SPARSITY_PREDICTED

@@ -40,11 +40,13 @@ static bool silences(const te_mixture *m) { return m->skip && (m->act == TE_RELU
 /* Hidden values of n neurons of a token, from what their rows' products are. */
 static void open_neurons(const run *r, const float *g, const float *u, int32_t n, float *h) {
     const te_mixture *m = r->m;
+    const float least = m->act == TE_RELU ? m->threshold : 0;
+    int32_t fired = 0, open = 0;
+    for (int32_t i = 0; i < n; i++) open += g[i] > least;
     r->ws->k->glu(m->act, m->threshold, g, u, n, h);
-    int32_t fired = 0;
     for (int32_t i = 0; i < n; i++) fired += h[i] != 0;
     r->counts->listed += n;
-    r->counts->computed += n;
+    r->counts->computed += silences(m) ? open : n;
     r->counts->fired += fired;
 }
 
@@ -113,7 +115,7 @@ static void whole_neurons(const run *r, const te_expert *e, int32_t j0, int32_t 
             te_rows_of(r->ws, &e->up)->dot_batch(&e->up, rows, after, who, inputs(r, up_act, 0), stride, u, room);
         }
         for (int32_t i = 0; i < e->n; i++) {
-            const size_t p = (size_t)(e->first + i), at = e->n == 1 ? 0 : room * (size_t)m->token[p];
+            const size_t p = (size_t)e->first + (size_t)i, at = e->n == 1 ? 0 : room * (size_t)m->token[p];
             if (e->gate_b) add_bias(e->gate_b + j, n, g + at);
             if (e->up_b) add_bias(e->up_b + j, n, u + at);
             open_neurons(r, g + at, u + at, n, m->hidden + n_ff * p + j);
