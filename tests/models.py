@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFEndian, GGUFWriter, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFEndian, GGUFValueType, GGUFWriter, quants
 from numpy.typing import NDArray
 
 from tests.specs import CONVERTED as CONVERTED
@@ -408,7 +408,8 @@ def write(
     magic: bytes = b"GGUF",
     kind: GGMLQuantizationType | None = None,
 ) -> Path:
-    """Write a GGUF v3 file. Integers become u32, floats f32, lists i32/f32/string arrays by their first item.
+    """Write a GGUF v3 file. Integers become u32, floats f32, lists i32/f32/string arrays by their first item,
+    numpy arrays those of u32 or f32.
 
     Tensors keep their own F16 or F32; with `kind`, matrices (but routers) whose rows fill its blocks are
     stored as that.
@@ -425,6 +426,11 @@ def write(
             writer.add_float32(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, np.uint64):
+            writer.add_uint64(key, int(value))
+        elif isinstance(value, np.ndarray):
+            kind_of = {"u": GGUFValueType.UINT32, "f": GGUFValueType.FLOAT32}[value.dtype.kind]
+            writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, sub_type=kind_of)
         else:
             writer.add_array(key, value)
     for name, value in tensors.items():
