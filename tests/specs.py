@@ -168,5 +168,5 @@ SPECS: dict[str, Spec] = {
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if spec.family != "gemma3" and not spec.n_expert)
+CONVERTED = sorted(name for name, spec in SPECS.items() if spec.family != "gemma3")
 """Those that `powerinfer convert` takes checkpoints of."""
