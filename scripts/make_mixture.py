@@ -49,6 +49,7 @@ from planted import (
 )
 
 from powerinfer._engine import formats
+from powerinfer._engine.session import Model, Session
 from powerinfer.models.quantize import MIXTURES, find_mixture
 from powerinfer.models.writer import GGUFWriter
 
@@ -310,6 +311,27 @@ def keys(s: Shape, name: str, file_type: int) -> dict[str, Any]:
     if s.window:
         of_arch["attention.sliding_window"] = s.window
     return out | {f"{s.arch}.{key}": value for key, value in of_arch.items()} | tokenizer_keys(s.n_vocab)
+
+
+def check(path: Path, s: Shape, law: Law, n_tokens: int, seed: int = 1) -> str:
+    """What the engine counts over so many random tokens, beside what was planted."""
+    biased, counted = np.random.SeedSequence(seed).spawn(6)[2:4]
+    planted = counts_of(s, law.biases(s, biased), counted).astype(np.float64)
+    with Model(path) as model:
+        n_batch = min(n_tokens, 512)
+        with Session(model, n_ctx=n_tokens + 8, n_batch=n_batch, count_neurons=True) as session:
+            for at in range(0, n_tokens, n_batch):
+                n = min(n_batch, n_tokens - at)
+                wanted = np.arange(n) == 0  # the last layer is counted from there on
+                tokens = np.random.default_rng(at).integers(3, s.n_vocab, n, np.int32)
+                session.feed(tokens, want_logits=wanted)
+            found = session.neuron_counts().counts[:, : s.n_expert].astype(np.float64)
+    shares = []
+    for part in (0.1, 0.25, 0.5):
+        best = np.argsort(-planted, axis=1)[:, : max(1, round(part * s.n_expert))]
+        two = [float(np.take_along_axis(c, best, axis=1).sum() / c.sum()) for c in (planted, found)]
+        shares.append(f"{part:.0%} of the experts: {two[1]:.1%} ({two[0]:.1%})")
+    return f"share of the uses over {n_tokens} tokens (and planted): {', '.join(shares)}"
 
 
 def pieces(s: Shape, t: Tensor, data: NDArray[np.uint8], n_drawn: int) -> Iterator[NDArray[np.uint8]]:

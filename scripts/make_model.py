@@ -353,6 +353,13 @@ def main() -> int:
         choices=["relu", "drelu", "silu", "gelu"],
         help="written as powerinfer.hidden_act, in place of the planted one",
     )
+    p.add_argument(
+        "--check",
+        type=int,
+        default=0,
+        metavar="N",
+        help="compute N tokens of a mixture and print how they used its experts, beside what was planted",
+    )
     p.add_argument("--seed", type=int, default=1, metavar="N")
     a = p.parse_args()
     try:
@@ -399,6 +406,9 @@ def _write_mixture(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Pa
         statistics=a.statistics,
         seed=a.seed,
     )
+    if a.check > 0:
+        law = make_mixture.Law(a.skew, a.rho)
+        print(make_mixture.check(a.out, s, law, a.check, a.seed), file=sys.stderr)
     return [a.out]
 
 

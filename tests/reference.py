@@ -289,6 +289,7 @@ def experts(
 
     def expert(suffix: str, token: Array, e: Any = ...) -> Array:
         gate, up = (model[f"{p}ffn_{name}_{suffix}.weight"][e] @ token for name in ("gate", "up"))
+        up = relu(up) if how.activation == "drelu" else up
         return np.asarray(model[f"{p}ffn_down_{suffix}.weight"][e] @ (how.act(gate) * up))
 
     for t, token in enumerate(x):

@@ -22,7 +22,7 @@ class Spec:
     """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
 
     name: str
-    family: str  # the published architecture: llama mistral bamboo falcon opt qwen2 qwen3 qwen3moe gemma3
+    family: str  # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gemma3
     n_layer: int = 2
     n_embd: int = 64
     n_head: int = 4
@@ -38,7 +38,8 @@ class Spec:
     predictor: tuple[int, ...] = ()
     n_expert: int = 0  # 0: each layer has one feed-forward
     n_used: int = 0  # experts of a token
-    n_ff_expert: int = 0
+    n_ff_expert: int = 0  # mixtral and olmoe: n_ff
+    n_ff_shared: int = 0  # of an expert that all tokens use
     window: int = 0  # gemma3: positions that five of six layers see, their own included
     window_base: float = 10000.0  # base frequency of those layers' rotation
     n_prompt: int = 40
@@ -46,7 +47,7 @@ class Spec:
     @property
     def arch(self) -> str:
         """`general.architecture` of its files."""
-        return "llama" if self.family == "mistral" else self.family
+        return "llama" if self.family in ("mistral", "mixtral") else self.family
 
     @property
     def d_head(self) -> int:
@@ -126,6 +127,27 @@ SPECS: dict[str, Spec] = {
             n_ff_expert=96,
             rope=Rope(1000000.0),
         ),
+        Spec(
+            "mixtral",
+            "mixtral",
+            n_head_kv=2,
+            n_ff=96,
+            n_expert=8,
+            n_used=2,
+            n_ff_expert=96,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "qwen2moe",
+            "qwen2moe",
+            n_vocab=301,
+            n_expert=8,
+            n_used=4,
+            n_ff_expert=64,
+            n_ff_shared=160,
+            rope=Rope(1000000.0),
+        ),
+        Spec("olmoe", "olmoe", n_head_kv=2, n_ff=64, n_vocab=301, n_expert=8, n_used=4, n_ff_expert=64),
         # A whole period of layers and a prompt of more than two windows. Published ones are tied; a small
         # model whose head is its embedding repeats its input.
         Spec(
@@ -146,5 +168,5 @@ SPECS: dict[str, Spec] = {
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if spec.family not in ("gemma3", "qwen3moe"))
+CONVERTED = sorted(name for name, spec in SPECS.items() if spec.family != "gemma3")
 """Those that `powerinfer convert` takes checkpoints of."""

@@ -152,7 +152,8 @@ static pi_status open_model(pi_model *m) {
                        (int)(name.n < 40 ? name.n : 40), name.p, pi_arch_names());
     PI_TRY(read_shape(m));
     PI_TRY(read_activation(m));
-    return pi_model_bind(m);
+    PI_TRY(pi_model_bind(m));
+    return pi_model_read_statistics(m);
 }
 
 pi_status pi_model_open(pi_file *file, const pi_model_options *options, pi_model **out) {
@@ -176,6 +177,7 @@ pi_status pi_model_open(pi_file *file, const pi_model_options *options, pi_model
 void pi_model_close(pi_model *m) {
     if (!m || !pi_ref_drop(&m->ref)) return;
     pi_model_unbind(m);
+    free(m->expert_counts);
     for (int32_t i = 0; i < PI_MAX_ROPES; i++) pi_rope_free(&m->rope[i]);
     pi_file_close(m->file);
     free(m);

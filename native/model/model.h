@@ -141,6 +141,10 @@ struct pi_model {
     int32_t sign_words;        /* 64-bit words per neuron of the sign predictor; 0: there is none */
     int32_t adapter_rank;      /* largest rank of any adapter; 0: there are none */
     bool adapted_ffn;          /* some of them belong to the feed-forward */
+
+    uint32_t
+        *expert_counts; /* [n_layer][n_expert] how many of the file's expert_tokens used each expert; NULL: unsaid */
+    uint64_t expert_tokens;
 };
 
 /* Floats of cos and sin that one token has, of the variants before r; of all: r = n_ropes. Buffers of several tokens hold
@@ -182,6 +186,9 @@ pi_status pi_copy_head(pi_model *m);
 
 /* sign.c: makes the signs of the layer's feed-forward. Errors: MEMORY. */
 pi_status pi_load_signs(pi_model *m, pi_layer *layer);
+
+/* statistics.c: fills expert_counts. Errors: FORMAT, MEMORY. */
+pi_status pi_model_read_statistics(pi_model *m);
 
 /* lora.c */
 void pi_adapters_free(pi_model *m);

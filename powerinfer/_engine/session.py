@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ArgumentError, ClosedError
-from ..models.statistics import Counts
+from ..models.statistics import Counts, Unit
 from . import _native
 from .arrays import as_int32
 from .model import Model
@@ -573,7 +573,8 @@ class Session:
                 raise ArgumentError("no tokens were counted yet")
             if reset:
                 _native.check(lib.pi_session_reset_counts(self.handle))
-        return Counts(counts=counts.astype(np.uint64), n_tokens=n_tokens[0])
+        unit: Unit = "experts" if info.n_expert else "neurons"
+        return Counts(counts=counts.astype(np.uint64), n_tokens=n_tokens[0], unit=unit)
 
     @property
     def last_total(self) -> StepTotal:

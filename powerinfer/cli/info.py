@@ -15,7 +15,7 @@ from .._engine.file import ModelFile
 from .._engine.session import Model, ModelInfo
 from .._text.terminal import one_line
 from ..errors import FormatError, PowerInferError
-from ..models.statistics import read_counts, summarise_all
+from ..models.statistics import read_counts, summarise_all, summarise_all_experts
 from .options import Parser, add_model
 from .table import columns, facts, output_width
 
@@ -214,6 +214,12 @@ def statistics_of(file: ModelFile) -> str:
         return f"none that can be used ({one_line(str(error))})"
     if counts is None:
         return ""
+    if counts.unit == "experts":
+        experts = summarise_all_experts(counts)
+        shares = [experts.carried_10, experts.carried_25, experts.carried_50]
+        carried = ", ".join(f"{share:.0%}" for share in shares)
+        most = "the most used 10, 25 and 50 % of the experts"
+        return f"over {counts.n_tokens:,} tokens: {most} have {carried} of the uses"
     model = summarise_all(counts)
     return (
         f"over {counts.n_tokens:,} tokens: {model.active:.1%} active; "

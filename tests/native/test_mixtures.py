@@ -54,8 +54,10 @@ def draw(label: str, *shape: int) -> Any:
     return (values / shape[-1] ** 0.5).astype(np.float16)
 
 
-def write(path: Path, name: str, change: dict[str, Any] | None = None) -> Path:
-    """A small file of that variant, with keys changed (None: without it)."""
+def write(
+    path: Path, name: str, change: dict[str, Any] | None = None, more: dict[str, Any] | None = None
+) -> Path:
+    """A small file of that variant, with keys of its architecture changed (None: without), and more keys."""
     arch, keys, parts = VARIANTS[name]
     s = SPEC
     q, kv, d = s.n_head * s.d_head, s.n_head_kv * s.d_head, s.n_embd
@@ -64,6 +66,7 @@ def write(path: Path, name: str, change: dict[str, Any] | None = None) -> Path:
     meta[f"{arch}.feed_forward_length"] = s.n_ff_expert
     for key, value in (keys | (change or {})).items():
         meta[key if key.startswith("powerinfer.") else f"{arch}.{key}"] = value
+    meta |= more or {}
     tensors: models.Tensors = {
         "token_embd.weight": (models.normal("mixtures/embd", s.n_vocab, d)).astype(np.float16),
         "output.weight": 2 * draw("output", s.n_vocab, d),
@@ -271,6 +274,42 @@ def test_bad_routers_are_refused(
     change: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=words), Model(write(tmp_path / "m.gguf", "groups", change)):
+        pass
+
+
+U32, U64 = np.uint32, np.uint64
+N_COUNTS = N_LAYER * SPEC.n_expert
+COUNTS, COUNTED = "powerinfer.expert.counts", "powerinfer.expert.tokens"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({COUNTS: np.zeros(N_COUNTS - 1, U32), COUNTED: U64(9)}, f"array of {N_COUNTS} u32"),
+        ({COUNTS: np.zeros(N_COUNTS + 8, U32), COUNTED: U64(9)}, f"array of {N_COUNTS} u32"),
+        ({COUNTS: np.zeros(N_COUNTS, np.float32), COUNTED: U64(9)}, "u32"),
+        ({COUNTS: 7, COUNTED: U64(9)}, "u32"),
+        ({COUNTS: np.zeros(N_COUNTS, U32)}, f"without {COUNTED}"),
+        ({COUNTED: U64(9)}, f"without {COUNTS}"),
+        ({COUNTS: np.zeros(N_COUNTS, U32), COUNTED: U64(0)}, COUNTED),
+        ({COUNTS: np.zeros(N_COUNTS, U32), COUNTED: U64(1 << 41)}, COUNTED),
+        (
+            {COUNTS: np.eye(1, N_COUNTS, 11, dtype=U32)[0] * U32(10), COUNTED: U64(9)},
+            "expert 3 of layer 1 was used 10 times in 9 tokens",
+        ),
+    ],
+)
+def test_bad_statistics_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "mixtral", more=change)
+    with pytest.raises(FormatError, match=words), Model(path):
+        pass
+
+
+def test_statistics_of_a_model_without_experts_are_refused(tmp_path: Path) -> None:
+    spec = models.SPECS["qwen2"]
+    meta = models.metadata(spec) | {COUNTS: np.zeros(8, U32), COUNTED: U64(9)}
+    path = models.write(tmp_path / "m.gguf", meta, models.file_tensors(spec, models.draw(spec)))
+    with pytest.raises(FormatError, match="no experts"), Model(path):
         pass
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..._engine.file import ModelFile
 from ..._engine.session import Model
 from ...errors import ArgumentError
-from ..statistics import COUNTS_KEY, Numbers, read_activation_dir, read_counts
+from ..statistics import COUNTS_KEY, EXPERT_COUNTS_KEY, Numbers, read_activation_dir, read_counts
 from .engine import Counts, Ids, Settings
 from .gpuidx import read_gpuidx, split_path
 
@@ -80,7 +80,8 @@ def from_file(file: ModelFile) -> Statistics | None:
     counts = read_counts(file)
     if counts is None:
         return None
-    return _statistics("file", f"{COUNTS_KEY} of the file", counts.counts, counts.n_tokens)
+    key = COUNTS_KEY if counts.unit == "neurons" else EXPERT_COUNTS_KEY
+    return _statistics("file", f"{key} of the file", counts.counts, counts.n_tokens)
 
 
 def from_folder(folder: Path, n_layer: int, n_ff: int) -> Statistics:
