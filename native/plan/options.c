@@ -54,6 +54,12 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
                            "layer %d has experts whose down is stored by neuron, which a device does not know; the CPU "
                            "computes such a model",
                            l);
+        if (e && (e->gate.type != e->up.type || (e->shared_up.w && e->shared_gate.type != e->shared_up.type)))
+            return PI_FAIL(
+                PI_ERROR_UNSUPPORTED,
+                "layer %d has experts whose gate and up are of two formats, which a device does not know; the "
+                "CPU computes such a model",
+                l);
         const int32_t window = pi_attention_of(&m->layer[l])->window;
         if (!pi_space_window(window))
             return PI_FAIL(

@@ -62,8 +62,9 @@ def place(model: Model, split: str, n_batch: int, devices: Sequence[int] | None 
 
 
 def opened(model: Model, plan: Any, n_batch: int = 64, n_threads: int = 2, **more: Any) -> Session:
-    sizes = {"n_ctx": N_CTX, "n_pool": N_CTX, "n_seq": 4, "n_batch": n_batch, "n_threads": n_threads}
-    return Session(model, plan=plan, device="host", sparsity="dense", **sizes | F32 | more)
+    sizes: dict[str, Any] = {"sparsity": "dense"}
+    sizes |= {"n_ctx": N_CTX, "n_pool": N_CTX, "n_seq": 4, "n_batch": n_batch, "n_threads": n_threads}
+    return Session(model, plan=plan, device="host", **sizes | F32 | more)
 
 
 def decoded(s: Session) -> np.ndarray[Any, Any]:
@@ -98,8 +99,11 @@ def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> 
 def test_two_devices(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", "smallthinker")
     expected = reference.forward(reference.load(path), TOKENS)
-    with Model(path) as m, opened(m, place(m, "some", 64, [0, 0, 0, 1, 1])) as s:
-        assert reference.relative_error(decoded(s), expected) < 1e-5
+    with Model(path) as m:
+        for sparsity in ("dense", "exact"):
+            plan = place(m, "some", 64, [0, 0, 0, 1, 1], sparsity=sparsity)
+            with opened(m, plan, sparsity=sparsity) as s:
+                assert reference.relative_error(decoded(s), expected) < 1e-5
 
 
 def test_norms_over_all_heads_are_refused(tmp_path: Path) -> None:
