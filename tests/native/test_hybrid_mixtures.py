@@ -62,9 +62,9 @@ def place(model: Model, split: str, n_batch: int, devices: Sequence[int] | None 
 
 
 def opened(model: Model, plan: Any, n_batch: int = 64, n_threads: int = 2, **more: Any) -> Session:
-    sizes: dict[str, Any] = {"sparsity": "dense"}
+    sizes: dict[str, Any] = {"sparsity": "dense", "device": "host"}
     sizes |= {"n_ctx": N_CTX, "n_pool": N_CTX, "n_seq": 4, "n_batch": n_batch, "n_threads": n_threads}
-    return Session(model, plan=plan, device="host", **sizes | F32 | more)
+    return Session(model, plan=plan, **sizes | F32 | more)
 
 
 def decoded(s: Session) -> np.ndarray[Any, Any]:
