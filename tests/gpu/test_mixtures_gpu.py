@@ -1,5 +1,5 @@
-"""Mixtures of experts on a GPU, against the float64 reference. Run only when asked for: without a GPU, or in a
-build without the CUDA backend, they fail.
+"""Mixtures of experts on a GPU, against the float64 reference. Run only when asked for: without a GPU, or in
+a build without the CUDA backend, they fail.
 
     pytest tests/gpu/test_mixtures_gpu.py
 """
@@ -34,9 +34,9 @@ from tests.native.test_mixtures import TOKENS, write
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> None:
-    """Sums of floats for single tokens. A few together, and prompts, are multiplied in F16: 11 bits before each
-    of some five products in a layer, which are of one size; where that chooses another expert, nothing is
-    compared, as at 2^-11 with an expert of a third of the weight."""
+    """Sums of floats for single tokens. A few together, and prompts, are multiplied in F16: 11 bits before
+    each of some five products in a layer. The median leaves out tokens for which that chooses another
+    expert."""
     path = write(tmp_path / "m.gguf", name)
     expected = reference.forward(reference.load(path), TOKENS)
     rounded = 2.0**-11 * (5 * N_LAYER + 1) ** 0.5 * 8
@@ -59,7 +59,8 @@ def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
 def test_quantised_experts(kind: str, tmp_path: Path) -> None:
-    """Beside the CPU's answer: both round activations to 8 bits before products, 127 steps to the largest of 32."""
+    """Beside the CPU's answer: both round activations to 8 bits before products, 127 steps to the largest of
+    32."""
     plain, path = write(tmp_path / "plain.gguf", "smallthinker"), tmp_path / "m.gguf"
     with ModelFile(plain) as source:
         quantize_model(source, path, kind, choose_types(source, kind, pure=True))
