@@ -430,14 +430,17 @@ def write(
     *,
     magic: bytes = b"GGUF",
     kind: GGMLQuantizationType | None = None,
+    split: int = 0,
 ) -> Path:
     """Write a GGUF v3 file. Integers become u32, floats f32, lists i32/f32/string arrays by their first item,
     numpy arrays those of u32 or f32.
 
     Tensors keep their own F16 or F32; with `kind`, matrices (but routers) whose rows fill its blocks are
-    stored as that.
+    stored as that. split: so many tensors in each of several files, whose names are made of `path`.
     """
-    writer = GGUFWriter(path, str(meta["general.architecture"]), endianess=GGUFEndian.LITTLE)
+    writer = GGUFWriter(
+        path, str(meta["general.architecture"]), endianess=GGUFEndian.LITTLE, split_max_tensors=split
+    )
     for key, value in meta.items():
         if key == "general.architecture":
             continue  # the writer has put it

@@ -99,6 +99,8 @@ class _Place:
     is_falcon: bool
     is_70b: bool
     """Llama 2 70B and its like."""
+    is_8x: bool
+    """Mixtures of eight experts, beside which attention is small."""
 
 
 _When = Callable[[_Place], bool]
@@ -163,6 +165,10 @@ _RULES: dict[tuple[str, str], Sequence[tuple[_When, str]]] = {
     ("Q5_K_M", "ffn_down"): [(_outer, "Q6_K")],
     ("IQ4_NL", "ffn_down"): [(_part(8), "Q5_K")],
 }
+
+
+# Mixtures of formats that give the attention output of a mixture of eight experts Q5_K.
+_OUTPUT_8X = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL")
 
 
 def find_mixture(name: str) -> str:
@@ -235,6 +241,7 @@ def _first_place(source: ModelFile) -> _Place:
         n_gqa=n_gqa,
         is_falcon=arch == "falcon",
         is_70b=n_layer == 80 and (arch == "qwen2" or (arch == "llama" and n_gqa > 1)),
+        is_8x=_integer(source, f"{arch}.expert_count") == 8,
     )
 
 
@@ -263,7 +270,9 @@ def _is_matrix(tensor: TensorInfo) -> bool:
 def _kind(name: str) -> str:
     """What rules call a matrix."""
     stem = name.removesuffix(".weight").rpartition(".")[2]
-    stem = stem.removesuffix("_exps")  # of all experts of a layer
+    stem = stem.removesuffix("_exps").removesuffix(
+        "_shexp"
+    )  # of all experts of a layer, or the one that all use
     return _KINDS.get(stem, stem)
 
 
@@ -278,6 +287,10 @@ def _of_mixture(mixture: str, kind: str, n_columns: int, place: _Place, *, pure:
         if place.is_falcon or most == "Q8_0" or n_columns % formats.block(most):
             return "Q8_0"
         return "Q6_K"
+    if place.is_8x and kind in ("attn_k", "attn_v"):
+        return "Q8_0"
+    if place.is_8x and kind == "attn_output":
+        return "Q5_K" if mixture in _OUTPUT_8X else most
     type = next((type for when, type in _RULES.get((mixture, kind), ()) if when(place)), most)
     # There a matrix of V serves eight query heads: a larger format costs nearly nothing.
     return "Q5_K" if place.is_70b and kind == "attn_v" and type in ("Q3_K", "Q4_K") else type
