@@ -106,6 +106,17 @@ def test_two_devices(tmp_path: Path) -> None:
                 assert reference.relative_error(decoded(s), expected) < 1e-5
 
 
+def test_weights_that_a_device_does_not_map(tmp_path: Path) -> None:
+    """A prompt's experts come another way, and answers have the same bits."""
+    with Model(write(tmp_path / "m.gguf", "groups")) as m:
+        rows = []
+        for pinned in (True, False):
+            with opened(m, place(m, "one", 64), pin_weights=pinned, live_experts=False) as s:
+                s.feed(TOKENS)
+                rows.append(s.logits().copy())
+        assert np.array_equal(*rows)
+
+
 def test_norms_over_all_heads_are_refused(tmp_path: Path) -> None:
     with (
         Model(write(tmp_path / "m.gguf", "olmoe")) as m,
