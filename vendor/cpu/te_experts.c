@@ -125,27 +125,76 @@ static void whole_neurons(const run *r, const te_expert *e, int32_t j0, int32_t 
     count_rows(r, &e->up, j1 - j0);
 }
 
-/* The same by the stages of te_pass.h, which can leave neurons out. sums: of down's rows, or NULL. */
+/* Neurons j0..j1-1 of an expert for its only token; silent ones are left out where they may be. All gates come first, then
+ * all ups and, with sums, all downs that are wanted: longer streams than a few rows of each in turn. */
+static void neurons_of_one(const run *r, const te_expert *e, int32_t j0, int32_t j1, float *sums) {
+    enum { MOST = 512 };
+    const te_mixture *m = r->m;
+    const te_ffn f = operator_of(m, e);
+    const bool skip = silences(m);
+    const float least = m->act == TE_RELU ? m->threshold : 0, weight = m->weight[e->first];
+    const int32_t t = m->token[e->first];
+    const void *act = inputs(r, te_pass_up_act(r->ws, &f), t);
+    float *hidden = m->hidden + (size_t)e->up.n_rows * (size_t)e->first, g[MOST] = {0}, u[MOST] = {0};
+    int32_t id[MOST];
+    const te_ahead none = {0};
+    for (int32_t j = j0, n; j < j1; j += n) {
+        n = smaller(j1 - j, MOST);
+        stream(r, &e->gate, j, j + n, none, inputs(r, 0, t), g);
+        if (e->gate_b) add_bias(e->gate_b + j, n, g);
+        int32_t open = 0;
+        for (int32_t i = 0; i < n; i++) {
+            id[open] = j + i;
+            g[open] = g[i];
+            open += !skip || (g[i] > least && g[i] != 0);
+        }
+        const te_rows rows = open == n ? (te_rows){NULL, j, n} : (te_rows){id, 0, open};
+        te_rows_of(r->ws, &e->up)->dot(&e->up, rows, none, act, u);
+        for (int32_t i = 0; e->up_b && i < open; i++) u[i] += e->up_b[id[i]];
+        r->ws->k->glu(m->act, m->threshold, g, u, open, u);
+        count_rows(r, &e->gate, n);
+        count_rows(r, &e->up, open);
+        r->counts->listed += n;
+        r->counts->computed += open;
+        if (!sums && open < n) memset(hidden + j, 0, (size_t)n * sizeof *hidden);
+        int32_t fired = 0;
+        for (int32_t i = 0; i < open; i++) {
+            if (!sums) hidden[id[i]] = u[i];
+            r->counts->fired += u[i] != 0;
+            id[fired] = id[i];
+            u[fired] = weight * u[i];
+            fired += !skip || u[i] != 0;
+        }
+        if (!sums) continue;
+        const te_rows down = fired == n ? (te_rows){NULL, j, n} : (te_rows){id, 0, fired};
+        te_rows_of(r->ws, &e->down_t)->axpy(&e->down_t, down, none, u, sums + r->ws->sum_stride * (size_t)t);
+        count_rows(r, &e->down_t, fired);
+    }
+}
+
+/* The same by the stages of te_pass.h, for several tokens. sums: of down's rows, or NULL. */
 static void staged_neurons(const run *r, const te_expert *e, int32_t j0, int32_t j1, float *sums) {
     const te_mixture *m = r->m;
     const te_ffn f = operator_of(m, e);
     const te_ffn_io io = {.gate_add = e->gate_b, .up_add = e->up_b};
     float *hidden[TE_WORKSPACE_TOKENS], weight[TE_WORKSPACE_TOKENS];
-    const bool one = e->n == 1;
-    const int32_t base = one ? m->token[e->first] : 0;
+    if (e->n == 1) {
+        neurons_of_one(r, e, j0, j1, sums);
+        return;
+    }
     for (int32_t p = e->first; p < e->first + e->n; p++) {
-        hidden[m->token[p] - base] = m->hidden + (size_t)e->up.n_rows * (size_t)p;
-        weight[m->token[p] - base] = m->weight[p];
+        hidden[m->token[p]] = m->hidden + (size_t)e->up.n_rows * (size_t)p;
+        weight[m->token[p]] = m->weight[p];
     }
     te_pass p = {.ws = r->ws,
                  .f = &f,
                  .io = &io,
-                 .act = {inputs(r, 0, base), inputs(r, te_pass_up_act(r->ws, &f), base)},
-                 .sums = sums ? sums + r->ws->sum_stride * (size_t)base : NULL,
+                 .act = {inputs(r, 0, 0), inputs(r, te_pass_up_act(r->ws, &f), 0)},
+                 .sums = sums,
                  .weight = weight,
                  .hidden = sums ? NULL : hidden,
-                 .only = one ? 1 : tokens_of(m, e),
-                 .n_tok = one ? 1 : m->n_tok,
+                 .only = tokens_of(m, e),
+                 .n_tok = m->n_tok,
                  .skip = silences(m),
                  .counts = r->counts};
     te_pass_begin(&p, r->me);

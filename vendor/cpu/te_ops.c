@@ -274,14 +274,16 @@ static int32_t linear_parts(const te_team *team, const te_linear *products, int3
 
 void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
                   size_t ldx, int32_t n_tok) {
-    enum { UNIT = 16 }; /* rows: members' outputs don't share cache lines */
+    enum { UNIT = 16, SMALL = 4 }; /* rows: members' outputs don't share cache lines, unless there are few rows */
     if (n_products < 1) return;
     for (int by = BY_GEMM; by < BY_INT8 + TE_INT8_WAYS; by++)
         linear_gemm(team, ws, products, n_products, x, ldx, n_tok, by);
     te_member *me = &ws->member[team->ith];
-    int64_t units = 0;
+    int64_t units = 0, n_rows = 0;
+    for (int32_t p = 0; p < n_products; p++) n_rows += products[p].w.n_rows;
+    const int32_t unit = n_rows < 4 * UNIT * te_pool_n_threads(team->pool) ? SMALL : UNIT;
     for (int32_t p = 0; p < n_products; p++)
-        if (way_of(ws, &products[p], n_tok) == BY_ROWS) units += units_of(&products[p], UNIT);
+        if (way_of(ws, &products[p], n_tok) == BY_ROWS) units += units_of(&products[p], unit);
     if (units == 0) return;
     const int32_t n_parts = linear_parts(team, products, n_products);
     for (int32_t t = 0; t < n_tok; t += TE_WORKSPACE_TOKENS) {
@@ -296,13 +298,13 @@ void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, in
             for (int32_t p = 0; p < n_products && first < hi; p++) {
                 const te_linear *l = &products[p];
                 if (way_of(ws, l, n_tok) != BY_ROWS) continue;
-                const int64_t n_units = units_of(l, UNIT);
+                const int64_t n_units = units_of(l, unit);
                 const int64_t u0 = lo > first ? lo - first : 0, u1 = hi - first < n_units ? hi - first : n_units;
                 first += n_units;
                 if (u0 >= u1) continue;
-                const int64_t r1 = u1 * UNIT;
+                const int64_t r1 = u1 * unit;
                 te_pack(ws, me, 0, &l->w, x + ldx * (size_t)t, ldx, n, &packed_for);
-                linear_rows(ws, me, l, (int32_t)(u0 * UNIT), r1 < l->w.n_rows ? (int32_t)r1 : l->w.n_rows, n,
+                linear_rows(ws, me, l, (int32_t)(u0 * unit), r1 < l->w.n_rows ? (int32_t)r1 : l->w.n_rows, n,
                             (size_t)t);
             }
         }
