@@ -204,7 +204,7 @@ def score_size(s: Shape, law: Law, angle: float) -> float:
 
 
 def layer_matrices(
-    s: Shape, law: Law, seed: np.random.SeedSequence, active: float
+    s: Shape, law: Law, seed: np.random.SeedSequence, active: float, *, by_neuron: bool
 ) -> Iterator[tuple[str, Array]]:
     """The matrices that layers share, [rows, cols], one at a time; of experts those of all that are drawn."""
     seeds = seed.spawn(9)
@@ -235,8 +235,11 @@ def layer_matrices(
     del gate
     yield "ffn_up_exps", normals(seeds[7], n * s.n_ff, d, 1 / math.sqrt(d))
     down = normals(seeds[8], n * d, s.n_ff, added / math.sqrt(s.n_ff))
-    writes(down.reshape(n, d, s.n_ff))
-    yield "ffn_down_exps", down
+    one_by_one = writes(down.reshape(n, d, s.n_ff))
+    if by_neuron:
+        yield "ffn_down_t_exps", np.ascontiguousarray(one_by_one.swapaxes(1, 2)).reshape(-1, d)
+    else:
+        yield "ffn_down_exps", down
 
 
 def outer_matrices(s: Shape, law: Law, seed: np.random.SeedSequence) -> Iterator[tuple[str, Array]]:
@@ -256,7 +259,7 @@ def outer_matrices(s: Shape, law: Law, seed: np.random.SeedSequence) -> Iterator
 # ---- files
 
 
-def tensors(s: Shape, law: Law) -> list[Tensor]:
+def tensors(s: Shape, law: Law, *, by_neuron: bool) -> list[Tensor]:
     """All tensors of a file, in its order. A matrix "router 3" is that of layer 3."""
     d, q, kv = s.n_embd, s.n_head * s.d_head, s.n_head_kv * s.d_head
     out = [
@@ -266,6 +269,9 @@ def tensors(s: Shape, law: Law) -> list[Tensor]:
     ]
     attention = {"q": (q, d), "k": (kv, d), "v": (kv, d), "output": (d, q)}
     experts = {"gate": (s.n_ff, d), "up": (s.n_ff, d), "down": (d, s.n_ff)}
+    if by_neuron:
+        del experts["down"]
+        experts["down_t"] = (s.n_ff, d)
     for i in range(s.n_layer):
         p = f"blk.{i}."
         keeps = bool(law.rho) and i == s.state_layer
@@ -354,13 +360,14 @@ def write(
     *,
     active: float = 0.4,
     pure: bool = False,
+    by_neuron: bool = False,
     statistics: str = "planted",
     seed: int = 1,
 ) -> None:
     """Writes one file. Raises FileError.
 
-    statistics: counts of experts that the file has, "planted" (of its own law), "none", or "wrong" (of other
-    biases)."""
+    by_neuron: rows of experts' down belong to neurons. statistics: counts of experts that the file has,
+    "planted" (of its own law), "none", or "wrong" (of other biases)."""
     mixture = find_mixture(mixture)
     layer, outer, biased, counted, routed, other = np.random.SeedSequence(seed).spawn(6)
     biases = law.biases(s, biased)
@@ -368,11 +375,12 @@ def write(
     if statistics != "none":
         counts = counts_of(s, biases if statistics == "planted" else law.biases(s, other), counted)
         meta |= {"powerinfer.expert.counts": counts.ravel(), "powerinfer.expert.tokens": ("u64", N_COUNTED)}
-    listed = tensors(s, law)
+    listed = tensors(s, law, by_neuron=by_neuron)
     types = types_of(listed, meta, mixture, "", pure)
     wanted = {(t.matrix, types[t.name]) for t in listed}
     encoded: dict[tuple[str, str], NDArray[np.uint8]] = {}
-    for matrices in (outer_matrices(s, law, outer), layer_matrices(s, law, layer, active)):
+    of_layers = layer_matrices(s, law, layer, active, by_neuron=by_neuron)
+    for matrices in (outer_matrices(s, law, outer), of_layers):
         for matrix, weights in matrices:
             for type in sorted(type for one, type in wanted if one == matrix):
                 encoded[matrix, type] = formats.quantize(weights, type)

@@ -7,6 +7,7 @@
 `--format powerinfer` has a predictor and ffn_down transposed, `gguf` (the default) is a file that llama.cpp
 reads too, where it knows the architecture (Bamboo becomes "llama", OPT it does not know), and `both` writes
 both from the same weights: model.gguf and model.powerinfer.gguf. Either holds how often each neuron fires.
+Of SmallThinker, which needs no predictor, `powerinfer` has the experts' ffn_down stored by neuron.
 
 What is planted: channel 0 of the residual stream is constant (every token's embedding has it, nothing
 writes it), so a neuron's row can hold a threshold there. A row of the first FFN matrix (the gate, or up where
@@ -389,27 +390,36 @@ def _active(p: argparse.ArgumentParser, a: argparse.Namespace, default: float) -
 def _write_mixture(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Path]:
     s = make_mixture.SHAPES[a.shape]
     s = replace(s, n_layer=_n_layer(p, a, s.n_layer))
-    if a.format != "gguf":
-        p.error(f"--format {a.format}: experts have no predictors; their router is one")
+    if a.format != "gguf" and not s.is_relu:
+        p.error(f"--format {a.format}: experts have no predictors, and those of {a.shape} no silent neurons")
     if not 0 <= a.skew <= 10:
         p.error(f"--skew {a.skew} is not between 0 and 10")
     if not 0 <= a.rho <= 0.99:
         p.error(f"--rho {a.rho} is not between 0 and 0.99")
-    make_mixture.write(
-        a.out,
-        s,
-        a.shape,
-        a.type,
-        make_mixture.Law(a.skew, a.rho),
-        active=_active(p, a, 0.4),
-        pure=a.pure,
-        statistics=a.statistics,
-        seed=a.seed,
-    )
-    if a.check > 0:
-        law = make_mixture.Law(a.skew, a.rho)
-        print(make_mixture.check(a.out, s, law, a.check, a.seed), file=sys.stderr)
-    return [a.out]
+    law, paths = make_mixture.Law(a.skew, a.rho), _paths(a)
+    for form, path in paths.items():
+        make_mixture.write(
+            path,
+            s,
+            a.shape,
+            a.type,
+            law,
+            active=_active(p, a, 0.4),
+            pure=a.pure,
+            by_neuron=form == "powerinfer",
+            statistics=a.statistics,
+            seed=a.seed,
+        )
+        if a.check > 0:
+            print(make_mixture.check(path, s, law, a.check, a.seed), file=sys.stderr)
+    return list(paths.values())
+
+
+def _paths(a: argparse.Namespace) -> dict[str, Path]:
+    """What is written, by form."""
+    if a.format == "both":
+        return {"gguf": a.out, "powerinfer": a.out.with_suffix(".powerinfer" + a.out.suffix)}
+    return {a.format: a.out}
 
 
 def _write_dense(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Path]:
@@ -417,10 +427,7 @@ def _write_dense(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Path
     s = replace(s, n_layer=_n_layer(p, a, s.n_layer))
     if not 3 <= a.rank <= s.n_ff:
         p.error(f"--rank {a.rank} is not between 3 and the {s.n_ff} neurons of a layer")
-    if a.format == "both":
-        paths = {"gguf": a.out, "powerinfer": a.out.with_suffix(".powerinfer" + a.out.suffix)}
-    else:
-        paths = {a.format: a.out}
+    paths = _paths(a)
     write(
         paths,
         s,

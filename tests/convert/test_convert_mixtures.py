@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from powerinfer._engine.session import Model
 from powerinfer.cli import main
 from powerinfer.errors import FormatError, UnsupportedError
 from powerinfer.models.convert.check import check
@@ -122,6 +123,12 @@ def test_down_of_experts_by_neuron(tmp_path: Path) -> None:
             plain[f"blk.{i}.ffn_down_exps.weight"].swapaxes(1, 2),
         )
         assert turned.get(f"blk.{i}.ffn_down_exps.weight") is None
+    with Model(tmp_path / "turned.gguf") as model:
+        assert model.info.can_skip_down
+    for type in ("F16", "Q8_0"):
+        convert(folder, tmp_path / "turned.gguf", type=type, transpose_down=True)
+        done = check(open_source(folder), tmp_path / "turned.gguf", type=type, n_threads=1)
+        assert done.passed and done.mode == "exact"
 
 
 def test_turbosparse_mixtral(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

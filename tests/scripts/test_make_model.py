@@ -272,10 +272,25 @@ def test_a_mixture_loads_and_is_as_sparse_as_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--rho", "1"], "0.99"), (["--skew", "-1"], "and 10"), (["--format", "both"], "router")],
+    [(["--rho", "1"], "0.99"), (["--skew", "-1"], "and 10"), (["--format", "both"], "silent")],
 )
 def test_what_the_program_refuses_of_mixtures(words: list[str], said: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [*PROGRAM, "tiny-mixtral", "-o", str(tmp_path / "m.gguf"), *words], capture_output=True, text=True
     )
     assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_both_forms_of_a_relu_mixture_give_the_same_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    words = ["tiny-smallthinker", "--layers", "4", "--type", "F32", "--format", "both"]
+    subprocess.run([*PROGRAM, *words, "-o", str(path)], check=True)
+    with Model(path) as plain, Model(tmp_path / "m.powerinfer.gguf") as turned:
+        assert turned.info.can_skip_down and not plain.info.can_skip_down
+        logits = []
+        for model in (plain, turned):
+            with Session(model, n_ctx=64, n_threads=1) as session:
+                for token in (5, 9, 300, 77):
+                    session.feed([token])
+                logits.append(session.logits().copy())
+    assert reference.relative_error(*logits) < 1e-5

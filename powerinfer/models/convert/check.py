@@ -92,7 +92,7 @@ def check(
 
     type: the format of the file's matrices. Raises what opening a model raises.
     """
-    mode: Any = "exact" if source.hyper.is_relu and source.hyper.experts is None else "dense"
+    mode: Any = "exact" if source.hyper.is_relu else "dense"
     with ModelFile(path) as file:
         tokenizer = Tokenizer.from_metadata(file.metadata)
         by_neuron = ("blk.0.ffn_down_t.weight", "blk.0.ffn_down_t_exps.weight")
