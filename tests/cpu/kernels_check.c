@@ -484,9 +484,9 @@ static void check_add_and_signs(int32_t n) {
 /* ---- all of a table ---- */
 
 static void check_table(void) {
-    static const int32_t product_types[] = {TE_F32,  TE_F16,  TE_BF16,   TE_Q8_0, TE_Q4_0, TE_Q4_1,
-                                            TE_Q5_0, TE_Q5_1, TE_IQ4_NL, TE_Q2_K, TE_Q3_K, TE_Q4_K,
-                                            TE_Q5_K, TE_Q6_K, TE_IQ4_XS, TE_IQ3_S};
+    static const int32_t product_types[] = {TE_F32,  TE_F16,  TE_BF16,   TE_Q8_0,   TE_Q4_0, TE_Q4_1,
+                                            TE_Q5_0, TE_Q5_1, TE_IQ4_NL, TE_MXFP4,  TE_Q2_K, TE_Q3_K,
+                                            TE_Q4_K, TE_Q5_K, TE_Q6_K,   TE_IQ4_XS, TE_IQ3_S};
     static const int32_t written[] = {TE_F32, TE_F16, TE_BF16, TE_Q8_0};
     int n_types = 0;
     random_state = 1;
