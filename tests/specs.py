@@ -22,7 +22,8 @@ class Spec:
     """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
 
     name: str
-    family: str  # the published architecture: llama mistral bamboo falcon opt qwen2 qwen3 qwen3moe gemma3
+    # The published architecture: llama mistral bamboo falcon opt qwen2 qwen3 qwen3moe gpt-oss glm4moe gemma3
+    family: str
     n_layer: int = 2
     n_embd: int = 64
     n_head: int = 4
@@ -31,7 +32,8 @@ class Spec:
     n_ff: int = 192
     n_vocab: int = 320
     n_ctx: int = 256
-    act: str = "silu"  # silu, gelu (the exact one), gelu_tanh, relu, drelu
+    d_rot: int = 0  # values of a head that are rotated; 0: all
+    act: str = "silu"  # silu, gelu (the exact one), gelu_tanh, relu, drelu, clamped
     tied: bool = False
     two_norms: bool = False  # Falcon 40B: separate norms before attention and FFN
     rope: Rope = Rope()
@@ -39,7 +41,11 @@ class Spec:
     n_expert: int = 0  # 0: each layer has one feed-forward
     n_used: int = 0  # experts of a token
     n_ff_expert: int = 0
-    window: int = 0  # gemma3: positions that five of six layers see, their own included
+    n_ff_shared: int = 0  # of the expert of all tokens
+    n_dense: int = 0  # layers at the beginning without experts
+    window: int = (
+        0  # positions that layers see, their own included: gemma3's five of six, gpt-oss's even ones
+    )
     window_base: float = 10000.0  # base frequency of those layers' rotation
     n_prompt: int = 40
 
@@ -126,6 +132,23 @@ SPECS: dict[str, Spec] = {
             n_ff_expert=96,
             rope=Rope(1000000.0),
         ),
+        # Two periods of layers, and more than two windows. The original's YaRN has no whole pairs as borders.
+        Spec(
+            "gpt-oss",
+            "gpt-oss",
+            n_layer=4,
+            n_head_kv=2,
+            head_dim=32,
+            n_ff=96,
+            n_vocab=301,
+            act="clamped",
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            window=24,
+            n_prompt=60,
+            rope=Rope(150000.0, "yarn", 4.0, 64),
+        ),
         # A whole period of layers and a prompt of more than two windows. Published ones are tied; a small
         # model whose head is its embedding repeats its input.
         Spec(
@@ -146,5 +169,5 @@ SPECS: dict[str, Spec] = {
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if spec.family not in ("gemma3", "qwen3moe"))
+CONVERTED = sorted(name for name, spec in SPECS.items() if not spec.n_expert and spec.family != "gemma3")
 """Those that `powerinfer convert` takes checkpoints of."""

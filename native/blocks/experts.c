@@ -4,7 +4,8 @@
  *     y += sum over the chosen experts e of weight[e] * down_e . (act(gate_e . h) * (up_e . h))
  *     y += sigmoid(shared_router . h) * down_s . (act(gate_s . h) * (up_s . h))      where one expert is all tokens'
  *
- * Chosen are those with the largest p + choice_b; weight is p, in most models divided by the sum of the chosen p.
+ * Chosen are those with the largest p + choice_b; weight is p, in most models divided by the sum of the chosen p. Or
+ * p = router . h as it is, and weight the softmax over the chosen p.
  *
  * A route is a token and one of its experts. Routes are put in the order of the experts, so that an expert's matrices are
  * read once for all tokens that chose it, and those of the others not at all. Which kernels compute a route depends on its
@@ -30,6 +31,8 @@ static te_mat rows_of(const te_mat *all, int32_t e, int32_t n) {
     m.n_rows = n;
     return m;
 }
+
+static const float *bias_of(const float *all, int32_t e, int32_t n) { return all ? all + (ptrdiff_t)e * n : NULL; }
 
 static const float taken = -INFINITY;
 
@@ -61,6 +64,15 @@ static void keep_best_groups(const pi_experts *w, float *rank, float *group) {
         for (int32_t e = g * size; group[g] != taken && e < (g + 1) * size; e++) rank[e] = taken;
 }
 
+/* x[0..n-1] become exponentials, the largest of them 1; returns their sum. */
+static float exponents(float *x, int32_t n) {
+    float top = x[0], sum = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (x[i] > top) top = x[i];
+    for (int32_t i = 0; i < n; i++) sum += x[i] = expf(x[i] - top);
+    return sum;
+}
+
 /* The n_used experts of one token, and their weights. rank, group [n_expert]: room to work. */
 static void choose(const pi_experts *w, const float *p, float *rank, float *group, int32_t *expert, float *weight) {
     float sum = 0;
@@ -73,6 +85,7 @@ static void choose(const pi_experts *w, const float *p, float *rank, float *grou
         sum += p[best];
         rank[best] = taken;
     }
+    if (w->gating == PI_GATING_CHOSEN) sum = exponents(weight, w->n_used);
     if (sum < LEAST_SUM) sum = LEAST_SUM;
     for (int32_t r = 0; r < w->n_used; r++) weight[r] = w->scale * (w->normed ? weight[r] / sum : weight[r]);
 }
@@ -85,14 +98,15 @@ static void rank_experts(const pi_block_run *r, const float *x) {
     const pi_experts *w = &r->block->experts;
     const pi_routes *to = &s->routes;
     const size_t n_embd = (size_t)s->model->info.n_embd, n_expert = (size_t)w->n_expert;
-    const te_linear router = {.w = w->router, .y = to->score, .ldy = 3 * n_expert, .way = TE_BY_ROWS};
+    const te_linear router = {
+        .w = w->router, .bias = w->router_b, .y = to->score, .ldy = 3 * n_expert, .way = TE_BY_ROWS};
     te_op_linear(team, s->ws, &router, 1, x + n_embd * (size_t)r->from, n_embd, s->chunk.n_tok - r->from);
     te_barrier(team);
     for (int32_t t = r->from + team->ith; t < s->chunk.n_tok; t += team->nth) {
         float *p = to->score + 3 * n_expert * (size_t)(t - r->from), *rank = p + n_expert;
         if (w->gating == PI_GATING_SOFTMAX)
             s->model->kernels->softmax(p, w->n_expert, 1);
-        else
+        else if (w->gating == PI_GATING_SIGMOID)
             for (size_t e = 0; e < n_expert; e++) p[e] = sigmoid(p[e]);
         choose(w, p, rank, rank + n_expert, to->expert + (ptrdiff_t)t * w->n_used,
                to->weight + (ptrdiff_t)t * w->n_used);
@@ -166,9 +180,16 @@ static void run_experts(const pi_block_run *r, int32_t n, te_way way) {
     for (int32_t e = 0; e < w->n_expert; e++) {
         const size_t at = (size_t)to->first[e];
         const int32_t n_tok = to->first[e + 1] - to->first[e];
-        const te_linear in[2] = {
-            {.w = rows_of(&w->up, e, w->n_ff), .y = s->up + n_ff * at, .ldy = n_ff, .way = way},
-            {.w = rows_of(&w->gate, e, w->n_ff), .y = s->gate + n_ff * at, .ldy = n_ff, .way = way}};
+        const te_linear in[2] = {{.w = rows_of(&w->up, e, w->n_ff),
+                                  .bias = bias_of(w->up_b, e, w->n_ff),
+                                  .y = s->up + n_ff * at,
+                                  .ldy = n_ff,
+                                  .way = way},
+                                 {.w = rows_of(&w->gate, e, w->n_ff),
+                                  .bias = bias_of(w->gate_b, e, w->n_ff),
+                                  .y = s->gate + n_ff * at,
+                                  .ldy = n_ff,
+                                  .way = way}};
         if (n_tok) te_op_linear(team, s->ws, in, 2, to->x + n_embd * at, n_embd, n_tok);
     }
     te_barrier(team);
@@ -177,8 +198,11 @@ static void run_experts(const pi_block_run *r, int32_t n, te_way way) {
     for (int32_t e = 0; e < w->n_expert; e++) {
         const size_t at = (size_t)to->first[e];
         const int32_t n_tok = to->first[e + 1] - to->first[e];
-        const te_linear out = {
-            .w = rows_of(&w->down, e, m->info.n_embd), .y = to->x + n_embd * at, .ldy = n_embd, .way = way};
+        const te_linear out = {.w = rows_of(&w->down, e, m->info.n_embd),
+                               .bias = bias_of(w->down_b, e, m->info.n_embd),
+                               .y = to->x + n_embd * at,
+                               .ldy = n_embd,
+                               .way = way};
         if (n_tok) te_op_linear(team, s->ws, &out, 1, s->up + n_ff * at, n_ff, n_tok);
     }
     te_barrier(team);
@@ -268,14 +292,15 @@ static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
     const te_gguf *g = m->file->gguf;
     const char *arch = m->arch->name;
-    int64_t gating = PI_GATING_SOFTMAX, n_group = 1, n_group_used = 1;
+    const pi_gating usual = m->arch->chosen_softmax ? PI_GATING_CHOSEN : PI_GATING_SOFTMAX;
+    int64_t gating = usual, n_group = 1, n_group_used = 1;
     PI_TRY(pi_key_i64(g, arch, "expert_gating_func", 0, 255, &gating, NULL));
-    if (!gating) gating = PI_GATING_SOFTMAX;
-    if (gating != PI_GATING_SOFTMAX && gating != PI_GATING_SIGMOID)
+    if (!gating) gating = usual;
+    if (gating != usual && gating != PI_GATING_SOFTMAX && gating != PI_GATING_SIGMOID)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s.expert_gating_func is %lld; 1 (softmax) and 2 (sigmoid) are known",
                        arch, (long long)gating);
     w->gating = (pi_gating)gating;
-    w->normed = m->arch->normed_experts;
+    w->normed = m->arch->normed_experts || m->arch->chosen_softmax;
     w->early = m->arch->early_router;
     PI_TRY(pi_key_bool(g, arch, "expert_weights_norm", &w->normed));
     PI_TRY(pi_key_f32(g, arch, "expert_weights_scale", &w->scale, NULL));
@@ -308,6 +333,14 @@ static pi_status bind_shared(pi_model *m, int32_t i, pi_experts *w) {
     return pi_bind_vec(m, pi_name_of("blk.%d.ffn_gate_inp_shexp.weight", i), n_embd, true, &w->shared_router);
 }
 
+static pi_status bind_biases(pi_model *m, int32_t i, pi_experts *w) {
+    const int32_t n = w->n_expert;
+    PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_gate_inp.bias", i), n, false, &w->router_b));
+    PI_TRY(pi_bind_vecs(m, pi_name_of("blk.%d.ffn_gate_exps.bias", i), n, w->n_ff, &w->gate_b));
+    PI_TRY(pi_bind_vecs(m, pi_name_of("blk.%d.ffn_up_exps.bias", i), n, w->n_ff, &w->up_b));
+    return pi_bind_vecs(m, pi_name_of("blk.%d.ffn_down_exps.bias", i), n, m->info.n_embd, &w->down_b);
+}
+
 static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     const te_gguf *g = m->file->gguf;
     const char *arch = m->arch->name;
@@ -323,11 +356,12 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     if (n_ff > MAX_FF) return PI_FAIL(PI_ERROR_FORMAT, "an expert has %lld neurons", (long long)n_ff);
     w->n_ff = (int32_t)n_ff;
     PI_TRY(read_router(m, i, w));
-    PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.ffn_norm", i).text, false, &b->norm));
+    PI_TRY(pi_bind_ffn_norm(m, i, &b->norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_inp.weight", i), w->n_expert, n_embd, false, &w->router));
     PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_gate_exps.weight", i), w->n_expert, w->n_ff, n_embd, &w->gate));
     PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_up_exps.weight", i), w->n_expert, w->n_ff, n_embd, &w->up));
     PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_down_exps.weight", i), w->n_expert, n_embd, w->n_ff, &w->down));
+    if (m->arch->expert_bias) PI_TRY(bind_biases(m, i, w));
     PI_TRY(bind_shared(m, i, w));
     m->info.n_expert_used = w->n_used;
     const int64_t n_neurons = (int64_t)w->n_used * w->n_ff + w->n_ff_shared;

@@ -237,7 +237,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     pi_ffn *l = &b->ffn;
     const pi_norm *before = &m->layer[i].block[0].norm; /* of blocks side by side one norm may serve both */
     if (!a->parallel)
-        PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.ffn_norm", i).text, false, &b->norm));
+        PI_TRY(pi_bind_ffn_norm(m, i, &b->norm));
     else if (te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.attn_norm_2.weight", i).text))
         PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     else

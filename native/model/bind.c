@@ -93,6 +93,20 @@ pi_status pi_bind_mats(pi_model *m, pi_name name, int32_t n, int32_t rows, int32
     return PI_OK;
 }
 
+/* All of a tensor as floats; its n weights are in the file. */
+static pi_status keep_floats(pi_model *m, const te_gguf_tensor *t, const char *name, int64_t n, const float **out) {
+    PI_TRY(check_type(t, name));
+    struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
+    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for tensor %s (%lld floats)", name, (long long)n);
+    te_dequantize_row(t->type, t->data, b->data, n);
+    b->next = m->vectors;
+    m->vectors = b;
+    *out = b->data;
+    m->info.n_weight_bytes += t->n_bytes;
+    m->info.n_parameters += (uint64_t)n;
+    return PI_OK;
+}
+
 pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const float **out) {
     *out = NULL;
     const te_gguf_tensor *t;
@@ -101,16 +115,22 @@ pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const
     if (t->n_dims != 1 || t->ne[0] != n)
         return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld}, expected {%d}", name.text, t->n_dims,
                        (long long)t->ne[0], (long long)t->ne[1], n);
-    PI_TRY(check_type(t, name.text));
-    struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
-    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for tensor %s (%d floats)", name.text, n);
-    te_dequantize_row(t->type, t->data, b->data, n);
-    b->next = m->vectors;
-    m->vectors = b;
-    *out = b->data;
-    m->info.n_weight_bytes += t->n_bytes;
-    m->info.n_parameters += (uint64_t)n;
-    return PI_OK;
+    return keep_floats(m, t, name.text, n, out);
+}
+
+pi_status pi_bind_vecs(pi_model *m, pi_name name, int32_t n, int32_t cols, const float **out) {
+    *out = NULL;
+    const te_gguf_tensor *t;
+    PI_TRY(find(m, name.text, false, &t));
+    if (t->n_dims != 2 || t->ne[0] != cols || t->ne[1] != n)
+        return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld}, expected {%d, %d}", name.text,
+                       t->n_dims, (long long)t->ne[0], (long long)t->ne[1], cols, n);
+    return keep_floats(m, t, name.text, (int64_t)n * cols, out);
+}
+
+pi_status pi_bind_ffn_norm(pi_model *m, int32_t i, pi_norm *out) {
+    const char *name = m->arch->post_ffn_norm ? "post_attention_norm" : "ffn_norm";
+    return pi_bind_norm(m, pi_name_of("blk.%d.%s", i, name).text, false, out);
 }
 
 pi_status pi_bind_norm(pi_model *m, const char *prefix, bool optional, pi_norm *out) {

@@ -118,7 +118,7 @@ static pi_status read_shape(pi_model *m) {
                            (long long)pos->ne[1]);
         c->n_ctx_train = (int32_t)pos->ne[1] - 2;
     }
-    PI_TRY(pi_rope_init(&m->rope[0], a->rope, g, a->name, c->n_embd_head, c->n_ctx_train));
+    PI_TRY(pi_rope_init(&m->rope[0], a->rope, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact));
     memcpy(c->rope, m->rope[0].text, sizeof c->rope);
     m->n_ropes = a->rope != PI_ROPE_NONE;
     if (a->window_rope) PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name));

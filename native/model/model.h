@@ -28,13 +28,20 @@ typedef struct pi_arch {
     bool qkv_bias;         /* q, k and v have biases (Qwen2); elsewhere they may */
     bool qk_norm;          /* RMSNorm over each head of q and k (Qwen3) */
     bool wide_qk_norm;     /* RMSNorm over all heads of q, and of k, together (OLMoE) */
+    bool sinks;            /* heads have a logit beside those of positions (gpt-oss) */
+    bool post_ffn_norm;    /* the norm before the feed-forward is called post_attention_norm */
     bool experts;          /* the feed-forward is a mixture of experts, where the file says how many */
     bool normed_experts;   /* weights of a token's experts sum to 1, unless the file says otherwise */
+    bool chosen_softmax;   /* these weights are a softmax over the chosen experts alone (gpt-oss) */
+    bool expert_bias;      /* the router, and gate, up and down of experts have biases (gpt-oss) */
     bool early_router;     /* experts are chosen by what attention reads (SmallThinker) */
     bool scaled_embd;      /* embeddings times sqrt(n_embd) (Gemma) */
     int32_t wide_layers;   /* a model of so many scales scores by the width per head (Gemma 3 27B); 0: none does */
-    int32_t window_period; /* of so many layers all but one have a window; 0: none has */
-    bool window_rope;      /* that one is the last, and layers with a window have a RoPE of their own (Gemma 3) */
+    int32_t window_period; /* of so many layers all but the first have a window; 0: none has */
+    bool full_last;        /* all but the last */
+    bool window_rope;      /* layers with a window have a RoPE of their own (Gemma 3) */
+    bool full_no_rope;     /* layers without one have no RoPE, unless all are without (SmallThinker) */
+    bool yarn_exact;       /* the borders of YaRN's ramp are not rounded to whole pairs (gpt-oss) */
     pi_activation dense;   /* activation of an ordinary GGUF file */
     pi_activation sparse;  /* activation of a PowerInfer file */
 } pi_arch;

@@ -12,6 +12,7 @@ import pytest
 from powerinfer import FormatError, Llama, UnsupportedError
 from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
+from powerinfer.models import plan as plans
 from tests import models, reference, rounding
 from tests.native.test_experts import same_bits_alone
 
@@ -158,6 +159,47 @@ def test_a_tensor_for_each_expert_is_refused(tmp_path: Path) -> None:
         tensors |= {key: one.astype(np.float32) for key, one in split.items()}
     models.write(path, file.meta, tensors)
     with pytest.raises(FormatError, match=r"blk\.0\.ffn_gate_exps\.weight"), Model(path):
+        pass
+
+
+def test_devices_refuse_what_gpt_oss_has_beside_experts(tmp_path: Path) -> None:
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["gpt-oss"])
+    with pytest.raises(UnsupportedError, match="clamped activations on a device are not supported yet"):
+        plans.make_plan(path, vram_budget=1, rates=plans.Rates())
+
+
+OSS = "gpt-oss."
+BAD_OSS: list[tuple[dict[str, Any], models.Tensors, str]] = [
+    ({}, {"blk.1.attn_sinks.weight": np.zeros(3, np.float32)}, "attn_sinks"),
+    ({}, {"blk.1.ffn_up_exps.bias": np.zeros((8, 95), np.float32)}, "ffn_up_exps.bias"),
+    ({}, {"blk.1.ffn_up_exps.bias": np.zeros((7, 96), np.float32)}, "ffn_up_exps.bias"),
+    ({}, {"blk.1.ffn_down_exps.bias": np.zeros(8 * 64, np.float32)}, "ffn_down_exps.bias"),
+    ({}, {"blk.1.ffn_gate_inp.bias": np.zeros(9, np.float32)}, "ffn_gate_inp.bias"),
+    ({}, {"blk.1.ffn_norm.weight": np.zeros(64, np.float32)}, "blk.1.ffn_norm"),
+    ({OSS + "attention.sliding_window": 0}, {}, "sliding_window"),
+    ({OSS + "expert_gating_func": 4}, {}, "expert_gating_func is 4"),
+    ({OSS + "expert_count": 2**31}, {}, "expert_count"),
+]
+
+
+@pytest.mark.parametrize(("meta", "tensors", "words"), BAD_OSS)
+def test_bad_files_of_gpt_oss_are_refused_by_name(
+    meta: dict[str, Any], tensors: models.Tensors, words: str, tmp_path: Path
+) -> None:
+    spec = models.SPECS["gpt-oss"]
+    values = models.file_tensors(spec, models.draw(spec)) | tensors
+    path = models.write(tmp_path / "m.gguf", models.metadata(spec) | meta, values)
+    with pytest.raises((FormatError, UnsupportedError), match=words), Model(path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["sinks", "q", "ffn_down_exps", "ffn_gate_inp"])
+def test_a_tensor_of_gpt_oss_that_is_missing(name: str, tmp_path: Path) -> None:
+    spec = models.SPECS["gpt-oss"]
+    values = models.file_tensors(spec, models.draw(spec))
+    del values[f"blk.3.{'attn_' * (len(name) < 6)}{name}.{'weight' if name == 'sinks' else 'bias'}"]
+    path = models.write(tmp_path / "m.gguf", models.metadata(spec), values)
+    with pytest.raises(FormatError, match=rf"no tensor blk\.3\.\w*{name}"), Model(path):
         pass
 
 
