@@ -149,6 +149,21 @@ SPECS: dict[str, Spec] = {
             n_prompt=60,
             rope=Rope(150000.0, "yarn", 4.0, 64),
         ),
+        Spec(
+            "glm4moe",
+            "glm4moe",
+            n_layer=3,
+            n_head_kv=2,
+            head_dim=32,
+            d_rot=16,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=96,
+            n_dense=1,
+            rope=Rope(1000000.0),
+        ),
         # A whole period of layers and a prompt of more than two windows. Published ones are tied; a small
         # model whose head is its embedding repeats its input.
         Spec(

@@ -405,9 +405,13 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), n_q, false, &l->wide_q_norm));
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), n_kv, false, &l->wide_k_norm));
     }
-    if (a->qk_norm) {
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), c->n_embd_head, false, &l->q_norm));
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), c->n_embd_head, false, &l->k_norm));
+    if (a->qk_norm || a->maybe_qk_norm) {
+        const bool optional = !a->qk_norm;
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), c->n_embd_head, optional, &l->q_norm));
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), c->n_embd_head, !l->q_norm, &l->k_norm));
+        if (l->k_norm && !l->q_norm)
+            return PI_FAIL(PI_ERROR_FORMAT, "blk.%d.attn_k_norm.weight is there without blk.%d.attn_q_norm.weight", i,
+                           i);
     }
     return PI_OK;
 }

@@ -292,7 +292,7 @@ static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
     const te_gguf *g = m->file->gguf;
     const char *arch = m->arch->name;
-    const pi_gating usual = m->arch->chosen_softmax ? PI_GATING_CHOSEN : PI_GATING_SOFTMAX;
+    const pi_gating usual = m->arch->gating ? m->arch->gating : PI_GATING_SOFTMAX;
     int64_t gating = usual, n_group = 1, n_group_used = 1;
     PI_TRY(pi_key_i64(g, arch, "expert_gating_func", 0, 255, &gating, NULL));
     if (!gating) gating = usual;
@@ -300,7 +300,7 @@ static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s.expert_gating_func is %lld; 1 (softmax) and 2 (sigmoid) are known",
                        arch, (long long)gating);
     w->gating = (pi_gating)gating;
-    w->normed = m->arch->normed_experts || m->arch->chosen_softmax;
+    w->normed = m->arch->normed_experts;
     w->early = m->arch->early_router;
     PI_TRY(pi_key_bool(g, arch, "expert_weights_norm", &w->normed));
     PI_TRY(pi_key_f32(g, arch, "expert_weights_scale", &w->scale, NULL));

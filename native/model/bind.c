@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../../vendor/core/te_quant.h"
 #include "../../vendor/core/te_types.h"
@@ -31,11 +32,22 @@ const te_gguf_tensor *pi_bind_take(pi_model *m, const char *name) {
     return t;
 }
 
+/* Whether a tensor belongs to a layer that guesses at further tokens, of those behind the others. Nothing of it is read
+ * or checked: answers do not need it. */
+static bool is_unused(const pi_model *m, te_str name) {
+    for (int32_t i = 0; i < m->n_unused_layers; i++) {
+        const pi_name layer = pi_name_of("blk.%d.", m->info.n_layer + i);
+        const size_t n = strlen(layer.text);
+        if (name.n > n && memcmp(name.p, layer.text, n) == 0) return true;
+    }
+    return false;
+}
+
 pi_status pi_bind_check_all(const pi_model *m) {
     const te_gguf *g = m->file->gguf;
     for (int64_t i = 0; i < te_gguf_n_tensors(g); i++) {
         const te_str name = te_gguf_tensor_at(g, i)->name;
-        if (!m->bound[i])
+        if (!m->bound[i] && !is_unused(m, name))
             return PI_FAIL(PI_ERROR_UNSUPPORTED, "the file has a tensor %.*s, which a %s model of %d layers does not",
                            (int)name.n, name.p, m->arch->name, m->info.n_layer);
     }

@@ -44,13 +44,9 @@ typedef struct pi_ffn {
     float threshold;     /* of the predictor's scores */
 } pi_ffn;
 
-/* What makes weights of a router's products; numbers as in files. */
-typedef enum pi_gating {
-    PI_GATING_UNSAID,
-    PI_GATING_SOFTMAX,
-    PI_GATING_SIGMOID,
-    PI_GATING_CHOSEN /* experts are ranked by the products themselves; the softmax is over the chosen ones */
-} pi_gating;
+/* What makes weights of a router's products; numbers as in files. CHOSEN: experts are ranked by the products themselves;
+ * the softmax is over the chosen ones. */
+typedef enum pi_gating { PI_GATING_UNSAID, PI_GATING_SOFTMAX, PI_GATING_SIGMOID, PI_GATING_CHOSEN } pi_gating;
 
 /* A mixture of experts: for each token the router picks n_used of the n_expert feed-forwards. */
 typedef struct pi_experts {

@@ -42,6 +42,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"expert_gating_func": 2, "expert_group_count": 4, "expert_group_used_count": 2},
         ("bias", "head norms"),
     ),
+    "glm4moe": (
+        "glm4moe",
+        {"leading_dense_block_count": 2, "expert_weights_scale": 2.5, "rope.dimension_count": 16},
+        ("bias", "shared", "qkv bias", "post norm", "dense first"),
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        {"attention.sliding_window": WINDOW},
+        ("qkv bias", "output bias", "post norm", "sinks", "expert bias"),
+    ),
     "weights as they are": ("qwen3moe", {"expert_weights_norm": False}, ("head norms",)),
 }
 
@@ -70,8 +80,18 @@ def write(path: Path, name: str, change: dict[str, Any] | None = None) -> Path:
     for i in range(N_LAYER):
         for stem, rows, cols in (("q", q, d), ("k", kv, d), ("v", kv, d), ("output", d, q)):
             tensors[f"blk.{i}.attn_{stem}.weight"] = draw(f"{i}/{stem}", rows, cols)
-        for stem in ("attn_norm", "ffn_norm"):
+        for stem in ("attn_norm", "post_attention_norm" if "post norm" in parts else "ffn_norm"):
             tensors[f"blk.{i}.{stem}.weight"] = 1 + draw(f"{i}/{stem}", d) / 4
+        for stem, n in (("q", q), ("k", kv), ("v", kv)) if "qkv bias" in parts else ():
+            tensors[f"blk.{i}.attn_{stem}.bias"] = draw(f"{i}/{stem}/bias", n) / 4
+        if "dense first" in parts and i < 2:
+            for stem, rows, cols in (
+                ("gate", s.n_ff_expert, d),
+                ("up", s.n_ff_expert, d),
+                ("down", d, s.n_ff_expert),
+            ):
+                tensors[f"blk.{i}.ffn_{stem}.weight"] = draw(f"{i}/{stem}/dense", rows, cols)
+            continue
         # As floats, and large: the context decides, and no rounding changes a choice.
         tensors[f"blk.{i}.ffn_gate_inp.weight"] = draw(f"{i}/router", s.n_expert, d).astype(np.float32)
         for stem, rows, cols in (
@@ -90,8 +110,15 @@ def write(path: Path, name: str, change: dict[str, Any] | None = None) -> Path:
             tensors[f"blk.{i}.ffn_gate_inp_shexp.weight"] = draw(f"{i}/shared router", d) / 8
         if "bias" in parts:
             tensors[f"blk.{i}.exp_probs_b.bias"] = draw(f"{i}/bias", s.n_expert) / 4
-        for stem, n in (("q", q), ("k", kv), ("v", kv)) if "qkv bias" in parts else ():
-            tensors[f"blk.{i}.attn_{stem}.bias"] = draw(f"{i}/{stem}/bias", n) / 4
+        if "expert bias" in parts:
+            tensors[f"blk.{i}.ffn_gate_inp.bias"] = draw(f"{i}/router bias", s.n_expert)
+            for stem, n in (("gate", s.n_ff_expert), ("up", s.n_ff_expert), ("down", d)):
+                bias = models.normal(f"mixtures/{i}/{stem}/bias", s.n_expert, n) / 2
+                tensors[f"blk.{i}.ffn_{stem}_exps.bias"] = bias.astype(np.float32)
+        if "output bias" in parts:
+            tensors[f"blk.{i}.attn_output.bias"] = draw(f"{i}/output bias", d) / 2
+        if "sinks" in parts:
+            tensors[f"blk.{i}.attn_sinks.weight"] = draw(f"{i}/sinks", s.n_head)
         if "wide norms" in parts:
             tensors[f"blk.{i}.attn_q_norm.weight"] = 1 + draw(f"{i}/q norm", q) / 4
             tensors[f"blk.{i}.attn_k_norm.weight"] = 1 + draw(f"{i}/k norm", kv) / 4
@@ -159,6 +186,56 @@ def test_a_tensor_for_each_expert_is_refused(tmp_path: Path) -> None:
         tensors |= {key: one.astype(np.float32) for key, one in split.items()}
     models.write(path, file.meta, tensors)
     with pytest.raises(FormatError, match=r"blk\.0\.ffn_gate_exps\.weight"), Model(path):
+        pass
+
+
+def test_layers_that_guess_at_further_tokens_are_not_used(tmp_path: Path) -> None:
+    """Published files of GLM 4.5 end with one, which block_count counts; tensors of any other are refused."""
+    path = write(tmp_path / "m.gguf", "glm4moe")
+    file = reference.load(path)
+    keys = file.meta | {"glm4moe.block_count": N_LAYER + 1, "glm4moe.nextn_predict_layers": 1}
+    more = {f"blk.{N_LAYER}.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
+    more |= {f"blk.{N_LAYER}.attn_norm.weight": np.zeros(64, np.float32)}
+    values = {name: value.astype(np.float32) for name, value in file.tensors.items()}
+    other = models.write(tmp_path / "n.gguf", keys, values | more)
+    # In floats, too, so that the answers have the same bits.
+    path = models.write(tmp_path / "m.gguf", file.meta, values)
+    logits = []
+    for one in (path, other):
+        with Model(one) as m, Session(m, n_threads=2) as s:
+            assert m.info.n_layer == N_LAYER
+            s.feed(TOKENS)
+            logits.append(s.logits().copy())
+    assert np.array_equal(logits[0], logits[1])
+    more = {f"blk.{N_LAYER + 1}.attn_norm.weight": np.zeros(64, np.float32)}
+    with (
+        pytest.raises(UnsupportedError, match=rf"blk\.{N_LAYER + 1}\.attn_norm"),
+        Model(models.write(tmp_path / "n.gguf", keys, values | more)),
+    ):
+        pass
+    keys["glm4moe.nextn_predict_layers"] = N_LAYER + 1
+    with (
+        pytest.raises(FormatError, match="nextn_predict_layers"),
+        Model(models.write(tmp_path / "n.gguf", keys, values)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "tensors", "words"),
+    [
+        ({"leading_dense_block_count": N_LAYER}, {}, "leading_dense_block_count"),
+        ({"leading_dense_block_count": 1}, {}, r"no tensor blk\.1\.ffn_gate_inp"),
+        ({}, {"blk.1.attn_k_norm.weight": np.ones(32, np.float32)}, r"without blk\.1\.attn_q_norm"),
+        ({}, {"blk.1.attn_q_norm.weight": np.ones(32, np.float32)}, r"no tensor blk\.1\.attn_k_norm"),
+    ],
+)
+def test_bad_files_of_glm_are_refused_by_name(
+    change: dict[str, Any], tensors: models.Tensors, words: str, tmp_path: Path
+) -> None:
+    file = reference.load(write(tmp_path / "m.gguf", "glm4moe", change))
+    values = {name: value.astype(np.float32) for name, value in (file.tensors | tensors).items()}
+    with pytest.raises(FormatError, match=words), Model(models.write(tmp_path / "m.gguf", file.meta, values)):
         pass
 
 
