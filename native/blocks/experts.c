@@ -320,6 +320,61 @@ static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
     return PI_OK;
 }
 
+/* A matrix of each expert, which files of the first converters have in tensors of their own. */
+static pi_status bind_separate(pi_model *m, int32_t i, const char *name, int32_t n, int32_t rows, int32_t cols,
+                               te_mat *all, const void ***parts) {
+    if ((int64_t)n * rows > INT32_MAX) return PI_FAIL(PI_ERROR_FORMAT, "%d experts of %d rows are too many", n, rows);
+    PI_TRY(pi_bind_parts(m, n, parts));
+    for (int32_t e = 0; e < n; e++) {
+        te_mat one;
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.%s.%d.weight", i, name, e), rows, cols, false, &one));
+        if (!e) *all = one;
+        if (one.type != all->type)
+            return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                           "blk.%d.%s.%d.weight is %s, that of expert 0 %s; experts of several "
+                           "formats are not supported",
+                           i, name, e, te_type_get(one.type)->name, te_type_get(all->type)->name);
+        (*parts)[e] = one.w;
+    }
+    all->n_rows = n * rows;
+    return PI_OK;
+}
+
+static pi_status bind_one(pi_model *m, int32_t i, const char *name, int32_t n, int32_t rows, int32_t cols, te_mat *all,
+                          const void ***parts) {
+    if (te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.%s.0.weight", i, name).text))
+        return bind_separate(m, i, name, n, rows, cols, all, parts);
+    return pi_bind_mats(m, pi_name_of("blk.%d.%s_exps.weight", i, name), n, rows, cols, all);
+}
+
+/* gate and up of all experts where the file has an expert's in one matrix, in this order. */
+static pi_status bind_fused(pi_model *m, pi_name name, pi_experts *w) {
+    te_mat both;
+    PI_TRY(pi_bind_mats(m, name, w->n_expert, 2 * w->n_ff, m->info.n_embd, &both));
+    PI_TRY(pi_bind_parts(m, w->n_expert, &w->gate_parts));
+    PI_TRY(pi_bind_parts(m, w->n_expert, &w->up_parts));
+    for (int32_t e = 0; e < w->n_expert; e++) {
+        w->gate_parts[e] = rows_of(&both, 2 * e, w->n_ff).w;
+        w->up_parts[e] = rows_of(&both, 2 * e + 1, w->n_ff).w;
+    }
+    w->gate = w->up = both;
+    w->gate.n_rows = w->up.n_rows = w->n_expert * w->n_ff;
+    w->up.w = w->up_parts[0];
+    return PI_OK;
+}
+
+static pi_status bind_experts(pi_model *m, int32_t i, pi_experts *w) {
+    const int32_t n = w->n_expert, n_embd = m->info.n_embd;
+    const pi_name fused = pi_name_of("blk.%d.ffn_gate_up_exps.weight", i);
+    if (te_gguf_find_tensor(m->file->gguf, fused.text)) {
+        PI_TRY(bind_fused(m, fused, w));
+    } else {
+        PI_TRY(bind_one(m, i, "ffn_gate", n, w->n_ff, n_embd, &w->gate, &w->gate_parts));
+        PI_TRY(bind_one(m, i, "ffn_up", n, w->n_ff, n_embd, &w->up, &w->up_parts));
+    }
+    return bind_one(m, i, "ffn_down", n, n_embd, w->n_ff, &w->down, &w->down_parts);
+}
+
 static pi_status bind_shared(pi_model *m, int32_t i, pi_experts *w) {
     const int32_t n_embd = m->info.n_embd;
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up_shexp.weight", i), 0, n_embd, true, &w->shared_up));
@@ -358,9 +413,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     PI_TRY(read_router(m, i, w));
     PI_TRY(pi_bind_ffn_norm(m, i, &b->norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_inp.weight", i), w->n_expert, n_embd, false, &w->router));
-    PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_gate_exps.weight", i), w->n_expert, w->n_ff, n_embd, &w->gate));
-    PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_up_exps.weight", i), w->n_expert, w->n_ff, n_embd, &w->up));
-    PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_down_exps.weight", i), w->n_expert, n_embd, w->n_ff, &w->down));
+    PI_TRY(bind_experts(m, i, w));
     if (m->arch->expert_bias) PI_TRY(bind_biases(m, i, w));
     PI_TRY(bind_shared(m, i, w));
     m->info.n_expert_used = w->n_used;
@@ -375,6 +428,15 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     te_mat *const mat[] = {&w->router, &w->gate, &w->up, &w->down, &w->shared_gate, &w->shared_up, &w->shared_down};
     const int32_t n = sizeof mat / sizeof *mat;
     for (int32_t i = 0; i < n; i++) out[i] = (pi_block_mat){.mat = mat[i], .use = PI_MAT_PRODUCT};
+    const struct {
+        int32_t i, rows;
+        const void **parts;
+    } several[] = {
+        {1, w->n_ff, w->gate_parts}, {2, w->n_ff, w->up_parts}, {3, w->down.n_rows / w->n_expert, w->down_parts}};
+    for (int32_t k = 0; k < 3; k++) {
+        out[several[k].i].parts = several[k].parts;
+        out[several[k].i].part_rows = several[k].rows;
+    }
     return n;
 }
 

@@ -280,7 +280,7 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     out[n++] = (pi_block_mat){.mat = &f->fc2, .use = PI_MAT_PREDICTOR};
     out[n++] = (pi_block_mat){.mat = &f->gate, .use = PI_MAT_NEURONS};
     out[n++] = (pi_block_mat){.mat = &f->up, .use = PI_MAT_NEURONS};
-    out[n++] = (pi_block_mat){f->down.w ? &f->down : &f->down_t, &f->down_t, PI_MAT_DOWN};
+    out[n++] = (pi_block_mat){.mat = f->down.w ? &f->down : &f->down_t, .by_neurons = &f->down_t, .use = PI_MAT_DOWN};
     return n;
 }
 

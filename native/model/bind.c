@@ -13,7 +13,7 @@
 /* Vectors are copied: whatever their type and alignment in the file, the engine sees aligned floats. */
 struct pi_vector {
     struct pi_vector *next;
-    float data[];
+    _Alignas(void *) float data[];
 };
 
 pi_name pi_name_of(const char *format, ...) {
@@ -138,6 +138,15 @@ pi_status pi_bind_vecs(pi_model *m, pi_name name, int32_t n, int32_t cols, const
         return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld}, expected {%d, %d}", name.text,
                        t->n_dims, (long long)t->ne[0], (long long)t->ne[1], cols, n);
     return keep_floats(m, t, name.text, (int64_t)n * cols, out);
+}
+
+pi_status pi_bind_parts(pi_model *m, int32_t n, const void ***out) {
+    struct pi_vector *b = malloc(sizeof *b + sizeof(void *) * (size_t)n);
+    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the places of %d matrices", n);
+    b->next = m->vectors;
+    m->vectors = b;
+    *out = (const void **)(void *)b->data;
+    return PI_OK;
 }
 
 pi_status pi_bind_ffn_norm(pi_model *m, int32_t i, pi_norm *out) {

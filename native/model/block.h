@@ -55,7 +55,8 @@ typedef struct pi_experts {
     const float *router_b; /* [n_expert] or NULL */
     te_mat gate, up;       /* [n_expert * n_ff][n_embd]: an expert's rows follow each other */
     te_mat down;           /* [n_expert * n_embd][n_ff] */
-    const float *gate_b, *up_b, *down_b;        /* [n_expert * n_ff], and down's [n_expert * n_embd]; or NULL */
+    const void **gate_parts, **up_parts, **down_parts; /* see pi_block_mat */
+    const float *gate_b, *up_b, *down_b;               /* [n_expert * n_ff], and down's [n_expert * n_embd]; or NULL */
     te_mat shared_gate, shared_up, shared_down; /* one more expert, which all tokens use; w NULL: there is none */
     const float
         *shared_router; /* [n_embd]: what the shared one gives is multiplied by sigmoid(shared_router . h); or NULL */
@@ -107,6 +108,10 @@ typedef struct pi_block_mat {
     te_mat *mat;        /* w NULL: the block has none */
     te_mat *by_neurons; /* of DOWN: what it is where a row belongs to a neuron; may be mat itself */
     pi_mat_use use;
+    /* Of a PRODUCT whose rows are not one behind the other in the file: where each run of part_rows begins; else NULL. mat->w
+     * is the first until loading has put all in one place. */
+    const void *const *parts;
+    int32_t part_rows;
 } pi_block_mat;
 enum { PI_BLOCK_MATS = 8 };
 

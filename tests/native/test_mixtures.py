@@ -175,17 +175,66 @@ def test_bad_routers_are_refused(
         pass
 
 
-def test_a_tensor_for_each_expert_is_refused(tmp_path: Path) -> None:
-    """Mixtral files of the first converters."""
-    path = write(tmp_path / "m.gguf", "mixtral")
+def stored_otherwise(path: Path, how: str) -> Path:
+    """The file with its experts in tensors of their own, as of the first converters, or gate and up fused."""
     file = reference.load(path)
     tensors: models.Tensors = {}
     for name, value in file.tensors.items():
+        value = value.astype(np.float32)
         stem, _, rest = name.partition("_exps.")
-        split = {f"{stem}.{e}.{rest}": one for e, one in enumerate(value)} if rest else {name: value}
-        tensors |= {key: one.astype(np.float32) for key, one in split.items()}
-    models.write(path, file.meta, tensors)
-    with pytest.raises(FormatError, match=r"blk\.0\.ffn_gate_exps\.weight"), Model(path):
+        if how == "separate" and rest:
+            tensors |= {f"{stem}.{e}.{rest}": one for e, one in enumerate(value)}
+        elif how == "fused" and stem.endswith("ffn_gate") and rest:
+            up = file.tensors[name.replace("gate", "up")].astype(np.float32)
+            tensors[name.replace("gate", "gate_up")] = np.concatenate([value, up], axis=1)
+        elif how != "fused" or not (stem.endswith("ffn_up") and rest):
+            tensors[name] = value
+    return models.write(path.with_suffix(f".{how}"), file.meta, tensors)
+
+
+@pytest.mark.parametrize("use_mmap", [True, False])
+@pytest.mark.parametrize("how", ["separate", "fused"])
+def test_experts_stored_otherwise_give_the_same_bits(how: str, use_mmap: bool, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "mixtral")
+    logits = []
+    for one in (stored_otherwise(path, "same"), stored_otherwise(path, how)):
+        with Model(one, use_mmap=use_mmap) as m, Session(m, n_threads=2) as s:
+            s.feed(TOKENS)
+            s.feed(TOKENS[:1])
+            logits.append(s.logits().copy())
+            assert (m.info.n_copied_bytes > 0) == (not use_mmap or "same" not in one.suffix)
+    assert np.array_equal(logits[0], logits[1])
+
+
+@pytest.mark.parametrize(
+    ("how", "name", "value", "words"),
+    [
+        ("separate", "blk.1.ffn_up.3.weight", None, r"no tensor blk\.1\.ffn_up\.3\.weight"),
+        ("separate", "blk.1.ffn_up.3.weight", np.zeros((96, 32), np.float32), r"blk\.1\.ffn_up\.3\.weight"),
+        ("separate", "blk.1.ffn_up.3.weight", np.zeros((96, 64), np.float16), "is F16, that of expert 0 F32"),
+        ("separate", "blk.1.ffn_up.8.weight", np.zeros((96, 64), np.float32), r"a tensor blk\.1\.ffn_up\.8"),
+        (
+            "fused",
+            "blk.1.ffn_gate_up_exps.weight",
+            np.zeros((8, 96, 64), np.float32),
+            "expected {64, 192, 8}",
+        ),
+        (
+            "fused",
+            "blk.1.ffn_up_exps.weight",
+            np.zeros((8, 96, 64), np.float32),
+            r"a tensor blk\.1\.ffn_up_exps",
+        ),
+    ],
+)
+def test_experts_stored_badly_are_refused(
+    how: str, name: str, value: Any, words: str, tmp_path: Path
+) -> None:
+    file = reference.load(stored_otherwise(write(tmp_path / "m.gguf", "mixtral"), how))
+    tensors = {key: one.astype(np.float32) for key, one in file.tensors.items()} | {name: value}
+    kept = {key: one for key, one in tensors.items() if one is not None}
+    path = models.write(tmp_path / "n.gguf", file.meta, kept)
+    with pytest.raises((FormatError, UnsupportedError), match=words), Model(path):
         pass
 
 
