@@ -10,6 +10,7 @@
  * A route is a token and one of its experts. Routes are put in the order of the experts, so that an expert's matrices are
  * read once for all tokens that chose it, and those of the others not at all. Which kernels compute a route depends on its
  * token's kind (prompt or generated), never on how many others chose the expert: a token's bits do not depend on others. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -108,6 +109,8 @@ static void rank_experts(const pi_block_run *r, const float *x) {
             s->model->kernels->softmax(p, w->n_expert, 1);
         else if (w->gating == PI_GATING_SIGMOID)
             for (size_t e = 0; e < n_expert; e++) p[e] = sigmoid(p[e]);
+        else
+            for (size_t e = 0; e < n_expert; e++) p[e] = p[e] == taken ? -FLT_MAX : p[e];
         choose(w, p, rank, rank + n_expert, to->expert + (ptrdiff_t)t * w->n_used,
                to->weight + (ptrdiff_t)t * w->n_used);
     }

@@ -319,6 +319,21 @@ def test_bad_files_of_gpt_oss_are_refused_by_name(
         pass
 
 
+def test_experts_that_are_ruled_out_are_chosen_where_there_are_no_others(tmp_path: Path) -> None:
+    """A router may say minus infinity of all; it then ranks them in their order, as of equal ones."""
+    spec = models.SPECS["gpt-oss"]
+    answers = []
+    for value in (-np.inf, -1e30):  # beside which the products are nothing
+        values = models.file_tensors(spec, models.draw(spec))
+        for i in range(spec.n_layer):
+            values[f"blk.{i}.ffn_gate_inp.bias"] = np.full(spec.n_expert, value, np.float32)
+        path = models.write(tmp_path / "m.gguf", models.metadata(spec), values)
+        with Model(path) as m, Session(m, n_threads=2) as s:
+            s.feed(TOKENS)
+            answers.append(s.logits().copy())
+    assert np.isfinite(answers[0]).all() and np.array_equal(answers[0], answers[1])
+
+
 @pytest.mark.parametrize("name", ["sinks", "q", "ffn_down_exps", "ffn_gate_inp"])
 def test_a_tensor_of_gpt_oss_that_is_missing(name: str, tmp_path: Path) -> None:
     spec = models.SPECS["gpt-oss"]
