@@ -160,6 +160,7 @@ typedef struct pi_model_info {
     int32_t is_gated;                /* the FFN has a gate matrix */
     int32_t n_expert, n_expert_used; /* of a mixture, and of a token's; 0: it is none */
     int32_t n_neurons;               /* of a layer that a token goes through: n_ff, or those of its experts together */
+    int32_t n_placed;                /* that plans place of a layer, at most: n_ff neurons, or n_expert experts */
     int32_t predictor;               /* pi_predictor, never AUTO */
     float sparse_threshold;          /* a neuron is predicted when its score is >= this; the lowest of all layers */
     int32_t can_skip_down;           /* ffn_down is (or was made) transposed: down rows of silent neurons are skipped */
@@ -248,6 +249,8 @@ typedef struct pi_session_options {
     int32_t
         no_lookahead; /* 1: rows of the CPU's neurons are not fetched by a device's guess a layer ahead; for measuring
                              what that gains. Answers may differ by rounding */
+    int32_t frozen_experts; /* 1: a mixture's experts stay on the side where the plan puts them, so that the same input
+                               gives the same bits; 0: those that are used more move to the device */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
 
@@ -355,6 +358,19 @@ typedef struct pi_layer_step {
                                 rows were fetched early; in predicted mode */
 } pi_layer_step;
 pi_status pi_session_last_step(const pi_session *session, int32_t layer, pi_layer_step *out);
+
+/* Of a mixture's layer on a device, since the session was opened: how many routes (a token and one of its experts) there
+ * were, and of those whose expert had a place on the device; and what moved there. */
+typedef struct pi_expert_counts {
+    int32_t n_places; /* experts that the device has room for */
+    int64_t n_routes, n_resident;
+    int64_t n_copies;
+    uint64_t copied_bytes;
+} pi_expert_counts;
+/* place: [n_expert] 1 for experts that are on the device, or NULL. All 0 without a device. Errors: ARGUMENT (layer; a model
+ * without experts). */
+pi_status pi_session_experts(const pi_session *session, int32_t layer, pi_expert_counts *out, uint8_t *place);
+
 /* What one layer's FFN is given and makes of it, for profiling and training: a feed writes a row per token, in the order
  * of its batch, which then may have at most n_batch tokens. The memory is the caller's; NULL: not wanted. A tapped
  * layer is computed by matrix products. */
@@ -370,7 +386,8 @@ typedef struct pi_tap {
 pi_status pi_session_set_tap(pi_session *session, int32_t layer, const pi_tap *tap);
 
 /* Of a session opened with count_neurons: how often each of a layer's neurons fired (a product that is not 0) since then
- * or the last reset, count [n_ff], and over how many tokens. Neurons that a token's mask left out did not fire for it.
+ * or the last reset, count [n_placed] (of a mixture: how often each expert was used), and over how many tokens. Neurons
+ * that a token's mask left out did not fire for it.
  * Errors: ARGUMENT (layer; a session that does not count), MEMORY, DEVICE. */
 pi_status pi_session_counts(pi_session *session, int32_t layer, uint32_t *count, uint64_t *n_tokens);
 pi_status pi_session_reset_counts(pi_session *session);
@@ -448,7 +465,7 @@ typedef struct pi_plan_options {
     double handover_us;                      /* device to CPU and back, once a layer */
     double layer_us, ffn_us;                 /* what a layer's, and its hot FFN's, kernels take beyond bytes */
     uint64_t overhead_bytes;                 /* context, code, captured graphs, libraries' workspaces */
-    const uint32_t *counts;                  /* [n_layer][n_ff] how often each neuron fired, or NULL */
+    const uint32_t *counts;                  /* [n_layer][n_placed] how often each fired, or NULL */
     uint64_t n_tokens;                       /* tokens that were counted over */
     double active_share;                     /* how often a neuron fires, where there are no counts */
     double overshoot;                        /* neurons predicted per neuron that fires, >= 1 */
@@ -472,7 +489,7 @@ typedef struct pi_plan_layer {
 } pi_plan_layer;
 
 typedef struct pi_plan_info {
-    int32_t n_layer, n_ff;
+    int32_t n_layer, n_placed;
     int32_t sparsity; /* never AUTO */
     int32_t n_ctx, n_pool, n_seq, n_batch;
     int32_t has_counts;       /* the plan rests on counts; else on active_share */

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -98,6 +98,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         predictor: Predictor = "auto",
         predictor_type: str | None = None,
         online_statistics: bool = False,
+        expert_cache: Literal["live", "frozen"] = "live",
         context_shift: bool = False,
         n_keep: int | None = None,
         progress: Progress | None = None,
@@ -147,6 +148,9 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         predictor_type: weight format that fc1 and fc2 are rewritten in while loading; None: as in the file.
         online_statistics: count which neurons fire, and between requests bring those to the device that have
             turned out to fire most.
+        expert_cache: "live": experts of a mixture that are used more move to the GPU while it runs, so that
+            answers of the same prompt may part where sums are rounded otherwise; "frozen": they stay where
+            the plan puts them.
         context_shift: when the context is full, forget the older half of it and go on, instead of stopping.
         n_keep: tokens at the beginning that a context shift keeps; None: the BOS token.
         progress, prompt_progress: called as f(done, total) while loading, and while a prompt is computed.
@@ -157,6 +161,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "unsupported")}
         self._arguments = {**arguments, **unsupported}
         refuse("Llama()", unsupported, LATER_INIT, NO_EFFECT_INIT)
+        if expert_cache not in ("live", "frozen"):
+            raise ArgumentError(f'expert_cache is {expert_cache!r}, it must be "live" or "frozen"')
         vram_budget = budget_of_layers(n_gpu_layers, vram_budget)
         chosen = None
         if not vocab_only and plan is None:
@@ -217,6 +223,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
                 type_k=type_k,
                 type_v=type_v,
                 sparsity=sparsity,
+                live_experts=expert_cache == "live",
             )
             with loading_bar(verbose, "bringing weights to the GPU") as bar:
                 session = self._loader.open(bar)

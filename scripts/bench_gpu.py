@@ -10,6 +10,9 @@ each row, before and after, the rates at which the GPU reads its memory, the CPU
 bytes are measured: what a row reaches is to be read beside them. A goal of a row in which the CPU computes is
 for a CPU that reads 100 GB/s, and is shown for the rate that was measured, too.
 
+Of a mixture of experts (a random one, by make_mixture.py) it is also said which share of the experts that
+tokens used was found on the GPU, and what the bytes allow where the CPU alone reads the others.
+
 The share is the time that all bytes of a token would take at the rate of the GPU's memory, over the time that
 the token took: how near a resident model is to its ceiling, and what a larger GPU could gain.
 """
@@ -23,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ import numpy as np
 from powerinfer._engine import machine
 from powerinfer._engine.session import Model, Session, Sparsity
 from powerinfer.errors import PowerInferError
-from powerinfer.models.bench import commit
+from powerinfer.models.bench import commit, expert_bytes
 from powerinfer.models.plan import Plan, Settings, make_plan
 from powerinfer.models.plan.rates import device_rates
 
@@ -53,10 +56,37 @@ class Row:
     prompts: tuple[int, ...] = (64, 512)
     goal: float = 0
     """Tokens per second, decoding; 0: none was set."""
+    skew: float = -1
+    """Of a mixture's routers (make_mixture.py); below 0: the model is none."""
+    rho: float = 0
+    statistics: str = "planted"
+    """Of experts, in the file."""
+    n_warm: int = 8
+    """Tokens that are decoded before those that are timed."""
+    n_seq: int = 1
+    """Sequences that decode side by side; rates are of all together."""
 
 
 GOAL_CPU = 100
 """GB/s of the CPU that goals are for."""
+
+QWEN3 = Row(
+    "Qwen3-30B-A3B Q4_0, skew 0.5",
+    "qwen3-30b-a3b",
+    "Q4_0",
+    8,
+    "auto",
+    prompts=(512, 2048),
+    goal=150,
+    skew=0.5,
+)
+SMALLTHINKER = replace(
+    QWEN3,
+    what="SmallThinker-21B-A3B Q4_0, skew 0.5, 40 % active",
+    shape="smallthinker-21b",
+    active=0.4,
+    goal=200,
+)
 
 ROWS = {
     "bamboo-8g": Row(
@@ -76,6 +106,22 @@ ROWS = {
     "llama-q4-dense": Row(
         "Llama-2-7B Q4_0, all resident, dense", "llama-2-7b", "Q4_0", 40, "dense", goal=450
     ),
+    "qwen3-8g": QWEN3,
+    "qwen3-8g-skew-0": replace(QWEN3, what="the same, skew 0", skew=0, goal=0),
+    "qwen3-8g-skew-1": replace(QWEN3, what="the same, skew 1", skew=1, goal=0),
+    "qwen3-8g-rho": replace(QWEN3, what="the same, skew 0.5, rho 0.8", rho=0.8, goal=0),
+    "qwen3-8g-none": replace(
+        QWEN3, what="the same after 200 tokens, no statistics", statistics="none", n_warm=200
+    ),
+    "qwen3-8g-wrong": replace(
+        QWEN3, what="the same after 200 tokens, wrong statistics", statistics="wrong", n_warm=200
+    ),
+    "qwen3-8g-8-sequences": replace(QWEN3, what="the same, 8 sequences", n_seq=8, goal=350),
+    "qwen3-3g": replace(QWEN3, what="the same, most experts in host memory", budget=3.1, goal=72),
+    "qwen3-resident": replace(QWEN3, what="the same, all resident", budget=40, goal=420),
+    "smallthinker-8g": SMALLTHINKER,
+    "smallthinker-resident": replace(SMALLTHINKER, what="the same, all resident", budget=40, goal=400),
+    "mixtral-8g": replace(QWEN3, what="Mixtral-8x7B Q4_0, skew 0.5", shape="mixtral-8x7b", goal=0),
 }
 
 
@@ -103,7 +149,8 @@ def measure_ceilings(threads: int) -> Ceilings:
 
 
 def make_model(row: Row, folder: Path) -> Path:
-    path = folder / f"{row.shape}-{row.layers}-{row.type}-{row.active:g}.gguf"
+    of_router = "" if row.skew < 0 else f"-{row.skew:g}-{row.rho:g}-{row.statistics}"
+    path = folder / f"{row.shape}-{row.layers}-{row.type}-{row.active:g}{of_router}.gguf"
     if path.exists():
         return path
     for old in folder.glob("*-*-*-*.gguf"):
@@ -112,7 +159,11 @@ def make_model(row: Row, folder: Path) -> Path:
     command = [sys.executable, str(script), row.shape, "--type", row.type, "--active", str(row.active)]
     if row.layers:
         command += ["--layers", str(row.layers)]
-    subprocess.run([*command, "--format", "powerinfer", "-o", str(path)], check=True)
+    if row.skew < 0:
+        command += ["--format", "powerinfer"]
+    else:
+        command += ["--skew", str(row.skew), "--rho", str(row.rho), "--statistics", row.statistics]
+    subprocess.run([*command, "-o", str(path)], check=True)
     return path
 
 
@@ -143,6 +194,57 @@ def summary(plan: Plan) -> dict[str, Any]:
         "gib": plan.bytes.total / GIB,
         "expected_tokens_per_s": plan.expected.tokens_per_s,
     }
+
+
+@dataclass(frozen=True)
+class Experts:
+    """How the experts of a mixture were used while tokens were timed."""
+
+    hit_rate: float
+    """Share of the uses whose expert was on the GPU."""
+    mb_used: float
+    """Of the experts that a token uses."""
+    mb_resident: float
+    """Of those, on the GPU."""
+    copies_per_token: float
+    mb_copied_per_token: float
+
+
+def count_experts(s: Session, model: Model) -> tuple[int, int, int, int]:
+    """Uses, those on the GPU, copies and their bytes, since the session was opened."""
+    if not model.info.n_expert:
+        return 0, 0, 0, 0
+    layers = s.experts()
+    return (
+        sum(layer.n_routes for layer in layers),
+        sum(layer.n_resident for layer in layers),
+        sum(layer.n_copies for layer in layers),
+        sum(layer.copied_bytes for layer in layers),
+    )
+
+
+def expert_uses(
+    model: Model, before: tuple[int, int, int, int], after: tuple[int, int, int, int], n: int
+) -> Experts | None:
+    """Between two counts, over n tokens."""
+    if not model.info.n_expert:
+        return None
+    routes, resident, copies, copied = (b - a for a, b in zip(before, after, strict=True))
+    used = expert_bytes(model) / 1e6
+    hit_rate = resident / routes if routes else 0.0
+    return Experts(hit_rate, used, used * hit_rate, copies / n, copied / 1e6 / n)
+
+
+HANDOVER_US = 30
+"""A layer, of the limit that bytes set."""
+
+
+def limit_ms(mb: float, experts: Experts, gpu: float, cpu: float, n_layer: int) -> float:
+    """The time of a token by its bytes (MB) and rates (GB/s), where the GPU reads all but the experts that it
+    does not have, and these the CPU alone."""
+    missing = experts.mb_used - experts.mb_resident
+    handover = HANDOVER_US * 1e-3 * n_layer if missing > 0 else 0.0
+    return (mb - missing) / gpu + missing / cpu + handover
 
 
 def by_sides(s: Session, model: Model, resident: bool) -> dict[str, float]:
@@ -180,6 +282,7 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
             n_batch=settings.n_batch,
             sparsity=row.sparsity,
             n_threads=threads,
+            n_seq=row.n_seq,
         ) as s:
             open_s = time.perf_counter() - start
             high = model.info.n_vocab - 1
@@ -192,15 +295,22 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
                 ids = draw(n)
                 prompts[n] = n / min(feed_prompt(s, ids) for _ in range(3))
             feed_prompt(s, draw(64))
+            for other in range(1, row.n_seq):
+                s.feed(draw(64), seq=other)
             times, sides = [], []
-            resident = all(len(layer.hot) == model.info.n_ff for layer in plan.layers)
-            for i in range(n_tokens + 8):
-                ids = draw(1)
+            resident = all(len(layer.hot) == model.info.n_placed for layer in plan.layers)
+            sequences, counted = list(range(row.n_seq)), (0, 0, 0, 0)
+            for i in range(n_tokens + row.n_warm):
+                if i == row.n_warm:
+                    counted = count_experts(s, model)
+                ids = draw(row.n_seq)
                 start = time.perf_counter()
-                s.feed(ids)
-                if i >= 8:
+                s.feed(ids, seq=sequences, want_logits=True)
+                if i >= row.n_warm:
                     times.append(time.perf_counter() - start)
                     sides.append(by_sides(s, model, resident))
+            experts = expert_uses(model, counted, count_experts(s, model), n_tokens * row.n_seq)
+            n_layer = model.info.n_layer
             used = used_mib() - idle
             own = s.info.n_device_bytes / GIB
     after = measure_ceilings(threads)
@@ -208,16 +318,21 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
     side = {name: statistics.median(one[name] for one in sides) for name in sides[0]}
     best = {name: max(getattr(before, name), getattr(after, name)) for name in ("gpu", "cpu")}
     gpu_ms = 1e3 * (side["mb"] / 1e3) / best["gpu"]
+    of_experts: dict[str, Any] | None = None
+    if experts is not None:
+        limit = limit_ms(side["mb"], experts, best["gpu"], best["cpu"], n_layer)
+        of_experts = asdict(experts) | {"mb_rest": side["mb"] - experts.mb_used, "limit_ms": limit}
     return {
-        "tokens_per_s": 1e3 / ms,
+        "tokens_per_s": row.n_seq * 1e3 / ms,
         "goal_here": row.goal * (1 if resident else (before.cpu + after.cpu) / 2 / GOAL_CPU),
-        "best_tokens_per_s": 1 / min(times),
+        "best_tokens_per_s": row.n_seq / min(times),
         "ms": ms,
         "cpu_ms": side["cpu_ms"],
         "mb_per_token": side["mb"],
         "active": side["active"],
         "active_gpu": side["active_gpu"],
         "foreseen": side["foreseen"],
+        "experts": of_experts,
         "share_if_all_on_gpu": gpu_ms / ms,
         "prompt_tokens_per_s": prompts,
         "open_s": open_s,
@@ -232,12 +347,13 @@ def show(name: str, row: Row, r: dict[str, Any]) -> None:
     p, a, b = r["plan"], r["ceilings"]["before"], r["ceilings"]["after"]
     prompts = ", ".join(f"{n}: {rate:,.0f}" for n, rate in r["prompt_tokens_per_s"].items())
     goal = f"; goal {row.goal:g}, at this CPU's rate {r['goal_here']:.0f}" if row.goal else ""
+    unit = "experts" if r["experts"] else "neurons"
     print(
         f"{name}: {row.what}, {row.budget:g} GiB\n"
         f"  {r['tokens_per_s']:.1f} tokens/s (best {r['best_tokens_per_s']:.1f}{goal}), {r['ms']:.3f} ms a "
         f"token, CPU at work {r['cpu_ms']:.3f} ms, {r['mb_per_token']:.0f} MB a token; "
         f"prompts {prompts} tokens/s\n"
-        f"  plan: {p['layers_on_gpu']} of {p['n_layer']} layers, {p['hot_share']:.0%} of the neurons, "
+        f"  plan: {p['layers_on_gpu']} of {p['n_layer']} layers, {p['hot_share']:.0%} of the {unit}, "
         f"{p['carried']:.0%} of those computed, {p['in_place']} read in place, {p['gib']:.2f} GiB, "
         f"{p['expected_tokens_per_s']:.0f} tokens/s expected\n"
         f"  GPU memory: {r['gpu_used_gib']:.2f} GiB by the driver, {r['gpu_counted_gib']:.2f} counted; "
@@ -249,6 +365,17 @@ def show(name: str, row: Row, r: dict[str, Any]) -> None:
         f"{r['share_if_all_on_gpu']:.0%} of the time",
         flush=True,
     )
+    e = r["experts"]
+    if e and row.n_seq == 1:
+        print(
+            f"  experts: {e['mb_used']:.0f} MB a token, {e['mb_rest']:.0f} MB of the rest; "
+            f"{e['hit_rate']:.1%} of the uses found on the GPU, {e['copies_per_token']:.2f} a token copied "
+            f"there ({e['mb_copied_per_token']:.1f} MB); these bytes and {HANDOVER_US} us a layer allow "
+            f"{1e3 / e['limit_ms']:.0f} tokens/s, of which this is {e['limit_ms'] / r['ms']:.0%}",
+            flush=True,
+        )
+    elif e:
+        print(f"  experts: {e['hit_rate']:.1%} found on the GPU", flush=True)
 
 
 def main() -> int:

@@ -17,6 +17,9 @@ comparing one instruction set, can be kept beside it and named with --peer-path:
         pip install --no-binary llama-cpp-python --target avx2 llama-cpp-python
     POWERINFER_ISA=avx2 python scripts/bench_peers.py model.gguf --peer-path avx2
 
+Of a mixture of experts (make_mixture.py) the bytes of the experts that a token uses are told besides. What
+llama.cpp can do depends on flash attention (--peer-option flash_attn=true).
+
 A program that crashes is started again for the tests that it has not failed.
 """
 
@@ -343,6 +346,13 @@ def show(report: dict[str, Any]) -> None:
             lines.append(("", f"CMAKE_ARGS={peer['built_with']}"))
         lines.append(("", peer["system_info"]))
     print(*facts(lines, width=80), sep="\n")
+    if about["n_expert"]:
+        experts = about["expert_bytes"] / 1e6
+        read = [r["bytes_per_token"] / 1e6 for r in report["results"] if r["test"].startswith("tg")]
+        text = f"{experts:.0f} MB of experts ({about['n_expert_used']} of {about['n_expert']})"
+        if read:
+            text += f" of the {read[0]:.0f} MB that are read"
+        print(f"\na decoded token uses {text}")
     rows = [["test", "mode", "powerinfer", "of ceiling", "peer", "peer's", "ratio"]]
     for r in report["results"]:
         ours = r["powerinfer"]

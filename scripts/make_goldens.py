@@ -48,10 +48,16 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -163,6 +169,35 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                 norm_topk_prob=True,
             )
         )
+    elif spec.family == "mixtral":
+        model = MixtralForCausalLM(
+            MixtralConfig(
+                **gated | {"experts_implementation": "eager"},
+                num_local_experts=spec.n_expert,
+                num_experts_per_tok=spec.n_used,
+                sliding_window=None,
+            )
+        )
+    elif spec.family == "qwen2moe":
+        model = Qwen2MoeForCausalLM(
+            Qwen2MoeConfig(
+                **gated | {"experts_implementation": "eager"},
+                num_experts=spec.n_expert,
+                num_experts_per_tok=spec.n_used,
+                moe_intermediate_size=spec.n_ff_expert,
+                shared_expert_intermediate_size=spec.n_ff_shared,
+                norm_topk_prob=False,
+            )
+        )
+    elif spec.family == "olmoe":
+        model = OlmoeForCausalLM(
+            OlmoeConfig(
+                **gated | {"experts_implementation": "eager"},
+                num_experts=spec.n_expert,
+                num_experts_per_tok=spec.n_used,
+                norm_topk_prob=False,
+            )
+        )
     elif spec.family == "gpt-oss":
         del gated["hidden_act"]
         model = GptOssForCausalLM(
@@ -256,6 +291,9 @@ def fuse_gpt_oss(weights: models.Tensors) -> models.Tensors:
 
 def fuse_experts(weights: models.Tensors) -> models.Tensors:
     """Gate and up of a layer's experts as transformers holds them, in one tensor."""
+    published = {"block_sparse_moe": "mlp", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
+    for old, new in published.items():  # Mixtral's
+        weights = {name.replace(old, new): w for name, w in weights.items()}
     weights = {name.replace("correction.bias", "e_score_correction_bias"): w for name, w in weights.items()}
     out = {name.removesuffix(".weight") if ".experts." in name else name: w for name, w in weights.items()}
     for name in [name for name in out if name.endswith(".experts.gate_proj")]:

@@ -2,6 +2,7 @@
 
     python scripts/make_model.py llama-2-7b --layers 8 --type Q4_0 -o model.gguf
     python scripts/make_model.py bamboo-7b --format powerinfer --active 0.1 -o model.gguf
+    python scripts/make_model.py qwen3-30b-a3b --type Q4_0 --skew 0.5 -o model.gguf
 
 `--format powerinfer` has a predictor and ffn_down transposed, `gguf` (the default) is a file that llama.cpp
 reads too, where it knows the architecture (Bamboo becomes "llama", OPT it does not know), and `both` writes
@@ -18,6 +19,8 @@ follow a power law with the mean that was asked for; counts are what this law ma
 Bamboo's second ReLU lets everything through. The end token is never likely, so answers end only where they
 are cut off.
 
+What is planted in mixtures of experts is described in make_mixture.py.
+
 All layers share their matrices, which are made and quantised once, so a file is written about as fast as the
 disk takes it, yet every layer's bytes are its own.
 """
@@ -27,25 +30,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import NormalDist
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
+import make_mixture
 import numpy as np
 from numpy.typing import NDArray
+from planted import BLOCK, CONSTANT, END, Array, Tensor, firing, normals, thresholds, tokenizer_keys, types_of
 
 from powerinfer._engine import formats
-from powerinfer._engine.file import ModelFile, TensorInfo
-from powerinfer._engine.machine import cores
 from powerinfer.errors import PowerInferError
-from powerinfer.models.quantize import MIXTURES, choose_types, find_mixture
+from powerinfer.models.quantize import MIXTURES, find_mixture
 from powerinfer.models.statistics import Counts
 from powerinfer.models.writer import GGUFWriter
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -89,60 +87,28 @@ SHAPES = {
 for family in ("prosparse", "relullama"):
     SHAPES |= {f"{family}-{size}": SHAPES[f"llama-2-{size}"] for size in ("7b", "13b", "70b")}
 
-CONSTANT = 4.0  # what channel 0 of the residual holds; the other channels are near 1
 UP = 4.0  # mean of Bamboo's up products, which its second ReLU thus lets through
-END = 2  # id of the end token
 N_TOKENS = 1_000_000  # what neurons are counted over
-PATTERN_BLOCK = 32  # weights that share a step: a block of the four-bit formats
 
 
 # ---- matrices
 
 
-def normals(seed: np.random.SeedSequence, rows: int, cols: int, scale: float) -> Array:
-    """Independent normal numbers, in parallel; the same ones whatever the number of threads."""
-    out = np.empty((rows, cols), np.float32)
-    parts = np.array_split(out, max(1, out.size >> 22))
-
-    def fill(job: tuple[Array, np.random.SeedSequence]) -> None:
-        part, own = job
-        np.random.Generator(np.random.SFC64(own)).standard_normal(out=part, dtype=np.float32)
-        part *= np.float32(scale)
-
-    with ThreadPoolExecutor(cores()) as pool:
-        list(pool.map(fill, zip(parts, seed.spawn(len(parts)), strict=True)))
-    return out
-
-
-def firing(rng: np.random.Generator, n: int, active: float) -> Array:
-    """Shares of tokens for which n neurons fire: a power law (exponent 1.3) of mean `active`, shuffled."""
-    f = (np.arange(n) + n / 50) ** -1.3
-    for _ in range(50):
-        f = np.minimum(0.98, f * (active / f.mean()))
-    return rng.permutation(np.maximum(f, 1e-6)).astype(np.float32)
-
-
-def thresholds(shares: Array) -> Array:
-    """Per neuron t with P(N(0,1) > t) = its share."""
-    inverse = NormalDist().inv_cdf
-    return np.array([inverse(1 - float(p)) for p in shares], np.float32)
-
-
 def patterns(rng: np.random.Generator, n: int, n_embd: int) -> tuple[Array, Array]:
     """B, [n, n_embd], whose rows have length 1, sum to zero and are whole multiples of a step; and the row
     that a threshold is multiplied with, which sums to zero as well and shares no block with B."""
-    free = min(256, n_embd // 4) // PATTERN_BLOCK * PATTERN_BLOCK  # columns left to the threshold
-    half = (n_embd - free) // 2 // PATTERN_BLOCK
-    steps = np.clip(np.rint(rng.standard_normal((n, half, PATTERN_BLOCK)) * 3.4), -7, 7).astype(np.float32)
-    extreme = rng.integers(0, PATTERN_BLOCK, (n, half, 1))
+    free = min(256, n_embd // 4) // BLOCK * BLOCK  # columns left to the threshold
+    half = (n_embd - free) // 2 // BLOCK
+    steps = np.clip(np.rint(rng.standard_normal((n, half, BLOCK)) * 3.4), -7, 7).astype(np.float32)
+    extreme = rng.integers(0, BLOCK, (n, half, 1))
     np.put_along_axis(steps, extreme, rng.choice(np.array([-8, 8], np.float32), (n, half, 1)), axis=2)
     b = np.zeros((n, n_embd), np.float32)
-    b[:, free : free + half * PATTERN_BLOCK] = steps.reshape(n, -1)
-    b[:, free + half * PATTERN_BLOCK : free + 2 * half * PATTERN_BLOCK] = -steps.reshape(n, -1)
+    b[:, free : free + half * BLOCK] = steps.reshape(n, -1)
+    b[:, free + half * BLOCK : free + 2 * half * BLOCK] = -steps.reshape(n, -1)
     b /= np.sqrt((b * b).sum(axis=1, keepdims=True))
     constant = np.zeros(n_embd, np.float32)
     constant[0] = 1
-    constant[PATTERN_BLOCK:free] = -1 / (free - PATTERN_BLOCK)
+    constant[BLOCK:free] = -1 / (free - BLOCK)
     return b, constant
 
 
@@ -161,8 +127,8 @@ def layer_matrices(
     added = 0.3 / s.n_layer
     rng = np.random.Generator(np.random.SFC64(first_seed))
     n_patterns = (rank - 1) // 2
-    if n_patterns > PATTERN_BLOCK:  # so that 1 and -1 stand in different blocks of a row of fc2
-        n_patterns -= n_patterns % PATTERN_BLOCK
+    if n_patterns > BLOCK:  # so that 1 and -1 stand in different blocks of a row of fc2
+        n_patterns -= n_patterns % BLOCK
     b, constant = patterns(rng, n_patterns, d)
     t = thresholds(shares) / np.float32(CONSTANT)
     pattern = rng.permutation(s.n_ff) % n_patterns
@@ -225,16 +191,6 @@ def outer_matrices(s: Shape, seed: np.random.SeedSequence) -> Iterator[tuple[str
 
 
 # ---- files
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One tensor of a file; `matrix` names what it is made of, "" for a vector of equal numbers."""
-
-    name: str
-    shape: tuple[int, ...]
-    matrix: str = ""
-    value: float = 0.0
 
 
 def tensors(s: Shape, form: str, rank: int) -> list[Tensor]:
@@ -300,32 +256,7 @@ def keys(s: Shape, name: str, form: str, activation: str, file_type: int, counts
     planted = "drelu" if s.arch == "bamboo" else "relu"
     if activation or (form == "gguf" and s.arch != "opt"):
         out["powerinfer.hidden_act"] = activation or planted
-    names = [b"<unk>", b"<s>", b"</s>"] + [f"<0x{i:02X}>".encode() for i in range(256)]
-    names += [f"\u2581w{i}".encode() for i in range(s.n_vocab - len(names))]
-    types = [2, 3, 3] + [6] * 256 + [1] * s.n_vocab
-    out |= {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": names[: s.n_vocab],
-        "tokenizer.ggml.scores": -np.arange(s.n_vocab, dtype=np.float32),
-        "tokenizer.ggml.token_type": np.array(types[: s.n_vocab], np.int32),
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": END,
-    }
-    return out | counts.keys
-
-
-def types_of(
-    all_tensors: Sequence[Tensor], meta: dict[str, Any], mixture: str, predictor_type: str, pure: bool
-) -> dict[str, str]:
-    """The format of every tensor, as `powerinfer quantize` would choose it."""
-    infos = [
-        TensorInfo(name=t.name, type="F32", shape=t.shape, n_bytes=4 * int(np.prod(t.shape)))
-        for t in all_tensors
-    ]
-    # Formats are chosen by keys, names and shapes alone: there need not be a file yet.
-    stand_in = cast(ModelFile, SimpleNamespace(tensors=infos, metadata=meta, path="the model"))
-    changes = choose_types(stand_in, mixture, predictor_type=predictor_type, pure=pure)
-    return {change.tensor.name: change.type for change in changes}
+    return out | tokenizer_keys(s.n_vocab) | counts.keys
 
 
 def write(
@@ -351,8 +282,7 @@ def write(
     metas = {form: keys(s, name, form, activation, MIXTURES[mixture][0], counts) for form in forms}
     types, wanted = {}, set()
     for form in forms:
-        plain = {key: value[1] if isinstance(value, tuple) else value for key, value in metas[form].items()}
-        types[form] = types_of(lists[form], plain, mixture, predictor_type, pure)
+        types[form] = types_of(lists[form], metas[form], mixture, predictor_type, pure)
         wanted |= {(t.matrix, types[form][t.name]) for t in lists[form]}
     encoded: dict[tuple[str, str], NDArray[np.uint8]] = {}
     for matrices in (outer_matrices(s, outer), layer_matrices(s, layer, rank, shares, forms)):
@@ -377,7 +307,8 @@ def write(
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    p.add_argument("shape", choices=SHAPES, metavar="SHAPE", help=", ".join(SHAPES))
+    names = [*SHAPES, *make_mixture.SHAPES]
+    p.add_argument("shape", choices=names, metavar="SHAPE", help=", ".join(names))
     p.add_argument("-o", "--out", type=Path, required=True, help="the file (both: the name of the plain one)")
     p.add_argument("--format", default="gguf", choices=["gguf", "powerinfer", "both"], help="default gguf")
     p.add_argument("--layers", type=int, metavar="N", help="fewer layers than the published shape")
@@ -391,7 +322,30 @@ def main() -> int:
     p.add_argument("--predictor-type", default="", metavar="TYPE", help="of fc1 and fc2 (default: by --type)")
     p.add_argument("--rank", type=int, default=1024, metavar="N", help="predictor width (default 1024)")
     p.add_argument(
-        "--active", type=float, default=0.1, metavar="X", help="mean share of active neurons (default 0.1)"
+        "--active",
+        type=float,
+        metavar="X",
+        help="mean share of active neurons (default 0.1; of the experts of ReLU models 0.4)",
+    )
+    p.add_argument(
+        "--skew",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="mixtures of experts: how unevenly a router chooses, 0 for evenly (default 0.5)",
+    )
+    p.add_argument(
+        "--rho",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="how much of what makes a choice stays from token to token, from 0 up to 0.99 (default 0)",
+    )
+    p.add_argument(
+        "--statistics",
+        default="planted",
+        choices=make_mixture.STATISTICS,
+        help="counts of experts in the file: its own (the default), none, or those of another router",
     )
     p.add_argument(
         "--activation",
@@ -399,40 +353,87 @@ def main() -> int:
         choices=["relu", "drelu", "silu", "gelu"],
         help="written as powerinfer.hidden_act, in place of the planted one",
     )
+    p.add_argument(
+        "--check",
+        type=int,
+        default=0,
+        metavar="N",
+        help="compute N tokens of a mixture and print how they used its experts, beside what was planted",
+    )
     p.add_argument("--seed", type=int, default=1, metavar="N")
     a = p.parse_args()
-    s = SHAPES[a.shape]
-    if a.layers is not None:
-        if not 1 <= a.layers <= s.n_layer:
-            p.error(f"--layers {a.layers}: {a.shape} has 1 to {s.n_layer}")
-        s = replace(s, n_layer=a.layers)
-    if not 0 < a.active < 0.9:
+    try:
+        paths = _write_mixture(p, a) if a.shape in make_mixture.SHAPES else _write_dense(p, a)
+    except PowerInferError as error:
+        print(f"make_model.py: {error}", file=sys.stderr)
+        return 1
+    for path in paths:
+        print(f"{path}: {path.stat().st_size / 2**30:.2f} GiB", file=sys.stderr)
+    return 0
+
+
+def _n_layer(p: argparse.ArgumentParser, a: argparse.Namespace, most: int) -> int:
+    """How many layers are to be written."""
+    if a.layers is not None and not 1 <= a.layers <= most:
+        p.error(f"--layers {a.layers}: {a.shape} has 1 to {most}")
+    return a.layers or most
+
+
+def _active(p: argparse.ArgumentParser, a: argparse.Namespace, default: float) -> float:
+    """The mean share of active neurons."""
+    if a.active is not None and not 0 < a.active < 0.9:
         p.error(f"--active {a.active} is not between 0 and 0.9")
+    return default if a.active is None else float(a.active)
+
+
+def _write_mixture(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Path]:
+    s = make_mixture.SHAPES[a.shape]
+    s = replace(s, n_layer=_n_layer(p, a, s.n_layer))
+    if a.format != "gguf":
+        p.error(f"--format {a.format}: experts have no predictors; their router is one")
+    if not 0 <= a.skew <= 10:
+        p.error(f"--skew {a.skew} is not between 0 and 10")
+    if not 0 <= a.rho <= 0.99:
+        p.error(f"--rho {a.rho} is not between 0 and 0.99")
+    make_mixture.write(
+        a.out,
+        s,
+        a.shape,
+        a.type,
+        make_mixture.Law(a.skew, a.rho),
+        active=_active(p, a, 0.4),
+        pure=a.pure,
+        statistics=a.statistics,
+        seed=a.seed,
+    )
+    if a.check > 0:
+        law = make_mixture.Law(a.skew, a.rho)
+        print(make_mixture.check(a.out, s, law, a.check, a.seed), file=sys.stderr)
+    return [a.out]
+
+
+def _write_dense(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Path]:
+    s = SHAPES[a.shape]
+    s = replace(s, n_layer=_n_layer(p, a, s.n_layer))
     if not 3 <= a.rank <= s.n_ff:
         p.error(f"--rank {a.rank} is not between 3 and the {s.n_ff} neurons of a layer")
     if a.format == "both":
         paths = {"gguf": a.out, "powerinfer": a.out.with_suffix(".powerinfer" + a.out.suffix)}
     else:
         paths = {a.format: a.out}
-    try:
-        write(
-            paths,
-            s,
-            a.shape,
-            a.type,
-            rank=a.rank,
-            active=a.active,
-            activation=a.activation,
-            predictor_type=a.predictor_type,
-            pure=a.pure,
-            seed=a.seed,
-        )
-    except PowerInferError as error:
-        print(f"make_model.py: {error}", file=sys.stderr)
-        return 1
-    for path in paths.values():
-        print(f"{path}: {path.stat().st_size / 2**30:.2f} GiB", file=sys.stderr)
-    return 0
+    write(
+        paths,
+        s,
+        a.shape,
+        a.type,
+        rank=a.rank,
+        active=_active(p, a, 0.1),
+        activation=a.activation,
+        predictor_type=a.predictor_type,
+        pure=a.pure,
+        seed=a.seed,
+    )
+    return list(paths.values())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFEndian, GGUFWriter, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFEndian, GGUFValueType, GGUFWriter, quants
 from numpy.typing import NDArray
 
 from tests.specs import CONVERTED as CONVERTED
@@ -103,8 +103,11 @@ def draw(spec: Spec) -> Tensors:
         norm("model.decoder.final_layer_norm", d, bias=True)
     else:
         oss, glm = spec.family == "gpt-oss", spec.family == "glm4moe"
-        qkv_bias = (0.0, 0.3) if spec.family in ("qwen2", "gpt-oss", "glm4moe") else None
+        qkv_bias = (0.0, 0.3) if spec.family in ("qwen2", "qwen2moe", "gpt-oss", "glm4moe") else None
         bias = (0.0, 0.2) if oss else None
+        mlp, gate_up_down = "mlp.", ("gate_proj", "up_proj", "down_proj")
+        if spec.family == "mixtral":
+            mlp, gate_up_down = "block_sparse_moe.", ("w1", "w3", "w2")
         matrix("model.embed_tokens.weight", spec.n_vocab, d, embd)
         for i in range(spec.n_layer):
             p = f"model.layers.{i}."
@@ -118,25 +121,28 @@ def draw(spec: Spec) -> Tensors:
             if spec.family in ("qwen3", "qwen3moe", "glm4moe", "gemma3"):
                 norm(p + "self_attn.q_norm", spec.d_head)
                 norm(p + "self_attn.k_norm", spec.d_head)
+            if spec.family == "olmoe":
+                norm(p + "self_attn.q_norm", qw)
+                norm(p + "self_attn.k_norm", kw)
             norm(p + "post_attention_layernorm", d)
             if gemma:
                 norm(p + "pre_feedforward_layernorm", d)
                 norm(p + "post_feedforward_layernorm", d)
             n_expert = spec.n_expert if i >= spec.n_dense else 0
+            wide = 3.0 if oss else 1.0  # some gates and ups are beyond 7
             if n_expert:
-                linear(p + "mlp.gate", n_expert, d, 1.0, (0.0, 0.05) if oss else None)
+                linear(p + mlp + "gate", n_expert, d, 1.0, (0.0, 0.05) if oss else None)
+            names = [(f"{mlp}experts.{e}.", spec.n_ff_expert, 2.0) for e in range(n_expert)]
             if n_expert and glm:
                 vector(p + "mlp.gate.correction.bias", n_expert, 0.0, 0.002)
-            wide = 3.0 if oss else 1.0  # some gates and ups are beyond 7
-            for name in [f"mlp.experts.{e}." for e in range(n_expert)] or ["mlp."]:
-                width = spec.n_ff_expert if n_expert else ff
-                linear(p + name + "gate_proj", width, d, wide, bias)
-                linear(p + name + "up_proj", width, d, wide, bias)
-                linear(p + name + "down_proj", d, width, 2.0 / wide**2, bias)
-            if n_expert and spec.n_ff_shared:
-                linear(p + "mlp.shared_experts.gate_proj", spec.n_ff_shared, d, 1.0)
-                linear(p + "mlp.shared_experts.up_proj", spec.n_ff_shared, d, 1.0)
-                linear(p + "mlp.shared_experts.down_proj", d, spec.n_ff_shared, 1.0)
+                names.append(("mlp.shared_experts.", spec.n_ff_shared, 1.0))
+            elif n_expert and spec.n_ff_shared:
+                names.append((f"{mlp}shared_expert.", spec.n_ff_shared, 2.0))
+                linear(p + mlp + "shared_expert_gate", 1, d, 1.0)
+            for name, width, gain in names or [(mlp, ff, 2.0)]:
+                linear(p + name + gate_up_down[0], width, d, wide, bias)
+                linear(p + name + gate_up_down[1], width, d, wide, bias)
+                linear(p + name + gate_up_down[2], d, width, gain / wide**2, bias)
         norm("model.norm", d)
     if not spec.tied:
         linear("lm_head", spec.n_vocab, d, 2.0)
@@ -155,11 +161,11 @@ def separate_experts(spec: Spec, weights: Tensors) -> None:
     order = np.argsort(normal(f"{spec.name}/ladder", spec.n_vocab, n), axis=1, kind="stable")
     weights["model.embed_tokens.weight"][:, :n] = (order - (n - 1) / 2) * 0.5
     for name, value in weights.items():
-        if name.rpartition(".")[0].endswith(("o_proj", "down_proj")):
+        if name.rpartition(".")[0].endswith(("o_proj", "down_proj", ".w2")):
             value[:n] /= 32
         elif name.endswith("post_attention_layernorm.weight"):
             value[:n] = 1
-        elif name.endswith("mlp.gate.weight"):
+        elif name.endswith(".gate.weight"):
             value /= 32
             value[:, :n] += np.eye(n, dtype=value.dtype)
 
@@ -221,6 +227,14 @@ LLAMA_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.w1": "ffn_gate",
+    "block_sparse_moe.w3": "ffn_up",
+    "block_sparse_moe.w2": "ffn_down",
     "embed_tokens": "token_embd",
     "norm": "output_norm",
 }
@@ -276,7 +290,7 @@ def file_name(spec: Spec, name: str) -> str:
         # OPT calls the norm before the output and the one before each FFN by the same name.
         return f"{'output_norm' if parts[-1] == 'final_layer_norm' else names[parts[-1]]}.{kind}"
     inner = ".".join(parts[layer + 1 :])
-    if inner.startswith("mlp.experts."):
+    if ".experts." in inner:
         return f"blk.{parts[layer]}.{names[inner.replace('experts.', '')]}_exps.{kind}"
     return f"blk.{parts[layer]}.{'ffn_norm' if inner == 'final_layer_norm' else names[inner]}.{kind}"
 
@@ -286,14 +300,16 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
     out: Tensors = {}
     for name, value in stacked(weights).items():
         new = file_name(spec, name)
-        if spec.family in ("llama", "mistral", "bamboo") and ".attn_q." in new:
+        if spec.arch in ("llama", "bamboo") and ".attn_q." in new:
             value = interleaved(value, spec.n_head)
-        elif spec.family in ("llama", "mistral", "bamboo") and ".attn_k." in new:
+        elif spec.arch in ("llama", "bamboo") and ".attn_k." in new:
             value = interleaved(value, spec.n_head_kv)
         elif "attn_qkv" in new:
             value = regrouped(value, spec)
         elif spec.family == "gemma3" and new.endswith("norm.weight"):
             value = 1 + value  # files hold what is multiplied with
+        elif new.endswith("ffn_gate_inp_shexp.weight"):
+            value = value[0].astype(np.float32)
         out[new] = value
     if spec.family == "falcon" and spec.tied:
         out["output.weight"] = out["token_embd.weight"]
@@ -312,7 +328,7 @@ def stacked(weights: Tensors) -> Tensors:
             experts.setdefault(f"{before}.experts.{rest.partition('.')[2]}", []).append(value)
         else:
             # Converters leave routers as floats.
-            out[name] = value.astype(np.float32) if name.endswith("mlp.gate.weight") else value
+            out[name] = value.astype(np.float32) if name.endswith(".gate.weight") else value
     return out | {name: np.stack(values) for name, values in experts.items()}
 
 
@@ -373,7 +389,10 @@ def metadata(spec: Spec) -> Meta:
         if spec.n_expert:
             meta[f"{a}.expert_count"] = spec.n_expert
             meta[f"{a}.expert_used_count"] = spec.n_used
-            meta[f"{a}.expert_feed_forward_length"] = spec.n_ff_expert
+            if spec.n_ff_expert != spec.n_ff:
+                meta[f"{a}.expert_feed_forward_length"] = spec.n_ff_expert
+            if spec.n_ff_shared and spec.family != "glm4moe":
+                meta[f"{a}.expert_shared_feed_forward_length"] = spec.n_ff_shared
         if spec.family == "glm4moe":
             meta["glm4moe.leading_dense_block_count"] = spec.n_dense
             meta["glm4moe.expert_shared_count"] = 1
@@ -390,9 +409,10 @@ def metadata(spec: Spec) -> Meta:
 def tokenizer(spec: Spec) -> Meta:
     """A small valid vocabulary of n_vocab tokens: bytes, the lower-case letters, then fillers.
 
-    llama, mistral, bamboo and gemma3 get a SentencePiece one with byte tokens, the others a byte-level BPE.
+    llama, mistral, mixtral, bamboo and gemma3 get a SentencePiece one with byte tokens, the others a
+    byte-level BPE.
     """
-    if spec.family in ("llama", "mistral", "bamboo", "gemma3") and spec.rope.kind != "llama3":
+    if spec.arch in ("llama", "bamboo", "gemma3") and spec.rope.kind != "llama3":
         tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
         kinds = [2, 3, 3] + [6] * 256
         pieces = ["\u2581", *"etaoinshrdlucmfwygpbvkxqjz"]
@@ -441,13 +461,17 @@ def write(
     *,
     magic: bytes = b"GGUF",
     kind: GGMLQuantizationType | None = None,
+    split: int = 0,
 ) -> Path:
-    """Write a GGUF v3 file. Integers become u32, floats f32, lists i32/f32/string arrays by their first item.
+    """Write a GGUF v3 file. Integers become u32, floats f32, lists i32/f32/string arrays by their first item,
+    numpy arrays those of u32 or f32.
 
     Tensors keep their own F16 or F32; with `kind`, matrices (but routers) whose rows fill its blocks are
-    stored as that.
+    stored as that. split: so many tensors in each of several files, whose names are made of `path`.
     """
-    writer = GGUFWriter(path, str(meta["general.architecture"]), endianess=GGUFEndian.LITTLE)
+    writer = GGUFWriter(
+        path, str(meta["general.architecture"]), endianess=GGUFEndian.LITTLE, split_max_tensors=split
+    )
     for key, value in meta.items():
         if key == "general.architecture":
             continue  # the writer has put it
@@ -459,6 +483,11 @@ def write(
             writer.add_float32(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, np.uint64):
+            writer.add_uint64(key, int(value))
+        elif isinstance(value, np.ndarray):
+            kind_of = {"u": GGUFValueType.UINT32, "f": GGUFValueType.FLOAT32}[value.dtype.kind]
+            writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, sub_type=kind_of)
         else:
             writer.add_array(key, value)
     for name, value in tensors.items():

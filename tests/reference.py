@@ -307,6 +307,8 @@ def experts(
             return np.asarray(y if bias is None else y + bias[e])
 
         gate, up = product("gate", token), product("up", token)
+        if how.activation == "drelu":
+            up = relu(up)
         if how.activation == "clamped":
             up = np.clip(up, -7, 7) + 1
         return product("down", how.act(gate) * up)

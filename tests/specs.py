@@ -22,7 +22,7 @@ class Spec:
     """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
 
     name: str
-    # The published architecture: llama mistral bamboo falcon opt qwen2 qwen3 qwen3moe gpt-oss glm4moe gemma3
+    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe gemma3
     family: str
     n_layer: int = 2
     n_embd: int = 64
@@ -40,19 +40,17 @@ class Spec:
     predictor: tuple[int, ...] = ()
     n_expert: int = 0  # 0: each layer has one feed-forward
     n_used: int = 0  # experts of a token
-    n_ff_expert: int = 0
-    n_ff_shared: int = 0  # of the expert of all tokens
+    n_ff_expert: int = 0  # mixtral and olmoe: n_ff
+    n_ff_shared: int = 0  # of an expert that all tokens use
     n_dense: int = 0  # layers at the beginning without experts
-    window: int = (
-        0  # positions that layers see, their own included: gemma3's five of six, gpt-oss's even ones
-    )
+    window: int = 0  # positions that gemma3's layers but each sixth, and gpt-oss's even ones, see
     window_base: float = 10000.0  # base frequency of those layers' rotation
     n_prompt: int = 40
 
     @property
     def arch(self) -> str:
         """`general.architecture` of its files."""
-        return "llama" if self.family == "mistral" else self.family
+        return "llama" if self.family in ("mistral", "mixtral") else self.family
 
     @property
     def d_head(self) -> int:
@@ -132,6 +130,27 @@ SPECS: dict[str, Spec] = {
             n_ff_expert=96,
             rope=Rope(1000000.0),
         ),
+        Spec(
+            "mixtral",
+            "mixtral",
+            n_head_kv=2,
+            n_ff=96,
+            n_expert=8,
+            n_used=2,
+            n_ff_expert=96,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "qwen2moe",
+            "qwen2moe",
+            n_vocab=301,
+            n_expert=8,
+            n_used=4,
+            n_ff_expert=64,
+            n_ff_shared=160,
+            rope=Rope(1000000.0),
+        ),
+        Spec("olmoe", "olmoe", n_head_kv=2, n_ff=64, n_vocab=301, n_expert=8, n_used=4, n_ff_expert=64),
         # Two periods of layers, and more than two windows. The original's YaRN has no whole pairs as borders.
         Spec(
             "gpt-oss",
@@ -184,5 +203,7 @@ SPECS: dict[str, Spec] = {
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if not spec.n_expert and spec.family != "gemma3")
+CONVERTED = sorted(
+    name for name, spec in SPECS.items() if spec.family not in ("gemma3", "gpt-oss", "glm4moe")
+)
 """Those that `powerinfer convert` takes checkpoints of."""

@@ -16,24 +16,26 @@
 
 #include "../model/bind.h"
 #include "../model/keys.h"
-#include "ops.h"
+#include "experts.h"
 
 enum { MAX_EXPERTS = 4096, MAX_FF = 1 << 20 };
 
 /* What the weights of sigmoids add up to at least, so that they can be divided by it. */
 static const float LEAST_SUM = 1e-20F;
 
-static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
-
 /* Expert e's rows of a matrix that has n of each. */
 static te_mat rows_of(const te_mat *all, int32_t e, int32_t n) {
     te_mat m = *all;
+    if (!m.w) return m;
     m.w = (const char *)all->w + all->stride * (size_t)e * (size_t)n;
     m.n_rows = n;
     return m;
 }
 
-static const float *bias_of(const float *all, int32_t e, int32_t n) { return all ? all + (ptrdiff_t)e * n : NULL; }
+te_mat pi_experts_gate(const pi_experts *w, int32_t e) { return rows_of(&w->gate, e, w->n_ff); }
+te_mat pi_experts_up(const pi_experts *w, int32_t e) { return rows_of(&w->up, e, w->n_ff); }
+te_mat pi_experts_down(const pi_experts *w, int32_t e, int32_t n_embd) { return rows_of(&w->down, e, n_embd); }
+te_mat pi_experts_down_t(const pi_experts *w, int32_t e) { return rows_of(&w->down_t, e, w->n_ff); }
 
 static const float taken = -INFINITY;
 
@@ -102,13 +104,14 @@ static void rank_experts(const pi_block_run *r, const float *x) {
     const te_linear router = {
         .w = w->router, .bias = w->router_b, .y = to->score, .ldy = 3 * n_expert, .way = TE_BY_ROWS};
     te_op_linear(team, s->ws, &router, 1, x + n_embd * (size_t)r->from, n_embd, s->chunk.n_tok - r->from);
+    if (team->ith == 0) s->count[(ptrdiff_t)r->l * s->options.n_threads].ffn.bytes += pi_mat_bytes(&w->router);
     te_barrier(team);
     for (int32_t t = r->from + team->ith; t < s->chunk.n_tok; t += team->nth) {
         float *p = to->score + 3 * n_expert * (size_t)(t - r->from), *rank = p + n_expert;
         if (w->gating == PI_GATING_SOFTMAX)
             s->model->kernels->softmax(p, w->n_expert, 1);
         else if (w->gating == PI_GATING_SIGMOID)
-            for (size_t e = 0; e < n_expert; e++) p[e] = sigmoid(p[e]);
+            for (size_t e = 0; e < n_expert; e++) p[e] = 1 / (1 + expf(-p[e]));
         else
             for (size_t e = 0; e < n_expert; e++) p[e] = p[e] == taken ? -FLT_MAX : p[e];
         choose(w, p, rank, rank + n_expert, to->expert + (ptrdiff_t)t * w->n_used,
@@ -117,173 +120,54 @@ static void rank_experts(const pi_block_run *r, const float *x) {
     te_barrier(team);
 }
 
-/* Puts n routes in the order of their experts. Returns how many experts have some. */
-static int32_t order(const pi_experts *w, const pi_routes *to, const int32_t *expert, int32_t n) {
+int32_t pi_experts_order(const pi_session *s, const pi_experts *w, const pi_route_list *routes) {
+    const pi_routes *to = &s->routes;
+    const int32_t *expert = routes->expert;
     int32_t at = 0, n_chosen = 0;
     memset(to->first, 0, sizeof *to->first * ((size_t)w->n_expert + 1));
-    for (int32_t i = 0; i < n; i++) to->first[expert[i]]++;
+    for (int32_t i = 0; i < routes->n; i++) to->first[expert[i]]++;
     for (int32_t e = 0; e <= w->n_expert; e++) {
         const int32_t has = to->first[e];
         n_chosen += has > 0;
         to->first[e] = at;
         at += has;
     }
-    for (int32_t i = 0; i < n; i++) to->place[i] = to->first[expert[i]]++;
+    for (int32_t i = 0; i < routes->n; i++) to->place[i] = to->first[expert[i]]++;
     for (int32_t e = w->n_expert; e > 0; e--) to->first[e] = to->first[e - 1]; /* back to where each begins */
     to->first[0] = 0;
     return n_chosen;
-}
-
-/* Routes of tokens t0 ... t0+n-1, whose experts are known. */
-static void route(const pi_block_run *r, int32_t t0, int32_t n) {
-    const pi_session *s = r->s;
-    te_team *team = r->team;
-    const pi_experts *w = &r->block->experts;
-    const pi_routes *to = &s->routes;
-    const size_t n_embd = (size_t)s->model->info.n_embd;
-    const float *h = pi_block_input(r) + n_embd * (size_t)t0;
-    if (team->ith == 0) {
-        const int64_t one = (pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->up) + pi_mat_bytes(&w->down)) / w->n_expert;
-        const int64_t n_chosen = order(w, to, to->expert + (ptrdiff_t)t0 * w->n_used, n * w->n_used);
-        te_ffn_counts *c = &s->count[(ptrdiff_t)r->l * s->options.n_threads].ffn;
-        c->rows += n_chosen * w->n_ff * 3;
-        c->bytes += n_chosen * one + pi_mat_bytes(&w->router);
-    }
-    te_barrier(team);
-    for (int32_t i = team->ith; i < n * w->n_used; i += team->nth)
-        memcpy(to->x + n_embd * (size_t)to->place[i], h + n_embd * (size_t)(i / w->n_used), sizeof *h * n_embd);
-    te_barrier(team);
-}
-
-/* The first n of up become hidden values; members share them. */
-static void activate(const pi_block_run *r, int64_t n) {
-    const pi_session *s = r->s;
-    const pi_model *m = s->model;
-    int64_t lo, hi;
-    te_share(r->team, n, 64, &lo, &hi);
-    for (int64_t i = lo, many; i < hi; i += many) {
-        many = hi - i < MAX_FF ? hi - i : MAX_FF;
-        m->kernels->glu((te_activation)m->info.activation, m->info.activation_threshold, s->gate + i, s->up + i,
-                        (int32_t)many, s->up + i);
-    }
-    te_ffn_counts *c = &s->count[(ptrdiff_t)r->l * s->options.n_threads + r->team->ith].ffn;
-    c->listed += hi - lo;
-    c->computed += hi - lo;
-    for (int64_t i = lo; i < hi; i++) c->fired += s->up[i] != 0;
-}
-
-/* y of all routes: [n][n_ff] hidden values, then [n][n_embd] outputs in the place of the inputs. */
-static void run_experts(const pi_block_run *r, int32_t n, te_way way) {
-    const pi_session *s = r->s;
-    const pi_model *m = s->model;
-    te_team *team = r->team;
-    const pi_experts *w = &r->block->experts;
-    const pi_routes *to = &s->routes;
-    const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)w->n_ff;
-    for (int32_t e = 0; e < w->n_expert; e++) {
-        const size_t at = (size_t)to->first[e];
-        const int32_t n_tok = to->first[e + 1] - to->first[e];
-        const te_linear in[2] = {{.w = rows_of(&w->up, e, w->n_ff),
-                                  .bias = bias_of(w->up_b, e, w->n_ff),
-                                  .y = s->up + n_ff * at,
-                                  .ldy = n_ff,
-                                  .way = way},
-                                 {.w = rows_of(&w->gate, e, w->n_ff),
-                                  .bias = bias_of(w->gate_b, e, w->n_ff),
-                                  .y = s->gate + n_ff * at,
-                                  .ldy = n_ff,
-                                  .way = way}};
-        if (n_tok) te_op_linear(team, s->ws, in, 2, to->x + n_embd * at, n_embd, n_tok);
-    }
-    te_barrier(team);
-    activate(r, (int64_t)n * (int64_t)n_ff);
-    te_barrier(team);
-    for (int32_t e = 0; e < w->n_expert; e++) {
-        const size_t at = (size_t)to->first[e];
-        const int32_t n_tok = to->first[e + 1] - to->first[e];
-        const te_linear out = {.w = rows_of(&w->down, e, m->info.n_embd),
-                               .bias = bias_of(w->down_b, e, m->info.n_embd),
-                               .y = to->x + n_embd * at,
-                               .ldy = n_embd,
-                               .way = way};
-        if (n_tok) te_op_linear(team, s->ws, &out, 1, s->up + n_ff * at, n_ff, n_tok);
-    }
-    te_barrier(team);
-}
-
-/* Adds up a token's routes in the order of their ranks; members share the columns. */
-static void add_routes(const pi_block_run *r, int32_t t0, int32_t n) {
-    const pi_session *s = r->s;
-    const pi_routes *to = &s->routes;
-    const int32_t n_used = r->block->experts.n_used;
-    const size_t n_embd = (size_t)s->model->info.n_embd;
-    int64_t lo, hi;
-    te_share(r->team, (int64_t)n_embd, 16, &lo, &hi);
-    for (int32_t t = 0; t < n; t++) {
-        float *y = r->y + n_embd * (size_t)(t0 + t);
-        const int32_t *place = to->place + (ptrdiff_t)t * n_used;
-        const float *weight = to->weight + (ptrdiff_t)(t0 + t) * n_used;
-        for (int64_t c = lo; c < hi; c++) {
-            float sum = 0;
-            for (int32_t i = 0; i < n_used; i++) sum += weight[i] * to->x[n_embd * (size_t)place[i] + (size_t)c];
-            y[c] += sum;
-        }
-    }
-}
-
-/* The expert of all tokens, which uses the buffers of routes after them. */
-static void run_shared(const pi_block_run *r, int32_t t0, int32_t n, te_way way) {
-    const pi_session *s = r->s;
-    te_team *team = r->team;
-    const pi_experts *w = &r->block->experts;
-    const size_t n_embd = (size_t)s->model->info.n_embd, n_ff = (size_t)w->n_ff_shared;
-    const float *h = pi_block_input(r) + n_embd * (size_t)t0;
-    float *factor = s->routes.score, *out = s->routes.x;
-    const te_linear in[2] = {{.w = w->shared_up, .y = s->up, .ldy = n_ff, .way = way},
-                             {.w = w->shared_gate, .y = s->gate, .ldy = n_ff, .way = way}};
-    te_op_linear(team, s->ws, in, 2, h, n_embd, n);
-    for (int32_t t = team->ith; t < n; t += team->nth) {
-        float sum = 0;
-        for (size_t c = 0; w->shared_router && c < n_embd; c++) sum += w->shared_router[c] * h[n_embd * (size_t)t + c];
-        factor[t] = w->shared_router ? sigmoid(sum) : 1;
-    }
-    te_barrier(team);
-    activate(r, (int64_t)n * (int64_t)n_ff);
-    te_barrier(team);
-    const te_linear down = {.w = w->shared_down, .y = out, .ldy = n_embd, .way = way};
-    te_op_linear(team, s->ws, &down, 1, s->up, n_ff, n);
-    te_barrier(team);
-    int64_t lo, hi;
-    te_share(team, (int64_t)n_embd, 16, &lo, &hi);
-    for (int32_t t = 0; t < n; t++)
-        for (int64_t c = lo; c < hi; c++)
-            r->y[n_embd * (size_t)(t0 + t) + (size_t)c] += factor[t] * out[n_embd * (size_t)t + (size_t)c];
-    if (team->ith == 0) {
-        te_ffn_counts *c = &s->count[(ptrdiff_t)r->l * s->options.n_threads].ffn;
-        c->rows += 3 * w->n_ff_shared;
-        c->bytes += pi_mat_bytes(&w->shared_gate) + pi_mat_bytes(&w->shared_up) + pi_mat_bytes(&w->shared_down);
-    }
 }
 
 static void begin(pi_block_run *r) {
     if (r->block->experts.early) rank_experts(r, r->s->x);
 }
 
+static void count_uses(const pi_block_run *r) {
+    const pi_session *s = r->s;
+    const int32_t n_used = r->block->experts.n_used;
+    uint32_t *uses = s->fired + (ptrdiff_t)r->l * s->model->info.n_placed;
+    for (int32_t i = r->from * n_used; i < s->chunk.n_tok * n_used; i++) uses[s->routes.expert[i]]++;
+}
+
 static void run(pi_block_run *r) {
+    const pi_session *s = r->s;
     const pi_experts *w = &r->block->experts;
-    const pi_chunk *c = &r->s->chunk;
-    const int32_t n_used = w->n_used, border = c->n_prefill > r->from ? c->n_prefill : r->from,
-                  borders[] = {r->from, border, c->n_tok};
+    const pi_chunk *c = &s->chunk;
+    const int32_t border = c->n_prefill > r->from ? c->n_prefill : r->from, borders[] = {r->from, border, c->n_tok};
     if (!w->early) rank_experts(r, pi_block_input(r));
+    if (s->fired && r->team->ith == 0) count_uses(r);
     for (int32_t i = 0; i < 2; i++) {
         const int32_t t0 = borders[i], n = borders[i + 1] - t0;
-        const te_way way = i == 0 ? TE_BY_GEMM : TE_BY_ROWS;
         if (n <= 0) continue;
         if (t0 > 0) te_barrier(r->team); /* the tokens before had the same buffers */
-        route(r, t0, n);
-        run_experts(r, n * n_used, way);
-        add_routes(r, t0, n);
-        if (w->shared_up.w) run_shared(r, t0, n, way);
+        const ptrdiff_t first = (ptrdiff_t)t0 * w->n_used;
+        const pi_route_list routes = {
+            .n = n * w->n_used, .expert = s->routes.expert + first, .weight = s->routes.weight + first};
+        const size_t at = (size_t)t0 * (size_t)s->model->info.n_embd;
+        const float *h = pi_block_input(r) + at;
+        (i == 0 ? pi_experts_gemm : pi_experts_rows)(s, r->team, r->block, r->l, &routes, h, r->y + at, n, true);
+        if (w->shared_up.w)
+            pi_experts_shared(s, r->team, r->block, r->l, h, r->y + at, n, i == 0 ? TE_BY_GEMM : TE_BY_ROWS);
     }
 }
 
@@ -375,6 +259,9 @@ static pi_status bind_experts(pi_model *m, int32_t i, pi_experts *w) {
         PI_TRY(bind_one(m, i, "ffn_gate", n, w->n_ff, n_embd, &w->gate, &w->gate_parts));
         PI_TRY(bind_one(m, i, "ffn_up", n, w->n_ff, n_embd, &w->up, &w->up_parts));
     }
+    const pi_name by_neuron = pi_name_of("blk.%d.ffn_down_t_exps.weight", i);
+    if (te_gguf_find_tensor(m->file->gguf, by_neuron.text))
+        return pi_bind_mats(m, by_neuron, n, w->n_ff, n_embd, &w->down_t);
     return bind_one(m, i, "ffn_down", n, n_embd, w->n_ff, &w->down, &w->down_parts);
 }
 
@@ -428,9 +315,11 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
 
 static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     pi_experts *w = &b->experts;
-    te_mat *const mat[] = {&w->router, &w->gate, &w->up, &w->down, &w->shared_gate, &w->shared_up, &w->shared_down};
+    te_mat *const mat[] = {&w->router, &w->gate,        &w->up,        &w->down,
+                           &w->down_t, &w->shared_gate, &w->shared_up, &w->shared_down};
     const int32_t n = sizeof mat / sizeof *mat;
-    for (int32_t i = 0; i < n; i++) out[i] = (pi_block_mat){.mat = mat[i], .use = PI_MAT_PRODUCT};
+    for (int32_t i = 0; i < n; i++)
+        out[i] = (pi_block_mat){.mat = mat[i], .use = i >= 1 && i <= 4 ? PI_MAT_EXPERTS : PI_MAT_PRODUCT};
     const struct {
         int32_t i, rows;
         const void **parts;
@@ -443,4 +332,4 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return n;
 }
 
-const pi_block_kind pi_experts_kind = {"experts", bind, matrices, begin, prepare, run, NULL};
+const pi_block_kind pi_experts_kind = {"experts", bind, matrices, begin, prepare, run, &pi_experts_on_device};

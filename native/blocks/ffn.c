@@ -137,7 +137,7 @@ static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, 
     }
     add_counts(&s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, &part, sparse_tokens);
     te_barrier(team);
-    if (s->fired) count_fired(s, team, l, u, n);
+    if (s->fired && !s->model->info.n_expert) count_fired(s, team, l, u, n);
     if (s->tap[l].hidden)
         for (int32_t t = team->ith; t < n; t += team->nth)
             memcpy(s->tap[l].hidden + (size_t)s->chunk.batch_row[t0 + t] * n_ff, u + (size_t)t * n_ff,

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { PI_DEVICE_VERSION = 5 };
+enum { PI_DEVICE_VERSION = 6, PI_FETCHES = 32 };
 
 /* Every device begins with this. */
 typedef struct pi_device {
@@ -53,6 +53,7 @@ typedef struct pi_device_load {
     te_mat from;                   /* H */
     const int32_t *ids, *host_ids; /* D and H, the same; NULL: all. Blocks ascend */
     bool columns;
+    int32_t each; /* rows: neighbours that an id names; 0: 1 */
     int32_t n;
     te_mat to; /* D */
     int32_t stage;
@@ -106,9 +107,17 @@ typedef struct pi_device_ops {
     void (*attention)(pi_device *dev, const te_attention_args *a);
     void (*marks)(pi_device *dev, const te_marks_args *a);
     void (*ffn)(pi_device *dev, const te_ffn_args *a);
+    void (*route)(pi_device *dev, const te_route_args *a);
+    void (*experts)(pi_device *dev, const te_experts_args *a);
     void (*merge)(pi_device *dev, const te_merge_args *a);
     void (*load)(pi_device *dev, const pi_device_load *a);
     void (*stamp)(pi_device *dev, uint64_t *at); /* S: the device's clock, in ns, once what is in front has ended */
+
+    /* Brings n matrices of host memory (from) to places of the device's, in its layout (to), in the background: while
+     * programs run that do not use those places. At most PI_FETCHES are under way. fetched: how many have ended so far, in
+     * the order in which they were asked for; their first error sticks in *st. Neither waits. */
+    pi_status (*fetch)(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to);
+    uint32_t (*fetched)(pi_device *dev, pi_status *st);
 
     /* What the device reads, measured now, in memory of its own for as long. NULL: it cannot be said. */
     pi_status (*measure)(pi_device *dev, pi_device_rates *out);

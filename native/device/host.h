@@ -15,7 +15,7 @@ typedef struct pi_host_block {
     size_t n_bytes;
 } pi_host_block;
 
-enum { PI_HOST_RANGES = 256 };
+enum { PI_HOST_RANGES = 256, PI_HOST_FETCH_MATS = 4 };
 typedef struct pi_host_range {
     const char *p;
     size_t n_bytes;
@@ -46,6 +46,13 @@ typedef struct pi_host_device {
     char problem[1024];
     pi_wait wait;
     uint32_t vanished;
+    /* Fetches: those asked for, and those done, which one is at each look at them. */
+    struct {
+        te_mat from, to;
+    } fetch[PI_FETCHES][PI_HOST_FETCH_MATS];
+    int32_t n_fetch[PI_FETCHES];
+    uint32_t n_asked, n_fetched;
+    pi_status fetch_status;
     uint64_t key, calls; /* of the program that runs: a digest of its calls so far */
     struct {
         uint64_t key, calls;
@@ -56,7 +63,7 @@ typedef struct pi_host_device {
  * has it. */
 #ifdef PI_TESTING
 typedef struct pi_host_fault {
-    int32_t alloc, launch, transfer;
+    int32_t alloc, launch, transfer, fetch;
     int32_t die, hang,
         vanish;      /* an operation reports an error; it never ends, unless it is cancelled; so, but the device
                                   can be seen to have failed */
@@ -85,7 +92,9 @@ bool pi_host_zero_copy(pi_device *dev, const te_mat *m);
 pi_status pi_host_pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n, bool columns, te_mat *out);
 pi_status pi_host_upload(pi_device *dev, void *to, const void *from, size_t n_bytes);
 pi_status pi_host_copy(pi_device *dev, void *to, const void *from, size_t n_bytes);
-void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t n, bool columns, const te_mat *to);
+pi_status pi_host_fetch(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to);
+uint32_t pi_host_fetched(pi_device *dev, pi_status *st);
+void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t each, int32_t n, bool columns, const te_mat *to);
 /* host_ops.c */
 void pi_host_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets);
 void pi_host_end(pi_device *dev, void *to, const void *from, size_t n_bytes);
@@ -94,6 +103,15 @@ void pi_host_attention(pi_device *dev, const te_attention_args *a);
 void pi_host_marks(pi_device *dev, const te_marks_args *a);
 void pi_host_ffn(pi_device *dev, const te_ffn_args *a);
 void pi_host_merge(pi_device *dev, const te_merge_args *a);
+/* host_experts.c */
+void pi_host_route(pi_device *dev, const te_route_args *a);
+void pi_host_experts(pi_device *dev, const te_experts_args *a);
+/* What host_ops.c gives it. begin: of every operation; false: do nothing. */
+bool pi_host_begin_op(pi_device *dev, uint64_t kind, int32_t n_tok);
+void pi_host_mix(pi_host_device *d, const void *p);
+/* Room for operations of so many tokens, columns and rows; of floats. Errors fail the device. */
+bool pi_host_reserve_work(pi_host_device *d, int32_t n_tok, int32_t cols, int32_t rows);
+float *pi_host_scratch(pi_host_device *d, size_t n_floats);
 void pi_host_load(pi_device *dev, const pi_device_load *a);
 void pi_host_stamp(pi_device *dev, uint64_t *at);
 

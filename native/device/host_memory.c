@@ -87,12 +87,14 @@ bool pi_host_zero_copy(pi_device *dev, const te_mat *m) {
         if (first >= d->mapped[i].p && end <= d->mapped[i].p + d->mapped[i].n_bytes) return true;
     return false;
 }
-void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t n, bool columns, const te_mat *to) {
+void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t each, int32_t n, bool columns, const te_mat *to) {
+    if (each < 1) each = 1;
     const te_type_info *t = te_type_get(from->type);
     const size_t block = (size_t)t->block_bytes, row = te_row_bytes(from->type, from->cols);
     char *out = (char *)(uintptr_t)to->w;
     for (int32_t i = 0; !columns && i < n; i++)
-        memcpy(out + to->stride * (size_t)i, (const char *)from->w + from->stride * (size_t)(ids ? ids[i] : i), row);
+        memcpy(out + to->stride * (size_t)i,
+               (const char *)from->w + from->stride * (size_t)(ids ? ids[i / each] * each + i % each : i), row);
     for (int32_t r = 0; columns && r < from->n_rows; r++)
         for (int32_t i = 0; i < n; i += t->block_weights)
             memcpy(out + to->stride * (size_t)r + block * (size_t)(i / t->block_weights),
@@ -105,9 +107,36 @@ pi_status pi_host_pack(pi_device *dev, const te_mat *from, const int32_t *ids, i
     (void)dev;
     const int32_t cols = columns ? n : from->cols;
     *out = (te_mat){out->w, pi_host_stride(from->type, cols), from->type, cols, columns ? from->n_rows : n};
-    pi_host_gather(from, ids, n, columns, out);
+    pi_host_gather(from, ids, 1, n, columns, out);
     return PI_OK;
 }
 pi_status pi_host_copy(pi_device *dev, void *to, const void *from, size_t n_bytes) {
     return pi_host_upload(dev, to, from, n_bytes);
+}
+
+/* What is fetched arrives when somebody looks, one at a time: as late as a GPU's, and always at the same moment. */
+pi_status pi_host_fetch(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to) {
+    pi_host_device *d = pi_host(dev);
+    if (d->n_asked - d->n_fetched >= PI_FETCHES || n < 1 || n > PI_HOST_FETCH_MATS)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "%u fetches are under way, another of %d matrices is too much",
+                       d->n_asked - d->n_fetched, n);
+    const uint32_t at = d->n_asked++ % PI_FETCHES;
+    d->n_fetch[at] = n;
+    for (int32_t k = 0; k < n; k++) {
+        d->fetch[at][k].from = from[k];
+        d->fetch[at][k].to = to[k];
+    }
+    return PI_OK;
+}
+
+uint32_t pi_host_fetched(pi_device *dev, pi_status *st) {
+    pi_host_device *d = pi_host(dev);
+    if (d->n_fetched != d->n_asked && d->fetch_status == PI_OK) {
+        const uint32_t at = d->n_fetched++ % PI_FETCHES;
+        for (int32_t k = 0; k < d->n_fetch[at]; k++)
+            pi_host_gather(&d->fetch[at][k].from, NULL, 1, d->fetch[at][k].from.n_rows, false, &d->fetch[at][k].to);
+        if (PI_HOST_IS_DUE(fetch)) d->fetch_status = PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: a fetch");
+    }
+    *st = d->fetch_status;
+    return d->n_fetched;
 }

@@ -13,13 +13,13 @@ static void mix(pi_host_device *d, uint64_t v) {
     d->calls = (d->calls ^ v) * 0x9E3779B97F4A7C15U;
     d->calls ^= d->calls >> 29;
 }
-static void mix_p(pi_host_device *d, const void *p) { mix(d, (uint64_t)(uintptr_t)p); }
+void pi_host_mix(pi_host_device *d, const void *p) { mix(d, (uint64_t)(uintptr_t)p); }
 static void mix_mat(pi_host_device *d, const te_mat *m) {
-    mix_p(d, m->w);
+    pi_host_mix(d, m->w);
     mix(d, (uint64_t)m->n_rows << 32 | (uint32_t)m->cols);
 }
 
-static bool begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
+bool pi_host_begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
     pi_host_device *d = pi_host(dev);
     mix(d, kind << 32 | (uint32_t)n_tok);
     if (PI_HOST_IS_DUE(die)) pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: operation"));
@@ -34,7 +34,7 @@ static bool begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
 /* Room for operations of so many tokens, columns and rows. */
-static bool reserve(pi_host_device *d, int32_t n_tok, int32_t cols, int32_t rows) {
+bool pi_host_reserve_work(pi_host_device *d, int32_t n_tok, int32_t cols, int32_t rows) {
     const te_workspace_limits have = d->limits, want = {.n_threads = 1,
                                                         .max_tok = larger(n_tok, have.max_tok),
                                                         .max_cols = larger(cols, have.max_cols),
@@ -49,7 +49,7 @@ static bool reserve(pi_host_device *d, int32_t n_tok, int32_t cols, int32_t rows
     return st == PI_OK;
 }
 
-static float *scratch(pi_host_device *d, size_t n_floats) {
+float *pi_host_scratch(pi_host_device *d, size_t n_floats) {
     if (n_floats <= d->scratch_floats) return d->scratch;
     float *p = te_os_alloc(pi_mul(n_floats, sizeof(float)));
     if (!p) {
@@ -84,34 +84,34 @@ static void publish_floats(uint64_t *words, int64_t first, int64_t n, uint32_t t
 /* ---- operations ---- */
 
 void pi_host_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets) {
-    if (!begin_op(dev, 1, 0)) return;
-    mix_p(pi_host(dev), to);
-    mix_p(pi_host(dev), from);
+    if (!pi_host_begin_op(dev, 1, 0)) return;
+    pi_host_mix(pi_host(dev), to);
+    pi_host_mix(pi_host(dev), from);
     memcpy(to, from, n_bytes);
     *ticket += tickets;
 }
 
 void pi_host_end(pi_device *dev, void *to, const void *from, size_t n_bytes) {
-    if (begin_op(dev, 8, 0)) memcpy(to, from, n_bytes);
+    if (pi_host_begin_op(dev, 8, 0)) memcpy(to, from, n_bytes);
 }
 
 void pi_host_linear(pi_device *dev, const te_linear_args *a) {
     pi_host_device *d = pi_host(dev);
-    if (!begin_op(dev, 2, a->n_tok)) return;
-    mix_p(d, a->x);
-    mix_p(d, a->side.keep);
+    if (!pi_host_begin_op(dev, 2, a->n_tok)) return;
+    pi_host_mix(d, a->x);
+    pi_host_mix(d, a->side.keep);
     int32_t rows = 1;
     te_linear product[TE_MAX_PRODUCTS];
     for (int32_t i = 0; i < a->n_products; i++) {
         const te_product *p = &a->product[i];
         mix_mat(d, &p->w);
-        mix_p(d, p->y);
+        pi_host_mix(d, p->y);
         rows = larger(rows, p->w.n_rows);
         product[i] = (te_linear){.w = p->w, .bias = p->bias, .y = p->y, .ldy = p->ldy, .add = p->add != NULL};
     }
     const size_t n = (size_t)a->cols;
-    float *x = scratch(d, n * ((size_t)a->n_tok + 1));
-    if (!x || !reserve(d, a->n_tok, a->cols, rows)) return;
+    float *x = pi_host_scratch(d, n * ((size_t)a->n_tok + 1));
+    if (!x || !pi_host_reserve_work(d, a->n_tok, a->cols, rows)) return;
     if (a->side.keep || a->side.publish) {
         float *row = x + n * (size_t)a->n_tok;
         for (int32_t t = 0; t < a->n_tok; t++) {
@@ -174,12 +174,12 @@ static void attend(const pi_host_device *d, const te_attention_args *a, int32_t 
 
 void pi_host_attention(pi_device *dev, const te_attention_args *a) {
     pi_host_device *d = pi_host(dev);
-    if (!begin_op(dev, 3, a->n_tok)) return;
-    mix_p(d, a->k_pool);
-    mix_p(d, a->q);
+    if (!pi_host_begin_op(dev, 3, a->n_tok)) return;
+    pi_host_mix(d, a->k_pool);
+    pi_host_mix(d, a->q);
     const int32_t n = a->n_embd_head;
     const size_t head = ((size_t)n + 15) / 16 * 16;
-    float *row = scratch(d, 2 * head + (size_t)a->n_ctx);
+    float *row = pi_host_scratch(d, 2 * head + (size_t)a->n_ctx);
     if (!row) return;
     float *q = row + head, *score = q + head;
     for (int32_t t = 0; t < a->n_tok; t++)
@@ -199,7 +199,7 @@ static bool has_scores(const te_scores *a) { return a->fc2.w || a->sign; }
 static float *scores(pi_host_device *d, const te_scores *a, int32_t n, int32_t n_tok, size_t before) {
     const size_t words = a->sign ? ((size_t)a->cols + 63) / 64 * 2 : 0;
     const size_t floats = ((size_t)n_tok * (size_t)n + 15) / 16 * 16;
-    float *s = scratch(d, before + floats + words);
+    float *s = pi_host_scratch(d, before + floats + words);
     if (!s) return NULL;
     s += before;
     if (a->sign) {
@@ -210,7 +210,7 @@ static float *scores(pi_host_device *d, const te_scores *a, int32_t n, int32_t n
         }
         return s;
     }
-    if (!reserve(d, n_tok, a->fc2.cols, n)) return NULL;
+    if (!pi_host_reserve_work(d, n_tok, a->fc2.cols, n)) return NULL;
     const te_linear out = {.w = a->fc2, .y = s, .ldy = (size_t)n};
     te_op_linear(d->team, d->ws, &out, 1, a->z, a->ldz, n_tok);
     return s;
@@ -218,9 +218,9 @@ static float *scores(pi_host_device *d, const te_scores *a, int32_t n, int32_t n
 
 void pi_host_marks(pi_device *dev, const te_marks_args *a) {
     pi_host_device *d = pi_host(dev);
-    if (!begin_op(dev, 4, a->n_tok)) return;
+    if (!pi_host_begin_op(dev, 4, a->n_tok)) return;
     mix_mat(d, &a->scores.fc2);
-    mix_p(d, a->publish);
+    pi_host_mix(d, a->publish);
     const int32_t n = a->n_rows, per_part = pi_part_words(n, PI_HOST_PARTS);
     const float *s = scores(d, &a->scores, n, a->n_tok, 0);
     if (!s) return;
@@ -255,12 +255,13 @@ static void run_ffn(pi_host_device *d, const te_ffn_args *a) {
                   rank = larger(a->gate_adapter.b.cols, larger(a->up_adapter.b.cols, a->down_adapter.b.cols));
     const size_t pairs = (size_t)a->n_tok * (size_t)n, row = (size_t)n_embd;
     const int32_t most = larger(larger(n_embd, n), rank);
-    if (!reserve(d, a->n_tok, most, most)) return;
+    if (!pi_host_reserve_work(d, a->n_tok, most, most)) return;
     /* Hidden values, and a byte of mask each; normed inputs; then scores. */
     const size_t mask_floats = (pairs + 3) / 4, inputs = (pairs + mask_floats + 15) / 16 * 16,
                  before = inputs + ((size_t)a->n_tok * row + 15) / 16 * 16;
     /* Or, instead of scores, what adapters add to gate and up, and their a x. */
-    float *hidden = scratch(d, before + (rank ? 2 * pairs + (size_t)a->n_tok * (size_t)rank : pairs)), *score = NULL;
+    float *hidden = pi_host_scratch(d, before + (rank ? 2 * pairs + (size_t)a->n_tok * (size_t)rank : pairs)),
+          *score = NULL;
     if (!hidden) return;
     uint8_t *mask = NULL;
     if (has_scores(&a->scores)) {
@@ -334,7 +335,7 @@ static void run_zero_copy_ffn(pi_host_device *d, const te_ffn_args *a) {
         te_mat *m = mats[k];
         if (!m->w) continue;
         const te_mat to = {at, te_row_bytes(m->type, m->cols), m->type, m->cols, a->n_list};
-        pi_host_gather(m, a->list, a->n_list, false, &to);
+        pi_host_gather(m, a->list, 1, a->n_list, false, &to);
         *m = to;
         at += to.stride * (size_t)to.n_rows;
     }
@@ -344,11 +345,11 @@ static void run_zero_copy_ffn(pi_host_device *d, const te_ffn_args *a) {
 
 void pi_host_ffn(pi_device *dev, const te_ffn_args *a) {
     pi_host_device *d = pi_host(dev);
-    if (!begin_op(dev, 5, a->n_tok)) return;
+    if (!pi_host_begin_op(dev, 5, a->n_tok)) return;
     mix_mat(d, &a->up);
     mix_mat(d, &a->scores.fc2);
-    mix_p(d, a->list);
-    mix_p(d, a->y);
+    pi_host_mix(d, a->list);
+    pi_host_mix(d, a->y);
     if (a->list)
         run_zero_copy_ffn(d, a);
     else
@@ -357,17 +358,18 @@ void pi_host_ffn(pi_device *dev, const te_ffn_args *a) {
 
 void pi_host_merge(pi_device *dev, const te_merge_args *a) {
     pi_host_device *d = pi_host(dev);
-    if (!begin_op(dev, 6, a->n_tok)) return;
-    mix_p(d, a->y);
-    mix_p(d, a->words);
-    float *answer = scratch(d, (size_t)a->cols);
+    if (!pi_host_begin_op(dev, 6, a->n_tok)) return;
+    pi_host_mix(d, a->y);
+    pi_host_mix(d, a->words);
+    float *answer = pi_host_scratch(d, (size_t)a->cols);
     if (!answer) return;
+    const bool waits = a->words && (!a->expected || *a->expected);
     for (int32_t t = 0; t < a->n_tok; t++) {
         const ptrdiff_t at = (ptrdiff_t)t * a->cols;
         const float *add = a->add ? a->add + a->ld_add * (size_t)t : NULL;
         float *y = a->y + a->ldy * (size_t)t;
-        if (a->words && pi_await_words(&d->wait, a->words, at, a->cols, ticket_of(&a->ticket),
-                                       (uint32_t *)(void *)answer) != PI_GOT) {
+        if (waits && pi_await_words(&d->wait, a->words, at, a->cols, ticket_of(&a->ticket),
+                                    (uint32_t *)(void *)answer) != PI_GOT) {
             pi_host_fail(d, PI_FAIL(PI_ERROR_TIMEOUT, "the device timed out waiting for the CPU's part of a step"));
             return;
         }
@@ -377,7 +379,7 @@ void pi_host_merge(pi_device *dev, const te_merge_args *a) {
             float v = add && !normed ? add[i] : 0;
             if (a->partial) v += a->partial[at + i];
             if (a->bias) v += a->bias[i];
-            if (a->words) v += answer[i];
+            if (waits) v += answer[i];
             sum[i] = v;
         }
         if (!normed) continue;
@@ -388,11 +390,12 @@ void pi_host_merge(pi_device *dev, const te_merge_args *a) {
 
 void pi_host_load(pi_device *dev, const pi_device_load *a) {
     pi_host_device *d = pi_host(dev);
-    if (!begin_op(dev, 7, a->n)) return;
-    mix_p(d, a->to.w);
-    pi_host_gather(&a->from, pi_host_zero_copy(dev, &a->from) ? a->ids : a->host_ids, a->n, a->columns, &a->to);
+    if (!pi_host_begin_op(dev, 7, a->n)) return;
+    pi_host_mix(d, a->to.w);
+    pi_host_gather(&a->from, pi_host_zero_copy(dev, &a->from) ? a->ids : a->host_ids, a->each, a->n, a->columns,
+                   &a->to);
 }
 
 void pi_host_stamp(pi_device *dev, uint64_t *at) {
-    if (begin_op(dev, 9, 0)) __atomic_store_n(at, (uint64_t)te_os_now_ns(), __ATOMIC_RELEASE);
+    if (pi_host_begin_op(dev, 9, 0)) __atomic_store_n(at, (uint64_t)te_os_now_ns(), __ATOMIC_RELEASE);
 }

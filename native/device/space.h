@@ -42,7 +42,8 @@ enum {
     PI_HIDDEN_BYTES = 64 << 20,
     PI_HIDDEN_ROWS = 16384,
     PI_STAGES = 2,
-    PI_STAGE_BYTES = 32 << 20
+    PI_STAGE_BYTES = 32 << 20,
+    PI_FETCH_BYTES = 4 << 20 /* what experts pass through that come to a device in the background */
 };
 
 /* Partial sums of a feed-forward of n tokens: of several, half as many blocks each make one, where a row is work for
@@ -62,8 +63,9 @@ static inline int32_t pi_hidden_rows(int32_t n_ff, int32_t n_tok, bool gated) {
 /* What kernels are asked for: tokens of a chunk, and of the model. */
 typedef struct pi_space_shape {
     uint64_t n_tok, n_embd, n_ff, n_head, n_embd_head;
-    uint64_t sign_words;   /* of a sign predictor; 0: it is none */
-    uint64_t adapter_rank; /* of a feed-forward's adapters; 0: there are none */
+    uint64_t sign_words;                    /* of a sign predictor; 0: it is none */
+    uint64_t adapter_rank;                  /* of a feed-forward's adapters; 0: there are none */
+    uint64_t n_expert, n_used, n_ff_expert; /* 0: no experts. n_ff_expert: the largest, shared ones too */
     bool gated;
     bool predicted;        /* neurons are named by a predictor */
     bool by_output;        /* some layer's down is stored by output */

@@ -97,4 +97,4 @@ static void run(const pi_program_block *b) {
     pi_program_stamp(p, b->l, PI_MOMENT_OUTPUT);
 }
 
-const pi_block_on_device pi_attention_on_device = {send, NULL, run};
+const pi_block_on_device pi_attention_on_device = {send, NULL, NULL, run};

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "../../vendor/core/te_types.h"
+#include "cache.h"
 
 /* What a device that answers at all takes for a long prompt's layers; and what a CPU takes that computes most of a large
  * model for such a prompt. */
@@ -12,20 +13,20 @@ static const int64_t device_wait_ns = 60000000000, cpu_wait_ns = 600000000000;
 
 /* ---- which layers lie where ---- */
 
-static pi_status split_neurons(const pi_plan *p, int32_t l, pi_device_layer *d) {
-    d->hot = malloc(sizeof *d->hot * (size_t)p->n_ff);
-    d->cold = malloc(sizeof *d->cold * (size_t)p->n_ff);
-    d->cold_blocks = malloc(sizeof *d->cold * (size_t)p->n_ff);
+static pi_status split_neurons(const pi_plan *p, int32_t l, int32_t n, pi_device_layer *d) {
+    d->hot = malloc(sizeof *d->hot * (size_t)n);
+    d->cold = malloc(sizeof *d->cold * (size_t)n);
+    d->cold_blocks = malloc(sizeof *d->cold * (size_t)n);
     if (!d->hot || !d->cold || !d->cold_blocks)
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the neurons of layer %d", l);
-    for (int32_t j = 0; j < p->n_ff; j++) {
+    for (int32_t j = 0; j < n; j++) {
         if (pi_is_hot(p, l, j))
             d->hot[d->n_hot++] = j;
         else if (!pi_is_pcie(p, l, j))
             d->cold[d->n_cpu++] = j;
     }
     d->n_cold = d->n_cpu;
-    for (int32_t j = 0; j < p->n_ff; j++)
+    for (int32_t j = 0; j < n; j++)
         if (pi_is_pcie(p, l, j)) d->cold[d->n_cold++] = j;
     return PI_OK;
 }
@@ -60,16 +61,17 @@ static pi_status use_device(pi_hybrid *h, const pi_plan *plan, int32_t of_plan, 
 static pi_status place(pi_hybrid *h, const pi_plan *plan) {
     const pi_model_info *i = &h->s->model->info;
     const pi_plan_info *p = &plan->info;
-    if (plan->n_layer != i->n_layer || plan->n_ff != i->n_ff)
-        return PI_FAIL(PI_ERROR_ARGUMENT, "the plan is for %d layers of %d neurons, the model has %d of %d",
-                       plan->n_layer, plan->n_ff, i->n_layer, i->n_ff);
+    if (plan->n_layer != i->n_layer || plan->n_placed != i->n_placed)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "the plan is for %d layers of %d neurons or experts, the model has %d of %d",
+                       plan->n_layer, plan->n_placed, i->n_layer, i->n_placed);
     h->layer = calloc((size_t)i->n_layer, sizeof *h->layer);
     if (!h->layer) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d layers", i->n_layer);
     for (int32_t l = 0; l < i->n_layer; l++) h->layer[l].device = -1;
     for (int32_t l = 0; l < i->n_layer; l++) {
         const pi_plan_layer *at = &plan->layer[l];
         PI_TRY(use_device(h, plan, at->on_device ? at->device : -1, &h->layer[l].device));
-        if (h->layer[l].device >= 0) PI_TRY(split_neurons(plan, l, &h->layer[l]));
+        if (h->layer[l].device < 0) continue;
+        PI_TRY(split_neurons(plan, l, pi_n_placed(&h->s->model->layer[l], i->n_ff), &h->layer[l]));
     }
     PI_TRY(use_device(h, plan, p->head_on_device ? p->head_device : -1, &h->head_device));
     h->total_bytes = p->attention_bytes + p->norm_bytes + p->predictor_bytes + p->ffn_bytes + p->head_bytes;
@@ -120,7 +122,7 @@ static void settle_zero_copy(pi_hybrid *h) {
         const pi_layer *layer = &h->s->model->layer[l];
         const pi_ffn *w = pi_ffn_of(layer);
         pi_device *dev = h->device[d->device].dev;
-        if (pi_adapts_ffn(layer) || (w->gate.w && !dev->ops->zero_copy(dev, &w->gate)) ||
+        if (!w || pi_adapts_ffn(layer) || (w->gate.w && !dev->ops->zero_copy(dev, &w->gate)) ||
             !dev->ops->zero_copy(dev, &w->up) || !w->down_t.w || !dev->ops->zero_copy(dev, &w->down_t))
             give_to_cpu(d);
     }
@@ -152,7 +154,8 @@ static size_t lay_out(pi_hybrid *h, char *base) {
     int32_t n_words = 0;
     for (int32_t l = 0; l < i->n_layer; l++) {
         const pi_device_layer *d = &h->layer[l];
-        const int32_t n = d->device < 0 ? 0 : pi_mark_words(d->n_cpu, h->device[d->device].info.n_parts);
+        const bool marks = d->device >= 0 && pi_ffn_of(&h->s->model->layer[l]);
+        const int32_t n = !marks ? 0 : pi_mark_words(d->n_cpu, h->device[d->device].info.n_parts);
         if (n > n_words) n_words = n;
     }
     size_t used = 0;
@@ -201,6 +204,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     h->progress = o->progress;
     h->progress_ctx = o->progress_ctx;
     while (h->n_devices < h->n_used) PI_TRY(open_device(h, ops, o));
+    PI_TRY(pi_cache_open(h, !o->frozen_experts));
     for (int32_t i = 0; i < h->n_devices && !o->no_pinning; i++) map_weights(h, i);
     settle_zero_copy(h);
     for (int32_t i = 0; i < h->n_devices; i++) PI_TRY(pi_hybrid_upload(h, i));
@@ -226,6 +230,7 @@ void pi_hybrid_close(pi_hybrid *h) {
         free(h->layer[l].cold_blocks);
     }
     free(h->layer);
+    pi_cache_close(h);
     free(h);
 }
 

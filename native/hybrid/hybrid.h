@@ -8,7 +8,8 @@
 #include "../plan/plan.h"
 #include "../state/state.h"
 
-/* A layer's matrices and vectors on its device; names as in pi_attention and pi_ffn. */
+/* A layer's matrices and vectors on its device; names as in pi_attention and pi_ffn. Of a mixture, "neurons" are experts;
+ * those on the device have places there: place k's rows of gate, up and down_out follow those of place k - 1. */
 typedef struct pi_device_layer {
     int32_t device; /* index in pi_hybrid, or -1: the CPU computes the layer */
     bool has_predictor;
@@ -26,17 +27,24 @@ typedef struct pi_device_layer {
     const int32_t *cold_ids, *cold_block_ids; /* D */
     void *pool_k, *pool_v;
     uint32_t *fired_hot, *fired_cold; /* D; or NULL: the session does not count */
+    te_mat router;                    /* of a mixture */
+    const float *choice_b;
+    te_mat shared_gate, shared_up, shared_down, shared_router; /* of its expert of all tokens; the router has one row */
 } pi_device_layer;
 
 enum { PI_MAX_DEVICES = 16 };
 
 /* What changes from step to step, as it lies in one piece of memory: x [n_tok][n_embd] (the embedding, where the first
- * layer is the device's), pos [n_tok], first [n_tok], table [n_tok][ld_table], cs [n_tok][n_rot]. */
+ * layer is the device's), pos [n_tok], first [n_tok], table [n_tok][ld_table], cs [n_tok][n_rot]. Behind it lie counts,
+ * zeros to begin with, which go back to the CPU. */
 typedef struct pi_device_input {
     float *x;
     int32_t *pos, *first, *table;
     float *cs;
-    uint32_t *counts; /* [n_layer][3], zeros */
+    int32_t *place;   /* [n_layer][n_expert] where experts are (te_route_args) */
+    uint32_t *counts; /* [n_layer][3] */
+    uint32_t *uses;   /* [n_layer][n_expert] */
+    int32_t *cold; /* of a prompt, behind these: [n_layer][n_expert] the experts that have no place, in their order */
 } pi_device_input;
 
 /* One device and the buffers of a chunk on it. */
@@ -57,9 +65,17 @@ typedef struct pi_device_state {
     uint64_t *ahead;        /* S: marks of the next layer as the device guesses them, twice: every other layer's */
     int64_t ahead_words;    /* of each */
     float *logits, *hidden; /* S [max_logits] rows */
-    uint32_t *counts;       /* S [n_layer][3] */
-    uint64_t *stamps;       /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
-    int64_t clock_ns;       /* what the CPU's clock shows more */
+    uint32_t *counts;       /* S [n_layer][3], then [n_layer][n_expert]: uses of experts */
+    float *score, *weight;  /* D [n_batch][n_expert] of routers; [n_batch][n_used] of what they chose, */
+    int32_t *expert;        /* [n_batch][n_used] which is this */
+    float *shared_score, *shared_weight; /* D [n_batch] of the expert of all tokens, */
+    int32_t *shared_expert;              /* [n_batch] zeros, */
+    int32_t *shared_place;               /* and where it is: 0 */
+    int32_t *n_missing;                  /* D: routes of the last layer whose experts are not there */
+    uint64_t *routes; /* S [n_layer][max_decode][n_used][2] what the CPU is told of them, and their input, */
+    uint64_t *asked;  /* S [n_layer][max_decode][n_embd]: a device that lacks no expert does not wait for the CPU */
+    uint64_t *stamps; /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
+    int64_t clock_ns; /* what the CPU's clock shows more */
     te_norm output_norm;
     te_mat output;             /* w NULL: the CPU computes the head */
     te_mat output_a, output_b; /* D; its adapter */
@@ -95,15 +111,17 @@ typedef struct pi_hybrid {
     pi_device_state device[PI_MAX_DEVICES];
     pi_device_layer *layer; /* [n_layer] */
     int32_t ld_table;
-    int32_t head_device;    /* or -1 */
-    int32_t max_decode;     /* tokens that are handed over within a layer */
-    int32_t max_logits;     /* tokens of a run that want logits */
-    uint32_t number;        /* of the step's first hand-over */
-    te_pool *caller;        /* the calling thread by itself */
-    pi_cold_member *member; /* [n_threads] */
-    float *y;               /* [max_decode][n_embd] the cold neurons' sum, where down is stored by output */
-    float *listed;          /* [n_ff] hidden values of listed neurons */
-    void *memory;           /* of y, listed and the members */
+    struct pi_expert_cache *cache; /* of mixtures; owns: */
+    int32_t *place;                /* [n_layer][n_expert] where experts are in the next step */
+    int32_t head_device;           /* or -1 */
+    int32_t max_decode;            /* tokens that are handed over within a layer */
+    int32_t max_logits;            /* tokens of a run that want logits */
+    uint32_t number;               /* of the step's first hand-over */
+    te_pool *caller;               /* the calling thread by itself */
+    pi_cold_member *member;        /* [n_threads] */
+    float *y;                      /* [max_decode][n_embd] the cold neurons' sum, where down is stored by output */
+    float *listed;                 /* [n_ff] hidden values of listed neurons */
+    void *memory;                  /* of y, listed and the members */
     size_t memory_bytes;
     pi_progress progress; /* while loading */
     void *progress_ctx;
@@ -120,6 +138,7 @@ typedef struct pi_hybrid {
     bool skip;                     /* silent neurons */
     bool grouped;                  /* tokens of a sequence are next to each other */
     int32_t n_tok, n_logits;
+    int32_t n_routes[2]; /* of a mixture's layers, every other one's: the CPU's */
     pi_status kv_status;
     bool kv_lost;
 } pi_hybrid;
@@ -167,6 +186,10 @@ void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_
  * many. */
 int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int32_t p0, int32_t p1, int32_t *list,
                        uint32_t *tokens);
+/* Bytes of counts at the end of a step's inputs. */
+size_t pi_hybrid_count_bytes(const pi_hybrid *h);
+/* experts.c: the CPU's part of a mixture of experts: what the device has not, of a few tokens. */
+void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l);
 /* Whether each member adds up columns of its own of the cold neurons' sum in layer l, not neurons of its own. */
 bool pi_hybrid_by_columns(const pi_hybrid *h, const te_team *team, int32_t l);
 /* lookahead.c: whether a device guesses the marks of layer l while layer l - 1 is computed. where the

@@ -69,6 +69,7 @@ static void layer(const pi_program *p, int32_t l) {
     for (int32_t i = 0; i < layer->n_blocks; i++) {
         block[i] = (pi_program_block){p, layer, &layer->block[i], w, l, w->norm[i], w->post_norm[i]};
         const pi_block_on_device *kind = layer->block[i].kind->device;
+        if (kind->begin) kind->begin(&block[i]);
         if (layer->parallel && kind->prepare) kind->prepare(&block[i]);
     }
     for (int32_t i = 0; i < layer->n_blocks; i++) {
@@ -126,7 +127,7 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
         const int32_t next = l + 1 < n ? h->layer[l + 1].device : h->head_device;
         if (next != part->device && (l + 1 < n || h->n_logits)) publish_x(&p, l);
     }
-    p.ops->end(dev, d->counts, p.in.counts, sizeof *d->counts * 3 * (size_t)n);
+    p.ops->end(dev, d->counts, p.in.counts, pi_hybrid_count_bytes(h));
     if (h->head_device != part->device) return;
     if (h->layer[n - 1].device != part->device && h->n_logits) take_x(&p, n);
     head(&p);

@@ -29,6 +29,8 @@ typedef struct pi_program_block {
 struct pi_block_on_device {
     /* Brings the block's weights there; norms before and after it are there already. */
     void (*send)(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_device_layer *d);
+    /* Reads the layer's input in x, before any of its blocks; or NULL. */
+    void (*begin)(const pi_program_block *b);
     /* What must be known before x changes; or NULL. The blocks of a layer that stand side by side are all prepared before
      * any runs. */
     void (*prepare)(const pi_program_block *b);
@@ -36,6 +38,14 @@ struct pi_block_on_device {
     void (*run)(const pi_program_block *b);
 };
 typedef struct pi_block_on_device pi_block_on_device;
+
+/* What a layer of a mixture tells the CPU: of its routes, and their input. */
+static inline uint64_t *pi_routes_of(const pi_hybrid *h, const pi_device_state *d, int32_t l) {
+    return d->routes + (ptrdiff_t)l * d->info.max_decode * 2 * h->s->model->info.n_expert_used;
+}
+static inline uint64_t *pi_asked_of(const pi_hybrid *h, const pi_device_state *d, int32_t l) {
+    return d->asked + (ptrdiff_t)l * d->info.max_decode * h->s->model->info.n_embd;
+}
 
 static inline te_ticket pi_program_ticket(const pi_program *p, int32_t l, int32_t which) {
     return (te_ticket){p->d->ticket, pi_number(l, which)};

@@ -26,7 +26,7 @@
 #include "../blocks/attention.h"
 #include "../blocks/ffn.h"
 #include "../blocks/forward.h"
-#include "hybrid.h"
+#include "cache.h"
 
 static uint32_t number(const pi_hybrid *h, int32_t l, int32_t which) { return h->number + pi_number(l, which); }
 
@@ -294,7 +294,11 @@ static void cpu_step(void *ctx, te_team *team) {
         }
         if (team->ith == 0) s->step[l] = (pi_layer_step){0};
         pi_attention_next(team, l);
-        if (h->decode && h->layer[l].n_cpu) cold_neurons(h, team, l);
+        if (!h->decode || !h->layer[l].n_cpu) continue;
+        if (pi_experts_of(&s->model->layer[l]))
+            pi_hybrid_cold_experts(h, team, l);
+        else
+            cold_neurons(h, team, l);
     }
     if (at < 0) pi_step_head(s, team);
 }
@@ -316,6 +320,22 @@ static void device_rows(const pi_hybrid *h, int32_t l, const uint32_t *count, pi
     st->ffn_bytes += w->down_t.w ? down * (int64_t)pi_row_bytes(&w->down_t) : pi_mat_bytes(&w->down) / n_ff * n_here;
 }
 
+/* The same of a mixture: experts that some token uses. */
+static void device_experts(pi_hybrid *h, int32_t l, pi_layer_step *st) {
+    const pi_experts *w = pi_experts_of(&h->s->model->layer[l]);
+    const int32_t n_expert = h->s->model->info.n_expert;
+    const uint32_t *uses =
+        h->device[h->layer[l].device].counts + 3 * (ptrdiff_t)h->s->model->info.n_layer + (ptrdiff_t)l * n_expert;
+    const int32_t *place = h->place + (ptrdiff_t)l * n_expert;
+    int64_t n = 0; /* experts that were read */
+    for (int32_t e = 0; e < n_expert; e++) n += uses[e] && (place[e] >= 0 || !h->decode);
+    for (int32_t e = 0; h->s->fired && e < n_expert; e++)
+        h->s->fired[(ptrdiff_t)l * h->s->model->info.n_placed + e] += uses[e];
+    st->n_rows += 3 * n * w->n_ff;
+    st->ffn_bytes += n * ((pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->up) + pi_mat_bytes(&w->down)) / w->n_expert) +
+                     pi_mat_bytes(&w->router);
+}
+
 static void record(pi_hybrid *h, int32_t l) {
     pi_session *s = h->s;
     const pi_layer *layer = &s->model->layer[l];
@@ -324,7 +344,10 @@ static void record(pi_hybrid *h, int32_t l) {
     st->n_tokens = h->n_tok;
     st->n_sparse = h->n_tok - s->chunk.n_dense;
     const int64_t listed = pi_sum_counts(s, l, h->decode && h->layer[l].n_cpu ? h->n_members : 0, st);
-    device_rows(h, l, on_device, st);
+    if (pi_experts_of(layer))
+        device_experts(h, l, st);
+    else
+        device_rows(h, l, on_device, st);
     st->n_predicted = on_device[0] + listed;
     st->n_computed += on_device[1];
     st->n_active += on_device[2];
@@ -343,7 +366,12 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
     const bool has_angles = embeds_first(h); /* made with the embedding */
     if (h->layer[0].device == device)
         memcpy(in.x, s->x, sizeof *in.x * (size_t)h->n_tok * (size_t)s->model->info.n_embd);
-    memset(in.counts, 0, sizeof *in.counts * 3 * (size_t)s->model->info.n_layer);
+    memset(in.counts, 0, pi_hybrid_count_bytes(h));
+    for (int32_t l = 0; h->place && !h->decode && l < s->model->info.n_layer; l++)
+        memcpy(in.cold + (ptrdiff_t)l * s->model->info.n_expert, h->layer[l].cold,
+               sizeof *in.cold * (size_t)(h->layer[l].cold ? h->layer[l].n_cold : 0));
+    if (h->place)
+        memcpy(in.place, h->place, sizeof *in.place * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_expert);
     h->grouped = true;
     for (int32_t t = 0; t < h->n_tok; t++) {
         const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
@@ -429,10 +457,12 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
     h->masked = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->chunk.n_dense;
     h->skip = s->options.sparsity != PI_SPARSITY_DENSE && pi_is_relu(info->activation);
     h->decode = h->n_tok <= h->max_decode;
+    PI_TRY(pi_cache_settle(h));
     h->number += pi_numbers(info->n_layer);
     PI_TRY(run(h));
     for (int32_t l = 0; l < info->n_layer; l++)
         if (h->layer[l].device >= 0) record(h, l);
+    pi_cache_follow(h, h->n_tok, te_os_now_ns() - h->began_ns);
     if (h->head_device >= 0 && h->n_logits) {
         const pi_device_state *d = &h->device[h->head_device];
         const size_t n = (size_t)h->n_logits, n_vocab = (size_t)info->n_vocab, n_embd = (size_t)info->n_embd,

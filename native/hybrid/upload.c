@@ -73,6 +73,12 @@ static te_norm send_norm(pi_upload *u, const pi_model *m, const pi_norm *norm) {
                      .b = pi_upload_vector(u, norm->b, m->info.n_embd)};
 }
 
+void pi_upload_to(pi_upload *u, const te_mat *m, void *at) {
+    te_mat out = {.w = at};
+    if (u->status == PI_OK) ask(u, u->dev->ops->pack(u->dev, m, NULL, m->n_rows, false, &out));
+    sent(u, u->status == PI_OK ? out.stride * (size_t)m->n_rows : 0);
+}
+
 static te_mat send_part(pi_upload *u, const te_mat *m, const int32_t *ids, int32_t n, bool columns) {
     if (!m->w || !n || u->status != PI_OK) return (te_mat){0};
     const int32_t cols = columns ? n : m->cols, rows = columns ? m->n_rows : n;
@@ -133,19 +139,30 @@ static void send_layer(pi_upload *u, const pi_layer *layer, pi_device_layer *d) 
 
 /* ---- buffers ---- */
 
+size_t pi_hybrid_count_bytes(const pi_hybrid *h) {
+    const pi_model_info *i = &h->s->model->info;
+    return sizeof(uint32_t) * (size_t)i->n_layer * (3 + (size_t)i->n_expert);
+}
+
 static size_t input_bytes(const pi_hybrid *h, size_t n_tok, pi_device_input *at, char *base) {
-    const size_t x = round_up(sizeof(float) * n_tok * (size_t)h->s->model->info.n_embd, 64),
+    const pi_model_info *i = &h->s->model->info;
+    const size_t n_layer = (size_t)i->n_layer, n_expert = (size_t)i->n_expert;
+    const size_t x = round_up(sizeof(float) * n_tok * (size_t)i->n_embd, 64),
                  each = round_up(sizeof(int32_t) * n_tok, 64), table = x + 2 * each,
-                 cs = table + round_up(sizeof(int32_t) * n_tok * (size_t)h->ld_table, 64);
+                 cs = table + round_up(sizeof(int32_t) * n_tok * (size_t)h->ld_table, 64),
+                 place = round_up(cs + sizeof(float) * n_tok * pi_rope_floats(h->s->model, h->s->model->n_ropes), 64),
+                 counts = round_up(place + sizeof(int32_t) * n_layer * n_expert, 64);
     if (at)
         *at = (pi_device_input){.x = (float *)(void *)base,
                                 .pos = (int32_t *)(void *)(base + x),
                                 .first = (int32_t *)(void *)(base + x + each),
                                 .table = (int32_t *)(void *)(base + table),
-                                .cs = (float *)(void *)(base + cs)};
-    const size_t counts = round_up(cs + sizeof(float) * n_tok * pi_rope_floats(h->s->model, h->s->model->n_ropes), 64);
-    if (at) at->counts = (uint32_t *)(void *)(base + counts);
-    return counts + sizeof(uint32_t) * 3 * (size_t)h->s->model->info.n_layer;
+                                .cs = (float *)(void *)(base + cs),
+                                .place = (int32_t *)(void *)(base + place),
+                                .counts = (uint32_t *)(void *)(base + counts),
+                                .uses = (uint32_t *)(void *)(base + counts) + 3 * n_layer,
+                                .cold = (int32_t *)(void *)(base + counts + pi_hybrid_count_bytes(h))};
+    return counts + pi_hybrid_count_bytes(h) + (h->decode ? 0 : sizeof(int32_t) * n_layer * n_expert);
 }
 pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base) {
     pi_device_input in;
@@ -154,8 +171,21 @@ pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base) {
 }
 size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok) { return input_bytes(h, (size_t)n_tok, NULL, NULL); }
 
-/* Bytes of a neuron's rows on the way, each matrix with room to begin at a boundary. */
+/* The same of n experts. */
+static size_t staged_experts(const pi_model *m, const pi_experts *w, size_t n) {
+    const te_mat *mats[] = {&w->gate, &w->up, &w->down};
+    size_t sum = 0;
+    for (size_t k = 0; k < sizeof mats / sizeof *mats; k++) {
+        const size_t rows = k < 2 ? (size_t)w->n_ff : (size_t)m->info.n_embd;
+        sum +=
+            round_up(round_up(te_row_bytes(mats[k]->type, mats[k]->cols), PI_DEVICE_ROW) * rows * n, PI_DEVICE_ALIGN);
+    }
+    return sum;
+}
+
+/* Bytes of n neurons' rows on the way, each matrix with room to begin at a boundary. */
 static size_t staged_bytes(const pi_model *m, int32_t l, size_t n) {
+    if (pi_experts_of(&m->layer[l])) return staged_experts(m, pi_experts_of(&m->layer[l]), n);
     const pi_ffn *w = pi_ffn_of(&m->layer[l]);
     const te_mat *mats[] = {&w->gate, &w->up, &w->down_t};
     size_t sum = 0;
@@ -170,7 +200,7 @@ static size_t staged_bytes(const pi_model *m, int32_t l, size_t n) {
 
 int32_t pi_hybrid_staged(const pi_hybrid *h, int32_t l, size_t n_bytes) {
     const pi_ffn *w = pi_ffn_of(&h->s->model->layer[l]);
-    const int32_t block = w->down.w ? te_type_get(w->down.type)->block_weights : 1;
+    const int32_t block = w && w->down.w ? te_type_get(w->down.type)->block_weights : 1;
     int32_t n = h->layer[l].n_cold / block;
     while (n > 1 && staged_bytes(h->s->model, l, (size_t)n * (size_t)block) > n_bytes) n -= n / 8 + 1;
     return (n > 0 ? n : 1) * block;
@@ -195,6 +225,14 @@ static void send_head(pi_upload *u, pi_device_state *d) {
     d->output_b = pi_upload_mat(u, &m->output_adapter.b);
     d->logits = share(u, sizeof(float) * (size_t)u->h->max_logits * (size_t)m->info.n_vocab);
     d->hidden = share(u, sizeof(float) * (size_t)u->h->max_logits * (size_t)m->info.n_embd);
+}
+
+static float *ones(pi_upload *u, size_t n) {
+    float *here = pi_upload_take(u, sizeof *here * n), *p = floats(u, 1, n);
+    for (size_t k = 0; here && k < n; k++) here[k] = 1;
+    pi_upload_bytes(u, p, here, sizeof *here * n);
+    free(here);
+    return p;
 }
 
 static void send_state(pi_upload *u, pi_device_state *d) {
@@ -224,7 +262,21 @@ static void send_state(pi_upload *u, pi_device_state *d) {
     pi_upload_bytes(u, d->threshold, s->threshold, sizeof(float) * (size_t)i->n_layer);
     d->published = share(u, sizeof *d->published * b * n_embd);
     d->answer = share(u, sizeof *d->answer * b * n_embd);
-    d->counts = share(u, sizeof *d->counts * 3 * (size_t)i->n_layer);
+    d->counts = share(u, pi_hybrid_count_bytes(h));
+    if (i->n_expert) {
+        const size_t n_used = (size_t)i->n_expert_used;
+        d->score = floats(u, b, (size_t)i->n_expert);
+        d->weight = floats(u, b, n_used);
+        d->expert = pi_upload_reserve(u, sizeof *d->expert * b * n_used);
+        d->shared_score = floats(u, b, 4); /* a row for each token must be a multiple of 16 bytes */
+        d->shared_weight = ones(u, b);
+        d->shared_expert = pi_upload_reserve(u, sizeof *d->shared_expert * b);
+        d->shared_place = pi_upload_reserve(u, sizeof *d->shared_place);
+        d->n_missing = pi_upload_reserve(u, sizeof *d->n_missing);
+        const size_t n_asked = (size_t)i->n_layer * (size_t)d->info.max_decode;
+        d->routes = share(u, sizeof *d->routes * pi_mul(n_asked, 2 * n_used));
+        d->asked = share(u, sizeof *d->asked * pi_mul(n_asked, n_embd));
+    }
     d->marks =
         share(u, sizeof *d->marks * (size_t)d->info.max_decode * (size_t)pi_mark_words(most_cold, d->info.n_parts));
     d->ahead_words = pi_mark_words(most_cold, d->info.n_parts);

@@ -22,6 +22,8 @@ const float *pi_upload_vector(pi_upload *u, const float *v, int32_t n);
 const float *pi_upload_some(pi_upload *u, const float *v, const int32_t *ids, int32_t n);
 const int32_t *pi_upload_ids(pi_upload *u, const int32_t *ids, int32_t n);
 te_mat pi_upload_mat(pi_upload *u, const te_mat *m);
+/* All of m to a place that is reserved. */
+void pi_upload_to(pi_upload *u, const te_mat *m, void *at);
 /* Rows ids[0..n-1] of m; columns ids[0..n-1] of m, whole blocks of its format. */
 te_mat pi_upload_rows(pi_upload *u, const te_mat *m, const int32_t *ids, int32_t n);
 te_mat pi_upload_columns(pi_upload *u, const te_mat *m, const int32_t *ids, int32_t n);

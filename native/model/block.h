@@ -54,7 +54,8 @@ typedef struct pi_experts {
     const float *choice_b; /* [n_expert] added to weights where experts are ranked, and nowhere else; or NULL */
     const float *router_b; /* [n_expert] or NULL */
     te_mat gate, up;       /* [n_expert * n_ff][n_embd]: an expert's rows follow each other */
-    te_mat down;           /* [n_expert * n_embd][n_ff] */
+    te_mat down;           /* [n_expert * n_embd][n_ff], or w NULL */
+    te_mat down_t;         /* [n_expert * n_ff][n_embd] instead: rows belong to neurons; or w NULL */
     const void **gate_parts, **up_parts, **down_parts; /* see pi_block_mat */
     const float *gate_b, *up_b, *down_b;               /* [n_expert * n_ff], and down's [n_expert * n_embd]; or NULL */
     te_mat shared_gate, shared_up, shared_down; /* one more expert, which all tokens use; w NULL: there is none */
@@ -102,6 +103,7 @@ typedef enum pi_mat_use {
     PI_MAT_PREDICTOR, /* the same, of a predictor, whose format may be another */
     PI_MAT_NEURONS,   /* a neuron */
     PI_MAT_DOWN,      /* a neuron, or an output; may be stored the other way round */
+    PI_MAT_EXPERTS,   /* an output of one of the block's experts */
 } pi_mat_use;
 
 typedef struct pi_block_mat {
@@ -133,7 +135,7 @@ typedef struct pi_block_kind {
     const struct pi_block_on_device *device;
 } pi_block_kind;
 
-extern const struct pi_block_on_device pi_attention_on_device, pi_ffn_on_device;
+extern const struct pi_block_on_device pi_attention_on_device, pi_ffn_on_device, pi_experts_on_device;
 extern const pi_block_kind pi_attention_kind, pi_ffn_kind, pi_experts_kind;
 
 #endif

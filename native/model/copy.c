@@ -83,7 +83,8 @@ static void plan_block(const pi_model *m, pi_block *b, copy_task *t) {
     for (int32_t i = 0; i < n; i++) {
         te_mat *mat = mats[i].mat;
         switch (mats[i].use) {
-        case PI_MAT_PRODUCT: {
+        case PI_MAT_PRODUCT:
+        case PI_MAT_EXPERTS: {
             const bool apart = mats[i].parts && mat->w == mats[i].parts[0];
             if (!all && !apart) break;
             put(t, mat, mat, mat->type, PRODUCT_UNIT);

@@ -92,9 +92,11 @@ static pi_status bind_all(pi_model *m) {
                 b->kind = &pi_experts_kind;
             PI_TRY(b->kind->bind(m, i, b));
         }
+        const int32_t n_placed = pi_n_placed(l, c->n_ff);
+        if (n_placed > m->info.n_placed) m->info.n_placed = n_placed;
         const pi_ffn *f = pi_ffn_of(l);
         n_predictors += f && f->fc1.w;
-        n_down_t += f && f->down_t.w;
+        n_down_t += pi_skips_down(l);
     }
     if (n_predictors && n_predictors != c->n_layer)
         return PI_FAIL(PI_ERROR_FORMAT, "%d of %d layers have a predictor (fc1, fc2); all or none must", n_predictors,

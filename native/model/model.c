@@ -157,7 +157,8 @@ static pi_status open_model(pi_model *m) {
                        (int)(name.n < 40 ? name.n : 40), name.p, pi_arch_names());
     PI_TRY(read_shape(m));
     PI_TRY(read_activation(m));
-    return pi_model_bind(m);
+    PI_TRY(pi_model_bind(m));
+    return pi_model_read_statistics(m);
 }
 
 pi_status pi_model_open(pi_file *file, const pi_model_options *options, pi_model **out) {
@@ -181,6 +182,7 @@ pi_status pi_model_open(pi_file *file, const pi_model_options *options, pi_model
 void pi_model_close(pi_model *m) {
     if (!m || !pi_ref_drop(&m->ref)) return;
     pi_model_unbind(m);
+    free(m->expert_counts);
     for (int32_t i = 0; i < PI_MAX_ROPES; i++) pi_rope_free(&m->rope[i]);
     pi_file_close(m->file);
     free(m);
@@ -225,7 +227,7 @@ pi_status pi_model_load(pi_model *m, int32_t *done, int32_t *total) {
         if (++m->loaded == n) {
             m->info.can_skip_down = 1;
             for (int32_t i = 0; i < n; i++)
-                if (!pi_ffn_of(&m->layer[i]) || !pi_ffn_of(&m->layer[i])->down_t.w) m->info.can_skip_down = 0;
+                if (!pi_skips_down(&m->layer[i])) m->info.can_skip_down = 0;
             te_pool_free(m->team);
             m->team = NULL;
         }

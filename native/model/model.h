@@ -89,10 +89,29 @@ static inline pi_experts *pi_experts_of(const pi_layer *l) {
     pi_block *b = pi_block_of(l, &pi_experts_kind);
     return b ? &b->experts : NULL;
 }
+/* Whether rows of the layer's down belong to neurons, so that those of silent ones can be left out. */
+static inline bool pi_skips_down(const pi_layer *l) {
+    const pi_ffn *f = pi_ffn_of(l);
+    const pi_experts *e = pi_experts_of(l);
+    return (f && f->down_t.w) || (e && e->down_t.w);
+}
 /* Of the predictor's scores; 0 where a layer has no predictor. */
 static inline float pi_threshold_of(const pi_layer *l) {
     const pi_ffn *f = pi_ffn_of(l);
     return f ? f->threshold : 0;
+}
+
+/* What plans place of a layer: neurons, or experts. */
+static inline int32_t pi_n_placed(const pi_layer *l, int32_t n_ff) {
+    const pi_experts *e = pi_experts_of(l);
+    return e ? e->n_expert : n_ff;
+}
+/* Expert e's rows of a matrix that has n of each. */
+static inline te_mat pi_expert_rows(const te_mat *all, int32_t e, int32_t n) {
+    te_mat m = *all;
+    m.w = (const char *)all->w + all->stride * (size_t)e * (size_t)n;
+    m.n_rows = n;
+    return m;
 }
 
 /* A layer's adapter of one matrix, or NULL. */
@@ -133,6 +152,10 @@ struct pi_model {
     int32_t sign_words;        /* 64-bit words per neuron of the sign predictor; 0: there is none */
     int32_t adapter_rank;      /* largest rank of any adapter; 0: there are none */
     bool adapted_ffn;          /* some of them belong to the feed-forward */
+
+    uint32_t
+        *expert_counts; /* [n_layer][n_expert] how many of the file's expert_tokens used each expert; NULL: unsaid */
+    uint64_t expert_tokens;
 };
 
 /* Floats of cos and sin that one token has, of the variants before r; of all: r = n_ropes. Buffers of several tokens hold
@@ -174,6 +197,9 @@ pi_status pi_copy_head(pi_model *m);
 
 /* sign.c: makes the signs of the layer's feed-forward. Errors: MEMORY. */
 pi_status pi_load_signs(pi_model *m, pi_layer *layer);
+
+/* statistics.c: fills expert_counts. Errors: FORMAT, MEMORY. */
+pi_status pi_model_read_statistics(pi_model *m);
 
 /* lora.c */
 void pi_adapters_free(pi_model *m);

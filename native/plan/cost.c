@@ -1,4 +1,5 @@
 /* cost.c - sizes and times of a model's parts on either side; plan.h has the rules. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "../kv/kv.h"
@@ -123,6 +124,47 @@ static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer
     if (w->up_b) c->list_bytes += vec_bytes(w->up_b, i->n_ff) + PI_DEVICE_ALIGN; /* in two parts */
 }
 
+/* P(N > x) of a standard normal N, and the x for a probability. */
+static double above(double x) { return erfc(x / sqrt(2)) / 2; }
+static double quantile(double p) {
+    double lo = -8, hi = 8;
+    for (int32_t i = 0; i < 50; i++) *(above((lo + hi) / 2) > p ? &lo : &hi) = (lo + hi) / 2;
+    return (lo + hi) / 2;
+}
+
+/* How often each of n experts is used, the most used first: its score is noise and ROUTER_SKEW times what it always is,
+ * which is drawn as the noise is; used are those above a limit that lets n_used of them through. */
+static void assume_uses(int32_t n, int32_t n_used, double *used) {
+    static const double router_skew = 0.5;
+    double lo = -16, hi = 16, sum = 0;
+    for (int32_t step = 0; step < 50; step++) {
+        const double limit = (lo + hi) / 2;
+        sum = 0;
+        for (int32_t e = 0; e < n; e++) {
+            if (step == 0) used[e] = router_skew * quantile((e + 0.5) / n); /* what it always is */
+            sum += above(limit - used[e]);
+        }
+        *(sum > n_used ? &lo : &hi) = limit;
+    }
+    for (int32_t e = 0; e < n; e++) used[e] = above((lo + hi) / 2 - used[e]);
+}
+
+/* An expert is one neuron whose rows are all of its own. */
+static pi_status experts_cost(const pi_model *m, const pi_layer *layer, pi_layer_cost *c) {
+    const pi_experts *w = pi_experts_of(layer);
+    const te_mat *down = w->down_t.w ? &w->down_t : &w->down;
+    c->block = 1;
+    c->used = malloc(sizeof *c->used * (size_t)w->n_expert);
+    if (!c->used) return PI_FAIL(PI_ERROR_MEMORY, "out of memory planning %d experts", w->n_expert);
+    assume_uses(w->n_expert, w->n_used, c->used);
+    c->norm_bytes += vec_bytes(w->choice_b, w->n_expert) + vec_bytes(w->shared_router, m->info.n_embd);
+    c->gate_stride = pi_space_row(pi_row_bytes(&w->gate)) * (size_t)w->n_ff;
+    c->up_stride = pi_space_row(pi_row_bytes(&w->up)) * (size_t)w->n_ff;
+    c->down_stride = pi_space_row(pi_row_bytes(down)) * (size_t)(down->n_rows / w->n_expert);
+    c->active_read = (read_bytes(w->gate) + read_bytes(w->up) + read_bytes(*down)) / w->n_expert;
+    return PI_OK;
+}
+
 static uint64_t converted(te_mat m) {
     return m.w ? pi_space_converted(m.type, (uint64_t)m.n_rows, (uint64_t)m.cols) : 0;
 }
@@ -153,6 +195,7 @@ static uint64_t mapped_bytes(const pi_model *m) {
     uint64_t n = te_gguf_n_bytes(m->file->gguf);
     for (int32_t l = 0; l < m->info.n_layer; l++) {
         const pi_ffn *w = pi_ffn_of(&m->layer[l]);
+        if (!w) continue;
         const bool moved = w->down_t.w && m->info.n_layer_down_transposed,
                    to_move = !w->down_t.w && !stays_by_output(m, w);
         if (moved || to_move) n += pi_mat_bytes(moved ? &w->down_t : &w->down);
@@ -174,7 +217,15 @@ static pi_space_shape shape(const pi_model *m, const pi_plan_options *o) {
                         .predicted = o->sparsity == PI_SPARSITY_PREDICTED,
                         .mapped_bytes = mapped_bytes(m),
                         .matrix_bytes = largest_converted(m)};
-    for (int32_t l = 0; l < i->n_layer; l++) s.by_output |= stays_by_output(m, pi_ffn_of(&m->layer[l]));
+    for (int32_t l = 0; l < i->n_layer; l++) {
+        const pi_ffn *w = pi_ffn_of(&m->layer[l]);
+        s.by_output |= w && stays_by_output(m, w);
+        const pi_experts *e = pi_experts_of(&m->layer[l]);
+        if (!e) continue;
+        s.n_expert = most(s.n_expert, (uint64_t)e->n_expert);
+        s.n_used = most(s.n_used, (uint64_t)e->n_used);
+        s.n_ff_expert = most(s.n_ff_expert, (uint64_t)(e->n_ff > e->n_ff_shared ? e->n_ff : e->n_ff_shared));
+    }
     return s;
 }
 
@@ -197,8 +248,12 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         rank ? 3 * n_tok * rank + 128 : 0,                           /* and those of adapters */
         n_tok * (n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */
         3 * (uint64_t)i->n_layer + 16,                               /* counts */
-        (uint64_t)i->n_layer,                                        /* thresholds */
-        1,                                                           /* the number of a hand-over */
+        n_tok * (uint64_t)(i->n_expert + 2 * i->n_expert_used),      /* routers' scores, choices and weights */
+        n_tok * (uint64_t)i->n_expert_used,                          /* (in two buffers) */
+        i->n_expert ? 6 * n_tok + 3 * 64 : 0,                        /* the same of an expert of all tokens */
+        3 * (uint64_t)i->n_layer * (uint64_t)i->n_expert + (i->n_expert ? 17 : 0), /* where they are, uses, lists */
+        (uint64_t)i->n_layer,                                                      /* thresholds */
+        1,                                                                         /* the number of a hand-over */
     };
     const pi_space_shape kernels = shape(m, o);
     uint64_t n = pi_space_kernels(&kernels);
@@ -208,19 +263,30 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
 
 pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out) {
     const pi_model_info *i = &m->info;
-    *out = (pi_cost){.n_ff = i->n_ff};
+    *out = (pi_cost){.n_placed = i->n_placed, .n_layer = i->n_layer};
     out->layer = calloc((size_t)i->n_layer, sizeof *out->layer);
     if (!out->layer) return PI_FAIL(PI_ERROR_MEMORY, "out of memory planning %d layers", i->n_layer);
-    uint64_t largest = 0;
+    uint64_t largest = 0, least = 0; /* least: an expert is loaded whole */
     for (int32_t l = 0; l < i->n_layer; l++) {
         pi_layer_cost *c = &out->layer[l];
         for (int32_t k = 0; k < m->layer[l].n_blocks; k++) block_cost(m, &m->layer[l], k, c);
         attention_cost(m, o, &m->layer[l], c);
         adapter_cost(&m->layer[l], c);
         if (m->arch->parallel) c->beside_read = c->fixed_read;
-        predictor_cost(m, o, pi_ffn_of(&m->layer[l]), c);
-        ffn_cost(m, o, &m->layer[l], c);
-        const uint64_t ffn = pi_cost_ffn(out, l, i->n_ff);
+        c->n = pi_n_placed(&m->layer[l], i->n_ff);
+        if (pi_experts_of(&m->layer[l])) {
+            const pi_status st = experts_cost(m, &m->layer[l], c);
+            if (st != PI_OK) {
+                pi_cost_free(out);
+                return st;
+            }
+            const uint64_t one = pi_cost_ffn(out, l, 1);
+            if (one > least) least = one;
+        } else {
+            predictor_cost(m, o, pi_ffn_of(&m->layer[l]), c);
+            ffn_cost(m, o, &m->layer[l], c);
+        }
+        const uint64_t ffn = pi_cost_ffn(out, l, c->n);
         if (ffn > largest) largest = ffn;
     }
     const te_mat *head[] = {&m->output, &m->output_adapter.a, &m->output_adapter.b};
@@ -232,11 +298,12 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
     out->head_norm_bytes = vec_bytes(m->output_norm.w, i->n_embd) + vec_bytes(m->output_norm.b, i->n_embd);
     out->scratch_bytes = pi_cost_scratch(m, o);
     if (o->n_batch > PI_SMALL_BATCH)
-        out->staging_bytes = PI_STAGES * (largest < PI_STAGE_BYTES ? largest : PI_STAGE_BYTES);
+        out->staging_bytes = PI_STAGES * most(largest < PI_STAGE_BYTES ? largest : PI_STAGE_BYTES, least);
     return PI_OK;
 }
 
 void pi_cost_free(pi_cost *c) {
+    for (int32_t l = 0; c->layer && l < c->n_layer; l++) free(c->layer[l].used);
     free(c->layer);
     c->layer = NULL;
 }
@@ -252,19 +319,22 @@ uint64_t pi_cost_ffn(const pi_cost *cost, int32_t l, int32_t n_hot) {
     n += mat_bytes(c->up_stride, n_hot);
     if (c->gate_stride) n += mat_bytes(c->gate_stride, n_hot);
     if (c->column_rows)
-        n += mat_bytes(c->down_stride / (size_t)(cost->n_ff / c->block) * (size_t)(n_hot / c->block), c->column_rows);
+        n += mat_bytes(c->down_stride / (size_t)(c->n / c->block) * (size_t)(n_hot / c->block), c->column_rows);
     else
         n += mat_bytes(c->down_stride, n_hot);
     return n;
 }
 
-pi_activity pi_cost_activity(const pi_plan_options *o, int32_t l, int32_t n_ff) {
+pi_activity pi_cost_activity(const pi_cost *cost, const pi_plan_options *o, int32_t l) {
     pi_activity a = {.same = 1};
-    if (o->sparsity == PI_SPARSITY_DENSE) return a;
-    const double overshoot = o->sparsity == PI_SPARSITY_PREDICTED ? o->overshoot : 1;
+    const double *used = cost->layer[l].used;
+    if (o->sparsity == PI_SPARSITY_DENSE && !used) return a;
+    const double overshoot = o->sparsity == PI_SPARSITY_PREDICTED && !used ? o->overshoot : 1;
     if (o->counts) {
-        a.count = o->counts + (ptrdiff_t)l * n_ff;
+        a.count = o->counts + (ptrdiff_t)l * cost->n_placed;
         a.scale = overshoot / ((double)o->n_tokens + 1);
+    } else if (used) {
+        a.used = used;
     } else if (o->active_share * overshoot < 1) {
         a.same = o->active_share * overshoot;
     }

@@ -16,10 +16,10 @@ pi_size_text pi_size(uint64_t n) {
 static void evaluate_layer(pi_plan *p, const pi_cost *cost, const pi_plan_options *o, int32_t l, int32_t before) {
     const pi_layer_cost *c = &cost->layer[l];
     pi_plan_layer *out = &p->layer[l];
-    const pi_activity activity = pi_cost_activity(o, l, p->n_ff);
+    const pi_activity activity = pi_cost_activity(cost, o, l);
     double active[3] = {0, 0, 0};
     int32_t n[3] = {0, 0, 0};
-    for (int32_t j = 0; j < p->n_ff; j++) {
+    for (int32_t j = 0; j < c->n; j++) {
         const int32_t kind = pi_is_hot(p, l, j) ? 0 : pi_is_pcie(p, l, j) ? 1 : 2;
         active[kind] += pi_active(&activity, j);
         n[kind]++;
@@ -54,11 +54,11 @@ double pi_head_us(const pi_cost *cost, const pi_plan_options *o, bool on_device,
     return cost->head_read / (rate * 1e-6) + (uses_device && !on_device ? o->handover_us : 0);
 }
 
-static void add_layer(pi_plan_info *i, const pi_cost *cost, const pi_plan_layer *y, int32_t l, int32_t n_ff) {
+static void add_layer(pi_plan_info *i, const pi_cost *cost, const pi_plan_layer *y, int32_t l) {
     const pi_layer_cost *c = &cost->layer[l];
-    const int32_t n_cold = n_ff - y->n_hot;
+    const int32_t n_cold = c->n - y->n_hot;
     const double neuron = (double)c->gate_stride + (double)c->up_stride +
-                          (double)c->down_stride * (c->column_rows ? (double)c->column_rows / n_ff : 1);
+                          (double)c->down_stride * (c->column_rows ? (double)c->column_rows / c->n : 1);
     i->n_layer_device += y->on_device;
     i->n_layer_resident += y->on_device && !n_cold;
     i->n_hot += y->n_hot;
@@ -91,7 +91,7 @@ static void evaluate_devices(pi_plan *p, const pi_cost *cost, const pi_plan_opti
             if (y->device != k) continue;
             if (!d->n_layers++) d->first_layer = l;
             used = true;
-            cold |= y->n_hot < p->n_ff;
+            cold |= y->n_hot < cost->layer[l].n;
             held += y->kv_bytes + y->attention_bytes + y->norm_bytes + y->predictor_bytes + y->ffn_bytes;
         }
         if (used) {
@@ -116,7 +116,7 @@ void pi_plan_evaluate(pi_plan *p, const pi_cost *cost, const pi_plan_options *o)
     for (int32_t l = 0; l < p->n_layer; l++) i->uses_device |= p->layer[l].device >= 0;
     for (int32_t l = 0; l < p->n_layer; l++) {
         evaluate_layer(p, cost, o, l, l ? p->layer[l - 1].device : -1);
-        add_layer(i, cost, &p->layer[l], l, p->n_ff);
+        add_layer(i, cost, &p->layer[l], l);
     }
     const int32_t last = p->layer[p->n_layer - 1].device;
     i->head_us = pi_head_us(cost, o, i->head_on_device, i->uses_device);
@@ -140,7 +140,7 @@ void pi_plan_extremes(const pi_model *m, const pi_cost *cost, const pi_plan_opti
     for (int32_t l = 0; l < m->info.n_layer; l++) {
         const uint64_t fixed = pi_cost_fixed(&cost->layer[l]), least = fixed + pi_cost_ffn(cost, l, 0);
         if (least < smallest) smallest = least;
-        all += fixed + pi_cost_ffn(cost, l, m->info.n_ff);
+        all += fixed + pi_cost_ffn(cost, l, cost->layer[l].n);
     }
     i->full_bytes = o->overhead_bytes + cost->scratch_bytes + all;
     i->min_bytes = o->overhead_bytes + cost->scratch_bytes + cost->staging_bytes + smallest;

@@ -11,7 +11,7 @@ typedef struct menu {
     const pi_model *m;
     const pi_cost *cost;
     const pi_plan_options *o;
-    int32_t *order;    /* [n_layer][n_ff] blocks of a layer, hottest first; n_ff / block of them */
+    int32_t *order;    /* [n_layer][n_placed] blocks of a layer, hottest first; n / block of them */
     pi_option *option; /* [n_layer][MAX_GROUPS + 2]: on the CPU; on the device with 0, 1, 2 ... groups of neurons */
     pi_option head[2];
     pi_item *item;    /* [n_layer + 1], the head last */
@@ -25,17 +25,18 @@ typedef struct menu {
 } menu;
 
 static int32_t group_of(const menu *u, int32_t l) { /* neurons that move together: whole blocks */
-    const int32_t n_ff = u->m->info.n_ff, block = u->cost->layer[l].block, least = (n_ff + MAX_GROUPS - 1) / MAX_GROUPS,
-                  wanted = u->o->group > least ? u->o->group : least;
+    const pi_layer_cost *c = &u->cost->layer[l];
+    const int32_t n_ff = c->n, block = c->block, least = (n_ff + MAX_GROUPS - 1) / MAX_GROUPS,
+                  wanted = u->o->group > least && !c->used ? u->o->group : least;
     const int64_t n = ((int64_t)wanted + block - 1) / block * block;
     return n < n_ff ? (int32_t)n : n_ff;
 }
 
 static void list_options(menu *u, int32_t l, uint64_t *key, uint64_t *spare, int32_t *other) {
-    const int32_t n_ff = u->m->info.n_ff, block = u->cost->layer[l].block, group = group_of(u, l),
+    const int32_t n_ff = u->cost->layer[l].n, block = u->cost->layer[l].block, group = group_of(u, l),
                   n_groups = (n_ff + group - 1) / group;
-    const pi_activity activity = pi_cost_activity(u->o, l, n_ff);
-    int32_t *order = u->order + (ptrdiff_t)l * n_ff;
+    const pi_activity activity = pi_cost_activity(u->cost, u->o, l);
+    int32_t *order = u->order + (ptrdiff_t)l * u->cost->n_placed;
     pi_option *out = u->option + (ptrdiff_t)l * (MAX_GROUPS + 2);
     pi_order(activity.count, n_ff, block, key, spare, order, other);
     double hot[MAX_GROUPS + 1];
@@ -67,7 +68,7 @@ static void list_options(menu *u, int32_t l, uint64_t *key, uint64_t *spare, int
 }
 
 static pi_status menu_new(menu *u, const pi_model *m, const pi_cost *cost, const pi_plan_options *o) {
-    const size_t n_layer = (size_t)m->info.n_layer, n_ff = (size_t)m->info.n_ff;
+    const size_t n_layer = (size_t)m->info.n_layer, n_ff = (size_t)cost->n_placed;
     *u = (menu){.m = m, .cost = cost, .o = o, .n_item = m->info.n_layer + 1};
     u->order = malloc(pi_mul(pi_mul(n_layer, n_ff), sizeof *u->order));
     u->option = malloc(pi_mul(n_layer * (MAX_GROUPS + 2), sizeof *u->option));
@@ -280,14 +281,14 @@ static pi_status choose(menu *u, bool *any, double *bound, int32_t *owner) {
 
 /* Marks the hottest neurons, and those after them that the device reads by zero-copy. */
 static void place_layer(pi_plan *p, const menu *u, int32_t l) {
-    const int32_t groups = u->chosen[l] - 1, block = u->cost->layer[l].block, n_ff = p->n_ff;
+    const int32_t groups = u->chosen[l] - 1, block = u->cost->layer[l].block, n_ff = u->cost->layer[l].n;
     p->layer[l].device = groups >= 0 ? u->owner[l] : -1;
     if (groups < 0) return;
-    const pi_activity activity = pi_cost_activity(u->o, l, n_ff);
+    const pi_activity activity = pi_cost_activity(u->cost, u->o, l);
     const pi_layer_cost *c = &u->cost->layer[l];
     const int64_t wanted = (int64_t)groups * group_of(u, l);
     const int32_t n_hot = wanted < n_ff ? (int32_t)wanted : n_ff;
-    const int32_t *order = u->order + (ptrdiff_t)l * n_ff;
+    const int32_t *order = u->order + (ptrdiff_t)l * u->cost->n_placed;
     pi_share n = {.n_hot = n_hot, .n_cold = n_ff - n_hot};
     for (int32_t j = 0; j < n_ff; j++) {
         const int32_t id = order[j / block] * block + j % block;

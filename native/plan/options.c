@@ -45,6 +45,7 @@ static pi_status check_variants(const pi_model *m) {
         const pi_attention *a = pi_attention_of(&m->layer[l]);
         const pi_experts *e = pi_experts_of(&m->layer[l]);
         if (a->sinks) what = "attention sinks";
+        if (!e && m->info.n_expert) what = "layers without experts beside others with experts";
         if (e && (e->router_b || e->gate_b || e->gating == PI_GATING_CHOSEN)) what = "biases of experts";
     }
     if (what)
@@ -53,11 +54,28 @@ static pi_status check_variants(const pi_model *m) {
     return PI_OK;
 }
 
-/* Of a plan that may put layers on a device. */
-static pi_status check_windows(const pi_model *m, const pi_plan_options *o) {
+/* Of a plan that may put layers on a device: what it knows. */
+static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
     uint64_t budget = 0;
     for (int32_t d = 0; d < o->n_devices; d++) budget |= pi_budget(o, d);
     for (int32_t l = 0; budget && l < m->info.n_layer; l++) {
+        if (pi_attention_of(&m->layer[l])->wide_q_norm)
+            return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                           "layer %d has norms over all heads of q and k, which a device does not know; the CPU "
+                           "computes such a model",
+                           l);
+        const pi_experts *e = pi_experts_of(&m->layer[l]);
+        if (e && e->down_t.w)
+            return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                           "layer %d has experts whose down is stored by neuron, which a device does not know; the CPU "
+                           "computes such a model",
+                           l);
+        if (e && (e->gate.type != e->up.type || (e->shared_up.w && e->shared_gate.type != e->shared_up.type)))
+            return PI_FAIL(
+                PI_ERROR_UNSUPPORTED,
+                "layer %d has experts whose gate and up are of two formats, which a device does not know; the "
+                "CPU computes such a model",
+                l);
         const int32_t window = pi_attention_of(&m->layer[l])->window;
         if (!pi_space_window(window))
             return PI_FAIL(
@@ -97,7 +115,7 @@ pi_status pi_plan_check(const pi_model *m, pi_plan_options *o) {
     if (o->n_devices < 1) o->n_devices = 1;
     if (o->n_devices > PI_PLAN_DEVICES)
         return PI_FAIL(PI_ERROR_ARGUMENT, "a plan is for 1..%d devices, not for %d", PI_PLAN_DEVICES, o->n_devices);
-    PI_TRY(check_windows(m, o));
+    PI_TRY(check_layers(m, o));
     if (o->overhead_bytes > UINT64_MAX / 4)
         return PI_FAIL(PI_ERROR_ARGUMENT, "overhead_bytes is %llu, more than any device has",
                        (unsigned long long)o->overhead_bytes);

@@ -7,8 +7,8 @@ static pi_status plan_alloc(const pi_model *m, const pi_plan_options *o, pi_plan
     pi_plan *p = calloc(1, sizeof *p);
     if (p) {
         p->n_layer = m->info.n_layer;
-        p->n_ff = m->info.n_ff;
-        p->n_words = ((size_t)p->n_ff + 63) / 64;
+        p->n_placed = m->info.n_placed;
+        p->n_words = ((size_t)p->n_placed + 63) / 64;
         p->mark = calloc((size_t)p->n_layer, p->n_words * sizeof *p->mark);
         p->pcie = calloc((size_t)p->n_layer, p->n_words * sizeof *p->pcie);
         p->layer = calloc((size_t)p->n_layer, sizeof *p->layer);
@@ -18,7 +18,7 @@ static pi_status plan_alloc(const pi_model *m, const pi_plan_options *o, pi_plan
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory planning %d layers", m->info.n_layer);
     }
     p->info = (pi_plan_info){.n_layer = p->n_layer,
-                             .n_ff = p->n_ff,
+                             .n_placed = p->n_placed,
                              .sparsity = o->sparsity,
                              .n_ctx = o->n_ctx,
                              .n_pool = o->n_pool,
@@ -61,19 +61,19 @@ pi_status pi_plan_new(const pi_model *model, const pi_plan_options *options, pi_
 /* ---- a plan from elsewhere ---- */
 
 /* Marks a layer's ids, which ascend. */
-static pi_status restore_ids(pi_plan *p, int32_t l, bool pcie, const int32_t *id, int32_t n) {
+static pi_status restore_ids(pi_plan *p, int32_t l, int32_t n_all, bool pcie, const int32_t *id, int32_t n) {
     int32_t before = -1;
     const char *kind = pcie ? "zero-copy" : "hot";
-    if (n < 0 || n > p->n_ff)
+    if (n < 0 || n > n_all)
         return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d of the plan has %d %s neurons, the model has %d", l, n, kind,
-                       p->n_ff);
+                       n_all);
     if (n && p->layer[l].device < 0)
         return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d of the plan lies on the CPU, yet has %d %s neurons", l, n, kind);
     for (int32_t k = 0; k < n; k++) {
         const int32_t j = id[k];
-        if (j <= before || j >= p->n_ff)
+        if (j <= before || j >= n_all)
             return PI_FAIL(PI_ERROR_ARGUMENT, "%s neuron %d of layer %d of the plan is %d, must be %d..%d", kind, k, l,
-                           j, before + 1, p->n_ff - 1);
+                           j, before + 1, n_all - 1);
         before = j;
         if (!pcie) {
             pi_set_hot(p, l, j);
@@ -88,8 +88,9 @@ static pi_status restore_ids(pi_plan *p, int32_t l, bool pcie, const int32_t *id
 
 static pi_status restore_layer(pi_plan *p, const pi_cost *cost, const pi_placement *at, int32_t l, int64_t *read_hot,
                                int64_t *read_pcie) {
-    const int32_t n_hot = at->n_hot[l], n_pcie = at->n_pcie ? at->n_pcie[l] : 0, block = cost->layer[l].block;
-    PI_TRY(restore_ids(p, l, false, at->hot + *read_hot, n_hot));
+    const int32_t n_hot = at->n_hot[l], n_pcie = at->n_pcie ? at->n_pcie[l] : 0, block = cost->layer[l].block,
+                  n_all = cost->layer[l].n;
+    PI_TRY(restore_ids(p, l, n_all, false, at->hot + *read_hot, n_hot));
     *read_hot += n_hot;
     if (n_pcie && !cost->layer[l].zero_copy)
         return PI_FAIL(
@@ -97,9 +98,9 @@ static pi_status restore_layer(pi_plan *p, const pi_cost *cost, const pi_placeme
             "layer %d of the plan has neurons that are read by zero-copy, which the device, or a format of the "
             "feed-forward, does not allow",
             l);
-    if (n_pcie) PI_TRY(restore_ids(p, l, true, at->pcie + *read_pcie, n_pcie));
+    if (n_pcie) PI_TRY(restore_ids(p, l, n_all, true, at->pcie + *read_pcie, n_pcie));
     *read_pcie += n_pcie;
-    for (int32_t j = 0; j < p->n_ff; j++)
+    for (int32_t j = 0; j < n_all; j++)
         if (pi_is_hot(p, l, j) != pi_is_hot(p, l, j / block * block))
             return PI_FAIL(PI_ERROR_ARGUMENT,
                            "layer %d of the plan splits neurons %d..%d, which the format of ffn_down holds together", l,
@@ -185,7 +186,7 @@ static pi_status list_marks(const pi_plan *p, int32_t layer, bool pcie, int32_t 
     if (!p || !ids) return PI_FAIL(PI_ERROR_ARGUMENT, "a plan's neurons: plan or ids is NULL");
     PI_TRY(check_layer(p, layer));
     int32_t n = 0;
-    for (int32_t j = 0; j < p->n_ff; j++)
+    for (int32_t j = 0; j < p->n_placed; j++)
         if (pcie ? pi_is_pcie(p, layer, j) : pi_is_hot(p, layer, j)) ids[n++] = j;
     return PI_OK;
 }

@@ -27,6 +27,10 @@
  * with f = min(1, (count + 1/2) / (tokens + 1)), or one share for all neurons where there are no counts. Columns of a
  * down stored by output are always read.
  *
+ * Of a mixture of experts, an expert is one neuron in all of this: its bytes are those of its three matrices, p is how
+ * often it is chosen, in every mode: count / tokens; without counts what a router gives whose scores are those of noise
+ * plus half as much that is always the same, for some expert or other: which ones, the session finds out.
+ *
  * The plan minimises the sum over layers and head; all of the model is put on the device where it fits and costs at
  * most a quarter over the best that is estimated. Choosing one option for each of them within the budget is a
  * multiple-choice knapsack (choose.c). Several devices take ranges of neighbouring layers, the last of them the head: the
@@ -60,6 +64,7 @@ pi_status pi_choose(const pi_item *item, int32_t n_items, uint64_t budget, bool 
 
 /* Sizes of one layer. */
 typedef struct pi_layer_cost {
+    int32_t n; /* neurons; of a mixture, experts: below, a neuron is then an expert */
     uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes; /* on the device */
     uint64_t list_bytes;                                             /* ids and biases of all neurons */
     double fixed_read;                                               /* bytes per token, FFN apart */
@@ -69,11 +74,12 @@ typedef struct pi_layer_cost {
     int32_t column_rows; /* down stored by output: its rows (n_embd), else 0 */
     int32_t block;       /* neurons that must stay together */
     bool zero_copy;      /* the device can read cold neurons where they lie */
+    double *used;        /* [n] of a mixture: how often each expert is taken to be used, where there are no counts */
 } pi_layer_cost;
 
 typedef struct pi_cost {
-    int32_t n_ff;
-    pi_layer_cost *layer; /* [n_layer] */
+    int32_t n_layer, n_placed; /* n_placed: the most n of a layer */
+    pi_layer_cost *layer;      /* [n_layer] */
     uint64_t head_bytes, head_norm_bytes;
     double head_read;
     uint64_t scratch_bytes; /* of decode and of prompts */
@@ -88,11 +94,13 @@ uint64_t pi_cost_fixed(const pi_layer_cost *c);                   /* bytes of a 
 uint64_t pi_cost_ffn(const pi_cost *c, int32_t l, int32_t n_hot); /* bytes of its hot neurons, and lists */
 /* How often a neuron is computed per token: (count + 1/2) * scale, or the same for all. */
 typedef struct pi_activity {
-    const uint32_t *count; /* [n_ff] of a layer, or NULL */
+    const uint32_t *count; /* of a layer's neurons, or NULL */
+    const double *used;    /* instead, or NULL */
     double scale, same;
 } pi_activity;
-pi_activity pi_cost_activity(const pi_plan_options *o, int32_t l, int32_t n_ff);
+pi_activity pi_cost_activity(const pi_cost *c, const pi_plan_options *o, int32_t l);
 static inline double pi_active(const pi_activity *a, int32_t j) {
+    if (a->used) return a->used[j];
     if (!a->count) return a->same;
     const double p = ((double)a->count[j] + 0.5) * a->scale;
     return p < 1 ? p : 1;
@@ -132,11 +140,11 @@ void pi_order(const uint32_t *count, int32_t n_ff, int32_t block, uint64_t *key,
 /* ---- plans ---- */
 
 struct pi_plan {
-    int32_t n_layer, n_ff;
-    size_t n_words;       /* of a layer's marks */
-    uint64_t *mark;       /* [n_layer][n_words] one bit per neuron: hot */
-    uint64_t *pcie;       /* the same: read by zero-copy by the device */
-    pi_plan_layer *layer; /* [n_layer] */
+    int32_t n_layer, n_placed; /* the most neurons, or experts, of a layer */
+    size_t n_words;            /* of a layer's marks */
+    uint64_t *mark;            /* [n_layer][n_words] one bit per neuron: hot */
+    uint64_t *pcie;            /* the same: read by zero-copy by the device */
+    pi_plan_layer *layer;      /* [n_layer] */
     int32_t n_devices;
     pi_plan_device device[PI_PLAN_DEVICES];
     pi_plan_info info;

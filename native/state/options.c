@@ -9,12 +9,10 @@ pi_session_options pi_session_defaults(void) {
 }
 
 pi_status pi_check_sparsity(const pi_model *m, int32_t asked, int32_t *out) {
-    const bool relu = pi_is_relu(m->info.activation) && !m->info.n_expert;
-    if (m->info.n_expert && (asked == PI_SPARSITY_PREDICTED || asked == PI_SPARSITY_EXACT))
-        return PI_FAIL(
-            PI_ERROR_ARGUMENT,
-            "sparsity \"%s\" is not possible: the model has experts, and its router names them; \"dense\" is",
-            asked == PI_SPARSITY_EXACT ? "exact" : "predicted");
+    const bool relu = pi_is_relu(m->info.activation);
+    if (m->info.n_expert && asked == PI_SPARSITY_PREDICTED)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "sparsity \"predicted\" is not possible: the model has experts, and its "
+                                          "router names them");
     switch (asked) {
     case PI_SPARSITY_AUTO:
         *out = m->info.predictor && !m->adapted_ffn ? PI_SPARSITY_PREDICTED
@@ -68,7 +66,5 @@ pi_status pi_session_check(const pi_model *m, pi_session_options *o) {
             return PI_FAIL(PI_ERROR_ARGUMENT, "%s cannot hold K or V: the head size %d is not a multiple of %d",
                            te_type_get(t)->name, m->info.n_embd_head, te_type_get(t)->block_weights);
     }
-    if (o->count_neurons && m->info.n_expert)
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "neurons of experts cannot be counted");
     return pi_check_sparsity(m, o->sparsity, &o->sparsity);
 }

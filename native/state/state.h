@@ -4,7 +4,7 @@
 
 #include "../../vendor/core/te_os.h"
 #include "../../vendor/core/te_pool.h"
-#include "../../vendor/cpu/te_ops.h"
+#include "../../vendor/cpu/te_experts.h"
 #include "../kv/kv.h"
 
 /* One chunk of a batch: at most n_batch tokens computed together. First come those computed by matrix products, then
@@ -44,8 +44,12 @@ typedef struct pi_routes {
     float *score;    /* [n_batch][3 n_expert] of the router; then what experts are ranked by, and their groups */
     int32_t *expert; /* [n_batch * n_used] */
     float *weight;   /* [n_batch * n_used] what the expert's output is multiplied with */
+    int32_t *of;     /* [n_batch * n_used] a route's token, where routes are not those of all tokens */
     int32_t *place;  /* [n_batch * n_used] a route's row */
     int32_t *first;  /* [n_expert + 1] the first row of an expert */
+    int32_t *token;  /* [n_batch * n_used] a row's token */
+    float *factor;   /* [n_batch * n_used] a row's weight */
+    te_expert *list; /* [n_expert] those that have rows */
     float *x;        /* [n_batch * n_used][n_embd] inputs, then outputs */
 } pi_routes;
 
@@ -100,7 +104,7 @@ struct pi_session {
 
     int32_t n_taps; /* layers with a tap */
 
-    uint32_t *fired; /* [n_layer][n_ff] tokens for which a neuron fired, or NULL: they are not counted */
+    uint32_t *fired; /* [n_layer][n_placed] tokens for which a neuron fired, or an expert was used; NULL: not counted */
     uint64_t n_counted;
     pi_layer_step *step;   /* [n_layer] of the last chunk */
     pi_layer_count *count; /* [n_layer][n_threads] */

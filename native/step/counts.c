@@ -1,7 +1,7 @@
 /* counts.c - what a session tells of its work: taps of layers, the last step, how often neurons fired. */
 #include <string.h>
 
-#include "../hybrid/hybrid.h"
+#include "../hybrid/cache.h"
 
 pi_status pi_session_set_tap(pi_session *s, int32_t layer, const pi_tap *tap) {
     if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_set_tap: session is NULL");
@@ -34,6 +34,23 @@ pi_status pi_session_last_step(const pi_session *s, int32_t layer, pi_layer_step
     return PI_OK;
 }
 
+pi_status pi_session_experts(const pi_session *s, int32_t layer, pi_expert_counts *out, uint8_t *place) {
+    if (out) *out = (pi_expert_counts){0};
+    if (!s || !out) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_experts: session or out is NULL");
+    const pi_model_info *i = &s->model->info;
+    if (layer < 0 || layer >= i->n_layer)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d is out of range 0..%d", layer, i->n_layer - 1);
+    if (!i->n_expert) return PI_FAIL(PI_ERROR_ARGUMENT, "the model has no experts");
+    if (place) memset(place, 0, (size_t)i->n_expert);
+    if (!s->hybrid) return PI_OK;
+    pi_session_lock(s);
+    *out = pi_cache_counts(s->hybrid, layer);
+    for (int32_t e = 0; place && out->n_places && e < i->n_expert; e++)
+        place[e] = s->hybrid->place[(ptrdiff_t)layer * i->n_expert + e] >= 0;
+    pi_session_unlock(s);
+    return PI_OK;
+}
+
 pi_status pi_session_last_total(const pi_session *s, int64_t *bytes, float *us) {
     if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_last_total: session is NULL");
     pi_session_lock(s);
@@ -44,7 +61,7 @@ pi_status pi_session_last_total(const pi_session *s, int64_t *bytes, float *us) 
 }
 
 static pi_status counts_of(pi_session *s, int32_t layer, uint32_t *count, uint64_t *n_tokens) {
-    const size_t n = (size_t)s->model->info.n_ff;
+    const size_t n = (size_t)s->model->info.n_placed;
     memcpy(count, s->fired + n * (size_t)layer, sizeof *count * n);
     if (s->hybrid) PI_TRY(pi_hybrid_add_fired(s->hybrid, layer, count));
     if (n_tokens) *n_tokens = s->n_counted;
@@ -73,7 +90,7 @@ pi_status pi_session_reset_counts(pi_session *s) {
     pi_session_lock(s);
     const pi_status st = s->hybrid ? pi_hybrid_reset_fired(s->hybrid) : PI_OK;
     if (st == PI_OK) {
-        memset(s->fired, 0, sizeof *s->fired * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_ff);
+        memset(s->fired, 0, sizeof *s->fired * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_placed);
         s->n_counted = 0;
     }
     pi_session_unlock(s);

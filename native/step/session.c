@@ -60,8 +60,12 @@ static void lay_out(pi_session *s, carver *c) {
     s->routes.score = carve(c, b, pi_mul(3, n_expert), f);
     s->routes.expert = carve(c, n_routes, 1, sizeof *s->routes.expert);
     s->routes.weight = carve(c, n_routes, 1, f);
+    s->routes.of = carve(c, n_routes, 1, sizeof *s->routes.of);
     s->routes.place = carve(c, n_routes, 1, sizeof *s->routes.place);
     s->routes.first = carve(c, 1, n_expert + 1, sizeof *s->routes.first);
+    s->routes.token = carve(c, n_routes, 1, sizeof *s->routes.token);
+    s->routes.factor = carve(c, n_routes, 1, f);
+    s->routes.list = carve(c, n_expert, 1, sizeof *s->routes.list);
     s->routes.x = carve(c, n_routes, (size_t)i->n_embd, f);
     s->rank = carve(c, mlp ? b : 0, (size_t)s->model->max_rank, f);
     s->adapt = carve(c, s->model->adapter_rank ? b : 0, (size_t)s->model->adapter_rank, f);
@@ -85,7 +89,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->chunk.batch_row = carve(c, b, 1, sizeof(int32_t));
     s->step = carve(c, 1, (size_t)i->n_layer, sizeof *s->step);
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
-    s->fired = carve(c, s->options.count_neurons ? (size_t)i->n_layer : 0, n_ff, sizeof *s->fired);
+    s->fired = carve(c, s->options.count_neurons ? (size_t)i->n_layer : 0, (size_t)i->n_placed, sizeof *s->fired);
     if (!s->options.count_neurons) s->fired = NULL;
 }
 
@@ -126,7 +130,8 @@ static pi_status open_session(pi_session *s) {
         .max_tok = o->n_batch,
         .max_cols = max_i32(max_i32(i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
                             max_i32(i->n_head * i->n_embd_head, max_i32(m->max_rank, m->adapter_rank))),
-        .max_rows = i->n_ff};
+        .max_rows = i->n_ff,
+        .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
     PI_TRY(te_pool_new(o->n_threads, &s->pool));
     if (s->hybrid) PI_TRY(pi_hybrid_load(s->hybrid, o));

@@ -95,11 +95,10 @@ class Info(ABC):
         self._open()
         notes = []
         model = None if self._model is None else self._model.info
-        keeps_down = model is not None and not (model.can_skip_down or model.n_expert)
+        keeps_down = model is not None and not model.can_skip_down
         if model is not None and model.activation in ("relu", "drelu") and keeps_down:
-            notes.append(
-                "ffn_down is quantised and not stored transposed: silent neurons' parts of it are read too"
-            )
+            kept = "of experts is" if model.n_expert else "is quantised and"
+            notes.append(f"ffn_down {kept} not stored transposed: silent neurons' parts of it are read too")
         return LlamaInfo(
             file=self.file.info,
             model=model,

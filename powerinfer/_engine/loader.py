@@ -313,7 +313,7 @@ def summary(plan: Plan) -> str:
     zero_copy = f", {pcie} read by zero-copy over PCIe" if pcie else ""
     return (
         f"plan: {where}, attention of {n_device} of {len(plan.layers)} layers, {plan.hot_share:.0%} of the "
-        f"neurons, which are {plan.carried:.0%} of those computed{zero_copy}; "
+        f"{plan.model.unit}, which are {plan.carried:.0%} of those computed{zero_copy}; "
         f"{plan.expected.tokens_per_s:.1f} tokens/s expected; statistics: {plan.statistics_source}; "
         f"PCIe: {plan.rates.pcie}"
     )

@@ -92,6 +92,11 @@ def _pairs(file: ModelFile, shapes: dict[str, tuple[int, ...]]) -> dict[str, int
     pairs = {}
     for name, shape in shapes.items():
         base = name.removesuffix(_A).removesuffix(_B)
+        if "_exps." in base:
+            raise UnsupportedError(
+                f"{file.path} changes {base}: adapters of a mixture's experts are not supported, those of "
+                "its attention are"
+            )
         if base == name or base + _A not in shapes or base + _B not in shapes or len(shape) != 2:
             raise UnsupportedError(f"{file.path} has the tensor {name}, which is no part of a LoRA pair")
         if not base.startswith("blk.") and base not in _OWN:

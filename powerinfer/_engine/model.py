@@ -87,6 +87,7 @@ class Model:
             n_expert=native.n_expert,
             n_expert_used=native.n_expert_used,
             n_neurons=native.n_neurons,
+            n_placed=native.n_placed,
             predictor=name_of(PREDICTOR, native.predictor),
             sparse_threshold=native.sparse_threshold,
             can_skip_down=bool(native.can_skip_down),

@@ -34,7 +34,7 @@ class OnlineStatistics:
         """every: tokens between two looks."""
         info = loader.model.info
         self.every = every
-        self.counts = np.zeros((info.n_layer, info.n_ff))
+        self.counts = np.zeros((info.n_layer, info.n_placed))
         self.n_tokens = 0.0
         self.n_changes = 0
         """How often neurons were moved."""

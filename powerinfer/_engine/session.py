@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ArgumentError, ClosedError
-from ..models.statistics import Counts
+from ..models.statistics import Counts, Unit
 from . import _native
 from .arrays import as_int32
 from .model import Model
@@ -30,6 +30,7 @@ from .types import (
     MOMENTS,
     SPARSITY,
     Activation,
+    LayerExperts,
     LayerStep,
     ModelInfo,
     Predictor,
@@ -125,6 +126,7 @@ class Session:
         pin_weights: bool = True,
         timeline: bool = False,
         look_ahead: bool = True,
+        live_experts: bool = True,
         progress: Progress | None = None,
     ) -> None:
         """
@@ -152,6 +154,8 @@ class Session:
             microseconds a layer more.
         look_ahead: False: neurons of the CPU's share are not fetched by a device's guess a layer ahead; for
             measuring what that gains. Answers may differ by rounding.
+        live_experts: experts of a mixture that are used more move to the device while the session runs;
+            False: they stay where the plan puts them, so that the same input gives the same bits.
         progress: called as progress(done, total) with bytes while weights are brought to devices; an
             exception from it ends that.
 
@@ -174,6 +178,7 @@ class Session:
         options.no_pinning = not pin_weights
         options.timeline = bool(timeline)
         options.no_lookahead = not look_ahead
+        options.frozen_experts = not live_experts
         options.device, indices = devices_of(device)
         if plan is not None:
             options.plan = plan
@@ -518,10 +523,32 @@ class Session:
                 )
         return steps
 
+    def experts(self) -> list[LayerExperts]:
+        """Where a mixture's experts are, layer by layer, and how often they were found on the device since
+        the session was opened. Raises ArgumentError (a model without experts)."""
+        info, ffi, lib = self.model.info, _native.ffi, _native.lib
+        entry, found = ffi.new("pi_expert_counts *"), []
+        with self._lock:
+            for layer in range(info.n_layer):
+                here = np.empty(info.n_expert, np.uint8)
+                place = ffi.from_buffer("uint8_t[]", here)
+                _native.check(lib.pi_session_experts(self.handle, layer, entry, place))
+                found.append(
+                    LayerExperts(
+                        resident=here.astype(np.bool_),
+                        n_places=entry.n_places,
+                        n_routes=entry.n_routes,
+                        n_resident=entry.n_resident,
+                        n_copies=entry.n_copies,
+                        copied_bytes=entry.copied_bytes,
+                    )
+                )
+        return found
+
     def counted_tokens(self) -> int:
         """Over how many tokens neurons were counted since the session was opened or reset. Raises
         ArgumentError (a session that was opened without count_neurons), DeviceError."""
-        row = np.empty(self.model.info.n_ff, np.uint32)
+        row = np.empty(self.model.info.n_placed, np.uint32)
         n_tokens = _native.ffi.new("uint64_t *")
         with self._lock:
             counts = _native.ffi.from_buffer("uint32_t[]", row)
@@ -536,7 +563,7 @@ class Session:
         DeviceError.
         """
         info, ffi, lib = self.model.info, _native.ffi, _native.lib
-        counts = np.empty((info.n_layer, info.n_ff), np.uint32)
+        counts = np.empty((info.n_layer, info.n_placed), np.uint32)
         n_tokens = ffi.new("uint64_t *")
         with self._lock:
             for layer in range(info.n_layer):
@@ -546,7 +573,10 @@ class Session:
                 raise ArgumentError("no tokens were counted yet")
             if reset:
                 _native.check(lib.pi_session_reset_counts(self.handle))
-        return Counts(counts=counts.astype(np.uint64), n_tokens=n_tokens[0])
+        if info.n_expert:  # layers without experts count nothing
+            counts = counts[:, : info.n_expert]
+        unit: Unit = "experts" if info.n_expert else "neurons"
+        return Counts(counts=counts.astype(np.uint64), n_tokens=n_tokens[0], unit=unit)
 
     @property
     def last_total(self) -> StepTotal:

@@ -108,6 +108,8 @@ class ModelInfo:
     """By one token."""
     n_neurons: int
     """Of a layer that a token goes through: n_ff, or those of its experts together."""
+    n_placed: int
+    """That plans place of a layer, at most: n_ff neurons, or n_expert experts."""
     predictor: str
     """Of active neurons: "none", "mlp" (fc1 and fc2 of the file) or "sign" (the signs of the weights)."""
     sparse_threshold: float
@@ -193,6 +195,29 @@ class LayerStep:
     def hit_rate(self) -> float:
         """Share of the active neurons that lie on a device; 0 where nothing was active."""
         return self.n_active_device / self.n_active if self.n_active else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerExperts:
+    """Where the experts of one layer are, and how often they were found there since the session was opened.
+    All zeros without a device."""
+
+    resident: npt.NDArray[np.bool_]
+    """[n_expert] Those that are on the device."""
+    n_places: int
+    """Experts that the device has room for."""
+    n_routes: int
+    """Uses of an expert by a token."""
+    n_resident: int
+    """Of those, whose expert was on the device."""
+    n_copies: int
+    """Experts that moved to the device."""
+    copied_bytes: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the uses whose expert was on the device; 0 where there was none."""
+        return self.n_resident / self.n_routes if self.n_routes else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from .._engine.file import ModelFile
 from .._engine.session import Model, ModelInfo
 from .._text.terminal import one_line
 from ..errors import FormatError, PowerInferError
-from ..models.statistics import read_counts, summarise_all
+from ..models.statistics import read_counts, summarise_all, summarise_all_experts
 from .options import Parser, add_model
 from .table import columns, facts, output_width
 
@@ -162,7 +162,7 @@ def tokenizer_of(file: ModelFile) -> str:
 
 def skips_down(file: ModelFile, model: ModelInfo) -> bool:
     """Whether silent neurons' rows of ffn_down need not be read; loading transposes it if it is of floats."""
-    if model.can_skip_down or model.activation not in ("relu", "drelu"):
+    if model.can_skip_down or model.n_expert or model.activation not in ("relu", "drelu"):
         return model.can_skip_down
     return all(t.type in FLOATS for t in file.tensors if t.name.endswith(".ffn_down.weight"))
 
@@ -179,7 +179,7 @@ def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
         ("rope", m.rope),
     ]
     if m.n_expert:
-        rows.append(("experts", f"{m.n_expert}, of which a token uses {m.n_expert_used}; on the CPU alone"))
+        rows.append(("experts", f"{m.n_expert}, of which a token uses {m.n_expert_used}"))
     threshold = f" above {m.activation_threshold:g}" if m.activation_threshold else ""
     kind = "gated" if m.is_gated else "plain"
     rows.append(("FFN", f"{kind}, {m.activation}{threshold}; {sparsity_of(file, m)}"))
@@ -197,8 +197,6 @@ def sparsity_of(file: ModelFile, m: ModelInfo) -> str:
     """How the engine will compute the FFN, in words."""
     if m.activation not in ("relu", "drelu"):
         return "dense: no neuron is ever silent"
-    if m.n_expert:
-        return "dense: silent neurons of a chosen expert are computed, too"
     read = "up and down" if m.is_gated else "down"
     skip = f"silent neurons' {read} rows are skipped"
     if not skips_down(file, m):
@@ -216,6 +214,12 @@ def statistics_of(file: ModelFile) -> str:
         return f"none that can be used ({one_line(str(error))})"
     if counts is None:
         return ""
+    if counts.unit == "experts":
+        experts = summarise_all_experts(counts)
+        shares = [experts.carried_10, experts.carried_25, experts.carried_50]
+        carried = ", ".join(f"{share:.0%}" for share in shares)
+        most = "the most used 10, 25 and 50 % of the experts"
+        return f"over {counts.n_tokens:,} tokens: {most} have {carried} of the uses"
     model = summarise_all(counts)
     return (
         f"over {counts.n_tokens:,} tokens: {model.active:.1%} active; "

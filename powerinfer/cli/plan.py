@@ -240,7 +240,8 @@ def sweep(
     for line in facts(about(model.file.path.name, cpu, known["statistics"], known["rates"]), width=width):
         print(line)
     print()
-    rows = [["budget", "tokens/s", "x CPU", "used", "attention", "neurons", "computed there"]]
+    unit = cpu.model.unit
+    rows = [["budget", "tokens/s", "x CPU", "used", "attention", unit, "computed there"]]
     for gib, plan in plans:
         small = [f"{spell(gib)} GiB", "too small", "", "", "", "", ""]
         rows.append(small if isinstance(plan, str) else sweep_row(gib, plan, cpu))
@@ -248,7 +249,7 @@ def sweep(
         print(line)
     print()
     for line in wrapped(
-        "Of the layers those with attention on the GPU, of the neurons those in VRAM, and of the neurons "
+        f"Of the layers those with attention on the GPU, of the {unit} those in VRAM, and of the {unit} "
         f"computed for a token those that are. {comparison(cpu)} Estimates: bytes over rates.",
         width,
     ):
@@ -292,13 +293,17 @@ def sweep_row(gib: Gib, plan: Plan, cpu: Plan) -> list[str]:
 def about(name: str, plan: Plan, statistics: Statistics | None, rates: Rates) -> list[tuple[str, str]]:
     """The model and what the figures rest on."""
     m, s = plan.model, plan.settings
-    source = plan.statistics if statistics is None or s.sparsity == "dense" else statistics.source
+    source = (
+        plan.statistics
+        if statistics is None or (s.sparsity == "dense" and not m.n_expert)
+        else statistics.source
+    )
     if s.sparsity == "predicted":
         source += f"; {s.overshoot:g} neurons predicted for each that fires"
     rows = [
         (
             "model",
-            one_line(f"{name}: {m.architecture}, {m.n_layer} layers of {m.n_ff} neurons, {s.sparsity}"),
+            one_line(f"{name}: {m.architecture}, {m.n_layer} layers of {m.n_ff} {m.unit}, {s.sparsity}"),
         ),
         ("for", f"n_ctx {s.n_ctx}, n_batch {s.n_batch}, K {s.type_k}, V {s.type_v}" + sequences(s)),
         ("statistics", one_line(source)),
@@ -336,7 +341,7 @@ def show(args: argparse.Namespace, name: str, plan: Plan, cpu: Plan) -> None:
         for line in columns(layer_rows(plan, every=args.layers), right=(3, 4, 5, 6, 7), width=width):
             print(line)
         print()
-        for line in wrapped(f"neurons in VRAM, layer by layer: {heights(plan)}", width):
+        for line in wrapped(f"{plan.model.unit} in VRAM, layer by layer: {heights(plan)}", width):
             print(line)
         zero_copy = sum(len(y.pcie) for y in plan.layers)
         if zero_copy:
@@ -370,7 +375,7 @@ def memory_rows(plan: Plan, block: str, width: int) -> list[list[str]]:
 
 def device_rows(plan: Plan) -> list[list[str]]:
     """What each of several devices has."""
-    rows = [["device", "layers", "budget", "used", "neurons"]]
+    rows = [["device", "layers", "budget", "used", plan.model.unit]]
     for k, d in enumerate(plan.devices):
         mine = [y for y in plan.layers if y.device == k]
         layers = (
@@ -413,7 +418,8 @@ def layer_rows(plan: Plan, *, every: bool) -> list[list[str]]:
         groups = runs(plan, tolerance)
         if len(groups) <= MOST_ROWS:
             break
-    rows = [["layers", "attention", "neurons in VRAM", "share", "computed there", "GPU us", "CPU us", "us"]]
+    unit = plan.model.unit
+    rows = [["layers", "attention", f"{unit} in VRAM", "share", "computed there", "GPU us", "CPU us", "us"]]
     for group in groups:
         layers = [plan.layers[i] for i in group]
         n = len(layers)
@@ -481,8 +487,8 @@ def expectation(plan: Plan, cpu: Plan) -> list[str]:
         lines += [
             f"  token    = layers + output matrix = {short(layers_ms)} + {short(e.head_us / 1e3)} ms",
             f"  layer    = attention, K, V, predictor ({side})",
-            f"             + max(hot neurons: {r.ffn_us:g} us + bytes / {gpu}{zero_copy},",
-            f"                   cold neurons: bytes / {host} + hand-over)",
+            f"             + max(hot {plan.model.unit}: {r.ffn_us:g} us + bytes / {gpu}{zero_copy},",
+            f"                   cold {plan.model.unit}: bytes / {host} + hand-over)",
             f"  layer {shown:<2} = {y.fixed_us:.1f} + max({y.gpu_ffn_us:.1f}, "
             f"{y.cpu_ffn_us:.1f} + {y.handover_us:g}) = {y.us:.1f} us",
             f"  busy per token: GPU {short(e.gpu_us / 1e3)} ms, CPU {short(e.cpu_us / 1e3)} ms, "

@@ -64,6 +64,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--token-embedding-type", metavar="FORMAT", default="", help="of the token embeddings"
     )
+    parser.add_argument(
+        "--down-by-neuron",
+        action="store_true",
+        help="of ReLU experts: rows of silent neurons are then not read; no other program reads the result",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -77,6 +82,7 @@ def main(args: argparse.Namespace) -> int:
             output_type=args.output_tensor_type,
             embedding_type=args.token_embedding_type,
             pure=args.pure,
+            down_by_neuron=args.down_by_neuron,
         )
         if args.dry_run and not args.allow_requantize:
             check_requantize(changes)

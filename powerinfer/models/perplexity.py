@@ -139,7 +139,7 @@ class _Sum:
         """Rows that the tokens of the last feed need. A feed is one chunk, so its steps are all there is."""
         info = session.model.info
         for step in session.last_step:
-            pairs = step.n_sparse * info.n_ff
+            pairs = step.n_sparse * info.n_neurons
             down = step.n_active if info.can_skip_down else pairs
             self.rows += step.n_predicted + down + (step.n_computed if info.is_gated else 0)
             self.all_rows += (3 if info.is_gated else 2) * pairs

@@ -1,4 +1,5 @@
-"""Counting how often each neuron of a model fires over a text, and a picture of what was counted.
+"""Counting how often each neuron of a model fires over a text, or each expert of a mixture is used, and a
+picture of what was counted.
 
     with Model("model.gguf") as model:
         counts = profile(model, read_corpus(model.file, ["text.txt"]))
@@ -31,8 +32,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def check_can_be_profiled(info: ModelInfo) -> None:
-    """Raises UnsupportedError for a model whose neurons are never silent."""
-    if info.activation not in ("relu", "drelu"):
+    """Raises UnsupportedError for a model whose neurons are never silent, unless it has experts."""
+    if not info.n_expert and info.activation not in ("relu", "drelu"):
         raise UnsupportedError(
             f"the model's activation is {info.activation}: every neuron fires for every token, so there is "
             "nothing to count. A version of the model that was trained with ReLU can be profiled (ReluLLaMA, "
@@ -75,6 +76,8 @@ def profile(
     tokens = corpus.tokens[: n_tokens or None]
     if not tokens.size:
         raise ArgumentError("the text is empty")
+    if info.n_expert:
+        return _count_experts(model, tokens, head, n_ctx, n_batch, n_threads, progress)
     most = max(MAX_TAP_BYTES // (4 * info.n_layer * info.n_ff), 1)
     counts = np.zeros((info.n_layer, info.n_ff), np.uint64)
     with (
@@ -105,6 +108,50 @@ def profile(
     return Counts(counts=counts, n_tokens=len(tokens))
 
 
+def _count_experts(
+    model: Model,
+    tokens: npt.NDArray[np.int32],
+    head: list[int],
+    n_ctx: int,
+    n_batch: int,
+    n_threads: int,
+    progress: Progress | None,
+) -> Counts:
+    """The same of a mixture: the engine counts."""
+    info = model.info
+    width, done = n_ctx - len(head), 0
+    counts = np.zeros((info.n_layer, info.n_expert), np.uint64)
+    with_experts = [
+        any(t.name.startswith(f"blk.{layer}.") and "_exps." in t.name for t in model.file.tensors)
+        for layer in range(info.n_layer)
+    ]
+    session = Session(
+        model, n_ctx=n_ctx, n_batch=min(n_batch, n_ctx), n_threads=n_threads, count_neurons=True
+    )
+    with session:
+        step = session.info.n_batch
+        for start in range(0, len(tokens), width):
+            window = tokens[start : start + width]
+            session.drop()
+            if head:
+                session.feed(head)
+                session.neuron_counts(reset=True)
+            for at in range(0, len(window), step):
+                batch = window[at : at + step]
+                # The last layer is computed, and counted, from the first token on whose logits are wanted.
+                wanted = np.zeros(len(batch), np.uint8)
+                wanted[[0, -1]] = 1
+                session.feed(batch, want_logits=wanted)
+                done += len(batch)
+                if progress is not None:
+                    progress(done, len(tokens))
+            if not np.isfinite(session.hidden()).all():
+                raise FormatError("the model's values are not finite: its weights are broken")
+            counts += session.neuron_counts(reset=True).counts[:, : info.n_expert]
+    counts[np.logical_not(with_experts)] = 0
+    return Counts(counts=counts, n_tokens=len(tokens), unit="experts")
+
+
 # ---- the picture
 
 
@@ -132,7 +179,8 @@ def plot(counts: Counts, path: str | os.PathLike[str], *, title: str) -> None:
     figure = Figure(figsize=(13, 5.8), layout="constrained")
     FigureCanvasAgg(figure)
     # A title is text: "$" begins no formula.
-    figure.suptitle(f"{title}: how often neurons fire".replace("$", r"\$"), fontsize=15)
+    what = "neurons fire" if counts.unit == "neurons" else "experts are used"
+    figure.suptitle(f"{title}: how often {what}".replace("$", r"\$"), fontsize=15)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
     _draw_shares(left, counts)
     _draw_frequencies(right, counts)
@@ -177,12 +225,13 @@ def _draw_shares(axes: Any, counts: Counts) -> None:
         linestyle=":",
         marker="o",
         markevery=[1],
-        label=f"{carry:.0f} % of the neurons make up 80 %",
+        label=f"{carry:.0f} % of the {counts.unit} make up 80 %",
     )
     axes.set(xlim=(0, 100), ylim=(0, 101))
-    axes.set_title("How uneven the firing is", fontsize=12)
-    axes.set_xlabel("neurons, the hottest first (%)", fontsize=11)
-    axes.set_ylabel("their share of all firing (%)", fontsize=11)
+    of_neurons = counts.unit == "neurons"
+    axes.set_title(f"How uneven the {'firing' if of_neurons else 'use'} is", fontsize=12)
+    axes.set_xlabel(f"{counts.unit}, the hottest first (%)", fontsize=11)
+    axes.set_ylabel(f"their share of all {'firing' if of_neurons else 'uses'} (%)", fontsize=11)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize=10, framealpha=1)
     bar = axes.figure.colorbar(scale, ax=axes, pad=0.02)
@@ -210,15 +259,17 @@ def _draw_frequencies(axes: Any, counts: Counts) -> None:
         extent=(0, 100, counts.n_layer - 0.5, -0.5),
     )
     active = summarise_all(counts)
+    verb = "fire" if counts.unit == "neurons" else "are used"
     axes.set_title(
-        f"{100 * active.active:.1f} % fire for a token, {100 * active.never:.1f} % never fired (white)",
+        f"{100 * active.active:.1f} % {verb} for a token, {100 * active.never:.1f} % never (white)",
         fontsize=12,
     )
-    axes.set_xlabel("neurons, the hottest first (% of the layer)", fontsize=11)
+    axes.set_xlabel(f"{counts.unit}, the hottest first (% of the layer)", fontsize=11)
     axes.set_ylabel("layer", fontsize=11)
     axes.yaxis.set_major_locator(_whole_numbers())
     bar = axes.figure.colorbar(image, ax=axes, pad=0.02, format="{x:g}")
-    bar.set_label(f"tokens for which the neuron fired (% of {counts.n_tokens:,})", fontsize=11)
+    fires = "the neuron fired" if counts.unit == "neurons" else "the expert was used"
+    bar.set_label(f"tokens for which {fires} (% of {counts.n_tokens:,})", fontsize=11)
 
 
 def _whole_numbers() -> Any:

@@ -67,6 +67,8 @@ _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd", "token_types")
 # What rules call a matrix, where it is not called so itself.
 _KINDS = {"attn_qkv": "attn_v", "ffn_down_t": "ffn_down", "fc1": "predictor", "fc2": "predictor"}
 
+_DOWN, _DOWN_BY_NEURON = ".ffn_down_exps.weight", ".ffn_down_t_exps.weight"
+
 # The largest number: of a format's scales, where it has some.
 _LARGEST = {
     **dict.fromkeys(("F32", "MXFP4"), float(np.finfo(np.float32).max)),
@@ -86,6 +88,8 @@ class Change:
     """In the result."""
     wanted: str
     """The format that it would have if its rows divided into blocks; "" if it has what it should."""
+    by_neuron: bool = False
+    """Experts' down, whose rows will belong to neurons: it becomes `ffn_down_t_exps`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,8 @@ class _Place:
     is_falcon: bool
     is_70b: bool
     """Llama 2 70B and its like."""
+    is_8x: bool
+    """Mixtures of eight experts, beside which attention is small."""
 
 
 _When = Callable[[_Place], bool]
@@ -165,6 +171,10 @@ _RULES: dict[tuple[str, str], Sequence[tuple[_When, str]]] = {
 }
 
 
+# Mixtures of formats that give the attention output of a mixture of eight experts Q5_K.
+_OUTPUT_8X = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL")
+
+
 def find_mixture(name: str) -> str:
     """A mixture's name as MIXTURES has it: in any case, or llama.cpp's short ones. Raises ArgumentError."""
     upper = name.upper()
@@ -182,20 +192,27 @@ def choose_types(
     output_type: str = "",
     embedding_type: str = "",
     pure: bool = False,
+    down_by_neuron: bool = False,
 ) -> list[Change]:
     """What each tensor of a file becomes.
 
     predictor_type, output_type, embedding_type: replace the mixture's choice for fc1 and fc2, for the output
     matrix (token_embd, where that is the output as well), and for token_embd. pure: no choices, one format
-    for all matrices. Raises ArgumentError (unknown names).
+    for all matrices. down_by_neuron: rows of experts' down belong to neurons, so that those of silent ones
+    need not be read. Raises ArgumentError (unknown names, no experts).
     """
     name = find_mixture(mixture)
+    if down_by_neuron and not any(tensor.name.endswith(_DOWN) for tensor in source.tensors):
+        raise ArgumentError("down cannot be stored by neuron: the model has no ffn_down_exps")
     chosen = {"predictor": predictor_type, "output": output_type, "token_embd": embedding_type}
     chosen = {kind: _writable(type) for kind, type in chosen.items() if type}
     model = _first_place(source)
     is_tied = all(tensor.name != "output.weight" for tensor in source.tensors)
     changes = []
     for tensor in source.tensors:
+        if name == "COPY" and down_by_neuron and tensor.name.endswith(_DOWN):
+            changes.append(_by_neuron(tensor, tensor.type))
+            continue
         if name == "COPY" or not _is_matrix(tensor):
             changes.append(Change(tensor=tensor, type=tensor.type, n_bytes=tensor.n_bytes, wanted=""))
             continue
@@ -208,8 +225,15 @@ def choose_types(
             wanted = chosen.get(kind, "Q8_0")  # as llama.cpp: the format is of experts alone
         else:
             wanted = chosen.get(kind) or _of_mixture(name, kind, tensor.shape[-1], place, pure=pure)
-        changes.append(_fitting(tensor, wanted))
+        turns = down_by_neuron and tensor.name.endswith(_DOWN)
+        changes.append(_by_neuron(tensor, wanted) if turns else _fitting(tensor, wanted))
     return changes
+
+
+def _by_neuron(tensor: TensorInfo, wanted: str) -> Change:
+    n_expert, n_embd, n_ff = tensor.shape
+    turned = replace(tensor, shape=(n_expert, n_ff, n_embd))
+    return replace(_fitting(turned, _writable(wanted)), tensor=tensor, by_neuron=True)
 
 
 def _first_place(source: ModelFile) -> _Place:
@@ -224,6 +248,7 @@ def _first_place(source: ModelFile) -> _Place:
         n_gqa=n_gqa,
         is_falcon=arch == "falcon",
         is_70b=n_layer == 80 and (arch == "qwen2" or (arch == "llama" and n_gqa > 1)),
+        is_8x=_integer(source, f"{arch}.expert_count") == 8,
     )
 
 
@@ -252,7 +277,9 @@ def _is_matrix(tensor: TensorInfo) -> bool:
 def _kind(name: str) -> str:
     """What rules call a matrix."""
     stem = name.removesuffix(".weight").rpartition(".")[2]
-    stem = stem.removesuffix("_exps")  # of all experts of a layer
+    stem = stem.removesuffix("_exps").removesuffix(
+        "_shexp"
+    )  # of all experts of a layer, or the one that all use
     return _KINDS.get(stem, stem)
 
 
@@ -267,6 +294,10 @@ def _of_mixture(mixture: str, kind: str, n_columns: int, place: _Place, *, pure:
         if place.is_falcon or most == "Q8_0" or n_columns % formats.block(most):
             return "Q8_0"
         return "Q6_K"
+    if place.is_8x and kind in ("attn_k", "attn_v"):
+        return "Q8_0"
+    if place.is_8x and kind == "attn_output":
+        return "Q5_K" if mixture in _OUTPUT_8X else most
     type = next((type for when, type in _RULES.get((mixture, kind), ()) if when(place)), most)
     # There a matrix of V serves eight query heads: a larger format costs nearly nothing.
     return "Q5_K" if place.is_70b and kind == "attn_v" and type in ("Q3_K", "Q4_K") else type
@@ -299,7 +330,8 @@ def check_requantize(changes: Sequence[Change]) -> None:
     """Raises ArgumentError if weights that are quantised already would be so again."""
     for change in changes:
         tensor = change.tensor
-        if tensor.type not in (*FLOATS, change.type):
+        kept = () if change.by_neuron else (change.type,)
+        if tensor.type not in (*FLOATS, *kept):
             raise ArgumentError(
                 f"the tensor {tensor.name} is {tensor.type} already, and quantising it again adds to its "
                 "error: begin with a model in F16 or F32, or allow it (--allow-requantize)"
@@ -328,16 +360,22 @@ def quantize_model(
         raise ArgumentError(f"{out_path} is the model that is read: the result needs a name of its own")
     if not allow_requantize:
         check_requantize(changes)
-    new = {}
+    new, dropped = {}, []
     for change in changes:
         tensor = change.tensor
-        if change.type != tensor.type:
-            pieces = _Pieces(source, change, n_threads)
+        pieces = _Pieces(source, change, n_threads)
+        if change.by_neuron:
+            shape = (tensor.shape[0], tensor.shape[2], tensor.shape[1])
+            dropped.append(tensor.name)
+            new[tensor.name.replace(_DOWN, _DOWN_BY_NEURON)] = NewTensor(
+                type=change.type, shape=shape, pieces=pieces
+            )
+        elif change.type != tensor.type:
             new[tensor.name] = NewTensor(type=change.type, shape=tensor.shape, pieces=pieces)
     keys = {"general.quantization_version": 2}
     if name != "COPY":
         keys["general.file_type"] = MIXTURES[name][0]
-    rewrite(source, out_path, keys=keys, replace_tensors=new, progress=progress)
+    rewrite(source, out_path, keys=keys, replace_tensors=new, drop_tensors=dropped, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -361,4 +399,6 @@ class _Pieces:
                     f"the tensor {tensor.name} has weights that {type} cannot hold: "
                     f"not finite, or beyond +-{limit:g}"
                 )
+            if self.change.by_neuron:
+                weights = np.ascontiguousarray(weights.swapaxes(1, 2))
             yield formats.quantize(weights, type, n_threads=self.n_threads)

@@ -1,9 +1,12 @@
-"""How often each neuron of a model fires: counts, where they are kept, and their power law.
+"""How often each neuron of a model fires, or each expert of a mixture is used: counts, where they are kept,
+and their power law.
 
 A neuron fires for a token where act(gate) * up is not 0. Counts live in a model's file, as the keys
 
     powerinfer.neuron.counts   u32 array, n_layer * n_ff, layer-major
     powerinfer.neuron.tokens   u64, the tokens that were counted over
+
+(of a mixture powerinfer.expert.counts and powerinfer.expert.tokens, with n_expert in the place of n_ff),
 
 or, as the original PowerInfer has them, in a folder: activation_0.pt, activation_1.pt ..., a tensor [n_ff] of
 any numeric type for each layer.
@@ -13,9 +16,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +30,14 @@ from .writer import check_new_dir as check_new_dir
 
 COUNTS_KEY = "powerinfer.neuron.counts"
 TOKENS_KEY = "powerinfer.neuron.tokens"
+EXPERT_COUNTS_KEY = "powerinfer.expert.counts"
+EXPERT_TOKENS_KEY = "powerinfer.expert.tokens"
+
+Unit = Literal["neurons", "experts"]
+_KEYS: dict[str, tuple[str, str]] = {
+    "neurons": (COUNTS_KEY, TOKENS_KEY),
+    "experts": (EXPERT_COUNTS_KEY, EXPERT_TOKENS_KEY),
+}
 
 _MOST = 1 << 40  # of tokens: sums over the neurons of a layer stay exact
 _FREQUENCY_TOKENS = 1 << 20  # what frequencies are turned into counts with, where nothing says how many
@@ -37,11 +48,13 @@ Numbers = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Counts:
-    """How often each neuron fired over so many tokens."""
+    """How often each neuron fired, or each expert was used, over so many tokens."""
 
     counts: Numbers
-    """uint64 [n_layer, n_ff], none above n_tokens."""
+    """uint64 [n_layer, n_ff], or [n_layer, n_expert], none above n_tokens."""
     n_tokens: int
+    unit: Unit = "neurons"
+    """What was counted."""
 
     def __post_init__(self) -> None:
         """Raises ArgumentError for counts that cannot be."""
@@ -49,13 +62,17 @@ class Counts:
         if counts.ndim != 2 or not counts.size or counts.dtype != np.uint64:
             raise ArgumentError(f"counts are uint64 [n_layer, n_ff], not {counts.dtype} {counts.shape}")
         if not 0 < self.n_tokens <= _MOST:
-            raise ArgumentError(f"neurons were counted over {self.n_tokens} tokens, which cannot be")
+            raise ArgumentError(f"{self.unit} were counted over {self.n_tokens} tokens, which cannot be")
         if counts.max() > self.n_tokens:
-            layer, neuron = np.unravel_index(counts.argmax(), counts.shape)
+            layer, index = np.unravel_index(counts.argmax(), counts.shape)
             raise ArgumentError(
-                f"neuron {neuron} of layer {layer} fired {counts.max()} times in {self.n_tokens} tokens, "
-                "which cannot be"
+                f"{self.unit[:-1]} {index} of layer {layer} {self._verb} {counts.max()} times in "
+                f"{self.n_tokens} tokens, which cannot be"
             )
+
+    @property
+    def _verb(self) -> str:
+        return "fired" if self.unit == "neurons" else "was used"
 
     @property
     def n_layer(self) -> int:
@@ -69,16 +86,17 @@ class Counts:
     def keys(self) -> dict[str, Any]:
         """The keys of a model's file and their values, as `rewrite.rewrite` takes them.
 
-        Raises ArgumentError if a neuron fired more often than the file's 32 bits can say.
+        Raises ArgumentError if one was counted more often than the file's 32 bits can say.
         """
         limit = np.iinfo(np.uint32).max
         if self.counts.max() > limit:
             raise ArgumentError(
-                f"a neuron fired {self.counts.max():,} times, but a file holds counts up to {limit:,}: "
-                "count over less text"
+                f"one of the {self.unit} {self._verb} {self.counts.max():,} times, but a file holds counts "
+                f"up to {limit:,}: count over less text"
             )
         flat = self.counts.astype(np.uint32).reshape(-1)
-        return {COUNTS_KEY: flat, TOKENS_KEY: ("u64", self.n_tokens)}
+        counts_key, tokens_key = _KEYS[self.unit]
+        return {counts_key: flat, tokens_key: ("u64", self.n_tokens)}
 
 
 # ---- in a model's file
@@ -90,32 +108,39 @@ def read_counts(file: ModelFile) -> Counts | None:
     Raises FormatError if the keys are of the wrong type or length, or contradict each other.
     """
     meta = file.metadata
-    if COUNTS_KEY not in meta and TOKENS_KEY not in meta:
+    unit: Unit = "experts" if _has_experts(file) else "neurons"
+    counts_key, tokens_key = _KEYS[unit]
+    if counts_key not in meta and tokens_key not in meta:
         return None
-    counts, n_tokens = meta.get(COUNTS_KEY), meta.get(TOKENS_KEY)
+    counts, n_tokens = meta.get(counts_key), meta.get(tokens_key)
     if not isinstance(counts, np.ndarray) or counts.dtype.kind not in "ui":
-        raise FormatError(f"{file.path}: the key {COUNTS_KEY} is missing or no array of integers")
+        raise FormatError(f"{file.path}: the key {counts_key} is missing or no array of integers")
     if not isinstance(n_tokens, int) or isinstance(n_tokens, bool):
-        raise FormatError(f"{file.path}: the key {TOKENS_KEY} is missing or no integer")
-    n_layer, n_ff = _shape_of(file)
-    if len(counts) != n_layer * n_ff:
+        raise FormatError(f"{file.path}: the key {tokens_key} is missing or no integer")
+    n_layer, n = _shape_of(file, unit)
+    if len(counts) != n_layer * n:
         raise FormatError(
-            f"{file.path}: the key {COUNTS_KEY} has {len(counts)} numbers, but {n_layer} layers of {n_ff} "
-            f"neurons have {n_layer * n_ff}"
+            f"{file.path}: the key {counts_key} has {len(counts)} numbers, but {n_layer} layers of {n} "
+            f"{unit} have {n_layer * n}"
         )
     if counts.size and counts.min() < 0:
-        raise FormatError(f"{file.path}: the key {COUNTS_KEY} holds a negative number")
+        raise FormatError(f"{file.path}: the key {counts_key} holds a negative number")
     try:
-        return Counts(counts=counts.astype(np.uint64).reshape(n_layer, n_ff), n_tokens=n_tokens)
+        return Counts(counts=counts.astype(np.uint64).reshape(n_layer, n), n_tokens=n_tokens, unit=unit)
     except ArgumentError as error:
         raise FormatError(f"{file.path}: {error}") from None
 
 
-def _shape_of(file: ModelFile) -> tuple[int, int]:
-    """n_layer and n_ff."""
+def _has_experts(file: ModelFile) -> bool:
+    n_expert = file.metadata.get(f"{file.metadata.get('general.architecture')}.expert_count", 0)
+    return isinstance(n_expert, int) and n_expert > 0
+
+
+def _shape_of(file: ModelFile, unit: Unit) -> tuple[int, int]:
+    """n_layer, and n_ff or n_expert."""
     architecture = file.metadata.get("general.architecture")
     shape = []
-    for name in ("block_count", "feed_forward_length"):
+    for name in ("block_count", "feed_forward_length" if unit == "neurons" else "expert_count"):
         value = file.metadata.get(f"{architecture}.{name}")
         if not isinstance(value, int) or value <= 0:
             raise FormatError(f"{file.path}: the key {architecture}.{name} is missing or no positive integer")
@@ -132,10 +157,11 @@ def read_activation_dir(
     n_layer: int | None = None,
     n_ff: int | None = None,
     n_tokens: int | None = None,
+    unit: Unit = "neurons",
 ) -> Counts:
     """The counts of activation_0.pt, activation_1.pt ... in numeric order.
 
-    n_layer, n_ff: what there must be; None: what there is.
+    n_layer, n_ff: what there must be (of a mixture n_ff is n_expert); None: what there is.
     n_tokens: the tokens counted over, which such files do not say; None: as many as the hottest neuron fired.
     Numbers that are not whole are frequencies, or proportional to them: they become counts with the hottest
     neuron at most at n_tokens (None: a million).
@@ -164,7 +190,7 @@ def read_activation_dir(
         values = np.where(values > 0, np.maximum(np.rint(scaled), 1), 0)
     else:
         n = max(int(hottest), 1) if n_tokens is None else n_tokens
-    return Counts(counts=values.astype(np.uint64), n_tokens=n)
+    return Counts(counts=values.astype(np.uint64), n_tokens=n, unit=unit)
 
 
 def _activation_files(folder: Path, n_layer: int | None) -> list[Path]:
@@ -234,6 +260,54 @@ def summarise(counts: Counts) -> list[Summary]:
 def summarise_all(counts: Counts) -> Summary:
     """One of the model: its neurons taken together."""
     return _summary(counts.counts.reshape(-1), counts.n_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertSummary:
+    """What counts of experts say of one layer, or of a model."""
+
+    used: float
+    """Mean share of the experts that a token uses."""
+    carried_10: float
+    """Share of all uses that the most used tenth of the experts has."""
+    carried_25: float
+    carried_50: float
+    never: float
+    """Share of the experts that were never used."""
+
+
+def summarise_experts(counts: Counts) -> list[ExpertSummary]:
+    """One of each layer; of a layer without experts all is 0."""
+    return [_expert_summary(layer, counts.n_tokens) for layer in counts.counts]
+
+
+def summarise_all_experts(counts: Counts) -> ExpertSummary:
+    """One of the model: the mean over the layers that have experts, since each keeps its own."""
+    layers = [_expert_summary(layer, counts.n_tokens) for layer in counts.counts if layer.any()]
+    return ExpertSummary(
+        **{
+            field.name: float(np.mean([getattr(layer, field.name) for layer in layers])) if layers else 0.0
+            for field in fields(ExpertSummary)
+        }
+    )
+
+
+def _expert_summary(counts: Numbers, n_tokens: int) -> ExpertSummary:
+    running = np.concatenate([[0], np.cumsum(np.sort(counts)[::-1])]).astype(np.float64)
+    total = running[-1]
+
+    def carried(share: float) -> float:
+        # Between two experts the curve is straight: 10 % of 32 experts are 3.2 of them.
+        at = np.interp(share * counts.size, np.arange(counts.size + 1), running)
+        return float(at / total) if total else 0.0
+
+    return ExpertSummary(
+        used=float(total / (counts.size * n_tokens)),
+        carried_10=carried(0.10),
+        carried_25=carried(0.25),
+        carried_50=carried(0.50),
+        never=float(np.count_nonzero(counts == 0)) / counts.size if total else 0.0,
+    )
 
 
 def _summary(counts: Numbers, n_tokens: int) -> Summary:

@@ -19,7 +19,7 @@ from powerinfer.models.convert.torch_file import write_torch
 from tests import models
 
 TYPES = {"<f4": "F32", "<f2": "F16", "<f8": "F64", "<i8": "I64", "<i4": "I32", "|u1": "U8", "|b1": "BOOL"}
-SENTENCEPIECE = ("llama", "mistral", "bamboo")
+SENTENCEPIECE = ("llama", "mistral", "mixtral", "bamboo")
 
 
 def bf16(array: Any) -> Any:
@@ -87,9 +87,32 @@ def config(spec: models.Spec) -> dict[str, Any]:
             "do_layer_norm_before": True,
             "activation_function": "relu",
         }
-    name = {"llama": "Llama", "mistral": "Mistral", "bamboo": "Bamboo", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+    name = {
+        "llama": "Llama",
+        "mistral": "Mistral",
+        "mixtral": "Mixtral",
+        "bamboo": "Bamboo",
+        "qwen2": "Qwen2",
+        "qwen3": "Qwen3",
+        "qwen2moe": "Qwen2Moe",
+        "qwen3moe": "Qwen3Moe",
+        "olmoe": "Olmoe",
+    }
+    if spec.family == "mixtral":
+        out |= {"num_local_experts": spec.n_expert, "num_experts_per_tok": spec.n_used}
+    elif spec.n_expert:
+        out |= {"num_experts": spec.n_expert, "num_experts_per_tok": spec.n_used}
+        out |= {"norm_topk_prob": spec.family == "qwen3moe"}
+        if spec.family != "olmoe":
+            out |= {
+                "moe_intermediate_size": spec.n_ff_expert,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+            }
+        if spec.n_ff_shared:
+            out |= {"shared_expert_intermediate_size": spec.n_ff_shared}
     out |= {
-        "model_type": spec.family,
+        "model_type": spec.family.replace("moe", "_moe") if spec.family.startswith("qwen") else spec.family,
         "architectures": [name[spec.family] + "ForCausalLM"],
         "intermediate_size": spec.n_ff,
         "num_key_value_heads": spec.n_head_kv,

@@ -108,7 +108,7 @@ def test_values_that_cannot_be(values: dict[str, Any], says: str, hf: Path) -> N
             {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
             "the architecture is 'GemmaForCausalLM'",
         ),
-        ({"model_type": "mixtral", "architectures": None}, "the architecture is 'mixtral'"),
+        ({"model_type": "mamba", "architectures": None}, "the architecture is 'mamba'"),
         ({"model_type": "DELETE", "architectures": "DELETE"}, "the architecture is none"),
         ({"model_type": "DELETE", "architectures": [5]}, "the architecture is none"),
         ({"hidden_act": "gelu_new"}, "gelu_new"),

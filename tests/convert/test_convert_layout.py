@@ -373,7 +373,7 @@ def test_an_ordinary_file(name: str, tmp_path: Path) -> None:
     expected = models.file_tensors(spec, models.draw(spec))
     assert set(file.tensors) == set(expected)
     for tensor, value in expected.items():
-        assert file.tensors[tensor].type == ("F16" if value.ndim == 2 else "F32")
+        assert file.tensors[tensor].type == ("F16" if value.dtype == np.float16 else "F32")
         if tensor == "rope_freqs.weight":
             np.testing.assert_allclose(file.tensors[tensor].floats(), value, rtol=1e-6)
         else:
@@ -385,6 +385,9 @@ def test_an_ordinary_file(name: str, tmp_path: Path) -> None:
         "opt": "relu",
         "qwen2": "silu",
         "qwen3": "silu",
+        "qwen2moe": "silu",
+        "qwen3moe": "silu",
+        "olmoe": "silu",
     }
     said = file.keys.get("powerinfer.hidden_act", ("string", plain[spec.arch].encode()))
     assert said == ("string", spec.act.encode())

@@ -13,10 +13,18 @@ from tests.cpu.kernels import ffi, lib
 class Team:
     """n_threads members with a workspace over one kernel table."""
 
-    def __init__(self, table: Any, n_threads: int, *, max_tok: int, max_cols: int, max_rows: int) -> None:
+    def __init__(
+        self, table: Any, n_threads: int, *, max_tok: int, max_cols: int, max_rows: int, max_slice: int = 0
+    ) -> None:
         pool, workspace = ffi.new("te_pool **"), ffi.new("te_workspace **")
         check(lib.te_pool_new(n_threads, pool))
-        limits = {"n_threads": n_threads, "max_tok": max_tok, "max_cols": max_cols, "max_rows": max_rows}
+        limits = {
+            "n_threads": n_threads,
+            "max_tok": max_tok,
+            "max_cols": max_cols,
+            "max_rows": max_rows,
+            "max_slice": max_slice,
+        }
         check(lib.te_workspace_new(table, limits, workspace))
         self.n_threads, self._table = n_threads, table
         self.pool, self.workspace = pool[0], workspace[0]

@@ -367,6 +367,94 @@ static void bench_step(const step_shape &k) {
     OK(api->free(dev, kv));
 }
 
+// A mixture's layer behind its router's product: the choice, the experts, the sum. Scores are random, and some of the experts
+// are on the device. Two layers' experts go round, so that little is found in a cache.
+static void bench_experts(int type, int n_embd, int n_ff, int n_expert, int n_used) {
+    char name[128];
+    snprintf(name, sizeof name, "%s experts %d of %d, %d neurons, %d columns", te_type_get(type)->name, n_used,
+             n_expert, n_ff, n_embd);
+    if (!wanted(name)) return;
+    const int n_layer = 2, turns = 24;
+    arena in(type, n_embd, 2 * n_layer * n_expert * n_ff), out(type, n_ff, n_layer * n_expert * n_embd);
+    const float *score = device_of(normals((size_t)(turns * 8 * n_expert)));
+    int32_t *expert = device_new<int32_t>((size_t)(8 * n_used)), *n_missing = device_new<int32_t>(1);
+    float *weight = device_new<float>((size_t)(8 * n_used)), *hid = device_new<float>((size_t)(8 * n_used * n_ff));
+    uint32_t *uses = device_of(std::vector<uint32_t>((size_t)n_expert, 0));
+    const double each = 2.0 * n_ff * (double)in.all.stride + n_embd * (double)out.all.stride;
+    auto run = [&](int n_tok, double share, int what) {
+        std::vector<int32_t> place((size_t)n_expert);
+        int there = 0, gone = 0;
+        for (int e = 0; e < n_expert; e++)
+            place[(size_t)e] = e * 37 % n_expert < share * n_expert ? there++ : -1 - gone++;
+        const int32_t *d_place = device_of(place);
+        const double us = time_us(turns, [&](int i) {
+            te_route_args r = {};
+            r.score = score + (size_t)i * 8 * (size_t)n_expert;
+            r.ld_score = (size_t)n_expert;
+            r.n_tok = n_tok;
+            r.n_expert = n_expert;
+            r.n_used = n_used;
+            r.n_group = r.n_group_used = 1;
+            r.normed = 1;
+            r.scale = 1;
+            r.place = d_place;
+            r.expert = expert;
+            r.weight = weight;
+            r.uses = uses;
+            r.n_missing = n_missing;
+            OK(api->route(dev, &r));
+            if (what == 0) return;
+            const size_t l = (size_t)(i % n_layer);
+            te_experts_args a = {};
+            a.x = x;
+            a.ldx = 16384;
+            a.n_tok = n_tok;
+            a.n_expert = n_expert;
+            a.n_used = n_used;
+            a.n_ff = n_ff;
+            a.gate = in.all;
+            a.gate.w = (const uint8_t *)in.all.w + 2 * l * (size_t)(n_expert * n_ff) * in.all.stride;
+            a.up = in.all;
+            a.up.w = (const uint8_t *)a.gate.w + (size_t)(n_expert * n_ff) * in.all.stride;
+            a.gate.n_rows = a.up.n_rows = n_expert * n_ff;
+            a.down = out.all;
+            a.down.w = (const uint8_t *)out.all.w + l * (size_t)(n_expert * n_embd) * out.all.stride;
+            a.down.n_rows = n_expert * n_embd;
+            a.n_places = there;
+            a.place = d_place;
+            a.expert = expert;
+            a.weight = weight;
+            a.act = TE_SILU;
+            a.h = hid;
+            a.ldh = (size_t)n_ff;
+            a.partial = partial;
+            OK(api->experts(dev, &a));
+            if (what == 1) return;
+            te_merge_args m = {};
+            m.partial = partial;
+            m.n_parts = n_used;
+            m.n_tok = n_tok;
+            m.cols = n_embd;
+            m.add = x;
+            m.ld_add = 16384;
+            m.y = y;
+            m.ldy = 40000;
+            OK(api->merge(dev, &m));
+        });
+        static const char *const whats[] = {"route", "route, experts", "route, experts, merge"};
+        char s[256];
+        snprintf(s, sizeof s, "%s, %d tokens, %.0f %%: %s", name, n_tok, 100 * share, whats[what]);
+        report(s, us, what ? n_tok * n_used * share * each : 1);
+    };
+    for (int what = 0; what < 3; what++) run(1, 1, what);
+    run(1, 0.5, 2);
+    run(1, 0, 2);
+    for (int n_tok : {2, 4, 8}) run(n_tok, 1, 2);
+    run(8, 0.5, 2);
+    in.free();
+    out.free();
+}
+
 int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     if (argc > 1) filter = argv[1];
@@ -435,6 +523,9 @@ int main(int argc, char **argv) {
         {"Bamboo-7B", 1024, 14336, 14336, TE_Q4_K, step_shape::PREDICTED},
     };
     for (const step_shape &k : steps) bench_step(k);
+    for (int type : {TE_Q4_0, TE_Q8_0, TE_Q4_K, TE_F16}) bench_experts(type, 2048, 768, 128, 8);
+    bench_experts(TE_Q4_0, 2560, 768, 64, 6);
+    bench_experts(TE_Q4_0, 4096, 14336, 8, 2);
     for (int type : all_types) {
         char s[128];
         const char *t = te_type_get(type)->name;

@@ -1,6 +1,6 @@
 // kernels_check.cpp - every operation of te_cuda.h against doubles, on the first GPU.
 //
-//     kernels_check [PART ...]      parts: device linear ffn fused attention embed graph; all by default
+//     kernels_check [PART ...]      parts: device linear ffn fused experts attention embed graph; all by default
 //
 // Exits with 1 if a value is off, with 2 if there is no GPU. Rows that must not be read hold no numbers, results are
 // surrounded by values that must stay, and every operation is run twice for the same bits. Tolerances: the error of a sum
@@ -9,6 +9,7 @@
 #include "check_attention.hpp"
 #include "check_device.hpp"
 #include "check_elem.hpp"
+#include "check_experts.hpp"
 #include "check_fused.hpp"
 #include "check_hidden.hpp"
 #include "check_linear.hpp"
@@ -19,9 +20,9 @@ int main(int argc, char **argv) {
     const struct {
         const char *name;
         void (*run)();
-    } parts[] = {{"device", check_device}, {"linear", check_linear},       {"ffn", check_ffn},
-                 {"fused", check_fused},   {"attention", check_attention}, {"embed", check_embed},
-                 {"graph", check_graph}};
+    } parts[] = {{"device", check_device}, {"linear", check_linear},   {"ffn", check_ffn},
+                 {"fused", check_fused},   {"experts", check_experts}, {"attention", check_attention},
+                 {"embed", check_embed},   {"graph", check_graph}};
     for (auto &p : parts) {
         bool wanted = argc == 1;
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], p.name);

@@ -260,6 +260,68 @@ static void bench_prompt(int type, int n_tok, int n_cold) {
     }
 }
 
+// A mixture's experts, by a router of random scores: what is there, in one call. skew: of the scores.
+static void bench_experts(int type, int n_embd, int n_ff, int n_expert, int n_used, int n_tok, float skew) {
+    char name[160];
+    snprintf(name, sizeof name, "%s experts %d of %d, %d x %d, %d tokens, skew %g", te_type_get(type)->name, n_used,
+             n_expert, n_ff, n_embd, n_tok, (double)skew);
+    if (!wanted(name)) return;
+    const te_mat g = mat(type, n_expert * n_ff, n_embd), u = mat(type, n_expert * n_ff, n_embd),
+                 d = mat(type, n_expert * n_embd, n_ff);
+    std::vector<float> score = normals((size_t)(n_tok * n_expert)), liked = normals((size_t)n_expert, skew);
+    for (size_t i = 0; i < score.size(); i++) score[i] += liked[i % (size_t)n_expert];
+    std::vector<int32_t> place((size_t)n_expert);
+    for (int e = 0; e < n_expert; e++) place[(size_t)e] = e;
+    const size_t n_routes = (size_t)n_tok * (size_t)n_used, widest = (size_t)(n_ff > n_embd ? n_ff : n_embd);
+    te_route_args r = {};
+    r.score = device_of(score);
+    r.ld_score = (size_t)n_expert;
+    r.n_tok = n_tok;
+    r.n_expert = n_expert;
+    r.n_used = n_used;
+    r.normed = 1;
+    r.scale = 1;
+    r.place = device_of(place);
+    r.expert = device_new<int32_t>(n_routes);
+    float *weight = device_new<float>(n_routes);
+    r.weight = weight;
+    te_cuda_prompt_experts op = {};
+    op.of.n_tok = n_tok;
+    op.of.n_expert = op.of.n_places = n_expert;
+    op.of.n_used = n_used;
+    op.of.n_ff = n_ff;
+    op.of.gate = g;
+    op.of.up = u;
+    op.of.down = d;
+    op.of.place = r.place;
+    op.of.expert = r.expert;
+    op.of.weight = weight;
+    op.of.act = TE_SILU;
+    op.of.y = device_new<float>((size_t)n_tok * (size_t)n_embd);
+    op.x = half_new(n_tok, n_embd);
+    const float *from = device_of(normals((size_t)n_tok * (size_t)n_embd));
+    // As much at once as pi_hidden_rows says.
+    auto once = [&](int n) {
+        const size_t most = ((size_t)16 << 20) / n_routes / 256 * 256;
+        return most < 256 ? 256 : most < (size_t)n ? (int)most : n;
+    };
+    op.n_ff_once = once(n_ff);
+    op.n_embd_once = once(n_embd);
+    op.values = device_new<float>(n_routes * widest);
+    op.h = half_new((int)n_routes, n_ff);
+    op.lists = device_new<int32_t>(api->prompt_experts_words(&op.of));
+    snprintf(name + strlen(name), sizeof name - strlen(name), ": route");
+    bytes(name, time_us([&] { OK(api->route(dev, &r)); }), 4.0 * n_tok * n_expert);
+    snprintf(name + strlen(name) - 5, 24, "all");
+    flops(name, time_us([&] {
+              to_half(from, n_embd, n_tok, false, op.x);
+              OK(api->route(dev, &r));
+              OK(api->prompt_experts(dev, &op));
+          }),
+          6.0 * (double)n_routes * n_ff * n_embd);
+    for (const void *p : {g.w, u.w, d.w, (const void *)op.values, (const void *)op.h.v}) OK(api->free(dev, (void *)p));
+}
+
 int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     const char *blas = argc > 1 && strchr(argv[1], '/') ? argv[1] : nullptr;
@@ -302,6 +364,10 @@ int main(int argc, char **argv) {
             flops(name, time_us([&] { attend(c, n_tok, 8192); }), 4.0 * D * n_tok * (first + 0.5 * n_tok));
         }
     }
+    for (int n_tok : {16, 128, 512, 2048})
+        for (float skew : {0.0f, 1.0f}) bench_experts(TE_Q4_0, 2048, 768, 128, 8, n_tok, skew);
+    for (int type : {TE_F16, TE_Q8_0, TE_Q4_K, TE_Q6_K}) bench_experts(type, 2048, 768, 128, 8, 2048, 0.5f);
+    bench_experts(TE_Q4_0, 4096, 14336, 8, 2, 2048, 0);
     for (int type : {TE_F16, TE_Q8_0, TE_Q4_0})
         for (bool listed : {false, true}) {
             snprintf(name, sizeof name, "load %s 14336 x 4096%s", te_type_get(type)->name, listed ? ", listed" : "");

@@ -1,6 +1,6 @@
 // prefill_check.cpp - the operations of prompts of te_cuda.h against doubles, on the first GPU.
 //
-//     prefill_check [CUBLASLT] [PART ...]     parts: halve gemm act attention load; all by default
+//     prefill_check [CUBLASLT] [PART ...]     parts: halve gemm act experts attention load; all by default
 //
 // With the path of cuBLASLt, products are checked by it and by our own kernels. Exits with 1 if a value is off, with 2 if
 // there is no GPU. Every operation is run twice for the same bits, and gemm from a recording, too. Inputs of products are
@@ -8,7 +8,7 @@
 // what independent errors of that size make, and 2^-18 of the sum of sizes for the products' own additions.
 #include <functional>
 
-#include "check_prompt_attention.hpp"
+#include "check_prompt_experts.hpp"
 
 // ---- halve ----
 
@@ -372,6 +372,7 @@ int main(int argc, char **argv) {
     } parts[] = {{"halve", check_halve},
                  {"gemm", [&] { check_gemm(blas); }},
                  {"act", check_act},
+                 {"experts", check_prompt_experts},
                  {"attention", check_attention},
                  {"load", check_load}};
     for (const auto &part : parts) {

@@ -434,7 +434,7 @@ CDEF = """
 typedef struct { const void *ops; uint32_t *cancelled; int64_t wait_ns; } pi_device;
 typedef struct { const uint32_t *base; uint32_t add; } te_ticket;
 typedef struct { const float *partial; int32_t n_parts, n_tok, cols; const float *add, *bias; size_t ld_add;
-                 float *y; size_t ldy; const uint64_t *words; te_ticket ticket;
+                 float *y; size_t ldy; const uint64_t *words; te_ticket ticket; const int32_t *expected;
                  struct { int32_t kind; float eps; const float *w, *b; } norm; float *normed;
                  uint32_t *cancelled; uint64_t limit_ns; } te_merge_args;
 typedef void pi_device_program(void *ctx, pi_device *dev);
@@ -446,7 +446,8 @@ typedef struct {
     int (*download)(pi_device *, void *, const void *, size_t); void *copy;
     int (*launch)(pi_device *, pi_device_program *, void *, uint64_t);
     void (*look)(pi_device *); int (*finish)(pi_device *);
-    void *begin, *end, *linear, *attention, *marks, *ffn; void (*merge)(pi_device *, const te_merge_args *);
+    void *begin, *end, *linear, *attention, *marks, *ffn, *route, *experts;
+    void (*merge)(pi_device *, const te_merge_args *);
 } pi_device_ops;
 const pi_device_ops *pi_device_cuda(void);
 """
@@ -459,7 +460,7 @@ def test_a_cpu_that_never_answers(key: int) -> None:
     ffi.cdef(CDEF)
     beside = Path(os.environ.get("POWERINFER_LIBRARY") or Path(powerinfer.__file__).parent / "lib" / "lib")
     ops = ffi.dlopen(str(beside.with_name("libpowerinfer_cuda.so"))).pi_device_cuda()
-    assert ops.version == 5, "CDEF is of another version"
+    assert ops.version == 6, "CDEF is of another version"
     out = ffi.new("pi_device **")
     assert ops.open(0, 0, out) == 0, ffi.string(ops.error())
     dev = out[0]

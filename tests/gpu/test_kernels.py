@@ -26,7 +26,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=600, check=False)
 
 
-@pytest.mark.parametrize("part", ["device", "linear", "ffn", "fused", "attention", "embed", "graph"])
+@pytest.mark.parametrize(
+    "part", ["device", "linear", "ffn", "fused", "experts", "attention", "embed", "graph"]
+)
 def test_kernels(part: str) -> None:
     done = run(part)
     assert (done.returncode, done.stderr) == (0, "")

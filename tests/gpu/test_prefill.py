@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("part", ["halve", "gemm", "act", "attention", "load"])
+@pytest.mark.parametrize("part", ["halve", "gemm", "act", "experts", "attention", "load"])
 def test_prefill(part: str) -> None:
     build = Path(os.environ.get("POWERINFER_CUDA_BUILD") or ROOT / "build" / "cuda")
     program = build / "gpu_prefill_check"

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, FormatError, UnsupportedError
-from powerinfer._engine import devices
-from powerinfer._engine.loader import Loader
 from powerinfer._engine.session import Model, Session
-from powerinfer.models import plan as plans
 from tests import models, reference
 
 SPEC = models.SPECS["qwen3moe"]
@@ -141,31 +138,16 @@ def test_a_token_reads_its_experts_alone(model: Model) -> None:
         assert [step.ffn_bytes for step in s.last_step] == [SPEC.n_used * expert + router] * SPEC.n_layer
 
 
-def test_a_gpu_that_nobody_asked_for(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the model to the CPU, with a warning."""
-    monkeypatch.setattr(devices, "_warned", set())
-    found = devices.Devices(kind="host", indices=(0,), budgets=(1 << 30,), automatic=True)
-    said: dict[str, Any] = {"n_ctx": 0, "n_batch": 16, "sparsity": "auto", "type_k": None, "type_v": None}
-    with (
-        pytest.warns(UserWarning, match="is not used: experts on a device are not supported yet"),
-        Loader(model, devices=found, **said).open() as s,
-    ):
-        s.feed([3])
-
-
 def test_what_experts_cannot_do_is_refused(path: Path, model: Model) -> None:
-    for mode in ("exact", "predicted"):
-        with pytest.raises(ArgumentError, match=f'"{mode}" is not possible: the model has experts'):
-            Session(model, sparsity=mode)
-    with pytest.raises(UnsupportedError, match="neurons of experts cannot be counted"):
-        Session(model, count_neurons=True)
+    with pytest.raises(ArgumentError, match='"predicted" is not possible: the model has experts'):
+        Session(model, sparsity="predicted")
+    with pytest.raises(ArgumentError, match='"exact" needs a ReLU model'):
+        Session(model, sparsity="exact")
     with (
         pytest.raises(ArgumentError, match="sign predictor"),
         Model(path, predictor="sign", activation="relu"),
     ):
         pass
-    with pytest.raises(UnsupportedError, match="experts on a device are not supported yet"):
-        plans.make_plan(path, vram_budget=1, rates=plans.Rates())
     a, b = np.ones((2, SPEC.n_embd), np.float32), np.ones((SPEC.n_ff, 2), np.float32)
     with Model(path) as m, pytest.raises(ArgumentError, match=r"blk\.0\.ffn_up\.weight"):
         m.add_adapter("blk.0.ffn_up.weight", a, b)

@@ -23,6 +23,7 @@ from powerinfer._engine.sampling import Sampler, Sampling
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Settings, engine, make_plan
 from tests.core import capi
+from tests.native import test_hybrid_mixtures as mixtures
 from tests.native.hybrid import (
     DEEP,
     IDS,
@@ -45,7 +46,7 @@ class Faults(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int32)
-        for name in ("alloc", "launch", "transfer", "die", "hang", "vanish", "map_one", "map")
+        for name in ("alloc", "launch", "transfer", "fetch", "die", "hang", "vanish", "map_one", "map")
     ]
 
 
@@ -365,3 +366,65 @@ def test_a_forked_process_has_no_devices(model: Model) -> None:
                 os._exit(ended)
         assert os.waitpid(child, 0)[1] == 0
         s.feed([3])
+
+
+# ---- mixtures of experts
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path = tmp_path_factory.mktemp("mixture") / "m.gguf"
+    with Model(mixtures.write(path, "qwen2moe")) as m:
+        yield m
+
+
+def open_mixture(model: Model, **more: Any) -> Session:
+    return mixtures.opened(model, mixtures.place(model, "one", 64, [0, 0, 0, 1, 1]), **more)
+
+
+@with_faults
+def test_every_allocation_of_a_mixture_can_fail(mixture: Model, faults: Faults) -> None:
+    n = 1
+    while True:
+        faults.alloc = n
+        try:
+            open_mixture(mixture).close()
+        except OutOfMemoryError as error:
+            assert "out of memory" in str(error)
+            n += 1
+            continue
+        break
+    assert n > 100
+
+
+@with_faults
+@pytest.mark.parametrize("n_tok", [1, 5, 40])
+@pytest.mark.parametrize("kind", ["die", "vanish"])
+def test_a_mixture_s_device_that_fails_at_any_operation(
+    mixture: Model, faults: Faults, kind: str, n_tok: int
+) -> None:
+    """An exception, and the next step gives what it gives without the failure."""
+    with open_mixture(mixture, live_experts=False) as s, open_mixture(mixture, live_experts=False) as other:
+        other.feed(IDS[:n_tok])
+        for n in (1, 2, 5, 9, 14, 20, 33):
+            setattr(faults, kind, n)
+            with pytest.raises(DeviceError, match="asked for"):
+                s.feed(IDS[:n_tok])
+            setattr(faults, kind, 0)
+            assert not s.length()
+        s.feed(IDS[:n_tok])
+        assert np.array_equal(s.logits(), other.logits())
+
+
+@with_faults
+def test_a_copy_of_an_expert_that_fails(mixture: Model, faults: Faults) -> None:
+    """No answer is made with what did not arrive: the device is not used any more."""
+    with open_mixture(mixture) as s:
+        faults.fetch = 3
+        with pytest.raises(DeviceError, match="asked for: a fetch"):
+            for token in IDS * 4:
+                s.feed([token])
+        n = s.length()
+        with pytest.raises(DeviceError, match="asked for: a fetch"):
+            s.feed(IDS[:3])
+        assert s.length() == n

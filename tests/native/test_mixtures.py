@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from powerinfer import FormatError, Llama, UnsupportedError
 from powerinfer._engine.session import Model, Session
@@ -63,15 +64,19 @@ def draw(label: str, *shape: int) -> Any:
     return (values / shape[-1] ** 0.5).astype(np.float16)
 
 
-def write(path: Path, name: str, change: dict[str, Any] | None = None) -> Path:
-    """A small file of that variant, with keys changed (None: without it)."""
+def write(
+    path: Path, name: str, change: dict[str, Any] | None = None, more: dict[str, Any] | None = None
+) -> Path:
+    """A small file of that variant, with keys of its architecture changed (None: without), and more keys."""
     arch, keys, parts = VARIANTS[name]
     s = SPEC
     q, kv, d = s.n_head * s.d_head, s.n_head_kv * s.d_head, s.n_embd
     meta = {key.replace("qwen3moe.", f"{arch}."): value for key, value in models.metadata(s).items()}
     meta |= {"general.architecture": arch, f"{arch}.block_count": N_LAYER}
     meta[f"{arch}.feed_forward_length"] = s.n_ff_expert
-    meta |= {f"{arch}.{key}": value for key, value in (keys | (change or {})).items()}
+    for key, value in (keys | (change or {})).items():
+        meta[key if key.startswith("powerinfer.") else f"{arch}.{key}"] = value
+    meta |= more or {}
     tensors: models.Tensors = {
         "token_embd.weight": (models.normal("mixtures/embd", s.n_vocab, d)).astype(np.float16),
         "output.weight": 2 * draw("output", s.n_vocab, d),
@@ -157,6 +162,130 @@ def test_bits_stay_together_and_however_a_prompt_is_cut(name: str, tmp_path: Pat
         assert same_bits_alone(s, alone)
 
 
+def by_neuron(path: Path, to: Path, kind: GGMLQuantizationType | None = None) -> Path:
+    """The same model with down stored by neuron."""
+    file = reference.load(path)
+    tensors = {
+        name.replace("down_exps", "down_t_exps"): np.ascontiguousarray(value.swapaxes(1, 2))
+        if name.endswith("ffn_down_exps.weight")
+        else value
+        for name, value in file.tensors.items()
+    }
+    return models.write(to, file.meta, {k: v.astype(np.float32) for k, v in tensors.items()}, kind=kind)
+
+
+def test_down_by_neuron_is_the_cpu_s(tmp_path: Path) -> None:
+    path = by_neuron(write(tmp_path / "m.gguf", "smallthinker"), tmp_path / "t.gguf")
+    plans.make_plan(path, vram_budget=0, rates=plans.Rates())
+    with pytest.raises(UnsupportedError, match="down is stored by neuron"):
+        plans.make_plan(path, vram_budget=1, rates=plans.Rates())
+
+
+@pytest.mark.parametrize("stored", ["by output", "by neuron"])
+@pytest.mark.parametrize("name", ["smallthinker", "qwen2moe"])
+def test_silent_neurons_are_not_read(name: str, stored: str, tmp_path: Path) -> None:
+    """A mixture of ReLU experts: the reference's answer, the same bits in both modes, alone and together."""
+    path = write(tmp_path / "m.gguf", name, {"powerinfer.hidden_act": "relu"})
+    expected = reference.forward(reference.load(path), TOKENS)
+    if stored == "by neuron":
+        path = by_neuron(path, tmp_path / "t.gguf")
+    with (
+        Model(path) as m,
+        Session(m, n_threads=2, n_seq=3, n_batch=16, sparsity="exact", type_k="f32", type_v="f32") as s,
+        Session(m, n_threads=2, sparsity="dense", type_k="f32", type_v="f32") as dense,
+    ):
+        assert m.info.can_skip_down == (stored == "by neuron")
+        assert same_bits_alone(s, dense)
+        s.drop()
+        dense.drop()
+        read = {"exact": 0, "dense": 0}
+        rows = []
+        for token in TOKENS:
+            for session in (s, dense):
+                session.feed([token])
+                read[session.info.sparsity] += sum(step.ffn_bytes for step in session.last_step)
+            rows.append(s.logits().copy())
+            assert np.array_equal(s.logits(), dense.logits())
+        assert reference.relative_error(np.stack(rows), expected) < 1e-5
+        # About half of the neurons are silent.
+        assert 0.5 < read["exact"] / read["dense"] < (0.75 if stored == "by neuron" else 0.9)
+        step = s.last_step[0]
+        assert step.n_computed < step.n_predicted == m.info.n_neurons
+        shared = N_SHARED if name == "qwen2moe" else 0  # whose neurons are all computed
+        assert step.n_active <= step.n_computed <= step.n_active + shared
+
+
+@pytest.mark.parametrize("type", ["COPY", "Q8_0", "Q4_K"])
+def test_quantize_stores_down_by_neuron(
+    type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, plain, turned = (tmp_path / f"{name}.gguf" for name in ("m", "plain", "turned"))
+    write(source, "smallthinker")
+    assert main(["quantize", str(source), str(plain), type]) == 0
+    assert main(["quantize", str(source), str(turned), type, "--down-by-neuron"]) == 0
+    before, one, other = (reference.load(path).tensors for path in (source, plain, turned))
+    assert {name.replace("_down_t_", "_down_") for name in other} == set(one)
+    for name, value in other.items():
+        if "_down_t_" not in name:
+            assert np.array_equal(value, one[name])
+            continue
+        down = before[name.replace("_down_t_", "_down_")].swapaxes(1, 2)
+        assert value.shape == down.shape
+        # Half a step of Q8_0, a 127th of a block's largest, and its scale is a half; a step of Q5_0, which
+        # Q4_K falls back to: -16 to 15 of a 16th.
+        error = {"COPY": 0.0, "Q8_0": 0.5 / 127 + 2**-11, "Q4_K": 1 / 16}[type]
+        assert np.abs(value - down).max() <= error * np.abs(down).max()
+    assert main(["quantize", str(plain), str(tmp_path / "again.gguf"), "COPY", "--down-by-neuron"]) == (
+        0 if type == "COPY" else 1
+    )
+    with Model(turned) as m, Session(m, n_threads=1) as s:
+        assert m.info.can_skip_down
+        s.feed(TOKENS[:20])
+        assert np.isfinite(s.logits()).all()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q5_1"])
+def test_bits_stay_together_in_blocks(kind: str, tmp_path: Path) -> None:
+    path = by_neuron(
+        write(tmp_path / "m.gguf", "smallthinker"), tmp_path / "t.gguf", GGMLQuantizationType[kind]
+    )
+    with (
+        Model(path) as m,
+        Session(m, n_threads=2, n_seq=3) as s,
+        Session(m, n_threads=2, sparsity="dense") as alone,
+    ):
+        assert same_bits_alone(s, alone)
+
+
+def test_more_sequences_than_a_pass_has_tokens(tmp_path: Path) -> None:
+    n = 70
+    with (
+        Model(write(tmp_path / "m.gguf", "smallthinker")) as m,
+        Session(m, n_threads=2, n_seq=n, n_batch=80, n_pool=64 * n) as s,
+        Session(m, n_threads=2) as alone,
+    ):
+        for token in TOKENS[:2]:
+            s.feed([token + i for i in range(n)], seq=list(range(n)), want_logits=True)
+        for i in (0, 31, 32, 63, 64, 69):
+            alone.drop()
+            for token in TOKENS[:2]:
+                alone.feed([token + i])
+            assert np.array_equal(s.logits(i), alone.logits())
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
+    """Where down is stored by output no sum is cut, however members share the work."""
+    with Model(write(tmp_path / "m.gguf", "qwen2moe")) as m:
+        seen = set()
+        for n_threads in (1, 2, 3, 4):
+            with Session(m, n_threads=n_threads) as s:
+                s.feed(TOKENS)
+                prompt = s.logits().tobytes()
+                s.feed(TOKENS[:1])
+                seen.add((prompt, s.logits().tobytes()))
+        assert len(seen) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -172,6 +301,42 @@ def test_bad_routers_are_refused(
     change: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=words), Model(write(tmp_path / "m.gguf", "groups", change)):
+        pass
+
+
+U32, U64 = np.uint32, np.uint64
+N_COUNTS = N_LAYER * SPEC.n_expert
+COUNTS, COUNTED = "powerinfer.expert.counts", "powerinfer.expert.tokens"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({COUNTS: np.zeros(N_COUNTS - 1, U32), COUNTED: U64(9)}, f"array of {N_COUNTS} u32"),
+        ({COUNTS: np.zeros(N_COUNTS + 8, U32), COUNTED: U64(9)}, f"array of {N_COUNTS} u32"),
+        ({COUNTS: np.zeros(N_COUNTS, np.float32), COUNTED: U64(9)}, "u32"),
+        ({COUNTS: 7, COUNTED: U64(9)}, "u32"),
+        ({COUNTS: np.zeros(N_COUNTS, U32)}, f"without {COUNTED}"),
+        ({COUNTED: U64(9)}, f"without {COUNTS}"),
+        ({COUNTS: np.zeros(N_COUNTS, U32), COUNTED: U64(0)}, COUNTED),
+        ({COUNTS: np.zeros(N_COUNTS, U32), COUNTED: U64(1 << 41)}, COUNTED),
+        (
+            {COUNTS: np.eye(1, N_COUNTS, 11, dtype=U32)[0] * U32(10), COUNTED: U64(9)},
+            "expert 3 of layer 1 was used 10 times in 9 tokens",
+        ),
+    ],
+)
+def test_bad_statistics_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "mixtral", more=change)
+    with pytest.raises(FormatError, match=words), Model(path):
+        pass
+
+
+def test_statistics_of_a_model_without_experts_are_refused(tmp_path: Path) -> None:
+    spec = models.SPECS["qwen2"]
+    meta = models.metadata(spec) | {COUNTS: np.zeros(8, U32), COUNTED: U64(9)}
+    path = models.write(tmp_path / "m.gguf", meta, models.file_tensors(spec, models.draw(spec)))
+    with pytest.raises(FormatError, match="no experts"), Model(path):
         pass
 
 
@@ -288,6 +453,17 @@ def test_bad_files_of_glm_are_refused_by_name(
         pass
 
 
+def test_uses_are_counted_where_there_are_experts(tmp_path: Path) -> None:
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["glm4moe"])
+    with Model(path) as m, Session(m, n_threads=2, count_neurons=True) as s:
+        s.feed(TOKENS, want_logits=True)
+        counts = s.neuron_counts().counts
+    assert counts.shape == (3, 8)
+    assert counts.sum(axis=1).tolist() == [0, 3 * len(TOKENS), 3 * len(TOKENS)]
+    with pytest.raises(UnsupportedError, match="layers without experts beside others"):
+        plans.make_plan(path, vram_budget=1, rates=plans.Rates())
+
+
 def test_devices_refuse_what_gpt_oss_has_beside_experts(tmp_path: Path) -> None:
     path = models.write_dense(tmp_path / "m.gguf", models.SPECS["gpt-oss"])
     with pytest.raises(UnsupportedError, match="clamped activations on a device are not supported yet"):
@@ -358,12 +534,13 @@ def test_what_a_mixture_says_of_itself(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["info", str(path)]) == 0
     text = capsys.readouterr().out
     assert (
-        "8, of which a token uses 3" in text and "dense: silent neurons" in text and "by default" not in text
+        "8, of which a token uses 3" in text
+        and "exact by default; silent neurons' up rows are skipped" in text
     )
     with Llama(path, n_threads=1, verbose=False) as llm:
-        assert not llm.info().notes
+        assert any("ffn_down of experts is not stored transposed" in note for note in llm.info().notes)
     assert main(["bench", str(path), "-p", "0", "-n", "4", "-r", "1", "-t", "1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert result["computed"] == 1 and 0.3 < result["active"] < 0.7
+    assert 0.3 < result["computed"] == result["active"] < 0.7
     with Model(write(tmp_path / "q.gguf", "qwen2moe")) as m:
         assert m.info.n_neurons == 3 * SPEC.n_ff_expert + N_SHARED

@@ -16,7 +16,7 @@ from powerinfer.cli import main
 from powerinfer.errors import ArgumentError, ClosedError
 from powerinfer.models import bench
 from powerinfer.models.bench.measure import prompt_flop
-from scripts import make_model
+from scripts import make_mixture, make_model
 
 Captured = pytest.CaptureFixture[str]
 
@@ -209,6 +209,22 @@ def test_operations_of_a_prompt(tmp_path: Path) -> None:
     rest = 2 * s.n_embd**2 + 3 * s.n_embd * s.n_ff  # what the last layer computes for the last token alone
     weights = s.n_layer * (2 * s.n_embd * kv + rest) - rest
     attention = 4 * s.n_embd * ((s.n_layer - 1) * (6 + 7 + 8) + 8)
+    assert flop == 2 * (3 * weights + rest + s.n_vocab * s.n_embd) + attention
+
+
+def test_operations_and_bytes_of_a_mixture_are_those_of_the_chosen_experts(tmp_path: Path) -> None:
+    s = make_mixture.SHAPES["tiny-qwen3moe"]
+    make_mixture.write(tmp_path / "m.gguf", s, "m", "Q8_0", make_mixture.Law())
+    with Model(tmp_path / "m.gguf") as model, Session(model, n_ctx=64, n_threads=1) as session:
+        flop = prompt_flop(session, bench.Case(n_prompt=3, n_gen=0, depth=0))
+        assert bench.expert_bytes(model) == s.n_layer * s.n_used * 3 * s.n_embd * s.n_ff * 34 // 32
+        session.feed([5])
+        read = session.last_total.bytes
+        assert bench.expert_bytes(model) < read < 2 * bench.expert_bytes(model)
+    q, kv = s.n_head * s.d_head, s.n_head_kv * s.d_head
+    rest = s.n_embd * (2 * q + s.n_expert + 3 * s.n_used * s.n_ff)
+    weights = s.n_layer * (2 * s.n_embd * kv + rest) - rest
+    attention = 4 * q * ((s.n_layer - 1) * (1 + 2 + 3) + 3)
     assert flop == 2 * (3 * weights + rest + s.n_vocab * s.n_embd) + attention
 
 

@@ -23,6 +23,7 @@ from powerinfer.models.corpus import Corpus, read_corpus
 from powerinfer.models.profile import plot, profile
 from powerinfer.models.statistics import Counts, read_activation_dir, read_counts, summarise_all
 from tests import models, reference
+from tests.native import test_mixtures
 
 Array = Any
 Captured = pytest.CaptureFixture[str]
@@ -482,3 +483,71 @@ def test_the_demo(tmp_path: Path, capsys: Captured) -> None:
     assert run("demo", "--text", tmp_path / "t.txt", "--json", "-t", 2) == 0
     told = json.loads(capsys.readouterr().out)
     assert 0 < told["all"]["active"] < 0.2
+
+
+# ---- mixtures of experts
+
+
+def uses(path: Path, tokens: Array, n_ctx: int) -> tuple[Array, Array]:
+    """How often the reference chooses each expert, with BOS before each window, and in how many tokens of
+    each layer rounding may decide: where the last that is chosen is hardly better than the next."""
+    model = reference.load(path)
+    n_used = int(model.key("expert_used_count"))
+    found: Array = 0
+    doubtful: Array = 0
+    for at in range(0, len(tokens), n_ctx - 1):
+        trace = reference.Trace()
+        reference.forward(model, [BOS, *tokens[at : at + n_ctx - 1]], trace=trace)
+        routers = np.stack(trace.routers)[:, 1:]
+        best = np.argsort(-routers, axis=-1)
+        found = found + np.stack([np.bincount(b[:, :n_used].ravel(), minlength=b.shape[1]) for b in best])
+        ranked = np.take_along_axis(routers, best, axis=-1)
+        margin = ranked[..., n_used - 1] - ranked[..., n_used]
+        doubtful = doubtful + (margin < 0.02 * routers.std()).sum(axis=1)
+    return found, doubtful
+
+
+@pytest.mark.parametrize("n_batch", [512, 5])
+@pytest.mark.parametrize("name", ["mixtral", "smallthinker"])
+def test_uses_of_experts_are_those_of_the_reference(name: str, n_batch: int, tmp_path: Path) -> None:
+    """In all layers, the last one too; BOS is not counted."""
+    path = test_mixtures.write(tmp_path / "m.gguf", name)
+    tokens = np.array(test_mixtures.TOKENS, np.int32)
+    expected_uses, doubtful = uses(path, tokens, 33)
+    with Model(path) as model:
+        counts = profile(model, Corpus(tokens=tokens, bos=BOS), n_ctx=33, n_batch=n_batch, n_threads=2)
+    assert counts.unit == "experts" and counts.n_tokens == len(tokens)
+    assert (counts.counts.sum(axis=1) == len(tokens) * test_mixtures.SPEC.n_used).all()
+    moved = np.abs(counts.counts.astype(np.int64) - expected_uses).sum(axis=1)
+    assert (moved <= 2 * doubtful).all() and doubtful.sum() < 0.1 * len(tokens) * len(doubtful)
+
+
+def test_the_command_counts_experts(tmp_path: Path, capsys: Captured) -> None:
+    path, out = test_mixtures.write(tmp_path / "m.gguf", "qwen2moe"), tmp_path / "out.gguf"
+    text = tmp_path / "t.txt"
+    text.write_text("ab cd " * 60)
+    words = ["profile", str(path), "--text", str(text), "-o", str(out), "-t", "1", "--tokens", "90"]
+    assert main([*words, "--activation-dir", str(tmp_path / "act")]) == 0
+    assert "quarter of the experts" in capsys.readouterr().out
+    with ModelFile(out) as file:
+        counts = read_counts(file)
+        assert file.metadata["powerinfer.expert.tokens"] == 90
+    assert counts is not None and counts.unit == "experts"
+    n_expert, n_used = test_mixtures.SPEC.n_expert, test_mixtures.SPEC.n_used
+    assert counts.counts.shape == (test_mixtures.N_LAYER, n_expert)
+    assert (counts.counts.sum(axis=1) == 90 * n_used).all()
+    assert main(["info", str(out)]) == 0
+    assert "10, 25 and 50 % of the experts" in capsys.readouterr().out
+    words = ["profile", str(path), "--read-activation", str(tmp_path / "act"), "--tokens", "90", "--json"]
+    assert main(words) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table["n_expert"] == n_expert and table["all"]["used"] == pytest.approx(n_used / n_expert)
+    best = np.sort(counts.counts, axis=1)[:, ::-1][:, : n_expert // 2].sum(axis=1)
+    assert table["all"]["carried_50"] == pytest.approx((best / (90 * n_used)).mean())
+
+
+def test_a_picture_of_experts(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    counts = Counts(counts=np.array([[5, 1, 0, 2], [1, 1, 3, 3]], np.uint64), n_tokens=8, unit="experts")
+    plot(counts, tmp_path / "p.svg", title="m")
+    assert (tmp_path / "p.svg").stat().st_size > 1000

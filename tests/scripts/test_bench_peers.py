@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripts import make_model
+from scripts import make_mixture, make_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -166,3 +167,14 @@ def test_the_pip_line_where_it_is_missing(models: dict[str, Path], tmp_path: Pat
     done = run(models["gguf"], "--peer-path", tmp_path, *SMALL)
     assert done.returncode == 1 and "pip install llama-cpp-python" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_bytes_of_experts_are_told(peer: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    make_mixture.write(path, make_mixture.SHAPES["tiny-qwen3moe"], "m", "Q8_0", make_mixture.Law())
+    done = run(path, "--peer-path", peer, *SMALL)
+    assert done.returncode == 0, done.stderr
+    # 3 layers, 4 of 32 experts, 3 matrices of 256 x 256 in 34 bytes of 32 weights
+    assert re.search(
+        r"a decoded token uses 3 MB of experts \(4 of 32\) of the [34] MB that are read", done.stdout
+    )

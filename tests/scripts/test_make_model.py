@@ -14,7 +14,8 @@ from powerinfer._engine.file import ModelFile
 from powerinfer._engine.formats import quantize
 from powerinfer._engine.session import Model, Session, Sparsity
 from powerinfer.models.statistics import read_counts
-from scripts import make_model
+from scripts import make_mixture, make_model
+from tests import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = [sys.executable, str(ROOT / "scripts" / "make_model.py")]
@@ -108,7 +109,7 @@ def test_patterns_survive_four_bits() -> None:
     np.testing.assert_allclose((nibbles * step).reshape(rows.shape), rows, rtol=2**-11, atol=1e-7)
     assert np.abs(rows.sum(axis=1)).max() < 1e-5
     np.testing.assert_allclose((b * b).sum(axis=1), 1, rtol=1e-5)
-    assert not b[:, : make_model.PATTERN_BLOCK].any() and not (b[:, constant != 0]).any()
+    assert not b[:, : make_model.BLOCK].any() and not (b[:, constant != 0]).any()
 
 
 def test_the_asked_share_is_what_thresholds_mean() -> None:
@@ -210,3 +211,71 @@ def test_what_the_program_refuses(words: list[str], said: str, tmp_path: Path) -
 def test_published_shapes_divide_into_blocks() -> None:
     for name, s in make_model.SHAPES.items():
         assert s.n_embd % s.n_head == s.n_head % s.n_head_kv == s.n_ff % 256 == s.n_embd % 64 == 0, name
+
+
+@pytest.mark.parametrize("rho", [0, 0.8])
+@pytest.mark.parametrize("shape", ["tiny-mixtral", "tiny-qwen3moe", "tiny-smallthinker"])
+def test_routers_have_the_skew_and_the_locality_that_were_asked_for(
+    shape: str, rho: float, tmp_path: Path
+) -> None:
+    """Their products in float64, against the law: what is left without the biases has mean 0, variance 1, and
+    from token to token the correlation rho. A layer's experts are 8 independent directions or more."""
+    s, law, n, begin = make_mixture.SHAPES[shape], make_mixture.Law(1.0, rho), 400, 30
+    make_mixture.write(tmp_path / "m.gguf", s, shape, "Q4_0", law)
+    trace = reference.Trace()
+    tokens = np.random.default_rng(3).permutation(512)[:n]
+    reference.forward(reference.load(tmp_path / "m.gguf"), tokens, trace=trace)
+    biases = law.biases(s, np.random.SeedSequence(1).spawn(6)[2])
+    # An AR(1) process of n tokens says as much as so many independent ones.
+    told = (n - begin) * (1 - rho) / (1 + rho) * 8
+    for layer, products in enumerate(trace.routers):
+        z = products[begin:] - biases[layer]
+        follows = rho if s.has_state(layer) else 0
+        assert abs(z.mean()) < 4 / told**0.5 + 0.05
+        assert z.var() == pytest.approx(1, abs=4 * (2 / told) ** 0.5 + 0.05)
+        assert (z[1:] * z[:-1]).mean() / z.var() == pytest.approx(follows, abs=4 / told**0.5 + 0.02)
+        assert np.corrcoef(products[begin:].mean(axis=0), biases[layer])[0, 1] > (0.7 if rho else 0.98)
+    with ModelFile(tmp_path / "m.gguf") as file:
+        counts = np.reshape(file.metadata["powerinfer.expert.counts"], (s.n_layer, s.n_expert))
+        assert (counts.sum(axis=1) == file.metadata["powerinfer.expert.tokens"] * s.n_used).all()
+    for layer in range(s.n_layer):
+        assert np.corrcoef(counts[layer], np.exp(biases[layer]))[0, 1] > 0.8
+
+
+def test_a_mixture_loads_and_is_as_sparse_as_asked(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    words = [
+        "tiny-smallthinker",
+        "--layers",
+        "4",
+        "--type",
+        "Q8_0",
+        "--active",
+        "0.3",
+        "--statistics",
+        "none",
+    ]
+    subprocess.run([*PROGRAM, *words, "-o", str(path)], check=True)
+    with Model(path) as model, Session(model, n_ctx=256, n_threads=1) as session:
+        assert (model.info.n_layer, model.info.n_expert, model.info.n_expert_used) == (4, 16, 4)
+        shares = []
+        for token in np.random.default_rng(5).integers(3, 512, 40):
+            session.feed([int(token)])
+            shares += [step.n_active / model.info.n_neurons for step in session.last_step]
+    assert np.mean(shares) == pytest.approx(0.3, rel=0.2)
+    with ModelFile(path) as file:
+        assert not [key for key in file.metadata if key.startswith("powerinfer.expert")]
+        assert {t.type for t in file.tensors if "gate_inp" in t.name} == {"F32"}
+        down = file.dequantize("blk.1.ffn_down_exps.weight")
+        assert not down[:, 0].any() and len(np.unique(down[:, 1, 0])) == make_mixture.N_DRAWN
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--rho", "1"], "0.99"), (["--skew", "-1"], "and 10"), (["--format", "both"], "router")],
+)
+def test_what_the_program_refuses_of_mixtures(words: list[str], said: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*PROGRAM, "tiny-mixtral", "-o", str(tmp_path / "m.gguf"), *words], capture_output=True, text=True
+    )
+    assert done.returncode and said in done.stderr and "Traceback" not in done.stderr

@@ -188,6 +188,62 @@ typedef struct te_ffn_args {
     float *partial; /* the sum over b of partial[b][t][c] is y[t][c] */
 } te_ffn_args;
 
+/* ---- experts ---- */
+
+typedef enum te_gating {
+    TE_GATING_SOFTMAX,
+    TE_GATING_SIGMOID,
+    TE_GATING_CHOSEN /* the choice is by the scores themselves, weights are the softmax over the chosen ones */
+} te_gating;
+
+/* A token's experts: those n_used with the largest p + choice_b, p being the softmax or sigmoid of its scores, the first
+ * of equal ones. Of groups (n_expert / n_group neighbours each) only the n_group_used best count; a group is as good as
+ * its two best experts together. weight = scale * p, with `normed` divided by the sum of the chosen p (at least 1e-20).
+ *
+ * place[e] says where an expert is: k from 0 on: the k-th place of the device's memory; below 0: the (-1 - place)-th of
+ * those that are not there. */
+typedef struct te_route_args {
+    const float *score; /* [n_tok] rows of n_expert, ld_score apart */
+    size_t ld_score;
+    int32_t n_tok, n_expert, n_used, n_group, n_group_used;
+    int32_t gating, normed; /* te_gating */
+    float scale;
+    const float *choice_b; /* [n_expert], or NULL */
+    const int32_t *place;  /* [n_expert] */
+    int32_t *expert;       /* [n_tok][n_used] results, the largest p + choice_b first */
+    float *weight;         /* [n_tok][n_used] */
+    uint32_t *uses;        /* [n_expert], or NULL: added to */
+    int32_t *n_missing;    /* or NULL: set to the number of routes whose expert is not there */
+    uint64_t *publish;     /* S [n_tok][n_used][2], or NULL: the expert, or -1 if it is there; the weight's bits */
+    te_ticket ticket;
+} te_route_args;
+
+/* y_t (+)= sum over those experts of token t that lie in the given places of
+ *     weight * (down_e . (act(gate_e . x_t + gate_b) * (up_e . x_t + up_b)) + down_b).
+ * Place k's rows are k * n_ff ... of gate and up, and k * n_embd ... of down. As with te_ffn_args only merge reads y. */
+typedef struct te_experts_args {
+    const float *x; /* [n_tok] rows of gate.cols floats, ldx apart: normed already */
+    size_t ldx;
+    int32_t n_tok, n_expert, n_used, n_ff;
+    te_mat gate, up, down;               /* of n_places experts; down.cols is n_ff */
+    const float *gate_b, *up_b, *down_b; /* or NULL: of all experts by number, [n_expert][n_ff] or [n_expert][n_embd] */
+    int32_t n_places;
+    const int32_t *place;   /* [n_expert], as te_route_args's */
+    int32_t missing, first; /* missing: the matrices are those of the first-th, ... of the experts that are not there */
+    const int32_t *expert;  /* [n_tok][n_used], of route */
+    const float *weight;    /* [n_tok][n_used] */
+    int32_t act;            /* te_activation */
+    float threshold;
+    float *y; /* [n_tok][n_embd] */
+    int32_t add;
+    int32_t staged, stage; /* the matrices come from loads of the buffer `stage`; prompts only */
+    uint32_t *counts;      /* [3], or NULL: pairs of (neuron, token) asked for, with up read, with h != 0 are added */
+    /* by the device */
+    float *h; /* room for n_tok * n_used rows of n_ff floats, ldh apart */
+    size_t ldh;
+    float *partial; /* the sum over b of partial[b][t][c] is y[t][c], b below n_used */
+} te_experts_args;
+
 /* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. With a norm what is
  * added to add is normed: y_t = add_t + norm(bias + sum + words_t). */
 typedef struct te_merge_args {
@@ -199,6 +255,7 @@ typedef struct te_merge_args {
     size_t ldy;
     const uint64_t *words; /* or NULL: S [n_tok][cols], waited for until they carry the ticket */
     te_ticket ticket;
+    const int32_t *expected; /* or NULL: where *expected is 0 there are no words */
     te_norm norm;
     float *normed; /* with a norm: room for n_tok * cols floats, which may be partial's */
     /* by the device. A wait ends where *cancelled (S) is not 0, or after limit_ns, which sets it; what was not there is 0. */

@@ -1,54 +1,16 @@
 /* te_ffn.c - the fused feed-forward over a list of neurons: gate, up, activation and down without leaving the list.
- *
- * Neurons pass three stages, each of which works on a group at a time and prefetches the rows of the stage that comes
- * next:
- *
- *     gate   a group of the list: g = gate_j . x; those that act(g) lets through wait in a queue
- *     up     a group of those:    h = act(g) * (up_j . x); those with h != 0 wait in a second queue
- *     down   a group of those:    sums += h * down_j
- *
- * A group is eight rows, enough for the prefetch to run ahead of the arithmetic, whichever share of the neurons
- * survives; with several tokens it is sixteen, which share what is read of the tokens' vectors.
- * Queues keep the order of the list, so each sum has the same terms in the same order however many neurons fell out
- * (dense and exact give the same bits). Every queue entry has a bit per token. */
+ * The stages that neurons pass are in te_pass.h. */
 #include <string.h>
 
 #include "te_ops.h"
-#include "te_workspace.h"
+#include "te_pass.h"
 
-/* A queue grows by up to a group in a turn and is then drained by one if it began the turn with as many: never more
- * than 3 * GROUP - 1. */
-enum { GROUP_OF_ONE = 8, GROUP = 16, ROOM = 3 * GROUP };
-_Static_assert(2 * ROOM <= TE_QUEUE_FLOATS, "both queues' values");
+_Static_assert(2 * TE_QUEUE_ROOM <= TE_QUEUE_FLOATS, "both queues' values");
 
-/* Neurons between two stages. value[t * TE_QUEUE_FLOATS + i] belongs to entry i and token t. */
-typedef struct queue {
-    int32_t n;
-    int32_t id[ROOM];
-    uint32_t tokens[ROOM]; /* bit t: token t still has a use for this neuron */
-    float *value;
-} queue;
-
-typedef struct pass {
-    te_workspace *ws;
-    const te_team *team;
-    te_member *me;
-    const te_member *packed; /* whose packed activations are read */
-    int32_t chain;           /* whose sums are added to */
-    const te_ffn *f;
-    const te_ffn_io *io; /* its pointers moved to the first token of the pass */
-    int32_t n_tok;
-    int32_t group;
-    bool skip;
-    int32_t up_act; /* which set of packed activations up takes */
-    te_ffn_counts *counts;
-    queue gated, hidden;
-} pass;
-
-static float *value(const queue *q, int32_t t) { return q->value + (size_t)t * TE_QUEUE_FLOATS; }
+static float *value(const te_queue *q, int32_t t) { return q->value + (size_t)t * TE_QUEUE_FLOATS; }
 
 /* The entries i < n that token t wants; returns how many. */
-static int32_t wanted(const queue *q, int32_t n, int32_t t, int32_t *entry) {
+static int32_t wanted(const te_queue *q, int32_t n, int32_t t, int32_t *entry) {
     int32_t count = 0;
     for (int32_t i = 0; i < n; i++) {
         entry[count] = i;
@@ -58,18 +20,18 @@ static int32_t wanted(const queue *q, int32_t n, int32_t t, int32_t *entry) {
 }
 
 /* y[t * ldy + i] = row id[i] . x_t for the tokens that want it; packed activations of set `which`. */
-static void products(const pass *p, const te_mat *m, const int32_t *id, const uint32_t *tokens, int32_t n,
+static void products(const te_pass *p, const te_mat *m, const int32_t *id, const uint32_t *tokens, int32_t n,
                      te_ahead ahead, int32_t which, float *y, size_t ldy) {
     const te_row_kernels *k = te_rows_of(p->ws, m);
     const te_rows rows = {id, 0, n};
-    const void *act = te_act(p->ws, p->packed, which, 0);
+    const void *act = p->act[which];
     if (p->n_tok == 1)
         k->dot(m, rows, ahead, act, y);
     else
         k->dot_batch(m, rows, ahead, (te_tokens){tokens, p->n_tok}, act, p->ws->act_stride, y, ldy);
 }
 
-static void drop_front(queue *q, int32_t n, int32_t n_tok) {
+static void drop_front(te_queue *q, int32_t n, int32_t n_tok) {
     const size_t left = (size_t)(q->n - n);
     memmove(q->id, q->id + n, left * sizeof q->id[0]);
     memmove(q->tokens, q->tokens + n, left * sizeof q->tokens[0]);
@@ -77,17 +39,15 @@ static void drop_front(queue *q, int32_t n, int32_t n_tok) {
     q->n -= n;
 }
 
-static void count_rows(const pass *p, const te_mat *m, int32_t n) {
+static void count_rows(const te_pass *p, const te_mat *m, int32_t n) {
     p->counts->rows += n;
     p->counts->bytes += (int64_t)te_row_bytes(m->type, m->cols) * n;
 }
 
-static void put_hidden(const pass *p, int32_t t, int32_t id, float h) {
-    p->io->hidden[p->io->ld_hidden * (size_t)t + (size_t)id] = h;
-}
+static void put_hidden(const te_pass *p, int32_t t, int32_t id, float h) { p->hidden[t][id] = h; }
 
 /* What is added to token t's product with neuron id's row. */
-static float added(const pass *p, const float *add, int32_t t, int32_t id) {
+static float added(const te_pass *p, const float *add, int32_t t, int32_t id) {
     return add ? add[p->io->ld_add * (size_t)t + (size_t)id] : 0.0f;
 }
 
@@ -95,8 +55,9 @@ static float added(const pass *p, const float *add, int32_t t, int32_t id) {
 static bool silent(const te_ffn *f, float g) { return f->act == TE_DRELU ? !(g > 0) : !(g > f->threshold) || g == 0; }
 
 /* The tokens that want neuron j, which is at place i of the list. */
-static uint32_t wanted_by(const pass *p, int32_t i, int32_t j) {
+static uint32_t wanted_by(const te_pass *p, int32_t i, int32_t j) {
     const te_ffn_io *io = p->io;
+    if (p->only) return p->only;
     if (io->tokens) return io->tokens[i];
     if (!io->mask) return UINT32_MAX >> (TE_WORKSPACE_TOKENS - p->n_tok);
     uint32_t tokens = 0;
@@ -106,9 +67,9 @@ static uint32_t wanted_by(const pass *p, int32_t i, int32_t j) {
 }
 
 /* Takes rows i0 .. i0+n-1 of the list in: their gate products, and what passes goes to p->gated. */
-static void gate_stage(pass *p, te_rows rows, int32_t i0, int32_t n, te_ahead ahead) {
+static void gate_stage(te_pass *p, te_rows rows, int32_t i0, int32_t n, te_ahead ahead) {
     const te_ffn *f = p->f;
-    queue *q = &p->gated;
+    te_queue *q = &p->gated;
     const int32_t at = q->n; /* the new entries are at[0..listed-1] */
     int32_t listed = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -134,7 +95,7 @@ static void gate_stage(pass *p, te_rows rows, int32_t i0, int32_t n, te_ahead ah
             value(q, t)[q->n] = g;
             if (!p->skip || !silent(f, g)) continue;
             tokens &= ~(1u << t);
-            if (p->io->hidden) put_hidden(p, t, q->id[i], 0.0f);
+            if (p->hidden) put_hidden(p, t, q->id[i], 0.0f);
         }
         q->id[q->n] = q->id[i];
         q->tokens[q->n] = tokens;
@@ -143,18 +104,18 @@ static void gate_stage(pass *p, te_rows rows, int32_t i0, int32_t n, te_ahead ah
 }
 
 /* The first n of p->gated: their hidden values, and what is not 0 goes to p->hidden. */
-static void up_stage(pass *p, int32_t n, te_ahead ahead) {
+static void up_stage(te_pass *p, int32_t n, te_ahead ahead) {
     const te_ffn *f = p->f;
-    float products_of[TE_WORKSPACE_TOKENS * GROUP], u[GROUP], g[GROUP];
-    int32_t entry[GROUP];
-    queue *in = &p->gated, *out = &p->hidden;
-    uint32_t fired[GROUP] = {0};
+    float products_of[TE_WORKSPACE_TOKENS * TE_GROUP], u[TE_GROUP], g[TE_GROUP];
+    int32_t entry[TE_GROUP];
+    te_queue *in = &p->gated, *out = &p->down;
+    uint32_t fired[TE_GROUP] = {0};
     count_rows(p, &f->up, n);
-    products(p, &f->up, in->id, in->tokens, n, ahead, p->up_act, products_of, GROUP);
+    products(p, &f->up, in->id, in->tokens, n, ahead, 1, products_of, TE_GROUP);
     for (int32_t t = 0; t < p->n_tok; t++) {
         const int32_t count = wanted(in, n, t, entry);
         for (int32_t i = 0; i < count; i++) {
-            u[i] = products_of[t * GROUP + entry[i]] + added(p, p->io->up_add, t, in->id[entry[i]]);
+            u[i] = products_of[t * TE_GROUP + entry[i]] + added(p, p->io->up_add, t, in->id[entry[i]]);
             if (f->gate.w)
                 g[i] = value(in, t)[entry[i]];
             else if (f->up_bias)
@@ -171,8 +132,8 @@ static void up_stage(pass *p, int32_t n, te_ahead ahead) {
                 if (p->io->fired) p->io->fired[id]++;
                 if (!f->gate.w && p->skip) p->counts->computed++;
             }
-            if (p->io->hidden) put_hidden(p, t, id, u[i]);
-            if (f->down.w) value(out, t)[out->n + entry[i]] = u[i];
+            if (p->hidden) put_hidden(p, t, id, u[i]);
+            if (f->down.w) value(out, t)[out->n + entry[i]] = p->weight ? p->weight[t] * u[i] : u[i];
         }
     }
     if (f->down.w) {
@@ -189,37 +150,43 @@ static void up_stage(pass *p, int32_t n, te_ahead ahead) {
     drop_front(in, n, p->n_tok);
 }
 
-static void down_stage(pass *p, int32_t n, te_ahead ahead) {
+static void down_stage(te_pass *p, int32_t n, te_ahead ahead) {
     const te_mat *down = &p->f->down;
     const te_row_kernels *k = te_rows_of(p->ws, down);
-    const queue *q = &p->hidden;
+    const te_queue *q = &p->down;
     const te_rows rows = {q->id, 0, n};
-    float *sums = te_sums(p->ws, p->team, p->chain, 0);
     count_rows(p, down, n);
     if (p->n_tok == 1)
-        k->axpy(down, rows, ahead, value(q, 0), sums);
+        k->axpy(down, rows, ahead, value(q, 0), p->sums);
     else
-        k->axpy_batch(down, rows, ahead, (te_tokens){q->tokens, p->n_tok}, value(q, 0), TE_QUEUE_FLOATS, sums,
+        k->axpy_batch(down, rows, ahead, (te_tokens){q->tokens, p->n_tok}, value(q, 0), TE_QUEUE_FLOATS, p->sums,
                       p->ws->sum_stride);
-    drop_front(&p->hidden, n, p->n_tok);
+    drop_front(&p->down, n, p->n_tok);
 }
 
-static int32_t ready(const pass *p, const queue *q, bool last) { return q->n >= p->group ? p->group : last ? q->n : 0; }
-static te_ahead front(const te_mat *m, const queue *q, int32_t n) { return (te_ahead){m, {q->id, 0, n}}; }
+static int32_t ready(const te_pass *p, const te_queue *q, bool last) {
+    return q->n >= p->group ? p->group : last ? q->n : 0;
+}
+static te_ahead front(const te_mat *m, const te_queue *q, int32_t n) { return (te_ahead){m, {q->id, 0, n}}; }
 
-/* All neurons at positions [lo, hi) of the list. */
-static void neurons(pass *p, te_rows rows, int32_t lo, int32_t hi) {
+void te_pass_begin(te_pass *p, const te_member *me) {
+    p->group = p->n_tok == 1 ? TE_GROUP_OF_ONE : TE_GROUP;
+    p->gated.value = me->queue;
+    p->down.value = me->queue + TE_QUEUE_ROOM;
+}
+
+void te_pass_neurons(te_pass *p, te_rows rows, int32_t lo, int32_t hi) {
     const te_ffn *f = p->f;
     const te_mat *first = f->gate.w ? &f->gate : &f->up;
     const int32_t group = p->group;
-    for (int32_t i = lo; i < hi || p->gated.n || p->hidden.n; i += group) {
+    for (int32_t i = lo; i < hi || p->gated.n || p->down.n; i += group) {
         const int32_t fresh = hi - i > group ? group : hi - i > 0 ? hi - i : 0;
-        const int32_t n_up = ready(p, &p->gated, fresh == 0), n_down = ready(p, &p->hidden, fresh == 0 && n_up == 0);
+        const int32_t n_up = ready(p, &p->gated, fresh == 0), n_down = ready(p, &p->down, fresh == 0 && n_up == 0);
         const int32_t left = hi - i - fresh;
         te_ahead after = {0}; /* what the next turn begins with */
         if (left > 0)
             after = (te_ahead){first, te_rows_part(rows, i + fresh, i + fresh + (left > group ? group : left))};
-        te_ahead after_up = n_down ? front(&f->down, &p->hidden, n_down) : after;
+        te_ahead after_up = n_down ? front(&f->down, &p->down, n_down) : after;
         if (fresh) gate_stage(p, rows, i, fresh, n_up ? front(&f->up, &p->gated, n_up) : after_up);
         if (n_up) {
             if (!n_down && !f->gate.w && p->gated.n > n_up) { /* without gates the next up rows are already waiting */
@@ -243,15 +210,14 @@ static int32_t ffn_parts(const te_team *team, int32_t n, bool short_ones) {
     return n_parts < 1 ? 1 : n_parts > most ? most : n_parts;
 }
 
-/* Up takes the gate's packed activations where both formats are packed alike. */
-static int32_t up_act(const te_workspace *ws, const te_ffn *f) {
+int32_t te_pass_up_act(const te_workspace *ws, const te_ffn *f) {
     return f->gate.w && te_rows_of(ws, &f->gate)->act_pack == te_rows_of(ws, &f->up)->act_pack ? 0 : 1;
 }
 
 static void pack(const te_workspace *ws, const te_member *me, const te_ffn *f, const te_ffn_io *io, int32_t n_tok) {
     te_pack_fn *packed_for = NULL, *packed_for_up = NULL;
     if (f->gate.w) te_pack(ws, me, 0, &f->gate, io->x, io->ldx, n_tok, &packed_for);
-    if (up_act(ws, f) == 1) te_pack(ws, me, 1, &f->up, io->x, io->ldx, n_tok, &packed_for_up);
+    if (te_pass_up_act(ws, f) == 1) te_pack(ws, me, 1, &f->up, io->x, io->ldx, n_tok, &packed_for_up);
 }
 
 void te_op_ffn_pack(const te_team *team, te_workspace *ws, const te_ffn *f, const te_ffn_io *io) {
@@ -262,13 +228,13 @@ void te_op_ffn_pack_token(te_workspace *ws, const te_ffn *f, const te_ffn_io *io
     const te_member *to = &ws->member[0];
     const float *x = io->x + io->ldx * (size_t)t;
     if (f->gate.w) te_rows_of(ws, &f->gate)->act_pack(x, f->gate.cols, te_act(ws, to, 0, t));
-    if (up_act(ws, f) == 1) te_rows_of(ws, &f->up)->act_pack(x, f->up.cols, te_act(ws, to, 1, t));
+    if (te_pass_up_act(ws, f) == 1) te_rows_of(ws, &f->up)->act_pack(x, f->up.cols, te_act(ws, to, 1, t));
 }
 
 /* As te_sums_end, of tokens t0 ..., to the sink. */
-static void sums_to_sink(te_team *team, const te_workspace *ws, const te_work *d, const pass *p, int32_t t0) {
+static void sums_to_sink(te_team *team, const te_workspace *ws, const te_work *d, const te_pass *p, float *y,
+                         int32_t t0) {
     const te_mat *down = &p->f->down;
-    float *y = p->me->floats;
     int64_t lo, hi;
     te_barrier(team);
     te_sums_share(team, down->cols, &lo, &hi);
@@ -328,34 +294,33 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
         if (io->hidden) part.hidden += io->ld_hidden * t;
         if (io->gate_add) part.gate_add += io->ld_add * t;
         if (io->up_add) part.up_add += io->ld_add * t;
-        pass p = {.ws = ws,
-                  .team = team,
-                  .me = me,
-                  .packed = io->packed_once ? &ws->member[0] : me,
-                  .f = f,
-                  .io = &part,
-                  .skip = skip,
-                  .counts = &sum};
+        const te_member *packed = io->packed_once ? &ws->member[0] : me;
+        float *hidden[TE_WORKSPACE_TOKENS];
+        te_pass p = {.ws = ws,
+                     .f = f,
+                     .io = &part,
+                     .act = {te_act(ws, packed, 0, 0), te_act(ws, packed, te_pass_up_act(ws, f), 0)},
+                     .hidden = io->hidden ? hidden : NULL,
+                     .skip = skip,
+                     .counts = &sum};
         p.n_tok = io->n_tok - t0 < TE_WORKSPACE_TOKENS ? io->n_tok - t0 : TE_WORKSPACE_TOKENS;
-        p.group = p.n_tok == 1 ? GROUP_OF_ONE : GROUP;
-        p.gated.value = me->queue;
-        p.hidden.value = me->queue + ROOM;
-        p.up_act = up_act(ws, f);
+        for (int32_t i = 0; io->hidden && i < p.n_tok; i++) hidden[i] = part.hidden + io->ld_hidden * (size_t)i;
+        te_pass_begin(&p, me);
         if (!io->is_packed) pack(ws, me, f, &part, p.n_tok);
         te_work d;
         te_work_begin(team, &d, n_parts, f->down.w != NULL);
         while (te_work_next(team, &d)) {
             int64_t lo, hi;
             share(&d, f, rows, io, &lo, &hi);
-            p.chain = d.chain;
+            p.sums = te_sums(ws, team, d.chain, 0);
             if (f->down.w && d.part == 0) te_sums_begin(ws, team, d.chain, p.n_tok, f->down.cols);
-            neurons(&p, rows, (int32_t)lo, (int32_t)hi);
+            te_pass_neurons(&p, rows, (int32_t)lo, (int32_t)hi);
             /* Next to each other: all members read them. */
             for (int64_t i = lo; io->hidden && io->listed && i < hi; i++)
                 io->listed[io->place ? io->place[i] : i] = io->hidden[te_row_at(rows, (int32_t)i)];
         }
         if (f->down.w && io->sink)
-            sums_to_sink(team, ws, &d, &p, t0);
+            sums_to_sink(team, ws, &d, &p, me->floats, t0);
         else if (f->down.w)
             te_sums_end(team, ws, &d, &f->down, p.n_tok, part.y, io->ldy, false, NULL);
     }

@@ -25,6 +25,17 @@ static size_t reserve(size_t *total, size_t count, size_t each, bool *ok) {
     return at;
 }
 
+/* Activations of n tokens as some GEMM wants them. */
+static size_t packed_bytes(const te_kernels *k, int32_t n_tok, int32_t cols) {
+    size_t most = k->gemm.pack_bytes(n_tok, cols);
+    for (int i = 0; i < TE_INT8_WAYS; i++) {
+        if (k->gemm.int8[i].types == 0) continue;
+        const size_t n = k->gemm.int8[i].pack_bytes(n_tok, cols);
+        if (n > most) most = n;
+    }
+    return most;
+}
+
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
@@ -53,16 +64,13 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
     const size_t queue_at = reserve(&total, pass, TE_QUEUE_FLOATS * sizeof(float), &ok);
     const size_t floats_at = reserve(&total, (size_t)larger(limits.max_cols, limits.max_rows), sizeof(float), &ok);
     const size_t gemm_at = reserve(&total, 1, k->gemm.scratch_bytes(limits.max_tok, limits.max_cols), &ok);
+    const int32_t n_slice = smaller(limits.max_slice, limits.max_tok);
+    const size_t slice_at =
+        reserve(&total, n_slice > 0, n_slice > 0 ? packed_bytes(k, n_slice, limits.max_cols) : 0, &ok);
     const size_t each = total;
     total = 0;
     reserve(&total, n_threads, each, &ok);
-    size_t packed = k->gemm.pack_bytes(limits.max_tok, limits.max_cols);
-    for (int i = 0; i < TE_INT8_WAYS; i++) {
-        if (k->gemm.int8[i].types == 0) continue;
-        const size_t n = k->gemm.int8[i].pack_bytes(limits.max_tok, limits.max_cols);
-        if (n > packed) packed = n;
-    }
-    const size_t packed_at = reserve(&total, 1, packed, &ok);
+    const size_t packed_at = reserve(&total, 1, packed_bytes(k, limits.max_tok, limits.max_cols), &ok);
     if (!ok)
         return te_fail(TE_MEMORY, "a workspace of %d tokens of %d columns is too large", limits.max_tok,
                        limits.max_cols);
@@ -90,6 +98,7 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
         m->queue = (float *)(own + queue_at);
         m->floats = (float *)(own + floats_at);
         m->gemm = own + gemm_at;
+        m->slice = own + slice_at;
     }
     *out = w;
     return TE_OK;
@@ -144,18 +153,12 @@ void te_sums_end(te_team *team, te_workspace *ws, const te_work *d, const te_mat
 
 /* ---- products ---- */
 
-typedef void gemm_pack_fn(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px);
-typedef void gemm_fn(const te_mat *m, int32_t first, int32_t last, const void *px, int32_t n_tok, float *y, size_t ldy,
-                     const float *bias, bool add, void *scratch);
-
-enum { PANELS = 4 }; /* the counter that hands panels out */
-
 /* Packs [n_tok][k] by the whole team; returns when it is complete and no panel is handed out yet. */
-static void pack_for_gemm(te_team *team, te_workspace *ws, gemm_pack_fn *pack, const float *x, size_t ldx,
+static void pack_for_gemm(te_team *team, te_workspace *ws, te_gemm_pack *pack, const float *x, size_t ldx,
                           int32_t n_tok, int32_t k) {
     int64_t t0, t1;
     te_barrier(team); /* a slower member may still work on the activations of the last product */
-    if (team->ith == 0) te_counter_reset(team, PANELS);
+    if (team->ith == 0) te_counter_reset(team, TE_COUNTER_UNITS);
     te_share(team, n_tok, ws->k->gemm.pack_unit, &t0, &t1);
     if (t0 < t1) pack(x, ldx, n_tok, k, (int32_t)t0, (int32_t)t1, ws->packed);
     te_barrier(team);
@@ -167,7 +170,7 @@ static void pack_for_gemm(te_team *team, te_workspace *ws, gemm_pack_fn *pack, c
  * parts are the same whoever takes them. */
 static bool take_units(te_team *team, int64_t n, int64_t *lo, int64_t *hi) {
     const int64_t nth = team->nth, least = n < 16 * nth ? 1 : 2;
-    int64_t i = te_counter_take(team, PANELS, 1), first = 0, size = n / (2 * nth);
+    int64_t i = te_counter_take(team, TE_COUNTER_UNITS, 1), first = 0, size = n / (2 * nth);
     while (i >= nth && size > least) {
         i -= nth;
         first += nth * size;
@@ -183,25 +186,37 @@ static int64_t units_of(const te_linear *l, int32_t unit) { return ((int64_t)l->
 
 enum { BY_ROWS, BY_GEMM, BY_INT8 }; /* BY_INT8 + i: by gemm.int8[i] */
 
+static int gemm_number(const te_gemm_kernels *g, int32_t type) {
+    for (int i = 0; i < TE_INT8_WAYS; i++)
+        if (g->int8[i].types >> type & 1) return BY_INT8 + i;
+    return BY_GEMM;
+}
+
+static te_gemm_way way_number(const te_gemm_kernels *g, int by) {
+    if (by == BY_GEMM) return (te_gemm_way){g->pack, g->gemm};
+    return (te_gemm_way){g->int8[by - BY_INT8].pack, g->int8[by - BY_INT8].gemm};
+}
+
+te_gemm_way te_gemm_of(const te_kernels *k, int32_t type) { return way_number(&k->gemm, gemm_number(&k->gemm, type)); }
+
+te_gemm_way te_gemm_t_of(const te_kernels *k) { return (te_gemm_way){k->gemm.pack_t, k->gemm.gemm_t}; }
+
 static int way_of(const te_workspace *ws, const te_linear *l, int32_t n_tok) {
     const te_gemm_kernels *g = &ws->k->gemm;
     if (l->way == TE_BY_ROWS || (l->way == TE_BY_COUNT && n_tok < g->linear_min_tok[l->w.type])) return BY_ROWS;
-    for (int i = 0; i < TE_INT8_WAYS; i++)
-        if (g->int8[i].types >> l->w.type & 1) return BY_INT8 + i;
-    return BY_GEMM;
+    return gemm_number(g, l->w.type);
 }
 
 /* Those of the products that are computed in this way. */
 static void linear_gemm(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
                         size_t ldx, int32_t n_tok, int by) {
     const te_gemm_kernels *g = &ws->k->gemm;
-    gemm_fn *gemm = by >= BY_INT8 ? g->int8[by - BY_INT8].gemm : g->gemm;
-    gemm_pack_fn *pack = by >= BY_INT8 ? g->int8[by - BY_INT8].pack : g->pack;
+    const te_gemm_way way = way_number(g, by);
     int64_t units = 0;
     for (int32_t p = 0; p < n_products; p++)
         if (way_of(ws, &products[p], n_tok) == by) units += units_of(&products[p], g->row_unit);
     if (units == 0) return;
-    pack_for_gemm(team, ws, pack, x, ldx, n_tok, products[0].w.cols);
+    pack_for_gemm(team, ws, way.pack, x, ldx, n_tok, products[0].w.cols);
     g->begin();
     /* The panels of all products are one sequence. */
     for (int64_t lo, hi; take_units(team, units, &lo, &hi);) {
@@ -213,8 +228,8 @@ static void linear_gemm(te_team *team, te_workspace *ws, const te_linear *produc
             const int64_t u0 = lo > first ? lo - first : 0, u1 = hi - first < n ? hi - first : n;
             if (u0 < u1) {
                 const int64_t r1 = u1 * g->row_unit;
-                gemm(&l->w, (int32_t)(u0 * g->row_unit), r1 < l->w.n_rows ? (int32_t)r1 : l->w.n_rows, ws->packed,
-                     n_tok, l->y, l->ldy, l->bias, l->add, ws->member[team->ith].gemm);
+                way.gemm(&l->w, (int32_t)(u0 * g->row_unit), r1 < l->w.n_rows ? (int32_t)r1 : l->w.n_rows, ws->packed,
+                         n_tok, l->y, l->ldy, l->bias, l->add, ws->member[team->ith].gemm);
             }
             first += n;
         }

@@ -22,9 +22,10 @@ extern "C" {
 typedef struct te_workspace te_workspace;
 typedef struct te_workspace_limits {
     int32_t n_threads;
-    int32_t max_tok;  /* tokens in one operation */
-    int32_t max_cols; /* weights per row of any matrix, and rows of any matrix of te_op_linear_t */
-    int32_t max_rows; /* neurons of any FFN */
+    int32_t max_tok;   /* tokens in one operation */
+    int32_t max_cols;  /* weights per row of any matrix, and rows of any matrix of te_op_linear_t */
+    int32_t max_rows;  /* neurons of any FFN */
+    int32_t max_slice; /* 0, or what te_experts.h asks for */
 } te_workspace_limits;
 te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_workspace **out);
 void te_workspace_free(te_workspace *w);

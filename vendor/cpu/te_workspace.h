@@ -1,4 +1,4 @@
-/* te_workspace.h - private to te_ops.c, te_ffn.c: scratch memory of a team, and how operations lay it out. */
+/* te_workspace.h - private to te_ops.c, te_ffn.c, te_experts.c: scratch memory of a team, and how operations lay it out. */
 #ifndef TE_WORKSPACE_H
 #define TE_WORKSPACE_H
 
@@ -18,6 +18,7 @@ typedef struct te_member {
     float *queue;   /* te_ffn.c: what is known of waiting neurons, TE_QUEUE_FLOATS for each token */
     float *floats;  /* the caller's, through te_workspace_floats */
     void *gemm;     /* the GEMM's scratch */
+    void *slice;    /* activations of max_slice tokens as the GEMM wants them */
 } te_member;
 
 struct te_workspace {
@@ -32,6 +33,18 @@ struct te_workspace {
 };
 
 enum { TE_QUEUE_FLOATS = 96 };
+enum { TE_COUNTER_UNITS = 4 }; /* the pool's counter that hands units of matrix products out */
+
+/* Which functions of te_gemm_kernels multiply with matrices of a type, and with transposed ones. */
+typedef void te_gemm_pack(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px);
+typedef void te_gemm_fn(const te_mat *m, int32_t first, int32_t last, const void *px, int32_t n_tok, float *y,
+                        size_t ldy, const float *bias, bool add, void *scratch);
+typedef struct te_gemm_way {
+    te_gemm_pack *pack;
+    te_gemm_fn *gemm;
+} te_gemm_way;
+te_gemm_way te_gemm_of(const te_kernels *k, int32_t type);
+te_gemm_way te_gemm_t_of(const te_kernels *k);
 
 static inline const te_row_kernels *te_rows_of(const te_workspace *ws, const te_mat *m) { return &ws->k->row[m->type]; }
 

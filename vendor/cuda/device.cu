@@ -142,8 +142,11 @@ te_status fill_info(te_cuda *d, int32_t index) {
 }
 
 te_status open_streams(te_cuda *d) {
-    CALL(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
-    CALL(cudaStreamCreateWithFlags(&d->capture, cudaStreamNonBlocking));
+    int least = 0, greatest = 0;
+    CALL(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    const int priority = least > greatest ? least - 1 : least; // fetches are below
+    CALL(cudaStreamCreateWithPriority(&d->stream, cudaStreamNonBlocking, priority));
+    CALL(cudaStreamCreateWithPriority(&d->capture, cudaStreamNonBlocking, priority));
     for (cudaEvent_t &e : d->mark) CALL(cudaEventCreate(&e));
     return TE_OK;
 }
@@ -157,6 +160,7 @@ void device_close(te_cuda *d) {
             if (g) (void)cudaGraphDestroy(g);
         }
         if (d->stream) (void)cudaStreamSynchronize(d->stream);
+        fetch_close(d);
         prefill_close(d);
         for (cudaEvent_t e : d->mark)
             if (e) (void)cudaEventDestroy(e);
@@ -421,6 +425,18 @@ template <te_status (*OP)(te_cuda *, int32_t)> te_status slot_on(te_cuda *d, int
     const te_status s = use(d);
     return s == TE_OK ? OP(d, slot) : refuse(d, s);
 }
+te_status fetch_open_on(te_cuda *d) {
+    TE_CUDA_TRY(use(d));
+    return fetch_open(d);
+}
+te_status fetch_on(te_cuda *d, const te_cuda_pack *op, void *room, size_t n_room) {
+    TE_CUDA_TRY(use(d));
+    return fetch(d, op, room, n_room);
+}
+te_status fetched_on(te_cuda *d, uint32_t *n) {
+    TE_CUDA_TRY(use(d));
+    return fetched(d, n);
+}
 te_status load_on(te_cuda *d, int32_t slot, const te_cuda_pack *op) {
     const te_status s = use(d);
     return s == TE_OK ? load(d, slot, op) : refuse(d, s);
@@ -467,6 +483,8 @@ const te_cuda_api table = {
     on<te_marks_args, marks>,
     ffn_parts,
     on<te_ffn_args, ffn>,
+    on<te_route_args, route>,
+    on<te_experts_args, experts>,
     on<te_merge_args, merge>,
     attention_floats,
     attention_counters,
@@ -480,6 +498,8 @@ const te_cuda_api table = {
     on<te_cuda_halve, halve>,
     on<te_cuda_gemm, gemm>,
     on<te_cuda_act, act>,
+    prompt_experts_words,
+    on<te_cuda_prompt_experts, prompt_experts>,
     prompt_attention_floats,
     on<te_attention_args, prompt_attention>,
     load_on,
@@ -487,6 +507,9 @@ const te_cuda_api table = {
     slot_on<load_free>,
     slot_on<load_mark>,
     load_passed_now,
+    fetch_open_on,
+    fetch_on,
+    fetched_on,
     device_failed,
 };
 

@@ -79,6 +79,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const te_merge_arg
     dep_go();
     if (at) word = load_word(at);
     dep_wait();
+    if (a.expected && __ldcg(a.expected) == 0) at = nullptr;
     float y = last && a.add ? __ldcg(a.add + t * a.ld_add + c) : 0;
     if (last && a.bias) y += __ldg(a.bias + c);
     for (int i = 0; i < n; i++) {

@@ -4,6 +4,7 @@
 #include "../core/te_layout.h"
 #include "formats.cuh"
 #include "launch.h"
+#include "prefill.cuh"
 
 namespace te {
 
@@ -14,7 +15,8 @@ __global__ void pack_kernel(const te_cuda_pack a, const te_layout v, int block, 
     dep_go();
     dep_wait();
     const int row = blockIdx.y;
-    const uint8_t *src = (const uint8_t *)a.src + (size_t)(a.rows ? __ldcg(a.rows + row) : row) * a.src_stride;
+    const uint8_t *src = (const uint8_t *)a.src +
+                         (size_t)(a.rows ? __ldcg(a.rows + row / a.each) * a.each + row % a.each : row) * a.src_stride;
     uint8_t *dst = (uint8_t *)a.dst.w + (size_t)row * a.dst.stride;
     for (int at = 2 * (blockIdx.x * blockDim.x + threadIdx.x); at < (int)a.dst.stride;
          at += 2 * gridDim.x * blockDim.x) {
@@ -34,6 +36,11 @@ __global__ void pack_kernel(const te_cuda_pack a, const te_layout v, int block, 
     }
 }
 
+cudaError_t load_pack_kernel() {
+    cudaFuncAttributes a;
+    return cudaFuncGetAttributes(&a, (const void *)pack_kernel);
+}
+
 te_status pack(te_cuda *d, const te_cuda_pack *op) {
     TE_CUDA_TRY(check_matrix(d, "pack", &op->dst));
     if (!op->src || !aligned(op->src, 2) || op->src_stride % 2)
@@ -44,12 +51,15 @@ te_status pack(te_cuda *d, const te_cuda_pack *op) {
     const te_type_info *info = te_type_get(op->dst.type);
     const int threads = 256, n_blocks = op->dst.cols / info->block_weights,
               across = divide_up((int64_t)op->dst.stride, 2 * threads);
-    for (int32_t r = 0; r < op->dst.n_rows; r += 32768) { // a grid's second dimension is limited
+    const int32_t each = op->each > 1 ? op->each : 1, most = 32768 > each ? 32768 / each * each : each;
+    if (each > 65535) return refuse(d, te_fail(TE_UNSUPPORTED, "pack: %d rows together", (int)each));
+    for (int32_t r = 0; r < op->dst.n_rows; r += most) { // a grid's second dimension is limited
         te_cuda_pack part = *op;
+        part.each = each;
         part.dst.w = (const uint8_t *)op->dst.w + (size_t)r * op->dst.stride;
-        part.dst.n_rows = op->dst.n_rows - r < 32768 ? op->dst.n_rows - r : 32768;
+        part.dst.n_rows = op->dst.n_rows - r < most ? op->dst.n_rows - r : most;
         if (op->rows)
-            part.rows = op->rows + r;
+            part.rows = op->rows + r / each;
         else
             part.src = (const uint8_t *)op->src + (size_t)r * op->src_stride;
         TE_CUDA_TRY(launch(d, "pack", pack_kernel,

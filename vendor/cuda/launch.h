@@ -22,6 +22,7 @@ struct te_cuda {
     te_cuda_block *blocks;
     uint64_t owned_bytes;
     struct te_cuda_prefill *prefill; // prefill.cuh; NULL until it is needed
+    struct te_cuda_fetches *fetches; // fetch.cu; the same
 };
 
 #define TE_CUDA_TRY(expr)                                                                                              \
@@ -89,6 +90,10 @@ te_status linear(te_cuda *d, const te_linear_args *op);
 te_status hidden(te_cuda *d, const te_cuda_hidden *op);
 int32_t parts(te_cuda *d, const te_mat *down, int32_t n_rows);
 te_status down(te_cuda *d, const te_cuda_down *op);
+te_status route(te_cuda *d, const te_route_args *op);
+te_status experts(te_cuda *d, const te_experts_args *op);
+size_t prompt_experts_words(const te_experts_args *op);
+te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op);
 te_status merge(te_cuda *d, const te_merge_args *op);
 int32_t mark_parts(te_cuda *d);
 te_status marks(te_cuda *d, const te_marks_args *op);
@@ -98,6 +103,10 @@ te_status ffn(te_cuda *d, const te_ffn_args *op);
 size_t attention_floats(te_cuda *d, const te_attention_args *op);
 size_t attention_counters(te_cuda *d, const te_attention_args *op);
 te_status attention(te_cuda *d, const te_attention_args *op);
+te_status fetch_open(te_cuda *d);
+te_status fetch(te_cuda *d, const te_cuda_pack *op, void *room, size_t n_room);
+te_status fetched(te_cuda *d, uint32_t *n);
+void fetch_close(te_cuda *d);
 te_status embed(te_cuda *d, const te_cuda_embed *op);
 te_status add(te_cuda *d, const float *x, float *y, int64_t n);
 te_status argmax(te_cuda *d, const float *x, size_t ldx, int32_t n, int32_t n_tok, int32_t *best);

@@ -34,7 +34,9 @@ __global__ void __launch_bounds__(LOAD_THREADS) load_kernel(const __grid_constan
     // A row of a group is one of these threads', so that each asks the list once.
     const int width = LOAD_THREADS / a.group, mine = threadIdx.x / width, lane = threadIdx.x % width;
     const uintptr_t src = (uintptr_t)op.src + (size_t)first * (size_t)block;
-    auto source = [&](int r) { return src + (size_t)(op.rows ? __ldg(op.rows + r) : r) * op.src_stride; };
+    auto source = [&](int r) {
+        return src + (size_t)(op.rows ? __ldg(op.rows + r / op.each) * op.each + r % op.each : r) * op.src_stride;
+    };
     auto fetch = [&](int g, int stage) { // whole words around a row: they never leave its pages
         const int r = g * a.group + mine;
         if (g < n_groups && r < op.dst.n_rows) {
@@ -150,6 +152,47 @@ static te_status slots_of(te_cuda *d, int32_t slot, te_cuda_prefill **out) {
     return TE_OK;
 }
 
+bool needs_kernel(const te_cuda_pack *op) {
+    const size_t n_bytes = te_row_bytes(op->dst.type, op->dst.cols);
+    return op->rows || op->blocks || te_layout_get(op->dst.type)->n_planes > 1 || op->src_stride != n_bytes ||
+           op->dst.stride != n_bytes;
+}
+cudaError_t load_rows_kernels() {
+    cudaFuncAttributes a;
+    const cudaError_t e = cudaFuncGetAttributes(&a, (const void *)load_kernel);
+    return e == cudaSuccess ? load_pack_kernel() : e;
+}
+
+te_status put_rows(te_cuda *there, const te_cuda_pack *op, int most_blocks) {
+    load_args a = {};
+    a.op = *op;
+    if (a.op.each < 1) a.op.each = 1;
+    const te_type_info *info = te_type_get(op->dst.type);
+    a.layout = *te_layout_get(op->dst.type);
+    a.block = info->block_bytes;
+    a.n_blocks = op->dst.cols / info->block_weights;
+    // With a list of blocks a row may be read from any of its blocks to any other.
+    const size_t n_bytes = te_row_bytes(op->dst.type, op->dst.cols), span = op->blocks ? op->src_stride : n_bytes;
+    if (a.layout.n_planes == 1 && !op->blocks) { // a row as it is: one block
+        a.block = a.layout.plane[0].n_bytes = (int)n_bytes;
+        a.n_blocks = 1;
+    }
+    const size_t room = (span + 32 + 15) / 16 * 16;
+    if (!op->rows && a.n_blocks == 1 && op->src_stride == n_bytes && op->dst.stride == n_bytes) {
+        return cuda_status(cudaMemcpyAsync((void *)op->dst.w, op->src, n_bytes * (size_t)op->dst.n_rows,
+                                           cudaMemcpyDefault, there->stream),
+                           "cudaMemcpyAsync");
+    } else if (FLIGHT * room <= there->smem_block) {
+        a.room = (int)room;
+        for (a.group = 1; a.group < 8 && 2 * (size_t)a.group * room <= LOAD_BYTES;) a.group *= 2;
+        const int groups = divide_up(op->dst.n_rows, a.group), blocks = groups < most_blocks ? groups : most_blocks;
+        return launch(there, "load", load_kernel, dim3((unsigned)blocks), LOAD_THREADS, FLIGHT * (size_t)a.group * room,
+                      a);
+    } else {
+        return pack(there, op);
+    }
+}
+
 te_status load(te_cuda *d, int32_t slot, const te_cuda_pack *op) {
     te_cuda_prefill *p;
     TE_CUDA_TRY(slots_of(d, slot, &p));
@@ -168,33 +211,7 @@ te_status load(te_cuda *d, int32_t slot, const te_cuda_pack *op) {
     te_cuda there = *d; // the same device, another stream
     there.stream = there.capture = p->load;
     there.overlap = false;
-    load_args a = {};
-    a.op = *op;
-    const te_type_info *info = te_type_get(op->dst.type);
-    a.layout = *te_layout_get(op->dst.type);
-    a.block = info->block_bytes;
-    a.n_blocks = op->dst.cols / info->block_weights;
-    // With a list of blocks a row may be read from any of its blocks to any other.
-    const size_t n_bytes = te_row_bytes(op->dst.type, op->dst.cols), span = op->blocks ? op->src_stride : n_bytes;
-    if (a.layout.n_planes == 1 && !op->blocks) { // a row as it is: one block
-        a.block = a.layout.plane[0].n_bytes = (int)n_bytes;
-        a.n_blocks = 1;
-    }
-    const size_t room = (span + 32 + 15) / 16 * 16;
-    te_status s;
-    if (!op->rows && a.n_blocks == 1 && op->src_stride == n_bytes && op->dst.stride == n_bytes) {
-        s = cuda_status(
-            cudaMemcpyAsync((void *)op->dst.w, op->src, n_bytes * (size_t)op->dst.n_rows, cudaMemcpyDefault, p->load),
-            "cudaMemcpyAsync");
-    } else if (FLIGHT * room <= d->smem_block) {
-        a.room = (int)room;
-        for (a.group = 1; a.group < 8 && 2 * (size_t)a.group * room <= LOAD_BYTES;) a.group *= 2;
-        const int groups = divide_up(op->dst.n_rows, a.group), blocks = groups < LOAD_BLOCKS ? groups : LOAD_BLOCKS;
-        s = launch(&there, "load", load_kernel, dim3((unsigned)blocks), LOAD_THREADS, FLIGHT * (size_t)a.group * room,
-                   a);
-    } else {
-        s = pack(&there, op);
-    }
+    te_status s = put_rows(&there, op, LOAD_BLOCKS);
     if (s == TE_OK) s = cuda_status(cudaEventRecord(p->ready[slot], p->load), "cudaEventRecord");
     if (s == TE_OK) p->loaded |= 1 << slot;
     return refuse(d, s);

@@ -249,8 +249,9 @@ __device__ __forceinline__ quad_bytes make_bytes(float4 v) {
 }
 
 // Four activations of token t, the i-th of the tile, into shared memory; whole warps call it for integer formats.
-template <class C>
-__device__ __forceinline__ void put_x(const rows_args &a, int t, int i, float4 v, uint4 *q, bytes32 *b) {
+// A: rows_args, or something else with its tile.
+template <class C, class A>
+__device__ __forceinline__ void put_x(const A &a, int t, int i, float4 v, uint4 *q, bytes32 *b) {
     if constexpr (!C::int8) {
         *reinterpret_cast<float4 *>(&q[t * (a.tile / 4) + swizzle(i)]) = v;
     } else {

@@ -31,7 +31,7 @@
 extern "C" {
 #endif
 
-enum { TE_CUDA_VERSION = 3, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_SLOTS = 8 };
+enum { TE_CUDA_VERSION = 4, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_SLOTS = 8, TE_CUDA_FETCHES = 128 };
 
 typedef struct te_cuda te_cuda;
 typedef struct te_cuda_graph te_cuda_graph;
@@ -60,6 +60,8 @@ typedef struct te_cuda_memory {
  * linear: 1 to TE_CUDA_MAX_TOK tokens; cols is read where there is no product. marks: in mark_parts() parts.
  * ffn: of a few tokens, all but the last sum: partial takes ffn_parts() * n_tok * cols floats, which merge adds up;
  * of y, add, stage, down_out and the adapters it knows nothing. merge: n_parts of partial are added.
+ * route: of any number of tokens. experts: of a few tokens, all but the last sum: to h and partial (n_used * n_tok * n_embd
+ * floats); of y, add and stage it knows nothing. Behind another operation than route, expert and place must be older.
  * attention: scratch is attention_floats() floats; counter is attention_counters() words that are 0 before
  * the first use and are left 0. */
 
@@ -132,7 +134,7 @@ typedef struct te_cuda_embed {
     size_t ldy;
 } te_cuda_embed;
 
-/* dst row i, block j = src row (rows ? rows[i] : i), block (blocks ? blocks[j] : j), from the file's layout to the
+/* dst row i, block j = src row (rows ? rows[i / each] * each + i % each : i), block (blocks ? blocks[j] : j), from the file's layout to the
  * device's. src: device or mapped host memory, 2-byte aligned (F32: 4). dst: n_rows and cols of the result. Lists are on
  * the device. */
 typedef struct te_cuda_pack {
@@ -140,6 +142,7 @@ typedef struct te_cuda_pack {
     const void *src;
     size_t src_stride;
     const int32_t *rows, *blocks;
+    int32_t each; /* neighbours that an entry of rows names; 0: 1 */
 } te_cuda_pack;
 
 /* ---- prompts: any number of tokens at a time ----
@@ -192,6 +195,17 @@ typedef struct te_cuda_act {
     te_cuda_half to;
     uint32_t *fired, *counts; /* as te_cuda_hidden's, or NULL */
 } te_cuda_act;
+
+/* Experts of many tokens: te_experts_args's y (add: added to), of its input in F16. Of x, ldx, stage, h and partial nothing
+ * is read. Hidden values are made of n_ff_once neurons at a time, sums of n_embd_once columns: multiples of 64, or all. */
+typedef struct te_cuda_prompt_experts {
+    te_experts_args of;
+    te_cuda_half x;
+    int32_t n_ff_once, n_embd_once;
+    int32_t *lists; /* prompt_experts_words() words */
+    float *values;  /* n_tok * n_used * the larger of the two, each rounded up to a multiple of 4 */
+    te_cuda_half h; /* of n_tok * n_used rows, for n_ff_once values; its scale has room for one of each row */
+} te_cuda_prompt_experts;
 
 /* ---- the table ---- */
 
@@ -253,6 +267,8 @@ typedef struct te_cuda_api {
     te_status (*marks)(te_cuda *d, const te_marks_args *op);
     int32_t (*ffn_parts)(te_cuda *d, const te_ffn_args *op); /* of partial; 0 if down.w is NULL */
     te_status (*ffn)(te_cuda *d, const te_ffn_args *op);
+    te_status (*route)(te_cuda *d, const te_route_args *op);
+    te_status (*experts)(te_cuda *d, const te_experts_args *op);
     te_status (*merge)(te_cuda *d, const te_merge_args *op);
     size_t (*attention_floats)(te_cuda *d, const te_attention_args *op);
     size_t (*attention_counters)(te_cuda *d, const te_attention_args *op);
@@ -270,6 +286,8 @@ typedef struct te_cuda_api {
     te_status (*halve)(te_cuda *d, const te_cuda_halve *op);
     te_status (*gemm)(te_cuda *d, const te_cuda_gemm *op);
     te_status (*act)(te_cuda *d, const te_cuda_act *op);
+    size_t (*prompt_experts_words)(const te_experts_args *op);
+    te_status (*prompt_experts)(te_cuda *d, const te_cuda_prompt_experts *op);
     /* As attention, of any number of tokens, those of a sequence next to each other; scratch:
      * prompt_attention_floats() floats; counter and early are not used. */
     size_t (*prompt_attention_floats)(te_cuda *d, const te_attention_args *op);
@@ -285,6 +303,14 @@ typedef struct te_cuda_api {
      * waits until those have ended (TIMEOUT after `seconds`); at once where nothing was marked. Not in a recording. */
     te_status (*load_mark)(te_cuda *d, int32_t place);
     te_status (*load_passed)(te_cuda *d, int32_t place, double seconds);
+
+    /* Matrices of pinned host memory into the device's layout, beside all that runs: on a stream of their own, one after
+     * another, at most TE_CUDA_FETCHES, through `room` of the device (n_room bytes, the same for all). dst is in use by
+     * nothing else. No lists. fetch_open gets what they need, which may wait for the device; otherwise the first fetch does.
+     * fetched: how many have ended so far. One thread at a time uses these three, beside the one that uses the others. */
+    te_status (*fetch_open)(te_cuda *d);
+    te_status (*fetch)(te_cuda *d, const te_cuda_pack *op, void *room, size_t n_room);
+    te_status (*fetched)(te_cuda *d, uint32_t *n);
 
     /* DEVICE if the device's work has failed. Any thread may ask, at any time. */
     te_status (*failed)(te_cuda *d);

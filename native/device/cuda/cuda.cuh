@@ -24,6 +24,8 @@ enum Room {
     GEMM,
     PREPARED,
     PREPARED_SIDE,
+    ROUTES,
+    FETCH,
     ROOMS
 };
 /* What operations do: nothing but say how much room they need, or that and their work. */
@@ -53,7 +55,7 @@ struct Slab {
     size_t n_bytes, used_bytes;
 };
 
-enum { MAX_GRAPHS = 64, MAX_RANGES = 512, MAX_SLABS = 2048 };
+enum { MAX_GRAPHS = 64, MAX_RANGES = 512, MAX_SLABS = 2048, FETCH_MATS = 4 };
 
 struct Cuda {
     pi_device base;
@@ -69,7 +71,8 @@ struct Cuda {
     Sum sum;
     const float *kept; /* what a side kept, of which PREPARED_SIDE is another form */
     te_prepared kept_form;
-    bool settled; /* an operation of this step has begun after the copy of its inputs had ended */
+    const float *half_x, *half_norm; /* input and weights of the norm that HALF_X was made of */
+    bool settled;                    /* an operation of this step has begun after the copy of its inputs had ended */
     Graph graph[MAX_GRAPHS];
     int32_t n_graphs, oldest_graph;
     Slab slab[MAX_SLABS];
@@ -83,6 +86,20 @@ struct Cuda {
     char *ring; /* S */
     int32_t turn;
     te_pool *copiers;
+
+    /* Fetches: those asked for that have not been put on their stream as a whole, and how far the first of these is. What
+     * is not mapped passes through two halves of pinned memory; `sent` of vendor/cuda's fetches are on the stream. */
+    struct {
+        te_mat from[FETCH_MATS], to[FETCH_MATS];
+        int32_t n;
+        uint32_t end; /* of vendor/cuda's fetches, the last that belongs to it */
+    } fetch[PI_FETCHES];
+    uint32_t n_fetch_asked, n_fetch_sent, n_fetched, sent;
+    int32_t fetch_mat, fetch_row, fetch_turn;
+    uint32_t fetch_half_end[2]; /* a half is free once so many have ended */
+    char *fetch_ring;           /* S */
+    te_status fetch_status;
+    char fetch_problem[256];
 
     /* Programs that are not kept as graphs are put on the stream by a thread: they may be longer than the driver's queue,
      * and wait for the CPU. `asked` and `done` count them. */
@@ -141,6 +158,10 @@ void op_merge(pi_device *dev, const te_merge_args *a);
 void op_load(pi_device *dev, const pi_device_load *a);
 void op_stamp(pi_device *dev, uint64_t *at);
 
+/* experts.cu */
+void op_route(pi_device *dev, const te_route_args *a);
+void op_experts(pi_device *dev, const te_experts_args *a);
+
 /* rates.cu */
 pi_status measure_rates(pi_device *dev, pi_device_rates *out);
 
@@ -150,7 +171,12 @@ bool is_adapted(const te_ffn_args *a);
 void adapt_products(Cuda *c, const te_ffn_args *a, te_ffn_args *op);
 void adapt_sum(Cuda *c, const te_ffn_args *a, const te_ffn_args *op, float *part);
 
+/* fetch.cu */
+pi_status fetch(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to);
+uint32_t fetched(pi_device *dev, pi_status *st);
+
 /* prompt.cu */
+void prefill_experts(Cuda *c, const te_experts_args *a);
 void prefill_linear(Cuda *c, const te_linear_args *a);
 void prefill_attention(Cuda *c, const te_attention_args *a);
 void prefill_ffn(Cuda *c, const te_ffn_args *a);

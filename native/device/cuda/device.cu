@@ -281,9 +281,13 @@ const pi_device_ops table = {
     op_attention,
     op_marks,
     op_ffn,
+    op_route,
+    op_experts,
     op_merge,
     op_load,
     op_stamp,
+    fetch,
+    fetched,
     measure_rates,
 };
 

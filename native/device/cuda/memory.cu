@@ -199,6 +199,7 @@ struct Gather {
     const int32_t *ids; /* H */
     bool columns;
     te_mat to;
+    int32_t each; /* as pi_device_load's */
 };
 
 /* Where kernels read the whole of the source: one operation. */
@@ -229,7 +230,8 @@ struct Piece {
 void copy_row(const Piece &p, int32_t i) {
     const Gather &g = *p.g;
     const te_mat &m = *g.from;
-    const int32_t r = p.first + i, row = !g.columns && g.ids ? g.ids[r] : r;
+    const int32_t r = p.first + i, each = g.each > 1 ? g.each : 1,
+                  row = !g.columns && g.ids ? g.ids[r / each] * each + r % each : r;
     const char *src = (const char *)m.w + m.stride * (size_t)row;
     char *dst = p.at + p.stride * (size_t)i;
     const te_type_info *t = te_type_get(m.type);
@@ -287,7 +289,7 @@ te_status reserve_copiers(Cuda *c) {
 }
 
 te_status load_by_ring(Cuda *c, const pi_device_load *a) {
-    const Gather g = {&a->from, a->host_ids, a->columns, a->to};
+    const Gather g = {&a->from, a->host_ids, a->columns, a->to, a->each};
     auto half = [&](int32_t turn) {
         te_status st;
         do st = c->te->load_passed(c->d, turn, finish_seconds);
@@ -307,7 +309,7 @@ pi_status pack(pi_device *dev, const te_mat *from, const int32_t *ids, int32_t n
     *out = te_mat{out->w, c->te->stride(from->type, cols), from->type, cols, rows};
     if (!c->ring) c->ring = (char *)share(dev, 2 * half_bytes);
     if (!c->ring) return PI_ERROR_MEMORY;
-    const Gather g = {from, ids, columns, *out};
+    const Gather g = {from, ids, columns, *out, 1};
     const uint64_t before = c->packed ? 0 : free_bytes(c); /* the first call loads the kernel */
     te_status st;
     if (const void *src = mapped(c, from->w)) {

@@ -21,6 +21,7 @@ void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32
     c->sum = {};
     c->settled = false;
     c->kept = nullptr;
+    c->half_x = nullptr;
     if (ready(c)) note(c, begin(c->d, to, from, n_bytes, ticket, tickets));
 }
 
@@ -257,6 +258,7 @@ void op_load(pi_device *dev, const pi_device_load *a) {
     op.src = src;
     op.src_stride = a->from.stride;
     op.rows = a->columns ? nullptr : a->ids;
+    op.each = a->each;
     op.blocks = a->columns ? a->ids : nullptr;
     note(c, c->te->load(c->d, a->stage, &op));
 }

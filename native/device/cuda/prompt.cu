@@ -50,6 +50,7 @@ void prefill_linear(Cuda *c, const te_linear_args *a) {
     if (!a->n_products) return;
     te_cuda_gemm op = {};
     op.x = half_room(c, HALF_X, a->n_tok, a->cols);
+    c->half_x = nullptr;
     op.n_tok = a->n_tok;
     op.n_products = a->n_products;
     for (int32_t i = 0; i < a->n_products; i++) op.product[i] = a->product[i];
@@ -182,10 +183,20 @@ te_ffn_args some_neurons(const te_ffn_args *a, int32_t first, int32_t n) {
 
 } // namespace
 
+/* Makes HALF_X, unless it is there. */
+static void make_half(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm,
+                      const te_cuda_half &to) {
+    if (c->half_x == x && c->half_norm == norm.w) return;
+    c->half_x = x;
+    c->half_norm = norm.w;
+    if (ready(c)) halve(c, x, ldx, n_tok, cols, norm, to);
+}
+
 void prefill_ffn(Cuda *c, const te_ffn_args *a) {
     const te_cuda_half x = half_room(c, HALF_X, a->n_tok, a->up.cols);
     /* Of a layer's several calls the first makes the input. */
-    if (ready(c) && !a->add) halve(c, a->x, a->ldx, a->n_tok, a->up.cols, a->norm, x);
+    if (!a->add) c->half_x = nullptr;
+    make_half(c, a->x, a->ldx, a->n_tok, a->up.cols, a->norm, x);
     if (a->staged && ready(c)) note(c, c->te->load_ready(c->d, a->stage));
     const int32_t n = a->up.n_rows, most = a->down.w ? pi_hidden_rows(n, a->n_tok, a->gate.w != nullptr) : n;
     for (int32_t first = 0; first < n; first += most) {
@@ -193,6 +204,24 @@ void prefill_ffn(Cuda *c, const te_ffn_args *a) {
         ffn(c, &b, x);
     }
     if (a->staged && ready(c)) note(c, c->te->load_free(c->d, a->stage));
+}
+
+void prefill_experts(Cuda *c, const te_experts_args *a) {
+    const int32_t n_embd = a->gate.cols, n_routes = a->n_tok * a->n_used;
+    te_cuda_prompt_experts op = {};
+    op.of = *a;
+    op.x = half_room(c, HALF_X, a->n_tok, n_embd);
+    op.n_ff_once = pi_hidden_rows(a->n_ff, n_routes, false);
+    op.n_embd_once = pi_hidden_rows(n_embd, n_routes, false);
+    op.values = (float *)room(
+        c, HIDDEN, sizeof(float) * floats_of(n_routes, op.n_ff_once > op.n_embd_once ? op.n_ff_once : op.n_embd_once));
+    op.h = half_room(c, HALF_H, n_routes, op.n_ff_once);
+    op.lists = (int32_t *)room(c, ROUTES, sizeof(int32_t) * c->te->prompt_experts_words(a));
+    make_half(c, a->x, a->ldx, a->n_tok, n_embd, {}, op.x);
+    if (!ready(c)) return;
+    if (a->staged) note(c, c->te->load_ready(c->d, a->stage));
+    note(c, c->te->prompt_experts(c->d, &op));
+    if (a->staged) note(c, c->te->load_free(c->d, a->stage));
 }
 
 } // namespace pi

@@ -7,7 +7,7 @@ step itself; the read rate is measured between tokens, by the session's own thre
 
 from .case import Case, cases, numbers
 from .measure import DIGEST_TOKENS, Result, logits_digest, measure
-from .setup import commit, describe, file_digest, resident_pages
+from .setup import commit, describe, expert_bytes, file_digest, resident_pages
 
 __all__ = [
     "DIGEST_TOKENS",
@@ -16,6 +16,7 @@ __all__ = [
     "cases",
     "commit",
     "describe",
+    "expert_bytes",
     "file_digest",
     "logits_digest",
     "measure",

@@ -233,15 +233,21 @@ def _result(session: Session, case: Case, mode: str, runs: Sequence[_Run]) -> Re
 
 def prompt_flop(session: Session, case: Case) -> int:
     """Multiplications and additions that a prompt needs, computed with all neurons: two for each weight and
-    token, and those of attention; of the last layer, but for its K and V, and of the output matrix for one
-    token."""
+    token, of experts those that a token uses, and those of attention; of the last layer, but for its K and V,
+    and of the output matrix for one token."""
     info = session.model.info
+
+    def used(shape: Sequence[int]) -> int:
+        """Weights of a tensor by one token: matrices, and stacks of experts."""
+        if len(shape) == 3:
+            return info.n_expert_used * math.prod(shape[1:])
+        return math.prod(shape) if len(shape) == 2 else 0
 
     def weights(part: str) -> int:
         return sum(
-            math.prod(tensor.shape)
+            used(tensor.shape)
             for tensor in session.model.file.tensors
-            if tensor.name.startswith(part) and len(tensor.shape) == 2 and ".fc" not in tensor.name
+            if tensor.name.startswith(part) and ".fc" not in tensor.name
         )
 
     n, first = case.n_prompt, case.depth + 1

@@ -50,7 +50,17 @@ def describe(model: Model) -> dict[str, Any]:
         "n_head": info.n_head,
         "n_head_kv": info.n_head_kv,
         "n_vocab": info.n_vocab,
+        "n_expert": info.n_expert,
+        "n_expert_used": info.n_expert_used,
+        "expert_bytes": expert_bytes(model),
     }
+
+
+def expert_bytes(model: Model) -> int:
+    """Of the experts that a token uses, where all of an expert is read; 0: the model has none."""
+    info = model.info
+    total = sum(tensor.n_bytes for tensor in model.file.tensors if "_exps." in tensor.name)
+    return total * info.n_expert_used // info.n_expert if info.n_expert else 0
 
 
 def commit() -> str:

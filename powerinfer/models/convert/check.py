@@ -92,10 +92,11 @@ def check(
 
     type: the format of the file's matrices. Raises what opening a model raises.
     """
-    mode: Any = "exact" if source.hyper.is_relu else "dense"
+    mode: Any = "exact" if source.hyper.is_relu and source.hyper.experts is None else "dense"
     with ModelFile(path) as file:
         tokenizer = Tokenizer.from_metadata(file.metadata)
-        transposed = any(tensor.name == "blk.0.ffn_down_t.weight" for tensor in file.tensors)
+        by_neuron = ("blk.0.ffn_down_t.weight", "blk.0.ffn_down_t_exps.weight")
+        transposed = any(tensor.name in by_neuron for tensor in file.tensors)
         with Model(file) as model:
             most = min(_MOST_TOKENS, model.info.n_ctx_train)
             prompts = [_tokens(tokenizer, text, most) for text in texts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from .json_file import Settings, read_object
 from .keys import FILE_TYPES, model_keys, note_on_original
 from .layout import Layout, lay_out
 from .predictors import Predictors, read_predictors
-from .stored import StoredTensor
+from .stored import Stack, StoredTensor
 from .vocabulary import read_vocabulary
 
 Progress = Callable[[int, int], object]
@@ -110,6 +111,8 @@ def convert(
             f"{source.config.where}: with the activation {hyper.act} no neuron is ever silent, and {what} of "
             "use for ReLU models only; --hidden-act relu says that it is one"
         )
+    if hyper.experts is not None and powerinfer:
+        raise UnsupportedError(f"{source.config.where}: the engine has no predictors of experts")
     transposed = powerinfer or transpose_down
     layout = lay_out(source.checkpoint, hyper, powerinfer=powerinfer, transpose_down=transposed)
     found = None
@@ -117,7 +120,12 @@ def convert(
         found = read_predictors(Path(predictors), n_layer=hyper.n_layer, n_embd=hyper.n_embd, n_ff=hyper.n_ff)
     counts = None
     if activation is not None:
-        counts = read_activation_dir(activation, n_layer=hyper.n_layer, n_ff=hyper.n_ff)
+        counts = read_activation_dir(
+            activation,
+            n_layer=hyper.n_layer,
+            n_ff=hyper.experts.n if hyper.experts else hyper.n_ff,
+            unit="experts" if hyper.experts else "neurons",
+        )
     vocabulary = read_vocabulary(path, source.config, arch=hyper.arch, n_vocab=hyper.n_vocab, pre=pre)
 
     keys = dict(model_keys(hyper, name=_name_of(path), type=type, powerinfer=powerinfer, predictors=found))
@@ -126,7 +134,7 @@ def convert(
     keys.update(counts.keys if counts is not None else {})
     keys.update(vocabulary.keys())
     tensors = _all_tensors(layout, found)
-    types = {name: _type_of(tensor, type) for name, tensor in tensors.items()}
+    types = {name: _type_of(name, tensor, type) for name, tensor in tensors.items()}
     n_bytes = _write(Path(out), powerinfer, keys, tensors, types, progress)
     notes = [*hyper.notes, *layout.notes, *vocabulary.notes]
     note = note_on_original(hyper, set(tensors), type=type, pre=vocabulary.pre) if powerinfer else ""
@@ -140,7 +148,7 @@ def convert(
         n_bytes=n_bytes,
         predictors=found,
         n_counted_tokens=counts.n_tokens if counts is not None else 0,
-        fallbacks=tuple(n for n, kind in types.items() if len(tensors[n].shape) > 1 and kind != type),
+        fallbacks=tuple(n for n, kind in types.items() if kind != type and _is_matrix(n, tensors[n])),
         left_out=layout.left_out,
         notes=tuple(notes),
     )
@@ -163,7 +171,7 @@ def _name_of(folder: Path) -> str:
     return folder.name.encode("utf-8", "replace").decode() or "model"
 
 
-def _all_tensors(layout: Layout, predictors: Predictors | None) -> dict[str, StoredTensor]:
+def _all_tensors(layout: Layout, predictors: Predictors | None) -> dict[str, StoredTensor | Stack]:
     out = dict(layout.tensors)
     if predictors is not None:
         for i, (fc1, fc2) in enumerate(zip(predictors.fc1, predictors.fc2, strict=True)):
@@ -172,8 +180,13 @@ def _all_tensors(layout: Layout, predictors: Predictors | None) -> dict[str, Sto
     return out
 
 
-def _type_of(tensor: StoredTensor, type: str) -> str:
-    if len(tensor.shape) < 2:
+def _is_matrix(name: str, tensor: StoredTensor | Stack) -> bool:
+    """Whether it has the type that was asked for. Routers are floats: a rounded one chooses other experts."""
+    return len(tensor.shape) > 1 and not name.endswith("ffn_gate_inp.weight")
+
+
+def _type_of(name: str, tensor: StoredTensor | Stack, type: str) -> str:
+    if not _is_matrix(name, tensor):
         return "F32"
     return type if tensor.shape[-1] % formats.block(type) == 0 else _FALLBACK
 
@@ -182,7 +195,7 @@ def _write(
     out: Path,
     powerinfer: bool,
     keys: dict[str, Any],
-    tensors: dict[str, StoredTensor],
+    tensors: dict[str, StoredTensor | Stack],
     types: dict[str, str],
     progress: Progress | None,
 ) -> int:
@@ -196,7 +209,7 @@ def _write(
         total = 0
         for name, tensor in tensors.items():
             writer.add_tensor(name, types[name], tensor.shape)
-            rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+            rows = math.prod(tensor.shape[:-1])
             total += rows * formats.row_bytes(types[name], tensor.shape[-1])
         done = 0
         for name, tensor in tensors.items():
@@ -208,7 +221,7 @@ def _write(
     return total
 
 
-def _encode(name: str, tensor: StoredTensor, type: str) -> Iterator[npt.NDArray[np.uint8]]:
+def _encode(name: str, tensor: StoredTensor | Stack, type: str) -> Iterator[npt.NDArray[np.uint8]]:
     """A tensor's bytes, in pieces."""
     largest = _LARGEST_F32 if type in ("F32", "BF16") else _LARGEST_F16
     for chunk in tensor.chunks():

@@ -1,6 +1,6 @@
 """The checkpoint's own answer: a forward pass in numpy float32 over the published weights.
 
-It shares nothing with the engine or with what the conversion does to names, rows and rotation: weights are
+It shares nothing with the engine or with what the conversion does to rows and rotation: weights are
 taken as they are published, and the formulas are those of the models' publications. Layer by layer, for all
 prompts together, so that every weight is read once; a large matrix in pieces.
 """
@@ -8,18 +8,22 @@ prompts together, so that every weight is read once; a large matrix in pieces.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from .checkpoint import Checkpoint
-from .hyper import Hyper
+from .hyper import Experts, Hyper
+from .layout import expert_names
 from .rounding import rounded
 
 Array = npt.NDArray[np.float32]
 
 _DOWN = ("mlp.down_proj", "mlp.dense_4h_to_h", ".fc2")
+
+_EXPERT_DOWN = re.compile(r"\.experts\.\d+\.(w2|down|down_proj)$")
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -77,17 +81,51 @@ class SourceModel:
         p = f"layers.{i}."
         normed = self._norm(p + "input_layernorm", x)
         q, k, v = (self._linear(f"{p}self_attn.{name}_proj", normed) for name in "qkv")
-        q, k, v = self._heads(q), self._heads(k), self._heads(v)
-        if self._hyper.family == "qwen3":
+        if self._hyper.family == "olmoe":  # over all heads
             q = self._norm(p + "self_attn.q_norm", q)
             k = self._norm(p + "self_attn.k_norm", k)
-        x = x + self._linear(p + "self_attn.o_proj", self._attention(q, k, v, positions, bounds))
+        q, k, v = self._heads(q), self._heads(k), self._heads(v)
+        if self._hyper.family in ("qwen3", "qwen3moe"):
+            q = self._norm(p + "self_attn.q_norm", q)
+            k = self._norm(p + "self_attn.k_norm", k)
+        before, window = x, self._hyper.window if i % 4 else 0
+        attended = self._attention(
+            q, k, v, positions, bounds, window=window, rotates=not self._hyper.window or window > 0
+        )
+        x = x + self._linear(p + "self_attn.o_proj", attended)
         normed = self._norm(p + "post_attention_layernorm", x)
-        gate = self._activate(self._linear(p + "mlp.gate_proj", normed))
-        up = self._linear(p + "mlp.up_proj", normed)
+        if self._hyper.experts is not None:
+            return x + self._mixture(self._hyper.experts, p, normed, before)
+        return x + self._gated(p + "mlp.gate_proj", p + "mlp.up_proj", p + "mlp.down_proj", normed)
+
+    def _gated(self, gate: str, up: str, down: str, x: Array) -> Array:
+        """A gated feed-forward of matrices of these names."""
+        opened, value = self._activate(self._linear(gate, x)), self._linear(up, x)
         if self._hyper.act == "drelu":
-            up = np.maximum(up, 0)
-        return x + self._linear(p + "mlp.down_proj", gate * up)
+            value = np.maximum(value, 0)
+        return self._linear(down, opened * value)
+
+    def _mixture(self, experts: Experts, p: str, x: Array, before: Array) -> Array:
+        """before: what the layer read, which SmallThinker's router reads."""
+        names, early = expert_names(self._hyper), self._hyper.family == "smallthinker"
+        # A file's router is of floats.
+        products = self._linear(p + names.router, before if early else x, type="F32")
+        weights = _sigmoid(products) if experts.is_sigmoid else _softmax(products)
+        best = np.argsort(-products, axis=1, kind="stable")[:, : experts.n_used]
+        chosen = np.take_along_axis(weights, best, axis=1)
+        if experts.is_normed:
+            chosen = chosen / chosen.sum(axis=1, keepdims=True)
+        out = np.zeros_like(x)
+        for e in np.unique(best):
+            tokens, rank = np.nonzero(best == e)
+            one = p + names.expert % e
+            made = self._gated(one + names.gate, one + names.up, one + names.down, x[tokens])
+            out[tokens] += chosen[tokens, rank][:, None] * made
+        if experts.n_ff_shared:
+            one = p + "mlp.shared_expert."
+            share = _sigmoid(self._linear(p + "mlp.shared_expert_gate", x, type="F32"))
+            out += share * self._gated(one + "gate_proj", one + "up_proj", one + "down_proj", x)
+        return out
 
     def _falcon_layer(self, i: int, x: Array, positions: npt.NDArray[np.int64], bounds: Array) -> Array:
         h, p = self._hyper, f"h.{i}."
@@ -115,15 +153,16 @@ class SourceModel:
         tensor = self._checkpoint.tensors[f"{self._prefix}{name}.weight"]
         return rounded(np.concatenate([tensor.floats(int(i), 1) for i in numbers]), self._type)
 
-    def _linear(self, name: str, x: Array, *, prefix: str | None = None) -> Array:
+    def _linear(self, name: str, x: Array, *, prefix: str | None = None, type: str = "") -> Array:
         """x [n, cols] . weight [rows, cols] transposed, and the bias if there is one."""
         name = (self._prefix if prefix is None else prefix) + name
         weight = self._checkpoint.tensors[name + ".weight"]
-        transposed = self._down_transposed and name.endswith(_DOWN)
+        is_down = name.endswith(_DOWN) or _EXPERT_DOWN.search(name) is not None
+        transposed = self._down_transposed and is_down
         out = np.empty((len(x), weight.shape[0]), np.float32)
         at = 0
         for chunk in weight.chunks():
-            chunk = rounded(chunk, self._type, transposed=transposed)
+            chunk = rounded(chunk, type or self._type, transposed=transposed)
             np.matmul(x, chunk.T, out=out[:, at : at + len(chunk)])
             at += len(chunk)
         if name + ".bias" in self._checkpoint:
@@ -154,19 +193,30 @@ class SourceModel:
         return x.reshape(len(x), -1, self._hyper.d_head)
 
     def _attention(
-        self, q: Array, k: Array, v: Array, positions: npt.NDArray[np.int64], bounds: Array
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        positions: npt.NDArray[np.int64],
+        bounds: Array,
+        *,
+        window: int = 0,
+        rotates: bool = True,
     ) -> Array:
-        """Causal, each prompt by itself. q [n, n_head, d], k and v [n, n_head_kv, d] to [n, n_head * d]."""
-        q, k = self._rotate(q, positions), self._rotate(k, positions)
+        """Causal, each prompt by itself. q [n, n_head, d], k and v [n, n_head_kv, d] to [n, n_head * d].
+
+        window: positions that a token sees, its own among them; 0: all."""
+        if rotates:
+            q, k = self._rotate(q, positions), self._rotate(k, positions)
         share = q.shape[1] // k.shape[1]
         out = []
         for q1, k1, v1 in zip(np.split(q, bounds), np.split(k, bounds), np.split(v, bounds), strict=True):
             k1, v1 = np.repeat(k1, share, axis=1), np.repeat(v1, share, axis=1)
             scores = np.einsum("qhd,khd->hqk", q1, k1) / np.float32(math.sqrt(q.shape[2]))
             scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            weights /= weights.sum(axis=-1, keepdims=True)
-            out.append(np.einsum("hqk,khd->qhd", weights, v1).reshape(len(q1), -1))
+            if window:
+                scores[:, np.tril(np.ones(scores.shape[1:], bool), -window)] = -np.inf
+            out.append(np.einsum("hqk,khd->qhd", _softmax(scores), v1).reshape(len(q1), -1))
         return np.concatenate(out)
 
     def _rotate(self, x: Array, positions: npt.NDArray[np.int64]) -> Array:
@@ -178,6 +228,16 @@ class SourceModel:
         cos, sin = (np.asarray(f(angles) * magnitude, np.float32) for f in (np.cos, np.sin))
         a, b = np.split(x, 2, axis=-1)
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)), np.float32)
+
+
+def _softmax(x: Array) -> Array:
+    """Over the last dimension."""
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True), np.float32)
 
 
 def _frequencies(h: Hyper) -> tuple[npt.NDArray[np.float64], float] | None:

@@ -17,6 +17,7 @@ _MAX_LAYERS = 1024
 _MAX_HEADS = 4096
 _MAX_CTX = (1 << 31) // 64 - 1
 _MAX_VOCAB = 1 << 24
+_MAX_EXPERTS = 4096
 
 _ACT_NAMES = {"relu": "relu", "drelu": "drelu", "silu": "silu", "swish": "silu", "gelu": "gelu"}
 
@@ -42,11 +43,29 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture: of `n` feed-forwards a token goes through `n_used`."""
+
+    n: int
+    n_used: int
+    n_ff: int
+    n_ff_shared: int = 0
+    """Of an expert that all tokens use; 0: there is none."""
+    is_normed: bool = True
+    """The weights of a token's experts are made to sum to 1."""
+    is_sigmoid: bool = False
+    """A router's products become weights by the sigmoid; else by the softmax."""
+    has_predictors: bool = False
+    """The checkpoint may have one for each expert, which is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hyper:
     """The shape of a model. Sizes as the engine names them."""
 
     family: str
-    """How its layers are built: "llama" (also mistral, bamboo), "qwen2", "qwen3", "falcon" or "opt"."""
+    """How its layers are built: "llama" (also mistral, mixtral, bamboo), "qwen2", "qwen3", "qwen2moe",
+    "qwen3moe", "olmoe", "smallthinker", "falcon" or "opt"."""
     arch: str
     """`general.architecture` of its file."""
     n_layer: int
@@ -69,6 +88,10 @@ class Hyper:
     qkv_bias: bool = False
     output_bias: bool = False
     """Of the attention's output product."""
+    experts: Experts | None = None
+    window: int = 0
+    """SmallThinker: positions that three layers of four see, while the fourth does not rotate; 0: no layer
+    has a window."""
     notes: tuple[str, ...] = field(default=())
     """Sentences for the user."""
 
@@ -93,7 +116,7 @@ class Hyper:
         """The activation of a file of this architecture that names none."""
         if self.arch == "bamboo":
             return "drelu"
-        if powerinfer or self.arch == "opt":
+        if powerinfer or self.arch in ("opt", "smallthinker"):
             return "relu"
         return "gelu" if self.arch == "falcon" else "silu"
 
@@ -120,7 +143,7 @@ def read_hyper(config: Settings, *, hidden_act: str = "") -> Hyper:
     if hyper.act == "drelu":
         if not hyper.is_gated:
             raise FormatError(f"{config.where}: drelu needs a gate, and {family} has none")
-        if hyper.arch == "llama":
+        if hyper.arch == "llama" and hyper.experts is None:
             # The name by which a file says this of itself, to the original as well.
             hyper = replace(hyper, arch="bamboo")
     return hyper
@@ -129,11 +152,17 @@ def read_hyper(config: Settings, *, hidden_act: str = "") -> Hyper:
 _FAMILIES = {
     "llama": ("llama", "sparsellama", "LlamaForCausalLM", "LLaMAForCausalLM", "SparseLlamaForCausalLM"),
     "mistral": ("mistral", "MistralForCausalLM"),
+    "mixtral": ("mixtral", "MixtralForCausalLM"),
+    "turbosparse": ("turbosparsemixtral", "TurboSparseMixtralForCausalLM"),
     "bamboo": ("bamboo", "BambooForCausalLM"),
     "falcon": ("falcon", "RefinedWeb", "RefinedWebModel", "FalconForCausalLM", "RWForCausalLM"),
     "opt": ("opt", "OPTForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM"),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    "olmoe": ("olmoe", "OlmoeForCausalLM"),
+    "smallthinker": ("smallthinker", "SmallThinkerForCausalLM", "SmallthinkerForCausalLM"),
 }
 
 
@@ -181,11 +210,12 @@ def _read_llama(config: Settings, family: str) -> Hyper:
     n_ctx = config.integer("max_position_embeddings", "max_sequence_length", low=1, high=_MAX_CTX)
     d_head = config.integer("head_dim", default=0, low=2, high=_MAX_HEADS)
     if not d_head:
-        d_head = 128 if family == "qwen3" else _divide(config, "hidden_size", n_embd, n_head)
-    act, threshold = _act(config, "hidden_act", default="relu" if family == "bamboo" else "silu")
-    if family == "bamboo":
+        d_head = 128 if family in ("qwen3", "qwen3moe") else _divide(config, "hidden_size", n_embd, n_head)
+    relu = family in ("bamboo", "turbosparse", "smallthinker")
+    act, threshold = _act(config, "hidden_act", default="relu" if relu else "silu")
+    if family in ("bamboo", "turbosparse"):
         if act not in ("relu", "drelu"):
-            raise config.wrong("hidden_act", "relu or dReLU for a bamboo model")
+            raise config.wrong("hidden_act", f"relu or dReLU for a {family} model")
         act = "drelu"
     if act == "drelu" and threshold:
         raise config.wrong("hidden_act", "fatrelu only where it is applied to the gate alone")
@@ -193,25 +223,95 @@ def _read_llama(config: Settings, family: str) -> Hyper:
         raise UnsupportedError(f"{config.where}: mlp_bias is set; the engine's FFN has no place for a bias")
     bias = config.flag("attention_bias", False)
     return Hyper(
-        family=family if family.startswith("qwen") else "llama",
-        arch=family if family.startswith("qwen") or family == "bamboo" else "llama",
+        family=family if family in _OWN_LAYERS else "llama",
+        arch=family if family in _OWN_LAYERS or family == "bamboo" else "llama",
         n_layer=config.integer("num_hidden_layers", low=1, high=_MAX_LAYERS),
         n_embd=n_embd,
         n_head=n_head,
         n_head_kv=_kv_heads(config, n_head, "num_key_value_heads"),
         d_head=d_head,
-        n_ff=config.integer("intermediate_size", low=1, high=MAX_DIM),
+        n_ff=config.integer(*_FF_NAMES.get(family, ("intermediate_size",)), low=1, high=MAX_DIM),
         n_vocab=config.integer("vocab_size", low=1, high=_MAX_VOCAB),
         n_ctx=n_ctx,
         act=act,
         act_threshold=threshold,
-        norm_eps=config.number("rms_norm_eps", default=1e-6, low=0),
+        norm_eps=config.number("rms_norm_eps", default=1e-5 if family in _EPS_1E5 else 1e-6, low=0),
         rope=_read_rope(config, n_ctx),
         tied=_tied(config),
-        qkv_bias=bias or family == "qwen2",
-        output_bias=bias and family != "qwen2",
-        notes=_window_notes(config, n_ctx, default=family != "qwen2" and family != "qwen3"),
+        qkv_bias=config.flag("qkv_bias", True) if family == "qwen2moe" else bias or family == "qwen2",
+        output_bias=bias and not family.startswith("qwen2"),
+        experts=_read_experts(config, family),
+        window=_read_layout(config) if family == "smallthinker" else 0,
+        notes=()
+        if family == "smallthinker"
+        else _window_notes(config, n_ctx, default=not family.startswith("qwen")),
     )
+
+
+_OWN_LAYERS = ("qwen2", "qwen3", "qwen2moe", "qwen3moe", "olmoe", "smallthinker")
+_FF_NAMES = {"smallthinker": ("moe_ffn_hidden_size",)}
+_EPS_1E5 = ("mixtral", "turbosparse", "olmoe")
+
+# Where configs have the number of experts, how many a token uses, and their width, if not intermediate_size.
+_EXPERT_NAMES = {
+    "mixtral": ("num_local_experts", "num_experts_per_tok", ""),
+    "turbosparse": ("num_local_experts", "num_experts_per_tok", ""),
+    "qwen2moe": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    "qwen3moe": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    "olmoe": ("num_experts", "num_experts_per_tok", ""),
+    "smallthinker": ("moe_num_primary_experts", "moe_num_active_primary_experts", "moe_ffn_hidden_size"),
+}
+
+
+def _read_experts(config: Settings, family: str) -> Experts | None:
+    if family not in _EXPERT_NAMES:
+        return None
+    if config.integer("decoder_sparse_step", default=1, low=0, high=_MAX_LAYERS) != 1:
+        raise UnsupportedError(f"{config.where}: decoder_sparse_step is not 1, which the engine does not run")
+    for name in ("mlp_only_layers", "moe_enable_secondary_experts", "moe_shared_primary_experts", "clip_qkv"):
+        if config.values.get(name):
+            raise UnsupportedError(f"{config.where}: {name} is set, which the engine does not run")
+    if 0 in (config.values.get("moe_layer_layout") or []):
+        raise UnsupportedError(f"{config.where}: moe_layer_layout has layers without experts")
+    if config.flag("moe_enable_early_router", True) is False:
+        raise UnsupportedError(f"{config.where}: moe_enable_early_router is false")
+    count, used, width = _EXPERT_NAMES[family]
+    n = config.integer(count, low=1, high=_MAX_EXPERTS)
+    shared = 0
+    if family == "qwen2moe":
+        shared = config.integer("shared_expert_intermediate_size", low=1, high=MAX_DIM)
+    always_normed = family in ("mixtral", "turbosparse", "smallthinker")
+    return Experts(
+        n=n,
+        n_used=config.integer(used, low=1, high=n),
+        n_ff=config.integer(width or "intermediate_size", low=1, high=MAX_DIM),
+        n_ff_shared=shared,
+        is_normed=always_normed or config.flag("norm_topk_prob", False),
+        is_sigmoid=family == "smallthinker" and not config.flag("moe_primary_router_apply_softmax", False),
+        has_predictors=family == "turbosparse",
+    )
+
+
+def _read_layout(config: Settings) -> int:
+    """SmallThinker's window. Its layers are all alike, with rotation and no window, or the first of each four
+    has neither: that is what the engine knows."""
+    n_layer = config.integer("num_hidden_layers", low=1, high=_MAX_LAYERS)
+    layouts = {}
+    for name, default in (("rope_layout", 1), ("sliding_window_layout", 0)):
+        values = config.values.get(name)
+        values = [default] * n_layer if values is None else values
+        if not isinstance(values, list) or any(value not in (0, 1) for value in values):
+            raise config.wrong(name, "a list of 0 and 1")
+        layouts[name] = values
+    rope, window = layouts.values()
+    if rope == [1] * n_layer and window == [0] * n_layer:
+        return 0
+    if not rope == window == [int(i % 4 != 0) for i in range(n_layer)]:
+        raise UnsupportedError(
+            f"{config.where}: rope_layout and sliding_window_layout must name all layers but each fourth, "
+            "beginning with the first; others are not known"
+        )
+    return config.integer("sliding_window_size", low=1, high=_MAX_CTX)
 
 
 def _read_falcon(config: Settings, _family: str) -> Hyper:
@@ -286,6 +386,12 @@ _READERS: dict[str, Callable[[Settings, str], Hyper]] = {
     "bamboo": _read_llama,
     "qwen2": _read_llama,
     "qwen3": _read_llama,
+    "mixtral": _read_llama,
+    "turbosparse": _read_llama,
+    "qwen2moe": _read_llama,
+    "qwen3moe": _read_llama,
+    "olmoe": _read_llama,
+    "smallthinker": _read_llama,
     "falcon": _read_falcon,
     "opt": _read_opt,
 }

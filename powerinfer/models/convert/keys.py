@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from .hyper import Hyper, Rope
+from .hyper import Experts, Hyper, Rope
 from .layout import OPT_UNUSED_POSITIONS
 from .predictors import Predictors
 
@@ -52,11 +52,29 @@ def _llama(h: Hyper, powerinfer: bool) -> Iterator[tuple[str, Any]]:
     yield "attention.head_count_kv", h.n_head_kv
     yield "attention.layer_norm_rms_epsilon", h.norm_eps
     yield from _rope(h)
-    if h.q_width != h.n_embd or h.family == "qwen3":
+    if h.q_width != h.n_embd or h.family in ("qwen3", "qwen3moe", "smallthinker"):
         yield "attention.key_length", h.d_head
         yield "attention.value_length", h.d_head
+    if h.window:
+        yield "attention.sliding_window", h.window
+    if h.experts is not None:
+        yield from _experts(h, h.experts)
     if not powerinfer:
         yield "vocab_size", h.n_vocab
+
+
+def _experts(h: Hyper, experts: Experts) -> Iterator[tuple[str, Any]]:
+    yield "expert_count", experts.n
+    yield "expert_used_count", experts.n_used
+    if h.arch not in ("llama", "olmoe"):
+        yield "expert_feed_forward_length", experts.n_ff
+    if experts.n_ff_shared:
+        yield "expert_shared_feed_forward_length", experts.n_ff_shared
+    if h.arch == "smallthinker":
+        yield "expert_gating_func", 2 if experts.is_sigmoid else 1
+    meant = h.arch in ("llama", "qwen3moe", "smallthinker")  # where no key says it
+    if experts.is_normed != meant:
+        yield "expert_weights_norm", experts.is_normed
 
 
 def _falcon(h: Hyper, powerinfer: bool) -> Iterator[tuple[str, Any]]:

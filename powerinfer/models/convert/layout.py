@@ -1,8 +1,9 @@
 """Which tensors a model has in its checkpoint, and what becomes of them in a file.
 
-The file's names are llama.cpp's. Four things are more than a name: rows of q and k are reordered where the
+The file's names are llama.cpp's. Five things are more than a name: rows of q and k are reordered where the
 engine rotates neighbouring pairs (llama), Falcon's fused projection is regrouped, the down projection of a
-PowerInfer file is transposed, and Llama 3's rotation factors become a tensor.
+PowerInfer file is transposed, Llama 3's rotation factors become a tensor, and so do the matrices of a layer's
+experts, stacked.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
 from ...errors import FormatError, UnsupportedError
 from .checkpoint import Checkpoint
-from .hyper import Hyper, llama3_divisors
-from .stored import Array, StoredTensor
+from .hyper import Experts, Hyper, llama3_divisors
+from .stored import Array, Stack, StoredTensor
 
 # Tensors that hold no weights: what they say is known without them.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(inv_freq|masked_bias|attn\.bias|attention\.bias)")
+
+# Of TurboSparse-Mixtral, in each expert.
+_PREDICTOR = re.compile(r"\.experts\.\d+\.predictor\.fc[12]\.weight$")
 
 # OPT's table of positions begins with rows that no position uses.
 OPT_UNUSED_POSITIONS = 2
@@ -35,13 +40,17 @@ class _Part:
     kinds: tuple[str, ...] = ("weight",)
     rows: Array | None = None
     transposed: bool = False
+    n_stacked: int = 0
+    """Experts: `source` has %d where the number of one stands."""
+    is_row: bool = False
+    """Published as a matrix of one row, written as a vector."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """The tensors of a file, in its order, and what of the checkpoint is not among them."""
 
-    tensors: dict[str, StoredTensor]
+    tensors: dict[str, StoredTensor | Stack]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -53,7 +62,7 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
     rows of neurons, under the name that tells so. Raises FormatError for tensors that are missing, misshapen
     or not known, UnsupportedError.
     """
-    out: dict[str, StoredTensor] = {}
+    out: dict[str, StoredTensor | Stack] = {}
     used: set[str] = set()
 
     def take(source: str, shape: tuple[int, ...]) -> StoredTensor:
@@ -62,15 +71,25 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
 
     prefix = _prefix(checkpoint, hyper)
     for part in _parts(hyper, transpose_down):
+        if part.n_stacked:
+            names = [f"{prefix}{part.source % e}.weight" for e in range(part.n_stacked)]
+            name = f"{part.name}.weight"
+            stacked = (take(one, part.shape) for one in names)
+            if part.transposed:
+                stacked = (replace(one, view=one.view.T) for one in stacked)
+            out[name] = Stack(name, tuple(stacked))
+            continue
         for kind in part.kinds:
             shape = part.shape if kind == "weight" else part.shape[:1]
             tensor = take(f"{prefix}{part.source}.{kind}", shape)
             if part.rows is not None:
                 tensor = replace(tensor, rows=part.rows)
+            if part.is_row:
+                tensor = replace(tensor, view=tensor.view[0])
             if part.transposed and kind == "weight":
                 tensor = replace(tensor, view=tensor.view.T)
             out[f"{part.name}.{kind}"] = tensor
-    embedding, head, notes = out["token_embd.weight"], "lm_head.weight", []
+    embedding, head, notes = cast(StoredTensor, out["token_embd.weight"]), "lm_head.weight", []
     is_tied = hyper.tied is not False
     if head in checkpoint or hyper.tied is False:
         lm_head = take(head, embedding.shape)
@@ -90,6 +109,14 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
         out["rope_freqs.weight"] = StoredTensor("rope_freqs.weight", "F32", divisors)
     left = [name for name in checkpoint if name not in used]
     unknown = [name for name in left if not _NO_WEIGHTS.fullmatch(name)]
+    if hyper.experts is not None and hyper.experts.has_predictors:
+        predictors = [name for name in unknown if _PREDICTOR.search(name)]
+        unknown = [name for name in unknown if name not in set(predictors)]
+        if predictors:
+            notes.append(
+                "the predictors of the experts are left out, since the engine has none for experts: all "
+                "of a token's experts are computed, also those that a predictor would have taken for silent"
+            )
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise FormatError(
@@ -136,8 +163,8 @@ def _parts(hyper: Hyper, transpose_down: bool) -> Iterator[_Part]:
     """Everything but the output head, names without the prefix."""
     make = {"falcon": _falcon, "opt": _opt}.get(hyper.family, _llama)
     for part in make(hyper):
-        if transpose_down and ".ffn_down" in part.name:
-            part = replace(part, name=part.name + "_t", transposed=True)
+        if transpose_down and ".ffn_down" in part.name and "_shexp" not in part.name:
+            part = replace(part, name=part.name.replace("ffn_down", "ffn_down_t"), transposed=True)
         yield part
 
 
@@ -156,14 +183,56 @@ def _llama(h: Hyper) -> Iterator[_Part]:
         yield _Part(attn + "v_proj", b + "attn_v", (h.kv_width, h.n_embd), qkv)
         out = ("weight", "bias") if h.output_bias else ("weight",)
         yield _Part(attn + "o_proj", b + "attn_output", (h.n_embd, h.q_width), out)
-        if h.family == "qwen3":
+        if h.family in ("qwen3", "qwen3moe"):
             yield _Part(attn + "q_norm", b + "attn_q_norm", (h.d_head,))
             yield _Part(attn + "k_norm", b + "attn_k_norm", (h.d_head,))
+        elif h.family == "olmoe":
+            yield _Part(attn + "q_norm", b + "attn_q_norm", (h.q_width,))
+            yield _Part(attn + "k_norm", b + "attn_k_norm", (h.kv_width,))
         yield _Part(p + "post_attention_layernorm", b + "ffn_norm", (h.n_embd,))
+        if h.experts is not None:
+            yield from _experts(h, h.experts, p, b)
+            continue
         yield _Part(p + "mlp.gate_proj", b + "ffn_gate", (h.n_ff, h.n_embd))
         yield _Part(p + "mlp.up_proj", b + "ffn_up", (h.n_ff, h.n_embd))
         yield _Part(p + "mlp.down_proj", b + "ffn_down", (h.n_embd, h.n_ff))
     yield _Part("norm", "output_norm", (h.n_embd,))
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """Of a mixture's matrices in checkpoints, behind a layer's name."""
+
+    router: str
+    expert: str
+    """With %d for its number."""
+    gate: str
+    up: str
+    down: str
+
+
+def expert_names(h: Hyper) -> ExpertNames:
+    if h.family == "llama":
+        return ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts.%d.", "w1", "w3", "w2")
+    if h.family == "smallthinker":
+        moe = "block_sparse_moe."
+        return ExpertNames(moe + "primary_router", moe + "experts.%d.", "gate", "up", "down")
+    return ExpertNames("mlp.gate", "mlp.experts.%d.", "gate_proj", "up_proj", "down_proj")
+
+
+def _experts(h: Hyper, experts: Experts, p: str, b: str) -> Iterator[_Part]:
+    names, n, n_ff = expert_names(h), experts.n, experts.n_ff
+    one = p + names.expert
+    yield _Part(p + names.router, b + "ffn_gate_inp", (n, h.n_embd))
+    yield _Part(one + names.gate, b + "ffn_gate_exps", (n_ff, h.n_embd), n_stacked=n)
+    yield _Part(one + names.up, b + "ffn_up_exps", (n_ff, h.n_embd), n_stacked=n)
+    yield _Part(one + names.down, b + "ffn_down_exps", (h.n_embd, n_ff), n_stacked=n)
+    if experts.n_ff_shared:
+        shared, wide = p + "mlp.shared_expert.", experts.n_ff_shared
+        yield _Part(p + "mlp.shared_expert_gate", b + "ffn_gate_inp_shexp", (1, h.n_embd), is_row=True)
+        yield _Part(shared + "gate_proj", b + "ffn_gate_shexp", (wide, h.n_embd))
+        yield _Part(shared + "up_proj", b + "ffn_up_shexp", (wide, h.n_embd))
+        yield _Part(shared + "down_proj", b + "ffn_down_shexp", (h.n_embd, wide))
 
 
 def _falcon(h: Hyper) -> Iterator[_Part]:

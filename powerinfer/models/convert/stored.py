@@ -91,6 +91,23 @@ class StoredTensor:
         return max(32, _CHUNK_BYTES // max(row, 1) // 32 * 32)
 
 
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """Tensors of one shape as one, [n, ...]: the matrices of a layer's experts."""
+
+    name: str
+    parts: tuple[StoredTensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.parts), *self.parts[0].shape)
+
+    def chunks(self) -> Iterator[npt.NDArray[np.float32]]:
+        """As of a StoredTensor: rows of the parts."""
+        for part in self.parts:
+            yield from part.chunks()
+
+
 def is_shape(sizes: Sequence[int]) -> bool:
     """Whether an array can have this shape; also if it is empty, numpy multiplies all other sizes."""
     return len(sizes) <= 8 and math.prod(max(n, 1) for n in sizes) < 1 << 56

@@ -231,7 +231,7 @@ def _options(
         setattr(o, name, getattr(rates, name))
     if counts is None:
         return o, alive
-    shape = (model.info.n_layer, model.info.n_ff)
+    shape = (model.info.n_layer, model.info.n_placed)
     if counts.shape != shape:
         raise ArgumentError(f"the counts are of {counts.shape} neurons, the model has {shape}")
     array = np.ascontiguousarray(counts, np.uint32)

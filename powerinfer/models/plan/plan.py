@@ -45,6 +45,9 @@ class Identity:
     n_layer: int
     n_embd: int
     n_ff: int
+    """Neurons of a layer; of a mixture, experts."""
+    n_expert: int
+    """Of a mixture; 0: it is none."""
     n_vocab: int
     file_bytes: int
     tensors: str
@@ -53,6 +56,11 @@ class Identity:
     """SHA-256 of the first bytes of some tensors: two models of one shape differ there."""
     counts: str
     """SHA-256 of the statistics in the file; "" if it has none."""
+
+    @property
+    def unit(self) -> str:
+        """What is placed: "neurons" or "experts"."""
+        return "experts" if self.n_expert else "neurons"
 
 
 _SAMPLED_TENSORS, _SAMPLED_BYTES = 32, 256  # little is read, even of a file on a slow disk
@@ -77,7 +85,8 @@ def identify(model: Model) -> Identity:
         predictor=info.predictor,
         n_layer=info.n_layer,
         n_embd=info.n_embd,
-        n_ff=info.n_ff,
+        n_ff=info.n_placed,
+        n_expert=info.n_expert,
         n_vocab=info.n_vocab,
         file_bytes=file.info.n_bytes,
         tensors=tensors.hexdigest(),
@@ -341,7 +350,7 @@ def make_plan(
 
 
 def _plan(model: Model, result: Result, rates: Rates, known: Statistics) -> Plan:
-    if result.settings.sparsity == "dense":
+    if result.settings.sparsity == "dense" and not model.info.n_expert:
         known = sources.dense()
     return Plan(
         model=identify(model),

@@ -11,7 +11,7 @@ import numpy as np
 from ..._engine.file import ModelFile
 from ..._engine.session import Model
 from ...errors import ArgumentError
-from ..statistics import COUNTS_KEY, Numbers, read_activation_dir, read_counts
+from ..statistics import COUNTS_KEY, EXPERT_COUNTS_KEY, Numbers, read_activation_dir, read_counts
 from .engine import Counts, Ids, Settings
 from .gpuidx import read_gpuidx, split_path
 
@@ -56,13 +56,23 @@ def find_statistics(model: Model, *, active_share: float = Settings().active_sha
     found = from_file(model.file)
     if found is not None:
         return found
-    n_layer, n_ff, path = model.info.n_layer, model.info.n_ff, model.file.path
+    n_layer, n_ff, path = model.info.n_layer, model.info.n_placed, model.file.path
     folder = path.absolute().parent / ACTIVATION_DIR
     if folder.is_dir():
         return from_folder(folder, n_layer, n_ff)
     if split_path(path).is_file():
         return from_split(split_path(path), n_layer, n_ff, active_share)
-    return heuristic(active_share)
+    return unknown_experts(model) if model.info.n_expert else heuristic(active_share)
+
+
+def unknown_experts(model: Model) -> Statistics:
+    """What is assumed of a mixture where nothing is known."""
+    share = model.info.n_expert_used / model.info.n_expert
+    return Statistics(
+        kind="heuristic",
+        source=f"none (`powerinfer profile` makes them): an expert is taken to be used by {share:.0%} of the "
+        "tokens, some by three times as many as others; a session finds out which",
+    )
 
 
 def from_file(file: ModelFile) -> Statistics | None:
@@ -70,7 +80,8 @@ def from_file(file: ModelFile) -> Statistics | None:
     counts = read_counts(file)
     if counts is None:
         return None
-    return _statistics("file", f"{COUNTS_KEY} of the file", counts.counts, counts.n_tokens)
+    key = COUNTS_KEY if counts.unit == "neurons" else EXPERT_COUNTS_KEY
+    return _statistics("file", f"{key} of the file", counts.counts, counts.n_tokens)
 
 
 def from_folder(folder: Path, n_layer: int, n_ff: int) -> Statistics:

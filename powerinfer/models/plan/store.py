@@ -93,6 +93,11 @@ def _rates(table: Any) -> Any:
     return table
 
 
+def _model(table: Any) -> Any:
+    """Plans of this version were also written before there were mixtures."""
+    return {"n_expert": 0} | table if isinstance(table, dict) else table
+
+
 def from_json(text: str, name: str = "the text") -> Plan:
     """A plan whose parts are of the right types and fit together; `Plan.check` then holds it against a model.
 
@@ -113,7 +118,7 @@ def from_json(text: str, name: str = "the text") -> Plan:
         raise t.wrong(f"its format is {table['format'][:40]!r}")
     if t.value(table, "version", int) != VERSION:
         raise t.wrong(f"its version is {table['version']}, this program reads {VERSION}")
-    model = t.part(Identity, table.get("model"))
+    model = t.part(Identity, _model(table.get("model")))
     settings = t.part(Settings, table.get("settings"))
     for key, known in (("sparsity", SPARSITY), ("type_k", KV_TYPE), ("type_v", KV_TYPE)):
         if getattr(settings, key) not in known:

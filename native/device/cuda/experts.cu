@@ -1,0 +1,40 @@
+/* experts.cu - a mixture of experts: the router's choice, and the experts of a few tokens. */
+#include "cuda.cuh"
+
+namespace pi {
+
+void op_route(pi_device *dev, const te_route_args *a) {
+    Cuda *c = of(dev);
+    c->half_x = nullptr; /* another layer's input */
+    if (a->uses) {       /* experts may come and go: what that takes is had before anything runs */
+        (void)room(c, FETCH, PI_FETCH_BYTES);
+        if (c->mode == MEASURE) note(c, c->te->fetch_open(c->d));
+    }
+    if (ready(c)) note(c, c->te->route(c->d, a));
+}
+
+namespace {
+
+void decode_experts(Cuda *c, const te_experts_args *a) {
+    te_experts_args op = *a;
+    const size_t part = (size_t)a->n_tok * (size_t)a->gate.cols;
+    op.ldh = (size_t)(a->n_ff + 3) / 4 * 4;
+    op.h = (float *)room(c, HIDDEN, sizeof(float) * op.ldh * (size_t)a->n_tok * (size_t)a->n_used);
+    /* A part of the sum for each rank, behind those of the same layer that are there, until merge adds them up. */
+    const int32_t before = a->add ? c->sum.n_parts : 0, n_parts = before + a->n_used;
+    op.partial = (float *)room(c, PARTIAL, sizeof(float) * (size_t)n_parts * part) + (size_t)before * part;
+    c->sum = {a->y, n_parts, false, {}};
+    if (ready(c)) note(c, c->te->experts(c->d, &op));
+}
+
+} // namespace
+
+void op_experts(pi_device *dev, const te_experts_args *a) {
+    Cuda *c = of(dev);
+    if (idle(c)) return;
+    if (a->n_tok > TE_CUDA_MAX_TOK) return prefill_experts(c, a);
+    if (a->staged) return note(c, te_fail(TE_ARGUMENT, "experts of %d tokens that are loaded", (int)a->n_tok));
+    decode_experts(c, a);
+}
+
+} // namespace pi

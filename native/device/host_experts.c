@@ -1,0 +1,128 @@
+/* host_experts.c - the stand-in device's operations of a mixture of experts. */
+#include <math.h>
+#include <string.h>
+
+#include "host.h"
+
+enum { OP_ROUTE = 10, OP_EXPERTS = 11 };
+
+/* The largest of v[0..n-1] that is above `below` or, if equal, comes later: experts in order of their rank, without marks. */
+typedef struct ranked {
+    float v;
+    int32_t at;
+} ranked;
+static ranked next_best(const float *v, int32_t n, ranked before) {
+    ranked best = {0, -1};
+    for (int32_t i = 0; i < n; i++) {
+        const bool later = before.at < 0 || v[i] < before.v || (v[i] == before.v && i > before.at);
+        if (later && !isnan(v[i]) && (best.at < 0 || v[i] > best.v)) best = (ranked){v[i], i};
+    }
+    return best;
+}
+
+/* -inf for all experts outside the best groups; group [n_group]: room. */
+static void drop_groups(const te_route_args *a, float *rank, float *group) {
+    const int32_t size = a->n_expert / a->n_group;
+    for (int32_t g = 0; g < a->n_group; g++) {
+        const ranked first = next_best(rank + (ptrdiff_t)g * size, size, (ranked){0, -1}),
+                     second = next_best(rank + (ptrdiff_t)g * size, size, first);
+        group[g] = second.at < 0 ? first.v : first.v + second.v;
+    }
+    ranked last = {0, -1};
+    for (int32_t i = 0; i < a->n_group_used; i++) last = next_best(group, a->n_group, last);
+    for (int32_t g = 0; g < a->n_group; g++)
+        for (int32_t e = 0; (group[g] < last.v || (group[g] == last.v && g > last.at)) && e < size; e++)
+            rank[(ptrdiff_t)g * size + e] = -INFINITY;
+}
+
+static void choose(const pi_host_device *d, const te_route_args *a, int32_t t, float *p, float *rank, float *group) {
+    const int32_t n = a->n_expert;
+    int32_t *expert = a->expert + (ptrdiff_t)t * a->n_used;
+    float *weight = a->weight + (ptrdiff_t)t * a->n_used, sum = 0;
+    memcpy(p, a->score + a->ld_score * (size_t)t, sizeof *p * (size_t)n);
+    if (a->gating == TE_GATING_SOFTMAX) d->kernels->softmax(p, n, 1);
+    for (int32_t e = 0; a->gating == TE_GATING_SIGMOID && e < n; e++) p[e] = 1 / (1 + expf(-p[e]));
+    for (int32_t e = 0; e < n; e++) rank[e] = a->choice_b ? p[e] + a->choice_b[e] : p[e];
+    if (a->n_group > 1) drop_groups(a, rank, group);
+    ranked last = {0, -1};
+    for (int32_t r = 0; r < a->n_used; r++) {
+        const ranked next = next_best(rank, n, last);
+        if (next.at >= 0) last = next;
+        expert[r] = last.at < 0 ? 0 : last.at; /* of what is not a number any will do */
+        weight[r] = p[expert[r]];
+    }
+    if (a->gating == TE_GATING_CHOSEN) d->kernels->softmax(weight, a->n_used, 1);
+    for (int32_t r = 0; r < a->n_used; r++) sum += weight[r];
+    if (sum < 1e-20F) sum = 1e-20F;
+    for (int32_t r = 0; r < a->n_used; r++) weight[r] = a->scale * (a->normed ? weight[r] / sum : weight[r]);
+}
+
+void pi_host_route(pi_device *dev, const te_route_args *a) {
+    pi_host_device *d = pi_host(dev);
+    if (!pi_host_begin_op(dev, OP_ROUTE, a->n_tok)) return;
+    pi_host_mix(d, a->score);
+    pi_host_mix(d, a->place);
+    pi_host_mix(d, a->publish);
+    const size_t n = (size_t)a->n_expert;
+    float *p = pi_host_scratch(d, 3 * n);
+    if (!p) return;
+    int32_t n_missing = 0;
+    for (int32_t t = 0; t < a->n_tok; t++) {
+        choose(d, a, t, p, p + n, p + 2 * n);
+        for (int32_t r = 0; r < a->n_used; r++) {
+            const int32_t i = t * a->n_used + r, e = a->expert[i];
+            const bool there = a->place[e] >= 0;
+            uint32_t word[2] = {there ? UINT32_MAX : (uint32_t)e, 0};
+            memcpy(&word[1], &a->weight[i], sizeof word[1]);
+            n_missing += !there;
+            if (a->uses) a->uses[e]++;
+            if (a->publish) pi_publish_words(a->publish, 2 * (int64_t)i, 2, *a->ticket.base + a->ticket.add, word);
+        }
+    }
+    if (a->n_missing) *a->n_missing = n_missing;
+}
+
+/* y += weight * what the expert at a place gives for x; hidden: gate's and up's products, out [n_embd]. */
+static void run_route(pi_host_device *d, const te_experts_args *a, int32_t place, int32_t e, const float *x,
+                      float weight, float *hidden, float *out, float *y) {
+    const int32_t n_embd = a->gate.cols;
+    const size_t n_ff = (size_t)a->n_ff;
+    te_mat gate = a->gate, up = a->up, down = a->down;
+    gate.w = (const char *)gate.w + gate.stride * n_ff * (size_t)place;
+    up.w = (const char *)up.w + up.stride * n_ff * (size_t)place;
+    down.w = (const char *)down.w + down.stride * (size_t)n_embd * (size_t)place;
+    gate.n_rows = up.n_rows = a->n_ff;
+    down.n_rows = n_embd;
+    const te_linear in[2] = {
+        {.w = gate, .bias = a->gate_b ? a->gate_b + n_ff * (size_t)e : NULL, .y = hidden, .ldy = n_ff},
+        {.w = up, .bias = a->up_b ? a->up_b + n_ff * (size_t)e : NULL, .y = hidden + n_ff, .ldy = n_ff}};
+    te_op_linear(d->team, d->ws, in, 2, x, (size_t)n_embd, 1);
+    d->kernels->glu((te_activation)a->act, a->threshold, hidden, hidden + n_ff, a->n_ff, hidden);
+    for (size_t i = 0; a->counts && i < n_ff; i++) a->counts[2] += hidden[i] != 0;
+    if (a->counts) a->counts[0] += (uint32_t)a->n_ff, a->counts[1] += (uint32_t)a->n_ff;
+    const te_linear back = {
+        .w = down, .bias = a->down_b ? a->down_b + (size_t)n_embd * (size_t)e : NULL, .y = out, .ldy = (size_t)n_embd};
+    te_op_linear(d->team, d->ws, &back, 1, hidden, n_ff, 1);
+    for (int32_t c = 0; c < n_embd; c++) y[c] += weight * out[c];
+}
+
+void pi_host_experts(pi_device *dev, const te_experts_args *a) {
+    pi_host_device *d = pi_host(dev);
+    if (!pi_host_begin_op(dev, OP_EXPERTS, a->n_tok)) return;
+    pi_host_mix(d, a->gate.w);
+    pi_host_mix(d, a->place);
+    pi_host_mix(d, a->y);
+    const int32_t n_embd = a->gate.cols, widest = n_embd > a->n_ff ? n_embd : a->n_ff;
+    float *hidden = pi_host_scratch(d, 2 * (size_t)a->n_ff + (size_t)n_embd);
+    if (!hidden || !pi_host_reserve_work(d, 1, widest, widest)) return;
+    for (int32_t t = 0; t < a->n_tok; t++) {
+        float *y = a->y + (ptrdiff_t)t * n_embd;
+        if (!a->add) memset(y, 0, sizeof *y * (size_t)n_embd);
+        for (int32_t r = 0; r < a->n_used; r++) {
+            const int32_t i = t * a->n_used + r, e = a->expert[i],
+                          place = a->missing ? -1 - a->place[e] - a->first : a->place[e];
+            if (place < 0 || place >= a->n_places) continue;
+            run_route(d, a, place, e, a->x + a->ldx * (size_t)t, a->weight[i], hidden, hidden + 2 * (size_t)a->n_ff, y);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+/* device_experts.c - a mixture of experts on a device: its router, those experts that have a place there, and the exchange
+ * about the others.
+ *
+ * The device makes the choice by itself and goes on; what it posts tells the CPU which of the chosen experts it has not.
+ * Where experts are is an input of each step, so that they can move between steps (pi_hybrid's place). */
+#include "../../vendor/core/te_types.h"
+#include "program.h"
+
+/* ---- weights ---- */
+
+/* The places' matrices, and the experts that they begin with; rows: of an expert. */
+static te_mat send_places(pi_upload *u, const te_mat *all, int32_t rows, const pi_device_layer *d) {
+    const size_t stride = u->dev->ops->stride(all->type, all->cols), each = pi_mul(stride, (size_t)rows);
+    te_mat out = {.type = all->type, .cols = all->cols, .stride = stride, .n_rows = d->n_hot * rows};
+    if (!d->n_hot) return (te_mat){0};
+    char *at = pi_upload_reserve(u, pi_mul(each, (size_t)d->n_hot));
+    for (int32_t k = 0; at && k < d->n_hot; k++) {
+        const te_mat from = pi_expert_rows(all, d->hot[k], rows);
+        pi_upload_to(u, &from, at + each * (size_t)k);
+    }
+    out.w = at;
+    return out;
+}
+
+static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_device_layer *d) {
+    (void)layer;
+    const pi_experts *w = &b->experts;
+    d->router = pi_upload_mat(u, &w->router);
+    d->choice_b = pi_upload_vector(u, w->choice_b, w->n_expert);
+    d->gate = send_places(u, &w->gate, w->n_ff, d);
+    d->up = send_places(u, &w->up, w->n_ff, d);
+    d->down_out = send_places(u, &w->down, u->h->s->model->info.n_embd, d);
+    d->shared_gate = pi_upload_mat(u, &w->shared_gate);
+    d->shared_up = pi_upload_mat(u, &w->shared_up);
+    d->shared_down = pi_upload_mat(u, &w->shared_down);
+    if (!w->shared_router) return;
+    const int32_t n_embd = u->h->s->model->info.n_embd;
+    const te_mat row = {w->shared_router, sizeof(float) * (size_t)n_embd, TE_F32, n_embd, 1};
+    d->shared_router = pi_upload_mat(u, &row);
+}
+
+/* ---- the choice ---- */
+
+static bool asks_cpu(const pi_program_block *b) { return b->p->h->decode && b->w->n_cpu; }
+
+static te_linear_args router_of(const pi_program_block *b) {
+    te_linear_args a = pi_program_from_x(b->p);
+    a.n_products = 1;
+    a.product[0] = (te_product){.w = b->w->router, .y = b->p->d->score, .ldy = (size_t)b->block->experts.n_expert};
+    return a;
+}
+
+static void begin(const pi_program_block *b) {
+    if (!b->block->experts.early) return;
+    const te_linear_args a = router_of(b);
+    b->p->ops->linear(b->p->dev, &a);
+}
+
+static const int32_t *places_of(const pi_program_block *b) {
+    return b->p->in.place + (ptrdiff_t)b->l * b->p->h->s->model->info.n_expert;
+}
+
+enum { SHARED_LD = 4 };
+
+/* What the expert of all tokens gives is multiplied with: a mixture of one expert, whose router gives a sigmoid. */
+static void weigh_shared(const pi_program_block *b) {
+    const pi_program *p = b->p;
+    te_linear_args a = pi_program_from_x(p);
+    a.x = p->d->h;
+    a.n_products = 1;
+    a.product[0] = (te_product){.w = b->w->shared_router, .y = p->d->shared_score, .ldy = SHARED_LD};
+    p->ops->linear(p->dev, &a);
+    const te_route_args r = {.score = p->d->shared_score,
+                             .ld_score = SHARED_LD,
+                             .n_tok = p->n_tok,
+                             .n_expert = 1,
+                             .n_used = 1,
+                             .n_group = 1,
+                             .n_group_used = 1,
+                             .gating = TE_GATING_SIGMOID,
+                             .scale = 1,
+                             .place = p->d->shared_place,
+                             .expert = p->d->shared_expert,
+                             .weight = p->d->shared_weight};
+    p->ops->route(p->dev, &r);
+}
+
+/* The experts' input, kept and posted; the router's choice. Reads x. */
+static void prepare(const pi_program_block *b) {
+    const pi_program *p = b->p;
+    const pi_experts *w = &b->block->experts;
+    te_linear_args a = w->early ? pi_program_from_x(p) : router_of(b);
+    if (!w->early) a.norm = b->norm;
+    a.side.norm = b->norm;
+    a.side.keep = p->d->h;
+    a.side_type = w->up.type;
+    if (asks_cpu(b)) {
+        a.side.publish = pi_asked_of(p->h, p->d, b->l);
+        a.side.ticket = pi_program_ticket(p, b->l, PI_COLD);
+    }
+    p->ops->linear(p->dev, &a);
+    pi_program_stamp(p, b->l, PI_MOMENT_PREDICT);
+    const te_route_args r = {.score = p->d->score,
+                             .ld_score = (size_t)w->n_expert,
+                             .n_tok = p->n_tok,
+                             .n_expert = w->n_expert,
+                             .n_used = w->n_used,
+                             .n_group = w->n_group,
+                             .n_group_used = w->n_group_used,
+                             .gating = w->gating == PI_GATING_SIGMOID ? TE_GATING_SIGMOID : TE_GATING_SOFTMAX,
+                             .normed = w->normed,
+                             .scale = w->scale,
+                             .choice_b = b->w->choice_b,
+                             .place = places_of(b),
+                             .expert = p->d->expert,
+                             .weight = p->d->weight,
+                             .uses = p->in.uses + (ptrdiff_t)b->l * p->h->s->model->info.n_expert,
+                             .n_missing = asks_cpu(b) ? p->d->n_missing : NULL,
+                             .publish = asks_cpu(b) ? pi_routes_of(p->h, p->d, b->l) : NULL,
+                             .ticket = pi_program_ticket(p, b->l, PI_COLD)};
+    p->ops->route(p->dev, &r);
+    if (b->w->shared_router.w) weigh_shared(b);
+    pi_program_stamp(p, b->l, PI_MOMENT_MARKS);
+}
+
+/* ---- experts ---- */
+
+static te_experts_args experts_args(const pi_program_block *b) {
+    const pi_program *p = b->p;
+    const pi_experts *w = &b->block->experts;
+    const pi_model_info *i = &p->h->s->model->info;
+    return (te_experts_args){.x = p->d->h,
+                             .ldx = (size_t)i->n_embd,
+                             .n_tok = p->n_tok,
+                             .n_expert = w->n_expert,
+                             .n_used = w->n_used,
+                             .n_ff = w->n_ff,
+                             .place = places_of(b),
+                             .expert = p->d->expert,
+                             .weight = p->d->weight,
+                             .act = i->activation,
+                             .threshold = i->activation_threshold,
+                             .y = p->d->y,
+                             .counts = p->in.counts + 3 * (ptrdiff_t)b->l};
+}
+
+/* The c-th and following n experts that have no place, on their way to the n places' matrix. */
+static char *stage_mat(const pi_program_block *b, const te_mat *all, int32_t c, int32_t n, int32_t rows, int32_t stage,
+                       char *at, te_mat *out) {
+    const pi_program *p = b->p;
+    *out = (te_mat){at, p->ops->stride(all->type, all->cols), all->type, all->cols, rows * n};
+    const pi_device_load a = {.from = *all,
+                              .ids = p->in.cold + (ptrdiff_t)b->l * p->h->s->model->info.n_expert + c,
+                              .host_ids = b->w->cold + c,
+                              .each = rows,
+                              .n = out->n_rows,
+                              .to = *out,
+                              .stage = stage};
+    p->ops->load(p->dev, &a);
+    const size_t n_bytes = out->stride * (size_t)out->n_rows;
+    return at + (n_bytes + PI_DEVICE_ALIGN - 1) / PI_DEVICE_ALIGN * PI_DEVICE_ALIGN;
+}
+
+/* A long run's experts that have no place, some at a time. */
+static void run_loaded(const pi_program_block *b, bool first) {
+    const pi_program *p = b->p;
+    const pi_experts *w = &b->block->experts;
+    const pi_device_layer *d = b->w;
+    const int32_t most = pi_hybrid_staged(p->h, b->l, p->d->stage_bytes);
+    int32_t turn = 0;
+    for (int32_t c = 0; c < d->n_cold; c += most, turn++) {
+        const int32_t n = d->n_cold - c < most ? d->n_cold - c : most, stage = turn % PI_STAGES;
+        te_experts_args a = experts_args(b);
+        char *at = p->d->stage[stage];
+        at = stage_mat(b, &w->gate, c, n, w->n_ff, stage, at, &a.gate);
+        at = stage_mat(b, &w->up, c, n, w->n_ff, stage, at, &a.up);
+        (void)stage_mat(b, &w->down, c, n, p->h->s->model->info.n_embd, stage, at, &a.down);
+        a.n_places = n;
+        a.missing = true;
+        a.first = c;
+        a.staged = true;
+        a.stage = stage;
+        a.add = !first;
+        first = false;
+        p->ops->experts(p->dev, &a);
+    }
+}
+
+/* The expert of all tokens; its weights are 1 from the start where there is no router for it. */
+static void run_shared(const pi_program_block *b, bool first) {
+    const pi_program *p = b->p;
+    const pi_device_layer *w = b->w;
+    te_experts_args a = experts_args(b);
+    a.n_expert = a.n_used = a.n_places = 1;
+    a.n_ff = b->block->experts.n_ff_shared;
+    a.gate = w->shared_gate;
+    a.up = w->shared_up;
+    a.down = w->shared_down;
+    a.place = p->d->shared_place;
+    a.expert = p->d->shared_expert;
+    a.weight = p->d->shared_weight;
+    a.add = !first;
+    p->ops->experts(p->dev, &a);
+}
+
+static void run(const pi_program_block *b) {
+    const pi_program *p = b->p;
+    const pi_device_layer *w = b->w;
+    const bool loads = !p->h->decode && w->n_cold, shared = w->shared_up.w != NULL;
+    if (w->n_hot) {
+        te_experts_args a = experts_args(b);
+        a.gate = w->gate;
+        a.up = w->up;
+        a.down = w->down_out;
+        a.n_places = w->n_hot;
+        p->ops->experts(p->dev, &a);
+    }
+    if (loads) run_loaded(b, !w->n_hot);
+    if (shared) run_shared(b, !w->n_hot && !loads);
+    te_merge_args sum = pi_program_to_x(p, b->post_norm);
+    sum.n_parts = w->n_hot || loads || shared;
+    sum.partial = sum.n_parts ? p->d->y : NULL;
+    sum.words = asks_cpu(b) ? p->d->answer : NULL;
+    sum.expected = asks_cpu(b) ? p->d->n_missing : NULL;
+    sum.ticket = pi_program_ticket(p, b->l, PI_COLD);
+    pi_program_stamp(p, b->l, PI_MOMENT_HOT);
+    p->ops->merge(p->dev, &sum);
+    pi_program_stamp(p, b->l, PI_MOMENT_MERGE);
+}
+
+const pi_block_on_device pi_experts_on_device = {send, begin, prepare, run};

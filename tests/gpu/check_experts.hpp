@@ -1,0 +1,381 @@
+// check_experts.hpp - a router's choice, the experts of a few tokens, and matrices that come in the background.
+#pragma once
+#include "expert_cases.hpp"
+
+// ---- the choice ----
+
+struct route_case {
+    int n_tok, n_expert, n_used, n_group, n_group_used;
+    te_gating gating;
+    bool normed, bias, publish;
+};
+
+static void check_route_case(const route_case &k) {
+    AT("route %d of %d, %d tokens, %d of %d groups, gating %d, normed %d, bias %d, publish %d", k.n_used, k.n_expert,
+       k.n_tok, k.n_group_used, k.n_group, (int)k.gating, k.normed, k.bias, k.publish);
+    const int n = k.n_expert, ld = n + 5;
+    std::vector<float> score((size_t)(k.n_tok * ld), NAN), bias((size_t)n);
+    for (int t = 0; t < k.n_tok; t++)
+        for (int e = 0; e < n; e++) // in steps, so that equal ones are equal and others differ
+            score[(size_t)(t * ld + e)] = floorf(48 * random_normal()) / 16;
+    for (float &b : bias) b = floorf(8 * random_normal()) / 16;
+    std::vector<int32_t> place((size_t)n);
+    int there = 0, gone = 0;
+    for (int32_t &p : place) p = random_word() % 3 ? there++ : -1 - gone++;
+    const size_t n_routes = (size_t)(k.n_tok * k.n_used);
+    void *shared = nullptr;
+    OK(api->host_alloc(dev, 16 * n_routes, &shared));
+    uint64_t *words = (uint64_t *)shared;
+    for (size_t i = 0; i < 2 * n_routes; i++) words[i] = 0;
+    te_route_args op = {};
+    op.score = device_of(score);
+    op.ld_score = (size_t)ld;
+    op.n_tok = k.n_tok;
+    op.n_expert = n;
+    op.n_used = k.n_used;
+    op.n_group = k.n_group;
+    op.n_group_used = k.n_group_used;
+    op.gating = k.gating;
+    op.normed = k.normed;
+    op.scale = 1.5f;
+    op.choice_b = k.bias ? device_of(bias) : nullptr;
+    op.place = device_of(place);
+    op.expert = device_of(std::vector<int32_t>(n_routes + 8, -77));
+    result weight(n_routes);
+    op.weight = weight.data();
+    op.uses = device_of(std::vector<uint32_t>((size_t)n, 3));
+    op.n_missing = device_of(std::vector<int32_t>(1, 12345));
+    uint32_t *base = device_of(std::vector<uint32_t>(1, 40));
+    op.publish = k.publish ? words : nullptr;
+    op.ticket = {base, 2};
+    OK(api->route(dev, &op));
+    const std::vector<float> w = weight.get();
+    const std::vector<int32_t> expert = host_of(op.expert, n_routes + 8);
+    te_cuda_graph *g = nullptr; // again, as a program does it
+    OK(api->capture_begin(dev));
+    OK(api->route(dev, &op));
+    OK(api->capture_end(dev, &g));
+    OK(api->graph_launch(dev, g));
+    same_bits(w, weight.get());
+    api->graph_free(g);
+    std::vector<uint32_t> uses((size_t)n, 3);
+    int missing = 0;
+    for (int t = 0; t < k.n_tok; t++) {
+        const float *s = &score[(size_t)(t * ld)];
+        std::vector<double> p(s, s + n);
+        double most = -1e30, sum = 0;
+        for (double v : p) most = std::max(most, v);
+        for (double v : p) sum += exp(v - most);
+        for (double &v : p) {
+            if (k.gating == TE_GATING_SOFTMAX) v = exp(v - most) / sum;
+            if (k.gating == TE_GATING_SIGMOID) v = 1 / (1 + exp(-v));
+        }
+        std::vector<float> rank((size_t)n);
+        for (int e = 0; e < n; e++) rank[(size_t)e] = (float)p[(size_t)e] + (k.bias ? bias[(size_t)e] : 0);
+        if (k.n_group > 1) {
+            const int size = n / k.n_group;
+            std::vector<float> group;
+            for (int i = 0; i < k.n_group; i++) {
+                std::vector<float> of(rank.begin() + i * size, rank.begin() + (i + 1) * size);
+                std::sort(of.rbegin(), of.rend());
+                group.push_back(size > 1 ? of[0] + of[1] : of[0]);
+            }
+            for (int i = 0; i < k.n_group; i++) {
+                int before = 0;
+                for (int j = 0; j < k.n_group; j++)
+                    before += group[(size_t)j] > group[(size_t)i] || (group[(size_t)j] == group[(size_t)i] && j < i);
+                for (int e = i * size; e < (i + 1) * size && before >= k.n_group_used; e++) rank[(size_t)e] = -INFINITY;
+            }
+        }
+        std::vector<int> order;
+        for (int e = 0; e < n; e++) order.push_back(e);
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return rank[(size_t)a] > rank[(size_t)b]; });
+        double total = 0, chosen_most = -1e30;
+        for (int r = 0; r < k.n_used; r++) chosen_most = std::max(chosen_most, p[(size_t)order[(size_t)r]]);
+        std::vector<double> of;
+        for (int r = 0; r < k.n_used; r++) {
+            const double v = p[(size_t)order[(size_t)r]];
+            of.push_back(k.gating == TE_GATING_CHOSEN ? exp(v - chosen_most) : v);
+            total += of.back();
+        }
+        for (int r = 0; r < k.n_used; r++) {
+            const size_t i = (size_t)(t * k.n_used + r);
+            const int e = order[(size_t)r];
+            same((long)i, expert[i], e);
+            const double v = 1.5 * (k.normed || k.gating == TE_GATING_CHOSEN ? of[(size_t)r] / total : of[(size_t)r]);
+            near((long)i, (double)w[i], v, (16 + sqrt((double)n)) * EPS * fabs(v) + 1e-30);
+            const bool is_there = place[(size_t)e] >= 0;
+            missing += !is_there;
+            uses[(size_t)e] += 2;
+            if (!k.publish) continue;
+            float bits;
+            memcpy(&bits, &w[i], 4);
+            uint32_t as_word;
+            memcpy(&as_word, &w[i], 4);
+            is_true(words[2 * i] == ((uint64_t)42 << 32 | (is_there ? UINT32_MAX : (uint32_t)e)), "another word: who");
+            is_true(words[2 * i + 1] == ((uint64_t)42 << 32 | as_word), "another word: the weight");
+        }
+    }
+    for (size_t i = n_routes; i < n_routes + 8; i++) same((long)i, expert[i], -77);
+    same(0, host_of(op.n_missing, 1)[0], missing);
+    is_true(host_of(op.uses, (size_t)n) == uses, "uses are wrong");
+    OK(api->host_free(dev, shared));
+    for (const void *p :
+         {(const void *)op.score, (const void *)op.choice_b, (const void *)op.place, (const void *)op.expert,
+          (const void *)op.uses, (const void *)op.n_missing, (const void *)base})
+        OK(api->free(dev, (void *)p));
+    weight.free();
+}
+
+static void check_routes() {
+    for (te_gating gating : {TE_GATING_SOFTMAX, TE_GATING_SIGMOID, TE_GATING_CHOSEN})
+        for (int bias = 0; bias < 2; bias++)
+            for (int normed = 0; normed < 2; normed++)
+                for (int n_tok : {1, 3, 8, 100}) {
+                    const bool publish = n_tok <= 8;
+                    check_route_case({n_tok, 128, 8, 1, 1, gating, normed != 0, bias != 0, publish});
+                    check_route_case({n_tok, 60, 4, 1, 1, gating, normed != 0, bias != 0, publish});
+                    check_route_case({n_tok, 256, 8, 8, 4, gating, normed != 0, bias != 0, publish});
+                    check_route_case({n_tok, 1, 1, 1, 1, gating, normed != 0, false, false});
+                }
+    check_route_case({5, 8, 8, 0, 0, TE_GATING_SOFTMAX, true, false, true});
+    check_route_case({3, 512, 40, 1, 1, TE_GATING_SIGMOID, true, true, true});
+    check_route_case({2, 4096, 17, 32, 5, TE_GATING_SIGMOID, false, true, true});
+    check_route_case({9, 200, 50, 1, 1, TE_GATING_SOFTMAX, false, false, true});
+    check_route_case({3, 64, 6, 64, 8, TE_GATING_SIGMOID, true, true, false});
+}
+
+// ---- experts of a few tokens ----
+
+struct expert_case {
+    int type, down_type, n_tok, n_embd, n_ff, n_expert, n_used;
+    te_activation act;
+    bool missing, bias;
+};
+
+static void check_experts_case(const expert_case &k) {
+    AT("experts %s, %s, %d tokens, %d of %d of %d neurons, %d columns, act %d, missing %d, bias %d",
+       te_type_get(k.type)->name, te_type_get(k.down_type)->name, k.n_tok, k.n_used, k.n_expert, k.n_ff, k.n_embd,
+       (int)k.act, k.missing, k.bias);
+    const some_places s = places_new(k.n_expert, k.missing);
+    input in = input_new(k.n_tok, k.n_embd, TE_NO_NORM, !is_float(k.type));
+    matrix gate = expert_matrix(k.type, k.n_ff, k.n_embd, s, k.missing),
+           up = expert_matrix(k.type, k.n_ff, k.n_embd, s, k.missing),
+           down = expert_matrix(k.down_type, k.n_embd, k.n_ff, s, k.missing);
+    const std::vector<int32_t> expert = some_routes(k.n_tok, k.n_used, k.n_expert);
+    const size_t n_routes = expert.size(), ldh = (size_t)(k.n_ff + 3) / 4 * 4 + 4;
+    const std::vector<float> weight = normals(n_routes), gate_b = normals((size_t)(k.n_expert * k.n_ff)),
+                             up_b = normals((size_t)(k.n_expert * k.n_ff)),
+                             down_b = normals((size_t)(k.n_expert * k.n_embd));
+    result h(n_routes * ldh), partial(n_routes * (size_t)k.n_embd);
+    te_experts_args op = {};
+    op.x = in.dx;
+    op.ldx = in.ld;
+    op.n_tok = k.n_tok;
+    op.n_expert = k.n_expert;
+    op.n_used = k.n_used;
+    op.n_ff = k.n_ff;
+    op.gate = gate.m;
+    op.up = up.m;
+    op.down = down.m;
+    if (k.bias) {
+        op.gate_b = device_of(gate_b);
+        op.up_b = device_of(up_b);
+        op.down_b = device_of(down_b);
+    }
+    op.n_places = s.n;
+    op.place = device_of(s.place);
+    op.missing = k.missing;
+    op.first = s.first;
+    op.expert = device_of(expert);
+    op.weight = device_of(weight);
+    op.act = k.act;
+    op.threshold = k.act == TE_RELU ? 0.05f : 0;
+    op.counts = device_of(std::vector<uint32_t>(3, 0));
+    op.h = h.data();
+    op.ldh = ldh;
+    op.partial = partial.data();
+    OK(api->experts(dev, &op));
+    const std::vector<float> got_h = h.get(), got = partial.get();
+    te_cuda_graph *g = nullptr;
+    OK(api->capture_begin(dev));
+    OK(api->experts(dev, &op));
+    OK(api->experts(dev, &op));
+    OK(api->capture_end(dev, &g));
+    OK(api->graph_launch(dev, g));
+    same_bits(got, partial.get());
+    api->graph_free(g);
+    uint32_t asked = 0, fired = 0;
+    const int block = is_float(k.down_type) ? 0 : 32;
+    for (int t = 0; t < k.n_tok; t++)
+        for (int r = 0; r < k.n_used; r++) {
+            const size_t i = (size_t)(t * k.n_used + r);
+            const int e = expert[i], at = s.at(e, k.missing);
+            const float *sums = &got[((size_t)r * (size_t)k.n_tok + (size_t)t) * (size_t)k.n_embd];
+            const float *hv = &got_h[i * ldh];
+            if (at < 0) {
+                for (int c = 0; c < k.n_embd; c++) same(c, (double)sums[c], 0);
+                continue;
+            }
+            std::vector<double> seen;
+            for (int j = 0; j < k.n_ff; j++) {
+                const sum gs = product(gate, at * k.n_ff + j, in, t), us = product(up, at * k.n_ff + j, in, t);
+                double gv = gs.v, uv = us.v;
+                if (k.bias) {
+                    gv += (double)gate_b[(size_t)(e * k.n_ff + j)];
+                    uv += (double)up_b[(size_t)(e * k.n_ff + j)];
+                }
+                const double threshold = (double)op.threshold, a = activation(k.act, threshold, gv);
+                double gl = 1.2 * gs.limit() + 8 * EPS * fabs(gv);
+                const double ul = us.limit() + 4 * EPS * fabs(uv);
+                if (k.act == TE_RELU && fabs(gv - threshold) <= gs.limit() + 4 * EPS) gl += threshold;
+                if (k.act == TE_DRELU) uv = fmax(uv, 0);
+                near(j, (double)hv[j], a * uv, gl * (fabs(uv) + ul) + fabs(a) * ul + 4 * EPS * fabs(a * uv));
+                asked += 3;
+                fired += hv[j] != 0 ? 3 : 0;
+                seen.push_back((double)hv[j]);
+            }
+            for (int j0 = 0; block && j0 < k.n_ff; j0 += block) { // as bytes
+                float most = 0;
+                for (int j = j0; j < j0 + block; j++) most = fmaxf(most, fabsf(hv[j]));
+                const float scale = most > 1e-35f ? 127.0f / most : 0, back = most > 1e-35f ? most / 127.0f : 0;
+                for (int j = j0; j < j0 + block; j++)
+                    seen[(size_t)j] = (double)nearbyintf(hv[j] * scale) * (double)back;
+            }
+            for (int c = 0; c < k.n_embd; c++) {
+                sum d;
+                const double *row = down.row(at * k.n_embd + c);
+                for (int j = 0; j < k.n_ff; j++) d.add(row[j], seen[(size_t)j], 0);
+                d.size *= minima(k.down_type);
+                const double b = k.bias ? (double)down_b[(size_t)(e * k.n_embd + c)] : 0, w = (double)weight[i];
+                near(c, (double)sums[c], w * (d.v + b), fabs(w) * (d.limit() + 4 * EPS * (fabs(d.v) + fabs(b))));
+            }
+        }
+    const std::vector<uint32_t> counts = host_of(op.counts, 3);
+    same(0, counts[0], asked);
+    same(1, counts[1], asked);
+    same(2, counts[2], fired);
+    // Bits of a token do not depend on the others.
+    for (int t = 0; t < k.n_tok && k.n_tok > 1; t++) {
+        te_experts_args one = op;
+        one.x += one.ldx * (size_t)t;
+        one.n_tok = 1;
+        one.expert += t * k.n_used;
+        one.weight += t * k.n_used;
+        OK(api->experts(dev, &one));
+        const std::vector<float> alone = partial.get();
+        for (int r = 0; r < k.n_used; r++)
+            is_true(!memcmp(&alone[(size_t)r * (size_t)k.n_embd],
+                            &got[((size_t)r * (size_t)k.n_tok + (size_t)t) * (size_t)k.n_embd], 4 * (size_t)k.n_embd),
+                    "a token alone has other bits");
+    }
+    for (const void *p :
+         {(const void *)op.gate_b, (const void *)op.up_b, (const void *)op.down_b, (const void *)op.place,
+          (const void *)op.expert, (const void *)op.weight, (const void *)op.counts})
+        OK(api->free(dev, (void *)p));
+    gate.free();
+    up.free();
+    down.free();
+    in.free();
+    h.free();
+    partial.free();
+}
+
+// A merge does not wait where nothing is expected.
+static void check_expected() {
+    for (int expected = 0; expected < 2; expected++) {
+        AT("merge, expected %d", expected);
+        const int cols = 96;
+        void *shared = nullptr;
+        OK(api->host_alloc(dev, 4096, &shared));
+        uint64_t *words = (uint64_t *)shared;
+        uint32_t *cancelled = (uint32_t *)(words + cols);
+        *cancelled = 0;
+        const float v = 2.5f;
+        uint32_t bits;
+        memcpy(&bits, &v, 4);
+        for (int c = 0; c < cols; c++) words[c] = (uint64_t)(expected ? 7 : 6) << 32 | bits;
+        const std::vector<float> before = normals((size_t)cols);
+        result y((size_t)cols);
+        te_merge_args m = {};
+        m.n_tok = 1;
+        m.cols = cols;
+        m.add = device_of(before);
+        m.ld_add = m.ldy = (size_t)cols;
+        m.y = y.data();
+        m.words = words;
+        m.ticket = {device_of(std::vector<uint32_t>(1, 7)), 0};
+        m.expected = device_of(std::vector<int32_t>(1, expected));
+        m.cancelled = cancelled;
+        m.limit_ns = 200000000;
+        OK(api->merge(dev, &m));
+        const std::vector<float> got = y.get();
+        for (int c = 0; c < cols; c++)
+            same(c, (double)got[(size_t)c], (double)(before[(size_t)c] + (expected ? v : 0)));
+        same(0, *cancelled, 0);
+        OK(api->host_free(dev, shared));
+        y.free();
+    }
+}
+
+// ---- fetches ----
+
+static void check_fetches() {
+    const size_t n_room = 200000;
+    uint8_t *room = device_new<uint8_t>(n_room);
+    uint32_t asked = 0, n = 0;
+    OK(api->fetch_open(dev));
+    for (int type : all_types)
+        for (int cols : {256, 2048, 5376}) {
+            AT("fetch %s, %d columns", te_type_get(type)->name, cols);
+            const int rows = 333;
+            matrix a = matrix_new(type, rows, cols);
+            void *host = nullptr;
+            OK(api->host_alloc(dev, a.file.size() + 2, &host));
+            uint8_t *src = (uint8_t *)host + (type == TE_F32 ? 0 : 2);
+            memcpy(src, a.file.data(), a.file.size());
+            const size_t n_bytes = a.m.stride * (size_t)rows;
+            uint8_t *to[2] = {device_of(std::vector<uint8_t>(n_bytes + 16, 0xee)),
+                              device_of(std::vector<uint8_t>(n_bytes + 16, 0xee))};
+            for (int i = 0; i < 2; i++) { // two under way, the second through the same room
+                te_cuda_pack op = {a.m, src, a.file_stride, nullptr, nullptr};
+                op.dst.w = to[i];
+                OK(api->fetch(dev, &op, room, n_room));
+                asked++;
+            }
+            for (long turn = 0; n != asked && turn < 100000000; turn++) OK(api->fetched(dev, &n));
+            is_true(n == asked, "fetches do not end");
+            const std::vector<uint8_t> want = host_of((const uint8_t *)a.m.w, n_bytes);
+            for (uint8_t *p : to) {
+                const std::vector<uint8_t> got = host_of(p, n_bytes + 16);
+                is_true(!memcmp(got.data(), want.data(), n_bytes), "other bytes than pack's");
+                for (size_t i = n_bytes; i < n_bytes + 16; i++) same((long)i, got[i], 0xee);
+                OK(api->free(dev, p));
+            }
+            OK(api->host_free(dev, host));
+            a.free();
+        }
+    OK(api->free(dev, room));
+}
+
+static void check_experts() {
+    check_routes();
+    int turn = 0;
+    for (int type : all_types) {
+        const int unit = is_float(type) ? 4 : te_type_get(type)->block_weights;
+        for (int n_tok : {1, 2, 8})
+            for (int shape = 0; shape < 4; shape++) {
+                const int n_embd[] = {unit == 4 ? 68 : unit, 256, 2048, 1024}, n_ff[] = {unit, 768, 256, 1792};
+                const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_TANH};
+                if (n_tok == 8 && shape > 1) continue;
+                turn++;
+                check_experts_case({type, turn % 4 || n_ff[shape] % 32 ? type : TE_Q8_0, n_tok, n_embd[shape],
+                                    n_ff[shape], 5 + shape, 3, acts[turn % 5], turn % 3 == 0, turn % 2 == 0});
+            }
+    }
+    check_experts_case({TE_Q4_0, TE_Q4_0, 1, 2048, 768, 12, 8, TE_SILU, false, false});
+    check_experts_case({TE_Q4_0, TE_Q6_K, 1, 256, 256, 1, 1, TE_SILU, false, false});
+    check_experts_case({TE_F16, TE_F16, 8, 64, 36, 70, 64, TE_SILU, false, true});
+    check_expected();
+    check_fetches();
+}

@@ -1,0 +1,202 @@
+// check_prompt_experts.hpp - experts of many tokens against doubles.
+#pragma once
+#include "check_prompt_attention.hpp"
+#include "expert_cases.hpp"
+
+struct prompt_expert_case {
+    int type, down_type, n_tok, n_embd, n_ff, n_expert, n_used;
+    te_activation act;
+    bool bias;
+    int n_ff_once, n_embd_once; // 0: all
+    float size = 1;
+};
+
+static void check_prompt_experts_case(const prompt_expert_case &k) {
+    AT("experts %s, %s, %d tokens, %d of %d of %d neurons (%d at once), %d columns (%d), act %d, bias %d, size %g",
+       te_type_get(k.type)->name, te_type_get(k.down_type)->name, k.n_tok, k.n_used, k.n_expert, k.n_ff, k.n_ff_once,
+       k.n_embd, k.n_embd_once, (int)k.act, k.bias, (double)k.size);
+    floats x(k.n_tok, k.n_embd, k.size);
+    halves in = halves_new(k.n_tok, k.n_embd);
+    te_cuda_halve half = {};
+    half.x = x.p;
+    half.ldx = x.ld;
+    half.n_tok = k.n_tok;
+    half.cols = k.n_embd;
+    half.to = in.h;
+    OK(api->halve(dev, &half));
+    in.read();
+    const std::vector<int32_t> expert = some_routes(k.n_tok, k.n_used, k.n_expert);
+    const size_t n_routes = expert.size(), n_y = (size_t)k.n_tok * (size_t)k.n_embd;
+    const std::vector<float> weight = normals(n_routes), gate_b = normals((size_t)(k.n_expert * k.n_ff)),
+                             up_b = normals((size_t)(k.n_expert * k.n_ff)),
+                             down_b = normals((size_t)(k.n_expert * k.n_embd)), before = normals(n_y);
+    // Those that are there, and the others in two batches, as a program does it.
+    some_places s = places_new(k.n_expert, false);
+    int n_gone = 0;
+    for (int32_t p : s.place) n_gone += p < 0;
+    struct batch {
+        some_places s;
+        bool missing;
+        matrix gate, up, down;
+    };
+    std::vector<batch> batches;
+    auto put = [&](bool missing, int first, int n) {
+        batch b = {s, missing, {}, {}, {}};
+        b.s.first = first;
+        b.s.n = n;
+        b.gate = expert_matrix(k.type, k.n_ff, k.n_embd, b.s, missing);
+        b.up = expert_matrix(k.type, k.n_ff, k.n_embd, b.s, missing);
+        b.down = expert_matrix(k.down_type, k.n_embd, k.n_ff, b.s, missing);
+        batches.push_back(b);
+    };
+    if (s.n) put(false, 0, s.n);
+    if (n_gone) put(true, 0, (n_gone + 1) / 2);
+    if (n_gone > 1) put(true, (n_gone + 1) / 2, n_gone / 2);
+    std::vector<float> start(n_y + 16, CANARY);
+    std::copy(before.begin(), before.end(), start.begin() + 8);
+    float *y = device_of(start);
+    te_cuda_prompt_experts op = {};
+    op.x = in.h;
+    op.of.n_tok = k.n_tok;
+    op.of.n_expert = k.n_expert;
+    op.of.n_used = k.n_used;
+    op.of.n_ff = k.n_ff;
+    if (k.bias) {
+        op.of.gate_b = device_of(gate_b);
+        op.of.up_b = device_of(up_b);
+        op.of.down_b = device_of(down_b);
+    }
+    op.of.place = device_of(s.place);
+    op.of.expert = device_of(expert);
+    op.of.weight = device_of(weight);
+    op.of.act = k.act;
+    op.of.threshold = k.act == TE_RELU ? 0.05f : 0;
+    op.of.y = y + 8;
+    op.of.counts = device_of(std::vector<uint32_t>(3, 0));
+    op.n_ff_once = k.n_ff_once ? k.n_ff_once : k.n_ff;
+    op.n_embd_once = k.n_embd_once ? k.n_embd_once : k.n_embd;
+    const size_t widest = up_to((size_t)std::max(op.n_ff_once, op.n_embd_once), 4);
+    op.values = device_of(std::vector<float>(n_routes * widest + 4, NAN));
+    const halves h = halves_new((int)n_routes, op.n_ff_once);
+    op.h = h.h;
+    std::vector<float> got[2];
+    for (std::vector<float> &v : got) {
+        OK(api->upload(dev, y, start.data(), start.size() * 4));
+        finish();
+        for (batch &b : batches) {
+            op.of.gate = b.gate.m;
+            op.of.up = b.up.m;
+            op.of.down = b.down.m;
+            op.of.n_places = b.s.n;
+            op.of.missing = b.missing;
+            op.of.first = b.s.first;
+            op.of.add = &b != &batches[0] || k.bias;
+            const size_t words = api->prompt_experts_words(&op.of);
+            op.lists = device_of(std::vector<int32_t>(words + 4, -5));
+            OK(api->prompt_experts(dev, &op));
+            const std::vector<int32_t> lists = host_of(op.lists, words + 4);
+            for (size_t i = words; i < words + 4; i++) same((long)i, lists[i], -5);
+            OK(api->free(dev, op.lists));
+        }
+        v = host_of(y, n_y + 16);
+    }
+    same_bits(got[0].data(), got[1].data(), 4 * (n_y + 16), "a repeat gives other bits");
+    for (size_t i = 0; i < 8; i++) {
+        same((long)i - 8, (double)got[0][i], (double)CANARY);
+        same((long)(n_y + i), (double)got[0][n_y + 8 + i], (double)CANARY);
+    }
+    // Of some tokens. Errors of factors that are rounded to F16 are independent: six times what such make.
+    const double f16 = 6 * 0x1p-11;
+    for (int t = 0; t < k.n_tok; t += k.n_tok > 24 ? 1 + (int)(random_word() % (unsigned)(k.n_tok / 12)) : 1) {
+        std::vector<double> want((size_t)k.n_embd, 0), limit((size_t)k.n_embd, 0);
+        for (int c = 0; c < k.n_embd && k.bias; c++)
+            want[(size_t)c] = (double)before[(size_t)t * (size_t)k.n_embd + (size_t)c];
+        for (int r = 0; r < k.n_used; r++) {
+            const size_t i = (size_t)(t * k.n_used + r);
+            const int e = expert[i];
+            const batch *b = nullptr;
+            for (const batch &c : batches)
+                if (c.s.at(e, c.missing) >= 0) b = &c;
+            const int at = b->s.at(e, b->missing);
+            std::vector<double> hv, hl;
+            double most = 0;
+            for (int j = 0; j < k.n_ff; j++) {
+                double v[2] = {}, l[2] = {};
+                for (int m = 0; m < 2; m++) {
+                    const double *w = (m ? b->up : b->gate).row(at * k.n_ff + j);
+                    double squares = 0, size = 0;
+                    for (int c = 0; c < k.n_embd; c++) {
+                        const double p = w[c] * in.at(t, c);
+                        v[m] += p;
+                        squares += p * p;
+                        size += fabs(p);
+                    }
+                    l[m] = f16 * sqrt(squares / 3) + 0x1p-18 * size;
+                    if (k.bias) v[m] += (double)(m ? up_b : gate_b)[(size_t)(e * k.n_ff + j)];
+                }
+                const double threshold = (double)op.of.threshold, a = activation(k.act, threshold, v[0]);
+                double la = 1.2 * l[0];
+                if (k.act == TE_RELU && fabs(v[0] - threshold) <= l[0]) la += threshold;
+                if (k.act == TE_DRELU) v[1] = fmax(v[1], 0);
+                hv.push_back(a * v[1]);
+                hl.push_back(la * (fabs(v[1]) + l[1]) + fabs(a) * l[1]);
+                most = fmax(most, fabs(hv.back()));
+            }
+            const double w = (double)weight[i];
+            for (int c = 0; c < k.n_embd; c++) {
+                const double *row = b->down.row(at * k.n_embd + c);
+                double v = 0, squares = 0, errors = 0, size = 0;
+                for (int j = 0; j < k.n_ff; j++) {
+                    const double p = row[j] * hv[(size_t)j], q = row[j] * hl[(size_t)j];
+                    v += p;
+                    squares += p * p;
+                    errors += q * q;
+                    size += fabs(p) + fabs(row[j]) * most * 0x1p-8;
+                }
+                if (k.bias) v += (double)down_b[(size_t)(e * k.n_embd + c)];
+                want[(size_t)c] += w * v;
+                limit[(size_t)c] +=
+                    fabs(w) * (f16 * sqrt(2 * squares / 3) + sqrt(errors) + 0x1p-17 * size + 8 * EPS * fabs(v));
+            }
+        }
+        for (int c = 0; c < k.n_embd; c++) {
+            const size_t at = (size_t)t * (size_t)k.n_embd + (size_t)c;
+            near((long)at, (double)got[0][8 + at], want[(size_t)c],
+                 limit[(size_t)c] + 8 * EPS * fabs(want[(size_t)c]) + 1e-12);
+        }
+    }
+    same(0, host_of(op.of.counts, 3)[0], 2.0 * (double)n_routes * k.n_ff);
+    for (const void *p : {(const void *)op.of.gate_b, (const void *)op.of.up_b, (const void *)op.of.down_b,
+                          (const void *)op.of.place, (const void *)op.of.expert, (const void *)op.of.weight,
+                          (const void *)op.of.counts, (const void *)y, (const void *)op.values})
+        OK(api->free(dev, (void *)p));
+    for (batch &b : batches) {
+        b.gate.free();
+        b.up.free();
+        b.down.free();
+    }
+    halves of_h = h;
+    of_h.free();
+    in.free();
+    x.free();
+}
+
+static void check_prompt_experts() {
+    int turn = 0;
+    for (int type : all_types) {
+        const int unit = is_float(type) ? 4 : te_type_get(type)->block_weights;
+        for (int shape = 0; shape < 4; shape++) {
+            const int n_embd[] = {unit == 4 ? 68 : unit, 512, 256, 1024},
+                      n_ff[] = {unit == 4 ? 20 : unit, 256, 768, 512}, n_tok[] = {9, 300, 40, 65},
+                      n_expert[] = {4, 6, 16, 3};
+            const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_TANH};
+            turn++;
+            check_prompt_experts_case({type, turn % 3 || n_ff[shape] % 32 ? type : TE_Q8_0, n_tok[shape], n_embd[shape],
+                                       n_ff[shape], n_expert[shape], 2, acts[turn % 5], turn % 2 == 0,
+                                       shape == 2 ? 256 : 0, shape == 1 ? 256 : 0});
+        }
+    }
+    check_prompt_experts_case({TE_Q4_0, TE_Q4_0, 700, 256, 96, 3, 1, TE_SILU, false, 0, 0});
+    check_prompt_experts_case({TE_F16, TE_F16, 33, 256, 64, 5, 4, TE_SILU, false, 0, 0, 3e3f});
+    check_prompt_experts_case({TE_F32, TE_F32, 20, 96, 64, 1, 1, TE_SILU, true, 0, 64});
+}

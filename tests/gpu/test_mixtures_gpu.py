@@ -1,0 +1,128 @@
+"""Mixtures of experts on a GPU, against the float64 reference. Run only when asked for: without a GPU, or in
+a build without the CUDA backend, they fail.
+
+    pytest tests/gpu/test_mixtures_gpu.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer._engine.file import ModelFile
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import engine
+from powerinfer.models.quantize import choose_types, quantize_model
+from tests import reference
+from tests.native.test_hybrid_mixtures import (
+    DEVICES,
+    F32,
+    N_CTX,
+    N_LAYER,
+    SLOW,
+    SPLITS,
+    decoded,
+    opened,
+    place,
+    settings,
+)
+from tests.native.test_mixtures import TOKENS, write
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> None:
+    """Sums of floats for single tokens. A few together, and prompts, are multiplied in F16: 11 bits before
+    each of some five products in a layer. The median leaves out tokens for which that chooses another
+    expert."""
+    path = write(tmp_path / "m.gguf", name)
+    expected = reference.forward(reference.load(path), TOKENS)
+    rounded = 2.0**-11 * (5 * N_LAYER + 1) ** 0.5 * 8
+    with Model(path) as m:
+        for i, split in enumerate(SPLITS):
+            n_batch = 64 if i % 2 else 16
+            with opened(m, place(m, split, n_batch), n_batch, 1 + i % 3, device="cuda") as s:
+                assert reference.relative_error(decoded(s), expected) < 1e-5, split
+                s.drop()
+                errors = []
+                for k in range(0, 70, 7):
+                    s.feed(TOKENS[k : k + 7], want_logits=True)
+                    errors += [reference.relative_error(s.logits(j), expected[k + j]) for j in range(7)]
+                assert np.median(errors) < rounded, split
+                s.drop()
+                s.feed(TOKENS, want_logits=True)
+                errors = [reference.relative_error(s.logits(j), row) for j, row in enumerate(expected)]
+                assert np.median(errors) < rounded, split
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_quantised_experts(kind: str, tmp_path: Path) -> None:
+    """Beside the CPU's answer: both round activations to 8 bits before products, 127 steps to the largest of
+    32."""
+    plain, path = write(tmp_path / "plain.gguf", "smallthinker"), tmp_path / "m.gguf"
+    with ModelFile(plain) as source:
+        quantize_model(source, path, kind, choose_types(source, kind, pure=True))
+    step = 32**0.5 / 127 / 12**0.5
+    with Model(path) as m, Session(m, n_ctx=N_CTX, n_threads=2, sparsity="dense", **F32) as cpu:
+        want = decoded(cpu)
+        for split in ("all", "some", "none"):
+            with opened(m, place(m, split, 64), device="cuda") as s:
+                got = decoded(s)
+                errors = [reference.relative_error(a, b) for a, b in zip(got, want, strict=True)]
+                assert np.median(errors) < step * (5 * N_LAYER + 1) ** 0.5, split
+
+
+def test_experts_move_while_tokens_are_computed(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "smallthinker")
+    tokens = (TOKENS[:2] * 120)[:N_CTX]
+    expected = reference.forward(reference.load(path), tokens)
+    worst = [np.array([0, 1], np.int32)] * N_LAYER
+    with Model(path) as m:
+        plan = engine.native_plan(
+            m, settings(64), engine.Rates(), on_device=[True] * N_LAYER, hot=worst, head_on_device=True
+        )
+        with opened(m, plan, device="cuda") as s:
+            for k, token in enumerate(tokens):
+                s.feed([token])
+                assert reference.relative_error(s.logits(), expected[k]) < 1e-5
+            moved = s.experts()
+        assert sum(layer.n_copies for layer in moved) >= N_LAYER
+
+
+def test_the_same_bits_with_frozen_experts(tmp_path: Path) -> None:
+    with Model(write(tmp_path / "m.gguf", "qwen2moe")) as m:
+        runs: list[Any] = []
+        for _ in range(2):
+            with opened(m, place(m, "some", 64), device="cuda", live_experts=False) as s:
+                s.feed(TOKENS[:40])
+                rows = [s.logits().copy()]
+                for token in TOKENS[40:]:
+                    s.feed([token])
+                    rows.append(s.logits().copy())
+                runs.append(np.stack(rows))
+        assert np.array_equal(*runs)
+
+
+def test_a_budget_is_held(tmp_path: Path) -> None:
+    """What the plan promises is more than the session takes, whatever part of the experts it holds."""
+    with Model(write(tmp_path / "m.gguf", "qwen2moe")) as m:
+        whole = engine.compute(m, settings(64, overhead_bytes=640 << 20), SLOW)
+        for part in (0.0, 0.5, 1.0):
+            budget = whole.min_bytes + int(part * (whole.full_bytes - whole.min_bytes))
+            asked = settings(64, [budget], overhead_bytes=640 << 20)
+            plan = engine.compute(m, asked, SLOW)
+            native = engine.native_plan(
+                m,
+                asked,
+                SLOW,
+                on_device=[layer.on_device for layer in plan.layers],
+                hot=[layer.hot for layer in plan.layers],
+                head_on_device=plan.head_on_device,
+            )
+            with opened(m, native, device="cuda") as s:
+                for k in range(3):
+                    s.feed(TOKENS[: 20 + k])
+                    s.feed([TOKENS[k]])
+                assert s.info.n_device_bytes <= budget

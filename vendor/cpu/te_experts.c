@@ -1,0 +1,409 @@
+/* te_experts.c - the chosen experts of a mixture. Generated tokens, down stored by output:
+ *
+ *     the rows of all experts' gates and ups are one sequence, which members share; a barrier
+ *     the rows of all experts' downs are another; a barrier
+ *     members share the columns of the sums over a token's routes
+ *
+ * Down stored by neuron: members share the neurons of each expert by their number, so that the order of a token's sum does
+ * not depend on which other experts are wanted, and add up rows of down as they go.
+ *
+ * Prompts: a task is an expert with some of its tokens, all three products of it, so that members meet only at the end. */
+#include "te_experts.h"
+
+#include <string.h>
+
+#include "te_pass.h"
+
+enum { UNIT = 16 }; /* rows: members' outputs don't share cache lines */
+
+typedef struct run {
+    te_team *team;
+    te_workspace *ws;
+    te_member *me;
+    const te_mixture *m;
+    te_ffn_counts *counts;
+} run;
+
+static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
+
+static void count_rows(const run *r, const te_mat *m, int32_t n) {
+    r->counts->rows += n;
+    r->counts->bytes += (int64_t)te_row_bytes(m->type, m->cols) * n;
+}
+
+static void add_bias(const float *b, int32_t n, float *y) {
+    for (int32_t i = 0; b && i < n; i++) y[i] += b[i];
+}
+
+static bool silences(const te_mixture *m) { return m->skip && (m->act == TE_RELU || m->act == TE_DRELU); }
+
+/* Hidden values of n neurons of a token, from what their rows' products are. */
+static void open_neurons(const run *r, const float *g, const float *u, int32_t n, float *h) {
+    const te_mixture *m = r->m;
+    const float least = m->act == TE_RELU ? m->threshold : 0;
+    int32_t fired = 0, open = 0;
+    for (int32_t i = 0; i < n; i++) open += g[i] > least;
+    r->ws->k->glu(m->act, m->threshold, g, u, n, h);
+    for (int32_t i = 0; i < n; i++) fired += h[i] != 0;
+    r->counts->listed += n;
+    r->counts->computed += silences(m) ? open : n;
+    r->counts->fired += fired;
+}
+
+/* ---- generated tokens ---- */
+
+/* Packed inputs are member 0's, which all read. */
+static const char *inputs(const run *r, int32_t which, int32_t t) { return te_act(r->ws, &r->ws->member[0], which, t); }
+
+static te_ffn operator_of(const te_mixture *m, const te_expert *e) {
+    return (te_ffn){.gate = e->gate, .up = e->up, .down = e->down_t, .act = m->act, .threshold = m->threshold};
+}
+
+void te_op_experts_pack(const te_team *team, te_workspace *ws, const te_mat *gate, const te_mat *up, const float *x,
+                        size_t ldx, int32_t n_tok) {
+    const te_ffn f = {.gate = *gate, .up = *up};
+    const te_ffn_io io = {.x = x, .ldx = ldx};
+    /* The last members first: the first one has other things to do. */
+    for (int32_t t = team->nth - 1 - team->ith; t < n_tok; t += team->nth) te_op_ffn_pack_token(ws, &f, &io, t);
+}
+
+/* The tokens of an expert, a bit for each. */
+static uint32_t tokens_of(const te_mixture *m, const te_expert *e) {
+    uint32_t bits = 0;
+    for (int32_t i = 0; i < e->n; i++) bits |= 1u << m->token[e->first + i];
+    return bits;
+}
+
+/* Rows that come next: while the last ones are worked on, the first of these are fetched. */
+static te_ahead next_rows(const te_mat *m, int32_t row) {
+    const int32_t n = (int32_t)(8192 / (m->stride + 1)) + 2;
+    return (te_ahead){m, {NULL, row, smaller(n, m->n_rows - row)}};
+}
+
+/* The products of rows lo..hi-1 with one packed vector: one stream, which ends in the next one's beginning. */
+static void stream(const run *r, const te_mat *m, int32_t lo, int32_t hi, te_ahead next, const void *act, float *y) {
+    const te_row_kernels *k = te_rows_of(r->ws, m);
+    const int32_t end = hi - lo > next.rows.n ? hi - next.rows.n : lo;
+    const te_ahead none = {0};
+    if (end > lo) k->dot(m, (te_rows){NULL, lo, end - lo}, none, act, y);
+    if (hi > end) k->dot(m, (te_rows){NULL, end, hi - end}, next, act, y + (end - lo));
+}
+
+/* Neurons j0..j1-1 of an expert, none of them left out. next: the rows that this member reads after them. */
+static void whole_neurons(const run *r, const te_expert *e, int32_t j0, int32_t j1, te_ahead next) {
+    const te_mixture *m = r->m;
+    const size_t n_ff = (size_t)e->up.n_rows, room = r->ws->sum_stride, stride = r->ws->act_stride;
+    const te_ffn f = operator_of(m, e);
+    const int32_t up_act = te_pass_up_act(r->ws, &f);
+    float *g = r->me->sums[0], *u = r->me->sums[1];
+    const uint32_t tokens = tokens_of(m, e);
+    uint32_t bits[256];
+    enum { MOST = sizeof bits / sizeof *bits };
+    for (int32_t j = j0, n; j < j1; j += n) {
+        n = smaller(j1 - j, smaller((int32_t)room, e->n == 1 ? INT32_MAX : MOST));
+        const te_ahead after = j + n < j1 ? next_rows(&e->gate, j + n) : next;
+        if (e->n == 1) {
+            const int32_t t = m->token[e->first];
+            stream(r, &e->gate, j, j + n, next_rows(&e->up, j), inputs(r, 0, t), g);
+            stream(r, &e->up, j, j + n, after, inputs(r, up_act, t), u);
+        } else {
+            for (int32_t i = 0; i < n; i++) bits[i] = tokens;
+            const te_tokens who = {bits, m->n_tok};
+            const te_rows rows = {NULL, j, n};
+            te_rows_of(r->ws, &e->gate)
+                ->dot_batch(&e->gate, rows, (te_ahead){&e->up, rows}, who, inputs(r, 0, 0), stride, g, room);
+            te_rows_of(r->ws, &e->up)->dot_batch(&e->up, rows, after, who, inputs(r, up_act, 0), stride, u, room);
+        }
+        for (int32_t i = 0; i < e->n; i++) {
+            const size_t p = (size_t)e->first + (size_t)i, at = e->n == 1 ? 0 : room * (size_t)m->token[p];
+            if (e->gate_b) add_bias(e->gate_b + j, n, g + at);
+            if (e->up_b) add_bias(e->up_b + j, n, u + at);
+            open_neurons(r, g + at, u + at, n, m->hidden + n_ff * p + j);
+        }
+    }
+    count_rows(r, &e->gate, j1 - j0);
+    count_rows(r, &e->up, j1 - j0);
+}
+
+/* The same by the stages of te_pass.h, which can leave neurons out. sums: of down's rows, or NULL. */
+static void staged_neurons(const run *r, const te_expert *e, int32_t j0, int32_t j1, float *sums) {
+    const te_mixture *m = r->m;
+    const te_ffn f = operator_of(m, e);
+    const te_ffn_io io = {.gate_add = e->gate_b, .up_add = e->up_b};
+    float *hidden[TE_WORKSPACE_TOKENS], weight[TE_WORKSPACE_TOKENS];
+    const bool one = e->n == 1;
+    const int32_t base = one ? m->token[e->first] : 0;
+    for (int32_t p = e->first; p < e->first + e->n; p++) {
+        hidden[m->token[p] - base] = m->hidden + (size_t)e->up.n_rows * (size_t)p;
+        weight[m->token[p] - base] = m->weight[p];
+    }
+    te_pass p = {.ws = r->ws,
+                 .f = &f,
+                 .io = &io,
+                 .act = {inputs(r, 0, base), inputs(r, te_pass_up_act(r->ws, &f), base)},
+                 .sums = sums ? sums + r->ws->sum_stride * (size_t)base : NULL,
+                 .weight = weight,
+                 .hidden = sums ? NULL : hidden,
+                 .only = one ? 1 : tokens_of(m, e),
+                 .n_tok = one ? 1 : m->n_tok,
+                 .skip = silences(m),
+                 .counts = r->counts};
+    te_pass_begin(&p, r->me);
+    te_pass_neurons(&p, (te_rows){NULL, 0, e->up.n_rows}, j0, j1);
+}
+
+/* Into how many parts a member's share of so many bytes is cut: as te_op_linear does. */
+static int32_t parts_of(const te_team *team, size_t n_bytes) {
+    enum { PART_BYTES = 64 << 10, MOST = 8 };
+    const size_t n = n_bytes / (size_t)te_pool_n_threads(team->pool) / PART_BYTES;
+    return n < 1 ? 1 : n > MOST ? MOST : (int32_t)n;
+}
+
+static size_t all_bytes(const te_mat *m) { return m->stride * (size_t)m->n_rows; }
+
+/* The rows lo..hi-1 of expert *i that a run of units begins with, which then has fewer; *i: at first -1. */
+static bool next_expert(int64_t *first, int64_t last, int32_t n_rows, int32_t *i, int32_t *lo, int32_t *hi) {
+    if (*first >= last) return false;
+    const int64_t each = (n_rows + UNIT - 1) / UNIT, at = *first % each, n = each - at;
+    *i = (int32_t)(*first / each);
+    const int64_t end = last - *first < n ? at + last - *first : each;
+    *lo = (int32_t)(at * UNIT);
+    *hi = smaller((int32_t)(end * UNIT), n_rows);
+    *first += end - at;
+    return true;
+}
+
+static int64_t units_of(const te_mixture *m, int32_t n_rows) {
+    return (int64_t)m->n_experts * ((n_rows + UNIT - 1) / UNIT);
+}
+
+/* Hidden values of all routes. */
+static void open_experts(const run *r) {
+    const te_mixture *m = r->m;
+    const te_expert *e0 = &m->expert[0];
+    const int32_t n_ff = e0->up.n_rows;
+    te_work d;
+    te_work_begin(r->team, &d, parts_of(r->team, (all_bytes(&e0->gate) + all_bytes(&e0->up)) * (size_t)m->n_experts),
+                  false);
+    while (te_work_next(r->team, &d)) {
+        int64_t first, last;
+        int32_t i = -1, lo, hi;
+        te_work_share(&d, units_of(m, n_ff), 1, &first, &last);
+        while (next_expert(&first, last, n_ff, &i, &lo, &hi)) {
+            const te_expert *e = &m->expert[i];
+            if (silences(m))
+                staged_neurons(r, e, lo, hi, NULL);
+            else
+                whole_neurons(r, e, lo, hi, first < last ? next_rows(&e[1].gate, 0) : (te_ahead){0});
+        }
+    }
+}
+
+/* Outputs of all routes. */
+static void close_experts(const run *r) {
+    const te_mixture *m = r->m;
+    te_workspace *ws = r->ws;
+    const te_expert *e0 = &m->expert[0];
+    const te_row_kernels *k = te_rows_of(ws, &e0->down);
+    const size_t cols = (size_t)e0->down.n_rows, n_ff = (size_t)e0->down.cols;
+    int32_t packed = -1;
+    te_work d;
+    te_work_begin(r->team, &d, parts_of(r->team, all_bytes(&e0->down) * (size_t)m->n_experts), false);
+    while (te_work_next(r->team, &d)) {
+        int64_t first, last;
+        int32_t i = -1, lo, hi;
+        te_work_share(&d, units_of(m, (int32_t)cols), 1, &first, &last);
+        while (next_expert(&first, last, (int32_t)cols, &i, &lo, &hi)) {
+            const te_expert *e = &m->expert[i];
+            te_pack_fn *packed_for = NULL;
+            if (packed != i)
+                te_pack(ws, r->me, 0, &e->down, m->hidden + n_ff * (size_t)e->first, n_ff, e->n, &packed_for);
+            packed = i;
+            const te_ahead next = first < last ? next_rows(&e[1].down, 0) : (te_ahead){0};
+            float *y = m->out + cols * (size_t)e->first + lo;
+            const void *act = te_act(ws, r->me, 0, 0);
+            if (e->n == 1)
+                stream(r, &e->down, lo, hi, next, act, y);
+            else
+                k->dot_batch(&e->down, (te_rows){NULL, lo, hi - lo}, next, (te_tokens){NULL, e->n}, act, ws->act_stride,
+                             y, cols);
+            for (int32_t t = 0; t < e->n && e->down_b; t++) add_bias(e->down_b + lo, hi - lo, y + cols * (size_t)t);
+            r->counts->bytes += (int64_t)te_row_bytes(e->down.type, e->down.cols) * (hi - lo);
+            if (lo == 0) r->counts->rows += (int64_t)n_ff;
+        }
+    }
+}
+
+/* The sums over tokens' routes; members share the columns. */
+static void sum_routes(const run *r, int32_t cols) {
+    const te_mixture *m = r->m;
+    int64_t lo, hi;
+    te_share(r->team, cols, UNIT, &lo, &hi);
+    for (int32_t t = 0, i = 0; t < m->n_tok; t++) {
+        float *y = m->y + m->ldy * (size_t)t;
+        int32_t end = i;
+        while (end < m->n_routes && m->token[m->place[end]] == t) end++;
+        if (!m->add) memset(y + lo, 0, (size_t)(hi - lo) * sizeof *y);
+        float sum[UNIT];
+        for (int64_t c = lo; c < hi; c += UNIT) {
+            const int32_t n = (int32_t)(hi - c < UNIT ? hi - c : UNIT);
+            memset(sum, 0, sizeof sum);
+            for (int32_t route = i; route < end; route++) {
+                const float *out = m->out + (size_t)cols * (size_t)m->place[route] + c;
+                const float weight = m->weight[m->place[route]];
+                for (int32_t l = 0; l < n; l++) sum[l] += weight * out[l];
+            }
+            for (int32_t l = 0; l < n; l++) y[c + l] += sum[l];
+        }
+        i = end;
+    }
+}
+
+/* Down by neuron: all of it at once. */
+static void run_by_neuron(const run *r) {
+    const te_mixture *m = r->m;
+    const te_mat *down = &m->expert[0].down_t;
+    const int32_t n_ff = down->n_rows, n_chains = te_pool_n_threads(r->team->pool);
+    const size_t n_bytes = all_bytes(down) * 3 * (size_t)m->n_experts;
+    const int32_t n_parts = smaller(parts_of(r->team, n_bytes), m->n_experts);
+    te_work d;
+    te_work_begin(r->team, &d, n_parts, true);
+    while (te_work_next(r->team, &d)) {
+        int64_t lo, hi, first, last;
+        if (d.part == 0) te_sums_begin(r->ws, r->team, d.chain, m->n_tok, down->cols);
+        te_share_of(d.chain, n_chains, n_ff, 1, &lo, &hi);
+        te_share_of(d.part, n_parts, m->n_experts, 1, &first, &last);
+        for (int64_t i = first; i < last; i++)
+            staged_neurons(r, &m->expert[i], (int32_t)lo, (int32_t)hi, te_sums(r->ws, r->team, d.chain, 0));
+    }
+    te_sums_end(r->team, r->ws, &d, down, m->n_tok, m->y, m->ldy, !m->add, NULL);
+    int64_t lo, hi;
+    te_sums_share(r->team, down->cols, &lo, &hi);
+    for (int32_t i = 0; i < m->n_experts && m->expert[i].down_b; i++)
+        for (int32_t p = m->expert[i].first; p < m->expert[i].first + m->expert[i].n; p++)
+            for (int64_t c = lo; c < hi; c++)
+                m->y[m->ldy * (size_t)m->token[p] + (size_t)c] += m->weight[p] * m->expert[i].down_b[c];
+}
+
+void te_op_experts(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_counts *counts) {
+    const run r = {team, ws, &ws->member[team->ith], m, counts};
+    if (m->n_experts && m->expert[0].down_t.w) {
+        run_by_neuron(&r);
+        return;
+    }
+    if (m->n_experts) {
+        open_experts(&r);
+        te_barrier(team);
+        close_experts(&r);
+        te_barrier(team);
+    }
+    sum_routes(&r, m->cols);
+}
+
+/* ---- prompts ---- */
+
+/* Into how many slices an expert's tokens are cut, and how many a slice has: whole vectors of tokens. */
+static int32_t slices_of(const te_expert *e, int32_t *each) {
+    const int32_t n = (e->n + TE_MIXTURE_SLICE - 1) / TE_MIXTURE_SLICE;
+    *each = ((e->n + n - 1) / n + UNIT - 1) / UNIT * UNIT;
+    return (e->n + *each - 1) / *each;
+}
+
+/* Packs n rows, unless they are packed so. */
+static void pack_slice(const run *r, const te_gemm_way *way, const float *x, size_t ldx, int32_t n, int32_t k,
+                       te_gemm_pack **packed_for) {
+    if (*packed_for == way->pack) return;
+    way->pack(x, ldx, n, k, 0, n, r->me->slice);
+    *packed_for = way->pack;
+}
+
+/* All products of an expert for n of its tokens. */
+static void run_slice(const run *r, const te_expert *e, int32_t first, int32_t n) {
+    const te_mixture *m = r->m;
+    const te_kernels *k = r->ws->k;
+    const size_t n_ff = (size_t)e->up.n_rows, cols = (size_t)e->up.cols, at = n_ff * (size_t)first;
+    float *x = m->out + cols * (size_t)first, *g = m->gate + at, *u = m->hidden + at;
+    const te_gemm_way gate = te_gemm_of(k, e->gate.type), up = te_gemm_of(k, e->up.type);
+    te_gemm_pack *packed_for = NULL;
+    for (int32_t i = 0; i < n; i++)
+        memcpy(x + cols * (size_t)i, m->x + m->ldx * (size_t)m->token[first + i], cols * sizeof *x);
+    pack_slice(r, &gate, x, cols, n, e->gate.cols, &packed_for);
+    k->gemm.begin();
+    gate.gemm(&e->gate, 0, e->gate.n_rows, r->me->slice, n, g, n_ff, e->gate_b, false, r->me->gemm);
+    k->gemm.end();
+    pack_slice(r, &up, x, cols, n, e->up.cols, &packed_for);
+    k->gemm.begin();
+    up.gemm(&e->up, 0, e->up.n_rows, r->me->slice, n, u, n_ff, e->up_b, false, r->me->gemm);
+    k->gemm.end();
+    for (int32_t i = 0; i < n; i++)
+        open_neurons(r, g + n_ff * (size_t)i, u + n_ff * (size_t)i, (int32_t)n_ff, u + n_ff * (size_t)i);
+    const te_mat *out = e->down_t.w ? &e->down_t : &e->down;
+    const te_gemm_way down = e->down_t.w ? te_gemm_t_of(k) : te_gemm_of(k, out->type);
+    down.pack(u, n_ff, n, (int32_t)n_ff, 0, n, r->me->slice);
+    k->gemm.begin();
+    down.gemm(out, 0, (int32_t)cols, r->me->slice, n, x, cols, e->down_b, false, r->me->gemm);
+    k->gemm.end();
+}
+
+/* Few large experts: members share each product. */
+static void run_together(const run *r) {
+    const te_mixture *m = r->m;
+    const size_t n_ff = (size_t)m->expert[0].up.n_rows, cols = (size_t)m->expert[0].up.cols;
+    te_team *team = r->team;
+    for (int32_t i = team->ith; i < m->n_routes; i += team->nth)
+        memcpy(m->out + cols * (size_t)i, m->x + m->ldx * (size_t)m->token[i], cols * sizeof *m->out);
+    te_barrier(team);
+    for (int32_t i = 0; i < m->n_experts; i++) {
+        const te_expert *e = &m->expert[i];
+        const size_t p = (size_t)e->first;
+        const te_linear in[2] = {
+            {.w = e->up, .bias = e->up_b, .y = m->hidden + n_ff * p, .ldy = n_ff, .way = TE_BY_GEMM},
+            {.w = e->gate, .bias = e->gate_b, .y = m->gate + n_ff * p, .ldy = n_ff, .way = TE_BY_GEMM}};
+        te_op_linear(team, r->ws, in, 2, m->out + cols * p, cols, e->n);
+    }
+    te_barrier(team);
+    for (int32_t i = team->ith; i < m->n_routes; i += team->nth)
+        open_neurons(r, m->gate + n_ff * (size_t)i, m->hidden + n_ff * (size_t)i, (int32_t)n_ff,
+                     m->hidden + n_ff * (size_t)i);
+    te_barrier(team);
+    for (int32_t i = 0; i < m->n_experts; i++) {
+        const te_expert *e = &m->expert[i];
+        const size_t p = (size_t)e->first;
+        const te_linear out = {.w = e->down, .bias = e->down_b, .y = m->out + cols * p, .ldy = cols, .way = TE_BY_GEMM};
+        if (e->down_t.w)
+            te_op_linear_t(team, r->ws, &e->down_t, m->hidden + n_ff * p, n_ff, e->n, e->down_b, m->out + cols * p,
+                           cols, false, TE_BY_GEMM);
+        else
+            te_op_linear(team, r->ws, &out, 1, m->hidden + n_ff * p, n_ff, e->n);
+    }
+}
+
+void te_op_experts_gemm(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_counts *counts) {
+    enum { EACH = 3 }; /* tasks of a member, at least: else some wait long for the last */
+    const run r = {team, ws, &ws->member[team->ith], m, counts};
+    int32_t n_tasks = 0, each;
+    for (int32_t i = 0; i < m->n_experts; i++) n_tasks += slices_of(&m->expert[i], &each);
+    for (int32_t i = 0; i < m->n_experts && team->ith == 0; i++) {
+        const te_expert *e = &m->expert[i];
+        count_rows(&r, &e->gate, e->gate.n_rows);
+        count_rows(&r, &e->up, e->up.n_rows);
+        counts->rows += e->up.n_rows;
+        counts->bytes += (int64_t)(e->down_t.w ? te_row_bytes(e->down_t.type, e->down_t.cols) * (size_t)e->up.n_rows
+                                               : te_row_bytes(e->down.type, e->down.cols) * (size_t)e->up.cols);
+    }
+    if (n_tasks < EACH * te_pool_n_threads(team->pool)) {
+        if (n_tasks) run_together(&r);
+    } else {
+        int32_t e = 0, task = 0; /* the first task of expert e */
+        if (team->ith == 0) te_counter_reset(team, TE_COUNTER_UNITS);
+        te_barrier(team);
+        for (int64_t i; (i = te_counter_take(team, TE_COUNTER_UNITS, 1)) < n_tasks;) {
+            int32_t n = slices_of(&m->expert[e], &each);
+            for (; i >= task + n; n = slices_of(&m->expert[e], &each)) task += n, e++;
+            const int32_t at = (int32_t)(i - task) * each;
+            run_slice(&r, &m->expert[e], m->expert[e].first + at, smaller(each, m->expert[e].n - at));
+        }
+    }
+    te_barrier(team);
+    sum_routes(&r, m->cols);
+}

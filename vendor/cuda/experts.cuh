@@ -1,0 +1,266 @@
+// experts.cuh - the experts of a few tokens: te_experts_args in two kernels, and what the kernels of each format are.
+//
+// A route is a token and one of its experts. The rows of all routes whose expert is there are shared out over the blocks,
+// whatever route they belong to. A warp takes one row at a time, or several short ones side by side, `lanes` lanes each, and
+// has DEPTH tasks of `steps` pieces a lane on their way. Each route is computed by itself, so that its bits depend on
+// nothing else. The first kernel gives the hidden values of each route; the second a part of the sum for each rank.
+#ifndef TE_CUDA_EXPERTS_CUH
+#define TE_CUDA_EXPERTS_CUH
+
+#include "activation.cuh"
+#include "experts_prompt.cuh"
+#include "rows_input.cuh"
+
+namespace te {
+
+constexpr int EXPERT_THREADS = 512, EXPERT_WARPS = EXPERT_THREADS / 32;
+
+struct expert_args {
+    const float *x; // of token t; the second kernel's: of route i
+    size_t ldx;
+    int cols, n_pieces;
+    int n_used, n_routes, rows; // rows: of an expert; of gate and up each
+    int lanes, chunks, tile;    // lanes of a row; tasks of a row; columns in shared memory, whole tasks
+    const uint8_t *w[2];        // gate and up, or down
+    size_t stride[2];
+    const float *b[2];
+    const int32_t *place, *expert;
+    int missing, first, n_places;
+    te_activation act;
+    float threshold;
+    float *h; // of the first kernel
+    size_t ldh;
+    uint32_t *counts;
+    const float *weight; // of the second
+    float *partial;
+};
+// Shared memory behind the activations and their scales: routes, places and experts, then the sums of gate and up.
+struct expert_smem {
+    int acts, scales, list;
+};
+typedef void (*expert_function)(expert_args, expert_smem);
+
+struct expert_kernels {
+    int type, lane_weights, steps;
+    bool int8;
+    expert_function kernel[2]; // hidden values, sums
+    expert_gemm_function prompt;
+};
+const expert_kernels *experts_float(int type); // NULL for types of another file
+const expert_kernels *experts_32(int type);
+const expert_kernels *experts_k(int type);
+const expert_kernels *expert_kernels_of(int type); // experts.cu
+te_status check_experts(te_cuda *d, const te_experts_args *op);
+
+// Which place of the call's matrices an expert has; below 0: none.
+__device__ __forceinline__ int place_of(const int32_t *place, int e, int missing, int first, int n_places) {
+    const int p = __ldcg(place + e), k = missing ? -1 - p - first : p;
+    return k < n_places ? k : -1;
+}
+
+template <class C> struct expert_task {
+    // As many as there are registers for.
+    static constexpr int steps = C::int8 && C::steps > 2 ? 2 : C::steps,
+                         depth = sizeof(typename C::piece) <= 32 && C::int8 ? 3 : 2;
+    typename C::piece p[steps];
+    __device__ __forceinline__ void load(const uint8_t *row, int first, int step, int n) {
+#pragma unroll
+        for (int i = 0; i < steps; i++) {
+            const int k = first + step * i;
+            p[i] = typename C::piece();
+            if (row && k < n) p[i] = C::load(row, k, n);
+        }
+    }
+};
+
+template <class C, bool DOWN>
+__global__ void __launch_bounds__(EXPERT_THREADS, 2)
+    expert_kernel(const __grid_constant__ expert_args a, const __grid_constant__ expert_smem at) {
+    typedef expert_task<C> task;
+    extern __shared__ uint4 shared[];
+    __shared__ int n_there;
+    uint8_t *s = (uint8_t *)shared;
+    bytes32 *scales = (bytes32 *)(s + at.acts);
+    // Routes that are computed come first, those that are not from the end on.
+    int *route = (int *)(s + at.acts + at.scales), *place = route + a.n_routes, *who = place + a.n_routes;
+    float *sums = (float *)(s + at.acts + at.scales + at.list);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const acts in = {shared, scales, C::int8 ? a.tile / 16 : a.tile / 4, a.tile / 32};
+    auto fill = [&](int row, int first, int threads) {
+        const float *x = a.x + (size_t)row * a.ldx;
+        for (int i = first; i < a.tile / 4; i += threads) {
+            const int c = 4 * i;
+            float4 v = make_float4(0, 0, 0, 0);
+            if (c + 4 <= a.cols) {
+                v = __ldcg((const float4 *)(x + c));
+            } else if (c < a.cols) {
+                v.x = __ldcg(x + c);
+                if (c + 1 < a.cols) v.y = __ldcg(x + c + 1);
+                if (c + 2 < a.cols) v.z = __ldcg(x + c + 2);
+            }
+            put_x<C>(a, 0, i, v, shared, scales);
+        }
+    };
+    if (DOWN) {
+        // The kernel in front lets this one start when all its blocks know that what chose the experts has ended.
+        dep_go();
+    } else {
+        dep_wait();
+        dep_go();
+    }
+    const bool one_input = !DOWN && a.n_routes == a.n_used;
+    if (warp == EXPERT_WARPS - 1) {
+        int m = 0, gone = 0;
+#pragma unroll 1
+        for (int i0 = 0; i0 < a.n_routes; i0 += 32) {
+            const int i = i0 + lane;
+            int e = 0, k = -1;
+            if (i < a.n_routes) {
+                e = __ldcg(a.expert + i);
+                k = place_of(a.place, e, a.missing, a.first, a.n_places);
+            }
+            const unsigned vote = __ballot_sync(~0u, k >= 0), lower = (1u << lane) - 1;
+            if (k >= 0) {
+                const int to = m + __popc(vote & lower);
+                route[to] = i;
+                place[to] = k;
+                who[to] = e;
+            } else if (i < a.n_routes) {
+                route[a.n_routes - 1 - (gone + __popc(~vote & lower))] = i;
+            }
+            m += __popc(vote);
+            gone += __popc(~vote);
+        }
+        if (lane == 0) n_there = m;
+    } else if (one_input) {
+        fill(0, threadIdx.x, EXPERT_THREADS - 32);
+    }
+    __syncthreads();
+    const int m = n_there, per_warp = 32 / a.lanes, sub = lane % a.lanes;
+    // Items (neurons, or columns of the result) of all routes; whole rows of a warp go together.
+    const int unit = DOWN ? per_warp : (per_warp + 1) / 2, total = m * a.rows, n_units = (total + unit - 1) / unit;
+    const int each = n_units / (int)gridDim.x, more = n_units % (int)gridDim.x, b = blockIdx.x,
+              first_unit = b * each + min(b, more);
+    const int lo = min(total, first_unit * unit), hi = min(total, (first_unit + each + (b < more)) * unit);
+    int current = one_input ? 0 : -1;
+    bool waited = !DOWN;
+#pragma unroll 1
+    for (int from = lo; from < hi;) {
+        const int r0 = from / a.rows, input = DOWN ? route[r0] : route[r0] / a.n_used;
+        int r1 = r0 + 1;
+        if (!DOWN)
+            while (r1 < m && route[r1] / a.n_used == input) r1++;
+        const int to = min(hi, r1 * a.rows), n = (to - from) * (DOWN ? 1 : 2);
+        const int turns = (n + per_warp - 1) / per_warp;
+        auto row_of = [&](int turn) -> const uint8_t * {
+            const int i = turn * per_warp + lane / a.lanes;
+            if (i >= n) return nullptr;
+            const int item = from + (DOWN ? i : i / 2), g = DOWN ? 0 : i % 2, r = item / a.rows;
+            return a.w[g] + ((size_t)place[r] * (size_t)a.rows + (size_t)(item - r * a.rows)) * a.stride[g];
+        };
+        task ahead[task::depth];
+        int next = warp, next_chunk = 0;
+        const uint8_t *next_row = next < turns ? row_of(next) : nullptr;
+        auto load = [&](task &t) {
+            if (next >= turns) return;
+            t.load(next_row, next_chunk * a.lanes * task::steps + sub, a.lanes, a.n_pieces);
+            if (++next_chunk < a.chunks) return;
+            next_chunk = 0;
+            next += EXPERT_WARPS;
+            if (next < turns) next_row = row_of(next);
+        };
+#pragma unroll
+        for (int d = 0; d < task::depth; d++) load(ahead[d]);
+        if (!waited) {
+            dep_wait();
+            waited = true;
+        }
+        if (input != current) {
+            if (current >= 0) __syncthreads();
+            fill(input, threadIdx.x, EXPERT_THREADS);
+            current = input;
+            __syncthreads();
+        }
+        int turn = warp, chunk = 0;
+        float sum[1] = {0};
+#pragma unroll 1
+        while (turn < turns) {
+#pragma unroll
+            for (int d = 0; d < task::depth; d++) {
+                if (turn >= turns) break;
+                const int p = chunk * a.lanes * task::steps + sub;
+#pragma unroll
+                for (int i = 0; i < task::steps; i++) C::template dot<1>(ahead[d].p[i], in, p + a.lanes * i, sum);
+                load(ahead[d]);
+                if (++chunk < a.chunks) continue;
+                float v = sum[0];
+#pragma unroll 1
+                for (int o = a.lanes / 2; o; o /= 2) v += __shfl_xor_sync(~0u, v, o);
+                const int i = turn * per_warp + lane / a.lanes;
+                if (sub == 0 && i < n) {
+                    if (DOWN) {
+                        const int r = r0, c = from + i - r * a.rows, id = route[r], t = id / a.n_used,
+                                  rank = id - t * a.n_used;
+                        if (a.b[0]) v += __ldg(a.b[0] + (size_t)who[r] * (size_t)a.rows + c);
+                        a.partial[((size_t)rank * (size_t)(a.n_routes / a.n_used) + (size_t)t) * (size_t)a.rows + c] =
+                            __ldcg(a.weight + id) * v;
+                    } else {
+                        sums[2 * (from - lo) + i] = v;
+                    }
+                }
+                sum[0] = 0;
+                chunk = 0;
+                turn += EXPERT_WARPS;
+            }
+        }
+        from = to;
+    }
+    if (!waited) dep_wait();
+    if constexpr (DOWN) {
+        // Routes that are computed elsewhere give nothing.
+        const int n_gone = (a.n_routes - m) * (a.rows / 4), step = (int)gridDim.x * EXPERT_THREADS;
+#pragma unroll 1
+        for (int i = b * EXPERT_THREADS + (int)threadIdx.x; i < n_gone; i += step) {
+            const int r = i / (a.rows / 4), id = route[a.n_routes - 1 - r], t = id / a.n_used, rank = id - t * a.n_used;
+            float *y = a.partial + ((size_t)rank * (size_t)(a.n_routes / a.n_used) + (size_t)t) * (size_t)a.rows;
+            ((float4 *)y)[i - r * (a.rows / 4)] = make_float4(0, 0, 0, 0);
+        }
+    } else {
+        __syncthreads();
+        uint32_t asked = 0, fired = 0;
+#pragma unroll 1
+        for (int k = lo + (int)threadIdx.x; k < hi; k += EXPERT_THREADS) {
+            const int r = k / a.rows, j = k - r * a.rows;
+            const size_t e = (size_t)who[r] * (size_t)a.rows + (size_t)j;
+            float g = sums[2 * (k - lo)], u = sums[2 * (k - lo) + 1];
+            if (a.b[0]) g += __ldg(a.b[0] + e);
+            if (a.b[1]) u += __ldg(a.b[1] + e);
+            const float h = gated_value(a.act, activate(a.act, a.threshold, g), u);
+            a.h[(size_t)route[r] * a.ldh + (size_t)j] = h;
+            asked++;
+            fired += h != 0;
+        }
+        if (!a.counts || hi <= lo) return;
+        for (int o = 16; o; o /= 2) {
+            asked += __shfl_xor_sync(~0u, asked, o);
+            fired += __shfl_xor_sync(~0u, fired, o);
+        }
+        if (lane == 0 && asked) {
+            atomicAdd(a.counts, asked);
+            atomicAdd(a.counts + 1, asked);
+            atomicAdd(a.counts + 2, fired);
+        }
+    }
+}
+
+template <class C> struct expert_of {
+    static constexpr expert_kernels kernels = {C::type,
+                                               C::lane_weights,
+                                               expert_task<C>::steps,
+                                               C::int8,
+                                               {expert_kernel<C, false>, expert_kernel<C, true>},
+                                               expert_gemm_kernel<C>};
+};
+
+} // namespace te
+#endif

@@ -1,0 +1,267 @@
+// experts_prompt.cu - te_cuda_prompt_experts: routes in the order of their experts' places, products with these, the sums of
+// each token.
+#include "experts.cuh"
+#include "launch.h"
+#include "prefill.cuh"
+
+namespace te {
+
+constexpr int ORDER_THREADS = 1024, LIST_HEAD = 4;
+
+// Of tiles of at most so many routes; the lists have room for tiles of 64.
+static size_t most_tiles(const te_experts_args *op, int tile) {
+    const size_t n_routes = (size_t)op->n_tok * (size_t)op->n_used;
+    return n_routes / (size_t)tile + ((size_t)op->n_places < n_routes ? (size_t)op->n_places : n_routes);
+}
+size_t prompt_experts_words(const te_experts_args *op) {
+    return LIST_HEAD + 4 * most_tiles(op, 64) + 2 * (size_t)op->n_tok * (size_t)op->n_used;
+}
+
+struct order_args {
+    const int32_t *expert, *place;
+    int n_routes, n_places, missing, first, tile;
+    expert_lists lists;
+};
+
+// One block: a count of each place's routes, and where they begin.
+__global__ void __launch_bounds__(ORDER_THREADS) order_kernel(const order_args a) {
+    extern __shared__ int count[]; // of each place, then where its routes begin
+    __shared__ int sums[2][ORDER_THREADS / 32];
+    dep_go();
+    dep_wait();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int k = threadIdx.x; k < a.n_places; k += ORDER_THREADS) count[k] = 0;
+    __syncthreads();
+    auto place = [&](int i) { return place_of(a.place, __ldcg(a.expert + i), a.missing, a.first, a.n_places); };
+#pragma unroll 4
+    for (int i = threadIdx.x; i < a.n_routes; i += ORDER_THREADS) {
+        const int k = place(i);
+        a.lists.position[i] = k < 0 ? -1 : atomicAdd(&count[k], 1);
+    }
+    __syncthreads();
+    int before = 0, tiles = 0;
+#pragma unroll 1
+    for (int k0 = 0; k0 < a.n_places; k0 += ORDER_THREADS) {
+        const int k = k0 + threadIdx.x, n = k < a.n_places ? count[k] : 0, n_tiles = (n + a.tile - 1) / a.tile;
+        int s = n, st = n_tiles; // inclusive
+        for (int o = 1; o < 32; o *= 2) {
+            const int v = __shfl_up_sync(~0u, s, o), vt = __shfl_up_sync(~0u, st, o);
+            if (lane >= o) {
+                s += v;
+                st += vt;
+            }
+        }
+        if (lane == 31) {
+            sums[0][warp] = s;
+            sums[1][warp] = st;
+        }
+        __syncthreads();
+        int total = 0, total_tiles = 0;
+        for (int w = 0; w < ORDER_THREADS / 32; w++) {
+            if (w < warp) {
+                s += sums[0][w];
+                st += sums[1][w];
+            }
+            total += sums[0][w];
+            total_tiles += sums[1][w];
+        }
+        const int begin = before + s - n, at = tiles + st - n_tiles;
+        if (k < a.n_places) count[k] = begin;
+        for (int i = 0; i < n_tiles; i++)
+            a.lists.tile[at + i] = {k, begin + i * a.tile, min(a.tile, n - i * a.tile), 0};
+        before += total;
+        tiles += total_tiles;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        *a.lists.n_sorted = before;
+        *a.lists.n_tiles = tiles;
+    }
+#pragma unroll 4
+    for (int i = threadIdx.x; i < a.n_routes; i += ORDER_THREADS) {
+        const int k = place(i);
+        if (k < 0) continue;
+        const int p = count[k] + a.lists.position[i];
+        a.lists.position[i] = p;
+        a.lists.sorted[p] = i;
+    }
+}
+
+// Hidden values as F16, a warp a row. Each row has a scale of its own, 1 unless its values leave the range of F16.
+__global__ void __launch_bounds__(256)
+    route_halve_kernel(const float *h, size_t ldh, int n, const int *n_sorted, const te_cuda_half to) {
+    dep_go();
+    dep_wait();
+    const int lane = threadIdx.x % 32, rows = __ldcg(n_sorted), step = (int)gridDim.x * 8;
+    for (int r = (int)blockIdx.x * 8 + (int)threadIdx.x / 32; r < rows; r += step) {
+        const float *x = h + (size_t)r * ldh;
+        uint16_t *y = (uint16_t *)to.v + (size_t)r * to.ld;
+        auto four = [&](int c) {
+            if (c + 4 <= n) return __ldcg((const float4 *)(x + c));
+            return make_float4(c < n ? __ldcg(x + c) : 0, c + 1 < n ? __ldcg(x + c + 1) : 0,
+                               c + 2 < n ? __ldcg(x + c + 2) : 0, 0);
+        };
+        float most = 0;
+        for (int c = 4 * lane; c < n; c += 128) {
+            const float4 v = four(c);
+            most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+        }
+        most = warp_max(most);
+        const bool fits = (most <= 32768 && most >= 0x1p-8f) || !(most > 0 && most < INFINITY);
+        const int e = fits ? 0 : max(-120, min(120, ilogbf(most) - 13)); // so that the largest is below 2^14
+        const float down = ldexpf(1, -e);
+        for (int c = 4 * lane; c < (int)to.ld; c += 128) {
+            const float4 v = four(c);
+            *(uint2 *)(y + c) = make_uint2(half2_of(v.x * down, v.y * down), half2_of(v.z * down, v.w * down));
+        }
+        if (lane == 0) to.scale[r] = ldexpf(1, e);
+    }
+}
+
+struct add_args {
+    const float *v, *bias, *weight;
+    const int32_t *expert;
+    const int *position;
+    size_t ldv;
+    float *y;
+    int n_used, n_embd, c0, n, add;
+};
+// y of a token: its routes in the order of their ranks.
+__global__ void __launch_bounds__(256) add_routes_kernel(const __grid_constant__ add_args a) {
+    extern __shared__ int positions[];
+    dep_go();
+    dep_wait();
+    const size_t first = (size_t)blockIdx.x * (size_t)a.n_used;
+    float *weights = (float *)(positions + a.n_used);
+    int *who = positions + 2 * a.n_used;
+    for (int r = threadIdx.x; r < a.n_used; r += 256) {
+        positions[r] = __ldcg(a.position + first + r);
+        weights[r] = __ldcg(a.weight + first + r);
+        who[r] = __ldcg(a.expert + first + r);
+    }
+    __syncthreads();
+    for (int c = 4 * threadIdx.x; c < a.n; c += 1024) {
+        float4 *y = (float4 *)(a.y + (size_t)blockIdx.x * (size_t)a.n_embd + a.c0 + c);
+        float4 s = a.add ? __ldcg(y) : make_float4(0, 0, 0, 0);
+        for (int r = 0; r < a.n_used; r++) {
+            if (positions[r] < 0) continue;
+            float4 v = __ldcg((const float4 *)(a.v + (size_t)positions[r] * a.ldv + c));
+            if (a.bias) {
+                const float4 b = __ldg((const float4 *)(a.bias + (size_t)who[r] * (size_t)a.n_embd + a.c0 + c));
+                v = make_float4(v.x + b.x, v.y + b.y, v.z + b.z, v.w + b.w);
+            }
+            const float w = weights[r];
+            s = make_float4(fmaf(w, v.x, s.x), fmaf(w, v.y, s.y), fmaf(w, v.z, s.z), fmaf(w, v.w, s.w));
+        }
+        *y = s;
+    }
+}
+
+static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
+    const te_experts_args *a = &op->of;
+    TE_CUDA_TRY(check_experts(d, a));
+    const int n_embd = a->gate.cols;
+    const bool parts = op->n_ff_once < 1 || op->n_embd_once < 1 || (op->n_ff_once < a->n_ff && op->n_ff_once % 64) ||
+                       (op->n_embd_once < n_embd && op->n_embd_once % 64);
+    if (parts || !op->lists || !aligned(op->lists, 16) || !op->values || !aligned(op->values, 16) || !a->y ||
+        !aligned(a->y, 16) || !aligned(a->down_b, 16) || a->n_tok > 65535)
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: %d neurons and %d columns at once, or no room",
+                                 (int)op->n_ff_once, (int)op->n_embd_once));
+    for (const te_cuda_half *h : {&op->x, &op->h})
+        if (!h->v || !h->scale || !aligned(h->v, 16) || h->ld % 8)
+            return refuse(d, te_fail(TE_ARGUMENT, "experts: input or hidden values are not aligned to 16 bytes"));
+    if (op->x.ld < (size_t)n_embd || op->h.ld < (size_t)(op->n_ff_once < a->n_ff ? op->n_ff_once : a->n_ff))
+        return refuse(
+            d, te_fail(TE_ARGUMENT, "experts: rows of %zu values of input, %zu of hidden values", op->x.ld, op->h.ld));
+    return TE_OK;
+}
+
+static te_status multiply_experts(te_cuda *d, expert_gemm g, int type, int64_t n_tiles) {
+    const expert_kernels *k = expert_kernels_of(type);
+    if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", type));
+    const int64_t items = n_tiles * divide_up(g.n, g.down ? EXPERT_ROWS : EXPERT_ROWS / 2);
+    const int at_once = 2 * d->info.n_sm;
+    return launch(d, "experts", k->prompt, dim3((unsigned)(items < at_once ? items : at_once)), EXPERT_GEMM_THREADS,
+                  expert_gemm_smem(g.tile), g);
+}
+
+te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
+    TE_CUDA_TRY(check(d, op));
+    const te_experts_args *a = &op->of;
+    const int n_embd = a->gate.cols, n_routes = a->n_tok * a->n_used;
+    expert_gemm g = {};
+    // Larger tiles want more shared memory than some devices have.
+    g.tile = expert_gemm_smem(EXPERT_TILE) + 1024 <= d->smem_block ? EXPERT_TILE : 64;
+    g.lists.n_sorted = op->lists;
+    g.lists.n_tiles = op->lists + 1;
+    g.lists.tile = (expert_tile *)(op->lists + LIST_HEAD);
+    g.lists.position = op->lists + LIST_HEAD + 4 * most_tiles(a, 64);
+    g.lists.sorted = g.lists.position + n_routes;
+    const order_args o = {a->expert, a->place, n_routes, a->n_places, a->missing, a->first, g.tile, g.lists};
+    TE_CUDA_TRY(launch(d, "experts", order_kernel, dim3(1), ORDER_THREADS, sizeof(int) * (size_t)a->n_places, o));
+    g.n_used = a->n_used;
+    g.expert = a->expert;
+    g.act = (te_activation)a->act;
+    g.threshold = a->threshold;
+    g.y = op->values;
+    const int64_t n_tiles = (int64_t)most_tiles(a, g.tile);
+    const int rows_blocks = divide_up(n_routes, 8) < 8 * d->info.n_sm ? divide_up(n_routes, 8) : 8 * d->info.n_sm;
+    for (int f0 = 0; f0 < a->n_ff; f0 += op->n_ff_once) {
+        const int n_ff = a->n_ff - f0 < op->n_ff_once ? a->n_ff - f0 : op->n_ff_once;
+        g.x = (const uint16_t *)op->x.v;
+        g.ldx = op->x.ld;
+        g.scale = op->x.scale;
+        g.w[0] = (const uint8_t *)a->gate.w;
+        g.w[1] = (const uint8_t *)a->up.w;
+        g.stride[0] = a->gate.stride;
+        g.stride[1] = a->up.stride;
+        g.b[0] = a->gate_b;
+        g.b[1] = a->up_b;
+        g.cols = g.k = n_embd;
+        g.k0 = 0;
+        g.rows = a->n_ff;
+        g.row0 = f0;
+        g.n = n_ff;
+        g.down = false;
+        g.ldy = (size_t)(n_ff + 3) / 4 * 4;
+        g.counts = a->counts;
+        TE_CUDA_TRY(multiply_experts(d, g, a->gate.type, n_tiles));
+        TE_CUDA_TRY(launch(d, "experts", route_halve_kernel, dim3((unsigned)rows_blocks), 256, 0, (const float *)g.y,
+                           g.ldy, n_ff, (const int *)g.lists.n_sorted, op->h));
+        g.x = (const uint16_t *)op->h.v;
+        g.ldx = op->h.ld;
+        g.scale = op->h.scale;
+        g.w[0] = (const uint8_t *)a->down.w;
+        g.stride[0] = a->down.stride;
+        g.b[0] = g.b[1] = nullptr;
+        g.cols = a->n_ff;
+        g.k0 = f0;
+        g.k = n_ff;
+        g.rows = n_embd;
+        g.down = true;
+        g.counts = nullptr;
+        for (int c0 = 0; c0 < n_embd; c0 += op->n_embd_once) {
+            g.row0 = c0;
+            g.n = n_embd - c0 < op->n_embd_once ? n_embd - c0 : op->n_embd_once;
+            g.ldy = (size_t)(g.n + 3) / 4 * 4;
+            TE_CUDA_TRY(multiply_experts(d, g, a->down.type, n_tiles));
+            const add_args sum = {g.y,
+                                  f0 ? nullptr : a->down_b,
+                                  a->weight,
+                                  a->expert,
+                                  g.lists.position,
+                                  g.ldy,
+                                  a->y,
+                                  a->n_used,
+                                  n_embd,
+                                  c0,
+                                  g.n,
+                                  a->add || f0 > 0};
+            TE_CUDA_TRY(
+                launch(d, "experts", add_routes_kernel, dim3((unsigned)a->n_tok), 256, 12 * (size_t)a->n_used, sum));
+        }
+    }
+    return TE_OK;
+}
+
+} // namespace te
