@@ -124,8 +124,10 @@ typedef enum pi_activation { /* of the feed-forward */
                              PI_ACTIVATION_RELU = 0,  /* relu(gate) * up; ungated: relu(up) */
                              PI_ACTIVATION_DRELU = 1, /* relu(gate) * relu(up) */
                              PI_ACTIVATION_SILU = 2,
-                             PI_ACTIVATION_GELU = 3,     /* the exact one */
-                             PI_ACTIVATION_GELU_TANH = 4 /* the approximation by tanh (Gemma) */
+                             PI_ACTIVATION_GELU = 3,      /* the exact one */
+                             PI_ACTIVATION_GELU_TANH = 4, /* the approximation by tanh (Gemma) */
+                             PI_ACTIVATION_CLAMPED = 5    /* gpt-oss: g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u =
+                                                          up within -7 and 7; a model has it or not, no option */
 } pi_activation;
 
 typedef enum pi_predictor {

@@ -40,6 +40,10 @@ from transformers import (
     FalconForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -194,6 +198,44 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                 norm_topk_prob=False,
             )
         )
+    elif spec.family == "gpt-oss":
+        del gated["hidden_act"]
+        model = GptOssForCausalLM(
+            GptOssConfig(
+                **gated
+                | {
+                    "experts_implementation": "eager",
+                    "intermediate_size": spec.n_ff_expert,
+                    "num_local_experts": spec.n_expert,
+                    "num_experts_per_tok": spec.n_used,
+                    "sliding_window": spec.window,
+                    "rope_parameters": rope_parameters(spec.rope) | {"truncate": False},
+                }
+            )
+        )
+    elif spec.family == "glm4moe":
+        rotated = {"partial_rotary_factor": spec.d_rot / spec.d_head}
+        model = Glm4MoeForCausalLM(
+            Glm4MoeConfig(
+                **gated
+                | {
+                    "experts_implementation": "eager",
+                    "n_routed_experts": spec.n_expert,
+                    "num_experts_per_tok": spec.n_used,
+                    "moe_intermediate_size": spec.n_ff_expert,
+                    "n_shared_experts": spec.n_ff_shared // spec.n_ff_expert,
+                    "first_k_dense_replace": spec.n_dense,
+                    "num_nextn_predict_layers": 0,
+                    "routed_scaling_factor": 1.5,
+                    "norm_topk_prob": True,
+                    "n_group": 1,
+                    "topk_group": 1,
+                    "attention_bias": True,
+                    "use_qk_norm": True,
+                    "rope_parameters": rope_parameters(spec.rope) | rotated,
+                }
+            )
+        )
     elif spec.family == "gemma3":
         del gated["hidden_act"]
         model = Gemma3ForCausalLM(
@@ -217,7 +259,8 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
     if spec.act == "drelu":
         for layer in model.model.layers:
             layer.mlp = SymmetricReluMlp(layer.mlp)
-    stacked = fuse_experts(models.stacked(weights))
+    fuse = fuse_gpt_oss if spec.family == "gpt-oss" else fuse_experts
+    stacked = fuse(models.stacked(weights))
     state = {name: torch.from_numpy(value.astype(np.float32)) for name, value in stacked.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     if unexpected or [name for name in missing if not (spec.tied and name == "lm_head.weight")]:
@@ -226,11 +269,32 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
     return model.float().eval()
 
 
+def fuse_gpt_oss(weights: models.Tensors) -> models.Tensors:
+    """gpt-oss's names: experts transposed, columns of gate and up in turn."""
+    out: models.Tensors = {}
+    for name, value in weights.items():
+        if name.endswith(("experts.up_proj.weight", "experts.up_proj.bias")):
+            continue
+        stem, _, kind = name.rpartition(".")
+        if ".experts." in name:
+            if stem.endswith("gate_proj"):
+                up = weights[name.replace("gate_proj", "up_proj")]
+                stem = stem.replace("gate_proj", "gate_up_proj")
+                value = np.stack([value, up], axis=2).reshape(len(value), -1, *value.shape[2:])
+            name = stem if kind == "weight" else f"{stem}_bias"
+            value = value.swapaxes(1, 2) if kind == "weight" else value
+        out[name.removesuffix(".weight") if "sinks" in name else name.replace("mlp.gate", "mlp.router")] = (
+            value
+        )
+    return out
+
+
 def fuse_experts(weights: models.Tensors) -> models.Tensors:
     """Gate and up of a layer's experts as transformers holds them, in one tensor."""
     published = {"block_sparse_moe": "mlp", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
     for old, new in published.items():  # Mixtral's
         weights = {name.replace(old, new): w for name, w in weights.items()}
+    weights = {name.replace("correction.bias", "e_score_correction_bias"): w for name, w in weights.items()}
     out = {name.removesuffix(".weight") if ".experts." in name else name: w for name, w in weights.items()}
     for name in [name for name in out if name.endswith(".experts.gate_proj")]:
         up = out.pop(name.replace("gate_proj", "up_proj"))

@@ -102,7 +102,9 @@ def draw(spec: Spec) -> Tensors:
             linear(p + "fc2", d, ff, 2.0, (0.0, 0.15))
         norm("model.decoder.final_layer_norm", d, bias=True)
     else:
-        qkv_bias = (0.0, 0.3) if spec.family in ("qwen2", "qwen2moe") else None
+        oss, glm = spec.family == "gpt-oss", spec.family == "glm4moe"
+        qkv_bias = (0.0, 0.3) if spec.family in ("qwen2", "qwen2moe", "gpt-oss", "glm4moe") else None
+        bias = (0.0, 0.2) if oss else None
         mlp, gate_up_down = "mlp.", ("gate_proj", "up_proj", "down_proj")
         if spec.family == "mixtral":
             mlp, gate_up_down = "block_sparse_moe.", ("w1", "w3", "w2")
@@ -113,8 +115,10 @@ def draw(spec: Spec) -> Tensors:
             linear(p + "self_attn.q_proj", qw, d, 1.0, qkv_bias)
             linear(p + "self_attn.k_proj", kw, d, 1.0, qkv_bias)
             linear(p + "self_attn.v_proj", kw, d, 1.0, qkv_bias)
-            linear(p + "self_attn.o_proj", d, qw, 1.0)
-            if spec.family in ("qwen3", "qwen3moe", "gemma3"):
+            linear(p + "self_attn.o_proj", d, qw, 1.0, bias)
+            if oss:
+                vector(p + "self_attn.sinks.weight", spec.n_head, 1.0, 1.0)
+            if spec.family in ("qwen3", "qwen3moe", "glm4moe", "gemma3"):
                 norm(p + "self_attn.q_norm", spec.d_head)
                 norm(p + "self_attn.k_norm", spec.d_head)
             if spec.family == "olmoe":
@@ -124,16 +128,21 @@ def draw(spec: Spec) -> Tensors:
             if gemma:
                 norm(p + "pre_feedforward_layernorm", d)
                 norm(p + "post_feedforward_layernorm", d)
-            if spec.n_expert:
-                linear(p + mlp + "gate", spec.n_expert, d, 1.0)
-            names = [(f"{mlp}experts.{e}.", spec.n_ff_expert) for e in range(spec.n_expert)]
-            if spec.n_ff_shared:
-                names.append((f"{mlp}shared_expert.", spec.n_ff_shared))
+            n_expert = spec.n_expert if i >= spec.n_dense else 0
+            wide = 3.0 if oss else 1.0  # some gates and ups are beyond 7
+            if n_expert:
+                linear(p + mlp + "gate", n_expert, d, 1.0, (0.0, 0.05) if oss else None)
+            names = [(f"{mlp}experts.{e}.", spec.n_ff_expert, 2.0) for e in range(n_expert)]
+            if n_expert and glm:
+                vector(p + "mlp.gate.correction.bias", n_expert, 0.0, 0.002)
+                names.append(("mlp.shared_experts.", spec.n_ff_shared, 1.0))
+            elif n_expert and spec.n_ff_shared:
+                names.append((f"{mlp}shared_expert.", spec.n_ff_shared, 2.0))
                 linear(p + mlp + "shared_expert_gate", 1, d, 1.0)
-            for name, width in names or [(mlp, ff)]:
-                linear(p + name + gate_up_down[0], width, d, 1.0)
-                linear(p + name + gate_up_down[1], width, d, 1.0)
-                linear(p + name + gate_up_down[2], d, width, 2.0)
+            for name, width, gain in names or [(mlp, ff, 2.0)]:
+                linear(p + name + gate_up_down[0], width, d, wide, bias)
+                linear(p + name + gate_up_down[1], width, d, wide, bias)
+                linear(p + name + gate_up_down[2], d, width, gain / wide**2, bias)
         norm("model.norm", d)
     if not spec.tied:
         linear("lm_head", spec.n_vocab, d, 2.0)
@@ -152,7 +161,7 @@ def separate_experts(spec: Spec, weights: Tensors) -> None:
     order = np.argsort(normal(f"{spec.name}/ladder", spec.n_vocab, n), axis=1, kind="stable")
     weights["model.embed_tokens.weight"][:, :n] = (order - (n - 1) / 2) * 0.5
     for name, value in weights.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight", ".w2.weight")):
+        if name.rpartition(".")[0].endswith(("o_proj", "down_proj", ".w2")):
             value[:n] /= 32
         elif name.endswith("post_attention_layernorm.weight"):
             value[:n] = 1
@@ -229,6 +238,16 @@ LLAMA_NAMES = {
     "embed_tokens": "token_embd",
     "norm": "output_norm",
 }
+SHARED_NAMES = {f"mlp.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}
+OSS_NAMES = (
+    LLAMA_NAMES
+    | SHARED_NAMES
+    | {
+        "post_attention_layernorm": "post_attention_norm",
+        "self_attn.sinks": "attn_sinks",
+        "mlp.gate.correction": "exp_probs_b",
+    }
+)
 GEMMA_NAMES = LLAMA_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -263,7 +282,8 @@ def file_name(spec: Spec, name: str) -> str:
     stem, kind = name.rsplit(".", 1)
     if stem == "lm_head":
         return f"output.{kind}"
-    names = {"falcon": FALCON_NAMES, "opt": OPT_NAMES, "gemma3": GEMMA_NAMES}.get(spec.family, LLAMA_NAMES)
+    families = {"falcon": FALCON_NAMES, "opt": OPT_NAMES, "gemma3": GEMMA_NAMES}
+    names = (families | dict.fromkeys(("gpt-oss", "glm4moe"), OSS_NAMES)).get(spec.family, LLAMA_NAMES)
     parts = stem.split(".")
     layer = next((i for i, part in enumerate(parts) if part.isdigit()), None)
     if layer is None:
@@ -351,7 +371,7 @@ def metadata(spec: Spec) -> Meta:
         meta["falcon.attention.head_count_kv"] = spec.n_head_kv
         meta["falcon.attention.layer_norm_epsilon"] = 1e-5
     elif a != "opt":  # an OPT file says nothing about kv heads, norms or rotation
-        meta[f"{a}.rope.dimension_count"] = spec.d_head
+        meta[f"{a}.rope.dimension_count"] = spec.d_rot or spec.d_head
         meta[f"{a}.attention.head_count_kv"] = spec.n_head_kv
         meta[f"{a}.attention.layer_norm_rms_epsilon"] = 1e-5
         meta[f"{a}.rope.freq_base"] = spec.rope.base
@@ -364,14 +384,21 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.rope.scaling.original_context_length"] = spec.rope.n_ctx_orig
         if spec.window:
             meta[f"{a}.attention.sliding_window"] = spec.window
-            meta[f"{a}.rope.freq_base_swa"] = spec.window_base
+            if spec.family == "gemma3":
+                meta[f"{a}.rope.freq_base_swa"] = spec.window_base
         if spec.n_expert:
             meta[f"{a}.expert_count"] = spec.n_expert
             meta[f"{a}.expert_used_count"] = spec.n_used
             if spec.n_ff_expert != spec.n_ff:
                 meta[f"{a}.expert_feed_forward_length"] = spec.n_ff_expert
-            if spec.n_ff_shared:
+            if spec.n_ff_shared and spec.family != "glm4moe":
                 meta[f"{a}.expert_shared_feed_forward_length"] = spec.n_ff_shared
+        if spec.family == "glm4moe":
+            meta["glm4moe.leading_dense_block_count"] = spec.n_dense
+            meta["glm4moe.expert_shared_count"] = 1
+            meta["glm4moe.expert_gating_func"] = 2
+            meta["glm4moe.expert_weights_scale"] = 1.5
+            meta["glm4moe.expert_weights_norm"] = True
     meta["general.file_type"] = 1
     if spec.relu:
         meta["powerinfer.hidden_act"] = spec.act
@@ -409,9 +436,13 @@ def tokenizer(spec: Spec) -> Meta:
     tokens += [f"filler{i}" for i in range(spec.n_vocab - 1 - len(tokens))] + ["<|endoftext|>"]
     return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": {"llama": "llama-bpe", "falcon": "falcon", "opt": "gpt-2"}.get(
-            spec.family, "qwen2"
-        ),
+        "tokenizer.ggml.pre": {
+            "llama": "llama-bpe",
+            "falcon": "falcon",
+            "opt": "gpt-2",
+            "gpt-oss": "gpt-4o",
+            "glm4moe": "glm4",
+        }.get(spec.family, "qwen2"),
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [1] * (spec.n_vocab - 1) + [3],
         "tokenizer.ggml.merges": merges,
@@ -476,7 +507,7 @@ def write(
 
 def is_quantised(name: str, value: Array) -> bool:
     """Whether a tensor takes the format of a file's weights: matrices do, but for routers."""
-    return value.ndim > 1 and "ffn_gate_inp" not in name
+    return value.ndim > 1 and "ffn_gate_inp" not in name and name.endswith(".weight")
 
 
 def block_size(kind: GGMLQuantizationType) -> int:

@@ -32,6 +32,8 @@ ARCHITECTURES = (
     "qwen3moe",
     "olmoe",
     "smallthinker",
+    "gpt-oss",
+    "glm4moe",
     "gemma3",
 )
 
@@ -170,8 +172,10 @@ def frequencies(model: Model, head_dim: int, *, window: bool) -> tuple[Array, fl
     def pair_turning(times: float) -> float:
         return dim * math.log(n_ctx_orig / (times * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.floor(pair_turning(32.0)), 0)
-    high = min(math.ceil(pair_turning(1.0)), dim - 1)
+    low, high = pair_turning(32.0), pair_turning(1.0)
+    if model.arch != "gpt-oss":
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
     ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
     return freq * (1 - ramp) + freq / factor * ramp, 1 + 0.1 * math.log(factor)
 
@@ -190,10 +194,11 @@ def rotate(x: Array, model: Model, *, interleaved: bool, window: bool = False) -
     return out
 
 
-def attend(q: Array, k: Array, v: Array, window: int | None = None) -> Array:
+def attend(q: Array, k: Array, v: Array, window: int | None = None, sinks: Array | None = None) -> Array:
     """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d].
 
-    window: how many of the last positions are seen, the token's own included.
+    window: how many of the last positions are seen, the token's own included. sinks: of each head a score of
+    a position without a value.
     """
     n, n_head, d = q.shape
     shared = n_head // k.shape[1]
@@ -203,8 +208,10 @@ def attend(q: Array, k: Array, v: Array, window: int | None = None) -> Array:
     out = np.empty(q.shape)
     for h in range(n_head):  # one by one: the scores of all heads together would be larger than any cache
         scores = np.where(seen, q[:, h] @ k[:, h // shared].T / math.sqrt(d), -np.inf)
+        if sinks is not None:
+            scores = np.concatenate([scores, np.full((n, 1), sinks[h])], axis=1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        out[:, h] = weights @ v[:, h // shared] / weights.sum(axis=-1, keepdims=True)
+        out[:, h] = weights[:, :n] @ v[:, h // shared] / weights.sum(axis=-1, keepdims=True)
     return out.reshape(n, n_head * d)
 
 
@@ -227,6 +234,9 @@ class Ffn:
     def act(self, x: Array) -> Array:
         if self.activation in ("relu", "drelu"):
             return relu(x, self.activation_threshold)
+        if self.activation == "clamped":  # up is clamped, too
+            gate = np.minimum(x, 7)
+            return np.asarray(gate / (1 + np.exp(-1.702 * gate)))
         return {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}[self.activation](x)
 
 
@@ -282,15 +292,26 @@ def experts(
     weighted by the softmax over all of them or by its sigmoid; and the expert of all tokens, if there is."""
     p = f"blk.{layer}."
     logits = (x if router_input is None else router_input) @ model[p + "ffn_gate_inp.weight"].T
-    sigmoids = int(model.key("expert_gating_func", 1)) == 2
-    normed = bool(model.key("expert_weights_norm", model.arch in ("llama", "qwen3moe", "smallthinker")))
+    if model.get(p + "ffn_gate_inp.bias") is not None:
+        logits = logits + model[p + "ffn_gate_inp.bias"]
+    sigmoids = int(model.key("expert_gating_func", 2 if model.arch == "glm4moe" else 1)) == 2
+    always = ("llama", "qwen3moe", "smallthinker", "gpt-oss", "glm4moe")  # gpt-oss: softmax of the chosen
+    normed = bool(model.key("expert_weights_norm", model.arch in always))
     bias = model.get(p + "exp_probs_b.bias")
     out = np.zeros_like(x)
 
     def expert(suffix: str, token: Array, e: Any = ...) -> Array:
-        gate, up = (model[f"{p}ffn_{name}_{suffix}.weight"][e] @ token for name in ("gate", "up"))
-        up = relu(up) if how.activation == "drelu" else up
-        return np.asarray(model[f"{p}ffn_down_{suffix}.weight"][e] @ (how.act(gate) * up))
+        def product(name: str, x: Array) -> Array:
+            bias = model.get(f"{p}ffn_{name}_{suffix}.bias")
+            y = model[f"{p}ffn_{name}_{suffix}.weight"][e] @ x
+            return np.asarray(y if bias is None else y + bias[e])
+
+        gate, up = product("gate", token), product("up", token)
+        if how.activation == "drelu":
+            up = relu(up)
+        if how.activation == "clamped":
+            up = np.clip(up, -7, 7) + 1
+        return product("down", how.act(gate) * up)
 
     for t, token in enumerate(x):
         weights = np.exp(logits[t] - logits[t].max())
@@ -318,7 +339,8 @@ def default_activation(model: Model) -> str:
         return "drelu"
     if model.arch == "opt" or model.sparse:
         return "relu"
-    return {"falcon": "gelu", "gemma3": "gelu_tanh", "smallthinker": "relu"}.get(model.arch, "silu")
+    own = {"falcon": "gelu", "gemma3": "gelu_tanh", "smallthinker": "relu", "gpt-oss": "clamped"}
+    return own.get(model.arch, "silu")
 
 
 # ---- architectures -----------------------------------------------------------------------------------------
@@ -328,6 +350,9 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     """llama, mistral, bamboo, qwen2 (q, k, v biases), qwen3 (norms on each q and k head), and mixtures of
     experts: mixtral, qwen2moe, qwen3moe, olmoe (norms over all of q and of k), smallthinker (the router reads
     the layer's input; three of four layers have a window, the fourth no rotation).
+
+    gpt-oss: biases everywhere, sinks, windows on even layers, clamped experts. glm4moe: layers without
+    experts first, then sigmoids with a bias for the choice and a shared expert.
 
     And gemma3: a scaled embedding, norms after attention and FFN, and a window in all layers but each sixth.
     """
@@ -349,25 +374,34 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
         norm = model.get(f"{name}.weight")
         return y if norm is None else rms_norm(y, norm, eps)
 
-    gemma = model.arch == "gemma3"
+    gemma, oss = model.arch == "gemma3", model.arch == "gpt-oss"
     x = model["token_embd.weight"][tokens]
     if gemma:
         x = x * math.sqrt(x.shape[1])
     for i in range(int(model.key("block_count"))):
         p = f"blk.{i}."
         width = int(model.key("attention.sliding_window", 0))
-        windowed = width > 0 and (i % 6 != 5 if gemma else i % 4 != 0)
+        seen = i % 6 == 5 if gemma else i % 2 == 1 if oss else i % 4 == 0  # all positions
+        windowed = width > 0 and not seen
         window = width if windowed else None
         before = x
         a = rms_norm(x, model[p + "attn_norm.weight"], eps)
         q, k = projected(a, p + "attn_q", n_head), projected(a, p + "attn_k", n_head_kv)
-        if gemma or not width or windowed:
+        if gemma or oss or not width or windowed:
             q, k = (rotate(y, model, interleaved=interleaved, window=gemma and windowed) for y in (q, k))
         v = projected(a, p + "attn_v", n_head_kv)
-        attention = attend(q, k, v, window) @ model[p + "attn_output.weight"].T
-        x = x + after(attention, p + "post_attention_norm")
-        h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
-        if model.key("expert_count", 0):
+        attention = (
+            attend(q, k, v, window, model.get(p + "attn_sinks.weight")) @ model[p + "attn_output.weight"].T
+        )
+        if model.get(p + "attn_output.bias") is not None:
+            attention = attention + model[p + "attn_output.bias"]
+        if model.arch in ("gpt-oss", "glm4moe"):  # their name for the norm before the feed-forward
+            x = x + attention
+            h = rms_norm(x, model[p + "post_attention_norm.weight"], eps)
+        else:
+            x = x + after(attention, p + "post_attention_norm")
+            h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
+        if model.key("expert_count", 0) and i >= int(model.key("leading_dense_block_count", 0)):
             early = before if model.arch == "smallthinker" else None
             x = x + experts(model, i, h, how, trace, early)
         else:

@@ -22,7 +22,8 @@ class Spec:
     """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
 
     name: str
-    family: str  # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gemma3
+    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe gemma3
+    family: str
     n_layer: int = 2
     n_embd: int = 64
     n_head: int = 4
@@ -31,7 +32,8 @@ class Spec:
     n_ff: int = 192
     n_vocab: int = 320
     n_ctx: int = 256
-    act: str = "silu"  # silu, gelu (the exact one), gelu_tanh, relu, drelu
+    d_rot: int = 0  # values of a head that are rotated; 0: all
+    act: str = "silu"  # silu, gelu (the exact one), gelu_tanh, relu, drelu, clamped
     tied: bool = False
     two_norms: bool = False  # Falcon 40B: separate norms before attention and FFN
     rope: Rope = Rope()
@@ -40,7 +42,8 @@ class Spec:
     n_used: int = 0  # experts of a token
     n_ff_expert: int = 0  # mixtral and olmoe: n_ff
     n_ff_shared: int = 0  # of an expert that all tokens use
-    window: int = 0  # gemma3: positions that five of six layers see, their own included
+    n_dense: int = 0  # layers at the beginning without experts
+    window: int = 0  # positions that gemma3's layers but each sixth, and gpt-oss's even ones, see
     window_base: float = 10000.0  # base frequency of those layers' rotation
     n_prompt: int = 40
 
@@ -148,6 +151,38 @@ SPECS: dict[str, Spec] = {
             rope=Rope(1000000.0),
         ),
         Spec("olmoe", "olmoe", n_head_kv=2, n_ff=64, n_vocab=301, n_expert=8, n_used=4, n_ff_expert=64),
+        # Two periods of layers, and more than two windows. The original's YaRN has no whole pairs as borders.
+        Spec(
+            "gpt-oss",
+            "gpt-oss",
+            n_layer=4,
+            n_head_kv=2,
+            head_dim=32,
+            n_ff=96,
+            n_vocab=301,
+            act="clamped",
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            window=24,
+            n_prompt=60,
+            rope=Rope(150000.0, "yarn", 4.0, 64),
+        ),
+        Spec(
+            "glm4moe",
+            "glm4moe",
+            n_layer=3,
+            n_head_kv=2,
+            head_dim=32,
+            d_rot=16,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=96,
+            n_dense=1,
+            rope=Rope(1000000.0),
+        ),
         # A whole period of layers and a prompt of more than two windows. Published ones are tied; a small
         # model whose head is its embedding repeats its input.
         Spec(
@@ -168,5 +203,7 @@ SPECS: dict[str, Spec] = {
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if spec.family != "gemma3")
+CONVERTED = sorted(
+    name for name, spec in SPECS.items() if spec.family not in ("gemma3", "gpt-oss", "glm4moe")
+)
 """Those that `powerinfer convert` takes checkpoints of."""

@@ -153,6 +153,13 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
     }
 }
 
+/* What a row has gathered becomes its output. A sink is one more score, of no V; where it is too large for this sum,
+ * the positions' share is 0. */
+static void finish_row(const pi_attention *w, int32_t h, sums sum, float *out, int32_t d) {
+    if (w->sinks) sum.total += expf(w->sinks[h] - w->scale * sum.top);
+    scale_row(out, d, sum.total != 0 ? 1 / sum.total : 0);
+}
+
 /* Where the sums of one part of a row (token t, query head h) wait: d floats, top and total. */
 static float *part_row(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int32_t part) {
     return s->parts + (((size_t)(t - s->chunk.n_prefill) * (size_t)s->model->info.n_head + (size_t)h) * (size_t)n_slot +
@@ -173,12 +180,12 @@ static void attend(const pi_session *s, te_team *team, int32_t l, const piece *w
         if (w->n_slot)
             memcpy(to + d, &sum[r], sizeof sum[r]);
         else
-            scale_row(to, d, sum[r].total != 0 ? 1 / sum[r].total : 0);
+            finish_row(pi_attention_of(&s->model->layer[l]), h, sum[r], to, d);
     }
 }
 
 /* att of one row from its parts, in their order. */
-static void join(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int32_t n_parts, float scale) {
+static void join(const pi_session *s, const pi_attention *w, int32_t t, int32_t h, int32_t n_slot, int32_t n_parts) {
     const int32_t d = s->model->info.n_embd_head;
     float *out = s->att + ((ptrdiff_t)t * s->model->info.n_head + h) * d, top = -INFINITY, total = 0;
     memset(out, 0, (size_t)d * sizeof *out);
@@ -189,11 +196,11 @@ static void join(const pi_session *s, int32_t t, int32_t h, int32_t n_slot, int3
     for (int32_t i = 0; i < n_parts; i++) {
         const float *part = part_row(s, t, h, n_slot, i);
         if (part[d + 1] == 0) continue;
-        const float by = expf(scale * (part[d] - top));
+        const float by = expf(w->scale * (part[d] - top));
         for (int32_t c = 0; c < d; c++) out[c] += by * part[c];
         total += by * part[d + 1];
     }
-    scale_row(out, d, total != 0 ? 1 / total : 0);
+    finish_row(w, h, (sums){top, total}, out, d);
 }
 
 /* ---- all of a chunk ---- */
@@ -314,7 +321,7 @@ static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) 
     for (int32_t end = c->n_tok; end > from;) {
         const query_run r = run_before(s, block, end, from);
         for (int32_t i = 0; r.n_parts > 1 && i < r.n * nh; i++, turn++)
-            if (turn % team->nth == team->ith) join(s, r.t + i / nh, i % nh, r.n_slot, r.n_parts, block->scale);
+            if (turn % team->nth == team->ith) join(s, block, r.t + i / nh, i % nh, r.n_slot, r.n_parts);
         end = r.t;
     }
 }
@@ -355,10 +362,9 @@ static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
     w->rope = m->n_ropes ? 0 : -1;
     if (!a->window_period) return PI_OK;
     PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", 1, INT32_MAX, &window, NULL));
-    const bool all = (a->window_rope ? i + 1 : i) % a->window_period == 0;
+    const bool all = (a->full_last ? i + 1 : i) % a->window_period == 0;
     if (a->window_rope && !all) w->rope = m->n_ropes - 1;
-    /* SmallThinker has no RoPE where a layer sees all positions, unless all layers do. */
-    if (!a->window_rope && all && window) w->rope = -1;
+    if (a->full_no_rope && all && window) w->rope = -1;
     if (!all) w->window = (int32_t)window;
     return PI_OK;
 }
@@ -393,14 +399,19 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     }
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_output.weight", i), c->n_embd, n_q, false, &l->o));
     PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_output.bias", i), c->n_embd, !a->bias, &l->o_b));
+    if (a->sinks) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_sinks.weight", i), c->n_head, false, &l->sinks));
     if (a->post_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_attention_norm", i).text, false, &b->post_norm));
     if (a->wide_qk_norm) {
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), n_q, false, &l->wide_q_norm));
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), n_kv, false, &l->wide_k_norm));
     }
-    if (a->qk_norm) {
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), c->n_embd_head, false, &l->q_norm));
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), c->n_embd_head, false, &l->k_norm));
+    if (a->qk_norm || a->maybe_qk_norm) {
+        const bool optional = !a->qk_norm;
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), c->n_embd_head, optional, &l->q_norm));
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), c->n_embd_head, !l->q_norm, &l->k_norm));
+        if (l->k_norm && !l->q_norm)
+            return PI_FAIL(PI_ERROR_FORMAT, "blk.%d.attn_k_norm.weight is there without blk.%d.attn_q_norm.weight", i,
+                           i);
     }
     return PI_OK;
 }

@@ -4,11 +4,13 @@
  *     y += sum over the chosen experts e of weight[e] * down_e . (act(gate_e . h) * (up_e . h))
  *     y += sigmoid(shared_router . h) * down_s . (act(gate_s . h) * (up_s . h))      where one expert is all tokens'
  *
- * Chosen are those with the largest p + choice_b; weight is p, in most models divided by the sum of the chosen p.
+ * Chosen are those with the largest p + choice_b; weight is p, in most models divided by the sum of the chosen p. Or
+ * p = router . h as it is, and weight the softmax over the chosen p.
  *
  * A route is a token and one of its experts. Routes are put in the order of the experts, so that an expert's matrices are
  * read once for all tokens that chose it, and those of the others not at all. Which kernels compute a route depends on its
  * token's kind (prompt or generated), never on how many others chose the expert: a token's bits do not depend on others. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -65,6 +67,15 @@ static void keep_best_groups(const pi_experts *w, float *rank, float *group) {
         for (int32_t e = g * size; group[g] != taken && e < (g + 1) * size; e++) rank[e] = taken;
 }
 
+/* x[0..n-1] become exponentials, the largest of them 1; returns their sum. */
+static float exponents(float *x, int32_t n) {
+    float top = x[0], sum = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (x[i] > top) top = x[i];
+    for (int32_t i = 0; i < n; i++) sum += x[i] = expf(x[i] - top);
+    return sum;
+}
+
 /* The n_used experts of one token, and their weights. rank, group [n_expert]: room to work. */
 static void choose(const pi_experts *w, const float *p, float *rank, float *group, int32_t *expert, float *weight) {
     float sum = 0;
@@ -77,6 +88,7 @@ static void choose(const pi_experts *w, const float *p, float *rank, float *grou
         sum += p[best];
         rank[best] = taken;
     }
+    if (w->gating == PI_GATING_CHOSEN) sum = exponents(weight, w->n_used);
     if (sum < LEAST_SUM) sum = LEAST_SUM;
     for (int32_t r = 0; r < w->n_used; r++) weight[r] = w->scale * (w->normed ? weight[r] / sum : weight[r]);
 }
@@ -89,7 +101,8 @@ static void rank_experts(const pi_block_run *r, const float *x) {
     const pi_experts *w = &r->block->experts;
     const pi_routes *to = &s->routes;
     const size_t n_embd = (size_t)s->model->info.n_embd, n_expert = (size_t)w->n_expert;
-    const te_linear router = {.w = w->router, .y = to->score, .ldy = 3 * n_expert, .way = TE_BY_ROWS};
+    const te_linear router = {
+        .w = w->router, .bias = w->router_b, .y = to->score, .ldy = 3 * n_expert, .way = TE_BY_ROWS};
     te_op_linear(team, s->ws, &router, 1, x + n_embd * (size_t)r->from, n_embd, s->chunk.n_tok - r->from);
     if (team->ith == 0) s->count[(ptrdiff_t)r->l * s->options.n_threads].ffn.bytes += pi_mat_bytes(&w->router);
     te_barrier(team);
@@ -97,8 +110,10 @@ static void rank_experts(const pi_block_run *r, const float *x) {
         float *p = to->score + 3 * n_expert * (size_t)(t - r->from), *rank = p + n_expert;
         if (w->gating == PI_GATING_SOFTMAX)
             s->model->kernels->softmax(p, w->n_expert, 1);
-        else
+        else if (w->gating == PI_GATING_SIGMOID)
             for (size_t e = 0; e < n_expert; e++) p[e] = 1 / (1 + expf(-p[e]));
+        else
+            for (size_t e = 0; e < n_expert; e++) p[e] = p[e] == taken ? -FLT_MAX : p[e];
         choose(w, p, rank, rank + n_expert, to->expert + (ptrdiff_t)t * w->n_used,
                to->weight + (ptrdiff_t)t * w->n_used);
     }
@@ -164,10 +179,11 @@ static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
     const te_gguf *g = m->file->gguf;
     const char *arch = m->arch->name;
-    int64_t gating = PI_GATING_SOFTMAX, n_group = 1, n_group_used = 1;
+    const pi_gating usual = m->arch->gating ? m->arch->gating : PI_GATING_SOFTMAX;
+    int64_t gating = usual, n_group = 1, n_group_used = 1;
     PI_TRY(pi_key_i64(g, arch, "expert_gating_func", 0, 255, &gating, NULL));
-    if (!gating) gating = PI_GATING_SOFTMAX;
-    if (gating != PI_GATING_SOFTMAX && gating != PI_GATING_SIGMOID)
+    if (!gating) gating = usual;
+    if (gating != usual && gating != PI_GATING_SOFTMAX && gating != PI_GATING_SIGMOID)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s.expert_gating_func is %lld; 1 (softmax) and 2 (sigmoid) are known",
                        arch, (long long)gating);
     w->gating = (pi_gating)gating;
@@ -191,6 +207,64 @@ static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
     return PI_OK;
 }
 
+/* A matrix of each expert, which files of the first converters have in tensors of their own. */
+static pi_status bind_separate(pi_model *m, int32_t i, const char *name, int32_t n, int32_t rows, int32_t cols,
+                               te_mat *all, const void ***parts) {
+    if ((int64_t)n * rows > INT32_MAX) return PI_FAIL(PI_ERROR_FORMAT, "%d experts of %d rows are too many", n, rows);
+    PI_TRY(pi_bind_parts(m, n, parts));
+    for (int32_t e = 0; e < n; e++) {
+        te_mat one;
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.%s.%d.weight", i, name, e), rows, cols, false, &one));
+        if (!e) *all = one;
+        if (one.type != all->type)
+            return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                           "blk.%d.%s.%d.weight is %s, that of expert 0 %s; experts of several "
+                           "formats are not supported",
+                           i, name, e, te_type_get(one.type)->name, te_type_get(all->type)->name);
+        (*parts)[e] = one.w;
+    }
+    all->n_rows = n * rows;
+    return PI_OK;
+}
+
+static pi_status bind_one(pi_model *m, int32_t i, const char *name, int32_t n, int32_t rows, int32_t cols, te_mat *all,
+                          const void ***parts) {
+    if (te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.%s.0.weight", i, name).text))
+        return bind_separate(m, i, name, n, rows, cols, all, parts);
+    return pi_bind_mats(m, pi_name_of("blk.%d.%s_exps.weight", i, name), n, rows, cols, all);
+}
+
+/* gate and up of all experts where the file has an expert's in one matrix, in this order. */
+static pi_status bind_fused(pi_model *m, pi_name name, pi_experts *w) {
+    te_mat both;
+    PI_TRY(pi_bind_mats(m, name, w->n_expert, 2 * w->n_ff, m->info.n_embd, &both));
+    PI_TRY(pi_bind_parts(m, w->n_expert, &w->gate_parts));
+    PI_TRY(pi_bind_parts(m, w->n_expert, &w->up_parts));
+    for (int32_t e = 0; e < w->n_expert; e++) {
+        w->gate_parts[e] = rows_of(&both, 2 * e, w->n_ff).w;
+        w->up_parts[e] = rows_of(&both, 2 * e + 1, w->n_ff).w;
+    }
+    w->gate = w->up = both;
+    w->gate.n_rows = w->up.n_rows = w->n_expert * w->n_ff;
+    w->up.w = w->up_parts[0];
+    return PI_OK;
+}
+
+static pi_status bind_experts(pi_model *m, int32_t i, pi_experts *w) {
+    const int32_t n = w->n_expert, n_embd = m->info.n_embd;
+    const pi_name fused = pi_name_of("blk.%d.ffn_gate_up_exps.weight", i);
+    if (te_gguf_find_tensor(m->file->gguf, fused.text)) {
+        PI_TRY(bind_fused(m, fused, w));
+    } else {
+        PI_TRY(bind_one(m, i, "ffn_gate", n, w->n_ff, n_embd, &w->gate, &w->gate_parts));
+        PI_TRY(bind_one(m, i, "ffn_up", n, w->n_ff, n_embd, &w->up, &w->up_parts));
+    }
+    const pi_name by_neuron = pi_name_of("blk.%d.ffn_down_t_exps.weight", i);
+    if (te_gguf_find_tensor(m->file->gguf, by_neuron.text))
+        return pi_bind_mats(m, by_neuron, n, w->n_ff, n_embd, &w->down_t);
+    return bind_one(m, i, "ffn_down", n, n_embd, w->n_ff, &w->down, &w->down_parts);
+}
+
 static pi_status bind_shared(pi_model *m, int32_t i, pi_experts *w) {
     const int32_t n_embd = m->info.n_embd;
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up_shexp.weight", i), 0, n_embd, true, &w->shared_up));
@@ -202,6 +276,14 @@ static pi_status bind_shared(pi_model *m, int32_t i, pi_experts *w) {
     PI_TRY(
         pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_shexp.weight", i), n_embd, w->n_ff_shared, false, &w->shared_down));
     return pi_bind_vec(m, pi_name_of("blk.%d.ffn_gate_inp_shexp.weight", i), n_embd, true, &w->shared_router);
+}
+
+static pi_status bind_biases(pi_model *m, int32_t i, pi_experts *w) {
+    const int32_t n = w->n_expert;
+    PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_gate_inp.bias", i), n, false, &w->router_b));
+    PI_TRY(pi_bind_vecs(m, pi_name_of("blk.%d.ffn_gate_exps.bias", i), n, w->n_ff, &w->gate_b));
+    PI_TRY(pi_bind_vecs(m, pi_name_of("blk.%d.ffn_up_exps.bias", i), n, w->n_ff, &w->up_b));
+    return pi_bind_vecs(m, pi_name_of("blk.%d.ffn_down_exps.bias", i), n, m->info.n_embd, &w->down_b);
 }
 
 static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
@@ -219,15 +301,10 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     if (n_ff > MAX_FF) return PI_FAIL(PI_ERROR_FORMAT, "an expert has %lld neurons", (long long)n_ff);
     w->n_ff = (int32_t)n_ff;
     PI_TRY(read_router(m, i, w));
-    PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.ffn_norm", i).text, false, &b->norm));
+    PI_TRY(pi_bind_ffn_norm(m, i, &b->norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_inp.weight", i), w->n_expert, n_embd, false, &w->router));
-    PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_gate_exps.weight", i), w->n_expert, w->n_ff, n_embd, &w->gate));
-    PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_up_exps.weight", i), w->n_expert, w->n_ff, n_embd, &w->up));
-    const pi_name by_neuron = pi_name_of("blk.%d.ffn_down_t_exps.weight", i);
-    if (te_gguf_find_tensor(g, by_neuron.text))
-        PI_TRY(pi_bind_mats(m, by_neuron, w->n_expert, w->n_ff, n_embd, &w->down_t));
-    else
-        PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.ffn_down_exps.weight", i), w->n_expert, n_embd, w->n_ff, &w->down));
+    PI_TRY(bind_experts(m, i, w));
+    if (m->arch->expert_bias) PI_TRY(bind_biases(m, i, w));
     PI_TRY(bind_shared(m, i, w));
     m->info.n_expert_used = w->n_used;
     const int64_t n_neurons = (int64_t)w->n_used * w->n_ff + w->n_ff_shared;
@@ -243,6 +320,15 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     const int32_t n = sizeof mat / sizeof *mat;
     for (int32_t i = 0; i < n; i++)
         out[i] = (pi_block_mat){.mat = mat[i], .use = i >= 1 && i <= 4 ? PI_MAT_EXPERTS : PI_MAT_PRODUCT};
+    const struct {
+        int32_t i, rows;
+        const void **parts;
+    } several[] = {
+        {1, w->n_ff, w->gate_parts}, {2, w->n_ff, w->up_parts}, {3, w->down.n_rows / w->n_expert, w->down_parts}};
+    for (int32_t k = 0; k < 3; k++) {
+        out[several[k].i].parts = several[k].parts;
+        out[several[k].i].part_rows = several[k].rows;
+    }
     return n;
 }
 

@@ -36,6 +36,8 @@ static int32_t token_of(const pi_experts *w, const pi_route_list *routes, int32_
 
 static int by_size(const void *a, const void *b) { return ((const te_expert *)b)->n - ((const te_expert *)a)->n; }
 
+static const float *bias_of(const float *all, int32_t e, int32_t n) { return all ? all + (ptrdiff_t)e * n : NULL; }
+
 /* The chosen experts, and what else of the routes is in their order; t0: the number of the first token. By one member. */
 static void list_experts(const pi_session *s, const pi_experts *w, const pi_route_list *routes, int32_t t0) {
     const pi_routes *to = &s->routes;
@@ -52,6 +54,9 @@ static void list_experts(const pi_session *s, const pi_experts *w, const pi_rout
                              .up = pi_experts_up(w, e),
                              .down = pi_experts_down(w, e, s->model->info.n_embd),
                              .down_t = pi_experts_down_t(w, e),
+                             .gate_b = bias_of(w->gate_b, e, w->n_ff),
+                             .up_b = bias_of(w->up_b, e, w->n_ff),
+                             .down_b = bias_of(w->down_b, e, s->model->info.n_embd),
                              .first = to->first[e],
                              .n = n};
     }

@@ -137,7 +137,7 @@ static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, 
     }
     add_counts(&s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, &part, sparse_tokens);
     te_barrier(team);
-    if (s->fired) count_fired(s, team, l, u, n);
+    if (s->fired && !s->model->info.n_expert) count_fired(s, team, l, u, n);
     if (s->tap[l].hidden)
         for (int32_t t = team->ith; t < n; t += team->nth)
             memcpy(s->tap[l].hidden + (size_t)s->chunk.batch_row[t0 + t] * n_ff, u + (size_t)t * n_ff,
@@ -237,7 +237,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     pi_ffn *l = &b->ffn;
     const pi_norm *before = &m->layer[i].block[0].norm; /* of blocks side by side one norm may serve both */
     if (!a->parallel)
-        PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.ffn_norm", i).text, false, &b->norm));
+        PI_TRY(pi_bind_ffn_norm(m, i, &b->norm));
     else if (te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.attn_norm_2.weight", i).text))
         PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     else
@@ -280,7 +280,7 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     out[n++] = (pi_block_mat){.mat = &f->fc2, .use = PI_MAT_PREDICTOR};
     out[n++] = (pi_block_mat){.mat = &f->gate, .use = PI_MAT_NEURONS};
     out[n++] = (pi_block_mat){.mat = &f->up, .use = PI_MAT_NEURONS};
-    out[n++] = (pi_block_mat){f->down.w ? &f->down : &f->down_t, &f->down_t, PI_MAT_DOWN};
+    out[n++] = (pi_block_mat){.mat = f->down.w ? &f->down : &f->down_t, .by_neurons = &f->down_t, .use = PI_MAT_DOWN};
     return n;
 }
 

@@ -69,6 +69,7 @@ static const pi_arch table[] = {
      .normed_experts = true,
      .early_router = true,
      .window_period = 4,
+     .full_no_rope = true,
      .dense = PI_ACTIVATION_RELU,
      .sparse = PI_ACTIVATION_RELU},
     {.name = "qwen3moe",
@@ -79,6 +80,33 @@ static const pi_arch table[] = {
      .normed_experts = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "gpt-oss",
+     .block = {&pi_attention_kind, &pi_experts_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .bias = true,
+     .sinks = true,
+     .post_ffn_norm = true,
+     .gating = PI_GATING_CHOSEN,
+     .normed_experts = true,
+     .expert_bias = true,
+     .window_period = 2,
+     .full_last = true,
+     .yarn_exact = true,
+     .dense = PI_ACTIVATION_CLAMPED,
+     .sparse = PI_ACTIVATION_CLAMPED},
+    {.name = "glm4moe",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .maybe_qk_norm = true,
+     .post_ffn_norm = true,
+     .experts = true,
+     .normed_experts = true,
+     .gating = PI_GATING_SIGMOID,
+     .next_layers = true,
+     .dense = PI_ACTIVATION_SILU,
+     .sparse = PI_ACTIVATION_RELU},
     {.name = "gemma3",
      .block = {&pi_attention_kind, &pi_ffn_kind},
      .rope = PI_ROPE_NEOX,
@@ -87,6 +115,7 @@ static const pi_arch table[] = {
      .post_norm = true,
      .scaled_embd = true,
      .window_period = 6,
+     .full_last = true,
      .window_rope = true,
      .wide_layers = 62,
      .dense = PI_ACTIVATION_GELU_TANH,
@@ -100,5 +129,6 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 }
 
 const char *pi_arch_names(void) {
-    return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gemma3";
+    return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
+           "gemma3";
 }

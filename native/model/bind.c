@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../../vendor/core/te_quant.h"
 #include "../../vendor/core/te_types.h"
@@ -12,7 +13,7 @@
 /* Vectors are copied: whatever their type and alignment in the file, the engine sees aligned floats. */
 struct pi_vector {
     struct pi_vector *next;
-    float data[];
+    _Alignas(void *) float data[];
 };
 
 pi_name pi_name_of(const char *format, ...) {
@@ -31,11 +32,22 @@ const te_gguf_tensor *pi_bind_take(pi_model *m, const char *name) {
     return t;
 }
 
+/* Whether a tensor belongs to a layer that guesses at further tokens, of those behind the others. Nothing of it is read
+ * or checked: answers do not need it. */
+static bool is_unused(const pi_model *m, te_str name) {
+    for (int32_t i = 0; i < m->n_unused_layers; i++) {
+        const pi_name layer = pi_name_of("blk.%d.", m->info.n_layer + i);
+        const size_t n = strlen(layer.text);
+        if (name.n > n && memcmp(name.p, layer.text, n) == 0) return true;
+    }
+    return false;
+}
+
 pi_status pi_bind_check_all(const pi_model *m) {
     const te_gguf *g = m->file->gguf;
     for (int64_t i = 0; i < te_gguf_n_tensors(g); i++) {
         const te_str name = te_gguf_tensor_at(g, i)->name;
-        if (!m->bound[i])
+        if (!m->bound[i] && !is_unused(m, name))
             return PI_FAIL(PI_ERROR_UNSUPPORTED, "the file has a tensor %.*s, which a %s model of %d layers does not",
                            (int)name.n, name.p, m->arch->name, m->info.n_layer);
     }
@@ -93,6 +105,20 @@ pi_status pi_bind_mats(pi_model *m, pi_name name, int32_t n, int32_t rows, int32
     return PI_OK;
 }
 
+/* All of a tensor as floats; its n weights are in the file. */
+static pi_status keep_floats(pi_model *m, const te_gguf_tensor *t, const char *name, int64_t n, const float **out) {
+    PI_TRY(check_type(t, name));
+    struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
+    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for tensor %s (%lld floats)", name, (long long)n);
+    te_dequantize_row(t->type, t->data, b->data, n);
+    b->next = m->vectors;
+    m->vectors = b;
+    *out = b->data;
+    m->info.n_weight_bytes += t->n_bytes;
+    m->info.n_parameters += (uint64_t)n;
+    return PI_OK;
+}
+
 pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const float **out) {
     *out = NULL;
     const te_gguf_tensor *t;
@@ -101,16 +127,31 @@ pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const
     if (t->n_dims != 1 || t->ne[0] != n)
         return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld}, expected {%d}", name.text, t->n_dims,
                        (long long)t->ne[0], (long long)t->ne[1], n);
-    PI_TRY(check_type(t, name.text));
-    struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
-    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for tensor %s (%d floats)", name.text, n);
-    te_dequantize_row(t->type, t->data, b->data, n);
+    return keep_floats(m, t, name.text, n, out);
+}
+
+pi_status pi_bind_vecs(pi_model *m, pi_name name, int32_t n, int32_t cols, const float **out) {
+    *out = NULL;
+    const te_gguf_tensor *t;
+    PI_TRY(find(m, name.text, false, &t));
+    if (t->n_dims != 2 || t->ne[0] != cols || t->ne[1] != n)
+        return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld}, expected {%d, %d}", name.text,
+                       t->n_dims, (long long)t->ne[0], (long long)t->ne[1], cols, n);
+    return keep_floats(m, t, name.text, (int64_t)n * cols, out);
+}
+
+pi_status pi_bind_parts(pi_model *m, int32_t n, const void ***out) {
+    struct pi_vector *b = malloc(sizeof *b + sizeof(void *) * (size_t)n);
+    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the places of %d matrices", n);
     b->next = m->vectors;
     m->vectors = b;
-    *out = b->data;
-    m->info.n_weight_bytes += t->n_bytes;
-    m->info.n_parameters += (uint64_t)n;
+    *out = (const void **)(void *)b->data;
     return PI_OK;
+}
+
+pi_status pi_bind_ffn_norm(pi_model *m, int32_t i, pi_norm *out) {
+    const char *name = m->arch->post_ffn_norm ? "post_attention_norm" : "ffn_norm";
+    return pi_bind_norm(m, pi_name_of("blk.%d.%s", i, name).text, false, out);
 }
 
 pi_status pi_bind_norm(pi_model *m, const char *prefix, bool optional, pi_norm *out) {

@@ -20,6 +20,12 @@ pi_status pi_bind_mat(pi_model *m, pi_name name, int32_t rows, int32_t cols, boo
 pi_status pi_bind_mats(pi_model *m, pi_name name, int32_t n, int32_t rows, int32_t cols, te_mat *mat);
 /* A vector of n floats, copied. */
 pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const float **out);
+/* The same of n vectors, one behind the other in a tensor of two dimensions. */
+pi_status pi_bind_vecs(pi_model *m, pi_name name, int32_t n, int32_t cols, const float **out);
+/* Room for n addresses, for as long as there is the model. */
+pi_status pi_bind_parts(pi_model *m, int32_t n, const void ***out);
+/* The norm of what layer i's feed-forward reads, by the name that its architecture has for it. */
+pi_status pi_bind_ffn_norm(pi_model *m, int32_t i, pi_norm *out);
 /* A norm's weight and, for LayerNorm, its bias: "PREFIX.weight", "PREFIX.bias". */
 pi_status pi_bind_norm(pi_model *m, const char *prefix, bool optional, pi_norm *out);
 /* A tensor that nobody asked for is a part of the model that would not be computed: the answers would be wrong. */

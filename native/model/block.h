@@ -25,10 +25,11 @@ typedef struct pi_attention {
     const float *q_b, *k_b, *v_b, *o_b; /* or NULL */
     const float *q_norm, *k_norm;       /* [n_embd_head] or NULL */
     const float *wide_q_norm,
-        *wide_k_norm; /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
-    float scale;      /* of scores */
-    int32_t window;   /* positions that a token sees, its own among them; 0: all */
-    int32_t rope;     /* which of the model's variants; -1: none */
+        *wide_k_norm;   /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
+    const float *sinks; /* [n_head] or NULL: what a head's softmax sees beside its scores, and adds nothing for */
+    float scale;        /* of scores */
+    int32_t window;     /* positions that a token sees, its own among them; 0: all */
+    int32_t rope;       /* which of the model's variants; -1: none */
 } pi_attention;
 
 typedef struct pi_ffn {
@@ -43,16 +44,20 @@ typedef struct pi_ffn {
     float threshold;     /* of the predictor's scores */
 } pi_ffn;
 
-/* What makes weights of a router's products; numbers as in files. */
-typedef enum pi_gating { PI_GATING_UNSAID, PI_GATING_SOFTMAX, PI_GATING_SIGMOID } pi_gating;
+/* What makes weights of a router's products; numbers as in files. CHOSEN: experts are ranked by the products themselves;
+ * the softmax is over the chosen ones. */
+typedef enum pi_gating { PI_GATING_UNSAID, PI_GATING_SOFTMAX, PI_GATING_SIGMOID, PI_GATING_CHOSEN } pi_gating;
 
 /* A mixture of experts: for each token the router picks n_used of the n_expert feed-forwards. */
 typedef struct pi_experts {
     te_mat router;         /* [n_expert][n_embd] */
     const float *choice_b; /* [n_expert] added to weights where experts are ranked, and nowhere else; or NULL */
+    const float *router_b; /* [n_expert] or NULL */
     te_mat gate, up;       /* [n_expert * n_ff][n_embd]: an expert's rows follow each other */
     te_mat down;           /* [n_expert * n_embd][n_ff], or w NULL */
     te_mat down_t;         /* [n_expert * n_ff][n_embd] instead: rows belong to neurons; or w NULL */
+    const void **gate_parts, **up_parts, **down_parts; /* see pi_block_mat */
+    const float *gate_b, *up_b, *down_b;               /* [n_expert * n_ff], and down's [n_expert * n_embd]; or NULL */
     te_mat shared_gate, shared_up, shared_down; /* one more expert, which all tokens use; w NULL: there is none */
     const float
         *shared_router; /* [n_embd]: what the shared one gives is multiplied by sigmoid(shared_router . h); or NULL */
@@ -105,6 +110,10 @@ typedef struct pi_block_mat {
     te_mat *mat;        /* w NULL: the block has none */
     te_mat *by_neurons; /* of DOWN: what it is where a row belongs to a neuron; may be mat itself */
     pi_mat_use use;
+    /* Of a PRODUCT whose rows are not one behind the other in the file: where each run of part_rows begins; else NULL. mat->w
+     * is the first until loading has put all in one place. */
+    const void *const *parts;
+    int32_t part_rows;
 } pi_block_mat;
 enum { PI_BLOCK_MATS = 8 };
 

@@ -4,6 +4,7 @@
  *         that passes its gate one run of bytes: up and down side by side
  *     ffn_down of a ReLU model's floats, transposed, so that a silent neuron's row can be skipped
  *     fc1 and fc2, where another format is asked for (predictor_type)
+ *     experts, where the file does not have them one behind the other
  *
  *     [q | k | v | o | fc1 | fc2 | gate | up 0, down 0, up 1, down 1, ...]      one allocation per layer
  *
@@ -29,7 +30,9 @@ typedef struct move {
     te_mat *from, *to; /* in the model; the same unless transposed */
     te_mat made;       /* what *to becomes; w is set when there is memory */
     size_t offset;
-    int32_t unit; /* rows that members take together */
+    int32_t unit;             /* rows that members take together */
+    const void *const *parts; /* as in pi_block_mat */
+    int32_t part_rows;
 } move;
 
 typedef struct copy_task {
@@ -81,9 +84,15 @@ static void plan_block(const pi_model *m, pi_block *b, copy_task *t) {
         te_mat *mat = mats[i].mat;
         switch (mats[i].use) {
         case PI_MAT_PRODUCT:
-        case PI_MAT_EXPERTS:
-            if (all) put(t, mat, mat, mat->type, PRODUCT_UNIT);
+        case PI_MAT_EXPERTS: {
+            const bool apart = mats[i].parts && mat->w == mats[i].parts[0];
+            if (!all && !apart) break;
+            put(t, mat, mat, mat->type, PRODUCT_UNIT);
+            if (!apart) break;
+            t->move[t->n - 1].parts = mats[i].parts;
+            t->move[t->n - 1].part_rows = mats[i].part_rows;
             break;
+        }
         case PI_MAT_PREDICTOR: {
             const int32_t type = m->options.predictor_type >= 0 ? m->options.predictor_type : mat->type;
             if (all || type != mat->type) put(t, mat, mat, type, PRODUCT_UNIT);
@@ -119,11 +128,15 @@ static void plan_head(pi_model *m, copy_task *t) {
 /* ---- moving; every function the rows lo..hi-1 of what is made */
 
 static const char *row_of(const te_mat *m, int64_t r) { return (const char *)m->w + m->stride * (size_t)r; }
+static const char *source_row(const move *mv, int64_t r) {
+    if (!mv->parts) return row_of(mv->from, r);
+    return (const char *)mv->parts[r / mv->part_rows] + mv->from->stride * (size_t)(r % mv->part_rows);
+}
 static char *own_row(const move *mv, int64_t r) { return (char *)(uintptr_t)row_of(&mv->made, r); }
 
 static void copy_rows(const move *mv, int64_t lo, int64_t hi) {
     const size_t n = te_row_bytes(mv->made.type, mv->made.cols);
-    for (int64_t r = lo; r < hi; r++) memcpy(own_row(mv, r), row_of(mv->from, r), n);
+    for (int64_t r = lo; r < hi; r++) memcpy(own_row(mv, r), source_row(mv, r), n);
 }
 
 static void convert_rows(const copy_task *t, const move *mv, float *floats, int64_t lo, int64_t hi) {
@@ -195,7 +208,9 @@ static pi_status move_all(pi_model *m, copy_task *t, pi_memory *out) {
     }
     for (int32_t i = 0; i < t->n; i++) {
         const move *mv = &t->move[i];
-        te_os_forget(mv->from->w, mv->from->stride * (size_t)mv->from->n_rows);
+        const int32_t rows = mv->parts ? mv->part_rows : mv->from->n_rows;
+        for (int32_t r = 0; r < mv->from->n_rows; r += rows)
+            te_os_forget(source_row(mv, r), mv->from->stride * (size_t)rows);
         if (mv->from != mv->to) {
             *mv->from = (te_mat){0};
             m->info.n_transposed_bytes += te_row_bytes(mv->made.type, mv->made.cols) * (size_t)mv->made.n_rows;

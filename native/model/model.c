@@ -62,7 +62,12 @@ static pi_status read_shape(pi_model *m) {
     PI_TRY(pi_key_need_i32(g, a->name, "feed_forward_length", 1, MAX_DIM, &c->n_ff));
     PI_TRY(pi_key_need_i32(g, a->name, "attention.head_count", 1, 4096, &c->n_head));
     PI_TRY(pi_key_need_i32(g, a->name, "context_length", 1, INT32_MAX / 64, &c->n_ctx_train));
-    int64_t n_head_kv = c->n_head, key_length = 0, value_length, n_expert = 0;
+    int64_t n_head_kv = c->n_head, key_length = 0, value_length, n_expert = 0, n_unused = 0, n_dense = 0;
+    if (a->next_layers) PI_TRY(pi_key_i64(g, a->name, "nextn_predict_layers", 0, c->n_layer - 1, &n_unused, NULL));
+    m->n_unused_layers = (int32_t)n_unused;
+    c->n_layer -= m->n_unused_layers;
+    if (a->experts) PI_TRY(pi_key_i64(g, a->name, "leading_dense_block_count", 0, c->n_layer - 1, &n_dense, NULL));
+    m->n_dense_layers = (int32_t)n_dense;
     PI_TRY(pi_key_i64(g, a->name, "attention.head_count_kv", 1, c->n_head, &n_head_kv, NULL));
     if (c->n_head % n_head_kv)
         return PI_FAIL(PI_ERROR_FORMAT, "%d heads cannot share %lld key/value heads evenly", c->n_head,
@@ -118,7 +123,7 @@ static pi_status read_shape(pi_model *m) {
                            (long long)pos->ne[1]);
         c->n_ctx_train = (int32_t)pos->ne[1] - 2;
     }
-    PI_TRY(pi_rope_init(&m->rope[0], a->rope, g, a->name, c->n_embd_head, c->n_ctx_train));
+    PI_TRY(pi_rope_init(&m->rope[0], a->rope, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact));
     memcpy(c->rope, m->rope[0].text, sizeof c->rope);
     m->n_ropes = a->rope != PI_ROPE_NONE;
     if (a->window_rope) PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name));

@@ -27,14 +27,23 @@ typedef struct pi_arch {
     bool bias;             /* q, k, v, o, up and down have biases (OPT) */
     bool qkv_bias;         /* q, k and v have biases (Qwen2); elsewhere they may */
     bool qk_norm;          /* RMSNorm over each head of q and k (Qwen3) */
+    bool maybe_qk_norm;    /* the same where the file has it (GLM 4.5, but for Air) */
     bool wide_qk_norm;     /* RMSNorm over all heads of q, and of k, together (OLMoE) */
+    bool sinks;            /* heads have a logit beside those of positions (gpt-oss) */
+    bool post_ffn_norm;    /* the norm before the feed-forward is called post_attention_norm */
     bool experts;          /* the feed-forward is a mixture of experts, where the file says how many */
     bool normed_experts;   /* weights of a token's experts sum to 1, unless the file says otherwise */
+    pi_gating gating;      /* what makes them, where the file does not say it; UNSAID: SOFTMAX */
+    bool expert_bias;      /* the router, and gate, up and down of experts have biases (gpt-oss) */
+    bool next_layers;      /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
     bool early_router;     /* experts are chosen by what attention reads (SmallThinker) */
     bool scaled_embd;      /* embeddings times sqrt(n_embd) (Gemma) */
     int32_t wide_layers;   /* a model of so many scales scores by the width per head (Gemma 3 27B); 0: none does */
-    int32_t window_period; /* of so many layers all but one have a window; 0: none has */
-    bool window_rope;      /* that one is the last, and layers with a window have a RoPE of their own (Gemma 3) */
+    int32_t window_period; /* of so many layers all but the first have a window; 0: none has */
+    bool full_last;        /* all but the last */
+    bool window_rope;      /* layers with a window have a RoPE of their own (Gemma 3) */
+    bool full_no_rope;     /* layers without one have no RoPE, unless all are without (SmallThinker) */
+    bool yarn_exact;       /* the borders of YaRN's ramp are not rounded to whole pairs (gpt-oss) */
     pi_activation dense;   /* activation of an ordinary GGUF file */
     pi_activation sparse;  /* activation of a PowerInfer file */
 } pi_arch;
@@ -123,6 +132,7 @@ struct pi_model {
     float norm_eps;
     pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
     int32_t n_ropes;
+    int32_t n_unused_layers; /* of the file, behind the others: for guesses at several tokens, which are not made */
 
     te_mat token_embd;    /* [n_vocab][n_embd] */
     te_mat output;        /* [n_vocab][n_embd]; token_embd when tied */
@@ -137,6 +147,7 @@ struct pi_model {
     int32_t loaded;            /* layers done by pi_model_load */
     te_pool *team;             /* while loading, once something needs it */
     int32_t max_rank;          /* largest r of any predictor */
+    int32_t n_dense_layers;    /* so many at the beginning have no experts */
     int32_t n_ff_expert;       /* the most neurons of an expert */
     int32_t sign_words;        /* 64-bit words per neuron of the sign predictor; 0: there is none */
     int32_t adapter_rank;      /* largest rank of any adapter; 0: there are none */

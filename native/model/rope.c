@@ -33,7 +33,8 @@ static pi_status read_factors(const te_gguf *g, int32_t n_pairs, float *factor) 
     return PI_OK;
 }
 
-static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_embd_head, int32_t n_ctx_train) {
+static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_embd_head, int32_t n_ctx_train,
+                      bool yarn_exact) {
     int64_t n_rot = n_embd_head, n_orig = n_ctx_train;
     float base = 10000, factor = 1, attn_factor = 1, beta_fast = 32, beta_slow = 1;
     te_str type = {"none", 4};
@@ -71,8 +72,10 @@ static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_
     const bool has_tensor = te_gguf_find_tensor(g, "rope_freqs.weight") != NULL;
     double low = 0, high = 0;
     if (yarn) {
-        low = fmax(0, floor(yarn_pair((double)n_rot, (double)n_orig, beta_fast, base)));
-        high = fmin((double)n_rot - 1, ceil(yarn_pair((double)n_rot, (double)n_orig, beta_slow, base)));
+        low = yarn_pair((double)n_rot, (double)n_orig, beta_fast, base);
+        high = yarn_pair((double)n_rot, (double)n_orig, beta_slow, base);
+        low = fmax(0, yarn_exact ? low : floor(low));
+        high = fmin((double)n_rot - 1, yarn_exact ? high : ceil(high));
         r->magnitude = attn_factor * (1 + 0.1F * logf(factor));
     }
     for (int32_t i = 0; i < n_pairs; i++) {
@@ -90,9 +93,9 @@ static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_
 }
 
 pi_status pi_rope_init(pi_rope *r, pi_rope_kind kind, const te_gguf *g, const char *arch, int32_t n_embd_head,
-                       int32_t n_ctx_train) {
+                       int32_t n_ctx_train, bool yarn_exact) {
     *r = (pi_rope){.kind = kind, .magnitude = 1, .text = "none"};
-    return kind == PI_ROPE_NONE ? PI_OK : init(r, g, arch, n_embd_head, n_ctx_train);
+    return kind == PI_ROPE_NONE ? PI_OK : init(r, g, arch, n_embd_head, n_ctx_train, yarn_exact);
 }
 
 pi_status pi_rope_init_window(pi_rope *r, const pi_rope *full, const te_gguf *g, const char *arch) {

@@ -16,9 +16,9 @@ typedef struct pi_rope {
 } pi_rope;
 
 /* Reads the rope keys of arch and, if present, the tensor rope_freqs.weight. Errors: FORMAT, UNSUPPORTED (unknown
- * scaling), MEMORY. */
+ * scaling), MEMORY. yarn_exact: the borders of YaRN's ramp may lie between pairs; no key says so. */
 pi_status pi_rope_init(pi_rope *r, pi_rope_kind kind, const te_gguf *g, const char *arch, int32_t n_embd_head,
-                       int32_t n_ctx_train);
+                       int32_t n_ctx_train, bool yarn_exact);
 /* That of layers with a window, which some models have apart: rope.freq_base_swa (default 10000), without scaling. */
 pi_status pi_rope_init_window(pi_rope *r, const pi_rope *full, const te_gguf *g, const char *arch);
 void pi_rope_free(pi_rope *r);

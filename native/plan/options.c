@@ -38,6 +38,22 @@ static pi_status check_blocks(const pi_model *m) {
     return PI_OK;
 }
 
+/* What devices have no kernels for yet, whatever blocks they know. */
+static pi_status check_variants(const pi_model *m) {
+    const char *what = m->info.activation == PI_ACTIVATION_CLAMPED ? "clamped activations" : NULL;
+    for (int32_t l = 0; !what && l < m->info.n_layer; l++) {
+        const pi_attention *a = pi_attention_of(&m->layer[l]);
+        const pi_experts *e = pi_experts_of(&m->layer[l]);
+        if (a->sinks) what = "attention sinks";
+        if (!e && m->info.n_expert) what = "layers without experts beside others with experts";
+        if (e && (e->router_b || e->gate_b || e->gating == PI_GATING_CHOSEN)) what = "biases of experts";
+    }
+    if (what)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s on a device are not supported yet; the CPU computes such a model",
+                       what);
+    return PI_OK;
+}
+
 /* Of a plan that may put layers on a device: what it knows. */
 static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
     uint64_t budget = 0;
@@ -79,6 +95,7 @@ pi_status pi_plan_check(const pi_model *m, pi_plan_options *o) {
                             .type_k = o->type_k,
                             .type_v = o->type_v,
                             .sparsity = o->sparsity};
+    PI_TRY(check_variants(m));
     PI_TRY(check_blocks(m));
     PI_TRY(pi_session_check(m, &s));
     o->n_ctx = s.n_ctx;

@@ -15,7 +15,7 @@ from .generating import Generating, nth_seed
 from .sampling import SAMPLING_NAMES, Sampling, sampling_of
 
 if TYPE_CHECKING:
-    from .._text.answer import Answer, Echo
+    from .._text.answer import Answer, AnswerParser, Echo
     from .._text.chat_format import ChatFormat
     from .._text.grammar import LlamaGrammar
     from .._text.logprobs import Row, TokenLogprob
@@ -271,6 +271,7 @@ class Completions(Generating):
             handled: ChatCompletion = self.chat_handler(llama=self, messages=messages, **options)
             return handled
         from .._text.answer import chat_completion, chat_completion_chunks, numbered, together
+        from .._text.channels import ChannelParser, has_channels
 
         legacy = functions is not None
         grammar = _one_grammar(grammar, response_format)
@@ -283,7 +284,12 @@ class Completions(Generating):
         request.stop += self._format.stop
         left, demanded = _tools(tools, tool_choice, functions, function_call)
         one = parallel_tool_calls is False
-        ids, parser = self._chat_ids(messages, left, demanded, one, request)
+        channels = has_channels(self._format.template)
+        ids, calls = self._chat_ids(messages, left, demanded, one, request)
+
+        def parser() -> AnswerParser | None:
+            return ChannelParser(calls()) if channels else calls()
+
         name = self.model_path if model is None else model
         with self._lock:
             answers = [self._answer(ids, each) for each in request.each()]

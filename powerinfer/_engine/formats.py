@@ -43,10 +43,10 @@ def can_quantize(name: str) -> bool:
 def quantize(weights: npt.ArrayLike, name: str, *, n_threads: int = 0) -> npt.NDArray[np.uint8]:
     """Weights [..., columns] as rows of a format: bytes [..., row_bytes(columns)].
 
-    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, F16 and BF16 have the bits of ggml's reference; Q2_K to Q6_K and IQ4_NL
-    search for the least error. n_threads: 0 for the physical cores; the bits do not depend on it. What comes
-    of infinities and NaNs is not defined. Raises ArgumentError (columns that do not divide into blocks),
-    UnsupportedError (a format that cannot be written).
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, F16 and BF16 have the bits of ggml's reference; Q2_K to Q6_K and
+    IQ4_NL search for the least error. n_threads: 0 for the physical cores; the bits do not depend on it.
+    What comes of infinities and NaNs is not defined. Raises ArgumentError (columns that do not divide into
+    blocks), UnsupportedError (a format that cannot be written).
     """
     source = np.ascontiguousarray(weights, np.float32)
     n_columns = source.shape[-1]

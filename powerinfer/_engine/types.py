@@ -19,7 +19,7 @@ Device = Literal["none", "host", "cuda"]
 Progress = Callable[[int, int], None]
 
 SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
-ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4}
+ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4, "clamped": 5}
 PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
 KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
 DEVICE = {"none": 0, "host": 1, "cuda": 2}
@@ -97,7 +97,7 @@ class ModelInfo:
     n_vocab: int
     n_ctx_train: int
     activation: str
-    """Of the feed-forward: "relu", "drelu", "silu", "gelu" or "gelu_tanh"."""
+    """Of the feed-forward: "relu", "drelu", "silu", "gelu", "gelu_tanh", or gpt-oss's "clamped"."""
     activation_threshold: float
     """A gate at or below it counts as silent (FATReLU); 0 for plain ReLU."""
     is_gated: bool

@@ -30,7 +30,10 @@ from .text import TextStream
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from .channels import ChannelParser
     from .tool_calls import ToolCallParser
+
+    AnswerParser = ChannelParser | ToolCallParser
 
 
 # What can be shown at once: text, and if asked for the logprobs of the tokens that begin in it or before it,
@@ -236,7 +239,7 @@ def completion_chunks(answer: Answer, model: str, echo: Echo) -> Iterator[Comple
 
 
 def _chat_parts(
-    answer: Answer, calls: ToolCallParser | None
+    answer: Answer, calls: AnswerParser | None
 ) -> Iterator[tuple[str, ToolCall | None, ChatLogprobs | None]]:
     """Texts and tool calls in order; where there are tool calls `finish_reason` becomes "tool_calls"."""
     n_calls = 0
@@ -266,11 +269,12 @@ def _chat_parts(
 
 
 def chat_completion(
-    answer: Answer, model: str, calls: ToolCallParser | None = None, legacy: bool = False
+    answer: Answer, model: str, calls: AnswerParser | None = None, legacy: bool = False
 ) -> ChatCompletion:
     """Runs the generation and returns the answer as a whole.
 
-    calls: finds tool calls in the text. legacy: tell the first one as `function_call`.
+    calls: finds tool calls in the text, and what of it is for the reader. legacy: tell the first one as
+    `function_call`.
     """
     head = _head("chat.completion", "chatcmpl", model)
     parts = list(_chat_parts(answer, calls))
@@ -299,7 +303,7 @@ def _reason(reason: FinishReason, legacy: bool) -> FinishReason:
 
 
 def chat_completion_chunks(
-    answer: Answer, model: str, calls: ToolCallParser | None = None, legacy: bool = False
+    answer: Answer, model: str, calls: AnswerParser | None = None, legacy: bool = False
 ) -> Iterator[ChatCompletionChunk]:
     """Runs the generation while it is asked for: the role, texts and tool calls, the finish reason."""
     head = _head("chat.completion.chunk", "chatcmpl", model)

@@ -29,6 +29,7 @@ types, with bits per weight; names and mixtures are llama.cpp's, in any case:
   Q4_K_S Q4_K_M Q4_0 IQ4_NL Q4_1     4.5 to 5; Q4_K_M is a good choice
   Q5_K_S Q5_K_M Q5_0 Q5_1 Q6_K       5.5 to 6.6, hardly worse than the original
   Q8_0 F16 BF16 F32                  8.5, 16, 16, 32
+  MXFP4_MOE                          4.25 in experts, as in gpt-oss; Q8_0 elsewhere
   COPY                               every tensor as it is; joins a split model
 A format whose blocks (K formats: 256 weights) the rows of a matrix do not fill is replaced by one that fits;
 the table says where, and which formats will run slowly here. The original PowerInfer runs F16 and Q4_0 files.

@@ -33,6 +33,7 @@ MIXTURES = {
     "Q5_1": (9, "Q5_1"),
     "Q8_0": (7, "Q8_0"),
     "IQ4_NL": (25, "IQ4_NL"),
+    "MXFP4_MOE": (38, "MXFP4"),
     "Q2_K_S": (21, "Q2_K"),
     "Q2_K": (10, "Q2_K"),
     "Q3_K_S": (11, "Q3_K"),
@@ -51,7 +52,7 @@ MIXTURES = {
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 FLOATS = ("F32", "F16", "BF16")
 FAST = (
-    *(*FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"),
+    *(*FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
 )
 """Formats that the engine has vector kernels for, all that it can write among them; the others run many times
@@ -69,7 +70,10 @@ _KINDS = {"attn_qkv": "attn_v", "ffn_down_t": "ffn_down", "fc1": "predictor", "f
 _DOWN, _DOWN_BY_NEURON = ".ffn_down_exps.weight", ".ffn_down_t_exps.weight"
 
 # The largest number: of a format's scales, where it has some.
-_LARGEST = {"F32": float(np.finfo(np.float32).max), "BF16": float.fromhex("0x1.fep127")}
+_LARGEST = {
+    **dict.fromkeys(("F32", "MXFP4"), float(np.finfo(np.float32).max)),
+    "BF16": float.fromhex("0x1.fep127"),
+}
 _LARGEST_HALF = 65504.0
 
 
@@ -217,7 +221,10 @@ def choose_types(
             kind = "output"
         layer = re.match(r"blk\.(\d+)\.", tensor.name)
         place = replace(model, layer=int(layer[1])) if layer else model
-        wanted = chosen.get(kind) or _of_mixture(name, kind, tensor.shape[-1], place, pure=pure)
+        if name == "MXFP4_MOE" and not pure and "_exps." not in tensor.name:
+            wanted = chosen.get(kind, "Q8_0")  # as llama.cpp: the format is of experts alone
+        else:
+            wanted = chosen.get(kind) or _of_mixture(name, kind, tensor.shape[-1], place, pure=pure)
         turns = down_by_neuron and tensor.name.endswith(_DOWN)
         changes.append(_by_neuron(tensor, wanted) if turns else _fitting(tensor, wanted))
     return changes

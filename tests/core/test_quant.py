@@ -44,7 +44,7 @@ HALVES = {
     Kind.IQ4_XS: (0,),
 }
 PACKAGE_KINDS = sorted([*quants._type_traits, Kind.F32, Kind.F16])
-QUANTIZED_BY_US = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
+QUANTIZED_BY_US = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.MXFP4)
 # Those that test_quant_write.py is about.
 SEARCHED = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL)
 
@@ -290,7 +290,11 @@ def test_quantize_survives_any_floats(kind: Kind) -> None:
     weights = bits.view(np.float32)
     weights[400:] = rng.standard_normal((100, 32)).astype(np.float32) * np.float32(1e-44)
     raw = quantize(kind, weights)
-    scales = raw.reshape(500, -1)[:, : 4 if kind in (Kind.Q4_1, Kind.Q5_1) else 2].copy().view(np.float16)
+    if kind == Kind.MXFP4:
+        scales = np.zeros((500, 1), np.float16)  # powers of two: all are finite
+    else:
+        n_scales = 2 if kind in (Kind.Q4_1, Kind.Q5_1) else 1
+        scales = raw.reshape(500, -1)[:, : 2 * n_scales].copy().view(np.float16)
     back = dequantize(kind, raw, weights.size).reshape(500, 32)
     assert np.isfinite(back[np.isfinite(scales).all(axis=1)]).all()
 

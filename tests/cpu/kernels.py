@@ -21,7 +21,7 @@ Bytes = npt.NDArray[np.uint8]
 ffi, lib = capi.load()
 EPS = float(np.finfo(np.float32).eps)
 FLOATS = ("F32", "F16", "BF16")
-INT8_32 = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")  # blocks of 32 weights
+INT8_32 = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")  # blocks of 32 weights
 INT8 = (*INT8_32, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # int8 activations per 32
 CANARY = np.float32(-77.25)
 

@@ -413,6 +413,8 @@ static double activated(te_activation act, double g, double threshold) {
         return g / (1 + exp(-g));
     case TE_GELU:
         return g * 0.5 * erfc(-g / sqrt(2));
+    case TE_CLAMPED:
+        return fmin(g, 7) / (1 + exp(-1.702 * fmin(g, 7)));
     case TE_GELU_TANH:
         return g * 0.5 * (1 + tanh(sqrt(2 / acos(-1.0)) * (g + 0.044715 * g * g * g)));
     }
@@ -420,16 +422,21 @@ static double activated(te_activation act, double g, double threshold) {
 }
 
 static void check_glu(int32_t n) {
-    for (te_activation act = TE_RELU; act <= TE_GELU_TANH; act++)
+    for (te_activation act = TE_RELU; act <= TE_CLAMPED; act++)
         for (int gated = 0; gated < 2; gated++) {
             const float threshold = act == TE_RELU ? 0.25f : 0;
             float *g = normals(n), *u = normals(n), *h = floats(n);
             const float extremes[] = {0.0f, -0.0f, 1e-20f, -1e-20f, 60, -60, 200, -200, 0.25f};
+            for (int32_t i = 0; i < n; i++) u[i] *= i % 3 ? 1 : 8; /* some are clamped */
             for (int32_t i = 0; i < n; i++) g[i] = i % 7 == 1 ? extremes[i / 7 % COUNT(extremes)] : 4 * g[i];
             AT("glu, activation %d, gated %d, n %d", (int)act, gated, (int)n);
             table->glu(act, threshold, gated ? g : NULL, gated ? u : g, n, h);
             for (int32_t i = 0; i < n; i++) {
-                const double up = !gated ? 1 : act == TE_DRELU && u[i] < 0 ? 0 : (double)u[i];
+                const double clamped = fmax(-7, fmin((double)u[i], 7)) + 1;
+                const double up = !gated                        ? 1
+                                  : act == TE_CLAMPED           ? clamped
+                                  : act == TE_DRELU && u[i] < 0 ? 0
+                                                                : (double)u[i];
                 const double a = activated(act, (double)g[i], (double)threshold) * up;
                 /* 1e-6, and the rounded exponent in the tails: x^2 / 2 in GELU's, up to 1.6 x + 0.08 x^3 in its tanh
                  * form's, x in the others'. A double's tanh is 1 - 1e-16 where a sigmoid still is not. */
@@ -484,9 +491,9 @@ static void check_add_and_signs(int32_t n) {
 /* ---- all of a table ---- */
 
 static void check_table(void) {
-    static const int32_t product_types[] = {TE_F32,  TE_F16,  TE_BF16,   TE_Q8_0, TE_Q4_0, TE_Q4_1,
-                                            TE_Q5_0, TE_Q5_1, TE_IQ4_NL, TE_Q2_K, TE_Q3_K, TE_Q4_K,
-                                            TE_Q5_K, TE_Q6_K, TE_IQ4_XS, TE_IQ3_S};
+    static const int32_t product_types[] = {TE_F32,  TE_F16,  TE_BF16,   TE_Q8_0,   TE_Q4_0, TE_Q4_1,
+                                            TE_Q5_0, TE_Q5_1, TE_IQ4_NL, TE_MXFP4,  TE_Q2_K, TE_Q3_K,
+                                            TE_Q4_K, TE_Q5_K, TE_Q6_K,   TE_IQ4_XS, TE_IQ3_S};
     static const int32_t written[] = {TE_F32, TE_F16, TE_BF16, TE_Q8_0};
     int n_types = 0;
     random_state = 1;

@@ -95,6 +95,12 @@ static inline int listed_value(int code) {
     return code < 8 ? -lower[code] : upper[code - 8];
 }
 
+/* What a code of MXFP4 stands for. */
+static inline double fp4_value(int code) {
+    static const double size[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    return code < 8 ? size[code] : -size[code - 8];
+}
+
 /* Weight i of a row. */
 static inline double weight(int32_t type, const uint8_t *row, int i) {
     const int in_32 = i % 32, in_256 = i % 256;
@@ -138,6 +144,10 @@ static inline double weight(int32_t type, const uint8_t *row, int i) {
         const uint8_t *b = row + i / 32 * 18;
         return half_value(word_at(b)) * listed_value(in_32 < 16 ? b[2 + in_32] & 15 : b[2 + in_32 - 16] >> 4);
     }
+    case TE_MXFP4: {
+        const uint8_t *b = row + i / 32 * 17;
+        return ldexp(fp4_value(in_32 < 16 ? b[1 + in_32] & 15 : b[1 + in_32 - 16] >> 4), b[0] - 127);
+    }
     case TE_IQ4_XS: {
         const uint8_t *b = row + i / 256 * 136, *q = b + 8 + in_256 / 32 * 16;
         const int u = in_256 / 32, upper = word_at(b + 2) >> 2 * u & 3;
@@ -169,13 +179,18 @@ static inline double weight(int32_t type, const uint8_t *row, int i) {
 static inline int is_float(int32_t type) { return type == TE_F32 || type == TE_F16 || type == TE_BF16; }
 static inline int has_vectors(int32_t type) {
     return is_float(type) || type == TE_Q8_0 || type == TE_Q4_0 || type == TE_Q4_1 || type == TE_Q5_0 ||
-           type == TE_Q5_1 || type == TE_IQ4_NL || type == TE_Q2_K || type == TE_Q3_K || type == TE_Q4_K ||
-           type == TE_Q5_K || type == TE_Q6_K || type == TE_IQ4_XS;
+           type == TE_Q5_1 || type == TE_IQ4_NL || type == TE_MXFP4 || type == TE_Q2_K || type == TE_Q3_K ||
+           type == TE_Q4_K || type == TE_Q5_K || type == TE_Q6_K || type == TE_IQ4_XS;
 }
 
-/* Sets the scales of a block in half precision to those bits (the second one, if there is one, to `other`). */
+/* Sets the scales of a block in half precision to those bits (the second one, if there is one, to `other`); that of
+ * MXFP4, which halves its codes' values, to the scale's power of two. */
 static inline void set_scales(int32_t type, uint8_t *block, uint16_t scale, uint16_t other) {
     const int at = type == TE_Q6_K ? 208 : type == TE_Q3_K ? 108 : type == TE_Q2_K ? 80 : 0;
+    if (type == TE_MXFP4) {
+        block[0] = (uint8_t)(128 - 15 + (scale >> 10 & 31));
+        return;
+    }
     block[at] = (uint8_t)scale;
     block[at + 1] = (uint8_t)(scale >> 8);
     if (type == TE_Q4_1 || type == TE_Q5_1 || type == TE_Q2_K || type == TE_Q4_K || type == TE_Q5_K) {

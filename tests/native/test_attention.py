@@ -17,15 +17,14 @@ from powerinfer._engine.session import Model, Session
 from tests import models, reference, rounding
 
 ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
-# Every query head its own KV head; four to one; all 24 to one.
+# Every query head its own KV head; four to one; all 24 to one; and with sinks.
 SPECS = {
-    name: models.Spec(
-        f"long-{name}", "mistral", n_layer=1, n_embd=64, n_head=n, n_head_kv=kv, n_ff=64, **more
-    )
-    for name, n, kv, more in (
-        ("mha", 4, 4, {}),
-        ("gqa", 8, 2, {"head_dim": 32}),
-        ("mqa", 24, 1, {"head_dim": 16}),
+    name: models.Spec(f"long-{name}", family, n_layer=1, n_embd=64, n_head=n, n_head_kv=kv, n_ff=64, **more)
+    for name, family, n, kv, more in (
+        ("mha", "mistral", 4, 4, {}),
+        ("gqa", "mistral", 8, 2, {"head_dim": 32}),
+        ("mqa", "mistral", 24, 1, {"head_dim": 16}),
+        ("sinks", "gpt-oss", 8, 2, {"head_dim": 32, "n_expert": 4, "n_used": 2, "n_ff_expert": 64}),
     )
 }
 N = 1100

@@ -43,6 +43,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"expert_gating_func": 2, "expert_group_count": 4, "expert_group_used_count": 2},
         ("bias", "head norms"),
     ),
+    "glm4moe": (
+        "glm4moe",
+        {"leading_dense_block_count": 2, "expert_weights_scale": 2.5, "rope.dimension_count": 16},
+        ("bias", "shared", "qkv bias", "post norm", "dense first"),
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        {"attention.sliding_window": WINDOW},
+        ("qkv bias", "output bias", "post norm", "sinks", "expert bias"),
+    ),
     "weights as they are": ("qwen3moe", {"expert_weights_norm": False}, ("head norms",)),
 }
 
@@ -75,8 +85,18 @@ def write(
     for i in range(N_LAYER):
         for stem, rows, cols in (("q", q, d), ("k", kv, d), ("v", kv, d), ("output", d, q)):
             tensors[f"blk.{i}.attn_{stem}.weight"] = draw(f"{i}/{stem}", rows, cols)
-        for stem in ("attn_norm", "ffn_norm"):
+        for stem in ("attn_norm", "post_attention_norm" if "post norm" in parts else "ffn_norm"):
             tensors[f"blk.{i}.{stem}.weight"] = 1 + draw(f"{i}/{stem}", d) / 4
+        for stem, n in (("q", q), ("k", kv), ("v", kv)) if "qkv bias" in parts else ():
+            tensors[f"blk.{i}.attn_{stem}.bias"] = draw(f"{i}/{stem}/bias", n) / 4
+        if "dense first" in parts and i < 2:
+            for stem, rows, cols in (
+                ("gate", s.n_ff_expert, d),
+                ("up", s.n_ff_expert, d),
+                ("down", d, s.n_ff_expert),
+            ):
+                tensors[f"blk.{i}.ffn_{stem}.weight"] = draw(f"{i}/{stem}/dense", rows, cols)
+            continue
         # As floats, and large: the context decides, and no rounding changes a choice.
         tensors[f"blk.{i}.ffn_gate_inp.weight"] = draw(f"{i}/router", s.n_expert, d).astype(np.float32)
         for stem, rows, cols in (
@@ -95,8 +115,15 @@ def write(
             tensors[f"blk.{i}.ffn_gate_inp_shexp.weight"] = draw(f"{i}/shared router", d) / 8
         if "bias" in parts:
             tensors[f"blk.{i}.exp_probs_b.bias"] = draw(f"{i}/bias", s.n_expert) / 4
-        for stem, n in (("q", q), ("k", kv), ("v", kv)) if "qkv bias" in parts else ():
-            tensors[f"blk.{i}.attn_{stem}.bias"] = draw(f"{i}/{stem}/bias", n) / 4
+        if "expert bias" in parts:
+            tensors[f"blk.{i}.ffn_gate_inp.bias"] = draw(f"{i}/router bias", s.n_expert)
+            for stem, n in (("gate", s.n_ff_expert), ("up", s.n_ff_expert), ("down", d)):
+                bias = models.normal(f"mixtures/{i}/{stem}/bias", s.n_expert, n) / 2
+                tensors[f"blk.{i}.ffn_{stem}_exps.bias"] = bias.astype(np.float32)
+        if "output bias" in parts:
+            tensors[f"blk.{i}.attn_output.bias"] = draw(f"{i}/output bias", d) / 2
+        if "sinks" in parts:
+            tensors[f"blk.{i}.attn_sinks.weight"] = draw(f"{i}/sinks", s.n_head)
         if "wide norms" in parts:
             tensors[f"blk.{i}.attn_q_norm.weight"] = 1 + draw(f"{i}/q norm", q) / 4
             tensors[f"blk.{i}.attn_k_norm.weight"] = 1 + draw(f"{i}/k norm", kv) / 4
@@ -313,17 +340,183 @@ def test_statistics_of_a_model_without_experts_are_refused(tmp_path: Path) -> No
         pass
 
 
-def test_a_tensor_for_each_expert_is_refused(tmp_path: Path) -> None:
-    """Mixtral files of the first converters."""
-    path = write(tmp_path / "m.gguf", "mixtral")
+def stored_otherwise(path: Path, how: str) -> Path:
+    """The file with its experts in tensors of their own, as of the first converters, or gate and up fused."""
     file = reference.load(path)
     tensors: models.Tensors = {}
     for name, value in file.tensors.items():
+        value = value.astype(np.float32)
         stem, _, rest = name.partition("_exps.")
-        split = {f"{stem}.{e}.{rest}": one for e, one in enumerate(value)} if rest else {name: value}
-        tensors |= {key: one.astype(np.float32) for key, one in split.items()}
-    models.write(path, file.meta, tensors)
-    with pytest.raises(FormatError, match=r"blk\.0\.ffn_gate_exps\.weight"), Model(path):
+        if how == "separate" and rest:
+            tensors |= {f"{stem}.{e}.{rest}": one for e, one in enumerate(value)}
+        elif how == "fused" and stem.endswith("ffn_gate") and rest:
+            up = file.tensors[name.replace("gate", "up")].astype(np.float32)
+            tensors[name.replace("gate", "gate_up")] = np.concatenate([value, up], axis=1)
+        elif how != "fused" or not (stem.endswith("ffn_up") and rest):
+            tensors[name] = value
+    return models.write(path.with_suffix(f".{how}"), file.meta, tensors)
+
+
+@pytest.mark.parametrize("use_mmap", [True, False])
+@pytest.mark.parametrize("how", ["separate", "fused"])
+def test_experts_stored_otherwise_give_the_same_bits(how: str, use_mmap: bool, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "mixtral")
+    logits = []
+    for one in (stored_otherwise(path, "same"), stored_otherwise(path, how)):
+        with Model(one, use_mmap=use_mmap) as m, Session(m, n_threads=2) as s:
+            s.feed(TOKENS)
+            s.feed(TOKENS[:1])
+            logits.append(s.logits().copy())
+            assert (m.info.n_copied_bytes > 0) == (not use_mmap or "same" not in one.suffix)
+    assert np.array_equal(logits[0], logits[1])
+
+
+@pytest.mark.parametrize(
+    ("how", "name", "value", "words"),
+    [
+        ("separate", "blk.1.ffn_up.3.weight", None, r"no tensor blk\.1\.ffn_up\.3\.weight"),
+        ("separate", "blk.1.ffn_up.3.weight", np.zeros((96, 32), np.float32), r"blk\.1\.ffn_up\.3\.weight"),
+        ("separate", "blk.1.ffn_up.3.weight", np.zeros((96, 64), np.float16), "is F16, that of expert 0 F32"),
+        ("separate", "blk.1.ffn_up.8.weight", np.zeros((96, 64), np.float32), r"a tensor blk\.1\.ffn_up\.8"),
+        (
+            "fused",
+            "blk.1.ffn_gate_up_exps.weight",
+            np.zeros((8, 96, 64), np.float32),
+            "expected {64, 192, 8}",
+        ),
+        (
+            "fused",
+            "blk.1.ffn_up_exps.weight",
+            np.zeros((8, 96, 64), np.float32),
+            r"a tensor blk\.1\.ffn_up_exps",
+        ),
+    ],
+)
+def test_experts_stored_badly_are_refused(
+    how: str, name: str, value: Any, words: str, tmp_path: Path
+) -> None:
+    file = reference.load(stored_otherwise(write(tmp_path / "m.gguf", "mixtral"), how))
+    tensors = {key: one.astype(np.float32) for key, one in file.tensors.items()} | {name: value}
+    kept = {key: one for key, one in tensors.items() if one is not None}
+    path = models.write(tmp_path / "n.gguf", file.meta, kept)
+    with pytest.raises((FormatError, UnsupportedError), match=words), Model(path):
+        pass
+
+
+def test_layers_that_guess_at_further_tokens_are_not_used(tmp_path: Path) -> None:
+    """Published files of GLM 4.5 end with one, which block_count counts; tensors of any other are refused."""
+    path = write(tmp_path / "m.gguf", "glm4moe")
+    file = reference.load(path)
+    keys = file.meta | {"glm4moe.block_count": N_LAYER + 1, "glm4moe.nextn_predict_layers": 1}
+    more = {f"blk.{N_LAYER}.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
+    more |= {f"blk.{N_LAYER}.attn_norm.weight": np.zeros(64, np.float32)}
+    values = {name: value.astype(np.float32) for name, value in file.tensors.items()}
+    other = models.write(tmp_path / "n.gguf", keys, values | more)
+    # In floats, too, so that the answers have the same bits.
+    path = models.write(tmp_path / "m.gguf", file.meta, values)
+    logits = []
+    for one in (path, other):
+        with Model(one) as m, Session(m, n_threads=2) as s:
+            assert m.info.n_layer == N_LAYER
+            s.feed(TOKENS)
+            logits.append(s.logits().copy())
+    assert np.array_equal(logits[0], logits[1])
+    more = {f"blk.{N_LAYER + 1}.attn_norm.weight": np.zeros(64, np.float32)}
+    with (
+        pytest.raises(UnsupportedError, match=rf"blk\.{N_LAYER + 1}\.attn_norm"),
+        Model(models.write(tmp_path / "n.gguf", keys, values | more)),
+    ):
+        pass
+    keys["glm4moe.nextn_predict_layers"] = N_LAYER + 1
+    with (
+        pytest.raises(FormatError, match="nextn_predict_layers"),
+        Model(models.write(tmp_path / "n.gguf", keys, values)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "tensors", "words"),
+    [
+        ({"leading_dense_block_count": N_LAYER}, {}, "leading_dense_block_count"),
+        ({"leading_dense_block_count": 1}, {}, r"no tensor blk\.1\.ffn_gate_inp"),
+        ({}, {"blk.1.attn_k_norm.weight": np.ones(32, np.float32)}, r"without blk\.1\.attn_q_norm"),
+        ({}, {"blk.1.attn_q_norm.weight": np.ones(32, np.float32)}, r"no tensor blk\.1\.attn_k_norm"),
+    ],
+)
+def test_bad_files_of_glm_are_refused_by_name(
+    change: dict[str, Any], tensors: models.Tensors, words: str, tmp_path: Path
+) -> None:
+    file = reference.load(write(tmp_path / "m.gguf", "glm4moe", change))
+    values = {name: value.astype(np.float32) for name, value in (file.tensors | tensors).items()}
+    with pytest.raises(FormatError, match=words), Model(models.write(tmp_path / "m.gguf", file.meta, values)):
+        pass
+
+
+def test_uses_are_counted_where_there_are_experts(tmp_path: Path) -> None:
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["glm4moe"])
+    with Model(path) as m, Session(m, n_threads=2, count_neurons=True) as s:
+        s.feed(TOKENS, want_logits=True)
+        counts = s.neuron_counts().counts
+    assert counts.shape == (3, 8)
+    assert counts.sum(axis=1).tolist() == [0, 3 * len(TOKENS), 3 * len(TOKENS)]
+    with pytest.raises(UnsupportedError, match="layers without experts beside others"):
+        plans.make_plan(path, vram_budget=1, rates=plans.Rates())
+
+
+def test_devices_refuse_what_gpt_oss_has_beside_experts(tmp_path: Path) -> None:
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["gpt-oss"])
+    with pytest.raises(UnsupportedError, match="clamped activations on a device are not supported yet"):
+        plans.make_plan(path, vram_budget=1, rates=plans.Rates())
+
+
+OSS = "gpt-oss."
+BAD_OSS: list[tuple[dict[str, Any], models.Tensors, str]] = [
+    ({}, {"blk.1.attn_sinks.weight": np.zeros(3, np.float32)}, "attn_sinks"),
+    ({}, {"blk.1.ffn_up_exps.bias": np.zeros((8, 95), np.float32)}, "ffn_up_exps.bias"),
+    ({}, {"blk.1.ffn_up_exps.bias": np.zeros((7, 96), np.float32)}, "ffn_up_exps.bias"),
+    ({}, {"blk.1.ffn_down_exps.bias": np.zeros(8 * 64, np.float32)}, "ffn_down_exps.bias"),
+    ({}, {"blk.1.ffn_gate_inp.bias": np.zeros(9, np.float32)}, "ffn_gate_inp.bias"),
+    ({}, {"blk.1.ffn_norm.weight": np.zeros(64, np.float32)}, "blk.1.ffn_norm"),
+    ({OSS + "attention.sliding_window": 0}, {}, "sliding_window"),
+    ({OSS + "expert_gating_func": 4}, {}, "expert_gating_func is 4"),
+    ({OSS + "expert_count": 2**31}, {}, "expert_count"),
+]
+
+
+@pytest.mark.parametrize(("meta", "tensors", "words"), BAD_OSS)
+def test_bad_files_of_gpt_oss_are_refused_by_name(
+    meta: dict[str, Any], tensors: models.Tensors, words: str, tmp_path: Path
+) -> None:
+    spec = models.SPECS["gpt-oss"]
+    values = models.file_tensors(spec, models.draw(spec)) | tensors
+    path = models.write(tmp_path / "m.gguf", models.metadata(spec) | meta, values)
+    with pytest.raises((FormatError, UnsupportedError), match=words), Model(path):
+        pass
+
+
+def test_experts_that_are_ruled_out_are_chosen_where_there_are_no_others(tmp_path: Path) -> None:
+    """A router may say minus infinity of all; it then ranks them in their order, as of equal ones."""
+    spec = models.SPECS["gpt-oss"]
+    answers = []
+    for value in (-np.inf, -1e30):  # beside which the products are nothing
+        values = models.file_tensors(spec, models.draw(spec))
+        for i in range(spec.n_layer):
+            values[f"blk.{i}.ffn_gate_inp.bias"] = np.full(spec.n_expert, value, np.float32)
+        path = models.write(tmp_path / "m.gguf", models.metadata(spec), values)
+        with Model(path) as m, Session(m, n_threads=2) as s:
+            s.feed(TOKENS)
+            answers.append(s.logits().copy())
+    assert np.isfinite(answers[0]).all() and np.array_equal(answers[0], answers[1])
+
+
+@pytest.mark.parametrize("name", ["sinks", "q", "ffn_down_exps", "ffn_gate_inp"])
+def test_a_tensor_of_gpt_oss_that_is_missing(name: str, tmp_path: Path) -> None:
+    spec = models.SPECS["gpt-oss"]
+    values = models.file_tensors(spec, models.draw(spec))
+    del values[f"blk.3.{'attn_' * (len(name) < 6)}{name}.{'weight' if name == 'sinks' else 'bias'}"]
+    path = models.write(tmp_path / "m.gguf", models.metadata(spec), values)
+    with pytest.raises(FormatError, match=rf"no tensor blk\.3\.\w*{name}"), Model(path):
         pass
 
 

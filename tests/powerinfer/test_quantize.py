@@ -121,7 +121,7 @@ def test_types_are_those_of_llama_cpp(i: int) -> None:
         f"{arch}.attention.head_count": model["n_head"],
         f"{arch}.attention.head_count_kv": model["n_head_kv"],
     }
-    assert set(model["mixtures"]) == set(MIXTURES) - {"COPY"}
+    assert set(model["mixtures"]) == set(MIXTURES) - {"COPY", "MXFP4_MOE"}
     for name, mixture in model["mixtures"].items():
         assert MIXTURES[name][0] == mixture["file_type"]
         expected = list(expected_types(model, mixture))
@@ -220,6 +220,21 @@ def test_bytes_are_those_of_the_package(files: dict[str, Path], tmp_path: Path, 
 # The square root of ggml's error on normal weights, from tests/core/test_quant_write.py, with some room.
 ERROR = {"Q2_K": 0.32, "Q3_K": 0.17, "Q4_K": 0.08, "Q5_K": 0.04, "Q6_K": 0.02, "IQ4_NL": 0.09, "Q8_0": 0.006}
 ERROR |= {"Q4_0": 0.11, "F16": 1e-3}
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """Experts alone get the format, all other matrices Q8_0; routers stay; bytes are those of the package."""
+    out = tmp_path / "out.gguf"
+    path = models.write_dense(tmp_path / "in.gguf", models.SPECS["qwen3moe"])
+    quantize(path, out, "mxfp4_moe")
+    source = read(path)
+    for name, (type, data) in read(out).items():
+        expected = "Q8_0" if source[name][0] == "F16" else source[name][0]
+        if "_exps." in name:
+            expected = "MXFP4"
+            wanted = quants.quantize(source[name][1].astype(np.float32), Kind.MXFP4)
+            np.testing.assert_array_equal(data.view(np.uint8).reshape(wanted.shape), wanted)
+        assert type == expected, name
 
 
 @pytest.mark.parametrize("mixture", ["Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL"])

@@ -1,4 +1,5 @@
-/* te_half.h - the 16-bit floats F16 (IEEE half) and BF16 (the upper half of a float), one value at a time.
+/* te_half.h - the 16-bit floats F16 (IEEE half) and BF16 (the upper half of a float), and scales of eight bits, one value
+ * at a time.
  *
  * To 16 bits: rounds to nearest, ties to even; too large becomes infinity; a NaN stays one, made quiet. To float:
  * exact. The same bits as the F16C instructions give, also with denormals-are-zero set. */
@@ -18,6 +19,11 @@ static inline float te_bits_float(uint32_t u) {
     float f;
     memcpy(&f, &u, sizeof f);
     return f;
+}
+
+/* Half of an E8M0 number, 2^(e-128): a denormal float for e = 0 and 1. MXFP4 doubles its values. */
+static inline float te_half_e8m0(uint8_t e) {
+    return te_bits_float(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }
 
 static inline float te_f16_to_f32(uint16_t h) {

@@ -16,8 +16,7 @@
 #include "te_quant_rows.h"
 #include "te_types.h"
 
-/* Twice the values of the 4-bit float E2M1. */
-static const int8_t fp4_value[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+const int8_t te_fp4_value[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 static void f32_to_f32(const uint8_t *src, float *dst, int64_t n) { memcpy(dst, src, (size_t)n * sizeof *dst); }
 
@@ -94,16 +93,15 @@ static void q8_0_to_f32(const uint8_t *src, float *dst, int64_t n) {
 
 static void mxfp4_to_f32(const uint8_t *src, float *dst, int64_t n) {
     for (const te_block_mxfp4 *b = (const te_block_mxfp4 *)src; n > 0; n -= 32, b++, dst += 32) {
-        /* 2^(e-128): a denormal float for e = 0 and 1. */
-        const float d = te_bits_float(b->e < 2 ? 0x00200000u << b->e : (uint32_t)(b->e - 1) << 23);
+        const float d = te_half_e8m0(b->e);
         for (int i = 0; i < 16; i++) {
-            dst[i] = d * (float)fp4_value[b->q[i] & 15];
-            dst[16 + i] = d * (float)fp4_value[b->q[i] >> 4];
+            dst[i] = d * (float)te_fp4_value[b->q[i] & 15];
+            dst[16 + i] = d * (float)te_fp4_value[b->q[i] >> 4];
         }
     }
 }
 
-/* Half of an E4M3 number (the other half of the doubling in fp4_value); its sign is not used, and 0x7f, its NaN, is
+/* Half of an E4M3 number (the other half of the doubling in te_fp4_value); its sign is not used, and 0x7f, its NaN, is
  * zero. */
 static float half_e4m3(uint8_t x) {
     const int exponent = x >> 3 & 15, fraction = x & 7;
@@ -119,8 +117,8 @@ static void nvfp4_to_f32(const uint8_t *src, float *dst, int64_t n) {
             const float d = half_e4m3(b->scales[unit]);
             const uint8_t *q = b->q[unit];
             for (int i = 0; i < 8; i++) {
-                dst[16 * unit + i] = d * (float)fp4_value[q[i] & 15];
-                dst[16 * unit + 8 + i] = d * (float)fp4_value[q[i] >> 4];
+                dst[16 * unit + i] = d * (float)te_fp4_value[q[i] & 15];
+                dst[16 * unit + 8 + i] = d * (float)te_fp4_value[q[i] >> 4];
             }
         }
     }
@@ -166,7 +164,7 @@ static te_from_f32 *const from_f32[TE_TYPE_LIMIT] = {
     [TE_Q4_0] = te_q4_0_from_f32, [TE_Q4_1] = te_q4_1_from_f32, [TE_Q5_0] = te_q5_0_from_f32,
     [TE_Q5_1] = te_q5_1_from_f32, [TE_Q8_0] = te_q8_0_from_f32, [TE_IQ4_NL] = te_iq4_nl_from_f32,
     [TE_Q2_K] = te_q2_k_from_f32, [TE_Q3_K] = te_q3_k_from_f32, [TE_Q4_K] = te_q4_k_from_f32,
-    [TE_Q5_K] = te_q5_k_from_f32, [TE_Q6_K] = te_q6_k_from_f32,
+    [TE_Q5_K] = te_q5_k_from_f32, [TE_Q6_K] = te_q6_k_from_f32, [TE_MXFP4] = te_mxfp4_from_f32,
 };
 
 bool te_can_quantize(int32_t type) { return type >= 0 && type < TE_TYPE_LIMIT && from_f32[type] != NULL; }

@@ -22,11 +22,12 @@ typedef void te_from_f32(const float *src, uint8_t *dst, int64_t n);
 
 te_from_f32 te_f32_from_f32, te_f16_from_f32, te_bf16_from_f32;
 te_from_f32 te_q4_0_from_f32, te_q4_1_from_f32, te_q5_0_from_f32, te_q5_1_from_f32, te_q8_0_from_f32,
-    te_iq4_nl_from_f32;
+    te_iq4_nl_from_f32, te_mxfp4_from_f32;
 te_from_f32 te_q2_k_from_f32, te_q3_k_from_f32, te_q4_k_from_f32, te_q5_k_from_f32, te_q6_k_from_f32;
 
-/* What the 16 codes of IQ4_NL and IQ4_XS stand for, ascending. */
-extern const int8_t te_iq4_value[16];
+/* What the 16 codes of IQ4_NL and IQ4_XS stand for, ascending; and those of MXFP4 and NVFP4: twice the values of the
+ * 4-bit float E2M1. */
+extern const int8_t te_iq4_value[16], te_fp4_value[16];
 
 static inline uint16_t te_load_u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 

@@ -1,4 +1,4 @@
-/* te_quant_write.c - floats to the float types, the formats of 32 weights (te_quant.c has their layouts) and IQ4_NL. */
+/* te_quant_write.c - floats to the float types, the formats of 32 weights (te_quant.c has their layouts), IQ4_NL among them. */
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -142,6 +142,30 @@ void te_iq4_nl_from_f32(const float *src, uint8_t *dst, int64_t n) {
         }
         iq4_nl_codes(src, best_d, q);
         te_store_f16(b->d, best_d);
+        pack(q, NULL, b->q);
+    }
+}
+
+/* The code whose value is nearest, the first of two that are equally near. */
+static int nearest_fp4(float w, float d) {
+    int best = 0;
+    float least = fabsf(w - d * (float)te_fp4_value[0]);
+    for (int k = 1; k < 16; k++) {
+        const float error = fabsf(w - d * (float)te_fp4_value[k]);
+        if (!(error < least)) continue;
+        least = error;
+        best = k;
+    }
+    return best;
+}
+
+/* The scale gives the largest weight the exponent of the largest values, 4 and 6. */
+void te_mxfp4_from_f32(const float *src, uint8_t *dst, int64_t n) {
+    for (te_block_mxfp4 *b = (te_block_mxfp4 *)dst; n > 0; n -= 32, src += 32, b++) {
+        int q[32];
+        const int exponent = (int)(te_float_bits(fabsf(extreme(src))) >> 23);
+        b->e = (uint8_t)(exponent > 2 ? exponent - 2 : 0);
+        for (int i = 0; i < 32; i++) q[i] = nearest_fp4(src[i], te_half_e8m0(b->e));
         pack(q, NULL, b->q);
     }
 }

@@ -156,6 +156,10 @@ template <class V> struct elementwise {
         if constexpr (act == TE_DRELU) return relu(g, V::zero());
         if constexpr (act == TE_SILU) return V::mul(g, sigmoid(g));
         if constexpr (act == TE_GELU) return gelu(g);
+        if constexpr (act == TE_CLAMPED) { // of a NaN and 7 the NaN
+            g = V::min(V::splat(7.0f), g);
+            return V::mul(g, sigmoid(V::mul(V::splat(1.702f), g)));
+        }
         return gelu_tanh(g);
     }
     template <int act> static void glu_loop(float threshold, const float *g, const float *u, int32_t n, float *h) {
@@ -168,6 +172,8 @@ template <class V> struct elementwise {
                 v = activate<act>(v, least);
             } else {
                 if constexpr (act == TE_DRELU) v = relu(v, V::zero());
+                if constexpr (act == TE_CLAMPED)
+                    v = V::add(V::max(V::splat(-7.0f), V::min(V::splat(7.0f), v)), V::splat(1.0f));
                 v = V::mul(activate<act>(all ? V::load(g + i) : V::load_part(g + i, part), least), v);
             }
             if (all)
@@ -188,6 +194,8 @@ template <class V> struct elementwise {
             return glu_loop<TE_GELU>(threshold, g, u, n, h);
         case TE_GELU_TANH:
             return glu_loop<TE_GELU_TANH>(threshold, g, u, n, h);
+        case TE_CLAMPED:
+            return glu_loop<TE_CLAMPED>(threshold, g, u, n, h);
         }
     }
 };

@@ -12,5 +12,6 @@ TE_PART(rows_32) {
     table->row[TE_Q5_0] = rows_of<isa_vec, block_rows<isa_vec, codec_q5_0<isa_vec>>>();
     table->row[TE_Q5_1] = rows_of<isa_vec, block_rows<isa_vec, codec_q5_1<isa_vec>>>();
     table->row[TE_IQ4_NL] = rows_of<isa_vec, block_rows<isa_vec, codec_iq4_nl<isa_vec>>>();
+    table->row[TE_MXFP4] = rows_of<isa_vec, block_rows<isa_vec, codec_mxfp4<isa_vec>>>();
 }
 TE_ISA_END

@@ -79,6 +79,11 @@ template <class V> struct byte_formats {
         *d = V::half(b->d);
         values(b->q, q);
     }
+    static void mxfp4(const te_block_mxfp4 *b, TE_CODES, float *) {
+        const __m128i plus_16 = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
+        *d = te_half_e8m0(b->e);
+        store(q, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(plus_16), nibbles(b->q)));
+    }
     static void iq4_xs(const te_block_iq4_xs *b, TE_CODES, float *) {
         uint16_t high;
         memcpy(&high, b->scales_h, 2);
@@ -176,6 +181,8 @@ template <class V> struct byte_formats {
             return format<te_block_q8_0, q8_0, 32, 32, 8, 128>();
         case TE_IQ4_NL:
             return format<te_block_iq4_nl, iq4_nl, 32, 32, 8, 128>();
+        case TE_MXFP4:
+            return format<te_block_mxfp4, mxfp4, 32, 32, 5, 16>();
         case TE_IQ4_XS:
             return format<te_block_iq4_xs, iq4_xs, 256, 32, 8, 128>();
         case TE_Q2_K:

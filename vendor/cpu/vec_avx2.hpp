@@ -191,6 +191,16 @@ struct vec_avx2 {
     template <int bytes, int at> static f32 block_halves(const uint8_t *p) {
         return _mm256_set_m128(_mm_set1_ps(half(p + bytes + at)), _mm_set1_ps(half(p + at)));
     }
+    // Blocks have 17 bytes, so that block b's scale is byte b of the sixteen that fill its four lanes.
+    static f32 mxfp4_scales(const uint8_t *p) {
+        constexpr int a = 0x00ffffff, b = 0x01ffffff; // of no byte but the b-th the top one
+        const __m256i e =
+            _mm256_srli_epi32(_mm256_shuffle_epi8(load_bytes(p), _mm256_setr_epi32(a, a, a, a, b, b, b, b)), 1);
+        const __m256i normal = _mm256_sub_epi32(e, _mm256_set1_epi32(1 << 23));
+        const __m256i least =
+            _mm256_add_epi32(_mm256_srli_epi32(e, 2), _mm256_set1_epi32(1 << 21)); // more for e = 0 and 1
+        return _mm256_castsi256_ps(_mm256_max_epi32(normal, least));
+    }
     template <int bytes, int at> static i32 block_bits(const uint8_t *p, uint8_t value) {
         uint16_t a, b;
         memcpy(&a, p + at, 2);

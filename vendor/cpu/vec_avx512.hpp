@@ -210,6 +210,17 @@ struct vec_avx512 {
         return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
                                      _mm512_castps128_ps512(four));
     }
+    // Blocks have 17 bytes, so that block b's scale is byte b of the sixteen that fill its four lanes.
+    static f32 mxfp4_scales(const uint8_t *p) {
+        constexpr int a = 0x00ffffff, b = 0x01ffffff, c = 0x02ffffff,
+                      d = 0x03ffffff; // of no byte but the b-th the top one
+        const __m512i e = _mm512_srli_epi32(
+            _mm512_shuffle_epi8(load_bytes(p), _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d)), 1);
+        const __m512i normal = _mm512_sub_epi32(e, _mm512_set1_epi32(1 << 23));
+        const __m512i least =
+            _mm512_add_epi32(_mm512_srli_epi32(e, 2), _mm512_set1_epi32(1 << 21)); // more for e = 0 and 1
+        return _mm512_castsi512_ps(_mm512_max_epi32(normal, least));
+    }
     template <int bytes, int at> static i32 block_bits(const uint8_t *p, uint8_t value) {
         return _mm512_maskz_mov_epi8(_cvtu64_mask64(words16<bytes, at>(p)), splat_bytes(value));
     }

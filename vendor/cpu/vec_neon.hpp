@@ -238,6 +238,10 @@ struct vec_neon {
     template <int n_bytes, int at> static f32 block_halves(const uint8_t *p) {
         return {vdupq_n_f32(half(p + at)), vdupq_n_f32(half(p + n_bytes + at))};
     }
+    static f32 mxfp4_scales(const uint8_t *p) {
+        const te_block_mxfp4 *two = (const te_block_mxfp4 *)p;
+        return {vdupq_n_f32(te_half_e8m0(two[0].e)), vdupq_n_f32(te_half_e8m0(two[1].e))};
+    }
     static uint8x16_t spread_bits(const uint8_t *p, uint8_t value) {
         const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
         return vandq_u8(vtstq_u8(vcombine_u8(vdup_n_u8(p[0]), vdup_n_u8(p[1])), bit), vdupq_n_u8(value));

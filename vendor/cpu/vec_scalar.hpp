@@ -270,6 +270,11 @@ struct vec_scalar {
         const float a = half(p + at), b = half(p + bytes + at);
         return {{a, a, a, a, b, b, b, b}};
     }
+    static f32 mxfp4_scales(const uint8_t *p) { // the same of blocks of MXFP4, which have a power of two instead
+        const te_block_mxfp4 *two = (const te_block_mxfp4 *)p;
+        const float a = te_half_e8m0(two[0].e), b = te_half_e8m0(two[1].e);
+        return {{a, a, a, a, b, b, b, b}};
+    }
     template <int bytes, int at> static i32 block_bits(const uint8_t *p, uint8_t value) {
         i32 r;
         for (int i = 0; i < 32; i++) r.u8[i] = p[i / 16 * bytes + at + i % 16 / 8] >> i % 8 & 1 ? value : 0;

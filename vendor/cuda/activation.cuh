@@ -16,6 +16,9 @@ __device__ __forceinline__ float activate(te_activation act, float threshold, fl
         return x / (1 + expf(-x));
     case TE_GELU:
         return 0.5f * x * erfcf(-0.707106781f * x);
+    case TE_CLAMPED:
+        x = fminf(x, 7);
+        return x / (1 + expf(-1.702f * x));
     case TE_GELU_TANH:
         break;
     }
@@ -26,6 +29,7 @@ __device__ __forceinline__ float activate(te_activation act, float threshold, fl
 // as if up had not been computed.
 __device__ __forceinline__ float gated_value(te_activation act, float gate, float up) {
     if (gate == 0 && (act == TE_RELU || act == TE_DRELU)) return 0;
+    if (act == TE_CLAMPED) return gate * (fmaxf(-7, fminf(up, 7)) + 1);
     return gate * (act == TE_DRELU ? fmaxf(up, 0) : up);
 }
 
