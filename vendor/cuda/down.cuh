@@ -31,7 +31,10 @@ struct down_kernels {
 };
 const down_kernels *down_float(int type);
 const down_kernels *down_32(int type);
+const down_kernels *down_bits(int type);
+const down_kernels *down_table(int type);
 const down_kernels *down_k(int type);
+const down_kernels *down_k23(int type);
 
 template <class C, int T>
 __global__ void __launch_bounds__(DOWN_THREADS, T == 1 ? 2 : 1) down_kernel(const down_args a) {

@@ -133,7 +133,8 @@ typedef struct te_cuda_embed {
 } te_cuda_embed;
 
 /* dst row i, block j = src row (rows ? rows[i] : i), block (blocks ? blocks[j] : j), from the file's layout to the
- * device's. src: device or mapped host memory, 2-byte aligned (F32: 4). dst: n_rows and cols of the result. Lists are on
+ * device's. src: device or mapped host memory, 2-byte aligned (F32: 4; blocks of an
+ * odd number of bytes: 1). dst: n_rows and cols of the result. Lists are on
  * the device. */
 typedef struct te_cuda_pack {
     te_mat dst;
