@@ -5,7 +5,7 @@
 
 bool pi_space_reads_rows(int32_t type, uint64_t stride) {
     const te_layout *l = te_layout_get(type);
-    return l && (l->n_planes > 1 ? stride % 2 == 0 : stride % PI_DEVICE_ROW == 0);
+    return l && l->in_file && (l->n_planes > 1 ? stride % 2 == 0 : stride % PI_DEVICE_ROW == 0);
 }
 
 bool pi_space_window(int32_t window) { return !window || window >= PI_SMALL_BATCH; }

@@ -14,6 +14,14 @@ from tests.core import capi
 APART = {
     Kind.Q8_0: [(2, 32), (0, 2)],
     Kind.Q4_0: [(2, 16), (0, 2)],
+    Kind.Q4_1: [(4, 16), (0, 4)],
+    Kind.Q5_0: [(6, 16), (2, 4), (0, 2)],
+    Kind.Q5_1: [(8, 16), (4, 4), (0, 4)],
+    Kind.IQ4_NL: [(2, 16), (0, 2)],
+    Kind.IQ4_XS: [(8, 128), (0, 8)],
+    Kind.MXFP4: [(1, 16), (0, 1)],
+    Kind.Q2_K: [(16, 64), (0, 16), (80, 4)],
+    Kind.Q3_K: [(32, 64), (0, 32), (96, 14)],
     Kind.Q6_K: [(0, 128), (128, 64), (192, 16), (208, 2)],
 }
 
@@ -35,6 +43,18 @@ def test_planes_hold_each_byte_of_a_block_once(kind: Kind) -> None:
     assert sorted(i for at, n in have for i in range(at, at + n)) == list(range(n_bytes))
     # A plane of all blocks of a row begins at a multiple of 16 bytes if rows are of 256 weights.
     assert all(n * 256 // GGML_QUANT_SIZES[kind][0] % 16 == 0 for _, n in have[:-1])
+
+
+def test_rows_of_files_are_read_where_there_is_a_codec_for_them() -> None:
+    ffi, lib = capi.load()
+    text = (capi.ROOT / "vendor/cuda/formats.cuh").read_text()
+    listed = re.search(r"formats<([^>]*)>\s+formats_file;", text)
+    assert listed
+    have = {name.removeprefix("file_").upper() for name in re.findall(r"\w+", listed[1])}
+    for kind in Kind:
+        layout = lib.te_layout_get(kind)
+        if layout != ffi.NULL:
+            assert layout.in_file == (layout.n_planes == 1 or kind.name in have), kind.name
 
 
 def test_unknown_formats_have_none() -> None:

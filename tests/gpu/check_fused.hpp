@@ -15,6 +15,11 @@ struct ffn_case {
 // Formats whose rows `pack` rearranges.
 static bool is_rearranged(int type) { return type == TE_Q8_0 || type == TE_Q4_0 || type == TE_Q6_K; }
 
+// Formats that kernels read in host memory as they are in a file. Of others, lists are for one token only.
+static bool is_read_in_files(int type) {
+    return is_float(type) || is_rearranged(type) || type == TE_Q4_K || type == TE_Q5_K;
+}
+
 // The rows of a matrix that is larger than the neurons are many, and where it lies. Those of nobody hold no numbers.
 struct placed {
     matrix m;
@@ -324,9 +329,11 @@ static void check_fused() {
                         if (turn % 3 == 0) check_one_ffn(k);
                         k.added = false;
                         turn++;
+                        if (!is_read_in_files(type) && n_tok > 1) continue;
                         k.listed = true;
                         k.down_type = type; // a list is for one kernel
-                        k.zero_copy = turn % 4 && (is_rearranged(type) || te_row_bytes(type, k.cols) % 16 == 0);
+                        k.zero_copy = turn % 4 && is_read_in_files(type) &&
+                                      (is_rearranged(type) || te_row_bytes(type, k.cols) % 16 == 0);
                         check_one_ffn(k);
                     }
 }

@@ -149,7 +149,9 @@ struct sum {
 };
 // The formats with minima take a difference of two sums: their sizes count, not that of the difference.
 static double minima(int type) {
-    return type == TE_Q4_K || type == TE_Q5_K || type == TE_Q4_0 || type == TE_Q6_K ? 4 : 1;
+    for (int t : {TE_Q4_K, TE_Q5_K, TE_Q4_0, TE_Q6_K, TE_Q4_1, TE_Q5_0, TE_Q5_1, TE_Q2_K, TE_Q3_K})
+        if (t == type) return 4;
+    return 1;
 }
 static sum product(const matrix &a, int r, const input &in, int t) {
     sum s;

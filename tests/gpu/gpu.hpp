@@ -71,7 +71,22 @@ inline std::vector<float> normals(size_t n, float size = 1) {
 }
 
 inline bool is_float(int type) { return type == TE_F32 || type == TE_F16 || type == TE_BF16; }
-inline const int all_types[] = {TE_F32, TE_F16, TE_BF16, TE_Q8_0, TE_Q4_0, TE_Q4_K, TE_Q5_K, TE_Q6_K};
+inline std::vector<int> all_types = {TE_F32,  TE_F16,  TE_BF16, TE_Q8_0,   TE_Q4_0,   TE_Q4_K,  TE_Q5_K, TE_Q6_K,
+                                     TE_Q4_1, TE_Q5_0, TE_Q5_1, TE_IQ4_NL, TE_IQ4_XS, TE_MXFP4, TE_Q2_K, TE_Q3_K};
+// Of the arguments of a program, names of formats: if there are some, the checks are of these only. Returns whether there
+// are other arguments.
+inline bool choose_types(int argc, char **argv) {
+    std::vector<int> chosen;
+    int n = 1;
+    for (int i = 1; i < argc; i++)
+        for (int type : all_types)
+            if (!strcmp(argv[i], te_type_get(type)->name)) {
+                chosen.push_back(type);
+                n++;
+            }
+    if (n > 1) all_types = chosen;
+    return argc > n;
+}
 
 // A matrix on the device, the bytes of its file, and its weights.
 struct matrix {
@@ -82,6 +97,22 @@ struct matrix {
     const double *row(int r) const { return &w[(size_t)r * (size_t)m.cols]; }
     void free() { OK(api->free(dev, (void *)m.w)); }
 };
+// The scales of a block of random bytes, for weights of about this size. Their own search for the best ones is slow.
+inline void set_scales(int type, uint8_t *block, float size) {
+    if (type == TE_MXFP4) {
+        block[0] = (uint8_t)(124 + (int)floorf(log2f(size)) + (int)(random_word() % 3));
+        return;
+    }
+    float d = 2e-3f;
+    int at = 0;
+    if (type == TE_Q2_K) d = 2e-2f, at = 80;
+    if (type == TE_Q3_K) d = 8e-3f, at = 108;
+    if (type == TE_Q6_K) d = 4e-4f, at = 208;
+    if (type == TE_IQ4_XS) d = 3e-4f;
+    const uint16_t half = te_f32_to_f16(size * d), low = te_f32_to_f16(size * 2e-2f);
+    memcpy(block + at, &half, 2);
+    if (type == TE_Q2_K || type == TE_Q4_K || type == TE_Q5_K) memcpy(block + at + 2, &low, 2);
+}
 // poison: rows (a multiple of it, behind the first) whose bytes are all ones, which is not a number in every format.
 inline matrix matrix_new(int type, int rows, int cols, float size = 1, const std::vector<char> &poison = {}) {
     matrix a;
@@ -95,15 +126,10 @@ inline matrix matrix_new(int type, int rows, int cols, float size = 1, const std
             memset(to, 0xff, a.file_stride);
             continue;
         }
-        if (te_type_get(type)->block_weights == 256) { // random blocks: their own search is slow
+        if (te_type_get(type)->block_weights == 256 || type == TE_MXFP4) {
             for (size_t i = 0; i < a.file_stride; i++) to[i] = (uint8_t)random_word();
-            const int bytes = te_type_get(type)->block_bytes;
-            for (size_t b = 0; b < a.file_stride; b += (size_t)bytes) {
-                const uint16_t d = te_f32_to_f16(size * (type == TE_Q6_K ? 4e-4f : 2e-3f)),
-                               low = te_f32_to_f16(size * 2e-2f);
-                memcpy(to + b + (type == TE_Q6_K ? 208 : 0), &d, 2);
-                if (type != TE_Q6_K) memcpy(to + b + 2, &low, 2);
-            }
+            for (size_t b = 0; b < a.file_stride; b += (size_t)te_type_get(type)->block_bytes)
+                set_scales(type, to + b, size);
         } else {
             for (float &v : x) v = size * random_normal();
             te_quantize_row(type, x.data(), to, cols);

@@ -1,6 +1,6 @@
 // kernels_check.cpp - every operation of te_cuda.h against doubles, on the first GPU.
 //
-//     kernels_check [PART ...]      parts: device linear ffn fused experts attention embed graph; all by default
+//     kernels_check [PART ...] [FORMAT ...]      parts: device linear ffn fused experts attention embed graph; all by default
 //
 // Exits with 1 if a value is off, with 2 if there is no GPU. Rows that must not be read hold no numbers, results are
 // surrounded by values that must stay, and every operation is run twice for the same bits. Tolerances: the error of a sum
@@ -16,6 +16,7 @@
 
 int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
+    const bool some = choose_types(argc, argv);
     open_gpu();
     const struct {
         const char *name;
@@ -24,7 +25,7 @@ int main(int argc, char **argv) {
                  {"fused", check_fused},   {"experts", check_experts}, {"attention", check_attention},
                  {"embed", check_embed},   {"graph", check_graph}};
     for (auto &p : parts) {
-        bool wanted = argc == 1;
+        bool wanted = !some;
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], p.name);
         if (!wanted) continue;
         const long n = n_checked, off = n_off;

@@ -1,6 +1,6 @@
 // prefill_check.cpp - the operations of prompts of te_cuda.h against doubles, on the first GPU.
 //
-//     prefill_check [CUBLASLT] [PART ...]     parts: halve gemm act experts attention load; all by default
+//     prefill_check [CUBLASLT] [PART ...] [FORMAT ...]     parts: halve gemm act experts attention load; all by default
 //
 // With the path of cuBLASLt, products are checked by it and by our own kernels. Exits with 1 if a value is off, with 2 if
 // there is no GPU. Every operation is run twice for the same bits, and gemm from a recording, too. Inputs of products are
@@ -252,7 +252,8 @@ static void check_load_case(int type, int n_rows, int cols, bool rows, bool bloc
     const size_t stride = te_row_bytes(type, cols);
     void *host = nullptr;
     OK(api->host_alloc(dev, stride * (size_t)n_rows + 64, &host));
-    uint8_t *src = (uint8_t *)host + (type == TE_F32 ? 4 : 2); // files align rows to their blocks only
+    // files align rows to their blocks only
+    uint8_t *src = (uint8_t *)host + (type == TE_F32 ? 4 : te_type_get(type)->block_bytes % 2 ? 3 : 2);
     for (size_t i = 0; i < stride * (size_t)n_rows; i++) src[i] = (uint8_t)random_word();
     std::vector<int32_t> row, block;
     const int w = te_type_get(type)->block_weights;
@@ -358,6 +359,7 @@ static void check_load() {
         for (int how = 0; how < 4; how++) {
             check_load_case(type, 100, is_float(type) ? 333 : 768, how & 1, how & 2);
             check_load_case(type, 70, 14336, how & 1, how & 2);
+            if (te_type_get(type)->block_weights == 32) check_load_case(type, 90, 160, how & 1, how & 2);
         }
     check_turns(false);
     check_turns(true);
@@ -365,6 +367,7 @@ static void check_load() {
 
 int main(int argc, char **argv) {
     const char *blas = argc > 1 && strchr(argv[1], '/') ? argv[1] : nullptr;
+    const bool some = choose_types(blas ? argc - 1 : argc, blas ? argv + 1 : argv);
     open_gpu();
     const struct {
         const char *name;
@@ -376,7 +379,7 @@ int main(int argc, char **argv) {
                  {"attention", check_attention},
                  {"load", check_load}};
     for (const auto &part : parts) {
-        bool wanted = argc <= (blas ? 2 : 1);
+        bool wanted = !some;
         for (int i = blas ? 2 : 1; i < argc; i++) wanted |= !strcmp(argv[i], part.name);
         if (!wanted) continue;
         const long before = n_checked, off = n_off;

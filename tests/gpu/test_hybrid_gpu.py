@@ -140,7 +140,13 @@ def test_predicted_without_amx() -> None:
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"),
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    ],
+)
 def test_every_type(folder: Path, kind: str, form: str) -> None:
     path = folder / f"{kind}-{form}.gguf"
     if kind in ("F32", "F16", "BF16"):

@@ -130,6 +130,7 @@ def test_tables_of_what_loading_moves(tmp_path: Path) -> None:
         (Kind.F16, 4104, False),  # not 16 bytes at a time
         (Kind.Q8_0, 34 * 3, True),  # in planes: from any even address
         (Kind.Q8_0, 34 * 3 + 1, False),
+        (Kind.Q5_0, 22 * 8, False),  # no kernel for its rows of a file
         (Kind.I32, 4096, False),  # no weights
     ],
 )

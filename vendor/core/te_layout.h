@@ -5,6 +5,8 @@
 #ifndef TE_LAYOUT_H
 #define TE_LAYOUT_H
 
+#include <stdbool.h>
+
 #include "te_types.h"
 
 enum { TE_PLANES = 4 };
@@ -15,6 +17,7 @@ typedef struct te_plane {
 
 typedef struct te_layout {
     int32_t n_planes;
+    bool in_file; /* kernels read rows of a file in host memory, too */
     te_plane plane[TE_PLANES];
 } te_layout;
 

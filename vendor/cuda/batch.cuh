@@ -10,7 +10,8 @@
 
 namespace te {
 
-constexpr int BATCH_ROUND = 2, BATCH_SUMS = BATCH_ROWS * BATCH_TOKENS, BATCH_ROUND_FLOATS = ROWS_WARPS * BATCH_ROUND * BATCH_SUMS;
+constexpr int BATCH_ROUND = 2, BATCH_SUMS = BATCH_ROWS * BATCH_TOKENS,
+              BATCH_ROUND_FLOATS = ROWS_WARPS * BATCH_ROUND * BATCH_SUMS;
 
 template <class C> struct batch_block {
     typedef batch<C> F;
@@ -139,7 +140,8 @@ template <class C> struct batch_block {
                     held = 0;
                 }
             }
-            for (int i = lane; s.n < 1 && i < BATCH_ROUND * BATCH_SUMS; i += 32) part[warp * BATCH_ROUND * BATCH_SUMS + i] = 0;
+            for (int i = lane; s.n < 1 && i < BATCH_ROUND * BATCH_SUMS; i += 32)
+                part[warp * BATCH_ROUND * BATCH_SUMS + i] = 0;
             for (; g0 < groups; g0 += BATCH_ROUND * sets) end_round(g0, groups, c0 == 0); // without more groups
         }
     }

@@ -36,7 +36,7 @@ struct batch_block_32 {
     int c[4];
     float2 d;
     __device__ __forceinline__ batch_block_32(const uint32_t (&a)[4], const batch_acts &x, int s, int lane,
-                                            bool own = true) {
+                                              bool own = true) {
         const uint2 b = ((const uint2 *)x.x)[s * 32 + batch_place(s, lane)];
         multiply_bytes(c, a, own ? b.x : 0, own ? b.y : 0);
         d = ((const float2 *)x.scale)[s * 4 + lane % 4];

@@ -178,7 +178,7 @@ template <class I> __device__ __forceinline__ void batch_take(const rows_args &a
 #pragma unroll
         for (int i = 0; i < I::planes; i++)
             batch_copy(to.scale + i * to.n_sums, from.scale + i * from.n_sums + c0 / BATCH_SCALED * per,
-                     n / BATCH_SCALED * per * 4);
+                       n / BATCH_SCALED * per * 4);
     }
     batch_wait();
 }
@@ -188,7 +188,7 @@ template <class I> __device__ __forceinline__ void batch_take(const rows_args &a
 // All blocks read the same input: each begins elsewhere. Ends with a barrier.
 template <class I>
 __device__ void batch_fill(const rows_args &a, rows_norm<BATCH_TOKENS> &n, int c0, const batch_acts &to, bool late,
-                         float *room) {
+                           float *room) {
     const int lane = threadIdx.x % 32, turn = ((int)threadIdx.x / 32 + (int)blockIdx.x) % ROWS_WARPS;
     float sum[BATCH_TOKENS] = {};
     for (int u = 128 * turn + 4 * lane; u < a.tile; u += 128 * ROWS_WARPS) {

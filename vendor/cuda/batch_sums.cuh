@@ -59,8 +59,8 @@ template <class F, class V> __device__ __forceinline__ void batch_factors(const 
 
 // The sums of all rows in tiles tile, tile + step ... of a row of n_pieces parts, to to[t * cols + column].
 template <class C>
-__device__ __forceinline__ void batch_sums(const batch_rows &r, int tile, int step, int last_tile, int n_pieces, int n_tok,
-                                         int cols, float *to) {
+__device__ __forceinline__ void batch_sums(const batch_rows &r, int tile, int step, int last_tile, int n_pieces,
+                                           int n_tok, int cols, float *to) {
     typedef batch<C> F;
     constexpr int W = C::down_weights, DEPTH = sizeof(typename C::part) > 24 ? 1 : 2;
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, groups = (r.n + BATCH_ROWS - 1) / BATCH_ROWS;

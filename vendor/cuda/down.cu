@@ -6,9 +6,10 @@
 namespace te {
 
 static const down_kernels *down_kernels_of(int type) {
-    const down_kernels *k = down_float(type);
-    if (!k) k = down_32(type);
-    return k ? k : down_k(type);
+    const down_kernels *k = nullptr;
+    for (auto *of : {down_float, down_32, down_bits, down_table, down_k, down_k23})
+        if (!k) k = of(type);
+    return k;
 }
 
 static int tiles(const te_mat *m, const down_kernels *k) { return divide_up(m->cols, DOWN_LANES * k->weights); }

@@ -31,7 +31,10 @@ struct down_kernels {
 };
 const down_kernels *down_float(int type);
 const down_kernels *down_32(int type);
+const down_kernels *down_bits(int type);
+const down_kernels *down_table(int type);
 const down_kernels *down_k(int type);
+const down_kernels *down_k23(int type);
 
 template <class C, int T>
 __global__ void __launch_bounds__(DOWN_THREADS, T == 1 ? 2 : 1) down_kernel(const down_args a) {
@@ -138,9 +141,9 @@ template <class C> __global__ void __launch_bounds__(DOWN_THREADS) batch_down_ke
     const uint8_t **pointer = (const uint8_t **)shared;
     float *h = (float *)(pointer + a.room);
     uint2 *factor = (uint2 *)(h + BATCH_TOKENS * a.room);
-    const int blocks = (a.n_tiles + BATCH_DOWN_TILES - 1) / BATCH_DOWN_TILES, tile = blockIdx.x % blocks * BATCH_DOWN_TILES,
-              last = min(tile + BATCH_DOWN_TILES, a.n_tiles), b = blockIdx.x / blocks,
-              n_pieces = (a.cols + C::down_weights - 1) / C::down_weights;
+    const int blocks = (a.n_tiles + BATCH_DOWN_TILES - 1) / BATCH_DOWN_TILES,
+              tile = blockIdx.x % blocks * BATCH_DOWN_TILES, last = min(tile + BATCH_DOWN_TILES, a.n_tiles),
+              b = blockIdx.x / blocks, n_pieces = (a.cols + C::down_weights - 1) / C::down_weights;
     if (a.all && !a.list) { // the first rows are sure to be wanted
         const size_t n_bytes = a.stride / (size_t)a.n_tiles;
         const int i = b + (int)threadIdx.x / 32 * a.n_parts;
@@ -172,7 +175,7 @@ template <class C> __global__ void __launch_bounds__(DOWN_THREADS) batch_down_ke
     batch_factors<batch<C>>(r, a.n_tok, [&](int e, int t) { return h[e * BATCH_TOKENS + t]; });
     constexpr int each = DOWN_LANES / 8;
     batch_sums<C>(r, each * tile + (int)threadIdx.x / 32, DOWN_THREADS / 32, each * last, n_pieces, a.n_tok, a.cols,
-                a.partial + (size_t)b * a.n_tok * a.cols);
+                  a.partial + (size_t)b * a.n_tok * a.cols);
 }
 
 template <class C> constexpr down_kernels down_of() {

@@ -10,8 +10,8 @@ namespace te {
 
 // ---- pack ----
 
-// Two bytes a thread; a row's padding becomes 0.
-__global__ void pack_kernel(const te_cuda_pack a, const te_layout v, int block, int n_blocks) {
+// Two bytes a thread; a row's padding becomes 0. ODD: of blocks that begin at any address.
+template <bool ODD> __global__ void pack_kernel(const te_cuda_pack a, const te_layout v, int block, int n_blocks) {
     dep_go();
     dep_wait();
     const int row = blockIdx.y;
@@ -20,18 +20,23 @@ __global__ void pack_kernel(const te_cuda_pack a, const te_layout v, int block, 
     uint8_t *dst = (uint8_t *)a.dst.w + (size_t)row * a.dst.stride;
     for (int at = 2 * (blockIdx.x * blockDim.x + threadIdx.x); at < (int)a.dst.stride;
          at += 2 * gridDim.x * blockDim.x) {
-        uint16_t word = 0;
-        int rest = at;
-        for (int i = 0; i < v.n_planes; i++) {
-            const int n = v.plane[i].n_bytes * n_blocks;
-            if (rest < n) {
-                const int b = rest / v.plane[i].n_bytes, from = a.blocks ? __ldcg(a.blocks + b) : b;
-                word =
-                    *(const uint16_t *)(src + (size_t)from * (size_t)block + v.plane[i].at + rest % v.plane[i].n_bytes);
-                break;
+        auto source = [&](int rest) -> const uint8_t * { // of a byte of the result
+            for (int i = 0; i < v.n_planes; i++) {
+                const int n = v.plane[i].n_bytes * n_blocks;
+                if (rest < n) {
+                    const int b = rest / v.plane[i].n_bytes, from = a.blocks ? __ldcg(a.blocks + b) : b;
+                    return src + (size_t)from * (size_t)block + v.plane[i].at + rest % v.plane[i].n_bytes;
+                }
+                rest -= n;
             }
-            rest -= n;
-        }
+            return nullptr;
+        };
+        const uint8_t *const from = source(at), *const second = ODD ? source(at + 1) : nullptr;
+        uint16_t word = 0;
+        if (ODD)
+            word = (uint16_t)((from ? *from : 0) | (second ? *second : 0) << 8);
+        else if (from)
+            word = *(const uint16_t *)from;
         *(uint16_t *)(dst + at) = word;
     }
 }
@@ -43,12 +48,13 @@ cudaError_t load_pack_kernel() {
 
 te_status pack(te_cuda *d, const te_cuda_pack *op) {
     TE_CUDA_TRY(check_matrix(d, "pack", &op->dst));
-    if (!op->src || !aligned(op->src, 2) || op->src_stride % 2)
+    const te_type_info *info = te_type_get(op->dst.type);
+    const bool odd = info->block_bytes % 2;
+    if (!op->src || (!odd && (!aligned(op->src, 2) || op->src_stride % 2)))
         return refuse(d, te_fail(TE_ARGUMENT, "pack: rows at %p, %zu bytes apart, are not aligned to 2 bytes", op->src,
                                  op->src_stride));
     if (op->dst.stride > INT32_MAX / 2)
         return refuse(d, te_fail(TE_ARGUMENT, "pack: rows of %zu bytes", op->dst.stride));
-    const te_type_info *info = te_type_get(op->dst.type);
     const int threads = 256, n_blocks = op->dst.cols / info->block_weights,
               across = divide_up((int64_t)op->dst.stride, 2 * threads);
     const int32_t each = op->each > 1 ? op->each : 1, most = 32768 > each ? 32768 / each * each : each;
@@ -62,7 +68,7 @@ te_status pack(te_cuda *d, const te_cuda_pack *op) {
             part.rows = op->rows + r / each;
         else
             part.src = (const uint8_t *)op->src + (size_t)r * op->src_stride;
-        TE_CUDA_TRY(launch(d, "pack", pack_kernel,
+        TE_CUDA_TRY(launch(d, "pack", odd ? pack_kernel<true> : pack_kernel<false>,
                            dim3((unsigned)(across < 64 ? across : 64), (unsigned)part.dst.n_rows), threads, 0, part,
                            *te_layout_get(op->dst.type), (int)info->block_bytes, n_blocks));
     }
@@ -89,8 +95,11 @@ __global__ void embed_kernel(const te_cuda_embed a, int row_bytes) {
         uint8_t *s = (uint8_t *)shared;
         const int wide = (uintptr_t)row % 16 == 0 ? row_bytes / 16 * 16 : 0;
         for (int i = 16 * threadIdx.x; i < wide; i += 16 * blockDim.x) *(uint4 *)(s + i) = load16(row + i);
-        for (int i = wide + 2 * threadIdx.x; i < row_bytes; i += 2 * blockDim.x)
-            *(uint16_t *)(s + i) = *(const uint16_t *)(row + i);
+        if (row_bytes % 2 || (uintptr_t)row % 2)
+            for (int i = wide + threadIdx.x; i < row_bytes; i += blockDim.x) s[i] = row[i];
+        else
+            for (int i = wide + 2 * threadIdx.x; i < row_bytes; i += 2 * blockDim.x)
+                *(uint16_t *)(s + i) = *(const uint16_t *)(row + i);
     }
     __syncthreads();
     for (int c = threadIdx.x; c < a.table.cols; c += blockDim.x) {
@@ -103,7 +112,9 @@ te_status embed(te_cuda *d, const te_cuda_embed *op) {
     if (!has_type(op->table.type) || op->table.cols < 1 || op->table.cols % te_type_get(op->table.type)->block_weights)
         return refuse(d, te_fail(TE_UNSUPPORTED, "embed: no kernel for rows of %d weights of type %d",
                                  (int)op->table.cols, (int)op->table.type));
-    if (!op->table.w || !aligned(op->table.w, 2) || op->table.stride % 2 || !op->id || !op->y || op->n_tok < 1)
+    const bool odd = te_type_get(op->table.type)->block_bytes % 2;
+    if (!op->table.w || (!odd && (!aligned(op->table.w, 2) || op->table.stride % 2)) || !op->id || !op->y ||
+        op->n_tok < 1)
         return refuse(d, te_fail(TE_ARGUMENT, "embed: a table at %p, rows %zu bytes apart, %d tokens", op->table.w,
                                  op->table.stride, (int)op->n_tok));
     const size_t n_bytes = te_row_bytes(op->table.type, op->table.cols);

@@ -248,9 +248,10 @@ te_status route(te_cuda *d, const te_route_args *op) {
 // ---- experts ----
 
 const expert_kernels *expert_kernels_of(int type) {
-    const expert_kernels *k = experts_float(type);
-    if (!k) k = experts_32(type);
-    return k ? k : experts_k(type);
+    const expert_kernels *k = nullptr;
+    for (auto *of : {experts_float, experts_32, experts_bits, experts_table, experts_k, experts_k23})
+        if (!k) k = of(type);
+    return k;
 }
 
 te_status check_experts(te_cuda *d, const te_experts_args *op) {

@@ -48,7 +48,10 @@ struct expert_kernels {
 };
 const expert_kernels *experts_float(int type); // NULL for types of another file
 const expert_kernels *experts_32(int type);
+const expert_kernels *experts_bits(int type);
+const expert_kernels *experts_table(int type);
 const expert_kernels *experts_k(int type);
+const expert_kernels *experts_k23(int type);
 const expert_kernels *expert_kernels_of(int type); // experts.cu
 te_status check_experts(te_cuda *d, const te_experts_args *op);
 

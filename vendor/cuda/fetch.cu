@@ -67,7 +67,8 @@ te_status fetch(te_cuda *d, const te_cuda_pack *op, void *room, size_t n_room) {
     there.smem_sm = d->smem_sm;
     TE_CUDA_TRY(check_matrix(&there, "fetch", &op->dst));
     const size_t n_bytes = te_row_bytes(op->dst.type, op->dst.cols);
-    if (!op->src || !aligned(op->src, 2) || op->src_stride % 2 || op->src_stride < n_bytes ||
+    const bool odd = te_type_get(op->dst.type)->block_bytes % 2;
+    if (!op->src || (!odd && (!aligned(op->src, 2) || op->src_stride % 2)) || op->src_stride < n_bytes ||
         op->dst.stride > INT32_MAX || op->rows || op->blocks || !room || !aligned(room, 16) ||
         n_room < op->src_stride + 16)
         return te_fail(TE_ARGUMENT, "fetch: rows at %p, %zu bytes apart, through %zu bytes", op->src, op->src_stride,

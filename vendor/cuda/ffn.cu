@@ -1,4 +1,5 @@
 // ffn.cu - te_marks_args and te_ffn_args: which neurons are wanted, and the feed-forward over them.
+#include "../core/te_layout.h"
 #include "ffn.cuh"
 #include "launch.h"
 
@@ -61,9 +62,9 @@ te_status marks(te_cuda *d, const te_marks_args *op) {
 
 static const ffn_kernels *ffn_kernels_of(int type, bool file) {
     const ffn_kernels *k = file ? ffn_file(type) : nullptr;
-    if (!k) k = ffn_float(type);
-    if (!k) k = ffn_32(type);
-    return k ? k : ffn_k(type);
+    for (auto *of : {ffn_float, ffn_32, ffn_bits, ffn_table, ffn_k, ffn_k23})
+        if (!k) k = of(type);
+    return k;
 }
 
 // The columns of a tile, and the tasks of a row in it.
@@ -116,6 +117,7 @@ static bool make_plan(te_cuda *d, const te_ffn_args *op, ffn_plan *p) {
     if (!k || !op->down.w || op->down.type != op->up.type) return false;
     if (op->gate_add || op->up_add || op->store_h) return false;
     if (op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK || n < 1) return false;
+    if (!k->kernel[op->n_tok > 1]) return false;
     if (!s->fc2.w && !s->sign && !op->skip && !op->list) return false; // all rows: two kernels read them faster
     // Of many tokens most neurons are wanted by some: single steps deal these out evenly, and leave fewer parts of the sum.
     if (op->n_tok > 4 && (s->fc2.w || s->sign) && !op->list && !op->beside) return false;
@@ -186,9 +188,9 @@ static bool make_plan(te_cuda *d, const te_ffn_args *op, ffn_plan *p) {
     a->tiles = divide_up(pieces, ROWS_THREADS);
     a->lanes = divide_up(divide_up(pieces, a->tiles), 16) * 16;
     a->groups = ROWS_THREADS / a->lanes < 4 ? ROWS_THREADS / a->lanes : 4;
-    const size_t acts =
-                     batch ? batch_tile_bytes(k->batch, a->k.tile) : (size_t)tokens * (size_t)a->k.tile * (k->int8 ? 1 : 4),
-                 scales = batch       ? batch_scale_bytes(k->batch, a->k.tile)
+    const size_t acts = batch ? batch_tile_bytes(k->batch, a->k.tile)
+                              : (size_t)tokens * (size_t)a->k.tile * (k->int8 ? 1 : 4),
+                 scales = batch     ? batch_scale_bytes(k->batch, a->k.tile)
                           : k->int8 ? (size_t)tokens * (size_t)(a->k.tile / 32) * 8
                                     : 0;
     const bool pairs = op->gate.w && !a->k.skip;
@@ -200,8 +202,8 @@ static bool make_plan(te_cuda *d, const te_ffn_args *op, ffn_plan *p) {
             const size_t score_part = score_batch ? batch_sum_bytes(own) : own * (size_t)(a->s.parts * tokens) * 4;
             if (score_part > part) part = score_part;
         }
-        const size_t sums =
-            batch ? (size_t)batch_factor_bytes((int)own, k->factor_parts) : (size_t)a->lanes * (size_t)k->down_weights * 4;
+        const size_t sums = batch ? (size_t)batch_factor_bytes((int)own, k->factor_parts)
+                                  : (size_t)a->lanes * (size_t)k->down_weights * 4;
         auto room16 = [](size_t n_bytes) { return (n_bytes + 15) / 16 * 16; };
         size_t at = acts + scales > sums ? acts + scales : sums;
         auto take = [&](size_t n_bytes) {
@@ -238,6 +240,9 @@ int32_t ffn_parts(te_cuda *d, const te_ffn_args *op) {
 
 // A matrix in host memory: as on a device, or, of formats that are otherwise there, as in the file.
 static te_status check_file(te_cuda *d, const char *op, const te_mat *m) {
+    const te_layout *l = te_layout_get(m->type);
+    if (l && !l->in_file)
+        return refuse(d, te_fail(TE_UNSUPPORTED, "%s: no kernel for rows of type %d in host memory", op, (int)m->type));
     if (!ffn_file(m->type)) return check_matrix(d, op, m);
     if (!stride(m->type, m->cols) || !m->w || !aligned(m->w, 2) || m->stride % 2 || m->n_rows < 1 ||
         m->stride < te_row_bytes(m->type, m->cols))
@@ -301,8 +306,8 @@ te_status ffn(te_cuda *d, const te_ffn_args *op) {
         return launch_clusters(d, "ffn", p.kernel, dim3((unsigned)p.grid), p.cluster, ROWS_THREADS, p.smem, p.a);
     }
     if (op->list)
-        return refuse(d, te_fail(TE_UNSUPPORTED, "ffn: a list of %d rows of %d weights does not fit", (int)op->n_list,
-                                 (int)op->up.cols));
+        return refuse(d, te_fail(TE_UNSUPPORTED, "ffn: no kernel for a list of %d rows of %d weights of type %d",
+                                 (int)op->n_list, (int)op->up.cols, (int)op->up.type));
     te_cuda_hidden a = hidden_of(op);
     if (scored) {
         TE_CUDA_TRY(mark_wanted(d, op));

@@ -51,12 +51,15 @@ struct ffn_kernels {
     bool score_int8;
     batch_shape batch, score_batch;
     int factor_parts;       // batch::parts; 0: plain loops
-    ffn_function kernel[2]; // for one token, and for several
+    ffn_function kernel[2]; // for one token, and for several: NULL where that takes a kernel for each step
     ffn_function one;       // for one token in the usual case (one_ffn.cuh), or NULL
 };
 const ffn_kernels *ffn_float(int type);
 const ffn_kernels *ffn_32(int type);
+const ffn_kernels *ffn_bits(int type);
+const ffn_kernels *ffn_table(int type);
 const ffn_kernels *ffn_k(int type);
+const ffn_kernels *ffn_k23(int type);
 const ffn_kernels *ffn_file(int type); // of rows as in the file, where they are otherwise on a device
 
 // The signs of h, 64 to a word. All threads call it; not synchronised behind.
@@ -222,7 +225,7 @@ __device__ __forceinline__ void sum_rows(const ffn_args &f, int n, const int *id
         const batch_rows r = {pointer, m, (uint2 *)sums, most, back};
         batch_factors<batch<C>>(r, n_tok, [&](int e, int t) { return h[place[e] * T + t]; });
         batch_sums<C>(r, threadIdx.x / 32, ROWS_WARPS, (n_parts + 7) / 8, n_parts, n_tok, f.cols,
-                    f.partial + (size_t)blockIdx.x * n_tok * f.cols);
+                      f.partial + (size_t)blockIdx.x * n_tok * f.cols);
         return;
     }
     constexpr int TA = T < 4 ? T : 4;
@@ -426,8 +429,11 @@ template <class C> constexpr int factor_parts_of() {
     else
         return 0;
 }
-template <class C> constexpr ffn_kernels ffn_of() {
+// SEVERAL: with a kernel for several tokens, which takes longer to compile than all others of a format together.
+template <class C, bool SEVERAL = true> constexpr ffn_kernels ffn_of() {
     typedef typename C::scores S;
+    ffn_function several = nullptr;
+    if constexpr (SEVERAL) several = ffn_kernel<C, S, BATCH_TOKENS>;
     return {C::type,
             C::lane_weights,
             C::steps,
@@ -440,7 +446,7 @@ template <class C> constexpr ffn_kernels ffn_of() {
             batch_shape_of<C>(),
             batch_shape_of<S>(),
             factor_parts_of<C>(),
-            {ffn_kernel<C, S, 1>, ffn_kernel<C, S, BATCH_TOKENS>},
+            {ffn_kernel<C, S, 1>, several},
             nullptr};
 }
 template <class C> struct any_ffn {

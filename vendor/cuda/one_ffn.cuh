@@ -118,13 +118,17 @@ __global__ void __launch_bounds__(ROWS_THREADS, 2) one_ffn_kernel(const __grid_c
     cluster_wait();
 }
 
-template <class C> constexpr ffn_kernels one_ffn_of() {
-    ffn_kernels k = ffn_of<C>();
+template <class C, bool SEVERAL> constexpr ffn_kernels one_ffn_of() {
+    ffn_kernels k = ffn_of<C, SEVERAL>();
     k.one = one_ffn_kernel<C, typename C::scores>;
     return k;
 }
 template <class C> struct one_ffn {
-    static constexpr ffn_kernels kernels = one_ffn_of<C>();
+    static constexpr ffn_kernels kernels = one_ffn_of<C, true>();
+};
+// Of formats that fewer models have: several tokens take a kernel for each step.
+template <class C> struct single_ffn {
+    static constexpr ffn_kernels kernels = one_ffn_of<C, false>();
 };
 
 } // namespace te

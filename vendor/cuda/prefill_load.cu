@@ -50,25 +50,37 @@ __global__ void __launch_bounds__(LOAD_THREADS) load_kernel(const __grid_constan
     };
     // Bytes u * 16 to u * 16 + 15 of a row of the result.
     auto word = [&](const uint8_t *row, int u) {
-        int rest = 16 * u, p = 0; // fields of all blocks stand together and begin at multiples of 16 bytes
+        int rest = 16 * u, p = 0; // fields of all blocks stand together
         while (p < a.layout.n_planes && rest >= a.layout.plane[p].n_bytes * a.n_blocks)
             rest -= a.layout.plane[p++].n_bytes * a.n_blocks;
         if (p == a.layout.n_planes) return make_uint4(0, 0, 0, 0);
-        const int bytes = a.layout.plane[p].n_bytes;
+        int bytes = a.layout.plane[p].n_bytes; // 0: behind the last plane
         int b = rest / bytes, i = rest % bytes;
         auto place = [&] {
             return row + (op.blocks ? __ldg(op.blocks + b) - first : b) * block + a.layout.plane[p].at + i;
         };
         if (i + 16 <= bytes && (uintptr_t)place() % 16 == 0) return *(const uint4 *)place();
-        uint32_t v[4] = {0, 0, 0, 0};
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            if (b >= a.n_blocks) break;
-            v[k / 2] |= (uint32_t)(*(const uint16_t *)place()) << k % 2 * 16;
-            i += 2;
-            if (i < bytes) continue;
+        auto advance = [&](int n) {
+            i += n;
+            if (i < bytes) return;
             i = 0;
-            b++;
+            if (++b < a.n_blocks) return;
+            b = 0;
+            bytes = ++p < a.layout.n_planes ? a.layout.plane[p].n_bytes : 0;
+        };
+        uint32_t v[4] = {0, 0, 0, 0};
+        if (block % 2) { // they begin at any address
+#pragma unroll
+            for (int k = 0; k < 16; k++, advance(1)) {
+                if (!bytes) break;
+                v[k / 4] |= (uint32_t)*place() << k % 4 * 8;
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < 8; k++, advance(2)) {
+                if (!bytes) break;
+                v[k / 2] |= (uint32_t)(*(const uint16_t *)place()) << k % 2 * 16;
+            }
         }
         return make_uint4(v[0], v[1], v[2], v[3]);
     };
@@ -197,7 +209,9 @@ te_status load(te_cuda *d, int32_t slot, const te_cuda_pack *op) {
     te_cuda_prefill *p;
     TE_CUDA_TRY(slots_of(d, slot, &p));
     TE_CUDA_TRY(check_matrix(d, "load", &op->dst));
-    if (!op->src || !aligned(op->src, 2) || op->src_stride % 2 || op->dst.stride > INT32_MAX)
+    const te_type_info *info = te_type_get(op->dst.type);
+    const bool odd = info->block_bytes % 2;
+    if (!op->src || (!odd && (!aligned(op->src, 2) || op->src_stride % 2)) || op->dst.stride > INT32_MAX)
         return refuse(d, te_fail(TE_ARGUMENT, "load: rows at %p, %zu bytes apart, are not aligned to 2 bytes", op->src,
                                  op->src_stride));
     cudaError_t e = cudaSuccess;

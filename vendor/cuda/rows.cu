@@ -8,9 +8,10 @@
 namespace te {
 
 static const rows_kernels *rows_kernels_of(int type) {
-    const rows_kernels *k = rows_float(type);
-    if (!k) k = rows_32(type);
-    return k ? k : rows_k(type);
+    const rows_kernels *k = nullptr;
+    for (auto *of : {rows_float, rows_32, rows_bits, rows_table, rows_k, rows_k23})
+        if (!k) k = of(type);
+    return k;
 }
 
 int32_t has_type(int32_t type) { return te_layout_get(type) && rows_kernels_of(type); }
@@ -97,7 +98,8 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
         a->capacity = (divide_up(units, grid) * a->unit) * rows_per;
         s.acts = batch ? (int)batch_tile_bytes(k->batch, a->tile) : tokens * a->tile * (k->int8 ? 1 : 4);
         s.scales = batch ? (int)batch_scale_bytes(k->batch, a->tile) : k->int8 ? tokens * (a->tile / 32) * 8 : 0;
-        s.part = batch ? (int)batch_sum_bytes((size_t)a->capacity) : (a->capacity * a->parts * tokens * 4 + 15) / 16 * 16;
+        s.part =
+            batch ? (int)batch_sum_bytes((size_t)a->capacity) : (a->capacity * a->parts * tokens * 4 + 15) / 16 * 16;
         s.pointer = (a->capacity * 8 + 15) / 16 * 16;
         s.id = (a->capacity * 4 + 15) / 16 * 16;
         s.gate = a->ffn && a->skip && a->gated ? (a->capacity * tokens * 4 + 15) / 16 * 16 : 0;

@@ -92,7 +92,10 @@ struct rows_kernels {
 };
 const rows_kernels *rows_float(int type); // NULL for types of another file
 const rows_kernels *rows_32(int type);
+const rows_kernels *rows_bits(int type);
+const rows_kernels *rows_table(int type);
 const rows_kernels *rows_k(int type);
+const rows_kernels *rows_k23(int type);
 
 // rows.cu: of a format; what a te_cuda_hidden asks for, and whether it can be had.
 batch_shape batch_shape_for(int32_t type);

@@ -134,8 +134,9 @@ typedef struct te_cuda_embed {
     size_t ldy;
 } te_cuda_embed;
 
-/* dst row i, block j = src row (rows ? rows[i / each] * each + i % each : i), block (blocks ? blocks[j] : j), from the file's layout to the
- * device's. src: device or mapped host memory, 2-byte aligned (F32: 4). dst: n_rows and cols of the result. Lists are on
+/* dst row i, block j = src row (rows ? rows[i / each] * each + i % each : i), block (blocks ? blocks[j] : j), from the
+ * file's layout to the device's. src: device or mapped host memory, 2-byte aligned (F32: 4; blocks of an odd number of
+ * bytes: 1). dst: n_rows and cols of the result. Lists are on
  * the device. */
 typedef struct te_cuda_pack {
     te_mat dst;
