@@ -45,6 +45,7 @@ static pi_status check_variants(const pi_model *m) {
         const pi_attention *a = pi_attention_of(&m->layer[l]);
         const pi_experts *e = pi_experts_of(&m->layer[l]);
         if (a->sinks) what = "attention sinks";
+        if (!e && m->info.n_expert) what = "layers without experts beside others with experts";
         if (e && (e->router_b || e->gate_b || e->gating == PI_GATING_CHOSEN)) what = "biases of experts";
     }
     if (what)

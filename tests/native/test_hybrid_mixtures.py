@@ -28,7 +28,7 @@ SPLITS: dict[str, Sequence[int]] = {
     "some": (1, 2, 5, 6),
     "mixed": (0, 3, 7),
 }
-DEVICES = [name for name in VARIANTS if name not in ("olmoe", "gpt-oss")]
+DEVICES = [name for name in VARIANTS if name not in ("olmoe", "glm4moe", "gpt-oss")]
 SLOW = engine.Rates(
     cpu_bytes_per_s=1e7, handover_us=0, layer_us=0, ffn_us=0
 )  # a host that gains by all bytes
