@@ -43,7 +43,8 @@ template <bool ODD> __global__ void pack_kernel(const te_cuda_pack a, const te_l
 
 cudaError_t load_pack_kernel() {
     cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, (const void *)pack_kernel);
+    const cudaError_t e = cudaFuncGetAttributes(&a, (const void *)pack_kernel<false>);
+    return e == cudaSuccess ? cudaFuncGetAttributes(&a, (const void *)pack_kernel<true>) : e;
 }
 
 te_status pack(te_cuda *d, const te_cuda_pack *op) {
