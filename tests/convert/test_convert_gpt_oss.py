@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from powerinfer._engine.file import ModelFile
+from powerinfer._engine.session import Model, Session
 from powerinfer.errors import FormatError, UnsupportedError
 from powerinfer.models.convert.conversion import convert, open_source
 from powerinfer.models.convert.forward import SourceModel
 from powerinfer.models.convert.gpt_oss import Packed
-from tests import models
+from tests import models, reference
 from tests.convert import folders, gguf_raw
 
 N_LAYER, N_EXPERT, D, FF, HEAD, N_HEAD, N_KV, VOCAB = 2, 4, 64, 96, 32, 4, 2, 301
@@ -171,6 +172,22 @@ def test_packed_and_floats_are_the_same_model(tmp_path: Path) -> None:
         source = open_source(path)
         rows.append(SourceModel(source.checkpoint, source.hyper).logits([PROMPT])[0])
     np.testing.assert_array_equal(*rows)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_engine_gives_the_checkpoint_s_answers(packed: bool, tmp_path: Path) -> None:
+    folder, _ = gpt_oss(tmp_path / "hf", packed=packed)
+    convert(folder, tmp_path / "out.gguf")
+    source = open_source(folder)
+    (expected,) = SourceModel(source.checkpoint, source.hyper).logits([PROMPT])
+    options: Any = {"n_threads": 1, "type_k": "f32", "type_v": "f32"}
+    with Model(tmp_path / "out.gguf") as model, Session(model, **options) as session:
+        rows = []
+        for token in PROMPT:
+            session.feed([token])
+            rows.append(session.logits().copy())
+    # In MXFP4 activations are rounded to 8 bits.
+    assert reference.relative_error(np.stack(rows), expected) < (3e-2 if packed else 1e-4)
 
 
 def test_bytes_of_a_block() -> None:
