@@ -72,7 +72,7 @@ class Shape:
     n_ff_dense: int = 0
     """What feed_forward_length says; 0: n_ff."""
     window: int = 0
-    """Positions; smallthinker: of three layers of four, and the fourth has no RoPE."""
+    """Positions; smallthinker: of three layers of four, the fourth has no RoPE; gpt-oss: of every other."""
 
     @property
     def is_relu(self) -> bool:
@@ -81,6 +81,11 @@ class Shape:
     @property
     def has_early_router(self) -> bool:
         return self.arch == "smallthinker"
+
+    @property
+    def has_biases(self) -> bool:
+        """Of attention, router and experts; all are 0. And sinks, norms and rotation as gpt-oss has them."""
+        return self.arch == "gpt-oss"
 
     @property
     def has_head_norms(self) -> bool:
@@ -111,6 +116,8 @@ SHAPES = {
     "tiny-smallthinker": Shape("smallthinker", 6, 256, 4, 2, 64, 16, 4, 256, 512, 4096, 1.5e6, 0, 512),
     "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1e6),
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1e6, 6144),
+    "tiny-gpt-oss": Shape("gpt-oss", 4, 256, 4, 2, 64, 16, 4, 256, 512, 4096, 150000.0, 0, 128),
+    "gpt-oss-20b": Shape("gpt-oss", 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000.0, 0, 128),
     "smallthinker-4b": Shape("smallthinker", 32, 1536, 12, 2, 128, 32, 4, 768, 151936, 32768, 1.5e6),
     "smallthinker-21b": Shape(
         "smallthinker", 52, 2560, 28, 4, 128, 64, 6, 768, 151936, 16384, 1.5e6, 0, 4096
@@ -275,7 +282,8 @@ def tensors(s: Shape, law: Law, *, by_neuron: bool) -> list[Tensor]:
     for i in range(s.n_layer):
         p = f"blk.{i}."
         keeps = bool(law.rho) and i == s.state_layer
-        out += [Tensor(f"{p}{name}_norm.weight", (d,), value=1.0) for name in ("attn", "ffn")]
+        norms = ("attn", "post_attention" if s.has_biases else "ffn")
+        out += [Tensor(f"{p}{name}_norm.weight", (d,), value=1.0) for name in norms]
         if s.has_head_norms:
             angle = s.rope_base ** (-np.arange(0, s.d_head, 2) / s.d_head)
             slow = float(angle[np.abs(np.log(angle / SLOWEST)).argmin()])
@@ -288,6 +296,15 @@ def tensors(s: Shape, law: Law, *, by_neuron: bool) -> list[Tensor]:
         out.append(Tensor(f"{p}ffn_gate_inp.weight", (s.n_expert, d), f"router {i}"))
         for name, shape in experts.items():
             out.append(Tensor(f"{p}ffn_{name}_exps.weight", (s.n_expert, *shape), f"ffn_{name}_exps"))
+        if s.has_biases:
+            out += [Tensor(f"{p}attn_{name}.bias", shape[:1]) for name, shape in attention.items()]
+            out += [
+                Tensor(f"{p}attn_sinks.weight", (s.n_head,)),
+                Tensor(f"{p}ffn_gate_inp.bias", (s.n_expert,)),
+            ]
+            out += [
+                Tensor(f"{p}ffn_{name}_exps.bias", (s.n_expert, shape[0])) for name, shape in experts.items()
+            ]
     return out
 
 
@@ -316,6 +333,9 @@ def keys(s: Shape, name: str, file_type: int) -> dict[str, Any]:
         of_arch["expert_gating_func"] = 2
     if s.window:
         of_arch["attention.sliding_window"] = s.window
+    if s.arch == "gpt-oss":
+        of_arch |= {"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0}
+        of_arch["rope.scaling.original_context_length"] = 4096
     return out | {f"{s.arch}.{key}": value for key, value in of_arch.items()} | tokenizer_keys(s.n_vocab)
 
 

@@ -3,6 +3,7 @@
     python scripts/make_model.py llama-2-7b --layers 8 --type Q4_0 -o model.gguf
     python scripts/make_model.py bamboo-7b --format powerinfer --active 0.1 -o model.gguf
     python scripts/make_model.py qwen3-30b-a3b --type Q4_0 --skew 0.5 -o model.gguf
+    python scripts/make_model.py gpt-oss-20b --type MXFP4_MOE -o model.gguf
 
 `--format powerinfer` has a predictor and ffn_down transposed, `gguf` (the default) is a file that llama.cpp
 reads too, where it knows the architecture (Bamboo becomes "llama", OPT it does not know), and `both` writes
@@ -394,6 +395,8 @@ def _write_mixture(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Pa
         p.error(f"--format {a.format}: experts have no predictors, and those of {a.shape} no silent neurons")
     if not 0 <= a.skew <= 10:
         p.error(f"--skew {a.skew} is not between 0 and 10")
+    if a.rho and s.has_biases:
+        p.error(f"--rho {a.rho}: {a.shape} attends to sinks, which this does not allow for")
     if not 0 <= a.rho <= 0.99:
         p.error(f"--rho {a.rho} is not between 0 and 0.99")
     law, paths = make_mixture.Law(a.skew, a.rho), _paths(a)

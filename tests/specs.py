@@ -203,7 +203,5 @@ SPECS: dict[str, Spec] = {
     )
 }
 
-CONVERTED = sorted(
-    name for name, spec in SPECS.items() if spec.family not in ("gemma3", "gpt-oss", "glm4moe")
-)
+CONVERTED = sorted(name for name, spec in SPECS.items() if spec.family != "gemma3")
 """Those that `powerinfer convert` takes checkpoints of."""

@@ -28,9 +28,10 @@ powerinfer convert ReluLLaMA-7B --predictors Predictor-7B -o relu.gguf --check
 MORE = """
 Reads llama (ReluLLaMA and ProSparse too), mistral, bamboo, falcon, opt, qwen2
 and qwen3 checkpoints, and mixtures of experts: Mixtral, TurboSparse-Mixtral,
-qwen2_moe, qwen3_moe, olmoe and SmallThinker; in safetensors or PyTorch files,
-of which nothing is executed. With predictors the result is a PowerInfer file, which the original
-reads as well; without, an ordinary GGUF file.
+qwen2_moe, qwen3_moe, olmoe, SmallThinker, glm4_moe and gpt-oss; in safetensors
+or PyTorch files, of which nothing is executed. With predictors the result is a
+PowerInfer file, which the original reads as well; without, an ordinary GGUF
+file.
 """
 
 

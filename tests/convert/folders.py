@@ -97,8 +97,30 @@ def config(spec: models.Spec) -> dict[str, Any]:
         "qwen2moe": "Qwen2Moe",
         "qwen3moe": "Qwen3Moe",
         "olmoe": "Olmoe",
+        "glm4moe": "Glm4Moe",
+        "gpt-oss": "GptOss",
     }
-    if spec.family == "mixtral":
+    types = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "glm4moe": "glm4_moe", "gpt-oss": "gpt_oss"}
+    if spec.family == "glm4moe":
+        out |= {
+            "n_routed_experts": spec.n_expert,
+            "num_experts_per_tok": spec.n_used,
+            "moe_intermediate_size": spec.n_ff_expert,
+            "n_shared_experts": spec.n_ff_shared // spec.n_ff_expert,
+            "first_k_dense_replace": spec.n_dense,
+            "num_nextn_predict_layers": 1,
+            "routed_scaling_factor": 1.5,
+            "n_group": 1,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "partial_rotary_factor": spec.d_rot / spec.d_head,
+        }
+    elif spec.family == "gpt-oss":
+        out |= {"num_local_experts": spec.n_expert, "num_experts_per_tok": spec.n_used}
+        out |= {"sliding_window": spec.window, "swiglu_limit": 7.0}
+        assert rope is not None
+        rope["truncate"] = False
+    elif spec.family == "mixtral":
         out |= {"num_local_experts": spec.n_expert, "num_experts_per_tok": spec.n_used}
     elif spec.n_expert:
         out |= {"num_experts": spec.n_expert, "num_experts_per_tok": spec.n_used}
@@ -112,7 +134,7 @@ def config(spec: models.Spec) -> dict[str, Any]:
         if spec.n_ff_shared:
             out |= {"shared_expert_intermediate_size": spec.n_ff_shared}
     out |= {
-        "model_type": spec.family.replace("moe", "_moe") if spec.family.startswith("qwen") else spec.family,
+        "model_type": types.get(spec.family, spec.family),
         "architectures": [name[spec.family] + "ForCausalLM"],
         "intermediate_size": spec.n_ff,
         "num_key_value_heads": spec.n_head_kv,
@@ -120,7 +142,7 @@ def config(spec: models.Spec) -> dict[str, Any]:
         "rms_norm_eps": 1e-5,
         "rope_theta": spec.rope.base,
         "rope_scaling": rope,
-        "hidden_act": "dReLU" if spec.act == "drelu" else spec.act,
+        "hidden_act": {"drelu": "dReLU", "clamped": "silu"}.get(spec.act, spec.act),
     }
     if spec.head_dim:
         out["head_dim"] = spec.head_dim
@@ -137,10 +159,37 @@ def write_folder(
     """form: "safetensors", "shards" (of safetensors, with an index), "bin" or "bin-shards"."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config(spec))
-    tensors = dict(models.draw(spec) if weights is None else weights)
+    tensors = dict(published(spec, models.draw(spec)) if weights is None else weights)
     write_weights(folder, tensors, form)
     write_tokenizer(folder, spec)
     return folder
+
+
+def published(spec: models.Spec, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Under the names of checkpoints, where models.draw has others: gpt-oss's experts, which are transposed,
+    columns of gate and up in turn, and single tensors without .weight."""
+    if spec.family != "gpt-oss":
+        return {
+            k.replace("gate.correction.bias", "gate.e_score_correction_bias"): v for k, v in weights.items()
+        }
+    out, experts = {}, {}
+    for name, value in weights.items():
+        before, _, rest = name.partition(".experts.")
+        if rest:
+            experts.setdefault((before, rest.partition(".")[2]), []).append(value)
+        else:
+            out[name.replace("mlp.gate.", "mlp.router.").replace("sinks.weight", "sinks")] = value
+    for before in {before for before, _ in experts}:
+        parts = {rest: np.stack(values) for (one, rest), values in experts.items() if one == before}
+        both = np.stack([parts["gate_proj.weight"], parts["up_proj.weight"]], axis=2)
+        bias = np.stack([parts["gate_proj.bias"], parts["up_proj.bias"]], axis=2)
+        both = both.reshape(spec.n_expert, -1, spec.n_embd)
+        out[f"{before}.experts.gate_up_proj"] = np.ascontiguousarray(both.swapaxes(1, 2))
+        out[f"{before}.experts.gate_up_proj_bias"] = bias.reshape(spec.n_expert, -1)
+        down = parts["down_proj.weight"].swapaxes(1, 2)
+        out[f"{before}.experts.down_proj"] = np.ascontiguousarray(down)
+        out[f"{before}.experts.down_proj_bias"] = parts["down_proj.bias"]
+    return out
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Any], form: str) -> None:
@@ -220,12 +269,29 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
+_CASED = r"""[^\r\n\p{L}\p{N}]?%s(?i:'s|'t|'re|'ve|'m|'ll|'d)?"""
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+GPT4O_PATTERN = (
+    f"{_CASED % f'{_UPPER}*{_LOWER}+'}|{_CASED % f'{_UPPER}+{_LOWER}*'}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 # As published with the models: scheme name, pre_tokenizer, normalizer, ignore_merges.
 PRE_TOKENIZERS: dict[str, tuple[Any, Any, bool]] = {
     "llama-bpe": (
         {"type": "Sequence", "pretokenizers": [_split(LLAMA3_PATTERN), _byte_level(False)]},
         None,
         True,
+    ),
+    "glm4": (
+        {"type": "Sequence", "pretokenizers": [_split(LLAMA3_PATTERN), _byte_level(False)]},
+        None,
+        True,
+    ),
+    "gpt-4o": (
+        {"type": "Sequence", "pretokenizers": [_split(GPT4O_PATTERN), _byte_level(False)]},
+        None,
+        False,
     ),
     "qwen2": (
         {

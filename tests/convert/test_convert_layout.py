@@ -388,6 +388,8 @@ def test_an_ordinary_file(name: str, tmp_path: Path) -> None:
         "qwen2moe": "silu",
         "qwen3moe": "silu",
         "olmoe": "silu",
+        "glm4moe": "silu",
+        "gpt-oss": "clamped",
     }
     said = file.keys.get("powerinfer.hidden_act", ("string", plain[spec.arch].encode()))
     assert said == ("string", spec.act.encode())

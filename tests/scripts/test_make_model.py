@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -213,15 +214,19 @@ def test_published_shapes_divide_into_blocks() -> None:
         assert s.n_embd % s.n_head == s.n_head % s.n_head_kv == s.n_ff % 256 == s.n_embd % 64 == 0, name
 
 
-@pytest.mark.parametrize("rho", [0, 0.8])
-@pytest.mark.parametrize("shape", ["tiny-mixtral", "tiny-qwen3moe", "tiny-smallthinker"])
+@pytest.mark.parametrize(
+    ("shape", "rho"),
+    [(name, rho) for name in ("tiny-mixtral", "tiny-qwen3moe", "tiny-smallthinker") for rho in (0, 0.8)]
+    + [("tiny-gpt-oss", 0)],
+)
 def test_routers_have_the_skew_and_the_locality_that_were_asked_for(
     shape: str, rho: float, tmp_path: Path
 ) -> None:
     """Their products in float64, against the law: what is left without the biases has mean 0, variance 1, and
     from token to token the correlation rho. A layer's experts are 8 independent directions or more."""
     s, law, n, begin = make_mixture.SHAPES[shape], make_mixture.Law(1.0, rho), 400, 30
-    make_mixture.write(tmp_path / "m.gguf", s, shape, "Q4_0", law)
+    mixture = "MXFP4_MOE" if shape == "tiny-gpt-oss" else "Q4_0"
+    make_mixture.write(tmp_path / "m.gguf", s, shape, mixture, law)
     trace = reference.Trace()
     tokens = np.random.default_rng(3).permutation(512)[:n]
     reference.forward(reference.load(tmp_path / "m.gguf"), tokens, trace=trace)
@@ -237,6 +242,8 @@ def test_routers_have_the_skew_and_the_locality_that_were_asked_for(
         assert np.corrcoef(products[begin:].mean(axis=0), biases[layer])[0, 1] > (0.7 if rho else 0.98)
     with ModelFile(tmp_path / "m.gguf") as file:
         counts = np.reshape(file.metadata["powerinfer.expert.counts"], (s.n_layer, s.n_expert))
+        kinds = {t.type for t in file.tensors if t.name.endswith("_exps.weight")}
+        assert kinds == {mixture.partition("_MOE")[0]}
         assert (counts.sum(axis=1) == file.metadata["powerinfer.expert.tokens"] * s.n_used).all()
     for layer in range(s.n_layer):
         assert np.corrcoef(counts[layer], np.exp(biases[layer]))[0, 1] > 0.8
@@ -272,7 +279,12 @@ def test_a_mixture_loads_and_is_as_sparse_as_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--rho", "1"], "0.99"), (["--skew", "-1"], "and 10"), (["--format", "both"], "silent")],
+    [
+        (["--rho", "1"], "0.99"),
+        (["--skew", "-1"], "and 10"),
+        (["--format", "both"], "silent"),
+        (["--layers", "9"], "1 to 2"),
+    ],
 )
 def test_what_the_program_refuses_of_mixtures(words: list[str], said: str, tmp_path: Path) -> None:
     done = subprocess.run(
@@ -294,3 +306,14 @@ def test_both_forms_of_a_relu_mixture_give_the_same_tokens(tmp_path: Path) -> No
                     session.feed([token])
                 logits.append(session.logits().copy())
     assert reference.relative_error(*logits) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [name for name in make_mixture.SHAPES if name.startswith("tiny")])
+def test_the_engine_counts_what_was_planted(shape: str, tmp_path: Path) -> None:
+    s, law = make_mixture.SHAPES[shape], make_mixture.Law(1.0)
+    make_mixture.write(tmp_path / "m.gguf", s, shape, "Q8_0", law)
+    said = make_mixture.check(tmp_path / "m.gguf", s, law, 1500)
+    pairs = re.findall(r"experts: ([\d.]+)% \(([\d.]+)%\)", said)
+    assert len(pairs) == 3
+    for found, planted in pairs:  # 512 tokens of a vocabulary, and n_used experts of each
+        assert float(found) == pytest.approx(float(planted), abs=6)

@@ -19,12 +19,12 @@ from ..statistics import read_activation_dir
 from ..writer import GGUFWriter
 from .checkpoint import Checkpoint
 from .files import map_file
+from .gpt_oss import Packed
 from .hyper import ACTIVATIONS, Hyper, read_hyper
 from .json_file import Settings, read_object
 from .keys import FILE_TYPES, model_keys, note_on_original
-from .layout import Layout, lay_out
+from .layout import FileTensor, Layout, lay_out
 from .predictors import Predictors, read_predictors
-from .stored import Stack, StoredTensor
 from .vocabulary import read_vocabulary
 
 Progress = Callable[[int, int], object]
@@ -171,7 +171,7 @@ def _name_of(folder: Path) -> str:
     return folder.name.encode("utf-8", "replace").decode() or "model"
 
 
-def _all_tensors(layout: Layout, predictors: Predictors | None) -> dict[str, StoredTensor | Stack]:
+def _all_tensors(layout: Layout, predictors: Predictors | None) -> dict[str, FileTensor]:
     out = dict(layout.tensors)
     if predictors is not None:
         for i, (fc1, fc2) in enumerate(zip(predictors.fc1, predictors.fc2, strict=True)):
@@ -180,12 +180,16 @@ def _all_tensors(layout: Layout, predictors: Predictors | None) -> dict[str, Sto
     return out
 
 
-def _is_matrix(name: str, tensor: StoredTensor | Stack) -> bool:
+def _is_matrix(name: str, tensor: FileTensor) -> bool:
     """Whether it has the type that was asked for. Routers are floats: a rounded one chooses other experts."""
-    return len(tensor.shape) > 1 and not name.endswith("ffn_gate_inp.weight")
+    if isinstance(tensor, Packed) or len(tensor.shape) < 2:
+        return False
+    return name.endswith(".weight") and not name.endswith("ffn_gate_inp.weight")
 
 
-def _type_of(name: str, tensor: StoredTensor | Stack, type: str) -> str:
+def _type_of(name: str, tensor: FileTensor, type: str) -> str:
+    if isinstance(tensor, Packed):
+        return "MXFP4"
     if not _is_matrix(name, tensor):
         return "F32"
     return type if tensor.shape[-1] % formats.block(type) == 0 else _FALLBACK
@@ -195,7 +199,7 @@ def _write(
     out: Path,
     powerinfer: bool,
     keys: dict[str, Any],
-    tensors: dict[str, StoredTensor | Stack],
+    tensors: dict[str, FileTensor],
     types: dict[str, str],
     progress: Progress | None,
 ) -> int:
@@ -221,8 +225,11 @@ def _write(
     return total
 
 
-def _encode(name: str, tensor: StoredTensor | Stack, type: str) -> Iterator[npt.NDArray[np.uint8]]:
+def _encode(name: str, tensor: FileTensor, type: str) -> Iterator[npt.NDArray[np.uint8]]:
     """A tensor's bytes, in pieces."""
+    if isinstance(tensor, Packed):
+        yield from tensor.raw()
+        return
     largest = _LARGEST_F32 if type in ("F32", "BF16") else _LARGEST_F16
     for chunk in tensor.chunks():
         low, high = float(chunk.min()), float(chunk.max())

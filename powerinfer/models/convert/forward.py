@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .checkpoint import Checkpoint
+from .gpt_oss import Packed
 from .hyper import Experts, Hyper
 from .layout import expert_names
 from .rounding import rounded
@@ -85,17 +86,29 @@ class SourceModel:
             q = self._norm(p + "self_attn.q_norm", q)
             k = self._norm(p + "self_attn.k_norm", k)
         q, k, v = self._heads(q), self._heads(k), self._heads(v)
-        if self._hyper.family in ("qwen3", "qwen3moe"):
+        if self._hyper.family in ("qwen3", "qwen3moe") or self._hyper.head_norms:
             q = self._norm(p + "self_attn.q_norm", q)
             k = self._norm(p + "self_attn.k_norm", k)
-        before, window = x, self._hyper.window if i % 4 else 0
+        before, window = x, self._hyper.window_of(i)
+        still = self._hyper.family == "smallthinker" and self._hyper.window and not window
+        sinks = self._checkpoint.tensors.get(f"{self._prefix}{p}self_attn.sinks")
         attended = self._attention(
-            q, k, v, positions, bounds, window=window, rotates=not self._hyper.window or window > 0
+            q,
+            k,
+            v,
+            positions,
+            bounds,
+            window=window,
+            rotates=not still,
+            sinks=None if sinks is None else sinks.floats(),
         )
         x = x + self._linear(p + "self_attn.o_proj", attended)
         normed = self._norm(p + "post_attention_layernorm", x)
-        if self._hyper.experts is not None:
-            return x + self._mixture(self._hyper.experts, p, normed, before)
+        experts = self._hyper.experts_of(i)
+        if experts is not None and self._hyper.family == "gpt-oss":
+            return x + self._gpt_oss_mixture(experts, i, normed)
+        if experts is not None:
+            return x + self._mixture(experts, p, normed, before)
         return x + self._gated(p + "mlp.gate_proj", p + "mlp.up_proj", p + "mlp.down_proj", normed)
 
     def _gated(self, gate: str, up: str, down: str, x: Array) -> Array:
@@ -111,10 +124,13 @@ class SourceModel:
         # A file's router is of floats.
         products = self._linear(p + names.router, before if early else x, type="F32")
         weights = _sigmoid(products) if experts.is_sigmoid else _softmax(products)
-        best = np.argsort(-products, axis=1, kind="stable")[:, : experts.n_used]
+        bias = self._checkpoint.tensors.get(f"{self._prefix}{p}{names.router}.e_score_correction_bias")
+        score = weights if bias is None else weights + bias.floats()
+        best = np.argsort(-score, axis=1, kind="stable")[:, : experts.n_used]
         chosen = np.take_along_axis(weights, best, axis=1)
         if experts.is_normed:
             chosen = chosen / chosen.sum(axis=1, keepdims=True)
+        chosen = chosen * np.float32(experts.scale)
         out = np.zeros_like(x)
         for e in np.unique(best):
             tokens, rank = np.nonzero(best == e)
@@ -122,10 +138,41 @@ class SourceModel:
             made = self._gated(one + names.gate, one + names.up, one + names.down, x[tokens])
             out[tokens] += chosen[tokens, rank][:, None] * made
         if experts.n_ff_shared:
-            one = p + "mlp.shared_expert."
-            share = _sigmoid(self._linear(p + "mlp.shared_expert_gate", x, type="F32"))
-            out += share * self._gated(one + "gate_proj", one + "up_proj", one + "down_proj", x)
+            is_glm = self._hyper.family == "glm4moe"
+            one = p + ("mlp.shared_experts." if is_glm else "mlp.shared_expert.")
+            shared = self._gated(one + "gate_proj", one + "up_proj", one + "down_proj", x)
+            if not is_glm:
+                shared *= _sigmoid(self._linear(p + "mlp.shared_expert_gate", x, type="F32"))
+            out += shared
         return out
+
+    def _gpt_oss_mixture(self, experts: Experts, i: int, x: Array) -> Array:
+        """The weights are the softmax over the chosen; gate and up are clamped."""
+        p = f"{self._prefix}layers.{i}.mlp.experts."
+        products = self._linear(f"layers.{i}.mlp.router", x, type="F32")
+        best = np.argsort(-products, axis=1, kind="stable")[:, : experts.n_used]
+        chosen = _softmax(np.take_along_axis(products, best, axis=1))
+        bias, down_bias = (
+            self._checkpoint.tensors[f"{p}{name}_bias"].floats() for name in ("gate_up_proj", "down_proj")
+        )
+        out = np.zeros_like(x)
+        for e in np.unique(best):
+            tokens, rank = np.nonzero(best == e)
+            both = x[tokens] @ self._expert(p + "gate_up_proj", int(e)).T + bias[e]
+            gate, up = np.minimum(both[:, ::2], 7), np.clip(both[:, 1::2], -7, 7)
+            hidden = np.asarray(gate * _sigmoid(np.float32(1.702) * gate) * (up + 1), np.float32)
+            made = hidden @ self._expert(p + "down_proj", int(e)).T + down_bias[e]
+            out[tokens] += chosen[tokens, rank][:, None] * made
+        return out
+
+    def _expert(self, name: str, e: int) -> Array:
+        """[rows, cols] of one of gpt-oss's experts. In MXFP4 it stays as it is."""
+        tensors = self._checkpoint.tensors
+        if name + "_blocks" in tensors:
+            packed = Packed(name, tensors[name + "_blocks"].view, tensors[name + "_scales"].view)
+            return packed.floats(e)
+        turned = np.ascontiguousarray(tensors[name].floats(e, 1)[0].T)
+        return rounded(turned, self._type)
 
     def _falcon_layer(self, i: int, x: Array, positions: npt.NDArray[np.int64], bounds: Array) -> Array:
         h, p = self._hyper, f"h.{i}."
@@ -202,10 +249,12 @@ class SourceModel:
         *,
         window: int = 0,
         rotates: bool = True,
+        sinks: Array | None = None,
     ) -> Array:
         """Causal, each prompt by itself. q [n, n_head, d], k and v [n, n_head_kv, d] to [n, n_head * d].
 
-        window: positions that a token sees, its own among them; 0: all."""
+        window: positions that a token sees, its own among them; 0: all. sinks: of each head, one more score,
+        which no value belongs to."""
         if rotates:
             q, k = self._rotate(q, positions), self._rotate(k, positions)
         share = q.shape[1] // k.shape[1]
@@ -216,13 +265,20 @@ class SourceModel:
             scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
             if window:
                 scores[:, np.tril(np.ones(scores.shape[1:], bool), -window)] = -np.inf
-            out.append(np.einsum("hqk,khd->qhd", _softmax(scores), v1).reshape(len(q1), -1))
+            if sinks is not None:
+                last = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+                scores = np.concatenate([scores, last], axis=2)
+            weights = _softmax(scores)[..., : len(k1)]
+            out.append(np.einsum("hqk,khd->qhd", weights, v1).reshape(len(q1), -1))
         return np.concatenate(out)
 
     def _rotate(self, x: Array, positions: npt.NDArray[np.int64]) -> Array:
         """Pairs half a head apart, by position times frequency."""
         if self._rotation is None:
             return x
+        n = self._hyper.d_rot
+        if n and n < x.shape[-1]:  # the rest stays
+            return np.concatenate([self._rotate(x[..., :n], positions), x[..., n:]], axis=-1)
         frequency, magnitude = self._rotation
         angles = positions[:, None, None] * frequency
         cos, sin = (np.asarray(f(angles) * magnitude, np.float32) for f in (np.cos, np.sin))
@@ -245,7 +301,8 @@ def _frequencies(h: Hyper) -> tuple[npt.NDArray[np.float64], float] | None:
     rope = h.rope
     if rope is None:
         return None
-    plain = 1 / rope.base ** (np.arange(0, h.d_head, 2) / h.d_head)
+    d = h.d_rot or h.d_head
+    plain = 1 / rope.base ** (np.arange(0, d, 2) / d)
     if rope.kind == "linear":
         return plain / rope.factor, 1.0
     if rope.kind == "llama3":
@@ -255,11 +312,13 @@ def _frequencies(h: Hyper) -> tuple[npt.NDArray[np.float64], float] | None:
     if rope.kind == "yarn":
         # The pairs that turn beta_fast and beta_slow times within the original context.
         first, last = (
-            h.d_head * math.log(rope.n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(rope.base))
+            d * math.log(rope.n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(rope.base))
             for turns in (rope.beta_fast, rope.beta_slow)
         )
-        low, high = max(math.floor(first), 0), min(math.ceil(last), h.d_head - 1)
-        share = np.clip((np.arange(h.d_head // 2) - low) / max(high - low, 1e-3), 0, 1)
+        if not rope.exact:
+            first, last = math.floor(first), math.ceil(last)
+        low, high = max(first, 0), min(last, d - 1)
+        share = np.clip((np.arange(d // 2) - low) / max(high - low, 1e-3), 0, 1)
         magnitude = rope.magnitude or 1 + 0.1 * math.log(rope.factor)
         return plain * (1 - share) + plain / rope.factor * share, magnitude
     return plain, 1.0

@@ -38,6 +38,8 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     low: float = 1.0
+    exact: bool = False
+    """YaRN: the pairs between which it goes over evenly are not rounded to whole ones (gpt-oss)."""
     high: float = 4.0
     """Llama 3: wavelengths above n_ctx_orig / low are stretched, those below n_ctx_orig / high are not."""
 
@@ -55,6 +57,10 @@ class Experts:
     """The weights of a token's experts are made to sum to 1."""
     is_sigmoid: bool = False
     """A router's products become weights by the sigmoid; else by the softmax."""
+    scale: float = 1.0
+    """Of the weights."""
+    n_dense: int = 0
+    """Layers at the beginning that have no experts."""
     has_predictors: bool = False
     """The checkpoint may have one for each expert, which is left out."""
 
@@ -65,7 +71,7 @@ class Hyper:
 
     family: str
     """How its layers are built: "llama" (also mistral, mixtral, bamboo), "qwen2", "qwen3", "qwen2moe",
-    "qwen3moe", "olmoe", "smallthinker", "falcon" or "opt"."""
+    "qwen3moe", "olmoe", "smallthinker", "glm4moe", "gpt-oss", "falcon" or "opt"."""
     arch: str
     """`general.architecture` of its file."""
     n_layer: int
@@ -73,11 +79,13 @@ class Hyper:
     n_head: int
     n_head_kv: int
     d_head: int
+    d_rot: int = 0
+    """Values of a head that are rotated; 0: all."""
     n_ff: int
     n_vocab: int
     n_ctx: int
     act: str
-    """One of ACTIVATIONS."""
+    """One of ACTIVATIONS, or "clamped", which gpt-oss has."""
     act_threshold: float = 0.0
     norm_eps: float
     rope: Rope | None = None
@@ -90,10 +98,24 @@ class Hyper:
     """Of the attention's output product."""
     experts: Experts | None = None
     window: int = 0
-    """SmallThinker: positions that three layers of four see, while the fourth does not rotate; 0: no layer
-    has a window."""
+    """Positions that some layers see; 0: no layer has a window. SmallThinker: three layers of four, while the
+    fourth does not rotate; gpt-oss: every other layer, beginning with the first."""
+    head_norms: bool = False
+    """GLM: of q and k, where the model has them."""
     notes: tuple[str, ...] = field(default=())
     """Sentences for the user."""
+
+    def window_of(self, layer: int) -> int:
+        """Positions that a token sees in that layer; 0: all."""
+        return self.window if layer % (2 if self.family == "gpt-oss" else 4) != self._full else 0
+
+    @property
+    def _full(self) -> int:
+        """Which layer of a period has no window."""
+        return 1 if self.family == "gpt-oss" else 0
+
+    def experts_of(self, layer: int) -> Experts | None:
+        return self.experts if self.experts is not None and layer >= self.experts.n_dense else None
 
     @property
     def is_gated(self) -> bool:
@@ -114,8 +136,8 @@ class Hyper:
 
     def default_act(self, *, powerinfer: bool) -> str:
         """The activation of a file of this architecture that names none."""
-        if self.arch == "bamboo":
-            return "drelu"
+        if self.arch in ("bamboo", "gpt-oss"):
+            return "drelu" if self.arch == "bamboo" else "clamped"
         if powerinfer or self.arch in ("opt", "smallthinker"):
             return "relu"
         return "gelu" if self.arch == "falcon" else "silu"
@@ -130,10 +152,11 @@ def read_hyper(config: Settings, *, hidden_act: str = "") -> Hyper:
     family = _family_of(config)
     if "quantization_config" in config:
         method = config.object("quantization_config").values.get("quant_method", "?")
-        raise UnsupportedError(
-            f"{config.where}: the weights are quantised already ({method!s:.40}); "
-            "convert the model that they were made from"
-        )
+        if (family, method) != ("gpt-oss", "mxfp4"):
+            raise UnsupportedError(
+                f"{config.where}: the weights are quantised already ({method!s:.40}); "
+                "convert the model that they were made from"
+            )
     if hidden_act:
         names = ("hidden_act", "activation", "activation_function")
         config = Settings({**config.values, **dict.fromkeys(names, hidden_act)}, config.where)
@@ -163,6 +186,8 @@ _FAMILIES = {
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
     "olmoe": ("olmoe", "OlmoeForCausalLM"),
     "smallthinker": ("smallthinker", "SmallThinkerForCausalLM", "SmallthinkerForCausalLM"),
+    "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
+    "gpt-oss": ("gpt_oss", "GptOssForCausalLM"),
 }
 
 
@@ -236,21 +261,56 @@ def _read_llama(config: Settings, family: str) -> Hyper:
         act=act,
         act_threshold=threshold,
         norm_eps=config.number("rms_norm_eps", default=1e-5 if family in _EPS_1E5 else 1e-6, low=0),
-        rope=_read_rope(config, n_ctx),
+        rope=_read_rope(config, n_ctx, family),
         tied=_tied(config),
         qkv_bias=config.flag("qkv_bias", True) if family == "qwen2moe" else bias or family == "qwen2",
-        output_bias=bias and not family.startswith("qwen2"),
+        output_bias=bias and not family.startswith("qwen2") and family != "glm4moe",
         experts=_read_experts(config, family),
         window=_read_layout(config) if family == "smallthinker" else 0,
         notes=()
-        if family == "smallthinker"
+        if family in ("smallthinker", "gpt-oss")
         else _window_notes(config, n_ctx, default=not family.startswith("qwen")),
     )
 
 
-_OWN_LAYERS = ("qwen2", "qwen3", "qwen2moe", "qwen3moe", "olmoe", "smallthinker")
+_OWN_LAYERS = ("qwen2", "qwen3", "qwen2moe", "qwen3moe", "olmoe", "smallthinker", "glm4moe", "gpt-oss")
 _FF_NAMES = {"smallthinker": ("moe_ffn_hidden_size",)}
-_EPS_1E5 = ("mixtral", "turbosparse", "olmoe")
+_EPS_1E5 = ("mixtral", "turbosparse", "olmoe", "glm4moe", "gpt-oss")
+
+
+def _read_gpt_oss(config: Settings, family: str) -> Hyper:
+    hyper = _read_llama(
+        Settings({"attention_bias": True, "head_dim": 64, **config.values}, config.where), family
+    )
+    for name, value in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
+        if config.number(name, default=value) != value:
+            raise UnsupportedError(f"{config.where}: {name} is not {value:g}, which the engine computes with")
+    layers = ["full_attention" if i % 2 else "sliding_attention" for i in range(hyper.n_layer)]
+    if config.values.get("layer_types") not in (None, layers):
+        raise UnsupportedError(f"{config.where}: layer_types must take turns, sliding_attention first")
+    if not hyper.qkv_bias:
+        raise UnsupportedError(f"{config.where}: attention_bias is false, which the engine does not run")
+    return replace(hyper, act="clamped", window=config.integer("sliding_window", low=1, high=_MAX_CTX))
+
+
+def _read_glm(config: Settings, family: str) -> Hyper:
+    hyper = _read_llama(config, family)
+    share = config.number("partial_rotary_factor", default=0.5, low=0)
+    scaling = config.object("rope_parameters")
+    if "partial_rotary_factor" in scaling:
+        share = scaling.number("partial_rotary_factor", low=0)
+    d_rot = int(hyper.d_head * share)
+    if not 2 <= d_rot <= hyper.d_head or d_rot % 2:
+        raise FormatError(
+            f"{config.where}: {d_rot} of a head's {hyper.d_head} values cannot be rotated in pairs"
+        )
+    n_next = config.integer("num_nextn_predict_layers", default=0, low=0, high=_MAX_LAYERS)
+    notes = hyper.notes
+    if n_next:
+        notes += ("the layers that guess further tokens are left out, which the engine does not use",)
+    norms = config.flag("use_qk_norm", False)
+    return replace(hyper, d_rot=d_rot, head_norms=norms, notes=notes)
+
 
 # Where configs have the number of experts, how many a token uses, and their width, if not intermediate_size.
 _EXPERT_NAMES = {
@@ -260,6 +320,8 @@ _EXPERT_NAMES = {
     "qwen3moe": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
     "olmoe": ("num_experts", "num_experts_per_tok", ""),
     "smallthinker": ("moe_num_primary_experts", "moe_num_active_primary_experts", "moe_ffn_hidden_size"),
+    "glm4moe": ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    "gpt-oss": ("num_local_experts", "num_experts_per_tok", ""),
 }
 
 
@@ -280,14 +342,26 @@ def _read_experts(config: Settings, family: str) -> Experts | None:
     shared = 0
     if family == "qwen2moe":
         shared = config.integer("shared_expert_intermediate_size", low=1, high=MAX_DIM)
-    always_normed = family in ("mixtral", "turbosparse", "smallthinker")
+    n_dense, scale = 0, 1.0
+    if family == "glm4moe":
+        n_layer = config.integer("num_hidden_layers", low=1, high=_MAX_LAYERS)
+        n_dense = config.integer("first_k_dense_replace", default=1, low=0, high=n_layer - 1)
+        n_shared = config.integer("n_shared_experts", default=1, low=0, high=_MAX_EXPERTS)
+        shared = n_shared * config.integer(width, low=1, high=MAX_DIM)
+        scale = config.number("routed_scaling_factor", default=1.0)
+        if config.integer("n_group", default=1, low=1, high=_MAX_EXPERTS) != 1:
+            raise UnsupportedError(f"{config.where}: n_group is not 1; groups of experts are not converted")
+    always_normed = family in ("mixtral", "turbosparse", "smallthinker", "gpt-oss")
     return Experts(
+        scale=scale,
+        n_dense=n_dense,
         n=n,
         n_used=config.integer(used, low=1, high=n),
         n_ff=config.integer(width or "intermediate_size", low=1, high=MAX_DIM),
         n_ff_shared=shared,
-        is_normed=always_normed or config.flag("norm_topk_prob", False),
-        is_sigmoid=family == "smallthinker" and not config.flag("moe_primary_router_apply_softmax", False),
+        is_normed=always_normed or config.flag("norm_topk_prob", family == "glm4moe"),
+        is_sigmoid=family == "glm4moe"
+        or (family == "smallthinker" and not config.flag("moe_primary_router_apply_softmax", False)),
         has_predictors=family == "turbosparse",
     )
 
@@ -392,6 +466,8 @@ _READERS: dict[str, Callable[[Settings, str], Hyper]] = {
     "qwen3moe": _read_llama,
     "olmoe": _read_llama,
     "smallthinker": _read_llama,
+    "glm4moe": _read_glm,
+    "gpt-oss": _read_gpt_oss,
     "falcon": _read_falcon,
     "opt": _read_opt,
 }
@@ -420,7 +496,7 @@ def _window_notes(config: Settings, n_ctx: int, *, default: bool) -> tuple[str, 
     )
 
 
-def _read_rope(config: Settings, n_ctx: int) -> Rope:
+def _read_rope(config: Settings, n_ctx: int, family: str = "") -> Rope:
     name = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
     scaling = config.object(name)
     if any(isinstance(value, dict) for value in scaling.values.values()):
@@ -432,7 +508,7 @@ def _read_rope(config: Settings, n_ctx: int) -> Rope:
         if not base > 1:
             raise named.wrong("rope_theta", "more than 1")
         rope = Rope(base=base, has_base=True)
-    for settings in (config, scaling):
+    for settings in (config, scaling) if family != "glm4moe" else ():
         if settings.number("partial_rotary_factor", default=1.0) != 1:
             raise UnsupportedError(f"{settings.where}: partial_rotary_factor is not 1")
     kind = scaling.text("rope_type", "type", default="default")
@@ -449,10 +525,12 @@ def _read_rope(config: Settings, n_ctx: int) -> Rope:
         n_ctx_orig=scaling.integer("original_max_position_embeddings", default=n_ctx, low=1, high=_MAX_CTX),
     )
     if kind == "yarn":
-        if "mscale" in scaling or "mscale_all_dim" in scaling or not scaling.flag("truncate", True):
+        exact = family == "gpt-oss"
+        if "mscale" in scaling or "mscale_all_dim" in scaling or scaling.flag("truncate", not exact) is exact:
             raise UnsupportedError(f"{scaling.where}: mscale and truncate are not known")
         return replace(
             rope,
+            exact=exact,
             magnitude=scaling.number("attention_factor", default=0.0, low=0),
             beta_fast=scaling.number("beta_fast", default=32.0, low=1e-3),
             beta_slow=scaling.number("beta_slow", default=1.0, low=1e-3),

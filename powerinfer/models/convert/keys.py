@@ -47,12 +47,12 @@ def _llama(h: Hyper, powerinfer: bool) -> Iterator[tuple[str, Any]]:
     yield "embedding_length", h.n_embd
     yield "block_count", h.n_layer
     yield "feed_forward_length", h.n_ff
-    yield "rope.dimension_count", h.d_head
+    yield "rope.dimension_count", h.d_rot or h.d_head
     yield "attention.head_count", h.n_head
     yield "attention.head_count_kv", h.n_head_kv
     yield "attention.layer_norm_rms_epsilon", h.norm_eps
     yield from _rope(h)
-    if h.q_width != h.n_embd or h.family in ("qwen3", "qwen3moe", "smallthinker"):
+    if h.q_width != h.n_embd or h.family in _NAMES_HEADS:
         yield "attention.key_length", h.d_head
         yield "attention.value_length", h.d_head
     if h.window:
@@ -63,16 +63,26 @@ def _llama(h: Hyper, powerinfer: bool) -> Iterator[tuple[str, Any]]:
         yield "vocab_size", h.n_vocab
 
 
+_NAMES_HEADS = ("qwen3", "qwen3moe", "smallthinker", "glm4moe", "gpt-oss")
+
+
 def _experts(h: Hyper, experts: Experts) -> Iterator[tuple[str, Any]]:
     yield "expert_count", experts.n
     yield "expert_used_count", experts.n_used
     if h.arch not in ("llama", "olmoe"):
         yield "expert_feed_forward_length", experts.n_ff
+    if h.arch == "glm4moe":
+        yield "expert_shared_count", experts.n_ff_shared // experts.n_ff
+        yield "leading_dense_block_count", experts.n_dense
+        yield "expert_gating_func", 2
+        yield "expert_weights_scale", experts.scale
+        yield "expert_weights_norm", experts.is_normed
+        return
     if experts.n_ff_shared:
         yield "expert_shared_feed_forward_length", experts.n_ff_shared
     if h.arch == "smallthinker":
         yield "expert_gating_func", 2 if experts.is_sigmoid else 1
-    meant = h.arch in ("llama", "qwen3moe", "smallthinker")  # where no key says it
+    meant = h.arch in ("llama", "qwen3moe", "smallthinker", "gpt-oss")  # where no key says it
     if experts.is_normed != meant:
         yield "expert_weights_norm", experts.is_normed
 

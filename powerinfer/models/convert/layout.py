@@ -17,8 +17,11 @@ import numpy as np
 
 from ...errors import FormatError, UnsupportedError
 from .checkpoint import Checkpoint
+from .gpt_oss import Packed, expert_tensors
 from .hyper import Experts, Hyper, llama3_divisors
 from .stored import Array, Stack, StoredTensor
+
+FileTensor = StoredTensor | Stack | Packed
 
 # Tensors that hold no weights: what they say is known without them.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(inv_freq|masked_bias|attn\.bias|attention\.bias)")
@@ -44,13 +47,15 @@ class _Part:
     """Experts: `source` has %d where the number of one stands."""
     is_row: bool = False
     """Published as a matrix of one row, written as a vector."""
+    is_bare: bool = False
+    """Published without .weight or .bias."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """The tensors of a file, in its order, and what of the checkpoint is not among them."""
 
-    tensors: dict[str, StoredTensor | Stack]
+    tensors: dict[str, FileTensor]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -62,7 +67,7 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
     rows of neurons, under the name that tells so. Raises FormatError for tensors that are missing, misshapen
     or not known, UnsupportedError.
     """
-    out: dict[str, StoredTensor | Stack] = {}
+    out: dict[str, FileTensor] = {}
     used: set[str] = set()
 
     def take(source: str, shape: tuple[int, ...]) -> StoredTensor:
@@ -70,6 +75,9 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
         return checkpoint.weight(source, shape)
 
     prefix = _prefix(checkpoint, hyper)
+    if hyper.family == "gpt-oss" and hyper.experts is not None:
+        for i in range(hyper.n_layer):
+            out.update(expert_tensors(checkpoint, hyper, hyper.experts, i, take, used))
     for part in _parts(hyper, transpose_down):
         if part.n_stacked:
             names = [f"{prefix}{part.source % e}.weight" for e in range(part.n_stacked)]
@@ -81,7 +89,7 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
             continue
         for kind in part.kinds:
             shape = part.shape if kind == "weight" else part.shape[:1]
-            tensor = take(f"{prefix}{part.source}.{kind}", shape)
+            tensor = take(prefix + part.source + ("" if part.is_bare else f".{kind}"), shape)
             if part.rows is not None:
                 tensor = replace(tensor, rows=part.rows)
             if part.is_row:
@@ -115,8 +123,10 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
         if predictors:
             notes.append(
                 "the predictors of the experts are left out, since the engine has none for experts: all "
-                "of a token's experts are computed, also those that a predictor would have taken for silent"
+                "neurons of a token's experts count, also those that a predictor would have taken for silent"
             )
+    if hyper.family == "glm4moe":
+        unknown = [name for name in unknown if not name.startswith(f"{prefix}layers.{hyper.n_layer}.")]
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise FormatError(
@@ -125,6 +135,8 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
         )
     if is_tied and head in used:
         left.append(head)
+    if any(isinstance(tensor, Packed) for tensor in out.values()):
+        notes.append("the experts stay in MXFP4, as they are published")
     return Layout(out, tuple(left), tuple(notes))
 
 
@@ -183,15 +195,19 @@ def _llama(h: Hyper) -> Iterator[_Part]:
         yield _Part(attn + "v_proj", b + "attn_v", (h.kv_width, h.n_embd), qkv)
         out = ("weight", "bias") if h.output_bias else ("weight",)
         yield _Part(attn + "o_proj", b + "attn_output", (h.n_embd, h.q_width), out)
-        if h.family in ("qwen3", "qwen3moe"):
+        if h.family == "gpt-oss":
+            yield _Part(attn + "sinks", b + "attn_sinks", (h.n_head,), is_bare=True)
+        if h.family in ("qwen3", "qwen3moe") or h.head_norms:
             yield _Part(attn + "q_norm", b + "attn_q_norm", (h.d_head,))
             yield _Part(attn + "k_norm", b + "attn_k_norm", (h.d_head,))
         elif h.family == "olmoe":
             yield _Part(attn + "q_norm", b + "attn_q_norm", (h.q_width,))
             yield _Part(attn + "k_norm", b + "attn_k_norm", (h.kv_width,))
-        yield _Part(p + "post_attention_layernorm", b + "ffn_norm", (h.n_embd,))
-        if h.experts is not None:
-            yield from _experts(h, h.experts, p, b)
+        norm = "post_attention_norm" if h.family in ("glm4moe", "gpt-oss") else "ffn_norm"
+        yield _Part(p + "post_attention_layernorm", b + norm, (h.n_embd,))
+        experts = h.experts_of(i)
+        if experts is not None:
+            yield from _experts(h, experts, p, b)
             continue
         yield _Part(p + "mlp.gate_proj", b + "ffn_gate", (h.n_ff, h.n_embd))
         yield _Part(p + "mlp.up_proj", b + "ffn_up", (h.n_ff, h.n_embd))
@@ -222,14 +238,22 @@ def expert_names(h: Hyper) -> ExpertNames:
 
 def _experts(h: Hyper, experts: Experts, p: str, b: str) -> Iterator[_Part]:
     names, n, n_ff = expert_names(h), experts.n, experts.n_ff
+    if h.family == "gpt-oss":
+        yield _Part(p + "mlp.router", b + "ffn_gate_inp", (n, h.n_embd), ("weight", "bias"))
+        return  # the rest is in gpt_oss.py
     one = p + names.expert
     yield _Part(p + names.router, b + "ffn_gate_inp", (n, h.n_embd))
     yield _Part(one + names.gate, b + "ffn_gate_exps", (n_ff, h.n_embd), n_stacked=n)
     yield _Part(one + names.up, b + "ffn_up_exps", (n_ff, h.n_embd), n_stacked=n)
     yield _Part(one + names.down, b + "ffn_down_exps", (h.n_embd, n_ff), n_stacked=n)
+    if h.family == "glm4moe":
+        source = p + names.router + ".e_score_correction_bias"
+        yield _Part(source, b + "exp_probs_b", (n,), ("bias",), is_bare=True)
     if experts.n_ff_shared:
-        shared, wide = p + "mlp.shared_expert.", experts.n_ff_shared
-        yield _Part(p + "mlp.shared_expert_gate", b + "ffn_gate_inp_shexp", (1, h.n_embd), is_row=True)
+        wide = experts.n_ff_shared
+        shared = p + ("mlp.shared_experts." if h.family == "glm4moe" else "mlp.shared_expert.")
+        if h.family == "qwen2moe":
+            yield _Part(p + "mlp.shared_expert_gate", b + "ffn_gate_inp_shexp", (1, h.n_embd), is_row=True)
         yield _Part(shared + "gate_proj", b + "ffn_gate_shexp", (wide, h.n_embd))
         yield _Part(shared + "up_proj", b + "ffn_up_shexp", (wide, h.n_embd))
         yield _Part(shared + "down_proj", b + "ffn_down_shexp", (h.n_embd, wide))

@@ -31,15 +31,27 @@ _WORDS = (
     "🚀🚀 👩‍👩‍👧 e\u0301 \u200b\u200d\ufeff x\u00a0y",
 )
 
+_CASED = r"""[^\r\n\p{L}\p{N}]?%s(?i:'s|'t|'re|'ve|'m|'ll|'d)?"""
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_GPT4O = (
+    f"{_CASED % f'{_UPPER}*{_LOWER}+'}|{_CASED % f'{_UPPER}+{_LOWER}*'}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 # Descriptions whose scheme, llama.cpp's, differs from them inside single characters: Falcon looks for digits
-# among the characters that stand for bytes, and finds some in the bytes of a letter such as \u0672.
+# among the characters that stand for bytes, and finds some in the bytes of a letter such as \u0672; gpt-4o's
+# contractions are of ASCII letters, where the description's also take a long s.
 _NEAR = {
+    "gpt-4o": [
+        {"type": "Split", "pattern": {"Regex": _GPT4O}, "behavior": "Isolated"},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+    ],
     "falcon": [
         {"type": "Punctuation", "behavior": "Contiguous"},
         {"type": "ByteLevel", "add_prefix_space": False},
         {"type": "Digits", "individual_digits": False},
         {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}, "behavior": "Isolated"},
-    ]
+    ],
 }
 _DEFAULTS = (("trim_offsets", True), ("use_regex", True), ("invert", False))
 

@@ -30,7 +30,18 @@ _ADDED_SCORE = -1000.0
 _PADDING_SCORE = -10000.0
 
 # What a scheme is most often called where several names mean the same, by architecture.
-_USUAL_PRE = {"falcon": "falcon", "opt": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2"}
+_USUAL_PRE = {
+    "falcon": "falcon",
+    "opt": "gpt-2",
+    "qwen2": "qwen2",
+    "qwen3": "qwen2",
+    "qwen2moe": "qwen2",
+    "qwen3moe": "qwen2",
+    "smallthinker": "qwen2",
+    "olmoe": "olmo",
+    "glm4moe": "glm4",
+    "gpt-oss": "gpt-4o",
+}
 # By the class of a tokenizer without a tokenizer.json.
 _PRE_BY_CLASS = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2", "GPT2TokenizerFast": "gpt-2"}
 
