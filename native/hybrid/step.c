@@ -368,8 +368,9 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
         memcpy(in.x, s->x, sizeof *in.x * (size_t)h->n_tok * (size_t)s->model->info.n_embd);
     memset(in.counts, 0, pi_hybrid_count_bytes(h));
     for (int32_t l = 0; h->place && !h->decode && l < s->model->info.n_layer; l++)
-        memcpy(in.cold + (ptrdiff_t)l * s->model->info.n_expert, h->layer[l].cold,
-               sizeof *in.cold * (size_t)(h->layer[l].cold ? h->layer[l].n_cold : 0));
+        if (h->layer[l].cold)
+            memcpy(in.cold + (ptrdiff_t)l * s->model->info.n_expert, h->layer[l].cold,
+                   sizeof *in.cold * (size_t)h->layer[l].n_cold);
     if (h->place)
         memcpy(in.place, h->place, sizeof *in.place * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_expert);
     h->grouped = true;
