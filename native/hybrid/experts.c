@@ -22,7 +22,8 @@ static int32_t take_routes(pi_hybrid *h, int32_t l, int32_t *token, int32_t *exp
         expert[n] = e;
         memcpy(&weight[n++], &word[1], sizeof *weight);
     }
-    return n;
+    /* Of a step that was cancelled some words are zeros: a token would have the same expert several times. */
+    return __atomic_load_n(h->device[device].dev->cancelled, __ATOMIC_RELAXED) ? 0 : n;
 }
 
 /* A device that has all experts of a step's tokens neither waits for an answer nor is given one. */
