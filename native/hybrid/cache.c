@@ -50,6 +50,10 @@ pi_status pi_cache_open(pi_hybrid *h, bool live) {
     if (!c || !h->place || !c->used || !c->comes || !c->counts)
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the places of %d experts", i->n_expert);
     c->live = live;
+    const pi_model *m = h->s->model;
+    for (size_t k = 0; m->expert_counts && k < n; k++)
+        c->used[k] = (float)((double)m->expert_counts[k] / (double)m->expert_tokens);
+    if (m->expert_counts) c->n_seen = WINDOW; /* what the file knows is worth as much as what is seen */
     for (int32_t l = 0; l < i->n_layer; l++) {
         const pi_device_layer *d = &h->layer[l];
         if (!pi_experts_of(&h->s->model->layer[l])) continue;
