@@ -159,8 +159,9 @@ typedef struct pi_model_info {
     float activation_threshold;      /* FATReLU; 0 for plain ReLU */
     int32_t is_gated;                /* the FFN has a gate matrix */
     int32_t n_expert, n_expert_used; /* of a mixture, and of a token's; 0: it is none */
+    int32_t n_layer_dense;           /* of a mixture: so many layers at the beginning have no experts */
     int32_t n_neurons;               /* of a layer that a token goes through: n_ff, or those of its experts together */
-    int32_t n_placed;                /* that plans place of a layer, at most: n_ff neurons, or n_expert experts */
+    int32_t n_placed;                /* that plans place of a layer: n_ff neurons, or n_expert experts of a mixture */
     int32_t predictor;               /* pi_predictor, never AUTO */
     float sparse_threshold;          /* a neuron is predicted when its score is >= this; the lowest of all layers */
     int32_t can_skip_down;           /* ffn_down is (or was made) transposed: down rows of silent neurons are skipped */

@@ -90,7 +90,8 @@ static void choose(const pi_experts *w, const float *p, float *rank, float *grou
     }
     if (w->gating == PI_GATING_CHOSEN) sum = exponents(weight, w->n_used);
     if (sum < LEAST_SUM) sum = LEAST_SUM;
-    for (int32_t r = 0; r < w->n_used; r++) weight[r] = w->scale * (w->normed ? weight[r] / sum : weight[r]);
+    const bool normed = w->normed || w->gating == PI_GATING_CHOSEN;
+    for (int32_t r = 0; r < w->n_used; r++) weight[r] = w->scale * (normed ? weight[r] / sum : weight[r]);
 }
 
 /* The experts of all tokens whose output is wanted, by the rows of x. The router's products are those of the row kernels

@@ -47,7 +47,7 @@ static int64_t count_computed(const pi_session *s, const float *gate, const uint
 /* Adds to the layer's counts for how many of the n tokens with hidden values u each of this member's neurons fired. */
 static void count_fired(const pi_session *s, const te_team *team, int32_t l, const float *u, int32_t n) {
     const size_t n_ff = (size_t)s->model->info.n_ff;
-    uint32_t *fired = s->fired + n_ff * (size_t)l;
+    uint32_t *fired = pi_fired_of(s, l);
     int64_t lo, hi;
     te_share(team, (int64_t)n_ff, 16, &lo, &hi);
     for (int32_t t = 0; t < n; t++)
@@ -137,7 +137,7 @@ static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, 
     }
     add_counts(&s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, &part, sparse_tokens);
     te_barrier(team);
-    if (s->fired && !s->model->info.n_expert) count_fired(s, team, l, u, n);
+    if (pi_fired_of(s, l)) count_fired(s, team, l, u, n);
     if (s->tap[l].hidden)
         for (int32_t t = team->ith; t < n; t += team->nth)
             memcpy(s->tap[l].hidden + (size_t)s->chunk.batch_row[t0 + t] * n_ff, u + (size_t)t * n_ff,
@@ -171,7 +171,7 @@ static void run_rows(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, te_r
                     .by_neuron = mode == FFN_MASKED,
                     .y = x,
                     .ldy = n_embd,
-                    .fired = s->fired ? s->fired + n_ff * (size_t)l : NULL};
+                    .fired = pi_fired_of(s, l)};
     te_ffn_counts *c = &s->count[(ptrdiff_t)l * s->options.n_threads + team->ith].ffn, part = {0};
     const bool skip = mode != FFN_DENSE && pi_is_relu(m->info.activation);
     pi_adapt_ffn(s, team, r->layer, io.x, t0, n, &io);

@@ -1,4 +1,5 @@
 /* host_experts.c - the stand-in device's operations of a mixture of experts. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -50,6 +51,7 @@ static void choose(const pi_host_device *d, const te_route_args *a, int32_t t, f
         if (next.at >= 0) last = next;
         expert[r] = last.at < 0 ? 0 : last.at; /* of what is not a number any will do */
         weight[r] = p[expert[r]];
+        if (a->gating == TE_GATING_CHOSEN && weight[r] == -INFINITY) weight[r] = -FLT_MAX;
     }
     if (a->gating == TE_GATING_CHOSEN) d->kernels->softmax(weight, a->n_used, 1);
     for (int32_t r = 0; r < a->n_used; r++) sum += weight[r];

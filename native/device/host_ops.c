@@ -164,7 +164,8 @@ static void attend(const pi_host_device *d, const te_attention_args *a, int32_t 
         for (int32_t i = 0; i < n; i++) sum += q[i] * row[i];
         score[p] = sum;
     }
-    d->kernels->softmax(score + first, n_pos - first, a->scale);
+    if (a->sinks) score[n_pos] = a->sinks[h] / a->scale;
+    d->kernels->softmax(score + first, n_pos - first + (a->sinks != NULL), a->scale);
     memset(out, 0, sizeof *out * (size_t)n);
     for (int32_t p = first; p < n_pos; p++) {
         d->kernels->row[a->type_v].to_f32(kv_row(a, a->v_pool, a->type_v, t, kvh, p), 0, n, row);
@@ -179,7 +180,7 @@ void pi_host_attention(pi_device *dev, const te_attention_args *a) {
     pi_host_mix(d, a->q);
     const int32_t n = a->n_embd_head;
     const size_t head = ((size_t)n + 15) / 16 * 16;
-    float *row = pi_host_scratch(d, 2 * head + (size_t)a->n_ctx);
+    float *row = pi_host_scratch(d, 2 * head + (size_t)a->n_ctx + 1); /* a sink's score is the last */
     if (!row) return;
     float *q = row + head, *score = q + head;
     for (int32_t t = 0; t < a->n_tok; t++)

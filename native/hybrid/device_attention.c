@@ -1,6 +1,12 @@
 /* device_attention.c - attention on a device: its weights, its K and V, and its operations. */
 #include "program.h"
 
+static te_norm send_wide(pi_upload *u, const float *w, int32_t n) {
+    return (te_norm){.kind = w ? TE_RMS_NORM : TE_NO_NORM,
+                     .eps = u->h->s->model->norm_eps,
+                     .w = pi_upload_vector(u, w, n)};
+}
+
 static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_device_layer *d) {
     const pi_session *s = u->h->s;
     const pi_model_info *i = &s->model->info;
@@ -20,12 +26,26 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
     d->o_b = pi_upload_vector(u, a->o_b, i->n_embd);
     d->q_norm = pi_upload_vector(u, a->q_norm, i->n_embd_head);
     d->k_norm = pi_upload_vector(u, a->k_norm, i->n_embd_head);
+    d->wide_q_norm = send_wide(u, a->wide_q_norm, n_q);
+    d->wide_k_norm = send_wide(u, a->wide_k_norm, n_kv);
+    d->sinks = pi_upload_vector(u, a->sinks, i->n_head);
     d->pool_k = pi_upload_reserve(u, s->kv.layer_k_bytes);
     d->pool_v = pi_upload_reserve(u, s->kv.layer_v_bytes);
 }
 
 static te_rope_kind rope_of(pi_rope_kind kind) {
     return kind == PI_ROPE_NONE ? TE_NO_ROPE : kind == PI_ROPE_NORM ? TE_ROPE_NORM : TE_ROPE_NEOX;
+}
+
+/* A norm of n values of each token, of all heads together. */
+static void norm_heads(const pi_program *p, const te_norm *norm, const float *from, size_t n, float *to) {
+    const te_linear_args a = {.x = from,
+                              .ldx = n,
+                              .n_tok = p->n_tok,
+                              .cols = (int32_t)n,
+                              .side = {.norm = *norm, .keep = to},
+                              .side_type = -1}; /* no matrix is multiplied with it */
+    p->ops->linear(p->dev, &a);
 }
 
 static void run(const pi_program_block *b) {
@@ -38,13 +58,17 @@ static void run(const pi_program_block *b) {
     const pi_rope *rope = pi_rope_of(m, shape);
     const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
     te_linear_args qkv = pi_program_from_x(p);
+    /* Before wide norms q and k wait where attention's output and q will be. */
+    const bool wide = w->wide_q_norm.kind != TE_NO_NORM;
     qkv.norm = b->norm;
     qkv.n_products = 3;
-    qkv.product[0] = (te_product){.w = w->q, .bias = w->q_b, .y = p->d->q, .ldy = n_q};
-    qkv.product[1] = (te_product){.w = w->k, .bias = w->k_b, .y = p->d->k, .ldy = n_kv};
+    qkv.product[0] = (te_product){.w = w->q, .bias = w->q_b, .y = wide ? p->d->att : p->d->q, .ldy = n_q};
+    qkv.product[1] = (te_product){.w = w->k, .bias = w->k_b, .y = wide ? p->d->q : p->d->k, .ldy = n_kv};
     qkv.product[2] = (te_product){.w = w->v, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
     p->ops->linear(p->dev, &qkv);
     pi_program_adapt(b, PI_ADAPT_Q, &qkv);
+    if (wide) norm_heads(p, &w->wide_k_norm, p->d->q, n_kv, p->d->k);
+    if (wide) norm_heads(p, &w->wide_q_norm, p->d->att, n_q, p->d->q);
     pi_program_stamp(p, b->l, PI_MOMENT_QKV);
     const te_attention_args a = {.q = p->d->q,
                                  .k = p->d->k,
@@ -60,6 +84,7 @@ static void run(const pi_program_block *b) {
                                  .k_norm = w->k_norm,
                                  .norm_eps = m->norm_eps,
                                  .scale = shape->scale,
+                                 .sinks = w->sinks,
                                  .rope = rope_of(rope ? rope->kind : PI_ROPE_NONE),
                                  .n_rot = rope ? rope->n_rot : 0,
                                  .cs = p->in.cs + (rope ? pi_rope_floats(m, shape->rope) * (size_t)p->n_tok : 0),

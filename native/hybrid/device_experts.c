@@ -27,6 +27,10 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
     const pi_experts *w = &b->experts;
     d->router = pi_upload_mat(u, &w->router);
     d->choice_b = pi_upload_vector(u, w->choice_b, w->n_expert);
+    d->router_b = pi_upload_vector(u, w->router_b, w->n_expert);
+    d->gate_b = pi_upload_vector(u, w->gate_b, w->gate.n_rows);
+    d->up_b = pi_upload_vector(u, w->up_b, w->up.n_rows);
+    d->down_b = pi_upload_vector(u, w->down_b, w->n_expert * u->h->s->model->info.n_embd);
     d->gate = send_places(u, &w->gate, w->n_ff, d);
     d->up = send_places(u, &w->up, w->n_ff, d);
     d->down_out = send_places(u, &w->down, u->h->s->model->info.n_embd, d);
@@ -46,7 +50,10 @@ static bool asks_cpu(const pi_program_block *b) { return b->p->h->decode && b->w
 static te_linear_args router_of(const pi_program_block *b) {
     te_linear_args a = pi_program_from_x(b->p);
     a.n_products = 1;
-    a.product[0] = (te_product){.w = b->w->router, .y = b->p->d->score, .ldy = (size_t)b->block->experts.n_expert};
+    a.product[0] = (te_product){.w = b->w->router,
+                                .bias = b->w->router_b,
+                                .y = b->p->d->score,
+                                .ldy = (size_t)b->block->experts.n_expert};
     return a;
 }
 
@@ -54,6 +61,12 @@ static void begin(const pi_program_block *b) {
     if (!b->block->experts.early) return;
     const te_linear_args a = router_of(b);
     b->p->ops->linear(b->p->dev, &a);
+}
+
+static te_gating gating_of(pi_gating gating) {
+    return gating == PI_GATING_SIGMOID ? TE_GATING_SIGMOID
+           : gating == PI_GATING_CHOSEN ? TE_GATING_CHOSEN
+                                        : TE_GATING_SOFTMAX;
 }
 
 static const int32_t *places_of(const pi_program_block *b) {
@@ -107,7 +120,7 @@ static void prepare(const pi_program_block *b) {
                              .n_used = w->n_used,
                              .n_group = w->n_group,
                              .n_group_used = w->n_group_used,
-                             .gating = w->gating == PI_GATING_SIGMOID ? TE_GATING_SIGMOID : TE_GATING_SOFTMAX,
+                             .gating = gating_of(w->gating),
                              .normed = w->normed,
                              .scale = w->scale,
                              .choice_b = b->w->choice_b,
@@ -135,6 +148,9 @@ static te_experts_args experts_args(const pi_program_block *b) {
                              .n_expert = w->n_expert,
                              .n_used = w->n_used,
                              .n_ff = w->n_ff,
+                             .gate_b = b->w->gate_b,
+                             .up_b = b->w->up_b,
+                             .down_b = b->w->down_b,
                              .place = places_of(b),
                              .expert = p->d->expert,
                              .weight = p->d->weight,
@@ -193,6 +209,7 @@ static void run_shared(const pi_program_block *b, bool first) {
     te_experts_args a = experts_args(b);
     a.n_expert = a.n_used = a.n_places = 1;
     a.n_ff = b->block->experts.n_ff_shared;
+    a.gate_b = a.up_b = a.down_b = NULL;
     a.gate = w->shared_gate;
     a.up = w->shared_up;
     a.down = w->shared_down;

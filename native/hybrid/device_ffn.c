@@ -66,8 +66,9 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
     d->up_b_cold = pi_upload_some(u, f->up_b, d->cold, d->n_cold);
     d->down_b = pi_upload_vector(u, f->down_b, s->model->info.n_embd);
     d->cold_ids = pi_upload_ids(u, d->cold, d->n_cold);
-    if (s->fired && d->n_hot) d->fired_hot = pi_upload_reserve(u, sizeof *d->fired_hot * (size_t)d->n_hot);
-    if (s->fired && d->n_cold) d->fired_cold = pi_upload_reserve(u, sizeof *d->fired_cold * (size_t)d->n_cold);
+    if (s->model->info.n_expert || !s->fired) return; /* of a mixture experts are counted */
+    if (d->n_hot) d->fired_hot = pi_upload_reserve(u, sizeof *d->fired_hot * (size_t)d->n_hot);
+    if (d->n_cold) d->fired_cold = pi_upload_reserve(u, sizeof *d->fired_cold * (size_t)d->n_cold);
 }
 
 /* ---- before x changes: the input, and who is wanted ---- */

@@ -13,20 +13,21 @@ static const int64_t device_wait_ns = 60000000000, cpu_wait_ns = 600000000000;
 
 /* ---- which layers lie where ---- */
 
-static pi_status split_neurons(const pi_plan *p, int32_t l, int32_t n, pi_device_layer *d) {
+/* n: of the layer. whole: all of them are on the device. */
+static pi_status split_neurons(const pi_plan *p, int32_t l, int32_t n, bool whole, pi_device_layer *d) {
     d->hot = malloc(sizeof *d->hot * (size_t)n);
     d->cold = malloc(sizeof *d->cold * (size_t)n);
     d->cold_blocks = malloc(sizeof *d->cold * (size_t)n);
     if (!d->hot || !d->cold || !d->cold_blocks)
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the neurons of layer %d", l);
     for (int32_t j = 0; j < n; j++) {
-        if (pi_is_hot(p, l, j))
+        if (whole || pi_is_hot(p, l, j))
             d->hot[d->n_hot++] = j;
         else if (!pi_is_pcie(p, l, j))
             d->cold[d->n_cpu++] = j;
     }
     d->n_cold = d->n_cpu;
-    for (int32_t j = 0; j < n; j++)
+    for (int32_t j = 0; !whole && j < n; j++)
         if (pi_is_pcie(p, l, j)) d->cold[d->n_cold++] = j;
     return PI_OK;
 }
@@ -71,7 +72,9 @@ static pi_status place(pi_hybrid *h, const pi_plan *plan) {
         const pi_plan_layer *at = &plan->layer[l];
         PI_TRY(use_device(h, plan, at->on_device ? at->device : -1, &h->layer[l].device));
         if (h->layer[l].device < 0) continue;
-        PI_TRY(split_neurons(plan, l, pi_n_placed(&h->s->model->layer[l], i->n_ff), &h->layer[l]));
+        const pi_layer *layer = &h->s->model->layer[l];
+        const bool whole = pi_is_whole_ffn(h->s->model, layer);
+        PI_TRY(split_neurons(plan, l, whole ? i->n_ff : pi_n_placed(h->s->model, layer), whole, &h->layer[l]));
     }
     PI_TRY(use_device(h, plan, p->head_on_device ? p->head_device : -1, &h->head_device));
     h->total_bytes = p->attention_bytes + p->norm_bytes + p->predictor_bytes + p->ffn_bytes + p->head_bytes;

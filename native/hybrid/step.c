@@ -191,8 +191,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     te_ffn f = pi_ffn_operator(m, w);
     if (by_columns) f.down = (te_mat){0};
     answer to = {h->device[d->device].answer, m->info.n_embd, ticket};
-    te_ffn_io io = {.x = me->x, .ldx = n_embd, .n_tok = h->n_tok, .is_packed = true};
-    if (s->fired) io.fired = s->fired + n_ff * (size_t)l;
+    te_ffn_io io = {.x = me->x, .ldx = n_embd, .n_tok = h->n_tok, .is_packed = true, .fired = pi_fired_of(s, l)};
     if (by_output) {
         pi_keep_hidden(s, team, 0, h->n_tok, &io);
         te_barrier(team);

@@ -88,11 +88,11 @@ static pi_status bind_all(pi_model *m) {
         for (; l->n_blocks < PI_MAX_BLOCKS && m->arch->block[l->n_blocks]; l->n_blocks++) {
             pi_block *b = &l->block[l->n_blocks];
             b->kind = m->arch->block[l->n_blocks];
-            if (m->info.n_expert && m->arch->experts && b->kind == &pi_ffn_kind && i >= m->n_dense_layers)
+            if (m->info.n_expert && m->arch->experts && b->kind == &pi_ffn_kind && i >= m->info.n_layer_dense)
                 b->kind = &pi_experts_kind;
             PI_TRY(b->kind->bind(m, i, b));
         }
-        const int32_t n_placed = pi_n_placed(l, c->n_ff);
+        const int32_t n_placed = pi_n_placed(m, l);
         if (n_placed > m->info.n_placed) m->info.n_placed = n_placed;
         const pi_ffn *f = pi_ffn_of(l);
         n_predictors += f && f->fc1.w;

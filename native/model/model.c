@@ -67,7 +67,6 @@ static pi_status read_shape(pi_model *m) {
     m->n_unused_layers = (int32_t)n_unused;
     c->n_layer -= m->n_unused_layers;
     if (a->experts) PI_TRY(pi_key_i64(g, a->name, "leading_dense_block_count", 0, c->n_layer - 1, &n_dense, NULL));
-    m->n_dense_layers = (int32_t)n_dense;
     PI_TRY(pi_key_i64(g, a->name, "attention.head_count_kv", 1, c->n_head, &n_head_kv, NULL));
     if (c->n_head % n_head_kv)
         return PI_FAIL(PI_ERROR_FORMAT, "%d heads cannot share %lld key/value heads evenly", c->n_head,
@@ -75,6 +74,7 @@ static pi_status read_shape(pi_model *m) {
     c->n_head_kv = (int32_t)n_head_kv;
     PI_TRY(pi_key_i64(g, a->name, "expert_count", 0, INT32_MAX, &n_expert, NULL));
     c->n_expert = (int32_t)n_expert;
+    c->n_layer_dense = n_expert ? (int32_t)n_dense : 0;
     c->n_neurons = c->n_ff;
     if (n_expert && !a->experts && a->block[1] != &pi_experts_kind)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "the model has %lld experts, which are not supported for %s models",

@@ -101,11 +101,6 @@ static inline float pi_threshold_of(const pi_layer *l) {
     return f ? f->threshold : 0;
 }
 
-/* What plans place of a layer: neurons, or experts. */
-static inline int32_t pi_n_placed(const pi_layer *l, int32_t n_ff) {
-    const pi_experts *e = pi_experts_of(l);
-    return e ? e->n_expert : n_ff;
-}
 /* Expert e's rows of a matrix that has n of each. */
 static inline te_mat pi_expert_rows(const te_mat *all, int32_t e, int32_t n) {
     te_mat m = *all;
@@ -147,7 +142,6 @@ struct pi_model {
     int32_t loaded;            /* layers done by pi_model_load */
     te_pool *team;             /* while loading, once something needs it */
     int32_t max_rank;          /* largest r of any predictor */
-    int32_t n_dense_layers;    /* so many at the beginning have no experts */
     int32_t n_ff_expert;       /* the most neurons of an expert */
     int32_t sign_words;        /* 64-bit words per neuron of the sign predictor; 0: there is none */
     int32_t adapter_rank;      /* largest rank of any adapter; 0: there are none */
@@ -169,6 +163,14 @@ static inline size_t pi_rope_floats(const pi_model *m, int32_t r) {
 static inline const pi_rope *pi_rope_of(const pi_model *m, const pi_attention *a) {
     return a->rope < 0 ? NULL : &m->rope[a->rope];
 }
+
+/* What plans place of a layer: neurons, or experts of a mixture, whose layers without experts lie somewhere as a whole. */
+static inline int32_t pi_n_placed(const pi_model *m, const pi_layer *l) {
+    const pi_experts *e = pi_experts_of(l);
+    return e ? e->n_expert : m->info.n_expert ? 0 : m->info.n_ff;
+}
+/* Whether a layer's feed-forward is one of a mixture's that has no experts. */
+static inline bool pi_is_whole_ffn(const pi_model *m, const pi_layer *l) { return m->info.n_expert && pi_ffn_of(l); }
 
 static inline bool pi_is_relu(int32_t activation) {
     return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU;

@@ -44,6 +44,7 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
     c->attention_bytes +=
         vec_bytes(a->q_b, n_q) + vec_bytes(a->k_b, n_kv) + vec_bytes(a->v_b, n_kv) + vec_bytes(a->o_b, i->n_embd);
     c->norm_bytes += vec_bytes(a->q_norm, i->n_embd_head) + vec_bytes(a->k_norm, i->n_embd_head);
+    c->norm_bytes += vec_bytes(a->wide_q_norm, n_q) + vec_bytes(a->wide_k_norm, n_kv) + vec_bytes(a->sinks, i->n_head);
     const double position = (double)i->n_head_kv * ((double)kv_row(m, o->type_k) + (double)kv_row(m, o->type_v));
     c->fixed_read += o->n_ctx / 2.0 * position;
 }
@@ -78,6 +79,20 @@ static void predictor_cost(const pi_model *m, const pi_plan_options *o, const pi
 /* Whether a down stored by output is so in memory, too: floats of ReLU models are transposed by loading. */
 static bool stays_by_output(const pi_model *m, const pi_ffn *w) {
     return !w->down_t.w && !(te_type_get(w->down.type)->block_weights == 1 && pi_is_relu(m->info.activation));
+}
+
+/* A feed-forward without experts among others that have some: all of it lies where its layer lies, as attention does. */
+static void whole_ffn_cost(const pi_model *m, const pi_ffn *w, pi_layer_cost *c) {
+    const te_mat down = w->down_t.w ? w->down_t : w->down;
+    c->block = 1;
+    c->norm_bytes += vec_bytes(w->down_b, m->info.n_embd) + vec_bytes(w->up_b, m->info.n_ff);
+    c->list_bytes = pi_space(sizeof(int32_t)); /* of neurons that are not there: none */
+    c->attention_bytes += mat_bytes(pi_row_bytes(&w->gate), w->gate.n_rows);
+    c->attention_bytes += mat_bytes(pi_row_bytes(&w->up), w->up.n_rows);
+    c->attention_bytes += w->down_t.w || stays_by_output(m, w)
+                              ? mat_bytes(pi_row_bytes(&down), down.n_rows)
+                              : mat_bytes(te_row_bytes(down.type, m->info.n_embd), m->info.n_ff);
+    c->fixed_read += read_bytes(w->gate) + read_bytes(w->up) + read_bytes(down);
 }
 
 static void ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *layer, pi_layer_cost *c) {
@@ -158,6 +173,8 @@ static pi_status experts_cost(const pi_model *m, const pi_layer *layer, pi_layer
     if (!c->used) return PI_FAIL(PI_ERROR_MEMORY, "out of memory planning %d experts", w->n_expert);
     assume_uses(w->n_expert, w->n_used, c->used);
     c->norm_bytes += vec_bytes(w->choice_b, w->n_expert) + vec_bytes(w->shared_router, m->info.n_embd);
+    c->norm_bytes += vec_bytes(w->router_b, w->n_expert) + vec_bytes(w->gate_b, w->gate.n_rows) +
+                     vec_bytes(w->up_b, w->up.n_rows) + vec_bytes(w->down_b, w->n_expert * m->info.n_embd);
     c->gate_stride = pi_space_row(pi_row_bytes(&w->gate)) * (size_t)w->n_ff;
     c->up_stride = pi_space_row(pi_row_bytes(&w->up)) * (size_t)w->n_ff;
     c->down_stride = pi_space_row(pi_row_bytes(down)) * (size_t)(down->n_rows / w->n_expert);
@@ -273,7 +290,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
         attention_cost(m, o, &m->layer[l], c);
         adapter_cost(&m->layer[l], c);
         if (m->arch->parallel) c->beside_read = c->fixed_read;
-        c->n = pi_n_placed(&m->layer[l], i->n_ff);
+        c->n = pi_n_placed(m, &m->layer[l]);
         if (pi_experts_of(&m->layer[l])) {
             const pi_status st = experts_cost(m, &m->layer[l], c);
             if (st != PI_OK) {
@@ -282,6 +299,8 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
             }
             const uint64_t one = pi_cost_ffn(out, l, 1);
             if (one > least) least = one;
+        } else if (pi_is_whole_ffn(m, &m->layer[l])) {
+            whole_ffn_cost(m, pi_ffn_of(&m->layer[l]), c);
         } else {
             predictor_cost(m, o, pi_ffn_of(&m->layer[l]), c);
             ffn_cost(m, o, &m->layer[l], c);
@@ -353,10 +372,8 @@ pi_layer_time pi_cost_time(const pi_cost *cost, const pi_plan_options *o, int32_
         if (us > t.gpu_ffn_us) t.gpu_ffn_us = us;
     }
     if (on_device) t.gpu_ffn_us += c->beside_read / gpu;
-    if (n->n_cold > 0) {
-        t.cpu_ffn_us = pi_ffn_read(c, n->n_cold, n->active_cold) / cpu;
-        t.handover_us = o->handover_us;
-    }
+    if (n->n_cold > 0) t.cpu_ffn_us = pi_ffn_read(c, n->n_cold, n->active_cold) / cpu;
+    if (n->n_cold > 0 || !on_device) t.handover_us = o->handover_us;
     return t;
 }
 

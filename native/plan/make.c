@@ -29,7 +29,7 @@ static int32_t group_of(const menu *u, int32_t l) { /* neurons that move togethe
     const int32_t n_ff = c->n, block = c->block, least = (n_ff + MAX_GROUPS - 1) / MAX_GROUPS,
                   wanted = u->o->group > least && !c->used ? u->o->group : least;
     const int64_t n = ((int64_t)wanted + block - 1) / block * block;
-    return n < n_ff ? (int32_t)n : n_ff;
+    return n < n_ff ? (int32_t)n : n_ff ? n_ff : 1;
 }
 
 static void list_options(menu *u, int32_t l, uint64_t *key, uint64_t *spare, int32_t *other) {

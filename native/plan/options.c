@@ -38,32 +38,11 @@ static pi_status check_blocks(const pi_model *m) {
     return PI_OK;
 }
 
-/* What devices have no kernels for yet, whatever blocks they know. */
-static pi_status check_variants(const pi_model *m) {
-    const char *what = m->info.activation == PI_ACTIVATION_CLAMPED ? "clamped activations" : NULL;
-    for (int32_t l = 0; !what && l < m->info.n_layer; l++) {
-        const pi_attention *a = pi_attention_of(&m->layer[l]);
-        const pi_experts *e = pi_experts_of(&m->layer[l]);
-        if (a->sinks) what = "attention sinks";
-        if (!e && m->info.n_expert) what = "layers without experts beside others with experts";
-        if (e && (e->router_b || e->gate_b || e->gating == PI_GATING_CHOSEN)) what = "biases of experts";
-    }
-    if (what)
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s on a device are not supported yet; the CPU computes such a model",
-                       what);
-    return PI_OK;
-}
-
 /* Of a plan that may put layers on a device: what it knows. */
 static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
     uint64_t budget = 0;
     for (int32_t d = 0; d < o->n_devices; d++) budget |= pi_budget(o, d);
     for (int32_t l = 0; budget && l < m->info.n_layer; l++) {
-        if (pi_attention_of(&m->layer[l])->wide_q_norm)
-            return PI_FAIL(PI_ERROR_UNSUPPORTED,
-                           "layer %d has norms over all heads of q and k, which a device does not know; the CPU "
-                           "computes such a model",
-                           l);
         const pi_experts *e = pi_experts_of(&m->layer[l]);
         if (e && e->down_t.w)
             return PI_FAIL(PI_ERROR_UNSUPPORTED,
@@ -95,7 +74,6 @@ pi_status pi_plan_check(const pi_model *m, pi_plan_options *o) {
                             .type_k = o->type_k,
                             .type_v = o->type_v,
                             .sparsity = o->sparsity};
-    PI_TRY(check_variants(m));
     PI_TRY(check_blocks(m));
     PI_TRY(pi_session_check(m, &s));
     o->n_ctx = s.n_ctx;

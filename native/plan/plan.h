@@ -27,9 +27,10 @@
  * with f = min(1, (count + 1/2) / (tokens + 1)), or one share for all neurons where there are no counts. Columns of a
  * down stored by output are always read.
  *
- * Of a mixture of experts, an expert is one neuron in all of this: its bytes are those of its three matrices, p is how
+ * Of a mixture of experts, an expert is one neuron in all of this: biases of all experts are vectors of a layer, its bytes are those of its three matrices, p is how
  * often it is chosen, in every mode: count / tokens; without counts what a router gives whose scores are those of noise
- * plus half as much that is always the same, for some expert or other: which ones, the session finds out.
+ * plus half as much that is always the same, for some expert or other: which ones, the session finds out. A layer without
+ * experts beside others has nothing to choose: its feed-forward counts as attention does.
  *
  * The plan minimises the sum over layers and head; all of the model is put on the device where it fits and costs at
  * most a quarter over the best that is estimated. Choosing one option for each of them within the budget is a
@@ -64,7 +65,7 @@ pi_status pi_choose(const pi_item *item, int32_t n_items, uint64_t budget, bool 
 
 /* Sizes of one layer. */
 typedef struct pi_layer_cost {
-    int32_t n; /* neurons; of a mixture, experts: below, a neuron is then an expert */
+    int32_t n; /* neurons; of a mixture, experts: below, a neuron is then an expert. 0: its layers without experts */
     uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes; /* on the device */
     uint64_t list_bytes;                                             /* ids and biases of all neurons */
     double fixed_read;                                               /* bytes per token, FFN apart */

@@ -116,6 +116,12 @@ struct pi_session {
 static inline void pi_session_lock(const pi_session *s) { te_os_mutex_lock((te_mutex *)(uintptr_t)&s->lock); }
 static inline void pi_session_unlock(const pi_session *s) { te_os_mutex_unlock((te_mutex *)(uintptr_t)&s->lock); }
 
+/* Where layer l counts its neurons that fire, or NULL: of a mixture experts are counted. */
+static inline uint32_t *pi_fired_of(const pi_session *s, int32_t l) {
+    const pi_model_info *i = &s->model->info;
+    return s->fired && !i->n_expert ? s->fired + (size_t)i->n_ff * (size_t)l : NULL;
+}
+
 static inline float *pi_scratch(const pi_session *s, const te_team *team) {
     return s->scratch + s->scratch_floats * (size_t)team->ith;
 }

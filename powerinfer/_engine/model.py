@@ -86,6 +86,7 @@ class Model:
             is_gated=bool(native.is_gated),
             n_expert=native.n_expert,
             n_expert_used=native.n_expert_used,
+            n_layer_dense=native.n_layer_dense,
             n_neurons=native.n_neurons,
             n_placed=native.n_placed,
             predictor=name_of(PREDICTOR, native.predictor),

@@ -573,8 +573,6 @@ class Session:
                 raise ArgumentError("no tokens were counted yet")
             if reset:
                 _native.check(lib.pi_session_reset_counts(self.handle))
-        if info.n_expert:  # layers without experts count nothing
-            counts = counts[:, : info.n_expert]
         unit: Unit = "experts" if info.n_expert else "neurons"
         return Counts(counts=counts.astype(np.uint64), n_tokens=n_tokens[0], unit=unit)
 

@@ -106,10 +106,13 @@ class ModelInfo:
     """Of a mixture of experts; 0: it is none."""
     n_expert_used: int
     """By one token."""
+    n_layer_dense: int
+    """Of a mixture: so many layers at the beginning have no experts."""
     n_neurons: int
     """Of a layer that a token goes through: n_ff, or those of its experts together."""
     n_placed: int
-    """That plans place of a layer, at most: n_ff neurons, or n_expert experts."""
+    """That plans place of a layer: n_ff neurons, or n_expert experts of a mixture, whose layers without experts
+    are placed as a whole."""
     predictor: str
     """Of active neurons: "none", "mlp" (fc1 and fc2 of the file) or "sign" (the signs of the weights)."""
     sparse_threshold: float

@@ -395,15 +395,16 @@ def device_rows(plan: Plan) -> list[list[str]]:
     return rows
 
 
-def alike(a: LayerPlan, b: LayerPlan, n_ff: int, tolerance: float) -> bool:
-    return a.device == b.device and abs(len(a.hot) - len(b.hot)) <= tolerance * n_ff
+def alike(plan: Plan, a: int, b: int, tolerance: float) -> bool:
+    same = plan.layers[a].device == plan.layers[b].device
+    return same and abs(plan.share(a) - plan.share(b)) <= tolerance
 
 
 def runs(plan: Plan, tolerance: float) -> list[list[int]]:
     """Neighbouring layers that hardly differ from the first of their run."""
     out = [[0]]
     for _, i in pairwise(range(len(plan.layers))):
-        if alike(plan.layers[out[-1][0]], plan.layers[i], plan.model.n_ff, tolerance):
+        if alike(plan, out[-1][0], i, tolerance):
             out[-1].append(i)
         else:
             out.append([i])
@@ -429,7 +430,7 @@ def layer_rows(plan: Plan, *, every: bool) -> list[list[str]]:
                 span(group[0], group[-1]),
                 "GPU" if layers[0].on_device else "CPU",
                 span(min(len(y.hot) for y in layers), max(len(y.hot) for y in layers)),
-                f"{sum(len(y.hot) for y in layers) / (n * plan.model.n_ff):.0%}",
+                f"{sum(plan.share(i) for i in group) / n:.0%}",
                 f"{sum(y.active_hot for y in layers) / computed if computed else 0:.0%}",
                 microseconds(sum(gpu_us(y) for y in layers) / n),
                 microseconds(sum(cpu_us(y) for y in layers) / n),
@@ -459,7 +460,7 @@ def heights(plan: Plan) -> str:
     """A character for each layer: how much of it lies in VRAM; a dot where attention is on the CPU."""
     levels = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588" if is_smart(sys.stdout) else "12345678"
     return "".join(
-        levels[min(7, 8 * len(y.hot) // plan.model.n_ff)] if y.on_device else "." for y in plan.layers
+        levels[min(7, int(8 * plan.share(i)))] if y.on_device else "." for i, y in enumerate(plan.layers)
     )
 
 

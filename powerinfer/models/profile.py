@@ -121,10 +121,6 @@ def _count_experts(
     info = model.info
     width, done = n_ctx - len(head), 0
     counts = np.zeros((info.n_layer, info.n_expert), np.uint64)
-    with_experts = [
-        any(t.name.startswith(f"blk.{layer}.") and "_exps." in t.name for t in model.file.tensors)
-        for layer in range(info.n_layer)
-    ]
     session = Session(
         model, n_ctx=n_ctx, n_batch=min(n_batch, n_ctx), n_threads=n_threads, count_neurons=True
     )
@@ -147,8 +143,7 @@ def _count_experts(
                     progress(done, len(tokens))
             if not np.isfinite(session.hidden()).all():
                 raise FormatError("the model's values are not finite: its weights are broken")
-            counts += session.neuron_counts(reset=True).counts[:, : info.n_expert]
-    counts[np.logical_not(with_experts)] = 0
+            counts += session.neuron_counts(reset=True).counts
     return Counts(counts=counts, n_tokens=len(tokens), unit="experts")
 
 

@@ -20,7 +20,7 @@ def engine_view(llm: AsyncLlama, info: LlamaInfo, name: str) -> dict[str, Any]:
     layers = []
     for i in range(model.n_layer):
         there = plan is not None and plan.layers[i].on_device
-        hot = len(plan.layers[i].hot) / model.n_ff if plan is not None else 0.0
+        hot = plan.share(i) if plan is not None else 0.0
         where = "device" if there and hot == 1 else "both" if there or hot else "cpu"
         step = stats.layers[i] if i < len(stats.layers) else None
         layers.append(

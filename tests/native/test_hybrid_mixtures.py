@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError, UnsupportedError
+from powerinfer import ArgumentError
 from powerinfer._engine import devices
 from powerinfer._engine.loader import Loader
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
-from tests import reference, rounding
+from tests import models, reference, rounding
 from tests.native.test_mixtures import N_LAYER, SPEC, TOKENS, VARIANTS, write
 
 N_CTX, N_USED = 128, 3
@@ -28,7 +28,7 @@ SPLITS: dict[str, Sequence[int]] = {
     "some": (1, 2, 5, 6),
     "mixed": (0, 3, 7),
 }
-DEVICES = [name for name in VARIANTS if name not in ("olmoe", "glm4moe", "gpt-oss")]
+DEVICES = list(VARIANTS)
 SLOW = engine.Rates(
     cpu_bytes_per_s=1e7, handover_us=0, layer_us=0, ffn_us=0
 )  # a host that gains by all bytes
@@ -48,7 +48,8 @@ def settings(n_batch: int, budgets: Sequence[int] = (1 << 34,), **change: Any) -
 
 def place(model: Model, split: str, n_batch: int, devices: Sequence[int] | None = None, **change: Any) -> Any:
     on = [split != "mixed" or layer % 2 == 1 for layer in range(N_LAYER)]
-    hot = [np.array(SPLITS[split] if here else (), np.int32) for here in on]
+    dense = model.info.n_layer_dense
+    hot = [np.array(SPLITS[split] if here and i >= dense else (), np.int32) for i, here in enumerate(on)]
     return engine.native_plan(
         model,
         settings(n_batch, [1 << 34] * (max(devices) + 1 if devices else 1), **change),
@@ -117,22 +118,19 @@ def test_weights_that_a_device_does_not_map(tmp_path: Path) -> None:
         assert np.array_equal(*rows)
 
 
-def test_norms_over_all_heads_are_refused(tmp_path: Path) -> None:
-    with (
-        Model(write(tmp_path / "m.gguf", "olmoe")) as m,
-        pytest.raises(UnsupportedError, match="norms over all heads"),
-    ):
-        place(m, "some", 64)
-
-
 def test_a_gpu_that_nobody_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the model to the CPU, with a warning."""
     monkeypatch.setattr(devices, "_warned", set())
     found = devices.Devices(kind="host", indices=(0,), budgets=(1 << 30,), automatic=True)
     said: dict[str, Any] = {"n_ctx": 0, "n_batch": 16, "sparsity": "auto", "type_k": None, "type_v": None}
+    file = reference.load(write(tmp_path / "m.gguf", "mixtral"))
+    mixed = {
+        name: value.astype(np.float32 if "gate" in name or value.ndim < 2 else np.float16)
+        for name, value in file.tensors.items()
+    }
     with (
-        Model(write(tmp_path / "m.gguf", "olmoe")) as model,
-        pytest.warns(UserWarning, match="is not used: layer 0 has norms over all heads"),
+        Model(models.write(tmp_path / "m.gguf", file.meta, mixed)) as model,
+        pytest.warns(UserWarning, match="is not used: layer 0 has experts whose gate and up are of two"),
         Loader(model, devices=found, **said).open() as s,
     ):
         s.feed([3])

@@ -94,6 +94,7 @@ typedef struct te_attention_args {
     int32_t n_tok, n_head, n_head_kv, n_embd_head; /* n_embd_head: even, at most 256 */
     const float *q_norm, *k_norm;                  /* [n_embd_head] RMS norm of each head, or NULL */
     float norm_eps, scale;                         /* scores are multiplied by scale */
+    const float *sinks; /* [n_head] or NULL: one more score of each head, of no position and no V, as it is */
     te_rope_kind rope;
     int32_t n_rot;        /* leading values of a head that are rotated */
     const float *cs;      /* [n_tok][n_rot] cos and sin of each pair */
@@ -193,7 +194,8 @@ typedef struct te_ffn_args {
 typedef enum te_gating {
     TE_GATING_SOFTMAX,
     TE_GATING_SIGMOID,
-    TE_GATING_CHOSEN /* the choice is by the scores themselves, weights are the softmax over the chosen ones */
+    TE_GATING_CHOSEN /* the choice is by the scores themselves, weights are the softmax over the chosen ones, of which
+                        -inf counts as the least number */
 } te_gating;
 
 /* A token's experts: those n_used with the largest p + choice_b, p being the softmax or sigmoid of its scores, the first

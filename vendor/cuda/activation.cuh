@@ -17,7 +17,7 @@ __device__ __forceinline__ float activate(te_activation act, float threshold, fl
     case TE_GELU:
         return 0.5f * x * erfcf(-0.707106781f * x);
     case TE_CLAMPED:
-        x = fminf(x, 7);
+        x = x > 7 ? 7 : x; // what is no number stays none
         return x / (1 + expf(-1.702f * x));
     case TE_GELU_TANH:
         break;
@@ -29,7 +29,7 @@ __device__ __forceinline__ float activate(te_activation act, float threshold, fl
 // as if up had not been computed.
 __device__ __forceinline__ float gated_value(te_activation act, float gate, float up) {
     if (gate == 0 && (act == TE_RELU || act == TE_DRELU)) return 0;
-    if (act == TE_CLAMPED) return gate * (fmaxf(-7, fminf(up, 7)) + 1);
+    if (act == TE_CLAMPED) return gate * ((up > 7 ? 7 : up < -7 ? -7 : up) + 1);
     return gate * (act == TE_DRELU ? fmaxf(up, 0) : up);
 }
 

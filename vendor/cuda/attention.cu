@@ -381,6 +381,8 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
     if (line < n_lines)
 #pragma unroll
         for (int g = 0; g < G; g++) lines[(line * G + g) * pairs + pair] = acc[g];
+    // A sink is one more score, of no V; where it is too large for the sum, all positions' share is 0.
+    if (a.sinks && used == 1 && tid < heads) s.total[tid] += expf(__ldg(a.sinks + head + tid) - s.best[tid]);
     __syncthreads();
     const int width = d + 2; // a part: its maximum, its total, its sums
     float *scratch = a.scratch + ((size_t)(t * a.n_head + head) * args.splits) * width;
@@ -433,6 +435,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
                 most = now;
             }
         }
+        if (a.sinks) total += expf(__ldg(a.sinks + head + g) - most);
         *(float2 *)&out[g * d + 2 * c] = make_float2(sum.x / total, sum.y / total);
     }
 }

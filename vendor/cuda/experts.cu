@@ -1,4 +1,6 @@
 // experts.cu - te_route_args and te_experts_args of a few tokens: the router's choice, checks, and how rows are shared out.
+#include <cfloat>
+
 #include "experts.cuh"
 #include "formats.cuh"
 #include "launch.h"
@@ -49,7 +51,10 @@ __device__ __forceinline__ int finish_route(const te_route_args &a, int t, const
     const int lane = threadIdx.x % 32, n = a.n_used;
     if (a.gating == TE_GATING_CHOSEN) {
         float most = -INFINITY, sum = 0;
-        for (int r = lane; r < n; r += 32) most = fmaxf(most, w[r]);
+        for (int r = lane; r < n; r += 32) { // where all are ruled out, each is as good as another
+            if (w[r] == -INFINITY) w[r] = -FLT_MAX;
+            most = fmaxf(most, w[r]);
+        }
         most = warp_max(most);
         for (int r = lane; r < n; r += 32) sum += w[r] = expf(w[r] - most);
         sum = warp_sum(sum);

@@ -66,10 +66,9 @@ def draw(plan: Plan, path: str | os.PathLike[str], *, title: str = "") -> None:
     memory.set_yticks([])
     memory.set_xlabel("GiB of VRAM")
     memory.legend(ncols=5, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    n_ff = plan.model.n_ff
     index = list(range(len(plan.layers)))
     layers.bar(
-        index, [100 * len(y.hot) / n_ff for y in plan.layers], color=_COLOURS["ffn"], label="neurons in VRAM"
+        index, [100 * plan.share(i) for i in index], color=_COLOURS["ffn"], label=f"{plan.model.unit} in VRAM"
     )
     carried = [100 * y.active_hot / (y.active_hot + y.active_cold or 1) for y in plan.layers]
     layers.plot(index, carried, "o", color="#d62728", markersize=3, label="of those computed per token")

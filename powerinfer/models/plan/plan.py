@@ -48,6 +48,8 @@ class Identity:
     """Neurons of a layer; of a mixture, experts."""
     n_expert: int
     """Of a mixture; 0: it is none."""
+    n_layer_dense: int
+    """Of a mixture: so many layers at the beginning have no experts; they are placed as a whole."""
     n_vocab: int
     file_bytes: int
     tensors: str
@@ -87,6 +89,7 @@ def identify(model: Model) -> Identity:
         n_embd=info.n_embd,
         n_ff=info.n_placed,
         n_expert=info.n_expert,
+        n_layer_dense=info.n_layer_dense,
         n_vocab=info.n_vocab,
         file_bytes=file.info.n_bytes,
         tensors=tensors.hexdigest(),
@@ -165,7 +168,13 @@ class Plan:
     @property
     def hot_share(self) -> float:
         """Of all neurons, those on the device."""
-        return self.n_hot / (self.model.n_ff * self.model.n_layer)
+        return self.n_hot / (self.model.n_ff * (self.model.n_layer - self.model.n_layer_dense))
+
+    def share(self, layer: int) -> float:
+        """Of one layer's neurons or experts, those on the device; of a layer that is placed as a whole: 0 or
+        1."""
+        y = self.layers[layer]
+        return float(y.on_device) if layer < self.model.n_layer_dense else len(y.hot) / self.model.n_ff
 
     @property
     def carried(self) -> float:

@@ -95,7 +95,7 @@ def _rates(table: Any) -> Any:
 
 def _model(table: Any) -> Any:
     """Plans of this version were also written before there were mixtures."""
-    return {"n_expert": 0} | table if isinstance(table, dict) else table
+    return {"n_expert": 0, "n_layer_dense": 0} | table if isinstance(table, dict) else table
 
 
 def from_json(text: str, name: str = "the text") -> Plan:
@@ -129,6 +129,8 @@ def from_json(text: str, name: str = "the text") -> Plan:
     layers = t.value(table, "layers", list)
     if not (model.n_layer and model.n_ff):
         raise t.wrong("its model has no layers, or layers without neurons")
+    if model.n_layer_dense >= model.n_layer:
+        raise t.wrong(f"{model.n_layer_dense} of its model's {model.n_layer} layers have no experts")
     if len(layers) != model.n_layer:
         raise t.wrong(f"it has {len(layers)} layers, its model has {model.n_layer}")
     plan = Plan(
