@@ -9,11 +9,12 @@ struct attention_case {
     bool norm;
     std::vector<int> seq, pos;
     int window = 0;
+    bool sinks = false;
 };
 
 static void check_attention_case(const attention_case &k) {
-    AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d, window %d", k.n_tok, k.n_head, k.n_head_kv, k.d,
-       te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.window);
+    AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d, window %d, sinks %d", k.n_tok, k.n_head, k.n_head_kv,
+       k.d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.window, k.sinks);
     const int n_seq = 5, n_ctx = 2048, ld_table = n_ctx / 64, n_blocks = n_seq * ld_table + 3;
     const size_t d = (size_t)k.d, row_k = te_row_bytes(k.type_k, k.d), row_v = te_row_bytes(k.type_v, k.d);
     const size_t pool_k = (size_t)n_blocks * (size_t)k.n_head_kv * 64 * row_k,
@@ -84,6 +85,8 @@ static void check_attention_case(const attention_case &k) {
     op.type_v = k.type_v;
     op.n_ctx = n_ctx;
     op.window = k.window;
+    const std::vector<float> sinks = some_sinks(k.n_head);
+    op.sinks = k.sinks ? device_of(sinks) : nullptr;
     op.early = k.norm || k.n_tok == 3;
     op.out = out.data();
     op.ld_out = ldq;
@@ -159,6 +162,10 @@ static void check_attention_case(const attention_case &k) {
                 most = fmax(most, score[(size_t)p]);
             }
             std::vector<double> value(d, 0), weight(d, 0);
+            if (k.sinks) {
+                total = exp((double)sinks[(size_t)h] - most);
+                doubt += 2 * EPS * fabs((double)sinks[(size_t)h] - most);
+            }
             for (int p = lowest; p < n; p++) {
                 const double e = exp(score[(size_t)p] - most);
                 total += e;
@@ -175,7 +182,7 @@ static void check_attention_case(const attention_case &k) {
     for (const void *p :
          {(const void *)op.q, (const void *)op.k, (const void *)op.v, (const void *)op.q_norm, (const void *)op.k_norm,
           (const void *)op.cs, (const void *)op.pos, (const void *)op.table, (const void *)op.row, (const void *)dk,
-          (const void *)dv, (const void *)op.scratch, (const void *)op.counter})
+          (const void *)dv, (const void *)op.scratch, (const void *)op.counter, (const void *)op.sinks})
         OK(api->free(dev, (void *)p));
     out.free();
 }
@@ -242,6 +249,27 @@ static void check_attention() {
          {3, 3, 3, 3, 3, 3, 3, 3},
          {120, 121, 122, 123, 124, 125, 126, 127},
          8},
+        // Sinks: of one part and of several, in all three kinds of groups.
+        {1, 64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0}, {0}, 0, true},
+        {1, 64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0}, {1000}, 128, true},
+        {1, 64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0}, {2000}, 0, true},
+        {1, 8, 8, 128, TE_F16, TE_F16, neox, 128, false, {1}, {1500}, 0, true},
+        {1, 6, 2, 80, TE_F32, TE_F32, neox, 32, true, {3}, {700}, 0, true},
+        {1, 71, 1, 64, TE_Q8_0, TE_Q8_0, neox, 64, false, {0}, {1700}, 0, true},
+        {3, 64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0, 1, 2}, {5, 1800, 64}, 0, true},
+        {8,
+         64,
+         8,
+         64,
+         TE_Q8_0,
+         TE_F16,
+         neox,
+         64,
+         false,
+         {0, 1, 1, 2, 3, 3, 3, 4},
+         {1000, 0, 1, 300, 15, 16, 17, -1},
+         128,
+         true},
     };
     for (const attention_case &c : cases) check_attention_case(c);
 }

@@ -230,6 +230,7 @@ static void check_experts_case(const expert_case &k) {
                 const double ul = us.limit() + 4 * EPS * fabs(uv);
                 if (k.act == TE_RELU && fabs(gv - threshold) <= gs.limit() + 4 * EPS) gl += threshold;
                 if (k.act == TE_DRELU) uv = fmax(uv, 0);
+                if (k.act == TE_CLAMPED) uv = clamped_up(uv);
                 near(j, (double)hv[j], a * uv, gl * (fabs(uv) + ul) + fabs(a) * ul + 4 * EPS * fabs(a * uv));
                 asked += 3;
                 fired += hv[j] != 0 ? 3 : 0;
@@ -326,7 +327,8 @@ static void check_fetches() {
     uint32_t asked = 0, n = 0;
     OK(api->fetch_open(dev));
     for (int type : all_types)
-        for (int cols : {256, 2048, 5376}) {
+        for (int cols : {256, 2048, 2880, 5376}) {
+            if (cols % te_type_get(type)->block_weights) continue;
             AT("fetch %s, %d columns", te_type_get(type)->name, cols);
             const int rows = 333;
             matrix a = matrix_new(type, rows, cols);
@@ -366,16 +368,24 @@ static void check_experts() {
         for (int n_tok : {1, 2, 8})
             for (int shape = 0; shape < 4; shape++) {
                 const int n_embd[] = {unit == 4 ? 68 : unit, 256, 2048, 1024}, n_ff[] = {unit, 768, 256, 1792};
-                const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_TANH};
+                const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_TANH, TE_CLAMPED};
                 if (n_tok == 8 && shape > 1) continue;
                 turn++;
                 check_experts_case({type, turn % 4 || n_ff[shape] % 32 ? type : TE_Q8_0, n_tok, n_embd[shape],
-                                    n_ff[shape], 5 + shape, 3, acts[turn % 5], turn % 3 == 0, turn % 2 == 0});
+                                    n_ff[shape], 5 + shape, 3, acts[turn % 6], turn % 3 == 0, turn % 2 == 0});
             }
     }
     check_experts_case({TE_Q4_0, TE_Q4_0, 1, 2048, 768, 12, 8, TE_SILU, false, false});
     check_experts_case({TE_Q4_0, TE_Q6_K, 1, 256, 256, 1, 1, TE_SILU, false, false});
     check_experts_case({TE_F16, TE_F16, 8, 64, 36, 70, 64, TE_SILU, false, true});
+    for (int n_tok : {1, 3, 8}) // as gpt-oss has them: rows of 90 blocks
+        for (int missing = 0; missing < 2; missing++) {
+            check_experts_case({TE_MXFP4, TE_MXFP4, n_tok, 2880, 160, 7, 4, TE_CLAMPED, missing != 0, true});
+            check_experts_case({TE_MXFP4, TE_MXFP4, n_tok, 160, 2880, 7, 4, TE_CLAMPED, missing != 0, true});
+        }
+    check_experts_case({TE_MXFP4, TE_MXFP4, 1, 2880, 2880, 3, 2, TE_CLAMPED, false, true});
+    for (int down : {TE_Q6_K, TE_Q5_K, TE_Q3_K})
+        check_experts_case({TE_Q4_K, down, 2, 256, 512, 5, 3, TE_SILU, false, false});
     check_expected();
     check_fetches();
 }

@@ -55,6 +55,7 @@ struct heads_case {
     bool norm;
     std::vector<int> first, n; // of each sequence: the position of its first token here, and how many tokens
     int window = 0;
+    bool sinks = false;
 };
 static std::vector<double> settled(const float *x, int d, const float *norm, double eps, const heads_case &k,
                                    bool rotate, const float *cs) {
@@ -76,8 +77,8 @@ static void check_attention_case(const heads_case &k) {
     const int n_seq = (int)k.n.size(), d = k.d, n_ctx = 1024, ld_table = n_ctx / 64;
     int n_tok = 1; // one that is left out
     for (int n : k.n) n_tok += n;
-    AT("attention %d on %d heads of %d, %s %s, rope %d, norm %d, %d tokens, window %d", k.n_head, k.n_head_kv, d,
-       te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.norm, n_tok, k.window);
+    AT("attention %d on %d heads of %d, %s %s, rope %d, norm %d, %d tokens, window %d, sinks %d", k.n_head, k.n_head_kv,
+       d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.norm, n_tok, k.window, k.sinks);
     const size_t row_k = te_row_bytes(k.type_k, d), row_v = te_row_bytes(k.type_v, d);
     const size_t n_rows = (size_t)(n_seq * ld_table * k.n_head_kv * 64);
     auto pool_new = [&](int type, size_t row) {
@@ -145,6 +146,8 @@ static void check_attention_case(const heads_case &k) {
     op.type_v = k.type_v;
     op.n_ctx = n_ctx;
     op.window = k.window;
+    const std::vector<float> sinks = some_sinks(k.n_head);
+    op.sinks = k.sinks ? device_of(sinks) : nullptr;
     op.ld_out = (size_t)(k.n_head * d + 4);
     op.out = device_of(std::vector<float>((size_t)n_tok * op.ld_out, CANARY));
     op.scratch = device_new<float>(api->prompt_attention_floats(dev, &op));
@@ -210,6 +213,7 @@ static void check_attention_case(const heads_case &k) {
                 score.push_back(s * (double)op.scale);
                 top = std::max(top, score.back());
             }
+            if (k.sinks) total = exp((double)sinks[(size_t)h] - top);
             for (int p = lowest; p <= pos[(size_t)t]; p++) {
                 const std::vector<float> y = stored(v_now, k.type_v, row_v, row_of(seq[(size_t)t], p, h / group));
                 const double e = exp(score[(size_t)(p - lowest)] - top);
@@ -225,8 +229,8 @@ static void check_attention_case(const heads_case &k) {
         for (size_t c = (size_t)(k.n_head * d); c < op.ld_out; c++)
             near((long)c, (double)out[(size_t)t * op.ld_out + c], (double)CANARY, 0);
     }
-    for (const void *p :
-         {(const void *)op.k_pool, (const void *)op.v_pool, (const void *)op.out, (const void *)op.scratch})
+    for (const void *p : {(const void *)op.k_pool, (const void *)op.v_pool, (const void *)op.out,
+                          (const void *)op.scratch, (const void *)op.sinks})
         OK(api->free(dev, (void *)p));
 }
 static void check_attention() {
@@ -242,6 +246,11 @@ static void check_attention() {
         check_attention_case({32, 8, 128, TE_F16, TE_F16, norm, 128, false, {0}, {300}, window});
         check_attention_case({8, 4, 256, TE_F16, TE_F16, neox, 256, true, {0, 500}, {100, 163}, window});
         check_attention_case({4, 2, 64, TE_Q8_0, TE_Q8_0, none, 0, false, {3, 600, 0}, {40, 9, 130}, window});
+    }
+    for (int window : {0, 128}) {
+        check_attention_case({64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0}, {300}, window, true});
+        check_attention_case({6, 2, 80, TE_Q8_0, TE_F16, none, 0, true, {3, 600, 0}, {40, 9, 130}, window, true});
+        check_attention_case({11, 1, 256, TE_F16, TE_F16, neox, 256, false, {63}, {140}, window, true});
     }
     for (int type : {TE_F32, TE_BF16, TE_Q8_0}) {
         check_attention_case({8, 2, 128, type, type, norm, 128, false, {5, 0}, {100, 30}});

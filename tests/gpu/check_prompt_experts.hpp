@@ -107,7 +107,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
     }
     // Of some tokens. Errors of factors that are rounded to F16 are independent: six times what such make.
     const double f16 = 6 * 0x1p-11;
-    for (int t = 0; t < k.n_tok; t += k.n_tok > 24 ? 1 + (int)(random_word() % (unsigned)(k.n_tok / 12)) : 1) {
+    for (int t = 0; t<k.n_tok; t += k.n_tok> 24 ? 1 + (int)(random_word() % (unsigned)(k.n_tok / 12)) : 1) {
         std::vector<double> want((size_t)k.n_embd, 0), limit((size_t)k.n_embd, 0);
         for (int c = 0; c < k.n_embd && k.bias; c++)
             want[(size_t)c] = (double)before[(size_t)t * (size_t)k.n_embd + (size_t)c];
@@ -138,6 +138,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                 double la = 1.2 * l[0];
                 if (k.act == TE_RELU && fabs(v[0] - threshold) <= l[0]) la += threshold;
                 if (k.act == TE_DRELU) v[1] = fmax(v[1], 0);
+                if (k.act == TE_CLAMPED) v[1] = clamped_up(v[1]);
                 hv.push_back(a * v[1]);
                 hl.push_back(la * (fabs(v[1]) + l[1]) + fabs(a) * l[1]);
                 most = fmax(most, fabs(hv.back()));
@@ -189,14 +190,18 @@ static void check_prompt_experts() {
             const int n_embd[] = {unit == 4 ? 68 : unit, 512, 256, 1024},
                       n_ff[] = {unit == 4 ? 20 : unit, 256, 768, 512}, n_tok[] = {9, 300, 40, 65},
                       n_expert[] = {4, 6, 16, 3};
-            const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_TANH};
+            const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_TANH, TE_CLAMPED};
             turn++;
             check_prompt_experts_case({type, turn % 3 || n_ff[shape] % 32 ? type : TE_Q8_0, n_tok[shape], n_embd[shape],
-                                       n_ff[shape], n_expert[shape], 2, acts[turn % 5], turn % 2 == 0,
+                                       n_ff[shape], n_expert[shape], 2, acts[turn % 6], turn % 2 == 0,
                                        shape == 2 ? 256 : 0, shape == 1 ? 256 : 0});
         }
     }
     check_prompt_experts_case({TE_Q4_0, TE_Q4_0, 700, 256, 96, 3, 1, TE_SILU, false, 0, 0});
     check_prompt_experts_case({TE_F16, TE_F16, 33, 256, 64, 5, 4, TE_SILU, false, 0, 0, 3e3f});
     check_prompt_experts_case({TE_F32, TE_F32, 20, 96, 64, 1, 1, TE_SILU, true, 0, 64});
+    check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 70, 2880, 160, 7, 4, TE_CLAMPED, true, 0, 0}); // as gpt-oss has them
+    check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 70, 160, 2880, 7, 4, TE_CLAMPED, true, 0, 0});
+    check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 40, 160, 2880, 5, 4, TE_CLAMPED, true, 1024, 64});
+    check_prompt_experts_case({TE_Q4_K, TE_Q6_K, 40, 256, 512, 5, 3, TE_SILU, false, 0, 0});
 }

@@ -170,6 +170,13 @@ static int some_cols(int type, int i) {
     return is_float(type) ? floats[i] : te_type_get(type)->block_weights == 32 ? blocks[i] : ks[i];
 }
 
+// Of heads: most beside their scores, some far above, some far below them.
+static std::vector<float> some_sinks(int n_head) {
+    std::vector<float> v = normals((size_t)n_head, 3);
+    for (size_t h = 1; h < v.size(); h += 5) v[h] = h % 2 ? -120.0f : 120.0f;
+    return v;
+}
+static double clamped_up(double x) { return fmin(fmax(x, -7), 7) + 1; } // what TE_CLAMPED makes of up
 static double activation(te_activation act, double threshold, double x) {
     switch (act) {
     case TE_RELU:
@@ -182,6 +189,9 @@ static double activation(te_activation act, double threshold, double x) {
         return 0.5 * x * erfc(-x * 0.70710678118654752);
     case TE_GELU_TANH:
         return x / (1 + exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)));
+    case TE_CLAMPED:
+        x = fmin(x, 7);
+        return x / (1 + exp(-1.702 * x));
     }
     return NAN;
 }

@@ -14,6 +14,7 @@ from powerinfer import FormatError, Llama, UnsupportedError
 from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
 from powerinfer.models import plan as plans
+from powerinfer.models.plan.rates import HOST_RATES
 from tests import models, reference, rounding
 from tests.native.test_experts import same_bits_alone
 
@@ -460,14 +461,16 @@ def test_uses_are_counted_where_there_are_experts(tmp_path: Path) -> None:
         counts = s.neuron_counts().counts
     assert counts.shape == (3, 8)
     assert counts.sum(axis=1).tolist() == [0, 3 * len(TOKENS), 3 * len(TOKENS)]
-    with pytest.raises(UnsupportedError, match="layers without experts beside others"):
-        plans.make_plan(path, vram_budget=1, rates=plans.Rates())
 
 
-def test_devices_refuse_what_gpt_oss_has_beside_experts(tmp_path: Path) -> None:
-    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["gpt-oss"])
-    with pytest.raises(UnsupportedError, match="clamped activations on a device are not supported yet"):
-        plans.make_plan(path, vram_budget=1, rates=plans.Rates())
+def test_neurons_of_layers_without_experts_are_not_counted_as_uses(tmp_path: Path) -> None:
+    """Whatever kernels compute them: here those that leave silent neurons out."""
+    path = write(tmp_path / "m.gguf", "glm4moe", {"powerinfer.hidden_act": "relu"})
+    with Model(path) as m, Session(m, n_threads=2, count_neurons=True, sparsity="exact") as s:
+        for token in TOKENS:
+            s.feed([token])
+        counts = s.neuron_counts().counts
+    assert counts.sum(axis=1).tolist() == [0, 0] + [3 * len(TOKENS)] * 3
 
 
 OSS = "gpt-oss."
@@ -498,16 +501,22 @@ def test_bad_files_of_gpt_oss_are_refused_by_name(
 def test_experts_that_are_ruled_out_are_chosen_where_there_are_no_others(tmp_path: Path) -> None:
     """A router may say minus infinity of all; it then ranks them in their order, as of equal ones."""
     spec = models.SPECS["gpt-oss"]
-    answers = []
+    answers: list[Any] = []
     for value in (-np.inf, -1e30):  # beside which the products are nothing
         values = models.file_tensors(spec, models.draw(spec))
         for i in range(spec.n_layer):
             values[f"blk.{i}.ffn_gate_inp.bias"] = np.full(spec.n_expert, value, np.float32)
         path = models.write(tmp_path / "m.gguf", models.metadata(spec), values)
-        with Model(path) as m, Session(m, n_threads=2) as s:
-            s.feed(TOKENS)
-            answers.append(s.logits().copy())
-    assert np.isfinite(answers[0]).all() and np.array_equal(answers[0], answers[1])
+        with Model(path) as m:
+            plan = plans.make_plan(m, vram_budget=16, n_batch=64, rates=HOST_RATES)
+            assert plan.n_hot == spec.n_expert * spec.n_layer
+            for more in ({}, {"plan": plan.native(m), "device": "host", "n_batch": 64}):
+                with Session(m, n_threads=2, n_ctx=plan.settings.n_ctx, **more) as s:
+                    s.feed(TOKENS)
+                    answers.append(s.logits().copy())
+    assert np.isfinite(answers).all()
+    assert np.array_equal(answers[0], answers[2]) and np.array_equal(answers[1], answers[3])
+    assert reference.relative_error(answers[1], answers[0]) < (3e-2 if rounding.BF16 else 2e-3)
 
 
 @pytest.mark.parametrize("name", ["sinks", "q", "ffn_down_exps", "ffn_gate_inp"])
