@@ -79,7 +79,10 @@ static float exponents(float *x, int32_t n) {
 /* The n_used experts of one token, and their weights. rank, group [n_expert]: room to work. */
 static void choose(const pi_experts *w, const float *p, float *rank, float *group, int32_t *expert, float *weight) {
     float sum = 0;
-    for (int32_t e = 0; e < w->n_expert; e++) rank[e] = w->choice_b ? p[e] + w->choice_b[e] : p[e];
+    for (int32_t e = 0; e < w->n_expert; e++) {
+        rank[e] = w->choice_b ? p[e] + w->choice_b[e] : p[e];
+        if (rank[e] == taken) rank[e] = -FLT_MAX;
+    }
     if (w->n_group > 1) keep_best_groups(w, rank, group);
     for (int32_t r = 0; r < w->n_used; r++) {
         const int32_t best = best_of(rank, w->n_expert);

@@ -36,6 +36,17 @@ static void drop_groups(const te_route_args *a, float *rank, float *group) {
             rank[(ptrdiff_t)g * size + e] = -INFINITY;
 }
 
+/* The first expert that is none of expert[0..n-1]: of what is not a number any will do that is another. */
+static int32_t first_left(const int32_t *expert, int32_t n) {
+    int32_t e = 0;
+    for (int32_t r = 0; r < n; r++)
+        if (expert[r] == e) {
+            e++;
+            r = -1;
+        }
+    return e;
+}
+
 static void choose(const pi_host_device *d, const te_route_args *a, int32_t t, float *p, float *rank, float *group) {
     const int32_t n = a->n_expert;
     int32_t *expert = a->expert + (ptrdiff_t)t * a->n_used;
@@ -49,7 +60,7 @@ static void choose(const pi_host_device *d, const te_route_args *a, int32_t t, f
     for (int32_t r = 0; r < a->n_used; r++) {
         const ranked next = next_best(rank, n, last);
         if (next.at >= 0) last = next;
-        expert[r] = last.at < 0 ? 0 : last.at; /* of what is not a number any will do */
+        expert[r] = next.at >= 0 ? next.at : first_left(expert, r);
         weight[r] = p[expert[r]];
         if (a->gating == TE_GATING_CHOSEN && weight[r] == -INFINITY) weight[r] = -FLT_MAX;
     }

@@ -145,7 +145,9 @@ def _shape_of(file: ModelFile, unit: Unit) -> tuple[int, int]:
         if not isinstance(value, int) or value <= 0:
             raise FormatError(f"{file.path}: the key {architecture}.{name} is missing or no positive integer")
         shape.append(value)
-    return shape[0], shape[1]
+    # Layers behind the others that guess at further tokens (GLM 4.5) are not computed.
+    unused = file.metadata.get(f"{architecture}.nextn_predict_layers", 0)
+    return shape[0] - (unused if isinstance(unused, int) else 0), shape[1]
 
 
 # ---- in a folder

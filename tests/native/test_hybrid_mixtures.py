@@ -4,6 +4,7 @@ are where, decoded tokens to sums of floats."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from powerinfer._engine.loader import Loader
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
 from tests import models, reference, rounding
-from tests.native.test_mixtures import N_LAYER, SPEC, TOKENS, VARIANTS, write
+from tests.native import test_mixtures
+from tests.native.test_mixtures import N_LAYER, SPEC, TOKENS, VARIANTS, draw, write
 
 N_CTX, N_USED = 128, 3
 # Experts of a layer that are on the device; "mixed": of every other layer; "cpu": of none, but the head is.
@@ -95,6 +97,37 @@ def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> 
                 if not rounding.BF16:  # rounded inputs of a prompt choose other experts where two are as good
                     assert reference.relative_error(s.logits(), expected[-1]) < 2e-3, split
                 assert np.isfinite(s.logits()).all()
+
+
+def test_a_number_of_experts_that_is_no_multiple_of_four(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a prompt's scores are as wide as a GPU writes them."""
+    monkeypatch.setattr(test_mixtures, "SPEC", replace(SPEC, n_expert=6))
+    path = write(tmp_path / "m.gguf", "mixtral")
+    expected = reference.forward(reference.load(path), TOKENS)
+    with Model(path) as m, opened(m, place(m, "one", 64)) as s:
+        s.feed(TOKENS)
+        if not rounding.BF16:
+            assert reference.relative_error(s.logits(), expected[-1]) < 2e-3
+        s.drop()
+        assert reference.relative_error(decoded(s), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["mixtral", "groups"])
+def test_scores_that_are_no_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token's experts are different all the same: kernels have room for as many routes of an expert as there are
+    tokens."""
+
+    def drawn(label: str, *shape: int) -> Any:
+        return draw(label, *shape) * np.float16(np.nan if "/router" in label else 1)
+
+    monkeypatch.setattr(test_mixtures, "draw", drawn)
+    with Model(write(tmp_path / "m.gguf", name, {"expert_used_count": 4})) as m:
+        eight: Any = {"n_seq": 8, "n_pool": 8 * N_CTX, "count_neurons": True}
+        with opened(m, place(m, "none", 64, **eight), **eight) as s:
+            s.feed(TOKENS[:8], seq=list(range(8)), want_logits=True)
+            assert (s.neuron_counts().counts <= 8).all()
 
 
 @pytest.mark.parametrize("name", ["smallthinker", "olmoe", "glm4moe", "gpt-oss"])

@@ -519,6 +519,20 @@ def test_experts_that_are_ruled_out_are_chosen_where_there_are_no_others(tmp_pat
     assert reference.relative_error(answers[1], answers[0]) < (3e-2 if rounding.BF16 else 2e-3)
 
 
+def test_ranks_below_all_floats_still_name_experts(tmp_path: Path) -> None:
+    """Biases of a router and of the choice that together are no float any more."""
+    file = reference.load(write(tmp_path / "m.gguf", "gpt-oss"))
+    tensors = {name: value.astype(np.float32) for name, value in file.tensors.items()}
+    for i in range(N_LAYER):
+        for stem in ("ffn_gate_inp", "exp_probs_b"):
+            tensors[f"blk.{i}.{stem}.bias"] = np.full(SPEC.n_expert, -3e38, np.float32)
+    path = models.write(tmp_path / "n.gguf", file.meta, tensors)
+    with Model(path) as m, Session(m, n_threads=2, count_neurons=True) as s:
+        s.feed(TOKENS)
+        counts = s.neuron_counts().counts
+    assert (counts[:, : SPEC.n_used] == len(TOKENS)).all() and not counts[:, SPEC.n_used :].any()
+
+
 @pytest.mark.parametrize("name", ["sinks", "q", "ffn_down_exps", "ffn_gate_inp"])
 def test_a_tensor_of_gpt_oss_that_is_missing(name: str, tmp_path: Path) -> None:
     spec = models.SPECS["gpt-oss"]

@@ -21,6 +21,7 @@ from powerinfer.models import profile as module
 from powerinfer.models import writer
 from powerinfer.models.corpus import Corpus, read_corpus
 from powerinfer.models.profile import plot, profile
+from powerinfer.models.rewrite import rewrite
 from powerinfer.models.statistics import Counts, read_activation_dir, read_counts, summarise_all
 from tests import models, reference
 from tests.native import test_mixtures
@@ -520,6 +521,19 @@ def test_uses_of_experts_are_those_of_the_reference(name: str, n_batch: int, tmp
     assert (counts.counts.sum(axis=1) == len(tokens) * test_mixtures.SPEC.n_used).all()
     moved = np.abs(counts.counts.astype(np.int64) - expected_uses).sum(axis=1)
     assert (moved <= 2 * doubtful).all() and doubtful.sum() < 0.1 * len(tokens) * len(doubtful)
+
+
+def test_layers_that_guess_at_further_tokens_have_no_counts(tmp_path: Path) -> None:
+    """What is written of a model whose last layer is not computed is read again."""
+    keys = {"block_count": test_mixtures.N_LAYER + 1, "nextn_predict_layers": 1}
+    path, out = test_mixtures.write(tmp_path / "m.gguf", "glm4moe", keys), tmp_path / "out.gguf"
+    with Model(path) as model:
+        counts = profile(model, Corpus(tokens=np.arange(20, dtype=np.int32), bos=None), n_threads=1)
+        assert counts.n_layer == test_mixtures.N_LAYER
+        rewrite(model.file, out, keys=counts.keys)
+    with Model(out) as model:
+        again = read_counts(model.file)
+    assert again is not None and np.array_equal(again.counts, counts.counts)
 
 
 def test_the_command_counts_experts(tmp_path: Path, capsys: Captured) -> None:

@@ -11,10 +11,10 @@ namespace te {
 
 constexpr int ROUTE_WARPS = 8, ROUTE_KEYS = 8, ROUTE_MOST = 4096;
 
-// Floats as integers in the same order; 0: no number, or chosen already.
+// Floats as integers in the same order; what is no number comes last, since a token's experts are different. 0: chosen already.
 __device__ __forceinline__ uint32_t key_of(float v) {
     const uint32_t b = __float_as_uint(v + 0.0f); // of the two zeros one
-    return v == v ? b & 0x80000000u ? ~b : b | 0x80000000u : 0;
+    return v == v ? b & 0x80000000u ? ~b : b | 0x80000000u : 1;
 }
 __device__ __forceinline__ uint32_t warp_most(uint32_t v) {
 #if __CUDA_ARCH__ >= 800
@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32_t warp_most(uint32_t v) {
 #endif
 }
 
-// The largest key, and among equal ones the first expert, of keys that each lane has the largest of; n: none.
+// The largest key, and among equal ones the first expert, of keys that each lane has the largest of; one is above 0.
 struct best_key {
     uint32_t key;
     int e;
@@ -34,9 +34,9 @@ struct best_key {
         key = k;
         e = i;
     }
-    __device__ __forceinline__ int of_warp(int n) const {
+    __device__ __forceinline__ int of_warp() const {
         const uint32_t most = warp_most(key);
-        return most ? ~(int)warp_most(key == most ? ~(uint32_t)e : 0) : n;
+        return ~(int)warp_most(key == most ? ~(uint32_t)e : 0);
     }
 };
 
@@ -131,28 +131,23 @@ __global__ void __launch_bounds__(32 * ROUTE_WARPS) route_kernel(const __grid_co
             if (a.gating == TE_GATING_SIGMOID) p[i] = sigmoid(p[i]);
             key[i] = lane + 32 * i < n ? key_of(rank_of(p[i], lane + 32 * i)) : 0;
         }
-        int last = 0;
-        float of_last = __shfl_sync(~0u, p[0], 0);
 #pragma unroll 1
         for (int r = 0; r < a.n_used; r++) {
             best_key best = {0, 0};
 #pragma unroll
             for (int i = 0; i < ROUTE_KEYS; i++) best.take(key[i], lane + 32 * i);
-            const int e = best.of_warp(n);
-            if (e < n) { // else none is a number: any will do
-                float v = 0;
+            const int e = best.of_warp();
+            float v = 0;
 #pragma unroll
-                for (int i = 0; i < ROUTE_KEYS; i++)
-                    if (e / 32 == i) {
-                        v = p[i];
-                        if (e % 32 == lane) key[i] = 0;
-                    }
-                last = e;
-                of_last = __shfl_sync(~0u, v, e % 32);
-            }
+            for (int i = 0; i < ROUTE_KEYS; i++)
+                if (e / 32 == i) {
+                    v = p[i];
+                    if (e % 32 == lane) key[i] = 0;
+                }
+            v = __shfl_sync(~0u, v, e % 32);
             if (lane == 0) {
-                chosen[r] = last;
-                w[r] = of_last;
+                chosen[r] = e;
+                w[r] = v;
             }
         }
     }
@@ -192,19 +187,18 @@ __global__ void __launch_bounds__(32 * ROUTE_WARPS) route_kernel(const __grid_co
             });
             __syncwarp();
         }
-        int last = 0;
+        // Keys take the ranks' places; each lane reads and writes its own experts' alone.
+        each_expert(n, [&](int e) { rank_all[e] = __uint_as_float(key_of(rank_all[e])); });
 #pragma unroll 1
         for (int r = 0; r < a.n_used; r++) {
             best_key best = {0, 0};
-            each_expert(n, [&](int e) { best.take(key_of(rank_all[e]), e); });
-            const int e = best.of_warp(n);
-            if (e < n) last = e;
-            if (lane == 0) {
-                chosen[r] = last;
-                w[r] = p_all[last];
-                rank_all[last] = NAN;
+            each_expert(n, [&](int e) { best.take(__float_as_uint(rank_all[e]), e); });
+            const int e = best.of_warp();
+            if (e % 32 == lane) {
+                rank_all[e] = 0; // whose bits are 0, too
+                chosen[r] = e;
+                w[r] = p_all[e];
             }
-            __syncwarp();
         }
     }
     __syncwarp();
