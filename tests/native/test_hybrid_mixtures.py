@@ -154,7 +154,7 @@ def test_down_by_neuron_in_blocks(kind: str, tmp_path: Path) -> None:
 
 
 def test_silent_neurons_are_read_on_neither_side(tmp_path: Path) -> None:
-    """About half are silent. The CPU leaves out their rows of up and down, in exact mode, the device of down."""
+    """The CPU leaves out their rows of up and down, in exact mode, the device those of down."""
     read: dict[tuple[str, str], float] = {}
     with Model(write_device(tmp_path / "m.gguf", "smallthinker by neuron")) as m:
         for split in ("all", "none"):

@@ -243,7 +243,7 @@ typedef struct te_experts_args {
     /* by the device */
     float *h; /* room for n_tok * n_used rows of n_ff floats, ldh apart */
     size_t ldh;
-    float *partial; /* the sum over b of partial[b][t][c] is y[t][c], b below n_used */
+    float *partial; /* the sum over b of partial[b][t][c] is y[t][c] */
 } te_experts_args;
 
 /* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. With a norm what is
