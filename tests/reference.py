@@ -303,7 +303,9 @@ def experts(
     def expert(suffix: str, token: Array, e: Any = ...) -> Array:
         def product(name: str, x: Array) -> Array:
             bias = model.get(f"{p}ffn_{name}_{suffix}.bias")
-            y = model[f"{p}ffn_{name}_{suffix}.weight"][e] @ x
+            by_neuron = model.get(f"{p}ffn_{name}_t_{suffix}.weight")
+            w = model[f"{p}ffn_{name}_{suffix}.weight"][e] if by_neuron is None else by_neuron[e].T
+            y = w @ x
             return np.asarray(y if bias is None else y + bias[e])
 
         gate, up = product("gate", token), product("up", token)

@@ -95,17 +95,22 @@ void pi_host_route(pi_device *dev, const te_route_args *a) {
     if (a->n_missing) *a->n_missing = n_missing;
 }
 
+/* Rows of the expert at a place, of a matrix that has n of each; w NULL: there is no such matrix. */
+static te_mat at_place(const te_mat *all, int32_t place, int32_t n) {
+    te_mat m = *all;
+    if (m.w) m.w = (const char *)m.w + m.stride * (size_t)place * (size_t)n;
+    m.n_rows = n;
+    return m;
+}
+
 /* y += weight * what the expert at a place gives for x; hidden: gate's and up's products, out [n_embd]. */
 static void run_route(pi_host_device *d, const te_experts_args *a, int32_t place, int32_t e, const float *x,
                       float weight, float *hidden, float *out, float *y) {
     const int32_t n_embd = a->gate.cols;
     const size_t n_ff = (size_t)a->n_ff;
-    te_mat gate = a->gate, up = a->up, down = a->down;
-    gate.w = (const char *)gate.w + gate.stride * n_ff * (size_t)place;
-    up.w = (const char *)up.w + up.stride * n_ff * (size_t)place;
-    down.w = (const char *)down.w + down.stride * (size_t)n_embd * (size_t)place;
-    gate.n_rows = up.n_rows = a->n_ff;
-    down.n_rows = n_embd;
+    const float *down_b = a->down_b ? a->down_b + (size_t)n_embd * (size_t)e : NULL;
+    const te_mat gate = at_place(&a->gate, place, a->n_ff), up = at_place(&a->up, place, a->n_ff),
+                 down = at_place(&a->down, place, n_embd), down_t = at_place(&a->down_t, place, a->n_ff);
     const te_linear in[2] = {
         {.w = gate, .bias = a->gate_b ? a->gate_b + n_ff * (size_t)e : NULL, .y = hidden, .ldy = n_ff},
         {.w = up, .bias = a->up_b ? a->up_b + n_ff * (size_t)e : NULL, .y = hidden + n_ff, .ldy = n_ff}};
@@ -113,9 +118,11 @@ static void run_route(pi_host_device *d, const te_experts_args *a, int32_t place
     d->kernels->glu((te_activation)a->act, a->threshold, hidden, hidden + n_ff, a->n_ff, hidden);
     for (size_t i = 0; a->counts && i < n_ff; i++) a->counts[2] += hidden[i] != 0;
     if (a->counts) a->counts[0] += (uint32_t)a->n_ff, a->counts[1] += (uint32_t)a->n_ff;
-    const te_linear back = {
-        .w = down, .bias = a->down_b ? a->down_b + (size_t)n_embd * (size_t)e : NULL, .y = out, .ldy = (size_t)n_embd};
-    te_op_linear(d->team, d->ws, &back, 1, hidden, n_ff, 1);
+    const te_linear back = {.w = down, .bias = down_b, .y = out, .ldy = (size_t)n_embd};
+    if (down_t.w)
+        te_op_linear_t(d->team, d->ws, &down_t, hidden, n_ff, 1, down_b, out, (size_t)n_embd, false, TE_BY_ROWS);
+    else
+        te_op_linear(d->team, d->ws, &back, 1, hidden, n_ff, 1);
     for (int32_t c = 0; c < n_embd; c++) y[c] += weight * out[c];
 }
 

@@ -152,14 +152,14 @@ static pi_status start(pi_hybrid *h, const moving *m) {
     const pi_experts *w = pi_experts_of(&h->s->model->layer[m->layer]);
     const pi_device_layer *d = &h->layer[m->layer];
     pi_device *dev = h->device[d->device].dev;
-    const te_mat *const all[] = {&w->gate, &w->up, &w->down}, *const there[] = {&d->gate, &d->up, &d->down_out};
-    te_mat from[3], to[3];
-    for (int32_t k = 0; k < 3; k++) {
-        const int32_t rows = k < 2 ? w->n_ff : h->s->model->info.n_embd;
-        from[k] = pi_expert_rows(all[k], m->expert, rows);
-        to[k] = pi_expert_rows(there[k], m->place, rows);
+    const te_mat *const there[PI_EXPERT_MATS] = {&d->gate, &d->up, w->down_t.w ? &d->down : &d->down_out};
+    te_mat from[PI_EXPERT_MATS], to[PI_EXPERT_MATS];
+    for (int32_t k = 0; k < PI_EXPERT_MATS; k++) {
+        const te_mat *all = pi_expert_mat(w, k);
+        from[k] = pi_expert_rows(all, m->expert, all->n_rows / w->n_expert);
+        to[k] = pi_expert_rows(there[k], m->place, from[k].n_rows);
     }
-    return dev->ops->fetch(dev, from, 3, to);
+    return dev->ops->fetch(dev, from, PI_EXPERT_MATS, to);
 }
 
 void pi_cache_follow(pi_hybrid *h, int32_t n_tok, int64_t ns) {
@@ -177,8 +177,9 @@ void pi_cache_follow(pi_hybrid *h, int32_t n_tok, int64_t ns) {
             if (h->layer[l].device != i || !w || !h->layer[l].n_hot || !h->layer[l].n_cold || !find_move(h, l, &m))
                 continue;
             if (c->device[i].n_asked - c->device[i].n_taken == PI_FETCHES || start(h, &m) != PI_OK) return;
-            const double n_bytes =
-                (double)(pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->up) + pi_mat_bytes(&w->down)) / w->n_expert;
+            double n_bytes = 0;
+            for (int32_t k = 0; k < PI_EXPERT_MATS; k++)
+                n_bytes += (double)pi_mat_bytes(pi_expert_mat(w, k)) / w->n_expert;
             places_of(h, l)[h->layer[l].hot[m.place]] = -1;
             list_cold(h, l);
             c->device[i].queue[c->device[i].n_asked++ % PI_FETCHES] = m;

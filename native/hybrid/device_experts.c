@@ -8,11 +8,12 @@
 
 /* ---- weights ---- */
 
-/* The places' matrices, and the experts that they begin with; rows: of an expert. */
-static te_mat send_places(pi_upload *u, const te_mat *all, int32_t rows, const pi_device_layer *d) {
+/* The places' matrices, and the experts that they begin with. */
+static te_mat send_places(pi_upload *u, const te_mat *all, int32_t n_expert, const pi_device_layer *d) {
+    const int32_t rows = all->n_rows / n_expert;
     const size_t stride = u->dev->ops->stride(all->type, all->cols), each = pi_mul(stride, (size_t)rows);
     te_mat out = {.type = all->type, .cols = all->cols, .stride = stride, .n_rows = d->n_hot * rows};
-    if (!d->n_hot) return (te_mat){0};
+    if (!d->n_hot || !all->w) return (te_mat){0};
     char *at = pi_upload_reserve(u, pi_mul(each, (size_t)d->n_hot));
     for (int32_t k = 0; at && k < d->n_hot; k++) {
         const te_mat from = pi_expert_rows(all, d->hot[k], rows);
@@ -31,9 +32,10 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
     d->gate_b = pi_upload_vector(u, w->gate_b, w->gate.n_rows);
     d->up_b = pi_upload_vector(u, w->up_b, w->up.n_rows);
     d->down_b = pi_upload_vector(u, w->down_b, w->n_expert * u->h->s->model->info.n_embd);
-    d->gate = send_places(u, &w->gate, w->n_ff, d);
-    d->up = send_places(u, &w->up, w->n_ff, d);
-    d->down_out = send_places(u, &w->down, u->h->s->model->info.n_embd, d);
+    d->gate = send_places(u, &w->gate, w->n_expert, d);
+    d->up = send_places(u, &w->up, w->n_expert, d);
+    d->down = send_places(u, &w->down_t, w->n_expert, d);
+    d->down_out = send_places(u, &w->down, w->n_expert, d);
     d->shared_gate = pi_upload_mat(u, &w->shared_gate);
     d->shared_up = pi_upload_mat(u, &w->shared_up);
     d->shared_down = pi_upload_mat(u, &w->shared_down);
@@ -159,9 +161,10 @@ static te_experts_args experts_args(const pi_program_block *b) {
 }
 
 /* The c-th and following n experts that have no place, on their way to the n places' matrix. */
-static char *stage_mat(const pi_program_block *b, const te_mat *all, int32_t c, int32_t n, int32_t rows, int32_t stage,
-                       char *at, te_mat *out) {
+static char *stage_mat(const pi_program_block *b, const te_mat *all, int32_t c, int32_t n, int32_t stage, char *at,
+                       te_mat *out) {
     const pi_program *p = b->p;
+    const int32_t rows = all->n_rows / b->block->experts.n_expert;
     *out = (te_mat){at, p->ops->stride(all->type, all->cols), all->type, all->cols, rows * n};
     const pi_device_load a = {.from = *all,
                               .ids = p->in.cold + (ptrdiff_t)b->l * p->h->s->model->info.n_expert + c,
@@ -186,9 +189,8 @@ static void run_loaded(const pi_program_block *b, bool first) {
         const int32_t n = d->n_cold - c < most ? d->n_cold - c : most, stage = turn % PI_STAGES;
         te_experts_args a = experts_args(b);
         char *at = p->d->stage[stage];
-        at = stage_mat(b, &w->gate, c, n, w->n_ff, stage, at, &a.gate);
-        at = stage_mat(b, &w->up, c, n, w->n_ff, stage, at, &a.up);
-        (void)stage_mat(b, &w->down, c, n, p->h->s->model->info.n_embd, stage, at, &a.down);
+        te_mat *const to[PI_EXPERT_MATS] = {&a.gate, &a.up, w->down_t.w ? &a.down_t : &a.down};
+        for (int32_t k = 0; k < PI_EXPERT_MATS; k++) at = stage_mat(b, pi_expert_mat(w, k), c, n, stage, at, to[k]);
         a.n_places = n;
         a.missing = true;
         a.first = c;
@@ -227,6 +229,7 @@ static void run(const pi_program_block *b) {
         a.gate = w->gate;
         a.up = w->up;
         a.down = w->down_out;
+        a.down_t = w->down;
         a.n_places = w->n_hot;
         p->ops->experts(p->dev, &a);
     }

@@ -9,7 +9,7 @@
 #include "../state/state.h"
 
 /* A layer's matrices and vectors on its device; names as in pi_attention and pi_ffn. Of a mixture, "neurons" are experts;
- * those on the device have places there: place k's rows of gate, up and down_out follow those of place k - 1. */
+ * those on the device have places there: place k's rows of gate, up and down or down_out follow those of place k - 1. */
 typedef struct pi_device_layer {
     int32_t device; /* index in pi_hybrid, or -1: the CPU computes the layer */
     bool has_predictor;

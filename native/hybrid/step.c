@@ -319,8 +319,8 @@ static void device_rows(const pi_hybrid *h, int32_t l, const uint32_t *count, pi
     st->ffn_bytes += w->down_t.w ? down * (int64_t)pi_row_bytes(&w->down_t) : pi_mat_bytes(&w->down) / n_ff * n_here;
 }
 
-/* The same of a mixture: experts that some token uses. */
-static void device_experts(pi_hybrid *h, int32_t l, pi_layer_step *st) {
+/* The same of a mixture: experts that some token uses, but for silent neurons' rows of a down that is stored by neuron. */
+static void device_experts(pi_hybrid *h, int32_t l, const uint32_t *count, pi_layer_step *st) {
     const pi_experts *w = pi_experts_of(&h->s->model->layer[l]);
     const int32_t n_expert = h->s->model->info.n_expert;
     const uint32_t *uses =
@@ -330,9 +330,10 @@ static void device_experts(pi_hybrid *h, int32_t l, pi_layer_step *st) {
     for (int32_t e = 0; e < n_expert; e++) n += uses[e] && (place[e] >= 0 || !h->decode);
     for (int32_t e = 0; h->s->fired && e < n_expert; e++)
         h->s->fired[(ptrdiff_t)l * h->s->model->info.n_placed + e] += uses[e];
-    st->n_rows += 3 * n * w->n_ff;
-    st->ffn_bytes += n * ((pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->up) + pi_mat_bytes(&w->down)) / w->n_expert) +
-                     pi_mat_bytes(&w->router);
+    const int64_t all = n * w->n_ff, down = w->down_t.w && h->decode ? least(count[2], all) : all;
+    st->n_rows += 2 * all + down;
+    st->ffn_bytes += n * ((pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->up)) / w->n_expert) + pi_mat_bytes(&w->router);
+    st->ffn_bytes += down * pi_mat_bytes(pi_expert_mat(w, 2)) / ((int64_t)w->n_expert * w->n_ff);
 }
 
 static void record(pi_hybrid *h, int32_t l) {
@@ -344,7 +345,7 @@ static void record(pi_hybrid *h, int32_t l) {
     st->n_sparse = h->n_tok - s->chunk.n_dense;
     const int64_t listed = pi_sum_counts(s, l, h->decode && h->layer[l].n_cpu ? h->n_members : 0, st);
     if (pi_experts_of(layer))
-        device_experts(h, l, st);
+        device_experts(h, l, on_device, st);
     else
         device_rows(h, l, on_device, st);
     st->n_predicted = on_device[0] + listed;

@@ -172,20 +172,19 @@ pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base) {
 size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok) { return input_bytes(h, (size_t)n_tok, NULL, NULL); }
 
 /* The same of n experts. */
-static size_t staged_experts(const pi_model *m, const pi_experts *w, size_t n) {
-    const te_mat *mats[] = {&w->gate, &w->up, &w->down};
+static size_t staged_experts(const pi_experts *w, size_t n) {
     size_t sum = 0;
-    for (size_t k = 0; k < sizeof mats / sizeof *mats; k++) {
-        const size_t rows = k < 2 ? (size_t)w->n_ff : (size_t)m->info.n_embd;
-        sum +=
-            round_up(round_up(te_row_bytes(mats[k]->type, mats[k]->cols), PI_DEVICE_ROW) * rows * n, PI_DEVICE_ALIGN);
+    for (int32_t k = 0; k < PI_EXPERT_MATS; k++) {
+        const te_mat *all = pi_expert_mat(w, k);
+        const size_t rows = (size_t)(all->n_rows / w->n_expert) * n;
+        sum += round_up(round_up(te_row_bytes(all->type, all->cols), PI_DEVICE_ROW) * rows, PI_DEVICE_ALIGN);
     }
     return sum;
 }
 
 /* Bytes of n neurons' rows on the way, each matrix with room to begin at a boundary. */
 static size_t staged_bytes(const pi_model *m, int32_t l, size_t n) {
-    if (pi_experts_of(&m->layer[l])) return staged_experts(m, pi_experts_of(&m->layer[l]), n);
+    if (pi_experts_of(&m->layer[l])) return staged_experts(pi_experts_of(&m->layer[l]), n);
     const pi_ffn *w = pi_ffn_of(&m->layer[l]);
     const te_mat *mats[] = {&w->gate, &w->up, &w->down_t};
     size_t sum = 0;

@@ -101,6 +101,11 @@ static inline float pi_threshold_of(const pi_layer *l) {
     return f ? f->threshold : 0;
 }
 
+/* A mixture's gate, up and down, whichever way it is stored. */
+enum { PI_EXPERT_MATS = 3 };
+static inline const te_mat *pi_expert_mat(const pi_experts *w, int32_t k) {
+    return k == 0 ? &w->gate : k == 1 ? &w->up : w->down_t.w ? &w->down_t : &w->down;
+}
 /* Expert e's rows of a matrix that has n of each. */
 static inline te_mat pi_expert_rows(const te_mat *all, int32_t e, int32_t n) {
     te_mat m = *all;

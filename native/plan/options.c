@@ -44,11 +44,6 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
     for (int32_t d = 0; d < o->n_devices; d++) budget |= pi_budget(o, d);
     for (int32_t l = 0; budget && l < m->info.n_layer; l++) {
         const pi_experts *e = pi_experts_of(&m->layer[l]);
-        if (e && e->down_t.w)
-            return PI_FAIL(PI_ERROR_UNSUPPORTED,
-                           "layer %d has experts whose down is stored by neuron, which a device does not know; the CPU "
-                           "computes such a model",
-                           l);
         if (e && (e->gate.type != e->up.type || (e->shared_up.w && e->shared_gate.type != e->shared_up.type)))
             return PI_FAIL(
                 PI_ERROR_UNSUPPORTED,

@@ -71,6 +71,7 @@ typedef struct pi_layer_cost {
     double fixed_read;                                               /* bytes per token, FFN apart */
     double beside_read;                                              /* of these, what a device reads beside its FFN */
     double always_read, active_read; /* bytes of one neuron: for every token, for one that computes it */
+    double silent_read;              /* of active_read: rows of an expert's silent neurons, which the CPU leaves out */
     size_t gate_stride, up_stride, down_stride;
     int32_t column_rows; /* down stored by output: its rows (n_embd), else 0 */
     int32_t block;       /* neurons that must stay together */

@@ -151,23 +151,26 @@ struct expert_case {
     int type, down_type, n_tok, n_embd, n_ff, n_expert, n_used;
     te_activation act;
     bool missing, bias;
+    bool by_neuron = false, silent = false; // silent: no neuron fires
 };
 
 static void check_experts_case(const expert_case &k) {
-    AT("experts %s, %s, %d tokens, %d of %d of %d neurons, %d columns, act %d, missing %d, bias %d",
+    AT("experts %s, %s, %d tokens, %d of %d of %d neurons, %d columns, act %d, missing %d, bias %d, by neuron %d, "
+       "silent %d",
        te_type_get(k.type)->name, te_type_get(k.down_type)->name, k.n_tok, k.n_used, k.n_expert, k.n_ff, k.n_embd,
-       (int)k.act, k.missing, k.bias);
+       (int)k.act, k.missing, k.bias, k.by_neuron, k.silent);
     const some_places s = places_new(k.n_expert, k.missing);
     input in = input_new(k.n_tok, k.n_embd, TE_NO_NORM, !is_float(k.type));
     matrix gate = expert_matrix(k.type, k.n_ff, k.n_embd, s, k.missing),
            up = expert_matrix(k.type, k.n_ff, k.n_embd, s, k.missing),
-           down = expert_matrix(k.down_type, k.n_embd, k.n_ff, s, k.missing);
+           down = k.by_neuron ? expert_matrix(k.down_type, k.n_ff, k.n_embd, s, k.missing)
+                              : expert_matrix(k.down_type, k.n_embd, k.n_ff, s, k.missing);
     const std::vector<int32_t> expert = some_routes(k.n_tok, k.n_used, k.n_expert);
     const size_t n_routes = expert.size(), ldh = (size_t)(k.n_ff + 3) / 4 * 4 + 4;
     const std::vector<float> weight = normals(n_routes), gate_b = normals((size_t)(k.n_expert * k.n_ff)),
                              up_b = normals((size_t)(k.n_expert * k.n_ff)),
                              down_b = normals((size_t)(k.n_expert * k.n_embd));
-    result h(n_routes * ldh), partial(n_routes * (size_t)k.n_embd);
+    result h(n_routes * ldh);
     te_experts_args op = {};
     op.x = in.dx;
     op.ldx = in.ld;
@@ -177,7 +180,7 @@ static void check_experts_case(const expert_case &k) {
     op.n_ff = k.n_ff;
     op.gate = gate.m;
     op.up = up.m;
-    op.down = down.m;
+    (k.by_neuron ? op.down_t : op.down) = down.m;
     if (k.bias) {
         op.gate_b = device_of(gate_b);
         op.up_b = device_of(up_b);
@@ -190,11 +193,14 @@ static void check_experts_case(const expert_case &k) {
     op.expert = device_of(expert);
     op.weight = device_of(weight);
     op.act = k.act;
-    op.threshold = k.act == TE_RELU ? 0.05f : 0;
+    op.threshold = k.silent ? 1e30f : k.act == TE_RELU ? 0.05f : 0;
     op.counts = device_of(std::vector<uint32_t>(3, 0));
     op.h = h.data();
     op.ldh = ldh;
+    const int n_shares = api->expert_parts(dev, &op) / k.n_used; // of each rank
+    result partial(n_routes * (size_t)n_shares * (size_t)k.n_embd);
     op.partial = partial.data();
+    is_true(k.by_neuron ? n_shares > 0 : n_shares == 1, "another number of parts");
     OK(api->experts(dev, &op));
     const std::vector<float> got_h = h.get(), got = partial.get();
     te_cuda_graph *g = nullptr;
@@ -206,15 +212,19 @@ static void check_experts_case(const expert_case &k) {
     same_bits(got, partial.get());
     api->graph_free(g);
     uint32_t asked = 0, fired = 0;
-    const int block = is_float(k.down_type) ? 0 : 32;
+    const int block = is_float(k.down_type) || k.by_neuron ? 0 : 32;
+    std::vector<char> read((size_t)(s.n * k.n_ff), 0); // of down's rows, by neuron
     for (int t = 0; t < k.n_tok; t++)
         for (int r = 0; r < k.n_used; r++) {
             const size_t i = (size_t)(t * k.n_used + r);
             const int e = expert[i], at = s.at(e, k.missing);
-            const float *sums = &got[((size_t)r * (size_t)k.n_tok + (size_t)t) * (size_t)k.n_embd];
+            std::vector<double> sums((size_t)k.n_embd, 0);
+            for (int b = r * n_shares; b < (r + 1) * n_shares; b++)
+                for (int c = 0; c < k.n_embd; c++)
+                    sums[(size_t)c] += (double)got[((size_t)(b * k.n_tok) + (size_t)t) * (size_t)k.n_embd + (size_t)c];
             const float *hv = &got_h[i * ldh];
             if (at < 0) {
-                for (int c = 0; c < k.n_embd; c++) same(c, (double)sums[c], 0);
+                for (int c = 0; c < k.n_embd; c++) same(c, sums[(size_t)c], 0);
                 continue;
             }
             std::vector<double> seen;
@@ -235,6 +245,7 @@ static void check_experts_case(const expert_case &k) {
                 asked += 3;
                 fired += hv[j] != 0 ? 3 : 0;
                 seen.push_back((double)hv[j]);
+                if (hv[j] != 0) read[(size_t)(at * k.n_ff + j)] = 1;
             }
             for (int j0 = 0; block && j0 < k.n_ff; j0 += block) { // as bytes
                 float most = 0;
@@ -245,19 +256,33 @@ static void check_experts_case(const expert_case &k) {
             }
             for (int c = 0; c < k.n_embd; c++) {
                 sum d;
-                const double *row = down.row(at * k.n_embd + c);
-                for (int j = 0; j < k.n_ff; j++) d.add(row[j], seen[(size_t)j], 0);
+                for (int j = 0; j < k.n_ff; j++) {
+                    if (!k.by_neuron) {
+                        d.add(down.row(at * k.n_embd + c)[j], seen[(size_t)j], 0);
+                    } else if (seen[(size_t)j] != 0) {
+                        d.add(down.row(at * k.n_ff + j)[c], seen[(size_t)j], 0);
+                        // Of formats with minima a weight is a difference; its parts are at most as large as this.
+                        if (!is_float(k.down_type)) d.slack += 4 * EPS * fabs(seen[(size_t)j]) * 0.5;
+                    }
+                }
                 d.size *= minima(k.down_type);
                 const double b = k.bias ? (double)down_b[(size_t)(e * k.n_embd + c)] : 0, w = (double)weight[i];
-                near(c, (double)sums[c], w * (d.v + b), fabs(w) * (d.limit() + 4 * EPS * (fabs(d.v) + fabs(b))));
+                near(c, sums[(size_t)c], w * (d.v + b), fabs(w) * (d.limit() + 4 * EPS * (fabs(d.v) + fabs(b))));
             }
         }
     const std::vector<uint32_t> counts = host_of(op.counts, 3);
     same(0, counts[0], asked);
     same(1, counts[1], asked);
     same(2, counts[2], fired);
-    // Bits of a token do not depend on the others.
-    for (int t = 0; t < k.n_tok && k.n_tok > 1; t++) {
+    if (k.silent) same(0, fired, 0);
+    if (k.by_neuron) { // rows of silent neurons may hold no numbers
+        for (size_t i = 0; i < read.size(); i++)
+            if (!read[i]) OK(api->fill(dev, (char *)down.m.w + i * down.m.stride, 0xff, down.m.stride));
+        OK(api->experts(dev, &op));
+        same_bits(got, partial.get());
+    }
+    // Bits of a token do not depend on the others, where shares of neurons do not.
+    for (int t = 0; t < k.n_tok && k.n_tok > 1 && !k.by_neuron; t++) {
         te_experts_args one = op;
         one.x += one.ldx * (size_t)t;
         one.n_tok = 1;
@@ -386,6 +411,22 @@ static void check_experts() {
     check_experts_case({TE_MXFP4, TE_MXFP4, 1, 2880, 2880, 3, 2, TE_CLAMPED, false, true});
     for (int down : {TE_Q6_K, TE_Q5_K, TE_Q3_K})
         check_experts_case({TE_Q4_K, down, 2, 256, 512, 5, 3, TE_SILU, false, false});
+    for (int type : all_types) { // down by neuron: any number of neurons
+        const int unit = is_float(type) ? 4 : te_type_get(type)->block_weights;
+        for (int n_tok : {1, 3, 8})
+            for (int shape = 0; shape < 4; shape++) {
+                const int n_embd[] = {unit == 4 ? 68 : unit, 1024, 256, 768}, n_ff[] = {7, 768, 1, 131};
+                const te_activation acts[] = {TE_RELU, TE_DRELU, TE_RELU, TE_SILU};
+                if (n_tok > 1 && shape == 1) continue;
+                turn++;
+                check_experts_case({type, turn % 4 || n_embd[shape] % 32 ? type : TE_Q4_0, n_tok, n_embd[shape],
+                                    n_ff[shape], 5 + shape, 3, acts[turn % 4], turn % 3 == 0, turn % 2 == 0, true});
+            }
+        check_experts_case({type, type, 2, 512, 96, 6, 3, TE_RELU, false, type % 2 == 0, true, true});
+    }
+    // A share of more neurons than a list has room for; more routes than blocks at once.
+    check_experts_case({TE_F32, TE_F32, 8, 1024, 1300, 9, 6, TE_RELU, false, false, true});
+    check_experts_case({TE_Q4_0, TE_Q4_0, 8, 2048, 64, 70, 64, TE_RELU, false, true, true});
     check_expected();
     check_fetches();
 }

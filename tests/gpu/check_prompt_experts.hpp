@@ -9,12 +9,14 @@ struct prompt_expert_case {
     bool bias;
     int n_ff_once, n_embd_once; // 0: all
     float size = 1;
+    bool by_neuron = false;
 };
 
 static void check_prompt_experts_case(const prompt_expert_case &k) {
-    AT("experts %s, %s, %d tokens, %d of %d of %d neurons (%d at once), %d columns (%d), act %d, bias %d, size %g",
+    AT("experts %s, %s, %d tokens, %d of %d of %d neurons (%d at once), %d columns (%d), act %d, bias %d, size %g, "
+       "by neuron %d",
        te_type_get(k.type)->name, te_type_get(k.down_type)->name, k.n_tok, k.n_used, k.n_expert, k.n_ff, k.n_ff_once,
-       k.n_embd, k.n_embd_once, (int)k.act, k.bias, (double)k.size);
+       k.n_embd, k.n_embd_once, (int)k.act, k.bias, (double)k.size, k.by_neuron);
     floats x(k.n_tok, k.n_embd, k.size);
     halves in = halves_new(k.n_tok, k.n_embd);
     te_cuda_halve half = {};
@@ -46,7 +48,8 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
         b.s.n = n;
         b.gate = expert_matrix(k.type, k.n_ff, k.n_embd, b.s, missing);
         b.up = expert_matrix(k.type, k.n_ff, k.n_embd, b.s, missing);
-        b.down = expert_matrix(k.down_type, k.n_embd, k.n_ff, b.s, missing);
+        b.down = k.by_neuron ? expert_matrix(k.down_type, k.n_ff, k.n_embd, b.s, missing)
+                             : expert_matrix(k.down_type, k.n_embd, k.n_ff, b.s, missing);
         batches.push_back(b);
     };
     if (s.n) put(false, 0, s.n);
@@ -86,7 +89,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
         for (batch &b : batches) {
             op.of.gate = b.gate.m;
             op.of.up = b.up.m;
-            op.of.down = b.down.m;
+            (k.by_neuron ? op.of.down_t : op.of.down) = b.down.m;
             op.of.n_places = b.s.n;
             op.of.missing = b.missing;
             op.of.first = b.s.first;
@@ -145,14 +148,14 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
             }
             const double w = (double)weight[i];
             for (int c = 0; c < k.n_embd; c++) {
-                const double *row = b->down.row(at * k.n_embd + c);
                 double v = 0, squares = 0, errors = 0, size = 0;
                 for (int j = 0; j < k.n_ff; j++) {
-                    const double p = row[j] * hv[(size_t)j], q = row[j] * hl[(size_t)j];
+                    const double d = k.by_neuron ? b->down.row(at * k.n_ff + j)[c] : b->down.row(at * k.n_embd + c)[j];
+                    const double p = d * hv[(size_t)j], q = d * hl[(size_t)j];
                     v += p;
                     squares += p * p;
                     errors += q * q;
-                    size += fabs(p) + fabs(row[j]) * most * 0x1p-8;
+                    size += fabs(p) + fabs(d) * most * 0x1p-8;
                 }
                 if (k.bias) v += (double)down_b[(size_t)(e * k.n_embd + c)];
                 want[(size_t)c] += w * v;
@@ -204,4 +207,20 @@ static void check_prompt_experts() {
     check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 70, 160, 2880, 7, 4, TE_CLAMPED, true, 0, 0});
     check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 40, 160, 2880, 5, 4, TE_CLAMPED, true, 1024, 64});
     check_prompt_experts_case({TE_Q4_K, TE_Q6_K, 40, 256, 512, 5, 3, TE_SILU, false, 0, 0});
+    for (int type : all_types) { // down by neuron: any number of neurons
+        const int unit = is_float(type) ? 4 : te_type_get(type)->block_weights;
+        for (int shape = 0; shape < 4; shape++) {
+            const int n_embd[] = {unit == 4 ? 68 : unit, 512, 256, 768}, n_ff[] = {37, 256, 768, 130},
+                      n_tok[] = {9, 300, 40, 65}, n_expert[] = {4, 6, 16, 3};
+            const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU};
+            turn++;
+            check_prompt_experts_case({type, turn % 3 || n_embd[shape] % 32 ? type : TE_Q8_0, n_tok[shape],
+                                       n_embd[shape], n_ff[shape], n_expert[shape], 2, acts[turn % 3], turn % 2 == 0,
+                                       shape == 2   ? 256
+                                       : shape == 3 ? 64
+                                                    : 0,
+                                       shape == 1 ? 256 : 0, 1, true});
+        }
+    }
+    check_prompt_experts_case({TE_F16, TE_F16, 33, 256, 64, 5, 4, TE_SILU, false, 0, 0, 3e3f, true});
 }

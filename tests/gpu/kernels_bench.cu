@@ -369,18 +369,19 @@ static void bench_step(const step_shape &k) {
 
 // A mixture's layer behind its router's product: the choice, the experts, the sum. Scores are random, and some of the experts
 // are on the device. Two layers' experts go round, so that little is found in a cache.
-static void bench_experts(int type, int n_embd, int n_ff, int n_expert, int n_used) {
+static void bench_experts(int type, int n_embd, int n_ff, int n_expert, int n_used, bool by_neuron = false) {
     char name[128];
-    snprintf(name, sizeof name, "%s experts %d of %d, %d neurons, %d columns", te_type_get(type)->name, n_used,
-             n_expert, n_ff, n_embd);
+    snprintf(name, sizeof name, "%s experts %d of %d, %d neurons, %d columns%s", te_type_get(type)->name, n_used,
+             n_expert, n_ff, n_embd, by_neuron ? ", ReLU, down by neuron" : "");
     if (!wanted(name)) return;
     const int n_layer = 2, turns = 24;
-    arena in(type, n_embd, 2 * n_layer * n_expert * n_ff), out(type, n_ff, n_layer * n_expert * n_embd);
+    const int down_rows = n_expert * (by_neuron ? n_ff : n_embd);
+    arena in(type, n_embd, 2 * n_layer * n_expert * n_ff), out(type, by_neuron ? n_embd : n_ff, n_layer * down_rows);
     const float *score = device_of(normals((size_t)(turns * 8 * n_expert)));
     int32_t *expert = device_new<int32_t>((size_t)(8 * n_used)), *n_missing = device_new<int32_t>(1);
     float *weight = device_new<float>((size_t)(8 * n_used)), *hid = device_new<float>((size_t)(8 * n_used * n_ff));
     uint32_t *uses = device_of(std::vector<uint32_t>((size_t)n_expert, 0));
-    const double each = 2.0 * n_ff * (double)in.all.stride + n_embd * (double)out.all.stride;
+    const double each = 2.0 * n_ff * (double)in.all.stride + down_rows / n_expert * (double)out.all.stride;
     auto run = [&](int n_tok, double share, int what) {
         std::vector<int32_t> place((size_t)n_expert);
         int there = 0, gone = 0;
@@ -417,14 +418,15 @@ static void bench_experts(int type, int n_embd, int n_ff, int n_expert, int n_us
             a.up = in.all;
             a.up.w = (const uint8_t *)a.gate.w + (size_t)(n_expert * n_ff) * in.all.stride;
             a.gate.n_rows = a.up.n_rows = n_expert * n_ff;
-            a.down = out.all;
-            a.down.w = (const uint8_t *)out.all.w + l * (size_t)(n_expert * n_embd) * out.all.stride;
-            a.down.n_rows = n_expert * n_embd;
+            te_mat *down = by_neuron ? &a.down_t : &a.down;
+            *down = out.all;
+            down->w = (const uint8_t *)out.all.w + l * (size_t)down_rows * out.all.stride;
+            down->n_rows = down_rows;
             a.n_places = there;
             a.place = d_place;
             a.expert = expert;
             a.weight = weight;
-            a.act = TE_SILU;
+            a.act = by_neuron ? TE_RELU : TE_SILU;
             a.h = hid;
             a.ldh = (size_t)n_ff;
             a.partial = partial;
@@ -432,7 +434,7 @@ static void bench_experts(int type, int n_embd, int n_ff, int n_expert, int n_us
             if (what == 1) return;
             te_merge_args m = {};
             m.partial = partial;
-            m.n_parts = n_used;
+            m.n_parts = api->expert_parts(dev, &a);
             m.n_tok = n_tok;
             m.cols = n_embd;
             m.add = x;
@@ -524,7 +526,7 @@ int main(int argc, char **argv) {
     };
     for (const step_shape &k : steps) bench_step(k);
     for (int type : {TE_Q4_0, TE_Q8_0, TE_Q4_K, TE_F16}) bench_experts(type, 2048, 768, 128, 8);
-    bench_experts(TE_Q4_0, 2560, 768, 64, 6);
+    for (bool by_neuron : {false, true}) bench_experts(TE_Q4_0, 2560, 768, 64, 6, by_neuron);
     bench_experts(TE_Q4_0, 4096, 14336, 8, 2);
     for (int type : all_types) {
         char s[128];

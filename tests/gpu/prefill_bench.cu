@@ -261,13 +261,14 @@ static void bench_prompt(int type, int n_tok, int n_cold) {
 }
 
 // A mixture's experts, by a router of random scores: what is there, in one call. skew: of the scores.
-static void bench_experts(int type, int n_embd, int n_ff, int n_expert, int n_used, int n_tok, float skew) {
+static void bench_experts(int type, int n_embd, int n_ff, int n_expert, int n_used, int n_tok, float skew,
+                          bool by_neuron = false) {
     char name[160];
-    snprintf(name, sizeof name, "%s experts %d of %d, %d x %d, %d tokens, skew %g", te_type_get(type)->name, n_used,
-             n_expert, n_ff, n_embd, n_tok, (double)skew);
+    snprintf(name, sizeof name, "%s experts %d of %d, %d x %d%s, %d tokens, skew %g", te_type_get(type)->name, n_used,
+             n_expert, n_ff, n_embd, by_neuron ? ", down by neuron" : "", n_tok, (double)skew);
     if (!wanted(name)) return;
     const te_mat g = mat(type, n_expert * n_ff, n_embd), u = mat(type, n_expert * n_ff, n_embd),
-                 d = mat(type, n_expert * n_embd, n_ff);
+                 d = by_neuron ? mat(type, n_expert * n_ff, n_embd) : mat(type, n_expert * n_embd, n_ff);
     std::vector<float> score = normals((size_t)(n_tok * n_expert)), liked = normals((size_t)n_expert, skew);
     for (size_t i = 0; i < score.size(); i++) score[i] += liked[i % (size_t)n_expert];
     std::vector<int32_t> place((size_t)n_expert);
@@ -292,7 +293,7 @@ static void bench_experts(int type, int n_embd, int n_ff, int n_expert, int n_us
     op.of.n_ff = n_ff;
     op.of.gate = g;
     op.of.up = u;
-    op.of.down = d;
+    (by_neuron ? op.of.down_t : op.of.down) = d;
     op.of.place = r.place;
     op.of.expert = r.expert;
     op.of.weight = weight;
@@ -368,6 +369,7 @@ int main(int argc, char **argv) {
         for (float skew : {0.0f, 1.0f}) bench_experts(TE_Q4_0, 2048, 768, 128, 8, n_tok, skew);
     for (int type : {TE_F16, TE_Q8_0, TE_Q4_K, TE_Q6_K}) bench_experts(type, 2048, 768, 128, 8, 2048, 0.5f);
     bench_experts(TE_Q4_0, 4096, 14336, 8, 2, 2048, 0);
+    for (bool by_neuron : {false, true}) bench_experts(TE_Q4_0, 2560, 768, 64, 6, 2048, 0.5f, by_neuron);
     for (int type : {TE_F16, TE_Q8_0, TE_Q4_0})
         for (bool listed : {false, true}) {
             snprintf(name, sizeof name, "load %s 14336 x 4096%s", te_type_get(type)->name, listed ? ", listed" : "");

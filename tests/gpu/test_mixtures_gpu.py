@@ -28,6 +28,7 @@ from tests.native.test_hybrid_mixtures import (
     opened,
     place,
     settings,
+    write_device,
 )
 from tests.native.test_mixtures import TOKENS, write
 
@@ -37,7 +38,7 @@ def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> 
     """Sums of floats for single tokens. A few together, and prompts, are multiplied in F16: 11 bits before
     each of some five products in a layer. The median leaves out tokens for which that chooses another
     expert."""
-    path = write(tmp_path / "m.gguf", name)
+    path = write_device(tmp_path / "m.gguf", name)
     expected = reference.forward(reference.load(path), TOKENS)
     rounded = 2.0**-11 * (5 * N_LAYER + 1) ** 0.5 * 8
     with Model(path) as m:
@@ -57,13 +58,15 @@ def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> 
                 assert np.median(errors) < rounded, split
 
 
+@pytest.mark.parametrize("by_neuron", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
-def test_quantised_experts(kind: str, tmp_path: Path) -> None:
+def test_quantised_experts(kind: str, by_neuron: bool, tmp_path: Path) -> None:
     """Beside the CPU's answer: both round activations to 8 bits before products, 127 steps to the largest of
     32."""
     plain, path = write(tmp_path / "plain.gguf", "smallthinker"), tmp_path / "m.gguf"
     with ModelFile(plain) as source:
-        quantize_model(source, path, kind, choose_types(source, kind, pure=True))
+        types = choose_types(source, kind, pure=True, down_by_neuron=by_neuron)
+        quantize_model(source, path, kind, types)
     step = 32**0.5 / 127 / 12**0.5
     with Model(path) as m, Session(m, n_ctx=N_CTX, n_threads=2, sparsity="dense", **F32) as cpu:
         want = decoded(cpu)
@@ -74,8 +77,9 @@ def test_quantised_experts(kind: str, tmp_path: Path) -> None:
                 assert np.median(errors) < step * (5 * N_LAYER + 1) ** 0.5, split
 
 
-def test_experts_move_while_tokens_are_computed(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.gguf", "smallthinker")
+@pytest.mark.parametrize("name", ["smallthinker", "smallthinker by neuron"])
+def test_experts_move_while_tokens_are_computed(name: str, tmp_path: Path) -> None:
+    path = write_device(tmp_path / "m.gguf", name)
     tokens = (TOKENS[:2] * 120)[:N_CTX]
     expected = reference.forward(reference.load(path), tokens)
     worst = [np.array([0, 1], np.int32)] * N_LAYER
@@ -91,8 +95,9 @@ def test_experts_move_while_tokens_are_computed(tmp_path: Path) -> None:
         assert sum(layer.n_copies for layer in moved) >= N_LAYER
 
 
-def test_the_same_bits_with_frozen_experts(tmp_path: Path) -> None:
-    with Model(write(tmp_path / "m.gguf", "qwen2moe")) as m:
+@pytest.mark.parametrize("name", ["qwen2moe", "SiLU and a shared expert by neuron"])
+def test_the_same_bits_with_frozen_experts(name: str, tmp_path: Path) -> None:
+    with Model(write_device(tmp_path / "m.gguf", name)) as m:
         runs: list[Any] = []
         for _ in range(2):
             with opened(m, place(m, "some", 64), device="cuda", live_experts=False) as s:

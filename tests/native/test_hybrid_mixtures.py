@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from powerinfer import ArgumentError
 from powerinfer._engine import devices
@@ -18,7 +19,7 @@ from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
 from tests import models, reference, rounding
 from tests.native import test_mixtures
-from tests.native.test_mixtures import N_LAYER, SPEC, TOKENS, VARIANTS, draw, write
+from tests.native.test_mixtures import N_LAYER, SPEC, TOKENS, VARIANTS, by_neuron, draw, write
 
 N_CTX, N_USED = 128, 3
 # Experts of a layer that are on the device; "mixed": of every other layer; "cpu": of none, but the head is.
@@ -30,11 +31,25 @@ SPLITS: dict[str, Sequence[int]] = {
     "some": (1, 2, 5, 6),
     "mixed": (0, 3, 7),
 }
-DEVICES = list(VARIANTS)
+# Files whose down is stored by neuron, of these variants.
+BY_NEURON: dict[str, tuple[str, dict[str, Any]]] = {
+    "smallthinker by neuron": ("smallthinker", {}),
+    "dReLU by neuron": ("mixtral", {"powerinfer.hidden_act": "drelu"}),
+    "SiLU and a shared expert by neuron": ("qwen2moe", {}),
+}
+DEVICES = [*VARIANTS, *BY_NEURON]
 SLOW = engine.Rates(
     cpu_bytes_per_s=1e7, handover_us=0, layer_us=0, ffn_us=0
 )  # a host that gains by all bytes
 F32 = {"type_k": "f32", "type_v": "f32"}
+
+
+def write_device(path: Path, name: str, kind: GGMLQuantizationType | None = None) -> Path:
+    """The file of a name of DEVICES; kind: of the matrices, where down is stored by neuron."""
+    if name not in BY_NEURON:
+        return write(path, name)
+    variant, change = BY_NEURON[name]
+    return by_neuron(write(path.with_suffix(".plain"), variant, change), path, kind)
 
 
 def settings(n_batch: int, budgets: Sequence[int] = (1 << 34,), **change: Any) -> engine.Settings:
@@ -80,7 +95,7 @@ def decoded(s: Session) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "m.gguf", name)
+    path = write_device(tmp_path / "m.gguf", name)
     expected = reference.forward(reference.load(path), TOKENS)
     with Model(path) as m:
         for i, split in enumerate(SPLITS):
@@ -130,26 +145,65 @@ def test_scores_that_are_no_numbers(name: str, tmp_path: Path, monkeypatch: pyte
             assert (s.neuron_counts().counts <= 8).all()
 
 
-@pytest.mark.parametrize("name", ["smallthinker", "olmoe", "glm4moe", "gpt-oss"])
+@pytest.mark.parametrize(
+    "name", ["smallthinker", "smallthinker by neuron", "olmoe", "glm4moe", "gpt-oss"]
+)
 def test_two_devices(name: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "m.gguf", name)
+    path = write_device(tmp_path / "m.gguf", name)
     expected = reference.forward(reference.load(path), TOKENS)
     with Model(path) as m:
-        for sparsity in ("dense", "exact") if name == "smallthinker" else ("dense",):
+        for sparsity in ("dense", "exact") if name.startswith("smallthinker") else ("dense",):
             plan = place(m, "some", 64, [0, 0, 0, 1, 1], sparsity=sparsity)
             with opened(m, plan, sparsity=sparsity) as s:
                 assert reference.relative_error(decoded(s), expected) < 1e-5
 
 
-def test_weights_that_a_device_does_not_map(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["groups", "smallthinker by neuron"])
+def test_weights_that_a_device_does_not_map(name: str, tmp_path: Path) -> None:
     """A prompt's experts come another way, and answers have the same bits."""
-    with Model(write(tmp_path / "m.gguf", "groups")) as m:
+    with Model(write_device(tmp_path / "m.gguf", name)) as m:
         rows = []
         for pinned in (True, False):
             with opened(m, place(m, "one", 64), pin_weights=pinned, live_experts=False) as s:
                 s.feed(TOKENS)
                 rows.append(s.logits().copy())
         assert np.array_equal(*rows)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q5_1"])
+def test_down_by_neuron_in_blocks(kind: str, tmp_path: Path) -> None:
+    """Beside the CPU's answer: sums are rounded otherwise, and then now and then one of the bytes that
+    activations become, of 127 steps to the largest of 32."""
+    step = 32**0.5 / 127 / 12**0.5
+    path = write_device(tmp_path / "m.gguf", "smallthinker by neuron", GGMLQuantizationType[kind])
+    with Model(path) as m, Session(m, n_ctx=N_CTX, n_threads=2, sparsity="dense", **F32) as cpu:
+        want = decoded(cpu)
+        for split in ("all", "some", "none"):
+            with opened(m, place(m, split, 64)) as s:
+                got = decoded(s)
+                errors = [reference.relative_error(a, b) for a, b in zip(got, want, strict=True)]
+                assert errors[0] < 1e-5, split
+                assert np.median(errors) < step * (5 * N_LAYER + 1) ** 0.5, split
+                s.drop()
+                s.feed(TOKENS)
+                assert reference.relative_error(s.logits(), want[-1]) < 0.05, split
+
+
+def test_silent_neurons_are_read_on_neither_side(tmp_path: Path) -> None:
+    """The CPU leaves out their rows of up and down, in exact mode, the device those of down."""
+    read: dict[tuple[str, str], float] = {}
+    with Model(write_device(tmp_path / "m.gguf", "smallthinker by neuron")) as m:
+        for split in ("all", "none"):
+            for sparsity in ("dense", "exact"):
+                with opened(m, place(m, split, 64, sparsity=sparsity), sparsity=sparsity) as s:
+                    decoded(s)
+                    step = s.last_step
+                    read[split, sparsity] = sum(layer.ffn_bytes for layer in step)
+                    assert 0.3 < step[0].n_active / step[0].n_predicted < 0.7
+    whole = read["none", "dense"]
+    assert 0.6 < read["none", "exact"] / whole < 0.75
+    assert read["all", "dense"] == read["all", "exact"]
+    assert 0.78 < read["all", "exact"] / whole < 0.88
 
 
 def test_a_gpu_that_nobody_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +224,10 @@ def test_a_gpu_that_nobody_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
         s.feed([3])
 
 
-@pytest.mark.parametrize("name", ["qwen2moe", "olmoe", "glm4moe", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen2moe", "olmoe", "glm4moe", "gpt-oss", "dReLU by neuron"])
 def test_budgets(name: str, tmp_path: Path) -> None:
     """From the least to everything: what a plan promises is held, and answers stay."""
-    path = write(tmp_path / "m.gguf", name)
+    path = write_device(tmp_path / "m.gguf", name)
     expected = reference.forward(reference.load(path), TOKENS)
     rates = SLOW
     with Model(path) as m:
@@ -225,9 +279,10 @@ def test_counts_choose_the_experts_of_a_plan(tmp_path: Path) -> None:
                 assert row[layer.hot].min() >= rest.max()
 
 
-def test_experts_move_to_where_they_are_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["smallthinker", "smallthinker by neuron"])
+def test_experts_move_to_where_they_are_used(name: str, tmp_path: Path) -> None:
     """They come from the wrong places to those that the uses ask for, and answers stay what they are."""
-    path = write(tmp_path / "m.gguf", "smallthinker")
+    path = write_device(tmp_path / "m.gguf", name)
     tokens = TOKENS[:2] * 120
     expected = reference.forward(reference.load(path), tokens[:N_CTX])
     with Model(path) as m:

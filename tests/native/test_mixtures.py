@@ -175,13 +175,6 @@ def by_neuron(path: Path, to: Path, kind: GGMLQuantizationType | None = None) ->
     return models.write(to, file.meta, {k: v.astype(np.float32) for k, v in tensors.items()}, kind=kind)
 
 
-def test_down_by_neuron_is_the_cpu_s(tmp_path: Path) -> None:
-    path = by_neuron(write(tmp_path / "m.gguf", "smallthinker"), tmp_path / "t.gguf")
-    plans.make_plan(path, vram_budget=0, rates=plans.Rates())
-    with pytest.raises(UnsupportedError, match="down is stored by neuron"):
-        plans.make_plan(path, vram_budget=1, rates=plans.Rates())
-
-
 @pytest.mark.parametrize("stored", ["by output", "by neuron"])
 @pytest.mark.parametrize("name", ["smallthinker", "qwen2moe"])
 def test_silent_neurons_are_not_read(name: str, stored: str, tmp_path: Path) -> None:

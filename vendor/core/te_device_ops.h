@@ -222,12 +222,14 @@ typedef struct te_route_args {
 
 /* y_t (+)= sum over those experts of token t that lie in the given places of
  *     weight * (down_e . (act(gate_e . x_t + gate_b) * (up_e . x_t + up_b)) + down_b).
- * Place k's rows are k * n_ff ... of gate and up, and k * n_embd ... of down. As with te_ffn_args only merge reads y. */
+ * Place k's rows are k * n_ff ... of gate, up and down_t, and k * n_embd ... of down. As with te_ffn_args only merge reads y.
+ * Of down_t the rows of silent neurons need not be read. */
 typedef struct te_experts_args {
     const float *x; /* [n_tok] rows of gate.cols floats, ldx apart: normed already */
     size_t ldx;
     int32_t n_tok, n_expert, n_used, n_ff;
-    te_mat gate, up, down;               /* of n_places experts; down.cols is n_ff */
+    te_mat gate, up, down;               /* of n_places experts; down.cols is n_ff; or down.w NULL, and: */
+    te_mat down_t;                       /* a row of n_embd per row of up, where down is stored by neuron */
     const float *gate_b, *up_b, *down_b; /* or NULL: of all experts by number, [n_expert][n_ff] or [n_expert][n_embd] */
     int32_t n_places;
     const int32_t *place;   /* [n_expert], as te_route_args's */
@@ -243,7 +245,7 @@ typedef struct te_experts_args {
     /* by the device */
     float *h; /* room for n_tok * n_used rows of n_ff floats, ldh apart */
     size_t ldh;
-    float *partial; /* the sum over b of partial[b][t][c] is y[t][c], b below n_used */
+    float *partial; /* the sum over b of partial[b][t][c] is y[t][c] */
 } te_experts_args;
 
 /* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. With a norm what is

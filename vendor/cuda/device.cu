@@ -484,6 +484,7 @@ const te_cuda_api table = {
     ffn_parts,
     on<te_ffn_args, ffn>,
     on<te_route_args, route>,
+    expert_parts,
     on<te_experts_args, experts>,
     on<te_merge_args, merge>,
     attention_floats,

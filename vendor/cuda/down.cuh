@@ -36,9 +36,46 @@ const down_kernels *down_table(int type);
 const down_kernels *down_k(int type);
 const down_kernels *down_k23(int type);
 
+// acc += rows group, group + GROUPS ... of m, a thread's part of each: row[k] is the k-th of w, weight[t][k] what it is
+// multiplied with. What is to be taken off later is taken off by take_offsets.
+template <class C, int T, int GROUPS, int ROOM>
+__device__ __forceinline__ void add_rows(int group, int m, int piece, int n_pieces, const uint8_t *w, size_t stride,
+                                         const int (&row)[ROOM], const float (&weight)[T][ROOM],
+                                         float (&acc)[T][C::down_weights + C::offsets]) {
+    constexpr int FLIGHT = C::flight, STEP = FLIGHT * GROUPS;
+    typename C::part now[FLIGHT], next[FLIGHT];
+    auto load = [&](typename C::part(&p)[FLIGHT], int k) {
+#pragma unroll
+        for (int f = 0; f < FLIGHT; f++)
+            if (k + f * GROUPS < m) p[f] = C::load_down(w + (size_t)row[k + f * GROUPS] * stride, piece, n_pieces);
+    };
+    load(now, group);
+    for (int k = group; k < m; k += STEP) {
+        load(next, k + STEP);
+#pragma unroll
+        for (int f = 0; f < FLIGHT; f++)
+            if (k + f * GROUPS < m) {
+                float h[T];
+#pragma unroll
+                for (int t = 0; t < T; t++) h[t] = weight[t][k + f * GROUPS];
+                C::template axpy<T>(now[f], h, acc);
+            }
+#pragma unroll
+        for (int f = 0; f < FLIGHT; f++) now[f] = next[f];
+    }
+}
+template <class C, int T> __device__ __forceinline__ void take_offsets(float (&acc)[T][C::down_weights + C::offsets]) {
+    constexpr int W = C::down_weights;
+    if constexpr (C::offsets > 0)
+#pragma unroll
+        for (int t = 0; t < T; t++)
+#pragma unroll
+            for (int k = 0; k < W; k++) acc[t][k] -= acc[t][W + k / (W / C::offsets)];
+}
+
 template <class C, int T>
 __global__ void __launch_bounds__(DOWN_THREADS, T == 1 ? 2 : 1) down_kernel(const down_args a) {
-    constexpr int W = C::down_weights, FLIGHT = C::flight, STEP = FLIGHT * DOWN_GROUPS;
+    constexpr int W = C::down_weights;
     __shared__ int row[DOWN_ROWS];
     __shared__ float weight[T][DOWN_ROWS];
     __shared__ float sums[DOWN_LANES * W];
@@ -48,7 +85,7 @@ __global__ void __launch_bounds__(DOWN_THREADS, T == 1 ? 2 : 1) down_kernel(cons
     const int first_col = tile * DOWN_LANES * W;
     const bool inside = piece < n_pieces;
     if (a.all && inside) // the first rows are sure to be wanted
-        for (int k = 0; k < FLIGHT; k++) {
+        for (int k = 0; k < C::flight; k++) {
             const int i = b + (group + k * DOWN_GROUPS) * a.n_parts;
             if (!a.list && i < a.n)
                 prefetch_l2(a.w + (size_t)i * a.stride + (size_t)piece * a.stride / (size_t)n_pieces);
@@ -75,34 +112,8 @@ __global__ void __launch_bounds__(DOWN_THREADS, T == 1 ? 2 : 1) down_kernel(cons
         }
         __syncthreads();
         float acc[T][W + C::offsets] = {};
-        if (inside) {
-            typename C::part now[FLIGHT], next[FLIGHT];
-            auto load = [&](typename C::part(&p)[FLIGHT], int k) {
-#pragma unroll
-                for (int f = 0; f < FLIGHT; f++)
-                    if (k + f * DOWN_GROUPS < m)
-                        p[f] = C::load_down(a.w + (size_t)row[k + f * DOWN_GROUPS] * a.stride, piece, n_pieces);
-            };
-            load(now, group);
-            for (int k = group; k < m; k += STEP) {
-                load(next, k + STEP);
-#pragma unroll
-                for (int f = 0; f < FLIGHT; f++)
-                    if (k + f * DOWN_GROUPS < m) {
-                        float h[T];
-#pragma unroll
-                        for (int t = 0; t < T; t++) h[t] = weight[t][k + f * DOWN_GROUPS];
-                        C::template axpy<T>(now[f], h, acc);
-                    }
-#pragma unroll
-                for (int f = 0; f < FLIGHT; f++) now[f] = next[f];
-            }
-        }
-        if constexpr (C::offsets > 0)
-#pragma unroll
-            for (int t = 0; t < T; t++)
-#pragma unroll
-                for (int k = 0; k < W; k++) acc[t][k] -= acc[t][W + k / (W / C::offsets)];
+        if (inside) add_rows<C, T, DOWN_GROUPS>(group, m, piece, n_pieces, a.w, a.stride, row, weight, acc);
+        take_offsets<C, T>(acc);
 #pragma unroll
         for (int t = 0; t < T; t++) {
             for (int g = 1; g < DOWN_GROUPS; g++) {

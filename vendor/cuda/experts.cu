@@ -256,23 +256,69 @@ const expert_kernels *expert_kernels_of(int type) {
 te_status check_experts(te_cuda *d, const te_experts_args *op) {
     TE_CUDA_TRY(check_matrix(d, "experts", &op->gate));
     TE_CUDA_TRY(check_matrix(d, "experts", &op->up));
-    TE_CUDA_TRY(check_matrix(d, "experts", &op->down));
-    if (op->gate.type != op->up.type || op->gate.cols != op->up.cols || op->down.cols != op->n_ff)
+    const bool by_neuron = op->down_t.w != nullptr;
+    const te_mat *down = by_neuron ? &op->down_t : &op->down;
+    TE_CUDA_TRY(check_matrix(d, "experts", down));
+    if (op->gate.type != op->up.type || op->gate.cols != op->up.cols || (by_neuron && op->down.w) ||
+        down->cols != (by_neuron ? op->gate.cols : op->n_ff))
         return refuse(
             d, te_fail(TE_UNSUPPORTED,
                        "experts: gate of type %d and %d columns, up of %d and %d, down of %d columns for %d neurons",
-                       (int)op->gate.type, (int)op->gate.cols, (int)op->up.type, (int)op->up.cols, (int)op->down.cols,
+                       (int)op->gate.type, (int)op->gate.cols, (int)op->up.type, (int)op->up.cols, (int)down->cols,
                        (int)op->n_ff));
     const int64_t n_ff = (int64_t)op->n_places * op->n_ff, n_embd = (int64_t)op->n_places * op->gate.cols;
     if (op->n_places < 1 || op->n_places > ROUTE_MOST || op->gate.n_rows < n_ff || op->up.n_rows < n_ff ||
-        op->down.n_rows < n_embd || op->gate.cols % 4)
+        down->n_rows < (by_neuron ? n_ff : n_embd) || op->gate.cols % 4)
         return refuse(d, te_fail(TE_ARGUMENT, "experts: %d places in matrices of %d, %d and %d rows", (int)op->n_places,
-                                 (int)op->gate.n_rows, (int)op->up.n_rows, (int)op->down.n_rows));
+                                 (int)op->gate.n_rows, (int)op->up.n_rows, (int)down->n_rows));
     if (op->n_used < 1 || op->n_used > op->n_expert || op->n_tok < 1 || !op->place || !op->expert || !op->weight ||
         (int64_t)op->n_tok * op->n_used * (op->n_ff > op->gate.cols ? op->n_ff : op->gate.cols) > INT32_MAX / 2)
         return refuse(d, te_fail(TE_ARGUMENT, "experts: %d of %d experts for %d tokens", (int)op->n_used,
                                  (int)op->n_expert, (int)op->n_tok));
     return TE_OK;
+}
+
+static int down_tiles(const te_mat *down_t, const expert_kernels *k) {
+    return divide_up(down_t->cols, 32 * k->down_weights);
+}
+
+// Of the neurons of a route: as many as give two blocks a multiprocessor, of enough neurons each.
+static int down_shares(te_cuda *d, const te_experts_args *op, const expert_kernels *k) {
+    constexpr int LEAST = 32;
+    const int64_t wanted = 2 * d->info.n_sm / ((int64_t)down_tiles(&op->down_t, k) * op->n_tok * op->n_used);
+    const int most = divide_up(op->n_ff, LEAST);
+    return wanted < 1 ? 1 : wanted < most ? (int)wanted : most;
+}
+
+int32_t expert_parts(te_cuda *d, const te_experts_args *op) {
+    const expert_kernels *k = op->down_t.w ? expert_kernels_of(op->down_t.type) : nullptr;
+    return op->n_used * (k ? down_shares(d, op, k) : 1);
+}
+
+static te_status sum_by_neuron(te_cuda *d, const te_experts_args *op) {
+    const expert_kernels *k = expert_kernels_of(op->down_t.type);
+    if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", op->down_t.type));
+    expert_down_args a = {};
+    a.w = (const uint8_t *)op->down_t.w;
+    a.stride = op->down_t.stride;
+    a.cols = op->down_t.cols;
+    a.n_ff = op->n_ff;
+    a.n_tok = op->n_tok;
+    a.n_used = op->n_used;
+    a.n_tiles = down_tiles(&op->down_t, k);
+    a.n_shares = down_shares(d, op, k);
+    a.h = op->h;
+    a.ldh = op->ldh;
+    a.place = op->place;
+    a.expert = op->expert;
+    a.missing = op->missing;
+    a.first = op->first;
+    a.n_places = op->n_places;
+    a.bias = op->down_b;
+    a.weight = op->weight;
+    a.partial = op->partial;
+    const int64_t grid = (int64_t)a.n_tiles * a.n_shares * op->n_tok * op->n_used;
+    return launch(d, "experts", k->by_neuron, dim3((unsigned)grid), EXPERT_DOWN_THREADS, 0, a);
 }
 
 // Lanes of a row, tasks of a row and columns in shared memory; the rest of the arguments, and the launch.
@@ -333,7 +379,10 @@ te_status experts(te_cuda *d, const te_experts_args *op) {
     a.h = op->h;
     a.ldh = op->ldh;
     a.counts = op->counts;
+    a.down_t = (const uint8_t *)op->down_t.w;
+    a.down_stride = op->down_t.stride;
     TE_CUDA_TRY(run(d, a, op->gate.type, false));
+    if (op->down_t.w) return sum_by_neuron(d, op);
     a.x = op->h;
     a.ldx = op->ldh;
     a.cols = op->n_ff;

@@ -3,11 +3,13 @@
 // A route is a token and one of its experts. The rows of all routes whose expert is there are shared out over the blocks,
 // whatever route they belong to. A warp takes one row at a time, or several short ones side by side, `lanes` lanes each, and
 // has DEPTH tasks of `steps` pieces a lane on their way. Each route is computed by itself, so that its bits depend on
-// nothing else. The first kernel gives the hidden values of each route; the second a part of the sum for each rank.
+// nothing else. The first kernel gives the hidden values of each route; the second a part of the sum for each rank, or for
+// each rank several where down is stored by neuron (experts_down.cuh).
 #ifndef TE_CUDA_EXPERTS_CUH
 #define TE_CUDA_EXPERTS_CUH
 
 #include "activation.cuh"
+#include "experts_down.cuh"
 #include "experts_prompt.cuh"
 #include "rows_input.cuh"
 
@@ -31,6 +33,8 @@ struct expert_args {
     float *h; // of the first kernel
     size_t ldh;
     uint32_t *counts;
+    const uint8_t *down_t; // or NULL: rows of neurons that fire are wanted next
+    size_t down_stride;
     const float *weight; // of the second
     float *partial;
 };
@@ -44,7 +48,9 @@ struct expert_kernels {
     int type, lane_weights, steps;
     bool int8;
     expert_function kernel[2]; // hidden values, sums
-    expert_gemm_function prompt;
+    int down_weights;
+    expert_down_function by_neuron; // sums
+    expert_gemm_function prompt[2]; // where down is stored by neuron: hidden values by the one, sums by the other
 };
 const expert_kernels *experts_float(int type); // NULL for types of another file
 const expert_kernels *experts_32(int type);
@@ -54,12 +60,6 @@ const expert_kernels *experts_k(int type);
 const expert_kernels *experts_k23(int type);
 const expert_kernels *expert_kernels_of(int type); // experts.cu
 te_status check_experts(te_cuda *d, const te_experts_args *op);
-
-// Which place of the call's matrices an expert has; below 0: none.
-__device__ __forceinline__ int place_of(const int32_t *place, int e, int missing, int first, int n_places) {
-    const int p = __ldcg(place + e), k = missing ? -1 - p - first : p;
-    return k < n_places ? k : -1;
-}
 
 template <class C> struct expert_task {
     // As many as there are registers for.
@@ -240,6 +240,9 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
             if (a.b[1]) u += __ldg(a.b[1] + e);
             const float h = gated_value(a.act, activate(a.act, a.threshold, g), u);
             a.h[(size_t)route[r] * a.ldh + (size_t)j] = h;
+            if (a.down_t && h != 0)
+                prefetch_bytes(a.down_t + ((size_t)place[r] * (size_t)a.rows + (size_t)j) * a.down_stride,
+                               a.down_stride);
             asked++;
             fired += h != 0;
         }
@@ -262,7 +265,9 @@ template <class C> struct expert_of {
                                                expert_task<C>::steps,
                                                C::int8,
                                                {expert_kernel<C, false>, expert_kernel<C, true>},
-                                               expert_gemm_kernel<C>};
+                                               C::down_weights,
+                                               expert_down_kernel<C>,
+                                               {expert_gemm_kernel<C, false>, expert_gemm_kernel<C, true>}};
 };
 
 } // namespace te

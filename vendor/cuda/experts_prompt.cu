@@ -176,19 +176,21 @@ static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
     return TE_OK;
 }
 
-static te_status multiply_experts(te_cuda *d, expert_gemm g, int type, int64_t n_tiles) {
+static te_status multiply_experts(te_cuda *d, expert_gemm g, int type, bool by_neuron, int64_t n_tiles) {
     const expert_kernels *k = expert_kernels_of(type);
     if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", type));
     const int64_t items = n_tiles * divide_up(g.n, g.down ? EXPERT_ROWS : EXPERT_ROWS / 2);
     const int at_once = 2 * d->info.n_sm;
-    return launch(d, "experts", k->prompt, dim3((unsigned)(items < at_once ? items : at_once)), EXPERT_GEMM_THREADS,
-                  expert_gemm_smem(g.tile), g);
+    return launch(d, "experts", k->prompt[by_neuron], dim3((unsigned)(items < at_once ? items : at_once)),
+                  EXPERT_GEMM_THREADS, expert_gemm_smem(g.tile), g);
 }
 
 te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
     TE_CUDA_TRY(check(d, op));
     const te_experts_args *a = &op->of;
     const int n_embd = a->gate.cols, n_routes = a->n_tok * a->n_used;
+    const bool by_neuron = a->down_t.w != nullptr;
+    const te_mat *down = by_neuron ? &a->down_t : &a->down;
     expert_gemm g = {};
     // Larger tiles want more shared memory than some devices have.
     g.tile = expert_gemm_smem(EXPERT_TILE) + 1024 <= d->smem_block ? EXPERT_TILE : 64;
@@ -225,26 +227,26 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
         g.down = false;
         g.ldy = (size_t)(n_ff + 3) / 4 * 4;
         g.counts = a->counts;
-        TE_CUDA_TRY(multiply_experts(d, g, a->gate.type, n_tiles));
+        TE_CUDA_TRY(multiply_experts(d, g, a->gate.type, false, n_tiles));
         TE_CUDA_TRY(launch(d, "experts", route_halve_kernel, dim3((unsigned)rows_blocks), 256, 0, (const float *)g.y,
                            g.ldy, n_ff, (const int *)g.lists.n_sorted, op->h));
         g.x = (const uint16_t *)op->h.v;
         g.ldx = op->h.ld;
         g.scale = op->h.scale;
-        g.w[0] = (const uint8_t *)a->down.w;
-        g.stride[0] = a->down.stride;
+        g.w[0] = (const uint8_t *)down->w;
+        g.stride[0] = down->stride;
         g.b[0] = g.b[1] = nullptr;
-        g.cols = a->n_ff;
+        g.cols = down->cols;
         g.k0 = f0;
         g.k = n_ff;
-        g.rows = n_embd;
+        g.rows = by_neuron ? a->n_ff : n_embd;
         g.down = true;
         g.counts = nullptr;
         for (int c0 = 0; c0 < n_embd; c0 += op->n_embd_once) {
             g.row0 = c0;
             g.n = n_embd - c0 < op->n_embd_once ? n_embd - c0 : op->n_embd_once;
             g.ldy = (size_t)(g.n + 3) / 4 * 4;
-            TE_CUDA_TRY(multiply_experts(d, g, a->down.type, n_tiles));
+            TE_CUDA_TRY(multiply_experts(d, g, down->type, by_neuron, n_tiles));
             const add_args sum = {g.y,
                                   f0 ? nullptr : a->down_b,
                                   a->weight,

@@ -4,6 +4,9 @@
 // A block multiplies a tile with 128 rows of its expert at a time. Slices of 64 columns pass through shared memory: inputs
 // are copied in the background, weights are made F16 on the way. Half of the warps make the next slice's weights before
 // they multiply, the others after that, so that both kinds of work go on side by side.
+//
+// BY_NEURON: a down whose rows belong to neurons. A block multiplies a tile with 128 columns of its expert; a slice is 64
+// neurons, which lie in shared memory as they come, and are transposed on the way to the products.
 #ifndef TE_CUDA_EXPERTS_PROMPT_CUH
 #define TE_CUDA_EXPERTS_PROMPT_CUH
 
@@ -35,7 +38,8 @@ struct expert_gemm {
     const float *b[2];
     int cols, k0, k;   // columns of a row; those that are multiplied with x: k0 (a multiple of 64) ... k0 + k - 1
     int rows, row0, n; // rows of an expert; those that are wanted
-    int tile;          // 64 or 128
+    // By neuron: cols, and of these n from row0 on (multiples of 64, unless it is the last one); rows, and of these k from k0 on.
+    int tile; // 64 or 128
     int n_used;
     const int32_t *expert;
     bool down;
@@ -49,7 +53,7 @@ typedef void (*expert_gemm_function)(expert_gemm);
 
 inline size_t expert_gemm_smem(int tile) { return 2 * (size_t)(EXPERT_STAGES * tile + 2 * EXPERT_ROWS) * EXPERT_SLICE; }
 
-template <class C>
+template <class C, bool BY_NEURON>
 __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(const __grid_constant__ expert_gemm a) {
     constexpr int UNITS = EXPERT_SLICE / 8, FRAGMENTS = EXPERT_TILE / 32, W_SLICE = EXPERT_ROWS * EXPERT_SLICE;
     extern __shared__ uint4 shared[];
@@ -58,24 +62,37 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
     uint16_t *const weights = (uint16_t *)shared, *const inputs = weights + 2 * W_SLICE;
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, wn = warp % 4 * 32, x_slice = a.tile * EXPERT_SLICE;
     auto narrow = [](int r, int c) { return r * EXPERT_SLICE + (c ^ (r & 7)) * 8; };
+    auto wide = [](int r, int c) { return r * EXPERT_ROWS + (c ^ (r & 7)) * 8; };
     dep_go();
     dep_wait();
-    const int each = a.down ? EXPERT_ROWS : EXPERT_ROWS / 2, across = (a.n + each - 1) / each,
+    const bool down = BY_NEURON || a.down;
+    const int each = down ? EXPERT_ROWS : EXPERT_ROWS / 2, across = (a.n + each - 1) / each,
               n_items = __ldcg(a.lists.n_tiles) * across, n_slices = (a.k + EXPERT_SLICE - 1) / EXPERT_SLICE;
     uint32_t asked = 0, fired = 0;
     // Row r of 128 of an item: of down as they come, of gate and up in turn.
     auto row_of = [&](const expert_tile &t, int j0, int r) -> const uint8_t * {
-        const int g = a.down ? 0 : r % 2, j = j0 + (a.down ? r : r / 2);
+        const int g = down ? 0 : r % 2, j = j0 + (down ? r : r / 2);
         return j < a.n ? a.w[g] + ((size_t)t.place * (size_t)a.rows + (size_t)(a.row0 + j)) * a.stride[g] : nullptr;
+    };
+    auto neuron = [&](int place, int j) {
+        return a.w[0] + ((size_t)place * (size_t)a.rows + (size_t)(a.k0 + j)) * a.stride[0];
     };
     auto tile_of = [&](int item) {
         const int4 v = __ldcg((const int4 *)a.lists.tile + item / across);
         return expert_tile{v.x, v.y, v.z, v.w};
     };
     auto expect = [&](int item) { // the rows of an item will be wanted
+        if (BY_NEURON) {          // all of its tile's items want the same: each asks for some
+            if (item >= n_items) return;
+            const int place = tile_of(item).place;
+#pragma unroll 1
+            for (int j = item % across + across * tid; j < a.k; j += across * EXPERT_GEMM_THREADS)
+                prefetch_bytes(neuron(place, j), a.stride[0]);
+            return;
+        }
         if (item >= n_items || tid >= EXPERT_ROWS) return;
         const uint8_t *row = row_of(tile_of(item), item % across * each, tid);
-        if (row) prefetch_bytes(row, a.stride[a.down ? 0 : tid % 2]);
+        if (row) prefetch_bytes(row, a.stride[down ? 0 : tid % 2]);
     };
     expect(blockIdx.x);
 #pragma unroll 1
@@ -85,8 +102,8 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
         __syncthreads(); // the item before has been read
         if (tid < t.n)
             source[tid] =
-                a.x + (size_t)(a.down ? t.first + tid : __ldcg(a.lists.sorted + t.first + tid) / a.n_used) * a.ldx;
-        if (tid < EXPERT_ROWS) rows[tid] = row_of(t, j0, tid);
+                a.x + (size_t)(down ? t.first + tid : __ldcg(a.lists.sorted + t.first + tid) / a.n_used) * a.ldx;
+        if (!BY_NEURON && tid < EXPERT_ROWS) rows[tid] = row_of(t, j0, tid);
         expect(item + gridDim.x);
         __syncthreads();
         auto fetch = [&](int slice) {
@@ -99,6 +116,18 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
             }
         };
         auto convert = [&](int slice) {
+            if constexpr (BY_NEURON) {
+                constexpr int ACROSS = EXPERT_ROWS / 8, STEP = EXPERT_GEMM_THREADS / ACROSS;
+                const int r0 = tid / ACROSS, c = tid % ACROSS, j = j0 + 8 * c, k = slice * EXPERT_SLICE + r0;
+                uint16_t *to = weights + slice % 2 * W_SLICE + wide(r0, c);
+#pragma unroll
+                for (int i = 0; i < EXPERT_SLICE / STEP; i++) // STEP is a multiple of 8: swizzled alike
+                    *(uint4 *)(to + STEP * i * EXPERT_ROWS) =
+                        k + STEP * i < a.k && j < a.n
+                            ? C::halves(neuron(t.place, k + STEP * i), (a.row0 + j) / 8, a.cols)
+                            : make_uint4(0, 0, 0, 0);
+                return;
+            }
             constexpr int STEP = EXPERT_GEMM_THREADS / UNITS;
             const int r0 = tid / UNITS, c = tid % UNITS, k = slice * EXPERT_SLICE + 8 * c;
             uint16_t *to = weights + slice % 2 * W_SLICE + narrow(r0, c);
@@ -118,8 +147,12 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
             for (int kk = 0; kk < EXPERT_SLICE / 16; kk++) {
                 uint32_t b[2][4];
 #pragma unroll
-                for (int j = 0; j < 2; j++)
-                    matrices(b[j], w + narrow(wn + 16 * j + lane % 8 + lane / 16 * 8, 2 * kk + lane / 8 % 2));
+                for (int j = 0; j < 2; j++) {
+                    if (BY_NEURON)
+                        matrices_transposed(b[j], w + wide(16 * kk + lane % 16, wn / 8 + 2 * j + lane / 16));
+                    else
+                        matrices(b[j], w + narrow(wn + 16 * j + lane % 8 + lane / 16 * 8, 2 * kk + lane / 8 % 2));
+                }
 #pragma unroll
                 for (int i = 0; i < FRAGMENTS; i++) {
                     if (32 * i + m0 >= t.n) break;
@@ -151,7 +184,7 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
                     convert(s + 1);
             }
         }
-        const float scale_all = a.down ? 1 : __ldcg(a.scale);
+        const float scale_all = down ? 1 : __ldcg(a.scale);
 #pragma unroll
         for (int i = 0; i < FRAGMENTS; i++)
 #pragma unroll
@@ -159,14 +192,14 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
                 const int r = 32 * i + warp / 4 * 16 + 8 * half + lane / 4;
                 if (r >= t.n) continue;
                 const size_t p = (size_t)(t.first + r);
-                const float scale = a.down ? __ldcg(a.scale + p) : scale_all;
+                const float scale = down ? __ldcg(a.scale + p) : scale_all;
                 const int e = a.b[0] || a.b[1] ? __ldcg(a.expert + __ldcg(a.lists.sorted + p)) : 0;
                 float *y = a.y + p * a.ldy;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     const int col = wn + 8 * j + lane % 4 * 2;
                     const float v0 = scale * sum[i][j][2 * half], v1 = scale * sum[i][j][2 * half + 1];
-                    if (a.down) {
+                    if (down) {
                         if (j0 + col + 1 < a.n)
                             *(float2 *)(y + j0 + col) = make_float2(v0, v1);
                         else if (j0 + col < a.n)
@@ -184,15 +217,17 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
                 }
             }
     }
-    if (a.down || !a.counts) return;
-    for (int o = 16; o; o /= 2) {
-        asked += __shfl_xor_sync(~0u, asked, o);
-        fired += __shfl_xor_sync(~0u, fired, o);
-    }
-    if (lane == 0 && asked) {
-        atomicAdd(a.counts, asked);
-        atomicAdd(a.counts + 1, asked);
-        atomicAdd(a.counts + 2, fired);
+    if constexpr (!BY_NEURON) {
+        if (down || !a.counts) return;
+        for (int o = 16; o; o /= 2) {
+            asked += __shfl_xor_sync(~0u, asked, o);
+            fired += __shfl_xor_sync(~0u, fired, o);
+        }
+        if (lane == 0 && asked) {
+            atomicAdd(a.counts, asked);
+            atomicAdd(a.counts + 1, asked);
+            atomicAdd(a.counts + 2, fired);
+        }
     }
 }
 

@@ -91,6 +91,7 @@ te_status hidden(te_cuda *d, const te_cuda_hidden *op);
 int32_t parts(te_cuda *d, const te_mat *down, int32_t n_rows);
 te_status down(te_cuda *d, const te_cuda_down *op);
 te_status route(te_cuda *d, const te_route_args *op);
+int32_t expert_parts(te_cuda *d, const te_experts_args *op);
 te_status experts(te_cuda *d, const te_experts_args *op);
 size_t prompt_experts_words(const te_experts_args *op);
 te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op);

@@ -269,6 +269,7 @@ typedef struct te_cuda_api {
     int32_t (*ffn_parts)(te_cuda *d, const te_ffn_args *op); /* of partial; 0 if down.w is NULL */
     te_status (*ffn)(te_cuda *d, const te_ffn_args *op);
     te_status (*route)(te_cuda *d, const te_route_args *op);
+    int32_t (*expert_parts)(te_cuda *d, const te_experts_args *op); /* of partial */
     te_status (*experts)(te_cuda *d, const te_experts_args *op);
     te_status (*merge)(te_cuda *d, const te_merge_args *op);
     size_t (*attention_floats)(te_cuda *d, const te_attention_args *op);

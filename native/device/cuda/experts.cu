@@ -20,8 +20,8 @@ void decode_experts(Cuda *c, const te_experts_args *a) {
     const size_t part = (size_t)a->n_tok * (size_t)a->gate.cols;
     op.ldh = (size_t)(a->n_ff + 3) / 4 * 4;
     op.h = (float *)room(c, HIDDEN, sizeof(float) * op.ldh * (size_t)a->n_tok * (size_t)a->n_used);
-    /* A part of the sum for each rank, behind those of the same layer that are there, until merge adds them up. */
-    const int32_t before = a->add ? c->sum.n_parts : 0, n_parts = before + a->n_used;
+    /* Parts of the sum, behind those of the same layer that are there, until merge adds them up. */
+    const int32_t before = a->add ? c->sum.n_parts : 0, n_parts = before + c->te->expert_parts(c->d, a);
     op.partial = (float *)room(c, PARTIAL, sizeof(float) * (size_t)n_parts * part) + (size_t)before * part;
     c->sum = {a->y, n_parts, false, {}};
     if (ready(c)) note(c, c->te->experts(c->d, &op));
