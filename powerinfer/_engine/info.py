@@ -132,12 +132,14 @@ class Info(ABC):
 
     @property
     def last_step(self) -> list[LayerStep]:
-        """What the last step did in each layer: neurons predicted, computed and active, bytes, time."""
+        """What the last step did in each layer: neurons predicted, computed and active, bytes, time; of a
+        mixture where its experts were."""
         return self.session.last_step
 
     def experts(self) -> list[LayerExperts]:
-        """Of a mixture: where the experts of each layer are, how often each was used and found on a device since
-        the model was opened, and what was copied there. Raises ArgumentError (a model without experts)."""
+        """Of a mixture: where the experts of each layer are, how often each was used and found on a device
+        since the model was opened, and what was copied there. Raises ArgumentError (a model without
+        experts)."""
         return self.session.experts()
 
     # -- the context

@@ -529,8 +529,8 @@ class Session:
         return steps
 
     def experts(self) -> list[LayerExperts]:
-        """Where a mixture's experts are, layer by layer, how often they were used and found on the device since
-        the session was opened. Raises ArgumentError (a model without experts)."""
+        """Where a mixture's experts are, layer by layer, how often they were used and found on the device
+        since the session was opened. Raises ArgumentError (a model without experts)."""
         info, ffi, lib = self.model.info, _native.ffi, _native.lib
         entry, found = ffi.new("pi_expert_counts *"), []
         with self._lock:
