@@ -40,7 +40,7 @@ def engine_view(llm: AsyncLlama, info: LlamaInfo, name: str) -> dict[str, Any]:
         "model": name,
         "n_ctx": session.n_ctx,
         "n_layer": model.n_layer,
-        "n_ff": model.n_ff,
+        "n_ff": model.n_neurons,
         "tokens_per_second": round(stats.tokens_per_s, 3),
         "prompt_tokens_per_second": round(stats.prompt_tokens_per_s, 3),
         "running": stats.running,

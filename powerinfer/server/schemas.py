@@ -228,6 +228,7 @@ class EngineView(BaseModel):
     n_ctx: int
     n_layer: int
     n_ff: int
+    """Neurons of a layer that a token goes through."""
     tokens_per_second: float
     prompt_tokens_per_second: float
     running: int
