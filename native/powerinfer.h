@@ -357,20 +357,26 @@ typedef struct pi_layer_step {
     float ffn_us, layer_us;  /* of a layer on a device: the CPU's part, and since its last hand-over; 0 without one */
     int64_t n_foreseen; /* (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so that
                                 rows were fetched early; in predicted mode */
+    int64_t n_routes;   /* of a mixture: (token, expert) pairs of the chunk */
+    int64_t n_routes_device;   /* of those, whose expert had a place on a device */
+    int64_t n_routes_streamed; /* and of a prompt on a device, those whose expert was brought there for this chunk */
+    int64_t n_copies;          /* experts that began to move to a place after it */
+    uint64_t copied_bytes;
 } pi_layer_step;
 pi_status pi_session_last_step(const pi_session *session, int32_t layer, pi_layer_step *out);
 
-/* Of a mixture's layer on a device, since the session was opened: how many routes (a token and one of its experts) there
- * were, and of those whose expert had a place on the device; and what moved there. */
+/* Of a mixture's layer, since the session was opened: how many routes (a token and one of its experts) there were, of
+ * those whose expert had a place on the device or was brought there for a prompt; and what moved there. */
 typedef struct pi_expert_counts {
     int32_t n_places; /* experts that the device has room for */
-    int64_t n_routes, n_resident;
+    int64_t n_routes, n_resident, n_streamed;
     int64_t n_copies;
     uint64_t copied_bytes;
 } pi_expert_counts;
-/* place: [n_expert] 1 for experts that are on the device, or NULL. All 0 without a device. Errors: ARGUMENT (layer; a model
- * without experts). */
-pi_status pi_session_experts(const pi_session *session, int32_t layer, pi_expert_counts *out, uint8_t *place);
+/* place: [n_expert] 1 for experts that are on the device, or NULL. uses: [n_expert] routes to each, or NULL. Errors:
+ * ARGUMENT (layer; a model without experts). */
+pi_status pi_session_experts(const pi_session *session, int32_t layer, pi_expert_counts *out, uint8_t *place,
+                             uint64_t *uses);
 
 /* What one layer's FFN is given and makes of it, for profiling and training: a feed writes a row per token, in the order
  * of its batch, which then may have at most n_batch tokens. The memory is the caller's; NULL: not wanted. A tapped

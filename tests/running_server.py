@@ -1,4 +1,4 @@
-"""`powerinfer serve demo` as a process of its own, for tests that come from outside."""
+"""`powerinfer serve` as a process of its own, for tests that come from outside."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 
 @contextmanager
-def running_server(*options: str) -> Iterator[str]:
+def running_server(*options: str, model: str = "demo") -> Iterator[str]:
     """Its address. Skips the test where the extra powerinfer[server] is missing."""
     for name in ("fastapi", "uvicorn"):
         pytest.importorskip(name, reason="powerinfer[server] is not installed")
-    command = [sys.executable, "-m", "powerinfer", "serve", "demo", "--port", "0", *options]
+    command = [sys.executable, "-m", "powerinfer", "serve", model, "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:

@@ -149,8 +149,12 @@ static void begin(pi_block_run *r) {
 static void count_uses(const pi_block_run *r) {
     const pi_session *s = r->s;
     const int32_t n_used = r->block->experts.n_used;
-    uint32_t *uses = s->fired + (ptrdiff_t)r->l * s->model->info.n_placed;
-    for (int32_t i = r->from * n_used; i < s->chunk.n_tok * n_used; i++) uses[s->routes.expert[i]]++;
+    uint64_t *uses = s->uses + (ptrdiff_t)r->l * s->model->info.n_expert;
+    uint32_t *fired = s->fired ? s->fired + (ptrdiff_t)r->l * s->model->info.n_placed : NULL;
+    for (int32_t i = r->from * n_used; i < s->chunk.n_tok * n_used; i++) {
+        uses[s->routes.expert[i]]++;
+        if (fired) fired[s->routes.expert[i]]++;
+    }
 }
 
 static void run(pi_block_run *r) {
@@ -159,7 +163,7 @@ static void run(pi_block_run *r) {
     const pi_chunk *c = &s->chunk;
     const int32_t border = c->n_prefill > r->from ? c->n_prefill : r->from, borders[] = {r->from, border, c->n_tok};
     if (!w->early) rank_experts(r, pi_block_input(r));
-    if (s->fired && r->team->ith == 0) count_uses(r);
+    if (r->team->ith == 0) count_uses(r);
     for (int32_t i = 0; i < 2; i++) {
         const int32_t t0 = borders[i], n = borders[i + 1] - t0;
         if (n <= 0) continue;

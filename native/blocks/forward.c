@@ -67,6 +67,7 @@ static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, 
         st.ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(w));
     const int64_t unread = st.n_tokens ? 0 : pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
     st.bytes = st.ffn_bytes + pi_attention_weight_bytes(attention) - unread + pi_attention_bytes(s, l, from);
+    if (pi_experts_of(w)) st.n_routes = (int64_t)st.n_tokens * pi_experts_of(w)->n_used;
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
     st.layer_us = (float)((double)(t2 - t0) * 1e-3);
     s->step[l] = st;

@@ -119,12 +119,9 @@ static void note_uses(pi_hybrid *h, int32_t n_tok) {
         if (d->device < 0 || !pi_experts_of(&h->s->model->layer[l])) continue;
         const uint32_t *uses = h->device[d->device].counts + 3 * (ptrdiff_t)info->n_layer + (ptrdiff_t)l * n_expert;
         float *used = c->used + (ptrdiff_t)l * n_expert;
-        const int32_t *place = places_of(h, l);
-        for (int32_t e = 0; e < n_expert; e++) {
-            used[e] += (float)(part * ((double)uses[e] / n_tok - used[e]));
-            c->counts[l].n_routes += uses[e];
-            if (place[e] >= 0) c->counts[l].n_resident += uses[e];
-        }
+        for (int32_t e = 0; e < n_expert; e++) used[e] += (float)(part * ((double)uses[e] / n_tok - used[e]));
+        c->counts[l].n_resident += h->s->step[l].n_routes_device;
+        c->counts[l].n_streamed += h->s->step[l].n_routes_streamed;
     }
 }
 
@@ -186,6 +183,8 @@ void pi_cache_follow(pi_hybrid *h, int32_t n_tok, int64_t ns) {
             c->comes[(ptrdiff_t)l * h->s->model->info.n_expert + m.expert] = true;
             c->counts[l].n_copies++;
             c->counts[l].copied_bytes += (uint64_t)n_bytes;
+            h->s->step[l].n_copies++;
+            h->s->step[l].copied_bytes += (uint64_t)n_bytes;
             left -= n_bytes;
             idle = -1;
         }

@@ -327,7 +327,13 @@ static void device_experts(pi_hybrid *h, int32_t l, const uint32_t *count, pi_la
         h->device[h->layer[l].device].counts + 3 * (ptrdiff_t)h->s->model->info.n_layer + (ptrdiff_t)l * n_expert;
     const int32_t *place = h->place + (ptrdiff_t)l * n_expert;
     int64_t n = 0; /* experts that were read */
-    for (int32_t e = 0; e < n_expert; e++) n += uses[e] && (place[e] >= 0 || !h->decode);
+    for (int32_t e = 0; e < n_expert; e++) {
+        n += uses[e] && (place[e] >= 0 || !h->decode);
+        h->s->uses[(ptrdiff_t)l * n_expert + e] += uses[e];
+        st->n_routes += uses[e];
+        if (place[e] >= 0) st->n_routes_device += uses[e];
+        if (place[e] < 0 && !h->decode) st->n_routes_streamed += uses[e];
+    }
     for (int32_t e = 0; h->s->fired && e < n_expert; e++)
         h->s->fired[(ptrdiff_t)l * h->s->model->info.n_placed + e] += uses[e];
     const int64_t all = n * w->n_ff, down = w->down_t.w && h->decode ? least(count[2], all) : all;

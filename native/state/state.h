@@ -107,6 +107,7 @@ struct pi_session {
     uint32_t *fired; /* [n_layer][n_placed] tokens for which a neuron fired, or an expert was used; NULL: not counted */
     uint64_t n_counted;
     pi_layer_step *step;   /* [n_layer] of the last chunk */
+    uint64_t *uses;        /* [n_layer][n_expert] routes since the session was opened */
     pi_layer_count *count; /* [n_layer][n_threads] */
     int64_t last_bytes;
     int64_t last_ns;

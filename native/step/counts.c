@@ -34,19 +34,22 @@ pi_status pi_session_last_step(const pi_session *s, int32_t layer, pi_layer_step
     return PI_OK;
 }
 
-pi_status pi_session_experts(const pi_session *s, int32_t layer, pi_expert_counts *out, uint8_t *place) {
+pi_status pi_session_experts(const pi_session *s, int32_t layer, pi_expert_counts *out, uint8_t *place,
+                             uint64_t *uses) {
     if (out) *out = (pi_expert_counts){0};
     if (!s || !out) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_experts: session or out is NULL");
     const pi_model_info *i = &s->model->info;
     if (layer < 0 || layer >= i->n_layer)
         return PI_FAIL(PI_ERROR_ARGUMENT, "layer %d is out of range 0..%d", layer, i->n_layer - 1);
     if (!i->n_expert) return PI_FAIL(PI_ERROR_ARGUMENT, "the model has no experts");
-    if (place) memset(place, 0, (size_t)i->n_expert);
-    if (!s->hybrid) return PI_OK;
+    const ptrdiff_t first = (ptrdiff_t)layer * i->n_expert;
     pi_session_lock(s);
-    *out = pi_cache_counts(s->hybrid, layer);
-    for (int32_t e = 0; place && out->n_places && e < i->n_expert; e++)
-        place[e] = s->hybrid->place[(ptrdiff_t)layer * i->n_expert + e] >= 0;
+    if (s->hybrid) *out = pi_cache_counts(s->hybrid, layer);
+    for (int32_t e = 0; e < i->n_expert; e++) {
+        out->n_routes += (int64_t)s->uses[first + e];
+        if (uses) uses[e] = s->uses[first + e];
+        if (place) place[e] = out->n_places && s->hybrid->place[first + e] >= 0;
+    }
     pi_session_unlock(s);
     return PI_OK;
 }

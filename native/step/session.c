@@ -89,6 +89,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->chunk.batch_row = carve(c, b, 1, sizeof(int32_t));
     s->step = carve(c, 1, (size_t)i->n_layer, sizeof *s->step);
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
+    s->uses = carve(c, (size_t)i->n_layer, n_expert, sizeof *s->uses);
     s->fired = carve(c, s->options.count_neurons ? (size_t)i->n_layer : 0, (size_t)i->n_placed, sizeof *s->fired);
     if (!s->options.count_neurons) s->fired = NULL;
 }

@@ -20,6 +20,7 @@ from .context import Context
 from .file import ModelFile
 from .report import LlamaInfo, Timings
 from .session import LayerStep, Model, Session
+from .types import LayerExperts
 
 if TYPE_CHECKING:
     from .._text.tokenizer import Tokenizer
@@ -131,8 +132,15 @@ class Info(ABC):
 
     @property
     def last_step(self) -> list[LayerStep]:
-        """What the last step did in each layer: neurons predicted, computed and active, bytes, time."""
+        """What the last step did in each layer: neurons predicted, computed and active, bytes, time; of a
+        mixture where its experts were."""
         return self.session.last_step
+
+    def experts(self) -> list[LayerExperts]:
+        """Of a mixture: where the experts of each layer are, how often each was used and found on a device
+        since the model was opened, and what was copied there. Raises ArgumentError (a model without
+        experts)."""
+        return self.session.experts()
 
     # -- the context
 

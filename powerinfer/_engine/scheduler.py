@@ -24,6 +24,7 @@ from .arrays import Ids, Logits
 from .choice import Choice
 from .embedding import Vectors, embedding_request, pool, pooling_number
 from .engine import Engine
+from .expert_stats import ExpertWatch
 from .request import Draft, Request, Stream, text_request
 from .scheduler_stats import Rates, SchedulerStats
 from .session import LayerStep
@@ -57,6 +58,7 @@ class Scheduler:
         self._improve = improve
         self._rates = Rates()
         self._layers: tuple[LayerStep, ...] = ()
+        self._experts = ExpertWatch(engine.session) if engine.session.model.info.n_expert else None
         self._looked_at = 0.0
         info = engine.session.info  # asked once: it waits for a step
         self._n_blocks, self._n_free = info.n_blocks, info.n_blocks_free
@@ -228,6 +230,7 @@ class Scheduler:
             tokens_per_s=rates[0],
             prompt_tokens_per_s=rates[1],
             layers=self._layers,
+            experts=None if self._experts is None else self._experts.stats,
         )
 
     def close(self, *, grace_s: float = 0.0) -> None:
@@ -273,6 +276,8 @@ class Scheduler:
         if now - self._looked_at >= _LOOK_S or not n_running:
             self._looked_at = now
             self._layers = tuple(engine.session.last_step)
+            if self._experts is not None:
+                self._experts.look(engine.session)
             self._n_free = engine.session.info.n_blocks_free
             if self._improve is not None:
                 move = self._improve(not n_running)

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from .expert_stats import ExpertStats
 from .session import LayerStep
 
 _RATE_S = 5.0  # speeds are those of the last seconds
@@ -37,6 +38,8 @@ class SchedulerStats:
     prompt_tokens_per_s: float
     layers: tuple[LayerStep, ...]
     """What a step of the last quarter of a second did; empty before the first."""
+    experts: ExpertStats | None = None
+    """As of then; None: the model is no mixture."""
 
 
 class Rates:

@@ -519,26 +519,33 @@ class Session:
                         ffn_us=entry.ffn_us,
                         layer_us=entry.layer_us,
                         n_foreseen=entry.n_foreseen,
+                        n_routes=entry.n_routes,
+                        n_routes_device=entry.n_routes_device,
+                        n_routes_streamed=entry.n_routes_streamed,
+                        n_copies=entry.n_copies,
+                        copied_bytes=entry.copied_bytes,
                     )
                 )
         return steps
 
     def experts(self) -> list[LayerExperts]:
-        """Where a mixture's experts are, layer by layer, and how often they were found on the device since
-        the session was opened. Raises ArgumentError (a model without experts)."""
+        """Where a mixture's experts are, layer by layer, how often they were used and found on the device
+        since the session was opened. Raises ArgumentError (a model without experts)."""
         info, ffi, lib = self.model.info, _native.ffi, _native.lib
         entry, found = ffi.new("pi_expert_counts *"), []
         with self._lock:
             for layer in range(info.n_layer):
-                here = np.empty(info.n_expert, np.uint8)
-                place = ffi.from_buffer("uint8_t[]", here)
-                _native.check(lib.pi_session_experts(self.handle, layer, entry, place))
+                here, uses = np.empty(info.n_expert, np.uint8), np.empty(info.n_expert, np.uint64)
+                out = ffi.from_buffer("uint8_t[]", here), ffi.from_buffer("uint64_t[]", uses)
+                _native.check(lib.pi_session_experts(self.handle, layer, entry, *out))
                 found.append(
                     LayerExperts(
                         resident=here.astype(np.bool_),
+                        uses=uses,
                         n_places=entry.n_places,
                         n_routes=entry.n_routes,
                         n_resident=entry.n_resident,
+                        n_streamed=entry.n_streamed,
                         n_copies=entry.n_copies,
                         copied_bytes=entry.copied_bytes,
                     )

@@ -193,29 +193,55 @@ class LayerStep:
     n_foreseen: int
     """In predicted mode: (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so
     that the rows were fetched early."""
+    n_routes: int
+    """Of a mixture: (token, expert) pairs of the chunk, all that were chosen."""
+    n_routes_device: int
+    """Of those, whose expert had a place on a device."""
+    n_routes_streamed: int
+    """Of a prompt's, whose expert was brought to the device for this chunk."""
+    n_copies: int
+    """Experts that began to move to a place after it."""
+    copied_bytes: int
+
+    @property
+    def n_routes_cpu(self) -> int:
+        """Of a mixture: (token, expert) pairs that the CPU computed."""
+        return self.n_routes - self.n_routes_device - self.n_routes_streamed
 
     @property
     def hit_rate(self) -> float:
-        """Share of the active neurons that lie on a device; 0 where nothing was active."""
+        """Share of the active neurons that lie on a device, of a mixture that of the chosen experts; 0 where
+        there was none."""
+        if self.n_routes:
+            return self.n_routes_device / self.n_routes
         return self.n_active_device / self.n_active if self.n_active else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerExperts:
-    """Where the experts of one layer are, and how often they were found there since the session was opened.
-    All zeros without a device."""
+    """Where the experts of one layer are, and how often they were used and found there since the session was
+    opened."""
 
     resident: npt.NDArray[np.bool_]
     """[n_expert] Those that are on the device."""
+    uses: npt.NDArray[np.uint64]
+    """[n_expert] How many tokens used each."""
     n_places: int
     """Experts that the device has room for."""
     n_routes: int
     """Uses of an expert by a token."""
     n_resident: int
     """Of those, whose expert was on the device."""
+    n_streamed: int
+    """Of a prompt's, whose expert was brought there for its chunk."""
     n_copies: int
     """Experts that moved to the device."""
     copied_bytes: int
+
+    @property
+    def n_cpu(self) -> int:
+        """Uses that the CPU computed."""
+        return self.n_routes - self.n_resident - self.n_streamed
 
     @property
     def hit_rate(self) -> float:

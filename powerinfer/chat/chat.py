@@ -25,6 +25,9 @@ class Work:
     active: int = 0
     on_device: int = 0
     """Of the active ones, those whose neuron lies on a device."""
+    routes: int = 0
+    """Uses of experts."""
+    routes_on_device: int = 0
 
     def count(self, llm: Llama, n_neurons: int) -> None:
         """Adds the last step."""
@@ -33,14 +36,20 @@ class Work:
             self.pairs += step.n_sparse * n_neurons
             self.active += step.n_active
             self.on_device += step.n_active_device
+            self.routes += step.n_routes
+            self.routes_on_device += step.n_routes_device
 
     @property
     def share(self) -> str:
+        if self.routes and self.computed == self.pairs:
+            return ""  # of a mixture's experts all neurons
         return f"{self.computed / self.pairs:.1%} of neurons computed" if self.pairs else ""
 
     @property
     def hits(self) -> str:
-        """The hit rate: of the neurons that were active, those on the GPU."""
+        """The hit rate: of the neurons that were active, those on the GPU; of a mixture, of the experts."""
+        if self.routes:
+            return f"{self.routes_on_device / self.routes:.0%} of the chosen experts on the GPU"
         return f"{self.on_device / self.active:.1%} of the active ones on the GPU" if self.active else ""
 
 
@@ -113,10 +122,14 @@ class Chat:
             "stopped" if stopped else "",
             f"{speed:.1f} tokens/s" if speed else "",
             work.share,
-            work.hits if self.llm.plan is not None and self.llm.plan.uses_device else "",
+            work.hits if self.uses_device else "",
             self._context_used(),
         )
         return " · ".join(fact for fact in facts if fact)
+
+    @property
+    def uses_device(self) -> bool:
+        return self.llm.plan is not None and self.llm.plan.uses_device
 
     def toolbar(self) -> str:
         """What matters before a question: the room that is left, and how the model runs."""

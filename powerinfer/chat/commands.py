@@ -107,19 +107,32 @@ def stats(chat: Chat, rest: str) -> None:
         else "the last token, by layer:"
     )
     table = Table(box=None, pad_edge=False)
-    for name in ("layer", "predicted", "computed", "active", "FFN kB", "FFN µs"):
+    places = chat.uses_device and any(step.n_routes for step in steps)
+    counts = ("experts", "on GPU", "copied") if places else ("predicted", "computed", "active")
+    for name in ("layer", *counts, "FFN kB", "FFN µs"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("all kB", "all µs") if wide else ():
         table.add_column(name, justify="right", no_wrap=True)
     for i, step in enumerate(steps):
-        table.add_row(str(i), *row(step, n_neurons, wide))
+        table.add_row(str(i), *row(step, n_neurons, wide, experts=places))
     chat.ui.note(table)
+    if places:
+        layers = chat.llm.experts()
+        n_routes, n_there = sum(y.n_routes for y in layers), sum(y.n_resident for y in layers)
+        chat.ui.note(
+            f"since it was opened: {n_there / max(1, n_routes):.0%} of the chosen experts were on the GPU, "
+            f"{sum(y.n_copies for y in layers):,} were copied there "
+            f"({sum(y.copied_bytes for y in layers) / 1e6:,.0f} MB)"
+        )
 
 
-def row(step: LayerStep, n_neurons: int, wide: bool) -> list[str]:
-    """A layer's cells: shares of the neurons that were computed sparsely, kilobytes, microseconds."""
+def row(step: LayerStep, n_neurons: int, wide: bool, *, experts: bool) -> list[str]:
+    """A layer's cells: shares of the neurons that were computed sparsely, or counts of experts (those that
+    the tokens chose, those on the GPU, those that were copied there since); kilobytes, microseconds."""
     pairs = max(1, step.n_sparse * n_neurons)
     cells = [f"{n / pairs:.1%}" for n in (step.n_predicted, step.n_computed, step.n_active)]
+    if experts:
+        cells = [f"{n:,}" for n in (step.n_routes, step.n_routes_device, step.n_copies)]
     cells += [f"{step.ffn_bytes / 1e3:,.0f}", f"{step.ffn_us:,.0f}"]
     return [*cells, f"{step.bytes / 1e3:,.0f}", f"{step.layer_us:,.0f}"] if wide else cells
 

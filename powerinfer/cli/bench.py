@@ -54,7 +54,8 @@ def add_arguments(parser: Parser) -> None:
     parser.epilog = (
         "N,... is a list: every combination is measured. The read rate of the memory is measured between\n"
         "tokens of a decode test, by the same threads; share is the median of tokens beside the rates\n"
-        "before and after them, with half of the distance between the quartiles."
+        "before and after them, with half of the distance between the quartiles. hits: of a mixture's chosen\n"
+        "experts those that were on the GPU; more tokens (-n 400) show it when the cache has settled."
     )
     add_model(parser)
     add_list("-p", "--n-prompt", metavar="N,...", help="tokens of a prompt; 0: none", default="512")
@@ -288,7 +289,8 @@ def _decode_table(head: str, results: Sequence[Result]) -> list[str]:
         digits = 2 if r.tokens_per_s < 100 else 1
         return f"{r.tokens_per_s:.{digits}f} ± {r.spread:.{digits}f}"
 
-    rows = [[head, "mode", "tokens/s", "MB/token", "GB/s", "ceiling", "share", "active"]]
+    hits = any(r.hit_rate for r in results)
+    rows = [[head, "mode", "tokens/s", "MB/token", "GB/s", "ceiling", "share", "hits" if hits else "active"]]
     rows += [
         [
             r.test,
@@ -298,7 +300,7 @@ def _decode_table(head: str, results: Sequence[Result]) -> list[str]:
             f"{r.read_gb_s or 0:.1f}",
             "" if r.ceiling_gb_s is None else f"{r.ceiling_gb_s:.1f}",
             share(r.share, 0) + ("" if r.share_spread is None else f" ±{100 * r.share_spread:.0f}"),
-            share(r.active),
+            share(r.hit_rate if hits else r.active),
         ]
         for r in results
     ]

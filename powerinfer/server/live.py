@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from .._engine.expert_stats import ExpertStats
 from .._engine.report import LlamaInfo
 from .._engine.session import LayerStep
 from ..async_llama import AsyncLlama
@@ -37,7 +40,7 @@ def engine_view(llm: AsyncLlama, info: LlamaInfo, name: str) -> dict[str, Any]:
         "model": name,
         "n_ctx": session.n_ctx,
         "n_layer": model.n_layer,
-        "n_ff": model.n_ff,
+        "n_ff": model.n_neurons,
         "tokens_per_second": round(stats.tokens_per_s, 3),
         "prompt_tokens_per_second": round(stats.prompt_tokens_per_s, 3),
         "running": stats.running,
@@ -45,6 +48,26 @@ def engine_view(llm: AsyncLlama, info: LlamaInfo, name: str) -> dict[str, Any]:
         "kv_used": round(stats.kv_used, 4),
         "vram": vram,
         "layers": layers,
+        "experts": None if stats.experts is None else _experts(stats.experts, model.n_expert_used),
+    }
+
+
+def _experts(experts: ExpertStats, n_used: int) -> dict[str, Any]:
+    layers = zip(experts.recent, experts.resident, strict=True)
+    return {
+        "n_expert": experts.resident.shape[1],
+        "n_used": n_used,
+        "hit_rate": round(experts.hit_rate, 4),
+        "routes": {"device": experts.n_device, "streamed": experts.n_streamed, "cpu": experts.n_cpu},
+        "copies": experts.n_copies,
+        "copied_bytes": experts.copied_bytes,
+        "layers": [
+            {
+                "used": np.rint(1000 * recent).astype(int).tolist(),
+                "on_device": "".join("1" if here else "0" for here in resident),
+            }
+            for recent, resident in layers
+        ],
     }
 
 

@@ -97,12 +97,33 @@ class Metrics:
             ("gauge", "tokens_per_second", "Generated in the last seconds.", stats.tokens_per_s),
             ("gauge", "prompt_tokens_per_second", "Read in the last seconds.", stats.prompt_tokens_per_s),
             ("gauge", "resident_bytes", "Memory of the process.", resident_bytes()),
+            *_expert_copies(stats),
         ):  # fmt: skip
             lines += [f"# HELP powerinfer_{name} {text}", f"# TYPE powerinfer_{name} {kind}"]
             lines.append(
                 f"powerinfer_{name} {value:.6g}" if isinstance(value, float) else f"powerinfer_{name} {value}"
             )
+        if (experts := stats.experts) is not None:
+            lines += [
+                "# HELP powerinfer_expert_routes_total Uses of experts, by where they were computed.",
+                "# TYPE powerinfer_expert_routes_total counter",
+            ]
+            lines += [
+                f'powerinfer_expert_routes_total{{where="{where}"}} {n}'
+                for where, n in (
+                    ("device", experts.n_device),
+                    ("streamed", experts.n_streamed),
+                    ("cpu", experts.n_cpu),
+                )
+            ]
         return "\n".join([*lines, *times, ""])
+
+
+def _expert_copies(stats: SchedulerStats) -> Iterator[tuple[str, str, str, int]]:
+    """Of a mixture."""
+    if (experts := stats.experts) is not None:
+        yield "counter", "expert_copies_total", "Experts that moved to a device.", experts.n_copies
+        yield "counter", "expert_copied_bytes_total", "Their bytes.", experts.copied_bytes
 
 
 def resident_bytes() -> int:

@@ -195,11 +195,40 @@ class Layer(BaseModel):
     where: Literal["cpu", "device", "both"]
 
 
+class Routes(BaseModel):
+    device: int
+    """Uses of an expert by a token, whose expert had a place on a device."""
+    streamed: int
+    """Those by prompts, whose expert was brought there for them."""
+    cpu: int
+
+
+class LayerOfExperts(BaseModel):
+    used: list[int]
+    """Of 1,000 tokens of late, how many used each expert; 0 in layers without experts."""
+    on_device: str
+    """A character for each expert: 1 if it has a place on a device, else 0."""
+
+
+class Experts(BaseModel):
+    n_expert: int
+    n_used: int
+    """By a token."""
+    hit_rate: float
+    """Share of all uses whose expert had a place on a device."""
+    routes: Routes
+    copies: int
+    """Experts that moved to a device."""
+    copied_bytes: int
+    layers: list[LayerOfExperts]
+
+
 class EngineView(BaseModel):
     model: str
     n_ctx: int
     n_layer: int
     n_ff: int
+    """Neurons of a layer that a token goes through."""
     tokens_per_second: float
     prompt_tokens_per_second: float
     running: int
@@ -207,3 +236,5 @@ class EngineView(BaseModel):
     kv_used: float
     vram: Vram | None
     layers: list[Layer]
+    experts: Experts | None
+    """Of a mixture."""

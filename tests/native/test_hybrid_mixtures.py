@@ -299,14 +299,15 @@ def test_experts_move_to_where_they_are_used(name: str, tmp_path: Path) -> None:
             hot=worst,
             head_on_device=True,
         )
-        hits = []
+        hits, copies = [], 0
         with opened(m, plan) as s:
             for k, token in enumerate(tokens[:N_CTX]):
                 s.feed([token])
+                copies += sum(step.n_copies for step in s.last_step)
                 assert reference.relative_error(s.logits(), expected[k]) < 1e-5
                 hits.append(sum(layer.n_resident for layer in s.experts()))
             moved = s.experts()
-        assert sum(layer.n_copies for layer in moved) >= N_LAYER
+        assert sum(layer.n_copies for layer in moved) == copies >= N_LAYER
         for layer, row in zip(moved, uses, strict=True):
             assert layer.resident.sum() == layer.n_places == 3 or layer.resident.sum() == 2  # one on its way
             assert layer.n_routes == row.sum()
@@ -319,9 +320,57 @@ def test_experts_move_to_where_they_are_used(name: str, tmp_path: Path) -> None:
 
 
 def test_without_a_device_no_expert_has_a_place(tmp_path: Path) -> None:
-    with Model(write(tmp_path / "m.gguf", "mixtral")) as m, Session(m, n_threads=1) as s:
+    """Uses are counted nevertheless: those that a session which counts neurons has seen."""
+    with Model(write(tmp_path / "m.gguf", "mixtral")) as m, Session(m, n_threads=1, count_neurons=True) as s:
         s.feed(TOKENS)
-        assert not any(layer.resident.any() or layer.n_routes for layer in s.experts())
+        assert [step.n_routes for step in s.last_step] == [len(TOKENS) * N_USED] * N_LAYER
+        s.feed(TOKENS[:1])
+        assert all(step.n_routes == step.n_routes_cpu == N_USED for step in s.last_step)
+        found, counts = s.experts(), s.neuron_counts().counts
+        assert not any(layer.resident.any() or layer.n_resident or layer.n_streamed for layer in found)
+        assert np.array_equal(np.stack([layer.uses for layer in found]), counts)
+        assert [layer.n_cpu for layer in found] == [(len(TOKENS) + 1) * N_USED] * N_LAYER
+        assert not any(layer.hit_rate for layer in found)
+    with Model(write(tmp_path / "m.gguf", "mixtral")) as m, Session(m, n_threads=1) as s:
+        s.feed(TOKENS)  # of the last layer's tokens only those whose logits are wanted
+        assert [layer.n_routes for layer in s.experts()] == [len(TOKENS) * N_USED] * (N_LAYER - 1) + [N_USED]
+
+
+@pytest.mark.parametrize("split", ["all", "none", "one", "some", "mixed"])
+def test_where_routes_were_computed(split: str, tmp_path: Path) -> None:
+    """By the steps' numbers and by the session's, beside the routes that a CPU counts."""
+    with Model(write(tmp_path / "m.gguf", "mixtral")) as m:
+        uses = []
+        with Session(m, n_threads=1, n_ctx=N_CTX, count_neurons=True, **F32) as s:
+            for token in TOKENS:
+                s.feed([token])
+                uses.append(s.neuron_counts(reset=True).counts.astype(int))
+        with opened(m, place(m, split, 64), live_experts=False) as s:
+            there = np.stack([layer.resident for layer in s.experts()])
+            assert there.sum() == sum(
+                len(SPLITS[split]) for i in range(N_LAYER) if split != "mixed" or i % 2 == 1
+            )
+            for token, of_token in zip(TOKENS, uses, strict=True):
+                s.feed([token])
+                for layer, step in enumerate(s.last_step):
+                    assert step.n_routes == N_USED and not step.n_routes_streamed
+                    assert step.n_routes_device == of_token[layer, there[layer]].sum()
+            total = sum(uses)
+            for layer, found in enumerate(s.experts()):
+                assert np.array_equal(found.uses, total[layer])
+                assert found.n_routes == len(TOKENS) * N_USED and not found.n_copies
+                assert found.n_resident == total[layer, there[layer]].sum()
+                assert found.n_cpu == total[layer, ~there[layer]].sum()
+            before = s.experts()
+            s.drop()
+            s.feed(TOKENS[:40])  # a prompt: whatever has no place is brought there
+            for step, old, new in zip(s.last_step, before, s.experts(), strict=True):
+                assert step.n_routes == new.n_routes - old.n_routes
+                assert step.n_routes_device == new.n_resident - old.n_resident
+                assert step.n_routes_streamed == new.n_streamed - old.n_streamed
+                if split != "mixed":
+                    assert not step.n_routes_cpu and step.n_routes == 40 * N_USED
+                    assert step.n_routes_streamed or split == "all"
 
 
 @pytest.mark.slow

@@ -163,4 +163,33 @@ def engine_state(n_layer: int = 32, device: bool = True) -> dict[str, Any]:
             }
             for layer in range(n_layer)
         ],
+        "experts": None,
     }
+
+
+def expert_state(n_layer: int, n_expert: int, n_used: int, device: bool = True) -> dict[str, Any]:
+    """The same of a mixture, whose experts are used unevenly; of each layer's experts the most used third is
+    on the device."""
+    state = engine_state(n_layer, device)
+    layers = []
+    for layer in range(n_layer):
+        weight = [((e * 37 + layer * 11) % n_expert + 1) ** -0.7 for e in range(n_expert)]
+        used = [min(1000, round(1000 * n_used * w / sum(weight))) for w in weight]
+        border = sorted(used)[-max(1, n_expert // 3)]
+        there = "".join(str(int(device and n >= border)) for n in used)
+        layers.append({"used": used, "on_device": there})
+        state["layers"][layer] |= {"computed": 1}
+    state["experts"] = {
+        "n_expert": n_expert,
+        "n_used": n_used,
+        "hit_rate": 0.76 if device else 0.0,
+        "routes": {
+            "device": 7600 if device else 0,
+            "streamed": 400 if device else 0,
+            "cpu": 2000 if device else 10000,
+        },
+        "copies": 812 if device else 0,
+        "copied_bytes": 812 * 2654208 if device else 0,
+        "layers": layers,
+    }
+    return state

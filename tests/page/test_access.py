@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.page.driving import answered, ask, turns
-from tests.page.fake_server import FakeServer, Reply, engine_state
+from tests.page.fake_server import FakeServer, Reply, engine_state, expert_state
 
 AUDIT = Path(__file__).with_name("audit.js").read_text(encoding="utf-8")
 
@@ -184,8 +184,8 @@ def test_the_engine_is_shown(page: Any, server: FakeServer) -> None:
     page.locator(".heat-cell").first.focus()
     page.keyboard.press("ArrowRight")
     assert page.locator(".tip").inner_text().startswith("Layer 1:")
-    page.locator(".table-view summary").click()
-    assert page.locator(".table-view tbody tr").count() == 32
+    page.locator(".table-view summary:visible").click()
+    assert page.locator(".table-view:visible tbody tr").count() == 32
     server.engine = engine_state(8, device=False)
     page.wait_for_selector("text=No GPU in use")
     assert page.locator(".heat-cell").count() == 8
@@ -196,9 +196,118 @@ def test_the_engine_is_shown(page: Any, server: FakeServer) -> None:
     page.wait_for_selector("text=All of them")
 
 
+# The colour in the middle of a field of the map of experts, as red, green, blue.
+FIELD = """(canvas, [layer, expert, layers, columns]) => {
+    const [x, y] = [(expert + 0.5) / columns * canvas.width, (layer + 0.5) / layers * canvas.height];
+    return [...canvas.getContext("2d").getImageData(Math.floor(x), Math.floor(y), 1, 1).data.slice(0, 3)];
+}"""
+
+
+def colour(page: Any, layer: int, expert: int, shape: tuple[int, int]) -> list[int]:
+    found: list[int] = page.locator(".experts-map").evaluate(FIELD, [layer, expert, *shape])
+    return found
+
+
+def test_the_experts_of_a_mixture_are_shown(page: Any, server: FakeServer) -> None:
+    shape = 4, 16
+    server.engine = expert_state(*shape, 4)
+    layers = server.engine["experts"]["layers"]
+    page.wait_for_selector(".experts:visible")
+    assert page.locator(".experts .headline strong").inner_text() == "76 %"
+    assert not page.locator(".heat").is_visible()  # all neurons of these experts are computed
+    places = sum(layer["on_device"].count("1") for layer in layers)
+    assert (
+        page.get_by_text(f"{places} of 64 have a place there; 812 moved there since the start").count() == 1
+    )
+    canvas = page.locator(".experts-map")
+    assert canvas.get_attribute("aria-label") == "Experts: 4 layers by 16"
+    for k, layer in enumerate(layers):  # blue on the GPU, orange on the CPU
+        for e, there in enumerate(layer["on_device"]):
+            red, _, blue = colour(page, k, e, shape)
+            assert (blue > red) == (there == "1")
+    _, _, blue = colour(page, 0, layers[0]["used"].index(min(layers[0]["used"])), shape)
+    layers[0]["used"] = [900] * 16  # the more it is used, the stronger the colour
+    page.wait_for_function(
+        "row => document.querySelector('.experts tbody tr td:nth-child(4)').textContent === '90 %'"
+    )
+    assert colour(page, 0, layers[0]["on_device"].index("0"), shape)[2] < blue
+    canvas.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):
+        page.keyboard.press(key)
+    one, there = layers[1]["used"][1], layers[1]["on_device"][1]
+    said = page.locator(".experts-tip").inner_text()
+    assert said.startswith(f"Layer 1, expert 1, on the {'GPU' if there == '1' else 'CPU'}: used by ")
+    assert float(said.split("used by ")[1].split(" %")[0]) == pytest.approx(one / 10, abs=0.5)
+    assert page.locator(".experts [aria-live]").inner_text() == said
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")  # at the border it stays
+    assert page.locator(".experts-tip").inner_text().startswith("Layer 0, expert 1,")
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 15.5 / 16, box["y"] + box["height"] * 2.5 / 4)
+    assert page.locator(".experts-tip").inner_text().startswith("Layer 2, expert 15,")
+    page.locator(".experts summary").click()
+    assert page.locator(".experts tbody tr").count() == 4
+    assert page.evaluate(AUDIT) == []
+
+
+def test_a_mixture_without_a_gpu(page: Any, server: FakeServer) -> None:
+    server.engine = expert_state(32, 8, 2, device=False)
+    page.wait_for_selector(".experts:visible")
+    assert page.locator(".experts .headline").inner_text() == "2 of 8 experts are used by a token"
+    assert "GPU" not in page.locator(".experts .legend").inner_text()
+    page.locator(".experts-map").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".experts-tip").inner_text().startswith("Layer 0, expert 1: used by")
+    server.engine["layers"][3]["computed"] = 0.4  # of ReLU experts, whose silent neurons are not read
+    page.wait_for_selector(".heat:visible")
+
+
+@pytest.mark.parametrize("shape", [(48, 128), (94, 512), (2, 2)])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_maps_of_any_size_fit(page: Any, server: FakeServer, shape: tuple[int, int], width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 700})
+    server.engine = expert_state(*shape, 2)
+    if not page.locator("#engine").is_visible():
+        page.click("#engine-toggle")
+    canvas = page.locator(".experts-map")
+    canvas.wait_for()
+    page.wait_for_function("document.querySelector('.experts-map').clientWidth > 100")
+    box, panel = canvas.bounding_box(), page.locator("#engine-body").bounding_box()
+    assert box["x"] >= panel["x"] and box["x"] + box["width"] <= panel["x"] + panel["width"]
+    assert page.evaluate("document.querySelector('#engine-body').scrollWidth <= innerWidth")
+    canvas.focus()
+    for key, n in (("ArrowDown", shape[0]), ("ArrowRight", shape[1])):
+        for _ in range(min(n, 60)):
+            page.keyboard.press(key)
+    last = min(shape[0] - 1, 60), min(shape[1] - 1, 60)
+    assert page.locator(".experts-tip").inner_text().startswith("Layer {}, expert {},".format(*last))
+
+
+def test_the_map_follows_the_colours(page: Any, server: FakeServer) -> None:
+    server.engine = expert_state(4, 16, 4)
+    page.emulate_media(color_scheme="light")
+    page.wait_for_selector(".experts:visible")
+    unused = server.engine["experts"]["layers"][0]["used"].index(
+        min(server.engine["experts"]["layers"][0]["used"])
+    )
+    light = colour(page, 0, unused, (4, 16))
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(200)
+    assert sum(colour(page, 0, unused, (4, 16))) < sum(light) / 2
+
+
 @pytest.mark.parametrize(
     "state",
-    [{}, [], None, "x", {"layers": [{}, None, 3], "vram": {}, "tokens_per_second": "fast", "kv_used": 9e99}],
+    [
+        {},
+        [],
+        None,
+        "x",
+        {"layers": [{}, None, 3], "vram": {}, "tokens_per_second": "fast", "kv_used": 9e99},
+        {"layers": [{}], "experts": {"n_expert": 1e12, "layers": [{}, None, {"used": "x", "on_device": 7}]}},
+        {"experts": {"n_expert": 8, "layers": 3, "routes": 5}},
+        {"experts": {"n_expert": 8, "layers": [{"used": [1e9, -1, None]}], "routes": {"cpu": "many"}}},
+    ],
 )
 def test_an_odd_engine_breaks_nothing(page: Any, server: FakeServer, state: object) -> None:
     server.engine = state  # type: ignore[assignment]

@@ -17,6 +17,7 @@ from powerinfer.errors import ArgumentError, ClosedError
 from powerinfer.models import bench
 from powerinfer.models.bench.measure import prompt_flop
 from scripts import make_mixture, make_model
+from tests.native.test_mixtures import write as write_mixture
 
 Captured = pytest.CaptureFixture[str]
 
@@ -283,3 +284,20 @@ def test_the_table_fits_80_columns(capsys: Captured) -> None:
 def test_spread_needs_two_runs(capsys: Captured) -> None:
     (result,) = printed("demo -p 4 -n 0 -r 1 -t 1", capsys)
     assert result["spread"] == 0 and math.isfinite(result["tokens_per_s"])
+
+
+def test_a_mixture_s_hits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_mixture(tmp_path / "m.gguf", "mixtral")
+    words = ["bench", str(path), "-p", "0", "-n", "4", "-r", "1", "-t", "1", "--no-warmup", "-b", "16"]
+    budget = ["--devices", "host", "--vram-budget", str(6.6 / 1024)]
+    assert main([*words, *budget, "--json"]) == 0
+    (result,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert 0 < result["hit_rate"] < 1
+    n_hits = result["hit_rate"] * 4 * 5 * 3  # tokens, layers, experts of a token
+    assert n_hits == pytest.approx(round(n_hits))
+    assert main([*words, *budget]) == 0
+    shown = capsys.readouterr().out
+    assert "hits" in shown and "active" not in shown
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "hits" not in shown and "active" in shown

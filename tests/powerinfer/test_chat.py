@@ -14,16 +14,21 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
-from powerinfer import FormatError, PowerInferError
+from powerinfer import FormatError, Llama, PowerInferError
 from powerinfer._text.terminal import Bar, harmless, one_line
+from powerinfer.chat import commands
+from powerinfer.chat.chat import Chat, Work
 from powerinfer.chat.conversation import Conversation
+from powerinfer.chat.ui import Ui
 from powerinfer.chat.wrap import Wrap
 from powerinfer.cli import main
 from scripts import make_model
+from tests.native import test_mixtures as mixtures
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -214,6 +219,36 @@ def test_answers_alone_go_to_stdout(
         f"/load {talk}\nagain \\\nand again\n", *model, monkeypatch=monkeypatch, capsys=capsys
     )
     assert code == 0 and second and out.endswith(second)
+
+
+def test_a_mixture_s_chat_says_where_experts_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = mixtures.write(tmp_path / "m.gguf", "mixtral")
+    options: dict[str, Any] = {"n_ctx": 256, "n_batch": 16, "n_threads": 1, "verbose": False}
+    with Llama(path, devices="host", vram_budget=6.6 / 1024, **options) as llm:
+        talk = Chat(llm, Ui(), Conversation(settings={"max_tokens": 6}))
+        talk.answer("hi")
+        work, layers = Work(), llm.experts()
+        work.count(llm, llm.info().n_neurons)
+        there = [step.n_routes_device for step in llm.last_step]
+        assert 0 < sum(there) < work.routes == 3 * len(there)
+        assert f"{sum(there) / work.routes:.0%} of the chosen experts on the GPU" in talk.status(
+            work, stopped=False
+        )
+        assert "neurons" not in talk.status(work, stopped=False)
+        commands.run(talk, "/stats")
+        shown = capsys.readouterr().err
+        rows = [line.split()[:4] for line in shown.splitlines() if re.match(r" +\d", line)]
+        assert rows == [[str(i), "3", str(n), "0"] for i, n in enumerate(there)]
+        share = sum(y.n_resident for y in layers) / sum(y.n_routes for y in layers)
+        assert f"since it was opened: {share:.0%} of the chosen experts were on the GPU" in shown
+    with Llama(path, vram_budget=0, **options) as llm:
+        talk = Chat(llm, Ui(), Conversation(settings={"max_tokens": 6}))
+        talk.answer("hi")
+        work = Work()
+        work.count(llm, llm.info().n_neurons)
+        assert "GPU" not in talk.status(work, stopped=False)
+        commands.run(talk, "/stats")
+        assert "predicted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

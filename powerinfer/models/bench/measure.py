@@ -56,6 +56,8 @@ class Result:
     """Share of the FFN's neurons whose rows were read."""
     active: float | None
     """Share of the FFN's neurons whose product was not zero."""
+    hit_rate: float | None
+    """Of a mixture: share of the chosen experts that were on a device, in the last repetition."""
     gflop_per_s: float | None
     """Of a prompt's matrix products and attention: the mean."""
     seconds: list[float]
@@ -89,6 +91,10 @@ class _Run:
     computed: int = 0
     pairs: int = 0
     """Neurons times decoded tokens."""
+    routes: int = 0
+    """Uses of experts by decoded tokens."""
+    hits: int = 0
+    """Of those, whose expert was on a device."""
 
 
 def measure(
@@ -172,6 +178,8 @@ def _once(session: Session, case: Case, prompt: Tokens, generated: Tokens, probe
             run.active += step.n_active
             run.computed += step.n_computed
             run.pairs += step.n_sparse * session.model.info.n_neurons
+            run.routes += step.n_routes
+            run.hits += step.n_routes_device
         if probe and piece:
             piece.seconds += seconds
             piece.n_bytes += n_bytes
@@ -223,6 +231,7 @@ def _result(session: Session, case: Case, mode: str, runs: Sequence[_Run]) -> Re
         share_spread=_share_spread(shares),
         computed=last.computed / last.pairs if has_pairs else None,
         active=last.active / last.pairs if has_pairs else None,
+        hit_rate=last.hits / last.routes if decodes and last.routes else None,
         gflop_per_s=statistics.mean(prompt_flop(session, case) / s for s in seconds) / 1e9
         if prompts
         else None,

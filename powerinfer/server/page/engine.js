@@ -2,6 +2,7 @@
 
 import { engineState } from "./api.js";
 import { byId, el } from "./dom.js";
+import { expertsView } from "./experts.js";
 
 const BUSY_MS = 700;
 const IDLE_MS = 3000;
@@ -127,7 +128,8 @@ function buildView() {
       el("table", {}, el("thead", {}, el("tr", {}, ...["Layer", "Computed", "On GPU"].map((text) => el("th", { scope: "col" }, text)))), view.rows),
     ),
   );
-  view.neurons = el("section", {}, view.heading, el("p", { class: "headline" }, view.computed, " of the FFN's neurons"), view.sum, view.grid, view.legend, view.tip, view.table);
+  view.experts = expertsView();
+  view.neurons = el("section", { class: "neurons" }, view.heading, el("p", { class: "headline" }, view.computed, " of the FFN's neurons"), view.sum, view.grid, view.legend, view.tip, view.table);
   view.root = el(
     "div",
     { class: "engine-view" },
@@ -140,6 +142,7 @@ function buildView() {
       el("div", {}, el("dt", {}, "waiting"), view.waiting),
     )),
     el("section", { "aria-label": "Memory" }, view.kv.root, view.vram.root, view.device),
+    view.experts.root,
     view.neurons,
   );
   return view;
@@ -166,12 +169,14 @@ function update(state) {
     const whole = Array.isArray(state.layers) && state.layers.every((layer) => layer.where === "device");
     view.device.textContent = `${vram.device ?? "GPU"}. ${whole ? "It computes the whole model." : "The CPU computes what does not fit."}`;
   } else view.device.textContent = "No GPU in use: the whole model is computed on the CPU.";
+  view.experts.update(state.experts, Boolean(vram));
   layers(state, Boolean(vram));
 }
 
 function layers(state, hasDevice) {
   const list = Array.isArray(state.layers) ? state.layers.slice(0, 512) : [];
-  view.neurons.hidden = list.length === 0;
+  // Of a mixture whose experts are computed densely there is nothing more to see.
+  view.neurons.hidden = list.length === 0 || (!view.experts.root.hidden && !list.some((layer) => typeof layer?.computed === "number" && layer.computed < 1));
   if (!list.length) return;
   const computed = list.map((layer) => share(layer.computed));
   const known = computed.filter((_, k) => list[k].computed !== null);
