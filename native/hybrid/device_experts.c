@@ -4,6 +4,7 @@
  * The device makes the choice by itself and goes on; what it posts tells the CPU which of the chosen experts it has not.
  * Where experts are is an input of each step, so that they can move between steps (pi_hybrid's place). */
 #include "../../vendor/core/te_types.h"
+#include "cache.h"
 #include "program.h"
 
 /* ---- weights ---- */
@@ -42,6 +43,18 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
 /* ---- the choice ---- */
 
 static bool asks_cpu(const pi_program_block *b) { return b->p->h->decode && b->w->n_cpu; }
+
+/* Whether a prompt's experts are loaded only once it is known which its tokens want. Nearly all are by a long one: then
+ * they come ahead of the choice, while the layer in front is computed. */
+static bool loads_chosen(const pi_program_block *b) {
+    static const double nearly_all = 0.9;
+    const pi_hybrid *h = b->p->h;
+    return !h->decode && b->w->n_cold && pi_cache_wanted(h, b->l, h->n_tok) < nearly_all;
+}
+
+static uint32_t *uses_of(const pi_program_block *b) {
+    return b->p->in.uses + (ptrdiff_t)b->l * b->p->h->s->model->info.n_expert;
+}
 
 static te_linear_args router_of(const pi_program_block *b) {
     te_linear_args a = pi_program_from_x(b->p);
@@ -114,7 +127,8 @@ static void prepare(const pi_program_block *b) {
                              .place = places_of(b),
                              .expert = p->d->expert,
                              .weight = p->d->weight,
-                             .uses = p->in.uses + (ptrdiff_t)b->l * p->h->s->model->info.n_expert,
+                             .uses = uses_of(b),
+                             .loads = loads_chosen(b),
                              .n_missing = asks_cpu(b) ? p->d->n_missing : NULL,
                              .publish = asks_cpu(b) ? pi_routes_of(p->h, p->d, b->l) : NULL,
                              .ticket = pi_program_ticket(p, b->l, PI_COLD)};
@@ -153,6 +167,7 @@ static char *stage_mat(const pi_program_block *b, const te_mat *all, int32_t c, 
                               .ids = p->in.cold + (ptrdiff_t)b->l * p->h->s->model->info.n_expert + c,
                               .host_ids = b->w->cold + c,
                               .each = rows,
+                              .wanted = loads_chosen(b) ? uses_of(b) : NULL,
                               .n = out->n_rows,
                               .to = *out,
                               .stage = stage};

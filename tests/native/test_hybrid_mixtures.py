@@ -3,6 +3,7 @@ are where, decoded tokens to sums of floats."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from powerinfer._engine.loader import Loader
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
 from tests import reference, rounding
+from tests.core import capi
 from tests.native.test_mixtures import N_LAYER, SPEC, TOKENS, VARIANTS, write
 
 N_CTX, N_USED = 128, 3
@@ -234,6 +236,14 @@ def test_without_a_device_no_expert_has_a_place(tmp_path: Path) -> None:
     with Model(write(tmp_path / "m.gguf", "mixtral")) as m, Session(m, n_threads=1) as s:
         s.feed(TOKENS)
         assert not any(layer.resident.any() or layer.n_routes for layer in s.experts())
+
+
+def test_experts_find_their_places() -> None:
+    """Without counts, with wrong ones and where what is used changes, by the C program hybrid_cache_check."""
+    done = subprocess.run(
+        capi.program("hybrid_cache_check"), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 @pytest.mark.slow

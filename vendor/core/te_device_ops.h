@@ -213,6 +213,7 @@ typedef struct te_route_args {
     int32_t *expert;       /* [n_tok][n_used] results, the largest p + choice_b first */
     float *weight;         /* [n_tok][n_used] */
     uint32_t *uses;        /* [n_expert], or NULL: added to */
+    int32_t loads;         /* loads that follow wait for the choice, and bring only what it wants */
     int32_t *n_missing;    /* or NULL: set to the number of routes whose expert is not there */
     uint64_t *publish;     /* S [n_tok][n_used][2], or NULL: the expert, or -1 if it is there; the weight's bits */
     te_ticket ticket;

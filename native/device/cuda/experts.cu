@@ -11,6 +11,7 @@ void op_route(pi_device *dev, const te_route_args *a) {
         if (c->mode == MEASURE) note(c, c->te->fetch_open(c->d));
     }
     if (ready(c)) note(c, c->te->route(c->d, a));
+    if (a->loads && ready(c)) note(c, c->te->load_after(c->d));
 }
 
 namespace {
