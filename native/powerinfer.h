@@ -356,6 +356,7 @@ typedef struct pi_layer_step {
     float ffn_us, layer_us;  /* of a layer on a device: the CPU's part, and since its last hand-over; 0 without one */
     int64_t n_foreseen; /* (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so that
                                 rows were fetched early; in predicted mode */
+    int32_t n_zero_copy; /* of a mixture: routes whose expert a device read in host memory */
 } pi_layer_step;
 pi_status pi_session_last_step(const pi_session *session, int32_t layer, pi_layer_step *out);
 
@@ -364,6 +365,7 @@ pi_status pi_session_last_step(const pi_session *session, int32_t layer, pi_laye
 typedef struct pi_expert_counts {
     int32_t n_places; /* experts that the device has room for */
     int64_t n_routes, n_resident;
+    int64_t n_zero_copy; /* of the others, whose expert the device read in host memory */
     int64_t n_copies;
     uint64_t copied_bytes;
 } pi_expert_counts;

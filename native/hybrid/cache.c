@@ -128,6 +128,7 @@ static void note_uses(pi_hybrid *h, int32_t n_tok) {
             c->counts[l].n_routes += uses[e];
             if (place[e] >= 0) c->counts[l].n_resident += uses[e];
         }
+        c->counts[l].n_zero_copy += pi_hybrid_kept(h, l);
     }
 }
 

@@ -28,6 +28,7 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
     const pi_experts *w = &b->experts;
     d->router = pi_upload_mat(u, &w->router);
     d->choice_b = pi_upload_vector(u, w->choice_b, w->n_expert);
+    if (d->kept) d->n_kept = pi_upload_ids(u, d->kept, w->n_used + 1);
     d->gate = send_places(u, &w->gate, w->n_ff, d);
     d->up = send_places(u, &w->up, w->n_ff, d);
     d->down_out = send_places(u, &w->down, u->h->s->model->info.n_embd, d);
@@ -43,6 +44,10 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
 /* ---- the choice ---- */
 
 static bool asks_cpu(const pi_program_block *b) { return b->p->h->decode && b->w->n_cpu; }
+
+/* Whether the device keeps some of a token's routes, to read their experts in host memory. Of several tokens the CPU reads
+ * an expert once for all of them. */
+static bool keeps(const pi_program_block *b) { return asks_cpu(b) && b->p->n_tok == 1 && b->w->n_kept; }
 
 /* Whether a prompt's experts are loaded only once it is known which its tokens want. Nearly all are by a long one: then
  * they come ahead of the choice, while the layer in front is computed. */
@@ -129,6 +134,8 @@ static void prepare(const pi_program_block *b) {
                              .weight = p->d->weight,
                              .uses = uses_of(b),
                              .loads = loads_chosen(b),
+                             .n_kept = keeps(b) ? b->w->n_kept : NULL,
+                             .kept = p->d->kept,
                              .n_missing = asks_cpu(b) ? p->d->n_missing : NULL,
                              .publish = asks_cpu(b) ? pi_routes_of(p->h, p->d, b->l) : NULL,
                              .ticket = pi_program_ticket(p, b->l, PI_COLD)};
@@ -201,6 +208,19 @@ static void run_loaded(const pi_program_block *b, bool first) {
     }
 }
 
+/* Experts that have no place, read where they lie while the CPU computes others of them. */
+static void run_kept(const pi_program_block *b) {
+    const pi_program *p = b->p;
+    const pi_experts *w = &b->block->experts;
+    te_experts_args a = experts_args(b);
+    a.gate = w->gate;
+    a.up = w->up;
+    a.down = w->down;
+    a.n_places = w->n_expert;
+    a.kept = p->d->kept;
+    p->ops->experts(p->dev, &a);
+}
+
 /* The expert of all tokens; its weights are 1 from the start where there is no router for it. */
 static void run_shared(const pi_program_block *b, bool first) {
     const pi_program *p = b->p;
@@ -221,9 +241,11 @@ static void run_shared(const pi_program_block *b, bool first) {
 static void run(const pi_program_block *b) {
     const pi_program *p = b->p;
     const pi_device_layer *w = b->w;
-    const bool loads = !p->h->decode && w->n_cold, shared = w->shared_up.w != NULL;
+    const bool loads = !p->h->decode && w->n_cold, shared = w->shared_up.w != NULL, in_place = keeps(b);
+    if (in_place) run_kept(b);
     if (w->n_hot) {
         te_experts_args a = experts_args(b);
+        a.add = a.beside = in_place;
         a.gate = w->gate;
         a.up = w->up;
         a.down = w->down_out;
@@ -231,9 +253,9 @@ static void run(const pi_program_block *b) {
         p->ops->experts(p->dev, &a);
     }
     if (loads) run_loaded(b, !w->n_hot);
-    if (shared) run_shared(b, !w->n_hot && !loads);
+    if (shared) run_shared(b, !w->n_hot && !loads && !in_place);
     te_merge_args sum = pi_program_to_x(p, b->post_norm);
-    sum.n_parts = w->n_hot || loads || shared;
+    sum.n_parts = w->n_hot || loads || shared || in_place;
     sum.partial = sum.n_parts ? p->d->y : NULL;
     sum.words = asks_cpu(b) ? p->d->answer : NULL;
     sum.expected = asks_cpu(b) ? p->d->n_missing : NULL;

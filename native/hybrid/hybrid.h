@@ -29,6 +29,8 @@ typedef struct pi_device_layer {
     uint32_t *fired_hot, *fired_cold; /* D; or NULL: the session does not count */
     te_mat router;                    /* of a mixture */
     const float *choice_b;
+    int32_t *kept;         /* H [n_used + 1], or NULL: of so many of a token's experts that are not there, those that the */
+    const int32_t *n_kept; /* device reads in host memory; D, the same */
     te_mat shared_gate, shared_up, shared_down, shared_router; /* of its expert of all tokens; the router has one row */
 } pi_device_layer;
 
@@ -71,7 +73,8 @@ typedef struct pi_device_state {
     float *shared_score, *shared_weight; /* D [n_batch] of the expert of all tokens, */
     int32_t *shared_expert;              /* [n_batch] zeros, */
     int32_t *shared_place;               /* and where it is: 0 */
-    int32_t *n_missing;                  /* D: routes of the last layer whose experts are not there */
+    int32_t *n_missing;                  /* D: routes of the last layer that are left to the CPU */
+    int32_t *kept;                       /* D [n_used] which of a token's routes the device keeps */
     uint64_t *routes; /* S [n_layer][max_decode][n_used][2] what the CPU is told of them, and their input, */
     uint64_t *asked;  /* S [n_layer][max_decode][n_embd]: a device that lacks no expert does not wait for the CPU */
     uint64_t *stamps; /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
@@ -186,6 +189,8 @@ void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_
  * many. */
 int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int32_t p0, int32_t p1, int32_t *list,
                        uint32_t *tokens);
+/* experts.c: of a step's routes in layer l, how many the device computed by zero-copy. */
+int32_t pi_hybrid_kept(const pi_hybrid *h, int32_t l);
 /* Bytes of counts at the end of a step's inputs. */
 size_t pi_hybrid_count_bytes(const pi_hybrid *h);
 /* experts.c: the CPU's part of a mixture of experts: what the device has not, of a few tokens. */

@@ -329,6 +329,8 @@ static void device_experts(pi_hybrid *h, int32_t l, pi_layer_step *st) {
     const int32_t *place = h->place + (ptrdiff_t)l * n_expert;
     int64_t n = 0; /* experts that were read */
     for (int32_t e = 0; e < n_expert; e++) n += uses[e] && (place[e] >= 0 || !h->decode);
+    st->n_zero_copy = pi_hybrid_kept(h, l);
+    n += st->n_zero_copy;
     for (int32_t e = 0; h->s->fired && e < n_expert; e++)
         h->s->fired[(ptrdiff_t)l * h->s->model->info.n_placed + e] += uses[e];
     st->n_rows += 3 * n * w->n_ff;

@@ -519,6 +519,7 @@ class Session:
                         ffn_us=entry.ffn_us,
                         layer_us=entry.layer_us,
                         n_foreseen=entry.n_foreseen,
+                        n_zero_copy=entry.n_zero_copy,
                     )
                 )
         return steps
@@ -539,6 +540,7 @@ class Session:
                         n_places=entry.n_places,
                         n_routes=entry.n_routes,
                         n_resident=entry.n_resident,
+                        n_zero_copy=entry.n_zero_copy,
                         n_copies=entry.n_copies,
                         copied_bytes=entry.copied_bytes,
                     )

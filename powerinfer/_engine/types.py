@@ -190,6 +190,8 @@ class LayerStep:
     n_foreseen: int
     """In predicted mode: (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so
     that the rows were fetched early."""
+    n_zero_copy: int
+    """Of a mixture: uses of an expert that the device read in host memory."""
 
     @property
     def hit_rate(self) -> float:
@@ -210,6 +212,8 @@ class LayerExperts:
     """Uses of an expert by a token."""
     n_resident: int
     """Of those, whose expert was on the device."""
+    n_zero_copy: int
+    """Of the others, whose expert the device read in host memory, while the CPU computed the rest."""
     n_copies: int
     """Experts that moved to the device."""
     copied_bytes: int

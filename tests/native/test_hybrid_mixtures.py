@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,20 @@ def settings(n_batch: int, budgets: Sequence[int] = (1 << 34,), **change: Any) -
     )
 
 
-def place(model: Model, split: str, n_batch: int, devices: Sequence[int] | None = None, **change: Any) -> Any:
+def place(
+    model: Model,
+    split: str,
+    n_batch: int,
+    devices: Sequence[int] | None = None,
+    rates: engine.Rates = engine.Rates(),  # noqa: B008 (frozen)
+    **change: Any,
+) -> Any:
     on = [split != "mixed" or layer % 2 == 1 for layer in range(N_LAYER)]
     hot = [np.array(SPLITS[split] if here else (), np.int32) for here in on]
     return engine.native_plan(
         model,
         settings(n_batch, [1 << 34] * (max(devices) + 1 if devices else 1), **change),
-        engine.Rates(),
+        rates,
         on_device=on,
         hot=hot,
         head_on_device=split != "mixed",
@@ -236,6 +244,74 @@ def test_without_a_device_no_expert_has_a_place(tmp_path: Path) -> None:
     with Model(write(tmp_path / "m.gguf", "mixtral")) as m, Session(m, n_threads=1) as s:
         s.feed(TOKENS)
         assert not any(layer.resident.any() or layer.n_routes for layer in s.experts())
+
+
+def read_in_place(share: float, n_missing: int) -> int:
+    """Of so many experts those that a device reads in host memory, which takes it 1 / share as long as the
+    CPU, so that both are done soonest."""
+    return min(range(n_missing + 1), key=lambda k: (max(n_missing - k, k / share), k))
+
+
+# A CPU and a bus to which nothing else matters; the bus is as fast, half as fast, the only one.
+IN_PLACE = {
+    share: engine.Rates(
+        cpu_bytes_per_s=1e9, zero_copy_bytes_per_s=1e9 * share, handover_us=0, layer_us=0, ffn_us=0
+    )
+    for share in (1.0, 0.5, 1e9)
+}
+
+
+@pytest.mark.parametrize("share", IN_PLACE)
+@pytest.mark.parametrize("name", ["smallthinker", "qwen2moe", "groups"])
+def test_missing_experts_are_shared_with_the_bus(name: str, share: float, tmp_path: Path) -> None:
+    """The device reads some of them in host memory, as many as make a token soonest done; the answer is the
+    reference's, whoever computes what, and has the same bits each time."""
+    path = write(tmp_path / "m.gguf", name)
+    tokens = TOKENS[:30]
+    expected = reference.forward(reference.load(path), tokens)
+    with Model(path) as m:
+        for split in ("none", "some", "but", "mixed"):
+            plan, runs = place(m, split, 64, rates=IN_PLACE[share]), []
+            for _ in range(2):
+                with opened(m, plan, live_experts=False) as s:
+                    rows, n, found = [], 0, s.experts()
+                    for token in tokens:
+                        s.feed([token])
+                        rows.append(s.logits().copy())
+                        before, found = found, s.experts()
+                        for step, old, now in zip(s.last_step, before, found, strict=True):
+                            n_missing = now.n_routes - old.n_routes - (now.n_resident - old.n_resident)
+                            assert step.n_zero_copy == read_in_place(share, n_missing), split
+                            n += step.n_zero_copy
+                    s.feed(TOKENS[:3])  # of several tokens the CPU computes all that are missing
+                    assert n == sum(layer.n_zero_copy for layer in s.experts())
+                    assert n > 0 or split != "none"
+                assert reference.relative_error(np.stack(rows), expected) < 1e-5, split
+                runs.append(np.stack(rows))
+            assert np.array_equal(*runs)
+
+
+def test_a_plan_expects_what_the_bus_brings(tmp_path: Path) -> None:
+    """Experts that are read in host memory make it faster; without that, or where the device does not map
+    the file, all are the CPU's."""
+    with Model(write(tmp_path / "m.gguf", "mixtral")) as m:
+        found = {}
+        for share, rates in IN_PLACE.items():
+            for rate in (0.0, rates.zero_copy_bytes_per_s):
+                asked = {"rates": replace(rates, zero_copy_bytes_per_s=rate)}
+                hot = [np.arange(0, dtype=np.int32)] * N_LAYER
+                plan = engine.restore(
+                    m, settings(64), **asked, on_device=[True] * N_LAYER, hot=hot, head_on_device=True
+                )
+                found[share, rate > 0] = plan.expected
+        for share in IN_PLACE:
+            without, shared = found[share, False], found[share, True]
+            assert without.active_pcie == 0 < shared.active_pcie
+            assert shared.active_pcie + shared.active_cold == pytest.approx(without.active_cold)
+            assert shared.total_us < without.total_us
+        with opened(m, place(m, "none", 64, rates=IN_PLACE[1.0]), pin_weights=False) as s:
+            s.feed([3])
+            assert not any(layer.n_zero_copy for layer in s.experts())
 
 
 def test_experts_find_their_places() -> None:

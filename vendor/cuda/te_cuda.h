@@ -323,8 +323,7 @@ typedef struct te_cuda_api {
 #if defined(__GNUC__)
 __attribute__((visibility("default")))
 #endif
-const te_cuda_api *
-te_cuda_table(void);
+const te_cuda_api *te_cuda_table(void);
 
 #ifdef __cplusplus
 }
