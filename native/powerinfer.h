@@ -360,6 +360,7 @@ typedef struct pi_layer_step {
     int64_t n_routes;   /* of a mixture: (token, expert) pairs of the chunk */
     int64_t n_routes_device;   /* of those, whose expert had a place on a device */
     int64_t n_routes_streamed; /* and of a prompt on a device, those whose expert was brought there for this chunk */
+    int64_t n_zero_copy;       /* and those whose expert a device read in host memory */
     int64_t n_copies;          /* experts that began to move to a place after it */
     uint64_t copied_bytes;
 } pi_layer_step;
@@ -370,6 +371,7 @@ pi_status pi_session_last_step(const pi_session *session, int32_t layer, pi_laye
 typedef struct pi_expert_counts {
     int32_t n_places; /* experts that the device has room for */
     int64_t n_routes, n_resident, n_streamed;
+    int64_t n_zero_copy; /* of the others, whose expert the device read in host memory */
     int64_t n_copies;
     uint64_t copied_bytes;
 } pi_expert_counts;

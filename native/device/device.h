@@ -54,6 +54,9 @@ typedef struct pi_device_load {
     const int32_t *ids, *host_ids; /* D and H, the same; NULL: all. Blocks ascend */
     bool columns;
     int32_t each; /* rows: neighbours that an id names; 0: 1 */
+    /* D, by id, of a route with `loads`, or NULL: where it is 0 nothing reads the rows, which then may be left out (what
+     * passes through a small buffer comes as a whole). */
+    const uint32_t *wanted;
     int32_t n;
     te_mat to; /* D */
     int32_t stage;

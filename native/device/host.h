@@ -71,6 +71,7 @@ typedef struct pi_host_fault {
     int32_t map;     /* from now on nothing can be mapped */
 } pi_host_fault;
 extern pi_host_fault pi_host_faults;
+extern int32_t pi_host_left_out; /* rows of loads that nobody wanted */
 bool pi_host_is_due(int32_t *fault);
 #define PI_HOST_IS_DUE(fault) pi_host_is_due(&pi_host_faults.fault)
 #define PI_HOST_HAS(fault)    (pi_host_faults.fault != 0)

@@ -76,15 +76,21 @@ void pi_host_route(pi_device *dev, const te_route_args *a) {
     pi_host_mix(d, a->score);
     pi_host_mix(d, a->place);
     pi_host_mix(d, a->publish);
+    pi_host_mix(d, a->n_kept);
     const size_t n = (size_t)a->n_expert;
     float *p = pi_host_scratch(d, 3 * n);
     if (!p) return;
     int32_t n_missing = 0;
     for (int32_t t = 0; t < a->n_tok; t++) {
         choose(d, a, t, p, p + n, p + 2 * n);
+        int32_t keeps = 0;
+        for (int32_t r = 0; a->n_kept && r < a->n_used; r++) keeps += a->place[a->expert[t * a->n_used + r]] < 0;
+        keeps = a->n_kept ? a->n_kept[keeps] : 0;
         for (int32_t r = 0; r < a->n_used; r++) {
             const int32_t i = t * a->n_used + r, e = a->expert[i];
-            const bool there = a->place[e] >= 0;
+            const bool kept = a->place[e] < 0 && keeps > 0, there = a->place[e] >= 0 || kept;
+            keeps -= kept;
+            if (a->n_kept) a->kept[i] = kept;
             uint32_t word[2] = {there ? UINT32_MAX : (uint32_t)e, 0};
             memcpy(&word[1], &a->weight[i], sizeof word[1]);
             n_missing += !there;
@@ -140,7 +146,9 @@ void pi_host_experts(pi_device *dev, const te_experts_args *a) {
         if (!a->add) memset(y, 0, sizeof *y * (size_t)n_embd);
         for (int32_t r = 0; r < a->n_used; r++) {
             const int32_t i = t * a->n_used + r, e = a->expert[i],
-                          place = a->missing ? -1 - a->place[e] - a->first : a->place[e];
+                          place = a->kept      ? (a->kept[i] ? e : -1)
+                                  : a->missing ? -1 - a->place[e] - a->first
+                                               : a->place[e];
             if (place < 0 || place >= a->n_places) continue;
             run_route(d, a, place, e, a->x + a->ldx * (size_t)t, a->weight[i], hidden, hidden + 2 * (size_t)a->n_ff, y);
         }

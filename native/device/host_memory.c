@@ -9,6 +9,7 @@
 
 #ifdef PI_TESTING
 pi_host_fault pi_host_faults;
+int32_t pi_host_left_out;
 
 bool pi_host_is_due(int32_t *fault) {
     return __atomic_load_n(fault, __ATOMIC_RELAXED) > 0 && __atomic_sub_fetch(fault, 1, __ATOMIC_RELAXED) == 0;

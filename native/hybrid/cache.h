@@ -18,6 +18,8 @@ pi_status pi_cache_settle(pi_hybrid *h);
 /* After a step of n_tok tokens that took so long, whose uses are in the devices' counts: starts copies of experts that
  * will pay, no more than disturb the next step little. */
 void pi_cache_follow(pi_hybrid *h, int32_t n_tok, int64_t ns);
+/* Which share of a layer's experts without a place n_tok tokens will want, from 0 to 1: an estimate. */
+double pi_cache_wanted(const pi_hybrid *h, int32_t l, int32_t n_tok);
 /* A layer's numbers since the session was opened. */
 pi_expert_counts pi_cache_counts(const pi_hybrid *h, int32_t l);
 

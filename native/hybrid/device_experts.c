@@ -4,6 +4,7 @@
  * The device makes the choice by itself and goes on; what it posts tells the CPU which of the chosen experts it has not.
  * Where experts are is an input of each step, so that they can move between steps (pi_hybrid's place). */
 #include "../../vendor/core/te_types.h"
+#include "cache.h"
 #include "program.h"
 
 /* ---- weights ---- */
@@ -32,6 +33,7 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
     d->gate_b = pi_upload_vector(u, w->gate_b, w->gate.n_rows);
     d->up_b = pi_upload_vector(u, w->up_b, w->up.n_rows);
     d->down_b = pi_upload_vector(u, w->down_b, w->n_expert * u->h->s->model->info.n_embd);
+    if (d->kept) d->n_kept = pi_upload_ids(u, d->kept, w->n_used + 1);
     d->gate = send_places(u, &w->gate, w->n_expert, d);
     d->up = send_places(u, &w->up, w->n_expert, d);
     d->down = send_places(u, &w->down_t, w->n_expert, d);
@@ -49,13 +51,27 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
 
 static bool asks_cpu(const pi_program_block *b) { return b->p->h->decode && b->w->n_cpu; }
 
+/* Whether the device keeps some of a token's routes, to read their experts in host memory. Of several tokens the CPU reads
+ * an expert once for all of them. */
+static bool keeps(const pi_program_block *b) { return asks_cpu(b) && b->p->n_tok == 1 && b->w->n_kept; }
+
+/* Whether a prompt's experts are loaded only once it is known which its tokens want. Nearly all are by a long one: then
+ * they come ahead of the choice, while the layer in front is computed. */
+static bool loads_chosen(const pi_program_block *b) {
+    static const double nearly_all = 0.9;
+    const pi_hybrid *h = b->p->h;
+    return !h->decode && b->w->n_cold && pi_cache_wanted(h, b->l, h->n_tok) < nearly_all;
+}
+
+static uint32_t *uses_of(const pi_program_block *b) {
+    return b->p->in.uses + (ptrdiff_t)b->l * b->p->h->s->model->info.n_expert;
+}
+
 static te_linear_args router_of(const pi_program_block *b) {
     te_linear_args a = pi_program_from_x(b->p);
     a.n_products = 1;
-    a.product[0] = (te_product){.w = b->w->router,
-                                .bias = b->w->router_b,
-                                .y = b->p->d->score,
-                                .ldy = pi_score_ld(b->block->experts.n_expert)};
+    a.product[0] = (te_product){
+        .w = b->w->router, .bias = b->w->router_b, .y = b->p->d->score, .ldy = pi_score_ld(b->block->experts.n_expert)};
     return a;
 }
 
@@ -66,7 +82,7 @@ static void begin(const pi_program_block *b) {
 }
 
 static te_gating gating_of(pi_gating gating) {
-    return gating == PI_GATING_SIGMOID ? TE_GATING_SIGMOID
+    return gating == PI_GATING_SIGMOID  ? TE_GATING_SIGMOID
            : gating == PI_GATING_CHOSEN ? TE_GATING_CHOSEN
                                         : TE_GATING_SOFTMAX;
 }
@@ -127,7 +143,10 @@ static void prepare(const pi_program_block *b) {
                              .place = places_of(b),
                              .expert = p->d->expert,
                              .weight = p->d->weight,
-                             .uses = p->in.uses + (ptrdiff_t)b->l * p->h->s->model->info.n_expert,
+                             .uses = uses_of(b),
+                             .loads = loads_chosen(b),
+                             .n_kept = keeps(b) ? b->w->n_kept : NULL,
+                             .kept = p->d->kept,
                              .n_missing = asks_cpu(b) ? p->d->n_missing : NULL,
                              .publish = asks_cpu(b) ? pi_routes_of(p->h, p->d, b->l) : NULL,
                              .ticket = pi_program_ticket(p, b->l, PI_COLD)};
@@ -170,6 +189,7 @@ static char *stage_mat(const pi_program_block *b, const te_mat *all, int32_t c, 
                               .ids = p->in.cold + (ptrdiff_t)b->l * p->h->s->model->info.n_expert + c,
                               .host_ids = b->w->cold + c,
                               .each = rows,
+                              .wanted = loads_chosen(b) ? uses_of(b) : NULL,
                               .n = out->n_rows,
                               .to = *out,
                               .stage = stage};
@@ -202,6 +222,19 @@ static void run_loaded(const pi_program_block *b, bool first) {
     }
 }
 
+/* Experts that have no place, read where they lie while the CPU computes others of them. */
+static void run_kept(const pi_program_block *b) {
+    const pi_program *p = b->p;
+    const pi_experts *w = &b->block->experts;
+    te_experts_args a = experts_args(b);
+    a.gate = w->gate;
+    a.up = w->up;
+    a.down = w->down;
+    a.n_places = w->n_expert;
+    a.kept = p->d->kept;
+    p->ops->experts(p->dev, &a);
+}
+
 /* The expert of all tokens; its weights are 1 from the start where there is no router for it. */
 static void run_shared(const pi_program_block *b, bool first) {
     const pi_program *p = b->p;
@@ -223,9 +256,11 @@ static void run_shared(const pi_program_block *b, bool first) {
 static void run(const pi_program_block *b) {
     const pi_program *p = b->p;
     const pi_device_layer *w = b->w;
-    const bool loads = !p->h->decode && w->n_cold, shared = w->shared_up.w != NULL;
+    const bool loads = !p->h->decode && w->n_cold, shared = w->shared_up.w != NULL, in_place = keeps(b);
+    if (in_place) run_kept(b);
     if (w->n_hot) {
         te_experts_args a = experts_args(b);
+        a.add = a.beside = in_place;
         a.gate = w->gate;
         a.up = w->up;
         a.down = w->down_out;
@@ -234,9 +269,9 @@ static void run(const pi_program_block *b) {
         p->ops->experts(p->dev, &a);
     }
     if (loads) run_loaded(b, !w->n_hot);
-    if (shared) run_shared(b, !w->n_hot && !loads);
+    if (shared) run_shared(b, !w->n_hot && !loads && !in_place);
     te_merge_args sum = pi_program_to_x(p, b->post_norm);
-    sum.n_parts = w->n_hot || loads || shared;
+    sum.n_parts = w->n_hot || loads || shared || in_place;
     sum.partial = sum.n_parts ? p->d->y : NULL;
     sum.words = asks_cpu(b) ? p->d->answer : NULL;
     sum.expected = asks_cpu(b) ? p->d->n_missing : NULL;

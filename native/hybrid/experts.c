@@ -26,6 +26,17 @@ static int32_t take_routes(pi_hybrid *h, int32_t l, int32_t *token, int32_t *exp
     return __atomic_load_n(h->device[device].dev->cancelled, __ATOMIC_RELAXED) ? 0 : n;
 }
 
+int32_t pi_hybrid_kept(const pi_hybrid *h, int32_t l) {
+    const pi_device_layer *d = &h->layer[l];
+    const pi_model_info *i = &h->s->model->info;
+    if (h->n_tok > 1 || !d->kept) return 0;
+    const uint32_t *uses = h->device[d->device].counts + 3 * (ptrdiff_t)i->n_layer + (ptrdiff_t)l * i->n_expert;
+    const int32_t *place = h->place + (ptrdiff_t)l * i->n_expert;
+    int32_t n_missing = 0;
+    for (int32_t e = 0; e < i->n_expert; e++) n_missing += place[e] < 0 ? (int32_t)uses[e] : 0;
+    return n_missing <= i->n_expert_used ? d->kept[n_missing] : 0;
+}
+
 /* A device that has all experts of a step's tokens neither waits for an answer nor is given one. */
 void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l) {
     pi_session *s = h->s;

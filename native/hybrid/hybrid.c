@@ -59,6 +59,17 @@ static pi_status use_device(pi_hybrid *h, const pi_plan *plan, int32_t of_plan, 
     return PI_OK;
 }
 
+/* What the plan says of experts that the device has not. */
+static pi_status copy_kept(const pi_plan *p, int32_t l, pi_device_layer *d) {
+    const int32_t *from = p->kept + (ptrdiff_t)l * p->n_kept;
+    const size_t n_bytes = sizeof *from * (size_t)p->n_kept;
+    if (!from[p->n_kept - 1] || !d->n_cpu) return PI_OK; /* of more not fewer are kept */
+    d->kept = malloc(n_bytes);
+    if (!d->kept) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the experts of layer %d", l);
+    memcpy(d->kept, from, n_bytes);
+    return PI_OK;
+}
+
 static pi_status place(pi_hybrid *h, const pi_plan *plan) {
     const pi_model_info *i = &h->s->model->info;
     const pi_plan_info *p = &plan->info;
@@ -75,6 +86,7 @@ static pi_status place(pi_hybrid *h, const pi_plan *plan) {
         const pi_layer *layer = &h->s->model->layer[l];
         const bool whole = pi_is_whole_ffn(h->s->model, layer);
         PI_TRY(split_neurons(plan, l, whole ? i->n_ff : pi_n_placed(h->s->model, layer), whole, &h->layer[l]));
+        if (pi_experts_of(layer)) PI_TRY(copy_kept(plan, l, &h->layer[l]));
     }
     PI_TRY(use_device(h, plan, p->head_on_device ? p->head_device : -1, &h->head_device));
     h->total_bytes = p->attention_bytes + p->norm_bytes + p->predictor_bytes + p->ffn_bytes + p->head_bytes;
@@ -117,10 +129,20 @@ static void map_weights(pi_hybrid *h, int32_t device) {
             map_piece(h, dev, m->layer[l].own.p, m->layer[l].own.n_bytes);
 }
 
+static bool reads_experts(pi_device *dev, const pi_experts *w) {
+    return dev->ops->zero_copy(dev, &w->gate) && dev->ops->zero_copy(dev, &w->up) && w->down.w &&
+           dev->ops->zero_copy(dev, &w->down);
+}
+
 /* What the plan says is read by zero-copy is, where the device can. */
 static void settle_zero_copy(pi_hybrid *h) {
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++) {
         pi_device_layer *d = &h->layer[l];
+        const pi_experts *e = pi_experts_of(&h->s->model->layer[l]);
+        if (d->device >= 0 && d->kept && !reads_experts(h->device[d->device].dev, e)) {
+            free(d->kept);
+            d->kept = NULL;
+        }
         if (d->device < 0 || d->n_cpu == d->n_cold) continue;
         const pi_layer *layer = &h->s->model->layer[l];
         const pi_ffn *w = pi_ffn_of(layer);
@@ -231,6 +253,7 @@ void pi_hybrid_close(pi_hybrid *h) {
         free(h->layer[l].hot);
         free(h->layer[l].cold);
         free(h->layer[l].cold_blocks);
+        free(h->layer[l].kept);
     }
     free(h->layer);
     pi_cache_close(h);

@@ -17,7 +17,7 @@ typedef struct pi_device_layer {
     int32_t *hot, *cold;  /* ids; H. Cold ones: first n_cpu that the CPU computes, then those that the device reads in
                              place (in decoding), all three ascending */
     int32_t *cold_blocks; /* of a down stored by output */
-    te_norm norm[PI_MAX_BLOCKS], post_norm[PI_MAX_BLOCKS];               /* of its blocks */
+    te_norm norm[PI_MAX_BLOCKS], post_norm[PI_MAX_BLOCKS]; /* of its blocks */
     te_norm wide_q_norm, wide_k_norm;
     te_mat q, k, v, o, gate, up, down, down_out, fc1, fc2_hot, fc2_cold; /* D; the FFN's: hot neurons */
     /* D; w NULL: none. Of the FFN's, what has a row per neuron (b of gate and up; a of down, transposed) is hot neurons';
@@ -27,9 +27,11 @@ typedef struct pi_device_layer {
     const float *q_b, *k_b, *v_b, *o_b, *q_norm, *k_norm, *sinks, *up_b, *up_b_cold, *down_b, *threshold;
     const int32_t *cold_ids, *cold_block_ids; /* D */
     void *pool_k, *pool_v;
-    uint32_t *fired_hot, *fired_cold; /* D; or NULL: the session does not count */
-    te_mat router;                    /* of a mixture */
+    uint32_t *fired_hot, *fired_cold;          /* D; or NULL: the session does not count */
+    te_mat router;                             /* of a mixture */
     const float *choice_b, *router_b, *gate_b; /* gate_b, up_b and down_b: of all its experts, by their numbers */
+    int32_t *kept; /* H [n_used + 1], or NULL: of so many of a token's experts that are not there, those that the */
+    const int32_t *n_kept;                                     /* device reads in host memory; D, the same */
     te_mat shared_gate, shared_up, shared_down, shared_router; /* of its expert of all tokens; the router has one row */
 } pi_device_layer;
 
@@ -72,7 +74,8 @@ typedef struct pi_device_state {
     float *shared_score, *shared_weight; /* D [n_batch] of the expert of all tokens, */
     int32_t *shared_expert;              /* [n_batch] zeros, */
     int32_t *shared_place;               /* and where it is: 0 */
-    int32_t *n_missing;                  /* D: routes of the last layer whose experts are not there */
+    int32_t *n_missing;                  /* D: routes of the last layer that are left to the CPU */
+    int32_t *kept;                       /* D [n_used] which of a token's routes the device keeps */
     uint64_t *routes; /* S [n_layer][max_decode][n_used][2] what the CPU is told of them, and their input, */
     uint64_t *asked;  /* S [n_layer][max_decode][n_embd]: a device that lacks no expert does not wait for the CPU */
     uint64_t *stamps; /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
@@ -187,6 +190,8 @@ void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_
  * many. */
 int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int32_t p0, int32_t p1, int32_t *list,
                        uint32_t *tokens);
+/* experts.c: of a step's routes in layer l, how many the device computed by zero-copy. */
+int32_t pi_hybrid_kept(const pi_hybrid *h, int32_t l);
 /* Bytes of counts at the end of a step's inputs. */
 size_t pi_hybrid_count_bytes(const pi_hybrid *h);
 /* experts.c: the CPU's part of a mixture of experts: what the device has not, of a few tokens. */

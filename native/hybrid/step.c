@@ -334,6 +334,8 @@ static void device_experts(pi_hybrid *h, int32_t l, const uint32_t *count, pi_la
         if (place[e] >= 0) st->n_routes_device += uses[e];
         if (place[e] < 0 && !h->decode) st->n_routes_streamed += uses[e];
     }
+    st->n_zero_copy = pi_hybrid_kept(h, l);
+    n += st->n_zero_copy;
     for (int32_t e = 0; h->s->fired && e < n_expert; e++)
         h->s->fired[(ptrdiff_t)l * h->s->model->info.n_placed + e] += uses[e];
     const int64_t all = n * w->n_ff, down = w->down_t.w && h->decode ? least(count[2], all) : all;

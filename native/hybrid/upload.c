@@ -272,6 +272,7 @@ static void send_state(pi_upload *u, pi_device_state *d) {
         d->shared_expert = pi_upload_reserve(u, sizeof *d->shared_expert * b);
         d->shared_place = pi_upload_reserve(u, sizeof *d->shared_place);
         d->n_missing = pi_upload_reserve(u, sizeof *d->n_missing);
+        d->kept = pi_upload_reserve(u, sizeof *d->kept * n_used);
         const size_t n_asked = (size_t)i->n_layer * (size_t)d->info.max_decode;
         d->routes = share(u, sizeof *d->routes * pi_mul(n_asked, 2 * n_used));
         d->asked = share(u, sizeof *d->asked * pi_mul(n_asked, n_embd));

@@ -184,6 +184,12 @@ static pi_status experts_cost(const pi_model *m, const pi_plan_options *o, const
         if (w->down_t.w) c->active_read -= silent * read_bytes(*down) / w->n_expert;
         c->silent_read = silent * read_bytes(w->up) / w->n_expert;
     }
+    c->n_used = w->n_used;
+    c->list_bytes = pi_space(sizeof(int32_t) * ((uint64_t)w->n_used + 1));
+    c->zero_copy = o->zero_copy_bytes_per_s > 0 && w->down.w;
+    const te_mat *const mats[] = {&w->gate, &w->up, down};
+    for (int32_t k = 0; k < 3; k++)
+        c->zero_copy = c->zero_copy && pi_space_reads_rows(mats[k]->type, pi_row_bytes(mats[k]));
     return PI_OK;
 }
 
@@ -273,6 +279,7 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * (uint64_t)(i->n_expert + 2 * i->n_expert_used),      /* routers' scores, choices and weights */
         n_tok * (uint64_t)i->n_expert_used,                          /* (in two buffers) */
         i->n_expert ? 9 * n_tok + 8 * 64 : 0,                        /* of an expert of all tokens, and rounding */
+        (uint64_t)i->n_expert_used,                                  /* which of them are read in host memory */
         3 * (uint64_t)i->n_layer * (uint64_t)i->n_expert + (i->n_expert ? 17 : 0), /* where they are, uses, lists */
         (uint64_t)i->n_layer,                                                      /* thresholds */
         1,                                                                         /* the number of a hand-over */
@@ -383,10 +390,37 @@ pi_layer_time pi_cost_time(const pi_cost *cost, const pi_plan_options *o, int32_
     return t;
 }
 
+int32_t pi_cost_kept(const pi_cost *cost, const pi_plan_options *o, int32_t l, int32_t m) {
+    const pi_layer_cost *c = &cost->layer[l];
+    if (!c->zero_copy || !c->used) return 0;
+    const double on_cpu = c->active_read / (o->cpu_bytes_per_s * 1e-6),
+                 in_place = c->active_read / (o->zero_copy_bytes_per_s * 1e-6);
+    int32_t best = 0;
+    double least = 0;
+    for (int32_t k = 0; k <= m; k++) {
+        const double cpu = k < m ? o->handover_us + (m - k) * on_cpu : 0, gpu = k ? o->ffn_us + k * in_place : 0,
+                     us = cpu > gpu ? cpu : gpu;
+        if (k && us >= least) continue;
+        best = k;
+        least = us;
+    }
+    return best;
+}
+
+/* The same as a part of so many, which is a mean. */
+static double kept_part(const pi_cost *cost, const pi_plan_options *o, int32_t l, double n_missing) {
+    const int32_t most = cost->layer[l].n_used;
+    if (!(n_missing > 0)) return 0;
+    const int32_t m = n_missing < most ? (int32_t)n_missing : most;
+    const double low = pi_cost_kept(cost, o, l, m), high = m < most ? pi_cost_kept(cost, o, l, m + 1) : low;
+    return (low + (high - low) * (n_missing - m)) / n_missing;
+}
+
 double pi_cost_zero_copy(const pi_cost *cost, const pi_plan_options *o, int32_t l, const pi_share *n) {
     const pi_layer_cost *c = &cost->layer[l];
     const double bytes = pi_ffn_read(c, n->n_cold, n->active_cold);
     if (!c->zero_copy || bytes <= 0) return 0;
+    if (c->used) return kept_part(cost, o, l, n->active_cold);
     const double cpu = o->cpu_bytes_per_s * 1e-6, zero_copy = o->zero_copy_bytes_per_s * 1e-6,
                  gpu = o->gpu_bytes_per_s * 1e-6;
     double hot_us = 0;

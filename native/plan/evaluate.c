@@ -24,8 +24,16 @@ static void evaluate_layer(pi_plan *p, const pi_cost *cost, const pi_plan_option
         active[kind] += pi_active(&activity, j);
         n[kind]++;
     }
-    const pi_share share = {n[0], n[1], n[2], active[0], active[1], active[2]};
+    pi_share share = {n[0], n[1], n[2], active[0], active[1], active[2]};
     out->on_device = out->device >= 0;
+    if (c->used && out->on_device) {
+        const double part = pi_cost_zero_copy(cost, o, l, &share);
+        share.n_pcie = part * n[2];
+        share.active_pcie = active[1] = part * active[2];
+        share.n_cold = part < 1 ? n[2] - share.n_pcie : 0;
+        share.active_cold = active[2] -= active[1];
+        for (int32_t m = 0; m < p->n_kept; m++) p->kept[(ptrdiff_t)l * p->n_kept + m] = pi_cost_kept(cost, o, l, m);
+    }
     pi_layer_time t = pi_cost_time(cost, o, l, out->on_device, &share);
     if (!p->info.uses_device) t.handover_us = 0;
     if (out->device >= 0 && before >= 0 && before != out->device) t.fixed_us += o->handover_us;

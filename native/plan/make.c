@@ -295,6 +295,7 @@ static void place_layer(pi_plan *p, const menu *u, int32_t l) {
         *(j < n_hot ? &n.active_hot : &n.active_cold) += pi_active(&activity, id);
         if (j < n_hot) pi_set_hot(p, l, id);
     }
+    if (c->used) return; /* a mixture's experts move */
     const double part = pi_cost_zero_copy(u->cost, u->o, l, &n), bytes = pi_ffn_read(c, n.n_cold, n.active_cold);
     double taken = 0;
     for (int32_t j = n_hot; j < n_ff && part > 0; j++) { /* zero-copy: block is 1 */

@@ -12,8 +12,10 @@ static pi_status plan_alloc(const pi_model *m, const pi_plan_options *o, pi_plan
         p->mark = calloc((size_t)p->n_layer, p->n_words * sizeof *p->mark);
         p->pcie = calloc((size_t)p->n_layer, p->n_words * sizeof *p->pcie);
         p->layer = calloc((size_t)p->n_layer, sizeof *p->layer);
+        p->n_kept = m->info.n_expert_used + 1;
+        p->kept = calloc(pi_mul((size_t)p->n_layer, (size_t)p->n_kept), sizeof *p->kept);
     }
-    if (!p || !p->mark || !p->pcie || !p->layer) {
+    if (!p || !p->mark || !p->pcie || !p->layer || !p->kept) {
         pi_plan_free(p);
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory planning %d layers", m->info.n_layer);
     }
@@ -36,6 +38,7 @@ void pi_plan_free(pi_plan *p) {
     free(p->mark);
     free(p->pcie);
     free(p->layer);
+    free(p->kept);
     free(p);
 }
 
@@ -92,7 +95,7 @@ static pi_status restore_layer(pi_plan *p, const pi_cost *cost, const pi_placeme
                   n_all = cost->layer[l].n;
     PI_TRY(restore_ids(p, l, n_all, false, at->hot + *read_hot, n_hot));
     *read_hot += n_hot;
-    if (n_pcie && !cost->layer[l].zero_copy)
+    if (n_pcie && (!cost->layer[l].zero_copy || cost->layer[l].used))
         return PI_FAIL(
             PI_ERROR_ARGUMENT,
             "layer %d of the plan has neurons that are read by zero-copy, which the device, or a format of the "

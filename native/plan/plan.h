@@ -29,8 +29,10 @@
  *
  * Of a mixture of experts, an expert is one neuron in all of this: biases of all experts are vectors of a layer, its bytes are those of its three matrices, p is how
  * often it is chosen, in every mode: count / tokens; without counts what a router gives whose scores are those of noise
- * plus half as much that is always the same, for some expert or other: which ones, the session finds out. A layer without
- * experts beside others has nothing to choose: its feed-forward counts as attention does.
+ * plus half as much that is always the same, for some expert or other: which ones, the session finds out. Which experts are
+ * read by zero-copy is said for no expert: of m of a token's that are not on the device it reads as many as make that soonest
+ * done (pi_cost_kept). A layer without experts beside others has nothing to choose: its feed-forward counts as attention
+ * does.
  *
  * The plan minimises the sum over layers and head; all of the model is put on the device where it fits and costs at
  * most a quarter over the best that is estimated. Choosing one option for each of them within the budget is a
@@ -77,6 +79,7 @@ typedef struct pi_layer_cost {
     int32_t block;       /* neurons that must stay together */
     bool zero_copy;      /* the device can read cold neurons where they lie */
     double *used;        /* [n] of a mixture: how often each expert is taken to be used, where there are no counts */
+    int32_t n_used;      /* of a mixture: experts that a token uses */
 } pi_layer_cost;
 
 typedef struct pi_cost {
@@ -117,6 +120,8 @@ typedef struct pi_layer_time {
     double fixed_us, gpu_ffn_us, cpu_ffn_us, handover_us;
 } pi_layer_time;
 pi_layer_time pi_cost_time(const pi_cost *c, const pi_plan_options *o, int32_t l, bool on_device, const pi_share *n);
+/* Of a mixture: how many of the m experts that a token wants and the device has not it best reads by zero-copy. */
+int32_t pi_cost_kept(const pi_cost *c, const pi_plan_options *o, int32_t l, int32_t m);
 /* Which part of the bytes of the cold neurons, 0 to 1, the device best reads by zero-copy; n_pcie and active_pcie are 0. */
 double pi_cost_zero_copy(const pi_cost *c, const pi_plan_options *o, int32_t l, const pi_share *n);
 static inline double pi_ffn_read(const pi_layer_cost *c, double n, double active) {
@@ -146,6 +151,7 @@ struct pi_plan {
     size_t n_words;            /* of a layer's marks */
     uint64_t *mark;            /* [n_layer][n_words] one bit per neuron: hot */
     uint64_t *pcie;            /* the same: read by zero-copy by the device */
+    int32_t n_kept, *kept;     /* [n_layer][n_kept] pi_cost_kept of 0, 1 ... experts */
     pi_plan_layer *layer;      /* [n_layer] */
     int32_t n_devices;
     pi_plan_device device[PI_PLAN_DEVICES];

@@ -20,6 +20,8 @@ class ExpertStats:
     """Uses whose expert had a place on a device."""
     n_streamed: int = 0
     """Uses by a prompt, whose expert was brought to the device for them."""
+    n_zero_copy: int = 0
+    """Uses whose expert a device read in host memory."""
     n_cpu: int = 0
     n_copies: int = 0
     """Experts that moved to a place."""
@@ -32,7 +34,7 @@ class ExpertStats:
     @property
     def hit_rate(self) -> float:
         """Share of the uses whose expert had a place; 0 where there was none."""
-        return self.n_device / max(self.n_device + self.n_streamed + self.n_cpu, 1)
+        return self.n_device / max(self.n_device + self.n_streamed + self.n_zero_copy + self.n_cpu, 1)
 
 
 class ExpertWatch:
@@ -42,8 +44,8 @@ class ExpertWatch:
         self._session: Session | None = None
         info = session.model.info
         self._n_used = info.n_expert_used
-        self._known = np.zeros(5, np.int64)  # of the session, when it was looked at
-        self._total = np.zeros(5, np.int64)
+        self._known = np.zeros(6, np.int64)  # of the session, when it was looked at
+        self._total = np.zeros(6, np.int64)
         self._uses = np.zeros((info.n_layer, info.n_expert))  # of the session
         self._recent = np.zeros((info.n_layer, info.n_expert))
         self._n_recent = np.zeros((info.n_layer, 1))  # tokens that these are of
@@ -56,7 +58,11 @@ class ExpertWatch:
             self._uses[:] = 0
         layers = session.experts()
         known = np.sum(
-            [(y.n_resident, y.n_streamed, y.n_cpu, y.n_copies, y.copied_bytes) for y in layers], axis=0
+            [
+                (y.n_resident, y.n_streamed, y.n_zero_copy, y.n_cpu, y.n_copies, y.copied_bytes)
+                for y in layers
+            ],
+            axis=0,
         )
         self._total += known - self._known
         self._known = known
@@ -66,7 +72,7 @@ class ExpertWatch:
         kept = 0.5 ** (n_tokens / _HALF_LIFE)
         self._recent = self._recent * kept + new
         self._n_recent = self._n_recent * kept + n_tokens
-        names = ("n_device", "n_streamed", "n_cpu", "n_copies", "copied_bytes")
+        names = ("n_device", "n_streamed", "n_zero_copy", "n_cpu", "n_copies", "copied_bytes")
         self.stats = ExpertStats(
             **dict(zip(names, self._total.tolist(), strict=True)),
             resident=np.stack([y.resident for y in layers]),

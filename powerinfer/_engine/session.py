@@ -522,6 +522,7 @@ class Session:
                         n_routes=entry.n_routes,
                         n_routes_device=entry.n_routes_device,
                         n_routes_streamed=entry.n_routes_streamed,
+                        n_zero_copy=entry.n_zero_copy,
                         n_copies=entry.n_copies,
                         copied_bytes=entry.copied_bytes,
                     )
@@ -546,6 +547,7 @@ class Session:
                         n_routes=entry.n_routes,
                         n_resident=entry.n_resident,
                         n_streamed=entry.n_streamed,
+                        n_zero_copy=entry.n_zero_copy,
                         n_copies=entry.n_copies,
                         copied_bytes=entry.copied_bytes,
                     )

@@ -199,6 +199,8 @@ class LayerStep:
     """Of those, whose expert had a place on a device."""
     n_routes_streamed: int
     """Of a prompt's, whose expert was brought to the device for this chunk."""
+    n_zero_copy: int
+    """Of a mixture: uses of an expert that the device read in host memory."""
     n_copies: int
     """Experts that began to move to a place after it."""
     copied_bytes: int
@@ -206,7 +208,7 @@ class LayerStep:
     @property
     def n_routes_cpu(self) -> int:
         """Of a mixture: (token, expert) pairs that the CPU computed."""
-        return self.n_routes - self.n_routes_device - self.n_routes_streamed
+        return self.n_routes - self.n_routes_device - self.n_routes_streamed - self.n_zero_copy
 
     @property
     def hit_rate(self) -> float:
@@ -234,6 +236,8 @@ class LayerExperts:
     """Of those, whose expert was on the device."""
     n_streamed: int
     """Of a prompt's, whose expert was brought there for its chunk."""
+    n_zero_copy: int
+    """Of the others, whose expert the device read in host memory, while the CPU computed the rest."""
     n_copies: int
     """Experts that moved to the device."""
     copied_bytes: int
@@ -241,7 +245,7 @@ class LayerExperts:
     @property
     def n_cpu(self) -> int:
         """Uses that the CPU computed."""
-        return self.n_routes - self.n_resident - self.n_streamed
+        return self.n_routes - self.n_resident - self.n_streamed - self.n_zero_copy
 
     @property
     def hit_rate(self) -> float:

@@ -58,7 +58,12 @@ def _experts(experts: ExpertStats, n_used: int) -> dict[str, Any]:
         "n_expert": experts.resident.shape[1],
         "n_used": n_used,
         "hit_rate": round(experts.hit_rate, 4),
-        "routes": {"device": experts.n_device, "streamed": experts.n_streamed, "cpu": experts.n_cpu},
+        "routes": {
+            "device": experts.n_device,
+            "streamed": experts.n_streamed,
+            "zero_copy": experts.n_zero_copy,
+            "cpu": experts.n_cpu,
+        },
         "copies": experts.n_copies,
         "copied_bytes": experts.copied_bytes,
         "layers": [

@@ -113,6 +113,7 @@ class Metrics:
                 for where, n in (
                     ("device", experts.n_device),
                     ("streamed", experts.n_streamed),
+                    ("zero_copy", experts.n_zero_copy),
                     ("cpu", experts.n_cpu),
                 )
             ]

@@ -200,6 +200,8 @@ class Routes(BaseModel):
     """Uses of an expert by a token, whose expert had a place on a device."""
     streamed: int
     """Those by prompts, whose expert was brought there for them."""
+    zero_copy: int
+    """Those whose expert a device read in host memory."""
     cpu: int
 
 

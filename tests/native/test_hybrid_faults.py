@@ -416,6 +416,32 @@ def test_a_mixture_s_device_that_fails_at_any_operation(
         assert np.array_equal(s.logits(), other.logits())
 
 
+RARE = {  # experts that lie where the file's counts say that nobody uses them
+    "powerinfer.expert.counts": np.ones(mixtures.N_LAYER * mixtures.SPEC.n_expert, np.uint32),
+    "powerinfer.expert.tokens": 1000,
+}
+
+
+@with_faults
+@pytest.mark.parametrize("name", ["qwen2moe", "smallthinker"])
+def test_a_short_prompt_brings_the_experts_that_it_wants(tmp_path: Path, name: str) -> None:
+    """And what it gives has the bits of all of them. A stand-in leaves no numbers where nothing was wanted."""
+    left_out = ctypes.c_int32.in_dll(ctypes.CDLL(TEST_LIBRARY), "pi_host_left_out")
+    with Model(mixtures.write(tmp_path / "m.gguf", name, more=RARE)) as m:
+        for ids in (IDS[:9], [5] * 12, [7] * 30):
+            rows, n = [], []
+            for pinned in (True, False):
+                left_out.value = 0
+                plan = mixtures.place(m, "one", 64)
+                with mixtures.opened(m, plan, pin_weights=pinned, live_experts=False) as s:
+                    s.feed(ids)
+                    rows.append(s.logits().copy())
+                    n.append(left_out.value)
+                    assert sum(layer.n_routes for layer in s.experts()) == mixtures.N_LAYER * 3 * len(ids)
+            assert np.array_equal(*rows) and np.isfinite(rows[0]).all()
+            assert (n[0] > 0 or len(set(ids)) > 1) and n[1] == 0
+
+
 @with_faults
 def test_a_copy_of_an_expert_that_fails(mixture: Model, faults: Faults) -> None:
     """No answer is made with what did not arrive: the device is not used any more."""

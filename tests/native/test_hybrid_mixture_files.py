@@ -162,6 +162,10 @@ def test_a_plan_of_layers_without_experts(tmp_path: Path) -> None:
             assert np.array_equal(counts, cpu.neuron_counts().counts)
             assert counts.sum(axis=1).tolist() == [0, 0] + [3 * len(TOKENS)] * 3
         some = engine.compute(
-            m, settings(64, [(plan.min_bytes + plan.full_bytes) // 2]), HOST_RATES, counts.astype(np.uint32), 70
+            m,
+            settings(64, [(plan.min_bytes + plan.full_bytes) // 2]),
+            HOST_RATES,
+            counts.astype(np.uint32),
+            70,
         )
         assert 0 < sum(len(layer.hot) for layer in some.layers) < 24

@@ -3,6 +3,7 @@ are where, decoded tokens to sums of floats."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from powerinfer._engine.loader import Loader
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
 from tests import models, reference, rounding
+from tests.core import capi
 from tests.native import test_mixtures
 from tests.native.test_mixtures import N_LAYER, SPEC, TOKENS, VARIANTS, by_neuron, draw, write
 
@@ -63,14 +65,21 @@ def settings(n_batch: int, budgets: Sequence[int] = (1 << 34,), **change: Any) -
     )
 
 
-def place(model: Model, split: str, n_batch: int, devices: Sequence[int] | None = None, **change: Any) -> Any:
+def place(
+    model: Model,
+    split: str,
+    n_batch: int,
+    devices: Sequence[int] | None = None,
+    rates: engine.Rates = engine.Rates(),  # noqa: B008 (frozen)
+    **change: Any,
+) -> Any:
     on = [split != "mixed" or layer % 2 == 1 for layer in range(model.info.n_layer)]
     dense = model.info.n_layer_dense
     hot = [np.array(SPLITS[split] if here and i >= dense else (), np.int32) for i, here in enumerate(on)]
     return engine.native_plan(
         model,
         settings(n_batch, [1 << 34] * (max(devices) + 1 if devices else 1), **change),
-        engine.Rates(),
+        rates,
         on_device=on,
         hot=hot,
         head_on_device=split != "mixed",
@@ -145,9 +154,7 @@ def test_scores_that_are_no_numbers(name: str, tmp_path: Path, monkeypatch: pyte
             assert (s.neuron_counts().counts <= 8).all()
 
 
-@pytest.mark.parametrize(
-    "name", ["smallthinker", "smallthinker by neuron", "olmoe", "glm4moe", "gpt-oss"]
-)
+@pytest.mark.parametrize("name", ["smallthinker", "smallthinker by neuron", "olmoe", "glm4moe", "gpt-oss"])
 def test_two_devices(name: str, tmp_path: Path) -> None:
     path = write_device(tmp_path / "m.gguf", name)
     expected = reference.forward(reference.load(path), TOKENS)
@@ -371,6 +378,82 @@ def test_where_routes_were_computed(split: str, tmp_path: Path) -> None:
                 if split != "mixed":
                     assert not step.n_routes_cpu and step.n_routes == 40 * N_USED
                     assert step.n_routes_streamed or split == "all"
+
+
+def read_in_place(share: float, n_missing: int) -> int:
+    """Of so many experts those that a device reads in host memory, which takes it 1 / share as long as the
+    CPU, so that both are done soonest."""
+    return min(range(n_missing + 1), key=lambda k: (max(n_missing - k, k / share), k))
+
+
+# A CPU and a bus to which nothing else matters; the bus is as fast, half as fast, the only one.
+IN_PLACE = {
+    share: engine.Rates(
+        cpu_bytes_per_s=1e9, zero_copy_bytes_per_s=1e9 * share, handover_us=0, layer_us=0, ffn_us=0
+    )
+    for share in (1.0, 0.5, 1e9)
+}
+
+
+@pytest.mark.parametrize("share", IN_PLACE)
+@pytest.mark.parametrize("name", ["smallthinker", "qwen2moe", "groups"])
+def test_missing_experts_are_shared_with_the_bus(name: str, share: float, tmp_path: Path) -> None:
+    """The device reads some of them in host memory, as many as make a token soonest done; the answer is the
+    reference's, whoever computes what, and has the same bits each time."""
+    path = write(tmp_path / "m.gguf", name)
+    tokens = TOKENS[:30]
+    expected = reference.forward(reference.load(path), tokens)
+    with Model(path) as m:
+        for split in ("none", "some", "but", "mixed"):
+            plan, runs = place(m, split, 64, rates=IN_PLACE[share]), []
+            for _ in range(2):
+                with opened(m, plan, live_experts=False) as s:
+                    rows, n, found = [], 0, s.experts()
+                    for token in tokens:
+                        s.feed([token])
+                        rows.append(s.logits().copy())
+                        before, found = found, s.experts()
+                        for step, old, now in zip(s.last_step, before, found, strict=True):
+                            n_missing = now.n_routes - old.n_routes - (now.n_resident - old.n_resident)
+                            assert step.n_zero_copy == read_in_place(share, n_missing), split
+                            n += step.n_zero_copy
+                    s.feed(TOKENS[:3])  # of several tokens the CPU computes all that are missing
+                    assert n == sum(layer.n_zero_copy for layer in s.experts())
+                    assert n > 0 or split != "none"
+                assert reference.relative_error(np.stack(rows), expected) < 1e-5, split
+                runs.append(np.stack(rows))
+            assert np.array_equal(*runs)
+
+
+def test_a_plan_expects_what_the_bus_brings(tmp_path: Path) -> None:
+    """Experts that are read in host memory make it faster; without that, or where the device does not map
+    the file, all are the CPU's."""
+    with Model(write(tmp_path / "m.gguf", "mixtral")) as m:
+        found = {}
+        for share, rates in IN_PLACE.items():
+            for rate in (0.0, rates.zero_copy_bytes_per_s):
+                asked = {"rates": replace(rates, zero_copy_bytes_per_s=rate)}
+                hot = [np.arange(0, dtype=np.int32)] * N_LAYER
+                plan = engine.restore(
+                    m, settings(64), **asked, on_device=[True] * N_LAYER, hot=hot, head_on_device=True
+                )
+                found[share, rate > 0] = plan.expected
+        for share in IN_PLACE:
+            without, shared = found[share, False], found[share, True]
+            assert without.active_pcie == 0 < shared.active_pcie
+            assert shared.active_pcie + shared.active_cold == pytest.approx(without.active_cold)
+            assert shared.total_us < without.total_us
+        with opened(m, place(m, "none", 64, rates=IN_PLACE[1.0]), pin_weights=False) as s:
+            s.feed([3])
+            assert not any(layer.n_zero_copy for layer in s.experts())
+
+
+def test_experts_find_their_places() -> None:
+    """Without counts, with wrong ones and where what is used changes, by the C program hybrid_cache_check."""
+    done = subprocess.run(
+        capi.program("hybrid_cache_check"), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 @pytest.mark.slow

@@ -203,7 +203,8 @@ typedef enum te_gating {
  * its two best experts together. weight = scale * p, with `normed` divided by the sum of the chosen p (at least 1e-20).
  *
  * place[e] says where an expert is: k from 0 on: the k-th place of the device's memory; below 0: the (-1 - place)-th of
- * those that are not there. */
+ * those that are not there. Of a token's routes to these the device may keep some, to read their experts in host memory:
+ * the first n_kept[m], m being how many there are. */
 typedef struct te_route_args {
     const float *score; /* [n_tok] rows of n_expert, ld_score apart */
     size_t ld_score;
@@ -215,15 +216,21 @@ typedef struct te_route_args {
     int32_t *expert;       /* [n_tok][n_used] results, the largest p + choice_b first */
     float *weight;         /* [n_tok][n_used] */
     uint32_t *uses;        /* [n_expert], or NULL: added to */
-    int32_t *n_missing;    /* or NULL: set to the number of routes whose expert is not there */
-    uint64_t *publish;     /* S [n_tok][n_used][2], or NULL: the expert, or -1 if it is there; the weight's bits */
+    int32_t loads;         /* loads that follow wait for the choice, and bring only what it wants */
+    const int32_t *n_kept; /* [n_used + 1], or NULL: none */
+    int32_t *kept;         /* [n_tok][n_used] with n_kept: 1 for routes that are kept, else 0 */
+    int32_t *n_missing;    /* or NULL: set to the number of routes whose expert is not there, and that are not kept */
+    uint64_t *publish; /* S [n_tok][n_used][2], or NULL: the expert, or -1 if it is there or kept; the weight's bits */
     te_ticket ticket;
 } te_route_args;
 
 /* y_t (+)= sum over those experts of token t that lie in the given places of
  *     weight * (down_e . (act(gate_e . x_t + gate_b) * (up_e . x_t + up_b)) + down_b).
  * Place k's rows are k * n_ff ... of gate, up and down_t, and k * n_embd ... of down. As with te_ffn_args only merge reads y.
- * Of down_t the rows of silent neurons need not be read. */
+ * Of down_t the rows of silent neurons need not be read.
+ * With `kept` it is the routes that are kept, of a few tokens; place k is then expert k, whose rows are read where they lie
+ * in host memory, as in the file and at any even address. The call behind it that adds those in places says `beside`, and
+ * a device may compute both at once. */
 typedef struct te_experts_args {
     const float *x; /* [n_tok] rows of gate.cols floats, ldx apart: normed already */
     size_t ldx;
@@ -236,10 +243,12 @@ typedef struct te_experts_args {
     int32_t missing, first; /* missing: the matrices are those of the first-th, ... of the experts that are not there */
     const int32_t *expert;  /* [n_tok][n_used], of route */
     const float *weight;    /* [n_tok][n_used] */
+    const int32_t *kept;    /* [n_tok][n_used] of route, or NULL */
     int32_t act;            /* te_activation */
     float threshold;
     float *y; /* [n_tok][n_embd] */
     int32_t add;
+    int32_t beside;        /* adds to the call in front, which has `kept` and the same routes */
     int32_t staged, stage; /* the matrices come from loads of the buffer `stage`; prompts only */
     uint32_t *counts;      /* [3], or NULL: pairs of (neuron, token) asked for, with up read, with h != 0 are added */
     /* by the device */

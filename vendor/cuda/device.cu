@@ -425,6 +425,10 @@ template <te_status (*OP)(te_cuda *, int32_t)> te_status slot_on(te_cuda *d, int
     const te_status s = use(d);
     return s == TE_OK ? OP(d, slot) : refuse(d, s);
 }
+te_status load_after_on(te_cuda *d) {
+    const te_status s = use(d);
+    return s == TE_OK ? load_after(d) : refuse(d, s);
+}
 te_status fetch_open_on(te_cuda *d) {
     TE_CUDA_TRY(use(d));
     return fetch_open(d);
@@ -506,6 +510,7 @@ const te_cuda_api table = {
     load_on,
     slot_on<load_ready>,
     slot_on<load_free>,
+    load_after_on,
     slot_on<load_mark>,
     load_passed_now,
     fetch_open_on,

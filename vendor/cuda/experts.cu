@@ -68,12 +68,22 @@ __device__ __forceinline__ int finish_route(const te_route_args &a, int t, const
         factor /= sum < 1e-20f ? 1e-20f : sum;
     }
     const uint32_t number = a.publish ? ticket_number(a.ticket) : 0;
-    int missing = 0;
+    int missing = 0, gone = 0, keeps = 0;
+    if (a.n_kept) {
+#pragma unroll 1
+        for (int r0 = 0; r0 < n; r0 += 32)
+            gone += __popc(__ballot_sync(~0u, r0 + lane < n && __ldcg(a.place + chosen[min(r0 + lane, n - 1)]) < 0));
+        keeps = __ldg(a.n_kept + gone);
+        gone = 0;
+    }
 #pragma unroll 1
     for (int r0 = 0; r0 < n; r0 += 32) {
         const int r = r0 + lane, e = r < n ? chosen[r] : 0;
         const float weight = r < n ? w[r] * factor : 0;
-        const bool there = r >= n || __ldcg(a.place + e) >= 0;
+        const bool placed = r >= n || __ldcg(a.place + e) >= 0;
+        const unsigned lost = __ballot_sync(~0u, !placed);
+        const bool kept = !placed && gone + __popc(lost & ((1u << lane) - 1)) < keeps, there = placed || kept;
+        gone += __popc(lost);
         missing += __popc(__ballot_sync(~0u, !there));
 #pragma unroll
         for (int k = 0; k < 2; k++) { // words next to each other
@@ -87,6 +97,7 @@ __device__ __forceinline__ int finish_route(const te_route_args &a, int t, const
         if (r >= n) continue;
         a.expert[(size_t)t * (size_t)n + r] = e;
         a.weight[(size_t)t * (size_t)n + r] = weight;
+        if (a.n_kept) a.kept[(size_t)t * (size_t)n + r] = kept;
         if (a.uses) atomicAdd(a.uses + e, 1);
     }
     return missing;
@@ -230,7 +241,7 @@ te_status route(te_cuda *d, const te_route_args *op) {
         return refuse(d,
                       te_fail(TE_ARGUMENT, "route: %d of %d groups of %d experts", (int)op->n_group_used, n_group, n));
     if (!op->score || !op->place || !op->expert || !op->weight || (op->publish && !op->ticket.base) ||
-        op->gating < TE_GATING_SOFTMAX || op->gating > TE_GATING_CHOSEN)
+        (op->n_kept && !op->kept) || op->gating < TE_GATING_SOFTMAX || op->gating > TE_GATING_CHOSEN)
         return refuse(d, te_fail(TE_ARGUMENT, "route: no scores, places or results, or gating %d", (int)op->gating));
     const bool small = n <= 32 * ROUTE_KEYS && n_group == 1;
     const size_t each = 4 * (2 * (size_t)op->n_used + (small ? 0 : 3 * (size_t)n));
@@ -246,19 +257,20 @@ te_status route(te_cuda *d, const te_route_args *op) {
 
 // ---- experts ----
 
-const expert_kernels *expert_kernels_of(int type) {
-    const expert_kernels *k = nullptr;
+const expert_kernels *expert_kernels_of(int type, bool file) {
+    const expert_kernels *k = file ? experts_file(type) : nullptr;
     for (auto *of : {experts_float, experts_32, experts_bits, experts_table, experts_k, experts_k23})
         if (!k) k = of(type);
     return k;
 }
 
 te_status check_experts(te_cuda *d, const te_experts_args *op) {
-    TE_CUDA_TRY(check_matrix(d, "experts", &op->gate));
-    TE_CUDA_TRY(check_matrix(d, "experts", &op->up));
+    auto check = op->kept ? check_file : check_matrix;
+    TE_CUDA_TRY(check(d, "experts", &op->gate));
+    TE_CUDA_TRY(check(d, "experts", &op->up));
     const bool by_neuron = op->down_t.w != nullptr;
     const te_mat *down = by_neuron ? &op->down_t : &op->down;
-    TE_CUDA_TRY(check_matrix(d, "experts", down));
+    TE_CUDA_TRY(check(d, "experts", down));
     if (op->gate.type != op->up.type || op->gate.cols != op->up.cols || (by_neuron && op->down.w) ||
         down->cols != (by_neuron ? op->gate.cols : op->n_ff))
         return refuse(
@@ -291,12 +303,12 @@ static int down_shares(te_cuda *d, const te_experts_args *op, const expert_kerne
 }
 
 int32_t expert_parts(te_cuda *d, const te_experts_args *op) {
-    const expert_kernels *k = op->down_t.w ? expert_kernels_of(op->down_t.type) : nullptr;
+    const expert_kernels *k = op->down_t.w ? expert_kernels_of(op->down_t.type, false) : nullptr;
     return op->n_used * (k ? down_shares(d, op, k) : 1);
 }
 
 static te_status sum_by_neuron(te_cuda *d, const te_experts_args *op) {
-    const expert_kernels *k = expert_kernels_of(op->down_t.type);
+    const expert_kernels *k = expert_kernels_of(op->down_t.type, false);
     if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", op->down_t.type));
     expert_down_args a = {};
     a.w = (const uint8_t *)op->down_t.w;
@@ -323,7 +335,7 @@ static te_status sum_by_neuron(te_cuda *d, const te_experts_args *op) {
 
 // Lanes of a row, tasks of a row and columns in shared memory; the rest of the arguments, and the launch.
 static te_status run(te_cuda *d, expert_args a, int type, bool down) {
-    const expert_kernels *k = expert_kernels_of(type);
+    const expert_kernels *k = expert_kernels_of(type, a.kept != nullptr);
     if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", type));
     a.n_pieces = divide_up(a.cols, k->lane_weights);
     for (a.lanes = 32; a.lanes > 4 && a.lanes / 2 * k->steps >= a.n_pieces;) a.lanes /= 2;
@@ -336,8 +348,14 @@ static te_status run(te_cuda *d, expert_args a, int type, bool down) {
     s.scales = k->int8 ? a.tile / 32 * 8 : 0;
     s.list = (3 * a.n_routes * 4 + 15) / 16 * 16;
     size_t total = 0;
+    // Host memory is read no faster by more blocks. Beside these, which are of two kernels, all others find room.
+    const int few = divide_up(d->info.n_sm, 8) * 2;
     for (int per_sm = 2;; per_sm = 1) {
-        const int at_once = per_sm * d->info.n_sm, grid = units < at_once ? units : at_once;
+        const int all = per_sm * d->info.n_sm, rest = all > 3 * few ? all - 2 * few : divide_up(all, 2),
+                  at_once = a.kept     ? few
+                            : a.beside ? rest
+                                       : all,
+                  grid = units < at_once ? units : at_once;
         total = (size_t)(s.acts + s.scales + s.list) + (down ? 0 : 8 * (size_t)divide_up(units, grid) * (size_t)unit);
         size_t room = d->smem_sm / (size_t)per_sm - 2048;
         if (room > d->smem_block) room = d->smem_block;
@@ -374,6 +392,8 @@ te_status experts(te_cuda *d, const te_experts_args *op) {
     a.missing = op->missing;
     a.first = op->first;
     a.n_places = op->n_places;
+    a.kept = op->kept;
+    a.beside = op->beside != 0;
     a.act = (te_activation)op->act;
     a.threshold = op->threshold;
     a.h = op->h;

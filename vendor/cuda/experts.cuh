@@ -28,6 +28,8 @@ struct expert_args {
     const float *b[2];
     const int32_t *place, *expert;
     int missing, first, n_places;
+    const int32_t *kept; // of each route, or NULL: see te_experts_args
+    bool beside;
     te_activation act;
     float threshold;
     float *h; // of the first kernel
@@ -58,7 +60,8 @@ const expert_kernels *experts_bits(int type);
 const expert_kernels *experts_table(int type);
 const expert_kernels *experts_k(int type);
 const expert_kernels *experts_k23(int type);
-const expert_kernels *expert_kernels_of(int type); // experts.cu
+const expert_kernels *experts_file(int type); // of rows as in the file, where they are otherwise on a device
+const expert_kernels *expert_kernels_of(int type, bool file); // experts.cu
 te_status check_experts(te_cuda *d, const te_experts_args *op);
 
 template <class C> struct expert_task {
@@ -104,13 +107,10 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
             put_x<C>(a, 0, i, v, shared, scales);
         }
     };
-    if (DOWN) {
-        // The kernel in front lets this one start when all its blocks know that what chose the experts has ended.
-        dep_go();
-    } else {
-        dep_wait();
-        dep_go();
-    }
+    // The kernel in front of sums, or of what is computed beside others, lets it start when all its blocks know that what
+    // chose the experts has ended.
+    if (!DOWN && !a.beside) dep_wait();
+    dep_go();
     const bool one_input = !DOWN && a.n_routes == a.n_used;
     if (warp == EXPERT_WARPS - 1) {
         int m = 0, gone = 0;
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
             int e = 0, k = -1;
             if (i < a.n_routes) {
                 e = __ldcg(a.expert + i);
-                k = place_of(a.place, e, a.missing, a.first, a.n_places);
+                k = a.kept ? (__ldcg(a.kept + i) ? e : -1) : place_of(a.place, e, a.missing, a.first, a.n_places);
             }
             const unsigned vote = __ballot_sync(~0u, k >= 0), lower = (1u << lane) - 1;
             if (k >= 0) {
@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
     }
     if (!waited) dep_wait();
     if constexpr (DOWN) {
-        // Routes that are computed elsewhere give nothing.
-        const int n_gone = (a.n_routes - m) * (a.rows / 4), step = (int)gridDim.x * EXPERT_THREADS;
+        // Routes that are computed elsewhere give nothing (the operation beside this one has said so already).
+        const int n_gone = a.beside ? 0 : (a.n_routes - m) * (a.rows / 4), step = (int)gridDim.x * EXPERT_THREADS;
 #pragma unroll 1
         for (int i = b * EXPERT_THREADS + (int)threadIdx.x; i < n_gone; i += step) {
             const int r = i / (a.rows / 4), id = route[a.n_routes - 1 - r], t = id / a.n_used, rank = id - t * a.n_used;
@@ -246,16 +246,16 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
             asked++;
             fired += h != 0;
         }
-        if (!a.counts || hi <= lo) return;
-        for (int o = 16; o; o /= 2) {
+        for (int o = 16; o && a.counts && hi > lo; o /= 2) {
             asked += __shfl_xor_sync(~0u, asked, o);
             fired += __shfl_xor_sync(~0u, fired, o);
         }
-        if (lane == 0 && asked) {
+        if (lane == 0 && asked && a.counts) {
             atomicAdd(a.counts, asked);
             atomicAdd(a.counts + 1, asked);
             atomicAdd(a.counts + 2, fired);
         }
+        if (a.beside) dep_wait(); // who waits for this kernel has then waited for the one in front, too
     }
 }
 
@@ -268,6 +268,11 @@ template <class C> struct expert_of {
                                                C::down_weights,
                                                expert_down_kernel<C>,
                                                {expert_gemm_kernel<C, false>, expert_gemm_kernel<C, true>}};
+};
+template <class C> struct expert_in_file { // read by a few tokens only
+    static constexpr expert_kernels kernels = {
+        C::type, C::lane_weights, expert_task<C>::steps, C::int8, {expert_kernel<C, false>, expert_kernel<C, true>},
+        nullptr};
 };
 
 } // namespace te

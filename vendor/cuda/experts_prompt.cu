@@ -160,6 +160,7 @@ __global__ void __launch_bounds__(256) add_routes_kernel(const __grid_constant__
 static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
     const te_experts_args *a = &op->of;
     TE_CUDA_TRY(check_experts(d, a));
+    if (a->kept) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: a prompt's are not read in host memory"));
     const int n_embd = a->gate.cols;
     const bool parts = op->n_ff_once < 1 || op->n_embd_once < 1 || (op->n_ff_once < a->n_ff && op->n_ff_once % 64) ||
                        (op->n_embd_once < n_embd && op->n_embd_once % 64);
@@ -177,7 +178,7 @@ static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
 }
 
 static te_status multiply_experts(te_cuda *d, expert_gemm g, int type, bool by_neuron, int64_t n_tiles) {
-    const expert_kernels *k = expert_kernels_of(type);
+    const expert_kernels *k = expert_kernels_of(type, false);
     if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", type));
     const int64_t items = n_tiles * divide_up(g.n, g.down ? EXPERT_ROWS : EXPERT_ROWS / 2);
     const int at_once = 2 * d->info.n_sm;

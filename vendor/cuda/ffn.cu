@@ -238,8 +238,7 @@ int32_t ffn_parts(te_cuda *d, const te_ffn_args *op) {
     return make_plan(d, op, &p) ? p.grid : parts(d, &op->down, op->up.n_rows);
 }
 
-// A matrix in host memory: as on a device, or, of formats that are otherwise there, as in the file.
-static te_status check_file(te_cuda *d, const char *op, const te_mat *m) {
+te_status check_file(te_cuda *d, const char *op, const te_mat *m) {
     const te_layout *l = te_layout_get(m->type);
     if (l && !l->in_file)
         return refuse(d, te_fail(TE_UNSUPPORTED, "%s: no kernel for rows of type %d in host memory", op, (int)m->type));

@@ -79,6 +79,8 @@ inline bool aligned(const void *p, size_t n) { return (uintptr_t)p % n == 0; }
 
 // A device matrix that kernels may read: type, alignment, stride.
 te_status check_matrix(te_cuda *d, const char *op, const te_mat *m);
+// A matrix in host memory: as on a device, or, of formats that are otherwise there, as in the file. ffn.cu
+te_status check_file(te_cuda *d, const char *op, const te_mat *m);
 
 // The operations, one file each.
 te_status pack(te_cuda *d, const te_cuda_pack *op);

@@ -38,6 +38,7 @@ te_status prompt_attention(te_cuda *d, const te_attention_args *op);
 te_status load(te_cuda *d, int32_t slot, const te_cuda_pack *op);
 te_status load_ready(te_cuda *d, int32_t slot);
 te_status load_free(te_cuda *d, int32_t slot);
+te_status load_after(te_cuda *d);
 // Rows on their way by few blocks, or by a copy where both sides are alike (needs_kernel: false).
 te_status put_rows(te_cuda *there, const te_cuda_pack *op, int most_blocks);
 bool needs_kernel(const te_cuda_pack *op);

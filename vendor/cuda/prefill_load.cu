@@ -22,26 +22,49 @@ struct load_args {
     int n_blocks; // of a result's row
     int room;     // bytes of a row in shared memory
     int group;    // rows at a time: a power of 2
+    int list_at;  // of op.wanted: where in shared memory the wanted entries of op.rows are listed
 };
+
+// Places of the wanted entries of rows, in order; how many. All threads call it; ends with a barrier.
+static __device__ int list_wanted(const te_cuda_pack &op, int *list, int *n_wanted) {
+    if (threadIdx.x < 32) {
+        const int lane = threadIdx.x, n = op.dst.n_rows / op.each;
+        int m = 0;
+        for (int k0 = 0; k0 < n; k0 += 32) {
+            const bool on = k0 + lane < n && __ldcg(op.wanted + __ldcg(op.rows + k0 + lane)) != 0;
+            const unsigned vote = __ballot_sync(~0u, on);
+            if (on) list[m + __popc(vote & ((1u << lane) - 1))] = k0 + lane;
+            m += __popc(vote);
+        }
+        if (lane == 0) *n_wanted = m;
+    }
+    __syncthreads();
+    return *n_wanted;
+}
 
 __global__ void __launch_bounds__(LOAD_THREADS) load_kernel(const __grid_constant__ load_args a) {
     extern __shared__ uint4 shared[];
+    __shared__ int n_wanted;
     const te_cuda_pack &op = a.op;
-    const int n_groups = (op.dst.n_rows + a.group - 1) / a.group, block = a.block;
+    int *const list = (int *)((uint8_t *)shared + a.list_at);
+    const int n_rows = op.wanted ? list_wanted(op, list, &n_wanted) * op.each : op.dst.n_rows;
+    const int n_groups = (n_rows + a.group - 1) / a.group, block = a.block;
     const int first = op.blocks ? __ldg(op.blocks) : 0,
               end = op.blocks ? __ldg(op.blocks + a.n_blocks - 1) + 1 : a.n_blocks;
     const int span = (end - first) * block, units = (int)(op.dst.stride / 16);
     // A row of a group is one of these threads', so that each asks the list once.
     const int width = LOAD_THREADS / a.group, mine = threadIdx.x / width, lane = threadIdx.x % width;
     const uintptr_t src = (uintptr_t)op.src + (size_t)first * (size_t)block;
+    // Row r of those that come: which of the result it is, and where it comes from.
+    auto result = [&](int r) { return op.wanted ? list[r / op.each] * op.each + r % op.each : r; };
     auto source = [&](int r) {
         return src + (size_t)(op.rows ? __ldg(op.rows + r / op.each) * op.each + r % op.each : r) * op.src_stride;
     };
     auto fetch = [&](int g, int stage) { // whole words around a row: they never leave its pages
         const int r = g * a.group + mine;
-        if (g < n_groups && r < op.dst.n_rows) {
+        if (g < n_groups && r < n_rows) {
             uint8_t *to = (uint8_t *)shared + (size_t)((stage * a.group + mine) * a.room);
-            const uintptr_t from = source(r);
+            const uintptr_t from = source(result(r));
             const int words = (int)((from % 16 + (size_t)span + 15) / 16);
             for (int i = lane; i < words; i += width)
                 fetch16(to + 16 * i, (const void *)(from / 16 * 16 + 16 * (uintptr_t)i), true);
@@ -91,8 +114,8 @@ __global__ void __launch_bounds__(LOAD_THREADS) load_kernel(const __grid_constan
         fetch(g + (FLIGHT - 1) * step, (turn + FLIGHT - 1) % FLIGHT);
         fetches_wait<FLIGHT - 1>();
         __syncthreads();
-        const int r = g * a.group + mine;
-        if (r < op.dst.n_rows) {
+        if (g * a.group + mine < n_rows) {
+            const int r = result(g * a.group + mine);
             const uintptr_t off = (op.src_stride % 16 ? source(r) : src) % 16;
             const uint8_t *row = (const uint8_t *)shared + (size_t)((turn % FLIGHT * a.group + mine) * a.room) + off;
             uint4 *to = (uint4 *)((uint8_t *)op.dst.w + (size_t)r * op.dst.stride);
@@ -143,6 +166,17 @@ void prefill_close(te_cuda *d) {
 
 static cudaStream_t stream_of(te_cuda *d) { return d->capturing ? d->capture : d->stream; }
 
+// The recording under way; 0: none.
+static te_status recording_of(te_cuda *d, unsigned long long *now) {
+    *now = 0;
+    if (!d->capturing) return TE_OK;
+    cudaStreamCaptureStatus status;
+    const cudaError_t e = cudaStreamGetCaptureInfo(d->capture, &status, now);
+    if (e != cudaSuccess) return refuse(d, cuda_status(e, "cudaStreamGetCaptureInfo"));
+    ++*now;
+    return TE_OK;
+}
+
 // What slots know holds within one recording, or outside of any.
 static te_status slots_of(te_cuda *d, int32_t slot, te_cuda_prefill **out) {
     if (slot < 0 || slot >= TE_CUDA_SLOTS)
@@ -151,12 +185,7 @@ static te_status slots_of(te_cuda *d, int32_t slot, te_cuda_prefill **out) {
     te_cuda_prefill *p = *out;
     TE_CUDA_TRY(open_loads(d, p));
     unsigned long long now = 0;
-    if (d->capturing) {
-        cudaStreamCaptureStatus status;
-        const cudaError_t e = cudaStreamGetCaptureInfo(d->capture, &status, &now);
-        if (e != cudaSuccess) return refuse(d, cuda_status(e, "cudaStreamGetCaptureInfo"));
-        now++; // 0: none
-    }
+    TE_CUDA_TRY(recording_of(d, &now));
     if (now != p->recording) {
         p->recording = now;
         p->forked = p->loaded = p->freed = 0;
@@ -190,6 +219,7 @@ te_status put_rows(te_cuda *there, const te_cuda_pack *op, int most_blocks) {
         a.n_blocks = 1;
     }
     const size_t room = (span + 32 + 15) / 16 * 16;
+    if (!op->rows || op->dst.n_rows % a.op.each) a.op.wanted = nullptr;
     if (!op->rows && a.n_blocks == 1 && op->src_stride == n_bytes && op->dst.stride == n_bytes) {
         return cuda_status(cudaMemcpyAsync((void *)op->dst.w, op->src, n_bytes * (size_t)op->dst.n_rows,
                                            cudaMemcpyDefault, there->stream),
@@ -198,11 +228,28 @@ te_status put_rows(te_cuda *there, const te_cuda_pack *op, int most_blocks) {
         a.room = (int)room;
         for (a.group = 1; a.group < 8 && 2 * (size_t)a.group * room <= LOAD_BYTES;) a.group *= 2;
         const int groups = divide_up(op->dst.n_rows, a.group), blocks = groups < most_blocks ? groups : most_blocks;
-        return launch(there, "load", load_kernel, dim3((unsigned)blocks), LOAD_THREADS, FLIGHT * (size_t)a.group * room,
-                      a);
+        size_t smem = FLIGHT * (size_t)a.group * room;
+        const size_t with_list = smem + sizeof(int) * (size_t)(op->dst.n_rows / a.op.each);
+        if (with_list > there->smem_block - 64) a.op.wanted = nullptr; // then all come
+        a.list_at = (int)smem;
+        if (a.op.wanted) smem = with_list;
+        return launch(there, "load", load_kernel, dim3((unsigned)blocks), LOAD_THREADS, smem, a);
     } else {
         return pack(there, op);
     }
+}
+
+static cudaError_t fork_loads(te_cuda *d, te_cuda_prefill *p) {
+    const cudaError_t e = cudaEventRecord(p->fork, stream_of(d));
+    return e == cudaSuccess ? cudaStreamWaitEvent(p->load, p->fork, 0) : e;
+}
+
+te_status load_after(te_cuda *d) {
+    te_cuda_prefill *p = d->prefill;
+    unsigned long long now = 0;
+    TE_CUDA_TRY(recording_of(d, &now));
+    if (!p || !p->load || p->recording != now || !p->forked) return TE_OK; // the first load will
+    return refuse(d, cuda_status(fork_loads(d, p), "load_after"));
 }
 
 te_status load(te_cuda *d, int32_t slot, const te_cuda_pack *op) {
@@ -216,8 +263,7 @@ te_status load(te_cuda *d, int32_t slot, const te_cuda_pack *op) {
                                  op->src_stride));
     cudaError_t e = cudaSuccess;
     if (!p->forked) { // the loads' stream becomes part of what is recorded
-        e = cudaEventRecord(p->fork, stream_of(d));
-        if (e == cudaSuccess) e = cudaStreamWaitEvent(p->load, p->fork, 0);
+        e = fork_loads(d, p);
         p->forked = 1;
     }
     if (e == cudaSuccess && (p->freed >> slot & 1)) e = cudaStreamWaitEvent(p->load, p->free[slot], 0);

@@ -143,7 +143,8 @@ typedef struct te_cuda_pack {
     const void *src;
     size_t src_stride;
     const int32_t *rows, *blocks;
-    int32_t each; /* neighbours that an entry of rows names; 0: 1 */
+    int32_t each;           /* neighbours that an entry of rows names; 0: 1 */
+    const uint32_t *wanted; /* or NULL. Loads with rows may leave those out whose entry e has wanted[e] 0 */
 } te_cuda_pack;
 
 /* ---- prompts: any number of tokens at a time ----
@@ -297,10 +298,12 @@ typedef struct te_cuda_api {
     /* Matrices of host memory on their way while earlier operations still run, in TE_CUDA_SLOTS slots. load: packs on a
      * stream of its own, after what was on the stream at the slot's last load_free; several may go into a slot. Lists
      * have been waited for, and list a row's blocks in ascending order. load_ready: what follows on the stream waits for
-     * the slot's loads. In a recording every slot that is loaded must be made ready before the end. */
+     * the slot's loads. In a recording every slot that is loaded must be made ready before the end. load_after: what is on
+     * the stream now ends before loads that follow begin (the first load ever does so by itself). */
     te_status (*load)(te_cuda *d, int32_t slot, const te_cuda_pack *op);
     te_status (*load_ready)(te_cuda *d, int32_t slot);
     te_status (*load_free)(te_cuda *d, int32_t slot);
+    te_status (*load_after)(te_cuda *d);
     /* Where the sources of loads are used in turn: load_mark marks the loads put so far in one of 2 places, load_passed
      * waits until those have ended (TIMEOUT after `seconds`); at once where nothing was marked. Not in a recording. */
     te_status (*load_mark)(te_cuda *d, int32_t place);

@@ -11,6 +11,7 @@ void op_route(pi_device *dev, const te_route_args *a) {
         if (c->mode == MEASURE) note(c, c->te->fetch_open(c->d));
     }
     if (ready(c)) note(c, c->te->route(c->d, a));
+    if (a->loads && ready(c)) note(c, c->te->load_after(c->d));
 }
 
 namespace {
@@ -18,10 +19,17 @@ namespace {
 void decode_experts(Cuda *c, const te_experts_args *a) {
     te_experts_args op = *a;
     const size_t part = (size_t)a->n_tok * (size_t)a->gate.cols;
+    for (te_mat *m : {&op.gate, &op.up, &op.down}) {
+        if (!a->kept) break;
+        m->w = mapped(c, m->w);
+        if (!m->w) return note(c, te_fail(TE_ARGUMENT, "experts in host memory that the GPU does not map"));
+    }
     op.ldh = (size_t)(a->n_ff + 3) / 4 * 4;
     op.h = (float *)room(c, HIDDEN, sizeof(float) * op.ldh * (size_t)a->n_tok * (size_t)a->n_used);
-    /* Parts of the sum, behind those of the same layer that are there, until merge adds them up. */
-    const int32_t before = a->add ? c->sum.n_parts : 0, n_parts = before + c->te->expert_parts(c->d, a);
+    /* Parts of the sum, behind those of the same layer that are there, until merge adds them up. Routes that are kept and
+     * those of the call behind leave theirs in the same parts. */
+    const int32_t n = c->te->expert_parts(c->d, a), before = a->add ? c->sum.n_parts - (a->beside ? n : 0) : 0,
+                  n_parts = before + n;
     op.partial = (float *)room(c, PARTIAL, sizeof(float) * (size_t)n_parts * part) + (size_t)before * part;
     c->sum = {a->y, n_parts, false, {}};
     if (ready(c)) note(c, c->te->experts(c->d, &op));

@@ -23,6 +23,7 @@ void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32
     c->kept = nullptr;
     c->half_x = nullptr;
     if (ready(c)) note(c, begin(c->d, to, from, n_bytes, ticket, tickets));
+    if (ready(c)) note(c, c->te->load_after(c->d)); /* among the inputs are lists of what is loaded */
 }
 
 void op_end(pi_device *dev, void *to, const void *from, size_t n_bytes) {
@@ -259,6 +260,7 @@ void op_load(pi_device *dev, const pi_device_load *a) {
     op.src_stride = a->from.stride;
     op.rows = a->columns ? nullptr : a->ids;
     op.each = a->each;
+    op.wanted = a->columns ? nullptr : a->wanted;
     op.blocks = a->columns ? a->ids : nullptr;
     note(c, c->te->load(c->d, a->stage, &op));
 }

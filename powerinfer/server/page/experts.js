@@ -140,8 +140,8 @@ export function expertsView() {
     if (at && !(rows[at.layer] && at.expert < n)) at = null;
     const most = Math.max(...rows.map((row) => Math.max(...row.used)));
     top = [0.05, 0.1, 0.25, 0.5, 1].find((step) => most <= step) ?? 1;
-    const { device: here = 0, streamed = 0, cpu: others = 0 } = experts.routes ?? {};
-    const uses = number(here) + number(streamed) + number(others);
+    const { device: here = 0, streamed = 0, zero_copy: read = 0, cpu: others = 0 } = experts.routes ?? {};
+    const uses = number(here) + number(streamed) + number(read) + number(others);
     found.textContent = !uses ? "–" : hasDevice ? percent(number(here) / uses) : `${number(experts.n_used)} of ${n}`;
     what.textContent = hasDevice ? " of the chosen experts were on the GPU" : " experts are used by a token";
     const places = rows.reduce((total, row) => total + row.there.filter(Boolean).length, 0);

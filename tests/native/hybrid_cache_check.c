@@ -1,0 +1,191 @@
+/* hybrid_cache_check.c - how well experts find their places (native/hybrid/cache.c): routers whose scores are noise and
+ * `skew` times what they always are, on a device that brings every copy by the next step, half a copy a layer and step.
+ * From no counts, wrong ones and right ones; then noise of which 0.9 stays from token to token. Hits are compared with
+ * those of the best places that never change. Everything is drawn, and comes out the same each time. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hybrid/cache.h"
+
+enum { N_LAYER = 6, N_EXPERT = 128, N_USED = 8, N_FF = 32, N_EMBD = 32, N_LONG = 4000 };
+
+/* ---- what is drawn ---- */
+
+static uint64_t state;
+static double uniform(void) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return ((double)(state >> 11) + 0.5) / 9007199254740992.0;
+}
+static double normal(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
+
+typedef struct router {
+    double skew, rho, always[N_EXPERT], noise[N_EXPERT];
+} router;
+
+static void route(router *r, uint32_t *uses) {
+    double score[N_EXPERT];
+    for (int e = 0; e < N_EXPERT; e++) {
+        r->noise[e] = r->rho * r->noise[e] + sqrt(1 - r->rho * r->rho) * normal();
+        score[e] = r->skew * r->always[e] + r->noise[e];
+    }
+    for (int k = 0; k < N_USED; k++) {
+        int best = 0;
+        for (int e = 1; e < N_EXPERT; e++)
+            if (score[e] > score[best]) best = e;
+        score[best] = -1e9;
+        uses[best]++;
+    }
+}
+
+static int falling(const void *a, const void *b) {
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* ---- a device that has no memory ---- */
+
+static uint32_t n_asked;
+static pi_status fetch(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to) {
+    (void)dev, (void)from, (void)n, (void)to;
+    n_asked++;
+    return PI_OK;
+}
+static uint32_t fetched(pi_device *dev, pi_status *st) {
+    (void)dev;
+    *st = PI_OK;
+    return n_asked;
+}
+static const pi_device_ops ops = {.fetch = fetch, .fetched = fetched};
+
+static pi_layer layer[N_LAYER];
+static pi_model model;
+static pi_session session;
+static pi_device device = {.ops = &ops};
+static pi_device_layer on[N_LAYER];
+static uint32_t counts[N_LAYER * (3 + N_EXPERT)], profile[N_LAYER * N_EXPERT];
+static pi_hybrid h;
+
+static void check_places(const char *what) {
+    for (int l = 0; l < N_LAYER; l++) {
+        int at[N_EXPERT], n_missing = 0;
+        memset(at, -1, sizeof at);
+        for (int e = 0; e < N_EXPERT; e++) {
+            const int32_t p = h.place[l * N_EXPERT + e];
+            if (p >= 0 && (p >= on[l].n_hot || at[p] >= 0 || on[l].hot[p] != e)) goto wrong;
+            if (p >= 0) at[p] = e;
+            if (p < 0 && (-1 - p >= on[l].n_cold || on[l].cold[-1 - p] != e)) goto wrong;
+            n_missing += p < 0;
+        }
+        if (n_missing == on[l].n_cold) continue;
+    wrong:
+        fprintf(stderr, "%s: the places of layer %d are not consistent\n", what, l);
+        exit(1);
+    }
+}
+
+typedef enum start { NO_COUNTS, WRONG, RIGHT } start;
+
+/* Shares of the uses that found their expert: before token 200, of the 400 behind, and of the best static places. */
+typedef struct shares {
+    double first, rest, best;
+} shares;
+
+static shares run(double skew, double rho, start begin, int32_t n_places) {
+    static router r[N_LAYER];
+    const char *names[] = {"no counts", "wrong counts", "right counts"};
+    shares s = {0, 0, 0};
+    state = 7;
+    n_asked = 0;
+    for (int l = 0; l < N_LAYER; l++) {
+        r[l] = (router){.skew = skew, .rho = rho};
+        for (int e = 0; e < N_EXPERT; e++) {
+            r[l].always[e] = normal();
+            r[l].noise[e] = normal();
+        }
+        router fresh = r[l]; /* of many texts */
+        fresh.rho = 0;
+        uint32_t *of = profile + (size_t)l * N_EXPERT, sorted[N_EXPERT];
+        memset(of, 0, sizeof sorted);
+        for (int t = 0; t < N_LONG; t++) route(&fresh, of);
+        memcpy(sorted, of, sizeof sorted);
+        qsort(sorted, N_EXPERT, sizeof *sorted, falling);
+        for (int k = 0; k < n_places; k++) s.best += (double)sorted[k] / N_LONG / N_USED / N_LAYER;
+        for (int e = 0; begin == WRONG && e < N_EXPERT / 2; e++) { /* those of the reverse order */
+            const uint32_t other = of[e];
+            of[e] = of[N_EXPERT - 1 - e];
+            of[N_EXPERT - 1 - e] = other;
+        }
+        on[l].n_hot = on[l].n_cold = 0;
+        for (int e = 0; e < N_EXPERT; e++) {
+            int before = 0;
+            for (int i = 0; i < N_EXPERT; i++) before += of[i] > of[e] || (of[i] == of[e] && i < e);
+            if ((begin == NO_COUNTS ? e : before) < n_places)
+                on[l].hot[on[l].n_hot++] = e;
+            else
+                on[l].cold[on[l].n_cold++] = e;
+        }
+    }
+    model.expert_counts = begin == NO_COUNTS ? NULL : profile;
+    model.expert_tokens = N_LONG;
+    if (pi_cache_open(&h, true) != PI_OK) exit(1);
+    for (int t = 0; t < 600; t++) {
+        if (pi_cache_settle(&h) != PI_OK) exit(1);
+        check_places(names[begin]);
+        memset(counts, 0, sizeof counts);
+        for (int l = 0; l < N_LAYER; l++) {
+            uint32_t *uses = counts + 3 * N_LAYER + (size_t)l * N_EXPERT;
+            route(&r[l], uses);
+            for (int e = 0; e < N_EXPERT; e++)
+                if (uses[e] && h.place[l * N_EXPERT + e] >= 0) *(t < 200 ? &s.first : &s.rest) += 1;
+        }
+        /* Half a copy for each layer: three matrices of N_FF rows of N_EMBD floats, 0.3 of the time at 40 bytes a ns. */
+        pi_cache_follow(&h, 1, N_LAYER * 3 * N_FF * N_EMBD * 4 / 2 / 12);
+    }
+    pi_cache_close(&h);
+    s.first /= 200.0 * N_LAYER * N_USED;
+    s.rest /= 400.0 * N_LAYER * N_USED;
+    printf("skew %.1f rho %.1f, %d places, %-12s: %.3f, then %.3f; static %.3f; %u copies\n", skew, rho, n_places,
+           names[begin], s.first, s.rest, s.best, n_asked);
+    return s;
+}
+
+int main(void) {
+    for (int l = 0; l < N_LAYER; l++) {
+        layer[l].n_blocks = 1;
+        layer[l].block[0].kind = &pi_experts_kind;
+        pi_experts *w = &layer[l].block[0].experts;
+        w->n_expert = N_EXPERT;
+        w->n_used = N_USED;
+        w->n_ff = N_FF;
+        w->gate = w->up = (te_mat){NULL, sizeof(float) * N_EMBD, TE_F32, N_EMBD, N_EXPERT * N_FF};
+        w->down = (te_mat){NULL, sizeof(float) * N_FF, TE_F32, N_FF, N_EXPERT * N_EMBD};
+        on[l].hot = malloc(sizeof(int32_t) * N_EXPERT);
+        on[l].cold = malloc(sizeof(int32_t) * N_EXPERT);
+        if (!on[l].hot || !on[l].cold) return 1;
+    }
+    model.info = (pi_model_info){.n_layer = N_LAYER, .n_expert = N_EXPERT, .n_expert_used = N_USED, .n_embd = N_EMBD};
+    model.layer = layer;
+    session.model = &model;
+    h = (pi_hybrid){.s = &session, .n_devices = 1, .layer = on};
+    h.device[0].dev = &device;
+    h.device[0].counts = counts;
+    int bad = 0;
+    for (int p = 0; p < 2; p++) {
+        const int32_t n_places = p ? 16 : 55;
+        for (start begin = NO_COUNTS; begin <= RIGHT; begin++)
+            for (int k = 1; k <= 2; k++) {
+                const shares s = run(0.5 * k, 0, begin, n_places);
+                bad += s.rest < 0.95 * s.best || (begin == RIGHT && s.first < 0.95 * s.best);
+            }
+        const shares near = run(0.5, 0.9, NO_COUNTS, n_places);
+        bad += near.rest <= near.best;
+    }
+    for (int l = 0; l < N_LAYER; l++) {
+        free(on[l].hot);
+        free(on[l].cold);
+    }
+    if (bad) fprintf(stderr, "%d of these are worse than they must be\n", bad);
+    return bad ? 1 : 0;
+}
