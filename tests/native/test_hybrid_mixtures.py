@@ -414,6 +414,8 @@ def test_missing_experts_are_shared_with_the_bus(name: str, share: float, tmp_pa
                         rows.append(s.logits().copy())
                         before, found = found, s.experts()
                         for step, old, now in zip(s.last_step, before, found, strict=True):
+                            if not now.n_places and split == "mixed":
+                                continue  # a layer of the CPU
                             n_missing = now.n_routes - old.n_routes - (now.n_resident - old.n_resident)
                             assert step.n_zero_copy == read_in_place(share, n_missing), split
                             n += step.n_zero_copy
