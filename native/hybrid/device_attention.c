@@ -2,9 +2,8 @@
 #include "program.h"
 
 static te_norm send_wide(pi_upload *u, const float *w, int32_t n) {
-    return (te_norm){.kind = w ? TE_RMS_NORM : TE_NO_NORM,
-                     .eps = u->h->s->model->norm_eps,
-                     .w = pi_upload_vector(u, w, n)};
+    return (te_norm){
+        .kind = w ? TE_RMS_NORM : TE_NO_NORM, .eps = u->h->s->model->norm_eps, .w = pi_upload_vector(u, w, n)};
 }
 
 static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_device_layer *d) {

@@ -50,10 +50,8 @@ static bool asks_cpu(const pi_program_block *b) { return b->p->h->decode && b->w
 static te_linear_args router_of(const pi_program_block *b) {
     te_linear_args a = pi_program_from_x(b->p);
     a.n_products = 1;
-    a.product[0] = (te_product){.w = b->w->router,
-                                .bias = b->w->router_b,
-                                .y = b->p->d->score,
-                                .ldy = (size_t)b->block->experts.n_expert};
+    a.product[0] = (te_product){
+        .w = b->w->router, .bias = b->w->router_b, .y = b->p->d->score, .ldy = (size_t)b->block->experts.n_expert};
     return a;
 }
 
@@ -64,7 +62,7 @@ static void begin(const pi_program_block *b) {
 }
 
 static te_gating gating_of(pi_gating gating) {
-    return gating == PI_GATING_SIGMOID ? TE_GATING_SIGMOID
+    return gating == PI_GATING_SIGMOID  ? TE_GATING_SIGMOID
            : gating == PI_GATING_CHOSEN ? TE_GATING_CHOSEN
                                         : TE_GATING_SOFTMAX;
 }

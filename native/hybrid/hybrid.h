@@ -17,7 +17,7 @@ typedef struct pi_device_layer {
     int32_t *hot, *cold;  /* ids; H. Cold ones: first n_cpu that the CPU computes, then those that the device reads in
                              place (in decoding), all three ascending */
     int32_t *cold_blocks; /* of a down stored by output */
-    te_norm norm[PI_MAX_BLOCKS], post_norm[PI_MAX_BLOCKS];               /* of its blocks */
+    te_norm norm[PI_MAX_BLOCKS], post_norm[PI_MAX_BLOCKS]; /* of its blocks */
     te_norm wide_q_norm, wide_k_norm;
     te_mat q, k, v, o, gate, up, down, down_out, fc1, fc2_hot, fc2_cold; /* D; the FFN's: hot neurons */
     /* D; w NULL: none. Of the FFN's, what has a row per neuron (b of gate and up; a of down, transposed) is hot neurons';
@@ -27,8 +27,8 @@ typedef struct pi_device_layer {
     const float *q_b, *k_b, *v_b, *o_b, *q_norm, *k_norm, *sinks, *up_b, *up_b_cold, *down_b, *threshold;
     const int32_t *cold_ids, *cold_block_ids; /* D */
     void *pool_k, *pool_v;
-    uint32_t *fired_hot, *fired_cold; /* D; or NULL: the session does not count */
-    te_mat router;                    /* of a mixture */
+    uint32_t *fired_hot, *fired_cold;          /* D; or NULL: the session does not count */
+    te_mat router;                             /* of a mixture */
     const float *choice_b, *router_b, *gate_b; /* gate_b, up_b and down_b: of all its experts, by their numbers */
     te_mat shared_gate, shared_up, shared_down, shared_router; /* of its expert of all tokens; the router has one row */
 } pi_device_layer;
