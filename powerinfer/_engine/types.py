@@ -111,8 +111,8 @@ class ModelInfo:
     n_neurons: int
     """Of a layer that a token goes through: n_ff, or those of its experts together."""
     n_placed: int
-    """That plans place of a layer: n_ff neurons, or n_expert experts of a mixture, whose layers without experts
-    are placed as a whole."""
+    """That plans place of a layer: n_ff neurons, or n_expert experts of a mixture, whose layers without
+    experts are placed as a whole."""
     predictor: str
     """Of active neurons: "none", "mlp" (fc1 and fc2 of the file) or "sign" (the signs of the weights)."""
     sparse_threshold: float

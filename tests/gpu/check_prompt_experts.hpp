@@ -110,7 +110,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
     }
     // Of some tokens. Errors of factors that are rounded to F16 are independent: six times what such make.
     const double f16 = 6 * 0x1p-11;
-    for (int t = 0; t<k.n_tok; t += k.n_tok> 24 ? 1 + (int)(random_word() % (unsigned)(k.n_tok / 12)) : 1) {
+    for (int t = 0; t < k.n_tok; t += k.n_tok > 24 ? 1 + (int)(random_word() % (unsigned)(k.n_tok / 12)) : 1) {
         std::vector<double> want((size_t)k.n_embd, 0), limit((size_t)k.n_embd, 0);
         for (int c = 0; c < k.n_embd && k.bias; c++)
             want[(size_t)c] = (double)before[(size_t)t * (size_t)k.n_embd + (size_t)c];

@@ -16,7 +16,8 @@ from powerinfer._engine.file import ModelFile
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
 from powerinfer.models.quantize import choose_types, quantize_model
-from tests import reference
+from tests import models, reference
+from tests.native.test_hybrid_mixture_files import GOLDENS, STEP, mxfp4
 from tests.native.test_hybrid_mixtures import (
     DEVICES,
     F32,
@@ -67,14 +68,44 @@ def test_quantised_experts(kind: str, by_neuron: bool, tmp_path: Path) -> None:
     with ModelFile(plain) as source:
         types = choose_types(source, kind, pure=True, down_by_neuron=by_neuron)
         quantize_model(source, path, kind, types)
-    step = 32**0.5 / 127 / 12**0.5
     with Model(path) as m, Session(m, n_ctx=N_CTX, n_threads=2, sparsity="dense", **F32) as cpu:
         want = decoded(cpu)
         for split in ("all", "some", "none"):
             with opened(m, place(m, split, 64), device="cuda") as s:
                 got = decoded(s)
                 errors = [reference.relative_error(a, b) for a, b in zip(got, want, strict=True)]
-                assert np.median(errors) < step * (5 * N_LAYER + 1) ** 0.5, split
+                assert np.median(errors) < STEP * (5 * N_LAYER + 1) ** 0.5, split
+
+
+def test_experts_of_mxfp4(tmp_path: Path) -> None:
+    """As gpt-oss is published: rows of three and five blocks."""
+    path = mxfp4(tmp_path)
+    expected = reference.forward(reference.load(path), TOKENS)
+    with Model(path) as m:
+        for split in ("all", "some", "none"):
+            with opened(m, place(m, split, 64), device="cuda") as s:
+                errors = [reference.relative_error(a, b) for a, b in zip(decoded(s), expected, strict=True)]
+                assert np.median(errors) < STEP * (5 * m.info.n_layer + 1) ** 0.5, split
+                for n in (7, 70):
+                    s.drop()
+                    errors = []
+                    for k in range(0, 70, n):
+                        s.feed(TOKENS[k : k + n], want_logits=True)
+                        errors += [reference.relative_error(s.logits(j), expected[k + j]) for j in range(n)]
+                    assert np.median(errors) < STEP * (5 * m.info.n_layer + 1) ** 0.5, (split, n)
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_goldens(name: str, tmp_path: Path) -> None:
+    golden = models.golden(name)
+    with Model(golden.write(tmp_path)) as m:
+        for split in ("all", "some"):
+            with opened(m, place(m, split, 64), device="cuda") as s:
+                rows = []
+                for token in golden.prompt:
+                    s.feed([int(token)])
+                    rows.append(s.logits().copy())
+            assert reference.relative_error(np.stack(rows), golden.logits) < 1e-3, split
 
 
 @pytest.mark.parametrize("name", ["smallthinker", "smallthinker by neuron"])
@@ -110,9 +141,10 @@ def test_the_same_bits_with_frozen_experts(name: str, tmp_path: Path) -> None:
         assert np.array_equal(*runs)
 
 
-def test_a_budget_is_held(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen2moe", "olmoe", "glm4moe", "gpt-oss"])
+def test_a_budget_is_held(name: str, tmp_path: Path) -> None:
     """What the plan promises is more than the session takes, whatever part of the experts it holds."""
-    with Model(write(tmp_path / "m.gguf", "qwen2moe")) as m:
+    with Model(write(tmp_path / "m.gguf", name)) as m:
         whole = engine.compute(m, settings(64, overhead_bytes=640 << 20), SLOW)
         for part in (0.0, 0.5, 1.0):
             budget = whole.min_bytes + int(part * (whole.full_bytes - whole.min_bytes))

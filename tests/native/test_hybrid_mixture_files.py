@@ -17,7 +17,7 @@ from powerinfer.models.plan import engine, from_json, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from powerinfer.models.quantize import choose_types, quantize_model
 from tests import models, reference
-from tests.native.hybrid import adapt
+from tests.native.hybrid import ADAPTED, ADAPTED_FFN, adapt
 from tests.native.test_hybrid_mixtures import (
     DEVICES,
     F32,
@@ -99,11 +99,12 @@ def test_experts_of_mxfp4(tmp_path: Path) -> None:
                 assert np.median(errors) < 1e-4, split  # a sum's last bit may tip a byte
 
 
-def test_norms_over_all_heads_are_of_adapted_values(tmp_path: Path) -> None:
-    """As on the CPU, adapters add to q and k before these are normed."""
-    with Model(write(tmp_path / "m.gguf", "olmoe")) as m:
+@pytest.mark.parametrize(("name", "names"), [("olmoe", ADAPTED), ("glm4moe", ADAPTED_FFN)])
+def test_adapters(name: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    """As on the CPU they add to q and k before norms over all heads, and to layers without experts."""
+    with Model(write(tmp_path / "m.gguf", name)) as m:
         before = on_cpu(m)
-        adapt(m)
+        assert adapt(m, names=names)
         want = on_cpu(m)
         assert reference.relative_error(before, want) > 1e-2
         with opened(m, place(m, "some", 64)) as s:

@@ -329,8 +329,7 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
             const int r = rows[m][h], i = r / args.share, t = t0 + i, head = first + r % args.share;
             if (i >= n_tok || t >= a.n_tok || head >= args.group) continue;
             if (a.sinks)
-                total[m][h] +=
-                    power_of_2(fmaf(__ldg(a.sinks + kvh * args.group + head), 1.442695041f, -best[m][h]));
+                total[m][h] += power_of_2(fmaf(__ldg(a.sinks + kvh * args.group + head), 1.442695041f, -best[m][h]));
             const float f = token_pos[i] >= 0 ? 1.0f / total[m][h] : 0;
             float *to = a.out + t * a.ld_out + (size_t)(kvh * args.group + head) * d;
 #pragma unroll
