@@ -115,8 +115,7 @@ def test_a_number_of_experts_that_is_no_multiple_of_four(
 
 @pytest.mark.parametrize("name", ["mixtral", "groups"])
 def test_scores_that_are_no_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token's experts are different all the same: kernels have room for as many routes of an expert as there are
-    tokens."""
+    """A token's experts are different all the same: of one expert there is room for a route of each token."""
 
     def drawn(label: str, *shape: int) -> Any:
         return draw(label, *shape) * np.float16(np.nan if "/router" in label else 1)
