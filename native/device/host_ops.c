@@ -108,10 +108,6 @@ void pi_host_linear(pi_device *dev, const te_linear_args *a) {
         pi_host_mix(d, p->y);
         rows = larger(rows, p->w.n_rows);
         product[i] = (te_linear){.w = p->w, .bias = p->bias, .y = p->y, .ldy = p->ldy, .add = p->add != NULL};
-        if (a->n_tok > PI_HOST_MAX_DECODE && p->ldy % 4) { /* as GPUs refuse it */
-            pi_host_fail(d, PI_FAIL(PI_ERROR_ARGUMENT, "rows of a prompt's products are not aligned to 16 bytes"));
-            return;
-        }
     }
     const size_t n = (size_t)a->cols;
     float *x = pi_host_scratch(d, n * ((size_t)a->n_tok + 1));

@@ -177,7 +177,7 @@ void pi_cache_follow(pi_hybrid *h, int32_t n_tok, int64_t ns) {
             const pi_experts *w = pi_experts_of(&h->s->model->layer[l]);
             if (h->layer[l].device != i || !w || !h->layer[l].n_hot || !h->layer[l].n_cold || !find_move(h, l, &m))
                 continue;
-            if (c->device[i].n_asked - c->device[i].n_taken == PI_FETCHES || start(h, &m) != PI_OK) return;
+            if (c->device[i].n_asked - c->device[i].n_taken == PI_FETCHES || start(h, &m) != PI_OK) break;
             double n_bytes = 0;
             for (int32_t k = 0; k < PI_EXPERT_MATS; k++)
                 n_bytes += (double)pi_mat_bytes(pi_expert_mat(w, k)) / w->n_expert;

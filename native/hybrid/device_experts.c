@@ -71,7 +71,7 @@ static te_linear_args router_of(const pi_program_block *b) {
     te_linear_args a = pi_program_from_x(b->p);
     a.n_products = 1;
     a.product[0] = (te_product){
-        .w = b->w->router, .bias = b->w->router_b, .y = b->p->d->score, .ldy = pi_score_ld(b->block->experts.n_expert)};
+        .w = b->w->router, .bias = b->w->router_b, .y = b->p->d->score, .ldy = (size_t)b->block->experts.n_expert};
     return a;
 }
 
@@ -91,16 +91,18 @@ static const int32_t *places_of(const pi_program_block *b) {
     return b->p->in.place + (ptrdiff_t)b->l * b->p->h->s->model->info.n_expert;
 }
 
+enum { SHARED_LD = 4 };
+
 /* What the expert of all tokens gives is multiplied with: a mixture of one expert, whose router gives a sigmoid. */
 static void weigh_shared(const pi_program_block *b) {
     const pi_program *p = b->p;
     te_linear_args a = pi_program_from_x(p);
     a.x = p->d->h;
     a.n_products = 1;
-    a.product[0] = (te_product){.w = b->w->shared_router, .y = p->d->shared_score, .ldy = pi_score_ld(1)};
+    a.product[0] = (te_product){.w = b->w->shared_router, .y = p->d->shared_score, .ldy = SHARED_LD};
     p->ops->linear(p->dev, &a);
     const te_route_args r = {.score = p->d->shared_score,
-                             .ld_score = pi_score_ld(1),
+                             .ld_score = SHARED_LD,
                              .n_tok = p->n_tok,
                              .n_expert = 1,
                              .n_used = 1,
@@ -130,7 +132,7 @@ static void prepare(const pi_program_block *b) {
     p->ops->linear(p->dev, &a);
     pi_program_stamp(p, b->l, PI_MOMENT_PREDICT);
     const te_route_args r = {.score = p->d->score,
-                             .ld_score = pi_score_ld(w->n_expert),
+                             .ld_score = (size_t)w->n_expert,
                              .n_tok = p->n_tok,
                              .n_expert = w->n_expert,
                              .n_used = w->n_used,

@@ -69,7 +69,7 @@ typedef struct pi_device_state {
     int64_t ahead_words;    /* of each */
     float *logits, *hidden; /* S [max_logits] rows */
     uint32_t *counts;       /* S [n_layer][3], then [n_layer][n_expert]: uses of experts */
-    float *score, *weight;  /* D [n_batch][pi_score_ld] of routers; [n_batch][n_used] of what they chose, */
+    float *score, *weight;  /* D [n_batch][n_expert] of routers; [n_batch][n_used] of what they chose, */
     int32_t *expert;        /* [n_batch][n_used] which is this */
     float *shared_score, *shared_weight; /* D [n_batch] of the expert of all tokens, */
     int32_t *shared_expert;              /* [n_batch] zeros, */

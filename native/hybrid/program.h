@@ -39,9 +39,6 @@ struct pi_block_on_device {
 };
 typedef struct pi_block_on_device pi_block_on_device;
 
-/* Floats from token to token of a router's scores: products of a prompt are written by 16 bytes. */
-static inline size_t pi_score_ld(int32_t n_expert) { return ((size_t)n_expert + 3) / 4 * 4; }
-
 /* What a layer of a mixture tells the CPU: of its routes, and their input. */
 static inline uint64_t *pi_routes_of(const pi_hybrid *h, const pi_device_state *d, int32_t l) {
     return d->routes + (ptrdiff_t)l * d->info.max_decode * 2 * h->s->model->info.n_expert_used;

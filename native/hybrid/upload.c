@@ -264,10 +264,10 @@ static void send_state(pi_upload *u, pi_device_state *d) {
     d->counts = share(u, pi_hybrid_count_bytes(h));
     if (i->n_expert) {
         const size_t n_used = (size_t)i->n_expert_used;
-        d->score = floats(u, b, pi_score_ld(i->n_expert));
+        d->score = floats(u, b, (size_t)i->n_expert);
         d->weight = floats(u, b, n_used);
         d->expert = pi_upload_reserve(u, sizeof *d->expert * b * n_used);
-        d->shared_score = floats(u, b, pi_score_ld(1));
+        d->shared_score = floats(u, b, 4); /* a row for each token must be a multiple of 16 bytes */
         d->shared_weight = ones(u, b);
         d->shared_expert = pi_upload_reserve(u, sizeof *d->shared_expert * b);
         d->shared_place = pi_upload_reserve(u, sizeof *d->shared_place);

@@ -278,7 +278,7 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         3 * (uint64_t)i->n_layer + 16,                               /* counts */
         n_tok * (uint64_t)(i->n_expert + 2 * i->n_expert_used),      /* routers' scores, choices and weights */
         n_tok * (uint64_t)i->n_expert_used,                          /* (in two buffers) */
-        i->n_expert ? 9 * n_tok + 8 * 64 : 0,                        /* of an expert of all tokens, and rounding */
+        i->n_expert ? 6 * n_tok + 8 * 64 : 0,                        /* of an expert of all tokens, and rounding */
         (uint64_t)i->n_expert_used,                                  /* which of them are read in host memory */
         3 * (uint64_t)i->n_layer * (uint64_t)i->n_expert + (i->n_expert ? 17 : 0), /* where they are, uses, lists */
         (uint64_t)i->n_layer,                                                      /* thresholds */

@@ -210,6 +210,7 @@ def test_bytes_of_a_block() -> None:
         ({"rope_scaling": GPT_OSS["rope_scaling"] | {"truncate": True}}, UnsupportedError, "truncate"),
         ({"intermediate_size": 64}, FormatError, "gate_up_proj"),
         ({"num_local_experts": 5}, FormatError, r"\[5"),
+        ({"hidden_act": "relu"}, UnsupportedError, "the activation is relu"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], error: type[Exception], says: str, tmp_path: Path) -> None:

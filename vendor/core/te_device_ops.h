@@ -34,8 +34,8 @@ typedef struct te_product {
     const float *bias; /* or NULL */
     const float *add;  /* or NULL; may be y */
     size_t ld_add;
-    float *y;       /* NULL if only marks are wanted */
-    size_t ldy;     /* of more than a few tokens a multiple of 4 */
+    float *y; /* NULL if only marks are wanted */
+    size_t ldy;
     int32_t relu;   /* f: max(., 0) */
     uint8_t *mark;  /* or NULL. Bit r of the bytes at mark + t*ld_mark is set where the sum >= threshold. The bytes */
     size_t ld_mark; /* of whole 32-bit words must exist; those behind the last row's byte are not written. No list. */

@@ -290,6 +290,10 @@ def _read_gpt_oss(config: Settings, family: str) -> Hyper:
         raise UnsupportedError(f"{config.where}: layer_types must take turns, sliding_attention first")
     if not hyper.qkv_bias:
         raise UnsupportedError(f"{config.where}: attention_bias is false, which the engine does not run")
+    if hyper.act != "silu":
+        raise UnsupportedError(
+            f"{config.where}: the activation is {hyper.act}; gpt-oss has its own, which configs call silu"
+        )
     return replace(hyper, act="clamped", window=config.integer("sliding_window", low=1, high=_MAX_CTX))
 
 
