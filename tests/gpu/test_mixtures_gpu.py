@@ -155,8 +155,9 @@ def test_missing_experts_are_shared_with_the_bus(name: str, share: float, tmp_pa
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q6_K"])
 def test_quantised_experts_in_host_memory(kind: str, tmp_path: Path) -> None:
-    """Where the GPU reads all that are missing, it gives the bits that it gives where none are. (Formats of
-    256 weights to a block do not fit these rows, and become others.)"""
+    """Where the GPU reads all that are missing, it gives what it gives where none are, but for the order of
+    sums, which may round activations otherwise. (Rows that are no whole blocks become another format.)"""
+    step = 32**0.5 / 127 / 12**0.5
     plain, path = write(tmp_path / "plain.gguf", "smallthinker"), tmp_path / "m.gguf"
     with ModelFile(plain) as source:
         quantize_model(source, path, kind, choose_types(source, kind, pure=True))
@@ -166,8 +167,9 @@ def test_quantised_experts_in_host_memory(kind: str, tmp_path: Path) -> None:
             plan = place(m, split, 64, rates=IN_PLACE[1e9])
             with opened(m, plan, device="cuda", live_experts=False) as s:
                 rows.append(decoded(s))
-        for other in rows[1:]:  # sums are added up in another order where there are two kinds
-            assert reference.relative_error(other, rows[0]) < 1e-5
+        for other in rows[1:]:
+            errors = [reference.relative_error(a, b) for a, b in zip(other, rows[0], strict=True)]
+            assert np.median(errors) < step * (5 * N_LAYER + 1) ** 0.5
 
 
 def test_experts_move_while_others_are_read_in_place(tmp_path: Path) -> None:
