@@ -1,5 +1,6 @@
 // check_experts.hpp - a router's choice, the experts of a few tokens, and matrices that come in the background.
 #pragma once
+#include "check_fused.hpp"
 #include "expert_cases.hpp"
 
 // ---- the choice ----
@@ -47,10 +48,15 @@ static void check_route_case(const route_case &k) {
     op.n_missing = device_of(std::vector<int32_t>(1, 12345));
     uint32_t *base = device_of(std::vector<uint32_t>(1, 40));
     op.publish = k.publish ? words : nullptr;
+    const bool keeps = k.publish && k.n_tok % 2; // of m that are not there half are kept, rounded up
+    std::vector<int32_t> n_kept;
+    for (int m = 0; m <= k.n_used; m++) n_kept.push_back((m + 1) / 2);
+    op.n_kept = keeps ? device_of(n_kept) : nullptr;
+    op.kept = device_of(std::vector<int32_t>(n_routes + 8, -77));
     op.ticket = {base, 2};
     OK(api->route(dev, &op));
     const std::vector<float> w = weight.get();
-    const std::vector<int32_t> expert = host_of(op.expert, n_routes + 8);
+    const std::vector<int32_t> expert = host_of(op.expert, n_routes + 8), kept = host_of(op.kept, n_routes + 8);
     te_cuda_graph *g = nullptr; // again, as a program does it
     OK(api->capture_begin(dev));
     OK(api->route(dev, &op));
@@ -98,13 +104,17 @@ static void check_route_case(const route_case &k) {
             of.push_back(k.gating == TE_GATING_CHOSEN ? exp(v - chosen_most) : v);
             total += of.back();
         }
+        int n_gone = 0, n_seen = 0;
+        for (int r = 0; r < k.n_used; r++) n_gone += place[(size_t)order[(size_t)r]] < 0;
         for (int r = 0; r < k.n_used; r++) {
             const size_t i = (size_t)(t * k.n_used + r);
             const int e = order[(size_t)r];
             same((long)i, expert[i], e);
+            const bool is_kept = keeps && place[(size_t)e] < 0 && n_seen++ < n_kept[(size_t)n_gone];
+            same((long)i, kept[i], keeps ? is_kept : -77);
             const double v = 1.5 * (k.normed || k.gating == TE_GATING_CHOSEN ? of[(size_t)r] / total : of[(size_t)r]);
             near((long)i, (double)w[i], v, (16 + sqrt((double)n)) * EPS * fabs(v) + 1e-30);
-            const bool is_there = place[(size_t)e] >= 0;
+            const bool is_there = place[(size_t)e] >= 0 || is_kept;
             missing += !is_there;
             uses[(size_t)e] += 2;
             if (!k.publish) continue;
@@ -117,12 +127,13 @@ static void check_route_case(const route_case &k) {
         }
     }
     for (size_t i = n_routes; i < n_routes + 8; i++) same((long)i, expert[i], -77);
+    for (size_t i = n_routes; i < n_routes + 8; i++) same((long)i, kept[i], -77);
     same(0, host_of(op.n_missing, 1)[0], missing);
     is_true(host_of(op.uses, (size_t)n) == uses, "uses are wrong");
     OK(api->host_free(dev, shared));
-    for (const void *p :
-         {(const void *)op.score, (const void *)op.choice_b, (const void *)op.place, (const void *)op.expert,
-          (const void *)op.uses, (const void *)op.n_missing, (const void *)base})
+    for (const void *p : {(const void *)op.score, (const void *)op.choice_b, (const void *)op.place,
+                          (const void *)op.expert, (const void *)op.n_kept, (const void *)op.kept,
+                          (const void *)op.uses, (const void *)op.n_missing, (const void *)base})
         OK(api->free(dev, (void *)p));
     weight.free();
 }
@@ -307,6 +318,114 @@ static void check_experts_case(const expert_case &k) {
     partial.free();
 }
 
+// Some experts in places, of the others some routes in host memory beside them: the bits of all experts in places, and zeros
+// where a route is neither.
+static void check_kept_case(int type, int down_type, int n_tok, int n_embd, int n_ff, int n_expert, int n_used) {
+    AT("experts %s, %s in host memory, %d tokens, %d of %d of %d neurons, %d columns", te_type_get(type)->name,
+       te_type_get(down_type)->name, n_tok, n_used, n_expert, n_ff, n_embd);
+    input in = input_new(n_tok, n_embd, TE_NO_NORM, !is_float(type));
+    const int types[] = {type, type, down_type}, rows[] = {n_ff, n_ff, n_embd}, cols[] = {n_embd, n_embd, n_ff};
+    matrix m[3];
+    void *host[3];
+    te_mat there[3]; // in host memory
+    for (int i = 0; i < 3; i++) {
+        m[i] = matrix_new(types[i], n_expert * rows[i], cols[i], 0.1f);
+        const size_t off = is_rearranged(types[i]) ? 2 : 0;
+        OK(api->host_alloc(dev, m[i].file.size() + off, &host[i])); // at no multiple of 4 where that may be
+        memcpy((uint8_t *)host[i] + off, m[i].file.data(), m[i].file.size());
+        there[i] = m[i].m;
+        there[i].w = (uint8_t *)host[i] + off;
+        there[i].stride = m[i].file_stride;
+    }
+    const std::vector<int32_t> expert = some_routes(n_tok, n_used, n_expert);
+    const size_t n_routes = expert.size(), ldh = (size_t)(n_ff + 3) / 4 * 4;
+    std::vector<int32_t> all, some, kept;
+    for (int e = 0; e < n_expert; e++) {
+        all.push_back(e);
+        some.push_back(e % 2 ? -1 - e / 2 : e);
+    }
+    for (int32_t e : expert) kept.push_back(e % 2 && e % 3 != 1);
+    result h(n_routes * ldh), partial(n_routes * (size_t)n_embd);
+    te_experts_args op = {};
+    op.x = in.dx;
+    op.ldx = in.ld;
+    op.n_tok = n_tok;
+    op.n_expert = op.n_places = n_expert;
+    op.n_used = n_used;
+    op.n_ff = n_ff;
+    op.gate = m[0].m;
+    op.up = m[1].m;
+    op.down = m[2].m;
+    op.place = device_of(all);
+    op.expert = device_of(expert);
+    op.weight = device_of(normals(n_routes));
+    op.act = TE_SILU;
+    op.counts = device_of(std::vector<uint32_t>(3, 0));
+    op.h = h.data();
+    op.ldh = ldh;
+    op.partial = partial.data();
+    OK(api->experts(dev, &op));
+    const std::vector<float> want = partial.get();
+    te_experts_args in_place = op, beside = op;
+    in_place.gate = there[0];
+    in_place.up = there[1];
+    in_place.down = there[2];
+    in_place.place = beside.place = device_of(some);
+    in_place.kept = device_of(kept);
+    beside.add = beside.beside = 1;
+    auto check = [&](bool with_places) {
+        const std::vector<float> got = partial.get();
+        for (int t = 0; t < n_tok; t++)
+            for (int r = 0; r < n_used; r++) {
+                const size_t i = (size_t)(t * n_used + r);
+                const size_t at = ((size_t)r * (size_t)n_tok + (size_t)t) * (size_t)n_embd;
+                const bool computed = kept[i] || (with_places && expert[i] % 2 == 0);
+                for (int c = 0; c < n_embd; c++)
+                    same(c, (double)got[at + (size_t)c], computed ? (double)want[at + (size_t)c] : 0);
+            }
+    };
+    OK(api->experts(dev, &in_place));
+    check(false);
+    OK(api->experts(dev, &beside));
+    check(true);
+    te_cuda_graph *g = nullptr;
+    OK(api->capture_begin(dev));
+    for (int turn = 0; turn < 3; turn++) {
+        OK(api->experts(dev, &in_place));
+        OK(api->experts(dev, &beside));
+    }
+    OK(api->capture_end(dev, &g));
+    for (int turn = 0; turn < 3; turn++) {
+        OK(api->fill(dev, (void *)op.partial, 0xff, 4 * n_routes * (size_t)n_embd));
+        OK(api->graph_launch(dev, g));
+        check(true);
+    }
+    api->graph_free(g);
+    for (const void *p : {(const void *)op.place, (const void *)op.expert, (const void *)op.weight,
+                          (const void *)op.counts, (const void *)beside.place, (const void *)in_place.kept})
+        OK(api->free(dev, (void *)p));
+    for (int i = 0; i < 3; i++) {
+        OK(api->host_free(dev, host[i]));
+        m[i].free();
+    }
+    in.free();
+    h.free();
+    partial.free();
+}
+
+static void check_kept() {
+    for (int type : all_types) {
+        if (!is_read_in_files(type)) continue;
+        const int unit = is_float(type) ? 64 : te_type_get(type)->block_weights;
+        for (int n_tok : {1, 3}) {
+            check_kept_case(type, type, n_tok, 2048, 768, 12, 8);
+            check_kept_case(type, type, n_tok, unit, unit, 7, 3);
+            check_kept_case(type, TE_Q6_K, n_tok, unit == 256 ? 512 : 320 / unit * unit, 256, 9, 4);
+        }
+    }
+    check_kept_case(TE_Q4_0, TE_Q4_0, 1, 2560, 1536, 33, 32);
+}
+
 // A merge does not wait where nothing is expected.
 static void check_expected() {
     for (int expected = 0; expected < 2; expected++) {
@@ -427,6 +546,7 @@ static void check_experts() {
     // A share of more neurons than a list has room for; more routes than blocks at once.
     check_experts_case({TE_F32, TE_F32, 8, 1024, 1300, 9, 6, TE_RELU, false, false, true});
     check_experts_case({TE_Q4_0, TE_Q4_0, 8, 2048, 64, 70, 64, TE_RELU, false, true, true});
+    check_kept();
     check_expected();
     check_fetches();
 }

@@ -293,6 +293,66 @@ static void check_load_case(int type, int n_rows, int cols, bool rows, bool bloc
     OK(api->host_free(dev, host));
 }
 
+// Rows of entries that are wanted come, those of others stay as they were; what says so is written by the device in front,
+// behind work that takes long.
+static void check_wanted_case(int type, int n_entries, int each, int cols, int kind) {
+    AT("load %s, %d entries of %d rows of %d, wanted %d", te_type_get(type)->name, n_entries, each, cols, kind);
+    const int n_all = n_entries + 5, n_rows = n_entries * each;
+    const size_t stride = te_row_bytes(type, cols), n_src = stride * (size_t)(n_all * each), n_work = 64u << 20;
+    void *host = nullptr;
+    OK(api->host_alloc(dev, n_src + 64, &host));
+    uint8_t *src = (uint8_t *)host + (type == TE_F32 ? 4 : te_type_get(type)->block_bytes % 2 ? 3 : 2);
+    for (size_t i = 0; i < n_src; i++) src[i] = (uint8_t)random_word();
+    std::vector<int32_t> row;
+    for (int e = 0; e < n_all && (int)row.size() < n_entries; e++)
+        if (random_word() % 3 || n_all - e == n_entries - (int)row.size()) row.push_back(e);
+    std::vector<uint32_t> wanted;
+    for (int e = 0; e < n_all; e++) wanted.push_back(kind == 0 ? 0 : kind == 1 ? 7 : random_word() % 3 == 0);
+    te_cuda_pack op = {};
+    op.dst = {nullptr, api->stride(type, cols), type, cols, n_rows};
+    op.src = src;
+    op.src_stride = stride;
+    op.rows = device_of(row);
+    op.each = each;
+    uint32_t *first = device_of(std::vector<uint32_t>(wanted.size(), 0)), *then = device_of(wanted);
+    uint8_t *work = device_new<uint8_t>(2 * n_work);
+    const size_t n_bytes = op.dst.stride * (size_t)n_rows;
+    std::vector<uint8_t> got[2];
+    for (int i = 0; i < 2; i++) {
+        uint8_t *to = device_of(std::vector<uint8_t>(n_bytes + 16, 0xee));
+        op.dst.w = to;
+        op.wanted = i ? first : nullptr;
+        if (i) {
+            for (int k = 0; k < 20; k++) OK(api->copy(dev, work, work + n_work, n_work));
+            OK(api->copy(dev, first, then, sizeof *first * wanted.size()));
+            OK(api->load_after(dev));
+        }
+        OK(api->load(dev, 2, &op));
+        OK(api->load_ready(dev, 2));
+        got[i] = host_of(to, n_bytes + 16);
+        OK(api->free(dev, to));
+    }
+    for (int r = 0; r < n_rows; r++) {
+        const size_t at = op.dst.stride * (size_t)r;
+        const bool comes = wanted[(size_t)row[(size_t)(r / each)]] != 0;
+        bool right = true;
+        for (size_t i = at; i < at + op.dst.stride; i++) right &= got[1][i] == (comes ? got[0][i] : 0xee);
+        if (!right) near(r, 1, 0, 0);
+    }
+    for (size_t i = n_bytes; i < n_bytes + 16; i++) is_true(got[1][i] == 0xee, "bytes behind the result");
+    for (const void *p : {(const void *)op.rows, (const void *)first, (const void *)then, (const void *)work})
+        OK(api->free(dev, (void *)p));
+    OK(api->host_free(dev, host));
+}
+static void check_wanted() {
+    for (int type : all_types)
+        for (int kind = 0; kind < 4; kind++) {
+            check_wanted_case(type, 12, 768, is_float(type) ? 256 : 768, kind);
+            check_wanted_case(type, 70, 3, 512, kind);
+            if (kind > 1) check_wanted_case(type, 1, 20, 14336, kind);
+        }
+}
+
 // Two slots in turn: each product must see the weights that were loaded for it, and no load may come too early.
 static void check_turns(bool recorded) {
     AT("loads in turn, recorded %d", recorded);
@@ -361,6 +421,7 @@ static void check_load() {
             check_load_case(type, 70, 14336, how & 1, how & 2);
             if (te_type_get(type)->block_weights == 32) check_load_case(type, 90, 160, how & 1, how & 2);
         }
+    check_wanted();
     check_turns(false);
     check_turns(true);
 }

@@ -21,6 +21,7 @@ from tests.native.test_hybrid_mixture_files import GOLDENS, STEP, mxfp4
 from tests.native.test_hybrid_mixtures import (
     DEVICES,
     F32,
+    IN_PLACE,
     N_CTX,
     N_LAYER,
     SLOW,
@@ -31,7 +32,7 @@ from tests.native.test_hybrid_mixtures import (
     settings,
     write_device,
 )
-from tests.native.test_mixtures import TOKENS, write
+from tests.native.test_mixtures import SPEC, TOKENS, write
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -139,6 +140,90 @@ def test_the_same_bits_with_frozen_experts(name: str, tmp_path: Path) -> None:
                     rows.append(s.logits().copy())
                 runs.append(np.stack(rows))
         assert np.array_equal(*runs)
+
+
+RARE = {  # experts that lie where the file's counts say that nobody uses them
+    "powerinfer.expert.counts": np.ones(N_LAYER * SPEC.n_expert, np.uint32),
+    "powerinfer.expert.tokens": 1000,
+}
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q4_0"])
+def test_a_short_prompt_brings_the_experts_that_it_wants(kind: str, tmp_path: Path) -> None:
+    """Its answer has the bits of all experts, which come where the file is not mapped."""
+    path = write(tmp_path / "m.gguf", "smallthinker", more=RARE)
+    if kind != "F16":
+        with ModelFile(path) as source:
+            quantize_model(source, tmp_path / "q.gguf", kind, choose_types(source, kind, pure=True))
+        path = tmp_path / "q.gguf"
+    with Model(path) as m:
+        for split in ("none", "one", "some"):
+            for ids in (TOKENS[:9], [5] * 12, TOKENS[:30], [7] * 60):
+                rows = []
+                for pinned in (True, True, False):
+                    plan = place(m, split, 64)
+                    with opened(m, plan, device="cuda", pin_weights=pinned, live_experts=False) as s:
+                        for _ in range(3):
+                            s.drop()
+                            s.feed(ids)
+                            rows.append(s.logits().copy())
+                assert np.isfinite(rows[0]).all()
+                assert all(np.array_equal(rows[0], row) for row in rows), (split, len(ids))
+
+
+@pytest.mark.parametrize("share", IN_PLACE)
+@pytest.mark.parametrize("name", ["smallthinker", "qwen2moe", "groups"])
+def test_missing_experts_are_shared_with_the_bus(name: str, share: float, tmp_path: Path) -> None:
+    """The GPU reads some of them in host memory: the reference's answer, the same bits each time."""
+    path = write(tmp_path / "m.gguf", name)
+    expected = reference.forward(reference.load(path), TOKENS)
+    with Model(path) as m:
+        for split in ("none", "one", "some", "mixed"):
+            plan, runs = place(m, split, 64, rates=IN_PLACE[share]), []
+            for _ in range(2):
+                with opened(m, plan, device="cuda", live_experts=False) as s:
+                    runs.append(decoded(s))
+                    n = sum(layer.n_zero_copy for layer in s.experts())
+                    assert n > 0 or split != "none"
+            assert reference.relative_error(runs[0], expected) < 1e-5, split
+            assert np.array_equal(*runs)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q6_K"])
+def test_quantised_experts_in_host_memory(kind: str, tmp_path: Path) -> None:
+    """Where the GPU reads all that are missing, it gives what it gives where none are, but for the order of
+    sums, which may round activations otherwise. (Rows that are no whole blocks become another format.)"""
+    step = 32**0.5 / 127 / 12**0.5
+    plain, path = write(tmp_path / "plain.gguf", "smallthinker"), tmp_path / "m.gguf"
+    with ModelFile(plain) as source:
+        quantize_model(source, path, kind, choose_types(source, kind, pure=True))
+    with Model(path) as m:
+        rows = []
+        for split in ("all", "none", "some"):
+            plan = place(m, split, 64, rates=IN_PLACE[1e9])
+            with opened(m, plan, device="cuda", live_experts=False) as s:
+                rows.append(decoded(s))
+        for other in rows[1:]:
+            errors = [reference.relative_error(a, b) for a, b in zip(other, rows[0], strict=True)]
+            assert np.median(errors) < step * (5 * N_LAYER + 1) ** 0.5
+
+
+def test_experts_move_while_others_are_read_in_place(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "smallthinker")
+    tokens = (TOKENS[:2] * 120)[:N_CTX]
+    expected = reference.forward(reference.load(path), tokens)
+    worst = [np.array([0, 1], np.int32)] * N_LAYER
+    with Model(path) as m:
+        plan = engine.native_plan(
+            m, settings(64), IN_PLACE[1.0], on_device=[True] * N_LAYER, hot=worst, head_on_device=True
+        )
+        with opened(m, plan, device="cuda") as s:
+            for k, token in enumerate(tokens):
+                s.feed([token])
+                assert reference.relative_error(s.logits(), expected[k]) < 1e-5
+            moved = s.experts()
+        assert sum(layer.n_copies for layer in moved) >= N_LAYER
+        assert sum(layer.n_zero_copy for layer in moved) > 0
 
 
 @pytest.mark.parametrize("name", ["qwen2moe", "olmoe", "glm4moe", "gpt-oss"])

@@ -425,7 +425,7 @@ RARE = {  # experts that lie where the file's counts say that nobody uses them
 @with_faults
 @pytest.mark.parametrize("name", ["qwen2moe", "smallthinker"])
 def test_a_short_prompt_brings_the_experts_that_it_wants(tmp_path: Path, name: str) -> None:
-    """And what it gives has the bits of all of them. A stand-in leaves no numbers where nothing was wanted."""
+    """It gives the bits that all give. A stand-in leaves no numbers where nothing was wanted."""
     left_out = ctypes.c_int32.in_dll(ctypes.CDLL(TEST_LIBRARY), "pi_host_left_out")
     with Model(mixtures.write(tmp_path / "m.gguf", name, more=RARE)) as m:
         for ids in (IDS[:9], [5] * 12, [7] * 30):
