@@ -269,7 +269,7 @@ def sweep(
     else:
         what += "of the experts those with a place in VRAM, in all and in a layer, and found there: of those "
         what += "that a token chooses, "
-        what += "by the file's counts and as assumed without any." if any(assumed) else cpu.statistics + "."
+        what += "by the file's counts and as assumed without any." if any(assumed) else "as assumed above."
     for line in wrapped(f"{what} {comparison(cpu)} Estimates: bytes over rates.", width):
         print(line)
     return 0
