@@ -279,11 +279,13 @@ class AsyncLlama:
             options["logprobs"] = 0
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         limit = options.get("max_tokens")
-        limit = None if limit is None or limit <= 0 else limit
+        limit = 0 if options.get("prompt_only") else None if limit is None or limit <= 0 else limit
         calls = []
         for what in given:
             for i in range(n_made):
                 own = options | {"stream": stream}
+                if i:
+                    own.pop("prompt_logprobs", None)
                 if options.get("seed") is not None:
                     own["seed"] = nth_seed(options["seed"], i)
                 calls.append((self._begin(limit=limit, deadline=deadline, is_first=not i), what, own))

@@ -58,11 +58,13 @@ class Answer:
         limit: int,
         logprobs: list[TokenLogprob] | None = None,
         special: Set[int] = frozenset(),
+        ends: Set[int] = frozenset(),
     ) -> None:
         """
         tokens: a generator of them is closed at the end.
         logprobs: where the maker of tokens appends an entry before it gives a token; None: not wanted.
         special: control tokens that are part of the text.
+        ends: tokens that end it, beside the tokenizer's.
         """
         self.prompt = prompt
         self.tokenizer = tokenizer
@@ -70,10 +72,13 @@ class Answer:
         """Tokens of the answer so far, without the one that ends it."""
         self.finish_reason: FinishReason | None = None
         """None until the answer is complete."""
+        self.stop_reason: str | int | None = None
+        """The stop string, or the token of `ends`, that ended it."""
         self.wants_logprobs = logprobs is not None
         self._tokens = tokens
         self._stream = TextStream(tokenizer, stop, prompt=prompt, special=special)
         self._limit = limit
+        self._ends = ends
         self._entries = logprobs
         self._offsets: list[int] = []
         self._n_told = 0
@@ -84,9 +89,15 @@ class Answer:
     def parts(self) -> Iterator[Part]:
         """The same with what is known about the tokens."""
         reason: FinishReason = "stop"
-        eog, limit = self.tokenizer.eog, self._limit
+        eog, limit, ends = self.tokenizer.eog, self._limit, self._ends
         try:
             for token in self._tokens:
+                if limit == 0:
+                    reason = "length"
+                    break
+                if token in ends:
+                    self.stop_reason = token
+                    break
                 if token in eog:
                     break
                 self.n_tokens += 1
@@ -106,6 +117,7 @@ class Answer:
         rest = self._stream.finish()
         last = self._part(rest, is_last=self._stream.stopped is None)
         self.finish_reason = reason if self._stream.stopped is None else "stop"
+        self.stop_reason = self._stream.stopped or self.stop_reason
         if rest or last[1]:
             yield last
 
@@ -136,6 +148,11 @@ def _head(kind: str, prefix: str, model: str) -> dict[str, Any]:
 
 def _with(head: dict[str, Any], **rest: Any) -> Any:
     return {**head, **rest}
+
+
+def _why(answer: Answer) -> Any:
+    """What ended an answer, as vLLM tells it, where it was one of the request's own stops."""
+    return {} if answer.stop_reason is None else {"stop_reason": answer.stop_reason}
 
 
 # -- several answers to one prompt
@@ -219,6 +236,7 @@ def completion(answer: Answer, model: str, echo: Echo) -> Completion:
         offsets += [echo.before + offset for offset in its_offsets]
     whole = "".join(texts)
     choices = _choice(whole, _told(answer, (whole, entries, offsets), 0), answer.finish_reason)
+    choices[0] |= _why(answer)
     result: Completion = _with(head, choices=choices, usage=answer.usage)
     return result
 
@@ -232,7 +250,9 @@ def completion_chunks(answer: Answer, model: str, echo: Echo) -> Iterator[Comple
     for part in answer.parts():
         told = _told(answer, part, echo.before) if answer.wants_logprobs else None
         yield _with(head, choices=_choice(part[0], told, None))
-    yield _with(head, choices=_choice("", None, answer.finish_reason))
+    choices = _choice("", None, answer.finish_reason)
+    choices[0] |= _why(answer)
+    yield _with(head, choices=choices)
 
 
 # -- chat
@@ -293,7 +313,7 @@ def chat_completion(
         logprobs = {"content": entries, "refusal": None}
     assert answer.finish_reason is not None
     reason = _reason(answer.finish_reason, legacy)
-    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason, **_why(answer)}
     result: ChatCompletion = _with(head, choices=[choice], usage=answer.usage)
     return result
 
