@@ -284,6 +284,9 @@ class Completions(Generating):
 
         The other options are those of create_completion(); here temperature is 0.2 by default.
 
+        What a model says between <think> and </think> before its answer is the message's `reasoning_content`;
+        it does not where a grammar or a demanded call holds the answer.
+
         The conversation becomes a prompt by the object's chat_format, else by the file's template, else by
         the usual format of its architecture (with a notice). A chat_handler answers instead of all this.
 
@@ -310,6 +313,7 @@ class Completions(Generating):
             return handled
         from .._text.answer import chat_completion, chat_completion_chunks, numbered, together
         from .._text.channels import ChannelParser, has_channels
+        from .._text.reasoning import ReasoningParser, has_begun, marks, thinks
 
         legacy = functions is not None
         grammar = _one_grammar(grammar, response_format)
@@ -325,10 +329,18 @@ class Completions(Generating):
         one = parallel_tool_calls is False
         channels = has_channels(self._format.template)
         how = _how(chat_template_kwargs, continue_final_message, add_generation_prompt)
-        ids, calls = self._chat_ids(messages, left, demanded, one, request, how)
+        ids, calls = self._chat_ids(
+            messages, left, demanded, one, request, how, in_parts=stream and not legacy
+        )
+        # A grammar holds an answer from its first token on: there is no room for thoughts.
+        reasons = thinks(self._format.template) and request.grammar is None
+        begun = reasons and has_begun(ids, self.tokenizer)
+        if reasons:
+            request.special |= marks(self.tokenizer)
 
         def parser() -> AnswerParser | None:
-            return ChannelParser(calls()) if channels else calls()
+            found = ChannelParser(calls()) if channels else calls()
+            return ReasoningParser(found, begun=begun) if reasons else found
 
         name = self.model_path if model is None else model
         with self._lock:
@@ -363,13 +375,16 @@ class Completions(Generating):
         one: bool,
         request: _Request,
         how: Mapping[str, Any],
+        *,
+        in_parts: bool = False,
     ) -> tuple[list[int], Callable[[], ToolCallParser | None]]:
         """The prompt of a conversation, and what makes that which finds the calls in an answer. how: for
-        ChatFormat.encode."""
+        ChatFormat.encode. in_parts: tell arguments of calls as they come."""
         chat_format, tokenizer = self._format, self.tokenizer
         if not tools and not any(_is_about_tools(message) for message in messages):
             return chat_format.encode(messages, tokenizer, **how), lambda: None
         from .._text.tool_calls import ToolCallParser, ToolFormat
+        from .._text.tool_stream import ToolCallStream
 
         form = ToolFormat.of(chat_format.template)
         prepared, listed = form.prepare(messages, tools)
@@ -383,7 +398,8 @@ class Completions(Generating):
                     "tool_choice demands a call: a grammar or response_format cannot hold too"
                 )
             request.grammar = form.grammar(tools, tokenizer, one=one or len(tools) == 1)
-        return ids, lambda: ToolCallParser(form, tools, one=one)
+        kind = ToolCallStream if in_parts else ToolCallParser
+        return ids, lambda: kind(form, tools, one=one)
 
     def _prompt_ids(self, prompt: str | bytes | Sequence[int], suffix: str | None) -> list[int]:
         if suffix is not None:

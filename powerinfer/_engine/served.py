@@ -55,8 +55,8 @@ class Served(Completions):
         deadline: float | None = None,
         is_first: bool = True,
     ) -> None:
-        """limit: no generation needs more tokens; 0: only the prompt counts. deadline: of time.monotonic(), at
-        which they end. is_first: of several answers to one prompt."""
+        """limit: no generation needs more tokens; 0: only the prompt counts. deadline: of time.monotonic(),
+        at which they end. is_first: of several answers to one prompt."""
         self._llama = llama
         self.model_path = llama.model_path
         self.chat_handler = llama.chat_handler
