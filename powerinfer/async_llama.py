@@ -223,7 +223,10 @@ class AsyncLlama:
         options: those of Llama.create_completion(), and timeout_s. After so many seconds an answer ends as
             if by max_tokens; None: no limit.
 
-        Returns a dict in OpenAI's shape, with an entry of "choices" for each prompt and answer.
+        Returns a dict in OpenAI's shape, with an entry of "choices" for each prompt and answer, and "timings"
+        as llama-server has them: cache_n, prompt_n and predicted_n tokens, and for the last two _ms,
+        _per_token_ms and _per_second. Of several answers they are the first prompt's and the whole time. A
+        stream has them in each answer's last part.
 
         Raises what Llama.create_completion() raises, BusyError if too many requests wait, TimeoutError if
         the time is over before an answer has begun, ClosedError.
@@ -279,11 +282,13 @@ class AsyncLlama:
             options["logprobs"] = 0
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         limit = options.get("max_tokens")
-        limit = None if limit is None or limit <= 0 else limit
+        limit = 0 if options.get("prompt_only") else None if limit is None or limit <= 0 else limit
         calls = []
         for what in given:
             for i in range(n_made):
                 own = options | {"stream": stream}
+                if i:
+                    own.pop("prompt_logprobs", None)
                 if options.get("seed") is not None:
                     own["seed"] = nth_seed(options["seed"], i)
                 calls.append((self._begin(limit=limit, deadline=deadline, is_first=not i), what, own))
@@ -313,7 +318,12 @@ class AsyncLlama:
             results = [best(results[at], n, echo=echo, tell=tell) for at in groups]
         choices = [choice for result in results for choice in result["choices"]]
         numbered = [choice | {"index": i} for i, choice in enumerate(choices)]
-        return {**results[0], "choices": numbered, "usage": _usage(requests)}
+        return {
+            **results[0],
+            "choices": numbered,
+            "usage": _usage(requests),
+            "timings": _timings(requests),
+        }
 
     def _stream(self, requests: list[Served], answers: list[Iterator[Chunk]]) -> AsyncStream:
         """The parts of all answers in one stream."""
@@ -328,6 +338,8 @@ class AsyncLlama:
                         chunk[name] = names.setdefault(name, chunk[name])
                     for choice in chunk["choices"]:
                         choice["index"] = i
+                        if choice["finish_reason"] is not None:
+                            chunk["timings"] = _timings([request])
                     stream.put(chunk)
                 stream.put(None)
             except BaseException as error:
@@ -528,6 +540,34 @@ def _usage(requests: Sequence[Served]) -> dict[str, Any]:
         "prompt_tokens_details": {
             "cached_tokens": sum(request.n_reused for request in requests if request.is_first)
         },
+    }
+
+
+def _timings(requests: Sequence[Served]) -> dict[str, float]:
+    """What answers took, as llama-server tells it; waiting for a place is not counted."""
+    streams = [stream for request in requests for stream in request.streams]
+    begun, first, last = (
+        [at for stream in streams if (at := getattr(stream, name)) is not None]
+        for name in ("begun_at", "first_at", "last_at")
+    )
+    one = requests[0]
+    n_prompt, n_given = one.n_prompt - one.n_reused, sum(request.n_given for request in requests)
+    prompt_s = min(first) - min(begun) if first and begun else 0.0
+    given_s = max(last) - min(first) if first else 0.0
+    return {
+        "cache_n": one.n_reused,
+        **_speed("prompt", n_prompt, n_prompt, prompt_s),
+        # The first token of an answer is chosen where the prompt ends.
+        **_speed("predicted", n_given, max(n_given - len(first), 0), given_s),
+    }
+
+
+def _speed(name: str, n: int, n_timed: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{name}_n": n,
+        f"{name}_ms": 1000 * seconds,
+        f"{name}_per_token_ms": 1000 * seconds / n_timed if n_timed else 0.0,
+        f"{name}_per_second": n_timed / seconds if seconds else 0.0,
     }
 
 

@@ -71,10 +71,18 @@ class ToolCall(TypedDict):
     function: FunctionCall
 
 
-class ToolCallDelta(ToolCall):
-    """A tool call in a streamed answer; each comes whole."""
+class FunctionCallDelta(TypedDict, total=False):
+    name: str
+    arguments: str
+
+
+class ToolCallDelta(TypedDict, total=False):
+    """A tool call in a streamed answer, or more of the arguments of the one with this index."""
 
     index: int
+    id: str
+    type: Literal["function"]
+    function: FunctionCallDelta
 
 
 class AssistantMessage(TypedDict, total=False):
@@ -82,6 +90,8 @@ class AssistantMessage(TypedDict, total=False):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str
+    """What the model said to itself before the answer, if it did."""
     tool_calls: list[ToolCall]
     function_call: FunctionCall
 
@@ -107,6 +117,7 @@ class ChatCompletion(TypedDict):
 class ChatDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str
+    reasoning_content: str
     tool_calls: list[ToolCallDelta]
     function_call: FunctionCall
 

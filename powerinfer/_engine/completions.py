@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,13 @@ from ..compat.arguments import LATER_GENERATING, refuse
 from ..errors import ArgumentError
 from ..types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from .generating import Generating, nth_seed
-from .sampling import SAMPLING_NAMES, Sampling, sampling_of
+from .sampling import (
+    SAMPLING_NAMES,
+    LogitsProcessorList,
+    MinTokensLogitsProcessor,
+    Sampling,
+    sampling_of,
+)
 
 if TYPE_CHECKING:
     from .._text.answer import Answer, AnswerParser, Echo
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from .arrays import Ids, Logits
 
 _HOOKS = ("seed", "logit_bias", "logits_processor", "stopping_criteria")
+_LENGTH = ("stop_token_ids", "min_tokens", "ignore_eos", "prompt_only")
 CHAT_TEMPERATURE = 0.2  # what llama-cpp-python answers with; it completes with 0.8
 
 ChatHandler = Callable[..., Any]
@@ -42,6 +50,11 @@ class _Request:
     n: int = 1
     """How many answers."""
     special: frozenset[int] = frozenset()
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    prompt_only: bool = False
+    """The prompt is computed and nothing after it."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def watch(self, row: Row, token: int) -> None:
@@ -131,6 +144,8 @@ class Completions(Generating):
         logprobs: int | None = None,
         n: int | None = None,
         best_of: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        prompt_logprobs: int | None = None,
         **options: Any,
     ) -> Completion | Iterator[CompletionChunk]:
         """Continues a prompt.
@@ -149,6 +164,10 @@ class Completions(Generating):
             so on.
         best_of: make so many answers, and return the n with the highest mean log probability. Not with
             stream.
+        response_format: a form that the text must have, as in create_chat_completion().
+        prompt_logprobs: add to the first choice, as "prompt_logprobs", what each token of the prompt and this
+            many likeliest ones in its place had: {token id: {"logprob", "rank", "decoded_token"}}, None for
+            the first token. Not with stream.
 
         Sampling, with defaults: temperature=0.8 (0: the likeliest token), top_k=40 (0: off), top_p=0.95
         (1: off), min_p=0.05 (0: off), typical_p=1.0 (1: off), repeat_penalty=1.0 (1: off),
@@ -156,7 +175,9 @@ class Completions(Generating):
         mirostat_mode=0 (2: on), mirostat_tau=5.0, mirostat_eta=0.1.
 
         Further options: seed (None: the next number of the object's own), logit_bias ({token id: number
-        that is added}), logits_processor and stopping_criteria as in generate().
+        that is added}), logits_processor and stopping_criteria as in generate(); stop_token_ids (tokens that
+        end the answer and are not part of it), min_tokens (before which no such token and no end token is
+        chosen), ignore_eos (no end token is ever chosen), prompt_only (compute the prompt and nothing more).
 
         Returns a dict in OpenAI's shape: the text is result["choices"][0]["text"], token counts are in
         result["usage"]. With stream the parts have the same shape, and each has its piece of the text.
@@ -173,8 +194,10 @@ class Completions(Generating):
         n = check_count("n", n)
         n_made = n if best_of is None else check_best_of(best_of, n, stream)
         n_top = 0 if n_made > n and logprobs is None else logprobs
+        grammar = _one_grammar(grammar, response_format)
         request = self._request(where, options, max_tokens, stop, grammar, n_top)
         request.n = n_made
+        check_prompt_logprobs(prompt_logprobs, stream)
         ids = self._prompt_ids(prompt, suffix)
         self._checked(ids)
         data = prompt if isinstance(prompt, (str, bytes)) else self.tokenizer.decode(ids)
@@ -192,6 +215,9 @@ class Completions(Generating):
                     whole: Completion = together(results)
                 else:
                     whole = best(results, n, echo=echo and tell, tell=tell)
+                if prompt_logprobs is not None:
+                    rated: Any = whole["choices"][0]
+                    rated["prompt_logprobs"] = self._prompt_logprobs(ids, prompt_logprobs)
                 return whole
         return numbered([completion_chunks(answer, name, begin) for answer in answers])
 
@@ -232,6 +258,10 @@ class Completions(Generating):
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
         n: int | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        add_generation_prompt: bool = True,
+        prompt_logprobs: int | None = None,
         **options: Any,
     ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
         """Answers a conversation.
@@ -242,12 +272,20 @@ class Completions(Generating):
             two need llguidance.
         parallel_tool_calls: False: one call at most.
         functions, function_call: the same in the older shape.
-        response_format: {"type": "json_object"} (with "schema" if wanted) or {"type": "json_schema", ...};
-            needs llguidance.
+        response_format: {"type": "json_object"} (with "schema" if wanted), {"type": "json_schema", ...},
+            {"type": "regex", "regex": ...}, {"type": "choice", "choice": [texts]} or
+            {"type": "grammar", "grammar": GBNF}; needs llguidance.
+        chat_template_kwargs: variables for the chat template, such as {"enable_thinking": False}.
+        continue_final_message: the answer goes on with the last message, which is the assistant's, instead of
+            following it. add_generation_prompt: False leaves out the beginning of an answer.
+        prompt_logprobs: as in create_completion(); they stand beside "choices".
         logprobs: report the log probability of each token; top_logprobs: and of how many of the likeliest
             in its place.
 
         The other options are those of create_completion(); here temperature is 0.2 by default.
+
+        What a model says between <think> and </think> before its answer is the message's `reasoning_content`;
+        it does not where a grammar or a demanded call holds the answer.
 
         The conversation becomes a prompt by the object's chat_format, else by the file's template, else by
         the usual format of its architecture (with a notice). A chat_handler answers instead of all this.
@@ -266,12 +304,16 @@ class Completions(Generating):
             options |= dict(tool_choice=tool_choice, response_format=response_format, max_tokens=max_tokens)
             options |= dict(stop=[] if stop is None else stop, stream=stream, model=model, grammar=grammar)
             options |= dict(logprobs=logprobs, top_logprobs=top_logprobs)
-            given = {"parallel_tool_calls": parallel_tool_calls, "n": n}
+            given: dict[str, Any] = {"parallel_tool_calls": parallel_tool_calls, "n": n}
+            given |= {"chat_template_kwargs": chat_template_kwargs, "prompt_logprobs": prompt_logprobs}
+            given |= {"continue_final_message": continue_final_message or None}
+            given |= {"add_generation_prompt": None if add_generation_prompt else False}
             options |= {key: value for key, value in given.items() if value is not None}
             handled: ChatCompletion = self.chat_handler(llama=self, messages=messages, **options)
             return handled
         from .._text.answer import chat_completion, chat_completion_chunks, numbered, together
         from .._text.channels import ChannelParser, has_channels
+        from .._text.reasoning import ReasoningParser, has_begun, marks, thinks
 
         legacy = functions is not None
         grammar = _one_grammar(grammar, response_format)
@@ -282,21 +324,33 @@ class Completions(Generating):
         request = self._request(where, options, max_tokens, stop, grammar, n_top)
         request.n = check_count("n", n)
         request.stop += self._format.stop
+        check_prompt_logprobs(prompt_logprobs, stream)
         left, demanded = _tools(tools, tool_choice, functions, function_call)
         one = parallel_tool_calls is False
         channels = has_channels(self._format.template)
-        ids, calls = self._chat_ids(messages, left, demanded, one, request)
+        how = _how(chat_template_kwargs, continue_final_message, add_generation_prompt)
+        ids, calls = self._chat_ids(
+            messages, left, demanded, one, request, how, in_parts=stream and not legacy
+        )
+        # A grammar holds an answer from its first token on: there is no room for thoughts.
+        reasons = thinks(self._format.template) and request.grammar is None
+        begun = reasons and has_begun(ids, self.tokenizer)
+        if reasons:
+            request.special |= marks(self.tokenizer)
 
         def parser() -> AnswerParser | None:
-            return ChannelParser(calls()) if channels else calls()
+            found = ChannelParser(calls()) if channels else calls()
+            return ReasoningParser(found, begun=begun) if reasons else found
 
         name = self.model_path if model is None else model
         with self._lock:
             answers = [self._answer(ids, each) for each in request.each()]
             if not stream:
                 whole = [chat_completion(answer, name, parser(), legacy) for answer in answers]
-                result: ChatCompletion = together(whole)
-                return result
+                result: Any = together(whole)
+                if prompt_logprobs is not None:
+                    result["prompt_logprobs"] = self._prompt_logprobs(ids, prompt_logprobs)
+                return result  # type: ignore[no-any-return]
         return numbered([chat_completion_chunks(answer, name, parser(), legacy) for answer in answers])
 
     def create_chat_completion_openai_v1(self, *args: Any, **options: Any) -> Any:
@@ -320,16 +374,21 @@ class Completions(Generating):
         demanded: bool,
         one: bool,
         request: _Request,
+        how: Mapping[str, Any],
+        *,
+        in_parts: bool = False,
     ) -> tuple[list[int], Callable[[], ToolCallParser | None]]:
-        """The prompt of a conversation, and what makes that which finds the calls in an answer."""
+        """The prompt of a conversation, and what makes that which finds the calls in an answer. how: for
+        ChatFormat.encode. in_parts: tell arguments of calls as they come."""
         chat_format, tokenizer = self._format, self.tokenizer
         if not tools and not any(_is_about_tools(message) for message in messages):
-            return chat_format.encode(messages, tokenizer), lambda: None
+            return chat_format.encode(messages, tokenizer, **how), lambda: None
         from .._text.tool_calls import ToolCallParser, ToolFormat
+        from .._text.tool_stream import ToolCallStream
 
         form = ToolFormat.of(chat_format.template)
         prepared, listed = form.prepare(messages, tools)
-        ids = chat_format.encode(prepared, tokenizer, tools=listed)
+        ids = chat_format.encode(prepared, tokenizer, tools=listed, **how)
         if not tools:
             return ids, lambda: None
         request.special = form.special(tokenizer)
@@ -339,7 +398,8 @@ class Completions(Generating):
                     "tool_choice demands a call: a grammar or response_format cannot hold too"
                 )
             request.grammar = form.grammar(tools, tokenizer, one=one or len(tools) == 1)
-        return ids, lambda: ToolCallParser(form, tools, one=one)
+        kind = ToolCallStream if in_parts else ToolCallParser
+        return ids, lambda: kind(form, tools, one=one)
 
     def _prompt_ids(self, prompt: str | bytes | Sequence[int], suffix: str | None) -> list[int]:
         if suffix is not None:
@@ -364,14 +424,16 @@ class Completions(Generating):
 
         chosen = {name: value for name, value in options.items() if name in SAMPLING_NAMES or name == "temp"}
         hooks = {name: value for name, value in options.items() if name in _HOOKS}
-        refuse(
-            where, {n: v for n, v in options.items() if n not in chosen and n not in hooks}, LATER_GENERATING
-        )
+        length = {name: value for name, value in options.items() if name in _LENGTH and value is not None}
+        known = (*chosen, *hooks, *_LENGTH)
+        refuse(where, {n: v for n, v in options.items() if n not in known}, LATER_GENERATING)
+        if "stop_token_ids" in length:
+            length["stop_token_ids"] = frozenset(self._checked(list(length["stop_token_ids"])).tolist())
         sampling = sampling_of(where, chosen, self.last_n_tokens_size)
         if n_top is not None:
             n_top = check_n_top("logprobs", n_top)
         stops = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
-        return _Request(sampling, hooks, max_tokens, stops, grammar, n_top)
+        return _Request(sampling, hooks, max_tokens, stops, grammar, n_top, **length)
 
     def _answer(self, ids: list[int], request: _Request) -> Answer:
         from .._text.answer import Answer
@@ -380,11 +442,20 @@ class Completions(Generating):
         rated = request.n_top is not None
         watch = request.watch if rated else None
         hooks = {**request.hooks, "constraint": self._constraint(request.grammar), "watch": watch}
+        eog, ends = self.tokenizer.eog, request.stop_token_ids
+        if request.ignore_eos:
+            hooks["logit_bias"] = {**(hooks.get("logit_bias") or {}), **dict.fromkeys(eog, -math.inf)}
+        if request.min_tokens > 0:
+            first = MinTokensLogitsProcessor(request.min_tokens, sorted(eog | ends))
+            hooks["logits_processor"] = [*LogitsProcessorList.of(hooks.get("logits_processor")), first]
+        hooks["ends"] = ends
         tokens = iter(self._generation(prompt, request.sampling, **hooks))
         # The last token of an answer is never computed itself, so it may stand one beyond the end.
         limit = room = self.n_ctx() if self._shifts else self.n_ctx() - prompt.size + 1
         if request.max_tokens is not None and request.max_tokens > 0:
             limit = request.max_tokens if self._shifts else min(room, request.max_tokens)
+        if request.prompt_only:
+            limit = 0
         logprobs = request.logprobs if rated else None
         return Answer(
             tokens,
@@ -394,7 +465,21 @@ class Completions(Generating):
             limit=limit,
             logprobs=logprobs,
             special=request.special,
+            ends=ends,
         )
+
+    def _prompt_logprobs(self, ids: list[int], n_top: int) -> list[dict[str, Any] | None]:
+        """Computes the prompt once more; what each token had, in the shape that vLLM gives it."""
+        from .._text.logprobs import log_softmax, prompt_logprob
+
+        found: list[dict[str, Any] | None] = [None]
+
+        def seen(i: int, logits: Any) -> None:
+            if i + 1 < len(ids):
+                found.append(prompt_logprob(log_softmax(logits), ids[i + 1], n_top, self.tokenizer))
+
+        self._score(self._checked(ids), seen)
+        return found
 
     def _rate_prompt(self, ids: list[int], n_top: int, echo: Echo) -> None:
         """Computes the prompt once more with the logits of all its tokens."""
@@ -430,6 +515,36 @@ def check_best_of(best_of: int, n: int, stream: bool) -> int:
     if stream and best_of > n:
         raise ArgumentError("best_of cannot be streamed: the best answers are known at the end")
     return best_of
+
+
+def check_prompt_logprobs(n_top: int | None, stream: bool) -> None:
+    """Raises ArgumentError."""
+    if n_top is None:
+        return
+    from .._text.logprobs import check_n_top
+
+    check_n_top("prompt_logprobs", n_top)
+    if stream:
+        raise ArgumentError("prompt_logprobs cannot be streamed")
+
+
+def _how(variables: Mapping[str, Any] | None, continue_final: bool, begin: bool) -> dict[str, Any]:
+    """How ChatFormat.encode writes a conversation. Raises ArgumentError."""
+    variables = dict(variables or {})
+    for name in variables:
+        if not isinstance(name, str) or name in _NO_VARIABLES:
+            raise ArgumentError(f"chat_template_kwargs cannot set {name!r}")
+    return {
+        **variables,
+        "continue_final": continue_final,
+        "add_generation_prompt": begin and not continue_final,
+    }
+
+
+# What the engine itself tells a template, and what its functions call their arguments.
+_NO_VARIABLES = {"messages", "tools", "bos_token", "eos_token", "bos", "eos", "add_generation_prompt"} | {
+    *("tokenizer", "safe", "continue_final", "self", "name", "template")
+}
 
 
 def _tools(tools: Any, tool_choice: Any, functions: Any, function_call: Any) -> tuple[list[Tool], bool]:

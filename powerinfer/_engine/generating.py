@@ -6,7 +6,7 @@ import math
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +82,10 @@ class Generating(ABC):
         constraint: Constraint | None = None,
         watch: Watch | None = None,
         is_continued: bool = False,
+        ends: Set[int] = frozenset(),
     ) -> Iterable[int]:
-        """The tokens that follow a prompt. Raises ContextError for one that is too long."""
+        """The tokens that follow a prompt. ends: after which nothing is wanted, beside end tokens. Raises
+        ContextError for a prompt that is too long."""
 
     def _choice(
         self,
@@ -260,7 +262,9 @@ class ContextGenerating(Generating):
         constraint: Constraint | None = None,
         watch: Watch | None = None,
         is_continued: bool = False,
+        ends: Set[int] = frozenset(),
     ) -> Iterable[int]:
+        del ends  # who reads the tokens knows
         self._between_requests()
         choice = self._choice(
             options, seed, logit_bias, logits_processor, stopping_criteria, constraint=constraint, watch=watch

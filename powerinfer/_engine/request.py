@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -39,6 +40,11 @@ class Stream:
         self.error: BaseException | None = None
         """What iterating raises, as it was raised."""
         self.is_cancelled = False
+        self.begun_at: float | None = None
+        """Of time.perf_counter(), when it left those that wait; and when its first and its last token were
+        chosen."""
+        self.first_at: float | None = None
+        self.last_at: float | None = None
         self._queue: SimpleQueue[tuple[int, bool] | BaseException | None] = SimpleQueue()
         self._ended = False
         self._cancel = cancel
@@ -76,6 +82,9 @@ class Stream:
         self.cancel()
 
     def put(self, token: int, is_end: bool) -> None:
+        self.last_at = time.perf_counter()
+        if self.first_at is None:
+            self.first_at = self.last_at
         self._queue.put((token, is_end))
 
     def end(self, reason: Reason, error: BaseException | None = None) -> None:

@@ -172,7 +172,8 @@ class Sampler:
 class MinTokensLogitsProcessor:
     """Lets an answer end only after so many tokens."""
 
-    def __init__(self, min_tokens: int, token_eos: int) -> None:
+    def __init__(self, min_tokens: int, token_eos: int | Sequence[int]) -> None:
+        """token_eos: the token that ends an answer, or several."""
         self.min_tokens = min_tokens
         self.token_eos = token_eos
         self._n_prompt: int | None = None

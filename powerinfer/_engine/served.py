@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClosedError, UnsupportedError
@@ -55,8 +55,8 @@ class Served(Completions):
         deadline: float | None = None,
         is_first: bool = True,
     ) -> None:
-        """limit: no generation needs more tokens. deadline: of time.monotonic(), at which they end. is_first:
-        of several answers to one prompt."""
+        """limit: no generation needs more tokens; 0: only the prompt counts. deadline: of time.monotonic(),
+        at which they end. is_first: of several answers to one prompt."""
         self._llama = llama
         self.model_path = llama.model_path
         self.chat_handler = llama.chat_handler
@@ -119,9 +119,10 @@ class Served(Completions):
         logits_processor: Processors = None,
         stopping_criteria: Criteria = None,
         is_continued: bool = False,
+        ends: Set[int] = frozenset(),
         **hooks: Any,
     ) -> Stream:
-        ends = () if self._tokenizer is None else self._tokenizer.eog
+        ends = ends if self._tokenizer is None else self._tokenizer.eog | ends
         choice = self._choice(
             options, seed, logit_bias, logits_processor, stopping_criteria, ends=ends, **hooks
         )
@@ -166,4 +167,4 @@ class Served(Completions):
     @property
     def n_given(self) -> int:
         """Tokens of its answers so far."""
-        return sum(stream.n_given for stream in self.streams)
+        return 0 if self._limit == 0 else sum(stream.n_given for stream in self.streams)

@@ -22,18 +22,19 @@ from ..types import (
     CompletionChunk,
     CompletionLogprobs,
     FinishReason,
-    ToolCall,
     Usage,
 )
 from .logprobs import TokenLogprob, chat_logprobs, completion_logprobs
+from .parts import CallPart, Thought
 from .text import TextStream
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .channels import ChannelParser
+    from .reasoning import ReasoningParser
     from .tool_calls import ToolCallParser
 
-    AnswerParser = ChannelParser | ToolCallParser
+    AnswerParser = ChannelParser | ReasoningParser | ToolCallParser
 
 
 # What can be shown at once: text, and if asked for the logprobs of the tokens that begin in it or before it,
@@ -58,11 +59,13 @@ class Answer:
         limit: int,
         logprobs: list[TokenLogprob] | None = None,
         special: Set[int] = frozenset(),
+        ends: Set[int] = frozenset(),
     ) -> None:
         """
         tokens: a generator of them is closed at the end.
         logprobs: where the maker of tokens appends an entry before it gives a token; None: not wanted.
         special: control tokens that are part of the text.
+        ends: tokens that end it, beside the tokenizer's.
         """
         self.prompt = prompt
         self.tokenizer = tokenizer
@@ -70,10 +73,13 @@ class Answer:
         """Tokens of the answer so far, without the one that ends it."""
         self.finish_reason: FinishReason | None = None
         """None until the answer is complete."""
+        self.stop_reason: str | int | None = None
+        """The stop string, or the token of `ends`, that ended it."""
         self.wants_logprobs = logprobs is not None
         self._tokens = tokens
         self._stream = TextStream(tokenizer, stop, prompt=prompt, special=special)
         self._limit = limit
+        self._ends = ends
         self._entries = logprobs
         self._offsets: list[int] = []
         self._n_told = 0
@@ -84,9 +90,15 @@ class Answer:
     def parts(self) -> Iterator[Part]:
         """The same with what is known about the tokens."""
         reason: FinishReason = "stop"
-        eog, limit = self.tokenizer.eog, self._limit
+        eog, limit, ends = self.tokenizer.eog, self._limit, self._ends
         try:
             for token in self._tokens:
+                if limit == 0:
+                    reason = "length"
+                    break
+                if token in ends:
+                    self.stop_reason = token
+                    break
                 if token in eog:
                     break
                 self.n_tokens += 1
@@ -106,6 +118,7 @@ class Answer:
         rest = self._stream.finish()
         last = self._part(rest, is_last=self._stream.stopped is None)
         self.finish_reason = reason if self._stream.stopped is None else "stop"
+        self.stop_reason = self._stream.stopped or self.stop_reason
         if rest or last[1]:
             yield last
 
@@ -136,6 +149,11 @@ def _head(kind: str, prefix: str, model: str) -> dict[str, Any]:
 
 def _with(head: dict[str, Any], **rest: Any) -> Any:
     return {**head, **rest}
+
+
+def _why(answer: Answer) -> Any:
+    """What ended an answer, as vLLM tells it, where it was one of the request's own stops."""
+    return {} if answer.stop_reason is None else {"stop_reason": answer.stop_reason}
 
 
 # -- several answers to one prompt
@@ -219,6 +237,7 @@ def completion(answer: Answer, model: str, echo: Echo) -> Completion:
         offsets += [echo.before + offset for offset in its_offsets]
     whole = "".join(texts)
     choices = _choice(whole, _told(answer, (whole, entries, offsets), 0), answer.finish_reason)
+    choices[0] |= _why(answer)
     result: Completion = _with(head, choices=choices, usage=answer.usage)
     return result
 
@@ -232,55 +251,53 @@ def completion_chunks(answer: Answer, model: str, echo: Echo) -> Iterator[Comple
     for part in answer.parts():
         told = _told(answer, part, echo.before) if answer.wants_logprobs else None
         yield _with(head, choices=_choice(part[0], told, None))
-    yield _with(head, choices=_choice("", None, answer.finish_reason))
+    choices = _choice("", None, answer.finish_reason)
+    choices[0] |= _why(answer)
+    yield _with(head, choices=choices)
 
 
 # -- chat
 
 
-def _chat_parts(
-    answer: Answer, calls: AnswerParser | None
-) -> Iterator[tuple[str, ToolCall | None, ChatLogprobs | None]]:
-    """Texts and tool calls in order; where there are tool calls `finish_reason` becomes "tool_calls"."""
+def _chat_parts(answer: Answer, parser: AnswerParser | None) -> Iterator[tuple[Any, ChatLogprobs | None]]:
+    """Texts, thoughts, tool calls and parts of these, in order; where there are tool calls `finish_reason`
+    becomes "tool_calls"."""
     n_calls = 0
     for text, entries, _ in answer.parts():
         told = chat_logprobs(entries, answer.tokenizer) if answer.wants_logprobs else None
-        if calls is None:
-            yield text, None, told
+        if parser is None:
+            yield text, told
             continue
-        found = calls.push(text)
+        found = parser.push(text)
         if told is not None and not found:
-            yield "", None, told
+            yield "", told
         for item in found:
-            if isinstance(item, str):
-                yield item, None, told
-            else:
-                n_calls += 1
-                yield "", item, told
+            n_calls += isinstance(item, dict)
+            yield item, told
             told = None if told is None else {"content": [], "refusal": None}
-    for item in [] if calls is None else calls.finish():
-        if isinstance(item, str):
-            yield item, None, None
-        else:
-            n_calls += 1
-            yield "", item, None
+    for item in [] if parser is None else parser.finish():
+        n_calls += isinstance(item, dict)
+        yield item, None
     if n_calls and answer.finish_reason == "stop":
         answer.finish_reason = "tool_calls"
 
 
 def chat_completion(
-    answer: Answer, model: str, calls: AnswerParser | None = None, legacy: bool = False
+    answer: Answer, model: str, parser: AnswerParser | None = None, legacy: bool = False
 ) -> ChatCompletion:
     """Runs the generation and returns the answer as a whole.
 
-    calls: finds tool calls in the text, and what of it is for the reader. legacy: tell the first one as
+    parser: finds tool calls in the text, and what of it is for the reader. legacy: tell the first one as
     `function_call`.
     """
     head = _head("chat.completion", "chatcmpl", model)
-    parts = list(_chat_parts(answer, calls))
-    text = "".join(part for part, _, _ in parts)
-    made = [call for _, call, _ in parts if call is not None]
+    parts = list(_chat_parts(answer, parser))
+    text = "".join(item for item, _ in parts if isinstance(item, str))
+    thought = "".join(item.text for item, _ in parts if isinstance(item, Thought))
+    made: list[Any] = [item for item, _ in parts if isinstance(item, dict)]
     message: AssistantMessage = {"role": "assistant", "content": text}
+    if thought:
+        message["reasoning_content"] = thought
     if made:
         message["content"] = text.strip() or None
         if legacy:
@@ -289,11 +306,11 @@ def chat_completion(
             message["tool_calls"] = made
     logprobs: ChatLogprobs | None = None
     if answer.wants_logprobs:
-        entries = [entry for _, _, told in parts if told is not None for entry in told["content"]]
+        entries = [entry for _, told in parts if told is not None for entry in told["content"]]
         logprobs = {"content": entries, "refusal": None}
     assert answer.finish_reason is not None
     reason = _reason(answer.finish_reason, legacy)
-    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason, **_why(answer)}
     result: ChatCompletion = _with(head, choices=[choice], usage=answer.usage)
     return result
 
@@ -303,27 +320,35 @@ def _reason(reason: FinishReason, legacy: bool) -> FinishReason:
 
 
 def chat_completion_chunks(
-    answer: Answer, model: str, calls: AnswerParser | None = None, legacy: bool = False
+    answer: Answer, model: str, parser: AnswerParser | None = None, legacy: bool = False
 ) -> Iterator[ChatCompletionChunk]:
-    """Runs the generation while it is asked for: the role, texts and tool calls, the finish reason."""
+    """Runs the generation while it is asked for: the role, what it says, the finish reason."""
     head = _head("chat.completion.chunk", "chatcmpl", model)
 
     def chunk(
         delta: Any, logprobs: ChatLogprobs | None = None, reason: FinishReason | None = None
     ) -> ChatCompletionChunk:
         choice: Any = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        if reason is not None:
+            choice |= _why(answer)
         result: ChatCompletionChunk = _with(head, choices=[choice])
         return result
 
     yield chunk({"role": "assistant"})
     n_calls = 0
-    for text, call, logprobs in _chat_parts(answer, calls):
-        if call is None:
-            yield chunk({"content": text}, logprobs)
-        elif not legacy:
-            yield chunk({"tool_calls": [{"index": n_calls, **call}]}, logprobs)
-        elif not n_calls:
-            yield chunk({"function_call": call["function"]}, logprobs)
-        n_calls += call is not None
+    for item, logprobs in _chat_parts(answer, parser):
+        if isinstance(item, str):
+            yield chunk({"content": item}, logprobs)
+        elif isinstance(item, Thought):
+            yield chunk({"reasoning_content": item.text}, logprobs)
+        elif isinstance(item, CallPart):
+            more = {"index": n_calls - 1, "function": {"arguments": item.text}}
+            yield chunk({"tool_calls": [more]}, logprobs)
+        else:
+            if not legacy:
+                yield chunk({"tool_calls": [{"index": n_calls, **item}]}, logprobs)
+            elif not n_calls:
+                yield chunk({"function_call": item["function"]}, logprobs)
+            n_calls += 1
     assert answer.finish_reason is not None
     yield chunk({}, None, _reason(answer.finish_reason, legacy))

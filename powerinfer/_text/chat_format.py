@@ -84,13 +84,18 @@ class ChatFormat:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         safe: bool = True,
+        continue_final: bool = False,
         **variables: Any,
     ) -> list[int]:
         """The conversation as token ids, with one BOS token at the beginning if the model wants one.
 
-        Control tokens that the template writes become those tokens. safe: text in `messages` and `tools` that
-        looks like a control token stays text; all other text is tokenised as without `safe`. Not covered: a
-        control token of which one part comes from the template and the other from a message next to it.
+        Control tokens that the template writes become those tokens. safe: text in `messages`, `tools` and
+        `variables` that looks like a control token stays text; all other text is tokenised as without `safe`.
+        Not covered: a control token of which one part comes from the template and the other from a message
+        next to it.
+
+        continue_final: end within the last message, which is the assistant's, so that the answer goes on
+        with it.
         """
         bos = "" if tokenizer.bos is None else tokenizer.text(tokenizer.bos).decode("utf-8", "replace")
         eos = "" if tokenizer.eos is None else tokenizer.text(tokenizer.eos).decode("utf-8", "replace")
@@ -98,11 +103,22 @@ class ChatFormat:
         if safe:
             # The template sees one private character in the place of each control token. Everything else in
             # the message, which a template may strip, split or compare, stays as it is.
-            guard = _Guard(tokenizer, [messages, tools])
+            guard = _Guard(tokenizer, [messages, tools, variables])
             messages, tools, marks = guard.replace(list(messages)), guard.replace(tools), guard.marks
+            variables = guard.replace(variables)
+        cut = ""
+        if continue_final:
+            messages, cut = _with_cut(messages)
+            add_generation_prompt = False
         text = self.render(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, bos=bos, eos=eos, **variables
         )
+        if cut:
+            text, found, _ = text.rpartition(cut)
+            if not found:
+                raise ChatFormatError(
+                    f"the format {self.name!r} does not show the last message: it cannot go on"
+                )
         ids = tokenizer.encode(text, add_bos=False, special=True, plain=marks)
         if tokenizer.add_bos and tokenizer.bos is not None and not begins_with_bos(text, tokenizer):
             ids.insert(0, tokenizer.bos)
@@ -150,6 +166,19 @@ def begins_with_bos(prompt: str, tokenizer: Tokenizer) -> bool:
     return tokenizer.bos is not None and prompt.encode("utf-8", "replace").startswith(
         tokenizer.text(tokenizer.bos)
     )
+
+
+def _with_cut(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
+    """The messages with a mark at the end of the last one's text, and that mark."""
+    last = messages[-1] if messages else {}
+    content = last.get("content") if isinstance(last, Mapping) and last.get("role") == "assistant" else None
+    if isinstance(content, (list, tuple)):
+        content = "\n".join(ChatFormat._text_of_part("the last message", part) for part in content)
+    if not isinstance(content, str):
+        raise ChatFormatError("the last message is no text of the assistant: there is nothing to go on with")
+    used = set().union(*_strings(messages))
+    cut = next(c for c in map(chr, range(_LAST_MARK, _FIRST_MARK, -1)) if c not in used)
+    return [*messages[:-1], {**last, "content": content + cut}], cut
 
 
 class _Guard:

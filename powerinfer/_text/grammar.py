@@ -171,8 +171,10 @@ class Constraint:
 def grammar_of_format(response_format: Mapping[str, Any] | None) -> LlamaGrammar | None:
     """The grammar that OpenAI's `response_format` asks for; None for plain text.
 
-    {"type": "json_object"}, with llama-cpp-python's optional "schema", or
-    {"type": "json_schema", "json_schema": {"schema": {...}}}. Raises ArgumentError for others.
+    {"type": "json_object"}, with llama-cpp-python's optional "schema",
+    {"type": "json_schema", "json_schema": {"schema": {...}}}, and beyond OpenAI's
+    {"type": "regex", "regex": "..."}, {"type": "choice", "choice": ["..."]} and
+    {"type": "grammar", "grammar": "..."}. Raises ArgumentError for others.
     """
     if response_format is None:
         return None
@@ -189,9 +191,20 @@ def grammar_of_format(response_format: Mapping[str, Any] | None) -> LlamaGrammar
         if not isinstance(described, Mapping) or "schema" not in described:
             raise ArgumentError("response_format has no 'json_schema' with a 'schema'")
         schema = described["schema"]
+    elif kind in ("regex", "grammar"):
+        text = response_format.get(kind)
+        if not isinstance(text, str):
+            raise ArgumentError(f"response_format has no text {kind!r}")
+        return LlamaGrammar.from_regex(text) if kind == "regex" else LlamaGrammar.from_string(text)
+    elif kind == "choice":
+        texts = response_format.get("choice")
+        if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t for t in texts):
+            raise ArgumentError("response_format has no 'choice': a list of texts that are not empty")
+        return LlamaGrammar.from_lark(f"start: {' | '.join(json.dumps(text) for text in texts)}")
     else:
         raise ArgumentError(
-            f"response_format has the type {kind!r}; known are 'text', 'json_object' and 'json_schema'"
+            f"response_format has the type {kind!r}; known are 'text', 'json_object', 'json_schema', "
+            "'regex', 'choice' and 'grammar'"
         )
     return LlamaGrammar.from_json_schema(schema)
 

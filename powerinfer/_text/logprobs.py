@@ -62,6 +62,21 @@ def token_logprob(row: Row, token: int, n_top: int) -> TokenLogprob:
     return TokenLogprob(token, max(float(row[token]), NEVER), top)
 
 
+def prompt_logprob(row: Row, token: int, n_top: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The same of a prompt's token as vLLM tells it: by token id, with ranks from 1 on."""
+    entry = token_logprob(row, token, n_top)
+    ranks = {likely: (i, logprob) for i, (likely, logprob) in enumerate(entry.top, 1)}
+    ranks.setdefault(token, (1 + int(np.count_nonzero(row > row[token])), entry.logprob or 0.0))
+    return {
+        str(likely): {
+            "logprob": logprob,
+            "rank": rank,
+            "decoded_token": tokenizer.piece(likely, special=True).decode("utf-8", "replace"),
+        }
+        for likely, (rank, logprob) in ranks.items()
+    }
+
+
 def check_n_top(name: str, value: Any) -> int:
     """How many likely tokens to tell. Raises ArgumentError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOP:

@@ -54,8 +54,8 @@ def add_arguments(parser: Parser) -> None:
     parser.epilog = (
         "N,... is a list: every combination is measured. The read rate of the memory is measured between\n"
         "tokens of a decode test, by the same threads; share is the median of tokens beside the rates\n"
-        "before and after them, with half of the distance between the quartiles. hits: of a mixture's chosen\n"
-        "experts those that were on the GPU; more tokens (-n 400) show it when the cache has settled."
+        "before and after them, with half of the distance between the quartiles.\n"
+        "hits: of a mixture's chosen experts those that were on the GPU; by -n 400 they have settled."
     )
     add_model(parser)
     add_list("-p", "--n-prompt", metavar="N,...", help="tokens of a prompt; 0: none", default="512")

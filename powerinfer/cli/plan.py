@@ -30,6 +30,7 @@ from ..models.plan import (
     find_statistics,
     import_gpuidx,
     make_plan,
+    unknown_experts,
 )
 from ..models.plan.picture import draw, parts
 from ..models.plan.plan import GIB
@@ -39,7 +40,7 @@ from .table import columns, facts, output_width
 EXAMPLES = """
 powerinfer plan model.gguf
 powerinfer plan model.gguf --vram-budget 8 --gpu 4070 --cpu-gbps 50
-powerinfer plan model.gguf --vram-budget 4,8,12 -c 8192
+powerinfer plan model.gguf --vram-budget 4,6,8,12 -c 8192
 powerinfer plan -m model.gguf --vram-budget 8 --layers -o plan.json --picture plan.png
 """
 
@@ -157,6 +158,7 @@ def main(args: argparse.Namespace) -> int:
             )
         else:
             plan = make_plan(model, vram_budget=budgets[0], **known)
+        assumed = without_counts(model, budgets[0], plan, known) if budgets else None
     if args.output:
         plan.save(args.output)
     if args.export_gpuidx:
@@ -164,9 +166,10 @@ def main(args: argparse.Namespace) -> int:
     if args.picture:
         draw(plan, args.picture, title=one_line(f"{model.file.path.name}: {headline(plan)}"))
     if args.json:
-        print(json.dumps(as_table(plan) | {"cpu_tokens_per_s": cpu.expected.tokens_per_s}))
+        more = {"cpu_tokens_per_s": cpu.expected.tokens_per_s}
+        print(json.dumps(as_table(plan) | more | as_mixture(plan, assumed)))
     else:
-        show(args, model.file.path.name, plan, cpu)
+        show(args, model.file.path.name, plan, cpu, assumed)
     return 0
 
 
@@ -229,10 +232,19 @@ def sweep(
 ) -> int:
     """A line for each budget."""
     plans = [(gib, plan_or_problem(model, gib, cpu, known)) for gib in budgets]
+    each = gains(plans, cpu)
+    assumed = [
+        None if isinstance(plan, str) else without_counts(model, gib, plan, known) for gib, plan in plans
+    ]
     if args.json:
         out = [
-            {"vram_budget": gib} | ({"error": plan} if isinstance(plan, str) else as_table(plan))
-            for gib, plan in plans
+            {"vram_budget": gib}
+            | (
+                {"error": plan}
+                if isinstance(plan, str)
+                else as_table(plan) | {"tokens_per_s_per_gib": gain} | as_mixture(plan, other)
+            )
+            for (gib, plan), gain, other in zip(plans, each, assumed, strict=True)
         ]
         print(json.dumps({"cpu_tokens_per_s": cpu.expected.tokens_per_s, "plans": out}))
         return 0
@@ -241,20 +253,93 @@ def sweep(
         print(line)
     print()
     unit = cpu.model.unit
-    rows = [["budget", "tokens/s", "x CPU", "used", "attention", unit, "computed there"]]
-    for gib, plan in plans:
-        small = [f"{spell(gib)} GiB", "too small", "", "", "", "", ""]
-        rows.append(small if isinstance(plan, str) else sweep_row(gib, plan, cpu))
-    for line in columns(rows, right=range(7), width=width):
+    rows = [["budget", "tokens/s", "x CPU", "gain/GiB", "used", "attention", unit]]
+    rows[0] += ["a layer", "found there", "assumed"] if cpu.model.n_expert else ["computed there"]
+    for (gib, plan), gain, other in zip(plans, each, assumed, strict=True):
+        small = [f"{spell(gib)} GiB", "too small", *[""] * (len(rows[0]) - 2)]
+        rows.append(small if isinstance(plan, str) else sweep_row(gib, plan, cpu, gain, other))
+    if not any(assumed) and cpu.model.n_expert:
+        rows = [row[:-1] for row in rows]
+    for line in columns(rows, right=range(len(rows[0])), width=width):
         print(line)
     print()
-    for line in wrapped(
-        f"Of the layers those with attention on the GPU, of the {unit} those in VRAM, and of the {unit} "
-        f"computed for a token those that are. {comparison(cpu)} Estimates: bytes over rates.",
-        width,
-    ):
+    what = "gain/GiB: tokens/s that each GiB more buys. Of the layers those with attention on the GPU, "
+    if not cpu.model.n_expert:
+        what += "of the neurons those in VRAM, and of the neurons computed for a token those that are."
+    else:
+        what += "of the experts those with a place in VRAM, in all and in a layer, and found there: of those "
+        what += "that a token chooses, "
+        what += "by the file's counts and as assumed without any." if any(assumed) else "as assumed above."
+    for line in wrapped(f"{what} {comparison(cpu)} Estimates: bytes over rates.", width):
         print(line)
     return 0
+
+
+def total_gib(gib: Gib) -> float:
+    return sum(gib) if isinstance(gib, list) else gib
+
+
+def gains(plans: list[tuple[Gib, Plan | str]], cpu: Plan) -> list[float | None]:
+    """Tokens per second that each GiB more buys, from the budget before (or the CPU alone) to each."""
+    out: list[float | None] = []
+    before = 0.0, cpu.expected.tokens_per_s
+    for gib, plan in plans:
+        more = total_gib(gib) - before[0]
+        if isinstance(plan, str):
+            out.append(None)
+            continue
+        out.append((plan.expected.tokens_per_s - before[1]) / more if more > 0 else None)
+        before = total_gib(gib), plan.expected.tokens_per_s
+    return out
+
+
+def without_counts(model: Model, gib: Gib, plan: Plan, known: dict[str, Any]) -> Plan | None:
+    """Of a mixture whose experts' uses are known: the plan if they were not."""
+    if not plan.model.n_expert or plan.statistics_kind == "heuristic":
+        return None
+    return make_plan(model, vram_budget=gib, **known | {"statistics": unknown_experts(model)})
+
+
+def as_mixture(plan: Plan, assumed: Plan | None) -> dict[str, Any]:
+    """What JSON has of a mixture besides: how many experts of each layer have a place, which share of those
+    that a token chooses is expected there, and the same if nothing was known."""
+    if not plan.model.n_expert:
+        return {}
+    out: dict[str, Any] = {"places": [len(y.hot) for y in plan.layers], "hit_rate": plan.carried}
+    other = plan if plan.statistics_kind == "heuristic" else assumed
+    if other is not None:
+        out["assumed"] = {"hit_rate": other.carried, "tokens_per_s": other.expected.tokens_per_s}
+    return out
+
+
+def places(plan: Plan) -> str:
+    """How many of a mixture's experts have a place: "43 of 128 in every layer", or by runs of layers."""
+    counts = [len(y.hot) for y in plan.layers]
+    if len(set(counts)) == 1:
+        return f"{counts[0]} of {plan.model.n_ff} experts in every layer"
+    groups: list[tuple[int, int]] = []  # first layer, places
+    for i, n in enumerate(counts):
+        if not groups or groups[-1][1] != n:
+            groups.append((i, n))
+    if len(groups) > 6:
+        return f"{span(min(counts), max(counts))} of {plan.model.n_ff} experts in a layer"
+    ends = [first - 1 for first, _ in groups[1:]] + [len(counts) - 1]
+    parts = [
+        f"{n} in layer{'s' * (end > first)} {span(first, end)}"
+        for (first, n), end in zip(groups, ends, strict=True)
+    ]
+    return f"of {plan.model.n_ff} experts {', '.join(parts)}"
+
+
+def found(plan: Plan, assumed: Plan | None) -> str:
+    """Which share of the chosen experts is expected to have a place."""
+    share = f"{plan.carried:.0%} of those that a token chooses"
+    if plan.statistics_kind == "heuristic":
+        return f"{share}, if some are used by three times as many tokens as others (assumed)"
+    if assumed is None:
+        return share
+    speed = f"{assumed.expected.tokens_per_s:.1f} tokens/s"
+    return f"{share} (without the file's counts one would expect {assumed.carried:.0%} and {speed})"
 
 
 def plan_or_problem(model: Model, gib: Gib, cpu: Plan, known: dict[str, Any]) -> Plan | str:
@@ -274,17 +359,22 @@ def comparison(cpu: Plan) -> str:
     )
 
 
-def sweep_row(gib: Gib, plan: Plan, cpu: Plan) -> list[str]:
+def sweep_row(gib: Gib, plan: Plan, cpu: Plan, gain: float | None, assumed: Plan | None) -> list[str]:
     n_device = sum(y.on_device for y in plan.layers)
-    return [
+    row = [
         f"{spell(gib)} GiB",
         f"{plan.expected.tokens_per_s:.1f}",
         f"{cpu.expected.total_us / plan.expected.total_us:.1f}",
+        "" if gain is None else f"{gain:+.1f}",
         f"{plan.bytes.total / GIB:.2f}",
         f"{n_device}/{len(plan.layers)}",
         f"{plan.hot_share:.0%}",
-        f"{plan.carried:.0%}",
     ]
+    if not plan.model.n_expert:
+        return [*row, f"{plan.carried:.0%}"]
+    counts = [len(y.hot) for y in plan.layers]
+    row += [span(min(counts), max(counts)), f"{plan.carried:.0%}"]
+    return [*row, "" if assumed is None else f"{assumed.carried:.0%}"]
 
 
 # ---- one plan
@@ -323,7 +413,7 @@ def headline(plan: Plan) -> str:
     return f"{plan.expected.tokens_per_s:.1f} tokens/s expected {where}"
 
 
-def show(args: argparse.Namespace, name: str, plan: Plan, cpu: Plan) -> None:
+def show(args: argparse.Namespace, name: str, plan: Plan, cpu: Plan, assumed: Plan | None = None) -> None:
     """Prints a plan for people."""
     width = output_width()
     block = "\u2588" if is_smart(sys.stdout) else "#"
@@ -343,6 +433,11 @@ def show(args: argparse.Namespace, name: str, plan: Plan, cpu: Plan) -> None:
         print()
         for line in wrapped(f"{plan.model.unit} in VRAM, layer by layer: {heights(plan)}", width):
             print(line)
+        if plan.model.n_expert:
+            print()
+            rows = [("places", places(plan)), ("found there", found(plan, assumed))]
+            for line in facts(rows, width=width):
+                print(line)
         zero_copy = sum(len(y.pcie) for y in plan.layers)
         if zero_copy:
             for line in wrapped(f"{zero_copy} more are read over PCIe by the GPU while it would wait", width):
@@ -364,10 +459,10 @@ def wrapped(text: str, width: int | None) -> list[str]:
 
 def memory_rows(plan: Plan, block: str, width: int) -> list[list[str]]:
     """A bar for each kind of content, in lines of that width."""
-    largest = max(n for _, _, n in parts(plan.bytes))
+    largest = max(n for _, _, n in parts(plan))
     bar = max(1, min(BAR, width - BESIDE_BAR))
     rows = [["VRAM", "GiB", ""]]
-    for _, label, n in parts(plan.bytes):
+    for _, label, n in parts(plan):
         rows.append([label, f"{n / GIB:.3f}", block * max(1, round(bar * n / largest))])
     rows.append(["in all", f"{plan.bytes.total / GIB:.3f}", f"of a budget of {plan.budget_bytes / GIB:.3f}"])
     return rows

@@ -95,6 +95,11 @@ def add_arguments(parser: Parser) -> None:
         help="requests that may wait; more get status 429 (default %(default)s)",
     )
     limits.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse fields that are not known, and models that are not served, instead of ignoring them",
+    )
+    limits.add_argument(
         "--max-body",
         type=float,
         default=8,
@@ -208,6 +213,7 @@ def main(args: argparse.Namespace) -> int:
         cors_origins=tuple(args.cors),
         defaults=defaults,
         max_tokens=most if most is not None and most > 0 else None,
+        strict=args.strict,
         max_body_bytes=int(args.max_body * (1 << 20)),
         timeout_s=args.timeout,
         shutdown_s=args.shutdown_timeout,

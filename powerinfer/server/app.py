@@ -21,8 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..async_llama import AsyncLlama, AsyncStream
+from .arguments import arguments_of, check_model, is_of_texts
 from .events import EventStream, Gone, unless_gone
 from .guard import OPEN, Guard, LastResort
+from .lenient import lenient
 from .live import engine_view
 from .metrics import Metrics
 from .problems import Problem, json_response, on_http, on_invalid, on_problem, problem_of
@@ -46,12 +48,6 @@ _log = logging.getLogger("uvicorn.error")
 PAGE = Path(__file__).parent / "page"
 
 _SLACK = 16  # open requests beyond those that compute or wait: their clients read slowly
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "typical_p", "repeat_penalty", "penalty_last_n"),
-    *("presence_penalty", "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
-)
-_CHAT = ("logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "response_format")
-_COMPLETION = ("logprobs", "echo", "suffix", "best_of")
 
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -97,16 +93,7 @@ class Endpoints:
     # -- answers
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
-        options = self._options(body, _CHAT)
-        if body.max_completion_tokens is not None:
-            if body.max_tokens is not None and body.max_tokens != body.max_completion_tokens:
-                raise Problem(
-                    400,
-                    "max_tokens and max_completion_tokens differ",
-                    param="max_tokens",
-                    code="invalid_value",
-                )
-            options["max_tokens"] = self._limit(body.max_completion_tokens, "max_completion_tokens")
+        options = self._options(body)
         self._check_count(body.n or 1)
         messages = [message.model_dump(exclude_unset=True) for message in body.messages]
         for message in messages:
@@ -118,10 +105,11 @@ class Endpoints:
         )
 
     async def completion(self, request: Request, body: CompletionRequest) -> Response:
-        options = self._options(body, _COMPLETION)
+        options = self._options(body)
         # OpenAI's default, 16 tokens, surprises everybody; this is llama-server's: as many as fit.
-        several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
-        self._check_count((len(body.prompt) if several else 1) * max(body.n or 1, body.best_of or 1))
+        self._check_count(
+            (len(body.prompt) if is_of_texts(body) else 1) * max(body.n or 1, body.best_of or 1)
+        )
         self._check_length(body.prompt)
         return await self._answer(
             request,
@@ -149,46 +137,10 @@ class Endpoints:
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventStream(result, usage=usage, write_timeout_s=self.settings.write_timeout_s, done=done)
 
-    def _options(self, body: Generate, more: tuple[str, ...]) -> dict[str, Any]:
+    def _options(self, body: Generate) -> dict[str, Any]:
         """Arguments for AsyncLlama; those that were not given are left out."""
-        self._check_model(body.model)
-        options = dict(self.settings.defaults)
-        names = (*_SAMPLING, "n", "stop", "seed", "logit_bias", "grammar", *more)
-        options |= {name: value for name in names if (value := getattr(body, name)) is not None}
-        if body.stop is not None:
-            stop = [body.stop] if isinstance(body.stop, str) else body.stop
-            if len(stop) > 64 or not all(stop):
-                raise Problem(
-                    400,
-                    "stop takes at most 64 strings, none of them empty",
-                    param="stop",
-                    code="invalid_value",
-                )
-        limit = self._limit(body.max_tokens, "max_tokens")
-        options["max_tokens"] = options.get("max_tokens") if limit is None else limit
-        if options["max_tokens"] is None and self.settings.max_tokens is not None:
-            options["max_tokens"] = self.settings.max_tokens
-        options["model"] = self.settings.names[0]
-        options["timeout_s"] = self.settings.timeout_s
-        return options
-
-    def _limit(self, asked: int | None, name: str) -> int | None:
-        most = self.settings.max_tokens
-        if asked is not None and most is not None and asked > most:
-            raise Problem(
-                400, f"{name} is {asked}, this server gives at most {most}", param=name, code="invalid_value"
-            )
-        return asked
-
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.settings.names:
-            known = ", ".join(map(repr, self.settings.names))
-            raise Problem(
-                404,
-                f"the model {name!r} is not served here; there is {known}",
-                code="model_not_found",
-                param="model",
-            )
+        check_model(body.model, self.settings)
+        return arguments_of(body, self.settings)
 
     def _check_count(self, n: int) -> None:
         if n > self.settings.max_choices:
@@ -214,7 +166,7 @@ class Endpoints:
     # -- vectors and tokens
 
     async def embeddings(self, request: Request, body: EmbeddingRequest) -> Response:
-        self._check_model(body.model)
+        check_model(body.model, self.settings)
         n_embd = self.llm.llama.n_embd()
         if body.dimensions not in (None, n_embd):
             raise Problem(
@@ -277,7 +229,7 @@ class Endpoints:
         return json_response({"object": "list", "data": [self._model(name) for name in self.settings.names]})
 
     async def model(self, name: str) -> Response:
-        self._check_model(name)
+        check_model(name, self.settings, strict=True)
         return json_response(self._model(name))
 
     async def health(self) -> Response:
@@ -351,6 +303,7 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
     app.add_exception_handler(Gone, _on_gone)
 
     def post(path: str, call: Callable[..., Any], answer: Any = None) -> None:
+        call = lenient(call, settings.strict)
         app.add_api_route(path, call, methods=["POST"], responses=_ERRORS, response_model=answer)
 
     def get(path: str, call: Callable[..., Any], answer: Any = None) -> None:

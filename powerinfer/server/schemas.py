@@ -1,4 +1,5 @@
-"""What requests may hold. A field that is not known is refused by name, rather than left out of account.
+"""What requests may hold. A field that is not known is left out of account and named in the answer's headers
+(lenient.py), or refused where the server is strict.
 
 Of many mistakes one is told: a list of a million wrong items would otherwise take the server minutes.
 """
@@ -8,9 +9,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Limit = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+"""Of an answer's tokens; -1: as many as the context holds, 0: the prompt is computed and nothing more."""
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
@@ -49,20 +52,22 @@ def _small(limit: int) -> AfterValidator:
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_stranger(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
-            return data
-        stranger = next(name for name in data if name not in cls.model_fields)
-        return {name: data[name] for name in (*cls.model_fields, stranger) if name in data}
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: bool | None = None
+
+
+class StructuredOutputs(Body):
+    """A form of the answer, as vLLM has it; one of these."""
+
+    json_: Annotated[dict[str, Any] | str, _small(MAX_FORM_BYTES)] | None = Field(None, alias="json")
+    regex: Annotated[str, _small(MAX_FORM_BYTES)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
+    grammar: Annotated[str, _small(MAX_FORM_BYTES)] | None = None
+    json_object: bool | None = None
 
 
 class Generate(Body):
@@ -71,7 +76,7 @@ class Generate(Body):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
+    max_tokens: Limit | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -83,7 +88,7 @@ class Generate(Body):
         dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias] | None, BeforeValidator(_few)
     ] = None
 
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
@@ -93,10 +98,27 @@ class Generate(Body):
     mirostat_eta: Annotated[float, Field(ge=0, le=100)] | None = None
     grammar: Annotated[str, _small(MAX_FORM_BYTES)] | None = None
 
+    # What llama-server and vLLM take beyond that; some are other names for the above.
+    response_format: Annotated[dict[str, Any], _small(MAX_FORM_BYTES)] | None = None
+    json_schema: Annotated[dict[str, Any], _small(MAX_FORM_BYTES)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[dict[str, Any] | str, _small(MAX_FORM_BYTES)] | None = None
+    guided_regex: Annotated[str, _small(MAX_FORM_BYTES)] | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
+    guided_grammar: Annotated[str, _small(MAX_FORM_BYTES)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    """repeat_penalty over all tokens, unless penalty_last_n says otherwise."""
+    repeat_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """penalty_last_n."""
+    stop_token_ids: Annotated[list[Token], Field(max_length=64, fail_fast=True)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
     # Accepted from clients that send them always; they change nothing here.
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    store: Literal[False] | None = None
+    store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -114,7 +136,7 @@ class Message(BaseModel):
 
 class ChatRequest(Generate):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: (
@@ -122,7 +144,13 @@ class ChatRequest(Generate):
     ) = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: Annotated[dict[str, Any], _small(MAX_FORM_BYTES)] | None = None
+    reasoning_effort: str | None = None
+    """Handed to the chat template; "none" also as enable_thinking false."""
+    chat_template_kwargs: Annotated[dict[str, Any], _small(MAX_FORM_BYTES)] | None = None
+    """Variables for the chat template."""
+    continue_final_message: bool | None = None
+    """The answer goes on with the last message, which is the assistant's."""
+    add_generation_prompt: bool | None = None
 
 
 class CompletionRequest(Generate):

@@ -27,6 +27,8 @@ class Settings:
     """Sampling where a request says nothing: temperature, top_p ..."""
     max_tokens: int | None = None
     """Most tokens of an answer; None: n_ctx is the limit."""
+    strict: bool = False
+    """Fields that are not known, and another model's name, are refused instead of left out of account."""
     max_body_bytes: int = 8 << 20
     max_choices: int = 16
     """Answers or texts of one request."""

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from powerinfer._engine.session import Model
 from powerinfer.cli import main
 from powerinfer.cli import plan as commands
 from powerinfer.models import plan as plans
+from tests.native import test_mixtures as mixtures
 from tests.plan.drafts import power_law, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,3 +186,77 @@ def test_neurons_read_in_place(path: Path, capsys: Captured) -> None:
     assert "more are read over PCIe" in text and re.search(r"by zero-copy: \S+ us \+ bytes / 4 GB/s", text)
     assert "4 GB/s by zero-copy as given" in text
     assert "read over PCIe" not in run(capsys, path, "--vram-budget", "0.02")
+
+
+# -- mixtures
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With counts by which of each layer's experts one is used by all tokens, others seldom."""
+    counts = np.tile(np.array([1000, 700, 500, 300, 200, 150, 100, 50], np.uint32), (5, 1))
+    rng = np.random.default_rng(3)
+    counts = np.stack([rng.permutation(row) for row in counts])
+    more = {"powerinfer.expert.counts": counts.ravel(), "powerinfer.expert.tokens": np.uint64(1000)}
+    return mixtures.write(tmp_path_factory.mktemp("plan") / "m.gguf", "mixtral", more=more)
+
+
+def test_a_mixture_s_budgets(mixture: Path, capsys: Captured) -> None:
+    """Places and hit rates are those of the plan; by hand, from the counts."""
+    gib = [6.0 / 1024, 6.3 / 1024, 8 / 1024]
+    budgets = ",".join(map(str, gib))
+    table = json.loads(run(capsys, mixture, "--vram-budget", budgets, "--json"))
+    rates = plans.find_rates(gpu_gbps=8, cpu_gbps=1, pcie_gbps=2, handover_us=1)
+    settings = plans.Settings(overhead_bytes=0, n_batch=16, n_ctx=64)
+    before = 0.0, table["cpu_tokens_per_s"]
+    for budget, shown in zip(gib, table["plans"], strict=True):
+        plan = plans.make_plan(mixture, vram_budget=budget, rates=rates, settings=settings)
+        assert shown["places"] == [len(layer.hot) for layer in plan.layers]
+        with Model(mixture, load=False) as model:
+            counts = find_counts(model)
+            other = plans.make_plan(
+                model,
+                vram_budget=budget,
+                rates=rates,
+                settings=settings,
+                statistics=plans.unknown_experts(model),
+            )
+        counts += 0.5  # planners take nothing for impossible
+        by_hand = sum(row[layer.hot].sum() for row, layer in zip(counts, plan.layers, strict=True))
+        assert shown["hit_rate"] == pytest.approx(by_hand / counts.sum())
+        assert shown["assumed"]["hit_rate"] == other.carried
+        assert shown["assumed"]["tokens_per_s"] == other.expected.tokens_per_s
+        speed = shown["expected"]["tokens_per_s"]
+        assert shown["tokens_per_s_per_gib"] == pytest.approx((speed - before[1]) / (budget - before[0]))
+        before = budget, speed
+    assert 0 < table["plans"][1]["hit_rate"] < table["plans"][2]["hit_rate"] == 1
+    text = run(capsys, mixture, "--vram-budget", budgets)
+    head = next(line for line in text.splitlines() if line.lstrip().startswith("budget"))
+    assert head.split("  ")[-3:] == ["a layer", "found there", "assumed"]
+    assert "by the file's counts and as assumed without any" in " ".join(text.split())
+    row = text.splitlines()[text.splitlines().index(head) + 2]
+    places = table["plans"][1]["places"]
+    wanted = f"{min(places)}" if min(places) == max(places) else f"{min(places)}-{max(places)}"
+    assert row.split()[-3:-1] == [wanted, f"{table['plans'][1]['hit_rate']:.0%}"]
+
+
+def find_counts(model: Model) -> Any:
+    found = plans.find_statistics(model).counts
+    assert found is not None
+    return found.astype(float)
+
+
+def test_a_mixture_s_plan_for_people(mixture: Path, tmp_path: Path, capsys: Captured) -> None:
+    text = run(capsys, mixture, "--vram-budget", 8 / 1024)
+    assert "places       8 of 8 experts in every layer" in text
+    assert "found there  100% of those that a token chooses (without the file's counts" in text
+    assert "hot neurons" not in text and "\nexperts " in text
+    text = run(capsys, mixture, "--vram-budget", 6.3 / 1024)
+    assert re.search(r"^places {7}(of 8 experts \d in layers? |\d of 8 experts in every layer)", text, re.M)
+    bare = mixtures.write(tmp_path / "n.gguf", "mixtral")
+    text = run(capsys, bare, "--vram-budget", 6.3 / 1024)
+    assert "some are used by three times as many tokens as others (assumed)" in " ".join(text.split())
+    shown = json.loads(run(capsys, bare, "--vram-budget", 6.3 / 1024, "--json"))
+    assert shown["assumed"]["hit_rate"] == shown["hit_rate"] > 0
+    text = " ".join(run(capsys, bare, "--vram-budget", "0.001,0.0062").split())
+    assert "too small" in text and "assumed gain" not in text and "a session finds out which" in text

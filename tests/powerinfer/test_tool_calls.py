@@ -152,9 +152,16 @@ def test_demanded_calls(llama: OpenLlama, family: str, choice: Any) -> None:
             assert len(message["tool_calls"]) == 1
         streamed: list[Any] = []
         for chunk in llm.create_chat_completion(MESSAGES, stream=True, **options):
-            streamed += chunk["choices"][0]["delta"].get("tool_calls", [])
-        assert [call["index"] for call in streamed] == list(range(len(streamed)))
-        assert [call["function"] for call in streamed] == [call["function"] for call in message["tool_calls"]]
+            for call in chunk["choices"][0]["delta"].get("tool_calls", []):
+                if "id" in call:
+                    assert call["index"] == len(streamed)
+                    streamed.append(call["function"] | {})
+                else:
+                    assert call["index"] == len(streamed) - 1
+                    streamed[-1]["arguments"] += call["function"]["arguments"]
+        made = [(call["name"], json.loads(call["arguments"])) for call in streamed]
+        whole = [call["function"] for call in message["tool_calls"]]
+        assert made == [(call["name"], json.loads(call["arguments"])) for call in whole]
 
 
 @pytest.mark.parametrize("family", ["hermes", "mistral", "mistral-args"])

@@ -149,18 +149,16 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": []}, 422, "prompt"),
     ({"prompt": "a", "max_tokens": "5"}, 422, "max_tokens"),
     ({"prompt": "a", "max_tokens": True}, 422, "max_tokens"),
-    ({"prompt": "a", "max_tokens": 0}, 422, "max_tokens"),
+    ({"prompt": "a", "max_tokens": -2}, 422, "max_tokens"),
     ({"prompt": "a", "max_tokens": 101}, 400, "max_tokens"),
     ({"prompt": "a", "max_tokens": 10**30}, 422, "max_tokens"),
     ({"prompt": "a", "temperature": -1}, 422, "temperature"),
-    ({"prompt": "a", "temprature": 1}, 422, "temprature"),
     ({"prompt": "a", "n": 17}, 400, "n"),
     ({"prompt": ["a"] * 17}, 400, "n"),
     ({"prompt": "a", "stop": [""]}, 400, "stop"),
     ({"prompt": "a", "stop": ["x"] * 65}, 400, "stop"),
     ({"prompt": "a", "logit_bias": {"x": 1}}, 422, "logit_bias"),
     ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
-    ({"prompt": "a", "model": "gpt-4"}, 404, "model"),
 ]
 
 
@@ -184,7 +182,6 @@ def test_of_many_mistakes_one_is_told() -> None:
         (schemas.ChatRequest, {"messages": [{"role": "user", "content": "a"}], "tools": [1] * n}),
         (schemas.CompletionRequest, {"prompt": [[-1]] * n}),
         (schemas.CompletionRequest, {"prompt": "a", "stop": [1] * n}),
-        (schemas.CompletionRequest, {"prompt": "a", **{f"a{i}": 1 for i in range(n)}}),
         (schemas.CompletionRequest, {"prompt": "a", "logit_bias": {f"a{i}": 1 for i in range(100 * n)}}),
         (schemas.EmbeddingRequest, {"input": [-1] * n}),
         (schemas.DetokenizeRequest, {"tokens": [-1] * n}),
@@ -406,8 +403,8 @@ def test_openai_client(url: str) -> None:
     vectors = client.embeddings.create(model="demo", input=["Once", "The cat"])
     assert len(vectors.data) == 2 and len(vectors.data[0].embedding) == 384
     assert [model.id for model in client.models.list()] == ["demo", "other"]
-    with pytest.raises(openai.NotFoundError, match="'gpt-4' is not served here"):
-        client.chat.completions.create(model="gpt-4", messages=messages)
+    other = client.chat.completions.create(model="gpt-4", messages=messages, max_tokens=1)
+    assert other.model == "demo"
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="demo", prompt="word " * 3000)
     assert caught.value.code == "context_length_exceeded"

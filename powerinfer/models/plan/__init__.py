@@ -16,7 +16,7 @@ from .plan import (
     make_plan,
 )
 from .rates import CARDS, Card, find_card, find_rates
-from .sources import Statistics, find_statistics, given, heuristic
+from .sources import Statistics, find_statistics, given, heuristic, unknown_experts
 from .store import from_json, load_plan
 
 __all__ = [
@@ -48,5 +48,6 @@ __all__ = [
     "make_plan",
     "read_gpuidx",
     "split_path",
+    "unknown_experts",
     "write_gpuidx",
 ]

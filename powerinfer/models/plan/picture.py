@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ...errors import ArgumentError, UnsupportedError
 from ..writer import PartialFile
-from .engine import PlanBytes
 from .plan import GIB, Plan
 
 LABELS = {
@@ -36,9 +35,10 @@ _COLOURS = {
 }
 
 
-def parts(sizes: PlanBytes) -> list[tuple[str, str, int]]:
+def parts(plan: Plan) -> list[tuple[str, str, int]]:
     """(kind, label, bytes) of all that takes any."""
-    return [(kind, label, n) for kind, label in LABELS.items() if (n := getattr(sizes, kind))]
+    labels = LABELS | ({"ffn": "experts"} if plan.model.n_expert else {})
+    return [(kind, label, n) for kind, label in labels.items() if (n := getattr(plan.bytes, kind))]
 
 
 def draw(plan: Plan, path: str | os.PathLike[str], *, title: str = "") -> None:
@@ -56,7 +56,7 @@ def draw(plan: Plan, path: str | os.PathLike[str], *, title: str = "") -> None:
     figure = Figure(figsize=(10, 6), layout="constrained")
     memory, layers = figure.subplots(2, 1, height_ratios=(1, 2))
     left = 0.0
-    for kind, label, n_bytes in parts(plan.bytes):
+    for kind, label, n_bytes in parts(plan):
         gib = n_bytes / GIB
         memory.barh(0, gib, left=left, color=_COLOURS[kind], label=f"{label} {gib:.3f}")
         left += gib

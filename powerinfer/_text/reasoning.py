@@ -1,0 +1,97 @@
+"""Answers that begin with a thought: <think>what the model says to itself</think>the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .parts import Thought
+
+if TYPE_CHECKING:
+    from .channels import ChannelParser
+    from .tokenizer import Tokenizer
+    from .tool_calls import ToolCallParser
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+def thinks(template: str) -> bool:
+    """Whether a chat template is of a model that thinks so."""
+    return OPEN in template or CLOSE in template
+
+
+def has_begun(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """Whether the prompt ends with the beginning of a thought, which the answer goes on with."""
+    end = b"".join(tokenizer.piece(token, True) for token in prompt[-16:])
+    return end.rstrip().endswith(OPEN.encode())
+
+
+def marks(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that are shown for this parser, in files that call them control tokens."""
+    ids = (tokenizer.id_of(text) for text in (OPEN, CLOSE))
+    return frozenset(i for i in ids if i is not None and not tokenizer.is_eog(i))
+
+
+class ReasoningParser:
+    """Splits an answer while it comes; `rest` reads what follows the thought. Spaces around the thought are
+    dropped; one that is not closed goes on to the end."""
+
+    def __init__(self, rest: ToolCallParser | ChannelParser | None = None, *, begun: bool = False) -> None:
+        self._rest = rest
+        self._text = ""
+        self._state = "inside" if begun else "before"
+        self._is_first = True
+
+    def push(self, text: str) -> list[Any]:
+        """Adds text; what is certain by now."""
+        self._text += text
+        found: list[Any] = []
+        if self._state == "before":
+            begin = self._text.lstrip()
+            if OPEN.startswith(begin):  # and where nothing has come yet
+                if begin != OPEN:
+                    return found
+            elif not begin.startswith(OPEN):
+                self._state = "answer"
+            if self._state == "before":
+                self._text, self._state = begin[len(OPEN) :], "inside"
+        if self._state == "inside":
+            if self._is_first:
+                self._text = self._text.lstrip()
+                self._is_first = not self._text
+            at = self._text.find(CLOSE)
+            end = at if at >= 0 else len(self._text) - _held_back(self._text)
+            shown = self._text[:end].rstrip()
+            if shown:
+                found.append(Thought(shown))
+            if at < 0:
+                self._text = self._text[len(shown) :]
+                return found
+            self._text, self._state = self._text[at + len(CLOSE) :], "between"
+        if self._state == "between":
+            self._text = self._text.lstrip()
+            if not self._text:
+                return found
+            self._state = "answer"
+        text, self._text = self._text, ""
+        return found + self._answer(text)
+
+    def finish(self) -> list[Any]:
+        """The answer is over: what was held back."""
+        text, self._text = self._text, ""
+        found: list[Any] = []
+        if self._state == "inside" and text.strip():
+            found.append(Thought(text.rstrip()))
+        elif self._state == "before":
+            found = self._answer(text)
+        return found if self._rest is None else found + self._rest.finish()
+
+    def _answer(self, text: str) -> list[Any]:
+        if not text:
+            return []
+        return [text] if self._rest is None else list(self._rest.push(text))
+
+
+def _held_back(text: str) -> int:
+    """How many characters at the end may be the beginning of the closing mark."""
+    return next((n for n in range(min(len(text), len(CLOSE) - 1), 0, -1) if CLOSE.startswith(text[-n:])), 0)

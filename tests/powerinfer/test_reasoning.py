@@ -1,0 +1,127 @@
+"""Thoughts before an answer: what the parser makes of texts, and chats of models that think."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from powerinfer import Llama
+from powerinfer._text.chat_format import ChatFormat, register_chat_format
+from powerinfer._text.parts import CallPart, Thought
+from powerinfer._text.reasoning import ReasoningParser, thinks
+from powerinfer._text.tool_calls import ToolFormat
+from powerinfer._text.tool_stream import ToolCallStream
+from tests.powerinfer.test_tool_calls import PLANT, TEMPLATES, TOOLS
+
+
+def split(items: list[Any]) -> tuple[str, str]:
+    thought = "".join(item.text for item in items if isinstance(item, Thought))
+    return thought, "".join(item for item in items if isinstance(item, str))
+
+
+CASES = [
+    ("<think>a b</think>c", ("a b", "c")),
+    ("\n <think>\n a\n b \n</think>\n\n c \n", ("a\n b", "c \n")),
+    ("<think></think>c", ("", "c")),
+    ("<think>\n\n</think>\n\nc", ("", "c")),
+    ("<think>a </thinka> b", ("a </thinka> b", "")),
+    ("<think>a </thi", ("a </thi", "")),
+    ("<thin", ("", "<thin")),
+    ("<thing>a</think>", ("", "<thing>a</think>")),
+    ("Well <think>a</think>", ("", "Well <think>a</think>")),
+    (" plain ", ("", " plain ")),
+    ("", ("", "")),
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(("text", "wanted"), CASES)
+def test_thoughts_are_split_off(text: str, wanted: tuple[str, str], size: int) -> None:
+    parser = ReasoningParser()
+    found = [item for i in range(0, len(text), size) for item in parser.push(text[i : i + size])]
+    assert split(found + parser.finish()) == wanted
+    if text.lstrip().startswith("<think>"):
+        text = text.lstrip()[7:]
+        parser = ReasoningParser(begun=True)
+        found = [item for i in range(0, len(text), size) for item in parser.push(text[i : i + size])]
+        assert split(found + parser.finish()) == wanted
+
+
+def test_thoughts_come_as_they_are_made() -> None:
+    parser = ReasoningParser()
+    assert parser.push("<think>") == [] and parser.push("\nA") == [Thought("A")]
+    assert parser.push(" b ") == [Thought(" b")] and parser.push("c<") == [Thought(" c")]
+    assert parser.push("/think>") == [] and parser.finish() == []
+    parser = ReasoningParser()
+    assert parser.push("<think>a</thi") == [Thought("a")] and parser.push("nk>\n") == []
+    assert parser.push("b") == ["b"] and parser.finish() == []
+
+
+def test_calls_after_a_thought() -> None:
+    inner = ToolCallStream(ToolFormat.of(TEMPLATES["hermes"]), TOOLS)
+    parser = ReasoningParser(inner)
+    text = f"<think>{json.dumps(PLANT)}</think>\n<tool_call>{json.dumps(PLANT)}</tool_call>"
+    found = [item for c in text for item in parser.push(c)] + parser.finish()
+    assert split(found) == (json.dumps(PLANT), "")
+    assert [item["function"]["name"] for item in found if isinstance(item, dict)] == ["plant"]
+    assert json.loads("".join(i.text for i in found if isinstance(i, CallPart))) == PLANT["arguments"]
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
+    "{% if enable_thinking is defined and not enable_thinking %} <think>\n\n</think>\n\n"
+    "{% elif open %} <think>\n{% endif %}"
+)
+
+
+def says(llm: Llama, text: str) -> Any:
+    """A logits processor with which the model says just this."""
+    ids = [*llm.tokenizer.encode(text, add_bos=False, space_prefix=False), llm.token_eos()]
+    begin: list[int] = []
+
+    def force(input_ids: Any, scores: Any) -> Any:
+        begin.append(len(input_ids))
+        scores[:] = -1e9
+        scores[ids[len(input_ids) - begin[0]]] = 0
+        return scores
+
+    return force
+
+
+def test_chats_of_a_model_that_thinks() -> None:
+    assert thinks(TEMPLATE) and not thinks("[assistant]")
+    register_chat_format("test-thinks", ChatFormat("thinks", TEMPLATE))
+    messages = [{"role": "user", "content": "Hi"}]
+    with Llama.demo(chat_format="test-thinks", n_ctx=256, n_threads=1, verbose=False) as llm:
+        for text, variables, wanted in (
+            ("<think>Hm, well</think> Hello", {}, ("Hm, well", "Hello")),
+            ("Hm, well</think> Hello", {"open": True}, ("Hm, well", "Hello")),
+            ("Hello </think>", {"enable_thinking": False}, (None, "Hello </think>")),
+            ("Hello", {}, (None, "Hello")),
+        ):
+            options: Any = {"chat_template_kwargs": variables, "logprobs": True}
+            result = llm.create_chat_completion(messages, logits_processor=says(llm, text), **options)
+            (choice,) = result["choices"]
+            message = choice["message"]
+            assert (message.get("reasoning_content"), message["content"]) == wanted
+            told = "".join(entry["token"] for entry in choice["logprobs"]["content"])
+            assert told.startswith(text)  # of thoughts, too
+            options |= {"logits_processor": says(llm, text), "stream": True}
+            deltas = [part["choices"][0]["delta"] for part in llm.create_chat_completion(messages, **options)]
+            streamed = ["".join(d.get(name, "") for d in deltas) for name in ("reasoning_content", "content")]
+            assert streamed == [wanted[0] or "", wanted[1]]
+            assert not any("reasoning_content" in d and "content" in d for d in deltas)
+
+
+def test_a_grammar_leaves_no_room_for_thoughts() -> None:
+    pytest.importorskip("llguidance", reason="the extra powerinfer[grammar] is not installed")
+    register_chat_format("test-thinks", ChatFormat("thinks", TEMPLATE))
+    with Llama.demo(chat_format="test-thinks", n_ctx=256, n_threads=1, verbose=False) as llm:
+        result = llm.create_chat_completion(
+            [{"role": "user", "content": "Hi"}],
+            chat_template_kwargs={"open": True},
+            response_format={"type": "choice", "choice": ["yes"]},
+        )
+    assert result["choices"][0]["message"] == {"role": "assistant", "content": "yes"}
