@@ -35,7 +35,7 @@ def test_what_a_mixture_s_experts_do(on_device: bool, tmp_path: Path) -> None:
         ) as llm:
             info = llm.llama.info()
             before = engine_view(llm, info, "m")["experts"]
-            assert before["routes"] == {"device": 0, "streamed": 0, "cpu": 0} and before["hit_rate"] == 0
+            assert before["routes"] == {"device": 0, "streamed": 0, "zero_copy": 0, "cpu": 0} and before["hit_rate"] == 0
             await llm.create_completion(ids, max_tokens=8, temperature=0)
             view, text = engine_view(llm, info, "m"), Metrics().text(llm.stats())
             layers = llm.llama.experts()
