@@ -270,9 +270,14 @@ template <class C> struct expert_of {
                                                {expert_gemm_kernel<C, false>, expert_gemm_kernel<C, true>}};
 };
 template <class C> struct expert_in_file { // read by a few tokens only
-    static constexpr expert_kernels kernels = {
-        C::type, C::lane_weights, expert_task<C>::steps, C::int8, {expert_kernel<C, false>, expert_kernel<C, true>},
-        nullptr};
+    static constexpr expert_kernels kernels = {C::type,
+                                               C::lane_weights,
+                                               expert_task<C>::steps,
+                                               C::int8,
+                                               {expert_kernel<C, false>, expert_kernel<C, true>},
+                                               0,
+                                               nullptr,
+                                               {}};
 };
 
 } // namespace te
