@@ -105,8 +105,9 @@ def test_goldens(name: str, tmp_path: Path) -> None:
             assert reference.relative_error(np.stack(rows), golden.logits) < 1e-3, split
 
 
-def test_experts_move_while_tokens_are_computed(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.gguf", "smallthinker")
+@pytest.mark.parametrize("name", ["smallthinker", "gpt-oss"])
+def test_experts_move_while_tokens_are_computed(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", name)
     tokens = (TOKENS[:2] * 120)[:N_CTX]
     expected = reference.forward(reference.load(path), tokens)
     worst = [np.array([0, 1], np.int32)] * N_LAYER

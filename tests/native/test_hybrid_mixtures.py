@@ -192,9 +192,10 @@ def test_counts_choose_the_experts_of_a_plan(tmp_path: Path) -> None:
                 assert row[layer.hot].min() >= rest.max()
 
 
-def test_experts_move_to_where_they_are_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["smallthinker", "gpt-oss"])
+def test_experts_move_to_where_they_are_used(name: str, tmp_path: Path) -> None:
     """They come from the wrong places to those that the uses ask for, and answers stay what they are."""
-    path = write(tmp_path / "m.gguf", "smallthinker")
+    path = write(tmp_path / "m.gguf", name)
     tokens = TOKENS[:2] * 120
     expected = reference.forward(reference.load(path), tokens[:N_CTX])
     with Model(path) as m:
