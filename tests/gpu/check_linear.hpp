@@ -157,7 +157,41 @@ static void check_list_and_marks(int type, int n_tok) {
     OK(api->free(dev, mark));
 }
 
+// A norm by itself, as of all heads of q together: of one token by linear, of several by prepare.
+static void check_norm_case(int cols, int n_tok, te_norm_kind kind) {
+    AT("norm %d of %d columns, %d tokens", (int)kind, cols, n_tok);
+    input in = input_new(n_tok, cols, kind, false);
+    result y((size_t)n_tok * (size_t)cols);
+    te_linear_args one = {};
+    one.x = in.dx;
+    one.ldx = in.ld;
+    one.n_tok = n_tok;
+    one.cols = cols;
+    one.side.norm = in.norm;
+    one.side.keep = y.data();
+    te_cuda_prepare several = {};
+    several.x = in.dx;
+    several.ldx = in.ld;
+    several.n_tok = n_tok;
+    several.cols = cols;
+    several.type = several.side_type = -1;
+    several.side = one.side;
+    if (n_tok == 1)
+        OK(api->linear(dev, &one));
+    else
+        OK(api->prepare(dev, &several));
+    const std::vector<float> got = y.get();
+    for (int t = 0; t < n_tok; t++)
+        for (int c = 0; c < cols; c++)
+            near(c, (double)got[(size_t)t * (size_t)cols + (size_t)c], in.of(t)[c], 16 * EPS * (fabs(in.of(t)[c]) + 1));
+    in.free();
+    y.free();
+}
+
 static void check_linear() {
+    for (int cols : {64, 300, 2048, 4096})
+        for (int n_tok : {1, 2, 5, 8})
+            for (te_norm_kind kind : {TE_NO_NORM, TE_RMS_NORM}) check_norm_case(cols, n_tok, kind);
     for (int type : all_types) {
         for (int i = 0; i < 6; i++)
             for (int n_tok : {1, 3, 8})

@@ -109,7 +109,7 @@ def test_goldens(name: str, tmp_path: Path) -> None:
             assert reference.relative_error(np.stack(rows), golden.logits) < 1e-3, split
 
 
-@pytest.mark.parametrize("name", ["smallthinker", "smallthinker by neuron"])
+@pytest.mark.parametrize("name", ["smallthinker", "smallthinker by neuron", "gpt-oss"])
 def test_experts_move_while_tokens_are_computed(name: str, tmp_path: Path) -> None:
     path = write_device(tmp_path / "m.gguf", name)
     tokens = (TOKENS[:2] * 120)[:N_CTX]

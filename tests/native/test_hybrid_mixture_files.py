@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
+from powerinfer import ArgumentError, FormatError
 from powerinfer._engine.file import ModelFile
 from powerinfer._engine.session import Model, Session
+from powerinfer.cli.plan import layer_rows
 from powerinfer.models.plan import engine, from_json, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from powerinfer.models.quantize import choose_types, quantize_model
@@ -149,9 +151,16 @@ def test_a_plan_of_layers_without_experts(tmp_path: Path) -> None:
         more = 3 * 64 * (SPEC.n_ff_expert - N_SHARED) * 2 - SPEC.n_expert * 64 * 4
         assert plan.layers[0].attention_bytes - plan.layers[2].attention_bytes == more
         assert plan.layers[0].ffn_bytes == 256  # a list of nothing
+        assert [row[3] for row in layer_rows(plan, every=True)[1:]] == ["100%"] * N_LAYER
         again = from_json(plan.to_json())
         assert again.to_json() == plan.to_json()
         again.check(m)
+        for n, problem, words in (
+            (5, FormatError, "5 of its model's 5 layers"),
+            (1, ArgumentError, "differs in"),
+        ):
+            with pytest.raises(problem, match=words):
+                from_json(plan.to_json().replace('"n_layer_dense": 2', f'"n_layer_dense": {n}')).check(m)
         with (
             opened(m, plan.native(m), count_neurons=True) as s,
             Session(m, n_ctx=N_CTX, count_neurons=True, **F32) as cpu,

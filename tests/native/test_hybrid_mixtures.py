@@ -270,7 +270,7 @@ def test_counts_choose_the_experts_of_a_plan(tmp_path: Path) -> None:
                 assert row[layer.hot].min() >= rest.max()
 
 
-@pytest.mark.parametrize("name", ["smallthinker", "smallthinker by neuron"])
+@pytest.mark.parametrize("name", ["smallthinker", "smallthinker by neuron", "gpt-oss"])
 def test_experts_move_to_where_they_are_used(name: str, tmp_path: Path) -> None:
     """They come from the wrong places to those that the uses ask for, and answers stay what they are."""
     path = write_device(tmp_path / "m.gguf", name)
