@@ -251,6 +251,8 @@ typedef struct pi_session_options {
                              what that gains. Answers may differ by rounding */
     int32_t frozen_experts; /* 1: a mixture's experts stay on the side where the plan puts them, so that the same input
                                gives the same bits; 0: those that are used more move to the device */
+    int32_t fetch_experts;  /* 1: where a router reads its layer's input (SmallThinker), the CPU's cores fetch rows of a
+                               token's experts while the device is in attention; not measured yet */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
 

@@ -29,8 +29,8 @@ typedef struct pi_device_layer {
     uint32_t *fired_hot, *fired_cold; /* D; or NULL: the session does not count */
     te_mat router;                    /* of a mixture */
     const float *choice_b;
-    int32_t *kept;         /* H [n_used + 1], or NULL: of so many of a token's experts that are not there, those that the */
-    const int32_t *n_kept; /* device reads in host memory; D, the same */
+    int32_t *kept; /* H [n_used + 1], or NULL: of so many of a token's experts that are not there, those that the */
+    const int32_t *n_kept;                                     /* device reads in host memory; D, the same */
     te_mat shared_gate, shared_up, shared_down, shared_router; /* of its expert of all tokens; the router has one row */
 } pi_device_layer;
 
@@ -208,6 +208,9 @@ void pi_hybrid_take_guess(pi_hybrid *h, const te_team *team, int32_t l);
 void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const uint64_t *until);
 int32_t pi_hybrid_foreseen(const pi_hybrid *h, int32_t l, const pi_cold_member *me);
 int32_t pi_hybrid_assign(const pi_cold_member *me, int32_t n, int32_t n_members);
+/* Fetches this member's rows of n experts of a mixture's layer until the word `until` is posted; expert [n] in any order. */
+void pi_hybrid_fetch_experts(pi_hybrid *h, const te_team *team, int32_t l, const int32_t *expert, int32_t n,
+                             const uint64_t *until);
 /* timeline.c, where the session keeps one: reserves room, once weights lie where they belong; forgets the run before;
  * notes a moment of the CPU. */
 pi_status pi_hybrid_start_timeline(pi_hybrid *h);

@@ -314,6 +314,17 @@ def test_a_plan_expects_what_the_bus_brings(tmp_path: Path) -> None:
             assert not any(layer.n_zero_copy for layer in s.experts())
 
 
+def test_fetching_early_changes_no_bits(tmp_path: Path) -> None:
+    with Model(write(tmp_path / "m.gguf", "smallthinker")) as m:
+        for split in ("none", "some"):
+            runs = []
+            for early in (False, True):
+                plan = place(m, split, 64)
+                with opened(m, plan, live_experts=False, fetch_experts=early, n_threads=3) as s:
+                    runs.append(decoded(s))
+            assert np.array_equal(*runs)
+
+
 def test_experts_find_their_places() -> None:
     """Without counts, with wrong ones and where what is used changes, by the C program hybrid_cache_check."""
     done = subprocess.run(
