@@ -252,6 +252,8 @@ typedef struct pi_session_options {
                              what that gains. Answers may differ by rounding */
     int32_t frozen_experts; /* 1: a mixture's experts stay on the side where the plan puts them, so that the same input
                                gives the same bits; 0: those that are used more move to the device */
+    int32_t fetch_experts;  /* 1: where a router reads its layer's input (SmallThinker), the CPU's cores fetch rows of a
+                               token's experts while the device is in attention; not measured yet */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
 
@@ -355,7 +357,7 @@ typedef struct pi_layer_step {
     int64_t ffn_bytes;       /* bytes of weights read by the FFN, predictor included */
     int64_t bytes;           /* of the whole layer: weights, K and V */
     float ffn_us, layer_us;  /* of a layer on a device: the CPU's part, and since its last hand-over; 0 without one */
-    int64_t n_foreseen; /* (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so that
+    int64_t n_foreseen;  /* (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so that
                                 rows were fetched early; in predicted mode */
     int64_t n_routes;   /* of a mixture: (token, expert) pairs of the chunk */
     int64_t n_routes_device;   /* of those, whose expert had a place on a device */
@@ -484,13 +486,13 @@ typedef struct pi_plan_options {
 pi_plan_options pi_plan_defaults(void);
 
 typedef struct pi_plan_layer {
-    int32_t on_device;           /* attention, K and V, norms and predictor are */
-    int32_t device;              /* which; -1: the CPU */
-    int32_t predictor_on_device; /* the plan's mode uses one, and it is */
-    int32_t n_hot;               /* neurons on the device */
-    int32_t n_pcie;              /* neurons of the host's that the device reads by zero-copy while it would wait */
-    double active_hot;           /* of those on the device, computed per token, expected */
-    double active_pcie, active_cold;
+    int32_t on_device;               /* attention, K and V, norms and predictor are */
+    int32_t device;                  /* which; -1: the CPU */
+    int32_t predictor_on_device;     /* the plan's mode uses one, and it is */
+    int32_t n_hot;                   /* neurons on the device */
+    int32_t n_pcie;                  /* neurons of the host's that the device reads by zero-copy while it would wait */
+    double active_hot;               /* of those on the device, computed per token, expected */
+    double active_pcie, active_cold; /* of a mixture, too: which experts are read by zero-copy a step decides */
     uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes, ffn_bytes; /* on the device */
     double fixed_us; /* attention, K and V, predictor; with attention beside the FFN (Falcon) on a device: predictor */
     double gpu_ffn_us, cpu_ffn_us, handover_us; /* CPU and hand-over run beside the device */

@@ -58,6 +58,8 @@ class Row:
     """Tokens per second, decoding; 0: none was set."""
     skew: float = -1
     """Of a mixture's routers (make_mixture.py); below 0: the model is none."""
+    zero_copy: bool = True
+    fetch_experts: bool = False
     rho: float = 0
     statistics: str = "planted"
     """Of experts, in the file."""
@@ -202,6 +204,8 @@ class Experts:
 
     hit_rate: float
     """Share of the uses whose expert was on the GPU."""
+    in_place_rate: float
+    """The same of those whose expert the GPU read in host memory."""
     mb_used: float
     """Of the experts that a token uses."""
     mb_resident: float
@@ -210,29 +214,29 @@ class Experts:
     mb_copied_per_token: float
 
 
-def count_experts(s: Session, model: Model) -> tuple[int, int, int, int]:
-    """Uses, those on the GPU, copies and their bytes, since the session was opened."""
+def count_experts(s: Session, model: Model) -> tuple[int, ...]:
+    """Uses, those on the GPU, those read in place, copies and their bytes, since the session was opened."""
     if not model.info.n_expert:
-        return 0, 0, 0, 0
+        return 0, 0, 0, 0, 0
     layers = s.experts()
     return (
         sum(layer.n_routes for layer in layers),
         sum(layer.n_resident for layer in layers),
+        sum(layer.n_zero_copy for layer in layers),
         sum(layer.n_copies for layer in layers),
         sum(layer.copied_bytes for layer in layers),
     )
 
 
-def expert_uses(
-    model: Model, before: tuple[int, int, int, int], after: tuple[int, int, int, int], n: int
-) -> Experts | None:
+def expert_uses(model: Model, before: tuple[int, ...], after: tuple[int, ...], n: int) -> Experts | None:
     """Between two counts, over n tokens."""
     if not model.info.n_expert:
         return None
-    routes, resident, copies, copied = (b - a for a, b in zip(before, after, strict=True))
+    routes, resident, in_place, copies, copied = (b - a for a, b in zip(before, after, strict=True))
     used = expert_bytes(model) / 1e6
     hit_rate = resident / routes if routes else 0.0
-    return Experts(hit_rate, used, used * hit_rate, copies / n, copied / 1e6 / n)
+    in_place_rate = in_place / routes if routes else 0.0
+    return Experts(hit_rate, in_place_rate, used, used * hit_rate, copies / n, copied / 1e6 / n)
 
 
 HANDOVER_US = 30
@@ -271,7 +275,7 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
     settings = Settings(n_ctx=max(row.prompts) + 512, n_batch=min(n_batch, 2048), sparsity=row.sparsity)
     rng = np.random.default_rng(1)
     with Model(path) as model:
-        rates = device_rates([facts], zero_copy=True)
+        rates = device_rates([facts], zero_copy=row.zero_copy)
         plan = make_plan(model, vram_budget=row.budget, settings=settings, rates=rates)
         start = time.perf_counter()
         with Session(
@@ -283,6 +287,7 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
             sparsity=row.sparsity,
             n_threads=threads,
             n_seq=row.n_seq,
+            fetch_experts=row.fetch_experts,
         ) as s:
             open_s = time.perf_counter() - start
             high = model.info.n_vocab - 1
@@ -299,7 +304,7 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
                 s.feed(draw(64), seq=other)
             times, sides = [], []
             resident = all(len(layer.hot) == model.info.n_placed for layer in plan.layers)
-            sequences, counted = list(range(row.n_seq)), (0, 0, 0, 0)
+            sequences, counted = list(range(row.n_seq)), count_experts(s, model)
             for i in range(n_tokens + row.n_warm):
                 if i == row.n_warm:
                     counted = count_experts(s, model)
@@ -369,7 +374,8 @@ def show(name: str, row: Row, r: dict[str, Any]) -> None:
     if e and row.n_seq == 1:
         print(
             f"  experts: {e['mb_used']:.0f} MB a token, {e['mb_rest']:.0f} MB of the rest; "
-            f"{e['hit_rate']:.1%} of the uses found on the GPU, {e['copies_per_token']:.2f} a token copied "
+            f"{e['hit_rate']:.1%} of the uses found on the GPU, {e['in_place_rate']:.1%} read in "
+            f"place, {e['copies_per_token']:.2f} a token copied "
             f"there ({e['mb_copied_per_token']:.1f} MB); these bytes and {HANDOVER_US} us a layer allow "
             f"{1e3 / e['limit_ms']:.0f} tokens/s, of which this is {e['limit_ms'] / r['ms']:.0%}",
             flush=True,
@@ -386,6 +392,13 @@ def main() -> int:
     p.add_argument("--keep", action="store_true", help="leave the last model there")
     p.add_argument("--threads", type=int, default=0, metavar="N", help="default: cores less one")
     p.add_argument("--tokens", type=int, default=96, metavar="N", help="decoded per row (default 96)")
+    p.add_argument(
+        "--prompts", type=int, nargs="+", default=[], metavar="N", help="lengths, instead of the rows'"
+    )
+    p.add_argument("--no-zero-copy", action="store_true", help="the GPU reads no weights in host memory")
+    p.add_argument(
+        "--fetch-experts", action="store_true", help="Session(fetch_experts=True): what it gains is not known"
+    )
     p.add_argument("--json", type=Path, metavar="FILE", help="results as JSON")
     a = p.parse_args()
     if a.list:
@@ -407,7 +420,8 @@ def main() -> int:
     try:
         results["gpu"] = machine.device_facts("cuda", 0).name
         for name in a.rows or ROWS:
-            row = ROWS[name]
+            row = replace(ROWS[name], zero_copy=not a.no_zero_copy, fetch_experts=a.fetch_experts)
+            row = replace(row, prompts=tuple(a.prompts) or row.prompts)
             path = make_model(row, a.models)
             results["rows"][name] = asdict(row) | measure(row, path, threads, a.tokens, idle)
             if a.json:

@@ -75,10 +75,8 @@ static te_linear_args router_of(const pi_program_block *b) {
     return a;
 }
 
-static void begin(const pi_program_block *b) {
-    if (!b->block->experts.early) return;
-    const te_linear_args a = router_of(b);
-    b->p->ops->linear(b->p->dev, &a);
+static const int32_t *places_of(const pi_program_block *b) {
+    return b->p->in.place + (ptrdiff_t)b->l * b->p->h->s->model->info.n_expert;
 }
 
 static te_gating gating_of(pi_gating gating) {
@@ -87,8 +85,39 @@ static te_gating gating_of(pi_gating gating) {
                                         : TE_GATING_SOFTMAX;
 }
 
-static const int32_t *places_of(const pi_program_block *b) {
-    return b->p->in.place + (ptrdiff_t)b->l * b->p->h->s->model->info.n_expert;
+/* The router's choice, of its scores. */
+static void choose(const pi_program_block *b) {
+    const pi_program *p = b->p;
+    const pi_experts *w = &b->block->experts;
+    const te_route_args r = {.score = p->d->score,
+                             .ld_score = (size_t)w->n_expert,
+                             .n_tok = p->n_tok,
+                             .n_expert = w->n_expert,
+                             .n_used = w->n_used,
+                             .n_group = w->n_group,
+                             .n_group_used = w->n_group_used,
+                             .gating = gating_of(w->gating),
+                             .normed = w->normed,
+                             .scale = w->scale,
+                             .choice_b = b->w->choice_b,
+                             .place = places_of(b),
+                             .expert = p->d->expert,
+                             .weight = p->d->weight,
+                             .uses = uses_of(b),
+                             .loads = loads_chosen(b),
+                             .n_kept = keeps(b) ? b->w->n_kept : NULL,
+                             .kept = p->d->kept,
+                             .n_missing = asks_cpu(b) ? p->d->n_missing : NULL,
+                             .publish = asks_cpu(b) ? pi_routes_of(p->h, p->d, b->l) : NULL,
+                             .ticket = pi_program_ticket(p, b->l, PI_COLD)};
+    p->ops->route(p->dev, &r);
+}
+
+static void begin(const pi_program_block *b) {
+    if (!b->block->experts.early) return;
+    const te_linear_args a = router_of(b);
+    b->p->ops->linear(b->p->dev, &a);
+    choose(b); /* a prompt's loads begin, and the CPU knows what it will compute */
 }
 
 enum { SHARED_LD = 4 };
@@ -116,7 +145,7 @@ static void weigh_shared(const pi_program_block *b) {
     p->ops->route(p->dev, &r);
 }
 
-/* The experts' input, kept and posted; the router's choice. Reads x. */
+/* The experts' input, kept and posted; the router's choice, unless it is made. Reads x. */
 static void prepare(const pi_program_block *b) {
     const pi_program *p = b->p;
     const pi_experts *w = &b->block->experts;
@@ -131,28 +160,7 @@ static void prepare(const pi_program_block *b) {
     }
     p->ops->linear(p->dev, &a);
     pi_program_stamp(p, b->l, PI_MOMENT_PREDICT);
-    const te_route_args r = {.score = p->d->score,
-                             .ld_score = (size_t)w->n_expert,
-                             .n_tok = p->n_tok,
-                             .n_expert = w->n_expert,
-                             .n_used = w->n_used,
-                             .n_group = w->n_group,
-                             .n_group_used = w->n_group_used,
-                             .gating = gating_of(w->gating),
-                             .normed = w->normed,
-                             .scale = w->scale,
-                             .choice_b = b->w->choice_b,
-                             .place = places_of(b),
-                             .expert = p->d->expert,
-                             .weight = p->d->weight,
-                             .uses = uses_of(b),
-                             .loads = loads_chosen(b),
-                             .n_kept = keeps(b) ? b->w->n_kept : NULL,
-                             .kept = p->d->kept,
-                             .n_missing = asks_cpu(b) ? p->d->n_missing : NULL,
-                             .publish = asks_cpu(b) ? pi_routes_of(p->h, p->d, b->l) : NULL,
-                             .ticket = pi_program_ticket(p, b->l, PI_COLD)};
-    p->ops->route(p->dev, &r);
+    if (!w->early) choose(b);
     if (b->w->shared_router.w) weigh_shared(b);
     pi_program_stamp(p, b->l, PI_MOMENT_MARKS);
 }

@@ -209,6 +209,9 @@ void pi_hybrid_take_guess(pi_hybrid *h, const te_team *team, int32_t l);
 void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const uint64_t *until);
 int32_t pi_hybrid_foreseen(const pi_hybrid *h, int32_t l, const pi_cold_member *me);
 int32_t pi_hybrid_assign(const pi_cold_member *me, int32_t n, int32_t n_members);
+/* Fetches this member's rows of n experts of a mixture's layer until the word `until` is posted; expert [n] in any order. */
+void pi_hybrid_fetch_experts(pi_hybrid *h, const te_team *team, int32_t l, const int32_t *expert, int32_t n,
+                             const uint64_t *until);
 /* timeline.c, where the session keeps one: reserves room, once weights lie where they belong; forgets the run before;
  * notes a moment of the CPU. */
 pi_status pi_hybrid_start_timeline(pi_hybrid *h);

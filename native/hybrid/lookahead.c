@@ -7,6 +7,9 @@
  * other rows of its share of the guess. What is computed is decided by the true marks alone: a wrong guess costs reading,
  * a missing one nothing. Who begins with a marked neuron is decided by both: the member that fetched it, since another
  * core's cache is nearly as far as memory.
+ *
+ * A router that reads its layer's input has chosen before attention. What the device has not of the chosen experts can
+ * then be fetched while it is there.
  */
 #include "hybrid.h"
 
@@ -66,8 +69,14 @@ void pi_hybrid_take_guess(pi_hybrid *h, const te_team *team, int32_t l) {
     me->ahead_bytes = 0;
 }
 
-/* Into the second cache, whose lines a core asks for without waiting for them. A piece of a row at a time: what it asked
- * for is in the way of what it then reads. */
+/* n bytes into the second cache, whose lines a core asks for without waiting for them: no more than a piece, since what it
+ * asked for is in the way of what it then reads. Returns how many. */
+static size_t fetch_piece(const char *from, size_t n_bytes) {
+    const size_t n = n_bytes < PIECE ? n_bytes : PIECE;
+    for (size_t at = 0; at < n; at += LINE) __builtin_prefetch(from + at, 0, 2);
+    return n;
+}
+
 void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const uint64_t *until) {
     const pi_ffn *w = pi_ffn_of(&h->s->model->layer[l]);
     const te_mat *mats[] = {&w->gate, &w->up, &w->down_t};
@@ -82,9 +91,33 @@ void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const u
         const size_t n_bytes = i < 0 ? me->part_bytes : pi_row_bytes(m);
         while (me->ahead_bytes < n_bytes) {
             if (pi_has_words(until, 1, ticket, NULL)) return;
-            const size_t left = n_bytes - me->ahead_bytes, n = left < PIECE ? left : PIECE;
-            for (size_t at = 0; at < n; at += LINE) __builtin_prefetch(from + me->ahead_bytes + at, 0, 2);
-            me->ahead_bytes += n;
+            me->ahead_bytes += fetch_piece(from + me->ahead_bytes, n_bytes - me->ahead_bytes);
+        }
+    }
+}
+
+/* The rows of gates and ups, then of downs, that te_op_experts deals to this member first, but for some at the borders. */
+void pi_hybrid_fetch_experts(pi_hybrid *h, const te_team *team, int32_t l, const int32_t *expert, int32_t n,
+                             const uint64_t *until) {
+    enum { MOST_EXPERTS = 8 };
+    const pi_experts *w = pi_experts_of(&h->s->model->layer[l]);
+    const te_mat *const mats[] = {&w->gate, &w->up, &w->down};
+    const uint32_t ticket = h->number + pi_number(l, PI_COLD);
+    int32_t sorted[MOST_EXPERTS];
+    size_t left = MOST;
+    if (n > MOST_EXPERTS || !w->down.w) return;
+    for (int32_t i = 0, k; i < n; sorted[k] = expert[i], i++)
+        for (k = i; k > 0 && sorted[k - 1] > expert[i]; k--) sorted[k] = sorted[k - 1];
+    for (int32_t k = 0; k < 3; k++) {
+        const int32_t rows = k < 2 ? w->n_ff : h->s->model->info.n_embd;
+        const size_t n_bytes = pi_row_bytes(mats[k]);
+        int64_t lo, hi;
+        te_share_of(team->ith, te_pool_n_threads(team->pool), (int64_t)n * rows, 1, &lo, &hi);
+        for (int64_t i = lo; i < hi && left >= n_bytes; i++, left -= n_bytes) {
+            const te_mat of = pi_expert_rows(mats[k], sorted[i / rows], rows);
+            const char *row = (const char *)of.w + of.stride * (size_t)(i % rows);
+            for (size_t at = 0; at < n_bytes; at += fetch_piece(row + at, n_bytes - at))
+                if (pi_has_words(until, 1, ticket, NULL)) return;
         }
     }
 }

@@ -407,13 +407,15 @@ int32_t pi_cost_kept(const pi_cost *cost, const pi_plan_options *o, int32_t l, i
     return best;
 }
 
-/* The same as a part of so many, which is a mean. */
+/* The same as a part of so many, which is a mean. Two kernels a layer do not pay where they seldom have work. */
 static double kept_part(const pi_cost *cost, const pi_plan_options *o, int32_t l, double n_missing) {
+    static const double least_kept = 0.25;
     const int32_t most = cost->layer[l].n_used;
     if (!(n_missing > 0)) return 0;
     const int32_t m = n_missing < most ? (int32_t)n_missing : most;
-    const double low = pi_cost_kept(cost, o, l, m), high = m < most ? pi_cost_kept(cost, o, l, m + 1) : low;
-    return (low + (high - low) * (n_missing - m)) / n_missing;
+    const double low = pi_cost_kept(cost, o, l, m), high = m < most ? pi_cost_kept(cost, o, l, m + 1) : low,
+                 kept = low + (high - low) * (n_missing - m);
+    return kept < least_kept ? 0 : kept / n_missing;
 }
 
 double pi_cost_zero_copy(const pi_cost *cost, const pi_plan_options *o, int32_t l, const pi_share *n) {

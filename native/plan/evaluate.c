@@ -32,7 +32,8 @@ static void evaluate_layer(pi_plan *p, const pi_cost *cost, const pi_plan_option
         share.active_pcie = active[1] = part * active[2];
         share.n_cold = part < 1 ? n[2] - share.n_pcie : 0;
         share.active_cold = active[2] -= active[1];
-        for (int32_t m = 0; m < p->n_kept; m++) p->kept[(ptrdiff_t)l * p->n_kept + m] = pi_cost_kept(cost, o, l, m);
+        for (int32_t m = 0; part > 0 && m < p->n_kept; m++)
+            p->kept[(ptrdiff_t)l * p->n_kept + m] = pi_cost_kept(cost, o, l, m);
     }
     pi_layer_time t = pi_cost_time(cost, o, l, out->on_device, &share);
     if (!p->info.uses_device) t.handover_us = 0;

@@ -31,8 +31,8 @@
  * often it is chosen, in every mode: count / tokens; without counts what a router gives whose scores are those of noise
  * plus half as much that is always the same, for some expert or other: which ones, the session finds out. Which experts are
  * read by zero-copy is said for no expert: of m of a token's that are not on the device it reads as many as make that soonest
- * done (pi_cost_kept). A layer without experts beside others has nothing to choose: its feed-forward counts as attention
- * does.
+ * done (pi_cost_kept), if that is some of as many as are expected. A layer without experts beside others has nothing to
+ * choose: its feed-forward counts as attention does.
  *
  * The plan minimises the sum over layers and head; all of the model is put on the device where it fits and costs at
  * most a quarter over the best that is estimated. Choosing one option for each of them within the budget is a

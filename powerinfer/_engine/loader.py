@@ -327,7 +327,13 @@ def _warn_of_mapping(plan: Plan, session: Session) -> None:
     if info.n_unmapped_bytes and not missing:
         warnings.warn(
             f"the GPU's driver cannot map {info.n_unmapped_bytes / GIB:.2f} GiB of the weights in host "
-            "memory: long prompts copy them through a small buffer and are slower",
+            "memory: long prompts copy them through a small buffer and are slower"
+            + (
+                ", and the GPU reads no experts there, so that fewer tokens/s are to be expected than the "
+                "plan says"
+                if plan.expected.active_pcie
+                else ""
+            ),
             stacklevel=5,
         )
     if missing:

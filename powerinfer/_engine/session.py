@@ -127,6 +127,7 @@ class Session:
         timeline: bool = False,
         look_ahead: bool = True,
         live_experts: bool = True,
+        fetch_experts: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """
@@ -156,6 +157,8 @@ class Session:
             measuring what that gains. Answers may differ by rounding.
         live_experts: experts of a mixture that are used more move to the device while the session runs;
             False: they stay where the plan puts them, so that the same input gives the same bits.
+        fetch_experts: where a router reads its layer's input (SmallThinker), the CPU's cores fetch rows of a
+            token's experts while the device is in attention. Changes no bits; not measured yet.
         progress: called as progress(done, total) with bytes while weights are brought to devices; an
             exception from it ends that.
 
@@ -179,6 +182,7 @@ class Session:
         options.timeline = bool(timeline)
         options.no_lookahead = not look_ahead
         options.frozen_experts = not live_experts
+        options.fetch_experts = bool(fetch_experts)
         options.device, indices = devices_of(device)
         if plan is not None:
             options.plan = plan

@@ -1,7 +1,8 @@
 /* hybrid_cache_check.c - how well experts find their places (native/hybrid/cache.c): routers whose scores are noise and
  * `skew` times what they always are, on a device that brings every copy by the next step, half a copy a layer and step.
  * From no counts, wrong ones and right ones; then noise of which 0.9 stays from token to token. Hits are compared with
- * those of the best places that never change. Everything is drawn, and comes out the same each time. */
+ * those of the best places that never change. Then what is used changes all the time, copies come late, and some are
+ * refused: each place holds the expert that is said to be there. Everything is drawn, and comes out the same each time. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,18 +45,51 @@ static int falling(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* ---- a device that has no memory ---- */
+/* ---- a device that knows which expert each place holds ---- */
 
-static uint32_t n_asked;
+enum { NOBODY = -1, COPY_BYTES = 3 * N_FF * N_EMBD * 4 };
+
+static uint32_t n_asked, n_came;
+static bool is_late; /* copies come after some steps; now and then one is refused */
+static struct {
+    int32_t layer, expert, place;
+} copy[PI_FETCHES];
+static int32_t holds[N_LAYER][N_EXPERT]; /* by place */
+
+/* Matrices of layer l begin at these addresses, which nobody reads. */
+static const char *file_at(int l, int k) { return (const char *)((uintptr_t)(8 * l + k + 1) << 32); }
+static const char *places_at(int l, int k) { return (const char *)((uintptr_t)(8 * l + k + 4) << 32); }
+
+static void fail(const char *what) {
+    fprintf(stderr, "%s\n", what);
+    exit(1);
+}
+
 static pi_status fetch(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to) {
-    (void)dev, (void)from, (void)n, (void)to;
-    n_asked++;
+    (void)dev;
+    const int32_t l = (int32_t)((uintptr_t)from[0].w >> 32) / 8;
+    const int32_t expert = (int32_t)(((const char *)from[0].w - file_at(l, 0)) / (COPY_BYTES / 3)),
+                  place = (int32_t)(((const char *)to[0].w - places_at(l, 0)) / (COPY_BYTES / 3));
+    if (n != 3 || n_asked - n_came >= PI_FETCHES) fail("a fetch of another number of matrices, or too many of them");
+    for (int k = 0; k < 3; k++)
+        if ((const char *)from[k].w != file_at(l, k) + (ptrdiff_t)expert * COPY_BYTES / 3 ||
+            (const char *)to[k].w != places_at(l, k) + (ptrdiff_t)place * COPY_BYTES / 3)
+            fail("the matrices of a fetch are of several experts or places");
+    if (is_late && uniform() < 0.1) return PI_ERROR_DEVICE;
+    holds[l][place] = NOBODY; /* half of one, half of the other */
+    copy[n_asked % PI_FETCHES].layer = l;
+    copy[n_asked % PI_FETCHES].expert = expert;
+    copy[n_asked++ % PI_FETCHES].place = place;
     return PI_OK;
 }
 static uint32_t fetched(pi_device *dev, pi_status *st) {
     (void)dev;
     *st = PI_OK;
-    return n_asked;
+    while (n_came != n_asked && (!is_late || uniform() < 0.6)) {
+        const uint32_t at = n_came++ % PI_FETCHES;
+        holds[copy[at].layer][copy[at].place] = copy[at].expert;
+    }
+    return n_came;
 }
 static const pi_device_ops ops = {.fetch = fetch, .fetched = fetched};
 
@@ -74,7 +108,7 @@ static void check_places(const char *what) {
         memset(at, -1, sizeof at);
         for (int e = 0; e < N_EXPERT; e++) {
             const int32_t p = h.place[l * N_EXPERT + e];
-            if (p >= 0 && (p >= on[l].n_hot || at[p] >= 0 || on[l].hot[p] != e)) goto wrong;
+            if (p >= 0 && (p >= on[l].n_hot || at[p] >= 0 || on[l].hot[p] != e || holds[l][p] != e)) goto wrong;
             if (p >= 0) at[p] = e;
             if (p < 0 && (-1 - p >= on[l].n_cold || on[l].cold[-1 - p] != e)) goto wrong;
             n_missing += p < 0;
@@ -84,6 +118,13 @@ static void check_places(const char *what) {
         fprintf(stderr, "%s: the places of layer %d are not consistent\n", what, l);
         exit(1);
     }
+}
+
+static void open_cache(void) {
+    n_asked = n_came = 0;
+    for (int l = 0; l < N_LAYER; l++)
+        for (int k = 0; k < on[l].n_hot; k++) holds[l][k] = on[l].hot[k];
+    if (pi_cache_open(&h, true) != PI_OK) fail("the cache cannot be opened");
 }
 
 typedef enum start { NO_COUNTS, WRONG, RIGHT } start;
@@ -98,7 +139,6 @@ static shares run(double skew, double rho, start begin, int32_t n_places) {
     const char *names[] = {"no counts", "wrong counts", "right counts"};
     shares s = {0, 0, 0};
     state = 7;
-    n_asked = 0;
     for (int l = 0; l < N_LAYER; l++) {
         r[l] = (router){.skew = skew, .rho = rho};
         for (int e = 0; e < N_EXPERT; e++) {
@@ -130,7 +170,7 @@ static shares run(double skew, double rho, start begin, int32_t n_places) {
     }
     model.expert_counts = begin == NO_COUNTS ? NULL : profile;
     model.expert_tokens = N_LONG;
-    if (pi_cache_open(&h, true) != PI_OK) exit(1);
+    open_cache();
     for (int t = 0; t < 600; t++) {
         if (pi_cache_settle(&h) != PI_OK) exit(1);
         check_places(names[begin]);
@@ -142,7 +182,7 @@ static shares run(double skew, double rho, start begin, int32_t n_places) {
                 if (uses[e] && h.place[l * N_EXPERT + e] >= 0) *(t < 200 ? &s.first : &s.rest) += 1;
         }
         /* Half a copy for each layer: three matrices of N_FF rows of N_EMBD floats, 0.3 of the time at 40 bytes a ns. */
-        pi_cache_follow(&h, 1, N_LAYER * 3 * N_FF * N_EMBD * 4 / 2 / 12);
+        pi_cache_follow(&h, 1, N_LAYER * COPY_BYTES / 2 / 12);
     }
     pi_cache_close(&h);
     s.first /= 200.0 * N_LAYER * N_USED;
@@ -150,6 +190,46 @@ static shares run(double skew, double rho, start begin, int32_t n_places) {
     printf("skew %.1f rho %.1f, %d places, %-12s: %.3f, then %.3f; static %.3f; %u copies\n", skew, rho, n_places,
            names[begin], s.first, s.rest, s.best, n_asked);
     return s;
+}
+
+/* Eight sequences, 10,000 tokens, that are of something else every 40 steps. */
+static void churn(void) {
+    static router r[N_LAYER];
+    state = 11;
+    is_late = true;
+    model.expert_counts = NULL;
+    for (int l = 0; l < N_LAYER; l++) {
+        on[l].n_hot = on[l].n_cold = 0;
+        for (int e = 0; e < N_EXPERT; e++)
+            if (l && e % 3 == 0) /* of one layer there are no places */
+                on[l].hot[on[l].n_hot++] = e;
+            else
+                on[l].cold[on[l].n_cold++] = e;
+    }
+    open_cache();
+    for (int step = 0; step < 1250; step++) {
+        if (pi_cache_settle(&h) != PI_OK) fail("a copy failed");
+        check_places("10,000 tokens");
+        memset(counts, 0, sizeof counts);
+        for (int l = 0; l < N_LAYER; l++) {
+            if (step % 40 == 0) r[l] = (router){.skew = 2};
+            for (int e = 0; step % 40 == 0 && e < N_EXPERT; e++) r[l].always[e] = normal();
+            for (int t = 0; t < 8; t++) route(&r[l], counts + 3 * N_LAYER + (size_t)l * N_EXPERT);
+        }
+        pi_cache_follow(&h, 8, (int64_t)N_LAYER * COPY_BYTES);
+    }
+    int64_t n_copies = 0;
+    for (int l = 0; l < N_LAYER; l++) {
+        const pi_expert_counts c = pi_cache_counts(&h, l);
+        if (c.n_routes != 1250 * 8 * N_USED || c.copied_bytes != (uint64_t)c.n_copies * COPY_BYTES ||
+            (!l && c.n_copies))
+            fail("the counts are wrong");
+        n_copies += c.n_copies;
+    }
+    printf("10,000 tokens: %lld copies\n", (long long)n_copies);
+    if (n_copies != n_asked || n_copies < 1000) fail("other copies than were asked for, or few");
+    pi_cache_close(&h);
+    is_late = false;
 }
 
 int main(void) {
@@ -160,8 +240,12 @@ int main(void) {
         w->n_expert = N_EXPERT;
         w->n_used = N_USED;
         w->n_ff = N_FF;
-        w->gate = w->up = (te_mat){NULL, sizeof(float) * N_EMBD, TE_F32, N_EMBD, N_EXPERT * N_FF};
-        w->down = (te_mat){NULL, sizeof(float) * N_FF, TE_F32, N_FF, N_EXPERT * N_EMBD};
+        te_mat *const mats[] = {&w->gate, &w->up, &w->down}, *const there[] = {&on[l].gate, &on[l].up, &on[l].down_out};
+        for (int k = 0; k < 3; k++) { /* N_FF is N_EMBD */
+            *mats[k] = (te_mat){file_at(l, k), sizeof(float) * N_EMBD, TE_F32, N_EMBD, N_EXPERT * N_FF};
+            *there[k] = *mats[k];
+            there[k]->w = places_at(l, k);
+        }
         on[l].hot = malloc(sizeof(int32_t) * N_EXPERT);
         on[l].cold = malloc(sizeof(int32_t) * N_EXPERT);
         if (!on[l].hot || !on[l].cold) return 1;
@@ -184,6 +268,7 @@ int main(void) {
         const shares near = run(0.5, 0.9, NO_COUNTS, n_places);
         bad += near.rest <= near.best;
     }
+    churn();
     for (int l = 0; l < N_LAYER; l++) {
         free(on[l].hot);
         free(on[l].cold);

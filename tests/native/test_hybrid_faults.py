@@ -454,3 +454,56 @@ def test_a_copy_of_an_expert_that_fails(mixture: Model, faults: Faults) -> None:
         with pytest.raises(DeviceError, match="asked for: a fetch"):
             s.feed(IDS[:3])
         assert s.length() == n
+
+
+def churned(s: Session, cpu: Session, ids: list[int]) -> None:
+    """Feeds them one by one, and the answers are those of the CPU alone."""
+    for token in ids:
+        for x in (s, cpu):
+            if x.length() == mixtures.N_CTX:
+                x.drop()
+            x.feed([token])
+        a, b = s.logits(), cpu.logits()
+        assert np.linalg.norm(a - b) < 1e-5 * np.linalg.norm(b)
+
+
+@with_faults
+@pytest.mark.parametrize("kind", ["die", "vanish"])
+def test_a_device_that_fails_while_experts_move(mixture: Model, faults: Faults, kind: str) -> None:
+    """A step that fails leaves experts where they were, and copies on their way to arrive."""
+    with (
+        open_mixture(mixture) as s,
+        Session(mixture, n_threads=1, n_ctx=mixtures.N_CTX, **mixtures.F32) as cpu,
+    ):
+        for n in (2, 9, 20, 33, 40, 52):
+            churned(s, cpu, IDS[n : n + 1] * 12)  # what is used changes
+            copies = sum(layer.n_copies for layer in s.experts())
+            setattr(faults, kind, n)
+            with pytest.raises(DeviceError, match="asked for"):
+                s.feed([7])
+            setattr(faults, kind, 0)
+            assert sum(layer.n_copies for layer in s.experts()) == copies
+        assert copies > mixtures.N_LAYER
+        churned(s, cpu, IDS)
+
+
+def test_an_interrupt_while_experts_move(mixture: Model) -> None:
+    """It is raised between steps; the session goes on, or is closed with copies on their way."""
+    with Session(mixture, n_threads=1, n_ctx=mixtures.N_CTX, **mixtures.F32) as cpu:
+        for _ in range(2):
+            with open_mixture(mixture) as s:
+                cpu.drop()
+                fed = 0
+                timer = threading.Timer(0.02, signal.raise_signal, [signal.SIGINT])
+                with pytest.raises(KeyboardInterrupt):
+                    timer.start()
+                    while True:
+                        s.feed([IDS[fed // 10 % 50]])
+                        fed += 1
+                        if s.length() == mixtures.N_CTX:
+                            s.drop()
+                timer.join()
+                s.drop()
+                n_bytes = s.info.n_device_bytes
+                churned(s, cpu, IDS)
+                assert s.info.n_device_bytes == n_bytes

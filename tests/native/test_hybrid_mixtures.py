@@ -73,19 +73,22 @@ def place(
     rates: engine.Rates = engine.Rates(),  # noqa: B008 (frozen)
     **change: Any,
 ) -> Any:
+    asked = settings(n_batch, [1 << 34] * (max(devices) + 1 if devices else 1), **change)
+    return engine.native_plan(model, asked, rates, **placement(model, split, devices))
+
+
+def placement(model: Model, split: str, devices: Sequence[int] | None = None) -> dict[str, Any]:
     on = [split != "mixed" or layer % 2 == 1 for layer in range(model.info.n_layer)]
     dense = model.info.n_layer_dense
-    hot = [np.array(SPLITS[split] if here and i >= dense else (), np.int32) for i, here in enumerate(on)]
-    return engine.native_plan(
-        model,
-        settings(n_batch, [1 << 34] * (max(devices) + 1 if devices else 1), **change),
-        rates,
-        on_device=on,
-        hot=hot,
-        head_on_device=split != "mixed",
-        devices=devices,
-        head_device=devices[-1] if devices else 0,
-    )
+    return {
+        "on_device": on,
+        "hot": [
+            np.array(SPLITS[split] if here and i >= dense else (), np.int32) for i, here in enumerate(on)
+        ],
+        "head_on_device": split != "mixed",
+        "devices": devices,
+        "head_device": devices[-1] if devices else 0,
+    }
 
 
 def opened(model: Model, plan: Any, n_batch: int = 64, n_threads: int = 2, **more: Any) -> Session:
@@ -390,6 +393,9 @@ def test_missing_experts_are_shared_with_the_bus(name: str, share: float, tmp_pa
     with Model(path) as m:
         for split in ("none", "some", "but", "mixed"):
             plan, runs = place(m, split, 64, rates=IN_PLACE[share]), []
+            layers = engine.restore(m, settings(64), IN_PLACE[share], **placement(m, split)).layers
+            pays = [layer.active_pcie > 0 for layer in layers]
+            assert any(pays) or split != "none"
             for _ in range(2):
                 with opened(m, plan, live_experts=False) as s:
                     rows, n, found = [], 0, s.experts()
@@ -397,11 +403,12 @@ def test_missing_experts_are_shared_with_the_bus(name: str, share: float, tmp_pa
                         s.feed([token])
                         rows.append(s.logits().copy())
                         before, found = found, s.experts()
-                        for step, old, now in zip(s.last_step, before, found, strict=True):
-                            if not now.n_places and split == "mixed":
-                                continue  # a layer of the CPU
-                            n_missing = now.n_routes - old.n_routes - (now.n_resident - old.n_resident)
-                            assert step.n_zero_copy == read_in_place(share, n_missing), split
+                        for i, step in enumerate(s.last_step):
+                            new, hits = (
+                                getattr(found[i], key) - getattr(before[i], key)
+                                for key in ("n_routes", "n_resident")
+                            )
+                            assert step.n_zero_copy == pays[i] * read_in_place(share, new - hits), split
                             n += step.n_zero_copy
                     s.feed(TOKENS[:3])  # of several tokens the CPU computes all that are missing
                     assert n == sum(layer.n_zero_copy for layer in s.experts())
@@ -429,9 +436,22 @@ def test_a_plan_expects_what_the_bus_brings(tmp_path: Path) -> None:
             assert without.active_pcie == 0 < shared.active_pcie
             assert shared.active_pcie + shared.active_cold == pytest.approx(without.active_cold)
             assert shared.total_us < without.total_us
+        seldom = engine.restore(m, settings(64), IN_PLACE[1.0], **placement(m, "but"))
+        assert seldom.expected.active_pcie == 0 < seldom.expected.active_cold
         with opened(m, place(m, "none", 64, rates=IN_PLACE[1.0]), pin_weights=False) as s:
             s.feed([3])
             assert not any(layer.n_zero_copy for layer in s.experts())
+
+
+def test_fetching_early_changes_no_bits(tmp_path: Path) -> None:
+    with Model(write(tmp_path / "m.gguf", "smallthinker")) as m:
+        for split in ("none", "some"):
+            runs = []
+            for early in (False, True):
+                plan = place(m, split, 64)
+                with opened(m, plan, live_experts=False, fetch_experts=early, n_threads=3) as s:
+                    runs.append(decoded(s))
+            assert np.array_equal(*runs)
 
 
 def test_experts_find_their_places() -> None:
