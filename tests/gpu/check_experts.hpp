@@ -138,7 +138,40 @@ static void check_route_case(const route_case &k) {
     weight.free();
 }
 
+/* Scores that are no numbers come last, and a token's experts are different all the same. */
+static void check_route_of_no_numbers(int n, int n_group) {
+    AT("route of no numbers, %d experts, %d groups", n, n_group);
+    const int n_used = 12;
+    std::vector<float> score((size_t)n, NAN);
+    score[40] = 1;
+    score[7] = 2;
+    te_route_args op = {};
+    op.score = device_of(score);
+    op.ld_score = (size_t)n;
+    op.n_tok = 1;
+    op.n_expert = n;
+    op.n_used = n_used;
+    op.n_group = op.n_group_used = n_group;
+    op.gating = TE_GATING_SIGMOID;
+    op.scale = 1;
+    op.place = device_of(std::vector<int32_t>((size_t)n, 0));
+    op.expert = device_of(std::vector<int32_t>(n_used, -77));
+    result weight(n_used);
+    op.weight = weight.data();
+    OK(api->route(dev, &op));
+    const std::vector<int32_t> expert = host_of(op.expert, n_used);
+    same(0, expert[0], 7);
+    same(1, expert[1], 40);
+    for (int r = 2; r < n_used; r++) same(r, expert[(size_t)r], r < 9 ? r - 2 : r - 1); // in order, without 7
+    for (const void *p : {(const void *)op.score, (const void *)op.place, (const void *)op.expert})
+        OK(api->free(dev, (void *)p));
+    weight.free();
+}
+
 static void check_routes() {
+    check_route_of_no_numbers(60, 1);
+    check_route_of_no_numbers(512, 1);
+    check_route_of_no_numbers(64, 2);
     for (te_gating gating : {TE_GATING_SOFTMAX, TE_GATING_SIGMOID, TE_GATING_CHOSEN})
         for (int bias = 0; bias < 2; bias++)
             for (int normed = 0; normed < 2; normed++)
