@@ -159,6 +159,7 @@ typedef struct pi_model_info {
     float activation_threshold;      /* FATReLU; 0 for plain ReLU */
     int32_t is_gated;                /* the FFN has a gate matrix */
     int32_t n_expert, n_expert_used; /* of a mixture, and of a token's; 0: it is none */
+    int32_t expert_gating;           /* of its routers: 1 softmax, 2 sigmoid, 3 softmax over the chosen; 0: none */
     int32_t n_neurons;               /* of a layer that a token goes through: n_ff, or those of its experts together */
     int32_t n_placed;                /* that plans place of a layer, at most: n_ff neurons, or n_expert experts */
     int32_t predictor;               /* pi_predictor, never AUTO */
