@@ -160,8 +160,9 @@ typedef struct pi_model_info {
     int32_t is_gated;                /* the FFN has a gate matrix */
     int32_t n_expert, n_expert_used; /* of a mixture, and of a token's; 0: it is none */
     int32_t n_layer_dense;           /* of a mixture: so many layers at the beginning have no experts */
+    int32_t expert_gating;           /* of its routers: 1 softmax, 2 sigmoid, 3 softmax over the chosen; 0: none */
     int32_t n_neurons;               /* of a layer that a token goes through: n_ff, or those of its experts together */
-    int32_t n_placed;                /* that plans place of a layer: n_ff neurons, or n_expert experts of a mixture */
+    int32_t n_placed;                /* that plans place of a layer, at most: n_ff neurons, or n_expert experts */
     int32_t predictor;               /* pi_predictor, never AUTO */
     float sparse_threshold;          /* a neuron is predicted when its score is >= this; the lowest of all layers */
     int32_t can_skip_down;           /* ffn_down is (or was made) transposed: down rows of silent neurons are skipped */
@@ -357,7 +358,7 @@ typedef struct pi_layer_step {
     int64_t ffn_bytes;       /* bytes of weights read by the FFN, predictor included */
     int64_t bytes;           /* of the whole layer: weights, K and V */
     float ffn_us, layer_us;  /* of a layer on a device: the CPU's part, and since its last hand-over; 0 without one */
-    int64_t n_foreseen;  /* (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so that
+    int64_t n_foreseen; /* (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so that
                                 rows were fetched early; in predicted mode */
     int64_t n_routes;   /* of a mixture: (token, expert) pairs of the chunk */
     int64_t n_routes_device;   /* of those, whose expert had a place on a device */

@@ -315,6 +315,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     if (m->arch->expert_bias) PI_TRY(bind_biases(m, i, w));
     PI_TRY(bind_shared(m, i, w));
     m->info.n_expert_used = w->n_used;
+    m->info.expert_gating = (int32_t)w->gating;
     const int64_t n_neurons = (int64_t)w->n_used * w->n_ff + w->n_ff_shared;
     m->info.n_neurons = n_neurons < INT32_MAX ? (int32_t)n_neurons : INT32_MAX;
     m->n_ff_expert = larger(m->n_ff_expert, larger(w->n_ff, w->n_ff_shared));

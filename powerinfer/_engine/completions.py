@@ -284,8 +284,9 @@ class Completions(Generating):
 
         The other options are those of create_completion(); here temperature is 0.2 by default.
 
-        What a model says between <think> and </think> before its answer is the message's `reasoning_content`;
-        it does not where a grammar or a demanded call holds the answer.
+        What a model says between <think> and </think> before its answer, or gpt-oss in its channel
+        "analysis", is the message's `reasoning_content`; it says nothing where a grammar or a demanded call
+        holds the answer.
 
         The conversation becomes a prompt by the object's chat_format, else by the file's template, else by
         the usual format of its architecture (with a notice). A chat_handler answers instead of all this.

@@ -11,7 +11,17 @@ import numpy.typing as npt
 from ..errors import ArgumentError, ClosedError
 from . import _native, formats
 from .file import ModelFile
-from .types import ACTIVATION, PREDICTOR, Activation, ModelInfo, Predictor, Progress, name_of, number_of
+from .types import (
+    ACTIVATION,
+    GATING,
+    PREDICTOR,
+    Activation,
+    ModelInfo,
+    Predictor,
+    Progress,
+    name_of,
+    number_of,
+)
 
 
 class Model:
@@ -87,6 +97,7 @@ class Model:
             n_expert=native.n_expert,
             n_expert_used=native.n_expert_used,
             n_layer_dense=native.n_layer_dense,
+            expert_gating=name_of(GATING, native.expert_gating),
             n_neurons=native.n_neurons,
             n_placed=native.n_placed,
             predictor=name_of(PREDICTOR, native.predictor),

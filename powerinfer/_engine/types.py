@@ -21,6 +21,7 @@ Progress = Callable[[int, int], None]
 SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
 ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4, "clamped": 5}
 PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
+GATING = {"none": 0, "softmax": 1, "sigmoid": 2, "softmax over the chosen": 3}
 KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
 DEVICE = {"none": 0, "host": 1, "cuda": 2}
 MOMENTS = (
@@ -108,6 +109,8 @@ class ModelInfo:
     """By one token."""
     n_layer_dense: int
     """Of a mixture: so many layers at the beginning have no experts."""
+    expert_gating: str
+    """How a mixture's routers weigh experts: "softmax", "sigmoid" or "softmax over the chosen"; "none"."""
     n_neurons: int
     """Of a layer that a token goes through: n_ff, or those of its experts together."""
     n_placed: int

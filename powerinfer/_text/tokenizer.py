@@ -368,6 +368,7 @@ class Tokenizer:
         ends = {self._fim[key] for key in _FIM_EOG}
         for text in _EOG_TEXTS:
             ends.add(known([text]))
+        ends |= {self.eos, self.eot, self.eom}
         shown = {self._ids[text] for text in _HARMONY_TEXTS if text in self._ids}
         # In a format that has these two, <|end|> closes only a part of an answer.
         if {"<|return|>", "<|call|>", "<|end|>"} <= self._ids.keys():
@@ -376,7 +377,7 @@ class Tokenizer:
         self._control -= shown
         for token in shown:
             self._types[token] = USER_DEFINED
-        self.eog = frozenset(token for token in ends | {self.eos, self.eot, self.eom} if token is not None)
+        self.eog = frozenset(token for token in ends if token is not None)
 
     def _find_matched_tokens(self, name: str) -> None:
         """The tokens that are cut out of the text first: (id, bytes, control, strip space after)."""

@@ -60,6 +60,8 @@ class ToolFormat:
             return _MISTRAL_ARGS if "[ARGS]" in template else _MISTRAL
         if "<tool_call>" in template:
             return _HERMES
+        if "<|channel|>" in template:
+            return _HARMONY
         return _LLAMA_3
 
     def special(self, tokenizer: Tokenizer) -> frozenset[int]:
@@ -83,7 +85,7 @@ class ToolFormat:
     def grammar(self, tools: Sequence[Tool], tokenizer: Tokenizer, *, one: bool = False) -> LlamaGrammar:
         """What an answer of nothing but calls looks like. one: of a single call."""
         lines = [f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
-        args = self.name == "mistral-args"
+        args, channels = self.name == "mistral-args", self is _HARMONY
         for i, tool in enumerate(tools):
             function = tool["function"]
             schema = {**(function.get("parameters") or {"type": "object"})}
@@ -94,7 +96,13 @@ class ToolFormat:
                 if args
                 else json.dumps(f'{{"name": {name}, "{self.arguments}": ')
             )
-            end = "" if args else ' "}"'
+            end = "" if args or channels else ' "}"'
+            if channels:
+                to = json.dumps(f"commentary to=functions.{function['name']} ")
+                begin = (
+                    f"{_literal('<|channel|>', tokenizer)} {to} {_literal('<|constrain|>', tokenizer)} "
+                    f'"json" {_literal("<|message|>", tokenizer)}'
+                )
             lines += [f"call_{i}: {begin} args_{i}{end}", f"args_{i}: %json {json.dumps(closed(schema))}"]
         wrapped = "call"
         if self.open and not self.is_list:
@@ -123,6 +131,7 @@ _DESCRIBED = ToolFormat("described", "<tool_call>", "</tool_call>", separator="\
 _MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", is_list=True, separator=", ")
 _MISTRAL_ARGS = ToolFormat("mistral-args", "[TOOL_CALLS]", separator="")
 _LLAMA_3 = ToolFormat("llama-3", "", arguments="parameters")
+_HARMONY = ToolFormat("harmony", "")  # channels.py finds its calls
 
 
 class ToolCallParser:
@@ -138,6 +147,16 @@ class ToolCallParser:
         self._inside = False
         self._begun = False
         self._after_call = False
+
+    @property
+    def in_channels(self) -> bool:
+        """Calls are messages to functions; none are in the answer's text."""
+        return self._form is _HARMONY
+
+    def called(self, name: str, arguments: str) -> list[str | ToolCall]:
+        """The call of a message to a function; its text where it is none."""
+        call = self._checked(name, arguments.strip() or "{}")
+        return self._told([call] if call is not None else [arguments])
 
     def push(self, text: str) -> list[str | ToolCall]:
         """Adds text; what is certain by now."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from .._engine.file import ModelFile
+from .._engine.file import ModelFile, TensorInfo
 from .._engine.session import Model, ModelInfo
 from .._text.terminal import one_line
-from ..errors import FormatError, PowerInferError
+from ..errors import FormatError, PowerInferError, UnsupportedError
+from ..models.plan.engine import Rates, Settings, compute
 from ..models.statistics import read_counts, summarise_all, summarise_all_experts
 from .options import Parser, add_model
 from .table import columns, facts, output_width
@@ -26,6 +28,7 @@ powerinfer info -m demo --json
 """
 
 FLOATS = ("F32", "F16", "BF16")
+_EXPERTS = re.compile(r"_exps\.|\.ffn_(gate|up|down)\.\d+\.")  # or, in old files, a tensor for each
 
 
 def add_arguments(parser: Parser) -> None:
@@ -48,30 +51,44 @@ def short(value: Any, limit: int = 60) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
-def describe(file: ModelFile) -> tuple[ModelInfo | None, str]:
-    """What the engine makes of the file; or, if it cannot run it, why."""
+def describe(file: ModelFile) -> tuple[ModelInfo | None, str, str]:
+    """What the engine makes of the file; or, if it cannot run it, why; and why devices cannot, or ""."""
     try:
         with Model(file, load=False) as model:
-            return model.info, ""
+            return model.info, "", devices_refuse(model)
     except PowerInferError as error:
-        return None, str(error)
+        return None, str(error), ""
+
+
+def devices_refuse(model: Model) -> str:
+    """Why no part of the model can be on a device; "" if it can."""
+    try:
+        compute(model, Settings(budget_bytes=1 << 50), Rates())
+    except UnsupportedError as error:
+        return str(error)
+    return ""
 
 
 def main(args: argparse.Namespace) -> int:
     with ModelFile(args.model) as file:
-        model, why_not = describe(file)
+        model, why_not, refused = describe(file)
         types: Counter[str] = Counter()
         for tensor in file.tensors:
             types[tensor.type] += tensor.n_bytes
         if args.json:
-            print(json.dumps(as_json(args, file, model, why_not, types), indent=2))
+            print(json.dumps(as_json(args, file, model, why_not, refused, types), indent=2))
         else:
-            show(args, file, model, why_not, types)
+            show(args, file, model, why_not, refused, types)
     return 0
 
 
 def as_json(
-    args: argparse.Namespace, file: ModelFile, model: ModelInfo | None, why_not: str, types: Counter[str]
+    args: argparse.Namespace,
+    file: ModelFile,
+    model: ModelInfo | None,
+    why_not: str,
+    refused: str,
+    types: Counter[str],
 ) -> dict[str, Any]:
     """Everything as one object. JSON knows no infinity and no NaN: such numbers become null."""
     meta = file.metadata
@@ -83,6 +100,8 @@ def as_json(
         "chat_template": "tokenizer.chat_template" in meta,
         "model": None if model is None else {**asdict(model), "can_skip_down": skips_down(file, model)},
         "cannot_run": why_not or None,
+        "devices_refuse": refused or None,
+        "experts": None if model is None or not model.n_expert else asdict(experts_of(file, model)),
         "bytes_by_type": dict(types.most_common()),
     }
     if model is not None:
@@ -104,7 +123,12 @@ def _is_odd(value: Any) -> bool:
 
 
 def show(
-    args: argparse.Namespace, file: ModelFile, model: ModelInfo | None, why_not: str, types: Counter[str]
+    args: argparse.Namespace,
+    file: ModelFile,
+    model: ModelInfo | None,
+    why_not: str,
+    refused: str,
+    types: Counter[str],
 ) -> None:
     """Prints for people."""
     info, meta, width = file.info, file.metadata, output_width()
@@ -125,6 +149,7 @@ def show(
         rows.append(("cannot run", one_line(why_not)))
     else:
         rows += model_facts(file, model)
+        rows.append(("GPUs", one_line(refused) if refused else "can have parts of it (powerinfer plan)"))
     for line in facts(rows, width=width):
         print(line)
     if args.keys:
@@ -169,8 +194,10 @@ def skips_down(file: ModelFile, model: ModelInfo) -> bool:
 
 def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
     """The rows for a model that the engine can run."""
+    experts = experts_of(file, m) if m.n_expert else None
+    active = f", of which a token uses {experts.n_active_parameters / 1e6:,.1f} M" if experts else ""
     rows = [
-        ("architecture", f"{m.architecture}, {m.n_parameters / 1e6:,.1f} M parameters"),
+        ("architecture", f"{m.architecture}, {m.n_parameters / 1e6:,.1f} M parameters{active}"),
         (
             "shape",
             f"{m.n_layer} layers, width {m.n_embd}, {m.n_head} heads of {m.n_embd_head} "
@@ -178,8 +205,26 @@ def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
         ),
         ("rope", m.rope),
     ]
-    if m.n_expert:
-        rows.append(("experts", f"{m.n_expert}, of which a token uses {m.n_expert_used}"))
+    if experts:
+        each = f"{size(experts.expert_bytes)} each ({', '.join(experts.types)})"
+        rows.append(
+            (
+                "experts",
+                f"{m.n_expert}, of which a token uses {m.n_expert_used}, in {experts.n_layers} of "
+                f"{m.n_layer} layers; {experts.n_neurons} neurons, {each}"
+                + ", one more for all tokens"
+                * experts.shared,
+            )
+        )
+        rows.append(("router", router_of(file, m)))
+        rest = experts.token_bytes - experts.token_expert_bytes
+        rows.append(
+            (
+                "a token reads",
+                f"{size(experts.token_bytes)}: {size(experts.token_expert_bytes)} of experts, "
+                f"{size(rest)} of the rest",
+            )
+        )
     threshold = f" above {m.activation_threshold:g}" if m.activation_threshold else ""
     kind = "gated" if m.is_gated else "plain"
     rows.append(("FFN", f"{kind}, {m.activation}{threshold}; {sparsity_of(file, m)}"))
@@ -193,6 +238,73 @@ def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
     return rows
 
 
+@dataclass(frozen=True)
+class Experts:
+    """What a mixture's experts take."""
+
+    n_layers: int
+    """That have experts."""
+    n_neurons: int
+    """Of an expert."""
+    types: list[str]
+    """Formats, of the one that takes most first."""
+    expert_bytes: int
+    """Of one expert."""
+    shared: bool
+    """There is one that all tokens use."""
+    n_active_parameters: int
+    """That a token's computation goes through, and the rows of the token embedding."""
+    token_bytes: int
+    """That a token reads, without K and V."""
+    token_expert_bytes: int
+    """Of those, of chosen experts."""
+
+
+def experts_of(file: ModelFile, m: ModelInfo) -> Experts:
+    """From names and sizes of tensors."""
+    stacks = [t for t in file.tensors if _EXPERTS.search(t.name)]
+    is_tied = all(t.name != "output.weight" for t in file.tensors)
+    rest = [t for t in file.tensors if not _EXPERTS.search(t.name)]
+    n_layers = sum(t.name.endswith(".ffn_gate_inp.weight") for t in file.tensors)
+    n_bytes, n_weights = (sum(of(t) for t in stacks) for of in (lambda t: t.n_bytes, _n_weights))
+    types: Counter[str] = Counter()
+    for t in stacks:
+        types[t.type] += t.n_bytes
+    used = n_bytes * m.n_expert_used // m.n_expert
+    read = sum(t.n_bytes for t in rest if is_tied or t.name != "token_embd.weight")
+    first = next((t for t in stacks if "ffn_down" in t.name and len(t.shape) > 1), None)
+    neurons = 0 if first is None else first.shape[-2 if "down_t" in first.name else -1]
+    return Experts(
+        n_layers=n_layers,
+        n_neurons=neurons,
+        types=[name for name, _ in types.most_common()],
+        expert_bytes=n_bytes // max(1, n_layers * m.n_expert),
+        shared=any("_shexp." in t.name for t in rest),
+        n_active_parameters=m.n_parameters - n_weights + n_weights * m.n_expert_used // m.n_expert,
+        token_bytes=used + read,
+        token_expert_bytes=used,
+    )
+
+
+def _n_weights(tensor: TensorInfo) -> int:
+    return math.prod(tensor.shape)
+
+
+def router_of(file: ModelFile, m: ModelInfo) -> str:
+    """How experts are chosen, in words."""
+    meta, words = file.metadata, [m.expert_gating]
+    groups, used = (
+        meta.get(f"{m.architecture}.{name}") for name in ("expert_group_count", "expert_group_used_count")
+    )
+    if isinstance(groups, int) and groups > 1:
+        words.append(f"{used if used else groups} of {groups} groups")
+    if any(t.name.endswith(".exp_probs_b.bias") for t in file.tensors):
+        words.append("with a bias for the choice")
+    if m.architecture == "smallthinker":
+        words.append("by the layer's input, before attention")
+    return ", ".join(words)
+
+
 def sparsity_of(file: ModelFile, m: ModelInfo) -> str:
     """How the engine will compute the FFN, in words."""
     if m.activation not in ("relu", "drelu"):
@@ -200,7 +312,8 @@ def sparsity_of(file: ModelFile, m: ModelInfo) -> str:
     read = "up and down" if m.is_gated else "down"
     skip = f"silent neurons' {read} rows are skipped"
     if not skips_down(file, m):
-        kept = "down is quantised and not transposed, so all of it is read"
+        stored = "experts' down is" if m.n_expert else "down is quantised and"
+        kept = f"{stored} not transposed, so all of it is read"
         skip = f"silent neurons' up rows are skipped; {kept}" if m.is_gated else kept
     mode = "predicted" if m.has_predictor else "exact"
     return f"{mode} by default; {skip}"

@@ -544,6 +544,43 @@ def test_experts_of_other_architectures_are_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(name, "as it is") for name in ("qwen2moe", "glm4moe", "gpt-oss", "groups")]
+    + [(name, how) for name in ("qwen2moe", "groups") for how in ("separate", "fused")],
+)
+def test_info_of_a_mixture(name: str, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its figures beside the bytes that the engine reads for a token."""
+    path = write(tmp_path / "m.gguf", name)
+    if how != "as it is":
+        path = stored_otherwise(path, how)
+    assert main(["info", str(path), "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    found = out["experts"]
+    assert (found["n_layers"], found["n_neurons"]) == (3 if name == "glm4moe" else N_LAYER, SPEC.n_ff_expert)
+    assert found["shared"] == (name in ("qwen2moe", "glm4moe", "groups") and "shared" in VARIANTS[name][2])
+    size = 3 * SPEC.n_ff_expert * SPEC.n_embd
+    biases = (2 * SPEC.n_ff_expert + SPEC.n_embd) * (name == "gpt-oss")
+    inactive = (SPEC.n_expert - 3) * found["n_layers"] * (size + biases)
+    assert found["n_active_parameters"] == out["model"]["n_parameters"] - inactive
+    assert found["expert_bytes"] == size * (2 if how == "as it is" else 4) + 4 * biases
+    assert found["token_expert_bytes"] == 3 * found["n_layers"] * found["expert_bytes"]
+    with Model(path) as m, Session(m, n_threads=1) as s:
+        s.feed(TOKENS[:1])
+        assert s.last_total.bytes == pytest.approx(found["token_bytes"], rel=0.03)  # but for K, V and vectors
+        gating = {"glm4moe": "sigmoid", "groups": "sigmoid", "gpt-oss": "softmax over the chosen"}
+        assert m.info.expert_gating == gating.get(name, "softmax")
+        try:
+            plans.make_plan(m, vram_budget=1, rates=plans.Rates())
+            assert out["devices_refuse"] is None
+        except UnsupportedError as error:
+            assert out["devices_refuse"] == str(error)
+    assert main(["info", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert f"router         {m.info.expert_gating}" in text and "a token reads" in text
+    assert ("2 of 4 groups" in text) == (name == "groups")
+
+
 def test_what_a_mixture_says_of_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its experts, no mode that it does not have, and shares of the neurons that a token goes through."""
     path = write(tmp_path / "m.gguf", "smallthinker")
