@@ -15,7 +15,7 @@ from tests.cpu.team import Team
 RELU, DRELU, SILU = 0, 1, 2
 BY_ROWS, BY_GEMM = 1, 2
 BEST = list(TABLES)[-1]
-SLICE = 96
+SLICE = 288
 
 
 @dataclass(frozen=True)

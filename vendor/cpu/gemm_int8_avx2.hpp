@@ -26,4 +26,5 @@ struct int8_avx2 {
     }
 };
 using isa_int8 = int8_avx2;
+using isa_gemm_int8 = gemm_int8<isa_vec, int8_by_32<isa_vec, int8_avx2>>;
 } // namespace

@@ -6,5 +6,5 @@
 #include "gemm_int8.hpp"
 #include TE_INT8
 
-TE_PART(gemm_int8) { fill_int8<gemm_int8<isa_vec, int8_by_32<isa_vec, isa_int8>>, isa_int8>(&table->gemm, 0); }
+TE_PART(gemm_int8) { fill_int8<isa_gemm_int8, isa_int8>(&table->gemm, 0); }
 TE_ISA_END

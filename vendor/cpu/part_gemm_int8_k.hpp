@@ -9,8 +9,7 @@
 
 TE_PART(gemm_int8_k) {
     using G = gemm_int8<isa_vec, int8_k>;
-    using of_32 = gemm_int8<isa_vec, int8_by_32<isa_vec, isa_int8>>;
-    static_assert(sizeof(G::scratch) >= sizeof(of_32::scratch), "there is one scratch memory");
+    static_assert(sizeof(G::scratch) >= sizeof(isa_gemm_int8::scratch), "there is one scratch memory");
     fill_int8<G, int8_k>(&table->gemm, 1);
 }
 TE_ISA_END

@@ -283,12 +283,17 @@ static void close_experts(const run *r) {
     }
 }
 
-/* The sums over tokens' routes; members share the columns. */
-static void sum_routes(const run *r, int32_t cols) {
+/* The sums over tokens' routes. Members share the columns, or of many tokens those: a row of out is read in one piece. */
+static void sum_routes(const run *r, bool by_token) {
     const te_mixture *m = r->m;
-    int64_t lo, hi;
-    te_share(r->team, cols, UNIT, &lo, &hi);
-    for (int32_t t = 0, i = 0; t < m->n_tok; t++) {
+    int64_t lo = 0, hi = m->cols, t0 = 0, t1 = m->n_tok;
+    if (by_token)
+        te_share(r->team, m->n_tok, 1, &t0, &t1);
+    else
+        te_share(r->team, m->cols, UNIT, &lo, &hi);
+    int32_t i = 0;
+    while (i < m->n_routes && m->token[m->place[i]] < t0) i++;
+    for (int64_t t = t0; t < t1; t++) {
         float *y = m->y + m->ldy * (size_t)t;
         int32_t end = i;
         while (end < m->n_routes && m->token[m->place[end]] == t) end++;
@@ -298,7 +303,7 @@ static void sum_routes(const run *r, int32_t cols) {
             const int32_t n = (int32_t)(hi - c < UNIT ? hi - c : UNIT);
             memset(sum, 0, sizeof sum);
             for (int32_t route = i; route < end; route++) {
-                const float *out = m->out + (size_t)cols * (size_t)m->place[route] + c;
+                const float *out = m->out + (size_t)m->cols * (size_t)m->place[route] + c;
                 const float weight = m->weight[m->place[route]];
                 for (int32_t l = 0; l < n; l++) sum[l] += weight * out[l];
             }
@@ -346,14 +351,22 @@ void te_op_experts(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_
         close_experts(&r);
         te_barrier(team);
     }
-    sum_routes(&r, m->cols);
+    sum_routes(&r, false);
 }
 
 /* ---- prompts ---- */
 
+/* Tokens of a slice, at most. Each slice unpacks all of its expert's weights, so large ones are faster as long as every
+ * member has some: the last ones are small. */
+static int32_t largest_slice(const te_mixture *m, const te_team *team) {
+    enum { EACH = 4, LEAST = 96 };
+    const int32_t n = m->n_routes / (EACH * te_pool_n_threads(team->pool));
+    return n < LEAST ? LEAST : smaller(n, TE_MIXTURE_SLICE);
+}
+
 /* Into how many slices an expert's tokens are cut, and how many a slice has: whole vectors of tokens. */
-static int32_t slices_of(const te_expert *e, int32_t *each) {
-    const int32_t n = (e->n + TE_MIXTURE_SLICE - 1) / TE_MIXTURE_SLICE;
+static int32_t slices_of(const te_expert *e, int32_t most, int32_t *each) {
+    const int32_t n = (e->n + most - 1) / most;
     *each = ((e->n + n - 1) / n + UNIT - 1) / UNIT * UNIT;
     return (e->n + *each - 1) / *each;
 }
@@ -430,8 +443,9 @@ static void run_together(const run *r) {
 void te_op_experts_gemm(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_counts *counts) {
     enum { EACH = 3 }; /* tasks of a member, at least: else some wait long for the last */
     const run r = {team, ws, &ws->member[team->ith], m, counts};
+    const int32_t most = largest_slice(m, team);
     int32_t n_tasks = 0, each;
-    for (int32_t i = 0; i < m->n_experts; i++) n_tasks += slices_of(&m->expert[i], &each);
+    for (int32_t i = 0; i < m->n_experts; i++) n_tasks += slices_of(&m->expert[i], most, &each);
     for (int32_t i = 0; i < m->n_experts && team->ith == 0; i++) {
         const te_expert *e = &m->expert[i];
         count_rows(&r, &e->gate, e->gate.n_rows);
@@ -447,12 +461,12 @@ void te_op_experts_gemm(te_team *team, te_workspace *ws, const te_mixture *m, te
         if (team->ith == 0) te_counter_reset(team, TE_COUNTER_UNITS);
         te_barrier(team);
         for (int64_t i; (i = te_counter_take(team, TE_COUNTER_UNITS, 1)) < n_tasks;) {
-            int32_t n = slices_of(&m->expert[e], &each);
-            for (; i >= task + n; n = slices_of(&m->expert[e], &each)) task += n, e++;
+            int32_t n = slices_of(&m->expert[e], most, &each);
+            for (; i >= task + n; n = slices_of(&m->expert[e], most, &each)) task += n, e++;
             const int32_t at = (int32_t)(i - task) * each;
             run_slice(&r, &m->expert[e], m->expert[e].first + at, smaller(each, m->expert[e].n - at));
         }
     }
     te_barrier(team);
-    sum_routes(&r, m->cols);
+    sum_routes(&r, true);
 }
