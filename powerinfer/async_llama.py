@@ -30,6 +30,7 @@ from ._engine.generating import nth_seed
 from ._engine.scheduler import Scheduler, SchedulerStats
 from ._engine.served import Served
 from ._text.answer import best
+from ._text.grammars import Grammars
 from .errors import ArgumentError, ClosedError
 from .llama import Llama
 
@@ -184,6 +185,9 @@ class AsyncLlama:
             improve=None if self.llama._online is None else self._improve,
         )
         # A request has a thread, which does little: it waits for tokens and turns them into text.
+        self._grammars: Grammars | None = None
+        if self.llama._tokenizer is not None:
+            self._grammars = Grammars(self.llama.tokenizer)
         self._threads = ThreadPoolExecutor(
             n_parallel + max_waiting + 4, thread_name_prefix="powerinfer-request"
         )
@@ -435,7 +439,14 @@ class AsyncLlama:
         with self._lock:
             if self._closed:
                 raise ClosedError("this AsyncLlama is closed")
-            request = Served(self.llama, self.scheduler, limit=limit, deadline=deadline, is_first=is_first)
+            request = Served(
+                self.llama,
+                self.scheduler,
+                limit=limit,
+                grammars=self._grammars,
+                deadline=deadline,
+                is_first=is_first,
+            )
             self._requests.add(request)
             return request
 
@@ -470,6 +481,8 @@ class AsyncLlama:
             requests = list(self._requests)
         for request in requests:
             request.cancel()
+        if self._grammars is not None:
+            self._grammars.close()
         self._threads.shutdown(wait=True)  # those that wait for a thread as well: somebody waits for them
         self.llama.close()
 

@@ -31,6 +31,9 @@ from .request import Reason, Request, Stream, check_prompt
 from .session import Session
 from .speculation import free_guesses, take_guesses
 
+_TICK_S = 0.001  # how often grammars are asked where nothing else can be done
+_N_TICKS = 50
+
 PROMPT_PART = 128
 """Prompt tokens of a step in which others generate."""
 
@@ -156,12 +159,21 @@ class Engine:
         self._leave()
         self._admit()
         self._shift()
-        known = [request for request in self._running if request.rows]
+        known = [request for request in self._running if request.rows and request.is_ready]
         for request in known:
             self._choose(request)
         if not known:
             self._compute()
         self._give()
+
+    def wait_for_grammars(self) -> None:
+        """For a moment, if all that are under way wait for their grammars and nothing else changes."""
+        for _ in range(_N_TICKS):
+            if not self._running or not all(request.rows for request in self._running):
+                return
+            with self.changed:
+                if any(request.is_ready for request in self._running) or self.changed.wait(_TICK_S):
+                    return
 
     def advance(self, request: Request) -> None:
         """Steps until a stepwise request has one more token, or is over, and raises what ended it. What
@@ -337,7 +349,7 @@ class Engine:
             (self.cache.drop if request.is_text else self.cache.release)(request.sequence)
             request.sequence = None
         if request.choice is not None:
-            request.choice.sampler.close()
+            request.choice.close()
         with self.changed:  # who sees that it runs no more sees it counted
             self.ended[reason] += 1
             if request in self._running:
@@ -462,12 +474,14 @@ class Engine:
                 self._finish(request, "error", error)
 
     def _compute(self) -> None:
-        """One feed, and what follows from it."""
+        """One feed, and what follows from it. Those whose grammar is not ready do not take part."""
+        running = [request for request in self._running if not request.rows]
         if self._n_guesses:
             n_vocab = self.session.model.info.n_vocab
-            for request, error in take_guesses(self._running, self._n_guesses, n_vocab):
+            for request, error in take_guesses(running, self._n_guesses, n_vocab):
                 self._finish(request, "error", error)
-        parts = parts_of(self._running, n_batch=self._n_batch, prompt_part=self._prompt_part)
+                running.remove(request)
+        parts = parts_of(running, n_batch=self._n_batch, prompt_part=self._prompt_part)
         parts = self._feed(parts)
         if not parts:
             return
@@ -566,8 +580,11 @@ class Engine:
         reason: Reason | None = None
         try:
             while request.rows and reason is None:
+                if not request.is_ready:
+                    request.keep(self.session)
+                    break
                 row = request.rows.pop(0)
-                sequence.row = self.n_feeds, row
+                sequence.row = None if request.kept else (self.n_feeds, row)
                 reason = self._chosen_token(request, *request.choose(self.session, row))
                 if not request.guess.size or request.ids[request.n - 1] != request.guess[0]:
                     request.drop_guess()

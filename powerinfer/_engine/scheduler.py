@@ -265,6 +265,7 @@ class Scheduler:
         before = totals["steps"], totals["generated"], totals["read"]
         engine.step()
         if totals["steps"] == before[0]:
+            engine.wait_for_grammars()
             return
         self.last_error = None
         self._rates.add(totals["generated"] - before[1], totals["read"] - before[2])

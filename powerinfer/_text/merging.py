@@ -80,6 +80,13 @@ class SentencePieceWords:
         self._words = re.compile(f"{word}|[{_ESCAPED}]+")
         self._cached_merge = lru_cache(maxsize=_CACHED_WORDS)(self._merge)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_cached_merge"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._cached_merge = lru_cache(maxsize=_CACHED_WORDS)(self._merge)
+
     def newline(self) -> int | None:
         return self._newline
 
