@@ -169,7 +169,7 @@ def _answer(sock: socket.socket, tokenizer: Any) -> None:
     thread = threading.Thread(target=compile)  # priority belongs to threads, and cannot be raised again
     thread.start()
     thread.join(FAIR_S)
-    with suppress(OSError, TypeError):  # it has just ended
+    if thread.is_alive():
         _yield_processor(thread.native_id)
     thread.join()
     if len(made) == 1:

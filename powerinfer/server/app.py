@@ -23,9 +23,10 @@ from .. import __version__
 from ..async_llama import AsyncLlama, AsyncStream
 from .events import EventStream, Gone, unless_gone
 from .guard import OPEN, Guard, LastResort
+from .json_body import Route as JsonRoute
 from .live import engine_view
 from .metrics import Metrics
-from .problems import Problem, json_response, on_http, on_invalid, on_problem, problem_of
+from .problems import Problem, json_response, on_http, on_invalid, on_problem, problem_of, shown
 from .schemas import (
     ChatRequest,
     CompletionRequest,
@@ -185,7 +186,7 @@ class Endpoints:
             known = ", ".join(map(repr, self.settings.names))
             raise Problem(
                 404,
-                f"the model {name!r} is not served here; there is {known}",
+                f"the model {shown(name, 100)!r} is not served here; there is {known}",
                 code="model_not_found",
                 param="model",
             )
@@ -343,6 +344,7 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
     settings = settings or Settings()
     at = Endpoints(llm, settings)
     app = FastAPI(title="powerinfer", version=__version__, docs_url=None, redoc_url=None)
+    app.router.route_class = JsonRoute
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Problem, on_problem)
@@ -365,6 +367,7 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
     app.add_api_route("/v1/models/{name:path}", at.model, methods=["GET"], responses=_ERRORS)
     get("/v1/engine", at.engine, EngineView)
     get("/health", at.health, Health)
+    app.add_api_route("/health", at.health, methods=["HEAD"], include_in_schema=False)
     app.add_api_route(
         "/metrics",
         at.show_metrics,
@@ -385,7 +388,8 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
             wrapped,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own
+            expose_headers=["Retry-After"],
         )
     return LastResort(_Counted(wrapped, at.metrics, paths))
 

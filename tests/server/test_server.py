@@ -355,9 +355,32 @@ def test_no_cors_unless_asked(http: Any, demo: AsyncLlama) -> None:
     with serving(demo, ends_model=False, cors_origins=("https://a.example",), api_keys=("k",)) as address:
         response = httpx.options(f"{address}/v1/completions", headers=asked)
         assert response.headers["access-control-allow-origin"] == "https://a.example"
+        sdk = "authorization,content-type,x-stainless-arch,x-stainless-retry-count,openai-organization"
+        response = httpx.options(
+            f"{address}/v1/completions", headers=asked | {"Access-Control-Request-Headers": sdk}
+        )
+        assert response.status_code == 200
+        assert set(sdk.split(",")) <= set(response.headers["access-control-allow-headers"].split(","))
         other = asked | {"Origin": "https://b.example"}
         response = httpx.options(f"{address}/v1/completions", headers=other)
         assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "more"),
+    [
+        ("POST", "/v1/completions", {"json": {"prompt": "a", "model": "m" * 9_000}}),
+        ("POST", "/v1/completions", {"json": {"prompt": "a", "n" * 9_000: 1}}),
+        ("POST", "/v1/completions", {"content": b"", "headers": {"Content-Type": "t" * 9_000}}),
+        ("GET", "/v1/models/" + "m" * 9_000, {}),
+        ("GET", "/" + "p" * 9_000, {}),
+        ("GET", "/health", {"headers": {"Host": "h" * 9_000}}),
+    ],
+)
+def test_long_names_are_not_said_back(http: Any, method: str, path: str, more: dict[str, Any]) -> None:
+    response = http.request(method, path, **more)
+    assert response.status_code in (400, 403, 404, 415, 422) and len(response.content) < 2500
+    assert error_of(response)
 
 
 # -- keys
