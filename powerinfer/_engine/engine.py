@@ -28,11 +28,9 @@ from .batch import Part, coming, joined, parts_of
 from .context_shift import ContextShift
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
+from .scheduler_stats import Times
 from .session import Session
 from .speculation import free_guesses, take_guesses
-
-_TICK_S = 0.001  # how often grammars are asked where nothing else can be done
-_N_TICKS = 50
 
 PROMPT_PART = 128
 """Prompt tokens of a step in which others generate."""
@@ -93,6 +91,7 @@ class Engine:
         """Requests by the reason why they ended."""
         self.totals: Counter[str] = Counter()
         """Tokens: prompt, reused, computed, generated; read, of prompts. And requests preempted."""
+        self.queue, self.first_token, self.between_tokens = Times(), Times(), Times()
 
     # -- what any thread may call
 
@@ -114,7 +113,7 @@ class Engine:
         """Takes a request, which waits for its place. Raises ClosedError, BusyError."""
         with self.changed:
             if self.is_closing:
-                raise ClosedError("the scheduler is closed")
+                raise ClosedError("the model is closed")
             free = max(self.max_running - len(self._running), 0)
             if self.max_waiting is not None and len(self._waiting) >= self.max_waiting + free:
                 raise BusyError(
@@ -147,7 +146,7 @@ class Engine:
             self._waiting.clear()
             self.changed.notify_all()
         for request in waiting:
-            self._end(request, "error", ClosedError("the server is shutting down"))
+            self._end(request, "error", ClosedError("the model is closed"))
 
     # -- what one thread at a time may call
 
@@ -166,14 +165,10 @@ class Engine:
             self._compute()
         self._give()
 
-    def wait_for_grammars(self) -> None:
-        """For a moment, if all that are under way wait for their grammars and nothing else changes."""
-        for _ in range(_N_TICKS):
-            if not self._running or not all(request.rows for request in self._running):
-                return
-            with self.changed:
-                if any(request.is_ready for request in self._running) or self.changed.wait(_TICK_S):
-                    return
+    @property
+    def waits_for_grammars(self) -> bool:
+        """Whether all that are under way do."""
+        return bool(self._running) and not any(r.is_ready or not r.rows for r in self._running)
 
     def advance(self, request: Request) -> None:
         """Steps until a stepwise request has one more token, or is over, and raises what ended it. What
@@ -374,7 +369,7 @@ class Engine:
             elif request.deadline is not None and now >= request.deadline:
                 self._finish(request, "time")
             elif self.is_closing and now >= self._ends_at:
-                self._finish(request, "error", ClosedError("the server is shutting down"))
+                self._finish(request, "error", ClosedError("the model is closed"))
         with self.changed:
             late = [r for r in self._waiting if r.deadline is not None and now >= r.deadline]
             left = [r for r in self._waiting if r.stream.is_cancelled and r not in late]
@@ -424,6 +419,7 @@ class Engine:
                 request.is_counted, request.stream.n_reused = True, n
                 self.totals["prompt"] += request.n_prompt
                 self.totals["reused"] += n
+                self.queue.add(time.monotonic() - request.came_at)
 
     def _starts(self, request: Request) -> bool:
         """It leaves those that wait for those under way; False if it was cancelled meanwhile."""
@@ -542,7 +538,7 @@ class Engine:
             if not self.is_closing:
                 self._waiting.appendleft(request)
                 return
-        self._finish(request, "error", ClosedError("the server is shutting down"))
+        self._finish(request, "error", ClosedError("the model is closed"))
 
     def _look(self, request: Request, n: int, row: int) -> None:
         """Shows what was just computed of a request: its rows of logits begin with this one."""
@@ -605,6 +601,12 @@ class Engine:
         """Notes a token that was chosen, and passes on why it is the last."""
         assert request.choice is not None
         self.totals["generated"] += 1
+        now = time.monotonic()
+        if request.token_at is None:
+            self.first_token.add(now - request.came_at)
+        else:
+            self.between_tokens.add(now - request.token_at)
+        request.token_at = now
         self._chosen.append((request.stream, token, token in request.choice.ends))
         return reason
 

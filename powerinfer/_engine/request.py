@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -121,6 +122,9 @@ class Request:
 
     sequence: Sequence | None = None
     """It has one while it is running."""
+    came_at: float = field(default_factory=time.monotonic)
+    token_at: float | None = None
+    """When its last token was chosen."""
     n_shown: int = 0
     """Tokens before this one were shown."""
     over: Reason | None = None

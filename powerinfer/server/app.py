@@ -141,7 +141,7 @@ class Endpoints:
             raise Problem(400, "stream_options needs stream", param="stream_options", code="invalid_value")
 
         def done() -> None:
-            self.metrics.add(self.metrics.request_s, time.perf_counter() - begin)
+            self.metrics.add(time.perf_counter() - begin)
 
         result = await unless_gone(request, create(bool(body.stream)))
         if not isinstance(result, AsyncStream):
@@ -318,18 +318,10 @@ class _Counted:
         self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begin = time.perf_counter()
-        is_stream = False
-
         async def watch(message: Message) -> None:
-            nonlocal is_stream
             if message["type"] == "http.response.start":
                 path = scope["path"] if scope["path"] in self._paths else "other"
                 self._metrics.count(path, message["status"])
-                is_stream = any(v.startswith(b"text/event-stream") for _, v in message["headers"])
-            elif is_stream:
-                is_stream = False
-                self._metrics.add(self._metrics.first_s, time.perf_counter() - begin)
             await send(message)
 
         await self._app(scope, receive, watch if scope["type"] == "http" else send)

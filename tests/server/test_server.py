@@ -137,6 +137,9 @@ def test_what_there_is(http: Any) -> None:
     assert float(values['powerinfer_requests_total{path="/v1/completions",status="200"}']) >= 1
     buckets = [int(v) for k, v in values.items() if k.startswith("powerinfer_request_seconds_bucket")]
     assert buckets == sorted(buckets) and buckets[-1] == int(values["powerinfer_request_seconds_count"]) > 0
+    for name in ("queue", "first_token", "between_tokens"):
+        count = int(values[f"powerinfer_{name}_seconds_count"])
+        assert values[f'powerinfer_{name}_seconds_bucket{{le="+Inf"}}'] == str(count) != "0"
     description = http.get("/openapi.json").json()
     assert "/v1/chat/completions" in description["paths"]
 
@@ -370,7 +373,7 @@ def test_no_cors_unless_asked(http: Any, demo: AsyncLlama) -> None:
     ("method", "path", "more"),
     [
         ("POST", "/v1/completions", {"json": {"prompt": "a", "model": "m" * 9_000}}),
-        ("POST", "/v1/completions", {"json": {"prompt": "a", "n" * 9_000: 1}}),
+        ("POST", "/v1/completions", {"json": {"prompt": "a", "logit_bias": {"b" * 9_000: 1}}}),
         ("POST", "/v1/completions", {"content": b"", "headers": {"Content-Type": "t" * 9_000}}),
         ("GET", "/v1/models/" + "m" * 9_000, {}),
         ("GET", "/" + "p" * 9_000, {}),
