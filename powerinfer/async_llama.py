@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from ._engine import machine
+from ._engine.arrays import Ids
 from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
@@ -429,19 +430,23 @@ class AsyncLlama:
         *,
         model: str | None = None,
         normalize: bool = False,
+        max_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> Chunk:
         """Computes embeddings and returns them in OpenAI's shape.
 
         input, normalize: as in embed().
         model: the name that the result carries. None: the path of the file.
+        max_tokens: that all of them may have together, else ArgumentError is raised. None: no limit.
         timeout_s: seconds after which TimeoutError is raised. None: no limit.
 
         Returns a dict: the vector of text i is result["data"][i]["embedding"], token counts are in
         result["usage"].
         """
         _, texts = _texts(input)
-        vectors, n_tokens = await self._vectors(texts, normalize=normalize, timeout_s=timeout_s)
+        vectors, n_tokens = await self._vectors(
+            texts, normalize=normalize, max_tokens=max_tokens, timeout_s=timeout_s
+        )
         data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
         return {
             "object": "list",
@@ -451,17 +456,26 @@ class AsyncLlama:
         }
 
     async def _vectors(
-        self, texts: Sequence[str | Sequence[int]], *, normalize: bool, timeout_s: float | None = None
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        normalize: bool,
+        max_tokens: int | None = None,
+        timeout_s: float | None = None,
     ) -> tuple[list[Any], int]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         request = self._begin(deadline=deadline)
 
         def compute() -> tuple[list[Any], int]:
             try:
-                all_ids = [
-                    request._checked(request.tokenize(text, special=True) if isinstance(text, str) else text)
-                    for text in texts
-                ]
+                all_ids: list[Ids] = []
+                left = max_tokens
+                for text in texts:
+                    ids = request.tokenize(text, special=True) if isinstance(text, str) else text
+                    all_ids.append(request._checked(ids))
+                    if left is not None and (left := left - len(ids)) < 0:
+                        raise ArgumentError(f"the texts have more than {max_tokens} tokens together")
+                    request.check_open()
                 vectors = request.vectors(all_ids, pooling=self.pooling, normalize=normalize)
             finally:
                 self._end(request)

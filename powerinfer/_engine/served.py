@@ -166,10 +166,14 @@ class Served(Completions):
 
     def vectors(self, texts: Sequence[Ids], *, pooling: int, normalize: bool) -> list[Any]:
         """The embedding of each text; with pooling "none" one of each token."""
-        if self._is_closed:
-            raise ClosedError("the request was cancelled")
+        self.check_open()
         found = self._scheduler.embed_all(texts, pooling=pooling, deadline=self._deadline, begun=self._begun)
         return [(normalized(vectors) if normalize else vectors).tolist() for vectors in found]
+
+    def check_open(self) -> None:
+        """Raises ClosedError after cancel()."""
+        if self._is_closed:
+            raise ClosedError("the request was cancelled")
 
     def cancel(self) -> None:
         """Ends what is under way; the Llama below stays open. May be called from another thread."""

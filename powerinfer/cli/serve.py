@@ -134,6 +134,18 @@ def add_arguments(parser: Parser) -> None:
         default="mean",
         help="how embeddings are made of the tokens' vectors (default %(default)s)",
     )
+    limits.add_argument(
+        "--max-inputs",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="texts of one request for embeddings (default %(default)s)",
+    )
+    limits.add_argument(
+        "--no-normalize",
+        action="store_true",
+        help="embeddings as the model makes them, instead of length 1",
+    )
     decoding = parser.add_argument_group("decoding")
     decoding.add_argument(
         "--keep",
@@ -219,6 +231,8 @@ def main(args: argparse.Namespace) -> int:
             raise ArgumentError(
                 f"--{name.replace('_', '-')} is {getattr(args, name)}, it must be in 0..{_MOST}"
             )
+    if args.max_inputs < 1:
+        raise ArgumentError(f"--max-inputs is {args.max_inputs}: too small")
     if args.per_address is not None and args.per_address < 0:
         raise ArgumentError(f"--per-address is {args.per_address}: too small")
     keys = read_keys(args)
@@ -243,6 +257,8 @@ def main(args: argparse.Namespace) -> int:
         max_body_bytes=int(args.max_body * (1 << 20)),
         max_per_address=args.per_address,
         trusted_proxies=read_proxies(args.trusted_proxies),
+        max_inputs=args.max_inputs,
+        normalize=not args.no_normalize,
         timeout_s=args.timeout,
         shutdown_s=args.shutdown_timeout,
         access_log=args.verbose,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
@@ -41,6 +39,7 @@ from .schemas import (
     TokenizeRequest,
 )
 from .settings import Settings
+from .vectors import check_size, vector_response
 
 _log = logging.getLogger("uvicorn.error")
 
@@ -141,7 +140,7 @@ class Endpoints:
             raise Problem(400, "stream_options needs stream", param="stream_options", code="invalid_value")
 
         def done() -> None:
-            self.metrics.add(time.perf_counter() - begin)
+            self.metrics.add(self.metrics.request_s, time.perf_counter() - begin)
 
         result = await unless_gone(request, create(bool(body.stream)))
         if not isinstance(result, AsyncStream):
@@ -225,22 +224,27 @@ class Endpoints:
                 code="invalid_value",
             )
         if not isinstance(body.input, str) and not isinstance(body.input[0], int):
-            self._check_count(len(body.input))
+            n = len(body.input)
+            if n > self.settings.max_inputs:
+                said = f"one request may have {self.settings.max_inputs} inputs, not {n}"
+                raise Problem(400, said, param="input", code="invalid_value")
+            check_size(n, n_embd, body.encoding_format)
         self._check_length(body.input)
         result = await unless_gone(
             request,
             self.llm.create_embedding(
-                body.input, model=self.settings.names[0], timeout_s=self.settings.timeout_s
+                body.input,
+                model=self.settings.names[0],
+                normalize=self.settings.normalize,
+                max_tokens=self.settings.max_input_tokens,
+                timeout_s=self.settings.timeout_s,
             ),
         )
-        if body.encoding_format == "base64":
-            for item in result["data"]:
-                vector = np.asarray(item["embedding"], "<f4")
-                item["embedding"] = base64.b64encode(vector.tobytes()).decode("ascii")
-        return json_response(result)
+        return await asyncio.to_thread(vector_response, result, body.encoding_format)
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         llm = self.llm
+        self._check_length(body.content)
         ids = await llm.tokenize(body.content, add_bos=body.add_special, special=body.parse_special)
         if not body.with_pieces:
             return json_response({"tokens": ids})

@@ -30,29 +30,28 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: Counter[tuple[str, int]] = Counter()
-        self._request = Times()
+        self.request_s = Times()
 
     def count(self, path: str, status: int) -> None:
         """A request was answered. path: of a route, never what a client wrote."""
         with self._lock:
             self._requests[path, status] += 1
 
-    def add(self, seconds: float) -> None:
-        """A request was computed."""
+    def add(self, times: Times, seconds: float) -> None:
         with self._lock:
-            self._request.add(seconds)
+            times.add(seconds)
 
     def retry_after_s(self, stats: SchedulerStats) -> int:
         """When there may be a place: what waits, at the time that requests have taken so far."""
         with self._lock:
-            each = self._request.mean_s or 1.0
+            each = self.request_s.mean_s or 1.0
         return max(1, min(60, math.ceil(each * (stats.waiting + 1) / stats.max_running)))
 
     def text(self, stats: SchedulerStats) -> str:
         """All of it."""
         with self._lock:
             requests = sorted(self._requests.items())
-            request = self._request.copy()
+            request = self.request_s.copy()
         times: list[str] = []
         for name, text, own in (
             ("request", "Of a request that was computed.", request),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import resource
 import signal
@@ -20,6 +21,8 @@ from ..errors import FileError
 from .app import create_app
 from .connections import Connections
 from .settings import Settings
+
+_SWITCH_S = 0.0005  # instead of 0.005: a step wants the lock several times
 
 
 class _Server(uvicorn.Server):
@@ -125,6 +128,11 @@ def serve(llm: AsyncLlama, settings: Settings) -> None:
         _say(f"{address(settings, sock)} serves {', '.join(settings.names)}")
         if not settings.is_loopback and not settings.api_keys:
             _say("everybody who reaches this address may use it (--api-key)")
+        # Threads that hold Python's lock give it to the engine's sooner, and what is there for good is not
+        # gone through again and again for garbage.
+        sys.setswitchinterval(_SWITCH_S)
+        gc.collect()
+        gc.freeze()
         server.run(sockets=[sock])
     finally:
         llm.close()

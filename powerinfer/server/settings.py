@@ -29,7 +29,13 @@ class Settings:
     """Most tokens of an answer; None: n_ctx is the limit."""
     max_body_bytes: int = 8 << 20
     max_choices: int = 16
-    """Answers or texts of one request."""
+    """Answers of one request."""
+    max_inputs: int = 2048
+    """Texts of one request for embeddings, as OpenAI's."""
+    max_input_tokens: int = 300_000
+    """Of all of them together."""
+    normalize: bool = True
+    """Embeddings have length 1, as OpenAI's; else they are as the model makes them."""
     max_connections: int = 1024
     """Where there are more, those without a request are closed."""
     max_per_address: int | None = None

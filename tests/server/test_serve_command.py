@@ -61,6 +61,7 @@ def test_a_process(number: signal.Signals, code: int) -> None:
         (["--shutdown-timeout", "nan"], "--shutdown-timeout is nan"),
         (["--timeout", "inf"], "--timeout is inf"),
         (["--per-address", "-1"], "--per-address is -1"),
+        (["--max-inputs", "0"], "--max-inputs is 0"),
         (["--trusted-proxies", "10.0.0.1,proxy"], "--trusted-proxies: 'proxy'"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         (["--ssl-cert-file", __file__, "--ssl-key-file", __file__], "err: powerinfer: the certificate"),

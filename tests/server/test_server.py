@@ -112,12 +112,45 @@ def test_embeddings(http: Any) -> None:
     assert http.post("/v1/embeddings", json={"input": "a", "dimensions": 7}).status_code == 400
 
 
+def test_many_embeddings(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More texts than there are places, of length 1 unless told otherwise."""
+    from powerinfer.server import vectors
+
+    texts = [f"{i} cats" for i in range(50)]
+
+    def embed(address: str, **asked: Any) -> Any:
+        return httpx.post(f"{address}/v1/embeddings", json={"input": texts} | asked, timeout=60)
+
+    with serving(demo, ends_model=False, max_input_tokens=1000) as address:
+        given = [item["embedding"] for item in embed(address).json()["data"]]
+        assert np.allclose(np.linalg.norm(given, axis=1), 1, atol=1e-6) and len(given) == 50
+        packed = embed(address, encoding_format="base64").json()["data"]
+        for item, vector in zip(packed, given, strict=True):
+            other = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
+            assert np.allclose(other, vector, atol=0.02)
+        refused = embed(address, input=["many words " * 20] * 30)
+        assert refused.status_code == 400 and "1000 tokens together" in error_of(refused)["message"]
+        refused = embed(address, input=["a"] * 2049)
+        assert refused.status_code == 400 and error_of(refused)["param"] == "input"
+        monkeypatch.setattr(vectors, "MAX_NUMBERS", 49 * len(given[0]))
+        assert "at most 49 texts" in error_of(embed(address))["message"]
+        assert embed(address, encoding_format="base64").status_code == 200
+        monkeypatch.undo()
+    with serving(demo, ends_model=False, normalize=False) as address:
+        own = [item["embedding"] for item in embed(address).json()["data"]]
+    lengths = np.linalg.norm(own, axis=1)
+    assert np.abs(lengths - 1).min() > 0.1
+    assert np.allclose(np.array(own) / lengths[:, None], given, atol=0.02)
+
+
 def test_tokens(http: Any) -> None:
     ids = http.post("/tokenize", json={"content": "Grüße"}).json()["tokens"]
     assert http.post("/detokenize", json={"tokens": ids}).json() == {"content": "Grüße"}
     pieces = http.post("/tokenize", json={"content": "Grüße", "with_pieces": True}).json()["tokens"]
     assert [piece["id"] for piece in pieces] == ids
     assert http.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
+    long = http.post("/tokenize", json={"content": " " * 19_000})
+    assert long.status_code == 400 and error_of(long)["code"] == "context_length_exceeded"
 
 
 def test_what_there_is(http: Any) -> None:
