@@ -14,13 +14,16 @@ import asyncio
 import os
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
 from ._engine import machine
+from ._engine.arrays import Ids
 from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
@@ -30,6 +33,7 @@ from ._engine.generating import nth_seed
 from ._engine.scheduler import Scheduler, SchedulerStats
 from ._engine.served import Served
 from ._text.answer import best
+from ._text.grammars import Grammars
 from .errors import ArgumentError, ClosedError
 from .llama import Llama
 
@@ -40,42 +44,101 @@ Chunk = dict[str, Any]
 Prompt = str | bytes | Sequence[int]
 
 _HELD = 16  # sequences beyond those under way, whose beginnings later prompts may share
+_THREADS = "powerinfer-request"
+_UNREAD = 256  # parts of a stream that wait for its reader; then no more are made
 _PATIENCE = 64  # how much rarer neurons move while somebody waits
 _SINGLE = ("logits_all", "vocab_only", "n_seq")
 
 
-class AsyncStream(AsyncIterator[Chunk]):
-    """The parts of an answer; `async for` waits for them."""
+class _Parts:
+    """What threads have made of an answer and nobody has read yet."""
 
     def __init__(self, requests: Sequence[Served]) -> None:
-        self._requests = requests
+        self.requests = requests
+        self.queue: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
-        self._left = len(requests)
+        self._lock = threading.Lock()
+        self._n_unread = 0
+        self._paused: list[Callable[[], object]] = []
         self._gone = False
+
+    def put(self, item: Chunk | BaseException | None, go_on: Callable[[], object] | None = None) -> bool:
+        """From another thread: a part; None: one of the answers is complete. False: enough are unread, and
+        go_on is called when there is room for more, or they are not wanted any more."""
+        with self._lock:
+            if self._gone:
+                return True
+            self._n_unread += 1
+            has_room = go_on is None or self._n_unread < _UNREAD
+            if go_on is not None and not has_room:
+                self._paused.append(go_on)
+        try:
+            self._loop.call_soon_threadsafe(self.queue.put_nowait, item)
+        except RuntimeError:  # the loop is closed: nobody reads any more
+            self.cancel()
+        return has_room
+
+    async def get(self) -> Chunk | BaseException | None:
+        item = await self.queue.get()
+        with self._lock:
+            self._n_unread -= 1
+            paused = self._paused if self._n_unread <= _UNREAD // 2 else []
+            self._paused = [] if paused else self._paused
+        self._resume(paused)
+        return item
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._gone = True
+            paused, self._paused = self._paused, []
+        for request in self.requests:
+            request.cancel()
+        self._resume(paused)
+
+    @staticmethod
+    def _resume(paused: Sequence[Callable[[], object]]) -> None:
+        for go_on in paused:
+            with suppress(ClosedError):
+                go_on()
+
+
+class _Reader(AsyncIterator[Chunk]):
+    """What `async for` holds, and drops when it is left."""
+
+    def __init__(self, stream: AsyncStream) -> None:
+        self._stream = stream
+
+    async def __anext__(self) -> Chunk:
+        return await self._stream.__anext__()
+
+    def __del__(self) -> None:
+        self._stream.cancel()
+
+
+class AsyncStream(AsyncIterator[Chunk]):
+    """The parts of an answer; `async for` waits for them. Leaving it ends the answer."""
+
+    def __init__(self, parts: _Parts) -> None:
+        self._parts = parts
+        self._left = len(parts.requests)
 
     @property
     def usage(self) -> dict[str, Any]:
         """Token counts so far, in OpenAI's shape."""
-        return _usage(self._requests)
+        return _usage(self._parts.requests)
 
     @property
     def is_over(self) -> bool:
         """Nothing more comes."""
         return not self._left
 
-    def put(self, item: Chunk | BaseException | None) -> None:
-        """From another thread: a part; None: one of the answers is complete."""
-        if not self._gone:
-            try:
-                self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
-            except RuntimeError:  # the loop is closed: nobody reads any more
-                self.cancel()
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return _Reader(self)
 
     async def __anext__(self) -> Chunk:
         while self._left:
             try:
-                item = await self._queue.get()
+                item = await self._parts.get()
                 if isinstance(item, BaseException):
                     raise item
             except BaseException:  # the task that reads was cancelled, or the answer failed
@@ -88,18 +151,16 @@ class AsyncStream(AsyncIterator[Chunk]):
 
     def cancel(self) -> None:
         """Ends the answer: its place is free before the next step."""
-        self._gone = True
-        self._left = 0
-        for request in self._requests:
-            request.cancel()
+        if self._left:
+            self._left = 0
+            self._parts.cancel()
 
     async def aclose(self) -> None:
         """The same: what ends an asynchronous iterator."""
         self.cancel()
 
     def __del__(self) -> None:
-        if self._left:
-            self.cancel()
+        self.cancel()
 
 
 class AsyncLlama:
@@ -181,15 +242,21 @@ class AsyncLlama:
         self.scheduler = Scheduler(
             engine,
             draft=self.llama.draft_model,
-            improve=None if self.llama._online is None else self._improve,
+            improve=None if self.llama._online is None else _weakly(self),
         )
         # A request has a thread, which does little: it waits for tokens and turns them into text.
-        self._threads = ThreadPoolExecutor(
-            n_parallel + max_waiting + 4, thread_name_prefix="powerinfer-request"
-        )
+        self._grammars: Grammars | None = None
+        if self.llama._tokenizer is not None:
+            self._grammars = Grammars(self.llama.tokenizer)
+        self._threads = ThreadPoolExecutor(n_parallel + max_waiting + 4, thread_name_prefix=_THREADS)
         self._requests: set[Served] = set()
         self._lock = threading.Lock()
         self._closed = False
+        # Also where nobody calls close(): the scheduler's thread would keep the model for ever.
+        self._finalizer = weakref.finalize(
+            self, _free, self.scheduler, self._threads, self._grammars, self.llama
+        )
+        self._finalizer.atexit = False
 
     @classmethod
     def demo(cls, **options: Any) -> AsyncLlama:
@@ -327,7 +394,7 @@ class AsyncLlama:
 
     def _stream(self, requests: list[Served], answers: list[Iterator[Chunk]]) -> AsyncStream:
         """The parts of all answers in one stream."""
-        stream = AsyncStream(requests)
+        parts = _Parts(requests)  # not the stream, which ends its answers when nobody has it any more
         names: dict[str, Any] = {}  # the first answer's id and time, for all
 
         def run(i: int, request: Served, chunks: Iterator[Chunk]) -> None:
@@ -340,16 +407,16 @@ class AsyncLlama:
                         choice["index"] = i
                         if choice["finish_reason"] is not None:
                             chunk["timings"] = _timings([request])
-                    stream.put(chunk)
-                stream.put(None)
+                    if not parts.put(chunk, lambda: self._submit(run, i, request, chunks)):
+                        return
+                parts.put(None)
             except BaseException as error:
-                stream.put(error)
-            finally:
-                self._end(request)
+                parts.put(error)
+            self._end(request)
 
         for i, (request, chunks) in enumerate(zip(requests, answers, strict=True)):
             self._submit(run, i, request, chunks)
-        return stream
+        return AsyncStream(parts)
 
     # -- vectors and tokens
 
@@ -375,19 +442,23 @@ class AsyncLlama:
         *,
         model: str | None = None,
         normalize: bool = False,
+        max_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> Chunk:
         """Computes embeddings and returns them in OpenAI's shape.
 
         input, normalize: as in embed().
         model: the name that the result carries. None: the path of the file.
+        max_tokens: that all of them may have together, else ArgumentError is raised. None: no limit.
         timeout_s: seconds after which TimeoutError is raised. None: no limit.
 
         Returns a dict: the vector of text i is result["data"][i]["embedding"], token counts are in
         result["usage"].
         """
         _, texts = _texts(input)
-        vectors, n_tokens = await self._vectors(texts, normalize=normalize, timeout_s=timeout_s)
+        vectors, n_tokens = await self._vectors(
+            texts, normalize=normalize, max_tokens=max_tokens, timeout_s=timeout_s
+        )
         data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
         return {
             "object": "list",
@@ -397,17 +468,26 @@ class AsyncLlama:
         }
 
     async def _vectors(
-        self, texts: Sequence[str | Sequence[int]], *, normalize: bool, timeout_s: float | None = None
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        normalize: bool,
+        max_tokens: int | None = None,
+        timeout_s: float | None = None,
     ) -> tuple[list[Any], int]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         request = self._begin(deadline=deadline)
 
         def compute() -> tuple[list[Any], int]:
             try:
-                all_ids = [
-                    request._checked(request.tokenize(text, special=True) if isinstance(text, str) else text)
-                    for text in texts
-                ]
+                all_ids: list[Ids] = []
+                left = max_tokens
+                for text in texts:
+                    ids = request.tokenize(text, special=True) if isinstance(text, str) else text
+                    all_ids.append(request._checked(ids))
+                    if left is not None and (left := left - len(ids)) < 0:
+                        raise ArgumentError(f"the texts have more than {max_tokens} tokens together")
+                    request.check_open()
                 vectors = request.vectors(all_ids, pooling=self.pooling, normalize=normalize)
             finally:
                 self._end(request)
@@ -447,7 +527,14 @@ class AsyncLlama:
         with self._lock:
             if self._closed:
                 raise ClosedError("this AsyncLlama is closed")
-            request = Served(self.llama, self.scheduler, limit=limit, deadline=deadline, is_first=is_first)
+            request = Served(
+                self.llama,
+                self.scheduler,
+                limit=limit,
+                grammars=self._grammars,
+                deadline=deadline,
+                is_first=is_first,
+            )
             self._requests.add(request)
             return request
 
@@ -482,8 +569,7 @@ class AsyncLlama:
             requests = list(self._requests)
         for request in requests:
             request.cancel()
-        self._threads.shutdown(wait=True)  # those that wait for a thread as well: somebody waits for them
-        self.llama.close()
+        self._finalizer()
 
     async def aclose(self, *, grace_s: float = 0.0) -> None:
         """close() without blocking the event loop."""
@@ -497,6 +583,28 @@ class AsyncLlama:
 
     def __repr__(self) -> str:
         return f"AsyncLlama({self.llama!r}, n_parallel={self.n_parallel})"
+
+
+def _free(scheduler: Scheduler, threads: ThreadPoolExecutor, grammars: Grammars | None, llama: Llama) -> None:
+    """What an AsyncLlama has. May be called in any thread."""
+    scheduler.close()
+    if grammars is not None:
+        grammars.close()
+    # Those that wait for a thread as well: somebody waits for them. In one of them nobody does.
+    is_own = threading.current_thread().name.startswith(_THREADS)
+    threads.shutdown(wait=not is_own)
+    llama.close()
+
+
+def _weakly(llm: AsyncLlama) -> Callable[[bool], Callable[[], object] | None]:
+    """Its _improve(), which does not keep it."""
+    improve = weakref.WeakMethod(llm._improve)
+
+    def call(is_idle: bool) -> Callable[[], object] | None:
+        method = improve()
+        return None if method is None else method(is_idle)
+
+    return call
 
 
 def _trained_ctx(model_path: str | os.PathLike[str]) -> int:

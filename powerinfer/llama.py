@@ -466,9 +466,11 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
     # -- the end
 
     def close(self) -> None:
-        """Frees context and model. Later calls raise ClosedError."""
+        """Frees context and model. What is under way in other threads, and later calls, raise ClosedError."""
+        self._closed = True
+        if (context := self._context) is not None:
+            context.engine.close()
         with self._lock:
-            self._closed = True
             if self._context is not None:
                 self._context.session.close()
             if self._model is not None:

@@ -14,6 +14,7 @@ from .sampling import LogitsProcessorList, Sampler, StoppingCriteriaList
 
 if TYPE_CHECKING:
     from .._text.grammar import Constraint
+    from .._text.grammars import RemoteConstraint
 
 
 @dataclass(eq=False, kw_only=True)
@@ -23,7 +24,7 @@ class Choice:
     watch: Callable[[npt.NDArray[Any], int], None] | None = None
     """Called as watch(row, token) for each token, row being log_softmax of the model's own logits."""
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
-    constraint: Constraint | None = None
+    constraint: Constraint | RemoteConstraint | None = None
     """The grammar's; when it is complete that token is the last."""
     sampler: Sampler
     criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
@@ -41,6 +42,17 @@ class Choice:
     def is_plain(self) -> bool:
         """Nobody but the sampler looks at logits."""
         return self.watch is None and self.constraint is None and not self.processors and not self.criteria
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether token() does not wait for a grammar."""
+        return self.constraint is None or self.constraint.is_ready
+
+    def close(self) -> None:
+        """Frees what its hooks hold."""
+        self.sampler.close()
+        if self.constraint is not None:
+            self.constraint.close()
 
     def accept(self, token: int) -> None:
         """Tells the sampler which token was chosen, if it wants to know."""

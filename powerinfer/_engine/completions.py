@@ -33,6 +33,9 @@ _HOOKS = ("seed", "logit_bias", "logits_processor", "stopping_criteria")
 _LENGTH = ("stop_token_ids", "min_tokens", "ignore_eos", "prompt_only")
 CHAT_TEMPERATURE = 0.2  # what llama-cpp-python answers with; it completes with 0.8
 
+MAX_ANSWERS = 1024
+"""To one prompt in one call."""
+
 ChatHandler = Callable[..., Any]
 
 
@@ -506,6 +509,8 @@ def check_count(name: str, value: int | None) -> int:
         return 1
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ArgumentError(f"{name} is {value!r}, it must be at least 1")
+    if value > MAX_ANSWERS:
+        raise ArgumentError(f"{name} is {value}, it must be at most {MAX_ANSWERS}")
     return value
 
 

@@ -28,6 +28,7 @@ from .batch import Part, coming, joined, parts_of
 from .context_shift import ContextShift
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
+from .scheduler_stats import Times
 from .session import Session
 from .speculation import free_guesses, take_guesses
 
@@ -90,6 +91,7 @@ class Engine:
         """Requests by the reason why they ended."""
         self.totals: Counter[str] = Counter()
         """Tokens: prompt, reused, computed, generated; read, of prompts. And requests preempted."""
+        self.queue, self.first_token, self.between_tokens = Times(), Times(), Times()
 
     # -- what any thread may call
 
@@ -111,7 +113,7 @@ class Engine:
         """Takes a request, which waits for its place. Raises ClosedError, BusyError."""
         with self.changed:
             if self.is_closing:
-                raise ClosedError("the scheduler is closed")
+                raise ClosedError("the model is closed")
             free = max(self.max_running - len(self._running), 0)
             if self.max_waiting is not None and len(self._waiting) >= self.max_waiting + free:
                 raise BusyError(
@@ -144,7 +146,7 @@ class Engine:
             self._waiting.clear()
             self.changed.notify_all()
         for request in waiting:
-            self._end(request, "error", ClosedError("the server is shutting down"))
+            self._end(request, "error", ClosedError("the model is closed"))
 
     # -- what one thread at a time may call
 
@@ -156,12 +158,17 @@ class Engine:
         self._leave()
         self._admit()
         self._shift()
-        known = [request for request in self._running if request.rows]
+        known = [request for request in self._running if request.rows and request.is_ready]
         for request in known:
             self._choose(request)
         if not known:
             self._compute()
         self._give()
+
+    @property
+    def waits_for_grammars(self) -> bool:
+        """Whether all that are under way do."""
+        return bool(self._running) and not any(r.is_ready or not r.rows for r in self._running)
 
     def advance(self, request: Request) -> None:
         """Steps until a stepwise request has one more token, or is over, and raises what ended it. What
@@ -337,7 +344,7 @@ class Engine:
             (self.cache.drop if request.is_text else self.cache.release)(request.sequence)
             request.sequence = None
         if request.choice is not None:
-            request.choice.sampler.close()
+            request.choice.close()
         with self.changed:  # who sees that it runs no more sees it counted
             self.ended[reason] += 1
             if request in self._running:
@@ -362,7 +369,7 @@ class Engine:
             elif request.deadline is not None and now >= request.deadline:
                 self._finish(request, "time")
             elif self.is_closing and now >= self._ends_at:
-                self._finish(request, "error", ClosedError("the server is shutting down"))
+                self._finish(request, "error", ClosedError("the model is closed"))
         with self.changed:
             late = [r for r in self._waiting if r.deadline is not None and now >= r.deadline]
             left = [r for r in self._waiting if r.stream.is_cancelled and r not in late]
@@ -413,6 +420,7 @@ class Engine:
                 request.stream.begun_at = time.monotonic()
                 self.totals["prompt"] += request.n_prompt
                 self.totals["reused"] += n
+                self.queue.add(time.monotonic() - request.came_at)
 
     def _starts(self, request: Request) -> bool:
         """It leaves those that wait for those under way; False if it was cancelled meanwhile."""
@@ -463,12 +471,14 @@ class Engine:
                 self._finish(request, "error", error)
 
     def _compute(self) -> None:
-        """One feed, and what follows from it."""
+        """One feed, and what follows from it. Those whose grammar is not ready do not take part."""
+        running = [request for request in self._running if not request.rows]
         if self._n_guesses:
             n_vocab = self.session.model.info.n_vocab
-            for request, error in take_guesses(self._running, self._n_guesses, n_vocab):
+            for request, error in take_guesses(running, self._n_guesses, n_vocab):
                 self._finish(request, "error", error)
-        parts = parts_of(self._running, n_batch=self._n_batch, prompt_part=self._prompt_part)
+                running.remove(request)
+        parts = parts_of(running, n_batch=self._n_batch, prompt_part=self._prompt_part)
         parts = self._feed(parts)
         if not parts:
             return
@@ -529,7 +539,7 @@ class Engine:
             if not self.is_closing:
                 self._waiting.appendleft(request)
                 return
-        self._finish(request, "error", ClosedError("the server is shutting down"))
+        self._finish(request, "error", ClosedError("the model is closed"))
 
     def _look(self, request: Request, n: int, row: int) -> None:
         """Shows what was just computed of a request: its rows of logits begin with this one."""
@@ -567,8 +577,11 @@ class Engine:
         reason: Reason | None = None
         try:
             while request.rows and reason is None:
+                if not request.is_ready:
+                    request.keep(self.session)
+                    break
                 row = request.rows.pop(0)
-                sequence.row = self.n_feeds, row
+                sequence.row = None if request.kept else (self.n_feeds, row)
                 reason = self._chosen_token(request, *request.choose(self.session, row))
                 if not request.guess.size or request.ids[request.n - 1] != request.guess[0]:
                     request.drop_guess()
@@ -589,6 +602,12 @@ class Engine:
         """Notes a token that was chosen, and passes on why it is the last."""
         assert request.choice is not None
         self.totals["generated"] += 1
+        now = time.monotonic()
+        if request.token_at is None:
+            self.first_token.add(now - request.came_at)
+        else:
+            self.between_tokens.add(now - request.token_at)
+        request.token_at = now
         self._chosen.append((request.stream, token, token in request.choice.ends))
         return reason
 

@@ -32,6 +32,7 @@ from .sampling import (
 
 if TYPE_CHECKING:
     from .._text.grammar import Constraint, LlamaGrammar
+    from .._text.grammars import RemoteConstraint
     from .._text.tokenizer import Tokenizer
     from ..compat.llama_cache import BaseLlamaCache
 
@@ -79,7 +80,7 @@ class Generating(ABC):
         logit_bias: Mapping[int, float] | None = None,
         logits_processor: Processors = None,
         stopping_criteria: Criteria = None,
-        constraint: Constraint | None = None,
+        constraint: Constraint | RemoteConstraint | None = None,
         watch: Watch | None = None,
         is_continued: bool = False,
         ends: Set[int] = frozenset(),
@@ -119,7 +120,9 @@ class Generating(ABC):
             bias |= dict.fromkeys(range(self._tokenizer.n_vocab, self.n_vocab()), -math.inf)
         return bias
 
-    def _constraint(self, grammar: LlamaGrammar | str | Constraint | None) -> Constraint | None:
+    def _constraint(
+        self, grammar: LlamaGrammar | str | Constraint | None
+    ) -> Constraint | RemoteConstraint | None:
         if grammar is None:
             return None
         from .._text.grammar import Constraint, LlamaGrammar
@@ -259,7 +262,7 @@ class ContextGenerating(Generating):
         logit_bias: Mapping[int, float] | None = None,
         logits_processor: Processors = None,
         stopping_criteria: Criteria = None,
-        constraint: Constraint | None = None,
+        constraint: Constraint | RemoteConstraint | None = None,
         watch: Watch | None = None,
         is_continued: bool = False,
         ends: Set[int] = frozenset(),

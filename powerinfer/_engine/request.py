@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..errors import ArgumentError, ContextError
 from ._native import chunk_end
-from .arrays import Ids
+from .arrays import Ids, Logits
 from .choice import Choice
 from .prefix_cache import Sequence, drop_ids
 from .session import Session
@@ -130,6 +130,9 @@ class Request:
 
     sequence: Sequence | None = None
     """It has one while it is running."""
+    came_at: float = field(default_factory=time.monotonic)
+    token_at: float | None = None
+    """When its last token was chosen."""
     n_shown: int = 0
     """Tokens before this one were shown."""
     over: Reason | None = None
@@ -139,6 +142,8 @@ class Request:
     """Ids that may follow the n."""
     rows: list[int] = field(default_factory=list)
     """Rows of the logits after the last of the n and after each guess, while they are not looked at."""
+    kept: list[Logits] = field(default_factory=list)
+    """Copies of those rows, where later steps overwrite them: a grammar does not know yet what may follow."""
     before: Ids | None = None
     """What was there when the context was shifted last, of which the first `n_then` ids are left."""
     n_then: int = 0
@@ -170,6 +175,16 @@ class Request:
             self.ids[self.n] = token
             self.n += 1
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether its next token can be chosen without waiting for its grammar."""
+        return self.choice is None or self.choice.is_ready
+
+    def keep(self, session: Session) -> None:
+        """Copies the rows that are not looked at, for another step."""
+        if not self.kept:
+            self.kept = [session.logits(row).copy() for row in self.rows]
+
     def choose(self, session: Session, row: int) -> tuple[int, Reason | None]:
         """The next token, after the logits in that row of the session, and why it is the last, if it is. What
         hooks raise is their own."""
@@ -179,7 +194,7 @@ class Request:
             token = session.draw(choice.sampler, row)
             choice.accept(token)
             return token, self.append_chosen(token)
-        logits = session.logits(row)
+        logits = self.kept.pop(0) if self.kept else session.logits(row)
         token = choice.token(self.history, logits)
         reason = self.append_chosen(token)
         return token, "stop" if reason != "stop" and choice.stops(self.history, logits) else reason
@@ -202,6 +217,7 @@ class Request:
         """What was guessed, and what is known after it, is no more."""
         self.guess = _NO_IDS
         self.rows.clear()
+        self.kept.clear()
 
     def forget(self, keep: int, n_drop: int) -> None:
         """The context was shifted: of the first `keep` ids on n_drop are gone."""

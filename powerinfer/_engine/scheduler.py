@@ -32,6 +32,8 @@ from .session import LayerStep
 __all__ = ["Scheduler", "SchedulerStats", "Stream"]
 
 _PROBE_S = 5.0  # how often a session that has failed is tried again
+_TICK_S = 0.001  # how often grammars are asked where nothing else can be done
+_N_TICKS = 50
 _LOOK_S = 0.25  # how often what the layers did is read
 
 Begun = Callable[[Stream], None]
@@ -229,6 +231,9 @@ class Scheduler:
             kv_used=1 - self._n_free / max(self._n_blocks, 1),
             tokens_per_s=rates[0],
             prompt_tokens_per_s=rates[1],
+            queue=engine.queue.copy(),
+            first_token=engine.first_token.copy(),
+            between_tokens=engine.between_tokens.copy(),
             layers=self._layers,
             experts=None if self._experts is None else self._experts.stats,
         )
@@ -268,6 +273,10 @@ class Scheduler:
         before = totals["steps"], totals["generated"], totals["read"]
         engine.step()
         if totals["steps"] == before[0]:
+            for _ in range(_N_TICKS):
+                with engine.changed:
+                    if not engine.waits_for_grammars or engine.changed.wait(_TICK_S):
+                        break
             return
         self.last_error = None
         self._rates.add(totals["generated"] - before[1], totals["read"] - before[2])

@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .expert_stats import ExpertStats
 from .session import LayerStep
 
 _RATE_S = 5.0  # speeds are those of the last seconds
+
+
+SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+    *(10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+
+
+@dataclass
+class Times:
+    """How many times were not above each of SECONDS but above the one before; the last: above all."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    sum_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.sum_s += seconds
+
+    def copy(self) -> Times:
+        return Times(list(self.counts), self.sum_s)
+
+    @property
+    def mean_s(self) -> float:
+        n = sum(self.counts)
+        return self.sum_s / n if n else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +63,11 @@ class SchedulerStats:
     """Share of the memory for K and V that is taken, idle sequences included: 0 to 1."""
     tokens_per_s: float
     prompt_tokens_per_s: float
+    queue: Times
+    """That requests waited for a place."""
+    first_token: Times
+    """From when a generation came to its first token."""
+    between_tokens: Times
     layers: tuple[LayerStep, ...]
     """What a step of the last quarter of a second did; empty before the first."""
     experts: ExpertStats | None = None

@@ -16,6 +16,8 @@ from .scheduler import Scheduler
 
 if TYPE_CHECKING:
     from .._text.chat_format import ChatFormat
+    from .._text.grammar import Constraint, LlamaGrammar
+    from .._text.grammars import Grammars, RemoteConstraint
     from .._text.tokenizer import Tokenizer
     from ..llama import Llama
 
@@ -52,11 +54,13 @@ class Served(Completions):
         scheduler: Scheduler,
         *,
         limit: int | None = None,
+        grammars: Grammars | None = None,
         deadline: float | None = None,
         is_first: bool = True,
     ) -> None:
-        """limit: no generation needs more tokens; 0: only the prompt counts. deadline: of time.monotonic(),
-        at which they end. is_first: of several answers to one prompt."""
+        """limit: no generation needs more tokens; 0: only the prompt counts. grammars: where its grammars are
+        compiled; None: here. deadline: of time.monotonic(), at which generations end. is_first: of several
+        answers to one prompt."""
         self._llama = llama
         self.model_path = llama.model_path
         self.chat_handler = llama.chat_handler
@@ -66,6 +70,7 @@ class Served(Completions):
         self._random = llama._random
         self._lock = threading.RLock()
         self._scheduler = scheduler
+        self._grammars = grammars
         self._limit = limit
         self._deadline = deadline
         self._is_closed = False
@@ -123,15 +128,34 @@ class Served(Completions):
         **hooks: Any,
     ) -> Stream:
         ends = ends if self._tokenizer is None else self._tokenizer.eog | ends
-        choice = self._choice(
-            options, seed, logit_bias, logits_processor, stopping_criteria, ends=ends, **hooks
-        )
-        stream = self._scheduler.submit(prompt, choice, limit=self._limit, deadline=self._deadline)
+        constraint: Constraint | RemoteConstraint | None = hooks.get("constraint")
+        try:
+            choice = self._choice(
+                options, seed, logit_bias, logits_processor, stopping_criteria, ends=ends, **hooks
+            )
+            stream = self._scheduler.submit(prompt, choice, limit=self._limit, deadline=self._deadline)
+        except BaseException:
+            if constraint is not None:
+                constraint.close()
+            raise
         self.streams.append(stream)
         if self._is_closed:
             stream.cancel()
             raise ClosedError("the request was cancelled")
         return stream
+
+    def _constraint(
+        self, grammar: LlamaGrammar | str | Constraint | None
+    ) -> Constraint | RemoteConstraint | None:
+        from .._text.grammar import LlamaGrammar
+
+        if self._grammars is None or not isinstance(grammar, (LlamaGrammar, str)):
+            return super()._constraint(grammar)
+        return self._grammars.constraint(
+            grammar,
+            deadline=self._deadline,
+            is_gone=lambda: self._is_closed or self._scheduler.is_closing,
+        )
 
     def _score(self, ids: Ids, seen: Callable[[int, Logits], None]) -> None:
         self._scheduler.score(ids, seen, deadline=self._deadline, begun=self._begun)
@@ -143,10 +167,14 @@ class Served(Completions):
 
     def vectors(self, texts: Sequence[Ids], *, pooling: int, normalize: bool) -> list[Any]:
         """The embedding of each text; with pooling "none" one of each token."""
-        if self._is_closed:
-            raise ClosedError("the request was cancelled")
+        self.check_open()
         found = self._scheduler.embed_all(texts, pooling=pooling, deadline=self._deadline, begun=self._begun)
         return [(normalized(vectors) if normalize else vectors).tolist() for vectors in found]
+
+    def check_open(self) -> None:
+        """Raises ClosedError after cancel()."""
+        if self._is_closed:
+            raise ClosedError("the request was cancelled")
 
     def cancel(self) -> None:
         """Ends what is under way; the Llama below stays open. May be called from another thread."""

@@ -54,9 +54,16 @@ class LlamaGrammar:
         Raises ArgumentError, UnsupportedError if llguidance is not installed.
         """
         self.text = text
-        is_error, messages = _llguidance().LLMatcher.validate_grammar_with_warnings(text)
+        is_error, messages = need_llguidance().LLMatcher.validate_grammar_with_warnings(text)
         if is_error:
             raise ArgumentError(f"the grammar is not valid: {_one_line(messages[0])}")
+
+    @classmethod
+    def unchecked(cls, text: str) -> LlamaGrammar:
+        """The same without compiling it: errors are raised when an answer is made."""
+        made = object.__new__(cls)
+        made.text = text
+        return made
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
@@ -65,12 +72,7 @@ class LlamaGrammar:
         verbose has no effect in these methods; llama-cpp-python has it.
         """
         del verbose  # nothing is printed
-        _llguidance()
-        try:
-            lark = import_module("llguidance.gbnf_to_lark").any_to_lark(grammar)
-        except Exception as error:  # the converter raises Exception itself
-            raise ArgumentError(f"the grammar is not valid: {_one_line(error)}") from None
-        return cls.from_lark(lark)
+        return cls(of_gbnf(grammar))
 
     @classmethod
     def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
@@ -92,12 +94,12 @@ class LlamaGrammar:
     @classmethod
     def from_lark(cls, lark: str) -> LlamaGrammar:
         """A grammar in llguidance's Lark, in which `%json {...}` means JSON of a schema."""
-        return cls(_llguidance().LLMatcher.grammar_from_lark(lark))
+        return cls(need_llguidance().LLMatcher.grammar_from_lark(lark))
 
     @classmethod
     def from_regex(cls, regex: str) -> LlamaGrammar:
         """Text that a regular expression matches as a whole."""
-        return cls(_llguidance().LLMatcher.grammar_from_regex(regex))
+        return cls(need_llguidance().LLMatcher.grammar_from_regex(regex))
 
     def constraint(self, tokenizer: Tokenizer) -> Constraint:
         """What holds one answer to this grammar."""
@@ -108,15 +110,21 @@ class Constraint:
     """The state of one answer that follows a grammar."""
 
     def __init__(self, grammar: LlamaGrammar, tokenizer: Tokenizer) -> None:
-        """Raises ArgumentError if the grammar is too large."""
-        self._matcher = _llguidance().LLMatcher(_vocabulary(tokenizer), grammar.text, log_level=0)
+        """Raises ArgumentError for a grammar that is not valid, or too large."""
+        self._matcher = need_llguidance().LLMatcher(vocabulary(tokenizer), grammar.text, log_level=0)
         self._tokenizer = tokenizer
         self._ended = False
-        self._check()
+        self._check("the grammar is not valid")
 
-    def _check(self) -> None:
+    is_ready = True
+    """mask() does not wait for anything."""
+
+    def close(self) -> None:
+        """Nothing: others have something to free."""
+
+    def _check(self, what: str = "the grammar failed") -> None:
         if self._matcher.is_error():
-            raise ArgumentError(self._problem("the grammar failed"))
+            raise ArgumentError(self._problem(what))
 
     def _problem(self, what: str) -> str:
         """What llguidance says, without the state of its parser that stands below."""
@@ -136,12 +144,13 @@ class Constraint:
 
     def allowed(self, n_vocab: int) -> npt.NDArray[np.bool_]:
         """Which of n_vocab tokens may come next."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return allowed_of_bits(self.bits(), n_vocab, self._tokenizer.n_vocab)
+
+    def bits(self) -> bytes:
+        """The same as llguidance has it, one bit a token."""
+        bits: bytes = self._matcher.compute_bitmask()
         self._check()
-        allowed = np.zeros(n_vocab, np.bool_)
-        flags = np.unpackbits(bits, count=min(n_vocab, self._tokenizer.n_vocab), bitorder="little")
-        allowed[: flags.size] = flags
-        return allowed
+        return bits
 
     def accept(self, token: int) -> None:
         """Tells that this token came. Raises ArgumentError if it may not."""
@@ -168,8 +177,26 @@ class Constraint:
         return other
 
 
+def allowed_of_bits(bits: bytes, n_vocab: int, n_known: int) -> npt.NDArray[np.bool_]:
+    """Which of n_vocab tokens may come next, of which the tokenizer has the first n_known."""
+    allowed = np.zeros(n_vocab, np.bool_)
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=min(n_vocab, n_known), bitorder="little")
+    allowed[: flags.size] = flags
+    return allowed
+
+
+def of_gbnf(grammar: str) -> str:
+    """GBNF or Lark in llguidance's notation, not compiled yet. Raises ArgumentError."""
+    llguidance = need_llguidance()
+    try:
+        lark = import_module("llguidance.gbnf_to_lark").any_to_lark(grammar)
+    except Exception as error:  # the converter raises Exception itself
+        raise ArgumentError(f"the grammar is not valid: {_one_line(error)}") from None
+    return str(llguidance.LLMatcher.grammar_from_lark(lark))
+
+
 def grammar_of_format(response_format: Mapping[str, Any] | None) -> LlamaGrammar | None:
-    """The grammar that OpenAI's `response_format` asks for; None for plain text.
+    """The grammar that OpenAI's `response_format` asks for, not compiled yet; None for plain text.
 
     {"type": "json_object"}, with llama-cpp-python's optional "schema",
     {"type": "json_schema", "json_schema": {"schema": {...}}}, and beyond OpenAI's
@@ -206,7 +233,7 @@ def grammar_of_format(response_format: Mapping[str, Any] | None) -> LlamaGrammar
             f"response_format has the type {kind!r}; known are 'text', 'json_object', 'json_schema', "
             "'regex', 'choice' and 'grammar'"
         )
-    return LlamaGrammar.from_json_schema(schema)
+    return LlamaGrammar.unchecked(_of_schema(schema))
 
 
 def _of_schema(schema: Any) -> str:
@@ -214,7 +241,7 @@ def _of_schema(schema: Any) -> str:
         raise ArgumentError(f"a JSON schema is a mapping or text, not {type(schema).__name__}")
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
-        return str(_llguidance().LLMatcher.grammar_from_json_schema(json.dumps(closed(schema))))
+        return str(need_llguidance().LLMatcher.grammar_from_json_schema(json.dumps(closed(schema))))
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(f"the JSON schema is not valid: {_one_line(error)}") from None
 
@@ -254,7 +281,8 @@ def _one_line(message: object) -> str:
     return " ".join(str(message).split())[:300] or "no reason is given"
 
 
-def _llguidance() -> Any:
+def need_llguidance() -> Any:
+    """The module. Raises UnsupportedError if it is not installed."""
     try:
         return import_module("llguidance")
     except ImportError:
@@ -283,10 +311,11 @@ class _Words:
         return [] if tokenizer is None else tokenizer.encode(text, add_bos=False, space_prefix=False)
 
 
-def _vocabulary(tokenizer: Tokenizer) -> Any:
+def vocabulary(tokenizer: Tokenizer) -> Any:
+    """As llguidance has it; made once."""
     found = _vocabularies.get(tokenizer)
     if found is None:
-        llguidance = _llguidance()
+        llguidance = need_llguidance()
         found = _vocabularies[tokenizer] = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Words(tokenizer)),
             n_vocab=tokenizer.n_vocab,

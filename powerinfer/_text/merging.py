@@ -24,6 +24,7 @@ from .pretokenizer import PreTokenizer
 SPACE = "\u2581"  # how a SentencePiece vocabulary writes a space
 
 _CACHED_WORD = 64  # words longer than this are joined anew each time, so that the cache stays small
+_LONG = 4096  # characters
 _CACHED_WORDS = 1 << 15
 _ESCAPED = "\udc00-\udcff"  # in regular expressions: the surrogates that stand for bytes
 
@@ -80,13 +81,22 @@ class SentencePieceWords:
         self._words = re.compile(f"{word}|[{_ESCAPED}]+")
         self._cached_merge = lru_cache(maxsize=_CACHED_WORDS)(self._merge)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_cached_merge"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._cached_merge = lru_cache(maxsize=_CACHED_WORDS)(self._merge)
+
     def newline(self) -> int | None:
         return self._newline
 
     def encode(self, data: bytes) -> list[int]:
         output: list[int] = []
         text = data.replace(b" ", SPACE.encode()).decode("utf-8", _ESCAPE_WHOLE_CHARACTER)
-        for word in self._words.findall(text):
+        # One word at a time: who finds all of a long text at once keeps every other thread waiting.
+        for found in self._words.finditer(text):
+            word = found[0]
             output += self._cached_merge(word) if len(word) <= _CACHED_WORD else self._merge(word)
         return output
 
@@ -157,7 +167,10 @@ class ByteLevelWords:
 
     def encode(self, data: bytes) -> list[int]:
         text = data.decode("utf-8", _REPLACE_EACH_BYTE)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if len(text) <= _LONG:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        else:  # a batch of one lets other threads run meanwhile
+            ids = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
         return [i for i in ids if i < self._n_vocab] if self._filter else ids
 
 

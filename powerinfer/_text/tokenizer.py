@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import gc
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +85,9 @@ _FIM_TOKENS = (
 _FIM_EOG = ("fim_pad", "fim_rep", "fim_sep")
 # Markers of the "harmony" chat format, which are shown and matched like ordinary added tokens.
 _HARMONY_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+_LARGE_BYTES = 1 << 16
+_large = threading.Lock()  # one such text at a time: it takes 200 times as much memory meanwhile
 
 _SPACE = SPACE.encode()
 _WHITESPACE = b" \t\n\v\f\r"
@@ -196,7 +201,8 @@ class Tokenizer:
             else:
                 if self.add_space_prefix and after_special:
                     part = b" " + part
-                output += self._words.encode(part)
+                with _large if len(part) > _LARGE_BYTES else nullcontext():
+                    output += self._words.encode(part)
                 after_special = False
         if add_bos and self.add_eos and self.eos is not None:
             output.append(self.eos)

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..types import ToolCall
-from .grammar import LlamaGrammar, closed
+from .grammar import LlamaGrammar, closed, need_llguidance
 from .tokenizer import Tokenizer
 
 Tool = Mapping[str, Any]
@@ -115,7 +115,8 @@ class ToolFormat:
         start = f"wrapped{more}"
         if self.is_list:
             start = f'{_literal(self.open, tokenizer)} "[" {start} "]"'
-        return LlamaGrammar.from_lark("\n".join([f"start: {start}", f"wrapped: {wrapped}", *lines]))
+        lark = "\n".join([f"start: {start}", f"wrapped: {wrapped}", *lines])
+        return LlamaGrammar.unchecked(need_llguidance().LLMatcher.grammar_from_lark(lark))
 
     # -- out of the answer
 

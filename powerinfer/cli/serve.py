@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ powerinfer serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
 curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
   -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 """
+
+
+_MOST = 10**6  # seconds or MiB
 
 
 def add_arguments(parser: Parser) -> None:
@@ -107,6 +111,19 @@ def add_arguments(parser: Parser) -> None:
         help="largest body of a request (default %(default)s)",
     )
     limits.add_argument(
+        "--per-address",
+        type=int,
+        metavar="N",
+        help="requests of one address at the same time, but of this machine; 0: any number "
+        "(default: half of those that the server takes)",
+    )
+    limits.add_argument(
+        "--trusted-proxies",
+        default="",
+        metavar="LIST",
+        help="addresses, with commas, whose X-Forwarded-For is believed (default: none)",
+    )
+    limits.add_argument(
         "--timeout", type=float, default=600, metavar="SECONDS", help="for one answer (default %(default)s)"
     )
     limits.add_argument(
@@ -121,6 +138,18 @@ def add_arguments(parser: Parser) -> None:
         choices=("mean", "last", "cls"),
         default="mean",
         help="how embeddings are made of the tokens' vectors (default %(default)s)",
+    )
+    limits.add_argument(
+        "--max-inputs",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="texts of one request for embeddings (default %(default)s)",
+    )
+    limits.add_argument(
+        "--no-normalize",
+        action="store_true",
+        help="embeddings as the model makes them, instead of length 1",
     )
     decoding = parser.add_argument_group("decoding")
     decoding.add_argument(
@@ -188,12 +217,29 @@ def read_keys(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(keys)
 
 
+def read_proxies(text: str) -> tuple[str, ...]:
+    """Addresses with commas between them."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    try:
+        for name in names:
+            ipaddress.ip_address(name)
+    except ValueError as error:
+        raise ArgumentError(f"--trusted-proxies: {error}") from None
+    return names
+
+
 def main(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 65536:
         raise ArgumentError(f"--port is {args.port}, it must be in 0..65535")
     for name in ("max_body", "timeout", "shutdown_timeout"):
-        if not getattr(args, name) >= 0:
-            raise ArgumentError(f"--{name.replace('_', '-')} is {getattr(args, name)}: too small")
+        if not 0 <= getattr(args, name) <= _MOST:
+            raise ArgumentError(
+                f"--{name.replace('_', '-')} is {getattr(args, name)}, it must be in 0..{_MOST}"
+            )
+    if args.max_inputs < 1:
+        raise ArgumentError(f"--max-inputs is {args.max_inputs}: too small")
+    if args.per_address is not None and args.per_address < 0:
+        raise ArgumentError(f"--per-address is {args.per_address}: too small")
     keys = read_keys(args)
 
     from ..server import Settings, need_extra, serve
@@ -215,6 +261,10 @@ def main(args: argparse.Namespace) -> int:
         max_tokens=most if most is not None and most > 0 else None,
         strict=args.strict,
         max_body_bytes=int(args.max_body * (1 << 20)),
+        max_per_address=args.per_address,
+        trusted_proxies=read_proxies(args.trusted_proxies),
+        max_inputs=args.max_inputs,
+        normalize=not args.no_normalize,
         timeout_s=args.timeout,
         shutdown_s=args.shutdown_timeout,
         access_log=args.verbose,

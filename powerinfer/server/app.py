@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
@@ -24,6 +22,7 @@ from ..async_llama import AsyncLlama, AsyncStream
 from .arguments import arguments_of, check_model, is_of_texts
 from .events import EventStream, Gone, unless_gone
 from .guard import OPEN, Guard, LastResort
+from .json_body import Route as JsonRoute
 from .lenient import lenient
 from .live import engine_view
 from .metrics import Metrics
@@ -42,6 +41,7 @@ from .schemas import (
     TokenizeRequest,
 )
 from .settings import Settings
+from .vectors import check_size, vector_response
 
 _log = logging.getLogger("uvicorn.error")
 
@@ -176,22 +176,27 @@ class Endpoints:
                 code="invalid_value",
             )
         if not isinstance(body.input, str) and not isinstance(body.input[0], int):
-            self._check_count(len(body.input))
+            n = len(body.input)
+            if n > self.settings.max_inputs:
+                said = f"one request may have {self.settings.max_inputs} inputs, not {n}"
+                raise Problem(400, said, param="input", code="invalid_value")
+            check_size(n, n_embd, body.encoding_format)
         self._check_length(body.input)
         result = await unless_gone(
             request,
             self.llm.create_embedding(
-                body.input, model=self.settings.names[0], timeout_s=self.settings.timeout_s
+                body.input,
+                model=self.settings.names[0],
+                normalize=self.settings.normalize,
+                max_tokens=self.settings.max_input_tokens,
+                timeout_s=self.settings.timeout_s,
             ),
         )
-        if body.encoding_format == "base64":
-            for item in result["data"]:
-                vector = np.asarray(item["embedding"], "<f4")
-                item["embedding"] = base64.b64encode(vector.tobytes()).decode("ascii")
-        return json_response(result)
+        return await asyncio.to_thread(vector_response, result, body.encoding_format)
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         llm = self.llm
+        self._check_length(body.content)
         ids = await llm.tokenize(body.content, add_bos=body.add_special, special=body.parse_special)
         if not body.with_pieces:
             return json_response({"tokens": ids})
@@ -269,18 +274,10 @@ class _Counted:
         self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begin = time.perf_counter()
-        is_stream = False
-
         async def watch(message: Message) -> None:
-            nonlocal is_stream
             if message["type"] == "http.response.start":
                 path = scope["path"] if scope["path"] in self._paths else "other"
                 self._metrics.count(path, message["status"])
-                is_stream = any(v.startswith(b"text/event-stream") for _, v in message["headers"])
-            elif is_stream:
-                is_stream = False
-                self._metrics.add(self._metrics.first_s, time.perf_counter() - begin)
             await send(message)
 
         await self._app(scope, receive, watch if scope["type"] == "http" else send)
@@ -295,6 +292,7 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
     settings = settings or Settings()
     at = Endpoints(llm, settings)
     app = FastAPI(title="powerinfer", version=__version__, docs_url=None, redoc_url=None)
+    app.router.route_class = JsonRoute
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Problem, on_problem)
@@ -318,6 +316,7 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
     app.add_api_route("/v1/models/{name:path}", at.model, methods=["GET"], responses=_ERRORS)
     get("/v1/engine", at.engine, EngineView)
     get("/health", at.health, Health)
+    app.add_api_route("/health", at.health, methods=["HEAD"], include_in_schema=False)
     app.add_api_route(
         "/metrics",
         at.show_metrics,
@@ -338,7 +337,8 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
             wrapped,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own
+            expose_headers=["Retry-After"],
         )
     return LastResort(_Counted(wrapped, at.metrics, paths))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .lenient import ignore
-from .problems import Problem
+from .problems import Problem, shown
 from .schemas import ChatRequest, CompletionRequest, Generate
 from .settings import Settings
 
@@ -63,7 +63,7 @@ def check_model(name: str | None, settings: Settings, *, strict: bool | None = N
     known = ", ".join(map(repr, settings.names))
     raise Problem(
         404,
-        f"the model {name[:100]!r} is not served here; there is {known}",
+        f"the model {shown(name, 100)!r} is not served here; there is {known}",
         code="model_not_found",
         param="model",
     )

@@ -31,6 +31,7 @@ async def _gone(receive: Receive) -> None:
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """What `work` gives; it is cancelled, and Gone raised, when the client goes away."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # which nobody may ask for
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

@@ -10,16 +10,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import json
-from typing import Any, NoReturn
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .problems import Problem, problem_of
+from .connections import address_of
+from .json_body import VALUE, parsed
+from .problems import Problem, problem_of, shown
 from .settings import LOOPBACK, Settings
 
 OPEN = ("/health", "/openapi.json")
 """Paths that need no key, and so does the page."""
+
+_ARRIVING = 256  # bodies that arrive, beyond the requests that are computed
+_BODIES = 4  # of the largest size, that are held at the same time
 
 
 def _path(scope: Scope) -> str:
@@ -50,7 +57,11 @@ class Guard:
         self._open = open_paths
         self._post = post_paths
         self._max_requests = max_requests
-        self._n_requests = 0
+        self._n_requests = 0  # that have arrived
+        self._n_open = 0  # and those that arrive
+        self._n_bytes = 0  # of their bodies
+        self._of: Counter[str] = Counter()
+        self._most_of_one = settings.most_of_one(max_requests)
         self._keys = [_hash(key.encode()) for key in settings.api_keys]
         self._hosts: set[str] | None = {*LOOPBACK, *(name.lower() for name in settings.allowed_hosts)}
         if "*" in settings.allowed_hosts or not (settings.is_loopback or settings.allowed_hosts):
@@ -70,30 +81,59 @@ class Guard:
             if scope["method"] != "POST" or path not in self._post:
                 await self._app(scope, receive, send)
                 return
-            if self._n_requests >= self._max_requests:
-                raise Problem(
-                    429,
-                    f"the server is busy: {self._n_requests} requests are open",
-                    code="server_busy",
-                    headers={"Retry-After": "1"},
-                )
+            self._check_type(headers)
         except Problem as problem:
             await problem.response()(scope, receive, send)
             return
-        self._n_requests += 1
+        body = _Body()
         try:
-            try:
-                body = await asyncio.wait_for(self._body(headers, receive), self._settings.body_timeout_s)
-            except asyncio.TimeoutError:
-                raise Problem(408, "the body did not arrive in time", code="timeout") from None
+            with self._place(scope):
+                try:
+                    await asyncio.wait_for(self._read(body, headers, receive), self._settings.body_timeout_s)
+                except asyncio.TimeoutError:
+                    closes = {"Connection": "close"}  # the rest of the body may never come
+                    said = "the body did not arrive in time"
+                    raise Problem(408, said, code="timeout", headers=closes) from None
+                self._check_free()
+                self._n_requests += 1
+                try:
+                    data = body.whole()
+                    scope = {**scope, VALUE: await parsed(data)}
+                    await self._app(scope, _replay(data, receive), send)
+                finally:
+                    self._n_requests -= 1
+        except _GoneError:
+            pass
         except Problem as problem:
-            problem.headers["Connection"] = "close"  # the rest of the body is not read
             await problem.response()(scope, receive, send)
-        else:
-            if body is not None:
-                await self._app(scope, _replay(body, receive), send)
         finally:
-            self._n_requests -= 1
+            self._n_bytes -= body.size
+
+    def _check_free(self) -> None:
+        if self._n_requests >= self._max_requests:
+            raise _busy(f"the server is busy: {self._n_requests} requests are open")
+
+    @contextmanager
+    def _place(self, scope: Scope) -> Iterator[None]:
+        """For a request of this client, from its headers on."""
+        client = scope.get("client")
+        address = address_of(client[0]) if client and self._most_of_one is not None else None
+        self._check_free()
+        if self._n_open >= self._max_requests + _ARRIVING:
+            raise _busy(f"the server is busy: {self._n_open - self._n_requests} bodies arrive")
+        if address is not None and self._of[address] >= (self._most_of_one or 0):
+            raise _busy(f"{self._of[address]} requests of {address} are open, which is all that it may have")
+        self._n_open += 1
+        if address is not None:
+            self._of[address] += 1
+        try:
+            yield
+        finally:
+            self._n_open -= 1
+            if address is not None:
+                self._of[address] -= 1
+                if not self._of[address]:
+                    del self._of[address]
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         if self._hosts is None:
@@ -101,46 +141,49 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1").strip().lower()
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if name not in self._hosts:
-            raise Problem(
-                403, f"this server does not answer to the host name {name!r}", code="host_not_allowed"
-            )
+            said = f"this server does not answer to the host name {shown(name, 100)!r}"
+            raise Problem(403, said, code="host_not_allowed")
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
         if not self._keys or path in self._open:
             return
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        given = _hash(key.strip()) if scheme.lower() == b"bearer" else b""
+        key = key if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        given = _hash(key.strip()) if key else b""
         # All of them, always: how long it takes says nothing about which one was nearly right.
         found = [hmac.compare_digest(given, key) for key in self._keys]
         if not any(found):
             message = "the API key is wrong" if given else "an API key is needed: Authorization: Bearer KEY"
             raise Problem(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """The body, which is JSON, or None if the client went away. Raises Problem."""
+    def _check_type(self, headers: dict[bytes, bytes]) -> None:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"application/json" and not kind.endswith(b"+json"):
-            said = kind.decode("latin-1") or "none"
+            said = shown(kind.decode("latin-1"), 100) or "none"
             raise Problem(
                 415, f"the Content-Type must be application/json, not {said}", code="unsupported_media_type"
             )
+
+    async def _read(self, body: _Body, headers: dict[bytes, bytes], receive: Receive) -> None:
+        """What is too large is not read, but the connection stays: uvicorn takes the rest and forgets it, and
+        the client can read why."""
         limit = self._settings.max_body_bytes
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > limit:
             self._too_large()
-        parts, size = [], 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return None
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > limit:
+                raise _GoneError
+            part = message.get("body", b"")
+            body.add(part)
+            self._n_bytes += len(part)
+            if body.size > limit:
                 self._too_large()
+            if self._n_bytes > _BODIES * limit:
+                raise _busy(f"the server is busy: it holds bodies of {self._n_bytes} bytes")
             if not message.get("more_body", False):
-                body = b"".join(parts)
-                _check_json(body)
-                return body
+                return
 
     def _too_large(self) -> NoReturn:
         raise Problem(
@@ -148,19 +191,29 @@ class Guard:
         )
 
 
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON number")
+class _Body:
+    """The parts that have come."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._parts: list[bytes] = []
+
+    def add(self, part: bytes) -> None:
+        self.size += len(part)
+        self._parts.append(part)
+
+    def whole(self) -> bytes:
+        """All of it, which is given once."""
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
 
 
-def _check_json(body: bytes) -> None:
-    """Raises Problem unless it is JSON whose texts are Unicode."""
-    try:
-        value: Any = json.loads(body.decode("utf-8"), parse_constant=_no_number)
-        if b"\\u" in body:  # halves of surrogate pairs come in no other way
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError) as error:
-        said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise Problem(400, f"the body is not valid JSON: {said}", code="invalid_json") from None
+class _GoneError(Exception):
+    """The client has closed the connection."""
+
+
+def _busy(said: str) -> Problem:
+    return Problem(429, said, code="server_busy", headers={"Retry-After": "1"})
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

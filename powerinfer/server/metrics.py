@@ -5,41 +5,23 @@ from __future__ import annotations
 import math
 import os
 import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 
 from .._engine.scheduler import SchedulerStats
+from .._engine.scheduler_stats import SECONDS, Times
 
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
-
-class Histogram:
+def histogram(name: str, text: str, times: Times) -> Iterator[str]:
     """How often a time fell below each of some bounds."""
-
-    def __init__(self, name: str, text: str) -> None:
-        self._name, self._text = name, text
-        self._counts = [0] * (len(_SECONDS) + 1)
-        self._sum = 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(_SECONDS, seconds)] += 1
-        self._sum += seconds
-
-    @property
-    def mean(self) -> float:
-        n = sum(self._counts)
-        return self._sum / n if n else 0.0
-
-    def lines(self) -> Iterator[str]:
-        yield f"# HELP {self._name} {self._text}"
-        yield f"# TYPE {self._name} histogram"
-        total = 0
-        for bound, count in zip((*_SECONDS, math.inf), self._counts, strict=True):
-            total += count
-            yield f'{self._name}_bucket{{le="{"+Inf" if math.isinf(bound) else bound}"}} {total}'
-        yield f"{self._name}_sum {self._sum:.6f}"
-        yield f"{self._name}_count {total}"
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} histogram"
+    total = 0
+    for bound, count in zip((*SECONDS, math.inf), times.counts, strict=True):
+        total += count
+        yield f'{name}_bucket{{le="{"+Inf" if math.isinf(bound) else bound}"}} {total}'
+    yield f"{name}_sum {times.sum_s:.6f}"
+    yield f"{name}_count {total}"
 
 
 class Metrics:
@@ -48,29 +30,36 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: Counter[tuple[str, int]] = Counter()
-        self.request_s = Histogram("powerinfer_request_seconds", "Time of a request that was computed.")
-        self.first_s = Histogram("powerinfer_first_part_seconds", "Time until a stream's first part.")
+        self.request_s = Times()
 
     def count(self, path: str, status: int) -> None:
         """A request was answered. path: of a route, never what a client wrote."""
         with self._lock:
             self._requests[path, status] += 1
 
-    def add(self, histogram: Histogram, seconds: float) -> None:
+    def add(self, times: Times, seconds: float) -> None:
         with self._lock:
-            histogram.add(seconds)
+            times.add(seconds)
 
     def retry_after_s(self, stats: SchedulerStats) -> int:
         """When there may be a place: what waits, at the time that requests have taken so far."""
         with self._lock:
-            each = self.request_s.mean or 1.0
+            each = self.request_s.mean_s or 1.0
         return max(1, min(60, math.ceil(each * (stats.waiting + 1) / stats.max_running)))
 
     def text(self, stats: SchedulerStats) -> str:
         """All of it."""
         with self._lock:
             requests = sorted(self._requests.items())
-            times = [*self.request_s.lines(), *self.first_s.lines()]
+            request = self.request_s.copy()
+        times: list[str] = []
+        for name, text, own in (
+            ("request", "Of a request that was computed.", request),
+            ("queue", "That a text waited for a place.", stats.queue),
+            ("first_token", "From when a prompt came to its first token.", stats.first_token),
+            ("between_tokens", "From a token to the next one of the same answer.", stats.between_tokens),
+        ):
+            times += histogram(f"powerinfer_{name}_seconds", text, own)
         lines = [
             "# HELP powerinfer_requests_total Requests by path and status.",
             "# TYPE powerinfer_requests_total counter",

@@ -34,9 +34,9 @@ class Problem(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = shown(message, 1000)
         self.code = code
-        self.param = param
+        self.param = None if param is None else shown(param, 100)
         self.headers = dict(headers or {})
 
     @property
@@ -49,6 +49,11 @@ class Problem(Exception):
 
     def response(self) -> Response:
         return json_response(self.body, status=self.status, headers=self.headers)
+
+
+def shown(text: str, most: int) -> str:
+    """What a client wrote is not said back to it whole."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
 def encode(value: Any) -> bytes:
@@ -108,8 +113,8 @@ async def on_http(request: Request, error: Exception) -> Response:
     """What the router itself says: no such path, not with this method."""
     assert isinstance(error, HTTPException)
     message = {
-        404: f"there is nothing at {request.url.path}",
-        405: f"{request.url.path} does not take {request.method}",
+        404: f"there is nothing at {shown(request.url.path, 100)}",
+        405: f"{shown(request.url.path, 100)} does not take {request.method}",
     }.get(error.status_code, str(error.detail))
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     return Problem(error.status_code, message, code=code, headers=error.headers).response()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import math
+import resource
+import signal
 import socket
 import sys
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from .._text.terminal import one_line
 from ..async_llama import AsyncLlama
 from ..errors import FileError
 from .app import create_app
+from .connections import Connections
 from .settings import Settings
+
+_SWITCH_S = 0.0005  # instead of 0.005: a step wants the lock several times
 
 
 class _Server(uvicorn.Server):
@@ -35,6 +41,15 @@ class _Server(uvicorn.Server):
         self.begin_close()
         await super().shutdown(sockets)
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn ends by the signal that it was sent; a SIGTERM that was obeyed is no failure."""
+        with super().capture_signals():
+            yield
+            if not self.force_exit:
+                caught: list[int] = self._captured_signals
+                self._captured_signals = [number for number in caught if number != signal.SIGTERM]
+
 
 def quiet(app: ASGIApp) -> ASGIApp:
     """Without a traceback for each answer that is cut off because the server was told twice to end."""
@@ -46,49 +61,11 @@ def quiet(app: ASGIApp) -> ASGIApp:
     return run
 
 
-def _protocol(headers_timeout_s: float) -> Any:
-    """uvicorn's, which also closes connections on which a request's headers do not come to an end."""
-    base: Any = AutoHTTPProtocol
-
-    class Impatient(base):  # type: ignore[misc]
-        _patience: asyncio.TimerHandle | None = None
-        _after: Any = None  # the request after which that began
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._wait()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self._is_between() and (self._patience is None or self._after is not self.cycle):
-                self._wait()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._patience is not None:
-                self._patience.cancel()
-            super().connection_lost(exc)
-
-        def _is_between(self) -> bool:
-            return self.cycle is None or bool(self.cycle.response_complete)
-
-        def _wait(self) -> None:
-            if self._patience is not None:
-                self._patience.cancel()
-            self._after = self.cycle
-            self._patience = self.loop.call_later(headers_timeout_s, self._look)
-
-        def _look(self) -> None:
-            self._patience = None
-            if self.cycle is self._after and self._is_between() and not self.transport.is_closing():
-                self.transport.close()
-
-    return Impatient
-
-
 def _listen(settings: Settings) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sets TCP_NODELAY only where the protocol is named: else each answer waits for 40 ms.
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((settings.host, settings.port))
         sock.listen(1024)
@@ -104,13 +81,21 @@ def open_server(llm: AsyncLlama, settings: Settings) -> tuple[uvicorn.Server, so
     sock = _listen(settings)
     config = uvicorn.Config(
         quiet(create_app(llm, settings)),
-        http=_protocol(settings.headers_timeout_s),
+        http=Connections(
+            most=_most_connections(settings),
+            most_of_one=_most_connections(settings) // 2 if settings.max_per_address != 0 else None,
+            proxies=settings.trusted_proxies,
+            headers_timeout_s=settings.headers_timeout_s,
+            write_timeout_s=settings.write_timeout_s,
+        ).protocol(),
+        ws="none",
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=",".join(settings.trusted_proxies),
         log_level="info" if settings.access_log else "warning",
         access_log=settings.access_log,
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_s + 5)),
-        limit_concurrency=llm.n_parallel + llm.max_waiting + 256,
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_s) + 2,  # for last events to be written
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
         lifespan="off",
@@ -121,6 +106,13 @@ def open_server(llm: AsyncLlama, settings: Settings) -> tuple[uvicorn.Server, so
         sock.close()
         raise FileError(f"the certificate or its key cannot be used: {error}") from None
     return _Server(config, llm, settings), sock
+
+
+def _most_connections(settings: Settings) -> int:
+    """Of the files that the process may have open some are for others."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = settings.max_connections
+    return most if soft == resource.RLIM_INFINITY else min(most, max(soft - 128, soft // 2))
 
 
 def serve(llm: AsyncLlama, settings: Settings) -> None:
@@ -136,6 +128,11 @@ def serve(llm: AsyncLlama, settings: Settings) -> None:
         _say(f"{address(settings, sock)} serves {', '.join(settings.names)}")
         if not settings.is_loopback and not settings.api_keys:
             _say("everybody who reaches this address may use it (--api-key)")
+        # Threads that hold Python's lock give it to the engine's sooner, and what is there for good is not
+        # gone through again and again for garbage.
+        sys.setswitchinterval(_SWITCH_S)
+        gc.collect()
+        gc.freeze()
         server.run(sockets=[sock])
     finally:
         llm.close()

@@ -31,7 +31,20 @@ class Settings:
     """Fields that are not known, and another model's name, are refused instead of left out of account."""
     max_body_bytes: int = 8 << 20
     max_choices: int = 16
-    """Answers or texts of one request."""
+    """Answers of one request."""
+    max_inputs: int = 2048
+    """Texts of one request for embeddings, as OpenAI's."""
+    max_input_tokens: int = 300_000
+    """Of all of them together."""
+    normalize: bool = True
+    """Embeddings have length 1, as OpenAI's; else they are as the model makes them."""
+    max_connections: int = 1024
+    """Where there are more, those without a request are closed."""
+    max_per_address: int | None = None
+    """Requests of one address at the same time, but of this machine; 0: any number; None: half of what the
+    server takes."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses whose X-Forwarded-For is believed."""
     timeout_s: float = 600.0
     """For an answer, waiting included."""
     headers_timeout_s: float = 30.0
@@ -45,6 +58,10 @@ class Settings:
     access_log: bool = False
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
+
+    def most_of_one(self, max_requests: int) -> int | None:
+        """Requests of one address at the same time, of max_requests; None: any number."""
+        return (max_requests + 1) // 2 if self.max_per_address is None else self.max_per_address or None
 
     @property
     def is_loopback(self) -> bool:

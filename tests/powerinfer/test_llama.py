@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from powerinfer import (
     FileError,
     FormatError,
     Llama,
+    LogitsProcessorList,
     UnsupportedError,
 )
 from tests import models, reference
@@ -173,6 +176,49 @@ def test_nothing_is_printed(relu_path: Path, capfd: pytest.CaptureFixture[str]) 
         assert err.count("\n") == int(verbose)
         if verbose:
             assert err.startswith("powerinfer: ") and "chat" in err
+
+
+def test_close_ends_what_is_under_way(llama: OpenLlama) -> None:
+    llm = llama()
+    reached, go = threading.Event(), threading.Event()
+    calls: list[int] = []
+    ended: list[BaseException] = []
+
+    def wait(ids: Any, logits: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            reached.set()
+            assert go.wait(30)
+        logits[2] = -np.inf
+        return logits
+
+    def answer() -> None:
+        try:
+            llm.create_completion("the", temperature=0, logits_processor=LogitsProcessorList([wait]))
+        except BaseException as error:
+            ended.append(error)
+
+    engine = llm._ctx.engine
+    threads = [threading.Thread(target=answer), threading.Thread(target=llm.close)]
+    threads[0].start()
+    assert reached.wait(30)
+    threads[1].start()
+    for _ in range(3000):
+        if engine.is_closing:
+            break
+        time.sleep(0.01)
+    go.set()
+    for thread in threads:
+        thread.join(30)
+    assert isinstance(ended[0], ClosedError) and len(calls) == 3
+    with pytest.raises(ClosedError):
+        llm("the")
+
+
+@pytest.mark.parametrize("options", [{"n": 10**9}, {"best_of": 10**9}, {"n": 0}])
+def test_how_many_answers(llama: OpenLlama, options: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError, match="it must be at"):
+        llama()("the", **options)
 
 
 def test_close(llama: OpenLlama) -> None:

@@ -4,6 +4,7 @@ versions."""
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 from typing import Any
 
@@ -317,6 +318,23 @@ def test_bytes_that_are_not_utf8(parts: list[bytes]) -> None:
             # A first byte that announces more than follows takes the mark of a space with it.
             assert SPM.decode(ids).replace("▁".encode(), b" ") == b" " + data
         BPE.encode(data, add_bos=False, special=special)
+
+
+def test_long_texts() -> None:
+    """Which are cut another way, so that other threads run meanwhile."""
+    text = "a dog and\n two  cats, "
+    for meta in (spm(), bpe()):
+        tokenizer = Tokenizer.from_metadata(meta)
+        one = tokenizer.encode(text, add_bos=False, space_prefix=False)
+        assert tokenizer.encode(text * 9000, add_bos=False, space_prefix=False) == one * 9000
+
+
+def test_another_process_has_the_same() -> None:
+    for meta in (spm(), bpe()):
+        tokenizer = Tokenizer.from_metadata(meta)
+        other = pickle.loads(pickle.dumps(tokenizer))
+        for text in ("a dog and\n two  cats", "\u00fc\u4e16"):
+            assert other.encode(text, add_bos=True) == tokenizer.encode(text, add_bos=True)
 
 
 def test_bytes_that_are_not_utf8_by_hand() -> None:

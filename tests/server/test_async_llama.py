@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -152,6 +153,9 @@ GREEDY: dict[str, Any] = {"max_tokens": 5, "temperature": 0}
 """A drawn end of text would keep a gate from being reached."""
 
 
+LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0, "logit_bias": {2: -100}}
+
+
 def gate() -> tuple[LogitsProcessorList, threading.Event, threading.Event]:
     """A processor that waits for the second event before the third token, and sets the first then."""
     reached, go = threading.Event(), threading.Event()
@@ -191,6 +195,77 @@ def test_cancelling_a_task_frees_its_place(demo: AsyncLlama, stream: bool) -> No
         assert demo.stats().n_ended["cancelled"] == before + 1
 
     run(main())
+
+
+def test_leaving_a_stream_frees_its_place(demo: AsyncLlama) -> None:
+    """Also where the stream has a name, and where the reader is cancelled while it does something else."""
+
+    async def main() -> None:
+        async def reads() -> None:
+            async for _ in await demo.create_completion("Once", stream=True, **LONG):
+                await asyncio.sleep(60)
+
+        before = demo.stats()
+        stream = await demo.create_completion("Once", stream=True, **LONG)
+        async for _ in stream:
+            break
+        assert stream.is_over
+        async for _ in await demo.create_completion("Once", stream=True, **LONG):
+            break
+        task = asyncio.create_task(reads())
+        while demo.stats().n_generated_tokens == before.n_generated_tokens or not demo.stats().running:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await idle(demo)
+        assert demo.stats().n_ended["cancelled"] == before.n_ended.get("cancelled", 0) + 3
+
+    run(main())
+
+
+def test_streams_that_nobody_reads_hold_few_parts(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    from powerinfer import async_llama
+
+    monkeypatch.setattr(async_llama, "_UNREAD", 8)
+
+    async def main() -> None:
+        options: dict[str, Any] = LONG | {"max_tokens": 100, "n": 2}
+        stream = await demo.create_completion("Once", stream=True, **options)
+        await idle(demo)  # the engine is done with it
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            assert stream._parts.queue.qsize() <= 9
+        texts = ["", ""]
+        async for chunk in stream:
+            texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+        whole = await demo.create_completion("Once", **options)
+        assert texts == [choice["text"] for choice in whole["choices"]]
+        assert not demo._requests
+        left = await demo.create_completion("Once", stream=True, **options)
+        await idle(demo)
+        del left
+        for _ in range(1000):
+            if not demo._requests:
+                break
+            await asyncio.sleep(0.01)
+        assert not demo._requests
+
+    run(main())
+
+
+def test_one_that_is_dropped_ends_its_threads(relu_path: Path) -> None:
+    before = set(threading.enumerate())
+    for _ in range(3):
+        llm = AsyncLlama(relu_path, n_parallel=1, n_threads=1, verbose=False)
+        run(llm.create_completion([5, 6, 7], max_tokens=2))
+        session = llm.llama.session
+        del llm
+        gc.collect()
+        with pytest.raises(ClosedError):
+            _ = session.handle
+    assert set(threading.enumerate()) <= before
 
 
 def test_cancelling_a_vector_frees_its_place(relu_path: Path) -> None:

@@ -42,6 +42,19 @@ def alone(path: Path, ids: Ids, n: int, **options: Any) -> list[int]:
         return list(islice(llm.generate(ids.tolist(), temp=0.0), n))
 
 
+def test_times_of_tokens(make: MakeScheduler) -> None:
+    scheduler = make(max_running=2)
+    with scheduler.engine.changed:  # none begins before all are there
+        streams = [scheduler.submit(prompt(5, i), choice(), limit=4 + i) for i in range(3)]
+    assert [len(list(stream)) for stream in streams] == [4, 5, 6]
+    stats = scheduler.stats()
+    times = (stats.queue, stats.first_token, stats.between_tokens)
+    assert [sum(own.counts) for own in times] == [3, 3, 3 + 4 + 5]
+    # The third waited for the first.
+    assert stats.queue.sum_s > stats.between_tokens.mean_s
+    assert stats.first_token.sum_s >= stats.queue.sum_s
+
+
 # -- context shift
 
 

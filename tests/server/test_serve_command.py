@@ -19,7 +19,7 @@ pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not insta
 pytest.importorskip("uvicorn", reason="the extra powerinfer[server] is not installed")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_process(number: signal.Signals, code: int) -> None:
     words = ["serve", "-m", "demo", "--port", "0", "-c", "256", "-np", "2", "-a", "tiny,small", "-t", "1"]
     process = subprocess.Popen(
@@ -57,6 +57,12 @@ def test_a_process(number: signal.Signals, code: int) -> None:
         (["--api-key", " "], "an API key is empty"),
         (["--api-key-file", "/nothing"], "cannot read the keys"),
         (["-np", "0"], "n_parallel is 0"),
+        (["--shutdown-timeout", "inf"], "--shutdown-timeout is inf"),
+        (["--shutdown-timeout", "nan"], "--shutdown-timeout is nan"),
+        (["--timeout", "inf"], "--timeout is inf"),
+        (["--per-address", "-1"], "--per-address is -1"),
+        (["--max-inputs", "0"], "--max-inputs is 0"),
+        (["--trusted-proxies", "10.0.0.1,proxy"], "--trusted-proxies: 'proxy'"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         (["--ssl-cert-file", __file__, "--ssl-key-file", __file__], "err: powerinfer: the certificate"),
         (["--ssl-cert-file", "/nothing"], "err: powerinfer: the certificate"),

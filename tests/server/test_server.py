@@ -112,12 +112,45 @@ def test_embeddings(http: Any) -> None:
     assert http.post("/v1/embeddings", json={"input": "a", "dimensions": 7}).status_code == 400
 
 
+def test_many_embeddings(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More texts than there are places, of length 1 unless told otherwise."""
+    from powerinfer.server import vectors
+
+    texts = [f"{i} cats" for i in range(50)]
+
+    def embed(address: str, **asked: Any) -> Any:
+        return httpx.post(f"{address}/v1/embeddings", json={"input": texts} | asked, timeout=60)
+
+    with serving(demo, ends_model=False, max_input_tokens=1000) as address:
+        given = [item["embedding"] for item in embed(address).json()["data"]]
+        assert np.allclose(np.linalg.norm(given, axis=1), 1, atol=1e-6) and len(given) == 50
+        packed = embed(address, encoding_format="base64").json()["data"]
+        for item, vector in zip(packed, given, strict=True):
+            other = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
+            assert np.allclose(other, vector, atol=0.02)
+        refused = embed(address, input=["many words " * 20] * 30)
+        assert refused.status_code == 400 and "1000 tokens together" in error_of(refused)["message"]
+        refused = embed(address, input=["a"] * 2049)
+        assert refused.status_code == 400 and error_of(refused)["param"] == "input"
+        monkeypatch.setattr(vectors, "MAX_NUMBERS", 49 * len(given[0]))
+        assert "at most 49 texts" in error_of(embed(address))["message"]
+        assert embed(address, encoding_format="base64").status_code == 200
+        monkeypatch.undo()
+    with serving(demo, ends_model=False, normalize=False) as address:
+        own = [item["embedding"] for item in embed(address).json()["data"]]
+    lengths = np.linalg.norm(own, axis=1)
+    assert np.abs(lengths - 1).min() > 0.1
+    assert np.allclose(np.array(own) / lengths[:, None], given, atol=0.02)
+
+
 def test_tokens(http: Any) -> None:
     ids = http.post("/tokenize", json={"content": "Grüße"}).json()["tokens"]
     assert http.post("/detokenize", json={"tokens": ids}).json() == {"content": "Grüße"}
     pieces = http.post("/tokenize", json={"content": "Grüße", "with_pieces": True}).json()["tokens"]
     assert [piece["id"] for piece in pieces] == ids
     assert http.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
+    long = http.post("/tokenize", json={"content": " " * 19_000})
+    assert long.status_code == 400 and error_of(long)["code"] == "context_length_exceeded"
 
 
 def test_what_there_is(http: Any) -> None:
@@ -137,6 +170,9 @@ def test_what_there_is(http: Any) -> None:
     assert float(values['powerinfer_requests_total{path="/v1/completions",status="200"}']) >= 1
     buckets = [int(v) for k, v in values.items() if k.startswith("powerinfer_request_seconds_bucket")]
     assert buckets == sorted(buckets) and buckets[-1] == int(values["powerinfer_request_seconds_count"]) > 0
+    for name in ("queue", "first_token", "between_tokens"):
+        count = int(values[f"powerinfer_{name}_seconds_count"])
+        assert values[f'powerinfer_{name}_seconds_bucket{{le="+Inf"}}'] == str(count) != "0"
     description = http.get("/openapi.json").json()
     assert "/v1/chat/completions" in description["paths"]
 
@@ -352,9 +388,32 @@ def test_no_cors_unless_asked(http: Any, demo: AsyncLlama) -> None:
     with serving(demo, ends_model=False, cors_origins=("https://a.example",), api_keys=("k",)) as address:
         response = httpx.options(f"{address}/v1/completions", headers=asked)
         assert response.headers["access-control-allow-origin"] == "https://a.example"
+        sdk = "authorization,content-type,x-stainless-arch,x-stainless-retry-count,openai-organization"
+        response = httpx.options(
+            f"{address}/v1/completions", headers=asked | {"Access-Control-Request-Headers": sdk}
+        )
+        assert response.status_code == 200
+        assert set(sdk.split(",")) <= set(response.headers["access-control-allow-headers"].split(","))
         other = asked | {"Origin": "https://b.example"}
         response = httpx.options(f"{address}/v1/completions", headers=other)
         assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "more"),
+    [
+        ("POST", "/v1/completions", {"json": {"prompt": "a", "model": "m" * 9_000}}),
+        ("POST", "/v1/completions", {"json": {"prompt": "a", "logit_bias": {"b" * 9_000: 1}}}),
+        ("POST", "/v1/completions", {"content": b"", "headers": {"Content-Type": "t" * 9_000}}),
+        ("GET", "/v1/models/" + "m" * 9_000, {}),
+        ("GET", "/" + "p" * 9_000, {}),
+        ("GET", "/health", {"headers": {"Host": "h" * 9_000}}),
+    ],
+)
+def test_long_names_are_not_said_back(http: Any, method: str, path: str, more: dict[str, Any]) -> None:
+    response = http.request(method, path, **more)
+    assert response.status_code in (400, 403, 404, 415, 422) and len(response.content) < 2500
+    assert error_of(response)
 
 
 # -- keys

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,6 +167,30 @@ def test_paths_behind_a_proxy() -> None:
     scope = {"type": "http", "method": "POST", "headers": headers, "root_path": "/llm"}
     asyncio.run(guard(scope | {"path": "/llm/v1/completions"}, receive, send))
     assert not passed  # the body was looked at
+
+
+def test_clients_that_leave_leave_no_errors_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """The answer of one that has gone may fail, which nobody asks for."""
+    from powerinfer.server.events import Gone, unless_gone
+
+    async def main() -> None:
+        async def fails() -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                raise ValueError("busy")
+
+        async def receive() -> dict[str, str]:
+            await asyncio.sleep(0)
+            return {"type": "http.disconnect"}
+
+        with pytest.raises(Gone):
+            await unless_gone(SimpleNamespace(receive=receive), fails())  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    gc.collect()
+    assert not caplog.records
 
 
 def test_told_twice_to_end() -> None:
