@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..async_llama import AsyncLlama, AsyncStream
-from .arguments import arguments_of, check_model, is_of_texts
-from .events import EventStream, Gone, unless_gone
+from . import messages
+from .arguments import CONTINUING, arguments_of, check_model, is_of_texts
+from .dialects import Dialects
+from .events import EventStream, Gone, openai_events, unless_gone
 from .guard import OPEN, Guard, LastResort
 from .lenient import lenient
 from .live import engine_view
@@ -44,6 +46,9 @@ from .schemas import (
 from .settings import Settings
 
 _log = logging.getLogger("uvicorn.error")
+
+Add = Callable[..., None]
+"""Adds an endpoint: (path, function, model of its answer)."""
 
 PAGE = Path(__file__).parent / "page"
 
@@ -93,49 +98,86 @@ class Endpoints:
     # -- answers
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
+        return self._respond(request, body, await self.run_chat(request, body))
+
+    async def completion(self, request: Request, body: CompletionRequest) -> Response:
+        return self._respond(request, body, await self.run_completion(request, body))
+
+    async def run_chat(self, request: Request, body: ChatRequest) -> dict[str, Any] | AsyncStream:
+        """What all protocols' chats become. Raises Problem, Gone and what AsyncLlama raises."""
         options = self._options(body)
         self._check_count(body.n or 1)
-        messages = [message.model_dump(exclude_unset=True) for message in body.messages]
-        for message in messages:
-            self._check_length(message.get("content"))
-        return await self._answer(
+        messages = self._messages(body)
+        return await self._run(
             request,
             body,
             lambda stream: self.llm.create_chat_completion(messages, stream=stream, **options),
         )
 
-    async def completion(self, request: Request, body: CompletionRequest) -> Response:
+    async def run_completion(self, request: Request, body: CompletionRequest) -> dict[str, Any] | AsyncStream:
+        """The same for texts that are to go on."""
         options = self._options(body)
         # OpenAI's default, 16 tokens, surprises everybody; this is llama-server's: as many as fit.
-        self._check_count(
-            (len(body.prompt) if is_of_texts(body) else 1) * max(body.n or 1, body.best_of or 1)
-        )
+        n_prompts = len(body.prompt) if is_of_texts(body) else 1
+        self._check_count(n_prompts * max(body.n or 1, body.best_of or 1))
         self._check_length(body.prompt)
-        return await self._answer(
+        return await self._run(
             request,
             body,
             lambda stream: self.llm.create_completion(body.prompt, stream=stream, **options),
         )
 
-    async def _answer(
+    async def prompt_ids(self, request: Request, body: ChatRequest) -> list[int]:
+        """The prompt of a chat, which is not computed."""
+        options = self._options(body)
+        names = ("tools", "tool_choice", "chat_template_kwargs")
+        own = {name: options[name] for name in (*names, *CONTINUING) if name in options}
+        return await unless_gone(request, self.llm.chat_tokens(self._messages(body), **own))
+
+    def _messages(self, body: ChatRequest) -> list[dict[str, Any]]:
+        messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+        for message in messages:
+            self._check_length(message.get("content"))
+        return messages
+
+    async def _run(
         self,
         request: Request,
         body: Generate,
         create: Callable[[bool], Awaitable[Any]],
-    ) -> Response:
-        begin = time.perf_counter()
+    ) -> dict[str, Any] | AsyncStream:
+        request.state.begin = time.perf_counter()
         if body.stream_options is not None and not body.stream:
             raise Problem(400, "stream_options needs stream", param="stream_options", code="invalid_value")
-
-        def done() -> None:
-            self.metrics.add(self.metrics.request_s, time.perf_counter() - begin)
-
-        result = await unless_gone(request, create(bool(body.stream)))
+        result: dict[str, Any] | AsyncStream = await unless_gone(request, create(bool(body.stream)))
         if not isinstance(result, AsyncStream):
-            done()
+            self._done(request)
+        return result
+
+    def _done(self, request: Request) -> None:
+        self.metrics.add(self.metrics.request_s, time.perf_counter() - request.state.begin)
+
+    def _respond(self, request: Request, body: Generate, result: dict[str, Any] | AsyncStream) -> Response:
+        if not isinstance(result, AsyncStream):
             return json_response(result)
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventStream(result, usage=usage, write_timeout_s=self.settings.write_timeout_s, done=done)
+        return self.stream(request, result, openai_events(result, usage=usage))
+
+    def stream(
+        self,
+        request: Request,
+        stream: AsyncStream,
+        frames: AsyncIterator[bytes],
+        media_type: str = "text/event-stream",
+    ) -> Response:
+        """An answer while it is made. frames: what is written of it."""
+        return EventStream(
+            stream,
+            frames,
+            write_timeout_s=self.settings.write_timeout_s,
+            media_type=media_type,
+            done=lambda: self._done(request),
+        )
 
     def _options(self, body: Generate) -> dict[str, Any]:
         """Arguments for AsyncLlama; those that were not given are left out."""
@@ -312,6 +354,7 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
     post("/v1/chat/completions", at.chat)
     post("/v1/completions", at.completion)
     post("/v1/embeddings", at.embeddings)
+    messages.add(at, post, get)
     post("/tokenize", at.tokenize, TokenizeAnswer)
     post("/detokenize", at.detokenize, DetokenizeAnswer)
     get("/v1/models", at.models)
@@ -340,7 +383,7 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
         )
-    return LastResort(_Counted(wrapped, at.metrics, paths))
+    return Dialects(LastResort(_Counted(wrapped, at.metrics, paths)))
 
 
 async def _on_gone(_: Request, __: Exception) -> Response:
