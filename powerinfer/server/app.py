@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..async_llama import AsyncLlama, AsyncStream
-from . import messages
+from . import messages, responses
 from .arguments import CONTINUING, arguments_of, check_model, is_of_texts
 from .dialects import Dialects
 from .events import EventStream, Gone, openai_events, unless_gone
@@ -79,6 +79,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         503: "The server is shutting down, or the time for the request is over.",
     }.items()
 }
+_FIND_ERRORS: dict[int | str, dict[str, Any]] = {status: _ERRORS[status] for status in (401, 403, 404, 422)}
 _READ_ERRORS: dict[int | str, dict[str, Any]] = {status: _ERRORS[status] for status in (401, 403)}
 
 
@@ -349,7 +350,11 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
         app.add_api_route(path, call, methods=["POST"], responses=_ERRORS, response_model=answer)
 
     def get(path: str, call: Callable[..., Any], answer: Any = None) -> None:
-        app.add_api_route(path, call, methods=["GET"], responses=_READ_ERRORS, response_model=answer)
+        errors = _FIND_ERRORS if "{" in path else _READ_ERRORS
+        app.add_api_route(path, call, methods=["GET"], responses=errors, response_model=answer)
+
+    def delete(path: str, call: Callable[..., Any]) -> None:
+        app.add_api_route(path, call, methods=["DELETE"], responses=_FIND_ERRORS)
 
     post("/v1/chat/completions", at.chat)
     post("/v1/completions", at.completion)
@@ -358,7 +363,8 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
     post("/tokenize", at.tokenize, TokenizeAnswer)
     post("/detokenize", at.detokenize, DetokenizeAnswer)
     get("/v1/models", at.models)
-    app.add_api_route("/v1/models/{name:path}", at.model, methods=["GET"], responses=_ERRORS)
+    get("/v1/models/{name:path}", at.model)
+    responses.add(at, post, get, delete)
     get("/v1/engine", at.engine, EngineView)
     get("/health", at.health, Health)
     app.add_api_route(
