@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..async_llama import AsyncLlama, AsyncStream
-from . import messages, responses
+from . import llama_server, messages, ollama, responses
 from .arguments import CONTINUING, arguments_of, check_model, is_of_texts
 from .dialects import Dialects
 from .events import EventStream, Gone, openai_events, unless_gone
@@ -94,7 +94,7 @@ class Endpoints:
         tokenizer = llm.llama.tokenizer
         longest = max(len(tokenizer.piece(token, True)) for token in range(tokenizer.n_vocab))
         self._longest = longest * llm.llama.n_ctx()  # characters; each has a byte or more
-        self._info = llm.llama.info()  # once: reading it waits for the step that the engine is at
+        self.info: Any = llm.llama.info()  # once: reading it waits for the step that the engine is at
 
     # -- answers
 
@@ -134,6 +134,25 @@ class Endpoints:
         names = ("tools", "tool_choice", "chat_template_kwargs")
         own = {name: options[name] for name in (*names, *CONTINUING) if name in options}
         return await unless_gone(request, self.llm.chat_tokens(self._messages(body), **own))
+
+    async def prompt_text(self, request: Request, body: ChatRequest) -> str:
+        """The same as text, without the BOS token that /completion puts before it."""
+        ids = await self.prompt_ids(request, body)
+        tokenizer = self.llm.llama.tokenizer
+        if tokenizer.add_bos and ids[0] == tokenizer.bos:
+            del ids[0]
+        return await unless_gone(request, self.llm.detokenize(ids, special=True))
+
+    async def mixed_ids(self, request: Request, parts: Sequence[str | int]) -> list[int]:
+        """A prompt of texts and token ids, as token ids."""
+        self._check_length([part for part in parts if isinstance(part, str)])
+        ids: list[int] = []
+        for i, part in enumerate(parts):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += await unless_gone(request, self.llm.tokenize(part, add_bos=not i, special=True))
+        return ids
 
     def _messages(self, body: ChatRequest) -> list[dict[str, Any]]:
         messages = [message.model_dump(exclude_unset=True) for message in body.messages]
@@ -209,6 +228,15 @@ class Endpoints:
     # -- vectors and tokens
 
     async def embeddings(self, request: Request, body: EmbeddingRequest) -> Response:
+        result = await self.vectors(request, body)
+        if body.encoding_format == "base64":
+            for item in result["data"]:
+                vector = np.asarray(item["embedding"], "<f4")
+                item["embedding"] = base64.b64encode(vector.tobytes()).decode("ascii")
+        return json_response(result)
+
+    async def vectors(self, request: Request, body: EmbeddingRequest) -> dict[str, Any]:
+        """The same in numbers, whatever encoding_format says."""
         check_model(body.model, self.settings)
         n_embd = self.llm.llama.n_embd()
         if body.dimensions not in (None, n_embd):
@@ -221,17 +249,12 @@ class Endpoints:
         if not isinstance(body.input, str) and not isinstance(body.input[0], int):
             self._check_count(len(body.input))
         self._check_length(body.input)
-        result = await unless_gone(
+        return await unless_gone(
             request,
             self.llm.create_embedding(
                 body.input, model=self.settings.names[0], timeout_s=self.settings.timeout_s
             ),
         )
-        if body.encoding_format == "base64":
-            for item in result["data"]:
-                vector = np.asarray(item["embedding"], "<f4")
-                item["embedding"] = base64.b64encode(vector.tobytes()).decode("ascii")
-        return json_response(result)
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         llm = self.llm
@@ -249,8 +272,13 @@ class Endpoints:
 
     # -- what there is
 
+    @property
+    def template(self) -> str:
+        """The chat template in use."""
+        return self.llm.llama._format.template
+
     def _model(self, name: str) -> dict[str, Any]:
-        info = self._info
+        info = self.info
         assert info.model is not None and info.session is not None
         meta = {
             "n_ctx": info.session.n_ctx,
@@ -284,7 +312,7 @@ class Endpoints:
         return json_response({"status": "ok"})
 
     async def engine(self) -> Response:
-        return json_response(engine_view(self.llm, self._info, self.settings.names[0]))
+        return json_response(engine_view(self.llm, self.info, self.settings.names[0]))
 
     async def show_metrics(self) -> Response:
         text = self.metrics.text(self.llm.stats())
@@ -365,6 +393,8 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
     get("/v1/models", at.models)
     get("/v1/models/{name:path}", at.model)
     responses.add(at, post, get, delete)
+    ollama.add(at, post, get)
+    llama_server.add(at, post, get)
     get("/v1/engine", at.engine, EngineView)
     get("/health", at.health, Health)
     app.add_api_route(

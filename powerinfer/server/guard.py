@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .problems import Problem, problem_of
 from .settings import LOOPBACK, Settings
 
-OPEN = ("/health", "/openapi.json")
+OPEN = ("/health", "/v1/health", "/openapi.json")
 """Paths that need no key, and so does the page."""
 
 

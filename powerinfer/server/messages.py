@@ -17,7 +17,7 @@ from .blocks import Answer, Block, answer_of, streamed
 from .events import named_event
 from .lenient import ignore
 from .problems import json_response, problem_of
-from .schemas import Body, ChatRequest, Count, Mappings, chat_request
+from .schemas import Body, ChatRequest, Count, Mappings, made
 
 if TYPE_CHECKING:
     from .app import Add, Endpoints
@@ -115,7 +115,7 @@ def _chat(body: Conversation, strict: bool) -> ChatRequest:
         for name in ("max_tokens", "stream", "temperature", "top_p", "top_k"):
             fields[name] = getattr(body, name)
         fields["stop"] = body.stop_sequences or None
-    return chat_request(fields)
+    return made(ChatRequest, fields)
 
 
 def _text(part: Any) -> str:

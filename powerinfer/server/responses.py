@@ -19,7 +19,7 @@ from .blocks import Answer, Block, answer_of, streamed
 from .events import named_event
 from .lenient import ignore
 from .problems import Problem, encode, json_response, problem_of
-from .schemas import Body, ChatRequest, Count, Mappings, chat_request
+from .schemas import Body, ChatRequest, Count, Mappings, made
 
 if TYPE_CHECKING:
     from .app import Add, Endpoints
@@ -150,7 +150,7 @@ def _chat(body: ResponsesRequest, items: list[Any], strict: bool) -> ChatRequest
     }
     for name in ("stream", "temperature", "top_p", "parallel_tool_calls"):
         fields[name] = getattr(body, name)
-    return chat_request(fields)
+    return made(ChatRequest, fields)
 
 
 def _text(content: Any) -> str:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from .problems import Problem
 
-R = TypeVar("R", bound="Generate")
+B = TypeVar("B", bound="Body")
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Limit = Annotated[int, Field(ge=-1, le=2**31 - 1)]
@@ -165,16 +165,8 @@ class CompletionRequest(Generate):
     best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
 
 
-def chat_request(fields: dict[str, Any]) -> ChatRequest:
-    """From what another protocol says; None is not given. Raises Problem."""
-    return _made(ChatRequest, fields)
-
-
-def completion_request(fields: dict[str, Any]) -> CompletionRequest:
-    return _made(CompletionRequest, fields)
-
-
-def _made(kind: type[R], fields: dict[str, Any]) -> R:
+def made(kind: type[B], fields: dict[str, Any]) -> B:
+    """A request from what another protocol says; None is not given. Raises Problem."""
     try:
         return kind.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:

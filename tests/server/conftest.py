@@ -155,7 +155,7 @@ def playing() -> Iterator[Actor]:
 @pytest.fixture(scope="module")
 def stage(playing: Actor) -> Iterator[str]:
     """The address of the actor."""
-    with serving(playing.llm, ends_model=False, api_keys=("secret",)) as address:
+    with serving(playing.llm, ends_model=False, names=("demo",), api_keys=("secret",)) as address:
         yield address
 
 
