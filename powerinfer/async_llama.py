@@ -503,6 +503,10 @@ class AsyncLlama:
         """Token ids of a text, as Llama.tokenize."""
         return await self._in_thread(self.llama.tokenize, text, add_bos, special)
 
+    async def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """The prompt of a conversation as token ids, as Llama.chat_tokens."""
+        return await self._in_thread(lambda: self.llama.chat_tokens(messages, **options))
+
     async def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens. Bytes that are no whole character become U+FFFD."""
         data = await self._in_thread(lambda: self.llama.detokenize(tokens, special=special))

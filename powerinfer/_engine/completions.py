@@ -357,6 +357,25 @@ class Completions(Generating):
                 return result  # type: ignore[no-any-return]
         return numbered([chat_completion_chunks(answer, name, parser(), legacy) for answer in answers])
 
+    def chat_tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The prompt that create_chat_completion() makes of a conversation, as token ids.
+
+        The arguments are those of create_chat_completion(). Raises ArgumentError.
+        """
+        request = self._request("chat_tokens()", {}, None, None, None, None)
+        left, _ = _tools(tools, tool_choice, None, None)
+        how = _how(chat_template_kwargs, continue_final_message, add_generation_prompt)
+        return self._chat_ids(messages, left, False, False, request, how)[0]
+
     def create_chat_completion_openai_v1(self, *args: Any, **options: Any) -> Any:
         """create_chat_completion() with the results as objects of the `openai` package, which must be
         installed: ChatCompletion, or an iterator of ChatCompletionChunk."""

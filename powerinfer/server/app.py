@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..async_llama import AsyncLlama, AsyncStream
-from .arguments import arguments_of, check_model, is_of_texts
-from .events import EventStream, Gone, unless_gone
+from . import llama_server, messages, ollama, responses
+from .arguments import CONTINUING, arguments_of, check_model, is_of_texts
+from .dialects import Dialects
+from .events import EventStream, Gone, openai_events, unless_gone
 from .guard import OPEN, Guard, LastResort
 from .json_body import Route as JsonRoute
 from .lenient import lenient
@@ -44,6 +46,9 @@ from .settings import Settings
 from .vectors import check_size, vector_response
 
 _log = logging.getLogger("uvicorn.error")
+
+Add = Callable[..., None]
+"""Adds an endpoint: (path, function, model of its answer)."""
 
 PAGE = Path(__file__).parent / "page"
 
@@ -74,6 +79,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         503: "The server is shutting down, or the time for the request is over.",
     }.items()
 }
+_FIND_ERRORS: dict[int | str, dict[str, Any]] = {status: _ERRORS[status] for status in (401, 403, 404, 422)}
 _READ_ERRORS: dict[int | str, dict[str, Any]] = {status: _ERRORS[status] for status in (401, 403)}
 
 
@@ -88,54 +94,110 @@ class Endpoints:
         tokenizer = llm.llama.tokenizer
         longest = max(len(tokenizer.piece(token, True)) for token in range(tokenizer.n_vocab))
         self._longest = longest * llm.llama.n_ctx()  # characters; each has a byte or more
-        self._info = llm.llama.info()  # once: reading it waits for the step that the engine is at
+        self.info: Any = llm.llama.info()  # once: reading it waits for the step that the engine is at
 
     # -- answers
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
+        return self._respond(request, body, await self.run_chat(request, body))
+
+    async def completion(self, request: Request, body: CompletionRequest) -> Response:
+        return self._respond(request, body, await self.run_completion(request, body))
+
+    async def run_chat(self, request: Request, body: ChatRequest) -> dict[str, Any] | AsyncStream:
+        """What all protocols' chats become. Raises Problem, Gone and what AsyncLlama raises."""
         options = self._options(body)
         self._check_count(body.n or 1)
-        messages = [message.model_dump(exclude_unset=True) for message in body.messages]
-        for message in messages:
-            self._check_length(message.get("content"))
-        return await self._answer(
+        messages = self._messages(body)
+        return await self._run(
             request,
             body,
             lambda stream: self.llm.create_chat_completion(messages, stream=stream, **options),
         )
 
-    async def completion(self, request: Request, body: CompletionRequest) -> Response:
+    async def run_completion(self, request: Request, body: CompletionRequest) -> dict[str, Any] | AsyncStream:
+        """The same for texts that are to go on."""
         options = self._options(body)
         # OpenAI's default, 16 tokens, surprises everybody; this is llama-server's: as many as fit.
-        self._check_count(
-            (len(body.prompt) if is_of_texts(body) else 1) * max(body.n or 1, body.best_of or 1)
-        )
+        n_prompts = len(body.prompt) if is_of_texts(body) else 1
+        self._check_count(n_prompts * max(body.n or 1, body.best_of or 1))
         self._check_length(body.prompt)
-        return await self._answer(
+        return await self._run(
             request,
             body,
             lambda stream: self.llm.create_completion(body.prompt, stream=stream, **options),
         )
 
-    async def _answer(
+    async def prompt_ids(self, request: Request, body: ChatRequest) -> list[int]:
+        """The prompt of a chat, which is not computed."""
+        options = self._options(body)
+        names = ("tools", "tool_choice", "chat_template_kwargs")
+        own = {name: options[name] for name in (*names, *CONTINUING) if name in options}
+        return await unless_gone(request, self.llm.chat_tokens(self._messages(body), **own))
+
+    async def prompt_text(self, request: Request, body: ChatRequest) -> str:
+        """The same as text, without the BOS token that /completion puts before it."""
+        ids = await self.prompt_ids(request, body)
+        tokenizer = self.llm.llama.tokenizer
+        if tokenizer.add_bos and ids[0] == tokenizer.bos:
+            del ids[0]
+        return await unless_gone(request, self.llm.detokenize(ids, special=True))
+
+    async def mixed_ids(self, request: Request, parts: Sequence[str | int]) -> list[int]:
+        """A prompt of texts and token ids, as token ids."""
+        self._check_length([part for part in parts if isinstance(part, str)])
+        ids: list[int] = []
+        for i, part in enumerate(parts):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += await unless_gone(request, self.llm.tokenize(part, add_bos=not i, special=True))
+        return ids
+
+    def _messages(self, body: ChatRequest) -> list[dict[str, Any]]:
+        messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+        for message in messages:
+            self._check_length(message.get("content"))
+        return messages
+
+    async def _run(
         self,
         request: Request,
         body: Generate,
         create: Callable[[bool], Awaitable[Any]],
-    ) -> Response:
-        begin = time.perf_counter()
+    ) -> dict[str, Any] | AsyncStream:
+        request.state.begin = time.perf_counter()
         if body.stream_options is not None and not body.stream:
             raise Problem(400, "stream_options needs stream", param="stream_options", code="invalid_value")
-
-        def done() -> None:
-            self.metrics.add(self.metrics.request_s, time.perf_counter() - begin)
-
-        result = await unless_gone(request, create(bool(body.stream)))
+        result: dict[str, Any] | AsyncStream = await unless_gone(request, create(bool(body.stream)))
         if not isinstance(result, AsyncStream):
-            done()
+            self._done(request)
+        return result
+
+    def _done(self, request: Request) -> None:
+        self.metrics.add(self.metrics.request_s, time.perf_counter() - request.state.begin)
+
+    def _respond(self, request: Request, body: Generate, result: dict[str, Any] | AsyncStream) -> Response:
+        if not isinstance(result, AsyncStream):
             return json_response(result)
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventStream(result, usage=usage, write_timeout_s=self.settings.write_timeout_s, done=done)
+        return self.stream(request, result, openai_events(result, usage=usage))
+
+    def stream(
+        self,
+        request: Request,
+        stream: AsyncStream,
+        frames: AsyncIterator[bytes],
+        media_type: str = "text/event-stream",
+    ) -> Response:
+        """An answer while it is made. frames: what is written of it."""
+        return EventStream(
+            stream,
+            frames,
+            write_timeout_s=self.settings.write_timeout_s,
+            media_type=media_type,
+            done=lambda: self._done(request),
+        )
 
     def _options(self, body: Generate) -> dict[str, Any]:
         """Arguments for AsyncLlama; those that were not given are left out."""
@@ -166,6 +228,11 @@ class Endpoints:
     # -- vectors and tokens
 
     async def embeddings(self, request: Request, body: EmbeddingRequest) -> Response:
+        result = await self.vectors(request, body)
+        return await asyncio.to_thread(vector_response, result, body.encoding_format)
+
+    async def vectors(self, request: Request, body: EmbeddingRequest) -> dict[str, Any]:
+        """The same in numbers, whatever encoding_format says."""
         check_model(body.model, self.settings)
         n_embd = self.llm.llama.n_embd()
         if body.dimensions not in (None, n_embd):
@@ -182,7 +249,7 @@ class Endpoints:
                 raise Problem(400, said, param="input", code="invalid_value")
             check_size(n, n_embd, body.encoding_format)
         self._check_length(body.input)
-        result = await unless_gone(
+        return await unless_gone(
             request,
             self.llm.create_embedding(
                 body.input,
@@ -192,7 +259,6 @@ class Endpoints:
                 timeout_s=self.settings.timeout_s,
             ),
         )
-        return await asyncio.to_thread(vector_response, result, body.encoding_format)
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         llm = self.llm
@@ -211,8 +277,13 @@ class Endpoints:
 
     # -- what there is
 
+    @property
+    def template(self) -> str:
+        """The chat template in use."""
+        return self.llm.llama._format.template
+
     def _model(self, name: str) -> dict[str, Any]:
-        info = self._info
+        info = self.info
         assert info.model is not None and info.session is not None
         meta = {
             "n_ctx": info.session.n_ctx,
@@ -246,7 +317,7 @@ class Endpoints:
         return json_response({"status": "ok"})
 
     async def engine(self) -> Response:
-        return json_response(engine_view(self.llm, self._info, self.settings.names[0]))
+        return json_response(engine_view(self.llm, self.info, self.settings.names[0]))
 
     async def show_metrics(self) -> Response:
         text = self.metrics.text(self.llm.stats())
@@ -305,15 +376,23 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
         app.add_api_route(path, call, methods=["POST"], responses=_ERRORS, response_model=answer)
 
     def get(path: str, call: Callable[..., Any], answer: Any = None) -> None:
-        app.add_api_route(path, call, methods=["GET"], responses=_READ_ERRORS, response_model=answer)
+        errors = _FIND_ERRORS if "{" in path else _READ_ERRORS
+        app.add_api_route(path, call, methods=["GET"], responses=errors, response_model=answer)
+
+    def delete(path: str, call: Callable[..., Any]) -> None:
+        app.add_api_route(path, call, methods=["DELETE"], responses=_FIND_ERRORS)
 
     post("/v1/chat/completions", at.chat)
     post("/v1/completions", at.completion)
     post("/v1/embeddings", at.embeddings)
+    messages.add(at, post, get)
     post("/tokenize", at.tokenize, TokenizeAnswer)
     post("/detokenize", at.detokenize, DetokenizeAnswer)
     get("/v1/models", at.models)
-    app.add_api_route("/v1/models/{name:path}", at.model, methods=["GET"], responses=_ERRORS)
+    get("/v1/models/{name:path}", at.model)
+    responses.add(at, post, get, delete)
+    ollama.add(at, post, get)
+    llama_server.add(at, post, get)
     get("/v1/engine", at.engine, EngineView)
     get("/health", at.health, Health)
     app.add_api_route("/health", at.health, methods=["HEAD"], include_in_schema=False)
@@ -340,7 +419,7 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
             allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own
             expose_headers=["Retry-After"],
         )
-    return LastResort(_Counted(wrapped, at.metrics, paths))
+    return Dialects(LastResort(_Counted(wrapped, at.metrics, paths)))
 
 
 async def _on_gone(_: Request, __: Exception) -> Response:

@@ -17,9 +17,10 @@ _SHARED = (
     *("n", "stop", "seed", "logit_bias", "grammar", "stop_token_ids", "min_tokens", "ignore_eos"),
     "prompt_logprobs",
 )
+CONTINUING = ("continue_final_message", "add_generation_prompt")
 _CHAT = (
     *("logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"),
-    *("continue_final_message", "add_generation_prompt"),
+    *CONTINUING,
 )
 _COMPLETION = ("logprobs", "echo", "suffix", "best_of")
 

@@ -1,10 +1,10 @@
-"""Server-sent events: an answer while it is made. The client that goes away ends it."""
+"""Streams: an answer while it is made. The client that goes away ends it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -42,33 +42,53 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         task.cancel()
 
 
-class EventStream(Response):
-    """A stream as events, ended by [DONE], or by an error where one happens on the way."""
+async def openai_events(stream: AsyncStream, *, usage: bool) -> AsyncIterator[bytes]:
+    """A stream as events, ended by [DONE], or by an error where one happens on the way. usage: as OpenAI's
+    include_usage."""
+    last = None
+    try:
+        async for chunk in stream:
+            last = chunk
+            yield event(chunk | {"usage": None} if usage else chunk)
+        if usage and last is not None:
+            yield event(last | {"choices": [], "usage": stream.usage})
+    except Exception as error:
+        yield event(problem_of(error).body)
+    yield b"data: [DONE]\n\n"
 
-    def __init__(self, stream: AsyncStream, *, usage: bool, write_timeout_s: float, done: Any = None) -> None:
-        """usage: as OpenAI's include_usage. done: called with the number of parts at the end."""
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+def event(value: Any) -> bytes:
+    return b"data: " + encode(value) + b"\n\n"
+
+
+def named_event(value: dict[str, Any]) -> bytes:
+    """With its type as the name."""
+    return f"event: {value['type']}\n".encode() + event(value)
+
+
+class EventStream(Response):
+    """An answer while it is made, in the form of a protocol."""
+
+    def __init__(
+        self,
+        stream: AsyncStream,
+        frames: AsyncIterator[bytes],
+        *,
+        write_timeout_s: float,
+        media_type: str = "text/event-stream",
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """frames: what is written of the stream. done: called at the end."""
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._stream = stream
-        self._usage = usage
+        self._frames = frames
         self._write_timeout_s = write_timeout_s
         self._done = done
 
-    async def _events(self) -> AsyncIterator[bytes]:
-        last = None
-        try:
-            async for chunk in self._stream:
-                last = chunk
-                yield encode(chunk | {"usage": None} if self._usage else chunk)
-            if self._usage and last is not None:
-                yield encode(last | {"choices": [], "usage": self._stream.usage})
-        except Exception as error:
-            yield encode(problem_of(error).body)
-        yield b"[DONE]"
-
     async def _write(self, send: Send) -> None:
-        async for data in self._events():
-            message = {"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True}
+        async for data in self._frames:
+            message = {"type": "http.response.body", "body": data, "more_body": True}
             # A client that does not read must not hold a connection for ever.
             await asyncio.wait_for(send(message), self._write_timeout_s)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

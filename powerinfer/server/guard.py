@@ -22,7 +22,7 @@ from .json_body import VALUE, parsed
 from .problems import Problem, problem_of, shown
 from .settings import LOOPBACK, Settings
 
-OPEN = ("/health", "/openapi.json")
+OPEN = ("/health", "/v1/health", "/openapi.json")
 """Paths that need no key, and so does the page."""
 
 _ARRIVING = 256  # bodies that arrive, beyond the requests that are computed

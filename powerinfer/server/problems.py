@@ -1,9 +1,11 @@
-"""Errors as OpenAI's API words them: {"error": {"message", "type", "param", "code"}}."""
+"""Errors as OpenAI's API words them, {"error": {"message", "type", "param", "code"}}, or as the request's
+protocol does."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from fastapi import Request
@@ -18,6 +20,9 @@ from ..errors import (
     PowerInferError,
     UnsupportedError,
 )
+
+dialect: ContextVar[str] = ContextVar("dialect", default="openai")
+"""The protocol of the request under way."""
 
 
 class Problem(Exception):
@@ -44,11 +49,39 @@ class Problem(Exception):
         kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(
             self.status, "server_error" if self.status >= 500 else "invalid_request_error"
         )
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        return _SHAPES.get(dialect.get(), _openai)(self, kind)
 
     def response(self) -> Response:
-        return json_response(self.body, status=self.status, headers=self.headers)
+        # Others than OpenAI have one status for all that is wrong with a request.
+        status = 400 if self.status == 422 and dialect.get() in _SHAPES else self.status
+        return json_response(self.body, status=status, headers=self.headers)
+
+
+def _openai(problem: Problem, kind: str) -> dict[str, Any]:
+    error = {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
+    return {"error": error}
+
+
+def _anthropic(problem: Problem, kind: str) -> dict[str, Any]:
+    own = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
+    kind = own.get(problem.status, kind.replace("server_error", "api_error"))
+    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+
+
+def _ollama(problem: Problem, _: str) -> dict[str, Any]:
+    return {"error": problem.message}
+
+
+def _llama_server(problem: Problem, kind: str) -> dict[str, Any]:
+    code = 400 if problem.status == 422 else problem.status
+    return {"error": {"code": code, "message": problem.message, "type": kind}}
+
+
+_SHAPES: dict[str, Callable[[Problem, str], dict[str, Any]]] = {
+    "anthropic": _anthropic,
+    "ollama": _ollama,
+    "llama-server": _llama_server,
+}
 
 
 def shown(text: str, most: int) -> str:

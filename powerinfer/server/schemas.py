@@ -7,9 +7,13 @@ Of many mistakes one is told: a list of a million wrong items would otherwise ta
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from .problems import Problem
+
+B = TypeVar("B", bound="Body")
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Limit = Annotated[int, Field(ge=-1, le=2**31 - 1)]
@@ -159,6 +163,16 @@ class CompletionRequest(Generate):
     suffix: str | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+
+def made(kind: type[B], fields: dict[str, Any]) -> B:
+    """A request from what another protocol says; None is not given. Raises Problem."""
+    try:
+        return kind.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        param = ".".join(map(str, first["loc"]))
+        raise Problem(422, f"{param}: {first['msg']}", code=first["type"], param=param) from None
 
 
 class EmbeddingRequest(Body):

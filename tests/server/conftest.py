@@ -94,6 +94,84 @@ def http(url: str) -> Iterator[Any]:
         yield client
 
 
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}{% for m in messages %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content if m.content is not none }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if effort is defined %}{{ effort }}{% endif %}{# <think> #}"
+)
+
+
+class Actor:
+    """A model that says what it is told, token by token, and knows what it was asked."""
+
+    def __init__(self) -> None:
+        from powerinfer._text.chat_format import ChatFormat, register_chat_format
+
+        register_chat_format("test-actor", ChatFormat("actor", TEMPLATE))
+        options: dict[str, Any] = {"n_ctx": 2048, "n_parallel": 4, "n_threads": 1, "verbose": False}
+        self.llm = AsyncLlama.demo(chat_format="test-actor", **options)
+        self.says = ""
+        self.asked = ""
+
+    def choice(
+        self, original: Any, served: Any, options: Any, seed: Any, bias: Any, *hooks: Any, **more: Any
+    ) -> Any:
+        tokenizer = self.llm.llama.tokenizer
+        ids = [*tokenizer.encode(self.says, add_bos=False, space_prefix=False), tokenizer.eos]
+        n_prompt: list[int] = []
+
+        def force(input_ids: Any, scores: Any) -> Any:
+            n_prompt.append(len(input_ids))
+            if len(n_prompt) == 1:
+                self.asked = tokenizer.decode(input_ids.tolist(), special=True).decode()
+            scores[:] = -1e9
+            scores[ids[min(len(input_ids) - n_prompt[0], len(ids) - 1)]] = 0
+            return scores
+
+        return original(served, options, seed, bias, [force], None, **more)
+
+
+@pytest.fixture(scope="session")
+def playing() -> Iterator[Actor]:
+    from powerinfer._engine.served import Served
+
+    actor = Actor()
+    original = Served._choice
+    with pytest.MonkeyPatch.context() as patch:
+
+        def choice(self: Any, *given: Any, **more: Any) -> Any:
+            if self._llama is not actor.llm.llama:
+                return original(self, *given, **more)
+            return actor.choice(original, self, *given, **more)
+
+        patch.setattr(Served, "_choice", choice)
+        yield actor
+    actor.llm.close()
+
+
+@pytest.fixture(scope="module")
+def stage(playing: Actor) -> Iterator[str]:
+    """The address of the actor."""
+    with serving(playing.llm, ends_model=False, names=("demo",), api_keys=("secret",)) as address:
+        yield address
+
+
+TOOL = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def named_events(text: str) -> list[dict[str, Any]]:
+    """Of a stream whose events have names, which are their types."""
+    events = []
+    for block in filter(None, text.split("\n\n")):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
 def error_of(response: Any) -> dict[str, Any]:
     """Every error has the same body."""
     body = response.json()

@@ -1,0 +1,108 @@
+"""llama-server's own endpoints, after its documentation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import Actor
+
+pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
+httpx = pytest.importorskip("httpx")
+
+
+@pytest.fixture
+def http(stage: str) -> Iterator[Any]:
+    headers = {"Authorization": "Bearer secret"}
+    with httpx.Client(base_url=stage, timeout=30, headers=headers) as client:
+        yield client
+
+
+def post(http: Any, path: str, status: int = 200, **body: Any) -> Any:
+    response = http.post(path, json=body)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def test_completion(http: Any, playing: Actor) -> None:
+    playing.says = "one two three"
+    for path in ("/completion", "/completions"):
+        whole = post(http, path, prompt="Count:", n_predict=20, cache_prompt=True, seed=-1, n_probs=2)
+        assert whole["content"] == "one two three" and whole["stop"] is True and whole["stop_type"] == "eos"
+    assert whole["tokens_predicted"] > 2 and whole["tokens_evaluated"] > 1
+    assert len(whole["completion_probabilities"][0]["top_logprobs"]) >= 2
+    timings = whole["timings"]
+    assert timings["predicted_n"] == whole["tokens_predicted"]
+    assert timings["cache_n"] + timings["prompt_n"] == whole["tokens_evaluated"]
+    assert timings["predicted_per_second"] > 0 and timings["prompt_ms"] > 0
+    cut = post(http, "/completion", prompt="Count:", n_predict=2)
+    assert cut["stop_type"] == "limit" and cut["tokens_predicted"] == 2
+    word = post(http, "/completion", prompt="Count:", stop=["two"])
+    assert (word["stop_type"], word["stopping_word"], word["content"]) == ("word", "two", "one ")
+    text = http.post("/completion", json={"prompt": "Count:", "stream": True}).text
+    parts = [json.loads(part.removeprefix("data: ")) for part in text.split("\n\n") if part]
+    assert "".join(part["content"] for part in parts) == "one two three"
+    assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1]["timings"]["predicted_n"] == whole["tokens_predicted"]
+    several = post(http, "/completion", prompt=["a", "b"])
+    assert [one["index"] for one in several] == [0, 1]
+
+
+def test_prompts_of_texts_and_tokens(http: Any, playing: Actor) -> None:
+    ids = post(http, "/tokenize", content=" upon a time", add_special=False)["tokens"]
+    post(http, "/completion", prompt=["Once", *ids, " there"])
+    assert playing.asked.endswith("Once upon a time there")
+
+
+def test_biases(http: Any) -> None:
+    assert post(http, "/completion", prompt="a", logit_bias=[[5, -1.5], [6, False]], n_predict=1)
+    for bias in ([["word", 1]], [[5]], 5, [[5, True]]):
+        assert "logit_bias" in post(http, "/completion", 400, prompt="a", logit_bias=bias)["error"]["message"]
+
+
+def test_the_prompt_of_a_chat(http: Any, playing: Actor) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    prompt = post(http, "/apply-template", messages=messages)["prompt"]
+    assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    chat = post(http, "/chat/completions", messages=messages)
+    asked = playing.asked
+    post(http, "/completion", prompt=prompt)
+    assert playing.asked == asked and chat["object"] == "chat.completion"
+
+
+def test_timings_of_chats(http: Any, playing: Actor) -> None:
+    playing.says = "one two three"
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    whole = post(http, "/v1/chat/completions", **body)
+    assert whole["timings"]["predicted_n"] == whole["usage"]["completion_tokens"]
+    text = http.post("/v1/chat/completions", json=body | {"stream": True}).text
+    parts = [json.loads(part.removeprefix("data: ")) for part in text.split("\n\n")[:-2]]
+    assert ["timings" in part for part in parts] == [False] * (len(parts) - 1) + [True]
+    several = post(http, "/v1/chat/completions", **body, n=3)
+    assert several["timings"]["predicted_n"] == several["usage"]["completion_tokens"]
+
+
+def test_what_there_is(http: Any, stage: str) -> None:
+    props = http.get("/props").json()
+    assert props["total_slots"] == 4 and "im_start" in props["chat_template"]
+    assert props["default_generation_settings"]["n_ctx"] == 2048 and props["eos_token"] == "<|im_end|>"
+    slots = http.get("/slots").json()
+    assert [slot["id"] for slot in slots] == [0, 1, 2, 3] and not slots[0]["is_processing"]
+    assert httpx.get(f"{stage}/v1/health").json() == {"status": "ok"}  # without a key
+    assert http.get("/models").json()["data"][0]["id"] == "demo"
+    assert post(http, "/embeddings", input="Once")["object"] == "list"
+
+
+def test_errors(http: Any) -> None:
+    for path, body, word in (
+        ("/completion", {}, "prompt"),
+        ("/completion", {"prompt": "a", "n_predict": "x"}, "n_predict"),
+        ("/completion", {"prompt": "word " * 5000}, "n_ctx"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "fill-in-the-middle"),
+        ("/apply-template", {"messages": []}, "messages"),
+    ):
+        error = post(http, path, 400, **body)["error"]
+        assert error["code"] == 400 and word in error["message"]
