@@ -47,16 +47,16 @@ void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l) {
     const pi_routes *routes = &s->routes;
     float *x = h->member[0].x;
     int64_t lo, hi;
-    if (team->ith == 0) h->n_routes[l % 2] = take_routes(h, l, routes->of, routes->expert, routes->weight);
+    if (team->ith == 0) h->n_routes[l] = take_routes(h, l, routes->of, routes->expert, routes->weight);
     if (s->options.fetch_experts && h->n_tok == 1 && pi_experts_of(&m->layer[l])->early) {
         te_barrier(team);
-        pi_hybrid_fetch_experts(h, team, l, routes->expert, h->n_routes[l % 2], asked);
+        pi_hybrid_fetch_experts(h, team, l, routes->expert, h->n_routes[l], asked);
     }
     te_share(team, (int64_t)h->n_tok * n_embd, 16, &lo, &hi);
     pi_hybrid_await(h, device, asked, lo, hi - lo, ticket, (uint32_t *)(void *)(x + lo));
     te_barrier(team);
     pi_hybrid_note(h, team, l, PI_MOMENT_LIST);
-    const int32_t n = h->n_routes[l % 2]; /* the first member may be in the next layer already */
+    const int32_t n = h->n_routes[l]; /* the first member may be layers ahead: of some the CPU has no part */
     const int64_t began = team->ith == 0 ? te_os_now_ns() : 0;
     if (n) {
         const pi_route_list list = {n, routes->of, routes->expert, routes->weight};

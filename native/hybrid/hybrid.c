@@ -186,6 +186,7 @@ static size_t lay_out(pi_hybrid *h, char *base) {
     size_t used = 0;
     h->y = carve(base, &used, n_tok, n_embd);
     h->listed = carve(base, &used, 1, n_ff);
+    h->n_routes = carve(base, &used, 1, (size_t)i->n_layer);
     for (int32_t k = 0; k < h->s->options.n_threads; k++) {
         pi_cold_member *m = &h->member[k];
         m->x = carve(base, &used, n_tok, n_embd);

@@ -125,6 +125,7 @@ typedef struct pi_hybrid {
     pi_cold_member *member;        /* [n_threads] */
     float *y;                      /* [max_decode][n_embd] the cold neurons' sum, where down is stored by output */
     float *listed;                 /* [n_ff] hidden values of listed neurons */
+    int32_t *n_routes;             /* [n_layer] of a mixture's step: the CPU's */
     void *memory;                  /* of y, listed and the members */
     size_t memory_bytes;
     pi_progress progress; /* while loading */
@@ -142,7 +143,6 @@ typedef struct pi_hybrid {
     bool skip;                     /* silent neurons */
     bool grouped;                  /* tokens of a sequence are next to each other */
     int32_t n_tok, n_logits;
-    int32_t n_routes[2]; /* of a mixture's layers, every other one's: the CPU's */
     pi_status kv_status;
     bool kv_lost;
 } pi_hybrid;

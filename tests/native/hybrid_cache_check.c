@@ -96,7 +96,7 @@ static const pi_device_ops ops = {.fetch = fetch, .fetched = fetched};
 static pi_layer layer[N_LAYER];
 static pi_model model;
 static pi_session session;
-static pi_layer_step step[N_LAYER];
+static pi_layer_step steps[N_LAYER];
 static pi_device device = {.ops = &ops};
 static pi_device_layer on[N_LAYER];
 static uint32_t counts[N_LAYER * (3 + N_EXPERT)], profile[N_LAYER * N_EXPERT];
@@ -253,7 +253,7 @@ int main(void) {
     model.info = (pi_model_info){.n_layer = N_LAYER, .n_expert = N_EXPERT, .n_expert_used = N_USED, .n_embd = N_EMBD};
     model.layer = layer;
     session.model = &model;
-    session.step = step;
+    session.step = steps;
     h = (pi_hybrid){.s = &session, .n_devices = 1, .layer = on};
     h.device[0].dev = &device;
     h.device[0].counts = counts;

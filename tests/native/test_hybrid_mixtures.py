@@ -126,6 +126,22 @@ def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> 
                 assert np.isfinite(s.logits()).all()
 
 
+def test_members_that_are_layers_ahead(tmp_path: Path) -> None:
+    """Every other layer is the device's alone, so that a member who has nothing to do in a layer may be two
+    layers ahead of another; if they came to disagree about the work, they would wait for each other."""
+    path = write(tmp_path / "m.gguf", "mixtral")
+    expected = reference.forward(reference.load(path), TOKENS)
+    hot = [np.arange(SPEC.n_expert if layer % 2 else 6, dtype=np.int32) for layer in range(N_LAYER)]
+    with Model(path) as m:
+        plan = engine.native_plan(
+            m, settings(64), engine.Rates(), on_device=[True] * N_LAYER, hot=hot, head_on_device=True
+        )
+        with opened(m, plan, n_threads=4, live_experts=False) as s:
+            for _ in range(2):
+                assert reference.relative_error(decoded(s), expected) < 1e-5
+                s.drop()
+
+
 @pytest.mark.parametrize("name", ["mixtral", "groups"])
 def test_scores_that_are_no_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token's experts are different all the same: of one expert there is room for a route of each token."""
