@@ -402,7 +402,7 @@ def test_no_cors_unless_asked(http: Any, demo: AsyncLlama) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "more"),
     [
-        ("POST", "/v1/completions", {"json": {"prompt": "a", "model": "m" * 9_000}}),
+        ("POST", "/v1/completions", {"json": {"prompt": "a", "model": "m" * 9_000, "max_tokens": "n"}}),
         ("POST", "/v1/completions", {"json": {"prompt": "a", "logit_bias": {"b" * 9_000: 1}}}),
         ("POST", "/v1/completions", {"content": b"", "headers": {"Content-Type": "t" * 9_000}}),
         ("GET", "/v1/models/" + "m" * 9_000, {}),
