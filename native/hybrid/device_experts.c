@@ -32,7 +32,7 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
     d->router_b = pi_upload_vector(u, w->router_b, w->n_expert);
     d->gate_b = pi_upload_vector(u, w->gate_b, w->gate.n_rows);
     d->up_b = pi_upload_vector(u, w->up_b, w->up.n_rows);
-    d->down_b = pi_upload_vector(u, w->down_b, w->n_expert * u->h->s->model->info.n_embd);
+    d->down_b = pi_upload_vector(u, w->down_b, (int64_t)w->n_expert * u->h->s->model->info.n_embd);
     if (d->kept) d->n_kept = pi_upload_ids(u, d->kept, w->n_used + 1);
     d->gate = send_places(u, &w->gate, w->n_expert, d);
     d->up = send_places(u, &w->up, w->n_expert, d);

@@ -51,7 +51,7 @@ void pi_upload_bytes(pi_upload *u, void *to, const void *from, size_t n_bytes) {
     if (u->status == PI_OK && n_bytes) ask(u, u->dev->ops->upload(u->dev, to, from, n_bytes));
 }
 
-const float *pi_upload_vector(pi_upload *u, const float *v, int32_t n) {
+const float *pi_upload_vector(pi_upload *u, const float *v, int64_t n) {
     if (!v) return NULL;
     float *p = floats(u, 1, (size_t)n);
     pi_upload_bytes(u, p, v, sizeof *v * (size_t)n);

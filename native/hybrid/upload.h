@@ -17,7 +17,7 @@ void *pi_upload_take(pi_upload *u, size_t n_bytes);
 void *pi_upload_reserve(pi_upload *u, size_t n_bytes);
 void pi_upload_bytes(pi_upload *u, void *to, const void *from, size_t n_bytes);
 /* All that follows returns what lies on the device. v NULL, m->w NULL: nothing. */
-const float *pi_upload_vector(pi_upload *u, const float *v, int32_t n);
+const float *pi_upload_vector(pi_upload *u, const float *v, int64_t n);
 /* Elements ids[0..n-1] of v. */
 const float *pi_upload_some(pi_upload *u, const float *v, const int32_t *ids, int32_t n);
 const int32_t *pi_upload_ids(pi_upload *u, const int32_t *ids, int32_t n);

@@ -10,7 +10,7 @@ static uint64_t mat_bytes(size_t stride, int64_t n_rows) { return pi_space_matri
 /* A matrix whose rows lie in two parts, either of which may be empty. */
 static uint64_t in_two(uint64_t n_bytes) { return n_bytes + PI_DEVICE_ALIGN; }
 
-static uint64_t vec_bytes(const float *v, int32_t n) { return v ? pi_space(sizeof(float) * (uint64_t)n) : 0; }
+static uint64_t vec_bytes(const float *v, int64_t n) { return v ? pi_space(sizeof(float) * (uint64_t)n) : 0; }
 
 static double read_bytes(te_mat m) { return (double)pi_mat_bytes(&m); }
 
@@ -175,7 +175,7 @@ static pi_status experts_cost(const pi_model *m, const pi_plan_options *o, const
     assume_uses(w->n_expert, w->n_used, c->used);
     c->norm_bytes += vec_bytes(w->choice_b, w->n_expert) + vec_bytes(w->shared_router, m->info.n_embd);
     c->norm_bytes += vec_bytes(w->router_b, w->n_expert) + vec_bytes(w->gate_b, w->gate.n_rows) +
-                     vec_bytes(w->up_b, w->up.n_rows) + vec_bytes(w->down_b, w->n_expert * m->info.n_embd);
+                     vec_bytes(w->up_b, w->up.n_rows) + vec_bytes(w->down_b, (int64_t)w->n_expert * m->info.n_embd);
     c->gate_stride = pi_space_row(pi_row_bytes(&w->gate)) * (size_t)w->n_ff;
     c->up_stride = pi_space_row(pi_row_bytes(&w->up)) * (size_t)w->n_ff;
     c->down_stride = pi_space_row(pi_row_bytes(down)) * (size_t)(down->n_rows / w->n_expert);

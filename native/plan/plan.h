@@ -27,12 +27,12 @@
  * with f = min(1, (count + 1/2) / (tokens + 1)), or one share for all neurons where there are no counts. Columns of a
  * down stored by output are always read.
  *
- * Of a mixture of experts, an expert is one neuron in all of this: its bytes are those of its three matrices (biases of all experts are a layer's vectors), p is how
- * often it is chosen, in every mode: count / tokens; without counts what a router gives whose scores are those of noise
- * plus half as much that is always the same, for some expert or other: which ones, the session finds out. Which experts are
- * read by zero-copy is said for no expert: of m of a token's that are not on the device it reads as many as make that soonest
- * done (pi_cost_kept), if that is some of as many as are expected. A layer without experts beside others has nothing to
- * choose: its feed-forward counts as attention does.
+ * Of a mixture of experts, an expert is one neuron in all of this: its bytes are those of its three matrices (biases of
+ * all experts are a layer's vectors), p is how often it is chosen, in every mode: count / tokens; without counts what a
+ * router gives whose scores are those of noise plus half as much that is always the same, for some expert or other: which
+ * ones, the session finds out. Which experts are read by zero-copy is said for no expert: of m of a token's that are not on
+ * the device it reads as many as make that soonest done (pi_cost_kept), if that is some of as many as are expected. A layer
+ * without experts beside others has nothing to choose: its feed-forward counts as attention does.
  *
  * The plan minimises the sum over layers and head; all of the model is put on the device where it fits and costs at
  * most a quarter over the best that is estimated. Choosing one option for each of them within the budget is a
