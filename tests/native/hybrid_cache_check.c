@@ -1,6 +1,6 @@
 /* hybrid_cache_check.c - how well experts find their places (native/hybrid/cache.c): routers whose scores are noise and
  * `skew` times what they always are, on a device that brings every copy by the next step, half a copy a layer and step.
- * From no counts, wrong ones and right ones; then noise of which 0.9 stays from token to token. Hits are compared with
+ * From no counts, a prompt, wrong counts and right ones; then noise of which 0.9 stays from token to token. Hits are compared with
  * those of the best places that never change. Then what is used changes all the time, copies come late, and some are
  * refused: each place holds the expert that is said to be there. Everything is drawn, and comes out the same each time. */
 #include <math.h>
@@ -127,7 +127,7 @@ static void open_cache(void) {
     if (pi_cache_open(&h, true) != PI_OK) fail("the cache cannot be opened");
 }
 
-typedef enum start { NO_COUNTS, WRONG, RIGHT } start;
+typedef enum start { NO_COUNTS, PROMPT, WRONG, RIGHT } start; /* PROMPT: no counts, but a prompt of 512 tokens */
 
 /* Shares of the uses that found their expert: before token 200, of the 400 behind, and of the best static places. */
 typedef struct shares {
@@ -136,7 +136,7 @@ typedef struct shares {
 
 static shares run(double skew, double rho, start begin, int32_t n_places) {
     static router r[N_LAYER];
-    const char *names[] = {"no counts", "wrong counts", "right counts"};
+    const char *names[] = {"no counts", "a prompt", "wrong counts", "right counts"};
     shares s = {0, 0, 0};
     state = 7;
     for (int l = 0; l < N_LAYER; l++) {
@@ -162,15 +162,19 @@ static shares run(double skew, double rho, start begin, int32_t n_places) {
         for (int e = 0; e < N_EXPERT; e++) {
             int before = 0;
             for (int i = 0; i < N_EXPERT; i++) before += of[i] > of[e] || (of[i] == of[e] && i < e);
-            if ((begin == NO_COUNTS ? e : before) < n_places)
+            if ((begin < WRONG ? e : before) < n_places)
                 on[l].hot[on[l].n_hot++] = e;
             else
                 on[l].cold[on[l].n_cold++] = e;
         }
     }
-    model.expert_counts = begin == NO_COUNTS ? NULL : profile;
+    model.expert_counts = begin < WRONG ? NULL : profile;
     model.expert_tokens = N_LONG;
+    memset(counts, 0, sizeof counts);
     open_cache();
+    for (int l = 0; begin == PROMPT && l < N_LAYER; l++)
+        for (int t = 0; t < 512; t++) route(&r[l], counts + 3 * N_LAYER + (size_t)l * N_EXPERT);
+    if (begin == PROMPT) pi_cache_follow(&h, 512, (int64_t)N_LAYER * COPY_BYTES * 10);
     for (int t = 0; t < 600; t++) {
         if (pi_cache_settle(&h) != PI_OK) exit(1);
         check_places(names[begin]);
@@ -262,7 +266,7 @@ int main(void) {
         for (start begin = NO_COUNTS; begin <= RIGHT; begin++)
             for (int k = 1; k <= 2; k++) {
                 const shares s = run(0.5 * k, 0, begin, n_places);
-                bad += s.rest < 0.95 * s.best || (begin == RIGHT && s.first < 0.95 * s.best);
+                bad += s.rest < 0.95 * s.best || ((begin == RIGHT || begin == PROMPT) && s.first < 0.95 * s.best);
             }
         const shares near = run(0.5, 0.9, NO_COUNTS, n_places);
         bad += near.rest <= near.best;
