@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..async_llama import AsyncLlama, AsyncStream
+from .aside import aside
 from .events import EventStream, Gone, unless_gone
 from .guard import OPEN, Guard, LastResort
 from .json_body import Route as JsonRoute
@@ -201,13 +201,17 @@ class Endpoints:
 
     def _check_length(self, text: Any) -> None:
         """Texts that are much too long are refused before they are cut into tokens, which takes a while."""
+        n_ctx = self.llm.llama.n_ctx()
+        if isinstance(text, (list, tuple)) and len(text) > n_ctx and isinstance(text[0], int):
+            said = f"the prompt has {len(text)} tokens and n_ctx is {n_ctx}"
+            raise Problem(400, said, code="context_length_exceeded")
         if isinstance(text, (list, tuple)):
             for part in text if len(text) and not isinstance(text[0], int) else ():
                 self._check_length(part.get("text") if isinstance(part, dict) else part)
         elif isinstance(text, str) and len(text) > self._longest:
             raise Problem(
                 400,
-                f"a text has {len(text)} characters: more tokens than n_ctx, {self.llm.llama.n_ctx()}",
+                f"a text has {len(text)} characters: more tokens than n_ctx, {n_ctx}",
                 code="context_length_exceeded",
             )
 
@@ -240,15 +244,15 @@ class Endpoints:
                 timeout_s=self.settings.timeout_s,
             ),
         )
-        return await asyncio.to_thread(vector_response, result, body.encoding_format)
+        return await aside(vector_response, result, body.encoding_format)
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         llm = self.llm
         self._check_length(body.content)
         ids = await llm.tokenize(body.content, add_bos=body.add_special, special=body.parse_special)
         if not body.with_pieces:
-            return json_response({"tokens": ids})
-        return await asyncio.to_thread(self._with_pieces, ids)
+            return await aside(json_response, {"tokens": ids})
+        return await aside(self._with_pieces, ids)
 
     def _with_pieces(self, ids: list[int]) -> Response:
         piece = self.llm.llama.tokenizer.piece
