@@ -245,6 +245,7 @@ class AsyncLlama:
             improve=None if self.llama._online is None else _weakly(self),
         )
         # A request has a thread, which does little: it waits for tokens and turns them into text.
+        self._preparing = threading.Semaphore(2)
         self._grammars: Grammars | None = None
         if self.llama._tokenizer is not None:
             self._grammars = Grammars(self.llama.tokenizer)
@@ -483,9 +484,8 @@ class AsyncLlama:
                 all_ids: list[Ids] = []
                 left = max_tokens
                 for text in texts:
-                    ids = request.tokenize(text, special=True) if isinstance(text, str) else text
-                    all_ids.append(request._checked(ids))
-                    if left is not None and (left := left - len(ids)) < 0:
+                    all_ids.append(request.ids_of(text))
+                    if left is not None and (left := left - all_ids[-1].size) < 0:
                         raise ArgumentError(f"the texts have more than {max_tokens} tokens together")
                     request.check_open()
                 vectors = request.vectors(all_ids, pooling=self.pooling, normalize=normalize)
@@ -501,7 +501,12 @@ class AsyncLlama:
 
     async def tokenize(self, text: str, *, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of a text, as Llama.tokenize."""
-        return await self._in_thread(self.llama.tokenize, text, add_bos, special)
+
+        def ids() -> list[int]:
+            with self._preparing:
+                return self.llama.tokenize(text, add_bos, special)
+
+        return await self._in_thread(ids)
 
     async def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """The prompt of a conversation as token ids, as Llama.chat_tokens."""
@@ -536,6 +541,7 @@ class AsyncLlama:
                 self.scheduler,
                 limit=limit,
                 grammars=self._grammars,
+                preparing=self._preparing,
                 deadline=deadline,
                 is_first=is_first,
             )

@@ -196,7 +196,9 @@ class Scheduler:
         self.engine.add(request)
 
     def _found_place(self, request: Request, under_way: deque[Stream]) -> bool:
-        if len(under_way) >= self.engine.max_running:
+        # Where others wait, it enters one text at a time.
+        n_waiting = self.engine.n_requests[1]
+        if len(under_way) >= self.engine.max_running or (under_way and n_waiting > len(under_way)):
             return False
         try:
             self._add(request)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClosedError, UnsupportedError
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ..llama import Llama
 
 __all__ = ["Served"]
+
+_TICK_S = 0.1  # how often one that waits looks whether it still should
 
 # What belongs to the context of a Llama that is used alone.
 _OF_THE_CONTEXT = frozenset(
@@ -55,12 +58,13 @@ class Served(Completions):
         *,
         limit: int | None = None,
         grammars: Grammars | None = None,
+        preparing: threading.Semaphore | None = None,
         deadline: float | None = None,
         is_first: bool = True,
     ) -> None:
         """limit: no generation needs more tokens; 0: only the prompt counts. grammars: where its grammars are
-        compiled; None: here. deadline: of time.monotonic(), at which generations end. is_first: of several
-        answers to one prompt."""
+        compiled; None: here. preparing: held while a prompt is made of text. deadline: of time.monotonic(),
+        at which generations end. is_first: of several answers to one prompt."""
         self._llama = llama
         self.model_path = llama.model_path
         self.chat_handler = llama.chat_handler
@@ -71,6 +75,7 @@ class Served(Completions):
         self._lock = threading.RLock()
         self._scheduler = scheduler
         self._grammars = grammars
+        self._preparing = preparing or threading.Semaphore()
         self._limit = limit
         self._deadline = deadline
         self._is_closed = False
@@ -143,6 +148,31 @@ class Served(Completions):
             stream.cancel()
             raise ClosedError("the request was cancelled")
         return stream
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """More threads than a few that make prompts would only take Python's lock from the scheduler's."""
+        while not self._preparing.acquire(timeout=_TICK_S):
+            self.check_open()
+        try:
+            yield
+        finally:
+            self._preparing.release()
+
+    def _chat_ids(self, *args: Any, **options: Any) -> Any:
+        with self._in_turn():
+            return super()._chat_ids(*args, **options)
+
+    def _prompt_ids(self, *args: Any, **options: Any) -> list[int]:
+        with self._in_turn():
+            return super()._prompt_ids(*args, **options)
+
+    def ids_of(self, text: str | Sequence[int]) -> Ids:
+        """Checked token ids of a text."""
+        if not isinstance(text, str):
+            return self._checked(text)
+        with self._in_turn():
+            return self._checked(self._llama.tokenize(text, special=True))
 
     def _constraint(
         self, grammar: LlamaGrammar | str | Constraint | None

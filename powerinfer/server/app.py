@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -21,6 +20,7 @@ from .. import __version__
 from ..async_llama import AsyncLlama, AsyncStream
 from . import llama_server, messages, ollama, responses
 from .arguments import CONTINUING, arguments_of, check_model, is_of_texts
+from .aside import aside
 from .dialects import Dialects
 from .events import EventStream, Gone, openai_events, unless_gone
 from .guard import OPEN, Guard, LastResort
@@ -215,13 +215,17 @@ class Endpoints:
 
     def _check_length(self, text: Any) -> None:
         """Texts that are much too long are refused before they are cut into tokens, which takes a while."""
+        n_ctx = self.llm.llama.n_ctx()
+        if isinstance(text, (list, tuple)) and len(text) > n_ctx and isinstance(text[0], int):
+            said = f"the prompt has {len(text)} tokens and n_ctx is {n_ctx}"
+            raise Problem(400, said, code="context_length_exceeded")
         if isinstance(text, (list, tuple)):
             for part in text if len(text) and not isinstance(text[0], int) else ():
                 self._check_length(part.get("text") if isinstance(part, dict) else part)
         elif isinstance(text, str) and len(text) > self._longest:
             raise Problem(
                 400,
-                f"a text has {len(text)} characters: more tokens than n_ctx, {self.llm.llama.n_ctx()}",
+                f"a text has {len(text)} characters: more tokens than n_ctx, {n_ctx}",
                 code="context_length_exceeded",
             )
 
@@ -229,7 +233,7 @@ class Endpoints:
 
     async def embeddings(self, request: Request, body: EmbeddingRequest) -> Response:
         result = await self.vectors(request, body)
-        return await asyncio.to_thread(vector_response, result, body.encoding_format)
+        return await aside(vector_response, result, body.encoding_format)
 
     async def vectors(self, request: Request, body: EmbeddingRequest) -> dict[str, Any]:
         """The same in numbers, whatever encoding_format says."""
@@ -265,8 +269,8 @@ class Endpoints:
         self._check_length(body.content)
         ids = await llm.tokenize(body.content, add_bos=body.add_special, special=body.parse_special)
         if not body.with_pieces:
-            return json_response({"tokens": ids})
-        return await asyncio.to_thread(self._with_pieces, ids)
+            return await aside(json_response, {"tokens": ids})
+        return await aside(self._with_pieces, ids)
 
     def _with_pieces(self, ids: list[int]) -> Response:
         piece = self.llm.llama.tokenizer.piece

@@ -7,7 +7,6 @@ first, by numpy, which holds no lock.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from .aside import aside
 from .problems import Problem
 
 VALUE = "powerinfer.json"
@@ -24,7 +24,7 @@ VALUE = "powerinfer.json"
 
 MAX_DEPTH = 100
 MAX_VALUES = 400_000
-MAX_CONTAINERS = 20_000
+MAX_CONTAINERS = 10_000
 _SMALL_BYTES = 8 << 10  # read at once
 _PART = 1 << 18
 
@@ -33,7 +33,7 @@ Bytes = npt.NDArray[np.uint8]
 
 async def parsed(body: bytes) -> Any:
     """The value of a body. Raises Problem unless it is JSON whose texts are Unicode."""
-    return _parse(body) if len(body) <= _SMALL_BYTES else await asyncio.to_thread(_parse, body)
+    return _parse(body) if len(body) <= _SMALL_BYTES else await aside(_parse, body)
 
 
 def _parse(body: bytes) -> Any:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocabularies import BYTE, CASES, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, bpe, llama, spm
 
+from powerinfer._text import merging
 from powerinfer._text.pretokenizer import PRE_BY_ARCHITECTURE, PRE_TOKENIZERS
 from powerinfer._text.tokenizer import Tokenizer, TokenizerError
 from powerinfer.errors import PowerInferError
@@ -325,8 +326,11 @@ def test_long_texts() -> None:
     text = "a dog and\n two  cats, "
     for meta in (spm(), bpe()):
         tokenizer = Tokenizer.from_metadata(meta)
-        one = tokenizer.encode(text, add_bos=False, space_prefix=False)
-        assert tokenizer.encode(text * 9000, add_bos=False, space_prefix=False) == one * 9000
+        ids = plain(tokenizer, text * 9000)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(merging, "_LONG", 1 << 30)
+            assert plain(tokenizer, text * 9000) == ids
+        assert tokenizer.decode(ids).strip() == (text * 9000).strip().encode()
 
 
 def test_another_process_has_the_same() -> None:

@@ -260,12 +260,13 @@ def test_one_that_is_dropped_ends_its_threads(relu_path: Path) -> None:
     for _ in range(3):
         llm = AsyncLlama(relu_path, n_parallel=1, n_threads=1, verbose=False)
         run(llm.create_completion([5, 6, 7], max_tokens=2))
-        session = llm.llama.session
         del llm
+    for _ in range(1000):  # a thread drops what it has called a moment after the result is there
         gc.collect()
-        with pytest.raises(ClosedError):
-            _ = session.handle
-    assert set(threading.enumerate()) <= before
+        if set(threading.enumerate()) <= before:
+            return
+        time.sleep(0.01)
+    raise AssertionError(set(threading.enumerate()) - before)
 
 
 def test_cancelling_a_vector_frees_its_place(relu_path: Path) -> None:
