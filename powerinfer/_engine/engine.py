@@ -410,7 +410,7 @@ class Engine:
                 sequence.n_shared = 0
             if not request.is_counted:
                 request.is_counted, request.stream.n_reused = True, n
-                request.stream.begun_at = time.perf_counter()
+                request.stream.begun_at = time.monotonic()
                 self.totals["prompt"] += request.n_prompt
                 self.totals["reused"] += n
 

@@ -41,7 +41,7 @@ class Stream:
         """What iterating raises, as it was raised."""
         self.is_cancelled = False
         self.begun_at: float | None = None
-        """Of time.perf_counter(), when it left those that wait; and when its first and its last token were
+        """Of time.monotonic(), when it left those that wait; and when its first and its last token were
         chosen."""
         self.first_at: float | None = None
         self.last_at: float | None = None
@@ -82,7 +82,7 @@ class Stream:
         self.cancel()
 
     def put(self, token: int, is_end: bool) -> None:
-        self.last_at = time.perf_counter()
+        self.last_at = time.monotonic()
         if self.first_at is None:
             self.first_at = self.last_at
         self._queue.put((token, is_end))

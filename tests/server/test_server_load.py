@@ -186,11 +186,11 @@ def test_told_twice_to_end() -> None:
 
 
 def test_readers_that_stop_reading(demo: AsyncLlama) -> None:
-    from powerinfer.server.events import EventStream
+    from powerinfer.server.events import EventStream, openai_events
 
     async def main() -> bool:
         stream = await demo.create_completion(**FOREVER, stream=True)
-        response = EventStream(stream, usage=False, write_timeout_s=0.1)
+        response = EventStream(stream, openai_events(stream, usage=False), write_timeout_s=0.1)
 
         async def receive() -> dict[str, Any]:
             await asyncio.sleep(60)
