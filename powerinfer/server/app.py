@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from ..async_llama import AsyncLlama, AsyncStream
 from . import llama_server, messages, ollama, responses
 from .arguments import CONTINUING, arguments_of, check_model, is_of_texts
 from .aside import aside
-from .dialects import Dialects
-from .events import EventStream, Gone, openai_events, unless_gone
+from .dialects import Dialects, error_model
+from .events import EVENTS, EventStream, Gone, openai_events, unless_gone
 from .guard import OPEN, Guard, LastResort
 from .json_body import Route as JsonRoute
 from .lenient import lenient
@@ -36,7 +36,6 @@ from .schemas import (
     DetokenizeRequest,
     EmbeddingRequest,
     EngineView,
-    Error,
     Generate,
     Health,
     TokenizeAnswer,
@@ -46,9 +45,6 @@ from .settings import Settings
 from .vectors import check_size, vector_response
 
 _log = logging.getLogger("uvicorn.error")
-
-Add = Callable[..., None]
-"""Adds an endpoint: (path, function, model of its answer)."""
 
 PAGE = Path(__file__).parent / "page"
 
@@ -63,24 +59,27 @@ _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Error, "description": text}
-    for status, text in {
-        400: "The request cannot be fulfilled as it is.",
-        401: "The API key is missing or wrong.",
-        403: "The host name is not allowed.",
-        404: "There is no such model.",
-        408: "The body did not arrive in time.",
-        413: "The body is too large.",
-        415: "The body is not JSON.",
-        422: "A field has the wrong type or value.",
-        429: "Too many requests; Retry-After says when to try again.",
-        500: "The engine failed.",
-        503: "The server is shutting down, or the time for the request is over.",
-    }.items()
+_ERRORS = {
+    400: "The request cannot be fulfilled as it is.",
+    401: "The API key is missing or wrong.",
+    403: "The host name is not allowed.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    422: "A field has the wrong type or value.",
+    429: "Too many requests; Retry-After says when to try again.",
+    500: "The engine failed.",
+    503: "The server is shutting down, or the time for the request is over.",
 }
-_FIND_ERRORS: dict[int | str, dict[str, Any]] = {status: _ERRORS[status] for status in (401, 403, 404, 422)}
-_READ_ERRORS: dict[int | str, dict[str, Any]] = {status: _ERRORS[status] for status in (401, 403)}
+_READ = (401, 403)
+_FIND = (401, 403, 404, 422)
+
+
+def _errors(path: str, statuses: Iterable[int]) -> dict[int | str, dict[str, Any]]:
+    """For the description of an endpoint."""
+    kind = error_model(path)
+    return {status: {"model": kind, "description": _ERRORS[status]} for status in statuses}
 
 
 class Endpoints:
@@ -188,7 +187,7 @@ class Endpoints:
         request: Request,
         stream: AsyncStream,
         frames: AsyncIterator[bytes],
-        media_type: str = "text/event-stream",
+        media_type: str = EVENTS,
     ) -> Response:
         """An answer while it is made. frames: what is written of it."""
         return EventStream(
@@ -375,19 +374,21 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
         app.add_exception_handler(kind, at.on_error)
     app.add_exception_handler(Gone, _on_gone)
 
-    def post(path: str, call: Callable[..., Any], answer: Any = None) -> None:
+    def post(path: str, call: Callable[..., Any], answer: Any = None, streams: str | None = None) -> None:
         call = lenient(call, settings.strict)
-        app.add_api_route(path, call, methods=["POST"], responses=_ERRORS, response_model=answer)
+        app.add_api_route(
+            path, call, methods=["POST"], responses=_errors(path, _ERRORS), response_model=answer
+        )
 
     def get(path: str, call: Callable[..., Any], answer: Any = None) -> None:
-        errors = _FIND_ERRORS if "{" in path else _READ_ERRORS
+        errors = _errors(path, _FIND if "{" in path else _READ)
         app.add_api_route(path, call, methods=["GET"], responses=errors, response_model=answer)
 
     def delete(path: str, call: Callable[..., Any]) -> None:
-        app.add_api_route(path, call, methods=["DELETE"], responses=_FIND_ERRORS)
+        app.add_api_route(path, call, methods=["DELETE"], responses=_errors(path, _FIND))
 
-    post("/v1/chat/completions", at.chat)
-    post("/v1/completions", at.completion)
+    post("/v1/chat/completions", at.chat, streams=EVENTS)
+    post("/v1/completions", at.completion, streams=EVENTS)
     post("/v1/embeddings", at.embeddings)
     messages.add(at, post, get)
     post("/tokenize", at.tokenize, TokenizeAnswer)
@@ -405,7 +406,7 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
         at.show_metrics,
         methods=["GET"],
         response_class=PlainTextResponse,
-        responses=_READ_ERRORS,
+        responses=_errors("/metrics", _READ),
     )
     paths = {route.path for route in app.routes if isinstance(route, Route)}
     open_paths = {*OPEN, *_add_page(app)}

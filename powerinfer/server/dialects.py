@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .problems import dialect
+from .schemas import AnthropicError, Error, LlamaServerError, OllamaError
 
 _OF_PATHS = {
     "/v1/messages": "anthropic",
@@ -17,6 +19,22 @@ _OF_PATHS = {
 }
 
 
+_ERRORS: dict[str, type[BaseModel]] = {
+    "anthropic": AnthropicError,
+    "ollama": OllamaError,
+    "llama-server": LlamaServerError,
+}
+
+
+def dialect_of(path: str) -> str:
+    return next((name for begin, name in _OF_PATHS.items() if path.startswith(begin)), "openai")
+
+
+def error_model(path: str) -> type[BaseModel]:
+    """What errors at a path look like."""
+    return _ERRORS.get(dialect_of(path), Error)
+
+
 class Dialects:
     """An ASGI layer around all others."""
 
@@ -24,6 +42,5 @@ class Dialects:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = str(scope.get("path", ""))
-        dialect.set(next((name for begin, name in _OF_PATHS.items() if path.startswith(begin)), "openai"))
+        dialect.set(dialect_of(str(scope.get("path", ""))))
         await self._app(scope, receive, send)

@@ -16,6 +16,8 @@ from .problems import encode, problem_of
 
 T = TypeVar("T")
 
+EVENTS = "text/event-stream"
+
 _log = logging.getLogger("uvicorn.error")
 
 
@@ -75,7 +77,7 @@ class EventStream(Response):
         frames: AsyncIterator[bytes],
         *,
         write_timeout_s: float,
-        media_type: str = "text/event-stream",
+        media_type: str = EVENTS,
         done: Callable[[], None] | None = None,
     ) -> None:
         """frames: what is written of the stream. done: called at the end."""

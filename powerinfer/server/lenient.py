@@ -16,10 +16,11 @@ from .problems import Problem
 from .schemas import Body
 
 HEADER = "X-Ignored-Fields"
+SAID = "fields of requests are left out of account"
 
 _MAX_NAMES = 16
 _MAX_LENGTH = 48
-_MAX_LOGGED = 256
+_MAX_LOGGED = 64
 
 _log = logging.getLogger("uvicorn.error")
 _ignored: ContextVar[list[str]] = ContextVar("ignored")
@@ -61,7 +62,7 @@ def lenient(call: Callable[..., Awaitable[Response]], strict: bool) -> Callable[
             told = response.headers[HEADER] = _told(names)
             if told not in logged and len(logged) < _MAX_LOGGED:
                 logged.add(told)
-                _log.warning("fields of requests are not known here and left out of account: %s", told)
+                _log.warning("%s: %s", SAID, told)
         return response
 
     run.__signature__ = inspect.signature(call, eval_str=True)  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -12,7 +12,8 @@ from pydantic import Field
 from .. import __version__
 from ..async_llama import AsyncStream
 from .arguments import invalid
-from .events import event
+from .events import EVENTS, event
+from .host import Add, Host
 from .problems import json_response, problem_of
 from .schemas import (
     Bias,
@@ -24,9 +25,6 @@ from .schemas import (
     Tokens,
     made,
 )
-
-if TYPE_CHECKING:
-    from .app import Add, Endpoints
 
 Parts = Annotated[list[str | int], Field(min_length=1, fail_fast=True)]
 Pairs = Annotated[list[tuple[int | str, Bias | bool]], Field(max_length=1 << 16, fail_fast=True)]
@@ -63,7 +61,7 @@ class Infill(Native):
     """Stands behind the prefix."""
 
 
-def add(at: Endpoints, post: Add, get: Add) -> None:
+def add(at: Host, post: Add, get: Add) -> None:
     """Adds the routes."""
     name = at.settings.names[0]
 
@@ -102,11 +100,11 @@ def add(at: Endpoints, post: Add, get: Add) -> None:
         ]
         return json_response(told)
 
-    post("/completion", completion)
-    post("/completions", completion)
-    post("/infill", infill)
+    post("/completion", completion, streams=EVENTS)
+    post("/completions", completion, streams=EVENTS)
+    post("/infill", infill, streams=EVENTS)
     post("/apply-template", apply_template)
-    post("/chat/completions", at.chat)
+    post("/chat/completions", at.chat, streams=EVENTS)
     post("/embeddings", at.embeddings)
     get("/models", at.models)
     get("/v1/health", at.health)
@@ -194,7 +192,7 @@ async def _frames(stream: AsyncStream, asked: CompletionRequest, name: str) -> A
         yield event(problem_of(error).body)
 
 
-def _props(at: Endpoints) -> dict[str, Any]:
+def _props(at: Host) -> dict[str, Any]:
     llama, info = at.llm.llama, at.info
     tokenizer = llama.tokenizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -14,13 +14,11 @@ from pydantic import Field
 from ..async_llama import AsyncStream
 from .arguments import invalid
 from .blocks import Answer, Block, answer_of, streamed
-from .events import named_event
+from .events import EVENTS, named_event
+from .host import Add, Host
 from .lenient import ignore
 from .problems import json_response, problem_of
 from .schemas import Body, ChatRequest, Count, Mappings, made
-
-if TYPE_CHECKING:
-    from .app import Add, Endpoints
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -59,7 +57,7 @@ class MessagesRequest(Conversation):
     inference_geo: str | None = None
 
 
-def add(at: Endpoints, post: Add, get: Add) -> None:
+def add(at: Host, post: Add, get: Add) -> None:
     """Adds the routes."""
     del get
 
@@ -77,7 +75,7 @@ def add(at: Endpoints, post: Add, get: Add) -> None:
         n = len(await at.prompt_ids(request, _chat(body, at.settings.strict)))
         return json_response({"input_tokens": n})
 
-    post("/v1/messages", messages)
+    post("/v1/messages", messages, streams=EVENTS)
     post("/v1/messages/count_tokens", count_tokens)
 
 

@@ -19,6 +19,7 @@ from .. import __version__
 from ..async_llama import AsyncStream
 from .arguments import check_model, invalid
 from .blocks import Answer, Block, answer_of, streamed
+from .host import Add, Host
 from .lenient import ignore
 from .problems import encode, json_response, problem_of
 from .schemas import (
@@ -33,7 +34,6 @@ from .schemas import (
 if TYPE_CHECKING:
     from .._engine.file import Metadata
     from ..llama import Llama
-    from .app import Add, Endpoints
 
 _JSON_LINES = "application/x-ndjson"
 _Float = float | None
@@ -101,7 +101,7 @@ class OllamaName(Body):
     verbose: bool | None = None
 
 
-def add(at: Endpoints, post: Add, get: Add) -> None:
+def add(at: Host, post: Add, get: Add) -> None:
     """Adds the routes."""
     name = at.settings.names[0]
 
@@ -170,8 +170,8 @@ def add(at: Endpoints, post: Add, get: Add) -> None:
     async def version() -> Response:
         return json_response({"version": __version__})
 
-    post("/api/chat", chat)
-    post("/api/generate", generate)
+    post("/api/chat", chat, streams=_JSON_LINES)
+    post("/api/generate", generate, streams=_JSON_LINES)
     post("/api/embed", embed)
     post("/api/show", show)
     get("/api/tags", tags)
@@ -338,7 +338,7 @@ def _normal(vector: list[float]) -> list[float]:
 # -- what there is
 
 
-def _details(at: Endpoints) -> dict[str, Any]:
+def _details(at: Host) -> dict[str, Any]:
     model = at.info.model
     return {
         "parent_model": "",
@@ -366,7 +366,7 @@ def _value(keys: Metadata, key: str) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
-def _tag(at: Endpoints, name: str) -> dict[str, Any]:
+def _tag(at: Host, name: str) -> dict[str, Any]:
     changed = datetime.fromtimestamp(at.created, timezone.utc).isoformat().replace("+00:00", "Z")
     return {
         "name": name,
@@ -378,7 +378,7 @@ def _tag(at: Endpoints, name: str) -> dict[str, Any]:
     }
 
 
-def _shown(at: Endpoints) -> dict[str, Any]:
+def _shown(at: Host) -> dict[str, Any]:
     llama = at.llm.llama
     template = at.template
     capabilities = ["completion"]

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -16,13 +16,11 @@ from pydantic import Field
 from ..async_llama import AsyncStream
 from .arguments import invalid
 from .blocks import Answer, Block, answer_of, streamed
-from .events import named_event
+from .events import EVENTS, named_event
+from .host import Add, Host
 from .lenient import ignore
 from .problems import Problem, encode, json_response, problem_of
 from .schemas import Body, ChatRequest, Count, Mappings, made
-
-if TYPE_CHECKING:
-    from .app import Add, Endpoints
 
 MAX_STORED_BYTES = 64 << 20
 
@@ -84,7 +82,7 @@ class _Store:
         self._n_bytes -= self._kept.pop(id)[2]
 
 
-def add(at: Endpoints, post: Add, get: Add, delete: Add) -> None:
+def add(at: Host, post: Add, get: Add, delete: Add) -> None:
     """Adds the routes."""
     store = _Store()
 
@@ -112,7 +110,7 @@ def add(at: Endpoints, post: Add, get: Add, delete: Add) -> None:
         store.drop(id)
         return json_response({"id": id, "object": "response", "deleted": True})
 
-    post("/v1/responses", responses)
+    post("/v1/responses", responses, streams=EVENTS)
     get("/v1/responses/{id}", kept_response)
     delete("/v1/responses/{id}", forget)
 

@@ -210,6 +210,30 @@ class Error(BaseModel):
     error: ErrorBody
 
 
+class AnthropicErrorBody(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    type: Literal["error"]
+    error: AnthropicErrorBody
+
+
+class OllamaError(BaseModel):
+    error: str
+
+
+class LlamaServerErrorBody(BaseModel):
+    code: int
+    message: str
+    type: str
+
+
+class LlamaServerError(BaseModel):
+    error: LlamaServerErrorBody
+
+
 class TokenizeAnswer(BaseModel):
     tokens: list[Any]
 

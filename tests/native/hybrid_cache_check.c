@@ -225,8 +225,7 @@ static void churn(void) {
     int64_t n_copies = 0;
     for (int l = 0; l < N_LAYER; l++) {
         const pi_expert_counts c = pi_cache_counts(&h, l);
-        if (c.copied_bytes != (uint64_t)c.n_copies * COPY_BYTES || (!l && c.n_copies))
-            fail("the counts are wrong");
+        if (c.copied_bytes != (uint64_t)c.n_copies * COPY_BYTES || (!l && c.n_copies)) fail("the counts are wrong");
         n_copies += c.n_copies;
     }
     printf("10,000 tokens: %lld copies\n", (long long)n_copies);
