@@ -37,8 +37,12 @@ def test_what_a_mixture_s_experts_do(on_device: bool, tmp_path: Path) -> None:
             before = engine_view(llm, info, "m")["experts"]
             assert before["routes"] == {"device": 0, "streamed": 0, "cpu": 0} and before["hit_rate"] == 0
             await llm.create_completion(ids, max_tokens=8, temperature=0)
-            view, text = engine_view(llm, info, "m"), Metrics().text(llm.stats())
-            layers = llm.llama.experts()
+            layers, n_uses = llm.llama.experts(), 0
+            while n_uses < sum(layer.n_routes for layer in layers):  # the last step is looked at after it
+                await asyncio.sleep(0.005)
+                view = engine_view(llm, info, "m")
+                n_uses = sum(view["experts"]["routes"].values())
+            text = Metrics().text(llm.stats())
         experts = view["experts"]
         EngineView.model_validate(view)
         n_expert, n_used = info.model.n_expert, info.model.n_expert_used
@@ -62,7 +66,7 @@ def test_what_a_mixture_s_experts_do(on_device: bool, tmp_path: Path) -> None:
         else:
             assert not there and experts["routes"]["cpu"] == uses.sum() and view["vram"] is None
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_uses_of_experts_are_of_late_and_outlive_a_session(tmp_path: Path) -> None:
