@@ -3,9 +3,9 @@
 #
 #     scripts/bench_cpu.sh MODELS OUT [PART ...]
 #
-# MODELS: a folder for the models, which scripts/make_model.py writes where they are missing (22 GB). OUT: a folder for
+# MODELS: a folder for the models, which scripts/make_model.py writes where they are missing (32 GB). OUT: a folder for
 # the raw results, JSON lines; scripts/performance_tables.py makes tables of them. PARTs (all): decode sparse copied whole
-# depth many prompt isa peers kernels llama threads peak.
+# depth many prompt isa peers mixtures kernels llama threads peak.
 #
 # PYTHON    the Python with powerinfer, and with llama-cpp-python for "peers"
 # PEERS     folders with other builds of llama-cpp-python, named after their instruction sets (native avx512 avx2); those
@@ -19,7 +19,7 @@ set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,8p' "$0" | cut -c3- >&2; exit 2; }
 models=$1 out=$2
 shift 2
-parts=${*:-decode sparse copied whole depth many prompt isa peers kernels llama threads peak}
+parts=${*:-decode sparse copied whole depth many prompt isa peers mixtures kernels llama threads peak}
 scripts=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3} layers=${LAYERS:-8} rounds=${ROUNDS:-5} threads=${THREADS:-1,2,4,8,16}
 mkdir -p "$models" "$out"
@@ -33,6 +33,13 @@ model() {
         "$python" "$scripts/make_model.py" llama-2-7b --layers "$layers" --type "$type" --format $format -o "$stem.gguf" >&2
     fi
     if [ "$form" = powerinfer ]; then echo "$stem.powerinfer.gguf"; else echo "$stem.gguf"; fi
+}
+# mixture SHAPE TYPE: the same of a mixture of experts, ReLU experts in both forms; prints the path of the plain one.
+mixture() {
+    local file="$models/$1-${layers}l-${2%_MOE}.gguf" format=gguf
+    case $1 in smallthinker*) format=both ;; esac
+    [ -e "$file" ] || "$python" "$scripts/make_model.py" "$1" --layers "$layers" --type "$2" --format $format -o "$file" >&2
+    echo "$file"
 }
 # measure FILE COMMAND...: appends what the command prints; one that fails is named, and the rest is measured
 failed=0
@@ -109,6 +116,20 @@ for part in $parts; do
             for type in F16 Q4_0; do
                 POWERINFER_ISA=$isa peers peers.jsonl "$(model $type powerinfer)" --peer-model "$(model $type gguf)" \
                     ${folder:+--peer-path "$folder"} -p 0 -n 16 -r 3 --sparsity exact,predicted
+            done
+        done ;;
+    mixtures)
+        best=$(sets | cut -d' ' -f1) qwen=$(mixture qwen3-30b-a3b Q4_0) relu=$(mixture smallthinker-21b Q4_0)
+        gpt=$(layers=$((layers / 2)) mixture gpt-oss-20b MXFP4_MOE)
+        rm -f "$out/mixtures-many.jsonl"
+        bench mixtures-many.jsonl "$qwen" -p 0 -n 16 -np 1,2,4,8
+        for folder in ${PEERS:-""}; do
+            isa=$(basename "${folder:-native}")
+            [ "$isa" = native ] && isa=$best
+            for model in "$qwen" "$gpt" "${relu%.gguf}.powerinfer.gguf --peer-model $relu --sparsity dense,exact"; do
+                # shellcheck disable=SC2086
+                POWERINFER_ISA=$isa peers mixtures.jsonl $model ${folder:+--peer-path "$folder"} \
+                    --peer-option flash_attn=true -p 128,512,2048 -n 32 -r 3
             done
         done ;;
     kernels)

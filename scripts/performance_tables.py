@@ -73,12 +73,13 @@ def speed(row: Row) -> str:
 def machine_table(folder: Path) -> str:
     rows = [
         row
-        for part in ("decode", "sparse", "copied", "prompt", "isa", "threads")
+        for part in ("decode", "sparse", "copied", "prompt", "isa", "threads", "mixtures-many")
         for row in load(folder, part)
     ]
     rows += [
         report["powerinfer"] | {"threads": report["threads"], "ceilings_gb_s": []}
-        for report in load(folder, "peers")
+        for part in ("peers", "mixtures")
+        for report in load(folder, part)
     ]
     if not rows:
         return ""
@@ -156,10 +157,10 @@ def depth_table(folder: Path) -> str:
     return markdown(head, rows)
 
 
-def many_table(folder: Path) -> str:
+def many_table(folder: Path, part: str = "many") -> str:
     """Sequences decoded together beside one, in the same run."""
     rows, alone = [], {}
-    for row in load(folder, "many"):
+    for row in load(folder, part):
         name = f"{row['model'].removesuffix('.gguf')}, {row['sparsity']}"
         what = (name, *row.get("budgets", ()))
         if row["n_seq"] == 1:
@@ -171,6 +172,31 @@ def many_table(folder: Path) -> str:
         rows.append([name, budgets, str(row["n_seq"]), speed(row), mb, percent(row["active"], 1), shown])
     head = ["model, mode", "GiB of GPU memory", "sequences", "tokens/s", "MB/token", "active"]
     return markdown([*head, "of one sequence"], rows)
+
+
+def mixtures_many_table(folder: Path) -> str:
+    return many_table(folder, "mixtures-many")
+
+
+def mixtures_table(folder: Path) -> str:
+    """Mixtures of experts beside the peer."""
+    rows = []
+    for report in load(folder, "mixtures"):
+        about = report["powerinfer"]
+        model = re.sub(r"(\.powerinfer)?\.gguf$", "", about["model"])
+        for row in report["results"]:
+            for peer in row["peers"].values():
+                mb = row["bytes_per_token"] / 1e6
+                rows.append(
+                    [
+                        *(model, f"{row['test']}, {row['mode']}", about["isa"]),
+                        *(f"{row['powerinfer']['tokens_per_s']:.0f}", f"{peer['tokens_per_s']:.0f}"),
+                        f"**{peer['ratio']:.2f}**",
+                        *((f"{mb:.0f}", share(row)) if row["test"].startswith("tg") else ("", "")),
+                    ]
+                )
+    head = ["model", "test", "set", "powerinfer", "llama.cpp", "ratio", "MB/token", "share of the read rate"]
+    return markdown(head, rows)
 
 
 def prompt_table(folder: Path) -> str:
@@ -317,7 +343,7 @@ def gpu_table(folder: Path) -> str:
 
 def peer_versions_table(folder: Path) -> str:
     found: dict[str, Row] = {}
-    for report in load(folder, "peers"):
+    for report in load(folder, "peers") + load(folder, "mixtures"):
         found |= report["peers"]
     rows = [
         (name, f"{peer['version']}; {' '.join(peer['system_info'].split())}") for name, peer in found.items()
@@ -451,6 +477,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "whole": whole_table,
     "depth": depth_table,
     "many": many_table,
+    "mixtures": mixtures_table,
+    "mixtures-many": mixtures_many_table,
     "prompt": prompt_table,
     "isa": isa_table,
     "peers": peers_table,

@@ -103,6 +103,19 @@ def test_a_crashed_peer_stands_in_the_table(tmp_path: Path) -> None:
     assert "CPU , X" in tables.peer_versions_table(tmp_path)
 
 
+def test_mixtures_beside_the_peer(tmp_path: Path) -> None:
+    peers = {"avx512": {"tokens_per_s": 20.0, "ratio": 3.0}}
+    row = {"mode": "exact", "powerinfer": {"tokens_per_s": 60.0}, "peers": peers, "bytes_per_token": 5e8}
+    results = [row | {"test": "pp512", "share": None}, row | {"test": "tg32", "share": 0.9}]
+    about = RUN | {"model": "m-8l-Q4_0.powerinfer.gguf"}
+    write(tmp_path, "mixtures", {"powerinfer": about, "peers": {}, "results": results, "threads": 2})
+    lines = tables.mixtures_table(tmp_path).splitlines()
+    assert lines[2] == "| m-8l-Q4_0 | pp512, exact | amx | 60 | 20 | **3.00** |  |  |"
+    assert lines[3] == "| m-8l-Q4_0 | tg32, exact | amx | 60 | 20 | **3.00** | 500 | 90 % |"
+    write(tmp_path, "mixtures-many", RUN)
+    assert "| 1 | 10.00 ± 0.25 |" in tables.mixtures_many_table(tmp_path)
+
+
 def test_lines_of_the_kernels(tmp_path: Path) -> None:
     line = "avx512 Q4_0  2 threads: read  30.1 GB/s | dot  26.2 ( 87 %) | axpy  16.4 ( 54 %) | rows 2.0 (7 %)"
     line += " | listed   9.0 ( 30 %) | exact  18.5 (101 %) | in cache: dot 43.7, axpy 54.4\n"

@@ -1,5 +1,6 @@
 // gemm_int8.hpp - products for many tokens in 8-bit integers, for the block formats: te_int8_kernels. AVX-512 has other
-// records and tiles for the formats of 256 weights (gemm_int8_k.hpp).
+// records and tiles: gemm_int8_k.hpp for the formats of 256 weights, and gemm_int8_avx512.hpp, whose lanes are rows, for
+// those of 32.
 //
 // Both sides are integers with a scale per group: activations are rounded to int8 per 32, as for the row kernels, and
 // weights are unpacked a panel at a time (unpack.hpp), to unsigned bytes, since unsigned by signed is what the
@@ -19,12 +20,8 @@
 //
 // On a Zen 4 every dot, product and fma in whole registers takes a cycle of the same units (integer products, too):
 // beside eight dots two more, with minima or groups of 16 three. So 0.80 and 0.73 of what dots alone reach, 464 GFLOP/s
-// a core, can be had; 512 tokens, 256 rows of 4096 columns, weights from memory, reach with all else (before anything
-// was fetched ahead, when sums were transposed one by one and groups of 16 had four more):
-//     Q4_0 0.75 (0.60)  Q8_0 0.75 (0.61)  and, before gemm_int8_k.hpp, Q4_K 0.70  Q5_K 0.69  Q6_K 0.66  Q2_K 0.57
-// Also before that, one thread, the machine and shape of gemm.hpp, TFLOPS. AVX-512, where one instruction a cycle makes
-// 0.42: Q4_0 0.27-0.31, Q8_0 0.25-0.29, Q4_K 0.25-0.30, Q6_K 0.22-0.24. AVX2: Q4_0 0.18, Q4_K 0.17, Q5_0 0.17, Q6_K 0.13.
-// Loops over the dwords of a group that are not unrolled: AVX-512 0.85 of that.
+// a core, can be had. AVX2, one thread, the machine and shape of gemm.hpp, TFLOPS: Q4_0 0.18, Q4_K 0.17, Q5_0 0.17, Q6_K
+// 0.13. Loops over the dwords of a group that are not unrolled: 0.85 of that.
 #ifndef TE_GEMM_INT8_HPP
 #define TE_GEMM_INT8_HPP
 
@@ -159,22 +156,16 @@ template <class V, class D> struct int8_by_32 : int8_sizes<V, D::vectors> {
     typedef void tile_fn(const panel_row *, const uint8_t *, int32_t, int, float *, bool);
     // of[NV - 1]; rows of each
     struct tiles {
-        tile_fn *of[3];
-        int32_t rows[3];
+        tile_fn *of[2];
+        int32_t rows[2];
     };
     template <int group, int run, bool minima> static tiles tiles_for() {
         constexpr int n = run < group / 4 ? run : group / 4;
-        tiles t = {{tile<group, n, minima, 8, 1>, tile<group, n, minima, 4, 2>, NULL}, {8, 4, 4}};
-        if constexpr (D::vectors == 3) t.of[2] = tile<group, n, minima, 4, 3>;
-        return t;
+        return {{tile<group, n, minima, 8, 1>, tile<group, n, minima, 4, 2>}, {8, 4}};
     }
     static tiles choose(const byte_format &f) {
-        if constexpr (D::types >> TE_Q6_K & 1) {
-            if (f.group == 16 && f.bits == 6) return tiles_for<16, D::run(6), false>();
-            if (f.group == 16) return f.offset ? tiles_for<16, D::run(4), false>() : tiles_for<16, D::run(4), true>();
-        }
-        if constexpr (D::run(8) != 0)
-            if (f.bits == 8) return tiles_for<32, D::run(8), false>();
+        if (f.group == 16 && f.bits == 6) return tiles_for<16, D::run(6), false>();
+        if (f.group == 16) return f.offset ? tiles_for<16, D::run(4), false>() : tiles_for<16, D::run(4), true>();
         if (f.bits == 4) return f.offset ? tiles_for<32, D::run(4), false>() : tiles_for<32, D::run(4), true>();
         return f.offset ? tiles_for<32, D::run(5), false>() : tiles_for<32, D::run(5), true>();
     }
@@ -204,8 +195,12 @@ template <class V, class R> struct gemm_int8 : R {
         const te_mat *m;
         const byte_format *f;
         int32_t r, rn, k, kn;
-        weights(const te_mat *mat, const byte_format *format, int32_t row, int32_t last, int32_t first)
-            : m(mat), f(format), r(row), rn(least(NC, last - row)), k(first), kn(least(KC, mat->cols - first)) {}
+        const uint8_t *first; // of row r
+        int32_t bytes;        // of a row's share
+        weights(const te_mat *mat, const byte_format *format, int32_t row, int32_t last, int32_t from)
+            : m(mat), f(format), r(row), rn(least(NC, last - row)), k(from), kn(least(KC, mat->cols - from)),
+              first(row_at(mat, *format, row, from)), bytes(kn / format->block * format->bytes) {}
+        const uint8_t *row(int32_t i) const { return first + (size_t)i * m->stride; }
         // Of the panel that comes after this one; without rows if there is none.
         weights next(int32_t last) const {
             return k + KC < m->cols ? weights(m, f, r, last, k + KC) : weights(m, f, least(r + NC, last), last, 0);
@@ -214,14 +209,14 @@ template <class V, class R> struct gemm_int8 : R {
         // prefetches is dropped by gcc before it is inlined, unless it must be.
         template <int level> __attribute__((always_inline)) void fetch(int32_t i, int32_t n) const {
             for (const int32_t end = least(i + n, rn); i < end; i++) {
-                const uint8_t *p = row_at(m, *f, r + i, k), *last = p + kn / f->block * f->bytes - 1;
+                const uint8_t *p = row(i), *last = p + bytes - 1;
                 for (; p < last; p += 64) __builtin_prefetch(p, 0, level);
                 __builtin_prefetch(last, 0, level);
             }
         }
         // The same. What a tile has beyond the matrix stays as it is: sums of it are not read.
         void unpack(int32_t i, int32_t n, panel_row *to) const {
-            for (const int32_t end = least(i + n, rn); i < end; i++) R::unpack(*f, row_at(m, *f, r + i, k), kn, to[i]);
+            for (const int32_t end = least(i + n, rn); i < end; i++) R::unpack(*f, row(i), kn, to[i]);
         }
     };
 

@@ -7,6 +7,10 @@
 // A panel is 64 rows by 256 weights (16 KiB), unpacked just before its first use; meanwhile the rows of the next one come
 // from memory. Six tokens times two vectors of rows, or up to three times four, stay in registers over its depth; between
 // panels their sums stand in scratch, where a token's 64 rows lie side by side.
+//
+// Prompts of a mixture in Q4_0 (128 experts of 768, eight a token), two threads of a Zen 5, in turns with tokens in lanes:
+// 128 tokens 1.41 times as fast, 512 tokens 1.16. The next 64 whole rows fetched instead of the next panel's pieces: 1.02
+// and 0.95.
 namespace {
 
 struct int8_avx512 {
@@ -76,8 +80,7 @@ struct int8_avx512 {
 
         weights(const te_mat *mat, const byte_format *format, int32_t row, int32_t last, int32_t from)
             : m(mat), f(format), r(row), rn(least(NR, last - row)), k(from), kn(least(KC, mat->cols - from)),
-              first((const uint8_t *)mat->w + (size_t)row * mat->stride + (size_t)from / 32 * (size_t)format->bytes),
-              bytes(kn / 32 * format->bytes) {}
+              first(row_at(mat, *format, row, from)), bytes(kn / 32 * format->bytes) {}
         // Of the panel that comes after this one; without rows if there is none.
         weights next(int32_t last) const {
             return k + KC < m->cols ? weights(m, f, r, last, k + KC) : weights(m, f, least(r + NR, last), last, 0);
