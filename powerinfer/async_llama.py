@@ -15,15 +15,15 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
 from ._engine import machine
 from ._engine.arrays import Ids
+from ._engine.async_stream import AsyncStream, Chunk, Parts
 from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
@@ -40,127 +40,12 @@ from .llama import Llama
 __all__ = ["AsyncLlama", "AsyncStream"]
 
 T = TypeVar("T")
-Chunk = dict[str, Any]
 Prompt = str | bytes | Sequence[int]
 
 _HELD = 16  # sequences beyond those under way, whose beginnings later prompts may share
 _THREADS = "powerinfer-request"
-_UNREAD = 256  # parts of a stream that wait for its reader; then no more are made
 _PATIENCE = 64  # how much rarer neurons move while somebody waits
 _SINGLE = ("logits_all", "vocab_only", "n_seq")
-
-
-class _Parts:
-    """What threads have made of an answer and nobody has read yet."""
-
-    def __init__(self, requests: Sequence[Served]) -> None:
-        self.requests = requests
-        self.queue: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
-        self._n_unread = 0
-        self._paused: list[Callable[[], object]] = []
-        self._gone = False
-
-    def put(self, item: Chunk | BaseException | None, go_on: Callable[[], object] | None = None) -> bool:
-        """From another thread: a part; None: one of the answers is complete. False: enough are unread, and
-        go_on is called when there is room for more, or they are not wanted any more."""
-        with self._lock:
-            if self._gone:
-                return True
-            self._n_unread += 1
-            has_room = go_on is None or self._n_unread < _UNREAD
-            if go_on is not None and not has_room:
-                self._paused.append(go_on)
-        try:
-            self._loop.call_soon_threadsafe(self.queue.put_nowait, item)
-        except RuntimeError:  # the loop is closed: nobody reads any more
-            self.cancel()
-        return has_room
-
-    async def get(self) -> Chunk | BaseException | None:
-        item = await self.queue.get()
-        with self._lock:
-            self._n_unread -= 1
-            paused = self._paused if self._n_unread <= _UNREAD // 2 else []
-            self._paused = [] if paused else self._paused
-        self._resume(paused)
-        return item
-
-    def cancel(self) -> None:
-        with self._lock:
-            self._gone = True
-            paused, self._paused = self._paused, []
-        for request in self.requests:
-            request.cancel()
-        self._resume(paused)
-
-    @staticmethod
-    def _resume(paused: Sequence[Callable[[], object]]) -> None:
-        for go_on in paused:
-            with suppress(ClosedError):
-                go_on()
-
-
-class _Reader(AsyncIterator[Chunk]):
-    """What `async for` holds, and drops when it is left."""
-
-    def __init__(self, stream: AsyncStream) -> None:
-        self._stream = stream
-
-    async def __anext__(self) -> Chunk:
-        return await self._stream.__anext__()
-
-    def __del__(self) -> None:
-        self._stream.cancel()
-
-
-class AsyncStream(AsyncIterator[Chunk]):
-    """The parts of an answer; `async for` waits for them. Leaving it ends the answer."""
-
-    def __init__(self, parts: _Parts) -> None:
-        self._parts = parts
-        self._left = len(parts.requests)
-
-    @property
-    def usage(self) -> dict[str, Any]:
-        """Token counts so far, in OpenAI's shape."""
-        return _usage(self._parts.requests)
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing more comes."""
-        return not self._left
-
-    def __aiter__(self) -> AsyncIterator[Chunk]:
-        return _Reader(self)
-
-    async def __anext__(self) -> Chunk:
-        while self._left:
-            try:
-                item = await self._parts.get()
-                if isinstance(item, BaseException):
-                    raise item
-            except BaseException:  # the task that reads was cancelled, or the answer failed
-                self.cancel()
-                raise
-            if item is not None:
-                return item
-            self._left -= 1
-        raise StopAsyncIteration
-
-    def cancel(self) -> None:
-        """Ends the answer: its place is free before the next step."""
-        if self._left:
-            self._left = 0
-            self._parts.cancel()
-
-    async def aclose(self) -> None:
-        """The same: what ends an asynchronous iterator."""
-        self.cancel()
-
-    def __del__(self) -> None:
-        self.cancel()
 
 
 class AsyncLlama:
@@ -395,7 +280,7 @@ class AsyncLlama:
 
     def _stream(self, requests: list[Served], answers: list[Iterator[Chunk]]) -> AsyncStream:
         """The parts of all answers in one stream."""
-        parts = _Parts(requests)  # not the stream, which ends its answers when nobody has it any more
+        parts = Parts(requests)  # not the stream, which ends its answers when nobody has it any more
         names: dict[str, Any] = {}  # the first answer's id and time, for all
 
         def run(i: int, request: Served, chunks: Iterator[Chunk]) -> None:
@@ -417,7 +302,7 @@ class AsyncLlama:
 
         for i, (request, chunks) in enumerate(zip(requests, answers, strict=True)):
             self._submit(run, i, request, chunks)
-        return AsyncStream(parts)
+        return AsyncStream(parts, lambda: _usage(requests))
 
     # -- vectors and tokens
 

@@ -28,7 +28,7 @@ from .batch import Part, coming, joined, parts_of
 from .context_shift import ContextShift
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
-from .scheduler_stats import Times
+from .scheduler_stats import RequestTimes
 from .session import Session
 from .speculation import free_guesses, take_guesses
 
@@ -91,7 +91,7 @@ class Engine:
         """Requests by the reason why they ended."""
         self.totals: Counter[str] = Counter()
         """Tokens: prompt, reused, computed, generated; read, of prompts. And requests preempted."""
-        self.queue, self.first_token, self.between_tokens = Times(), Times(), Times()
+        self.times = RequestTimes()
 
     # -- what any thread may call
 
@@ -420,7 +420,7 @@ class Engine:
                 request.stream.begun_at = time.monotonic()
                 self.totals["prompt"] += request.n_prompt
                 self.totals["reused"] += n
-                self.queue.add(time.monotonic() - request.came_at)
+                self.times.placed(request)
 
     def _starts(self, request: Request) -> bool:
         """It leaves those that wait for those under way; False if it was cancelled meanwhile."""
@@ -602,12 +602,7 @@ class Engine:
         """Notes a token that was chosen, and passes on why it is the last."""
         assert request.choice is not None
         self.totals["generated"] += 1
-        now = time.monotonic()
-        if request.token_at is None:
-            self.first_token.add(now - request.came_at)
-        else:
-            self.between_tokens.add(now - request.token_at)
-        request.token_at = now
+        self.times.chosen(request)
         self._chosen.append((request.stream, token, token in request.choice.ends))
         return reason
 

@@ -233,9 +233,9 @@ class Scheduler:
             kv_used=1 - self._n_free / max(self._n_blocks, 1),
             tokens_per_s=rates[0],
             prompt_tokens_per_s=rates[1],
-            queue=engine.queue.copy(),
-            first_token=engine.first_token.copy(),
-            between_tokens=engine.between_tokens.copy(),
+            queue=engine.times.queue.copy(),
+            first_token=engine.times.first_token.copy(),
+            between_tokens=engine.times.between_tokens.copy(),
             layers=self._layers,
             experts=None if self._experts is None else self._experts.stats,
         )

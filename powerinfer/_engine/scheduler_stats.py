@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from .expert_stats import ExpertStats
+from .request import Request
 from .session import LayerStep
 
 _RATE_S = 5.0  # speeds are those of the last seconds
@@ -37,6 +38,24 @@ class Times:
     def mean_s(self) -> float:
         n = sum(self.counts)
         return self.sum_s / n if n else 0.0
+
+
+class RequestTimes:
+    """When requests had their places and their tokens."""
+
+    def __init__(self) -> None:
+        self.queue, self.first_token, self.between_tokens = Times(), Times(), Times()
+
+    def placed(self, request: Request) -> None:
+        self.queue.add(time.monotonic() - request.came_at)
+
+    def chosen(self, request: Request) -> None:
+        now = time.monotonic()
+        if request.token_at is None:
+            self.first_token.add(now - request.came_at)
+        else:
+            self.between_tokens.add(now - request.token_at)
+        request.token_at = now
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from tests.native.test_hybrid_mixtures import (
     opened,
     place,
     settings,
+    write_device,
 )
 from tests.native.test_mixtures import N_LAYER, N_SHARED, SPEC, TOKENS, write
 
@@ -117,7 +118,7 @@ def test_adapters(name: str, names: tuple[str, ...], tmp_path: Path) -> None:
 def test_a_layer_takes_what_the_plan_says(name: str, tmp_path: Path) -> None:
     """To the byte: whatever layers and experts lie there, a session takes the plan's bytes but for what is
     the same for all (of work space the stand-in needs less than kernels do)."""
-    path = mxfp4(tmp_path) if name == "mxfp4" else write(tmp_path / "m.gguf", name)
+    path = mxfp4(tmp_path) if name == "mxfp4" else write_device(tmp_path / "m.gguf", name)
     asked, left = settings(8), set()
     with Model(path) as m:
         n, dense = m.info.n_layer, m.info.n_layer_dense

@@ -226,9 +226,9 @@ def test_leaving_a_stream_frees_its_place(demo: AsyncLlama) -> None:
 
 
 def test_streams_that_nobody_reads_hold_few_parts(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None:
-    from powerinfer import async_llama
+    from powerinfer._engine import async_stream
 
-    monkeypatch.setattr(async_llama, "_UNREAD", 8)
+    monkeypatch.setattr(async_stream, "_UNREAD", 8)
 
     async def main() -> None:
         options: dict[str, Any] = LONG | {"max_tokens": 100, "n": 2}

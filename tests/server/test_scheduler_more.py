@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -53,6 +55,30 @@ def test_times_of_tokens(make: MakeScheduler) -> None:
     # The third waited for the first.
     assert stats.queue.sum_s > stats.between_tokens.mean_s
     assert stats.first_token.sum_s >= stats.queue.sum_s
+
+
+def test_texts_of_one_call_do_not_fill_the_queue(make: MakeScheduler) -> None:
+    scheduler = make(max_running=4, max_waiting=20)
+    streams, go = blocked(scheduler, 4)
+    seen: list[int] = []
+
+    def embed() -> None:
+        texts = [prompt(3, i) for i in range(12)]
+        seen.append(len(scheduler.embed_all(texts, begun=lambda _: seen.append(0))))
+
+    threads = [threading.Thread(target=embed) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    while len(seen) < 5:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    assert scheduler.stats().waiting <= 4 + 4  # one enters as many as there are places, each other one
+    other = scheduler.submit(prompt(4), choice(), limit=2)
+    go.set()
+    assert len(list(other)) == 2 and all(len(list(stream)) == 29 for stream in streams)
+    for thread in threads:
+        thread.join(30)
+    assert seen.count(12) == 5
 
 
 # -- context shift
