@@ -125,61 +125,115 @@ static void whole_neurons(const run *r, const te_expert *e, int32_t j0, int32_t 
     count_rows(r, &e->up, j1 - j0);
 }
 
+/* Some neurons of an expert for its only token, in a list that becomes shorter: those that its gate lets through, with what
+ * their gates' products are, then those with a hidden value that is not 0, with this. */
+enum { NEURONS = 512 };
+typedef struct of_one {
+    const run *r;
+    const te_expert *e;
+    int32_t j0, n; /* from where on, and how many in the beginning */
+    int32_t n_listed, id[NEURONS];
+    float g[NEURONS], u[NEURONS];
+} of_one;
+
+/* Where the rows of one stage end, those of the next begin to be fetched: so many rows before. */
+static int32_t before_end(const te_mat *m, int32_t n) {
+    const int32_t last = next_rows(m, 0).rows.n;
+    return n > last ? n - last : 0;
+}
+
+/* Entries first..end-1 of the list; the whole list is a run of rows, which is faster to read. */
+static te_rows listed(const of_one *o, bool all, int32_t first, int32_t end) {
+    if (all) return (te_rows){NULL, o->j0 + first, end - first};
+    return (te_rows){o->id + first, 0, end - first};
+}
+
+/* The gates of neurons first..end-1; those that are let through are put into the list. */
+static void open_gates(of_one *o, int32_t first, int32_t end, te_ahead ahead, const void *act) {
+    const te_expert *e = o->e;
+    const te_mixture *m = o->r->m;
+    const bool skip = silences(m);
+    const float least = m->act == TE_RELU ? m->threshold : 0;
+    float *g = o->g;
+    if (first < end) te_rows_of(o->r->ws, &e->gate)->dot(&e->gate, listed(o, true, first, end), ahead, act, g + first);
+    if (e->gate_b) add_bias(e->gate_b + o->j0 + first, end - first, g + first);
+    for (int32_t i = first; i < end; i++) {
+        o->id[o->n_listed] = o->j0 + i;
+        g[o->n_listed] = g[i];
+        o->n_listed += !skip || (g[i] > least && g[i] != 0);
+    }
+}
+
+/* The hidden values of the list's entries first..end-1, of which *fired stay in it. hidden: where all go, or NULL. */
+static void open_ups(of_one *o, bool all, int32_t first, int32_t end, te_ahead ahead, const void *act, float *hidden,
+                     int32_t *fired) {
+    const te_expert *e = o->e;
+    const run *r = o->r;
+    const te_mixture *m = r->m;
+    const bool skip = silences(m);
+    const float weight = m->weight[e->first];
+    float *u = o->u;
+    if (first < end) te_rows_of(r->ws, &e->up)->dot(&e->up, listed(o, all, first, end), ahead, act, u + first);
+    for (int32_t i = first; e->up_b && i < end; i++) u[i] += e->up_b[o->id[i]];
+    r->ws->k->glu(m->act, m->threshold, o->g + first, u + first, end - first, u + first);
+    for (int32_t i = first; i < end; i++) {
+        if (hidden) hidden[o->id[i]] = u[i];
+        r->counts->fired += u[i] != 0;
+        o->id[*fired] = o->id[i];
+        u[*fired] = weight * u[i];
+        *fired += !skip || u[i] != 0;
+    }
+}
+
 /* Neurons j0..j1-1 of an expert for its only token; silent ones are left out where they may be. All gates come first, then
- * all ups and, with sums, all downs that are wanted: longer streams than a few rows of each in turn. */
-static void neurons_of_one(const run *r, const te_expert *e, int32_t j0, int32_t j1, float *sums) {
-    enum { MOST = 512 };
+ * all ups and, with sums, all downs that are wanted: longer streams than a few rows of each in turn. While the last rows of
+ * each are worked on, the first of the next are fetched. next: the rows that this member reads after these neurons. */
+static void neurons_of_one(const run *r, const te_expert *e, int32_t j0, int32_t j1, float *sums, te_ahead next) {
     const te_mixture *m = r->m;
     const te_ffn f = operator_of(m, e);
-    const bool skip = silences(m);
-    const float least = m->act == TE_RELU ? m->threshold : 0, weight = m->weight[e->first];
-    const int32_t t = m->token[e->first];
-    const void *act = inputs(r, te_pass_up_act(r->ws, &f), t);
-    float *hidden = m->hidden + (size_t)e->up.n_rows * (size_t)e->first, g[MOST] = {0}, u[MOST] = {0};
-    int32_t id[MOST];
     const te_ahead none = {0};
-    for (int32_t j = j0, n; j < j1; j += n) {
-        n = smaller(j1 - j, MOST);
-        stream(r, &e->gate, j, j + n, none, inputs(r, 0, t), g);
-        if (e->gate_b) add_bias(e->gate_b + j, n, g);
-        int32_t open = 0;
-        for (int32_t i = 0; i < n; i++) {
-            id[open] = j + i;
-            g[open] = g[i];
-            open += !skip || (g[i] > least && g[i] != 0);
-        }
-        const te_rows rows = open == n ? (te_rows){NULL, j, n} : (te_rows){id, 0, open};
-        te_rows_of(r->ws, &e->up)->dot(&e->up, rows, none, act, u);
-        for (int32_t i = 0; e->up_b && i < open; i++) u[i] += e->up_b[id[i]];
-        r->ws->k->glu(m->act, m->threshold, g, u, open, u);
-        count_rows(r, &e->gate, n);
+    const int32_t t = m->token[e->first];
+    const void *act = inputs(r, 0, t), *up_act = inputs(r, te_pass_up_act(r->ws, &f), t);
+    float *hidden = sums ? NULL : m->hidden + (size_t)e->up.n_rows * (size_t)e->first;
+    of_one o;
+    o.r = r;
+    o.e = e;
+    for (int32_t j = j0; j < j1; j += o.n) {
+        o.j0 = j;
+        o.n = smaller(j1 - j, NEURONS);
+        o.n_listed = 0;
+        const te_ahead after = j + o.n < j1 ? next_rows(&e->gate, j + o.n) : next;
+        int32_t end = before_end(&e->gate, o.n), fired = 0;
+        open_gates(&o, 0, end, none, act);
+        open_gates(&o, end, o.n, (te_ahead){&e->up, {o.id, 0, o.n_listed}}, act);
+        const int32_t open = o.n_listed;
+        const bool all = open == o.n;
+        end = before_end(&e->up, open);
+        if (hidden && !all) memset(hidden + j, 0, (size_t)o.n * sizeof *hidden);
+        open_ups(&o, all, 0, end, none, up_act, hidden, &fired);
+        open_ups(&o, all, end, open, sums ? (te_ahead){&e->down_t, {o.id, 0, fired}} : after, up_act, hidden, &fired);
+        count_rows(r, &e->gate, o.n);
         count_rows(r, &e->up, open);
-        r->counts->listed += n;
+        r->counts->listed += o.n;
         r->counts->computed += open;
-        if (!sums && open < n) memset(hidden + j, 0, (size_t)n * sizeof *hidden);
-        int32_t fired = 0;
-        for (int32_t i = 0; i < open; i++) {
-            if (!sums) hidden[id[i]] = u[i];
-            r->counts->fired += u[i] != 0;
-            id[fired] = id[i];
-            u[fired] = weight * u[i];
-            fired += !skip || u[i] != 0;
-        }
         if (!sums) continue;
-        const te_rows down = fired == n ? (te_rows){NULL, j, n} : (te_rows){id, 0, fired};
-        te_rows_of(r->ws, &e->down_t)->axpy(&e->down_t, down, none, u, sums + r->ws->sum_stride * (size_t)t);
+        const te_row_kernels *k = te_rows_of(r->ws, &e->down_t);
+        float *to = sums + r->ws->sum_stride * (size_t)t;
+        end = before_end(&e->down_t, fired);
+        if (end) k->axpy(&e->down_t, listed(&o, fired == o.n, 0, end), none, o.u, to);
+        if (fired > end) k->axpy(&e->down_t, listed(&o, fired == o.n, end, fired), after, o.u + end, to);
         count_rows(r, &e->down_t, fired);
     }
 }
 
 /* The same by the stages of te_pass.h, for several tokens. sums: of down's rows, or NULL. */
-static void staged_neurons(const run *r, const te_expert *e, int32_t j0, int32_t j1, float *sums) {
+static void staged_neurons(const run *r, const te_expert *e, int32_t j0, int32_t j1, float *sums, te_ahead next) {
     const te_mixture *m = r->m;
     const te_ffn f = operator_of(m, e);
     const te_ffn_io io = {.gate_add = e->gate_b, .up_add = e->up_b};
     float *hidden[TE_WORKSPACE_TOKENS], weight[TE_WORKSPACE_TOKENS];
     if (e->n == 1) {
-        neurons_of_one(r, e, j0, j1, sums);
+        neurons_of_one(r, e, j0, j1, sums, next);
         return;
     }
     for (int32_t p = e->first; p < e->first + e->n; p++) {
@@ -240,10 +294,11 @@ static void open_experts(const run *r) {
         te_work_share(&d, units_of(m, n_ff), 1, &first, &last);
         while (next_expert(&first, last, n_ff, &i, &lo, &hi)) {
             const te_expert *e = &m->expert[i];
+            const te_ahead next = first < last ? next_rows(&e[1].gate, 0) : (te_ahead){0};
             if (silences(m))
-                staged_neurons(r, e, lo, hi, NULL);
+                staged_neurons(r, e, lo, hi, NULL, next);
             else
-                whole_neurons(r, e, lo, hi, first < last ? next_rows(&e[1].gate, 0) : (te_ahead){0});
+                whole_neurons(r, e, lo, hi, next);
         }
     }
 }
@@ -327,8 +382,11 @@ static void run_by_neuron(const run *r) {
         if (d.part == 0) te_sums_begin(r->ws, r->team, d.chain, m->n_tok, down->cols);
         te_share_of(d.chain, n_chains, n_ff, 1, &lo, &hi);
         te_share_of(d.part, n_parts, m->n_experts, 1, &first, &last);
-        for (int64_t i = first; i < last; i++)
-            staged_neurons(r, &m->expert[i], (int32_t)lo, (int32_t)hi, te_sums(r->ws, r->team, d.chain, 0));
+        for (int64_t i = first; i < last; i++) {
+            const te_expert *e = &m->expert[i];
+            const te_ahead next = i + 1 < m->n_experts ? next_rows(&e[1].gate, (int32_t)lo) : (te_ahead){0};
+            staged_neurons(r, e, (int32_t)lo, (int32_t)hi, te_sums(r->ws, r->team, d.chain, 0), next);
+        }
     }
     te_sums_end(r->team, r->ws, &d, down, m->n_tok, m->y, m->ldy, !m->add, NULL);
     int64_t lo, hi;
