@@ -122,6 +122,20 @@ def test_a_router_that_gives_no_numbers_crashes_nothing(name: str, value: float,
                 assert s is not sessions[0] or (uses <= 46).all()
 
 
+@pytest.mark.parametrize("name", ["smallthinker", "qwen2moe"])
+@pytest.mark.parametrize("command", ["svd", "sign", "check", "calibrate"])
+def test_predictors_of_experts_are_refused(
+    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "m.gguf", name)
+    (tmp_path / "t.txt").write_text("a b " * 50)
+    words = ["predictor", command, str(path), "--text", str(tmp_path / "t.txt")]
+    assert main(words + ([] if command == "check" else ["-o", str(tmp_path / "x.gguf")])) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "8 experts" in error
+    assert not (tmp_path / "x.gguf").exists()
+
+
 def test_a_split_mixture_opens_as_one(tmp_path: Path) -> None:
     """Experts of one layer in several files; the same bits."""
     file = reference.load(write(tmp_path / "m.gguf", "qwen2moe"))

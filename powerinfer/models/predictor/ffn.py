@@ -19,7 +19,12 @@ _PIECE = 1 << 22  # weights dequantised at a time
 
 
 def check_is_sparse(info: ModelInfo) -> None:
-    """Raises UnsupportedError for a model whose neurons are never silent."""
+    """Raises UnsupportedError for a mixture of experts and a model whose neurons are never silent."""
+    if info.n_expert:
+        raise UnsupportedError(
+            f"the model has {info.n_expert} experts: predictors of experts are not supported; its router "
+            "says which are computed"
+        )
     if info.activation not in ("relu", "drelu"):
         raise UnsupportedError(
             f"the model's activation is {info.activation}: no neuron is ever silent, so there is nothing to "
