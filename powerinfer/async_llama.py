@@ -129,12 +129,13 @@ class AsyncLlama:
             draft=self.llama.draft_model,
             improve=None if self.llama._online is None else _weakly(self),
         )
-        # A request has a thread, which does little: it waits for tokens and turns them into text.
         self._preparing = threading.Semaphore(2)
         self._grammars: Grammars | None = None
         if self.llama._tokenizer is not None:
-            self._grammars = Grammars(self.llama.tokenizer)
-        self._threads = ThreadPoolExecutor(n_parallel + max_waiting + 4, thread_name_prefix=_THREADS)
+            self._grammars = Grammars(self.llama.tokenizer, most=n_parallel + max_waiting)
+        # A request has a thread, which does little: it waits for tokens and turns them into text. As many may
+        # wait for their grammars.
+        self._threads = ThreadPoolExecutor(2 * (n_parallel + max_waiting) + 4, thread_name_prefix=_THREADS)
         self._requests: set[Served] = set()
         self._lock = threading.Lock()
         self._closed = False

@@ -41,12 +41,14 @@ _START_S = 120.0
 class Grammars:
     """Makes constraints for one vocabulary. May be used from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, *, most: int = 32) -> None:
-        """most: grammars at the same time, those that wait included. The process is started by the first."""
+    def __init__(self, tokenizer: Tokenizer, *, most: int, most_alive: int = 32) -> None:
+        """most: grammars at the same time, those that wait included. most_alive: that have a process. The
+        first starts the process that makes the others."""
         self._tokenizer = tokenizer
         self._most = most
         self._lock = threading.Lock()
         self._starting = threading.Lock()
+        self._alive = threading.Semaphore(most_alive)
         self._places = threading.Semaphore(_AT_ONCE)
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,8 +75,11 @@ class Grammars:
             if self._n >= self._most:
                 raise BusyError(f"{self._n} grammars are in use or wait to be compiled")
             self._n += 1
-        made = None
+        made: RemoteConstraint | None = None
+        is_alive = False
         try:
+            while not (is_alive := self._alive.acquire(timeout=_TICK_S)):
+                self._check(deadline, is_gone)
             while not self._places.acquire(timeout=_TICK_S):
                 self._check(deadline, is_gone)
             try:
@@ -91,7 +96,7 @@ class Grammars:
             return made
         except BaseException:
             if made is None:
-                self._give_back()
+                self._give_back(is_alive)
             else:
                 made.close()
                 self._send(KILL, made.name, [], starts=False)
@@ -114,7 +119,9 @@ class Grammars:
 
         return RemoteConstraint(ours, name, self._tokenizer.n_vocab, self._give_back)
 
-    def _give_back(self) -> None:
+    def _give_back(self, is_alive: bool = True) -> None:
+        if is_alive:
+            self._alive.release()
         with self._lock:
             self._n -= 1
 

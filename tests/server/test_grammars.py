@@ -110,6 +110,20 @@ def test_only_so_many(grammars: Grammars) -> None:
     assert grammars._n == 0
 
 
+def test_some_wait_for_others_to_end(demo: AsyncLlama) -> None:
+    own = Grammars(demo.llama.tokenizer, most=3, most_alive=1)
+    first = own.constraint('root ::= "a"')
+    with pytest.raises(TimeoutError):
+        own.constraint('root ::= "a"', deadline=time.monotonic() + 0.1)
+    timer = threading.Timer(0.1, first.close)
+    timer.start()
+    own.constraint('root ::= "a"').close()
+    timer.join()
+    own.constraint('root ::= "a"').close()
+    assert own._n == 0
+    own.close()
+
+
 def test_the_process_is_started_again(grammars: Grammars) -> None:
     grammars.constraint('root ::= "a"').close()
     assert grammars._process is not None
@@ -185,7 +199,7 @@ def test_clients_that_leave_while_their_grammar_is_compiled(demo: AsyncLlama) ->
             asyncio.ensure_future(
                 demo.create_chat_completion([{"role": "user", "content": "a"}], response_format=FORMAT)
             )
-            for _ in range(12)
+            for _ in range(8)
         ]
         await asyncio.sleep(0.3)
         for task in tasks:
