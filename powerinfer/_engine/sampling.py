@@ -75,8 +75,8 @@ class Sampling:
     dynatemp_exponent: float = 1.0
     """Of the share of the greatest entropy that the tokens left have."""
     dry_multiplier: float = 0.0
-    """DRY: tokens lose this times dry_base ** (length - dry_allowed_length) where they would make a sequence of
-    that length come again; 0: off."""
+    """DRY: tokens lose this times dry_base ** (length - dry_allowed_length) where they would make a sequence
+    of that length come again; 0: off."""
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     """Sequences shorter than this may come again."""

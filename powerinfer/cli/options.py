@@ -206,5 +206,5 @@ _FURTHER: tuple[tuple[str, type, str, str], ...] = (
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for the create_ methods of Llama; those that were not given are left out."""
     names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
-    names += tuple(name for name, *_ in _FURTHER)
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
+    further = (name for name, *_ in _FURTHER)
+    return {name: value for name in (*names, *further) if (value := getattr(args, name)) is not None}
