@@ -429,19 +429,30 @@ typedef struct pi_sampling {
     float frequency_penalty; /* 0: off */
     float presence_penalty;  /* 0: off */
     int32_t penalty_last_n;  /* tokens looked back at; 0: none, -1: all accepted */
-    int32_t mirostat;        /* 0 off, 2 mirostat 2.0 */
+    int32_t mirostat;        /* 0 off, 1 mirostat, 2 mirostat 2.0 */
     float mirostat_tau, mirostat_eta;
     uint64_t seed;
+    float top_n_sigma;     /* keep logits within so many standard deviations of the largest; <= 0: off */
+    float xtc_probability; /* how often the likeliest tokens are excluded; <= 0: off */
+    float xtc_threshold;   /* which: all but the least likely of those at least so likely; > 0.5: none */
+    float dynatemp_range;  /* temperature - range .. temperature + range, by entropy; <= 0: off */
+    float dynatemp_exponent;
+    float dry_multiplier; /* penalty for sequences that come again; <= 0: off */
+    float dry_base;
+    int32_t dry_allowed_length;  /* >= 1; penalty multiplier * base ^ (length of the repeated sequence - this) */
+    int32_t dry_penalty_last_n;  /* tokens looked back at; 0: none, -1: all accepted */
+    const int32_t *dry_breakers; /* [n_dry_breakers] tokens that no sequence goes on over; read by pi_sampler_new */
+    int32_t n_dry_breakers;
 } pi_sampling;
 pi_sampling pi_sampling_defaults(void);
 
-/* n_bias pairs (bias_token[i], bias[i]) are added to the logits. Errors: ARGUMENT, UNSUPPORTED (mirostat 1), MEMORY. */
+/* n_bias pairs (bias_token[i], bias[i]) are added to the logits. Errors: ARGUMENT, MEMORY. */
 pi_status pi_sampler_new(const pi_sampling *options, int32_t n_vocab, int32_t n_bias, const int32_t *bias_token,
                          const float *bias, pi_sampler **out);
 void pi_sampler_free(pi_sampler *sampler);
 /* Chooses a token from logits [n_vocab], which are not changed, and must not be by others meanwhile. -inf excludes a
- * token; ARGUMENT if nothing finite is left or a NaN is met. Order: bias, penalties, then greedy, or mirostat
- * (temperature first), or top-k, typical, top-p, min-p, temperature. */
+ * token; ARGUMENT if nothing finite is left or a NaN is met. Order: bias, penalties, DRY, then greedy, or mirostat
+ * (temperature first), or top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature (dynamic, if asked for). */
 pi_status pi_sampler_sample(pi_sampler *sampler, const float *logits, int32_t *token);
 /* Tells the sampler that token was appended (penalties look at it). */
 pi_status pi_sampler_accept(pi_sampler *sampler, int32_t token);

@@ -1,17 +1,21 @@
 /* sampler.c - chooses the next token from logits.
  *
- * Steps: logits + bias -> penalties -> greedy (temperature <= 0), or mirostat 2, or top-k -> typical -> top-p -> min-p
- * -> temperature -> draw. Each filter sees probabilities that are renormalised over what the one before it left; every
+ * Steps: logits + bias -> penalties -> DRY (dry.h) -> greedy (temperature <= 0), or mirostat, or top-n-sigma -> top-k ->
+ * typical -> top-p -> min-p -> XTC -> temperature -> draw. Each filter sees probabilities that are renormalised over what the one before it left; every
  * filter leaves at least one token.
  *
  * With l the logits of the tokens that are left and p = softmax(l):
  *   repeat     l / penalty where l > 0, l * penalty elsewhere, for every token in the window
  *   frequency  l - count * penalty; presence: l - penalty, for every token in the window
+ *   n-sigma    l >= max l - n * standard deviation of l                                            (arXiv 2411.07641)
  *   top-k      the k largest
  *   typical    in order of |-ln p - H|, H the entropy, until the sum of p exceeds typical_p        (arXiv 2202.00666)
  *   top-p      in falling order until the sum of p reaches top_p                                   (arXiv 1904.09751)
  *   min-p      l >= max l + ln min_p                                                               (arXiv 2407.01082)
- *   mirostat   l /= temperature; keep -log2 p <= mu; draw; mu -= eta * (-log2 p - tau)             (arXiv 2007.14966)
+ *   XTC        with xtc_probability: of the tokens with p >= xtc_threshold all but the least likely go
+ *   dynamic    temperature - range + 2 * range * (H / ln(number of tokens)) ^ exponent, at least 0
+ *   mirostat   l /= temperature; 2: keep -log2 p <= mu; 1: keep the k of Zipf's law for mu;        (arXiv 2007.14966)
+ *              draw; mu -= eta * (-log2 p - tau)
  *
  * Nothing sorts a whole vocabulary unless a filter keeps much of it: the largest of each block of 32 logits is found on
  * the way in, and the k-th largest of those bounds the k-th largest logit from below, so that only about k blocks need
@@ -27,8 +31,10 @@
 
 #include "../../vendor/core/te_status.h"
 #include "candidates.h"
+#include "dry.h"
+#include "weigh.h"
 
-enum { BLOCK = 32, FIRST_LOOK = 256 };
+enum { FIRST_LOOK = 256 };
 
 struct pi_sampler {
     pi_sampling o;
@@ -56,62 +62,18 @@ struct pi_sampler {
     int32_t *distinct; /* [n_vocab], n_distinct of them valid */
     int32_t *place;    /* [n_vocab] where a token stands in distinct */
     int32_t n_distinct;
+
+    pi_dry dry;
 };
 
 #define REFUSE(...) return (pi_status)te_fail(TE_ARGUMENT, __VA_ARGS__)
-
-pi_sampling pi_sampling_defaults(void) {
-    const pi_sampling o = {
-        .temperature = 0.8f,
-        .top_k = 40,
-        .top_p = 0.95f,
-        .min_p = 0.05f,
-        .typical_p = 1.0f,
-        .repeat_penalty = 1.0f,
-        .penalty_last_n = 64,
-        .mirostat_tau = 5.0f,
-        .mirostat_eta = 0.1f,
-    };
-    return o;
-}
-
-static pi_status check_options(const pi_sampling *o) {
-    const struct {
-        const char *name;
-        float value, low, high;
-    } ranges[] = {
-        {"temperature", o->temperature, -FLT_MAX, FLT_MAX},
-        {"top_p", o->top_p, 0.0f, FLT_MAX},
-        {"min_p", o->min_p, -FLT_MAX, 1.0f},
-        {"typical_p", o->typical_p, 0.0f, FLT_MAX},
-        {"repeat_penalty", o->repeat_penalty, FLT_MIN, FLT_MAX},
-        {"frequency_penalty", o->frequency_penalty, -FLT_MAX, FLT_MAX},
-        {"presence_penalty", o->presence_penalty, -FLT_MAX, FLT_MAX},
-        {"mirostat_tau", o->mirostat_tau, 0.0f, FLT_MAX},
-        {"mirostat_eta", o->mirostat_eta, 0.0f, FLT_MAX},
-    };
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
-        if (!(ranges[i].value >= ranges[i].low && ranges[i].value <= ranges[i].high)) { /* a NaN fails as well */
-            REFUSE("%s is %g, it must lie between %g and %g", ranges[i].name, (double)ranges[i].value,
-                   (double)ranges[i].low, (double)ranges[i].high);
-        }
-    }
-    if (o->penalty_last_n < -1) {
-        REFUSE("penalty_last_n is %d, it must be a number of tokens, or -1 for all", o->penalty_last_n);
-    }
-    if (o->mirostat == 1) {
-        return (pi_status)te_fail(TE_UNSUPPORTED, "mirostat 1 is not implemented, mirostat 2 is");
-    }
-    if (o->mirostat != 0 && o->mirostat != 2) REFUSE("mirostat is %d, it must be 0 or 2", o->mirostat);
-    return PI_OK;
-}
 
 pi_status pi_sampler_new(const pi_sampling *options, int32_t n_vocab, int32_t n_bias, const int32_t *bias_token,
                          const float *bias, pi_sampler **out) {
     if (out == NULL) REFUSE("no place for the new sampler was given");
     *out = NULL;
     if (options == NULL) REFUSE("no sampling options were given");
-    const pi_status status = check_options(options);
+    const pi_status status = pi_sampling_check(options);
     if (status != PI_OK) return status;
     if (n_vocab < 1) REFUSE("n_vocab is %d, it must be at least 1", n_vocab);
     if (n_bias < 0) REFUSE("n_bias is %d, it must not be negative", n_bias);
@@ -123,6 +85,13 @@ pi_status pi_sampler_new(const pi_sampling *options, int32_t n_vocab, int32_t n_
         if (!(bias[i] <= FLT_MAX)) {
             REFUSE("the logit bias of token %d is %g, it must be a number, or -inf to exclude it", bias_token[i],
                    (double)bias[i]);
+        }
+    }
+
+    for (int32_t i = 0; i < options->n_dry_breakers; i++) {
+        const int32_t token = options->dry_breakers[i];
+        if (token < 0 || token >= n_vocab) {
+            REFUSE("dry_breakers names token %d, the vocabulary has %d", token, n_vocab);
         }
     }
 
@@ -155,6 +124,8 @@ pi_status pi_sampler_new(const pi_sampling *options, int32_t n_vocab, int32_t n_
         s->place = calloc((size_t)n_vocab, sizeof *s->place);
         if (!s->count || !s->distinct || !s->place) goto no_memory;
     }
+    if (!pi_dry_open(&s->dry, options, n_vocab)) goto no_memory;
+    s->o.dry_breakers = NULL; /* the caller's */
     pi_sampler_reset(s, options->seed);
     *out = s;
     return PI_OK;
@@ -178,6 +149,7 @@ void pi_sampler_free(pi_sampler *s) {
     free(s->count);
     free(s->distinct);
     free(s->place);
+    pi_dry_close(&s->dry);
     free(s);
 }
 
@@ -192,6 +164,7 @@ void pi_sampler_reset(pi_sampler *s, uint64_t seed) {
     s->n_distinct = 0;
     s->n_ring = 0;
     s->ring_next = 0;
+    pi_dry_reset(&s->dry);
 }
 
 /* ---- penalties ---- */
@@ -207,6 +180,9 @@ pi_status pi_sampler_accept(pi_sampler *s, int32_t token) {
     if (!s) REFUSE("pi_sampler_accept: sampler is NULL");
     if (token < 0 || token >= s->n_vocab) {
         REFUSE("token %d was accepted, the vocabulary has %d tokens", token, s->n_vocab);
+    }
+    if (!pi_dry_accept(&s->dry, token)) {
+        return (pi_status)te_fail(TE_MEMORY, "no memory for %lld tokens", (long long)s->dry.n);
     }
     if (s->window == 0) return PI_OK;
     if (s->window != INT64_MAX) {
@@ -292,38 +268,6 @@ static int32_t take_top(pi_sampler *s, int32_t k) {
 }
 
 /* ---- probabilities ---- */
-
-/* e^x for x <= 0, 0 below -87; relative error under 2e-7. No branch and no table, so that the loops over it are
- * vectorised, and no libm, so that it has the same bits on every machine. */
-static inline float exp_falling(float x) {
-    const float y = x < -87.0f ? -87.0f : x;
-    const int32_t n = (int32_t)(y * 1.44269504f - 0.5f);
-    const float r = (y - (float)n * 0.693359375f) + (float)n * 2.12194440e-4f; /* ln 2 in two parts */
-    float p = 1.0f / 5040.0f;
-    p = p * r + 1.0f / 720.0f;
-    p = p * r + 1.0f / 120.0f;
-    p = p * r + 1.0f / 24.0f;
-    p = p * r + 1.0f / 6.0f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    const int32_t bits = (n + 127) * (1 << 23);
-    float scale;
-    memcpy(&scale, &bits, sizeof scale);
-    return x < -87.0f ? 0.0f : p * scale;
-}
-
-/* The sum, in an order that does not depend on how it was compiled; 8 chains, because one would wait for each addition.
- */
-static double sum_of(const float *weights, int32_t n) {
-    double chain[8] = {0};
-    int32_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        for (int c = 0; c < 8; c++) chain[c] += (double)weights[i + c];
-    }
-    for (; i < n; i++) chain[i & 7] += (double)weights[i];
-    return ((chain[0] + chain[4]) + (chain[1] + chain[5])) + ((chain[2] + chain[6]) + (chain[3] + chain[7]));
-}
 
 /* weights[i] = e^((values[i] - max) * scale). Returns their sum. */
 static double weigh_all(pi_sampler *s, float max, float scale) {
@@ -433,20 +377,6 @@ static void exclude_below(pi_sampler *s, float bound) {
 
 /* ---- the choice ---- */
 
-static float larger(float a, float b) { return a > b ? a : b; }
-
-/* The largest of BLOCK values, written so that compilers make vectors of it; *bad: whether a NaN or +inf was met. */
-static float max_of_block(const float *v, uint32_t *bad) {
-    _Static_assert(BLOCK == 32, "four rows of eight");
-    int32_t odd = 0;
-    for (int32_t i = 0; i < BLOCK; i++) odd |= !(v[i] <= FLT_MAX);
-    *bad |= (uint32_t)odd;
-    float m[8];
-    for (int32_t i = 0; i < 8; i++) m[i] = larger(larger(v[i], v[i + 8]), larger(v[i + 16], v[i + 24]));
-    for (int32_t i = 0; i < 4; i++) m[i] = larger(m[i], m[i + 4]);
-    return larger(larger(m[0], m[1]), larger(m[2], m[3]));
-}
-
 /* The same of block b of values. */
 static float max_in(const pi_sampler *s, int32_t b, uint32_t *bad) {
     const float *const v = s->values + (ptrdiff_t)b * BLOCK;
@@ -468,8 +398,9 @@ static void adjust(pi_sampler *s) {
         *value = excluded ? -INFINITY : clamped((double)*value + (double)s->bias[i]);
     }
     penalise(s);
+    if (s->dry.n > 0) pi_dry_penalise(&s->dry, v);
     uint32_t bad = 0; /* what is clamped is none */
-    const bool few = s->n_bias + s->n_distinct < s->n_blocks;
+    const bool few = s->dry.n == 0 && s->n_bias + s->n_distinct < s->n_blocks;
     for (int32_t i = 0; few && i < s->n_bias; i++)
         s->block_max[s->bias_token[i] / BLOCK] = max_in(s, s->bias_token[i] / BLOCK, &bad);
     for (int32_t i = 0; few && i < s->n_distinct; i++)
@@ -484,7 +415,7 @@ static pi_status prepare(pi_sampler *s, const float *logits, float *max) {
     for (int32_t b = 0; b < s->n_blocks; b++) s->block_max[b] = max_in(s, b, &bad);
     for (int32_t i = 0; bad; i++)
         if (!(logits[i] <= FLT_MAX)) REFUSE("the logit of token %d is %g", i, (double)logits[i]);
-    if (s->n_bias > 0 || s->n_distinct > 0) adjust(s);
+    if (s->n_bias > 0 || s->n_distinct > 0 || s->dry.n > 0) adjust(s);
     *max = -INFINITY;
     for (int32_t b = 0; b < s->n_blocks; b++) *max = larger(*max, s->block_max[b]);
     if (*max == -INFINITY) REFUSE("all %d tokens are excluded: every logit is -inf", s->n_vocab);
@@ -497,6 +428,12 @@ static int32_t first_with(const pi_sampler *s, float value) {
     int32_t i = b * BLOCK;
     while (s->values[i] != value) i++;
     return i;
+}
+
+/* Mirostat's bound after a token of this weight, of a sum, was drawn. */
+static void learn(pi_sampler *s, float weight, double sum) {
+    const double surprise = -log2((double)weight / sum);
+    s->mu -= (double)s->o.mirostat_eta * (surprise - (double)s->o.mirostat_tau);
 }
 
 static int32_t draw_mirostat(pi_sampler *s, float max, float scale) {
@@ -516,9 +453,112 @@ static int32_t draw_mirostat(pi_sampler *s, float max, float scale) {
         s->weights[token] = 1.0f;
         sum = 1.0;
     }
-    const double surprise = -log2((double)s->weights[token] / sum);
-    s->mu -= (double)s->o.mirostat_eta * (surprise - (double)s->o.mirostat_tau);
+    learn(s, s->weights[token], sum);
     return token;
+}
+
+/* Mirostat 1: the slope of Zipf's law is estimated from the likeliest tokens, and says how many have a surprise below
+ * mu on the whole. */
+static int32_t draw_mirostat_1(pi_sampler *s, float max, float scale) {
+    enum { ESTIMATED = 100 };
+    const int32_t n = take_top(s, s->n_vocab < ESTIMATED ? s->n_vocab : ESTIMATED);
+    double sum_tb = 0.0, sum_tt = 0.0;
+    for (int32_t i = 0; i + 1 < n; i++) {
+        const double t = log((double)(i + 2) / (double)(i + 1));
+        sum_tb += t * (double)((value_of(s->chosen[i]) - value_of(s->chosen[i + 1])) * scale);
+        sum_tt += t * t;
+    }
+    int32_t k = 1;
+    if (sum_tt > 0.0) {
+        const double slope = sum_tb / sum_tt, epsilon = slope - 1.0, n_vocab = (double)s->n_vocab;
+        /* (1 - n^-epsilon) / epsilon, which is ln n where epsilon is 0 */
+        const double mass = fabs(epsilon) < 1e-9 ? log(n_vocab) : -expm1(-epsilon * log(n_vocab)) / epsilon;
+        const double wanted = pow(exp2(s->mu) / mass, 1.0 / slope);
+        k = wanted >= n_vocab ? s->n_vocab : wanted >= 1.0 ? (int32_t)wanted : 1; /* a NaN is none of both */
+    }
+    const int32_t n_kept = take_top(s, k);
+    const double sum = weigh_chosen(s, n_kept, max, scale);
+    const int32_t i = draw(s, n_kept, sum);
+    learn(s, s->weights[i], sum);
+    return token_of(s->chosen[i]);
+}
+
+/* The bound below which top-n-sigma excludes. */
+static float sigma_bound(const pi_sampler *s, float max) {
+    double sum = 0.0, squares = 0.0;
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n_vocab; i++) {
+        if (s->values[i] == -INFINITY) continue;
+        const double below = (double)s->values[i] - (double)max; /* near the largest, where it matters */
+        sum += below;
+        squares += below * below;
+        n++;
+    }
+    const double mean = sum / n, variance = squares / n - mean * mean;
+    return clamped((double)max - (double)s->o.top_n_sigma * sqrt(variance > 0.0 ? variance : 0.0));
+}
+
+/* XTC over the whole vocabulary (n 0), or the first n of chosen. Returns the new n. */
+static int32_t exclude_top_choices(pi_sampler *s, int32_t n, float *max) {
+    if (s->o.xtc_probability <= 0.0f || s->o.xtc_threshold > 0.5f) return n;
+    if (next_random(s) >= (double)s->o.xtc_probability) return n;
+    const bool all = n == 0;
+    const int32_t size = all ? s->n_vocab : n;
+    const double sum = all ? weigh_all(s, *max, 1.0f) : weigh_chosen(s, n, *max, 1.0f);
+    const double bound = (double)s->o.xtc_threshold * sum;
+    int32_t last = -1, n_above = 0;
+    for (int32_t i = 0; i < size; i++) {
+        if ((double)s->weights[i] < bound || (all && s->values[i] == -INFINITY)) continue;
+        n_above++;
+        /* Of equal ones the last, as in falling order. */
+        if (!all || last < 0 || s->values[i] <= s->values[last]) last = i;
+    }
+    if (n_above < 2) return n;
+    if (!all) {
+        memmove(s->chosen, s->chosen + last, (size_t)(n - last) * sizeof *s->chosen);
+        *max = value_of(s->chosen[0]);
+        return n - last;
+    }
+    *max = s->values[last];
+    for (int32_t i = 0; i < size; i++) {
+        const bool goes = i != last && (double)s->weights[i] >= bound;
+        s->own[i] = goes ? -INFINITY : s->values[i];
+    }
+    s->values = s->own;
+    return 0;
+}
+
+/* The temperature for the entropy of what is left; 0: the likeliest is to be taken. */
+static float dynamic_temperature(pi_sampler *s, int32_t n, float max) {
+    const pi_sampling *const o = &s->o;
+    if (o->dynatemp_range <= 0.0f) return o->temperature;
+    const bool all = n == 0;
+    const int32_t size = all ? s->n_vocab : n;
+    const double log_sum = log(all ? weigh_all(s, max, 1.0f) : weigh_chosen(s, n, max, 1.0f));
+    double entropy = 0.0;
+    int32_t n_left = 0;
+    for (int32_t i = 0; i < size; i++) {
+        const float value = all ? s->values[i] : value_of(s->chosen[i]);
+        if (value == -INFINITY) continue;
+        n_left++;
+        const double log_p = (double)(value - max) - log_sum;
+        if (s->weights[i] > 0.0f) entropy -= exp(log_p) * log_p;
+    }
+    if (n_left < 2) return o->temperature;
+    const double share = entropy / log((double)n_left);
+    const double low = larger(o->temperature - o->dynatemp_range, 0.0f);
+    const double high = (double)o->temperature + (double)o->dynatemp_range;
+    return clamped(low +
+                   (high - low) * pow(share > 0.0 ? share < 1.0 ? share : 1.0 : 0.0, (double)o->dynatemp_exponent));
+}
+
+static float scale_of(float temperature) { return temperature < 1.0f / FLT_MAX ? FLT_MAX : 1.0f / temperature; }
+
+/* first_with, where block_max may be of tokens that were excluded since. */
+static int32_t first_left(const pi_sampler *s, float value) {
+    int32_t i = 0;
+    while (s->values[i] != value) i++;
+    return i;
 }
 
 pi_status pi_sampler_sample(pi_sampler *s, const float *logits, int32_t *token) {
@@ -531,13 +571,14 @@ pi_status pi_sampler_sample(pi_sampler *s, const float *logits, int32_t *token) 
         *token = first_with(s, max);
         return PI_OK;
     }
-    const float scale = o->temperature < 1.0f / FLT_MAX ? FLT_MAX : 1.0f / o->temperature;
-    if (o->mirostat == 2) {
-        *token = draw_mirostat(s, max, scale);
+    if (o->mirostat != 0) {
+        const float scale = scale_of(o->temperature);
+        *token = o->mirostat == 1 ? draw_mirostat_1(s, max, scale) : draw_mirostat(s, max, scale);
         return PI_OK;
     }
 
     int32_t n = 0; /* candidates in chosen; 0: still the whole vocabulary, in values */
+    if (o->top_n_sigma > 0.0f) exclude_below(s, sigma_bound(s, max));
     if (o->top_k > 0 && o->top_k < s->n_vocab) n = take_top(s, o->top_k);
     if (o->typical_p < 1.0f) {
         if (n == 0) n = take_top(s, s->n_vocab);
@@ -558,6 +599,12 @@ pi_status pi_sampler_sample(pi_sampler *s, const float *logits, int32_t *token) 
         } else {
             n = keep_min_p(s, n, max);
         }
+    }
+    n = exclude_top_choices(s, n, &max);
+    const float temperature = dynamic_temperature(s, n, max), scale = scale_of(temperature);
+    if (temperature <= 0.0f) {
+        *token = n == 0 ? first_left(s, max) : token_of(s->chosen[0]);
+        return PI_OK;
     }
     if (n == 0) {
         const double sum = weigh_all(s, max, scale);

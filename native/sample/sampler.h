@@ -7,4 +7,7 @@
 /* How many logits pi_sampler_sample reads. */
 int32_t pi_sampler_n_vocab(const pi_sampler *sampler);
 
+/* ARGUMENT for options out of their ranges. */
+pi_status pi_sampling_check(const pi_sampling *options);
+
 #endif

@@ -35,7 +35,7 @@ class Choice:
         """Shows the prompt to what looks back at it."""
         options = self.sampler.options
         if options.penalises:
-            n = options.penalty_last_n
+            n = options.lookback
             self.sampler.accept(*(prompt if n < 0 else prompt[max(0, prompt.size - n) :]).tolist())
 
     @property

@@ -175,7 +175,9 @@ class Completions(Generating):
         Sampling, with defaults: temperature=0.8 (0: the likeliest token), top_k=40 (0: off), top_p=0.95
         (1: off), min_p=0.05 (0: off), typical_p=1.0 (1: off), repeat_penalty=1.0 (1: off),
         frequency_penalty=0.0, presence_penalty=0.0, penalty_last_n=last_n_tokens_size (-1: all tokens),
-        mirostat_mode=0 (2: on), mirostat_tau=5.0, mirostat_eta=0.1.
+        mirostat_mode=0 (1 or 2: on), mirostat_tau=5.0, mirostat_eta=0.1, and those of llama.cpp that are off
+        by default: top_n_sigma, xtc_probability and xtc_threshold, dynatemp_range and dynatemp_exponent,
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n and dry_sequence_breakers.
 
         Further options: seed (None: the next number of the object's own), logit_bias ({token id: number
         that is added}), logits_processor and stopping_criteria as in generate(); stop_token_ids (tokens that

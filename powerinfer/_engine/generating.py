@@ -97,7 +97,7 @@ class Generating(ABC):
         criteria: Criteria,
         **hooks: Any,
     ) -> Choice:
-        sampler = Sampler(options, self.n_vocab(), logit_bias=self._bias(logit_bias))
+        sampler = self._new_sampler(options, self._bias(logit_bias))
         sampler.reset(self._seed(seed))
         return Choice(
             sampler=sampler,
@@ -105,6 +105,12 @@ class Generating(ABC):
             criteria=StoppingCriteriaList.of(criteria),
             **hooks,
         )
+
+    def _new_sampler(self, options: Sampling, bias: Mapping[int, float]) -> Sampler:
+        breakers: Sequence[int] = ()
+        if options.dry_multiplier > 0:
+            breakers = self.tokenizer.with_text(options.dry_sequence_breakers)
+        return Sampler(options, self.n_vocab(), logit_bias=bias, breakers=breakers)
 
     def _seed(self, seed: int | None) -> int:
         return self._random.getrandbits(64) if seed is None or seed in RANDOM_SEEDS else seed & (2**64 - 1)
@@ -239,12 +245,12 @@ class ContextGenerating(Generating):
                 logits, ids = context.scores[idx].copy(), ids[: idx % ids.size + 1]
             sampler = self._sampler
             if sampler is None or sampler.options != options or sampler.logit_bias != bias:
-                sampler = self._sampler = Sampler(options, context.n_vocab, logit_bias=bias)
+                sampler = self._sampler = self._new_sampler(options, bias)
                 sampler.reset(self._seed(None))
             elif options.mirostat_mode == 0:
                 sampler.reset(self._seed(None))
             if options.penalises:
-                sampler.accept(*last(ids, options.penalty_last_n))
+                sampler.accept(*last(ids, options.lookback))
             logits = LogitsProcessorList.of(logits_processor)(ids.copy(), logits)
             if constraint is None:
                 return sampler.sample(logits)

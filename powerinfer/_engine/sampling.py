@@ -35,9 +35,9 @@ Criteria = StoppingCriterion | Sequence[StoppingCriterion] | None
 class Sampling:
     """How a token is chosen from logits.
 
-    Order: logit bias, penalties, then greedy (temperature <= 0), or mirostat (after the temperature), or
-    top-k, typical, top-p, min-p, temperature, and a draw. Values out of range raise ArgumentError when a
-    sampler is made.
+    Order: logit bias, penalties, DRY, then greedy (temperature <= 0), or mirostat (after the temperature), or
+    top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, and a draw. Values out of range raise
+    ArgumentError when a sampler is made.
     """
 
     temperature: float = 0.8
@@ -59,33 +59,68 @@ class Sampling:
     penalty_last_n: int = 64
     """How many tokens "lately" is; 0: none, -1: all."""
     mirostat_mode: int = 0
-    """0: off; 2: mirostat 2.0, which steers the surprise towards tau."""
+    """0: off; 1: mirostat, 2: mirostat 2.0, which steer the surprise towards tau."""
     mirostat_tau: float = 5.0
     """Target surprise in bits."""
     mirostat_eta: float = 0.1
     """Learning rate of the surprise bound."""
+    top_n_sigma: float = 0.0
+    """Keep tokens whose logit is within so many standard deviations of the largest; 0 or less: all."""
+    xtc_probability: float = 0.0
+    """How often XTC excludes all but the least likely of the tokens that have `xtc_threshold`; 0: never."""
+    xtc_threshold: float = 0.1
+    """A probability; above 0.5 there cannot be two tokens that have it."""
+    dynatemp_range: float = 0.0
+    """The temperature goes so far down where the model is sure and up where it is not; 0: it stays."""
+    dynatemp_exponent: float = 1.0
+    """Of the share of the greatest entropy that the tokens left have."""
+    dry_multiplier: float = 0.0
+    """DRY: tokens lose this times dry_base ** (length - dry_allowed_length) where they would make a sequence
+    of that length come again; 0: off."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    """Sequences shorter than this may come again."""
+    dry_penalty_last_n: int = -1
+    """How far back DRY looks; 0: nowhere, -1: at all tokens."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    """Sequences end at tokens whose text has one of these."""
     seed: int = 0
     """64 bits. The same seed, options and logits give the same tokens."""
 
     @property
+    def lookback(self) -> int:
+        """How many of the tokens seen lately matter; -1: all."""
+        of_tokens = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+        n = self.penalty_last_n if of_tokens else 0
+        n_dry = self.dry_penalty_last_n if self.dry_multiplier > 0 else 0
+        return -1 if n < 0 or n_dry < 0 else max(n, n_dry)
+
+    @property
     def penalises(self) -> bool:
-        """Whether the tokens seen lately matter."""
-        return (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+        """Whether any do."""
+        return self.lookback != 0
 
 
 class Sampler:
     """Chooses tokens in native code. A second thread's call waits for the first."""
 
     def __init__(
-        self, options: Sampling, n_vocab: int, *, logit_bias: Mapping[int, float] | None = None
+        self,
+        options: Sampling,
+        n_vocab: int,
+        *,
+        logit_bias: Mapping[int, float] | None = None,
+        breakers: Iterable[int] = (),
     ) -> None:
-        """`logit_bias` is added to the logits; -inf excludes a token.
+        """`logit_bias` is added to the logits; -inf excludes a token. breakers: the tokens that
+        dry_sequence_breakers means.
 
-        Raises ArgumentError for values out of range, UnsupportedError for mirostat 1.
+        Raises ArgumentError for values out of range.
         """
         self.options = options
         self.n_vocab = _native.fit("n_vocab", n_vocab)
         ffi = _native.ffi
+        ends = ffi.new("int32_t[]", [_native.fit("a token of breakers", token) for token in breakers])
         native = ffi.new(
             "pi_sampling *",
             {
@@ -102,6 +137,17 @@ class Sampler:
                 "mirostat_tau": float(options.mirostat_tau),
                 "mirostat_eta": float(options.mirostat_eta),
                 "seed": _native.fit("seed", options.seed, 64, signed=False),
+                "top_n_sigma": float(options.top_n_sigma),
+                "xtc_probability": float(options.xtc_probability),
+                "xtc_threshold": float(options.xtc_threshold),
+                "dynatemp_range": float(options.dynatemp_range),
+                "dynatemp_exponent": float(options.dynatemp_exponent),
+                "dry_multiplier": float(options.dry_multiplier),
+                "dry_base": float(options.dry_base),
+                "dry_allowed_length": _native.fit("dry_allowed_length", options.dry_allowed_length),
+                "dry_penalty_last_n": _native.fit("dry_penalty_last_n", options.dry_penalty_last_n),
+                "dry_breakers": ends,
+                "n_dry_breakers": len(ends),
             },
         )
         self.logit_bias = bias = dict(logit_bias or {})
@@ -251,6 +297,11 @@ def sampling_of(
     for name in values:
         if name not in SAMPLING_NAMES:
             raise TypeError(f"{where} got an unexpected keyword argument {name!r}")
+    breakers = values.get("dry_sequence_breakers", ())
+    if isinstance(breakers, str) or not all(isinstance(text, str) and text for text in breakers):
+        raise ArgumentError("dry_sequence_breakers is no list of texts that are not empty")
+    if breakers or "dry_sequence_breakers" in values:
+        values["dry_sequence_breakers"] = tuple(breakers)
     return Sampling(**values)
 
 

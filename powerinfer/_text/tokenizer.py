@@ -128,6 +128,7 @@ class Tokenizer:
         types = get_numbers(meta, "tokenizer.ggml.token_type", self.n_vocab, np.int64, default=NORMAL)
         self._types: list[int] = types.tolist()
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})  # as shown, and with `special`
+        self._with_text: dict[tuple[str, ...], tuple[int, ...]] = {}
         is_llama = self.model == "llama"
         self.pre, scheme = ("", PreTokenizer((), add_bos=True)) if is_llama else self._choose_pre(meta)
         self.add_space_prefix = is_llama and bool(get_number(meta, "tokenizer.ggml.add_space_prefix", True))
@@ -287,6 +288,18 @@ class Tokenizer:
     def id_of(self, text: str) -> int | None:
         """The token that the file writes as `text`, or None."""
         return self._ids.get(text)
+
+    def with_text(self, texts: tuple[str, ...]) -> tuple[int, ...]:
+        """The tokens whose text has one of these in it."""
+        found = self._with_text.get(texts)
+        if found is None:
+            wanted = [text.encode() for text in texts]
+            pieces = ((token, self.piece(token)) for token in range(self.n_vocab))
+            found = tuple(token for token, piece in pieces if any(text in piece for text in wanted))
+            if len(self._with_text) >= 16:
+                self._with_text.clear()
+            self._with_text[texts] = found
+        return found
 
     def is_eog(self, token: int) -> bool:
         """Whether generation ends at this token: EOS, end of turn, and tokens known by their text."""

@@ -177,9 +177,34 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-p", type=float, metavar="X", default=0.05, help=f"0: off {shown}")
     group.add_argument("--repeat-penalty", type=float, metavar="X", default=1.0, help=f"1: off {shown}")
     group.add_argument("-s", "--seed", type=int, metavar="N", help="makes the answer repeatable")
+    for name, kind, metavar, text in _FURTHER:
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
+
+
+# Samplers that are off unless asked for.
+_FURTHER: tuple[tuple[str, type, str, str], ...] = (
+    ("top_n_sigma", float, "X", "keep logits within so many standard deviations of the largest"),
+    ("xtc_probability", float, "P", "how often the likeliest tokens are excluded"),
+    (
+        "xtc_threshold",
+        float,
+        "P",
+        "which: all but the least likely of those at least so likely (default 0.1)",
+    ),
+    ("dynatemp_range", float, "X", "the temperature goes so far up and down with the entropy"),
+    ("dynatemp_exponent", float, "X", "of the share of entropy (default 1)"),
+    ("dry_multiplier", float, "X", "penalty for sequences that come again"),
+    ("dry_base", float, "X", "by how much it grows with each token (default 1.75)"),
+    ("dry_allowed_length", int, "N", "shorter sequences may come again (default 2)"),
+    ("dry_penalty_last_n", int, "N", "how far back to look (default -1: everywhere)"),
+    ("mirostat_mode", int, "N", "1: mirostat, 2: mirostat 2.0"),
+    ("mirostat_tau", float, "X", "its target surprise in bits (default 5)"),
+    ("mirostat_eta", float, "X", "its learning rate (default 0.1)"),
+)
 
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for the create_ methods of Llama; those that were not given are left out."""
     names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
+    further = (name for name, *_ in _FURTHER)
+    return {name: value for name in (*names, *further) if (value := getattr(args, name)) is not None}

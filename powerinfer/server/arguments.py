@@ -12,6 +12,8 @@ from .settings import Settings
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "typical_p", "repeat_penalty", "penalty_last_n"),
     *("presence_penalty", "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
+    *("top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent"),
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
 )
 _SHARED = (
     *("n", "stop", "seed", "logit_bias", "grammar", "stop_token_ids", "min_tokens", "ignore_eos"),

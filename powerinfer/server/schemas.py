@@ -97,9 +97,24 @@ class Generate(Body):
     typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     penalty_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    mirostat_mode: Literal[0, 2] | None = None
+    mirostat_mode: Literal[0, 1, 2] | None = None
     mirostat_tau: Annotated[float, Field(ge=0, le=100)] | None = None
     mirostat_eta: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_n_sigma: Annotated[float, Field(ge=-1, le=1000)] | None = None
+    xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
+    xtc_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    dynatemp_range: Annotated[float, Field(ge=0, le=100)] | None = None
+    dynatemp_exponent: Annotated[float, Field(ge=0, le=100)] | None = None
+    dry_multiplier: Annotated[float, Field(ge=0, le=100)] | None = None
+    dry_base: Annotated[float, Field(ge=1, le=100)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    dry_sequence_breakers: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=16, fail_fast=True)
+        ]
+        | None
+    ) = None
     grammar: Annotated[str, _small(MAX_FORM_BYTES)] | None = None
 
     # What llama-server and vLLM take beyond that; some are other names for the above.

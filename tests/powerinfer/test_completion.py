@@ -185,8 +185,6 @@ def test_errors_come_at_once_also_with_stream(llama: OpenLlama) -> None:
         ):
             with pytest.raises(ArgumentError, match=name.rstrip("s")):
                 llm.create_chat_completion(MESSAGES, stream=stream, **{name: bad})
-        with pytest.raises(UnsupportedError, match="mirostat 1"):
-            llm("the", mirostat_mode=1, stream=stream)
     llm("the", max_tokens=1, logprobs=None, grammar=None)
     llama().create_chat_completion(MESSAGES, max_tokens=1, response_format={"type": "text"})
 
