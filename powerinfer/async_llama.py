@@ -396,7 +396,12 @@ class AsyncLlama:
 
     async def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """The prompt of a conversation as token ids, as Llama.chat_tokens."""
-        return await self._in_thread(lambda: self.llama.chat_tokens(messages, **options))
+
+        def make() -> list[int]:
+            with self._preparing:
+                return self.llama.chat_tokens(messages, **options)
+
+        return await self._in_thread(make)
 
     async def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens. Bytes that are no whole character become U+FFFD."""

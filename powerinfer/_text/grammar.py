@@ -222,12 +222,15 @@ def grammar_of_format(response_format: Mapping[str, Any] | None) -> LlamaGrammar
         text = response_format.get(kind)
         if not isinstance(text, str):
             raise ArgumentError(f"response_format has no text {kind!r}")
-        return LlamaGrammar.from_regex(text) if kind == "regex" else LlamaGrammar.from_string(text)
+        if kind == "grammar":
+            return LlamaGrammar.unchecked(of_gbnf(text))
+        return LlamaGrammar.unchecked(need_llguidance().LLMatcher.grammar_from_regex(text))
     elif kind == "choice":
         texts = response_format.get("choice")
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t for t in texts):
             raise ArgumentError("response_format has no 'choice': a list of texts that are not empty")
-        return LlamaGrammar.from_lark(f"start: {' | '.join(json.dumps(text) for text in texts)}")
+        lark = f"start: {' | '.join(json.dumps(text) for text in texts)}"
+        return LlamaGrammar.unchecked(need_llguidance().LLMatcher.grammar_from_lark(lark))
     else:
         raise ArgumentError(
             f"response_format has the type {kind!r}; known are 'text', 'json_object', 'json_schema', "

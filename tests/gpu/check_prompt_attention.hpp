@@ -249,7 +249,7 @@ static void check_attention() {
     }
     for (int window : {0, 128}) {
         check_attention_case({64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0}, {300}, window, true});
-        check_attention_case({6, 2, 80, TE_Q8_0, TE_F16, none, 0, true, {3, 600, 0}, {40, 9, 130}, window, true});
+        check_attention_case({6, 2, 96, TE_Q8_0, TE_F16, none, 0, true, {3, 600, 0}, {40, 9, 130}, window, true});
         check_attention_case({11, 1, 256, TE_F16, TE_F16, neox, 256, false, {63}, {140}, window, true});
     }
     for (int type : {TE_F32, TE_BF16, TE_Q8_0}) {
