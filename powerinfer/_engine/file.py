@@ -7,6 +7,7 @@ with ModelFile("model.gguf") as file:
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ def find_model(name: str | os.PathLike[str]) -> Path:
     return path
 
 
+_EXPERTS = re.compile(r"_exps\.|\.ffn_(gate|up|down)\.\d+\.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileInfo:
     """A file as a whole."""
@@ -78,6 +82,11 @@ class TensorInfo:
     shape: tuple[int, ...]
     """As numpy has it, the last dimension contiguous (a file lists them the other way round)."""
     n_bytes: int
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Of all experts of a layer or, in old files, of one of them; not of one that all tokens use."""
+        return _EXPERTS.search(self.name) is not None
 
 
 class Metadata(Mapping[str, Any]):

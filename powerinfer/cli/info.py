@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,7 +27,6 @@ powerinfer info -m demo --json
 """
 
 FLOATS = ("F32", "F16", "BF16")
-_EXPERTS = re.compile(r"_exps\.|\.ffn_(gate|up|down)\.\d+\.")  # or, in old files, a tensor for each
 
 
 def add_arguments(parser: Parser) -> None:
@@ -262,9 +260,9 @@ class Experts:
 
 def experts_of(file: ModelFile, m: ModelInfo) -> Experts:
     """From names and sizes of tensors."""
-    stacks = [t for t in file.tensors if _EXPERTS.search(t.name)]
+    stacks = [t for t in file.tensors if t.is_of_experts]
     is_tied = all(t.name != "output.weight" for t in file.tensors)
-    rest = [t for t in file.tensors if not _EXPERTS.search(t.name)]
+    rest = [t for t in file.tensors if not t.is_of_experts]
     n_layers = sum(t.name.endswith(".ffn_gate_inp.weight") for t in file.tensors)
     n_bytes, n_weights = (sum(of(t) for t in stacks) for of in (lambda t: t.n_bytes, _n_weights))
     types: Counter[str] = Counter()

@@ -221,7 +221,7 @@ def choose_types(
             kind = "output"
         layer = re.match(r"blk\.(\d+)\.", tensor.name)
         place = replace(model, layer=int(layer[1])) if layer else model
-        if name == "MXFP4_MOE" and not pure and "_exps." not in tensor.name:
+        if name == "MXFP4_MOE" and not pure and not tensor.is_of_experts:
             wanted = chosen.get(kind, "Q8_0")  # as llama.cpp: the format is of experts alone
         else:
             wanted = chosen.get(kind) or _of_mixture(name, kind, tensor.shape[-1], place, pure=pure)
@@ -276,7 +276,7 @@ def _is_matrix(tensor: TensorInfo) -> bool:
 
 def _kind(name: str) -> str:
     """What rules call a matrix."""
-    stem = name.removesuffix(".weight").rpartition(".")[2]
+    stem = re.sub(r"\.\d+$", "", name.removesuffix(".weight")).rpartition(".")[2]
     stem = stem.removesuffix("_exps").removesuffix(
         "_shexp"
     )  # of all experts of a layer, or the one that all use

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,11 @@ from powerinfer._engine.file import ModelFile, TensorInfo
 from powerinfer._engine.lora import add_adapter
 from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
+from powerinfer.models.bench.setup import expert_bytes
 from powerinfer.models.perplexity import perplexity
 from powerinfer.models.quantize import MIXTURES, choose_types, quantize_model
 from tests import models, reference
+from tests.native import test_mixtures
 
 TOKENS = (np.arange(3, 43) * 17 % 291).astype(np.int32)
 NAMES = ("mixtral", "qwen2moe", "qwen3moe", "olmoe")
@@ -80,6 +83,21 @@ def test_shared_experts_have_the_formats_of_experts() -> None:
     metadata = {"general.architecture": "qwen2moe", "qwen2moe.block_count": 24, "qwen2moe.expert_count": 60}
     source: Any = SimpleNamespace(path="x", tensors=tensors, metadata=metadata)
     assert [c.type for c in choose_types(source, "Q4_K_M")] == ["Q4_K", "Q6_K", "F32"]
+
+
+@pytest.mark.parametrize("mixture", ["Q4_K_M", "Q2_K", "MXFP4_MOE"])
+def test_experts_in_tensors_of_their_own_are_treated_as_stacked_ones(mixture: str, tmp_path: Path) -> None:
+    """As files of the first converters have them: formats, and the bytes that a token reads."""
+    path = test_mixtures.write(tmp_path / "m.gguf", "mixtral")
+    found, n_bytes = [], []
+    for how in ("same", "separate"):
+        other = test_mixtures.stored_otherwise(path, how)
+        with ModelFile(other) as file:
+            chosen = choose_types(file, mixture)
+        found.append({re.sub(r"_exps|\.\d+(?=\.weight)", "", c.tensor.name): c.type for c in chosen})
+        with Model(other) as model:
+            n_bytes.append(expert_bytes(model))
+    assert found[0] == found[1] and n_bytes[0] == n_bytes[1] > 0
 
 
 @pytest.mark.parametrize("mixture", ["Q4_K_M", "Q5_K_M", "Q6_K", "Q3_K_M", "IQ4_NL", "Q8_0", "Q4_0", "BF16"])

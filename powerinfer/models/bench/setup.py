@@ -59,7 +59,7 @@ def describe(model: Model) -> dict[str, Any]:
 def expert_bytes(model: Model) -> int:
     """Of the experts that a token uses, where all of an expert is read; 0: the model has none."""
     info = model.info
-    total = sum(tensor.n_bytes for tensor in model.file.tensors if "_exps." in tensor.name)
+    total = sum(tensor.n_bytes for tensor in model.file.tensors if tensor.is_of_experts)
     return total * info.n_expert_used // info.n_expert if info.n_expert else 0
 
 
