@@ -376,9 +376,10 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
 
     def post(path: str, call: Callable[..., Any], answer: Any = None, streams: str | None = None) -> None:
         call = lenient(call, settings.strict)
-        app.add_api_route(
-            path, call, methods=["POST"], responses=_errors(path, _ERRORS), response_model=answer
-        )
+        said = _errors(path, _ERRORS)
+        if streams is not None:
+            said[200] = {"content": {"application/json": {}, streams: {}}}
+        app.add_api_route(path, call, methods=["POST"], responses=said, response_model=answer)
 
     def get(path: str, call: Callable[..., Any], answer: Any = None) -> None:
         errors = _errors(path, _FIND if "{" in path else _READ)

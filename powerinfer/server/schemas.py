@@ -97,7 +97,7 @@ class Generate(Body):
     typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     penalty_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    mirostat_mode: Literal[0, 1, 2] | None = None
+    mirostat_mode: Annotated[int, Field(ge=0, le=2)] | None = None
     mirostat_tau: Annotated[float, Field(ge=0, le=100)] | None = None
     mirostat_eta: Annotated[float, Field(ge=0, le=100)] | None = None
     top_n_sigma: Annotated[float, Field(ge=-1, le=1000)] | None = None
