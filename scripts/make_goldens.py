@@ -38,8 +38,12 @@ from transformers import (
     DynamicCache,
     FalconConfig,
     FalconForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GptOssConfig,
@@ -233,6 +237,22 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                     "attention_bias": True,
                     "use_qk_norm": True,
                     "rope_parameters": rope_parameters(spec.rope) | rotated,
+                }
+            )
+        )
+    elif spec.family == "gemma":
+        model = GemmaForCausalLM(GemmaConfig(**gated | {"hidden_act": "gelu_pytorch_tanh"}))
+    elif spec.family == "gemma2":
+        del gated["hidden_act"]
+        model = Gemma2ForCausalLM(
+            Gemma2Config(
+                **gated
+                | {
+                    "hidden_activation": "gelu_pytorch_tanh",
+                    "query_pre_attn_scalar": spec.d_head,
+                    "sliding_window": spec.window,
+                    "attn_logit_softcapping": spec.soft_cap,
+                    "final_logit_softcapping": spec.soft_cap * 2,
                 }
             )
         )

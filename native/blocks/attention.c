@@ -59,8 +59,8 @@ typedef struct piece {
     int32_t part, n_slot; /* which of the parts; parts that there is room for. n_slot 0: there is one part */
 } piece;
 
-/* What a row of queries has gathered so far. out: sums of V, weighted by exp(scale * (score - top)), whose sum is
- * total. */
+/* What a row of queries has gathered so far. out: sums of V, weighted by exp(weight_scale * (score - top)), whose sum
+ * is total. */
 typedef struct sums {
     float top, total;
 } sums;
@@ -76,8 +76,14 @@ static void scale_row(float *x, int32_t n, float by) {
     for (int32_t i = 0; i < n; i++) x[i] *= by;
 }
 
+/* What scores are multiplied by where they become weights: those under a soft cap have been. */
+static float weight_scale(const pi_attention *w) { return w->soft_cap > 0 ? 1 : w->scale; }
+
 /* Turns a row's scores of n positions into weights, and what was gathered before to the same scale. */
-static void weigh(const te_kernels *kern, float *score, int32_t n, float scale, sums *sum, float *out, int32_t d) {
+static void weigh(const te_kernels *kern, const pi_attention *w, float *score, int32_t n, sums *sum, float *out,
+                  int32_t d) {
+    const float scale = weight_scale(w);
+    if (w->soft_cap > 0) kern->soft_cap(score, n, w->scale, w->soft_cap);
     const float old = sum->top, now = kern->exp_sum(score, n, scale, &sum->top);
     if (sum->top != old && sum->total != 0) {
         const float by = expf(scale * (old - sum->top));
@@ -104,7 +110,6 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
     const int32_t d = m->info.n_embd_head, group = m->info.n_head / m->info.n_head_kv, rows = w->n * group,
                   pos = s->chunk.pos[w->t];
     const pi_attention *block = pi_attention_of(&m->layer[l]);
-    const float scale = block->scale;
     float *base = pi_scratch(s, team), *q = base, *out = base + room->out, *score = base + room->score;
     sums *sum = (sums *)(void *)(base + room->sums);
     void *packed_q = base + room->packed_q, *packed = base + room->packed, *work = base + room->work;
@@ -133,7 +138,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
             const int32_t own = pos + r / group, first = first_seen(block, own);
             const int32_t lo = between(first - a, 0, b - a), hi = between(own + 1 - a, lo, b - a);
             float *x = score + (size_t)r * room->ld;
-            if (hi > lo) weigh(kern, x + lo, hi - lo, scale, &sum[r], out + (ptrdiff_t)r * d, d);
+            if (hi > lo) weigh(kern, block, x + lo, hi - lo, &sum[r], out + (ptrdiff_t)r * d, d);
             memset(x, 0, (size_t)lo * sizeof *x);
             memset(x + hi, 0, (size_t)(b - a - hi) * sizeof *x);
         }
@@ -156,7 +161,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
 /* What a row has gathered becomes its output. A sink is one more score, of no V; where it is too large for this sum,
  * the positions' share is 0. */
 static void finish_row(const pi_attention *w, int32_t h, sums sum, float *out, int32_t d) {
-    if (w->sinks) sum.total += expf(w->sinks[h] - w->scale * sum.top);
+    if (w->sinks) sum.total += expf(w->sinks[h] - weight_scale(w) * sum.top);
     scale_row(out, d, sum.total != 0 ? 1 / sum.total : 0);
 }
 
@@ -196,7 +201,7 @@ static void join(const pi_session *s, const pi_attention *w, int32_t t, int32_t 
     for (int32_t i = 0; i < n_parts; i++) {
         const float *part = part_row(s, t, h, n_slot, i);
         if (part[d + 1] == 0) continue;
-        const float by = expf(w->scale * (part[d] - top));
+        const float by = expf(weight_scale(w) * (part[d] - top));
         for (int32_t c = 0; c < d; c++) out[c] += by * part[c];
         total += by * part[d + 1];
     }
@@ -358,7 +363,7 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
 /* Which positions the layer's tokens see, and which RoPE goes with that. */
 static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
     const pi_arch *a = m->arch;
-    int64_t window = 0;
+    int64_t window = a->window_default;
     w->rope = m->n_ropes ? 0 : -1;
     if (!a->window_period) return PI_OK;
     PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", 1, INT32_MAX, &window, NULL));
@@ -380,6 +385,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     const bool wide = a->wide_layers && c->n_layer == a->wide_layers;
     l->scale = 1.0F / sqrtf(wide ? (float)c->n_embd / (float)c->n_head : (float)c->n_embd_head);
     PI_TRY(read_window(m, i, l));
+    if (a->soft_caps) PI_TRY(pi_key_cap(m->file->gguf, a->name, "attn_logit_softcapping", 50, &l->soft_cap));
     if (a->fused_qkv) {
         te_mat qkv;
         PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_qkv.weight", i), n_q + 2 * n_kv, c->n_embd, false, &qkv));

@@ -83,6 +83,7 @@ static void run(const pi_program_block *b) {
                                  .k_norm = w->k_norm,
                                  .norm_eps = m->norm_eps,
                                  .scale = shape->scale,
+                                 .soft_cap = shape->soft_cap,
                                  .sinks = w->sinks,
                                  .rope = rope_of(rope ? rope->kind : PI_ROPE_NONE),
                                  .n_rot = rope ? rope->n_rot : 0,

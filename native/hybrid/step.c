@@ -455,6 +455,8 @@ static pi_status run(pi_hybrid *h) {
     return PI_FAIL(st, "%s", problem);
 }
 
+static void logits_step(void *ctx, te_team *team) { pi_step_logits(ctx, team); }
+
 pi_status pi_hybrid_run(pi_hybrid *h) {
     pi_session *s = h->s;
     const pi_model_info *info = &s->model->info;
@@ -478,6 +480,7 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
                      row = (size_t)s->chunk.logits_row[h->n_tok - h->n_logits];
         memcpy(s->logits + row * n_vocab, d->logits, sizeof(float) * n * n_vocab);
         memcpy(s->hidden + row * n_embd, d->hidden, sizeof(float) * n * n_embd);
+        if (s->model->logit_cap > 0) te_pool_run(s->pool, logits_step, s);
     }
     return PI_OK;
 }

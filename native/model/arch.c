@@ -107,6 +107,26 @@ static const pi_arch table[] = {
      .next_layers = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "gemma",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .scaled_embd = true,
+     .dense = PI_ACTIVATION_GELU_TANH,
+     .sparse = PI_ACTIVATION_RELU},
+    {.name = "gemma2",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .post_norm = true,
+     .scaled_embd = true,
+     .soft_caps = true,
+     .window_period = 2,
+     .window_default = 4096,
+     .full_last = true,
+     .wide_layers = 46,
+     .dense = PI_ACTIVATION_GELU_TANH,
+     .sparse = PI_ACTIVATION_RELU},
     {.name = "gemma3",
      .block = {&pi_attention_kind, &pi_ffn_kind},
      .rope = PI_ROPE_NEOX,
@@ -130,5 +150,5 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 
 const char *pi_arch_names(void) {
     return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
-           "gemma3";
+           "gemma, gemma2, gemma3";
 }

@@ -38,8 +38,10 @@ typedef struct pi_arch {
     bool next_layers;      /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
     bool early_router;     /* experts are chosen by what attention reads (SmallThinker) */
     bool scaled_embd;      /* embeddings times sqrt(n_embd) (Gemma) */
-    int32_t wide_layers;   /* a model of so many scales scores by the width per head (Gemma 3 27B); 0: none does */
+    bool soft_caps;        /* of scores and of logits (Gemma 2) */
+    int32_t wide_layers;   /* a model of so many scales scores by the width per head (Gemma 2 and 3 27B); 0: none does */
     int32_t window_period; /* of so many layers all but the first have a window; 0: none has */
+    int32_t window_default; /* where the file does not say how long it is; 0: there is none */
     bool full_last;        /* all but the last */
     bool window_rope;      /* layers with a window have a RoPE of their own (Gemma 3) */
     bool full_no_rope;     /* layers without one have no RoPE, unless all are without (SmallThinker) */
@@ -130,6 +132,7 @@ struct pi_model {
     pi_model_options options;
     pi_model_info info;
     float norm_eps;
+    float logit_cap;            /* of logits: cap * tanh(logit / cap); 0: none */
     pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
     int32_t n_ropes;
     int32_t n_unused_layers; /* of the file, behind the others: for guesses at several tokens, which are not made */
