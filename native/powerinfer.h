@@ -267,7 +267,8 @@ typedef struct pi_session_info {
     uint64_t n_device_bytes;         /* of all devices: weights, K and V, buffers */
     int32_t n_zero_copy;             /* neurons of all layers whose rows devices read in host memory */
     uint64_t n_unmapped_bytes;       /* of weights in host memory, which a device's driver refused to register */
-    int32_t n_blocks, n_blocks_free; /* of PI_KV_BLOCK positions */
+    int32_t n_blocks, n_blocks_free; /* of PI_KV_BLOCK positions; of layers that see all of them */
+    int32_t n_window; /* positions that layers with a window hold of a sequence, some more at times; 0: all layers hold all */
 } pi_session_info;
 
 /* Errors: ARGUMENT (ranges; PREDICTED without predictors, EXACT without ReLU; Q8_0 with a head size that is no multiple
@@ -323,7 +324,8 @@ int32_t pi_chunk_end(const pi_prompt_rest *rest);
 int32_t pi_prefix_reusable(int32_t n_same, int32_t n_held_prompt, int32_t n_prompt);
 
 /* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY; DEVICE,
- * TIMEOUT (a device failed or did not answer: the sequences are as they were before). */
+ * TIMEOUT (a device failed or did not answer: the sequences are as they were before, or empty where layers with a window
+ * have given back what that needs). */
 pi_status pi_session_feed(pi_session *session, const pi_batch *batch);
 /* Logits [n_vocab] of the index-th token of the last batch that wanted them; writable; valid until the next feed. NULL
  * if out of range. */
@@ -332,12 +334,17 @@ float *pi_session_logits(pi_session *session, int32_t index);
 const float *pi_session_hidden(pi_session *session, int32_t index);
 
 int32_t pi_seq_length(const pi_session *session, int32_t seq);          /* positions held; -1 if seq is out of range */
-pi_status pi_seq_cut(pi_session *session, int32_t seq, int32_t n_keep); /* keeps positions 0..n_keep-1 */
+/* Keeps positions 0..n_keep-1. ARGUMENT where pi_seq_reusable says that these cannot be kept. */
+pi_status pi_seq_cut(pi_session *session, int32_t seq, int32_t n_keep);
+/* How many of the first n positions can be kept or copied: all that there are, or none where layers with a window no longer
+ * hold what the next token sees. -1 if seq is out of range. */
+int32_t pi_seq_reusable(const pi_session *session, int32_t seq, int32_t n);
 /* dst (dropped first) becomes the first n positions of src; whole blocks are shared until one side writes. */
 pi_status pi_seq_copy(pi_session *session, int32_t dst, int32_t src, int32_t n);
 pi_status pi_seq_drop(pi_session *session, int32_t seq);
 /* Context shift: keeps the first n_keep positions, drops the n_drop after them, moves the rest down (K is rotated to
- * the new positions). UNSUPPORTED for models with learned positions (OPT). */
+ * the new positions). UNSUPPORTED for models with learned positions (OPT), and where a window would reach into the first
+ * n_keep positions, which layers with a window no longer hold. */
 pi_status pi_seq_shift(pi_session *session, int32_t seq, int32_t n_keep, int32_t n_drop);
 /* A sequence's K and V as bytes, for saving. load replaces seq; the session must have the same model shape and KV types
  * (checked by a header). */

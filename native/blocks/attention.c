@@ -57,6 +57,7 @@ typedef struct piece {
     int32_t kvh;          /* for the query heads of this KV head */
     int32_t from, to;     /* positions; beyond a token's own nothing is seen */
     int32_t part, n_slot; /* which of the parts; parts that there is room for. n_slot 0: there is one part */
+    bool prompt;          /* spans end where all prompts' do */
 } piece;
 
 /* What a row of queries has gathered so far. out: sums of V, weighted by exp(weight_scale * (score - top)), whose sum
@@ -122,8 +123,9 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
     }
     memset(out, 0, (size_t)rows * (size_t)d * sizeof *out);
     if (tile) g->pack(q, (size_t)d, rows, d, 0, rows, packed_q);
-    for (int32_t a = w->from; a < w->to; a += SPAN) {
-        const int32_t b = w->to - a < SPAN ? w->to : a + SPAN;
+    for (int32_t a = w->from, b; a < w->to; a = b) {
+        const int32_t end = w->prompt ? (a / SPAN + 1) * SPAN : a + SPAN;
+        b = w->to < end ? w->to : end;
         for (int32_t p = a; p < b; p += PI_KV_BLOCK) {
             const int32_t n = b - p < PI_KV_BLOCK ? b - p : PI_KV_BLOCK;
             const te_mat k = k_block(s, l, seq, w->kvh, p, n);
@@ -225,30 +227,32 @@ typedef struct query_run {
     int32_t t, n;            /* tokens */
     int32_t begin, n_pos;    /* positions begin..n_pos-1, whole blocks but for the last */
     int32_t n_slot, n_parts; /* parts that there is room for, parts that there are */
-    bool tile;               /* by matrix products */
+    bool prompt;
+    bool tile; /* by matrix products */
 } query_run;
 
 /* The run of tokens that ends before `end`, at most as long as there is room for; half of it where few positions are seen,
  * for scores beyond a token's own position are computed in vain. Tokens that are computed as if alone see the same blocks;
- * those of a prompt begin where all prompts have a span's border: so no row's sums depend on the others. */
+ * those of a prompt have their spans' borders where all prompts have them: so no row's sums depend on the others. */
 static query_run run_before(const pi_session *s, const pi_attention *w, int32_t end, int32_t from) {
     enum { FEW = 1024 };
     const pi_chunk *c = &s->chunk;
     const int32_t group = s->model->info.n_head / s->model->info.n_head_kv, last = c->pos[end - 1],
                   rows = last < FEW ? s->room.rows / 2 : s->room.rows, room = rows / group;
     const bool few = end > c->n_prefill;
-    const int32_t unit = few ? PI_KV_BLOCK : SPAN, begin = first_seen(w, last) / unit * unit;
+    const int32_t begin = first_seen(w, last) / PI_KV_BLOCK;
     const int32_t longest = few ? room : longest_run(s), most = longest < room ? longest : room;
     const int32_t least = few && c->n_prefill > from ? c->n_prefill : from;
     int32_t n = 1;
     for (; n < most && end - n > least; n++) {
         const int32_t t = end - n - 1;
         if (c->seq[t] != c->seq[end - 1] || c->pos[t] != last - n) break;
-        if (few && (blocks(c->pos[t] + 1) != blocks(last + 1) || first_seen(w, c->pos[t]) / unit * unit != begin))
+        if (few && (blocks(c->pos[t] + 1) != blocks(last + 1) || first_seen(w, c->pos[t]) / PI_KV_BLOCK != begin))
             break;
     }
     query_run r = {.t = end - n, .n = n, .n_pos = last + 1, .n_slot = few ? s->room.n_slot : 1, .n_parts = 1};
-    r.begin = first_seen(w, c->pos[r.t]) / unit * unit;
+    r.begin = first_seen(w, c->pos[r.t]) / PI_KV_BLOCK * PI_KV_BLOCK;
+    r.prompt = !few;
     r.tile = !few || group >= s->model->kernels->gemm.min_tok;
     r.n_parts = between(blocks(r.n_pos - r.begin) * PI_KV_BLOCK / PI_ATTENTION_PART, 1, r.n_slot);
     return r;
@@ -306,7 +310,7 @@ static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) 
         joined &= parts == 1;
         while (lo < hi && lo < first + (int64_t)nkv * parts) {
             const int32_t i = (int32_t)(lo - first), part = i % parts;
-            piece w = {.t = r.t, .n = r.n, .kvh = i / parts, .part = part, .n_slot = parts > 1 ? r.n_slot : 0};
+            piece w = {.t = r.t, .n = r.n, .kvh = i / parts, .part = part, .n_slot = parts > 1 ? r.n_slot : 0, .prompt = r.prompt};
             w.from = r.begin + (int32_t)((int64_t)n_blocks * part / parts) * PI_KV_BLOCK;
             w.to =
                 part + 1 == parts ? r.n_pos : r.begin + (int32_t)((int64_t)n_blocks * (part + 1) / parts) * PI_KV_BLOCK;

@@ -113,7 +113,13 @@ static pi_status open_session(pi_session *s) {
         PI_TRY(pi_hybrid_place(s, o->plan, &s->hybrid));
         device = pi_hybrid_kv(s->hybrid);
     }
-    PI_TRY(pi_kv_init(&s->kv, m, o->n_ctx, o->n_pool, o->n_seq, o->type_k, o->type_v, &device));
+    const pi_kv_shape shape = {.n_ctx = o->n_ctx,
+                               .n_pool = o->n_pool,
+                               .n_seq = o->n_seq,
+                               .n_batch = o->n_batch,
+                               .type_k = o->type_k,
+                               .type_v = o->type_v};
+    PI_TRY(pi_kv_init(&s->kv, m, &shape, &device));
     s->room = pi_attention_room_of(s);
     s->scratch_floats = scratch_floats(s);
     carver c = {NULL, 0};
@@ -177,12 +183,13 @@ void pi_session_get_info(const pi_session *s, pi_session_info *out) {
     if (out) *out = (pi_session_info){0};
     if (!s || !out) return;
     const pi_session_options *o = &s->options;
+    const pi_kv_pool *full = &s->kv.pool[PI_KV_FULL];
     pi_session_lock(s);
     float lowest = s->threshold[0];
     for (int32_t l = 1; l < s->model->info.n_layer; l++)
         if (s->threshold[l] < lowest) lowest = s->threshold[l];
     *out = (pi_session_info){.n_ctx = o->n_ctx,
-                             .n_pool = s->kv.n_blocks * PI_KV_BLOCK,
+                             .n_pool = full->n_blocks * PI_KV_BLOCK,
                              .n_seq = o->n_seq,
                              .n_batch = o->n_batch,
                              .n_threads = o->n_threads,
@@ -193,8 +200,9 @@ void pi_session_get_info(const pi_session *s, pi_session_info *out) {
                              .n_device_bytes = s->hybrid ? pi_hybrid_bytes(s->hybrid) : 0,
                              .n_zero_copy = s->hybrid ? pi_hybrid_zero_copy(s->hybrid) : 0,
                              .n_unmapped_bytes = s->hybrid ? s->hybrid->unmapped_bytes : 0,
-                             .n_blocks = s->kv.n_blocks,
-                             .n_blocks_free = s->kv.n_free};
+                             .n_blocks = full->n_blocks,
+                             .n_blocks_free = full->n_free,
+                             .n_window = s->kv.n_pools > 1 ? s->kv.keep : 0};
     pi_session_unlock(s);
 }
 

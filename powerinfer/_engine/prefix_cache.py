@@ -71,13 +71,14 @@ class PrefixCache:
     def find(self, ids: Ids, n_prompt: int, place: Sequence | None = None) -> tuple[Sequence | None, int]:
         """The sequence that holds most of the beginning of ids, whose first n_prompt are a prompt, and how
         many; fewer than all of them, since the last has to be computed. No more of a prompt than was
-        computed as for this one. place: the only one that is looked at."""
+        computed as for this one, and only what layers with a window can go on from. place: the only one that is
+        looked at."""
         best, most = None, _WORTH - 1 if place is None else 0
         for sequence in self.all if place is None else [place]:
             if sequence.n > most:
                 same = common_prefix(sequence.ids[: sequence.n][: sequence.n_shared], ids)
                 n = reusable_prefix(min(same, ids.size - 1), sequence.n_prompt, n_prompt)
-                if n > most:
+                if n > most and self.session.reusable(n, seq=sequence.number) == n:
                     best, most = sequence, n
         return best, most if best is not None else 0
 
@@ -160,8 +161,9 @@ class PrefixCache:
         if sequence.n < n <= sequence.n_coming:
             sequence.n = n
         elif n != sequence.n:
-            sequence.n, sequence.row = min(n, sequence.n), None
-            self.session.cut(sequence.n, seq=sequence.number)
+            kept = self.session.reusable(min(n, sequence.n), seq=sequence.number)
+            sequence.n, sequence.row = kept, None
+            self.session.cut(kept, seq=sequence.number)
         sequence.n_coming = 0
 
     def agree_all(self) -> None:
