@@ -19,16 +19,16 @@ int32_t pi_seq_length(const pi_session *s, int32_t seq) {
     return n;
 }
 
-/* The first n positions of a sequence are to be kept. */
-static pi_status check_beginning(const pi_session *s, int32_t seq, int32_t n) {
+/* The first n positions of a sequence are to be kept, or copied. */
+static pi_status check_beginning(const pi_session *s, const char *verb, int32_t seq, int32_t n) {
     const int32_t have = s->kv.seq[seq].length;
     if (n < 0 || n > have)
-        return PI_FAIL(PI_ERROR_ARGUMENT, "cannot keep or copy %d positions of sequence %d, which has %d", n, seq, have);
+        return PI_FAIL(PI_ERROR_ARGUMENT, "cannot %s %d positions of sequence %d, which has %d", verb, n, seq, have);
     if (!pi_kv_reaches(&s->kv, seq, n))
         return PI_FAIL(PI_ERROR_ARGUMENT,
-                       "cannot keep or copy %d positions of sequence %d: layers see the last %d of them, and hold those "
+                       "cannot %s %d positions of sequence %d: layers see the last %d of them, and hold those "
                        "from position %d on (pi_seq_reusable tells)",
-                       n, seq, s->kv.window, pi_kv_held_from(&s->kv, seq));
+                       verb, n, seq, s->kv.window, pi_kv_held_from(&s->kv, seq));
     return PI_OK;
 }
 
@@ -42,7 +42,7 @@ int32_t pi_seq_reusable(const pi_session *s, int32_t seq, int32_t n) {
 }
 
 static pi_status cut(pi_session *s, int32_t seq, int32_t n_keep) {
-    PI_TRY(check_beginning(s, seq, n_keep));
+    PI_TRY(check_beginning(s, "keep", seq, n_keep));
     pi_kv_cut(&s->kv, seq, n_keep);
     return PI_OK;
 }
@@ -58,7 +58,7 @@ pi_status pi_seq_cut(pi_session *s, int32_t seq, int32_t n_keep) {
 pi_status pi_seq_drop(pi_session *s, int32_t seq) { return pi_seq_cut(s, seq, 0); }
 
 static pi_status copy(pi_session *s, int32_t dst, int32_t src, int32_t n) {
-    PI_TRY(check_beginning(s, src, n));
+    PI_TRY(check_beginning(s, "copy", src, n));
     pi_kv_copy(&s->kv, dst, src, n);
     return PI_OK;
 }
