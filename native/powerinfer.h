@@ -257,6 +257,8 @@ typedef struct pi_session_options {
                                token's experts while the device is in attention; not measured yet */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
+/* K and V of a session with these options, wherever they lie; 0 where there can be none. */
+uint64_t pi_model_kv_bytes(const pi_model *model, const pi_session_options *options);
 
 typedef struct pi_session_info {
     int32_t n_ctx, n_pool, n_seq, n_batch, n_threads;
@@ -268,7 +270,8 @@ typedef struct pi_session_info {
     int32_t n_zero_copy;             /* neurons of all layers whose rows devices read in host memory */
     uint64_t n_unmapped_bytes;       /* of weights in host memory, which a device's driver refused to register */
     int32_t n_blocks, n_blocks_free; /* of PI_KV_BLOCK positions; of layers that see all of them */
-    int32_t n_window; /* positions that layers with a window hold of a sequence, some more at times; 0: all layers hold all */
+    int32_t
+        n_window; /* positions that layers with a window hold of a sequence, some more at times; 0: all layers hold all */
 } pi_session_info;
 
 /* Errors: ARGUMENT (ranges; PREDICTED without predictors, EXACT without ReLU; Q8_0 with a head size that is no multiple
@@ -333,7 +336,7 @@ float *pi_session_logits(pi_session *session, int32_t index);
 /* The final normed hidden state [n_embd] of the same token. */
 const float *pi_session_hidden(pi_session *session, int32_t index);
 
-int32_t pi_seq_length(const pi_session *session, int32_t seq);          /* positions held; -1 if seq is out of range */
+int32_t pi_seq_length(const pi_session *session, int32_t seq); /* positions held; -1 if seq is out of range */
 /* Keeps positions 0..n_keep-1. ARGUMENT where pi_seq_reusable says that these cannot be kept. */
 pi_status pi_seq_cut(pi_session *session, int32_t seq, int32_t n_keep);
 /* How many of the first n positions can be kept or copied: all that there are, or none where layers with a window no longer

@@ -370,8 +370,8 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     gpt-oss: biases everywhere, sinks, windows on even layers, clamped experts. glm4moe: layers without
     experts first, then sigmoids with a bias for the choice and a shared expert.
 
-    And the Gemmas: a scaled embedding; the second and third have norms after attention and FFN, and a window in
-    even layers, or in all but each sixth; the second caps scores and logits.
+    And the Gemmas: a scaled embedding; the second and third have norms after attention and FFN, and a window
+    in even layers, or in all but each sixth; the second caps scores and logits.
     """
     eps = float(model.key("attention.layer_norm_rms_epsilon"))
     n_head = int(model.key("attention.head_count"))
@@ -407,7 +407,10 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
         a = rms_norm(x, model[p + "attn_norm.weight"], eps)
         q, k = projected(a, p + "attn_q", n_head), projected(a, p + "attn_k", n_head_kv)
         if gemma or oss or not width or windowed:
-            q, k = (rotate(y, model, interleaved=interleaved, window=model.arch == "gemma3" and windowed) for y in (q, k))
+            q, k = (
+                rotate(y, model, interleaved=interleaved, window=model.arch == "gemma3" and windowed)
+                for y in (q, k)
+            )
         v = projected(a, p + "attn_v", n_head_kv)
         attention = (
             attend(q, k, v, window, model.get(p + "attn_sinks.weight"), cap)

@@ -310,7 +310,12 @@ static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) 
         joined &= parts == 1;
         while (lo < hi && lo < first + (int64_t)nkv * parts) {
             const int32_t i = (int32_t)(lo - first), part = i % parts;
-            piece w = {.t = r.t, .n = r.n, .kvh = i / parts, .part = part, .n_slot = parts > 1 ? r.n_slot : 0, .prompt = r.prompt};
+            piece w = {.t = r.t,
+                       .n = r.n,
+                       .kvh = i / parts,
+                       .part = part,
+                       .n_slot = parts > 1 ? r.n_slot : 0,
+                       .prompt = r.prompt};
             w.from = r.begin + (int32_t)((int64_t)n_blocks * part / parts) * PI_KV_BLOCK;
             w.to =
                 part + 1 == parts ? r.n_pos : r.begin + (int32_t)((int64_t)n_blocks * (part + 1) / parts) * PI_KV_BLOCK;

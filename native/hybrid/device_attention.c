@@ -90,7 +90,8 @@ static void run(const pi_program_block *b) {
                                  .n_rot = rope ? rope->n_rot : 0,
                                  .cs = p->in.cs + (rope ? pi_rope_floats(m, shape->rope) * (size_t)p->n_tok : 0),
                                  .pos = p->in.pos,
-                                 .table = p->in.table + (ptrdiff_t)pi_kv_pool_of(&s->kv, b->l) * p->n_tok * p->h->ld_table,
+                                 .table =
+                                     p->in.table + (ptrdiff_t)pi_kv_pool_of(&s->kv, b->l) * p->n_tok * p->h->ld_table,
                                  .row = p->in.first,
                                  .ld_table = p->h->ld_table,
                                  .k_pool = w->pool_k,

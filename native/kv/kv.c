@@ -26,6 +26,11 @@ int32_t pi_kv_layer_blocks(const pi_kv_shape *s, const pi_attention *a) {
     return pi_kv_has_window(s->n_ctx, a) ? window_blocks(s, a->window) : blocks_of(s->n_pool);
 }
 
+uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *s, const pi_attention *a, int32_t type) {
+    return (uint64_t)pi_kv_layer_blocks(s, a) * PI_KV_BLOCK * (uint64_t)m->info.n_head_kv *
+           te_row_bytes(type, m->info.n_embd_head);
+}
+
 static bool pool_init(pi_kv *kv, int32_t p, int32_t n_blocks) {
     pi_kv_pool *pool = &kv->pool[p];
     const int32_t per_seq = blocks_of(kv->n_ctx);

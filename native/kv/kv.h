@@ -55,7 +55,7 @@ typedef struct pi_kv {
     int32_t n_ctx, n_seq;
     int32_t n_pools; /* 2 where layers have a window that is shorter than n_ctx, else 1 */
     int32_t window;  /* of those layers */
-    int32_t keep;    /* positions that a sequence holds of them at least: with what a chunk adds, and may be cut again */
+    int32_t keep; /* positions that a sequence holds of them at least: with what a chunk adds, and may be cut again */
     pi_kv_pool pool[PI_KV_POOLS];
     pi_seq *seq;         /* [n_seq] */
     char **k, **v;       /* [n_layer]; NULL where they lie on a device */
@@ -69,6 +69,8 @@ uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory */
 /* Whether a layer is in the pool of windows; blocks that it has. */
 static inline bool pi_kv_has_window(int32_t n_ctx, const pi_attention *a) { return a->window && a->window < n_ctx; }
 int32_t pi_kv_layer_blocks(const pi_kv_shape *shape, const pi_attention *a);
+/* Bytes of its K, or V, of that type. */
+uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *shape, const pi_attention *a, int32_t type);
 
 /* The pool that layer l is in. */
 static inline int32_t pi_kv_pool_of(const pi_kv *kv, int32_t l) {

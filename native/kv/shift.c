@@ -16,10 +16,10 @@ pi_status pi_kv_shift_begin(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_dr
     const int32_t length = s->length - n_drop;
     pi_table *t = &s->of[PI_KV_WINDOW];
     const bool whole = pi_kv_held_from(kv, seq) > n_keep; /* all that windows hold moves */
-    const int32_t down = whole ? n_drop / PI_KV_BLOCK : 0, first = max_i32(t->first - down, whole ? blocks_of(n_keep) : 0),
+    const int32_t down = whole ? n_drop / PI_KV_BLOCK : 0,
+                  first = max_i32(t->first - down, whole ? blocks_of(n_keep) : 0),
                   seen = max_i32(length + 1 - kv->window, 0);
-    int32_t from[PI_KV_POOLS] = {n_keep, whole ? t->first * PI_KV_BLOCK : n_keep},
-            to[PI_KV_POOLS] = {length, whole ? s->length : length};
+    const int32_t to[PI_KV_POOLS] = {length, whole ? s->length : length};
     *out = (pi_kv_shift){.seq = seq,
                          .length = length,
                          .n_drop = n_drop,
@@ -31,11 +31,11 @@ pi_status pi_kv_shift_begin(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_dr
                        "those in front of position %d",
                        seq, length, kv->window, first * PI_KV_BLOCK);
     for (int32_t p = 0; p < kv->n_pools; p++)
-        if (pi_kv_blocks_needed(kv, p, seq, from[p], to[p]) > kv->pool[p].n_free)
+        if (pi_kv_blocks_needed(kv, p, seq, n_keep, to[p]) > kv->pool[p].n_free)
             return PI_FAIL(PI_ERROR_CONTEXT,
                            "the KV pool is full: shifting sequence %d must copy shared blocks, %d are free", seq,
                            kv->pool[p].n_free);
-    for (int32_t p = 0; p < kv->n_pools; p++) pi_kv_own(kv, p, seq, from[p], to[p]);
+    for (int32_t p = 0; p < kv->n_pools; p++) pi_kv_own(kv, p, seq, n_keep, to[p]);
     if (kv->n_pools > 1 && whole) {
         for (int32_t b = t->first; b < t->n; b++) {
             if (b - down >= first)

@@ -23,7 +23,7 @@ static pi_kv_shape kv_shape(const pi_plan_options *o) {
 
 static uint64_t pool_bytes(const pi_model *m, const pi_plan_options *o, const pi_attention *a, int32_t type) {
     const pi_kv_shape s = kv_shape(o);
-    return pi_space((uint64_t)pi_kv_layer_blocks(&s, a) * PI_KV_BLOCK * (uint64_t)m->info.n_head_kv * kv_row(m, type));
+    return pi_space(pi_kv_layer_bytes(m, &s, a, type));
 }
 
 /* What a layer's adapters add. Of the feed-forward's the matrices with a row per neuron lie in two parts. */
@@ -279,15 +279,15 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * n_q,
         n_tok * n_q,
         n_tok * n_kv,
-        n_tok * n_kv,                                                /* q, attention's output, k, v */
-        n_tok * (uint64_t)m->max_rank,                               /* the predictor's hidden values */
-        rank ? 3 * n_tok * rank + 128 : 0,                           /* and those of adapters */
+        n_tok * n_kv,                                                           /* q, attention's output, k, v */
+        n_tok * (uint64_t)m->max_rank,                                          /* the predictor's hidden values */
+        rank ? 3 * n_tok * rank + 128 : 0,                                      /* and those of adapters */
         n_tok * (n_tables * n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */
-        3 * (uint64_t)i->n_layer + 16,                               /* counts */
-        n_tok * (uint64_t)(i->n_expert + 2 * i->n_expert_used),      /* routers' scores, choices and weights */
-        n_tok * (uint64_t)i->n_expert_used,                          /* (in two buffers) */
-        i->n_expert ? 6 * n_tok + 8 * 64 : 0,                        /* of an expert of all tokens, and rounding */
-        (uint64_t)i->n_expert_used,                                  /* which of them are read in host memory */
+        3 * (uint64_t)i->n_layer + 16,                                          /* counts */
+        n_tok * (uint64_t)(i->n_expert + 2 * i->n_expert_used), /* routers' scores, choices and weights */
+        n_tok * (uint64_t)i->n_expert_used,                     /* (in two buffers) */
+        i->n_expert ? 6 * n_tok + 8 * 64 : 0,                   /* of an expert of all tokens, and rounding */
+        (uint64_t)i->n_expert_used,                             /* which of them are read in host memory */
         3 * (uint64_t)i->n_layer * (uint64_t)i->n_expert + (i->n_expert ? 17 : 0), /* where they are, uses, lists */
         (uint64_t)i->n_layer,                                                      /* thresholds */
         1,                                                                         /* the number of a hand-over */

@@ -36,7 +36,8 @@ static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to
     }
     int64_t needed = 0;
     for (int32_t i = 0; i < s->kv.n_seq; i++)
-        needed += to[i] > s->kv.seq[i].length ? pi_kv_blocks_needed(&s->kv, PI_KV_FULL, i, s->kv.seq[i].length, to[i]) : 0;
+        needed +=
+            to[i] > s->kv.seq[i].length ? pi_kv_blocks_needed(&s->kv, PI_KV_FULL, i, s->kv.seq[i].length, to[i]) : 0;
     const pi_kv_pool *pool = &s->kv.pool[PI_KV_FULL];
     if (needed > pool->n_free)
         return PI_FAIL(PI_ERROR_CONTEXT,

@@ -140,8 +140,8 @@ static state_header header_of(const pi_session *s, int32_t length, int32_t held_
                       .held_from = held_from,
                       .n_bytes = sizeof(state_header)};
     for (int32_t l = 0; l < i->n_layer; l++)
-        h.n_bytes += (uint64_t)(length - state_from(s, l, held_from)) * (uint64_t)i->n_head_kv *
-                     (s->kv.row_k + s->kv.row_v);
+        h.n_bytes +=
+            (uint64_t)(length - state_from(s, l, held_from)) * (uint64_t)i->n_head_kv * (s->kv.row_k + s->kv.row_v);
     memcpy(h.magic, state_magic, sizeof h.magic);
     return h;
 }

@@ -103,6 +103,27 @@ static size_t scratch_floats(const pi_session *s) {
 
 static int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
 
+static pi_kv_shape kv_shape(const pi_session_options *o) {
+    return (pi_kv_shape){.n_ctx = o->n_ctx,
+                         .n_pool = o->n_pool,
+                         .n_seq = o->n_seq,
+                         .n_batch = o->n_batch,
+                         .type_k = o->type_k,
+                         .type_v = o->type_v};
+}
+
+uint64_t pi_model_kv_bytes(const pi_model *m, const pi_session_options *options) {
+    if (!m || !options) return 0;
+    pi_session_options o = *options;
+    if (pi_session_check(m, &o) != PI_OK) return 0;
+    const pi_kv_shape shape = kv_shape(&o);
+    uint64_t n = 0;
+    for (int32_t l = 0; l < m->info.n_layer; l++)
+        n += pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), o.type_k) +
+             pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), o.type_v);
+    return n;
+}
+
 static pi_status open_session(pi_session *s) {
     const pi_model *m = s->model;
     const pi_model_info *i = &m->info;
@@ -113,12 +134,7 @@ static pi_status open_session(pi_session *s) {
         PI_TRY(pi_hybrid_place(s, o->plan, &s->hybrid));
         device = pi_hybrid_kv(s->hybrid);
     }
-    const pi_kv_shape shape = {.n_ctx = o->n_ctx,
-                               .n_pool = o->n_pool,
-                               .n_seq = o->n_seq,
-                               .n_batch = o->n_batch,
-                               .type_k = o->type_k,
-                               .type_v = o->type_v};
+    const pi_kv_shape shape = kv_shape(o);
     PI_TRY(pi_kv_init(&s->kv, m, &shape, &device));
     s->room = pi_attention_room_of(s);
     s->scratch_floats = scratch_floats(s);

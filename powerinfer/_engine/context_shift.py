@@ -41,9 +41,9 @@ class ContextShift:
             raise
 
     def make_room(self, session: Session, sequence: Sequence, n: int) -> int:
-        """Makes n more tokens fit into an idle sequence; returns how many of its ids stay. Where a window would
-        reach into what it no longer holds, the sequence then holds none of them. Raises ContextError if they
-        cannot fit; then nothing has changed."""
+        """Makes n more tokens fit into an idle sequence; returns how many of its ids stay. Where a window
+        would reach into what is no longer held, the sequence then holds none of them. Raises ContextError if
+        they cannot fit; then nothing has changed."""
         held = sequence.n
         if held + n <= self.n_ctx:
             return held

@@ -382,13 +382,15 @@ class Session:
         """How many of the first n positions of a sequence can be kept or copied: all that it has of them, or 0
         where layers with a window have given back what the next token sees."""
         with self._lock:
-            reusable = int(_native.lib.pi_seq_reusable(self.handle, _native.fit("seq", seq), _native.fit("n", n)))
+            reusable = int(
+                _native.lib.pi_seq_reusable(self.handle, _native.fit("seq", seq), _native.fit("n", n))
+            )
         if reusable < 0:
             raise ArgumentError(f"sequence {seq} is out of range")
         return reusable
 
     def cut(self, n_keep: int, *, seq: int = 0) -> None:
-        """Keeps the first n_keep positions of a sequence. Raises ArgumentError if these are not reusable()."""
+        """Keeps the first n_keep positions of a sequence. See reusable()."""
         with self._lock:
             _native.check(
                 _native.lib.pi_seq_cut(self.handle, _native.fit("seq", seq), _native.fit("n_keep", n_keep))
@@ -411,8 +413,8 @@ class Session:
     def shift(self, n_keep: int, n_drop: int, *, seq: int = 0) -> None:
         """Keeps the first n_keep positions, drops the n_drop after them and moves the rest down.
 
-        Raises UnsupportedError for models with learned positions (OPT), and where a layer's window would reach
-        into the first n_keep positions, which it no longer holds.
+        Raises UnsupportedError for models with learned positions (OPT), and where a layer's window would
+        reach into the first n_keep positions, which it no longer holds.
         """
         with self._lock:
             _native.check(

@@ -14,8 +14,9 @@ struct attention_case {
 };
 
 static void check_attention_case(const attention_case &k) {
-    AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d, window %d, sinks %d, cap %g", k.n_tok, k.n_head, k.n_head_kv,
-       k.d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.window, k.sinks, (double)k.soft_cap);
+    AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d, window %d, sinks %d, cap %g", k.n_tok, k.n_head,
+       k.n_head_kv, k.d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.window, k.sinks,
+       (double)k.soft_cap);
     const int n_seq = 5, n_ctx = 2048, ld_table = n_ctx / 64, n_blocks = n_seq * ld_table + 3;
     const size_t d = (size_t)k.d, row_k = te_row_bytes(k.type_k, k.d), row_v = te_row_bytes(k.type_v, k.d);
     const size_t pool_k = (size_t)n_blocks * (size_t)k.n_head_kv * 64 * row_k,
@@ -161,8 +162,7 @@ static void check_attention_case(const attention_case &k) {
                     size += fabs(query[i] * (double)x[i]) * (double)op.scale;
                 }
                 doubt = fmax(doubt, 8 * EPS * sqrt((double)d) * size + 8 * EPS * (double)k.soft_cap);
-                if (k.soft_cap > 0)
-                    score[(size_t)p] = (double)k.soft_cap * tanh(score[(size_t)p] / (double)k.soft_cap);
+                if (k.soft_cap > 0) score[(size_t)p] = (double)k.soft_cap * tanh(score[(size_t)p] / (double)k.soft_cap);
                 most = fmax(most, score[(size_t)p]);
             }
             std::vector<double> value(d, 0), weight(d, 0);

@@ -78,8 +78,9 @@ static void check_attention_case(const heads_case &k) {
     const int n_seq = (int)k.n.size(), d = k.d, n_ctx = 1024, ld_table = n_ctx / 64;
     int n_tok = 1; // one that is left out
     for (int n : k.n) n_tok += n;
-    AT("attention %d on %d heads of %d, %s %s, rope %d, norm %d, %d tokens, window %d, sinks %d, cap %g", k.n_head, k.n_head_kv,
-       d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.norm, n_tok, k.window, k.sinks, (double)k.soft_cap);
+    AT("attention %d on %d heads of %d, %s %s, rope %d, norm %d, %d tokens, window %d, sinks %d, cap %g", k.n_head,
+       k.n_head_kv, d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.norm, n_tok, k.window,
+       k.sinks, (double)k.soft_cap);
     const size_t row_k = te_row_bytes(k.type_k, d), row_v = te_row_bytes(k.type_v, d);
     const size_t n_rows = (size_t)(n_seq * ld_table * k.n_head_kv * 64);
     auto pool_new = [&](int type, size_t row) {

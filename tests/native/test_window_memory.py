@@ -7,7 +7,6 @@ context never gives anything back. Fed alike, both must give the same bits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,7 +119,9 @@ def test_how_far_back(model: Model) -> None:
         assert feed(near, ids[least:601], seq=1) == feed(far, ids[least:601], seq=1)
 
 
-@pytest.mark.parametrize(("n", "keep", "drop"), [(300, 0, 64), (500, 64, 201), (500, 200, 77), (600, 5, 450), (600, 5, 512)])
+@pytest.mark.parametrize(
+    ("n", "keep", "drop"), [(300, 0, 64), (500, 64, 201), (500, 200, 77), (600, 5, 450), (600, 5, 512)]
+)
 def test_a_shift(model: Model, n: int, keep: int, drop: int) -> None:
     """Blocks move by their numbers, and what is left within them; or as elsewhere, where all is held."""
     ids = tokens()
@@ -156,7 +157,10 @@ def act_at_random(model: Model, seed: int, n_steps: int) -> None:
     n_seq = 4
     with small(model, n_seq=n_seq) as near, whole(model, n_seq=n_seq) as far:
         for _ in range(n_steps):
-            what, seq, other = rng.choice(["feed", "cut", "copy", "shift", "load"]), *rng.integers(0, n_seq, 2)
+            what, seq, other = (
+                rng.choice(["feed", "cut", "copy", "shift", "load"]),
+                *rng.integers(0, n_seq, 2),
+            )
             held = near.length(seq)
             assert held == far.length(seq)
             n = int(rng.integers(0, held + 1))
@@ -168,7 +172,9 @@ def act_at_random(model: Model, seed: int, n_steps: int) -> None:
                 elif what in ("cut", "copy"):
                     n = near.reusable(n, seq=int(seq))
                     for session in (near, far):
-                        session.cut(n, seq=int(seq)) if what == "cut" else session.copy(int(other), int(seq), n)
+                        session.cut(n, seq=int(seq)) if what == "cut" else session.copy(
+                            int(other), int(seq), n
+                        )
                 elif what == "shift" and n < held:
                     near.shift(n, int(rng.integers(1, held - n + 1)), seq=int(seq))
                     drop = held - near.length(int(seq))
@@ -240,5 +246,3 @@ def test_on_a_device(model: Model, split: str) -> None:
     with small(model, **sizes) as alone, small(model, plan=plan, device="host", **sizes) as hybrid:
         for a, b in zip(drive(alone), drive(hybrid), strict=True):
             assert np.linalg.norm(a - b) < 1e-2 * np.linalg.norm(a)
-
-

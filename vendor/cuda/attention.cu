@@ -309,7 +309,8 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
             for (int p0 = warp * ROWS; p0 < all; p0 += ATT_WARPS * ROWS) {
                 const int p = p0 + lane / LANES;
                 const float v = rows.score(row_at(min(p, all - 1)), lane);
-                if (sum_owner<G, LANES>(lane) && p < all) s.score[sum_index<G, LANES>(lane)][p] = capped(v * a.scale, a.soft_cap);
+                if (sum_owner<G, LANES>(lane) && p < all)
+                    s.score[sum_index<G, LANES>(lane)][p] = capped(v * a.scale, a.soft_cap);
             }
         } else {
 #pragma unroll 1

@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
         }
     // Powers of 2 are cheaper than of e. Under a soft cap scores are scaled before.
     const float cap = a.soft_cap, scale = cap > 0 ? 1.0f : a.scale * 1.442695041f;
-    for (int i0 = 0; i0 < n_tok;) {             // tokens of one sequence at a time
+    for (int i0 = 0; i0 < n_tok;) { // tokens of one sequence at a time
         const int seq = token_seq[i0];
         int i1 = i0, end = 0, begin = 0x7fffffff; // positions that these tokens see
         for (; i1 < n_tok && token_seq[i1] == seq; i1++) {
