@@ -35,6 +35,8 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
     DynamicCache,
     FalconConfig,
     FalconForCausalLM,
@@ -237,6 +239,21 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                     "attention_bias": True,
                     "use_qk_norm": True,
                     "rope_parameters": rope_parameters(spec.rope) | rotated,
+                }
+            )
+        )
+    elif spec.family == "cohere2":
+        del gated["rms_norm_eps"], gated["head_dim"]
+        model = Cohere2ForCausalLM(
+            Cohere2Config(
+                **gated
+                | {
+                    "layer_norm_eps": 1e-5,
+                    "sliding_window": spec.window,
+                    "layer_types": [
+                        "full_attention" if i % 4 == 3 else "sliding_attention" for i in range(spec.n_layer)
+                    ],
+                    "logit_scale": spec.logit_scale,
                 }
             )
         )

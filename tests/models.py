@@ -125,7 +125,8 @@ def draw(spec: Spec) -> Tensors:
             if spec.family == "olmoe":
                 norm(p + "self_attn.q_norm", qw)
                 norm(p + "self_attn.k_norm", kw)
-            norm(p + "post_attention_layernorm", d)
+            if spec.family != "cohere2":
+                norm(p + "post_attention_layernorm", d)
             if posts:
                 norm(p + "pre_feedforward_layernorm", d)
                 norm(p + "post_feedforward_layernorm", d)
@@ -374,7 +375,7 @@ def metadata(spec: Spec) -> Meta:
     elif a != "opt":  # an OPT file says nothing about kv heads, norms or rotation
         meta[f"{a}.rope.dimension_count"] = spec.d_rot or spec.d_head
         meta[f"{a}.attention.head_count_kv"] = spec.n_head_kv
-        meta[f"{a}.attention.layer_norm_rms_epsilon"] = 1e-5
+        meta[f"{a}.attention.layer_norm_{'' if a == 'cohere2' else 'rms_'}epsilon"] = 1e-5
         meta[f"{a}.rope.freq_base"] = spec.rope.base
         if spec.d_head * spec.n_head != spec.n_embd:
             meta[f"{a}.attention.key_length"] = spec.d_head
@@ -387,6 +388,9 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.attention.sliding_window"] = spec.window
             if spec.family == "gemma3":
                 meta[f"{a}.rope.freq_base_swa"] = spec.window_base
+        if a == "cohere2":
+            meta["cohere2.logit_scale"] = spec.logit_scale
+            meta["cohere2.rope.scaling.type"] = "none"
         if spec.soft_cap:
             meta[f"{a}.attn_logit_softcapping"] = spec.soft_cap
             meta[f"{a}.final_logit_softcapping"] = spec.soft_cap * 2

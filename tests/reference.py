@@ -34,6 +34,7 @@ ARCHITECTURES = (
     "smallthinker",
     "gpt-oss",
     "glm4moe",
+    "cohere2",
     "gemma",
     "gemma2",
     "gemma3",
@@ -454,6 +455,29 @@ def falcon(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     return norm(x, "output_norm")
 
 
+def cohere2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Attention and FFN side by side behind one LayerNorm without bias; three layers with a window and
+    rotation, then one with neither; logits are scaled."""
+    eps = float(model.key("attention.layer_norm_epsilon"))
+    n_head, n_head_kv = (int(model.key(f"attention.head_count{kind}")) for kind in ("", "_kv"))
+    zero = np.zeros(int(model.key("embedding_length")))
+    x = model["token_embd.weight"][tokens]
+    for i in range(int(model.key("block_count"))):
+        p = f"blk.{i}."
+        a = layer_norm(x, model[p + "attn_norm.weight"], zero, eps)
+        q, k, v = (
+            heads(a @ model[f"{p}attn_{name}.weight"].T, n)
+            for name, n in (("q", n_head), ("k", n_head_kv), ("v", n_head_kv))
+        )
+        window = None
+        if i % 4 != 3:
+            window = int(model.key("attention.sliding_window"))
+            q, k = rotate(q, model, interleaved=True), rotate(k, model, interleaved=True)
+        attention = attend(q, k, v, window) @ model[p + "attn_output.weight"].T
+        x = x + attention + ffn(model, i, a, x, how, trace)
+    return layer_norm(x, model["output_norm.weight"], zero, eps) * float(model.key("logit_scale"))
+
+
 def opt(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     """Learned positions that start at row 2, biases everywhere, LayerNorm with eps 1e-5."""
     eps = 1e-5
@@ -504,7 +528,7 @@ def forward(
         np.broadcast_to(np.asarray(threshold, np.float64), n_layer) if predicted else None,
         np.arange(len(tokens)) < n_dense if isinstance(n_dense, int) else n_dense,
     )
-    body = {"falcon": falcon, "opt": opt}.get(model.arch, llama)
+    body = {"falcon": falcon, "cohere2": cohere2, "opt": opt}.get(model.arch, llama)
     x = body(model, np.asarray(tokens, dtype=np.int64), how, trace)
     output = model.get("output.weight")
     logits = x @ (model["token_embd.weight"] if output is None else output).T

@@ -22,8 +22,8 @@ class Spec:
     """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
 
     name: str
-    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe gemma gemma2
-    # gemma3
+    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe cohere2
+    # gemma gemma2 gemma3
     family: str
     n_layer: int = 2
     n_embd: int = 64
@@ -45,6 +45,7 @@ class Spec:
     n_ff_shared: int = 0  # of an expert that all tokens use
     n_dense: int = 0  # layers at the beginning without experts
     window: int = 0  # positions that layers with a window see; which ones have one is the family's
+    logit_scale: float = 1.0
     soft_cap: float = 0.0  # of scores; that of logits is twice as much
     window_base: float = 10000.0  # base frequency of those layers' rotation
     n_prompt: int = 40
@@ -206,6 +207,19 @@ SPECS: dict[str, Spec] = {
             n_prompt=60,
             rope=Rope(100000.0, "linear", 4.0, 64),
         ),
+        Spec(
+            "cohere2",
+            "cohere2",
+            n_layer=4,
+            n_embd=96,
+            n_head_kv=2,
+            n_ff=192,
+            n_vocab=301,
+            window=24,
+            logit_scale=0.5,
+            n_prompt=60,
+            rope=Rope(50000.0),
+        ),
         Spec("gemma", "gemma", n_layer=3, n_head_kv=1, head_dim=32, n_ff=192, n_vocab=301, act="gelu_tanh"),
         # Scores are about 1, logits about 2 and up to 8: both caps bend them.
         Spec(
@@ -225,5 +239,5 @@ SPECS: dict[str, Spec] = {
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if not spec.is_gemma)
+CONVERTED = sorted(name for name, spec in SPECS.items() if not spec.is_gemma and spec.family != "cohere2")
 """Those that `powerinfer convert` takes checkpoints of."""

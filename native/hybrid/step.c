@@ -483,7 +483,7 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
                      row = (size_t)s->chunk.logits_row[h->n_tok - h->n_logits];
         memcpy(s->logits + row * n_vocab, d->logits, sizeof(float) * n * n_vocab);
         memcpy(s->hidden + row * n_embd, d->hidden, sizeof(float) * n * n_embd);
-        if (s->model->logit_cap > 0) te_pool_run(s->pool, logits_step, s);
+        if (pi_changes_logits(s->model)) te_pool_run(s->pool, logits_step, s);
     }
     return PI_OK;
 }

@@ -107,6 +107,19 @@ static const pi_arch table[] = {
      .next_layers = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "cohere2",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NORM,
+     .layer_norm = true,
+     .no_norm_bias = true,
+     .parallel = true,
+     .gated = true,
+     .logit_scale = true,
+     .window_period = 4,
+     .full_last = true,
+     .full_no_rope = true,
+     .dense = PI_ACTIVATION_SILU,
+     .sparse = PI_ACTIVATION_RELU},
     {.name = "gemma",
      .block = {&pi_attention_kind, &pi_ffn_kind},
      .rope = PI_ROPE_NEOX,
@@ -150,5 +163,5 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 
 const char *pi_arch_names(void) {
     return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
-           "gemma, gemma2, gemma3";
+           "cohere2, gemma, gemma2, gemma3";
 }

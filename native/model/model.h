@@ -19,6 +19,7 @@ typedef struct pi_arch {
     const pi_block_kind *block[PI_MAX_BLOCKS]; /* of each layer, in order */
     pi_rope_kind rope;
     bool layer_norm;     /* LayerNorm with bias; else RMSNorm */
+    bool no_norm_bias;   /* LayerNorm without (Cohere) */
     bool parallel;       /* attention and FFN both read the layer's input (Falcon) */
     bool gated;          /* the FFN has a gate */
     bool post_norm;      /* norms behind attention and FFN, too */
@@ -38,6 +39,7 @@ typedef struct pi_arch {
     bool next_layers;    /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
     bool early_router;   /* experts are chosen by what attention reads (SmallThinker) */
     bool scaled_embd;    /* embeddings times sqrt(n_embd) (Gemma) */
+    bool logit_scale;    /* logits times a number of the file (Cohere) */
     bool soft_caps;      /* of scores and of logits (Gemma 2) */
     int32_t wide_layers; /* a model of so many scales scores by the width per head (Gemma 2 and 3 27B); 0: none does */
     int32_t window_period;  /* of so many layers all but the first have a window; 0: none has */
@@ -132,6 +134,7 @@ struct pi_model {
     pi_model_options options;
     pi_model_info info;
     float norm_eps;
+    float logit_scale;          /* logits are multiplied by it */
     float logit_cap;            /* of logits: cap * tanh(logit / cap); 0: none */
     pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
     int32_t n_ropes;
@@ -167,6 +170,8 @@ static inline size_t pi_rope_floats(const pi_model *m, int32_t r) {
     for (int32_t i = 0; i < r; i++) n += (size_t)m->rope[i].n_rot;
     return n;
 }
+/* Whether logits are not yet what the output product gives. */
+static inline bool pi_changes_logits(const pi_model *m) { return m->logit_scale != 1 || m->logit_cap > 0; }
 /* What a layer uses, or NULL. */
 static inline const pi_rope *pi_rope_of(const pi_model *m, const pi_attention *a) {
     return a->rope < 0 ? NULL : &m->rope[a->rope];
