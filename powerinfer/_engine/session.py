@@ -379,7 +379,7 @@ class Session:
         return length
 
     def reusable(self, n: int, *, seq: int = 0) -> int:
-        """How many of the first n positions of a sequence can be kept or copied: all of them that it has, or 0
+        """How many of the first n positions of a sequence can be kept or copied: all that there are, or 0
         where layers with a window have given back what the next token sees."""
         with self._lock:
             reusable = int(
