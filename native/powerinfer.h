@@ -323,8 +323,10 @@ typedef struct pi_prompt_rest {
 int32_t pi_chunk_end(const pi_prompt_rest *rest);
 /* How many tokens of a common prefix may be taken over so that a prompt gets the bits that it gets anew: of n_same tokens
  * with which a prompt of n_prompt tokens begins, and a sequence that was fed a prompt of n_held_prompt. All, if that
- * sequence's prompt is among them: the prompt then goes on where its answer was being written. */
-int32_t pi_prefix_reusable(int32_t n_same, int32_t n_held_prompt, int32_t n_prompt);
+ * sequence's prompt is among them: the prompt then goes on where its answer was being written. No more than is reachable in
+ * seq; session NULL: all is. */
+int32_t pi_prefix_reusable(const pi_session *session, int32_t seq, int32_t n_same, int32_t n_held_prompt,
+                           int32_t n_prompt);
 
 /* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY; DEVICE,
  * TIMEOUT (a device failed or did not answer: the sequences are as they were before, or empty where layers with a window
@@ -337,12 +339,12 @@ float *pi_session_logits(pi_session *session, int32_t index);
 const float *pi_session_hidden(pi_session *session, int32_t index);
 
 int32_t pi_seq_length(const pi_session *session, int32_t seq); /* positions held; -1 if seq is out of range */
-/* Keeps positions 0..n_keep-1. ARGUMENT where pi_seq_reusable says that these cannot be kept. */
+/* Keeps positions 0..n_keep-1. UNSUPPORTED unless n_keep is reachable. */
 pi_status pi_seq_cut(pi_session *session, int32_t seq, int32_t n_keep);
-/* How many of the first n positions can be kept or copied: all that there are, or none where layers with a window no longer
- * hold what the next token sees. -1 if seq is out of range. */
-int32_t pi_seq_reusable(const pi_session *session, int32_t seq, int32_t n);
-/* dst (dropped first) becomes the first n positions of src; whole blocks are shared until one side writes. */
+/* The most positions, at most n, that a sequence can be cut to or copied: n, or 0 where layers with a window no longer hold
+ * what the next token sees. -1 if seq is out of range, or n negative. */
+int32_t pi_seq_reachable(const pi_session *session, int32_t seq, int32_t n);
+/* dst (dropped first) becomes the first n positions of src, a reachable number; whole blocks are shared until one side writes. */
 pi_status pi_seq_copy(pi_session *session, int32_t dst, int32_t src, int32_t n);
 pi_status pi_seq_drop(pi_session *session, int32_t seq);
 /* Context shift: keeps the first n_keep positions, drops the n_drop after them, moves the rest down (K is rotated to

@@ -127,8 +127,9 @@ void pi_kv_give_back(pi_kv *kv, int32_t p, int32_t block) {
 /* The first position that the token behind the first n sees in a layer with a window. */
 static int32_t first_seen(const pi_kv *kv, int32_t n) { return max_i32(n + 1 - kv->window, 0); }
 
-bool pi_kv_reaches(const pi_kv *kv, int32_t seq, int32_t n) {
-    return n == 0 || kv->n_pools == 1 || pi_kv_held_from(kv, seq) <= first_seen(kv, n);
+int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n) {
+    if (n >= kv->seq[seq].length) return kv->seq[seq].length;
+    return kv->n_pools == 1 || pi_kv_held_from(kv, seq) <= first_seen(kv, n) ? n : 0;
 }
 
 int32_t pi_kv_blocks_needed(const pi_kv *kv, int32_t p, int32_t seq, int32_t from, int32_t to) {

@@ -94,8 +94,9 @@ static inline char *pi_kv_v(const pi_kv *kv, int32_t l, const pi_seq *s, int32_t
     return kv->v[l] + pi_kv_at(kv, &s->of[pi_kv_pool_of(kv, l)], h, pos, kv->row_v);
 }
 
-/* Whether seq can be cut to its first n positions: it holds what the token behind them sees. */
-bool pi_kv_reaches(const pi_kv *kv, int32_t seq, int32_t n);
+/* The most positions, at most n, that seq can be cut to, or copied: n itself, but 0 where a layer with a window does not
+ * hold what the token behind them sees. */
+int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n);
 /* The first position that layers with a window hold of seq; 0 where they hold all. */
 static inline int32_t pi_kv_held_from(const pi_kv *kv, int32_t seq) {
     return kv->n_pools > 1 ? kv->seq[seq].of[PI_KV_WINDOW].first * PI_KV_BLOCK : 0;
@@ -116,9 +117,8 @@ void pi_kv_renew(pi_kv *kv, int32_t seq, int32_t n, int32_t from);
 static inline int32_t pi_kv_kept_from(const pi_kv *kv, int32_t n) {
     return kv->n_pools > 1 && n > kv->keep ? (n - kv->keep) / PI_KV_BLOCK * PI_KV_BLOCK : 0;
 }
-/* n_keep: one that is reached, or 0. */
+/* n_keep, n: reachable ones. */
 void pi_kv_cut(pi_kv *kv, int32_t seq, int32_t n_keep);
-/* n: one that src reaches. */
 void pi_kv_copy(pi_kv *kv, int32_t dst, int32_t src, int32_t n);
 
 /* The blocks that seq holds of positions [from, to) become its own; needs pi_kv_blocks_needed(from, to) free blocks. */

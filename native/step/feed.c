@@ -111,8 +111,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
         if (st == PI_OK) continue;
         for (int32_t i = b->n_tokens - 1; i >= 0; i--) { /* the first token of a sequence says how long it was */
             const int32_t q = pi_batch_seq(b, i);
-            if (s->kv.seq[q].length > cut.pos[i])
-                pi_kv_cut(&s->kv, q, pi_kv_reaches(&s->kv, q, cut.pos[i]) ? cut.pos[i] : 0);
+            if (s->kv.seq[q].length > cut.pos[i]) pi_kv_cut(&s->kv, q, pi_kv_reachable(&s->kv, q, cut.pos[i]));
         }
         s->logits_rows = 0;
         return st;

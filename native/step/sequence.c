@@ -19,30 +19,30 @@ int32_t pi_seq_length(const pi_session *s, int32_t seq) {
     return n;
 }
 
-/* The first n positions of a sequence are to be kept, or copied. */
-static pi_status check_beginning(const pi_session *s, const char *verb, int32_t seq, int32_t n) {
+/* A number of positions that a sequence has, and can be taken back to. */
+static pi_status check_reachable(const pi_session *s, const char *verb, int32_t seq, int32_t n) {
     const int32_t have = s->kv.seq[seq].length;
     if (n < 0 || n > have)
         return PI_FAIL(PI_ERROR_ARGUMENT, "cannot %s %d positions of sequence %d, which has %d", verb, n, seq, have);
-    if (!pi_kv_reaches(&s->kv, seq, n))
-        return PI_FAIL(PI_ERROR_ARGUMENT,
-                       "cannot %s %d positions of sequence %d: layers see the last %d of them, and hold those "
-                       "from position %d on (pi_seq_reusable tells)",
-                       verb, n, seq, s->kv.window, pi_kv_held_from(&s->kv, seq));
+    if (n != pi_kv_reachable(&s->kv, seq, n))
+        return PI_FAIL(
+            PI_ERROR_UNSUPPORTED,
+            "cannot %s %d of the %d positions of sequence %d: layers see the last %d of them, and hold those "
+            "from position %d on",
+            verb, n, have, seq, s->kv.window, pi_kv_held_from(&s->kv, seq));
     return PI_OK;
 }
 
-int32_t pi_seq_reusable(const pi_session *s, int32_t seq, int32_t n) {
-    if (!s || seq < 0 || seq >= s->kv.n_seq) return -1;
+int32_t pi_seq_reachable(const pi_session *s, int32_t seq, int32_t n) {
+    if (!s || seq < 0 || seq >= s->kv.n_seq || n < 0) return -1;
     pi_session_lock(s);
-    const int32_t have = s->kv.seq[seq].length, most = n < have ? n : have;
-    const bool reached = most > 0 && pi_kv_reaches(&s->kv, seq, most);
+    const int32_t reachable = pi_kv_reachable(&s->kv, seq, n);
     pi_session_unlock(s);
-    return reached ? most : 0;
+    return reachable;
 }
 
 static pi_status cut(pi_session *s, int32_t seq, int32_t n_keep) {
-    PI_TRY(check_beginning(s, "keep", seq, n_keep));
+    PI_TRY(check_reachable(s, "keep", seq, n_keep));
     pi_kv_cut(&s->kv, seq, n_keep);
     return PI_OK;
 }
@@ -58,7 +58,7 @@ pi_status pi_seq_cut(pi_session *s, int32_t seq, int32_t n_keep) {
 pi_status pi_seq_drop(pi_session *s, int32_t seq) { return pi_seq_cut(s, seq, 0); }
 
 static pi_status copy(pi_session *s, int32_t dst, int32_t src, int32_t n) {
-    PI_TRY(check_beginning(s, "copy", src, n));
+    PI_TRY(check_reachable(s, "copy", src, n));
     pi_kv_copy(&s->kv, dst, src, n);
     return PI_OK;
 }
@@ -97,7 +97,7 @@ static pi_status shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
     pi_status st = s->kv.device.has ? pi_kv_shift_devices(&s->kv, &task.shift, s->scratch) : PI_OK;
     if (st == PI_OK) st = pi_kv_device_status(&s->kv);
     if (st != PI_OK) { /* some layers may have been moved */
-        pi_kv_cut(&s->kv, seq, pi_kv_reaches(&s->kv, seq, n_keep) ? n_keep : 0);
+        pi_kv_cut(&s->kv, seq, pi_kv_reachable(&s->kv, seq, n_keep));
         return st;
     }
     te_pool_run(s->pool, shift_step, &task);

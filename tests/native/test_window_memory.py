@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError, ContextError, FormatError, UnsupportedError
+from powerinfer import ContextError, FormatError, UnsupportedError
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine as plans
 from tests.native.test_windows import SPEC, WINDOW, N, tokens, write
@@ -88,8 +88,8 @@ def test_a_state_has_what_is_held(model: Model) -> None:
             assert feed(session, ids[500:600]) == expected
         far.drop()
         far.load(state)  # it never gives anything back, but has not got what the state lacks
-        assert far.reusable(500) == 500
-        assert far.reusable(held + WINDOW - 2) == 0
+        assert far.reachable(500) == 500
+        assert far.reachable(held + WINDOW - 2) == 0
         assert int.from_bytes(state[36:40], "little") == held
         for wrong in (held + 1, held - 64, 2**31):
             with pytest.raises(FormatError):
@@ -107,9 +107,9 @@ def test_how_far_back(model: Model) -> None:
         feed(far, ids[:500])
         held = (500 - KEPT) // 64 * 64
         least = held + WINDOW - 1  # whose next token sees positions from `held` on
-        assert [near.reusable(n) for n in (0, 1, least - 1, least, 500, 600)] == [0, 0, 0, least, 500, 500]
+        assert [near.reachable(n) for n in (0, 1, least - 1, least, 500, 600)] == [0, 0, 0, least, 500, 500]
         for act in (near.cut, lambda n: near.copy(1, 0, n)):
-            with pytest.raises(ArgumentError, match=f"hold those from position {held} on"):
+            with pytest.raises(UnsupportedError, match=f"hold those from position {held} on"):
                 act(least - 1)
         assert near.length() == 500
         for session in (near, far):
@@ -170,7 +170,7 @@ def act_at_random(model: Model, seed: int, n_steps: int) -> None:
                     if ids:
                         assert feed(near, ids, int(seq)) == feed(far, ids, int(seq))
                 elif what in ("cut", "copy"):
-                    n = near.reusable(n, seq=int(seq))
+                    n = near.reachable(n, seq=int(seq))
                     for session in (near, far):
                         session.cut(n, seq=int(seq)) if what == "cut" else session.copy(
                             int(other), int(seq), n

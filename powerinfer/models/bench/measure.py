@@ -157,7 +157,7 @@ def _feed_prompt(session: Session, prompt: Tokens) -> int:
 
 def _rewind(session: Session, depth: int, seq: int) -> None:
     """Back to `depth` tokens, which are computed anew where layers with a window no longer reach so far."""
-    if session.reusable(depth, seq=seq) == depth:
+    if session.reachable(depth, seq=seq) == depth:
         session.cut(depth, seq=seq)
         return
     session.drop(seq)
