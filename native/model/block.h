@@ -28,6 +28,7 @@ typedef struct pi_attention {
         *wide_k_norm;   /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
     const float *sinks; /* [n_head] or NULL: what a head's softmax sees beside its scores, and adds nothing for */
     float scale;        /* of scores */
+    float soft_cap;     /* of scaled scores: cap * tanh(score / cap); 0: none */
     int32_t window;     /* positions that a token sees, its own among them; 0: all */
     int32_t rope;       /* which of the model's variants; -1: none */
 } pi_attention;

@@ -1,6 +1,7 @@
 /* keys.c - typed reading of architecture keys. */
 #include "keys.h"
 
+#include <math.h>
 #include <stdio.h>
 
 typedef struct key_name {
@@ -32,6 +33,14 @@ pi_status pi_key_bool(const te_gguf *g, const char *arch, const char *name, bool
 pi_status pi_key_str(const te_gguf *g, const char *arch, const char *name, te_str *out, bool *found) {
     const key_name k = full_name(arch, name);
     return (pi_status)te_gguf_get_str(g, k.text, out, found);
+}
+
+pi_status pi_key_cap(const te_gguf *g, const char *arch, const char *name, float unsaid, float *out) {
+    *out = unsaid;
+    PI_TRY(pi_key_f32(g, arch, name, out, NULL));
+    if (!(*out >= 0) || !isfinite(*out))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.%s is %g, must be positive, or 0 for none", arch, name, (double)*out);
+    return PI_OK;
 }
 
 pi_status pi_key_need_i32(const te_gguf *g, const char *arch, const char *name, int32_t lo, int32_t hi, int32_t *out) {

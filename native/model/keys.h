@@ -10,7 +10,9 @@ pi_status pi_key_i64(const te_gguf *g, const char *arch, const char *name, int64
 pi_status pi_key_f32(const te_gguf *g, const char *arch, const char *name, float *out, bool *found);
 pi_status pi_key_bool(const te_gguf *g, const char *arch, const char *name, bool *out);
 pi_status pi_key_str(const te_gguf *g, const char *arch, const char *name, te_str *out, bool *found);
-/* The same, and FORMAT if the key is absent. */
+/* A soft cap, `unsaid` where the key is absent; 0: none. FORMAT unless it is positive or 0. */
+pi_status pi_key_cap(const te_gguf *g, const char *arch, const char *name, float unsaid, float *out);
+/* An integer, and FORMAT if the key is absent. */
 pi_status pi_key_need_i32(const te_gguf *g, const char *arch, const char *name, int32_t lo, int32_t hi, int32_t *out);
 
 #endif

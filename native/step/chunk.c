@@ -109,13 +109,23 @@ static int64_t by_products(int64_t n_prompt) {
     return n >= PRODUCT_MIN ? n : 0;
 }
 
-int32_t pi_prefix_reusable(int32_t n_same, int32_t n_held_prompt, int32_t n_prompt) {
+static int32_t computed_alike(int32_t n_same, int32_t n_held_prompt, int32_t n_prompt) {
     if (n_same > n_held_prompt) return n_same;
     int64_t n = min_i64(n_same, min_i64((int64_t)n_held_prompt, (int64_t)n_prompt) - 1);
     const int64_t last = by_products(n_prompt), held_last = by_products(n_held_prompt);
     if (n >= last && last == held_last) return (int32_t)max_i64(n, 0);
     n = min_i64(align_down(n), min_i64(last, held_last));
     return (int32_t)(n == last ? n : max_i64(min_i64(n, last - PRODUCT_MIN), 0));
+}
+
+int32_t pi_prefix_reusable(const pi_session *s, int32_t seq, int32_t n_same, int32_t n_held_prompt, int32_t n_prompt) {
+    int32_t n = computed_alike(n_same, n_held_prompt, n_prompt);
+    for (int32_t before = -1; s && n > 0 && n != before;) {
+        before = n;
+        n = pi_seq_reachable(s, seq, n);
+        if (n > 0 && n != before) n = computed_alike(n, n_held_prompt, n_prompt);
+    }
+    return n;
 }
 
 int32_t pi_chunk_end(const pi_prompt_rest *r) {

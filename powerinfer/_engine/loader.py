@@ -22,7 +22,6 @@ from ..errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from . import formats
 from .cuda import WITHOUT_CUBLAS, load_cublas
 from .devices import GIB, Budget, Devices, Names, choose_devices, facts_of, warn_once
 from .machine import machine_info
@@ -262,10 +261,10 @@ def loading_bar(wanted: bool, text: str) -> Iterator[Progress | None]:
 
 def auto_context(model: Model, room_bytes: int, settings: Settings) -> int:
     """The context that n_ctx="auto" stands for, where K and V are to lie in that much memory."""
-    i = model.info
-    rows = sum(formats.row_bytes(name, i.n_embd_head) for name in (settings.type_k, settings.type_v))
-    n_ctx = i.n_ctx_train
-    while n_ctx > _LEAST_CONTEXT and n_ctx * i.n_layer * i.n_head_kv * rows > room_bytes // _KV_SHARE:
+    shape: dict[str, Any] = {"n_seq": settings.n_seq, "n_batch": settings.n_batch}
+    types: dict[str, Any] = {"type_k": settings.type_k, "type_v": settings.type_v}
+    n_ctx = model.info.n_ctx_train
+    while n_ctx > _LEAST_CONTEXT and model.kv_bytes(n_ctx, **shape, **types) > room_bytes // _KV_SHARE:
         n_ctx = max(n_ctx // 2, _LEAST_CONTEXT)
     return n_ctx
 

@@ -242,6 +242,7 @@ class Session:
             n_unmapped_bytes=native.n_unmapped_bytes,
             n_blocks=native.n_blocks,
             n_blocks_free=native.n_blocks_free,
+            n_window=native.n_window,
         )
 
     def feed(
@@ -377,15 +378,40 @@ class Session:
             raise ArgumentError(f"sequence {seq} is out of range")
         return length
 
+    def reachable(self, n: int, *, seq: int = 0) -> int:
+        """The most positions, at most n, that a sequence can be cut to or copied: n, or 0 where layers with a
+        window have given back what the next token sees."""
+        with self._lock:
+            reachable = int(
+                _native.lib.pi_seq_reachable(self.handle, _native.fit("seq", seq), _native.fit("n", n))
+            )
+        if reachable < 0:
+            raise ArgumentError(f"sequence {seq} or {n} positions are out of range")
+        return reachable
+
+    def reusable_prefix(self, n_same: int, n_held_prompt: int, n_prompt: int, *, seq: int = 0) -> int:
+        """How many of n_same tokens, with which a prompt of n_prompt begins and what a sequence holds for
+        another one of n_held_prompt, were computed just as they would be for this one and can be taken."""
+        with self._lock:
+            return int(
+                _native.lib.pi_prefix_reusable(
+                    self.handle, _native.fit("seq", seq), n_same, n_held_prompt, n_prompt
+                )
+            )
+
     def cut(self, n_keep: int, *, seq: int = 0) -> None:
-        """Keeps the first n_keep positions of a sequence."""
+        """Keeps the first n_keep positions of a sequence, which must be reachable().
+
+        Raises ArgumentError, UnsupportedError.
+        """
         with self._lock:
             _native.check(
                 _native.lib.pi_seq_cut(self.handle, _native.fit("seq", seq), _native.fit("n_keep", n_keep))
             )
 
     def copy(self, dst: int, src: int, n: int | None = None) -> None:
-        """Makes dst the first n positions of src (None: all). Memory is shared until one of them writes."""
+        """Makes dst the first n positions of src (None: all). Memory is shared until one of them writes.
+        Raises UnsupportedError if these are not reachable()."""
         with self._lock:
             count = self.length(src) if n is None else _native.fit("n", n)
             _native.check(
@@ -400,7 +426,8 @@ class Session:
     def shift(self, n_keep: int, n_drop: int, *, seq: int = 0) -> None:
         """Keeps the first n_keep positions, drops the n_drop after them and moves the rest down.
 
-        Raises UnsupportedError for models with learned positions (OPT).
+        Raises UnsupportedError for models with learned positions (OPT), and where a layer's window would
+        reach into the first n_keep positions, which it no longer holds.
         """
         with self._lock:
             _native.check(

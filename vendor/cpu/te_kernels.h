@@ -146,6 +146,8 @@ typedef struct te_kernels {
     /* A softmax in parts: *top becomes the larger of itself (-inf at first) and x's largest, x = exp(scale*(x - *top));
      * returns their sum. scale > 0. */
     float (*exp_sum)(float *x, int32_t n, float scale, float *top);
+    /* x = cap * tanh(scale * x / cap). cap > 0. */
+    void (*soft_cap)(float *x, int32_t n, float scale, float cap);
 } te_kernels;
 
 /* The table for this machine, chosen once: the best that the processor and the operating system allow, or the one
