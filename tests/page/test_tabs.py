@@ -13,8 +13,8 @@ from tests.page.fake_server import FakeServer, Reply
 
 MERGE = """async ([ours, theirs, keep]) => {
     const { merge } = await import("./conversation.js");
-    const lacks = merge(ours, theirs, keep);
-    return { ...ours, lacks, texts: Object.fromEntries(Object.values(ours.nodes).map(n => [n.id, n.text])) };
+    merge(ours, theirs, keep);
+    return { ...ours, texts: Object.fromEntries(Object.values(ours.nodes).map(n => [n.id, n.text])) };
 }"""
 
 
@@ -33,9 +33,8 @@ def test_what_is_merged(page: Any) -> None:
     )
     both = page.evaluate(MERGE, [ours, theirs, False])
     assert both["texts"] == {"a": "newer", "b": "new", "mine": "m", "yours": "y"}
-    assert both["head"] == "yours" and both["title"] == "mine" and both["lacks"]
+    assert both["head"] == "yours" and both["title"] == "mine"
     assert page.evaluate(MERGE, [ours, theirs, True])["head"] == "mine"
-    assert not page.evaluate(MERGE, [ours, ours, False])["lacks"]
 
 
 @pytest.fixture

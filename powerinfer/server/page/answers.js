@@ -25,7 +25,6 @@ let page = null;
 export const isAnswering = (id) => runs.has(id) || elsewhere.has(id);
 export const isWriting = (node) => [...runs.values()].some((run) => run.node === node) || [...elsewhere.values()].includes(node);
 export const statusOf = (node) => [...runs.values()].find((run) => run.node === node)?.status ?? "";
-export const writesHere = (id) => runs.has(id);
 
 export function stop(id) {
   if (runs.has(id)) runs.get(id).abort.abort();

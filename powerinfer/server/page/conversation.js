@@ -30,28 +30,24 @@ export function touched(node) {
 }
 
 /** Takes into a conversation what another tab knows of it: turns that are missing, newer states of turns and fields.
- * Turns keep their objects. keepHead: the branch that is shown stays. Returns whether `other` lacks something of it. */
+ * Turns keep their objects. keepHead: the branch that is shown stays. */
 export function merge(conversation, other, keepHead = false) {
-  let lacks = false;
   for (const [id, theirs] of Object.entries(other.nodes)) {
     const ours = conversation.nodes[id];
     if (!ours) conversation.nodes[id] = theirs;
     else if ((theirs.version ?? 0) > (ours.version ?? 0)) {
       for (const name of Object.keys(ours)) delete ours[name];
       Object.assign(ours, theirs);
-    } else lacks ||= (theirs.version ?? 0) < (ours.version ?? 0);
+    }
   }
-  lacks ||= Object.keys(conversation.nodes).some((id) => !other.nodes[id]);
   for (const name of ["title", "head", "system"]) {
     const [ours, theirs] = [conversation, other].map((one) => one.stamps?.[name] ?? 0);
-    lacks ||= ours > theirs;
     if (theirs > ours && !(name === "head" && keepHead)) {
       conversation[name] = other[name];
       conversation.stamps = { ...conversation.stamps, [name]: theirs };
     }
   }
   conversation.updated = Math.max(conversation.updated, other.updated);
-  return lacks;
 }
 
 /** The turns of the branch that is shown, first to last. */
