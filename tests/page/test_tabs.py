@@ -83,6 +83,12 @@ def test_a_tab_that_heard_nothing_loses_nothing(page: Any, other: Any, server: F
             await new Promise(done => { table.put(conversation).onsuccess = done; });
         }"""
     )
+    page.locator(".conversation").hover()
+    page.get_by_role("button", name="Rename begun").click()
+    page.keyboard.type("renamed")
+    page.keyboard.press("Enter")
+    saved(page, "renamed")
+    saved(page, "said behind the back")
     ask(page, "and more")
     page.wait_for_selector("text=You said: said behind the back")
     saved(page, "You said: said behind the back\\n\\nand more")
