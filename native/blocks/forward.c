@@ -13,6 +13,7 @@
 #include "../../vendor/core/te_types.h"
 #include "attention.h"
 #include "ffn.h"
+#include "per_layer.h"
 
 void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs) {
     const pi_model *m = s->model;
@@ -44,6 +45,7 @@ void pi_step_embed(pi_session *s, te_team *team) {
     }
     te_barrier(team);
     pi_adapt_embedding(s, team);
+    pi_per_layer_embed(s, team);
 }
 
 /* The first token whose output of layer l is wanted. Behind the last layer only logits are made of it, and its K and V
@@ -127,6 +129,15 @@ static void run(pi_block_run *r) {
     te_barrier(r->team);
 }
 
+/* What the layer leaves of tokens from `from` on is multiplied. */
+static void scale_rows(pi_session *s, te_team *team, float by, int32_t from) {
+    const int64_t n = s->model->info.n_embd;
+    int64_t lo, hi;
+    te_share(team, (s->chunk.n_tok - from) * n, 16, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) s->x[from * n + i] *= by;
+    te_barrier(team);
+}
+
 void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
     const pi_layer *layer = &s->model->layer[l];
     const bool leader = team->ith == 0;
@@ -149,5 +160,6 @@ void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
         run(&blocks[i]);
         if (leader) t[i + 1] = te_os_now_ns();
     }
+    if (layer->scale) scale_rows(s, team, *layer->scale, from);
     if (leader) record(s, team, l, from, t[0], t[layer->n_blocks - 1], t[layer->n_blocks]);
 }

@@ -193,7 +193,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     answer to = {h->device[d->device].answer, m->info.n_embd, ticket};
     te_ffn_io io = {.x = me->x, .ldx = n_embd, .n_tok = h->n_tok, .is_packed = true, .fired = pi_fired_of(s, l)};
     if (by_output) {
-        pi_keep_hidden(s, team, 0, h->n_tok, &io);
+        pi_keep_hidden(s, team, w, 0, h->n_tok, &io);
         te_barrier(team);
     } else if (adapted) {
         int64_t lo, hi;

@@ -166,6 +166,25 @@ static const pi_arch table[] = {
      .wide_layers = 62,
      .dense = PI_ACTIVATION_GELU_TANH,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "gemma4",
+     .block = {&pi_attention_kind, &pi_ffn_kind, &pi_per_layer_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .qk_norm = true,
+     .v_norm = true,
+     .maybe_v = true,
+     .unscaled = true,
+     .post_norm = true,
+     .scaled_embd = true,
+     .logit_cap = true,
+     .layers_differ = true,
+     .layer_scale = true,
+     .per_layer = true,
+     .windows_listed = true,
+     .window_rope = true,
+     .window_base = 10000,
+     .dense = PI_ACTIVATION_GELU_TANH,
+     .sparse = PI_ACTIVATION_RELU},
 };
 
 const pi_arch *pi_arch_find(const char *name, size_t n) {
@@ -176,5 +195,5 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 
 const char *pi_arch_names(void) {
     return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
-           "olmo2, cohere2, gemma, gemma2, gemma3";
+           "olmo2, cohere2, gemma, gemma2, gemma3, gemma4";
 }

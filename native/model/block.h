@@ -25,13 +25,23 @@ typedef struct pi_attention {
     const float *q_b, *k_b, *v_b, *o_b; /* or NULL */
     const float *q_norm, *k_norm;       /* [n_embd_head] or NULL */
     const float *wide_q_norm,
-        *wide_k_norm;   /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
-    const float *sinks; /* [n_head] or NULL: what a head's softmax sees beside its scores, and adds nothing for */
-    float scale;        /* of scores */
-    float soft_cap;     /* of scaled scores: cap * tanh(score / cap); 0: none */
-    int32_t window;     /* positions that a token sees, its own among them; 0: all */
-    int32_t rope;       /* which of the model's variants; -1: none */
+        *wide_k_norm;    /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
+    const float *sinks;  /* [n_head] or NULL: what a head's softmax sees beside its scores, and adds nothing for */
+    const float *v_norm; /* [n_embd_head] or NULL: of each head of V */
+    int32_t n_embd_head, n_head_kv;
+    bool borrows; /* K and V are those of layer kv_layer, an earlier one; k and v are not there */
+    int32_t kv_layer;
+    float scale;    /* of scores */
+    float soft_cap; /* of scaled scores: cap * tanh(score / cap); 0: none */
+    int32_t window; /* positions that a token sees, its own among them; 0: all */
+    int32_t rope;   /* which of the model's variants; -1: none */
 } pi_attention;
+
+/* x += proj(act(gate x) * e), e the token's embedding for this layer. */
+typedef struct pi_per_layer {
+    te_mat gate; /* [n_embd_layer][n_embd] */
+    te_mat proj; /* [n_embd][n_embd_layer] */
+} pi_per_layer;
 
 typedef struct pi_ffn {
     te_mat gate, up;     /* [n_ff][n_embd]; gate.w NULL when not gated */
@@ -78,6 +88,7 @@ typedef struct pi_block {
         pi_attention attention;
         pi_ffn ffn;
         pi_experts experts;
+        pi_per_layer per_layer;
     };
 } pi_block;
 
@@ -137,6 +148,6 @@ typedef struct pi_block_kind {
 } pi_block_kind;
 
 extern const struct pi_block_on_device pi_attention_on_device, pi_ffn_on_device, pi_experts_on_device;
-extern const pi_block_kind pi_attention_kind, pi_ffn_kind, pi_experts_kind;
+extern const pi_block_kind pi_attention_kind, pi_ffn_kind, pi_experts_kind, pi_per_layer_kind;
 
 #endif

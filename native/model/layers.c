@@ -6,6 +6,7 @@
 #include "../../vendor/core/te_os.h"
 #include "../../vendor/core/te_types.h"
 #include "bind.h"
+#include "keys.h"
 
 /* Which predictor is used: as asked for, else as the file says, else its own matrices. */
 static pi_status choose_predictor(pi_model *m, bool has_mlp) {
@@ -69,6 +70,24 @@ static pi_status read_thresholds(pi_model *m) {
     return PI_OK;
 }
 
+/* What a token has for each layer, where the file has that. */
+static pi_status bind_per_layer(pi_model *m) {
+    const pi_model_info *c = &m->info;
+    int64_t n = 0;
+    PI_TRY(pi_key_i64(m->file->gguf, m->arch->name, "embedding_length_per_layer_input", 0, 1 << 16, &n, NULL));
+    m->n_embd_layer = (int32_t)n;
+    if (!n) return PI_OK;
+    const int32_t all = c->n_layer * m->n_embd_layer;
+    PI_TRY(pi_bind_mat(m, pi_name_of("per_layer_token_embd.weight"), c->n_vocab, all, false, &m->layer_embd));
+    PI_TRY(pi_bind_mat(m, pi_name_of("per_layer_model_proj.weight"), all, c->n_embd, false, &m->layer_proj));
+    return pi_bind_vec(m, pi_name_of("per_layer_proj_norm.weight"), m->n_embd_layer, false, &m->layer_norm);
+}
+
+static const pi_block_kind *block_of(const pi_model *m, int32_t i) {
+    const pi_block_kind *kind = m->arch->block[i];
+    return kind == &pi_per_layer_kind && !m->n_embd_layer ? NULL : kind;
+}
+
 static pi_status bind_all(pi_model *m) {
     const pi_model_info *c = &m->info;
     if (m->n_ropes) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads it */
@@ -77,6 +96,7 @@ static pi_status bind_all(pi_model *m) {
         PI_TRY(pi_bind_mat(m, pi_name_of("position_embd.weight"), c->n_ctx_train + 2, c->n_embd, false,
                            &m->position_embd));
     PI_TRY(pi_bind_norm(m, "output_norm", false, &m->output_norm));
+    if (m->arch->per_layer) PI_TRY(bind_per_layer(m));
     PI_TRY(pi_bind_mat(m, pi_name_of("output.weight"), c->n_vocab, c->n_embd, true, &m->output));
     if (!m->output.w) m->output = m->token_embd;
     m->layer = calloc((size_t)c->n_layer, sizeof *m->layer);
@@ -85,13 +105,15 @@ static pi_status bind_all(pi_model *m) {
     for (int32_t i = 0; i < c->n_layer; i++) {
         pi_layer *l = &m->layer[i];
         l->parallel = m->arch->parallel;
-        for (; l->n_blocks < PI_MAX_BLOCKS && m->arch->block[l->n_blocks]; l->n_blocks++) {
+        for (; l->n_blocks < PI_MAX_BLOCKS && block_of(m, l->n_blocks); l->n_blocks++) {
             pi_block *b = &l->block[l->n_blocks];
-            b->kind = m->arch->block[l->n_blocks];
+            b->kind = block_of(m, l->n_blocks);
             if (m->info.n_expert && m->arch->experts && b->kind == &pi_ffn_kind && i >= m->info.n_layer_dense)
                 b->kind = &pi_experts_kind;
             PI_TRY(b->kind->bind(m, i, b));
         }
+        if (m->arch->layer_scale)
+            PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.layer_output_scale.weight", i), 1, true, &l->scale));
         const int32_t n_placed = pi_n_placed(m, l);
         if (n_placed > m->info.n_placed) m->info.n_placed = n_placed;
         const pi_ffn *f = pi_ffn_of(l);

@@ -27,7 +27,7 @@ static bool find_shapes(const pi_model *m, target *t) {
     const te_mat none = {0}, *const mat[] = {&a->q, &a->k, &a->v, &a->o, f ? &f->gate : &none, f ? &f->up : &none};
     if (t->which == PI_ADAPT_DOWN) {
         t->rows[0] = m->info.n_embd;
-        t->cols = m->info.n_ff;
+        t->cols = pi_n_ff(f);
         return true;
     }
     for (int32_t i = 0; i < t->n; i++) {

@@ -11,7 +11,7 @@
 #include "block.h"
 #include "file.h"
 
-enum { PI_MAX_BLOCKS = 2, PI_MAX_ROPES = 2 };
+enum { PI_MAX_BLOCKS = 3, PI_MAX_ROPES = 2 };
 
 /* What distinguishes the architectures. Adding one is adding a row to the table in arch.c. */
 typedef struct pi_arch {
@@ -42,16 +42,25 @@ typedef struct pi_arch {
     bool scaled_embd;    /* embeddings times sqrt(n_embd) (Gemma) */
     bool logit_scale;    /* logits times a number of the file (Cohere) */
     bool soft_caps;      /* of scores and of logits (Gemma 2) */
+    bool logit_cap;      /* of logits, where the file says so (Gemma 4) */
     int32_t wide_layers; /* a model of so many scales scores by the width per head (Gemma 2 and 3 27B); 0: none does */
     int32_t window_period;  /* of so many layers all but the first have a window; 0: none has */
     int32_t window_default; /* where the file does not say how long it is; 0: there is none */
     bool full_last;         /* all but the last */
-    bool window_rope;       /* layers with a window have a RoPE of their own (Gemma 3) */
-    float window_base;      /* its base, where the file does not say it; 0: that of the others */
-    bool full_no_rope;      /* layers without one have no RoPE, unless all are without (SmallThinker) */
-    bool yarn_exact;        /* the borders of YaRN's ramp are not rounded to whole pairs (gpt-oss) */
-    pi_activation dense;    /* activation of an ordinary GGUF file */
-    pi_activation sparse;   /* activation of a PowerInfer file */
+    bool windows_listed;    /* the file says which layers have one (Gemma 4) */
+    bool layers_differ;     /* heads of layers with a window have a size of their own, key/value heads and neurons are
+                               counted by layer, and the last layers may read K and V of earlier ones (Gemma 4) */
+    bool maybe_v;           /* where there is no v, V is what K is made of (Gemma 4) */
+    bool v_norm;            /* RMSNorm without weight over each head of v (Gemma 4) */
+    bool unscaled;          /* scores are not scaled (Gemma 4) */
+    bool layer_scale;       /* what a layer leaves is multiplied by a number (Gemma 4) */
+    bool per_layer;       /* a third block adds what a token's embedding for this layer says, where the file has any */
+    bool window_rope;     /* layers with a window have a RoPE of their own (Gemma 3) */
+    float window_base;    /* its base, where the file does not say it; 0: that of the others */
+    bool full_no_rope;    /* layers without one have no RoPE, unless all are without (SmallThinker) */
+    bool yarn_exact;      /* the borders of YaRN's ramp are not rounded to whole pairs (gpt-oss) */
+    pi_activation dense;  /* activation of an ordinary GGUF file */
+    pi_activation sparse; /* activation of a PowerInfer file */
 } pi_arch;
 const pi_arch *pi_arch_find(const char *name, size_t n);
 const char *pi_arch_names(void); /* "llama, bamboo, ..." */
@@ -73,6 +82,7 @@ typedef struct pi_layer {
     pi_block block[PI_MAX_BLOCKS];
     int32_t n_blocks;
     bool parallel;       /* all blocks read the layer's input; else each reads what the one before it left */
+    const float *scale;  /* [1] what the layer leaves is multiplied by, or NULL */
     pi_memory own;       /* of the matrices that were moved */
     pi_adapter *adapter; /* [PI_N_ADAPT] or NULL */
 } pi_layer;
@@ -95,6 +105,8 @@ static inline pi_experts *pi_experts_of(const pi_layer *l) {
     pi_block *b = pi_block_of(l, &pi_experts_kind);
     return b ? &b->experts : NULL;
 }
+/* The neurons of a layer's feed-forward. */
+static inline int32_t pi_n_ff(const pi_ffn *w) { return w->up.n_rows; }
 /* Whether rows of the layer's down belong to neurons, so that those of silent ones can be left out. */
 static inline bool pi_skips_down(const pi_layer *l) {
     const pi_ffn *f = pi_ffn_of(l);
@@ -147,7 +159,13 @@ struct pi_model {
     te_mat position_embd; /* [n_ctx_train + 2][n_embd], or w NULL */
     pi_norm output_norm;
     pi_layer *layer; /* [n_layer] */
-    pi_memory own;   /* of embeddings and output that were moved */
+    /* Embeddings per layer (pi_per_layer): n_embd_layer values of each layer; 0: there are none. */
+    te_mat layer_embd, layer_proj; /* [n_vocab][n_layer * n_embd_layer], [n_layer * n_embd_layer][n_embd] */
+    const float *layer_norm;       /* [n_embd_layer] */
+    int32_t n_embd_layer;
+    int32_t *n_head_kv, *n_ff;  /* [n_layer], or NULL: all layers have the model's */
+    int32_t n_embd_head_window; /* of such a model: of layers with a window */
+    pi_memory own;              /* of embeddings and output that were moved */
     pi_adapter embd_adapter, output_adapter;
 
     struct pi_vector *vectors; /* chain of owned float vectors */

@@ -38,6 +38,22 @@ static pi_status check_blocks(const pi_model *m) {
     return PI_OK;
 }
 
+/* What devices do not know of attention and of layers that differ. */
+static pi_status check_attention(const pi_model *m, int32_t l) {
+    const pi_attention *a = pi_attention_of(&m->layer[l]);
+    const pi_ffn *f = pi_ffn_of(&m->layer[l]);
+    const char *what = a->n_embd_head != m->info.n_embd_head ? "heads of another size"
+                       : a->n_head_kv != m->info.n_head_kv   ? "another number of key/value heads"
+                       : a->borrows                          ? "K and V of another layer"
+                       : a->v_norm                           ? "a norm of V"
+                       : m->layer[l].scale                   ? "a scale of what it leaves"
+                       : f && pi_n_ff(f) != m->info.n_ff     ? "another number of neurons"
+                                                             : NULL;
+    if (!what) return PI_OK;
+    return PI_FAIL(PI_ERROR_UNSUPPORTED, "layer %d has %s, which a device does not know; the CPU computes such a model",
+                   l, what);
+}
+
 /* Of a plan that may put layers on a device: what it knows. */
 static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
     uint64_t budget = 0;
@@ -50,6 +66,7 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
                 "layer %d has experts whose gate and up are of two formats, which a device does not know; the "
                 "CPU computes such a model",
                 l);
+        PI_TRY(check_attention(m, l));
         const int32_t window = pi_attention_of(&m->layer[l])->window;
         if (!pi_space_window(window))
             return PI_FAIL(

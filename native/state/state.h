@@ -78,6 +78,7 @@ struct pi_session {
     float *k, *v;       /* [n_head_kv * n_embd_head] */
     float *att;         /* [n_head * n_embd_head] */
     float *cs;          /* [n_rot] cos and sin per token */
+    float *layer_embd;  /* [n_layer * n_embd_layer] of models with embeddings per layer */
     float *gate, *up;   /* [n_ff] of the many-token path; also hidden values where down is not transposed */
     pi_routes routes;   /* of a mixture of experts; hidden values of routes are in gate and up, too */
     float *rank;        /* [max_rank] */

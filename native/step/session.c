@@ -44,7 +44,8 @@ static void lay_out(pi_session *s, carver *c) {
     const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
     const size_t n_routes = pi_mul(b, (size_t)s->model->info.n_expert_used), n_expert = (size_t)s->model->info.n_expert;
     const size_t n_routed = (size_t)s->model->info.n_expert_used * (size_t)s->model->n_ff_expert;
-    const size_t n_hidden = n_ff > n_routed ? n_ff : n_routed;
+    const size_t n_layer_embd = (size_t)s->model->n_embd_layer, n_ffn = n_ff > n_routed ? n_ff : n_routed;
+    const size_t n_hidden = n_ffn > n_layer_embd ? n_ffn : n_layer_embd;
     const bool predictor = i->predictor != PI_PREDICTOR_NONE, mlp = i->predictor == PI_PREDICTOR_MLP;
     s->x = carve(c, b, (size_t)i->n_embd, f);
     s->h = carve(c, b, (size_t)i->n_embd, f);
@@ -55,6 +56,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->v = carve(c, b, n_kv, f);
     s->att = carve(c, b, n_q, f);
     s->cs = carve(c, b, pi_rope_floats(s->model, s->model->n_ropes), f);
+    s->layer_embd = carve(c, b, pi_mul((size_t)i->n_layer, n_layer_embd), f);
     s->gate = carve(c, i->is_gated ? b : 0, n_hidden, f);
     s->up = carve(c, b, n_hidden, f);
     s->routes.score = carve(c, b, pi_mul(3, n_expert), f);
@@ -97,7 +99,8 @@ static void lay_out(pi_session *s, carver *c) {
 /* What attention.c and a context shift need per member; rounded to cache lines. */
 static size_t scratch_floats(const pi_session *s) {
     const size_t shift = (size_t)s->model->info.n_embd_head * 2;
-    const size_t n = s->room.floats > shift ? s->room.floats : shift;
+    const size_t embd = (size_t)s->model->n_embd_layer, least = shift > embd ? shift : embd;
+    const size_t n = s->room.floats > least ? s->room.floats : least;
     return n == SIZE_MAX ? n : (n + 31) / 16 * 16;
 }
 
@@ -119,8 +122,8 @@ uint64_t pi_model_kv_bytes(const pi_model *m, const pi_session_options *options)
     const pi_kv_shape shape = kv_shape(&o);
     uint64_t n = 0;
     for (int32_t l = 0; l < m->info.n_layer; l++)
-        n += pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), o.type_k) +
-             pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), o.type_v);
+        n += pi_kv_layer_bytes(&shape, pi_attention_of(&m->layer[l]), o.type_k) +
+             pi_kv_layer_bytes(&shape, pi_attention_of(&m->layer[l]), o.type_v);
     return n;
 }
 
