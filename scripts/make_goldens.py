@@ -44,6 +44,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     Glm4MoeConfig,
@@ -309,6 +311,38 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                 }
             )
         )
+    elif spec.family == "gemma4":
+        del gated["hidden_act"]
+        kinds = ["full_attention" if spec.is_full(i) else "sliding_attention" for i in range(spec.n_layer)]
+        model = Gemma4ForCausalLM(
+            Gemma4TextConfig(
+                **gated
+                | {
+                    "hidden_activation": "gelu_pytorch_tanh",
+                    "layer_types": kinds,
+                    "global_head_dim": spec.head_full,
+                    "num_global_key_value_heads": spec.n_head_kv_full or None,
+                    "attention_k_eq_v": spec.n_head_kv_full > 0,
+                    "num_kv_shared_layers": spec.n_shared,
+                    "use_double_wide_mlp": True,
+                    "hidden_size_per_layer_input": spec.n_embd_layer,
+                    "vocab_size_per_layer_input": spec.n_vocab,
+                    "sliding_window": spec.window,
+                    "final_logit_softcapping": 15.0,
+                    "rope_parameters": {
+                        "full_attention": {
+                            "rope_type": "proportional",
+                            "partial_rotary_factor": 0.25,
+                            "rope_theta": spec.rope.base,
+                        },
+                        "sliding_attention": rope_parameters(models.Rope(spec.window_base)),
+                    },
+                }
+            )
+        )
+        weights = {
+            name.removesuffix(".weight") if "scalar" in name else name: w for name, w in weights.items()
+        }
     elif spec.family in ("mistral", "bamboo"):
         model = MistralForCausalLM(MistralConfig(**gated, sliding_window=None))
     else:

@@ -75,7 +75,8 @@ def draw(spec: Spec) -> Tensors:
         out[name] = (mean + normal(f"{spec.name}/{name}", n) * std).astype(np.float32)
 
     def norm(name: str, n: int, *, bias: bool = False) -> None:
-        vector(f"{name}.weight", n, 0.0 if gemma else 1.0, 0.25)  # Gemma multiplies by 1 + weight
+        plus_one = gemma and spec.family != "gemma4"
+        vector(f"{name}.weight", n, 0.0 if plus_one else 1.0, 0.25)  # Gemma multiplies by 1 + weight
         if bias:
             vector(f"{name}.bias", n, 0.0, 0.15)
 
@@ -116,9 +117,17 @@ def draw(spec: Spec) -> Tensors:
                 norm(p + "post_feedforward_layernorm", d)
             else:
                 norm(p + "input_layernorm", d)
+            head, n_kv = spec.heads(i)
+            qw, kw = spec.n_head * head, n_kv * head
             linear(p + "self_attn.q_proj", qw, d, 1.0, qkv_bias)
-            linear(p + "self_attn.k_proj", kw, d, 1.0, qkv_bias)
-            linear(p + "self_attn.v_proj", kw, d, 1.0, qkv_bias)
+            if not spec.borrows(i):
+                linear(p + "self_attn.k_proj", kw, d, 1.0, qkv_bias)
+                if not (spec.n_head_kv_full and spec.is_full(i)):
+                    linear(p + "self_attn.v_proj", kw, d, 1.0, qkv_bias)
+            if spec.family == "gemma4":  # whose scores are not scaled
+                for name in ("q_norm",) if spec.borrows(i) else ("q_norm", "k_norm"):
+                    vector(p + f"self_attn.{name}.weight", head, head**-0.25, 0.1)
+                vector(p + "layer_scalar.weight", 1, 0.9, 0.1)
             linear(p + "self_attn.o_proj", d, qw, 1.0, bias)
             if oss:
                 vector(p + "self_attn.sinks.weight", spec.n_head, 1.0, 1.0)
@@ -144,11 +153,20 @@ def draw(spec: Spec) -> Tensors:
             elif n_expert and spec.n_ff_shared:
                 names.append((f"{mlp}shared_expert.", spec.n_ff_shared, 2.0))
                 linear(p + mlp + "shared_expert_gate", 1, d, 1.0)
-            for name, width, gain in names or [(mlp, ff, 2.0)]:
+            if spec.n_embd_layer:
+                linear(p + "per_layer_input_gate", spec.n_embd_layer, d, 1.0)
+                linear(p + "per_layer_projection", d, spec.n_embd_layer, 1.0)
+                norm(p + "post_per_layer_input_norm", d)
+            for name, width, gain in names or [(mlp, 2 * ff if spec.borrows(i) else ff, 2.0)]:
                 linear(p + name + gate_up_down[0], width, d, wide, bias)
                 linear(p + name + gate_up_down[1], width, d, wide, bias)
                 linear(p + name + gate_up_down[2], d, width, gain / wide**2, bias)
         norm("model.norm", d)
+        if spec.n_embd_layer:
+            n = spec.n_layer * spec.n_embd_layer
+            matrix("model.embed_tokens_per_layer.weight", spec.n_vocab, n, spec.n_embd_layer**-0.5)
+            linear("model.per_layer_model_projection", n, d, 1.0)
+            norm("model.per_layer_projection_norm", spec.n_embd_layer)
     if not spec.tied:
         linear("lm_head", spec.n_vocab, d, 2.0)
     if spec.n_expert:
@@ -258,6 +276,15 @@ GEMMA_NAMES = LLAMA_NAMES | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+GEMMA4_NAMES = GEMMA_NAMES | {
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "layer_scalar": "layer_output_scale",
+    "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
+}
 FALCON_NAMES = {
     "input_layernorm": "attn_norm",
     "ln_mlp": "attn_norm",
@@ -293,6 +320,7 @@ def file_name(spec: Spec, name: str) -> str:
         "olmo2": GEMMA_NAMES,
         "gemma2": GEMMA_NAMES,
         "gemma3": GEMMA_NAMES,
+        "gemma4": GEMMA4_NAMES,
     }
     names = (families | dict.fromkeys(("gpt-oss", "glm4moe"), OSS_NAMES)).get(spec.family, LLAMA_NAMES)
     parts = stem.split(".")
@@ -317,7 +345,7 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
             value = interleaved(value, spec.n_head_kv)
         elif "attn_qkv" in new:
             value = regrouped(value, spec)
-        elif spec.is_gemma and new.endswith("norm.weight"):
+        elif spec.is_gemma and spec.family != "gemma4" and new.endswith("norm.weight"):
             value = 1 + value  # files hold what is multiplied with
         elif new.endswith("ffn_gate_inp_shexp.weight"):
             value = value[0].astype(np.float32)
@@ -326,6 +354,9 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
         out["output.weight"] = out["token_embd.weight"]
     if spec.rope.kind == "llama3":
         out["rope_freqs.weight"] = llama3_divisors(spec)
+    if spec.family == "gemma4":  # of full layers a quarter is rotated
+        pairs = np.arange(spec.head_full // 2)
+        out["rope_freqs.weight"] = np.where(pairs < len(pairs) // 4, 1.0, 1e30).astype(np.float32)
     return out
 
 
@@ -395,8 +426,23 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.rope.scaling.original_context_length"] = spec.rope.n_ctx_orig
         if spec.window:
             meta[f"{a}.attention.sliding_window"] = spec.window
-            if spec.family in ("gemma3", "olmo2"):
+            if spec.family in ("gemma3", "gemma4", "olmo2"):
                 meta[f"{a}.rope.freq_base_swa"] = spec.window_base
+        if a == "gemma4":
+            layers = range(spec.n_layer)
+            meta["gemma4.rope.dimension_count"] = spec.head_full
+            meta["gemma4.rope.dimension_count_swa"] = spec.d_head
+            for name in ("key", "value"):
+                meta[f"gemma4.attention.{name}_length"] = spec.head_full
+                meta[f"gemma4.attention.{name}_length_swa"] = spec.d_head
+            meta["gemma4.attention.sliding_window_pattern"] = [not spec.is_full(i) for i in layers]
+            meta["gemma4.attention.shared_kv_layers"] = spec.n_shared
+            meta["gemma4.embedding_length_per_layer_input"] = spec.n_embd_layer
+            meta["gemma4.final_logit_softcapping"] = 15.0
+            if spec.n_shared:
+                meta["gemma4.feed_forward_length"] = [spec.n_ff * (1 + spec.borrows(i)) for i in layers]
+            if spec.n_head_kv_full:
+                meta["gemma4.attention.head_count_kv"] = [spec.heads(i)[1] for i in layers]
         if a == "cohere2":
             meta["cohere2.logit_scale"] = spec.logit_scale
             meta["cohere2.rope.scaling.type"] = "none"

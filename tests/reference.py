@@ -39,6 +39,7 @@ ARCHITECTURES = (
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma4",
 )
 
 
@@ -154,6 +155,8 @@ def frequencies(model: Model, head_dim: int, *, window: bool) -> tuple[Array, fl
     """
     dim = int(model.key("rope.dimension_count", head_dim))
     if window:
+        dim = int(model.key("rope.dimension_count_swa", dim))
+    if window:
         return float(model.key("rope.freq_base_swa")) ** (-np.arange(0, dim, 2) / dim), 1.0
     base = float(model.key("rope.freq_base", 10000.0))
     freq = base ** (-np.arange(0, dim, 2) / dim)
@@ -209,11 +212,13 @@ def attend(
     window: int | None = None,
     sinks: Array | None = None,
     cap: float = 0.0,
+    scale: float | None = None,
 ) -> Array:
     """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d].
 
     window: how many of the last positions are seen, the token's own included. sinks: of each head a score of
-    a position without a value. cap: of scores, by tanh; 0: none.
+    a position without a value. cap: of scores, by tanh; 0: none. scale: of
+    scores; None: 1 / sqrt(d).
     """
     n, n_head, d = q.shape
     shared = n_head // k.shape[1]
@@ -222,7 +227,7 @@ def attend(
         seen &= ~np.tri(n, k=-window, dtype=bool)
     out = np.empty(q.shape)
     for h in range(n_head):  # one by one: the scores of all heads together would be larger than any cache
-        scores = soft_capped(q[:, h] @ k[:, h // shared].T / math.sqrt(d), cap)
+        scores = soft_capped(q[:, h] @ k[:, h // shared].T * (scale or 1 / math.sqrt(d)), cap)
         scores = np.where(seen, scores, -np.inf)
         if sinks is not None:
             scores = np.concatenate([scores, np.full((n, 1), sinks[h])], axis=1)
@@ -457,8 +462,8 @@ def falcon(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
 
 
 def olmo2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
-    """Norms behind attention and FFN, none before them; norms over all of q and of k. OLMo 3: three layers with
-    a window, whose rotation nothing stretches, then a full one."""
+    """Norms behind attention and FFN, none before them; norms over all of q and of k. OLMo 3: three layers
+    with a window, whose rotation nothing stretches, then a full one."""
     eps = float(model.key("attention.layer_norm_rms_epsilon"))
     n_head, n_head_kv = (int(model.key(f"attention.head_count{kind}")) for kind in ("", "_kv"))
     width = int(model.key("attention.sliding_window", 0))
@@ -503,6 +508,56 @@ def cohere2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array
         attention = attend(q, k, v, window) @ model[p + "attn_output.weight"].T
         x = x + attention + ffn(model, i, a, x, how, trace)
     return layer_norm(x, model["output_norm.weight"], zero, eps) * float(model.key("logit_scale"))
+
+
+def gemma4(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Layers with a window and full ones, whose heads are of another size and rotate with other frequencies;
+    the last ones may use K and V of the last earlier layer of their kind. Norms before and behind blocks and
+    over heads, of v without weight; where there is no v, it is what k is made of. A gate lets a token's
+    embedding for the layer into the stream, and a number scales what a layer leaves."""
+    eps = float(model.key("attention.layer_norm_rms_epsilon"))
+    n_head, n_layer = int(model.key("attention.head_count")), int(model.key("block_count"))
+    kv: dict[bool, tuple[Array, Array]] = {}
+    first_shared = n_layer - int(model.key("attention.shared_kv_layers"))
+
+    def per_layer(value: Any, i: int) -> Any:
+        return value[i] if isinstance(value, list) else value
+
+    x = model["token_embd.weight"][tokens]
+    x = x * math.sqrt(x.shape[1])
+    n = int(model.key("embedding_length_per_layer_input"))
+    own = None
+    if n:
+        said = heads(model["per_layer_token_embd.weight"][tokens], n_layer) * math.sqrt(n)
+        made = heads(x @ model["per_layer_model_proj.weight"].T / math.sqrt(x.shape[1]), n_layer)
+        own = (said + rms_norm(made, model["per_layer_proj_norm.weight"], eps)) / math.sqrt(2)
+    for i in range(n_layer):
+        p = f"blk.{i}."
+        near = bool(model.key("attention.sliding_window_pattern")[i])
+        size = int(model.key("attention.key_length_swa" if near else "attention.key_length"))
+        n_kv = int(per_layer(model.key("attention.head_count_kv"), i))
+        a = rms_norm(x, model[p + "attn_norm.weight"], eps)
+
+        def turned(y: Array, name: str, near: bool = near) -> Array:
+            return rotate(rms_norm(y, model[name], eps), model, interleaved=False, window=near)
+
+        q = turned(heads(a @ model[p + "attn_q.weight"].T, n_head), p + "attn_q_norm.weight")
+        assert q.shape[2] == size
+        if i < first_shared:
+            k = heads(a @ model[p + "attn_k.weight"].T, n_kv)
+            weight = model.get(p + "attn_v.weight")
+            v = k if weight is None else heads(a @ weight.T, n_kv)
+            kv[near] = turned(k, p + "attn_k_norm.weight"), rms_norm(v, np.ones(size), eps)
+        window = int(model.key("attention.sliding_window")) if near else None
+        attention = attend(q, *kv[near], window, scale=1.0) @ model[p + "attn_output.weight"].T
+        x = x + rms_norm(attention, model[p + "post_attention_norm.weight"], eps)
+        h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
+        x = x + rms_norm(ffn(model, i, h, x, how, trace), model[p + "post_ffw_norm.weight"], eps)
+        if own is not None:
+            gate = how.act(x @ model[p + "inp_gate.weight"].T) * own[:, i]
+            x = x + rms_norm(gate @ model[p + "proj.weight"].T, model[p + "post_norm.weight"], eps)
+        x = x * model[p + "layer_output_scale.weight"]
+    return rms_norm(x, model["output_norm.weight"], eps)
 
 
 def opt(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
@@ -555,7 +610,9 @@ def forward(
         np.broadcast_to(np.asarray(threshold, np.float64), n_layer) if predicted else None,
         np.arange(len(tokens)) < n_dense if isinstance(n_dense, int) else n_dense,
     )
-    body = {"falcon": falcon, "cohere2": cohere2, "olmo2": olmo2, "opt": opt}.get(model.arch, llama)
+    body = {"falcon": falcon, "cohere2": cohere2, "olmo2": olmo2, "gemma4": gemma4, "opt": opt}.get(
+        model.arch, llama
+    )
     x = body(model, np.asarray(tokens, dtype=np.int64), how, trace)
     output = model.get("output.weight")
     logits = x @ (model["token_embd.weight"] if output is None else output).T

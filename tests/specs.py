@@ -22,8 +22,8 @@ class Spec:
     """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
 
     name: str
-    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe olmo2 cohere2
-    # gemma gemma2 gemma3
+    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe olmo2
+    # cohere2 gemma gemma2 gemma3 gemma4
     family: str
     n_layer: int = 2
     n_embd: int = 64
@@ -46,6 +46,10 @@ class Spec:
     n_dense: int = 0  # layers at the beginning without experts
     window: int = 0  # positions that layers with a window see; which ones have one is the family's
     logit_scale: float = 1.0
+    head_full: int = 0  # gemma4: size of heads in each third layer, which has no window
+    n_head_kv_full: int = 0  # and its key/value heads; not 0: V is what K is made of there
+    n_shared: int = 0  # the last layers read K and V of earlier ones, and have twice as many neurons
+    n_embd_layer: int = 0  # of a token's embedding for each layer
     soft_cap: float = 0.0  # of scores; that of logits is twice as much
     window_base: float = 10000.0  # base frequency of those layers' rotation
     n_prompt: int = 40
@@ -61,7 +65,21 @@ class Spec:
 
     @property
     def is_gemma(self) -> bool:
-        return self.family in ("gemma", "gemma2", "gemma3")
+        return self.family in ("gemma", "gemma2", "gemma3", "gemma4")
+
+    def is_full(self, layer: int) -> bool:
+        """Of gemma4: whether a layer sees all positions."""
+        return layer % 3 == 2
+
+    def heads(self, layer: int) -> tuple[int, int]:
+        """Size of a layer's heads, and the number of those of K and V."""
+        if self.head_full and self.is_full(layer):
+            return self.head_full, self.n_head_kv_full or self.n_head_kv
+        return self.d_head, self.n_head_kv
+
+    def borrows(self, layer: int) -> bool:
+        """Whether a layer reads K and V of an earlier one."""
+        return layer >= self.n_layer - self.n_shared
 
     @property
     def relu(self) -> bool:
@@ -249,6 +267,42 @@ SPECS: dict[str, Spec] = {
             window=24,
             soft_cap=5.0,
             n_prompt=60,
+        ),
+        # Small ones have embeddings per layer, and layers that read what others hold; large ones neither.
+        Spec(
+            "gemma4",
+            "gemma4",
+            n_layer=6,
+            n_embd=96,
+            n_head_kv=2,
+            head_dim=32,
+            head_full=64,
+            n_ff=128,
+            n_vocab=301,
+            act="gelu_tanh",
+            window=24,
+            window_base=500.0,
+            n_shared=2,
+            n_embd_layer=32,
+            n_prompt=60,
+            rope=Rope(100000.0),
+        ),
+        Spec(
+            "gemma4-large",
+            "gemma4",
+            n_layer=6,
+            n_embd=96,
+            n_head_kv=2,
+            head_dim=32,
+            head_full=64,
+            n_head_kv_full=1,
+            n_ff=128,
+            n_vocab=301,
+            act="gelu_tanh",
+            window=24,
+            window_base=500.0,
+            n_prompt=60,
+            rope=Rope(100000.0),
         ),
     )
 }
