@@ -26,13 +26,12 @@ from .cuda import WITHOUT_CUBLAS, load_cublas
 from .devices import GIB, Budget, Devices, Names, choose_devices, facts_of, warn_once
 from .machine import machine_info
 from .session import Model, Session
-from .types import KV_TYPE, SPARSITY, Progress, name_of, number_of
+from .types import KV_TYPE, N_BATCH, SPARSITY, Progress, name_of, number_of
 
 if TYPE_CHECKING:
     from ..models.plan import Plan, Rates, Settings, Statistics
 
 ContextSize = int | Literal["auto"] | None
-_N_BATCH = 512  # what Llama is called with where nothing is said
 _LEAST_CONTEXT = 512
 _KV_SHARE, _FREE_SHARE = 4, 8
 _BESIDE_CONTEXT = 120 << 20  # code that is loaded later, captured graphs, libraries
@@ -94,8 +93,10 @@ class Loader:
         options = dict(self.options)
         for name in ("type_k", "type_v"):
             options[name] = "f16" if options.get(name) is None else options[name]
+        options["n_batch"] = options["n_batch"] or N_BATCH
         if self.plan is None or not self.plan.uses_device or self.devices is None:
             return Session(self.model, **options)
+        options["n_batch"] = self.plan.settings.n_batch
         try:
             session = Session(
                 self.model,
@@ -132,7 +133,7 @@ class Loader:
             options["n_ctx"] = 0
         asked: dict[str, Any] = {"n_ctx": options["n_ctx"], "vram_budget": self._budget}
         asked["sparsity"] = name_of(SPARSITY, number_of("sparsity", SPARSITY, options["sparsity"]))
-        if options["n_batch"] != _N_BATCH:
+        if options["n_batch"]:
             asked["n_batch"] = options["n_batch"]
         for name, default in (("n_seq", 1), ("n_pool", 0)):
             if options.get(name, default) != default:
@@ -285,9 +286,10 @@ def _what_fits(model: Model, settings: Settings, rates: Rates, budgets: tuple[in
     from ..models.plan import engine
 
     budget = min((n for n in budgets if n), default=0)
-    for n_batch in (settings.n_batch, 128, 32, 8):
+    most = settings.n_batch or N_BATCH
+    for n_batch in (most, 128, 32, 8):
         n_ctx = settings.n_ctx or min(model.info.n_ctx_train, 4096)
-        while n_batch <= settings.n_batch and n_ctx >= 64:
+        while n_batch <= most and n_ctx >= 64:
             smaller = replace(settings, n_ctx=n_ctx, n_pool=0, n_batch=n_batch, budget_bytes=0)
             try:
                 least = engine.compute(model, smaller, rates).min_bytes

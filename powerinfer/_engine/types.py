@@ -31,6 +31,10 @@ MOMENTS = (
 """Moments of a layer (Session.last_timeline)."""
 
 
+N_BATCH = 512
+"""Prompt tokens that are computed together, where nothing is said."""
+
+
 class TokenKind(IntEnum):
     """What a token is that is fed (pi_token_kind)."""
 
