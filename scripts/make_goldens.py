@@ -52,6 +52,8 @@ from transformers import (
     Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -311,6 +313,27 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                 }
             )
         )
+    elif spec.family == "llama4":
+        full = [i % 4 == 3 for i in range(spec.n_layer)]
+        model = Llama4ForCausalLM(
+            Llama4TextConfig(
+                **gated
+                | {
+                    "intermediate_size": spec.n_ff_expert,
+                    "intermediate_size_mlp": spec.n_ff,
+                    "num_local_experts": spec.n_expert,
+                    "num_experts_per_tok": spec.n_used,
+                    "interleave_moe_layer_step": spec.expert_step,
+                    "no_rope_layers": [int(not one) for one in full],
+                    "layer_types": ["full_attention" if one else "chunked_attention" for one in full],
+                    "attention_chunk_size": spec.window,
+                    "use_qk_norm": True,
+                    "attn_temperature_tuning": True,
+                    "floor_scale": 20,
+                    "attn_scale": 0.5,
+                }
+            )
+        )
     elif spec.family == "gemma4":
         del gated["hidden_act"]
         kinds = ["full_attention" if spec.is_full(i) else "sliding_attention" for i in range(spec.n_layer)]
@@ -350,7 +373,8 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
     if spec.act == "drelu":
         for layer in model.model.layers:
             layer.mlp = SymmetricReluMlp(layer.mlp)
-    fuse = fuse_gpt_oss if spec.family == "gpt-oss" else fuse_experts
+    special = {"gpt-oss": fuse_gpt_oss, "llama4": fuse_llama4}
+    fuse = special.get(spec.family, fuse_experts)
     stacked = fuse(models.stacked(weights))
     state = {name: torch.from_numpy(value.astype(np.float32)) for name, value in stacked.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
@@ -378,6 +402,13 @@ def fuse_gpt_oss(weights: models.Tensors) -> models.Tensors:
             value
         )
     return out
+
+
+def fuse_llama4(weights: models.Tensors) -> models.Tensors:
+    """Llama 4's names: experts transposed, gate beside up."""
+    fused = fuse_experts(weights)
+    out = {name.replace("feed_forward.gate.", "feed_forward.router."): w for name, w in fused.items()}
+    return {name: w.swapaxes(1, 2) if ".experts." in name else w for name, w in out.items()}
 
 
 def fuse_experts(weights: models.Tensors) -> models.Tensors:

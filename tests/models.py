@@ -110,6 +110,8 @@ def draw(spec: Spec) -> Tensors:
         mlp, gate_up_down = "mlp.", ("gate_proj", "up_proj", "down_proj")
         if spec.family == "mixtral":
             mlp, gate_up_down = "block_sparse_moe.", ("w1", "w3", "w2")
+        if spec.family == "llama4":
+            mlp = "feed_forward."
         matrix("model.embed_tokens.weight", spec.n_vocab, d, embd)
         for i in range(spec.n_layer):
             p = f"model.layers.{i}."
@@ -142,7 +144,7 @@ def draw(spec: Spec) -> Tensors:
             if posts:
                 norm(p + "pre_feedforward_layernorm", d)
                 norm(p + "post_feedforward_layernorm", d)
-            n_expert = spec.n_expert if i >= spec.n_dense else 0
+            n_expert = spec.n_expert if i >= spec.n_dense and (i + 1) % spec.expert_step == 0 else 0
             wide = 3.0 if oss else 1.0  # some gates and ups are beyond 7
             if n_expert:
                 linear(p + mlp + "gate", n_expert, d, 1.0, (0.0, 0.05) if oss else None)
@@ -152,7 +154,8 @@ def draw(spec: Spec) -> Tensors:
                 names.append(("mlp.shared_experts.", spec.n_ff_shared, 1.0))
             elif n_expert and spec.n_ff_shared:
                 names.append((f"{mlp}shared_expert.", spec.n_ff_shared, 2.0))
-                linear(p + mlp + "shared_expert_gate", 1, d, 1.0)
+                if spec.family != "llama4":
+                    linear(p + mlp + "shared_expert_gate", 1, d, 1.0)
             if spec.n_embd_layer:
                 linear(p + "per_layer_input_gate", spec.n_embd_layer, d, 1.0)
                 linear(p + "per_layer_projection", d, spec.n_embd_layer, 1.0)
@@ -271,6 +274,7 @@ OSS_NAMES = (
         "mlp.gate.correction": "exp_probs_b",
     }
 )
+LLAMA4_NAMES = {name.replace("mlp.", "feed_forward."): new for name, new in LLAMA_NAMES.items()}
 GEMMA_NAMES = LLAMA_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -318,6 +322,7 @@ def file_name(spec: Spec, name: str) -> str:
         "falcon": FALCON_NAMES,
         "opt": OPT_NAMES,
         "olmo2": GEMMA_NAMES,
+        "llama4": LLAMA4_NAMES,
         "gemma2": GEMMA_NAMES,
         "gemma3": GEMMA_NAMES,
         "gemma4": GEMMA4_NAMES,
@@ -428,6 +433,10 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.attention.sliding_window"] = spec.window
             if spec.family in ("gemma3", "gemma4", "olmo2"):
                 meta[f"{a}.rope.freq_base_swa"] = spec.window_base
+        if a == "llama4":
+            meta["llama4.interleave_moe_layer_step"] = spec.expert_step
+            meta["llama4.attention.temperature_length"] = 20
+            meta["llama4.attention.temperature_scale"] = 0.5
         if a == "gemma4":
             layers = range(spec.n_layer)
             meta["gemma4.rope.dimension_count"] = spec.head_full
@@ -454,7 +463,7 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.expert_used_count"] = spec.n_used
             if spec.n_ff_expert != spec.n_ff:
                 meta[f"{a}.expert_feed_forward_length"] = spec.n_ff_expert
-            if spec.n_ff_shared and spec.family != "glm4moe":
+            if spec.n_ff_shared and spec.family not in ("glm4moe", "llama4"):
                 meta[f"{a}.expert_shared_feed_forward_length"] = spec.n_ff_shared
         if spec.family == "glm4moe":
             meta["glm4moe.leading_dense_block_count"] = spec.n_dense

@@ -40,6 +40,7 @@ ARCHITECTURES = (
     "gemma2",
     "gemma3",
     "gemma4",
+    "llama4",
 )
 
 
@@ -560,6 +561,52 @@ def gemma4(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     return rms_norm(x, model["output_norm.weight"], eps)
 
 
+def llama4(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Three layers that see a chunk, with norms of q and k behind their rotation, then one that sees all,
+    with q scaled by position. In some layers a mixture: the best expert reads its input times its sigmoid, and
+    another one reads what it is."""
+    eps = float(model.key("attention.layer_norm_rms_epsilon"))
+    n_head, n_head_kv = (int(model.key(f"attention.head_count{kind}")) for kind in ("", "_kv"))
+    x = model["token_embd.weight"][tokens]
+    n, chunk = len(x), int(model.key("attention.sliding_window"))
+    position = np.arange(n)
+
+    def gated(x: Array, p: str, suffix: str, e: Any = ...) -> Array:
+        gate, up, down = (model[f"{p}ffn_{name}{suffix}.weight"][e] for name in ("gate", "up", "down"))
+        return np.asarray((how.act(x @ gate.T) * (x @ up.T)) @ down.T)
+
+    for i in range(int(model.key("block_count"))):
+        p = f"blk.{i}."
+        a = rms_norm(x, model[p + "attn_norm.weight"], eps)
+        q, k, v = (
+            heads(a @ model[f"{p}attn_{name}.weight"].T, size)
+            for name, size in (("q", n_head), ("k", n_head_kv), ("v", n_head_kv))
+        )
+        if i % 4 == 3:
+            turns = np.floor((position + 1) / float(model.key("attention.temperature_length")))
+            scale = 1 + float(model.key("attention.temperature_scale")) * np.log1p(turns)
+            attention = attend(q * scale[:, None, None], k, v)
+        else:
+            one = np.ones(q.shape[2])
+            q, k = (rms_norm(rotate(y, model, interleaved=True), one, eps) for y in (q, k))
+            attention = np.concatenate(
+                [attend(q[c : c + chunk], k[c : c + chunk], v[c : c + chunk]) for c in range(0, n, chunk)]
+            )
+        x = x + attention @ model[p + "attn_output.weight"].T
+        h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
+        if (i + 1) % int(model.key("interleave_moe_layer_step")):
+            x = x + ffn(model, i, h, x, how, trace)
+            continue
+        logits = h @ model[p + "ffn_gate_inp.weight"].T
+        if trace is not None:
+            trace.routers.append(logits)
+        out = gated(h, p, "_shexp")
+        for t, e in enumerate(logits.argmax(axis=1)):
+            out[t] += gated(h[t] / (1 + np.exp(-logits[t, e])), p, "_exps", e)
+        x = x + out
+    return rms_norm(x, model["output_norm.weight"], eps)
+
+
 def opt(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     """Learned positions that start at row 2, biases everywhere, LayerNorm with eps 1e-5."""
     eps = 1e-5
@@ -610,9 +657,14 @@ def forward(
         np.broadcast_to(np.asarray(threshold, np.float64), n_layer) if predicted else None,
         np.arange(len(tokens)) < n_dense if isinstance(n_dense, int) else n_dense,
     )
-    body = {"falcon": falcon, "cohere2": cohere2, "olmo2": olmo2, "gemma4": gemma4, "opt": opt}.get(
-        model.arch, llama
-    )
+    body = {
+        "falcon": falcon,
+        "cohere2": cohere2,
+        "olmo2": olmo2,
+        "gemma4": gemma4,
+        "llama4": llama4,
+        "opt": opt,
+    }.get(model.arch, llama)
     x = body(model, np.asarray(tokens, dtype=np.int64), how, trace)
     output = model.get("output.weight")
     logits = x @ (model["token_embd.weight"] if output is None else output).T

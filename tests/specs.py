@@ -23,7 +23,7 @@ class Spec:
 
     name: str
     # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe olmo2
-    # cohere2 gemma gemma2 gemma3 gemma4
+    # llama4 cohere2 gemma gemma2 gemma3 gemma4
     family: str
     n_layer: int = 2
     n_embd: int = 64
@@ -46,6 +46,7 @@ class Spec:
     n_dense: int = 0  # layers at the beginning without experts
     window: int = 0  # positions that layers with a window see; which ones have one is the family's
     logit_scale: float = 1.0
+    expert_step: int = 1  # every so manieth layer has experts
     head_full: int = 0  # gemma4: size of heads in each third layer, which has no window
     n_head_kv_full: int = 0  # and its key/value heads; not 0: V is what K is made of there
     n_shared: int = 0  # the last layers read K and V of earlier ones, and have twice as many neurons
@@ -268,6 +269,23 @@ SPECS: dict[str, Spec] = {
             soft_cap=5.0,
             n_prompt=60,
         ),
+        # Four layers: with chunks and rotation, and one that has neither; experts in every second.
+        Spec(
+            "llama4",
+            "llama4",
+            n_layer=4,
+            n_head_kv=2,
+            n_ff=128,
+            n_vocab=301,
+            n_expert=8,
+            n_used=1,
+            n_ff_expert=96,
+            n_ff_shared=96,
+            expert_step=2,
+            window=24,
+            n_prompt=60,
+            rope=Rope(500000.0),
+        ),
         # Small ones have embeddings per layer, and layers that read what others hold; large ones neither.
         Spec(
             "gemma4",
@@ -308,6 +326,8 @@ SPECS: dict[str, Spec] = {
 }
 
 CONVERTED = sorted(
-    name for name, spec in SPECS.items() if not spec.is_gemma and spec.family not in ("cohere2", "olmo2")
+    name
+    for name, spec in SPECS.items()
+    if not spec.is_gemma and spec.family not in ("cohere2", "olmo2", "llama4")
 )
 """Those that `powerinfer convert` takes checkpoints of."""

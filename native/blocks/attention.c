@@ -28,10 +28,21 @@ enum { SPAN = PI_ATTENTION_SPAN };
 static void finish_head(const pi_session *s, const pi_attention *w, int32_t t, const float *norm, float *head) {
     const pi_model *m = s->model;
     const pi_rope *rope = pi_rope_of(m, w);
-    if (norm) m->kernels->rms_norm(head, norm, m->norm_eps, w->n_embd_head, head);
-    if (!rope) return;
-    const float *cs = s->cs + pi_rope_floats(m, w->rope) * (size_t)s->options.n_batch;
-    pi_rope_apply(rope, cs + (ptrdiff_t)t * rope->n_rot, head);
+    if (norm && !w->late_norm) m->kernels->rms_norm(head, norm, m->norm_eps, w->n_embd_head, head);
+    if (rope) {
+        const float *cs = s->cs + pi_rope_floats(m, w->rope) * (size_t)s->options.n_batch;
+        pi_rope_apply(rope, cs + (ptrdiff_t)t * rope->n_rot, head);
+    }
+    if (norm && w->late_norm) m->kernels->rms_norm(head, norm, m->norm_eps, w->n_embd_head, head);
+}
+
+/* A head of q, whose scale may grow with the position. */
+static void finish_query(const pi_session *s, const pi_attention *w, int32_t t, float *head) {
+    finish_head(s, w, t, w->q_norm, head);
+    if (w->temp_scale == 0) return;
+    const float turns = floorf((float)(s->chunk.pos[t] + 1) / (float)w->temp_length),
+                by = 1 + w->temp_scale * logf(1 + turns);
+    for (int32_t i = 0; i < w->n_embd_head; i++) head[i] *= by;
 }
 
 /* K, normed and rotated, and V of one KV head go to the pool. */
@@ -103,6 +114,7 @@ static int32_t between(int32_t v, int32_t lo, int32_t hi) { return v < lo ? lo :
 
 /* The first position that a token sees. */
 static int32_t first_seen(const pi_attention *w, int32_t pos) {
+    if (w->chunked) return pos / w->window * w->window;
     return w->window && pos >= w->window ? pos + 1 - w->window : 0;
 }
 
@@ -123,7 +135,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
         float *head = q + (ptrdiff_t)r * d;
         const int32_t t = w->t + r / group;
         memcpy(head, s->q + ((ptrdiff_t)t * m->info.n_head + w->kvh * group + r % group) * d, (size_t)d * sizeof *head);
-        finish_head(s, block, t, block->q_norm, head);
+        finish_query(s, block, t, head);
         sum[r] = (sums){-INFINITY, 0};
     }
     memset(out, 0, (size_t)rows * (size_t)d * sizeof *out);
@@ -409,6 +421,28 @@ static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
     if (a->window_rope && near) w->rope = m->n_ropes - 1;
     if (a->full_no_rope && !near && window) w->rope = -1;
     if (near) w->window = (int32_t)window;
+    w->chunked = a->chunked && near;
+    return PI_OK;
+}
+
+/* Of chunked attention: norms without weight behind RoPE, and q's scale where there is no RoPE. */
+static pi_status read_chunked(pi_model *m, pi_attention *w) {
+    enum { WITHOUT_NORMS = 128 }; /* experts of the one model that has none; no key says so */
+    const te_gguf *g = m->file->gguf;
+    int64_t length = 8192;
+    if (w->rope >= 0) {
+        if (m->info.n_expert == WITHOUT_NORMS) return PI_OK;
+        w->late_norm = true;
+        PI_TRY(pi_bind_constant(m, w->n_embd_head, 1, &w->k_norm));
+        w->q_norm = w->k_norm;
+        return PI_OK;
+    }
+    w->temp_scale = 0.1F;
+    PI_TRY(pi_key_f32(g, m->arch->name, "attention.temperature_scale", &w->temp_scale, NULL));
+    PI_TRY(pi_key_i64(g, m->arch->name, "attention.temperature_length", 1, INT32_MAX, &length, NULL));
+    if (!isfinite(w->temp_scale))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.attention.temperature_scale is %g", m->arch->name, (double)w->temp_scale);
+    w->temp_length = (int32_t)length;
     return PI_OK;
 }
 
@@ -493,6 +527,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
             return PI_FAIL(PI_ERROR_FORMAT, "blk.%d.attn_k_norm.weight is there without blk.%d.attn_q_norm.weight", i,
                            i);
     }
+    if (a->chunked) PI_TRY(read_chunked(m, l));
     if (a->v_norm && !l->borrows) PI_TRY(pi_bind_constant(m, d, 1, &l->v_norm));
     return PI_OK;
 }

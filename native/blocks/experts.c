@@ -157,6 +157,20 @@ static void count_uses(const pi_block_run *r) {
     }
 }
 
+/* Rows of h times the weights of their only experts, which become 1. Ends with a barrier. */
+static const float *weigh_input(const pi_block_run *r, const float *h, int32_t t0, int32_t n) {
+    const pi_session *s = r->s;
+    const size_t n_embd = (size_t)s->model->info.n_embd;
+    float *to = s->h2 + n_embd * (size_t)t0;
+    for (int32_t t = r->team->ith; t < n; t += r->team->nth) {
+        float *weight = &s->routes.weight[t0 + t];
+        for (size_t c = 0; c < n_embd; c++) to[n_embd * (size_t)t + c] = *weight * h[n_embd * (size_t)t + c];
+        *weight = 1;
+    }
+    te_barrier(r->team);
+    return to;
+}
+
 static void run(pi_block_run *r) {
     const pi_session *s = r->s;
     const pi_experts *w = &r->block->experts;
@@ -172,8 +186,8 @@ static void run(pi_block_run *r) {
         const pi_route_list routes = {
             .n = n * w->n_used, .expert = s->routes.expert + first, .weight = s->routes.weight + first};
         const size_t at = (size_t)t0 * (size_t)s->model->info.n_embd;
-        const float *h = pi_block_input(r) + at;
-        (i == 0 ? pi_experts_gemm : pi_experts_rows)(s, r->team, r->block, r->l, &routes, h, r->y + at, n, true);
+        const float *h = pi_block_input(r) + at, *in = w->on_input ? weigh_input(r, h, t0, n) : h;
+        (i == 0 ? pi_experts_gemm : pi_experts_rows)(s, r->team, r->block, r->l, &routes, in, r->y + at, n, true);
         if (w->shared_up.w)
             pi_experts_shared(s, r->team, r->block, r->l, h, r->y + at, n, i == 0 ? TE_BY_GEMM : TE_BY_ROWS);
     }
@@ -308,6 +322,10 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     PI_TRY(pi_key_i64(g, arch, "expert_feed_forward_length", 1, MAX_FF, &n_ff, NULL));
     if (n_ff > MAX_FF) return PI_FAIL(PI_ERROR_FORMAT, "an expert has %lld neurons", (long long)n_ff);
     w->n_ff = (int32_t)n_ff;
+    w->on_input = m->arch->weighted_input;
+    if (w->on_input && w->n_used != 1)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "a token uses %d experts; %s models with one are supported", w->n_used,
+                       arch);
     PI_TRY(read_router(m, i, w));
     PI_TRY(pi_bind_ffn_norm(m, i, &b->norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_inp.weight", i), w->n_expert, n_embd, false, &w->router));

@@ -166,6 +166,21 @@ static const pi_arch table[] = {
      .wide_layers = 62,
      .dense = PI_ACTIVATION_GELU_TANH,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "llama4",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NORM,
+     .gated = true,
+     .experts = true,
+     .gating = PI_GATING_SIGMOID,
+     .weighted_input = true,
+     .experts_step = true,
+     .chunked = true,
+     .window_period = 4,
+     .window_default = 8192,
+     .full_last = true,
+     .full_no_rope = true,
+     .dense = PI_ACTIVATION_SILU,
+     .sparse = PI_ACTIVATION_RELU},
     {.name = "gemma4",
      .block = {&pi_attention_kind, &pi_ffn_kind, &pi_per_layer_kind},
      .rope = PI_ROPE_NEOX,
@@ -195,5 +210,5 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 
 const char *pi_arch_names(void) {
     return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
-           "olmo2, cohere2, gemma, gemma2, gemma3, gemma4";
+           "olmo2, cohere2, gemma, gemma2, gemma3, gemma4, llama4";
 }

@@ -34,7 +34,12 @@ typedef struct pi_attention {
     float scale;    /* of scores */
     float soft_cap; /* of scaled scores: cap * tanh(score / cap); 0: none */
     int32_t window; /* positions that a token sees, its own among them; 0: all */
-    int32_t rope;   /* which of the model's variants; -1: none */
+    bool chunked;   /* rather those from the last multiple of the window on (Llama 4) */
+    bool late_norm; /* q_norm and k_norm are behind RoPE */
+    /* q is multiplied by 1 + temp_scale * ln(1 + the whole part of (position + 1) / temp_length); scale 0: it is not. */
+    float temp_scale;
+    int32_t temp_length;
+    int32_t rope; /* which of the model's variants; -1: none */
 } pi_attention;
 
 /* x += proj(act(gate x) * e), e the token's embedding for this layer. */
@@ -75,9 +80,10 @@ typedef struct pi_experts {
     int32_t n_expert, n_used, n_ff, n_ff_shared;
     int32_t n_group, n_group_used; /* groups of neighbours, and how many of them a token may choose in */
     pi_gating gating;
-    bool normed; /* weights of a token's experts are made to sum to 1 */
-    bool early;  /* the router reads the layer's input, before attention changes it */
-    float scale; /* of weights */
+    bool normed;   /* weights of a token's experts are made to sum to 1 */
+    bool early;    /* the router reads the layer's input, before attention changes it */
+    bool on_input; /* a weight is of what the expert reads, not of what it gives; one expert of a token */
+    float scale;   /* of weights */
 } pi_experts;
 
 typedef struct pi_block {

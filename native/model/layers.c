@@ -88,6 +88,15 @@ static const pi_block_kind *block_of(const pi_model *m, int32_t i) {
     return kind == &pi_per_layer_kind && !m->n_embd_layer ? NULL : kind;
 }
 
+/* Whether layer i of a model with experts has some. */
+static pi_status has_experts(const pi_model *m, int32_t i, bool *out) {
+    int64_t step = 1;
+    if (m->arch->experts_step)
+        PI_TRY(pi_key_i64(m->file->gguf, m->arch->name, "interleave_moe_layer_step", 1, m->info.n_layer, &step, NULL));
+    *out = i >= m->info.n_layer_dense && (i + 1) % step == 0;
+    return PI_OK;
+}
+
 static pi_status bind_all(pi_model *m) {
     const pi_model_info *c = &m->info;
     if (m->n_ropes) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads it */
@@ -108,8 +117,9 @@ static pi_status bind_all(pi_model *m) {
         for (; l->n_blocks < PI_MAX_BLOCKS && block_of(m, l->n_blocks); l->n_blocks++) {
             pi_block *b = &l->block[l->n_blocks];
             b->kind = block_of(m, l->n_blocks);
-            if (m->info.n_expert && m->arch->experts && b->kind == &pi_ffn_kind && i >= m->info.n_layer_dense)
-                b->kind = &pi_experts_kind;
+            bool experts = false;
+            if (m->info.n_expert && m->arch->experts) PI_TRY(has_experts(m, i, &experts));
+            if (experts && b->kind == &pi_ffn_kind) b->kind = &pi_experts_kind;
             PI_TRY(b->kind->bind(m, i, b));
         }
         if (m->arch->layer_scale)

@@ -53,6 +53,11 @@ typedef struct pi_arch {
     bool maybe_v;           /* where there is no v, V is what K is made of (Gemma 4) */
     bool v_norm;            /* RMSNorm without weight over each head of v (Gemma 4) */
     bool unscaled;          /* scores are not scaled (Gemma 4) */
+    bool chunked;           /* windows begin at multiples of their length, and layers without rotation have q scaled by
+                               position; heads of q and k of the others are normed behind it, but where there are 128
+                               experts (Llama 4) */
+    bool weighted_input;    /* what an expert reads is weighted, not what it gives (Llama 4) */
+    bool experts_step;      /* the file says which layers have experts: every so manieth (Llama 4) */
     bool layer_scale;       /* what a layer leaves is multiplied by a number (Gemma 4) */
     bool per_layer;       /* a third block adds what a token's embedding for this layer says, where the file has any */
     bool window_rope;     /* layers with a window have a RoPE of their own (Gemma 3) */

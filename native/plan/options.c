@@ -45,6 +45,8 @@ static pi_status check_attention(const pi_model *m, int32_t l) {
     const char *what = a->n_embd_head != m->info.n_embd_head ? "heads of another size"
                        : a->n_head_kv != m->info.n_head_kv   ? "another number of key/value heads"
                        : a->borrows                          ? "K and V of another layer"
+                       : a->chunked || a->late_norm          ? "chunked attention or norms behind RoPE"
+                       : a->temp_scale != 0                  ? "a scale by position"
                        : a->v_norm                           ? "a norm of V"
                        : m->layer[l].scale                   ? "a scale of what it leaves"
                        : f && pi_n_ff(f) != m->info.n_ff     ? "another number of neurons"

@@ -1,4 +1,5 @@
-"""Gemma 4 beyond its logits: layers that read what others hold, sizes that differ, and what is refused."""
+"""Models whose layers differ, beyond their logits: windows and chunks whose K and V are given back, layers
+that read what others hold, sizes that differ, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests import models
 
 SMALL, LARGE = models.SPECS["gemma4"], models.SPECS["gemma4-large"]
 N = 256
-IDS = [int(t) for t in np.arange(3, 3 + N) * 29 % SMALL.n_vocab]
+IDS = [int(t) for t in np.arange(3, 3 + N) * 29 % 290]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,16 @@ def test_what_is_held(model: Model) -> None:
         assert len(session.save()) == 48 + 3 * (200 - 64) * near + 200 * full
 
 
-def test_as_where_all_is_held(model: Model) -> None:
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gemma4", "gemma4-large", "gpt-oss", "olmo3", "cohere2", "llama4"]
+)
+def test_as_where_all_is_held(name: str, tmp_path: Path) -> None:
     """Two sequences, a shift and a saved state give the bits of a session that gives nothing back."""
+    with Model(models.write_dense(tmp_path / "m.gguf", models.SPECS[name])) as model:
+        same_answers(model)
+
+
+def same_answers(model: Model) -> None:
     answers = []
     for n_batch in (16, N):
         with Session(model, n_ctx=N, n_pool=2 * N, n_seq=2, n_batch=n_batch, n_threads=2) as session:
@@ -60,6 +69,11 @@ def test_as_where_all_is_held(model: Model) -> None:
 
 def test_devices_refuse_it(model: Model, tmp_path: Path) -> None:
     asked = engine.Settings(budget_bytes=1 << 34, n_ctx=N, overhead_bytes=0)
+    with (
+        Model(models.write_dense(tmp_path / "4.gguf", models.SPECS["llama4"])) as llama4,
+        pytest.raises(UnsupportedError, match=r"layer 0 has chunked attention.*the CPU"),
+    ):
+        engine.compute(llama4, asked, engine.Rates())
     with pytest.raises(UnsupportedError, match="embeddings per layer on a device"):
         engine.compute(model, asked, engine.Rates())
     with (
