@@ -563,8 +563,8 @@ def gemma4(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
 
 def llama4(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     """Three layers that see a chunk, with norms of q and k behind their rotation, then one that sees all,
-    with q scaled by position. In some layers a mixture: the best expert reads its input times its sigmoid, and
-    another one reads what it is."""
+    with q scaled by position. In some layers a mixture: the best expert reads its input times its sigmoid,
+    and another one reads what it is."""
     eps = float(model.key("attention.layer_norm_rms_epsilon"))
     n_head, n_head_kv = (int(model.key(f"attention.head_count{kind}")) for kind in ("", "_kv"))
     x = model["token_embd.weight"][tokens]
