@@ -127,7 +127,7 @@ __device__ __forceinline__ void copies_wait() { // for all groups but the last
 #endif
 }
 
-// cap * tanh(x / cap), where there is a cap. What overflows is a finite number's inverse: 0.
+// cap * tanh(x / cap), where there is a cap. Where the exponential overflows, the quotient is 0.
 __device__ __forceinline__ float capped(float x, float cap) {
     return cap > 0 ? cap - __fdividef(2 * cap, __expf(2 * x / cap) + 1) : x;
 }
