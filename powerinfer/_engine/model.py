@@ -126,7 +126,7 @@ class Model:
         return self._handle
 
     def kv_bytes(self, n_ctx: int, *, n_seq: int = 1, n_batch: int = 512, type_k: str, type_v: str) -> int:
-        """K and V of a session of that shape, wherever they lie. Raises ArgumentError if there can be none."""
+        """K and V of a session of that shape, wherever they lie. Raises ArgumentError."""
         options = _native.ffi.new("pi_session_options *", _native.lib.pi_session_defaults())
         options.n_ctx, options.n_seq, options.n_batch = n_ctx, n_seq, n_batch
         options.type_k = number_of("type_k", KV_TYPE, type_k)
