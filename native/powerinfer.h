@@ -173,6 +173,8 @@ typedef struct pi_model_info {
                                         of another predictor_type */
     uint64_t n_sign_bytes;   /* memory taken by the sign predictor, once loaded */
     uint64_t n_parameters;
+    int32_t n_recurrent;    /* layers with a state, which is all that they know of earlier tokens */
+    uint64_t n_state_bytes; /* of a sequence */
     char rope[48]; /* e.g. "norm, base 10000, linear x4"; "none" */
 } pi_model_info;
 
@@ -262,7 +264,7 @@ typedef struct pi_session_info {
     int32_t n_ctx, n_pool, n_seq, n_batch, n_threads;
     int32_t sparsity; /* never AUTO */
     float sparse_threshold;
-    uint64_t n_kv_bytes; /* in host memory */
+    uint64_t n_kv_bytes; /* in host memory; of recurrent layers states and checkpoints */
     uint64_t n_work_bytes;
     uint64_t n_device_bytes;         /* of all devices: weights, K and V, buffers */
     int32_t n_zero_copy;             /* neurons of all layers whose rows devices read in host memory */
@@ -318,9 +320,11 @@ typedef struct pi_prompt_rest {
  * itself where size or max_scored leave room for none; -1 for NULL or a broken range. */
 int32_t pi_chunk_end(const pi_prompt_rest *rest);
 /* How many tokens of a common prefix may be taken over so that a prompt gets the bits that it gets anew: of n_same tokens
- * with which a prompt of n_prompt tokens begins, and a sequence that was fed a prompt of n_held_prompt. All, if that
- * sequence's prompt is among them: the prompt then goes on where its answer was being written. */
-int32_t pi_prefix_reusable(int32_t n_same, int32_t n_held_prompt, int32_t n_prompt);
+ * with which a prompt of n_prompt tokens begins, and sequence seq, which was fed a prompt of n_held_prompt. All, if that
+ * sequence's prompt is among them: the prompt then goes on where its answer was being written. Of a model with recurrent
+ * layers no more than pi_seq_reachable. session NULL: of any other model. */
+int32_t pi_prefix_reusable(const pi_session *session, int32_t seq, int32_t n_same, int32_t n_held_prompt,
+                           int32_t n_prompt);
 
 /* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY; DEVICE,
  * TIMEOUT (a device failed or did not answer: the sequences are as they were before). */
@@ -332,14 +336,21 @@ float *pi_session_logits(pi_session *session, int32_t index);
 const float *pi_session_hidden(pi_session *session, int32_t index);
 
 int32_t pi_seq_length(const pi_session *session, int32_t seq);          /* positions held; -1 if seq is out of range */
-pi_status pi_seq_cut(pi_session *session, int32_t seq, int32_t n_keep); /* keeps positions 0..n_keep-1 */
-/* dst (dropped first) becomes the first n positions of src; whole blocks are shared until one side writes. */
+/* The most positions, at most n, that a sequence can be cut to or copied: n, but for a model with recurrent layers. Of
+ * these each sequence has a state, which forgets nothing; it can be taken back to checkpoints only, which a session makes
+ * where a prompt's matrix products end (each chunk of a long prompt; the oldest give way) and before a feed of several
+ * GENERATED tokens, to nothing, and to all that it holds. -1 if seq is out of range or n negative. */
+int32_t pi_seq_reachable(const pi_session *session, int32_t seq, int32_t n);
+/* Keeps positions 0..n_keep-1. Errors: ARGUMENT, UNSUPPORTED (not reachable). */
+pi_status pi_seq_cut(pi_session *session, int32_t seq, int32_t n_keep);
+/* dst (dropped first) becomes the first n positions of src; whole blocks are shared until one side writes. Errors as of
+ * pi_seq_cut. */
 pi_status pi_seq_copy(pi_session *session, int32_t dst, int32_t src, int32_t n);
 pi_status pi_seq_drop(pi_session *session, int32_t seq);
 /* Context shift: keeps the first n_keep positions, drops the n_drop after them, moves the rest down (K is rotated to
- * the new positions). UNSUPPORTED for models with learned positions (OPT). */
+ * the new positions). UNSUPPORTED for models with learned positions (OPT) or recurrent layers. */
 pi_status pi_seq_shift(pi_session *session, int32_t seq, int32_t n_keep, int32_t n_drop);
-/* A sequence's K and V as bytes, for saving. load replaces seq; the session must have the same model shape and KV types
+/* A sequence's K, V and states as bytes, for saving. load replaces seq; the session must have the same model shape and KV types
  * (checked by a header). */
 uint64_t pi_seq_state_bytes(const pi_session *session, int32_t seq);
 pi_status pi_seq_state_save(pi_session *session, int32_t seq, void *out, uint64_t n_bytes);

@@ -8,6 +8,7 @@ and which were active.
 
 from __future__ import annotations
 
+import importlib
 import math
 import tempfile
 from collections.abc import Sequence
@@ -35,7 +36,9 @@ ARCHITECTURES = (
     "gpt-oss",
     "glm4moe",
     "gemma3",
+    "lfm2",
 )
+RECURRENT = ("lfm2",)
 
 
 @dataclass(frozen=True)
@@ -484,6 +487,8 @@ def forward(
         np.arange(len(tokens)) < n_dense if isinstance(n_dense, int) else n_dense,
     )
     body = {"falcon": falcon, "opt": opt}.get(model.arch, llama)
+    if model.arch in RECURRENT:
+        body = importlib.import_module("tests.reference_recurrent").forward  # it needs this module
     x = body(model, np.asarray(tokens, dtype=np.int64), how, trace)
     output = model.get("output.weight")
     return np.asarray(x @ (model["token_embd.weight"] if output is None else output).T)

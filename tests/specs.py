@@ -45,6 +45,12 @@ class Spec:
     n_dense: int = 0  # layers at the beginning without experts
     window: int = 0  # positions that gemma3's layers but each sixth, and gpt-oss's even ones, see
     window_base: float = 10000.0  # base frequency of those layers' rotation
+    layers: str = ""  # with recurrent layers: of each r, a (attention) or b (both)
+    n_conv: int = 4  # tokens that their convolutions see
+    n_state: int = 0  # values of a head's k, of so many groups of heads; and of its v
+    n_ssm_group: int = 0
+    n_ssm_head: int = 0
+    d_ssm: int = 0
     n_prompt: int = 40
 
     @property
@@ -200,8 +206,23 @@ SPECS: dict[str, Spec] = {
             n_prompt=60,
             rope=Rope(100000.0, "linear", 4.0, 64),
         ),
+        # Sizes that are no multiples of what kernels take at a time.
+        Spec(
+            "lfm2",
+            "lfm2",
+            n_layer=4,
+            n_embd=72,
+            n_head=6,
+            n_head_kv=2,
+            n_ff=120,
+            n_vocab=301,
+            layers="rrar",
+            n_conv=3,
+            n_prompt=60,
+            rope=Rope(1000000.0),
+        ),
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if spec.family != "gemma3")
+CONVERTED = sorted(name for name, spec in SPECS.items() if spec.family != "gemma3" and not spec.layers)
 """Those that `powerinfer convert` takes checkpoints of."""

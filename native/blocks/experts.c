@@ -341,4 +341,4 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return n;
 }
 
-const pi_block_kind pi_experts_kind = {"experts", bind, matrices, begin, prepare, run, &pi_experts_on_device};
+const pi_block_kind pi_experts_kind = {"experts", bind, matrices, begin, prepare, run, &pi_experts_on_device, false};

@@ -13,6 +13,7 @@
 #include "../../vendor/core/te_types.h"
 #include "attention.h"
 #include "ffn.h"
+#include "recurrent.h"
 
 void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs) {
     const pi_model *m = s->model;
@@ -63,10 +64,14 @@ static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, 
     const int64_t listed = pi_sum_counts(s, l, team->nth, &st);
     if (s->options.sparsity != PI_SPARSITY_PREDICTED)
         st.n_predicted = listed;
-    else if (st.n_sparse)
+    else if (st.n_sparse && pi_ffn_of(w))
         st.ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(w));
-    const int64_t unread = st.n_tokens ? 0 : pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
-    st.bytes = st.ffn_bytes + pi_attention_weight_bytes(attention) - unread + pi_attention_bytes(s, l, from);
+    st.bytes = st.ffn_bytes;
+    if (attention) {
+        const int64_t unread = st.n_tokens ? 0 : pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
+        st.bytes += pi_attention_weight_bytes(attention) - unread + pi_attention_bytes(s, l, from);
+    }
+    if (pi_recurrent_of(w)) st.bytes += pi_recurrent_bytes(s, pi_recurrent_of(w));
     if (pi_experts_of(w)) st.n_routes = (int64_t)st.n_tokens * pi_experts_of(w)->n_used;
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
     st.layer_us = (float)((double)(t2 - t0) * 1e-3);

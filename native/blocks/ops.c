@@ -21,6 +21,7 @@ float *pi_block_input(const pi_block_run *r) { return shares_input(r) ? r->s->h 
 void pi_make_input(const pi_block_run *r, int32_t from) {
     const pi_session *s = r->s;
     const pi_block *first = &r->layer->block[0];
+    if (!r->block->norm.w) return; /* it reads what the one before it read */
     if (r->layer->parallel && r->block != first && r->block->norm.w == first->norm.w) return;
     float *y = pi_block_input(r);
     for (int32_t t = from + r->team->ith; t < s->chunk.n_tok; t += r->team->nth) {
@@ -31,7 +32,7 @@ void pi_make_input(const pi_block_run *r, int32_t from) {
 
 void pi_linear(pi_session *s, te_team *team, const te_linear *products, int32_t n_products, const float *x, size_t ldx,
                int32_t t0, int32_t n) {
-    enum { MOST = 3 };
+    enum { MOST = 4 };
     const int32_t left = s->chunk.n_prefill - t0, n_prefill = left < 0 ? 0 : left < n ? left : n;
     te_linear some[MOST];
     for (int32_t i = 0; i < n_products && i < MOST; i++) {

@@ -29,7 +29,7 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool
     kv->v = calloc((size_t)n_layer, sizeof *kv->v);
     bool ok = kv->refs && kv->free_ && kv->seq && kv->tables && kv->k && kv->v;
     for (int32_t l = 0; ok && l < n_layer; l++) {
-        if (pi_kv_on_device(kv, l)) continue;
+        if (pi_kv_on_device(kv, l) || !pi_kv_has(kv, l)) continue;
         kv->k[l] = te_os_alloc(kv->layer_k_bytes);
         kv->v[l] = te_os_alloc(kv->layer_v_bytes);
         ok = kv->k[l] && kv->v[l];
@@ -39,6 +39,11 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory for a KV cache of %d positions in %d layers (%.2f GiB)",
                        kv->n_blocks * PI_KV_BLOCK, n_layer,
                        ((double)kv->layer_k_bytes + (double)kv->layer_v_bytes) * n_layer / (1 << 30));
+    }
+    const pi_status states = pi_states_init(&kv->states, m, n_seq);
+    if (states != PI_OK) {
+        pi_kv_free(kv);
+        return states;
     }
     for (int32_t i = 0; i < n_seq; i++) kv->seq[i].block = kv->tables + (ptrdiff_t)i * per_seq;
     for (int32_t b = kv->n_blocks - 1; b >= 0; b--) kv->free_[kv->n_free++] = b; /* block 0 on top */
@@ -56,13 +61,14 @@ void pi_kv_free(pi_kv *kv) {
     free(kv->tables);
     free(kv->k);
     free(kv->v);
+    pi_states_free(&kv->states);
     *kv = (pi_kv){0};
 }
 
 uint64_t pi_kv_bytes(const pi_kv *kv) {
     int32_t n = 0;
-    for (int32_t l = 0; l < kv->model->info.n_layer; l++) n += !pi_kv_on_device(kv, l);
-    return ((uint64_t)kv->layer_k_bytes + kv->layer_v_bytes) * (uint64_t)n;
+    for (int32_t l = 0; l < kv->model->info.n_layer; l++) n += pi_kv_has(kv, l) && !pi_kv_on_device(kv, l);
+    return ((uint64_t)kv->layer_k_bytes + kv->layer_v_bytes) * (uint64_t)n + kv->states.n_bytes;
 }
 
 static void unref(pi_kv *kv, int32_t block) {
@@ -81,6 +87,7 @@ static void copy_block(pi_kv *kv, int32_t to, int32_t from) {
     const size_t nk = kv->row_k * PI_KV_BLOCK * (size_t)kv->model->info.n_head_kv,
                  nv = kv->row_v * PI_KV_BLOCK * (size_t)kv->model->info.n_head_kv;
     for (int32_t l = 0; l < kv->model->info.n_layer; l++) {
+        if (!pi_kv_has(kv, l)) continue;
         if (pi_kv_on_device(kv, l)) {
             kv->device.copy(kv->device.ctx, l, false, (size_t)to * nk, (size_t)from * nk, nk);
             kv->device.copy(kv->device.ctx, l, true, (size_t)to * nv, (size_t)from * nv, nv);
@@ -115,8 +122,13 @@ void pi_kv_extend(pi_kv *kv, int32_t seq, int32_t to) {
     s->length = to;
 }
 
+int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n) {
+    return pi_states_reachable(&kv->states, seq, kv->seq[seq].length, n);
+}
+
 void pi_kv_cut(pi_kv *kv, int32_t seq, int32_t n_keep) {
     pi_seq *s = &kv->seq[seq];
+    pi_states_copy(&kv->states, seq, seq, s->length, n_keep);
     while (s->n_block > blocks_of(n_keep)) unref(kv, s->block[--s->n_block]);
     s->length = n_keep;
 }
@@ -128,6 +140,7 @@ void pi_kv_copy(pi_kv *kv, int32_t dst, int32_t src, int32_t n) {
         return;
     }
     pi_kv_cut(kv, dst, 0);
+    pi_states_copy(&kv->states, dst, src, s->length, n);
     d->n_block = blocks_of(n);
     d->length = n;
     for (int32_t i = 0; i < d->n_block; i++) {

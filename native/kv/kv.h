@@ -7,7 +7,7 @@
 #ifndef PI_KV_H
 #define PI_KV_H
 
-#include "../model/model.h"
+#include "states.h"
 
 typedef struct pi_seq {
     int32_t length;  /* positions held */
@@ -34,16 +34,20 @@ typedef struct pi_kv {
     int32_t *free_;      /* stack of free blocks, n_free long */
     pi_seq *seq;         /* [n_seq] */
     int32_t *tables;     /* memory of all seq[].block */
-    char **k, **v;       /* [n_layer]; NULL where they lie on a device */
+    char **k, **v;       /* [n_layer]; NULL where they lie on a device, or the layer does not attend */
     pi_kv_device device; /* has NULL: none is */
     size_t layer_k_bytes, layer_v_bytes;
+    pi_states states;
 } pi_kv;
 
 /* type_k, type_v: their blocks fill the model's heads. Errors: MEMORY. */
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool, int32_t n_seq, int32_t type_k,
                      int32_t type_v, const pi_kv_device *device);
 void pi_kv_free(pi_kv *kv);
-uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory */
+uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory, and of states */
+
+/* Whether layer l has K and V. */
+static inline bool pi_kv_has(const pi_kv *kv, int32_t l) { return pi_attention_of(&kv->model->layer[l]) != NULL; }
 
 /* Where head h of position pos in seq is kept in layer l. */
 static inline pi_status pi_kv_device_status(const pi_kv *kv) {
@@ -70,6 +74,9 @@ int32_t pi_kv_blocks_needed(const pi_kv *kv, int32_t seq, int32_t from, int32_t 
 void pi_kv_extend(pi_kv *kv, int32_t seq, int32_t to);
 /* The blocks that seq holds of positions [from, to) become its own; needs pi_kv_blocks_needed(from, to) free blocks. */
 void pi_kv_own(pi_kv *kv, int32_t seq, int32_t from, int32_t to);
+/* The most positions, at most n, that seq can be cut to, or copied: n itself where no layer has a state. */
+int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n);
+/* n_keep, n: reachable ones. */
 void pi_kv_cut(pi_kv *kv, int32_t seq, int32_t n_keep);
 void pi_kv_copy(pi_kv *kv, int32_t dst, int32_t src, int32_t n);
 /* The work of a context shift, of layers in host memory, on a sequence that owns the blocks of positions [n_keep, length - n_drop); part of

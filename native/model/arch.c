@@ -120,6 +120,15 @@ static const pi_arch table[] = {
      .wide_layers = 62,
      .dense = PI_ACTIVATION_GELU_TANH,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "lfm2",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .recurrent = &pi_shortconv_kind,
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .qk_norm = true,
+     .output_norm = "token_embd_norm",
+     .dense = PI_ACTIVATION_SILU,
+     .sparse = PI_ACTIVATION_RELU},
 };
 
 const pi_arch *pi_arch_find(const char *name, size_t n) {
@@ -130,5 +139,5 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 
 const char *pi_arch_names(void) {
     return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
-           "gemma3";
+           "gemma3, lfm2";
 }

@@ -22,6 +22,10 @@ pi_status pi_bind_mats(pi_model *m, pi_name name, int32_t n, int32_t rows, int32
 pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const float **out);
 /* The same of n vectors, one behind the other in a tensor of two dimensions. */
 pi_status pi_bind_vecs(pi_model *m, pi_name name, int32_t n, int32_t cols, const float **out);
+/* n floats of a tensor of one or two dimensions, copied. */
+pi_status pi_bind_values(pi_model *m, pi_name name, int32_t n, bool optional, const float **out);
+/* Room for n floats, for as long as there is the model. */
+pi_status pi_bind_room(pi_model *m, int64_t n, float **out);
 /* Room for n addresses, for as long as there is the model. */
 pi_status pi_bind_parts(pi_model *m, int32_t n, const void ***out);
 /* The norm of what layer i's feed-forward reads, by the name that its architecture has for it. */

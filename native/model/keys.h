@@ -10,7 +10,10 @@ pi_status pi_key_i64(const te_gguf *g, const char *arch, const char *name, int64
 pi_status pi_key_f32(const te_gguf *g, const char *arch, const char *name, float *out, bool *found);
 pi_status pi_key_bool(const te_gguf *g, const char *arch, const char *name, bool *out);
 pi_status pi_key_str(const te_gguf *g, const char *arch, const char *name, te_str *out, bool *found);
-/* The same, and FORMAT if the key is absent. */
+/* One number of each of n layers: an array of integers or truth values, or one integer for all. */
+pi_status pi_key_each(const te_gguf *g, const char *arch, const char *name, int32_t n, int32_t lo, int32_t hi,
+                      int32_t *out, bool *found);
+/* As pi_key_i64, and FORMAT if the key is absent. */
 pi_status pi_key_need_i32(const te_gguf *g, const char *arch, const char *name, int32_t lo, int32_t hi, int32_t *out);
 
 #endif

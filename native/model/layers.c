@@ -28,6 +28,9 @@ static pi_status choose_predictor(pi_model *m, bool has_mlp) {
         return PI_FAIL(error, "the predictor is to be an MLP, but the file has no fc1 and fc2");
     if (kind == PI_PREDICTOR_SIGN && m->info.n_expert)
         return PI_FAIL(error, "a sign predictor of experts is not supported");
+    for (int32_t i = 0; kind == PI_PREDICTOR_SIGN && i < m->info.n_layer; i++)
+        if (!pi_ffn_of(&m->layer[i]))
+            return PI_FAIL(error, "a sign predictor needs neurons in all layers, layer %d has none", i);
     if (kind == PI_PREDICTOR_SIGN && !pi_is_relu(m->info.activation))
         return PI_FAIL(error, "a sign predictor needs a ReLU model; no neuron of this one is ever silent");
     if (m->options.predictor_type >= 0 && !has_mlp)
@@ -69,6 +72,23 @@ static pi_status read_thresholds(pi_model *m) {
     return PI_OK;
 }
 
+/* The kinds of a layer's blocks; returns their number. */
+static int32_t kinds_of(const pi_model *m, int32_t i, const pi_block_kind *out[PI_MAX_BLOCKS]) {
+    const pi_arch *a = m->arch;
+    int32_t n = 0;
+    for (int32_t k = 0; k < PI_MAX_BLOCKS && a->block[k]; k++) {
+        const pi_block_kind *kind = a->block[k];
+        const bool attends = kind == &pi_attention_kind;
+        if (m->info.n_expert && a->experts && kind == &pi_ffn_kind && i >= m->info.n_layer_dense)
+            kind = &pi_experts_kind;
+        if (a->one_block && attends == (m->use[i] == PI_LAYER_FEEDS)) continue;
+        if (a->recurrent && attends && m->use[i] == PI_LAYER_RECURS) kind = a->recurrent;
+        out[n++] = kind;
+        if (a->recurrent_beside && attends) out[n++] = a->recurrent;
+    }
+    return n;
+}
+
 static pi_status bind_all(pi_model *m) {
     const pi_model_info *c = &m->info;
     if (m->n_ropes) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads it */
@@ -76,7 +96,7 @@ static pi_status bind_all(pi_model *m) {
     if (m->arch->learned_pos)
         PI_TRY(pi_bind_mat(m, pi_name_of("position_embd.weight"), c->n_ctx_train + 2, c->n_embd, false,
                            &m->position_embd));
-    PI_TRY(pi_bind_norm(m, "output_norm", false, &m->output_norm));
+    PI_TRY(pi_bind_norm(m, m->arch->output_norm ? m->arch->output_norm : "output_norm", false, &m->output_norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("output.weight"), c->n_vocab, c->n_embd, true, &m->output));
     if (!m->output.w) m->output = m->token_embd;
     m->layer = calloc((size_t)c->n_layer, sizeof *m->layer);
@@ -85,12 +105,11 @@ static pi_status bind_all(pi_model *m) {
     for (int32_t i = 0; i < c->n_layer; i++) {
         pi_layer *l = &m->layer[i];
         l->parallel = m->arch->parallel;
-        for (; l->n_blocks < PI_MAX_BLOCKS && m->arch->block[l->n_blocks]; l->n_blocks++) {
-            pi_block *b = &l->block[l->n_blocks];
-            b->kind = m->arch->block[l->n_blocks];
-            if (m->info.n_expert && m->arch->experts && b->kind == &pi_ffn_kind && i >= m->info.n_layer_dense)
-                b->kind = &pi_experts_kind;
-            PI_TRY(b->kind->bind(m, i, b));
+        const pi_block_kind *kinds[PI_MAX_BLOCKS];
+        const int32_t n_blocks = kinds_of(m, i, kinds);
+        for (; l->n_blocks < n_blocks; l->n_blocks++) {
+            l->block[l->n_blocks].kind = kinds[l->n_blocks];
+            PI_TRY(kinds[l->n_blocks]->bind(m, i, &l->block[l->n_blocks]));
         }
         const int32_t n_placed = pi_n_placed(m, l);
         if (n_placed > m->info.n_placed) m->info.n_placed = n_placed;
@@ -127,6 +146,8 @@ void pi_model_unbind(pi_model *m) {
         }
     free(m->layer);
     m->layer = NULL;
+    free(m->use);
+    m->use = NULL;
     te_os_free(m->own.p, m->own.n_bytes);
     m->own = (pi_memory){0};
     te_pool_free(m->team);

@@ -59,7 +59,7 @@ static pi_status read_shape(pi_model *m) {
     pi_model_info *c = &m->info;
     PI_TRY(pi_key_need_i32(g, a->name, "block_count", 1, MAX_LAYERS, &c->n_layer));
     PI_TRY(pi_key_need_i32(g, a->name, "embedding_length", 1, MAX_DIM, &c->n_embd));
-    PI_TRY(pi_key_need_i32(g, a->name, "feed_forward_length", 1, MAX_DIM, &c->n_ff));
+    if (!a->recurrent) PI_TRY(pi_key_need_i32(g, a->name, "feed_forward_length", 1, MAX_DIM, &c->n_ff));
     PI_TRY(pi_key_need_i32(g, a->name, "attention.head_count", 1, 4096, &c->n_head));
     PI_TRY(pi_key_need_i32(g, a->name, "context_length", 1, INT32_MAX / 64, &c->n_ctx_train));
     int64_t n_head_kv = c->n_head, key_length = 0, value_length, n_expert = 0, n_unused = 0, n_dense = 0;
@@ -67,7 +67,12 @@ static pi_status read_shape(pi_model *m) {
     m->n_unused_layers = (int32_t)n_unused;
     c->n_layer -= m->n_unused_layers;
     if (a->experts) PI_TRY(pi_key_i64(g, a->name, "leading_dense_block_count", 0, c->n_layer - 1, &n_dense, NULL));
-    PI_TRY(pi_key_i64(g, a->name, "attention.head_count_kv", 1, c->n_head, &n_head_kv, NULL));
+    if (a->recurrent) {
+        PI_TRY(pi_model_read_uses(m));
+        n_head_kv = c->n_head_kv;
+    } else {
+        PI_TRY(pi_key_i64(g, a->name, "attention.head_count_kv", 1, c->n_head, &n_head_kv, NULL));
+    }
     if (c->n_head % n_head_kv)
         return PI_FAIL(PI_ERROR_FORMAT, "%d heads cannot share %lld key/value heads evenly", c->n_head,
                        (long long)n_head_kv);

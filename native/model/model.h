@@ -11,7 +11,7 @@
 #include "block.h"
 #include "file.h"
 
-enum { PI_MAX_BLOCKS = 2, PI_MAX_ROPES = 2 };
+enum { PI_MAX_BLOCKS = 3, PI_MAX_ROPES = 2 };
 
 /* What distinguishes the architectures. Adding one is adding a row to the table in arch.c. */
 typedef struct pi_arch {
@@ -44,6 +44,13 @@ typedef struct pi_arch {
     bool window_rope;      /* layers with a window have a RoPE of their own (Gemma 3) */
     bool full_no_rope;     /* layers without one have no RoPE, unless all are without (SmallThinker) */
     bool yarn_exact;       /* the borders of YaRN's ramp are not rounded to whole pairs (gpt-oss) */
+    const pi_block_kind *recurrent; /* some layers have such a block instead of attention; NULL: none has */
+    bool recurrent_beside;          /* all have it, side by side with attention (Falcon-H1) */
+    bool by_interval;               /* which ones a period says, or a list, not the number of heads (Qwen3-Next) */
+    bool one_block;                 /* layers have either of these or a feed-forward (Nemotron-H) */
+    bool gated_heads;               /* what attention's heads give is gated (Qwen3-Next) */
+    bool tiled_heads;               /* of a delta net: which heads share q and k (Qwen3.5) */
+    const char *output_norm;        /* the last norm's name; NULL: output_norm */
     pi_activation dense;   /* activation of an ordinary GGUF file */
     pi_activation sparse;  /* activation of a PowerInfer file */
 } pi_arch;
@@ -71,6 +78,9 @@ typedef struct pi_layer {
     pi_adapter *adapter; /* [PI_N_ADAPT] or NULL */
 } pi_layer;
 
+/* Of which kinds layers may be where they differ; see layers.c. */
+typedef enum pi_layer_use { PI_LAYER_ATTENDS, PI_LAYER_RECURS, PI_LAYER_FEEDS } pi_layer_use;
+
 /* A layer's block of a kind, or NULL. */
 static inline pi_block *pi_block_of(const pi_layer *l, const pi_block_kind *kind) {
     for (int32_t i = 0; i < l->n_blocks; i++)
@@ -88,6 +98,12 @@ static inline pi_ffn *pi_ffn_of(const pi_layer *l) {
 static inline pi_experts *pi_experts_of(const pi_layer *l) {
     pi_block *b = pi_block_of(l, &pi_experts_kind);
     return b ? &b->experts : NULL;
+}
+/* A layer's block with a state, or NULL. */
+static inline const pi_block *pi_recurrent_of(const pi_layer *l) {
+    for (int32_t i = 0; i < l->n_blocks; i++)
+        if (l->block[i].kind->recurrent) return &l->block[i];
+    return NULL;
 }
 /* Whether rows of the layer's down belong to neurons, so that those of silent ones can be left out. */
 static inline bool pi_skips_down(const pi_layer *l) {
@@ -141,6 +157,10 @@ struct pi_model {
     pi_layer *layer; /* [n_layer] */
     pi_memory own;   /* of embeddings and output that were moved */
     pi_adapter embd_adapter, output_adapter;
+
+    uint8_t *use; /* [n_layer] pi_layer_use, of an architecture with recurrent layers */
+    size_t state_floats; /* of a sequence's states, all blocks together; 0: there is none */
+    int32_t state_in, state_z, state_gates, state_out; /* most floats of a token that such a block works with */
 
     struct pi_vector *vectors; /* chain of owned float vectors */
     bool *bound;               /* [tensors of the file] while they are bound: this one was asked for */
@@ -210,6 +230,9 @@ pi_status pi_model_read_statistics(pi_model *m);
 
 /* lora.c */
 void pi_adapters_free(pi_model *m);
+
+/* uses.c: fills use, and n_ff, n_head_kv. Errors: FORMAT, UNSUPPORTED, MEMORY. */
+pi_status pi_model_read_uses(pi_model *m);
 
 /* layers.c: fills token_embd ... layer[] from the file. */
 pi_status pi_model_bind(pi_model *m);

@@ -19,6 +19,8 @@ typedef struct pi_chunk {
     int32_t *token, *pos, *seq; /* [n_batch] */
     int32_t *logits_row;        /* [n_batch]: row in the session's logits, or -1 */
     int32_t *batch_row;         /* [n_batch]: index in the batch, for taps: theirs is no longer than n_batch */
+    /* Where layers have states: the tokens by sequence and position; run i is those at run[i]..run[i + 1]-1 of order. */
+    int32_t *order, *run, n_runs; /* [n_batch], [n_batch + 1] */
 } pi_chunk;
 
 enum {
@@ -80,6 +82,7 @@ struct pi_session {
     float *cs;          /* [n_rot] cos and sin per token */
     float *gate, *up;   /* [n_ff] of the many-token path; also hidden values where down is not transposed */
     pi_routes routes;   /* of a mixture of experts; hidden values of routes are in gate and up, too */
+    float *state_in, *state_z, *state_gates, *state_out; /* of blocks with a state */
     float *rank;        /* [max_rank] */
     float *adapt;       /* [adapter_rank] */
     float *adapt_up;    /* [n_ff] what an adapter adds to up's products, of a few tokens */

@@ -19,10 +19,29 @@ int32_t pi_seq_length(const pi_session *s, int32_t seq) {
     return n;
 }
 
+/* A number of positions that a sequence has, and can be taken back to. */
+static pi_status check_reachable(const pi_session *s, const char *verb, int32_t seq, int32_t n) {
+    const int32_t have = s->kv.seq[seq].length;
+    if (n < 0 || n > have)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "cannot %s %d positions of sequence %d, which has %d", verb, n, seq, have);
+    const int32_t reachable = pi_kv_reachable(&s->kv, seq, n);
+    if (n != reachable)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "cannot %s %d of the %d positions of sequence %d: recurrent layers (%s) can go back to %d only",
+                       verb, n, have, seq, s->model->arch->name, reachable);
+    return PI_OK;
+}
+
+int32_t pi_seq_reachable(const pi_session *s, int32_t seq, int32_t n) {
+    if (!s || seq < 0 || seq >= s->kv.n_seq || n < 0) return -1;
+    pi_session_lock(s);
+    const int32_t reachable = pi_kv_reachable(&s->kv, seq, n);
+    pi_session_unlock(s);
+    return reachable;
+}
+
 static pi_status cut(pi_session *s, int32_t seq, int32_t n_keep) {
-    const int32_t n = s->kv.seq[seq].length;
-    if (n_keep < 0 || n_keep > n)
-        return PI_FAIL(PI_ERROR_ARGUMENT, "cannot keep %d positions of sequence %d, which has %d", n_keep, seq, n);
+    PI_TRY(check_reachable(s, "keep", seq, n_keep));
     pi_kv_cut(&s->kv, seq, n_keep);
     return PI_OK;
 }
@@ -38,9 +57,7 @@ pi_status pi_seq_cut(pi_session *s, int32_t seq, int32_t n_keep) {
 pi_status pi_seq_drop(pi_session *s, int32_t seq) { return pi_seq_cut(s, seq, 0); }
 
 static pi_status copy(pi_session *s, int32_t dst, int32_t src, int32_t n) {
-    const int32_t have = s->kv.seq[src].length;
-    if (n < 0 || n > have)
-        return PI_FAIL(PI_ERROR_ARGUMENT, "cannot copy %d positions of sequence %d, which has %d", n, src, have);
+    PI_TRY(check_reachable(s, "copy", src, n));
     pi_kv_copy(&s->kv, dst, src, n);
     return PI_OK;
 }
@@ -72,6 +89,11 @@ static pi_status shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
     if (s->model->arch->learned_pos)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "a model with learned positions (%s) cannot shift its context",
                        s->model->arch->name);
+    if (s->kv.states.floats)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "a model with recurrent layers (%s) cannot shift its context: their states hold what is to be "
+                       "dropped",
+                       s->model->arch->name);
     if (n_keep < 0 || n_drop < 1 || n_keep > n || n_drop > n - n_keep)
         return PI_FAIL(PI_ERROR_ARGUMENT, "cannot keep %d and drop %d of the %d positions of sequence %d", n_keep,
                        n_drop, n, seq);
@@ -100,19 +122,22 @@ pi_status pi_seq_shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
     return st;
 }
 
-/* ---- saved state: header, then per layer and KV head the K rows, then the V rows, of all positions ---- */
+/* ---- saved state: header, then per layer and KV head the K rows, then the V rows, of all positions; then what layers
+ * with a state remember ---- */
 
 typedef struct state_header {
     char magic[8];
-    int32_t n_layer, n_head_kv, n_embd_head, n_embd, type_k, type_v, length, reserved;
+    int32_t n_layer, n_head_kv, n_embd_head, n_embd, type_k, type_v, length, state_floats;
     uint64_t n_bytes;
 } state_header;
 static const char state_magic[8] = "pi-kv-1";
 
 static uint64_t state_bytes(const pi_session *s, int64_t length) {
     const pi_model_info *i = &s->model->info;
-    return sizeof(state_header) +
-           (uint64_t)length * (uint64_t)i->n_layer * (uint64_t)i->n_head_kv * (s->kv.row_k + s->kv.row_v);
+    uint64_t n = 0;
+    for (int32_t l = 0; l < i->n_layer; l++) n += pi_kv_has(&s->kv, l);
+    return sizeof(state_header) + (uint64_t)length * n * (uint64_t)i->n_head_kv * (s->kv.row_k + s->kv.row_v) +
+           (length ? s->kv.states.floats * sizeof(float) : 0);
 }
 
 static state_header header_of(const pi_session *s, int32_t length) {
@@ -124,6 +149,7 @@ static state_header header_of(const pi_session *s, int32_t length) {
                       .type_k = s->kv.type_k,
                       .type_v = s->kv.type_v,
                       .length = length,
+                      .state_floats = (int32_t)s->kv.states.floats,
                       .n_bytes = state_bytes(s, length)};
     memcpy(h.magic, state_magic, sizeof h.magic);
     return h;
@@ -133,7 +159,7 @@ static state_header header_of(const pi_session *s, int32_t length) {
 static void copy_rows(pi_session *s, int32_t seq, char *p, bool save) {
     const pi_seq *q = &s->kv.seq[seq];
     for (int32_t l = 0; l < s->model->info.n_layer; l++)
-        for (int32_t h = 0; h < s->model->info.n_head_kv; h++)
+        for (int32_t h = 0; pi_kv_has(&s->kv, l) && h < s->model->info.n_head_kv; h++)
             for (int32_t kind = 0; kind < 2; kind++)
                 for (int32_t pos = 0; pos < q->length; pos += PI_KV_BLOCK) {
                     const int32_t n = q->length - pos < PI_KV_BLOCK ? q->length - pos : PI_KV_BLOCK;
@@ -151,6 +177,9 @@ static void copy_rows(pi_session *s, int32_t seq, char *p, bool save) {
                         memcpy(pool + at, p, bytes);
                     p += bytes;
                 }
+    if (!q->length || !s->kv.states.floats) return;
+    float *state = pi_state_of(&s->kv.states, seq);
+    memcpy(save ? p : (char *)state, save ? (char *)state : p, s->kv.states.floats * sizeof *state);
 }
 
 uint64_t pi_seq_state_bytes(const pi_session *s, int32_t seq) {

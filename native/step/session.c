@@ -50,7 +50,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->h = carve(c, b, (size_t)i->n_embd, f);
     s->h2 = carve(c, s->model->arch->parallel ? b : 0, (size_t)i->n_embd, f);
     s->out = carve(c, s->model->arch->post_norm ? b : 0, (size_t)i->n_embd, f);
-    s->q = carve(c, b, n_q, f);
+    s->q = carve(c, b, s->model->arch->gated_heads ? 2 * n_q : n_q, f);
     s->k = carve(c, b, n_kv, f);
     s->v = carve(c, b, n_kv, f);
     s->att = carve(c, b, n_q, f);
@@ -67,6 +67,10 @@ static void lay_out(pi_session *s, carver *c) {
     s->routes.factor = carve(c, n_routes, 1, f);
     s->routes.list = carve(c, n_expert, 1, sizeof *s->routes.list);
     s->routes.x = carve(c, n_routes, (size_t)i->n_embd, f);
+    s->state_in = carve(c, b, (size_t)s->model->state_in, f);
+    s->state_z = carve(c, b, (size_t)s->model->state_z, f);
+    s->state_gates = carve(c, b, (size_t)s->model->state_gates, f);
+    s->state_out = carve(c, b, (size_t)s->model->state_out, f);
     s->rank = carve(c, mlp ? b : 0, (size_t)s->model->max_rank, f);
     s->adapt = carve(c, s->model->adapter_rank ? b : 0, (size_t)s->model->adapter_rank, f);
     s->adapt_up = carve(c, s->model->adapted_ffn ? b : 0, n_ff, f);
@@ -87,6 +91,8 @@ static void lay_out(pi_session *s, carver *c) {
     s->chunk.seq = carve(c, b, 1, sizeof(int32_t));
     s->chunk.logits_row = carve(c, b, 1, sizeof(int32_t));
     s->chunk.batch_row = carve(c, b, 1, sizeof(int32_t));
+    s->chunk.order = carve(c, s->model->state_floats ? b : 0, 1, sizeof(int32_t));
+    s->chunk.run = carve(c, s->model->state_floats ? b + 1 : 0, 1, sizeof(int32_t));
     s->step = carve(c, 1, (size_t)i->n_layer, sizeof *s->step);
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
     s->uses = carve(c, (size_t)i->n_layer, n_expert, sizeof *s->uses);
@@ -130,7 +136,7 @@ static pi_status open_session(pi_session *s) {
         .n_threads = o->n_threads,
         .max_tok = o->n_batch,
         .max_cols = max_i32(max_i32(i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
-                            max_i32(i->n_head * i->n_embd_head, max_i32(m->max_rank, m->adapter_rank))),
+                            max_i32(max_i32(i->n_head * i->n_embd_head, m->state_out), max_i32(m->max_rank, m->adapter_rank))),
         .max_rows = i->n_ff,
         .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));

@@ -185,9 +185,3 @@ def chunk_end(
     begins = end if generated_from is None else generated_from
     rest = (first, end, begins, scored.start, scored.stop, size, max_scored)
     return int(lib.pi_chunk_end([rest]))
-
-
-def reusable_prefix(n_same: int, n_held_prompt: int, n_prompt: int) -> int:
-    """How many of n_same tokens, with which a prompt of n_prompt begins and what is held for another one of
-    n_held_prompt, were computed just as they would be for this one."""
-    return int(lib.pi_prefix_reusable(n_same, n_held_prompt, n_prompt))

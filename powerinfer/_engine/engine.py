@@ -614,4 +614,4 @@ class Engine:
         request.drop_guess()
         if sequence.n > n:
             self.cache.cut(sequence, n)
-            sequence.row = row
+            sequence.row = row if sequence.n == n else None

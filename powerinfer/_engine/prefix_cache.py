@@ -11,7 +11,7 @@ from contextlib import suppress
 import numpy as np
 
 from ..errors import PowerInferError
-from ._native import KV_BLOCK, reusable_prefix
+from ._native import KV_BLOCK
 from .arrays import Ids, common_prefix
 from .session import Session
 
@@ -76,7 +76,9 @@ class PrefixCache:
         for sequence in self.all if place is None else [place]:
             if sequence.n > most:
                 same = common_prefix(sequence.ids[: sequence.n][: sequence.n_shared], ids)
-                n = reusable_prefix(min(same, ids.size - 1), sequence.n_prompt, n_prompt)
+                n = self.session.reusable_prefix(
+                    min(same, ids.size - 1), sequence.n_prompt, n_prompt, seq=sequence.number
+                )
                 if n > most:
                     best, most = sequence, n
         return best, most if best is not None else 0
@@ -123,11 +125,11 @@ class PrefixCache:
         sequence.ids = sequence.ids.copy()
 
     def cut(self, sequence: Sequence, n: int) -> None:
-        """Keeps the first n tokens."""
+        """Keeps the first n tokens, or as many of them as can be gone back to."""
         if n < sequence.n:
             sequence.row = None
-            self.session.cut(n, seq=sequence.number)
-            sequence.n = n
+            sequence.n = self.session.reachable(n, seq=sequence.number)
+            self.session.cut(sequence.n, seq=sequence.number)
 
     def drop(self, sequence: Sequence) -> None:
         """Forgets a sequence."""
@@ -161,6 +163,7 @@ class PrefixCache:
             sequence.n = n
         elif n != sequence.n:
             sequence.n, sequence.row = min(n, sequence.n), None
+            sequence.n = self.session.reachable(sequence.n, seq=sequence.number)
             self.session.cut(sequence.n, seq=sequence.number)
         sequence.n_coming = 0
 

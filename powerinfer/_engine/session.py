@@ -377,8 +377,32 @@ class Session:
             raise ArgumentError(f"sequence {seq} is out of range")
         return length
 
+    def reachable(self, n: int, *, seq: int = 0) -> int:
+        """The most positions, at most n, that a sequence can be cut to or copied: n, but for a model with
+        recurrent layers, which has checkpoints."""
+        with self._lock:
+            reachable = int(
+                _native.lib.pi_seq_reachable(self.handle, _native.fit("seq", seq), _native.fit("n", n))
+            )
+        if reachable < 0:
+            raise ArgumentError(f"sequence {seq} or {n} positions are out of range")
+        return reachable
+
+    def reusable_prefix(self, n_same: int, n_held_prompt: int, n_prompt: int, *, seq: int = 0) -> int:
+        """How many of n_same tokens, with which a prompt of n_prompt begins and what a sequence holds for
+        another one of n_held_prompt, were computed just as they would be for this one and can be taken."""
+        with self._lock:
+            return int(
+                _native.lib.pi_prefix_reusable(
+                    self.handle, _native.fit("seq", seq), n_same, n_held_prompt, n_prompt
+                )
+            )
+
     def cut(self, n_keep: int, *, seq: int = 0) -> None:
-        """Keeps the first n_keep positions of a sequence."""
+        """Keeps the first n_keep positions of a sequence, which must be reachable().
+
+        Raises ArgumentError, UnsupportedError.
+        """
         with self._lock:
             _native.check(
                 _native.lib.pi_seq_cut(self.handle, _native.fit("seq", seq), _native.fit("n_keep", n_keep))
@@ -400,7 +424,7 @@ class Session:
     def shift(self, n_keep: int, n_drop: int, *, seq: int = 0) -> None:
         """Keeps the first n_keep positions, drops the n_drop after them and moves the rest down.
 
-        Raises UnsupportedError for models with learned positions (OPT).
+        Raises UnsupportedError for models with learned positions (OPT) or recurrent layers.
         """
         with self._lock:
             _native.check(

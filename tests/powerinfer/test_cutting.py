@@ -12,9 +12,16 @@ from functools import cache
 import pytest
 
 from powerinfer._engine import _native
-from powerinfer._engine._native import chunk_end, reusable_prefix
+from powerinfer._engine._native import chunk_end, ffi, lib
 
 ALL = 10**6
+
+
+def reusable_prefix(n_same: int, n_held_prompt: int, n_prompt: int) -> int:
+    """Of a model without recurrent layers."""
+    return int(lib.pi_prefix_reusable(ffi.NULL, 0, n_same, n_held_prompt, n_prompt))
+
+
 RNG = random.Random(1)
 
 
