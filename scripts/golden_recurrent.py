@@ -6,7 +6,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Lfm2Config, Lfm2ForCausalLM
+from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeForCausalLM
 
 from tests import models
 
@@ -18,22 +31,93 @@ def build(spec: models.Spec, weights: models.Tensors, common: dict[str, Any], ro
         "intermediate_size": spec.n_ff,
         "rope_parameters": rope,
     }
-    kinds = {"lfm2": {"r": "conv", "a": "full_attention"}}.get(
-        spec.family, {"r": "linear_attention", "a": "full_attention"}
-    )
+    kinds = {"r": "conv" if spec.family in ("lfm2", "lfm2moe") else "linear_attention", "a": "full_attention"}
     options["layer_types"] = [kinds.get(kind, "") for kind in spec.layers]
     model: Any
     if spec.family == "lfm2":
         model = Lfm2ForCausalLM(
             Lfm2Config(**options, norm_eps=1e-5, block_auto_adjust_ff_dim=False, conv_L_cache=spec.n_conv)
         )
+    elif spec.family == "lfm2moe":
+        model = Lfm2MoeForCausalLM(
+            Lfm2MoeConfig(
+                **options,
+                norm_eps=1e-5,
+                conv_L_cache=spec.n_conv,
+                num_experts=spec.n_expert,
+                num_experts_per_tok=spec.n_used,
+                moe_intermediate_size=spec.n_ff_expert,
+                num_dense_layers=spec.n_dense,
+                use_expert_bias=True,
+                norm_topk_prob=True,
+                experts_implementation="eager",
+            )
+        )
+    elif spec.family in ("qwen3next", "qwen35", "qwen35moe"):
+        options |= {
+            "rms_norm_eps": 1e-5,
+            "head_dim": spec.d_head,
+            "linear_num_value_heads": spec.n_ssm_head,
+            "linear_num_key_heads": spec.n_ssm_group,
+            "linear_key_head_dim": spec.n_state,
+            "linear_value_head_dim": spec.d_ssm,
+            "linear_conv_kernel_dim": spec.n_conv,
+            "rope_parameters": rope | {"partial_rotary_factor": spec.d_rot / spec.d_head},
+        }
+        if spec.n_expert:
+            options |= {
+                "num_experts": spec.n_expert,
+                "num_experts_per_tok": spec.n_used,
+                "moe_intermediate_size": spec.n_ff_expert,
+                "shared_expert_intermediate_size": spec.n_ff_shared,
+                "norm_topk_prob": True,
+                "experts_implementation": "eager",
+            }
+        if spec.family == "qwen3next":
+            model = Qwen3NextForCausalLM(Qwen3NextConfig(**options))
+        elif spec.family == "qwen35":
+            model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**options))
+        else:
+            model = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**options))
+    elif spec.family == "falcon-h1":
+        del options["layer_types"]
+        model = FalconH1ForCausalLM(
+            FalconH1Config(
+                **options,
+                rms_norm_eps=1e-5,
+                head_dim=spec.d_head,
+                mamba_d_ssm=spec.n_ssm_head * spec.d_ssm,
+                mamba_n_heads=spec.n_ssm_head,
+                mamba_d_head=spec.d_ssm,
+                mamba_n_groups=spec.n_ssm_group,
+                mamba_d_state=spec.n_state,
+                mamba_d_conv=spec.n_conv,
+                mamba_rms_norm=False,
+            )
+        )
     else:
         raise ValueError(f"no transformers model of {spec.family}")
-    state = {name: torch.from_numpy(value.astype(np.float32)) for name, value in models.stacked(weights).items()}
+    state = {name: torch.from_numpy(value.astype(np.float32)) for name, value in fused(weights).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     if missing or unexpected:
         raise ValueError(f"{spec.name}: missing {missing}, unexpected {unexpected}")
     return model.float().eval()
+
+
+def fused(weights: models.Tensors) -> models.Tensors:
+    """Weights by transformers' names: gate and up of a layer's experts in one tensor."""
+    out: models.Tensors = {}
+    for name, value in models.stacked(weights).items():
+        name = name.replace("experts.w2", "experts.down_proj")
+        if ".experts." not in name:
+            out[name] = value
+        elif "experts.w1" in name or "experts.gate_proj" in name:
+            up = models.stacked(weights)[name.replace("w1", "w3").replace("gate_proj", "up_proj")]
+            name = name.replace("w1.weight", "gate_up_proj").replace("gate_proj.weight", "gate_up_proj")
+            out[name] = np.concatenate([value, up], axis=1)
+        elif "down_proj" in name:
+            out[name.removesuffix(".weight")] = value
+    return out
 
 
 def select(cache: Any, rows: torch.Tensor) -> None:

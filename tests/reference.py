@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+RECURRENT = ("lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1")
 ARCHITECTURES = (
     "llama",
     "bamboo",
@@ -36,9 +37,8 @@ ARCHITECTURES = (
     "gpt-oss",
     "glm4moe",
     "gemma3",
-    "lfm2",
+    *RECURRENT,
 )
-RECURRENT = ("lfm2",)
 
 
 @dataclass(frozen=True)
@@ -297,9 +297,9 @@ def experts(
     logits = (x if router_input is None else router_input) @ model[p + "ffn_gate_inp.weight"].T
     if model.get(p + "ffn_gate_inp.bias") is not None:
         logits = logits + model[p + "ffn_gate_inp.bias"]
-    sigmoids = int(model.key("expert_gating_func", 2 if model.arch == "glm4moe" else 1)) == 2
+    sigmoids = int(model.key("expert_gating_func", 2 if model.arch in ("glm4moe", "lfm2moe") else 1)) == 2
     always = ("llama", "qwen3moe", "smallthinker", "gpt-oss", "glm4moe")  # gpt-oss: softmax of the chosen
-    normed = bool(model.key("expert_weights_norm", model.arch in always))
+    normed = bool(model.key("expert_weights_norm", model.arch in (*always, *RECURRENT)))
     bias = model.get(p + "exp_probs_b.bias")
     out = np.zeros_like(x)
 

@@ -59,6 +59,11 @@ class Spec:
         return "llama" if self.family in ("mistral", "mixtral") else self.family
 
     @property
+    def depth(self) -> int:
+        """Layers, by how their roundings add up: a recurrent one multiplies three rounded vectors."""
+        return 3 * self.n_layer if self.layers else self.n_layer
+
+    @property
     def d_head(self) -> int:
         return self.head_dim or self.n_embd // self.n_head
 
@@ -219,6 +224,90 @@ SPECS: dict[str, Spec] = {
             layers="rrar",
             n_conv=3,
             n_prompt=60,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "lfm2moe",
+            "lfm2moe",
+            n_layer=3,
+            n_head_kv=2,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_dense=1,
+            layers="rar",
+            n_conv=3,
+            rope=Rope(1000000.0),
+        ),
+        # Two v heads of 24 to each q and k head of 20.
+        Spec(
+            "qwen3next",
+            "qwen3next",
+            n_layer=4,
+            n_head_kv=2,
+            head_dim=32,
+            d_rot=8,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=64,
+            layers="rrra",
+            n_state=20,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=24,
+            n_prompt=80,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "qwen35",
+            "qwen35",
+            n_layer=4,
+            n_head_kv=2,
+            head_dim=32,
+            d_rot=8,
+            n_vocab=301,
+            layers="rrra",
+            n_state=32,
+            n_ssm_group=2,
+            n_ssm_head=6,
+            d_ssm=32,
+            n_prompt=80,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "qwen35moe",
+            "qwen35moe",
+            n_layer=4,
+            n_head_kv=2,
+            head_dim=32,
+            d_rot=8,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=64,
+            layers="rrra",
+            n_state=16,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=40,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "falcon-h1",
+            "falcon-h1",
+            n_head_kv=2,
+            head_dim=24,
+            n_vocab=301,
+            layers="bb",
+            n_state=24,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=20,
+            n_prompt=80,
             rope=Rope(1000000.0),
         ),
     )

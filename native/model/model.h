@@ -50,6 +50,7 @@ typedef struct pi_arch {
     bool one_block;                 /* layers have either of these or a feed-forward (Nemotron-H) */
     bool gated_heads;               /* what attention's heads give is gated (Qwen3-Next) */
     bool tiled_heads;               /* of a delta net: which heads share q and k (Qwen3.5) */
+    bool bare_ffn_norm;             /* the norm before the feed-forward is called ffn_norm and no more (Falcon-H1) */
     const char *output_norm;        /* the last norm's name; NULL: output_norm */
     pi_activation dense;   /* activation of an ordinary GGUF file */
     pi_activation sparse;  /* activation of a PowerInfer file */
