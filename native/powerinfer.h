@@ -175,7 +175,7 @@ typedef struct pi_model_info {
     uint64_t n_parameters;
     int32_t n_recurrent;    /* layers with a state, which is all that they know of earlier tokens */
     uint64_t n_state_bytes; /* of a sequence */
-    char rope[48]; /* e.g. "norm, base 10000, linear x4"; "none" */
+    char rope[48];          /* e.g. "norm, base 10000, linear x4"; "none" */
 } pi_model_info;
 
 /* Binds the tensors of file: names, shapes and types are checked here. Cheap; weights stay in the mapping.
@@ -259,6 +259,8 @@ typedef struct pi_session_options {
                                token's experts while the device is in attention; not measured yet */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
+/* K and V of a session with these options, wherever they lie; 0 where there can be none. */
+uint64_t pi_model_kv_bytes(const pi_model *model, const pi_session_options *options);
 
 typedef struct pi_session_info {
     int32_t n_ctx, n_pool, n_seq, n_batch, n_threads;
@@ -269,7 +271,9 @@ typedef struct pi_session_info {
     uint64_t n_device_bytes;         /* of all devices: weights, K and V, buffers */
     int32_t n_zero_copy;             /* neurons of all layers whose rows devices read in host memory */
     uint64_t n_unmapped_bytes;       /* of weights in host memory, which a device's driver refused to register */
-    int32_t n_blocks, n_blocks_free; /* of PI_KV_BLOCK positions */
+    int32_t n_blocks, n_blocks_free; /* of PI_KV_BLOCK positions; of layers that see all of them */
+    int32_t
+        n_window; /* positions that layers with a window hold of a sequence, some more at times; 0: all layers hold all */
 } pi_session_info;
 
 /* Errors: ARGUMENT (ranges; PREDICTED without predictors, EXACT without ReLU; Q8_0 with a head size that is no multiple
@@ -320,14 +324,15 @@ typedef struct pi_prompt_rest {
  * itself where size or max_scored leave room for none; -1 for NULL or a broken range. */
 int32_t pi_chunk_end(const pi_prompt_rest *rest);
 /* How many tokens of a common prefix may be taken over so that a prompt gets the bits that it gets anew: of n_same tokens
- * with which a prompt of n_prompt tokens begins, and sequence seq, which was fed a prompt of n_held_prompt. All, if that
- * sequence's prompt is among them: the prompt then goes on where its answer was being written. Of a model with recurrent
- * layers no more than pi_seq_reachable. session NULL: of any other model. */
+ * with which a prompt of n_prompt tokens begins, and a sequence that was fed a prompt of n_held_prompt. All, if that
+ * sequence's prompt is among them: the prompt then goes on where its answer was being written. No more than is reachable in
+ * seq; session NULL: all is. */
 int32_t pi_prefix_reusable(const pi_session *session, int32_t seq, int32_t n_same, int32_t n_held_prompt,
                            int32_t n_prompt);
 
 /* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY; DEVICE,
- * TIMEOUT (a device failed or did not answer: the sequences are as they were before). */
+ * TIMEOUT (a device failed or did not answer: the sequences are as they were before, or empty where layers with a window
+ * have given back what that needs). */
 pi_status pi_session_feed(pi_session *session, const pi_batch *batch);
 /* Logits [n_vocab] of the index-th token of the last batch that wanted them; writable; valid until the next feed. NULL
  * if out of range. */
@@ -335,20 +340,20 @@ float *pi_session_logits(pi_session *session, int32_t index);
 /* The final normed hidden state [n_embd] of the same token. */
 const float *pi_session_hidden(pi_session *session, int32_t index);
 
-int32_t pi_seq_length(const pi_session *session, int32_t seq);          /* positions held; -1 if seq is out of range */
-/* The most positions, at most n, that a sequence can be cut to or copied: n, but for a model with recurrent layers. Of
- * these each sequence has a state, which forgets nothing; it can be taken back to checkpoints only, which a session makes
- * where a prompt's matrix products end (each chunk of a long prompt; the oldest give way) and before a feed of several
- * GENERATED tokens, to nothing, and to all that it holds. -1 if seq is out of range or n negative. */
-int32_t pi_seq_reachable(const pi_session *session, int32_t seq, int32_t n);
-/* Keeps positions 0..n_keep-1. Errors: ARGUMENT, UNSUPPORTED (not reachable). */
+int32_t pi_seq_length(const pi_session *session, int32_t seq); /* positions held; -1 if seq is out of range */
+/* Keeps positions 0..n_keep-1. UNSUPPORTED unless n_keep is reachable. */
 pi_status pi_seq_cut(pi_session *session, int32_t seq, int32_t n_keep);
-/* dst (dropped first) becomes the first n positions of src; whole blocks are shared until one side writes. Errors as of
- * pi_seq_cut. */
+/* The most positions, at most n, that a sequence can be cut to or copied: n, or 0 where layers with a window no longer hold
+ * what the next token sees. Of layers with a state (recurrent ones), which forgets nothing, it is where the session has a
+ * checkpoint, or 0: it makes one where a prompt's matrix products end (after each chunk of a long prompt), and before a feed
+ * of several GENERATED tokens; those that were not used for longest give way. -1 if seq is out of range, or n negative. */
+int32_t pi_seq_reachable(const pi_session *session, int32_t seq, int32_t n);
+/* dst (dropped first) becomes the first n positions of src, a reachable number; whole blocks are shared until one side writes. */
 pi_status pi_seq_copy(pi_session *session, int32_t dst, int32_t src, int32_t n);
 pi_status pi_seq_drop(pi_session *session, int32_t seq);
 /* Context shift: keeps the first n_keep positions, drops the n_drop after them, moves the rest down (K is rotated to
- * the new positions). UNSUPPORTED for models with learned positions (OPT) or recurrent layers. */
+ * the new positions). UNSUPPORTED for models with learned positions (OPT) or recurrent layers, and where a window would reach into the first
+ * n_keep positions, which layers with a window no longer hold. */
 pi_status pi_seq_shift(pi_session *session, int32_t seq, int32_t n_keep, int32_t n_drop);
 /* A sequence's K, V and states as bytes, for saving. load replaces seq; the session must have the same model shape and KV types
  * (checked by a header). */

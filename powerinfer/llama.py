@@ -50,6 +50,14 @@ if TYPE_CHECKING:
 _EMBEDDED_TOGETHER = 8  # texts of one call of embed()
 
 
+def _batch_of(n_batch: int | None, n_ubatch: int | None) -> int:
+    """The smaller one of those that are given; 0: it is to be chosen."""
+    given = [n for n in (n_batch, n_ubatch) if n is not None]
+    if 0 in given:
+        raise ArgumentError("n_batch is 0, at least 1 is needed")
+    return min(given, default=0)
+
+
 class Llama(Info, ContextGenerating, Completions, Embeddings):
     """A model with one context, for one conversation at a time.
 
@@ -67,7 +75,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         *,
         n_gpu_layers: int | None = None,
         n_ctx: ContextSize = None,
-        n_batch: int = 512,
+        n_batch: int | None = None,
         n_ubatch: int | None = None,
         n_seq: int = 1,
         n_pool: int | None = None,
@@ -111,7 +119,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         n_gpu_layers: 0 is a vram_budget of 0, -1 one of None; other values warn.
         n_ctx: most tokens of prompt and answer together; None or 0: what the model was trained with, at
             most 4096; "auto": as much of that as a quarter of the memory holds.
-        n_batch: prompt tokens computed together; n_ubatch, if smaller, instead.
+        n_batch: prompt tokens computed together; n_ubatch, if smaller, instead. None: 512, and up to 2048
+            where a GPU must be brought weights for each batch, if decoding loses less than 5 % by it.
         n_seq: conversations that `session` can hold; this object itself uses one.
         n_pool: positions that all of them share; None: n_ctx.
         n_threads: None: physical cores.
@@ -216,7 +225,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
                 online=online_statistics,
                 say=self._notice,
                 n_ctx=n_ctx or 0,
-                n_batch=min(n_batch, n_ubatch or n_batch),
+                n_batch=_batch_of(n_batch, n_ubatch),
                 n_seq=n_seq + n_beside,
                 n_pool=n_pool or 0,
                 n_threads=n_threads or 0,

@@ -56,6 +56,8 @@ class Row:
     prompts: tuple[int, ...] = (64, 512)
     goal: float = 0
     """Tokens per second, decoding; 0: none was set."""
+    by_neuron: bool = False
+    """A mixture's down."""
     skew: float = -1
     """Of a mixture's routers (make_mixture.py); below 0: the model is none."""
     zero_copy: bool = True
@@ -88,6 +90,9 @@ SMALLTHINKER = replace(
     shape="smallthinker-21b",
     active=0.4,
     goal=200,
+)
+GPT_OSS = replace(
+    QWEN3, what="gpt-oss-20b MXFP4, skew 0.5", shape="gpt-oss-20b", type="MXFP4_MOE", active=0.4, goal=0
 )
 
 ROWS = {
@@ -123,6 +128,12 @@ ROWS = {
     "qwen3-resident": replace(QWEN3, what="the same, all resident", budget=40, goal=420),
     "smallthinker-8g": SMALLTHINKER,
     "smallthinker-resident": replace(SMALLTHINKER, what="the same, all resident", budget=40, goal=400),
+    "smallthinker-8g-by-neuron": replace(SMALLTHINKER, what="the same, down by neuron", by_neuron=True),
+    "smallthinker-resident-by-neuron": replace(
+        SMALLTHINKER, what="the same, all resident", by_neuron=True, budget=40, goal=400
+    ),
+    "gpt-oss-8g": GPT_OSS,
+    "gpt-oss-resident": replace(GPT_OSS, what="the same, all resident", budget=40),
     "mixtral-8g": replace(QWEN3, what="Mixtral-8x7B Q4_0, skew 0.5", shape="mixtral-8x7b", goal=0),
 }
 
@@ -152,7 +163,8 @@ def measure_ceilings(threads: int) -> Ceilings:
 
 def make_model(row: Row, folder: Path) -> Path:
     of_router = "" if row.skew < 0 else f"-{row.skew:g}-{row.rho:g}-{row.statistics}"
-    path = folder / f"{row.shape}-{row.layers}-{row.type}-{row.active:g}{of_router}.gguf"
+    form = "-by-neuron" if row.by_neuron else ""
+    path = folder / f"{row.shape}-{row.layers}-{row.type}-{row.active:g}{of_router}{form}.gguf"
     if path.exists():
         return path
     for old in folder.glob("*-*-*-*.gguf"):
@@ -165,6 +177,8 @@ def make_model(row: Row, folder: Path) -> Path:
         command += ["--format", "powerinfer"]
     else:
         command += ["--skew", str(row.skew), "--rho", str(row.rho), "--statistics", row.statistics]
+    if row.by_neuron:
+        command += ["--format", "powerinfer"]
     subprocess.run([*command, "-o", str(path)], check=True)
     return path
 
@@ -272,7 +286,8 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
     before = measure_ceilings(threads)
     n_batch = max(512, *row.prompts)
     facts = machine.device_facts("cuda", 0, measure=True)
-    settings = Settings(n_ctx=max(row.prompts) + 512, n_batch=min(n_batch, 2048), sparsity=row.sparsity)
+    n_ctx = max(row.prompts) + 512 * row.n_seq
+    settings = Settings(n_ctx=n_ctx, n_batch=min(n_batch, 2048), sparsity=row.sparsity)
     rng = np.random.default_rng(1)
     with Model(path) as model:
         rates = device_rates([facts], zero_copy=row.zero_copy)

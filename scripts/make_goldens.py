@@ -35,11 +35,17 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
     DynamicCache,
     FalconConfig,
     FalconForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GptOssConfig,
@@ -237,6 +243,37 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                     "attention_bias": True,
                     "use_qk_norm": True,
                     "rope_parameters": rope_parameters(spec.rope) | rotated,
+                }
+            )
+        )
+    elif spec.family == "cohere2":
+        del gated["rms_norm_eps"], gated["head_dim"]
+        model = Cohere2ForCausalLM(
+            Cohere2Config(
+                **gated
+                | {
+                    "layer_norm_eps": 1e-5,
+                    "sliding_window": spec.window,
+                    "layer_types": [
+                        "full_attention" if i % 4 == 3 else "sliding_attention" for i in range(spec.n_layer)
+                    ],
+                    "logit_scale": spec.logit_scale,
+                }
+            )
+        )
+    elif spec.family == "gemma":
+        model = GemmaForCausalLM(GemmaConfig(**gated | {"hidden_act": "gelu_pytorch_tanh"}))
+    elif spec.family == "gemma2":
+        del gated["hidden_act"]
+        model = Gemma2ForCausalLM(
+            Gemma2Config(
+                **gated
+                | {
+                    "hidden_activation": "gelu_pytorch_tanh",
+                    "query_pre_attn_scalar": spec.d_head,
+                    "sliding_window": spec.window,
+                    "attn_logit_softcapping": spec.soft_cap,
+                    "final_logit_softcapping": spec.soft_cap * 2,
                 }
             )
         )

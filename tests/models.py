@@ -65,7 +65,8 @@ def draw(spec: Spec) -> Tensors:
     if spec.layers:
         return _recurrent().draw(spec)
     out: Tensors = {}
-    gemma = spec.family == "gemma3"
+    gemma = spec.is_gemma
+    posts = gemma and spec.family != "gemma"  # norms behind blocks
     d, ff, qw, kw = spec.n_embd, spec.n_ff, spec.n_head * spec.d_head, spec.n_head_kv * spec.d_head
     embd = 3 / d**0.5 if spec.tied else 1.0
     if gemma:  # multiplied by d**0.5; larger ones would outweigh what the blocks add, and repeat the token
@@ -133,8 +134,9 @@ def draw(spec: Spec) -> Tensors:
             if spec.family == "olmoe":
                 norm(p + "self_attn.q_norm", qw)
                 norm(p + "self_attn.k_norm", kw)
-            norm(p + "post_attention_layernorm", d)
-            if gemma:
+            if spec.family != "cohere2":
+                norm(p + "post_attention_layernorm", d)
+            if posts:
                 norm(p + "pre_feedforward_layernorm", d)
                 norm(p + "post_feedforward_layernorm", d)
             n_expert = spec.n_expert if i >= spec.n_dense else 0
@@ -291,7 +293,7 @@ def file_name(spec: Spec, name: str) -> str:
     stem, kind = name.rsplit(".", 1)
     if stem == "lm_head":
         return f"output.{kind}"
-    families = {"falcon": FALCON_NAMES, "opt": OPT_NAMES, "gemma3": GEMMA_NAMES}
+    families = {"falcon": FALCON_NAMES, "opt": OPT_NAMES, "gemma2": GEMMA_NAMES, "gemma3": GEMMA_NAMES}
     names = (families | dict.fromkeys(("gpt-oss", "glm4moe"), OSS_NAMES)).get(spec.family, LLAMA_NAMES)
     parts = stem.split(".")
     layer = next((i for i, part in enumerate(parts) if part.isdigit()), None)
@@ -317,7 +319,7 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
             value = interleaved(value, spec.n_head_kv)
         elif "attn_qkv" in new:
             value = regrouped(value, spec)
-        elif spec.family == "gemma3" and new.endswith("norm.weight"):
+        elif spec.is_gemma and new.endswith("norm.weight"):
             value = 1 + value  # files hold what is multiplied with
         elif new.endswith("ffn_gate_inp_shexp.weight"):
             value = value[0].astype(np.float32)
@@ -384,7 +386,7 @@ def metadata(spec: Spec) -> Meta:
     elif a != "opt":  # an OPT file says nothing about kv heads, norms or rotation
         meta[f"{a}.rope.dimension_count"] = spec.d_rot or spec.d_head
         meta[f"{a}.attention.head_count_kv"] = spec.n_head_kv
-        meta[f"{a}.attention.layer_norm_rms_epsilon"] = 1e-5
+        meta[f"{a}.attention.layer_norm_{'' if a == 'cohere2' else 'rms_'}epsilon"] = 1e-5
         meta[f"{a}.rope.freq_base"] = spec.rope.base
         if spec.d_head * spec.n_head != spec.n_embd:
             meta[f"{a}.attention.key_length"] = spec.d_head
@@ -397,6 +399,12 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.attention.sliding_window"] = spec.window
             if spec.family == "gemma3":
                 meta[f"{a}.rope.freq_base_swa"] = spec.window_base
+        if a == "cohere2":
+            meta["cohere2.logit_scale"] = spec.logit_scale
+            meta["cohere2.rope.scaling.type"] = "none"
+        if spec.soft_cap:
+            meta[f"{a}.attn_logit_softcapping"] = spec.soft_cap
+            meta[f"{a}.final_logit_softcapping"] = spec.soft_cap * 2
         if spec.n_expert:
             meta[f"{a}.expert_count"] = spec.n_expert
             meta[f"{a}.expert_used_count"] = spec.n_used
@@ -422,10 +430,10 @@ def metadata(spec: Spec) -> Meta:
 def tokenizer(spec: Spec) -> Meta:
     """A small valid vocabulary of n_vocab tokens: bytes, the lower-case letters, then fillers.
 
-    llama, mistral, mixtral, bamboo and gemma3 get a SentencePiece one with byte tokens, the others a
+    llama, mistral, mixtral, bamboo and Gemmas get a SentencePiece one with byte tokens, the others a
     byte-level BPE.
     """
-    if spec.arch in ("llama", "bamboo", "gemma3") and spec.rope.kind != "llama3":
+    if (spec.arch in ("llama", "bamboo") or spec.is_gemma) and spec.rope.kind != "llama3":
         tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
         kinds = [2, 3, 3] + [6] * 256
         pieces = ["\u2581", *"etaoinshrdlucmfwygpbvkxqjz"]

@@ -36,6 +36,9 @@ ARCHITECTURES = (
     "smallthinker",
     "gpt-oss",
     "glm4moe",
+    "cohere2",
+    "gemma",
+    "gemma2",
     "gemma3",
     *RECURRENT,
 )
@@ -197,11 +200,22 @@ def rotate(x: Array, model: Model, *, interleaved: bool, window: bool = False) -
     return out
 
 
-def attend(q: Array, k: Array, v: Array, window: int | None = None, sinks: Array | None = None) -> Array:
+def soft_capped(x: Array, cap: float) -> Array:
+    return cap * np.tanh(x / cap) if cap else x
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    window: int | None = None,
+    sinks: Array | None = None,
+    cap: float = 0.0,
+) -> Array:
     """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d].
 
     window: how many of the last positions are seen, the token's own included. sinks: of each head a score of
-    a position without a value.
+    a position without a value. cap: of scores, by tanh; 0: none.
     """
     n, n_head, d = q.shape
     shared = n_head // k.shape[1]
@@ -210,7 +224,8 @@ def attend(q: Array, k: Array, v: Array, window: int | None = None, sinks: Array
         seen &= ~np.tri(n, k=-window, dtype=bool)
     out = np.empty(q.shape)
     for h in range(n_head):  # one by one: the scores of all heads together would be larger than any cache
-        scores = np.where(seen, q[:, h] @ k[:, h // shared].T / math.sqrt(d), -np.inf)
+        scores = soft_capped(q[:, h] @ k[:, h // shared].T / math.sqrt(d), cap)
+        scores = np.where(seen, scores, -np.inf)
         if sinks is not None:
             scores = np.concatenate([scores, np.full((n, 1), sinks[h])], axis=1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -344,8 +359,8 @@ def default_activation(model: Model) -> str:
         return "drelu"
     if model.arch == "opt" or model.sparse:
         return "relu"
-    own = {"falcon": "gelu", "gemma3": "gelu_tanh", "smallthinker": "relu", "gpt-oss": "clamped"}
-    return own.get(model.arch, "silu")
+    own = {"falcon": "gelu", "smallthinker": "relu", "gpt-oss": "clamped"}
+    return "gelu_tanh" if model.arch.startswith("gemma") else own.get(model.arch, "silu")
 
 
 # ---- architectures -----------------------------------------------------------------------------------------
@@ -359,7 +374,8 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     gpt-oss: biases everywhere, sinks, windows on even layers, clamped experts. glm4moe: layers without
     experts first, then sigmoids with a bias for the choice and a shared expert.
 
-    And gemma3: a scaled embedding, norms after attention and FFN, and a window in all layers but each sixth.
+    And the Gemmas: a scaled embedding; the second and third have norms after attention and FFN, and a window
+    in even layers, or in all but each sixth; the second caps scores and logits.
     """
     eps = float(model.key("attention.layer_norm_rms_epsilon"))
     n_head = int(model.key("attention.head_count"))
@@ -379,24 +395,30 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
         norm = model.get(f"{name}.weight")
         return y if norm is None else rms_norm(y, norm, eps)
 
-    gemma, oss = model.arch == "gemma3", model.arch == "gpt-oss"
+    gemma, oss = model.arch.startswith("gemma"), model.arch == "gpt-oss"
+    cap = float(model.key("attn_logit_softcapping", 0.0))
     x = model["token_embd.weight"][tokens]
     if gemma:
         x = x * math.sqrt(x.shape[1])
     for i in range(int(model.key("block_count"))):
         p = f"blk.{i}."
         width = int(model.key("attention.sliding_window", 0))
-        seen = i % 6 == 5 if gemma else i % 2 == 1 if oss else i % 4 == 0  # all positions
+        alternate = oss or model.arch == "gemma2"
+        seen = i % 2 == 1 if alternate else i % 6 == 5 if gemma else i % 4 == 0  # all positions
         windowed = width > 0 and not seen
         window = width if windowed else None
         before = x
         a = rms_norm(x, model[p + "attn_norm.weight"], eps)
         q, k = projected(a, p + "attn_q", n_head), projected(a, p + "attn_k", n_head_kv)
         if gemma or oss or not width or windowed:
-            q, k = (rotate(y, model, interleaved=interleaved, window=gemma and windowed) for y in (q, k))
+            q, k = (
+                rotate(y, model, interleaved=interleaved, window=model.arch == "gemma3" and windowed)
+                for y in (q, k)
+            )
         v = projected(a, p + "attn_v", n_head_kv)
         attention = (
-            attend(q, k, v, window, model.get(p + "attn_sinks.weight")) @ model[p + "attn_output.weight"].T
+            attend(q, k, v, window, model.get(p + "attn_sinks.weight"), cap)
+            @ model[p + "attn_output.weight"].T
         )
         if model.get(p + "attn_output.bias") is not None:
             attention = attention + model[p + "attn_output.bias"]
@@ -434,6 +456,29 @@ def falcon(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
         attention = attend(q, k, v) @ model[p + "attn_output.weight"].T
         x = x + attention + ffn(model, i, for_ffn, x, how, trace)
     return norm(x, "output_norm")
+
+
+def cohere2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Attention and FFN side by side behind one LayerNorm without bias; three layers with a window and
+    rotation, then one with neither; logits are scaled."""
+    eps = float(model.key("attention.layer_norm_epsilon"))
+    n_head, n_head_kv = (int(model.key(f"attention.head_count{kind}")) for kind in ("", "_kv"))
+    zero = np.zeros(int(model.key("embedding_length")))
+    x = model["token_embd.weight"][tokens]
+    for i in range(int(model.key("block_count"))):
+        p = f"blk.{i}."
+        a = layer_norm(x, model[p + "attn_norm.weight"], zero, eps)
+        q, k, v = (
+            heads(a @ model[f"{p}attn_{name}.weight"].T, n)
+            for name, n in (("q", n_head), ("k", n_head_kv), ("v", n_head_kv))
+        )
+        window = None
+        if i % 4 != 3:
+            window = int(model.key("attention.sliding_window"))
+            q, k = rotate(q, model, interleaved=True), rotate(k, model, interleaved=True)
+        attention = attend(q, k, v, window) @ model[p + "attn_output.weight"].T
+        x = x + attention + ffn(model, i, a, x, how, trace)
+    return layer_norm(x, model["output_norm.weight"], zero, eps) * float(model.key("logit_scale"))
 
 
 def opt(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
@@ -486,12 +531,13 @@ def forward(
         np.broadcast_to(np.asarray(threshold, np.float64), n_layer) if predicted else None,
         np.arange(len(tokens)) < n_dense if isinstance(n_dense, int) else n_dense,
     )
-    body = {"falcon": falcon, "opt": opt}.get(model.arch, llama)
+    body = {"falcon": falcon, "cohere2": cohere2, "opt": opt}.get(model.arch, llama)
     if model.arch in RECURRENT:
         body = importlib.import_module("tests.reference_recurrent").forward  # it needs this module
     x = body(model, np.asarray(tokens, dtype=np.int64), how, trace)
     output = model.get("output.weight")
-    return np.asarray(x @ (model["token_embd.weight"] if output is None else output).T)
+    logits = x @ (model["token_embd.weight"] if output is None else output).T
+    return np.asarray(soft_capped(logits, float(model.key("final_logit_softcapping", 0.0))))
 
 
 def greedy(model: Model, prompt: Any, n: int, **how: Any) -> list[int]:

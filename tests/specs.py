@@ -22,7 +22,8 @@ class Spec:
     """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
 
     name: str
-    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe gemma3
+    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe cohere2
+    # gemma gemma2 gemma3
     family: str
     n_layer: int = 2
     n_embd: int = 64
@@ -43,7 +44,9 @@ class Spec:
     n_ff_expert: int = 0  # mixtral and olmoe: n_ff
     n_ff_shared: int = 0  # of an expert that all tokens use
     n_dense: int = 0  # layers at the beginning without experts
-    window: int = 0  # positions that gemma3's layers but each sixth, and gpt-oss's even ones, see
+    window: int = 0  # positions that layers with a window see; which ones have one is the family's
+    logit_scale: float = 1.0
+    soft_cap: float = 0.0  # of scores; that of logits is twice as much
     window_base: float = 10000.0  # base frequency of those layers' rotation
     layers: str = ""  # with recurrent layers: of each r, a (attention) or b (both)
     n_conv: int = 4  # tokens that their convolutions see
@@ -66,6 +69,10 @@ class Spec:
     @property
     def d_head(self) -> int:
         return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def is_gemma(self) -> bool:
+        return self.family in ("gemma", "gemma2", "gemma3")
 
     @property
     def relu(self) -> bool:
@@ -211,6 +218,35 @@ SPECS: dict[str, Spec] = {
             n_prompt=60,
             rope=Rope(100000.0, "linear", 4.0, 64),
         ),
+        Spec(
+            "cohere2",
+            "cohere2",
+            n_layer=4,
+            n_embd=96,
+            n_head_kv=2,
+            n_ff=192,
+            n_vocab=301,
+            window=24,
+            logit_scale=0.5,
+            n_prompt=60,
+            rope=Rope(50000.0),
+        ),
+        Spec("gemma", "gemma", n_layer=3, n_head_kv=1, head_dim=32, n_ff=192, n_vocab=301, act="gelu_tanh"),
+        # Scores are about 1, logits about 2 and up to 8: both caps bend them.
+        Spec(
+            "gemma2",
+            "gemma2",
+            n_layer=4,
+            n_embd=96,
+            n_head_kv=2,
+            head_dim=32,
+            n_ff=128,
+            n_vocab=301,
+            act="gelu_tanh",
+            window=24,
+            soft_cap=5.0,
+            n_prompt=60,
+        ),
         # Sizes that are no multiples of what kernels take at a time.
         Spec(
             "lfm2",
@@ -313,5 +349,7 @@ SPECS: dict[str, Spec] = {
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if spec.family != "gemma3" and not spec.layers)
+CONVERTED = sorted(
+    name for name, spec in SPECS.items() if not spec.is_gemma and spec.family != "cohere2" and not spec.layers
+)
 """Those that `powerinfer convert` takes checkpoints of."""

@@ -57,10 +57,11 @@ typedef struct piece {
     int32_t kvh;          /* for the query heads of this KV head */
     int32_t from, to;     /* positions; beyond a token's own nothing is seen */
     int32_t part, n_slot; /* which of the parts; parts that there is room for. n_slot 0: there is one part */
+    bool prompt;          /* spans end where all prompts' do */
 } piece;
 
-/* What a row of queries has gathered so far. out: sums of V, weighted by exp(scale * (score - top)), whose sum is
- * total. */
+/* What a row of queries has gathered so far. out: sums of V, weighted by exp(weight_scale * (score - top)), whose sum
+ * is total. */
 typedef struct sums {
     float top, total;
 } sums;
@@ -76,8 +77,14 @@ static void scale_row(float *x, int32_t n, float by) {
     for (int32_t i = 0; i < n; i++) x[i] *= by;
 }
 
+/* What scores are multiplied by where they become weights: those under a soft cap have been. */
+static float weight_scale(const pi_attention *w) { return w->soft_cap > 0 ? 1 : w->scale; }
+
 /* Turns a row's scores of n positions into weights, and what was gathered before to the same scale. */
-static void weigh(const te_kernels *kern, float *score, int32_t n, float scale, sums *sum, float *out, int32_t d) {
+static void weigh(const te_kernels *kern, const pi_attention *w, float *score, int32_t n, sums *sum, float *out,
+                  int32_t d) {
+    const float scale = weight_scale(w);
+    if (w->soft_cap > 0) kern->soft_cap(score, n, w->scale, w->soft_cap);
     const float old = sum->top, now = kern->exp_sum(score, n, scale, &sum->top);
     if (sum->top != old && sum->total != 0) {
         const float by = expf(scale * (old - sum->top));
@@ -104,7 +111,6 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
     const int32_t d = m->info.n_embd_head, group = m->info.n_head / m->info.n_head_kv, rows = w->n * group,
                   pos = s->chunk.pos[w->t];
     const pi_attention *block = pi_attention_of(&m->layer[l]);
-    const float scale = block->scale;
     float *base = pi_scratch(s, team), *q = base, *out = base + room->out, *score = base + room->score;
     sums *sum = (sums *)(void *)(base + room->sums);
     void *packed_q = base + room->packed_q, *packed = base + room->packed, *work = base + room->work;
@@ -118,8 +124,9 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
     }
     memset(out, 0, (size_t)rows * (size_t)d * sizeof *out);
     if (tile) g->pack(q, (size_t)d, rows, d, 0, rows, packed_q);
-    for (int32_t a = w->from; a < w->to; a += SPAN) {
-        const int32_t b = w->to - a < SPAN ? w->to : a + SPAN;
+    for (int32_t a = w->from, b; a < w->to; a = b) {
+        const int32_t end = w->prompt ? (a / SPAN + 1) * SPAN : a + SPAN;
+        b = w->to < end ? w->to : end;
         for (int32_t p = a; p < b; p += PI_KV_BLOCK) {
             const int32_t n = b - p < PI_KV_BLOCK ? b - p : PI_KV_BLOCK;
             const te_mat k = k_block(s, l, seq, w->kvh, p, n);
@@ -134,7 +141,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
             const int32_t own = pos + r / group, first = first_seen(block, own);
             const int32_t lo = between(first - a, 0, b - a), hi = between(own + 1 - a, lo, b - a);
             float *x = score + (size_t)r * room->ld;
-            if (hi > lo) weigh(kern, x + lo, hi - lo, scale, &sum[r], out + (ptrdiff_t)r * d, d);
+            if (hi > lo) weigh(kern, block, x + lo, hi - lo, &sum[r], out + (ptrdiff_t)r * d, d);
             memset(x, 0, (size_t)lo * sizeof *x);
             memset(x + hi, 0, (size_t)(b - a - hi) * sizeof *x);
         }
@@ -157,7 +164,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
 /* What a row has gathered becomes its output. A sink is one more score, of no V; where it is too large for this sum,
  * the positions' share is 0. */
 static void finish_row(const pi_attention *w, int32_t h, sums sum, float *out, int32_t d) {
-    if (w->sinks) sum.total += expf(w->sinks[h] - w->scale * sum.top);
+    if (w->sinks) sum.total += expf(w->sinks[h] - weight_scale(w) * sum.top);
     scale_row(out, d, sum.total != 0 ? 1 / sum.total : 0);
 }
 
@@ -197,7 +204,7 @@ static void join(const pi_session *s, const pi_attention *w, int32_t t, int32_t 
     for (int32_t i = 0; i < n_parts; i++) {
         const float *part = part_row(s, t, h, n_slot, i);
         if (part[d + 1] == 0) continue;
-        const float by = expf(w->scale * (part[d] - top));
+        const float by = expf(weight_scale(w) * (part[d] - top));
         for (int32_t c = 0; c < d; c++) out[c] += by * part[c];
         total += by * part[d + 1];
     }
@@ -221,30 +228,32 @@ typedef struct query_run {
     int32_t t, n;            /* tokens */
     int32_t begin, n_pos;    /* positions begin..n_pos-1, whole blocks but for the last */
     int32_t n_slot, n_parts; /* parts that there is room for, parts that there are */
-    bool tile;               /* by matrix products */
+    bool prompt;
+    bool tile; /* by matrix products */
 } query_run;
 
 /* The run of tokens that ends before `end`, at most as long as there is room for; half of it where few positions are seen,
  * for scores beyond a token's own position are computed in vain. Tokens that are computed as if alone see the same blocks;
- * those of a prompt begin where all prompts have a span's border: so no row's sums depend on the others. */
+ * those of a prompt have their spans' borders where all prompts have them: so no row's sums depend on the others. */
 static query_run run_before(const pi_session *s, const pi_attention *w, int32_t end, int32_t from) {
     enum { FEW = 1024 };
     const pi_chunk *c = &s->chunk;
     const int32_t group = s->model->info.n_head / s->model->info.n_head_kv, last = c->pos[end - 1],
                   rows = last < FEW ? s->room.rows / 2 : s->room.rows, room = rows / group;
     const bool few = end > c->n_prefill;
-    const int32_t unit = few ? PI_KV_BLOCK : SPAN, begin = first_seen(w, last) / unit * unit;
+    const int32_t begin = first_seen(w, last) / PI_KV_BLOCK;
     const int32_t longest = few ? room : longest_run(s), most = longest < room ? longest : room;
     const int32_t least = few && c->n_prefill > from ? c->n_prefill : from;
     int32_t n = 1;
     for (; n < most && end - n > least; n++) {
         const int32_t t = end - n - 1;
         if (c->seq[t] != c->seq[end - 1] || c->pos[t] != last - n) break;
-        if (few && (blocks(c->pos[t] + 1) != blocks(last + 1) || first_seen(w, c->pos[t]) / unit * unit != begin))
+        if (few && (blocks(c->pos[t] + 1) != blocks(last + 1) || first_seen(w, c->pos[t]) / PI_KV_BLOCK != begin))
             break;
     }
     query_run r = {.t = end - n, .n = n, .n_pos = last + 1, .n_slot = few ? s->room.n_slot : 1, .n_parts = 1};
-    r.begin = first_seen(w, c->pos[r.t]) / unit * unit;
+    r.begin = first_seen(w, c->pos[r.t]) / PI_KV_BLOCK * PI_KV_BLOCK;
+    r.prompt = !few;
     r.tile = !few || group >= s->model->kernels->gemm.min_tok;
     r.n_parts = between(blocks(r.n_pos - r.begin) * PI_KV_BLOCK / PI_ATTENTION_PART, 1, r.n_slot);
     return r;
@@ -302,7 +311,12 @@ static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) 
         joined &= parts == 1;
         while (lo < hi && lo < first + (int64_t)nkv * parts) {
             const int32_t i = (int32_t)(lo - first), part = i % parts;
-            piece w = {.t = r.t, .n = r.n, .kvh = i / parts, .part = part, .n_slot = parts > 1 ? r.n_slot : 0};
+            piece w = {.t = r.t,
+                       .n = r.n,
+                       .kvh = i / parts,
+                       .part = part,
+                       .n_slot = parts > 1 ? r.n_slot : 0,
+                       .prompt = r.prompt};
             w.from = r.begin + (int32_t)((int64_t)n_blocks * part / parts) * PI_KV_BLOCK;
             w.to =
                 part + 1 == parts ? r.n_pos : r.begin + (int32_t)((int64_t)n_blocks * (part + 1) / parts) * PI_KV_BLOCK;
@@ -359,7 +373,7 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
 /* Which positions the layer's tokens see, and which RoPE goes with that. */
 static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
     const pi_arch *a = m->arch;
-    int64_t window = 0;
+    int64_t window = a->window_default;
     w->rope = m->n_ropes ? 0 : -1;
     if (!a->window_period) return PI_OK;
     PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", 1, INT32_MAX, &window, NULL));
@@ -381,6 +395,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     const bool wide = a->wide_layers && c->n_layer == a->wide_layers;
     l->scale = 1.0F / sqrtf(wide ? (float)c->n_embd / (float)c->n_head : (float)c->n_embd_head);
     PI_TRY(read_window(m, i, l));
+    if (a->soft_caps) PI_TRY(pi_key_cap(m->file->gguf, a->name, "attn_logit_softcapping", 50, &l->soft_cap));
     if (a->fused_qkv) {
         te_mat qkv;
         PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_qkv.weight", i), n_q + 2 * n_kv, c->n_embd, false, &qkv));

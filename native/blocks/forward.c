@@ -79,6 +79,21 @@ static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, 
     s->last_bytes += st.bytes;
 }
 
+void pi_step_logits(pi_session *s, te_team *team) {
+    const pi_model *m = s->model;
+    if (!pi_changes_logits(m)) return;
+    int64_t lo, hi;
+    te_share(team, m->info.n_vocab, 64, &lo, &hi);
+    for (int32_t t = 0; t < s->chunk.n_tok; t++) {
+        if (s->chunk.logits_row[t] < 0) continue;
+        float *row = s->logits + (size_t)s->chunk.logits_row[t] * (size_t)m->info.n_vocab;
+        if (m->logit_cap > 0)
+            m->kernels->soft_cap(row + lo, (int32_t)(hi - lo), m->logit_scale, m->logit_cap);
+        else
+            for (int64_t i = lo; i < hi; i++) row[i] *= m->logit_scale;
+    }
+}
+
 void pi_step_head(pi_session *s, te_team *team) {
     const pi_model *m = s->model;
     const pi_chunk *c = &s->chunk;
@@ -102,6 +117,8 @@ void pi_step_head(pi_session *s, te_team *team) {
         te_op_linear(team, s->ws, &out, 1, hidden, n, many);
         pi_adapt(s, team, &m->output_adapter, hidden, n, many, out.way, out.y, n_vocab);
     }
+    te_barrier(team);
+    pi_step_logits(s, team);
 }
 
 static void prepare(pi_block_run *r) {

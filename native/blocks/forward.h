@@ -9,5 +9,7 @@ void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs);
 void pi_step_embed(pi_session *s, te_team *team);
 void pi_step_layer(pi_session *s, te_team *team, int32_t l);
 void pi_step_head(pi_session *s, te_team *team);
+/* What becomes of the chunk's logits behind the output product; the head calls it where the CPU computes that. */
+void pi_step_logits(pi_session *s, te_team *team);
 
 #endif

@@ -164,8 +164,11 @@ static void attend(const pi_host_device *d, const te_attention_args *a, int32_t 
         for (int32_t i = 0; i < n; i++) sum += q[i] * row[i];
         score[p] = sum;
     }
-    if (a->sinks) score[n_pos] = a->sinks[h] / a->scale;
-    d->kernels->softmax(score + first, n_pos - first + (a->sinks != NULL), a->scale);
+    const float scale = a->soft_cap > 0 ? 1 : a->scale; /* of what is capped no more */
+    for (int32_t p = first; a->soft_cap > 0 && p < n_pos; p++)
+        score[p] = a->soft_cap * tanhf(a->scale * score[p] / a->soft_cap);
+    if (a->sinks) score[n_pos] = a->sinks[h] / scale;
+    d->kernels->softmax(score + first, n_pos - first + (a->sinks != NULL), scale);
     memset(out, 0, sizeof *out * (size_t)n);
     for (int32_t p = first; p < n_pos; p++) {
         d->kernels->row[a->type_v].to_f32(kv_row(a, a->v_pool, a->type_v, t, kvh, p), 0, n, row);

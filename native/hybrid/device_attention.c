@@ -28,8 +28,9 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
     d->wide_q_norm = send_wide(u, a->wide_q_norm, n_q);
     d->wide_k_norm = send_wide(u, a->wide_k_norm, n_kv);
     d->sinks = pi_upload_vector(u, a->sinks, i->n_head);
-    d->pool_k = pi_upload_reserve(u, s->kv.layer_k_bytes);
-    d->pool_v = pi_upload_reserve(u, s->kv.layer_v_bytes);
+    const pi_kv_pool *pool = &s->kv.pool[pi_kv_pool_of(&s->kv, (int32_t)(layer - s->model->layer))];
+    d->pool_k = pi_upload_reserve(u, pool->layer_k_bytes);
+    d->pool_v = pi_upload_reserve(u, pool->layer_v_bytes);
 }
 
 static te_rope_kind rope_of(pi_rope_kind kind) {
@@ -83,12 +84,14 @@ static void run(const pi_program_block *b) {
                                  .k_norm = w->k_norm,
                                  .norm_eps = m->norm_eps,
                                  .scale = shape->scale,
+                                 .soft_cap = shape->soft_cap,
                                  .sinks = w->sinks,
                                  .rope = rope_of(rope ? rope->kind : PI_ROPE_NONE),
                                  .n_rot = rope ? rope->n_rot : 0,
                                  .cs = p->in.cs + (rope ? pi_rope_floats(m, shape->rope) * (size_t)p->n_tok : 0),
                                  .pos = p->in.pos,
-                                 .table = p->in.table,
+                                 .table =
+                                     p->in.table + (ptrdiff_t)pi_kv_pool_of(&s->kv, b->l) * p->n_tok * p->h->ld_table,
                                  .row = p->in.first,
                                  .ld_table = p->h->ld_table,
                                  .k_pool = w->pool_k,

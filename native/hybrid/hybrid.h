@@ -38,7 +38,7 @@ typedef struct pi_device_layer {
 enum { PI_MAX_DEVICES = 16 };
 
 /* What changes from step to step, as it lies in one piece of memory: x [n_tok][n_embd] (the embedding, where the first
- * layer is the device's), pos [n_tok], first [n_tok], table [n_tok][ld_table], cs [n_tok][n_rot]. Behind it lie counts,
+ * layer is the device's), pos [n_tok], first [n_tok], table [n_pools][n_tok][ld_table], cs [n_tok][n_rot]. Behind it lie counts,
  * zeros to begin with, which go back to the CPU. */
 typedef struct pi_device_input {
     float *x;

@@ -392,8 +392,11 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
                 break;
             }
         if (in.first[t] < t && in.first[t - 1] != in.first[t]) h->grouped = false;
-        if (in.first[t] == t)
-            memcpy(in.table + (ptrdiff_t)t * h->ld_table, seq->block, sizeof *seq->block * (size_t)seq->n_block);
+        for (int32_t p = 0; in.first[t] == t && p < s->kv.n_pools; p++) {
+            const pi_table *held = &seq->of[p];
+            memcpy(in.table + ((ptrdiff_t)p * h->n_tok + t) * h->ld_table + held->first, held->block + held->first,
+                   sizeof *held->block * (size_t)(held->n - held->first));
+        }
         if (!has_angles) pi_step_angles(s, t, h->n_tok, in.cs);
     }
     for (int32_t i = 0; has_angles && i < s->model->n_ropes; i++) {
@@ -455,6 +458,8 @@ static pi_status run(pi_hybrid *h) {
     return PI_FAIL(st, "%s", problem);
 }
 
+static void logits_step(void *ctx, te_team *team) { pi_step_logits(ctx, team); }
+
 pi_status pi_hybrid_run(pi_hybrid *h) {
     pi_session *s = h->s;
     const pi_model_info *info = &s->model->info;
@@ -478,6 +483,7 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
                      row = (size_t)s->chunk.logits_row[h->n_tok - h->n_logits];
         memcpy(s->logits + row * n_vocab, d->logits, sizeof(float) * n * n_vocab);
         memcpy(s->hidden + row * n_embd, d->hidden, sizeof(float) * n * n_embd);
+        if (pi_changes_logits(s->model)) te_pool_run(s->pool, logits_step, s);
     }
     return PI_OK;
 }

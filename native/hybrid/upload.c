@@ -149,7 +149,7 @@ static size_t input_bytes(const pi_hybrid *h, size_t n_tok, pi_device_input *at,
     const size_t n_layer = (size_t)i->n_layer, n_expert = (size_t)i->n_expert;
     const size_t x = round_up(sizeof(float) * n_tok * (size_t)i->n_embd, 64),
                  each = round_up(sizeof(int32_t) * n_tok, 64), table = x + 2 * each,
-                 cs = table + round_up(sizeof(int32_t) * n_tok * (size_t)h->ld_table, 64),
+                 cs = table + round_up(sizeof(int32_t) * (size_t)h->s->kv.n_pools * n_tok * (size_t)h->ld_table, 64),
                  place = round_up(cs + sizeof(float) * n_tok * pi_rope_floats(h->s->model, h->s->model->n_ropes), 64),
                  counts = round_up(place + sizeof(int32_t) * n_layer * n_expert, 64);
     if (at)

@@ -1,7 +1,6 @@
-/* kv.c - the KV pool. */
+/* kv.c - the KV pools. */
 #include "kv.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,56 +8,98 @@
 #include "../../vendor/core/te_types.h"
 
 static int32_t blocks_of(int32_t n) { return (n + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
+static int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
+static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 
-pi_status pi_kv_init(pi_kv *kv, const pi_model *m, int32_t n_ctx, int32_t n_pool, int32_t n_seq, int32_t type_k,
-                     int32_t type_v, const pi_kv_device *device) {
-    const int32_t per_seq = blocks_of(n_ctx), n_layer = m->info.n_layer, head = m->info.n_embd_head;
-    *kv = (pi_kv){
-        .model = m, .type_k = type_k, .type_v = type_v, .n_ctx = n_ctx, .n_blocks = blocks_of(n_pool), .n_seq = n_seq};
+/* ---- sizes ---- */
+
+static int32_t keep_of(int32_t window, int32_t n_batch) { return window + max_i32(n_batch, PI_KV_BLOCK); }
+
+/* Of the pool of windows: what all sequences may hold, unless the full pool has less. */
+static int32_t window_blocks(const pi_kv_shape *s, int32_t window) {
+    const int64_t each = min_i32(blocks_of(keep_of(window, s->n_batch)) + 1, blocks_of(s->n_ctx)),
+                  all = each * s->n_seq;
+    return all < blocks_of(s->n_pool) ? (int32_t)all : blocks_of(s->n_pool);
+}
+
+int32_t pi_kv_layer_blocks(const pi_kv_shape *s, const pi_attention *a) {
+    return pi_kv_has_window(s->n_ctx, a) ? window_blocks(s, a->window) : blocks_of(s->n_pool);
+}
+
+uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *s, const pi_attention *a, int32_t type) {
+    if (!a) return 0;
+    return (uint64_t)pi_kv_layer_blocks(s, a) * PI_KV_BLOCK * (uint64_t)m->info.n_head_kv *
+           te_row_bytes(type, m->info.n_embd_head);
+}
+
+static bool pool_init(pi_kv *kv, int32_t p, int32_t n_blocks) {
+    pi_kv_pool *pool = &kv->pool[p];
+    const int32_t per_seq = blocks_of(kv->n_ctx);
+    const size_t rows = pi_mul(pi_mul((size_t)n_blocks, PI_KV_BLOCK), (size_t)kv->model->info.n_head_kv);
+    *pool = (pi_kv_pool){.n_blocks = n_blocks};
+    pool->layer_k_bytes = pi_mul(rows, kv->row_k);
+    pool->layer_v_bytes = pi_mul(rows, kv->row_v);
+    pool->refs = calloc((size_t)n_blocks, sizeof *pool->refs);
+    pool->free_ = calloc((size_t)n_blocks, sizeof *pool->free_);
+    pool->tables = calloc(pi_mul((size_t)kv->n_seq, (size_t)per_seq), sizeof *pool->tables);
+    if (!pool->refs || !pool->free_ || !pool->tables) return false;
+    for (int32_t i = 0; i < kv->n_seq; i++) kv->seq[i].of[p].block = pool->tables + (ptrdiff_t)i * per_seq;
+    for (int32_t b = n_blocks - 1; b >= 0; b--) pool->free_[pool->n_free++] = b; /* block 0 on top */
+    return true;
+}
+
+pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, const pi_kv_device *device) {
+    const int32_t n_layer = m->info.n_layer, head = m->info.n_embd_head;
+    *kv = (pi_kv){.model = m,
+                  .type_k = shape->type_k,
+                  .type_v = shape->type_v,
+                  .n_ctx = shape->n_ctx,
+                  .n_seq = shape->n_seq,
+                  .n_pools = 1};
     if (device) kv->device = *device;
-    kv->row_k = te_row_bytes(type_k, head);
-    kv->row_v = te_row_bytes(type_v, head);
-    const size_t rows = pi_mul(pi_mul((size_t)kv->n_blocks, PI_KV_BLOCK), (size_t)m->info.n_head_kv);
-    kv->layer_k_bytes = pi_mul(rows, kv->row_k);
-    kv->layer_v_bytes = pi_mul(rows, kv->row_v);
-    kv->refs = calloc((size_t)kv->n_blocks, sizeof *kv->refs);
-    kv->free_ = calloc((size_t)kv->n_blocks, sizeof *kv->free_);
-    kv->seq = calloc((size_t)n_seq, sizeof *kv->seq);
-    kv->tables = calloc(pi_mul((size_t)n_seq, (size_t)per_seq), sizeof *kv->tables);
+    for (int32_t l = 0; l < n_layer; l++) {
+        const pi_attention *a = pi_attention_of(&m->layer[l]);
+        if (!pi_kv_has_window(shape->n_ctx, a)) continue;
+        kv->n_pools = 2;
+        kv->window = a->window; /* all of a model are alike */
+        kv->keep = keep_of(a->window, shape->n_batch);
+    }
+    kv->row_k = te_row_bytes(shape->type_k, head);
+    kv->row_v = te_row_bytes(shape->type_v, head);
+    kv->seq = calloc((size_t)shape->n_seq, sizeof *kv->seq);
     kv->k = calloc((size_t)n_layer, sizeof *kv->k);
     kv->v = calloc((size_t)n_layer, sizeof *kv->v);
-    bool ok = kv->refs && kv->free_ && kv->seq && kv->tables && kv->k && kv->v;
+    bool ok = kv->seq && kv->k && kv->v && pool_init(kv, PI_KV_FULL, blocks_of(shape->n_pool));
+    if (ok && kv->n_pools > 1) ok = pool_init(kv, PI_KV_WINDOW, window_blocks(shape, kv->window));
+    double bytes = 0;
     for (int32_t l = 0; ok && l < n_layer; l++) {
+        const pi_kv_pool *pool = &kv->pool[pi_kv_pool_of(kv, l)];
         if (pi_kv_on_device(kv, l) || !pi_kv_has(kv, l)) continue;
-        kv->k[l] = te_os_alloc(kv->layer_k_bytes);
-        kv->v[l] = te_os_alloc(kv->layer_v_bytes);
+        bytes += (double)pool->layer_k_bytes + (double)pool->layer_v_bytes;
+        kv->k[l] = te_os_alloc(pool->layer_k_bytes);
+        kv->v[l] = te_os_alloc(pool->layer_v_bytes);
         ok = kv->k[l] && kv->v[l];
     }
-    if (!ok) {
-        pi_kv_free(kv);
-        return PI_FAIL(PI_ERROR_MEMORY, "out of memory for a KV cache of %d positions in %d layers (%.2f GiB)",
-                       kv->n_blocks * PI_KV_BLOCK, n_layer,
-                       ((double)kv->layer_k_bytes + (double)kv->layer_v_bytes) * n_layer / (1 << 30));
-    }
-    const pi_status states = pi_states_init(&kv->states, m, n_seq);
-    if (states != PI_OK) {
-        pi_kv_free(kv);
-        return states;
-    }
-    for (int32_t i = 0; i < n_seq; i++) kv->seq[i].block = kv->tables + (ptrdiff_t)i * per_seq;
-    for (int32_t b = kv->n_blocks - 1; b >= 0; b--) kv->free_[kv->n_free++] = b; /* block 0 on top */
-    return PI_OK;
+    const pi_status states = ok ? pi_states_init(&kv->states, m, shape->n_seq) : PI_OK;
+    if (ok && states == PI_OK) return PI_OK;
+    pi_kv_free(kv);
+    if (states != PI_OK) return states;
+    return PI_FAIL(PI_ERROR_MEMORY, "out of memory for a KV cache of %d positions in %d layers (at %.2f GiB)",
+                   shape->n_pool, n_layer, bytes / (1 << 30));
 }
 
 void pi_kv_free(pi_kv *kv) {
     for (int32_t l = 0; kv->model && l < kv->model->info.n_layer; l++) {
-        if (kv->k && kv->k[l]) te_os_free(kv->k[l], kv->layer_k_bytes);
-        if (kv->v && kv->v[l]) te_os_free(kv->v[l], kv->layer_v_bytes);
+        const pi_kv_pool *pool = &kv->pool[pi_kv_pool_of(kv, l)];
+        if (kv->k && kv->k[l]) te_os_free(kv->k[l], pool->layer_k_bytes);
+        if (kv->v && kv->v[l]) te_os_free(kv->v[l], pool->layer_v_bytes);
     }
-    free(kv->refs);
-    free(kv->free_);
+    for (int32_t p = 0; p < PI_KV_POOLS; p++) {
+        free(kv->pool[p].refs);
+        free(kv->pool[p].free_);
+        free(kv->pool[p].tables);
+    }
     free(kv->seq);
-    free(kv->tables);
     free(kv->k);
     free(kv->v);
     pi_states_free(&kv->states);
@@ -66,28 +107,50 @@ void pi_kv_free(pi_kv *kv) {
 }
 
 uint64_t pi_kv_bytes(const pi_kv *kv) {
-    int32_t n = 0;
-    for (int32_t l = 0; l < kv->model->info.n_layer; l++) n += pi_kv_has(kv, l) && !pi_kv_on_device(kv, l);
-    return ((uint64_t)kv->layer_k_bytes + kv->layer_v_bytes) * (uint64_t)n + kv->states.n_bytes;
-}
-
-static void unref(pi_kv *kv, int32_t block) {
-    if (--kv->refs[block] == 0) kv->free_[kv->n_free++] = block;
-}
-
-int32_t pi_kv_blocks_needed(const pi_kv *kv, int32_t seq, int32_t from, int32_t to) {
-    const pi_seq *s = &kv->seq[seq];
-    const int32_t end = from < to ? blocks_of(to) : 0;
-    int32_t n = end > s->n_block ? end - s->n_block : 0;
-    for (int32_t b = from / PI_KV_BLOCK; b < s->n_block && b < end; b++) n += kv->refs[s->block[b]] > 1;
+    uint64_t n = kv->states.n_bytes;
+    for (int32_t l = 0; l < kv->model->info.n_layer; l++) {
+        const pi_kv_pool *pool = &kv->pool[pi_kv_pool_of(kv, l)];
+        if (pi_kv_has(kv, l) && !pi_kv_on_device(kv, l)) n += (uint64_t)pool->layer_k_bytes + pool->layer_v_bytes;
+    }
     return n;
 }
 
-static void copy_block(pi_kv *kv, int32_t to, int32_t from) {
+/* ---- blocks ---- */
+
+static int32_t take(pi_kv_pool *pool) {
+    const int32_t b = pool->free_[--pool->n_free];
+    pool->refs[b] = 1;
+    return b;
+}
+
+void pi_kv_give_back(pi_kv *kv, int32_t p, int32_t block) {
+    pi_kv_pool *pool = &kv->pool[p];
+    if (--pool->refs[block] == 0) pool->free_[pool->n_free++] = block;
+}
+
+/* The first position that the token behind the first n sees in a layer with a window. */
+static int32_t first_seen(const pi_kv *kv, int32_t n) { return max_i32(n + 1 - kv->window, 0); }
+
+int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n) {
+    if (n >= kv->seq[seq].length) return kv->seq[seq].length;
+    n = pi_states_reachable(&kv->states, seq, kv->seq[seq].length, n);
+    return kv->n_pools == 1 || pi_kv_held_from(kv, seq) <= first_seen(kv, n) ? n : 0;
+}
+
+int32_t pi_kv_blocks_needed(const pi_kv *kv, int32_t p, int32_t seq, int32_t from, int32_t to) {
+    const pi_table *t = &kv->seq[seq].of[p];
+    const int32_t end = from < to ? blocks_of(to) : 0;
+    int32_t n = max_i32(end - t->n, 0);
+    for (int32_t b = max_i32(from / PI_KV_BLOCK, t->first); b < t->n && b < end; b++)
+        n += kv->pool[p].refs[t->block[b]] > 1;
+    return n;
+}
+
+static void copy_block(pi_kv *kv, int32_t p, int32_t to, int32_t from) {
     const size_t nk = kv->row_k * PI_KV_BLOCK * (size_t)kv->model->info.n_head_kv,
                  nv = kv->row_v * PI_KV_BLOCK * (size_t)kv->model->info.n_head_kv;
     for (int32_t l = 0; l < kv->model->info.n_layer; l++) {
-        if (!pi_kv_has(kv, l)) continue;
+        if (!pi_kv_has(kv, l) || pi_kv_pool_of(kv, l) != p) continue;
         if (pi_kv_on_device(kv, l)) {
             kv->device.copy(kv->device.ctx, l, false, (size_t)to * nk, (size_t)from * nk, nk);
             kv->device.copy(kv->device.ctx, l, true, (size_t)to * nv, (size_t)from * nv, nv);
@@ -98,38 +161,63 @@ static void copy_block(pi_kv *kv, int32_t to, int32_t from) {
     }
 }
 
-void pi_kv_own(pi_kv *kv, int32_t seq, int32_t from, int32_t to) {
-    pi_seq *s = &kv->seq[seq];
-    for (int32_t b = from / PI_KV_BLOCK; b < s->n_block && b < blocks_of(to); b++) {
-        const int32_t old = s->block[b];
-        if (kv->refs[old] == 1) continue;
-        const int32_t own = kv->free_[--kv->n_free];
-        copy_block(kv, own, old);
-        kv->refs[own] = 1;
-        kv->refs[old]--;
-        s->block[b] = own;
+void pi_kv_own(pi_kv *kv, int32_t p, int32_t seq, int32_t from, int32_t to) {
+    pi_kv_pool *pool = &kv->pool[p];
+    pi_table *t = &kv->seq[seq].of[p];
+    for (int32_t b = max_i32(from / PI_KV_BLOCK, t->first); b < t->n && b < blocks_of(to); b++) {
+        const int32_t old = t->block[b];
+        if (pool->refs[old] == 1) continue;
+        t->block[b] = take(pool);
+        copy_block(kv, p, t->block[b], old);
+        pool->refs[old]--;
     }
+}
+
+/* Nothing is held in front of block `first`. */
+static void let_go(pi_kv *kv, int32_t p, pi_table *t, int32_t first) {
+    for (; t->first < first && t->first < t->n; t->first++) pi_kv_give_back(kv, p, t->block[t->first]);
 }
 
 void pi_kv_extend(pi_kv *kv, int32_t seq, int32_t to) {
     pi_seq *s = &kv->seq[seq];
-    pi_kv_own(kv, seq, s->length, to);
-    while (s->n_block < blocks_of(to)) {
-        const int32_t b = kv->free_[--kv->n_free];
-        kv->refs[b] = 1;
-        s->block[s->n_block++] = b;
+    for (int32_t p = 0; p < kv->n_pools; p++) {
+        pi_table *t = &s->of[p];
+        if (p == PI_KV_WINDOW) let_go(kv, p, t, pi_kv_kept_from(kv, to) / PI_KV_BLOCK);
+        pi_kv_own(kv, p, seq, s->length, to);
+        while (t->n < blocks_of(to)) t->block[t->n++] = take(&kv->pool[p]);
     }
     s->length = to;
 }
 
-int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n) {
-    return pi_states_reachable(&kv->states, seq, kv->seq[seq].length, n);
+bool pi_kv_has_room(const pi_kv *kv, int32_t seq, int32_t n, int32_t from) {
+    for (int32_t p = 0; p < kv->n_pools; p++) {
+        const pi_kv_pool *pool = &kv->pool[p];
+        const pi_table *t = &kv->seq[seq].of[p];
+        int32_t room = pool->n_free;
+        for (int32_t b = t->first; b < t->n; b++) room += pool->refs[t->block[b]] == 1;
+        if (blocks_of(n) - (p == PI_KV_WINDOW ? from / PI_KV_BLOCK : 0) > room) return false;
+    }
+    return true;
+}
+
+void pi_kv_renew(pi_kv *kv, int32_t seq, int32_t n, int32_t from) {
+    pi_kv_cut(kv, seq, 0);
+    for (int32_t p = 0; p < kv->n_pools; p++) {
+        pi_table *t = &kv->seq[seq].of[p];
+        t->first = t->n = p == PI_KV_WINDOW ? from / PI_KV_BLOCK : 0;
+        while (t->n < blocks_of(n)) t->block[t->n++] = take(&kv->pool[p]);
+    }
+    kv->seq[seq].length = n;
 }
 
 void pi_kv_cut(pi_kv *kv, int32_t seq, int32_t n_keep) {
     pi_seq *s = &kv->seq[seq];
     pi_states_copy(&kv->states, seq, seq, s->length, n_keep);
-    while (s->n_block > blocks_of(n_keep)) unref(kv, s->block[--s->n_block]);
+    for (int32_t p = 0; p < kv->n_pools; p++) {
+        pi_table *t = &s->of[p];
+        while (t->n > max_i32(blocks_of(n_keep), t->first)) pi_kv_give_back(kv, p, t->block[--t->n]);
+        if (n_keep == 0) t->first = t->n = 0;
+    }
     s->length = n_keep;
 }
 
@@ -141,75 +229,14 @@ void pi_kv_copy(pi_kv *kv, int32_t dst, int32_t src, int32_t n) {
     }
     pi_kv_cut(kv, dst, 0);
     pi_states_copy(&kv->states, dst, src, s->length, n);
-    d->n_block = blocks_of(n);
+    for (int32_t p = 0; n > 0 && p < kv->n_pools; p++) {
+        pi_table *to = &d->of[p];
+        to->first = s->of[p].first;
+        to->n = blocks_of(n);
+        for (int32_t i = to->first; i < to->n; i++) {
+            to->block[i] = s->of[p].block[i];
+            kv->pool[p].refs[to->block[i]]++;
+        }
+    }
     d->length = n;
-    for (int32_t i = 0; i < d->n_block; i++) {
-        d->block[i] = s->block[i];
-        kv->refs[d->block[i]]++;
-    }
-}
-
-/* Rows are read at pos + n_drop and written at pos, in ascending order, so nothing is overwritten before it was read. */
-static void move_head(const pi_kv *kv, int32_t l, int32_t h, const pi_seq *s, int32_t n_keep, int32_t n_drop,
-                      float *row, float *cs) {
-    const pi_model *m = kv->model;
-    const pi_rope *rope = pi_rope_of(m, pi_attention_of(&m->layer[l]));
-    if (rope) pi_rope_angles(rope, -(double)n_drop, 1, cs);
-    const te_row_kernels *rk = &m->kernels->row[kv->type_k];
-    const int32_t head = m->info.n_embd_head;
-    for (int32_t pos = n_keep; pos + n_drop < s->length; pos++) {
-        rk->to_f32(pi_kv_k(kv, l, s, h, pos + n_drop), 0, head, row);
-        if (rope) pi_rope_apply(rope, cs, row);
-        rk->from_f32(row, pi_kv_k(kv, l, s, h, pos), head);
-        memcpy(pi_kv_v(kv, l, s, h, pos), pi_kv_v(kv, l, s, h, pos + n_drop), kv->row_v);
-    }
-}
-
-void pi_kv_move_down(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, int32_t part, int32_t n_parts,
-                     float *scratch) {
-    const pi_model *m = kv->model;
-    const int32_t n_head = m->info.n_head_kv, items = m->info.n_layer * n_head;
-    float *row = scratch, *cs = scratch + m->info.n_embd_head;
-    for (int32_t i = part; i < items; i += n_parts)
-        if (!pi_kv_on_device(kv, i / n_head))
-            move_head(kv, i / n_head, i % n_head, &kv->seq[seq], n_keep, n_drop, row, cs);
-}
-
-/* The blocks of a layer on a device are fetched, moved here and sent back. */
-pi_status pi_kv_move_on_device(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, float *scratch) {
-    const pi_model *m = kv->model;
-    const pi_seq *s = &kv->seq[seq];
-    const size_t heads = (size_t)m->info.n_head_kv * PI_KV_BLOCK, nk = heads * kv->row_k, nv = heads * kv->row_v,
-                 n = (size_t)s->n_block;
-    const int32_t first = n_keep / PI_KV_BLOCK;
-    char *k = malloc(pi_mul(n, nk)), *v = malloc(pi_mul(n, nv)), **k_of = calloc((size_t)m->info.n_layer, sizeof *k_of),
-         **v_of = calloc((size_t)m->info.n_layer, sizeof *v_of);
-    int32_t *block = malloc(pi_mul(n, sizeof *block));
-    const bool ok = k && v && k_of && v_of && block;
-    float *row = scratch, *cs = scratch + m->info.n_embd_head;
-    pi_kv near = *kv;
-    near.k = k_of;
-    near.v = v_of;
-    const pi_seq here = {s->length, s->n_block, block};
-    for (int32_t b = 0; ok && b < s->n_block; b++) block[b] = b;
-    for (int32_t l = 0; ok && l < m->info.n_layer; l++) {
-        if (!pi_kv_on_device(kv, l)) continue;
-        k_of[l] = k;
-        v_of[l] = v;
-        for (int32_t b = first; b < s->n_block; b++) {
-            kv->device.read(kv->device.ctx, l, false, (size_t)s->block[b] * nk, k + (size_t)b * nk, nk);
-            kv->device.read(kv->device.ctx, l, true, (size_t)s->block[b] * nv, v + (size_t)b * nv, nv);
-        }
-        for (int32_t h = 0; h < m->info.n_head_kv; h++) move_head(&near, l, h, &here, n_keep, n_drop, row, cs);
-        for (int32_t b = first; b < blocks_of(s->length - n_drop); b++) {
-            kv->device.write(kv->device.ctx, l, false, (size_t)s->block[b] * nk, k + (size_t)b * nk, nk);
-            kv->device.write(kv->device.ctx, l, true, (size_t)s->block[b] * nv, v + (size_t)b * nv, nv);
-        }
-    }
-    free(k);
-    free(v);
-    free(k_of);
-    free(v_of);
-    free(block);
-    return ok ? PI_OK : PI_FAIL(PI_ERROR_MEMORY, "out of memory shifting %d positions", s->length);
 }

@@ -9,12 +9,18 @@
 /* Of a sequence: one where its prompt's matrix products ended, one where guesses began. */
 enum { CHECKPOINTS = 2, LINE = 16 };
 
+static size_t floats_of(const pi_model *m) { return (m->state_floats + LINE - 1) / LINE * LINE; }
+
+size_t pi_states_bytes(const pi_model *m, int32_t n_seq) {
+    return pi_mul(pi_mul(floats_of(m), (size_t)n_seq * (1 + CHECKPOINTS)), sizeof(float));
+}
+
 pi_status pi_states_init(pi_states *s, const pi_model *m, int32_t n_seq) {
-    *s = (pi_states){.floats = (m->state_floats + LINE - 1) / LINE * LINE, .n_seq = n_seq};
+    *s = (pi_states){.floats = floats_of(m), .n_seq = n_seq};
     if (!s->floats) return PI_OK;
-    if (n_seq > INT32_MAX / (CHECKPOINTS + 1)) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d states", n_seq);
+    if (n_seq > INT32_MAX / (1 + CHECKPOINTS)) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d states", n_seq);
     s->n_checkpoints = CHECKPOINTS * n_seq;
-    s->n_bytes = pi_mul(pi_mul(s->floats, (size_t)n_seq + (size_t)s->n_checkpoints), sizeof(float));
+    s->n_bytes = pi_states_bytes(m, n_seq);
     s->checkpoint = calloc((size_t)s->n_checkpoints, sizeof *s->checkpoint);
     s->memory = te_os_alloc(s->n_bytes);
     if (s->checkpoint && s->memory) return PI_OK;

@@ -23,6 +23,8 @@ typedef struct pi_states {
     uint64_t clock;
 } pi_states;
 
+/* Bytes of n_seq sequences' states and checkpoints; SIZE_MAX: too many. */
+size_t pi_states_bytes(const pi_model *m, int32_t n_seq);
 /* Errors: MEMORY. */
 pi_status pi_states_init(pi_states *s, const pi_model *m, int32_t n_seq);
 void pi_states_free(pi_states *s);

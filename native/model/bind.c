@@ -160,6 +160,16 @@ pi_status pi_bind_room(pi_model *m, int64_t n, float **out) {
     return PI_OK;
 }
 
+pi_status pi_bind_constant(pi_model *m, int32_t n, float value, const float **out) {
+    struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
+    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d floats", n);
+    for (int32_t i = 0; i < n; i++) b->data[i] = value;
+    b->next = m->vectors;
+    m->vectors = b;
+    *out = b->data;
+    return PI_OK;
+}
+
 pi_status pi_bind_parts(pi_model *m, int32_t n, const void ***out) {
     struct pi_vector *b = malloc(sizeof *b + sizeof(void *) * (size_t)n);
     if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the places of %d matrices", n);
@@ -179,6 +189,7 @@ pi_status pi_bind_ffn_norm(pi_model *m, int32_t i, pi_norm *out) {
 pi_status pi_bind_norm(pi_model *m, const char *prefix, bool optional, pi_norm *out) {
     *out = (pi_norm){NULL, NULL};
     PI_TRY(pi_bind_vec(m, pi_name_of("%s.weight", prefix), m->info.n_embd, optional, &out->w));
+    if (out->w && m->arch->no_norm_bias) return pi_bind_constant(m, m->info.n_embd, 0, &out->b);
     if (out->w && m->arch->layer_norm)
         PI_TRY(pi_bind_vec(m, pi_name_of("%s.bias", prefix), m->info.n_embd, false, &out->b));
     return PI_OK;

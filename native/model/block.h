@@ -28,9 +28,10 @@ typedef struct pi_attention {
         *wide_k_norm;   /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
     const float *sinks; /* [n_head] or NULL: what a head's softmax sees beside its scores, and adds nothing for */
     float scale;        /* of scores */
+    float soft_cap;     /* of scaled scores: cap * tanh(score / cap); 0: none */
     int32_t window;     /* positions that a token sees, its own among them; 0: all */
     int32_t rope;       /* which of the model's variants; -1: none */
-    bool gated;         /* q has twice the rows: of each head its query, then what its output is gated with, a sigmoid */
+    bool gated; /* q has twice the rows: of each head its query, then what its output is gated with, a sigmoid */
 } pi_attention;
 
 typedef struct pi_ffn {
@@ -95,10 +96,10 @@ typedef struct pi_shortconv {
 /* A gated delta net (Qwen3-Next). */
 typedef struct pi_delta {
     pi_recurrent state;
-    te_mat qkv;         /* [2 * n_group * n_k + n_head * n_v][n_embd] */
-    te_mat gate;        /* [n_head * n_v][n_embd] */
-    te_mat alpha, beta; /* [n_head][n_embd]; or alpha.w NULL and beta has both, [2 * n_head] */
-    te_mat out;         /* [n_embd][n_head * n_v] */
+    te_mat qkv;            /* [2 * n_group * n_k + n_head * n_v][n_embd] */
+    te_mat gate;           /* [n_head * n_v][n_embd] */
+    te_mat alpha, beta;    /* [n_head][n_embd]; or alpha.w NULL and beta has both, [2 * n_head] */
+    te_mat out;            /* [n_embd][n_head * n_v] */
     const float *a, *dt_b; /* [n_head] */
     const float *norm;     /* [n_v] */
     const float *unit;     /* [n_k] 1 / sqrt(n_k) */

@@ -1,6 +1,7 @@
 /* keys.c - typed reading of architecture keys. */
 #include "keys.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -60,6 +61,14 @@ pi_status pi_key_each(const te_gguf *g, const char *arch, const char *name, int3
         if (v < lo || v > hi) return PI_FAIL(PI_ERROR_FORMAT, "%s[%d] is %d, must be %d to %d", k.text, i, v, lo, hi);
         out[i] = v;
     }
+    return PI_OK;
+}
+
+pi_status pi_key_cap(const te_gguf *g, const char *arch, const char *name, float unsaid, float *out) {
+    *out = unsaid;
+    PI_TRY(pi_key_f32(g, arch, name, out, NULL));
+    if (!(*out >= 0) || !isfinite(*out))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.%s is %g, must be positive, or 0 for none", arch, name, (double)*out);
     return PI_OK;
 }
 

@@ -14,6 +14,9 @@ pi_status pi_key_str(const te_gguf *g, const char *arch, const char *name, te_st
 pi_status pi_key_each(const te_gguf *g, const char *arch, const char *name, int32_t n, int32_t lo, int32_t hi,
                       int32_t *out, bool *found);
 /* As pi_key_i64, and FORMAT if the key is absent. */
+/* A soft cap, `unsaid` where the key is absent; 0: none. FORMAT unless it is positive or 0. */
+pi_status pi_key_cap(const te_gguf *g, const char *arch, const char *name, float unsaid, float *out);
+/* An integer, and FORMAT if the key is absent. */
 pi_status pi_key_need_i32(const te_gguf *g, const char *arch, const char *name, int32_t lo, int32_t hi, int32_t *out);
 
 #endif

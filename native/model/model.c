@@ -132,6 +132,11 @@ static pi_status read_shape(pi_model *m) {
     memcpy(c->rope, m->rope[0].text, sizeof c->rope);
     m->n_ropes = a->rope != PI_ROPE_NONE;
     if (a->window_rope) PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name));
+    m->logit_scale = 1;
+    if (a->logit_scale) PI_TRY(pi_key_f32(g, a->name, "logit_scale", &m->logit_scale, NULL));
+    if (!isfinite(m->logit_scale))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.logit_scale is %g", a->name, (double)m->logit_scale);
+    if (a->soft_caps) PI_TRY(pi_key_cap(g, a->name, "final_logit_softcapping", 30, &m->logit_cap));
     return PI_OK;
 }
 

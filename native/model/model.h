@@ -18,42 +18,48 @@ typedef struct pi_arch {
     const char *name;                          /* general.architecture */
     const pi_block_kind *block[PI_MAX_BLOCKS]; /* of each layer, in order */
     pi_rope_kind rope;
-    bool layer_norm;       /* LayerNorm with bias; else RMSNorm */
-    bool parallel;         /* attention and FFN both read the layer's input (Falcon) */
-    bool gated;            /* the FFN has a gate */
-    bool post_norm;        /* norms behind attention and FFN, too */
-    bool learned_pos;      /* position_embd.weight, positions offset by 2 (OPT) */
-    bool fused_qkv;        /* attn_qkv.weight */
-    bool bias;             /* q, k, v, o, up and down have biases (OPT) */
-    bool qkv_bias;         /* q, k and v have biases (Qwen2); elsewhere they may */
-    bool qk_norm;          /* RMSNorm over each head of q and k (Qwen3) */
-    bool maybe_qk_norm;    /* the same where the file has it (GLM 4.5, but for Air) */
-    bool wide_qk_norm;     /* RMSNorm over all heads of q, and of k, together (OLMoE) */
-    bool sinks;            /* heads have a logit beside those of positions (gpt-oss) */
-    bool post_ffn_norm;    /* the norm before the feed-forward is called post_attention_norm */
-    bool experts;          /* the feed-forward is a mixture of experts, where the file says how many */
-    bool normed_experts;   /* weights of a token's experts sum to 1, unless the file says otherwise */
-    pi_gating gating;      /* what makes them, where the file does not say it; UNSAID: SOFTMAX */
-    bool expert_bias;      /* the router, and gate, up and down of experts have biases (gpt-oss) */
-    bool next_layers;      /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
-    bool early_router;     /* experts are chosen by what attention reads (SmallThinker) */
-    bool scaled_embd;      /* embeddings times sqrt(n_embd) (Gemma) */
-    int32_t wide_layers;   /* a model of so many scales scores by the width per head (Gemma 3 27B); 0: none does */
-    int32_t window_period; /* of so many layers all but the first have a window; 0: none has */
-    bool full_last;        /* all but the last */
-    bool window_rope;      /* layers with a window have a RoPE of their own (Gemma 3) */
-    bool full_no_rope;     /* layers without one have no RoPE, unless all are without (SmallThinker) */
-    bool yarn_exact;       /* the borders of YaRN's ramp are not rounded to whole pairs (gpt-oss) */
-    const pi_block_kind *recurrent; /* some layers have such a block instead of attention; NULL: none has */
-    bool recurrent_beside;          /* all have it, side by side with attention (Falcon-H1) */
-    bool by_interval;               /* which ones a period says, or a list, not the number of heads (Qwen3-Next) */
-    bool one_block;                 /* layers have either of these or a feed-forward (Nemotron-H) */
-    bool gated_heads;               /* what attention's heads give is gated (Qwen3-Next) */
-    bool tiled_heads;               /* of a delta net: which heads share q and k (Qwen3.5) */
-    bool bare_ffn_norm;             /* the norm before the feed-forward is called ffn_norm and no more (Falcon-H1) */
-    const char *output_norm;        /* the last norm's name; NULL: output_norm */
-    pi_activation dense;   /* activation of an ordinary GGUF file */
-    pi_activation sparse;  /* activation of a PowerInfer file */
+    bool layer_norm;     /* LayerNorm with bias; else RMSNorm */
+    bool no_norm_bias;   /* LayerNorm without (Cohere) */
+    bool parallel;       /* attention and FFN both read the layer's input (Falcon) */
+    bool gated;          /* the FFN has a gate */
+    bool post_norm;      /* norms behind attention and FFN, too */
+    bool learned_pos;    /* position_embd.weight, positions offset by 2 (OPT) */
+    bool fused_qkv;      /* attn_qkv.weight */
+    bool bias;           /* q, k, v, o, up and down have biases (OPT) */
+    bool qkv_bias;       /* q, k and v have biases (Qwen2); elsewhere they may */
+    bool qk_norm;        /* RMSNorm over each head of q and k (Qwen3) */
+    bool maybe_qk_norm;  /* the same where the file has it (GLM 4.5, but for Air) */
+    bool wide_qk_norm;   /* RMSNorm over all heads of q, and of k, together (OLMoE) */
+    bool sinks;          /* heads have a logit beside those of positions (gpt-oss) */
+    bool post_ffn_norm;  /* the norm before the feed-forward is called post_attention_norm */
+    bool experts;        /* the feed-forward is a mixture of experts, where the file says how many */
+    bool normed_experts; /* weights of a token's experts sum to 1, unless the file says otherwise */
+    pi_gating gating;    /* what makes them, where the file does not say it; UNSAID: SOFTMAX */
+    bool expert_bias;    /* the router, and gate, up and down of experts have biases (gpt-oss) */
+    bool next_layers;    /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
+    bool early_router;   /* experts are chosen by what attention reads (SmallThinker) */
+    bool scaled_embd;    /* embeddings times sqrt(n_embd) (Gemma) */
+    bool logit_scale;    /* logits times a number of the file (Cohere) */
+    bool soft_caps;      /* of scores and of logits (Gemma 2) */
+    int32_t wide_layers; /* a model of so many scales scores by the width per head (Gemma 2 and 3 27B); 0: none does */
+    int32_t window_period;  /* of so many layers all but the first have a window; 0: none has */
+    int32_t window_default; /* where the file does not say how long it is; 0: there is none */
+    bool full_last;         /* all but the last */
+    bool window_rope;       /* layers with a window have a RoPE of their own (Gemma 3) */
+    bool full_no_rope;      /* layers without one have no RoPE, unless all are without (SmallThinker) */
+    bool yarn_exact;        /* the borders of YaRN's ramp are not rounded to whole pairs (gpt-oss) */
+    pi_activation dense;    /* activation of an ordinary GGUF file */
+    pi_activation sparse;   /* activation of a PowerInfer file */
+
+    /* Layers with a state: which kind of block they have, instead of attention; NULL: there are none. */
+    const pi_block_kind *recurrent;
+    bool recurrent_beside;   /* all layers have it, side by side with attention (Falcon-H1) */
+    bool by_interval;        /* a period says which, or a list, not the number of heads (Qwen3-Next) */
+    bool one_block;          /* layers have either of these, or a feed-forward (Nemotron-H) */
+    bool gated_heads;        /* what attention's heads give is gated (Qwen3-Next) */
+    bool tiled_heads;        /* which heads of a delta net share q and k (Qwen3.5) */
+    bool bare_ffn_norm;      /* the norm before the feed-forward is called ffn_norm and no more (Falcon-H1) */
+    const char *output_norm; /* the last norm's name; NULL: output_norm */
 } pi_arch;
 const pi_arch *pi_arch_find(const char *name, size_t n);
 const char *pi_arch_names(void); /* "llama, bamboo, ..." */
@@ -147,6 +153,8 @@ struct pi_model {
     pi_model_options options;
     pi_model_info info;
     float norm_eps;
+    float logit_scale;          /* logits are multiplied by it */
+    float logit_cap;            /* of logits: cap * tanh(logit / cap); 0: none */
     pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
     int32_t n_ropes;
     int32_t n_unused_layers; /* of the file, behind the others: for guesses at several tokens, which are not made */
@@ -159,7 +167,7 @@ struct pi_model {
     pi_memory own;   /* of embeddings and output that were moved */
     pi_adapter embd_adapter, output_adapter;
 
-    uint8_t *use; /* [n_layer] pi_layer_use, of an architecture with recurrent layers */
+    uint8_t *use;        /* [n_layer] pi_layer_use, of an architecture with recurrent layers */
     size_t state_floats; /* of a sequence's states, all blocks together; 0: there is none */
     int32_t state_in, state_z, state_gates, state_out; /* most floats of a token that such a block works with */
 
@@ -185,6 +193,8 @@ static inline size_t pi_rope_floats(const pi_model *m, int32_t r) {
     for (int32_t i = 0; i < r; i++) n += (size_t)m->rope[i].n_rot;
     return n;
 }
+/* Whether logits are not yet what the output product gives. */
+static inline bool pi_changes_logits(const pi_model *m) { return m->logit_scale != 1 || m->logit_cap > 0; }
 /* What a layer uses, or NULL. */
 static inline const pi_rope *pi_rope_of(const pi_model *m, const pi_attention *a) {
     return a->rope < 0 ? NULL : &m->rope[a->rope];

@@ -55,7 +55,8 @@ static pi_status choose_uses(pi_model *m, int32_t n, int32_t *heads, int32_t *n_
         if (!a->one_block && !n_ff[l]) return PI_FAIL(PI_ERROR_UNSUPPORTED, "layer %d has no feed-forward", l);
         m->use[l] = heads[l] ? PI_LAYER_ATTENDS : a->one_block && n_ff[l] ? PI_LAYER_FEEDS : PI_LAYER_RECURS;
         if (a->recurrent_beside && !heads[l])
-            return PI_FAIL(PI_ERROR_UNSUPPORTED, "layer %d has no heads, all layers of %s models have some", l, a->name);
+            return PI_FAIL(PI_ERROR_UNSUPPORTED, "layer %d has no heads, all layers of %s models have some", l,
+                           a->name);
     }
     if (a->by_interval) {
         PI_TRY(read_interval(m, g, n, heads));

@@ -17,9 +17,13 @@ static double read_bytes(te_mat m) { return (double)pi_mat_bytes(&m); }
 /* Bytes of K or V of one head at one position. */
 static size_t kv_row(const pi_model *m, int32_t type) { return te_row_bytes(type, m->info.n_embd_head); }
 
-static uint64_t pool_bytes(const pi_model *m, const pi_plan_options *o, int32_t type) {
-    const uint64_t n_blocks = ((uint64_t)o->n_pool + PI_KV_BLOCK - 1) / PI_KV_BLOCK;
-    return pi_space(n_blocks * PI_KV_BLOCK * (uint64_t)m->info.n_head_kv * kv_row(m, type));
+static pi_kv_shape kv_shape(const pi_plan_options *o) {
+    return (pi_kv_shape){.n_ctx = o->n_ctx, .n_pool = o->n_pool, .n_seq = o->n_seq, .n_batch = o->n_batch};
+}
+
+static uint64_t pool_bytes(const pi_model *m, const pi_plan_options *o, const pi_attention *a, int32_t type) {
+    const pi_kv_shape s = kv_shape(o);
+    return pi_space(pi_kv_layer_bytes(m, &s, a, type));
 }
 
 /* What a layer's adapters add. Of the feed-forward's the matrices with a row per neuron lie in two parts. */
@@ -40,13 +44,14 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
     const pi_model_info *i = &m->info;
     const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
     const pi_attention *a = pi_attention_of(w);
-    c->kv_bytes = pool_bytes(m, o, o->type_k) + pool_bytes(m, o, o->type_v);
+    c->kv_bytes = pool_bytes(m, o, a, o->type_k) + pool_bytes(m, o, a, o->type_v);
     c->attention_bytes +=
         vec_bytes(a->q_b, n_q) + vec_bytes(a->k_b, n_kv) + vec_bytes(a->v_b, n_kv) + vec_bytes(a->o_b, i->n_embd);
     c->norm_bytes += vec_bytes(a->q_norm, i->n_embd_head) + vec_bytes(a->k_norm, i->n_embd_head);
     c->norm_bytes += vec_bytes(a->wide_q_norm, n_q) + vec_bytes(a->wide_k_norm, n_kv) + vec_bytes(a->sinks, i->n_head);
     const double position = (double)i->n_head_kv * ((double)kv_row(m, o->type_k) + (double)kv_row(m, o->type_v));
-    c->fixed_read += o->n_ctx / 2.0 * position;
+    const double read = o->n_ctx / 2.0; /* of a sequence that is as long as it will be on average */
+    c->fixed_read += (a->window && a->window < read ? a->window : read) * position;
 }
 
 /* What a block of any kind has: norms, and matrices that are multiplied whole. */
@@ -263,6 +268,9 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
                    n_q = (uint64_t)i->n_head * (uint64_t)i->n_embd_head,
                    n_kv = (uint64_t)i->n_head_kv * (uint64_t)i->n_embd_head,
                    n_blocks = ((uint64_t)o->n_ctx + PI_KV_BLOCK - 1) / PI_KV_BLOCK, rank = (uint64_t)m->adapter_rank;
+    uint64_t n_tables = 1;
+    for (int32_t l = 0; l < i->n_layer; l++)
+        if (pi_kv_has_window(o->n_ctx, pi_attention_of(&m->layer[l]))) n_tables = 2;
     /* What a hybrid session takes for itself (native/hybrid/upload.c). */
     const uint64_t words[] = {
         n_tok * n_embd,
@@ -271,15 +279,15 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * n_q,
         n_tok * n_q,
         n_tok * n_kv,
-        n_tok * n_kv,                                                /* q, attention's output, k, v */
-        n_tok * (uint64_t)m->max_rank,                               /* the predictor's hidden values */
-        rank ? 3 * n_tok * rank + 128 : 0,                           /* and those of adapters */
-        n_tok * (n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */
-        3 * (uint64_t)i->n_layer + 16,                               /* counts */
-        n_tok * (uint64_t)(i->n_expert + 2 * i->n_expert_used),      /* routers' scores, choices and weights */
-        n_tok * (uint64_t)i->n_expert_used,                          /* (in two buffers) */
-        i->n_expert ? 6 * n_tok + 8 * 64 : 0,                        /* of an expert of all tokens, and rounding */
-        (uint64_t)i->n_expert_used,                                  /* which of them are read in host memory */
+        n_tok * n_kv,                                                           /* q, attention's output, k, v */
+        n_tok * (uint64_t)m->max_rank,                                          /* the predictor's hidden values */
+        rank ? 3 * n_tok * rank + 128 : 0,                                      /* and those of adapters */
+        n_tok * (n_tables * n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */
+        3 * (uint64_t)i->n_layer + 16,                                          /* counts */
+        n_tok * (uint64_t)(i->n_expert + 2 * i->n_expert_used), /* routers' scores, choices and weights */
+        n_tok * (uint64_t)i->n_expert_used,                     /* (in two buffers) */
+        i->n_expert ? 6 * n_tok + 8 * 64 : 0,                   /* of an expert of all tokens, and rounding */
+        (uint64_t)i->n_expert_used,                             /* which of them are read in host memory */
         3 * (uint64_t)i->n_layer * (uint64_t)i->n_expert + (i->n_expert ? 17 : 0), /* where they are, uses, lists */
         (uint64_t)i->n_layer,                                                      /* thresholds */
         1,                                                                         /* the number of a hand-over */

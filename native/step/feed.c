@@ -36,11 +36,13 @@ static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to
     }
     int64_t needed = 0;
     for (int32_t i = 0; i < s->kv.n_seq; i++)
-        needed += to[i] > s->kv.seq[i].length ? pi_kv_blocks_needed(&s->kv, i, s->kv.seq[i].length, to[i]) : 0;
-    if (needed > s->kv.n_free)
+        needed +=
+            to[i] > s->kv.seq[i].length ? pi_kv_blocks_needed(&s->kv, PI_KV_FULL, i, s->kv.seq[i].length, to[i]) : 0;
+    const pi_kv_pool *pool = &s->kv.pool[PI_KV_FULL];
+    if (needed > pool->n_free)
         return PI_FAIL(PI_ERROR_CONTEXT,
                        "the KV pool is full: %lld blocks of %d positions are needed, %d of %d are free",
-                       (long long)needed, PI_KV_BLOCK, s->kv.n_free, s->kv.n_blocks);
+                       (long long)needed, PI_KV_BLOCK, pool->n_free, pool->n_blocks);
     return PI_OK;
 }
 
@@ -113,8 +115,10 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
         if (st == PI_OK) pi_chunk_keep(s);
         s->n_counted += st == PI_OK ? (uint64_t)n : 0;
         if (st == PI_OK) continue;
-        for (int32_t i = b->n_tokens - 1; i >= 0; i--) /* the first token of a sequence says how long it was */
-            if (s->kv.seq[pi_batch_seq(b, i)].length > cut.pos[i]) pi_kv_cut(&s->kv, pi_batch_seq(b, i), cut.pos[i]);
+        for (int32_t i = b->n_tokens - 1; i >= 0; i--) { /* the first token of a sequence says how long it was */
+            const int32_t q = pi_batch_seq(b, i);
+            if (s->kv.seq[q].length > cut.pos[i]) pi_kv_cut(&s->kv, q, pi_kv_reachable(&s->kv, q, cut.pos[i]));
+        }
         s->logits_rows = 0;
         return st;
     }

@@ -109,6 +109,27 @@ static size_t scratch_floats(const pi_session *s) {
 
 static int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
 
+static pi_kv_shape kv_shape(const pi_session_options *o) {
+    return (pi_kv_shape){.n_ctx = o->n_ctx,
+                         .n_pool = o->n_pool,
+                         .n_seq = o->n_seq,
+                         .n_batch = o->n_batch,
+                         .type_k = o->type_k,
+                         .type_v = o->type_v};
+}
+
+uint64_t pi_model_kv_bytes(const pi_model *m, const pi_session_options *options) {
+    if (!m || !options) return 0;
+    pi_session_options o = *options;
+    if (pi_session_check(m, &o) != PI_OK) return 0;
+    const pi_kv_shape shape = kv_shape(&o);
+    uint64_t n = pi_states_bytes(m, o.n_seq);
+    for (int32_t l = 0; l < m->info.n_layer; l++)
+        n += pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), o.type_k) +
+             pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), o.type_v);
+    return n;
+}
+
 static pi_status open_session(pi_session *s) {
     const pi_model *m = s->model;
     const pi_model_info *i = &m->info;
@@ -119,7 +140,8 @@ static pi_status open_session(pi_session *s) {
         PI_TRY(pi_hybrid_place(s, o->plan, &s->hybrid));
         device = pi_hybrid_kv(s->hybrid);
     }
-    PI_TRY(pi_kv_init(&s->kv, m, o->n_ctx, o->n_pool, o->n_seq, o->type_k, o->type_v, &device));
+    const pi_kv_shape shape = kv_shape(o);
+    PI_TRY(pi_kv_init(&s->kv, m, &shape, &device));
     s->room = pi_attention_room_of(s);
     s->scratch_floats = scratch_floats(s);
     carver c = {NULL, 0};
@@ -183,12 +205,13 @@ void pi_session_get_info(const pi_session *s, pi_session_info *out) {
     if (out) *out = (pi_session_info){0};
     if (!s || !out) return;
     const pi_session_options *o = &s->options;
+    const pi_kv_pool *full = &s->kv.pool[PI_KV_FULL];
     pi_session_lock(s);
     float lowest = s->threshold[0];
     for (int32_t l = 1; l < s->model->info.n_layer; l++)
         if (s->threshold[l] < lowest) lowest = s->threshold[l];
     *out = (pi_session_info){.n_ctx = o->n_ctx,
-                             .n_pool = s->kv.n_blocks * PI_KV_BLOCK,
+                             .n_pool = full->n_blocks * PI_KV_BLOCK,
                              .n_seq = o->n_seq,
                              .n_batch = o->n_batch,
                              .n_threads = o->n_threads,
@@ -199,8 +222,9 @@ void pi_session_get_info(const pi_session *s, pi_session_info *out) {
                              .n_device_bytes = s->hybrid ? pi_hybrid_bytes(s->hybrid) : 0,
                              .n_zero_copy = s->hybrid ? pi_hybrid_zero_copy(s->hybrid) : 0,
                              .n_unmapped_bytes = s->hybrid ? s->hybrid->unmapped_bytes : 0,
-                             .n_blocks = s->kv.n_blocks,
-                             .n_blocks_free = s->kv.n_free};
+                             .n_blocks = full->n_blocks,
+                             .n_blocks_free = full->n_free,
+                             .n_window = s->kv.n_pools > 1 ? s->kv.keep : 0};
     pi_session_unlock(s);
 }
 

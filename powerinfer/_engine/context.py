@@ -148,12 +148,10 @@ class Context:
         self.engine.suspend()
         sequence = self._sequence
         n = sequence.n
-        self.engine.shift.make_room(self.session, sequence, ids.size)
-        if sequence.n < n:
-            self._move_rows(n, sequence.n_shared or 0, n - sequence.n)
-        request = self._request(
-            np.concatenate([sequence.ids[: sequence.n], ids]), is_continued=True, report=report
-        )
+        kept = self.engine.shift.make_room(self.session, sequence, ids.size)
+        if kept < n:
+            self._move_rows(n, sequence.n_shared or 0, n - kept)
+        request = self._request(np.concatenate([sequence.ids[:kept], ids]), is_continued=True, report=report)
         self.engine.run([request])
 
     def score(self, ids: Ids, seen: Callable[[int, Logits], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import ContextError, PowerInferError
+from ..errors import ContextError, PowerInferError, UnsupportedError
 from .prefix_cache import Sequence, drop_ids
 from .session import Session
 
@@ -40,16 +40,28 @@ class ContextShift:
             sequence.is_torn = False
             raise
 
-    def make_room(self, session: Session, sequence: Sequence, n: int) -> None:
-        """Makes n more tokens fit into an idle sequence. Raises ContextError if they cannot; then nothing has
-        changed."""
+    def make_room(self, session: Session, sequence: Sequence, n: int) -> int:
+        """Makes n more tokens fit into an idle sequence; returns how many of its ids stay. Where a window
+        would reach into what is no longer held, the sequence then holds none of them. Raises ContextError if
+        they cannot fit; then nothing has changed."""
         held = sequence.n
         if held + n <= self.n_ctx:
-            return
+            return held
         if self.n_keep is None or min(self.n_keep, held) + n > self.n_ctx:
             raise self.error(held, n)
         keep, n_drop = self.sizes(held, n)
-        self.move(session, sequence, keep, n_drop)
+        is_moved = True
+        try:
+            self.move(session, sequence, keep, n_drop)
+        except UnsupportedError:
+            if not session.info.n_window:
+                raise
+            sequence.is_torn, is_moved = True, False
+            session.drop(sequence.number)
         drop_ids(sequence.ids, held, keep, n_drop)
         sequence.shifted(keep, n_drop)
+        kept = sequence.n
+        if not is_moved:
+            sequence.n = sequence.n_prompt = 0
         sequence.is_torn = False
+        return kept

@@ -21,7 +21,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..errors import ArgumentError, BusyError, ClosedError, ContextError, PowerInferError
+from ..errors import (
+    ArgumentError,
+    BusyError,
+    ClosedError,
+    ContextError,
+    PowerInferError,
+    UnsupportedError,
+)
 from ._native import KV_BLOCK
 from .arrays import Ids
 from .batch import Part, coming, joined, parts_of
@@ -177,7 +184,7 @@ class Engine:
         try:
             sequence = request.sequence
             is_held = sequence is not None and self.session.length(sequence.number) == sequence.n
-            if not is_held and stream.reason is None:
+            if not is_held and stream.reason is None and request not in self._waiting:
                 self.suspend()
                 self.add(request)
             while stream.reason is None and not stream.has_more:
@@ -467,6 +474,12 @@ class Engine:
                     self._finish(request, "error", error)
                 else:
                     self._preempt()
+            except UnsupportedError as error:
+                if not self.session.info.n_window:
+                    self._finish(request, "error", error)
+                    continue
+                self._yield(request)  # a window reaches into what stays: that is computed anew
+                request.forget(keep, n_drop)
             except PowerInferError as error:
                 self._finish(request, "error", error)
 
@@ -529,7 +542,11 @@ class Engine:
     def _preempt(self) -> None:
         """The youngest gives its memory back and waits at the head of the line. One alone always fits, as the
         pool is not smaller than n_ctx."""
-        request = self._running.pop()
+        self._yield(self._running[-1])
+
+    def _yield(self, request: Request) -> None:
+        """It gives its memory back and waits at the head of the line."""
+        self._running.remove(request)
         assert request.sequence is not None
         self.cache.drop(request.sequence)
         request.sequence = None

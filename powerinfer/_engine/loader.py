@@ -22,18 +22,16 @@ from ..errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from . import formats
 from .cuda import WITHOUT_CUBLAS, load_cublas
 from .devices import GIB, Budget, Devices, Names, choose_devices, facts_of, warn_once
 from .machine import machine_info
 from .session import Model, Session
-from .types import KV_TYPE, SPARSITY, Progress, name_of, number_of
+from .types import KV_TYPE, N_BATCH, SPARSITY, Progress, name_of, number_of
 
 if TYPE_CHECKING:
     from ..models.plan import Plan, Rates, Settings, Statistics
 
 ContextSize = int | Literal["auto"] | None
-_N_BATCH = 512  # what Llama is called with where nothing is said
 _LEAST_CONTEXT = 512
 _KV_SHARE, _FREE_SHARE = 4, 8
 _BESIDE_CONTEXT = 120 << 20  # code that is loaded later, captured graphs, libraries
@@ -95,8 +93,10 @@ class Loader:
         options = dict(self.options)
         for name in ("type_k", "type_v"):
             options[name] = "f16" if options.get(name) is None else options[name]
+        options["n_batch"] = options["n_batch"] or N_BATCH
         if self.plan is None or not self.plan.uses_device or self.devices is None:
             return Session(self.model, **options)
+        options["n_batch"] = self.plan.settings.n_batch
         try:
             session = Session(
                 self.model,
@@ -133,7 +133,7 @@ class Loader:
             options["n_ctx"] = 0
         asked: dict[str, Any] = {"n_ctx": options["n_ctx"], "vram_budget": self._budget}
         asked["sparsity"] = name_of(SPARSITY, number_of("sparsity", SPARSITY, options["sparsity"]))
-        if options["n_batch"] != _N_BATCH:
+        if options["n_batch"]:
             asked["n_batch"] = options["n_batch"]
         for name, default in (("n_seq", 1), ("n_pool", 0)):
             if options.get(name, default) != default:
@@ -261,10 +261,10 @@ def loading_bar(wanted: bool, text: str) -> Iterator[Progress | None]:
 
 def auto_context(model: Model, room_bytes: int, settings: Settings) -> int:
     """The context that n_ctx="auto" stands for, where K and V are to lie in that much memory."""
-    i = model.info
-    rows = sum(formats.row_bytes(name, i.n_embd_head) for name in (settings.type_k, settings.type_v))
-    n_ctx = i.n_ctx_train
-    while n_ctx > _LEAST_CONTEXT and n_ctx * i.n_layer * i.n_head_kv * rows > room_bytes // _KV_SHARE:
+    shape: dict[str, Any] = {"n_seq": settings.n_seq, "n_batch": settings.n_batch}
+    types: dict[str, Any] = {"type_k": settings.type_k, "type_v": settings.type_v}
+    n_ctx = model.info.n_ctx_train
+    while n_ctx > _LEAST_CONTEXT and model.kv_bytes(n_ctx, **shape, **types) > room_bytes // _KV_SHARE:
         n_ctx = max(n_ctx // 2, _LEAST_CONTEXT)
     return n_ctx
 
@@ -286,9 +286,10 @@ def _what_fits(model: Model, settings: Settings, rates: Rates, budgets: tuple[in
     from ..models.plan import engine
 
     budget = min((n for n in budgets if n), default=0)
-    for n_batch in (settings.n_batch, 128, 32, 8):
+    most = settings.n_batch or N_BATCH
+    for n_batch in (most, 128, 32, 8):
         n_ctx = settings.n_ctx or min(model.info.n_ctx_train, 4096)
-        while n_batch <= settings.n_batch and n_ctx >= 64:
+        while n_batch <= most and n_ctx >= 64:
             smaller = replace(settings, n_ctx=n_ctx, n_pool=0, n_batch=n_batch, budget_bytes=0)
             try:
                 least = engine.compute(model, smaller, rates).min_bytes

@@ -14,6 +14,7 @@ from .file import ModelFile
 from .types import (
     ACTIVATION,
     GATING,
+    KV_TYPE,
     PREDICTOR,
     Activation,
     ModelInfo,
@@ -125,6 +126,14 @@ class Model:
         if self._handle is None:
             raise ClosedError("the model is closed")
         return self._handle
+
+    def kv_bytes(self, n_ctx: int, *, n_seq: int = 1, n_batch: int = 512, type_k: str, type_v: str) -> int:
+        """K and V of a session of that shape, wherever they lie."""
+        options = _native.ffi.new("pi_session_options *", _native.lib.pi_session_defaults())
+        options.n_ctx, options.n_seq, options.n_batch = n_ctx, n_seq, n_batch
+        options.type_k = number_of("type_k", KV_TYPE, type_k)
+        options.type_v = number_of("type_v", KV_TYPE, type_v)
+        return int(_native.lib.pi_model_kv_bytes(self.handle, options))
 
     def matrix_shape(self, name: str) -> tuple[int, int] | None:
         """(rows, columns) of a matrix of the file, `ffn_down` also where it is stored transposed; None if it

@@ -71,7 +71,8 @@ class PrefixCache:
     def find(self, ids: Ids, n_prompt: int, place: Sequence | None = None) -> tuple[Sequence | None, int]:
         """The sequence that holds most of the beginning of ids, whose first n_prompt are a prompt, and how
         many; fewer than all of them, since the last has to be computed. No more of a prompt than was
-        computed as for this one. place: the only one that is looked at."""
+        computed as for this one, and what layers with a window can go on from. place: the only one
+        that is looked at."""
         best, most = None, _WORTH - 1 if place is None else 0
         for sequence in self.all if place is None else [place]:
             if sequence.n > most:

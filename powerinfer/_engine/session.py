@@ -242,6 +242,7 @@ class Session:
             n_unmapped_bytes=native.n_unmapped_bytes,
             n_blocks=native.n_blocks,
             n_blocks_free=native.n_blocks_free,
+            n_window=native.n_window,
         )
 
     def feed(
@@ -378,8 +379,8 @@ class Session:
         return length
 
     def reachable(self, n: int, *, seq: int = 0) -> int:
-        """The most positions, at most n, that a sequence can be cut to or copied: n, but for a model with
-        recurrent layers, which has checkpoints."""
+        """The most positions, at most n, that a sequence can be cut to or copied: n, or 0 where layers with a
+        window have given back what the next token sees, or as many as there is a checkpoint for in a model with recurrent layers."""
         with self._lock:
             reachable = int(
                 _native.lib.pi_seq_reachable(self.handle, _native.fit("seq", seq), _native.fit("n", n))
@@ -409,7 +410,8 @@ class Session:
             )
 
     def copy(self, dst: int, src: int, n: int | None = None) -> None:
-        """Makes dst the first n positions of src (None: all). Memory is shared until one of them writes."""
+        """Makes dst the first n positions of src (None: all). Memory is shared until one of them writes.
+        Raises UnsupportedError if these are not reachable()."""
         with self._lock:
             count = self.length(src) if n is None else _native.fit("n", n)
             _native.check(
@@ -424,7 +426,8 @@ class Session:
     def shift(self, n_keep: int, n_drop: int, *, seq: int = 0) -> None:
         """Keeps the first n_keep positions, drops the n_drop after them and moves the rest down.
 
-        Raises UnsupportedError for models with learned positions (OPT) or recurrent layers.
+        Raises UnsupportedError for models with learned positions (OPT) or recurrent layers, and where a
+        layer's window would reach into the first n_keep positions, which it no longer holds.
         """
         with self._lock:
             _native.check(

@@ -31,6 +31,10 @@ MOMENTS = (
 """Moments of a layer (Session.last_timeline)."""
 
 
+N_BATCH = 512
+"""Prompt tokens that are computed together, where nothing is said."""
+
+
 class TokenKind(IntEnum):
     """What a token is that is fed (pi_token_kind)."""
 
@@ -168,7 +172,10 @@ class SessionInfo:
     small buffer, which is slower."""
     n_blocks: int
     n_blocks_free: int
-    """Blocks hold 64 positions."""
+    """Blocks hold 64 positions; of layers that see all of them."""
+    n_window: int
+    """Positions of a sequence that layers with a window hold, some more at times; 0: all layers hold all. A
+    sequence is cut back, or its beginning shared, no further than they reach."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,12 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--no-warmup", action="store_true", help="time the first run too")
     parser.add_argument(
-        "-b", "--n-batch", type=int, metavar="N", default=512, help="prompt tokens at a time (default 512)"
+        "-b",
+        "--n-batch",
+        type=int,
+        metavar="N",
+        default=0,
+        help="prompt tokens at a time (default: as `Llama`)",
     )
     parser.add_argument(
         "--predictor",
@@ -134,7 +139,7 @@ def main(args: argparse.Namespace) -> int:
         Bar("measuring", after=0) as progress,
     ):
         about = {"command": _command(args), "load_s": time.perf_counter() - start}
-        about |= {**describe(model), "n_batch": args.n_batch}
+        about |= describe(model)
         about |= {"use_mmap": args.use_mmap, "predictor_type": args.predictor_type}
         per_case = len(asked) * (args.repetitions + (not args.no_warmup))
         done = 0
@@ -157,6 +162,7 @@ def main(args: argparse.Namespace) -> int:
                 **sizes,
             )
             with loader.open() as session:
+                about["n_batch"] = session.info.n_batch
                 if loader.plan is not None:
                     about["plan"] = summary(loader.plan)
                     about["budgets"] = list(loader.plan.budgets)
@@ -216,7 +222,8 @@ def _command(args: argparse.Namespace) -> str:
     ):
         for text in texts or ():
             words += [flag, text]
-    words += ["-r", str(args.repetitions), "-b", str(args.n_batch), "--predictor", args.predictor]
+    words += ["-r", str(args.repetitions), *(["-b", str(args.n_batch)] if args.n_batch else [])]
+    words += ["--predictor", args.predictor]
     words += ["--predictor-type", args.predictor_type] if args.predictor_type else []
     words += [] if args.use_mmap else ["--no-mmap"]
     words += ["--threshold", str(args.threshold)] if args.threshold is not None else []

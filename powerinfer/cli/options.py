@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import ArgumentError
 
 SPARSITY = ("auto", "predicted", "exact", "dense")
+CPU_BATCH = 128  # a conversation that begins waits for no more of another's prompt
 MODEL_HELP = 'a GGUF file, or "demo"'
 
 
@@ -62,7 +63,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, default: str | None 
         action="store_true",
         help="when the context is full, forget its older half and go on, instead of stopping",
     )
-    add_compute_arguments(group, n_batch=128)
+    add_compute_arguments(group)
     group.add_argument(
         "--vram-budget",
         type=vram_budget,
@@ -98,7 +99,7 @@ def devices(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
 
 
-def add_compute_arguments(group: argparse._ActionsContainer, *, n_batch: int) -> None:
+def add_compute_arguments(group: argparse._ActionsContainer) -> None:
     """Threads, batch and sparsity."""
     group.add_argument("-t", "--n-threads", type=int, metavar="N", help="threads (default: physical cores)")
     group.add_argument(
@@ -106,8 +107,7 @@ def add_compute_arguments(group: argparse._ActionsContainer, *, n_batch: int) ->
         "--n-batch",
         type=int,
         metavar="N",
-        default=n_batch,
-        help="prompt tokens computed together (default %(default)s)",
+        help=f"prompt tokens computed together (default {CPU_BATCH}; with a GPU 512, or up to 2048)",
     )
     group.add_argument(
         "--sparsity", choices=SPARSITY, default="auto", help="which neurons are computed (default auto)"
@@ -150,7 +150,13 @@ def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
         *("n_ctx", "n_threads", "n_batch", "vram_budget", "devices", "sparsity", "threshold", "activation"),
         *("predictor", "predictor_type", "use_mmap", "chat_format", "context_shift"),
     )
-    return {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in names}
+    if options["n_batch"] is None:
+        from .._engine import machine
+
+        on_cpu = args.vram_budget == 0 or not (args.devices or machine.gpus().gpus)
+        options["n_batch"] = CPU_BATCH if on_cpu else None
+    return options
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

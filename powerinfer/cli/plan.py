@@ -79,8 +79,8 @@ def add_arguments(parser: Parser) -> None:
         "--n-batch",
         type=int,
         metavar="N",
-        default=512,
-        help="prompt tokens computed together (default 512)",
+        default=0,
+        help="prompt tokens computed together (default: 512, up to 2048 where that costs little)",
     )
     group.add_argument(
         "--kv-type", choices=("f32", "f16", "q8_0"), default="f16", help="of K and V (default f16)"

@@ -94,6 +94,21 @@ static void check_exp_sum(int32_t n, float spread, float scale, float top) {
     free(s);
 }
 
+static void check_soft_cap(int32_t n, float spread, float scale, float cap) {
+    float *x = floats(n);
+    double *y = memory((size_t)n * sizeof *y, 0);
+    for (int32_t i = 0; i < n; i++) {
+        x[i] = random_normal() * spread;
+        y[i] = (double)cap * tanh((double)scale * (double)x[i] / (double)cap);
+    }
+    snprintf(what, sizeof what, "soft_cap of %d, spread %g", (int)n, (double)spread);
+    table->soft_cap(x, n, scale, cap);
+    for (int32_t i = 0; i < n; i++) near(i, x[i], y[i], 4 * EPS * (double)cap);
+    for (int32_t i = 0; i < PAD; i++) near(n + i, x[n + i], (double)CANARY, 0);
+    free(x);
+    free(y);
+}
+
 int main(void) {
     static const char *const tables[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot"};
     static const int32_t widths[][3] = {{TE_F32, 5, 128},   {TE_F16, 24, 256},  {TE_BF16, 24, 128},
@@ -114,6 +129,8 @@ int main(void) {
             check_exp_sum(lengths[k], 1, 1, -INFINITY);
             check_exp_sum(lengths[k], 30, 0.125f, 5);
             check_exp_sum(lengths[k], 0.1f, 2, 1e4f);
+            check_soft_cap(lengths[k], 1, 0.125f, 50);
+            check_soft_cap(lengths[k], 100, 1, 30);
         }
         printf("%s: %ld values, %ld off\n", table->name, n_checked, n_off);
         n_all += n_checked;

@@ -90,7 +90,20 @@ def test_parts_of_nothing_and_of_nan(table: str) -> None:
         assert math.isnan(TABLES[table].exp_sum(fp(x), n, 1.0, top))
 
 
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("n", [1, 7, 8, 17, 255])
+def test_a_soft_cap(table: str, n: int) -> None:
+    rng = np.random.default_rng(n)
+    for spread, scale, cap in ((1.0, 0.125, 50.0), (100.0, 1.0, 30.0), (1e30, 1.0, 30.0)):
+        x = np.full(n + 16, CANARY, np.float32)
+        x[:n] = rng.standard_normal(n) * spread
+        expected = cap * np.tanh(scale * x[:n].astype(np.float64) / cap)
+        TABLES[table].soft_cap(fp(x), n, scale, cap)
+        assert np.all(np.abs(x[:n] - expected) <= 4 * EPS * cap)
+        assert np.all(x[n:] == CANARY)
+
+
 def test_every_table_has_them() -> None:
     assert lib.te_cpu_kernels() != ffi.NULL
     for table in TABLES.values():
-        assert ffi.NULL not in (table.rows_dot, table.rows_sum, table.exp_sum)
+        assert ffi.NULL not in (table.rows_dot, table.rows_sum, table.exp_sum, table.soft_cap)

@@ -10,11 +10,13 @@ struct attention_case {
     std::vector<int> seq, pos;
     int window = 0;
     bool sinks = false;
+    float soft_cap = 0;
 };
 
 static void check_attention_case(const attention_case &k) {
-    AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d, window %d, sinks %d", k.n_tok, k.n_head, k.n_head_kv,
-       k.d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.window, k.sinks);
+    AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d, window %d, sinks %d, cap %g", k.n_tok, k.n_head,
+       k.n_head_kv, k.d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.window, k.sinks,
+       (double)k.soft_cap);
     const int n_seq = 5, n_ctx = 2048, ld_table = n_ctx / 64, n_blocks = n_seq * ld_table + 3;
     const size_t d = (size_t)k.d, row_k = te_row_bytes(k.type_k, k.d), row_v = te_row_bytes(k.type_v, k.d);
     const size_t pool_k = (size_t)n_blocks * (size_t)k.n_head_kv * 64 * row_k,
@@ -71,6 +73,7 @@ static void check_attention_case(const attention_case &k) {
         op.k_norm = device_of(kn);
     }
     op.norm_eps = random_word() % 2 ? 1e-5f : 0.125f;
+    op.soft_cap = k.soft_cap;
     op.scale = (float)(1 / sqrt((double)k.d));
     op.rope = k.rope;
     op.n_rot = k.n_rot;
@@ -158,7 +161,8 @@ static void check_attention_case(const attention_case &k) {
                     score[(size_t)p] += query[i] * (double)x[i] * (double)op.scale;
                     size += fabs(query[i] * (double)x[i]) * (double)op.scale;
                 }
-                doubt = fmax(doubt, 8 * EPS * sqrt((double)d) * size);
+                doubt = fmax(doubt, 8 * EPS * sqrt((double)d) * size + 8 * EPS * (double)k.soft_cap);
+                if (k.soft_cap > 0) score[(size_t)p] = (double)k.soft_cap * tanh(score[(size_t)p] / (double)k.soft_cap);
                 most = fmax(most, score[(size_t)p]);
             }
             std::vector<double> value(d, 0), weight(d, 0);
@@ -215,6 +219,10 @@ static void check_attention() {
          false,
          {3, 3, 3, 3, 3, 3, 3, 3},
          {120, 121, 122, 123, 124, 125, 126, 127}},
+        // Soft caps; scores are about 1.
+        {1, 32, 16, 128, TE_F16, TE_F16, neox, 128, false, {2}, {513}, 0, false, 0.5f},
+        {1, 8, 4, 256, TE_F16, TE_F16, neox, 256, false, {1}, {1535}, 512, false, 50},
+        {4, 16, 4, 64, TE_Q8_0, TE_Q8_0, neox, 64, true, {1, 1, 1, 1}, {62, 63, 64, 65}, 64, false, 1},
         // Windows: longer than what is held, as long, shorter, and beginning within and between blocks.
         {1, 32, 8, 128, TE_F16, TE_F16, norm, 128, false, {2}, {513}, 600},
         {1, 32, 8, 128, TE_F16, TE_F16, norm, 128, false, {2}, {513}, 514},

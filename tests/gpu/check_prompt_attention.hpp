@@ -56,6 +56,7 @@ struct heads_case {
     std::vector<int> first, n; // of each sequence: the position of its first token here, and how many tokens
     int window = 0;
     bool sinks = false;
+    float soft_cap = 0;
 };
 static std::vector<double> settled(const float *x, int d, const float *norm, double eps, const heads_case &k,
                                    bool rotate, const float *cs) {
@@ -77,8 +78,9 @@ static void check_attention_case(const heads_case &k) {
     const int n_seq = (int)k.n.size(), d = k.d, n_ctx = 1024, ld_table = n_ctx / 64;
     int n_tok = 1; // one that is left out
     for (int n : k.n) n_tok += n;
-    AT("attention %d on %d heads of %d, %s %s, rope %d, norm %d, %d tokens, window %d, sinks %d", k.n_head, k.n_head_kv,
-       d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.norm, n_tok, k.window, k.sinks);
+    AT("attention %d on %d heads of %d, %s %s, rope %d, norm %d, %d tokens, window %d, sinks %d, cap %g", k.n_head,
+       k.n_head_kv, d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.norm, n_tok, k.window,
+       k.sinks, (double)k.soft_cap);
     const size_t row_k = te_row_bytes(k.type_k, d), row_v = te_row_bytes(k.type_v, d);
     const size_t n_rows = (size_t)(n_seq * ld_table * k.n_head_kv * 64);
     auto pool_new = [&](int type, size_t row) {
@@ -132,6 +134,7 @@ static void check_attention_case(const heads_case &k) {
     op.q_norm = k.norm ? device_of(q_norm) : nullptr;
     op.k_norm = k.norm ? device_of(k_norm) : nullptr;
     op.norm_eps = random_word() % 2 ? 1e-5f : 0.125f;
+    op.soft_cap = k.soft_cap;
     op.scale = (float)(1 / sqrt((double)d));
     op.rope = k.rope;
     op.n_rot = k.n_rot;
@@ -210,7 +213,9 @@ static void check_attention_case(const heads_case &k) {
                     squares += x[(size_t)i] * x[(size_t)i] * (double)y[(size_t)i] * (double)y[(size_t)i];
                 }
                 off = std::max(off, 6 * 0x1p-11 * sqrt(2 * squares / 3) * (double)op.scale);
-                score.push_back(s * (double)op.scale);
+                off = std::max(off, 8 * EPS * (double)k.soft_cap);
+                s *= (double)op.scale;
+                score.push_back(k.soft_cap > 0 ? (double)k.soft_cap * tanh(s / (double)k.soft_cap) : s);
                 top = std::max(top, score.back());
             }
             if (k.sinks) total = exp((double)sinks[(size_t)h] - top);
@@ -251,6 +256,11 @@ static void check_attention() {
         check_attention_case({64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0}, {300}, window, true});
         check_attention_case({6, 2, 96, TE_Q8_0, TE_F16, none, 0, true, {3, 600, 0}, {40, 9, 130}, window, true});
         check_attention_case({11, 1, 256, TE_F16, TE_F16, neox, 256, false, {63}, {140}, window, true});
+    }
+    for (float cap : {0.5f, 50.0f}) { // scores are about 1: some are where the cap bends them
+        check_attention_case({32, 16, 128, TE_F16, TE_F16, neox, 128, false, {0}, {300}, 100, false, cap});
+        check_attention_case({8, 4, 256, TE_F16, TE_F16, neox, 256, false, {0, 500}, {100, 163}, 0, false, cap});
+        check_attention_case({4, 2, 64, TE_Q8_0, TE_F16, norm, 64, true, {3, 600}, {40, 130}, 33, false, cap});
     }
     for (int type : {TE_F32, TE_BF16, TE_Q8_0}) {
         check_attention_case({8, 2, 128, type, type, norm, 128, false, {5, 0}, {100, 30}});

@@ -392,6 +392,31 @@ int main(int argc, char **argv) {
             OK(api->host_free(dev, host));
             OK(api->free(dev, (void *)to.w));
         }
+    for (int type : {TE_Q4_0, TE_F16})
+        for (int cols : {2048, 768}) { // gate and up, down of experts of 768 neurons
+            const int each = cols == 2048 ? 768 : 2048, n = 12;
+            snprintf(name, sizeof name, "load %s of %d experts, %d x %d", te_type_get(type)->name, n, each, cols);
+            if (!wanted(name)) continue;
+            void *host;
+            const size_t stride = te_row_bytes(type, cols), n_bytes = stride * (size_t)each * (size_t)n;
+            OK(api->host_alloc(dev, 2 * n_bytes + 64, &host));
+            std::vector<int32_t> ids;
+            for (int i = 0; i < n; i++) ids.push_back(2 * i + (int)(random_word() % 2));
+            te_mat to = mat(type, n * each, cols);
+            te_cuda_pack op = {to, (uint8_t *)host + 32, stride, device_of(ids), nullptr}; // as files align tensors
+            op.each = each;
+            const double us = time_us(
+                [&] {
+                    OK(api->load_free(dev, 0));
+                    OK(api->load(dev, 0, &op));
+                    OK(api->load_ready(dev, 0));
+                },
+                8);
+            bytes(name, us, (double)n_bytes);
+            OK(api->host_free(dev, host));
+            OK(api->free(dev, (void *)to.w));
+            OK(api->free(dev, (void *)op.rows));
+        }
     for (int turn = 0; turn < (blas ? 2 : 1); turn++) {
         if (turn) OK(api->set_blas(dev, blas));
         by = api->gemm_by(dev);

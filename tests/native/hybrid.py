@@ -35,6 +35,8 @@ NAMES = [
     "opt",
     "qwen2",
     "qwen3",
+    "cohere2",
+    "gemma2",
     "gemma3",
 ]
 SPLITS = ["all", "none", "one", "but", "some", "mixed", "cpu", "near", "weak", "only"]

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,31 @@ def test_no_budget_is_the_cpu(path: Path) -> None:
     for little in (1e-6, 1e-12):  # less than a byte is not nothing
         with pytest.raises(ArgumentError, match="too small"):
             plans.make_plan(path, vram_budget=little, rates=RATES)
+
+
+def test_a_longer_batch_is_chosen_where_it_costs_little(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("powerinfer.models.plan.engine.N_BATCH", 16)
+    monkeypatch.setattr("powerinfer.models.plan.plan._LONGER_BATCHES", (64, 32))
+    whole = plans.make_plan(path, vram_budget=1, settings=replace(SMALL, n_batch=64), rates=RATES)
+    chosen = set()
+    for share in np.linspace(0.02, 1.1, 25):
+        gib = float(whole.min_bytes + share * (whole.full_bytes - whole.min_bytes)) / 2**30
+
+        def made(n_batch: int, gib: float = gib) -> Plan:
+            return plans.make_plan(
+                path, vram_budget=gib, settings=replace(SMALL, n_batch=n_batch), rates=RATES
+            )
+
+        plan, base = made(0), made(16)
+        cheap = [n for n in (64, 32) if made(n).expected.total_us <= 1.05 * base.expected.total_us]
+        want = cheap[0] if cheap and base.expected.stream_bytes else 16
+        assert plan.to_json() == made(want).to_json()
+        chosen.add(plan.settings.n_batch)
+    assert chosen == {16, 32}  # 64 would cost more than 5 % wherever anything streams
+    assert plan.settings.n_batch == 16  # all is there, and nothing streams
+    little = float(whole.min_bytes) / 2**30
+    short = replace(SMALL, n_ctx=20, n_batch=0)
+    assert plans.make_plan(path, vram_budget=little, settings=short, rates=RATES).settings.n_batch == 16
 
 
 # ---- statistics

@@ -350,13 +350,13 @@ def test_the_context_that_memory_holds(relu_path: Path) -> None:
         long = replace(i, n_ctx_train=10_000)
         model.info = long
         for room, n_ctx in (
-            (10_000 * position * 4, 10_000),
-            (10_000 * position * 4 - 4, 5000),
-            (1250 * position * 4, 1250),
+            (10_048 * position * 4, 10_000),  # whole blocks of 64
+            (10_048 * position * 4 - 4, 5000),
+            (1280 * position * 4, 1250),
             (1, 512),
         ):
             assert loader.auto_context(model, room, Settings()) == n_ctx
-        assert loader.auto_context(model, 5000 * position * 8, Settings(type_k="f32", type_v="f32")) == 5000
+        assert loader.auto_context(model, 5056 * position * 8, Settings(type_k="f32", type_v="f32")) == 5000
         model.info = i
 
 

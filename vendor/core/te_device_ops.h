@@ -94,6 +94,7 @@ typedef struct te_attention_args {
     int32_t n_tok, n_head, n_head_kv, n_embd_head; /* n_embd_head: even, at most 256 */
     const float *q_norm, *k_norm;                  /* [n_embd_head] RMS norm of each head, or NULL */
     float norm_eps, scale;                         /* scores are multiplied by scale */
+    float soft_cap;                                /* then they are cap * tanh(score / cap); 0: they stay as they are */
     const float *sinks; /* [n_head] or NULL: one more score of each head, of no position and no V, as it is */
     te_rope_kind rope;
     int32_t n_rot;        /* leading values of a head that are rotated */

@@ -45,6 +45,18 @@ template <class V> struct elementwise {
         const f32 slope = V::fma(V::mul(x, x), V::splat(0.0713548163f), V::splat(1.59576912f));
         return V::mul(x, sigmoid(V::mul(x, slope)));
     }
+    static void soft_cap(float *x, int32_t n, float scale, float cap) { // tanh(u) = 2 sigmoid(2 u) - 1
+        const f32 slope = V::splat(2 * scale / cap), twice = V::splat(2 * cap), once = V::splat(-cap);
+        for (int32_t i = 0; i < n; i += L) {
+            const int part = n - i < L ? n - i : L;
+            const f32 v = part == L ? V::load(x + i) : V::load_part(x + i, part);
+            const f32 y = V::fma(twice, sigmoid(V::mul(slope, v)), once);
+            if (part == L)
+                V::store(x + i, y);
+            else
+                V::store_part(x + i, y, part);
+        }
+    }
     static f32 relu(f32 x, f32 threshold) { return V::if_less(threshold, x, x, V::zero()); }
 
     // Sums of x - from and of its square.

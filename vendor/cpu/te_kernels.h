@@ -183,6 +183,8 @@ typedef struct te_kernels {
     /* A softmax in parts: *top becomes the larger of itself (-inf at first) and x's largest, x = exp(scale*(x - *top));
      * returns their sum. scale > 0. */
     float (*exp_sum)(float *x, int32_t n, float scale, float *top);
+    /* x = cap * tanh(scale * x / cap). cap > 0. */
+    void (*soft_cap)(float *x, int32_t n, float scale, float cap);
 
     /* Tokens one after the other; no number depends on how many are computed together, or on other channels and columns. */
     void (*conv)(const te_conv *c);

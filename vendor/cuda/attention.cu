@@ -127,6 +127,11 @@ __device__ __forceinline__ void copies_wait() { // for all groups but the last
 #endif
 }
 
+// cap * tanh(x / cap), where there is a cap. What overflows is a finite number's inverse: 0.
+__device__ __forceinline__ float capped(float x, float cap) {
+    return cap > 0 ? cap - __fdividef(2 * cap, __expf(2 * x / cap) + 1) : x;
+}
+
 // *counter + 1, or 0 behind `last`; the old value is returned. What the block wrote before is seen by who counts later.
 __device__ __forceinline__ unsigned count_block(uint32_t *counter, unsigned last) {
     unsigned old;
@@ -304,7 +309,8 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
             for (int p0 = warp * ROWS; p0 < all; p0 += ATT_WARPS * ROWS) {
                 const int p = p0 + lane / LANES;
                 const float v = rows.score(row_at(min(p, all - 1)), lane);
-                if (sum_owner<G, LANES>(lane) && p < all) s.score[sum_index<G, LANES>(lane)][p] = v * a.scale;
+                if (sum_owner<G, LANES>(lane) && p < all)
+                    s.score[sum_index<G, LANES>(lane)][p] = capped(v * a.scale, a.soft_cap);
             }
         } else {
 #pragma unroll 1
@@ -327,7 +333,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
                 }
                 const float v = warp_sums<G * BATCH>(sum, lane);
                 const int i = sum_index<G * BATCH>(lane), p = p0 + i / G;
-                if (sum_owner<G * BATCH>(lane) && p < all) s.score[i % G][p] = v * a.scale;
+                if (sum_owner<G * BATCH>(lane) && p < all) s.score[i % G][p] = capped(v * a.scale, a.soft_cap);
             }
         }
         __syncthreads();

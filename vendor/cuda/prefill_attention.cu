@@ -195,8 +195,9 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
             best[m][h] = -INFINITY;
             rows[m][h] = 16 * (MATS * warp + m) + lane / 4 + 8 * h;
         }
-    const float scale = a.scale * 1.442695041f; // powers of 2 are cheaper than of e
-    for (int i0 = 0; i0 < n_tok;) {             // tokens of one sequence at a time
+    // Powers of 2 are cheaper than of e. Under a soft cap scores are scaled before.
+    const float cap = a.soft_cap, scale = cap > 0 ? 1.0f : a.scale * 1.442695041f;
+    for (int i0 = 0; i0 < n_tok;) { // tokens of one sequence at a time
         const int seq = token_seq[i0];
         int i1 = i0, end = 0, begin = 0x7fffffff; // positions that these tokens see
         for (; i1 < n_tok && token_seq[i1] == seq; i1++) {
@@ -258,6 +259,16 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
                         multiply_add(s[m][2 * j + 1], q[m], b[2], b[3]);
                     }
                 }
+            }
+            if (cap > 0) { // tanh(u) = 1 - 2 / (e^(2u) + 1)
+                const float slope = a.scale / cap * (2 * 1.442695041f), once = cap * 1.442695041f;
+#pragma unroll
+                for (int m = 0; m < MATS; m++)
+#pragma unroll
+                    for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+                        for (int c = 0; c < 4; c++)
+                            s[m][j][c] = once - __fdividef(2 * once, power_of_2(s[m][j][c] * slope) + 1);
             }
             if (p0 + TILE > least || p0 < most - a.window) { // some of the warp's rows do not see all of the tile
 #pragma unroll

@@ -155,6 +155,16 @@ def _feed_prompt(session: Session, prompt: Tokens) -> int:
     return n_bytes
 
 
+def _rewind(session: Session, depth: int, seq: int) -> None:
+    """Back to `depth` tokens, which are computed anew where layers with a window no longer reach so far."""
+    if session.reachable(depth, seq=seq) == depth:
+        session.cut(depth, seq=seq)
+        return
+    session.drop(seq)
+    tokens = np.arange(depth, dtype=np.int32) % session.model.info.n_vocab
+    session.feed(tokens, seq=seq, want_logits=False)
+
+
 def _once(session: Session, case: Case, prompt: Tokens, generated: Tokens, probe: ReadProbe | None) -> _Run:
     """One repetition, from `depth` tokens back to `depth` tokens."""
     run = _Run()
@@ -164,7 +174,7 @@ def _once(session: Session, case: Case, prompt: Tokens, generated: Tokens, probe
         run.seconds += time.perf_counter() - start
     elif case.n_gen:  # wakes the threads
         session.feed(generated[0, :1])
-        session.cut(case.depth)
+        _rewind(session, case.depth, 0)
     sequences = list(range(case.n_seq))
     piece = _Slice(before=probe.next()) if probe else None
     for i, step_tokens in enumerate(generated):
@@ -188,7 +198,7 @@ def _once(session: Session, case: Case, prompt: Tokens, generated: Tokens, probe
                 run.slices.append(piece)
                 piece = _Slice(before=piece.after)
     for seq in sequences:
-        session.cut(case.depth, seq=seq)
+        _rewind(session, case.depth, seq)
     return run
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..._engine import _native
 from ..._engine.session import Model
+from ..._engine.types import N_BATCH
 from ...errors import ArgumentError
 
 Ids = npt.NDArray[np.int32]
@@ -24,8 +25,8 @@ _DEFAULTS = _native.lib.pi_plan_defaults()
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a plan is made for. Zeros of n_ctx and n_pool, and sparsity "auto", are replaced in a plan by what
-    they stand for."""
+    """What a plan is made for. Zeros of n_ctx, n_pool and n_batch, and sparsity "auto", are replaced in a
+    plan by what they stand for."""
 
     budget_bytes: int = 0
     """Of the first device; 0: nothing goes there."""
@@ -36,7 +37,8 @@ class Settings:
     n_pool: int = 0
     """Positions that all sequences share; 0: n_ctx."""
     n_seq: int = 1
-    n_batch: int = 512
+    n_batch: int = 0
+    """Prompt tokens at a time. 0: N_BATCH, or more where weights are left in host memory (`make_plan`)."""
     type_k: str = "f16"
     """"f32", "f16" or "q8_0"."""
     type_v: str = "f16"
@@ -212,8 +214,9 @@ def _options(
     alive = [_native.ffi.new("uint64_t[]", budgets)]
     o.n_devices, o.budgets = len(budgets), alive[0]
     o.overhead_bytes = _native.fit("overhead_bytes", s.overhead_bytes, 64, signed=False)
-    for name in ("n_ctx", "n_pool", "n_seq", "n_batch", "group"):
+    for name in ("n_ctx", "n_pool", "n_seq", "group"):
         setattr(o, name, _native.fit(name, getattr(s, name)))
+    o.n_batch = _native.fit("n_batch", s.n_batch or N_BATCH)
     o.type_k = _number("type_k", KV_TYPE, s.type_k)
     o.type_v = _number("type_v", KV_TYPE, s.type_v)
     o.sparsity = _number("sparsity", SPARSITY, s.sparsity)

@@ -33,6 +33,7 @@ from .sources import Statistics
 GIB = 1 << 30
 FORMAT, VERSION = "powerinfer.plan", 2
 MOST_DEVICES = 16
+_LONGER_BATCHES, _LOST = (2048, 1024), 1.05  # of the time of a decoded token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,7 +335,8 @@ def make_plan(
     """The plan of least expected time per token.
 
     model: open, loaded or not, or a file. vram_budget: GiB, or a list with those of each device.
-    settings: all else that the plan is for; changes replace single ones: make_plan(..., n_ctx=2048).
+    settings: all else that the plan is for; changes replace single ones: make_plan(..., n_ctx=2048). With
+    n_batch 0 it is chosen: where a prompt's batches bring weights to a device, up to 2048.
     statistics: None for the best that is found (`find_statistics`). rates: None to measure the CPU and take
     the GPU's published ones (`find_rates`).
 
@@ -355,7 +357,30 @@ def make_plan(
     known = statistics or sources.find_statistics(model, active_share=asked.active_share)
     speeds = rates or find_rates()
     result = engine.compute(model, asked, speeds, known.counts, known.n_tokens)
+    if not asked.n_batch:
+        result = _with_longer_batch(model, result, asked, speeds, known)
     return _plan(model, result, speeds, known)
+
+
+def _with_longer_batch(
+    model: Model, result: Result, asked: Settings, rates: Rates, known: Statistics
+) -> Result:
+    """The same for a larger n_batch, where weights must be brought to a device for each batch of a prompt,
+    and decoding loses little by the work space."""
+    if not result.uses_device or not result.expected.stream_bytes:
+        return result
+    for n_batch in _LONGER_BATCHES:
+        if n_batch > result.settings.n_ctx:
+            continue
+        try:
+            longer = engine.compute(
+                model, replace(asked, n_batch=n_batch), rates, known.counts, known.n_tokens
+            )
+        except ArgumentError:  # it does not fit
+            continue
+        if longer.uses_device and longer.expected.total_us <= _LOST * result.expected.total_us:
+            return longer
+    return result
 
 
 def _plan(model: Model, result: Result, rates: Rates, known: Statistics) -> Plan:

@@ -1,0 +1,109 @@
+/* shift.c - a context shift: what is kept of a sequence moves down, and K is turned to the new positions.
+ *
+ * Where layers with a window still hold the positions that stay in front, they are moved as the others are. Else all that
+ * they hold moves: blocks by their numbers in the table, what is left (less than a block) within them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../vendor/cpu/te_kernels.h"
+#include "kv.h"
+
+static int32_t blocks_of(int32_t n) { return (n + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
+static int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
+
+pi_status pi_kv_shift_begin(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, pi_kv_shift *out) {
+    pi_seq *s = &kv->seq[seq];
+    const int32_t length = s->length - n_drop;
+    pi_table *t = &s->of[PI_KV_WINDOW];
+    const bool whole = pi_kv_held_from(kv, seq) > n_keep; /* all that windows hold moves */
+    const int32_t down = whole ? n_drop / PI_KV_BLOCK : 0,
+                  first = max_i32(t->first - down, whole ? blocks_of(n_keep) : 0),
+                  seen = max_i32(length + 1 - kv->window, 0);
+    const int32_t to[PI_KV_POOLS] = {length, whole ? s->length : length};
+    *out = (pi_kv_shift){.seq = seq,
+                         .length = length,
+                         .n_drop = n_drop,
+                         .from = {n_keep, whole ? first * PI_KV_BLOCK : n_keep},
+                         .gap = {n_drop, n_drop - down * PI_KV_BLOCK}};
+    if (kv->n_pools > 1 && length > 0 && seen < first * PI_KV_BLOCK)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "cannot shift sequence %d to %d positions: layers see the last %d of them, and no longer hold "
+                       "those in front of position %d",
+                       seq, length, kv->window, first * PI_KV_BLOCK);
+    for (int32_t p = 0; p < kv->n_pools; p++)
+        if (pi_kv_blocks_needed(kv, p, seq, n_keep, to[p]) > kv->pool[p].n_free)
+            return PI_FAIL(PI_ERROR_CONTEXT,
+                           "the KV pool is full: shifting sequence %d must copy shared blocks, %d are free", seq,
+                           kv->pool[p].n_free);
+    for (int32_t p = 0; p < kv->n_pools; p++) pi_kv_own(kv, p, seq, n_keep, to[p]);
+    if (kv->n_pools > 1 && whole) {
+        for (int32_t b = t->first; b < t->n; b++) {
+            if (b - down >= first)
+                t->block[b - down] = t->block[b];
+            else
+                pi_kv_give_back(kv, PI_KV_WINDOW, t->block[b]);
+        }
+        t->n -= down;
+        t->first = first;
+    }
+    return PI_OK;
+}
+
+/* Rows are read at pos + gap and written at pos, in ascending order, so nothing is overwritten before it was read. */
+static void move_head(const pi_kv *kv, int32_t l, int32_t h, const pi_table *t, const pi_kv_shift *shift, char *k,
+                      char *v, float *scratch) {
+    const pi_model *m = kv->model;
+    const int32_t p = pi_kv_pool_of(kv, l), head = m->info.n_embd_head, gap = shift->gap[p];
+    const pi_rope *rope = pi_rope_of(m, pi_attention_of(&m->layer[l]));
+    float *row = scratch, *cs = scratch + head;
+    if (!rope && !gap) return;
+    if (rope) pi_rope_angles(rope, -(double)shift->n_drop, 1, cs);
+    const te_row_kernels *rk = &m->kernels->row[kv->type_k];
+    for (int32_t pos = shift->from[p]; pos < shift->length; pos++) {
+        rk->to_f32(k + pi_kv_at(kv, t, h, pos + gap, kv->row_k), 0, head, row);
+        if (rope) pi_rope_apply(rope, cs, row);
+        rk->from_f32(row, k + pi_kv_at(kv, t, h, pos, kv->row_k), head);
+        if (gap)
+            memcpy(v + pi_kv_at(kv, t, h, pos, kv->row_v), v + pi_kv_at(kv, t, h, pos + gap, kv->row_v), kv->row_v);
+    }
+}
+
+void pi_kv_shift_part(pi_kv *kv, const pi_kv_shift *shift, int32_t part, int32_t n_parts, float *scratch) {
+    const int32_t n_head = kv->model->info.n_head_kv, items = kv->model->info.n_layer * n_head;
+    for (int32_t i = part; i < items; i += n_parts) {
+        const int32_t l = i / n_head;
+        const pi_table *t = &kv->seq[shift->seq].of[pi_kv_pool_of(kv, l)];
+        if (!pi_kv_on_device(kv, l)) move_head(kv, l, i % n_head, t, shift, kv->k[l], kv->v[l], scratch);
+    }
+}
+
+/* The blocks of a layer on a device are fetched, moved here and sent back. */
+pi_status pi_kv_shift_devices(pi_kv *kv, const pi_kv_shift *shift, float *scratch) {
+    const pi_model *m = kv->model;
+    const pi_seq *s = &kv->seq[shift->seq];
+    const size_t heads = (size_t)m->info.n_head_kv * PI_KV_BLOCK, nk = heads * kv->row_k, nv = heads * kv->row_v,
+                 n = (size_t)blocks_of(kv->n_ctx);
+    char *k = malloc(pi_mul(n, nk)), *v = malloc(pi_mul(n, nv));
+    int32_t *block = malloc(pi_mul(n, sizeof *block));
+    const bool ok = k && v && block;
+    for (int32_t b = 0; ok && b < (int32_t)n; b++) block[b] = b;
+    for (int32_t l = 0; ok && l < m->info.n_layer; l++) {
+        if (!pi_kv_on_device(kv, l)) continue;
+        const int32_t p = pi_kv_pool_of(kv, l), first = shift->from[p] / PI_KV_BLOCK;
+        const pi_table *t = &s->of[p];
+        const pi_table here = {t->first, t->n, block};
+        for (int32_t b = first; b < t->n; b++) {
+            kv->device.read(kv->device.ctx, l, false, (size_t)t->block[b] * nk, k + (size_t)b * nk, nk);
+            kv->device.read(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
+        }
+        for (int32_t h = 0; h < m->info.n_head_kv; h++) move_head(kv, l, h, &here, shift, k, v, scratch);
+        for (int32_t b = first; b < blocks_of(shift->length); b++) {
+            kv->device.write(kv->device.ctx, l, false, (size_t)t->block[b] * nk, k + (size_t)b * nk, nk);
+            kv->device.write(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
+        }
+    }
+    free(k);
+    free(v);
+    free(block);
+    return ok ? PI_OK : PI_FAIL(PI_ERROR_MEMORY, "out of memory shifting %d positions", shift->length);
+}
