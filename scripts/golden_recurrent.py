@@ -9,6 +9,8 @@ import torch
 from transformers import (
     FalconH1Config,
     FalconH1ForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
@@ -22,6 +24,7 @@ from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5Moe
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeForCausalLM
 
 from tests import models
+from tests.recurrent import GRANITE
 
 
 def build(spec: models.Spec, weights: models.Tensors, common: dict[str, Any], rope: dict[str, Any]) -> Any:
@@ -95,6 +98,27 @@ def build(spec: models.Spec, weights: models.Tensors, common: dict[str, Any], ro
                 mamba_rms_norm=False,
             )
         )
+    elif spec.family == "granitehybrid":
+        model = GraniteMoeHybridForCausalLM(
+            GraniteMoeHybridConfig(
+                **options | {"intermediate_size": spec.n_ff_expert},
+                rms_norm_eps=1e-5,
+                num_local_experts=spec.n_expert,
+                num_experts_per_tok=spec.n_used,
+                shared_intermediate_size=spec.n_ff_shared,
+                position_embedding_type="nope",
+                embedding_multiplier=GRANITE["embedding_scale"],
+                residual_multiplier=GRANITE["residual_scale"],
+                attention_multiplier=GRANITE["attention.scale"],
+                logits_scaling=GRANITE["logit_scale"],
+                mamba_n_heads=spec.n_ssm_head,
+                mamba_d_head=spec.d_ssm,
+                mamba_n_groups=spec.n_ssm_group,
+                mamba_d_state=spec.n_state,
+                mamba_d_conv=spec.n_conv,
+                experts_implementation="eager",
+            )
+        )
     else:
         raise ValueError(f"no transformers model of {spec.family}")
     state = {name: torch.from_numpy(value.astype(np.float32)) for name, value in fused(weights).items()}
@@ -117,6 +141,13 @@ def fused(weights: models.Tensors) -> models.Tensors:
             out[name] = np.concatenate([value, up], axis=1)
         elif "down_proj" in name:
             out[name.removesuffix(".weight")] = value
+    for name in [name for name in out if "shared_mlp" in name or "block_sparse_moe.gate" in name]:
+        value = out.pop(name)
+        if "gate_proj" in name:  # Granite's, gate and up together
+            up = weights[name.replace("gate_proj", "up_proj")]
+            out[name.replace("gate_proj", "input_linear")] = np.concatenate([value, up])
+        elif "up_proj" not in name:
+            out[name.replace("down_proj", "output_linear").replace("moe.gate", "moe.router")] = value
     return out
 
 

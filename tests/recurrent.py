@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.models import Array, Meta, Tensors, normal
+from tests.models import Array, Meta, Tensors, interleaved, normal
 from tests.specs import Spec
 
 FAMILIES = ("lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "granitehybrid", "nemotron_h")
+GRANITE = {"attention.scale": 0.15, "embedding_scale": 1.5, "residual_scale": 0.75, "logit_scale": 1.25}
 PLUS_ONE = ("qwen3next", "qwen35", "qwen35moe")
 """Their norms multiply by 1 + weight, but those of delta nets."""
 
@@ -128,6 +129,15 @@ def draw(spec: Spec) -> Tensors:
             out.attention(p + "self_attn.")
             out.mamba(p + "mamba.")
             out.mlp(p + "feed_forward.", proj, spec.n_ff)
+        elif spec.family == "granitehybrid":
+            out.norm(p + "input_layernorm", d)
+            out.norm(p + "post_attention_layernorm", d)
+            if kind == "a":
+                out.attention(p + "self_attn.")
+            else:
+                out.mamba(p + "mamba.")
+            out.experts(p + "block_sparse_moe.", proj)
+            out.mlp(p + "shared_mlp.", proj, spec.n_ff_shared)
         else:
             raise ValueError(spec.family)
     last = {"lfm2": "embedding_norm", "lfm2moe": "embedding_norm", "falcon-h1": "final_layernorm"}
@@ -149,7 +159,7 @@ def keep_order(spec: Spec, weights: Tensors) -> None:
             value[:n] /= 32
         elif stem.endswith(("post_attention_layernorm", "ffn_norm")):
             value[:n] = 0 if spec.family in PLUS_ONE else 1
-        elif stem.endswith((".mlp.gate", "feed_forward.gate", "mixer.gate")):
+        elif stem.endswith((".mlp.gate", "feed_forward.gate", "moe.gate", "mixer.gate")):
             value /= 32
             value[:, :n] += np.eye(n, dtype=value.dtype)
 
@@ -174,6 +184,7 @@ NAMES = {
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
     "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "feed_forward.gate": "ffn_gate_inp",
     "feed_forward.w1": "ffn_gate",
@@ -190,7 +201,7 @@ NAMES = {
     for block in ("linear_attn", "mamba")
     for name, new in (("conv1d", "conv1d"), ("norm", "norm"), ("out_proj", "out"))
 }
-for _block, _end in (("mlp", ""), ("feed_forward", ""), ("mlp.shared_expert", "_shexp")):
+for _block, _end in (("mlp", ""), ("feed_forward", ""), ("mlp.shared_expert", "_shexp"), ("shared_mlp", "_shexp"), ("block_sparse_moe", "")):
     NAMES |= {f"{_block}.{name}_proj": f"ffn_{name}{_end}" for name in ("gate", "up", "down")}
 
 
@@ -241,6 +252,10 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
             out[p + "attn_qkv.weight"], out[p + "attn_gate.weight"] = split_qkvz(spec, value)
         else:
             experts = ".experts." in inner
+            if spec.family == "granitehybrid" and stem == "post_attention_layernorm":
+                stem = "ffn_norm"
+            if spec.family == "granitehybrid" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
+                value = interleaved(value, spec.n_head if "q_proj" in stem else spec.n_head_kv)
             new = NAMES[stem.replace("experts.", "")] + ("_exps" if experts else "")
             if "conv" in stem and value.ndim == 3:
                 value = value[:, 0]
@@ -282,6 +297,8 @@ def metadata(spec: Spec) -> Meta:
         meta["full_attention_interval"] = 4
     elif "r" in spec.layers:
         meta["attention.head_count_kv"] = [spec.n_head_kv if kind == "a" else 0 for kind in spec.layers]
+    if spec.family == "granitehybrid":
+        meta |= GRANITE | {"rope.scaling.finetuned": False}
     if spec.family in ("qwen35", "qwen35moe"):
         meta["rope.dimension_sections"] = [2, 1, 1, 0]
     if spec.family == "lfm2moe":

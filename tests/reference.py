@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-RECURRENT = ("lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1")
+RECURRENT = ("lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "granitehybrid")
 ARCHITECTURES = (
     "llama",
     "bamboo",

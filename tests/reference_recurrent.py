@@ -98,6 +98,7 @@ def attention(model: Model, p: str, h: Array, eps: float, n_head_kv: int) -> Arr
         q, k = rms_norm(q, model[p + "attn_q_norm.weight"], eps), rms_norm(k, model[p + "attn_k_norm.weight"], eps)
     if bool(model.key("rope.scaling.finetuned", True)):
         q, k = (reference.rotate(x, model, interleaved=False) for x in (q, k))
+    q = q * (float(model.key("attention.scale", q.shape[-1] ** -0.5)) * math.sqrt(q.shape[-1]))
     y = reference.attend(q, k, v)
     if gate is not None:
         y = y / (1 + np.exp(-gate.reshape(len(h), -1)))
@@ -106,11 +107,12 @@ def attention(model: Model, p: str, h: Array, eps: float, n_head_kv: int) -> Arr
 
 def forward(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     """lfm2 and lfm2moe (short convolutions), qwen3next, qwen35 and qwen35moe (delta nets), falcon-h1 (Mamba-2
-    beside attention)."""
+    beside attention), granitehybrid (Mamba-2, scales)."""
     eps = float(model.key("attention.layer_norm_rms_epsilon"))
     n_layer = int(model.key("block_count"))
     n_head_kv = max(np.atleast_1d(model.key("attention.head_count_kv")).tolist())
-    x = model["token_embd.weight"][tokens]
+    x = model["token_embd.weight"][tokens] * float(model.key("embedding_scale", 1.0))
+    residual = float(model.key("residual_scale", 1.0))
     for i in range(n_layer):
         p = f"blk.{i}."
         h, y = rms_norm(x, model[p + "attn_norm.weight"], eps), np.zeros_like(x)
@@ -122,13 +124,14 @@ def forward(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array
             y += mamba(model, p, h, eps)
         if model.get(p + "attn_q.weight") is not None:
             y += attention(model, p, h, eps, n_head_kv)
-        x = x + y
+        x = x + residual * y
         names = ("post_attention_norm.weight", "ffn_norm.weight", "ffn_norm")
         norm = next(model[p + name] for name in names if model.get(p + name) is not None)
         h = rms_norm(x, norm, eps)
         if model.get(p + "ffn_gate_inp.weight") is not None:
-            x = x + reference.experts(model, i, h, how, trace)
+            x = x + residual * reference.experts(model, i, h, how, trace)
         else:
-            x = x + reference.ffn(model, i, h, x, how, trace)
+            x = x + residual * reference.ffn(model, i, h, x, how, trace)
     last = model.get("token_embd_norm.weight")
-    return rms_norm(x, model["output_norm.weight"] if last is None else last, eps)
+    x = rms_norm(x, model["output_norm.weight"] if last is None else last, eps)
+    return x / float(model.key("logit_scale", 1.0))

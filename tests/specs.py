@@ -346,6 +346,23 @@ SPECS: dict[str, Spec] = {
             n_prompt=80,
             rope=Rope(1000000.0),
         ),
+        Spec(
+            "granitehybrid",
+            "granitehybrid",
+            n_layer=3,
+            n_head_kv=2,
+            n_ff=96,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=64,
+            layers="rar",
+            n_state=24,
+            n_ssm_group=1,
+            n_ssm_head=4,
+            d_ssm=32,
+        ),
     )
 }
 

@@ -394,6 +394,9 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     if (!b->norm.w) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     const bool wide = a->wide_layers && c->n_layer == a->wide_layers;
     l->scale = 1.0F / sqrtf(wide ? (float)c->n_embd / (float)c->n_head : (float)c->n_embd_head);
+    if (a->scales) PI_TRY(pi_key_f32(m->file->gguf, a->name, "attention.scale", &l->scale, NULL));
+    if (!(l->scale > 0) || !isfinite(l->scale))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.attention.scale is %g", a->name, (double)l->scale);
     PI_TRY(read_window(m, i, l));
     if (a->soft_caps) PI_TRY(pi_key_cap(m->file->gguf, a->name, "attn_logit_softcapping", 50, &l->soft_cap));
     if (a->fused_qkv) {

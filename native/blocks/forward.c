@@ -31,10 +31,7 @@ void pi_step_embed(pi_session *s, te_team *team) {
         float *x = s->x + (size_t)t * (size_t)n, *tmp = s->h + (size_t)t * (size_t)n;
         m->kernels->row[m->token_embd.type].to_f32(
             (const char *)m->token_embd.w + m->token_embd.stride * (size_t)s->chunk.token[t], 0, n, x);
-        if (m->arch->scaled_embd) {
-            const float scale = sqrtf((float)n);
-            for (int32_t i = 0; i < n; i++) x[i] *= scale;
-        }
+        for (int32_t i = 0; m->embd_scale != 1 && i < n; i++) x[i] *= m->embd_scale;
         if (m->position_embd.w) {
             const size_t row = (size_t)s->chunk.pos[t] + 2; /* OPT's table has two unused rows in front */
             m->kernels->row[m->position_embd.type].to_f32(

@@ -223,6 +223,17 @@ static const pi_arch table[] = {
      .bare_ffn_norm = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "granitehybrid",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .recurrent = &pi_mamba_kind,
+     .rope = PI_ROPE_NORM,
+     .rope_unless = true,
+     .gated = true,
+     .experts = true,
+     .normed_experts = true,
+     .scales = true,
+     .dense = PI_ACTIVATION_SILU,
+     .sparse = PI_ACTIVATION_RELU},
 };
 
 const pi_arch *pi_arch_find(const char *name, size_t n) {
@@ -233,5 +244,5 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 
 const char *pi_arch_names(void) {
     return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
-           "cohere2, gemma, gemma2, gemma3, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, falcon-h1";
+           "cohere2, gemma, gemma2, gemma3, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, falcon-h1, granitehybrid";
 }

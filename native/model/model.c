@@ -53,6 +53,21 @@ static pi_status read_activation(pi_model *m) {
     return PI_OK;
 }
 
+/* Granite's, of which files may leave some out; logits are divided by theirs. */
+static pi_status read_scales(pi_model *m) {
+    const struct {
+        const char *name;
+        float *to;
+    } keys[] = {{"embedding_scale", &m->embd_scale}, {"residual_scale", &m->residual_scale}, {"logit_scale", &m->logit_scale}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        PI_TRY(pi_key_f32(m->file->gguf, m->arch->name, keys[i].name, keys[i].to, NULL));
+        if (*keys[i].to == 0 || !isfinite(*keys[i].to))
+            return PI_FAIL(PI_ERROR_FORMAT, "%s.%s is %g", m->arch->name, keys[i].name, (double)*keys[i].to);
+    }
+    m->logit_scale = 1 / m->logit_scale;
+    return PI_OK;
+}
+
 static pi_status read_shape(pi_model *m) {
     const te_gguf *g = m->file->gguf;
     const pi_arch *a = m->arch;
@@ -128,11 +143,17 @@ static pi_status read_shape(pi_model *m) {
                            (long long)pos->ne[1]);
         c->n_ctx_train = (int32_t)pos->ne[1] - 2;
     }
-    PI_TRY(pi_rope_init(&m->rope[0], a->rope, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact));
+    pi_rope_kind rope = a->rope;
+    bool has_rope = true;
+    if (a->rope_unless) PI_TRY(pi_key_bool(g, a->name, "rope.scaling.finetuned", &has_rope));
+    if (!has_rope) rope = PI_ROPE_NONE;
+    PI_TRY(pi_rope_init(&m->rope[0], rope, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact));
     memcpy(c->rope, m->rope[0].text, sizeof c->rope);
-    m->n_ropes = a->rope != PI_ROPE_NONE;
+    m->n_ropes = rope != PI_ROPE_NONE;
     if (a->window_rope) PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name));
-    m->logit_scale = 1;
+    m->embd_scale = a->scaled_embd ? sqrtf((float)c->n_embd) : 1;
+    m->residual_scale = m->logit_scale = 1;
+    if (a->scales) PI_TRY(read_scales(m));
     if (a->logit_scale) PI_TRY(pi_key_f32(g, a->name, "logit_scale", &m->logit_scale, NULL));
     if (!isfinite(m->logit_scale))
         return PI_FAIL(PI_ERROR_FORMAT, "%s.logit_scale is %g", a->name, (double)m->logit_scale);

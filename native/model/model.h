@@ -59,6 +59,8 @@ typedef struct pi_arch {
     bool gated_heads;        /* what attention's heads give is gated (Qwen3-Next) */
     bool tiled_heads;        /* which heads of a delta net share q and k (Qwen3.5) */
     bool bare_ffn_norm;      /* the norm before the feed-forward is called ffn_norm and no more (Falcon-H1) */
+    bool scales;             /* embeddings, what blocks give, scores and logits have scales of the file's (Granite) */
+    bool rope_unless;        /* there is a RoPE unless rope.scaling.finetuned is false (Granite) */
     const char *output_norm; /* the last norm's name; NULL: output_norm */
 } pi_arch;
 const pi_arch *pi_arch_find(const char *name, size_t n);
@@ -153,6 +155,8 @@ struct pi_model {
     pi_model_options options;
     pi_model_info info;
     float norm_eps;
+    float embd_scale;           /* embeddings are multiplied by it */
+    float residual_scale;       /* what blocks give, before it is added */
     float logit_scale;          /* logits are multiplied by it */
     float logit_cap;            /* of logits: cap * tanh(logit / cap); 0: none */
     pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
