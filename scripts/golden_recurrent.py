@@ -15,6 +15,8 @@ from transformers import (
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
     Lfm2MoeForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
@@ -119,20 +121,39 @@ def build(spec: models.Spec, weights: models.Tensors, common: dict[str, Any], ro
                 experts_implementation="eager",
             )
         )
+    elif spec.family == "nemotron_h":
+        del options["layer_types"]
+        kinds = {"r": "mamba", "a": "attention", "f": "mlp"}
+        model = NemotronHForCausalLM(
+            NemotronHConfig(
+                **options,
+                layers_block_type=[kinds[kind] for kind in spec.layers],
+                layer_norm_epsilon=1e-5,
+                head_dim=spec.d_head,
+                mlp_hidden_act="relu2",
+                mamba_num_heads=spec.n_ssm_head,
+                mamba_head_dim=spec.d_ssm,
+                n_groups=spec.n_ssm_group,
+                ssm_state_size=spec.n_state,
+                conv_kernel=spec.n_conv,
+            )
+        )
     else:
         raise ValueError(f"no transformers model of {spec.family}")
-    state = {name: torch.from_numpy(value.astype(np.float32)) for name, value in fused(weights).items()}
+    state = {name: torch.from_numpy(value.astype(np.float32)) for name, value in fused(spec, weights).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     if missing or unexpected:
         raise ValueError(f"{spec.name}: missing {missing}, unexpected {unexpected}")
     return model.float().eval()
 
 
-def fused(weights: models.Tensors) -> models.Tensors:
+def fused(spec: models.Spec, weights: models.Tensors) -> models.Tensors:
     """Weights by transformers' names: gate and up of a layer's experts in one tensor."""
     out: models.Tensors = {}
     for name, value in models.stacked(weights).items():
         name = name.replace("experts.w2", "experts.down_proj")
+        if spec.family == "nemotron_h":
+            name = name.replace("model.embed_tokens", "model.embeddings")
         if ".experts." not in name:
             out[name] = value
         elif "experts.w1" in name or "experts.gate_proj" in name:

@@ -420,6 +420,8 @@ def metadata(spec: Spec) -> Meta:
             meta["glm4moe.expert_weights_norm"] = True
     if spec.layers:
         meta |= _recurrent().metadata(spec)
+        if spec.family == "nemotron_h":
+            del meta[f"{a}.attention.layer_norm_rms_epsilon"]
     meta["general.file_type"] = 1
     if spec.relu:
         meta["powerinfer.hidden_act"] = spec.act

@@ -138,9 +138,18 @@ def draw(spec: Spec) -> Tensors:
                 out.mamba(p + "mamba.")
             out.experts(p + "block_sparse_moe.", proj)
             out.mlp(p + "shared_mlp.", proj, spec.n_ff_shared)
+        elif spec.family == "nemotron_h":
+            out.norm(p + "norm", d)
+            if kind == "a":
+                out.attention(p + "mixer.")
+            elif kind == "r":
+                out.mamba(p + "mixer.")
+            else:
+                out.mlp(p + "mixer.", ("", "up_proj", "down_proj"), spec.n_ff)
         else:
             raise ValueError(spec.family)
     last = {"lfm2": "embedding_norm", "lfm2moe": "embedding_norm", "falcon-h1": "final_layernorm"}
+    last["nemotron_h"] = "norm_f"
     out.norm(f"model.{last.get(spec.family, 'norm')}", d, one=0 if spec.family in PLUS_ONE else 1)
     out.matrix("lm_head", spec.n_vocab, d, 2.0)
     if spec.n_expert:
@@ -196,12 +205,18 @@ NAMES = {
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.in_proj_b": "ssm_beta",
     "mamba.in_proj": "ssm_in",
+    "norm": "attn_norm",
+    "mixer.in_proj": "ssm_in",
+    "mixer.q_proj": "attn_q",
+    "mixer.k_proj": "attn_k",
+    "mixer.v_proj": "attn_v",
+    "mixer.o_proj": "attn_output",
 } | {
     f"{block}.{name}": f"ssm_{new}"
-    for block in ("linear_attn", "mamba")
+    for block in ("linear_attn", "mamba", "mixer")
     for name, new in (("conv1d", "conv1d"), ("norm", "norm"), ("out_proj", "out"))
 }
-for _block, _end in (("mlp", ""), ("feed_forward", ""), ("mlp.shared_expert", "_shexp"), ("shared_mlp", "_shexp"), ("block_sparse_moe", "")):
+for _block, _end in (("mlp", ""), ("feed_forward", ""), ("mlp.shared_expert", "_shexp"), ("shared_mlp", "_shexp"), ("block_sparse_moe", ""), ("mixer", "")):
     NAMES |= {f"{_block}.{name}_proj": f"ffn_{name}{_end}" for name in ("gate", "up", "down")}
 
 
@@ -228,7 +243,7 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
         parts = name.split(".")
         if name == "lm_head.weight":
             out["output.weight"] = value
-        elif parts[1] in ("norm", "final_layernorm"):
+        elif parts[1] in ("norm", "norm_f", "final_layernorm"):
             out["output_norm.weight"] = value + 1 if spec.family in PLUS_ONE else value
         elif parts[1] == "embedding_norm":
             out["token_embd_norm.weight"] = value
@@ -271,7 +286,7 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
                 value = tiled_or_not(spec, value, 1)
             if stem == "linear_attn.out_proj":
                 value = np.ascontiguousarray(tiled_or_not(spec, value.T, spec.d_ssm).T)
-            if stem == "mamba.norm":
+            if stem in ("mamba.norm", "mixer.norm"):
                 value = value.reshape(spec.n_ssm_group, -1)
             out[p + new + f".{kind}"] = value
     return out
@@ -295,6 +310,11 @@ def metadata(spec: Spec) -> Meta:
     if spec.family in PLUS_ONE:
         meta["attention.recurrent_layers"] = [kind == "r" for kind in spec.layers]
         meta["full_attention_interval"] = 4
+    elif spec.family == "nemotron_h":
+        meta["attention.head_count_kv"] = [spec.n_head_kv if kind == "a" else 0 for kind in spec.layers]
+        meta["feed_forward_length"] = [spec.n_ff if kind == "f" else 0 for kind in spec.layers]
+        meta["attention.layer_norm_epsilon"] = 1e-5
+        meta["rope.scaling.finetuned"] = False
     elif "r" in spec.layers:
         meta["attention.head_count_kv"] = [spec.n_head_kv if kind == "a" else 0 for kind in spec.layers]
     if spec.family == "granitehybrid":

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-RECURRENT = ("lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "granitehybrid")
+RECURRENT = ("lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "granitehybrid", "nemotron_h")
 ARCHITECTURES = (
     "llama",
     "bamboo",
@@ -255,6 +255,8 @@ class Ffn:
         if self.activation == "clamped":  # up is clamped, too
             gate = np.minimum(x, 7)
             return np.asarray(gate / (1 + np.exp(-1.702 * gate)))
+        if self.activation == "relu2":
+            return relu(x) ** 2
         return {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}[self.activation](x)
 
 
@@ -359,7 +361,7 @@ def default_activation(model: Model) -> str:
         return "drelu"
     if model.arch == "opt" or model.sparse:
         return "relu"
-    own = {"falcon": "gelu", "smallthinker": "relu", "gpt-oss": "clamped"}
+    own = {"falcon": "gelu", "smallthinker": "relu", "gpt-oss": "clamped", "nemotron_h": "relu2"}
     return "gelu_tanh" if model.arch.startswith("gemma") else own.get(model.arch, "silu")
 
 

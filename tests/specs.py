@@ -48,7 +48,7 @@ class Spec:
     logit_scale: float = 1.0
     soft_cap: float = 0.0  # of scores; that of logits is twice as much
     window_base: float = 10000.0  # base frequency of those layers' rotation
-    layers: str = ""  # with recurrent layers: of each r, a (attention) or b (both)
+    layers: str = ""  # with recurrent layers: of each r, a (attention), b (both), or f (neither)
     n_conv: int = 4  # tokens that their convolutions see
     n_state: int = 0  # values of a head's k, of so many groups of heads; and of its v
     n_ssm_group: int = 0
@@ -362,6 +362,23 @@ SPECS: dict[str, Spec] = {
             n_ssm_group=1,
             n_ssm_head=4,
             d_ssm=32,
+        ),
+        # Layers of one block.
+        Spec(
+            "nemotron_h",
+            "nemotron_h",
+            n_layer=5,
+            n_head_kv=2,
+            head_dim=24,
+            n_ff=136,
+            n_vocab=301,
+            act="relu2",
+            layers="rfafr",
+            n_state=24,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=40,
+            n_prompt=80,
         ),
     )
 }

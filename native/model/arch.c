@@ -234,6 +234,13 @@ static const pi_arch table[] = {
      .scales = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "nemotron_h",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .recurrent = &pi_mamba_kind,
+     .one_block = true,
+     .rope = PI_ROPE_NONE,
+     .dense = PI_ACTIVATION_RELU2,
+     .sparse = PI_ACTIVATION_RELU2},
 };
 
 const pi_arch *pi_arch_find(const char *name, size_t n) {
@@ -244,5 +251,6 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 
 const char *pi_arch_names(void) {
     return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
-           "cohere2, gemma, gemma2, gemma3, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, falcon-h1, granitehybrid";
+           "cohere2, gemma, gemma2, gemma3, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, falcon-h1, granitehybrid, "
+           "nemotron_h";
 }

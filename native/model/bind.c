@@ -182,6 +182,7 @@ pi_status pi_bind_parts(pi_model *m, int32_t n, const void ***out) {
 pi_status pi_bind_ffn_norm(pi_model *m, int32_t i, pi_norm *out) {
     if (m->arch->bare_ffn_norm && te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.ffn_norm", i).text))
         return pi_bind_vec(m, pi_name_of("blk.%d.ffn_norm", i), m->info.n_embd, false, &out->w);
+    if (m->arch->one_block) return pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, out);
     const char *name = m->arch->post_ffn_norm ? "post_attention_norm" : "ffn_norm";
     return pi_bind_norm(m, pi_name_of("blk.%d.%s", i, name).text, false, out);
 }

@@ -128,6 +128,8 @@ static pi_status read_shape(pi_model *m) {
     m->norm_eps = 1e-5F;
     PI_TRY(pi_key_f32(g, a->name, a->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
                       &m->norm_eps, &found));
+    if (!found && a->one_block) /* Nemotron-H's files have the other's name */
+        PI_TRY(pi_key_f32(g, a->name, "attention.layer_norm_epsilon", &m->norm_eps, &found));
     if (!found && !a->learned_pos)
         return PI_FAIL(PI_ERROR_FORMAT, "the file has no key %s.attention.layer_norm_%sepsilon", a->name,
                        a->layer_norm ? "" : "rms_");
