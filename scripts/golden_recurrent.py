@@ -121,9 +121,21 @@ def build(spec: models.Spec, weights: models.Tensors, common: dict[str, Any], ro
                 experts_implementation="eager",
             )
         )
-    elif spec.family == "nemotron_h":
+    elif spec.family in ("nemotron_h", "nemotron_h_moe"):
         del options["layer_types"]
-        kinds = {"r": "mamba", "a": "attention", "f": "mlp"}
+        kinds = {"r": "mamba", "a": "attention", "f": "moe" if spec.n_expert else "mlp"}
+        if spec.n_expert:
+            options |= {
+                "n_routed_experts": spec.n_expert,
+                "num_experts_per_tok": spec.n_used,
+                "moe_intermediate_size": spec.n_ff_expert,
+                "moe_shared_expert_intermediate_size": spec.n_ff_shared,
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 1.5,
+                "n_group": 1,
+                "topk_group": 1,
+                "experts_implementation": "eager",
+            }
         model = NemotronHForCausalLM(
             NemotronHConfig(
                 **options,
@@ -152,7 +164,7 @@ def fused(spec: models.Spec, weights: models.Tensors) -> models.Tensors:
     out: models.Tensors = {}
     for name, value in models.stacked(weights).items():
         name = name.replace("experts.w2", "experts.down_proj")
-        if spec.family == "nemotron_h":
+        if spec.family.startswith("nemotron_h"):
             name = name.replace("model.embed_tokens", "model.embeddings")
         if ".experts." not in name:
             out[name] = value
@@ -160,7 +172,7 @@ def fused(spec: models.Spec, weights: models.Tensors) -> models.Tensors:
             up = models.stacked(weights)[name.replace("w1", "w3").replace("gate_proj", "up_proj")]
             name = name.replace("w1.weight", "gate_up_proj").replace("gate_proj.weight", "gate_up_proj")
             out[name] = np.concatenate([value, up], axis=1)
-        elif "down_proj" in name:
+        elif "down_proj" in name or spec.family == "nemotron_h_moe":
             out[name.removesuffix(".weight")] = value
     for name in [name for name in out if "shared_mlp" in name or "block_sparse_moe.gate" in name]:
         value = out.pop(name)

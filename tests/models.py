@@ -420,7 +420,7 @@ def metadata(spec: Spec) -> Meta:
             meta["glm4moe.expert_weights_norm"] = True
     if spec.layers:
         meta |= _recurrent().metadata(spec)
-        if spec.family == "nemotron_h":
+        if spec.family.startswith("nemotron_h"):
             del meta[f"{a}.attention.layer_norm_rms_epsilon"]
     meta["general.file_type"] = 1
     if spec.relu:

@@ -138,18 +138,22 @@ def draw(spec: Spec) -> Tensors:
                 out.mamba(p + "mamba.")
             out.experts(p + "block_sparse_moe.", proj)
             out.mlp(p + "shared_mlp.", proj, spec.n_ff_shared)
-        elif spec.family == "nemotron_h":
+        elif spec.family in ("nemotron_h", "nemotron_h_moe"):
             out.norm(p + "norm", d)
             if kind == "a":
                 out.attention(p + "mixer.")
             elif kind == "r":
                 out.mamba(p + "mixer.")
+            elif spec.n_expert:
+                out.experts(p + "mixer.", ("", "up_proj", "down_proj"))
+                out.vector(p + "mixer.gate.e_score_correction_bias", spec.n_expert, 0.0, 0.002)
+                out.mlp(p + "mixer.shared_experts.", ("", "up_proj", "down_proj"), spec.n_ff_shared)
             else:
                 out.mlp(p + "mixer.", ("", "up_proj", "down_proj"), spec.n_ff)
         else:
             raise ValueError(spec.family)
     last = {"lfm2": "embedding_norm", "lfm2moe": "embedding_norm", "falcon-h1": "final_layernorm"}
-    last["nemotron_h"] = "norm_f"
+    last |= dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "norm_f")
     out.norm(f"model.{last.get(spec.family, 'norm')}", d, one=0 if spec.family in PLUS_ONE else 1)
     out.matrix("lm_head", spec.n_vocab, d, 2.0)
     if spec.n_expert:
@@ -166,11 +170,17 @@ def keep_order(spec: Spec, weights: Tensors) -> None:
         stem = name.removesuffix(".weight")
         if stem.endswith(("o_proj", "out_proj", "down_proj", ".w2")):
             value[:n] /= 32
-        elif stem.endswith(("post_attention_layernorm", "ffn_norm")):
+        elif stem.endswith(("post_attention_layernorm", "ffn_norm")) or is_before_experts(spec, stem):
             value[:n] = 0 if spec.family in PLUS_ONE else 1
         elif stem.endswith((".mlp.gate", "feed_forward.gate", "moe.gate", "mixer.gate")):
             value /= 32
             value[:, :n] += np.eye(n, dtype=value.dtype)
+
+
+def is_before_experts(spec: Spec, stem: str) -> bool:
+    """Whether it is the norm of a Nemotron-H layer that has experts."""
+    parts = stem.split(".")
+    return parts[3:] == ["norm"] and spec.layers[int(parts[2])] == "f"
 
 
 # ---- as in files -------------------------------------------------------------------------------------------
@@ -206,6 +216,7 @@ NAMES = {
     "linear_attn.in_proj_b": "ssm_beta",
     "mamba.in_proj": "ssm_in",
     "norm": "attn_norm",
+    "mixer.gate": "ffn_gate_inp",
     "mixer.in_proj": "ssm_in",
     "mixer.q_proj": "attn_q",
     "mixer.k_proj": "attn_k",
@@ -216,7 +227,7 @@ NAMES = {
     for block in ("linear_attn", "mamba", "mixer")
     for name, new in (("conv1d", "conv1d"), ("norm", "norm"), ("out_proj", "out"))
 }
-for _block, _end in (("mlp", ""), ("feed_forward", ""), ("mlp.shared_expert", "_shexp"), ("shared_mlp", "_shexp"), ("block_sparse_moe", ""), ("mixer", "")):
+for _block, _end in (("mlp", ""), ("feed_forward", ""), ("mlp.shared_expert", "_shexp"), ("shared_mlp", "_shexp"), ("block_sparse_moe", ""), ("mixer", ""), ("mixer.shared_experts", "_shexp")):
     NAMES |= {f"{_block}.{name}_proj": f"ffn_{name}{_end}" for name in ("gate", "up", "down")}
 
 
@@ -259,7 +270,7 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
             out[p + "ssm_d"] = value[:, None]
         elif kind == "dt_bias":
             out[p + "ssm_dt.bias"] = value if is_mamba else tiled_or_not(spec, value, 1)
-        elif kind == "expert_bias":
+        elif kind in ("expert_bias", "e_score_correction_bias"):
             out[p + "exp_probs_b.bias"] = value
         elif stem == "pre_ff_layernorm":
             out[p + "ffn_norm"] = value
@@ -271,7 +282,7 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
                 stem = "ffn_norm"
             if spec.family == "granitehybrid" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
                 value = interleaved(value, spec.n_head if "q_proj" in stem else spec.n_head_kv)
-            new = NAMES[stem.replace("experts.", "")] + ("_exps" if experts else "")
+            new = NAMES[stem.replace(".experts.", ".")] + ("_exps" if experts else "")
             if "conv" in stem and value.ndim == 3:
                 value = value[:, 0]
             if spec.family in PLUS_ONE and stem.endswith("norm") and stem != "linear_attn.norm":
@@ -310,7 +321,7 @@ def metadata(spec: Spec) -> Meta:
     if spec.family in PLUS_ONE:
         meta["attention.recurrent_layers"] = [kind == "r" for kind in spec.layers]
         meta["full_attention_interval"] = 4
-    elif spec.family == "nemotron_h":
+    elif spec.family in ("nemotron_h", "nemotron_h_moe"):
         meta["attention.head_count_kv"] = [spec.n_head_kv if kind == "a" else 0 for kind in spec.layers]
         meta["feed_forward_length"] = [spec.n_ff if kind == "f" else 0 for kind in spec.layers]
         meta["attention.layer_norm_epsilon"] = 1e-5
@@ -321,6 +332,9 @@ def metadata(spec: Spec) -> Meta:
         meta |= GRANITE | {"rope.scaling.finetuned": False}
     if spec.family in ("qwen35", "qwen35moe"):
         meta["rope.dimension_sections"] = [2, 1, 1, 0]
+    if spec.family == "nemotron_h_moe":
+        meta |= {"expert_group_count": 1, "expert_group_used_count": 1, "expert_shared_count": 1}
+        meta |= {"expert_weights_norm": True, "expert_weights_scale": 1.5}
     if spec.family == "lfm2moe":
         meta["leading_dense_block_count"] = spec.n_dense
         meta["expert_gating_func"] = 2

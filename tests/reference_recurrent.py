@@ -107,8 +107,9 @@ def attention(model: Model, p: str, h: Array, eps: float, n_head_kv: int) -> Arr
 
 def forward(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     """lfm2 and lfm2moe (short convolutions), qwen3next, qwen35 and qwen35moe (delta nets), falcon-h1 (Mamba-2
-    beside attention), granitehybrid (Mamba-2, scales), nemotron_h (Mamba-2, attention or a feed-forward)."""
-    name = "attention.layer_norm_epsilon" if model.arch == "nemotron_h" else "attention.layer_norm_rms_epsilon"
+    beside attention), granitehybrid (Mamba-2, scales), nemotron_h and
+    nemotron_h_moe (Mamba-2, attention or a feed-forward)."""
+    name = "attention.layer_norm_epsilon" if model.arch.startswith("nemotron_h") else "attention.layer_norm_rms_epsilon"
     eps = float(model.key(name))
     n_layer = int(model.key("block_count"))
     n_head_kv = max(np.atleast_1d(model.key("attention.head_count_kv")).tolist())
@@ -126,8 +127,10 @@ def forward(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array
         if model.get(p + "attn_q.weight") is not None:
             y += attention(model, p, h, eps, n_head_kv)
         x = x + residual * y
-        if model.arch == "nemotron_h":  # one block
-            if model.get(p + "ffn_up.weight") is not None:
+        if model.arch.startswith("nemotron_h"):  # one block
+            if model.get(p + "ffn_gate_inp.weight") is not None:
+                x = x + reference.experts(model, i, h, how, trace)
+            elif model.get(p + "ffn_up.weight") is not None:
                 x = x + reference.ffn(model, i, h, x, how, trace)
             continue
         names = ("post_attention_norm.weight", "ffn_norm.weight", "ffn_norm")

@@ -380,6 +380,24 @@ SPECS: dict[str, Spec] = {
             d_ssm=40,
             n_prompt=80,
         ),
+        Spec(
+            "nemotron_h_moe",
+            "nemotron_h_moe",
+            n_layer=4,
+            n_head_kv=2,
+            n_ff=96,
+            n_vocab=301,
+            act="relu2",
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=88,
+            n_ff_shared=104,
+            layers="rfaf",
+            n_state=16,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=32,
+        ),
     )
 }
 

@@ -409,7 +409,8 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
         l->v.w = (const char *)l->k.w + qkv.stride * (size_t)n_kv;
     } else {
         l->gated = a->gated_heads;
-        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_q.weight", i), l->gated ? 2 * n_q : n_q, c->n_embd, false, &l->q));
+        PI_TRY(
+            pi_bind_mat(m, pi_name_of("blk.%d.attn_q.weight", i), l->gated ? 2 * n_q : n_q, c->n_embd, false, &l->q));
         PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_k.weight", i), n_kv, c->n_embd, false, &l->k));
         PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_v.weight", i), n_kv, c->n_embd, false, &l->v));
         const bool optional = !a->bias && !a->qkv_bias;
@@ -470,8 +471,8 @@ static void run(pi_block_run *r) {
     const pi_model_info *i = &s->model->info;
     const pi_attention *w = &r->block->attention;
     const size_t n = (size_t)i->n_embd, n_att = (size_t)i->n_head * (size_t)i->n_embd_head,
-                 n_q = w->gated ? 2 * n_att : n_att,
-                 n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head, from = (size_t)r->from;
+                 n_q = w->gated ? 2 * n_att : n_att, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head,
+                 from = (size_t)r->from;
     const float *in = pi_block_input(r);
     te_linear qkv[3] = {{.w = w->q, .bias = w->q_b, .y = s->q, .ldy = n_q},
                         {.w = w->k, .bias = w->k_b, .y = s->k, .ldy = n_kv},
@@ -498,4 +499,5 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return 4;
 }
 
-const pi_block_kind pi_attention_kind = {"attention", bind, matrices, NULL, prepare, run, &pi_attention_on_device, false};
+const pi_block_kind pi_attention_kind = {"attention", bind, matrices, NULL, prepare, run, &pi_attention_on_device,
+                                         false};

@@ -23,8 +23,8 @@ static pi_status bind(pi_model *m, int32_t l, pi_block *b) {
     PI_TRY(pi_bind_values(m, pi_name_of("blk.%d.ssm_a", l), s->n_head, false, &w->a));
     PI_TRY(pi_bind_values(m, pi_name_of("blk.%d.ssm_d", l), s->n_head, false, &w->d));
     PI_TRY(pi_bind_values(m, pi_name_of("blk.%d.ssm_dt.bias", l), s->n_head, false, &w->dt_b));
-    PI_TRY(pi_bind_values(m, pi_name_of("blk.%d.ssm_norm.weight", l), (int32_t)n_v, m->arch->recurrent_beside,
-                          &w->norm));
+    PI_TRY(
+        pi_bind_values(m, pi_name_of("blk.%d.ssm_norm.weight", l), (int32_t)n_v, m->arch->recurrent_beside, &w->norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ssm_out.weight", l), n, (int32_t)n_v, false, &w->out));
     return pi_bind_state(m, s, n_in, 0, 2 * (int64_t)s->n_head, n_v);
 }

@@ -56,9 +56,7 @@ void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, in
 
 /* ---- the residual stream ---- */
 
-static bool goes_through(const pi_block_run *r) {
-    return r->block->post_norm.w || r->s->model->residual_scale != 1;
-}
+static bool goes_through(const pi_block_run *r) { return r->block->post_norm.w || r->s->model->residual_scale != 1; }
 
 float *pi_residual_open(const pi_block_run *r) {
     pi_session *s = r->s;

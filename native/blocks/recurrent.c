@@ -74,7 +74,6 @@ static float *state_of(const pi_session *s, const pi_recurrent *b, int32_t run) 
 }
 static bool begins(const pi_session *s, int32_t run) { return s->chunk.pos[s->chunk.order[s->chunk.run[run]]] == 0; }
 
-
 void pi_run_conv(const pi_block_run *r, const pi_recurrent *b, te_conv *c) {
     enum { UNIT = 64 };
     const pi_session *s = r->s;
@@ -102,7 +101,8 @@ void pi_run_conv(const pi_block_run *r, const pi_recurrent *b, te_conv *c) {
         one.row = chunk->order + chunk->run[run];
         one.n = chunk->run[run + 1] - chunk->run[run];
         if (begins(s, run))
-            for (int32_t j = 0; j + 1 < w->width; j++) memset(one.last + (size_t)j * one.ld, 0, sizeof(float) * (size_t)n);
+            for (int32_t j = 0; j + 1 < w->width; j++)
+                memset(one.last + (size_t)j * one.ld, 0, sizeof(float) * (size_t)n);
         s->model->kernels->conv(&one);
         lo += rest;
     }
@@ -147,8 +147,7 @@ int64_t pi_recurrent_bytes(const pi_session *s, const pi_block *b) {
     pi_block_mat mats[PI_BLOCK_MATS];
     const int32_t n = copy.kind->matrices(&copy, mats);
     const pi_recurrent *w = &b->recurrent;
-    const int64_t floats =
-        (int64_t)(w->conv.width - 1) * w->conv.n_channels + (int64_t)w->n_head * w->n_k * w->n_v;
+    const int64_t floats = (int64_t)(w->conv.width - 1) * w->conv.n_channels + (int64_t)w->n_head * w->n_k * w->n_v;
     int64_t bytes = 2 * floats * (int64_t)sizeof(float) * s->chunk.n_runs;
     for (int32_t i = 0; i < n; i++) bytes += pi_mat_bytes(mats[i].mat);
     return bytes;

@@ -241,6 +241,16 @@ static const pi_arch table[] = {
      .rope = PI_ROPE_NONE,
      .dense = PI_ACTIVATION_RELU2,
      .sparse = PI_ACTIVATION_RELU2},
+    {.name = "nemotron_h_moe",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .recurrent = &pi_mamba_kind,
+     .one_block = true,
+     .rope = PI_ROPE_NONE,
+     .experts = true,
+     .normed_experts = true,
+     .gating = PI_GATING_SIGMOID,
+     .dense = PI_ACTIVATION_RELU2,
+     .sparse = PI_ACTIVATION_RELU2},
 };
 
 const pi_arch *pi_arch_find(const char *name, size_t n) {
@@ -252,5 +262,5 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 const char *pi_arch_names(void) {
     return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
            "cohere2, gemma, gemma2, gemma3, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, falcon-h1, granitehybrid, "
-           "nemotron_h";
+           "nemotron_h, nemotron_h_moe";
 }
