@@ -215,3 +215,16 @@ def test_prefixes_and_guesses_change_no_answer(model: Model) -> None:
 
     with opened(draft_model=draft) as llm:
         assert generated(llm, first, 20) == told
+
+
+def test_a_full_context_is_computed_anew(model: Model) -> None:
+    """What a shift keeps is a prompt like any other."""
+    prompt = tokens(50)
+    with Llama(model.file.path, n_ctx=64, n_threads=2, verbose=False, n_keep=8, context_shift=True) as llm:
+        told = generated(llm, prompt, 30)
+        assert len(told) == 30
+        # The context was full with 64 tokens, of which the first 8 and the younger half of the others stayed.
+        held = (prompt + told)[:65]
+        kept = held[:8] + held[8 + 28 :]
+        with Llama(model.file.path, n_ctx=64, n_threads=2, verbose=False) as other:
+            assert generated(other, kept, 10) == told[15:25]
