@@ -227,7 +227,15 @@ NAMES = {
     for block in ("linear_attn", "mamba", "mixer")
     for name, new in (("conv1d", "conv1d"), ("norm", "norm"), ("out_proj", "out"))
 }
-for _block, _end in (("mlp", ""), ("feed_forward", ""), ("mlp.shared_expert", "_shexp"), ("shared_mlp", "_shexp"), ("block_sparse_moe", ""), ("mixer", ""), ("mixer.shared_experts", "_shexp")):
+for _block, _end in (
+    ("mlp", ""),
+    ("feed_forward", ""),
+    ("mlp.shared_expert", "_shexp"),
+    ("shared_mlp", "_shexp"),
+    ("block_sparse_moe", ""),
+    ("mixer", ""),
+    ("mixer.shared_experts", "_shexp"),
+):
     NAMES |= {f"{_block}.{name}_proj": f"ffn_{name}{_end}" for name in ("gate", "up", "down")}
 
 

@@ -22,7 +22,17 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-RECURRENT = ("lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+RECURRENT = (
+    "lfm2",
+    "lfm2moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+    "falcon-h1",
+    "granitehybrid",
+    "nemotron_h",
+    "nemotron_h_moe",
+)
 ARCHITECTURES = (
     "llama",
     "bamboo",
@@ -314,7 +324,14 @@ def experts(
     logits = (x if router_input is None else router_input) @ model[p + "ffn_gate_inp.weight"].T
     if model.get(p + "ffn_gate_inp.bias") is not None:
         logits = logits + model[p + "ffn_gate_inp.bias"]
-    sigmoids = int(model.key("expert_gating_func", 2 if model.arch in ("glm4moe", "lfm2moe", "nemotron_h_moe") else 1)) == 2
+    sigmoids = (
+        int(
+            model.key(
+                "expert_gating_func", 2 if model.arch in ("glm4moe", "lfm2moe", "nemotron_h_moe") else 1
+            )
+        )
+        == 2
+    )
     always = ("llama", "qwen3moe", "smallthinker", "gpt-oss", "glm4moe")  # gpt-oss: softmax of the chosen
     normed = bool(model.key("expert_weights_norm", model.arch in (*always, *RECURRENT)))
     bias = model.get(p + "exp_probs_b.bias")
@@ -364,7 +381,13 @@ def default_activation(model: Model) -> str:
         return "drelu"
     if model.arch == "opt" or model.sparse:
         return "relu"
-    own = {"falcon": "gelu", "smallthinker": "relu", "gpt-oss": "clamped", "nemotron_h": "relu2", "nemotron_h_moe": "relu2"}
+    own = {
+        "falcon": "gelu",
+        "smallthinker": "relu",
+        "gpt-oss": "clamped",
+        "nemotron_h": "relu2",
+        "nemotron_h_moe": "relu2",
+    }
     return "gelu_tanh" if model.arch.startswith("gemma") else own.get(model.arch, "silu")
 
 

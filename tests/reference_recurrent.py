@@ -95,7 +95,10 @@ def attention(model: Model, p: str, h: Array, eps: float, n_head_kv: int) -> Arr
         q, gate = np.split(q, 2, axis=2)
     k, v = (heads(h @ model[p + f"attn_{name}.weight"].T, n_head_kv) for name in "kv")
     if model.get(p + "attn_q_norm.weight") is not None:
-        q, k = rms_norm(q, model[p + "attn_q_norm.weight"], eps), rms_norm(k, model[p + "attn_k_norm.weight"], eps)
+        q, k = (
+            rms_norm(q, model[p + "attn_q_norm.weight"], eps),
+            rms_norm(k, model[p + "attn_k_norm.weight"], eps),
+        )
     if bool(model.key("rope.scaling.finetuned", True)):
         q, k = (reference.rotate(x, model, interleaved=False) for x in (q, k))
     q = q * (float(model.key("attention.scale", q.shape[-1] ** -0.5)) * math.sqrt(q.shape[-1]))
@@ -109,7 +112,11 @@ def forward(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array
     """lfm2 and lfm2moe (short convolutions), qwen3next, qwen35 and qwen35moe (delta nets), falcon-h1 (Mamba-2
     beside attention), granitehybrid (Mamba-2, scales), nemotron_h and
     nemotron_h_moe (Mamba-2, attention or a feed-forward)."""
-    name = "attention.layer_norm_epsilon" if model.arch.startswith("nemotron_h") else "attention.layer_norm_rms_epsilon"
+    name = (
+        "attention.layer_norm_epsilon"
+        if model.arch.startswith("nemotron_h")
+        else "attention.layer_norm_rms_epsilon"
+    )
     eps = float(model.key(name))
     n_layer = int(model.key("block_count"))
     n_head_kv = max(np.atleast_1d(model.key("attention.head_count_kv")).tolist())

@@ -58,7 +58,8 @@ static pi_status read_scales(pi_model *m) {
     const struct {
         const char *name;
         float *to;
-    } keys[] = {{"embedding_scale", &m->embd_scale}, {"residual_scale", &m->residual_scale}, {"logit_scale", &m->logit_scale}};
+    } keys[] = {
+        {"embedding_scale", &m->embd_scale}, {"residual_scale", &m->residual_scale}, {"logit_scale", &m->logit_scale}};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         PI_TRY(pi_key_f32(m->file->gguf, m->arch->name, keys[i].name, keys[i].to, NULL));
         if (*keys[i].to == 0 || !isfinite(*keys[i].to))

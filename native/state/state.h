@@ -72,19 +72,19 @@ struct pi_session {
 
     pi_chunk chunk;
     /* Buffers of one chunk, n_batch rows each; all in one allocation. */
-    float *x;           /* [n_embd] residual stream */
-    float *h;           /* [n_embd] input of the FFN */
-    float *h2;          /* [n_embd] input of the attention, where it is another */
-    float *out;         /* [n_embd] what a block gives, where a norm stands between that and x */
-    float *q;           /* [n_head * n_embd_head] */
-    float *k, *v;       /* [n_head_kv * n_embd_head] */
-    float *att;         /* [n_head * n_embd_head] */
-    float *cs;          /* [n_rot] cos and sin per token */
-    float *gate, *up;   /* [n_ff] of the many-token path; also hidden values where down is not transposed */
-    pi_routes routes;   /* of a mixture of experts; hidden values of routes are in gate and up, too */
+    float *x;         /* [n_embd] residual stream */
+    float *h;         /* [n_embd] input of the FFN */
+    float *h2;        /* [n_embd] input of the attention, where it is another */
+    float *out;       /* [n_embd] what a block gives, where a norm stands between that and x */
+    float *q;         /* [n_head * n_embd_head] */
+    float *k, *v;     /* [n_head_kv * n_embd_head] */
+    float *att;       /* [n_head * n_embd_head] */
+    float *cs;        /* [n_rot] cos and sin per token */
+    float *gate, *up; /* [n_ff] of the many-token path; also hidden values where down is not transposed */
+    pi_routes routes; /* of a mixture of experts; hidden values of routes are in gate and up, too */
     float *state_in, *state_z, *state_gates, *state_out; /* of blocks with a state */
-    float *rank;        /* [max_rank] */
-    float *adapt;       /* [adapter_rank] */
+    float *rank;                                         /* [max_rank] */
+    float *adapt;                                        /* [adapter_rank] */
     float *adapt_up;    /* [n_ff] what an adapter adds to up's products, of a few tokens */
     float *score;       /* [n_ff] */
     uint8_t *mask;      /* [n_ff] */

@@ -154,13 +154,13 @@ static pi_status open_session(pi_session *s) {
     c = (carver){s->memory, 0};
     lay_out(s, &c);
     for (int32_t l = 0; l < i->n_layer; l++) s->threshold[l] = pi_threshold_of(&m->layer[l]);
-    const te_workspace_limits limits = {
-        .n_threads = o->n_threads,
-        .max_tok = o->n_batch,
-        .max_cols = max_i32(max_i32(i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
-                            max_i32(max_i32(i->n_head * i->n_embd_head, m->state_out), max_i32(m->max_rank, m->adapter_rank))),
-        .max_rows = i->n_ff,
-        .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
+    const te_workspace_limits limits = {.n_threads = o->n_threads,
+                                        .max_tok = o->n_batch,
+                                        .max_cols = max_i32(max_i32(i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
+                                                            max_i32(max_i32(i->n_head * i->n_embd_head, m->state_out),
+                                                                    max_i32(m->max_rank, m->adapter_rank))),
+                                        .max_rows = i->n_ff,
+                                        .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
     PI_TRY(te_pool_new(o->n_threads, &s->pool));
     if (s->hybrid) PI_TRY(pi_hybrid_load(s->hybrid, o));

@@ -380,7 +380,8 @@ class Session:
 
     def reachable(self, n: int, *, seq: int = 0) -> int:
         """The most positions, at most n, that a sequence can be cut to or copied: n, or 0 where layers with a
-        window have given back what the next token sees, or as many as there is a checkpoint for in a model with recurrent layers."""
+        window have given back what the next token sees. In a model with recurrent layers those of the next
+        checkpoint, or 0."""
         with self._lock:
             reachable = int(
                 _native.lib.pi_seq_reachable(self.handle, _native.fit("seq", seq), _native.fit("n", n))

@@ -60,7 +60,9 @@ def test_convolution(table: str, width: int, n: int) -> None:
         assert again.tobytes() == own.tobytes()
 
 
-def scan(table: str, state: Floats, x: dict[str, Floats], row: Any, *, delta: bool, skip: float, to: Any) -> None:
+def scan(
+    table: str, state: Floats, x: dict[str, Floats], row: Any, *, delta: bool, skip: float, to: Any
+) -> None:
     """Of x the columns of v and y from..to-1; state is changed."""
     numbers, s = ffi.new("int32_t[]", list(row)), ffi.new("te_scan *")
     first, end = to

@@ -1,4 +1,4 @@
-"""Files of models with recurrent layers that are no valid ones: each is refused by a sentence with the fact."""
+"""Bad files of models with recurrent layers: each is refused by a sentence with the fact."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def test_bad_tensors(name: str, tmp_path: Path) -> None:
         value = tensors[tensor]
         for other in (None, value[:-1], value[..., None].swapaxes(0, -1) if value.ndim > 1 else value[:1]):
             path = write(tmp_path / "m.gguf", name, {}, **{tensor: other})
-            with pytest.raises((FormatError, UnsupportedError), match=tensor.replace(".", r"\.")), Model(path):
+            with (
+                pytest.raises((FormatError, UnsupportedError), match=tensor.replace(".", r"\.")),
+                Model(path),
+            ):
                 pass
 
 
@@ -109,7 +112,11 @@ def test_layers_for_guesses_are_left_out(tmp_path: Path) -> None:
         },
         **{"blk.4.nextn.eh_proj.weight": np.ones((64, 128), np.float16)},
     )
-    with Model(path) as model, Session(model, n_threads=1) as s, Model(write(tmp_path / "n.gguf", "qwen35", {})) as n:
+    with (
+        Model(path) as model,
+        Session(model, n_threads=1) as s,
+        Model(write(tmp_path / "n.gguf", "qwen35", {})) as n,
+    ):
         assert (model.info.n_layer, model.info.n_recurrent) == (4, 3)
         s.feed([5, 6, 7])
         with Session(n, n_threads=1) as other:
@@ -119,18 +126,23 @@ def test_layers_for_guesses_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
 def test_numbers_that_are_none(value: float, tmp_path: Path) -> None:
-    """They end in no crash; another sequence is not touched by them."""
+    """They end in no crash."""
     tensors = models.file_tensors(models.SPECS["qwen35"], models.draw(models.SPECS["qwen35"]))
     a = tensors["blk.0.ssm_a"].copy()
     a[0] = value
-    with Model(write(tmp_path / "m.gguf", "qwen35", {}, **{"blk.0.ssm_a": a})) as model:
-        with Session(model, n_threads=2) as s:
-            s.feed(list(range(3, 40)))
-            s.feed([4])
+    path = write(tmp_path / "m.gguf", "qwen35", {}, **{"blk.0.ssm_a": a})
+    with Model(path) as model, Session(model, n_threads=2) as s:
+        s.feed(list(range(3, 40)))
+        s.feed([4])
 
 
 def test_a_state_of_no_size_is_refused(tmp_path: Path) -> None:
     """Heads whose state alone would have more values than are counted with."""
-    keys = {"ssm.state_size": 1 << 19, "ssm.group_count": 1, "ssm.time_step_rank": 1, "ssm.inner_size": 1 << 19}
+    keys = {
+        "ssm.state_size": 1 << 19,
+        "ssm.group_count": 1,
+        "ssm.time_step_rank": 1,
+        "ssm.inner_size": 1 << 19,
+    }
     with pytest.raises(PowerInferError):
         Model(write(tmp_path / "m.gguf", "qwen35", keys))

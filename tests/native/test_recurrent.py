@@ -55,7 +55,7 @@ def answer(model: Model, prompt: list[int], more: list[int], **options: Any) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bits_of_a_token(name: str, tmp_path: Path) -> None:
-    """They depend neither on where a prompt is cut, nor on other sequences, nor on the order within a batch."""
+    """They depend neither on where a prompt is cut, nor on other sequences, nor on the order of a batch."""
     ids, other, more = tokens(93), tokens(50, 1), tokens(5, 2)
     with Model(models.write_dense(tmp_path / "m.gguf", models.SPECS[name])) as m:
         expected = answer(m, ids, more)
@@ -110,7 +110,7 @@ def test_sequences_go_back_to_checkpoints(model: Model) -> None:
 
 
 def test_guesses_are_taken_back(model: Model) -> None:
-    """A feed of several generated tokens begins with a checkpoint, and gives each the bits that it has alone."""
+    """A feed of several generated tokens begins with a checkpoint, and each has the bits that it has alone."""
     ids, more = tokens(41), tokens(6, 1)
     with session(model) as s:
         s.feed(ids)
@@ -191,7 +191,7 @@ def generated(llm: Llama, prompt: list[int], n: int, **options: Any) -> list[int
 
 
 def test_prefixes_and_guesses_change_no_answer(model: Model) -> None:
-    """A conversation's next turn, the same prompt again, an edited one; and a draft that is wrong at times."""
+    """A conversation's next turn, the same prompt again, an edited one; a draft that is wrong at times."""
     first, path = tokens(70), model.file.path
 
     def opened(**options: Any) -> Llama:

@@ -7,7 +7,8 @@ template <class V> struct recurrent {
     using f32 = typename V::f32;
     using elem = elementwise<V>;
     static constexpr int L = V::lanes;
-    static constexpr int ABREAST = 32 / L; // vectors of columns: what hides an addition's latency, and stays in the first cache
+    static constexpr int ABREAST =
+        32 / L; // vectors of columns: what hides an addition's latency, and stays in the first cache
 
     static f32 load(const float *p, int part) { return part == L ? V::load(p) : V::load_part(p, part); }
     static void store(float *p, f32 v, int part) {

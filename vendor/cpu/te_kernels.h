@@ -127,7 +127,7 @@ typedef struct te_conv {
     float *last;        /* [width - 1][ld] */
     size_t ld;
     int32_t width, n_channels;
-    bool silu; /* act: x sigmoid(x); else none */
+    bool silu;                       /* act: x sigmoid(x); else none */
     const float *x, *before, *after; /* rows ldx floats apart; before, after: NULL is 1 */
     size_t ldx;
     float *y; /* may be x */
