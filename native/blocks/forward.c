@@ -137,6 +137,7 @@ void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
     int64_t t[PI_MAX_BLOCKS + 1];
     s->count[(ptrdiff_t)l * s->options.n_threads + team->ith] = (pi_layer_count){0};
     t[0] = leader ? te_os_now_ns() : 0;
+    if (!pi_attention_of(layer)) pi_attention_next(team, l);
     for (int32_t i = 0; i < layer->n_blocks; i++) {
         blocks[i] = (pi_block_run){s, team, layer, &layer->block[i], l, from, 0, NULL};
         if (layer->block[i].kind->begin) layer->block[i].kind->begin(&blocks[i]);

@@ -6,6 +6,7 @@ That they answer as transformers does is test_logits.py's.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from powerinfer import ArgumentError, FormatError, Llama, UnsupportedError
 from powerinfer._engine.session import Model, Session
 from powerinfer._engine.types import TokenKind
 from powerinfer.models.plan import engine
-from tests import models
+from tests import models, reference, rounding
 
 NAMES = sorted(name for name, spec in models.SPECS.items() if spec.layers)
 CHOSEN = [name if name == "lfm2" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
@@ -110,7 +111,7 @@ def test_sequences_go_back_to_checkpoints(model: Model) -> None:
 
 
 def test_guesses_are_taken_back(model: Model) -> None:
-    """A feed of several generated tokens begins with a checkpoint, and each has the bits that it has alone."""
+    """A feed of several generated tokens begins with a checkpoint, and each has the bits it has alone."""
     ids, more = tokens(41), tokens(6, 1)
     with session(model) as s:
         s.feed(ids)
@@ -215,6 +216,19 @@ def test_prefixes_and_guesses_change_no_answer(model: Model) -> None:
 
     with opened(draft_model=draft) as llm:
         assert generated(llm, first, 20) == told
+
+
+def test_a_long_prompt(tmp_path: Path) -> None:
+    """Pieces of attention are dealt from a counter, which each layer resets for the next, also where it does
+    not attend."""
+    spec = replace(models.SPECS["lfm2"], name="lfm2-long", n_layer=6, n_ctx=512, layers="rarara")
+    ids = tokens(420)
+    with Model(models.write_dense(tmp_path / "m.gguf", spec)) as m:
+        rows = [answer(m, ids, [], n_ctx=512, n_batch=n) for n in (512, 32)]
+    assert rows[0] == rows[1]
+    row = np.frombuffer(rows[0], np.float32)
+    expected = reference.forward(reference.load(tmp_path / "m.gguf"), ids)[-1]
+    assert reference.relative_error(row, expected) < (4e-2 if rounding.BF16 else 2e-3)
 
 
 def test_a_full_context_is_computed_anew(model: Model) -> None:
