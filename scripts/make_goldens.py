@@ -79,6 +79,8 @@ from transformers import (
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import golden_recurrent
+
 from tests import models, reference
 
 N_GREEDY = 64
@@ -142,6 +144,8 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
         "hidden_act": "relu" if spec.relu else spec.act,
     }
     model: Any
+    if spec.layers:
+        return golden_recurrent.build(spec, weights, common, rope_parameters(spec.rope))
     if spec.family == "falcon":
         model = FalconForCausalLM(
             FalconConfig(
@@ -491,7 +495,7 @@ def best_prompts(spec: models.Spec, model: Any, n_good: int, min_distinct: int) 
             tokens, smallest = tokens[clear], smallest[clear]
             if not len(tokens):
                 break
-            cache.batch_select_indices(clear)
+            golden_recurrent.select(cache, clear)
             last = tokens[:, -1:]
         for row, gap in zip(tokens.numpy(), smallest.tolist(), strict=True):
             if distinct(row[spec.n_prompt :]) >= min_distinct:

@@ -13,10 +13,12 @@ numpy draws the same weights, and no weights need to be stored.
 from __future__ import annotations
 
 import functools
+import importlib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,11 @@ def normal(label: str, *shape: int) -> Array:
     return values.reshape(shape)
 
 
+def _recurrent() -> ModuleType:
+    """Models with recurrent layers; the module needs this one."""
+    return importlib.import_module("tests.recurrent")
+
+
 @functools.cache
 def draw(spec: Spec) -> Tensors:
     """Weights under their published names, row-major as published: 2-D ones F16, 1-D ones F32.
@@ -55,6 +62,8 @@ def draw(spec: Spec) -> Tensors:
     The scales keep every block's output near the size of the residual, attention neither flat nor
     one-hot, and logits at a standard deviation of about 2; norms and biases are far from 1 and 0.
     """
+    if spec.layers:
+        return _recurrent().draw(spec)
     out: Tensors = {}
     gemma = spec.is_gemma
     posts = gemma and spec.family != "gemma"  # norms behind blocks
@@ -341,6 +350,8 @@ def file_name(spec: Spec, name: str) -> str:
 
 def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
     """The tensors of an ordinary (dense) GGUF file."""
+    if spec.layers:
+        return _recurrent().file_tensors(spec, stacked(weights))
     out: Tensors = {}
     for name, value in stacked(weights).items():
         new = file_name(spec, name)
@@ -471,6 +482,10 @@ def metadata(spec: Spec) -> Meta:
             meta["glm4moe.expert_gating_func"] = 2
             meta["glm4moe.expert_weights_scale"] = 1.5
             meta["glm4moe.expert_weights_norm"] = True
+    if spec.layers:
+        meta |= _recurrent().metadata(spec)
+        if spec.family.startswith("nemotron_h"):
+            del meta[f"{a}.attention.layer_norm_rms_epsilon"]
     meta["general.file_type"] = 1
     if spec.relu:
         meta["powerinfer.hidden_act"] = spec.act

@@ -8,6 +8,7 @@ and which were active.
 
 from __future__ import annotations
 
+import importlib
 import math
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +22,17 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+RECURRENT = (
+    "lfm2",
+    "lfm2moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+    "falcon-h1",
+    "granitehybrid",
+    "nemotron_h",
+    "nemotron_h_moe",
+)
 ARCHITECTURES = (
     "llama",
     "bamboo",
@@ -41,6 +53,7 @@ ARCHITECTURES = (
     "gemma3",
     "gemma4",
     "llama4",
+    *RECURRENT,
 )
 
 
@@ -259,6 +272,8 @@ class Ffn:
         if self.activation == "clamped":  # up is clamped, too
             gate = np.minimum(x, 7)
             return np.asarray(gate / (1 + np.exp(-1.702 * gate)))
+        if self.activation == "relu2":
+            return relu(x) ** 2
         return {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}[self.activation](x)
 
 
@@ -316,9 +331,16 @@ def experts(
     logits = (x if router_input is None else router_input) @ model[p + "ffn_gate_inp.weight"].T
     if model.get(p + "ffn_gate_inp.bias") is not None:
         logits = logits + model[p + "ffn_gate_inp.bias"]
-    sigmoids = int(model.key("expert_gating_func", 2 if model.arch == "glm4moe" else 1)) == 2
+    sigmoids = (
+        int(
+            model.key(
+                "expert_gating_func", 2 if model.arch in ("glm4moe", "lfm2moe", "nemotron_h_moe") else 1
+            )
+        )
+        == 2
+    )
     always = ("llama", "qwen3moe", "smallthinker", "gpt-oss", "glm4moe")  # gpt-oss: softmax of the chosen
-    normed = bool(model.key("expert_weights_norm", model.arch in always))
+    normed = bool(model.key("expert_weights_norm", model.arch in (*always, *RECURRENT)))
     bias = model.get(p + "exp_probs_b.bias")
     out = np.zeros_like(x)
 
@@ -330,7 +352,10 @@ def experts(
             y = w @ x
             return np.asarray(y if bias is None else y + bias[e])
 
-        gate, up = product("gate", token), product("up", token)
+        up = product("up", token)
+        if model.get(f"{p}ffn_gate_{suffix}.weight") is None:  # Nemotron-H's
+            return product("down", how.act(up))
+        gate = product("gate", token)
         if how.activation == "drelu":
             up = relu(up)
         if how.activation == "clamped":
@@ -363,7 +388,13 @@ def default_activation(model: Model) -> str:
         return "drelu"
     if model.arch == "opt" or model.sparse:
         return "relu"
-    own = {"falcon": "gelu", "smallthinker": "relu", "gpt-oss": "clamped"}
+    own = {
+        "falcon": "gelu",
+        "smallthinker": "relu",
+        "gpt-oss": "clamped",
+        "nemotron_h": "relu2",
+        "nemotron_h_moe": "relu2",
+    }
     return "gelu_tanh" if model.arch.startswith("gemma") else own.get(model.arch, "silu")
 
 
@@ -665,6 +696,8 @@ def forward(
         "llama4": llama4,
         "opt": opt,
     }.get(model.arch, llama)
+    if model.arch in RECURRENT:
+        body = importlib.import_module("tests.reference_recurrent").forward  # it needs this module
     x = body(model, np.asarray(tokens, dtype=np.int64), how, trace)
     output = model.get("output.weight")
     logits = x @ (model["token_embd.weight"] if output is None else output).T

@@ -53,12 +53,23 @@ class Spec:
     n_embd_layer: int = 0  # of a token's embedding for each layer
     soft_cap: float = 0.0  # of scores; that of logits is twice as much
     window_base: float = 10000.0  # base frequency of those layers' rotation
+    layers: str = ""  # with recurrent layers: of each r, a (attention), b (both), or f (neither)
+    n_conv: int = 4  # tokens that their convolutions see
+    n_state: int = 0  # values of a head's k, of so many groups of heads; and of its v
+    n_ssm_group: int = 0
+    n_ssm_head: int = 0
+    d_ssm: int = 0
     n_prompt: int = 40
 
     @property
     def arch(self) -> str:
         """`general.architecture` of its files."""
         return "llama" if self.family in ("mistral", "mixtral") else self.family
+
+    @property
+    def depth(self) -> int:
+        """Layers, by how their roundings add up: a recurrent one multiplies three rounded vectors."""
+        return 3 * self.n_layer if self.layers else self.n_layer
 
     @property
     def d_head(self) -> int:
@@ -322,12 +333,163 @@ SPECS: dict[str, Spec] = {
             n_prompt=60,
             rope=Rope(100000.0),
         ),
+        # Sizes that are no multiples of what kernels take at a time.
+        Spec(
+            "lfm2",
+            "lfm2",
+            n_layer=4,
+            n_embd=72,
+            n_head=6,
+            n_head_kv=2,
+            n_ff=120,
+            n_vocab=301,
+            layers="rrar",
+            n_conv=3,
+            n_prompt=60,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "lfm2moe",
+            "lfm2moe",
+            n_layer=3,
+            n_head_kv=2,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_dense=1,
+            layers="rar",
+            n_conv=3,
+            rope=Rope(1000000.0),
+        ),
+        # Two v heads of 24 to each q and k head of 20.
+        Spec(
+            "qwen3next",
+            "qwen3next",
+            n_layer=4,
+            n_head_kv=2,
+            head_dim=32,
+            d_rot=8,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=64,
+            layers="rrra",
+            n_state=20,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=24,
+            n_prompt=80,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "qwen35",
+            "qwen35",
+            n_layer=4,
+            n_head_kv=2,
+            head_dim=32,
+            d_rot=8,
+            n_vocab=301,
+            layers="rrra",
+            n_state=32,
+            n_ssm_group=2,
+            n_ssm_head=6,
+            d_ssm=32,
+            n_prompt=80,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "qwen35moe",
+            "qwen35moe",
+            n_layer=4,
+            n_head_kv=2,
+            head_dim=32,
+            d_rot=8,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=64,
+            layers="rrra",
+            n_state=16,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=40,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "falcon-h1",
+            "falcon-h1",
+            n_head_kv=2,
+            head_dim=24,
+            n_vocab=301,
+            layers="bb",
+            n_state=24,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=20,
+            n_prompt=80,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "granitehybrid",
+            "granitehybrid",
+            n_layer=3,
+            n_head_kv=2,
+            n_ff=96,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=64,
+            layers="rar",
+            n_state=24,
+            n_ssm_group=1,
+            n_ssm_head=4,
+            d_ssm=32,
+        ),
+        # Layers of one block.
+        Spec(
+            "nemotron_h",
+            "nemotron_h",
+            n_layer=5,
+            n_head_kv=2,
+            head_dim=24,
+            n_ff=136,
+            n_vocab=301,
+            act="relu2",
+            layers="rfafr",
+            n_state=24,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=40,
+            n_prompt=80,
+        ),
+        Spec(
+            "nemotron_h_moe",
+            "nemotron_h_moe",
+            n_layer=4,
+            n_head_kv=2,
+            n_ff=96,
+            n_vocab=301,
+            act="relu2",
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=88,
+            n_ff_shared=104,
+            layers="rfaf",
+            n_state=16,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=32,
+        ),
     )
 }
 
 CONVERTED = sorted(
     name
     for name, spec in SPECS.items()
-    if not spec.is_gemma and spec.family not in ("cohere2", "olmo2", "llama4")
+    if not spec.is_gemma and spec.family not in ("cohere2", "olmo2", "llama4") and not spec.layers
 )
 """Those that `powerinfer convert` takes checkpoints of."""

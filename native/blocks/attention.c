@@ -134,7 +134,8 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
     for (int32_t r = 0; r < rows; r++) {
         float *head = q + (ptrdiff_t)r * d;
         const int32_t t = w->t + r / group;
-        memcpy(head, s->q + ((ptrdiff_t)t * m->info.n_head + w->kvh * group + r % group) * d, (size_t)d * sizeof *head);
+        memcpy(head, s->q + ((ptrdiff_t)t * m->info.n_head + w->kvh * group + r % group) * d * (block->gated ? 2 : 1),
+               (size_t)d * sizeof *head);
         finish_query(s, block, t, head);
         sum[r] = (sums){-INFINITY, 0};
     }
@@ -370,9 +371,10 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
     const te_gemm_kernels *g = &s->model->kernels->gemm;
     const int32_t d = i->n_embd_head, n_threads = s->options.n_threads, most = s->options.n_ctx / PI_ATTENTION_PART;
     int32_t n_head_kv = i->n_head_kv; /* of the layer that has the fewest */
-    for (int32_t l = 0; l < i->n_layer; l++)
-        if (pi_attention_of(&s->model->layer[l])->n_head_kv < n_head_kv)
-            n_head_kv = pi_attention_of(&s->model->layer[l])->n_head_kv;
+    for (int32_t l = 0; l < i->n_layer; l++) {
+        const pi_attention *a = pi_attention_of(&s->model->layer[l]);
+        if (a && a->n_head_kv < n_head_kv) n_head_kv = a->n_head_kv;
+    }
     const int32_t group = i->n_head / n_head_kv;
     pi_attention_room r = {.ld = PI_ATTENTION_SPAN + 16, .part_floats = lines(sizeof(float) * ((size_t)d + 2))};
     r.rows = group > ROWS ? group : ROWS;
@@ -491,6 +493,9 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     if (!b->norm.w && !a->no_pre_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     const bool wide = a->wide_layers && c->n_layer == a->wide_layers;
     l->scale = a->unscaled ? 1 : 1.0F / sqrtf(wide ? (float)c->n_embd / (float)c->n_head : (float)d);
+    if (a->scales) PI_TRY(pi_key_f32(m->file->gguf, a->name, "attention.scale", &l->scale, NULL));
+    if (!(l->scale > 0) || !isfinite(l->scale))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.attention.scale is %g", a->name, (double)l->scale);
     if (a->soft_caps) PI_TRY(pi_key_cap(m->file->gguf, a->name, "attn_logit_softcapping", 50, &l->soft_cap));
     if (a->fused_qkv) {
         te_mat qkv;
@@ -501,13 +506,15 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
         l->k.w = (const char *)qkv.w + qkv.stride * (size_t)n_q;
         l->v.w = (const char *)l->k.w + qkv.stride * (size_t)n_kv;
     } else {
-        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_q.weight", i), n_q, c->n_embd, false, &l->q));
+        l->gated = a->gated_heads;
+        PI_TRY(
+            pi_bind_mat(m, pi_name_of("blk.%d.attn_q.weight", i), l->gated ? 2 * n_q : n_q, c->n_embd, false, &l->q));
         if (!l->borrows) {
             PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_k.weight", i), n_kv, c->n_embd, false, &l->k));
             PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_v.weight", i), n_kv, c->n_embd, a->maybe_v, &l->v));
         }
         const bool optional = !a->bias && !a->qkv_bias;
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q.bias", i), n_q, optional, &l->q_b));
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q.bias", i), l->q.n_rows, optional, &l->q_b));
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k.bias", i), n_kv, optional, &l->k_b));
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_v.bias", i), n_kv, optional, &l->v_b));
     }
@@ -548,13 +555,25 @@ static void norm_heads(const pi_block_run *r, size_t n_q, size_t n_kv) {
     te_barrier(r->team);
 }
 
+/* What heads give, times the sigmoid of what stands behind their queries. */
+static void gate_heads(const pi_block_run *r) {
+    const pi_session *s = r->s;
+    const int32_t d = s->model->info.n_embd_head, n = s->model->info.n_head;
+    for (int32_t i = r->from * n + r->team->ith; i < s->chunk.n_tok * n; i += r->team->nth) {
+        const float *gate = s->q + ((ptrdiff_t)2 * i + 1) * d;
+        float *head = s->att + (ptrdiff_t)i * d;
+        for (int32_t c = 0; c < d; c++) head[c] *= 1 / (1 + expf(-gate[c]));
+    }
+    te_barrier(r->team);
+}
+
 static void run(pi_block_run *r) {
     pi_session *s = r->s;
     te_team *team = r->team;
     const pi_model_info *i = &s->model->info;
     const pi_attention *w = &r->block->attention;
-    const size_t d = (size_t)w->n_embd_head, n = (size_t)i->n_embd, n_q = (size_t)i->n_head * d,
-                 n_kv = (size_t)w->n_head_kv * d, from = (size_t)r->from;
+    const size_t d = (size_t)w->n_embd_head, n = (size_t)i->n_embd, n_att = (size_t)i->n_head * d,
+                 n_q = w->gated ? 2 * n_att : n_att, n_kv = (size_t)w->n_head_kv * d, from = (size_t)r->from;
     const float *in = pi_block_input(r);
     te_linear qkv[3] = {{.w = w->q, .bias = w->q_b, .y = s->q, .ldy = n_q},
                         {.w = w->k, .bias = w->k_b, .y = s->k, .ldy = n_kv},
@@ -570,9 +589,10 @@ static void run(pi_block_run *r) {
     if (w->wide_q_norm) norm_heads(r, n_q, n_kv);
     attend_chunk(s, team, r->l, r->from);
     te_barrier(team);
+    if (w->gated) gate_heads(r);
     const te_linear out = {.w = w->o, .bias = w->o_b, .y = r->y + n * from, .ldy = n, .add = true};
-    pi_linear(s, team, &out, 1, s->att + n_q * from, n_q, r->from, s->chunk.n_tok - r->from);
-    pi_adapt_chunk(s, team, r->layer, PI_ADAPT_O, s->att, n_q, r->y, n);
+    pi_linear(s, team, &out, 1, s->att + n_att * from, n_att, r->from, s->chunk.n_tok - r->from);
+    pi_adapt_chunk(s, team, r->layer, PI_ADAPT_O, s->att, n_att, r->y, n);
 }
 
 static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
@@ -581,4 +601,5 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return 4;
 }
 
-const pi_block_kind pi_attention_kind = {"attention", bind, matrices, NULL, prepare, run, &pi_attention_on_device};
+const pi_block_kind pi_attention_kind = {"attention", bind, matrices, NULL, prepare, run, &pi_attention_on_device,
+                                         false};

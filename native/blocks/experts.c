@@ -4,7 +4,7 @@
  *     y += sum over the chosen experts e of weight[e] * down_e . (act(gate_e . h) * (up_e . h))
  *     y += sigmoid(shared_router . h) * down_s . (act(gate_s . h) * (up_s . h))      where one expert is all tokens'
  *
- * Chosen are those with the largest p + choice_b; weight is p, in most models divided by the sum of the chosen p. Or
+ * Without gates (Nemotron-H) act(up_e . h) stands in both. Chosen are those with the largest p + choice_b; weight is p, in most models divided by the sum of the chosen p. Or
  * p = router . h as it is, and weight the softmax over the chosen p.
  *
  * A route is a token and one of its experts. Routes are put in the order of the experts, so that an expert's matrices are
@@ -278,10 +278,12 @@ static pi_status bind_experts(pi_model *m, int32_t i, pi_experts *w) {
     if (te_gguf_find_tensor(m->file->gguf, fused.text)) {
         PI_TRY(bind_fused(m, fused, w));
     } else {
-        PI_TRY(bind_one(m, i, "ffn_gate", n, w->n_ff, n_embd, &w->gate, &w->gate_parts));
+        if (m->arch->gated) PI_TRY(bind_one(m, i, "ffn_gate", n, w->n_ff, n_embd, &w->gate, &w->gate_parts));
         PI_TRY(bind_one(m, i, "ffn_up", n, w->n_ff, n_embd, &w->up, &w->up_parts));
     }
     const pi_name by_neuron = pi_name_of("blk.%d.ffn_down_t_exps.weight", i);
+    if (te_gguf_find_tensor(m->file->gguf, by_neuron.text) && !m->arch->gated)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s: experts without gates are not supported by neuron", by_neuron.text);
     if (te_gguf_find_tensor(m->file->gguf, by_neuron.text))
         return pi_bind_mats(m, by_neuron, n, w->n_ff, n_embd, &w->down_t);
     return bind_one(m, i, "ffn_down", n, n_embd, w->n_ff, &w->down, &w->down_parts);
@@ -293,8 +295,9 @@ static pi_status bind_shared(pi_model *m, int32_t i, pi_experts *w) {
     if (!w->shared_up.w) return PI_OK;
     w->n_ff_shared = w->shared_up.n_rows;
     if (w->n_ff_shared > MAX_FF) return PI_FAIL(PI_ERROR_FORMAT, "a shared expert has %d neurons", w->n_ff_shared);
-    PI_TRY(
-        pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_shexp.weight", i), w->n_ff_shared, n_embd, false, &w->shared_gate));
+    if (m->arch->gated)
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_shexp.weight", i), w->n_ff_shared, n_embd, false,
+                           &w->shared_gate));
     PI_TRY(
         pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_shexp.weight", i), n_embd, w->n_ff_shared, false, &w->shared_down));
     return pi_bind_vec(m, pi_name_of("blk.%d.ffn_gate_inp_shexp.weight", i), n_embd, true, &w->shared_router);
@@ -359,4 +362,4 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return n;
 }
 
-const pi_block_kind pi_experts_kind = {"experts", bind, matrices, begin, prepare, run, &pi_experts_on_device};
+const pi_block_kind pi_experts_kind = {"experts", bind, matrices, begin, prepare, run, &pi_experts_on_device, false};

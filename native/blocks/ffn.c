@@ -285,4 +285,4 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return n;
 }
 
-const pi_block_kind pi_ffn_kind = {"feed-forward", bind, matrices, NULL, prepare, run, &pi_ffn_on_device};
+const pi_block_kind pi_ffn_kind = {"feed-forward", bind, matrices, NULL, prepare, run, &pi_ffn_on_device, false};

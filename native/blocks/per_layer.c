@@ -65,4 +65,4 @@ static void run(pi_block_run *r) {
     pi_linear(s, r->team, &proj, 1, s->gate, n, r->from, n_tok);
 }
 
-const pi_block_kind pi_per_layer_kind = {"embeddings per layer", bind, matrices, NULL, prepare, run, NULL};
+const pi_block_kind pi_per_layer_kind = {"embeddings per layer", bind, matrices, NULL, prepare, run, NULL, false};

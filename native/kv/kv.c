@@ -27,7 +27,7 @@ int32_t pi_kv_layer_blocks(const pi_kv_shape *s, const pi_attention *a) {
 }
 
 uint64_t pi_kv_layer_bytes(const pi_kv_shape *s, const pi_attention *a, int32_t type) {
-    if (a->borrows) return 0;
+    if (!a || a->borrows) return 0;
     return (uint64_t)pi_kv_layer_blocks(s, a) * PI_KV_BLOCK * (uint64_t)a->n_head_kv *
            te_row_bytes(type, a->n_embd_head);
 }
@@ -48,6 +48,8 @@ static bool pool_init(pi_kv *kv, int32_t p, int32_t n_blocks) {
 static bool layer_init(pi_kv *kv, int32_t l) {
     const pi_attention *a = pi_attention_of(&kv->model->layer[l]);
     pi_kv_layer *at = &kv->layer[l];
+    at->borrowed = true;
+    if (!a) return true;
     if (a->borrows) {
         *at = kv->layer[a->kv_layer];
         at->borrowed = true;
@@ -87,9 +89,11 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, con
     bool ok = kv->seq && kv->layer && pool_init(kv, PI_KV_FULL, blocks_of(shape->n_pool));
     if (ok && kv->n_pools > 1) ok = pool_init(kv, PI_KV_WINDOW, window_blocks(shape, kv->window));
     for (int32_t l = 0; ok && l < n_layer; l++) ok = layer_init(kv, l);
-    if (ok) return PI_OK;
+    const pi_status states = ok ? pi_states_init(&kv->states, m, shape->n_seq) : PI_OK;
+    if (ok && states == PI_OK) return PI_OK;
     const double gib = kv->layer ? (double)pi_kv_bytes(kv) / (1 << 30) : 0;
     pi_kv_free(kv);
+    if (states != PI_OK) return states;
     return PI_FAIL(PI_ERROR_MEMORY, "out of memory for a KV cache of %d positions in %d layers (at %.2f GiB)",
                    shape->n_pool, n_layer, gib);
 }
@@ -107,11 +111,12 @@ void pi_kv_free(pi_kv *kv) {
     }
     free(kv->seq);
     free(kv->layer);
+    pi_states_free(&kv->states);
     *kv = (pi_kv){0};
 }
 
 uint64_t pi_kv_bytes(const pi_kv *kv) {
-    uint64_t n = 0;
+    uint64_t n = kv->states.n_bytes;
     for (int32_t l = 0; l < kv->model->info.n_layer; l++) {
         const pi_kv_layer *at = &kv->layer[l];
         if (!at->borrowed && !pi_kv_on_device(kv, l)) n += (uint64_t)at->k_bytes + at->v_bytes;
@@ -137,6 +142,7 @@ static int32_t first_seen(const pi_kv *kv, int32_t n) { return max_i32(n + 1 - k
 
 int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n) {
     if (n >= kv->seq[seq].length) return kv->seq[seq].length;
+    n = pi_states_reachable(&kv->states, seq, kv->seq[seq].length, n);
     return kv->n_pools == 1 || pi_kv_held_from(kv, seq) <= first_seen(kv, n) ? n : 0;
 }
 
@@ -215,6 +221,7 @@ void pi_kv_renew(pi_kv *kv, int32_t seq, int32_t n, int32_t from) {
 
 void pi_kv_cut(pi_kv *kv, int32_t seq, int32_t n_keep) {
     pi_seq *s = &kv->seq[seq];
+    pi_states_copy(&kv->states, seq, seq, s->length, n_keep);
     for (int32_t p = 0; p < kv->n_pools; p++) {
         pi_table *t = &s->of[p];
         while (t->n > max_i32(blocks_of(n_keep), t->first)) pi_kv_give_back(kv, p, t->block[--t->n]);
@@ -230,6 +237,7 @@ void pi_kv_copy(pi_kv *kv, int32_t dst, int32_t src, int32_t n) {
         return;
     }
     pi_kv_cut(kv, dst, 0);
+    pi_states_copy(&kv->states, dst, src, s->length, n);
     for (int32_t p = 0; n > 0 && p < kv->n_pools; p++) {
         pi_table *to = &d->of[p];
         to->first = s->of[p].first;

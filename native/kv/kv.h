@@ -8,7 +8,7 @@
 #ifndef PI_KV_H
 #define PI_KV_H
 
-#include "../model/model.h"
+#include "states.h"
 
 enum { PI_KV_FULL, PI_KV_WINDOW, PI_KV_POOLS };
 
@@ -34,7 +34,7 @@ typedef struct pi_kv_pool {
 /* Where a layer's K and V lie: [block of its pool][head][64 positions][a row]. */
 typedef struct pi_kv_layer {
     int32_t pool, n_head; /* of K and V */
-    bool borrowed;        /* they are those of an earlier layer, which writes them */
+    bool borrowed;        /* they are those of an earlier layer, which writes them, or there are none */
     size_t row_k, row_v;  /* bytes of one head at one position */
     size_t k_bytes, v_bytes;
     char *k, *v; /* NULL where they lie on a device */
@@ -67,14 +67,19 @@ typedef struct pi_kv {
     pi_seq *seq;         /* [n_seq] */
     pi_kv_layer *layer;  /* [n_layer] */
     pi_kv_device device; /* has NULL: none is */
+    pi_states states;    /* of recurrent layers */
 } pi_kv;
 
 /* Errors: MEMORY. */
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, const pi_kv_device *device);
 void pi_kv_free(pi_kv *kv);
-uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory */
-/* Whether a layer is in the pool of windows; blocks that it has. */
-static inline bool pi_kv_has_window(int32_t n_ctx, const pi_attention *a) { return a->window && a->window < n_ctx; }
+uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory, and of states */
+/* Whether layer l has K and V. */
+static inline bool pi_kv_has(const pi_kv *kv, int32_t l) { return pi_attention_of(&kv->model->layer[l]) != NULL; }
+/* Whether a layer is in the pool of windows; blocks that it has. a NULL: it has no K and V. */
+static inline bool pi_kv_has_window(int32_t n_ctx, const pi_attention *a) {
+    return a && a->window && a->window < n_ctx;
+}
 int32_t pi_kv_layer_blocks(const pi_kv_shape *shape, const pi_attention *a);
 /* Bytes of its K, or V, of that type. */
 uint64_t pi_kv_layer_bytes(const pi_kv_shape *shape, const pi_attention *a, int32_t type);
@@ -100,7 +105,7 @@ static inline char *pi_kv_v(const pi_kv *kv, int32_t l, const pi_seq *s, int32_t
 }
 
 /* The most positions, at most n, that seq can be cut to, or copied: n itself, but 0 where a layer with a window does not
- * hold what the token behind them sees. */
+ * hold what the token behind them sees, and where layers have states the next checkpoint. */
 int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n);
 /* The first position that layers with a window hold of seq; 0 where they hold all. */
 static inline int32_t pi_kv_held_from(const pi_kv *kv, int32_t seq) {

@@ -40,6 +40,7 @@ typedef struct pi_attention {
     float temp_scale;
     int32_t temp_length;
     int32_t rope; /* which of the model's variants; -1: none */
+    bool gated;   /* q has twice the rows: of each head its query, then what its output is gated with, a sigmoid */
 } pi_attention;
 
 /* x += proj(act(gate x) * e), e the token's embedding for this layer. */
@@ -86,15 +87,63 @@ typedef struct pi_experts {
     float scale;   /* of weights */
 } pi_experts;
 
+/* A causal convolution of each channel over the last tokens. */
+typedef struct pi_conv {
+    const float *w, *b; /* [width][n_channels], [n_channels] or NULL */
+    int32_t width, n_channels;
+} pi_conv;
+
+/* What blocks with a state have in common. The state of a sequence, from at on (kv.h): [width - 1][n_channels] of the
+ * convolution, then [n_head][n_k][n_v]. */
+typedef struct pi_recurrent {
+    size_t at; /* floats before it in a sequence's state */
+    pi_conv conv;
+    int32_t n_head, n_group; /* heads, of which n_group share q and k; 0: a convolution is all there is */
+    int32_t n_k, n_v;
+} pi_recurrent;
+
+/* A gated short convolution (LFM2): out . (c * conv(b * x)), with b, c, x = in . h. */
+typedef struct pi_shortconv {
+    pi_recurrent state;
+    te_mat in;  /* [3 * n_embd][n_embd] */
+    te_mat out; /* [n_embd][n_embd] */
+} pi_shortconv;
+
+/* A gated delta net (Qwen3-Next). */
+typedef struct pi_delta {
+    pi_recurrent state;
+    te_mat qkv;            /* [2 * n_group * n_k + n_head * n_v][n_embd] */
+    te_mat gate;           /* [n_head * n_v][n_embd] */
+    te_mat alpha, beta;    /* [n_head][n_embd]; or alpha.w NULL and beta has both, [2 * n_head] */
+    te_mat out;            /* [n_embd][n_head * n_v] */
+    const float *a, *dt_b; /* [n_head] */
+    const float *norm;     /* [n_v] */
+    const float *unit;     /* [n_k] 1 / sqrt(n_k) */
+    bool tiled;            /* head h has q and k of head h % n_group; else of h / (n_head / n_group) */
+} pi_delta;
+
+/* Mamba-2. */
+typedef struct pi_mamba {
+    pi_recurrent state;
+    te_mat in;  /* z [n_head * n_v], x [the same], B and C [n_group * n_k] each, dt [n_head]; cols n_embd */
+    te_mat out; /* [n_embd][n_head * n_v] */
+    const float *a, *d, *dt_b; /* [n_head] */
+    const float *norm;         /* [n_head * n_v], of each group's values together; or NULL */
+} pi_mamba;
+
 typedef struct pi_block {
     const struct pi_block_kind *kind;
-    pi_norm norm;      /* of what the block reads */
+    pi_norm norm;      /* of what the block reads; w NULL: that is x itself, or what the block beside it reads */
     pi_norm post_norm; /* of what it gives */
     union {
         pi_attention attention;
         pi_ffn ffn;
         pi_experts experts;
         pi_per_layer per_layer;
+        pi_recurrent recurrent; /* of each of these: */
+        pi_shortconv shortconv;
+        pi_delta delta;
+        pi_mamba mamba;
     };
 } pi_block;
 
@@ -151,9 +200,11 @@ typedef struct pi_block_kind {
     void (*run)(pi_block_run *r);
     /* What a device does with such a block (hybrid/program.h); NULL: none computes it. */
     const struct pi_block_on_device *device;
+    bool recurrent; /* it has a state */
 } pi_block_kind;
 
 extern const struct pi_block_on_device pi_attention_on_device, pi_ffn_on_device, pi_experts_on_device;
 extern const pi_block_kind pi_attention_kind, pi_ffn_kind, pi_experts_kind, pi_per_layer_kind;
+extern const pi_block_kind pi_shortconv_kind, pi_delta_kind, pi_mamba_kind;
 
 #endif

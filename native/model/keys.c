@@ -36,14 +36,6 @@ pi_status pi_key_str(const te_gguf *g, const char *arch, const char *name, te_st
     return (pi_status)te_gguf_get_str(g, k.text, out, found);
 }
 
-pi_status pi_key_cap(const te_gguf *g, const char *arch, const char *name, float unsaid, float *out) {
-    *out = unsaid;
-    PI_TRY(pi_key_f32(g, arch, name, out, NULL));
-    if (!(*out >= 0) || !isfinite(*out))
-        return PI_FAIL(PI_ERROR_FORMAT, "%s.%s is %g, must be positive, or 0 for none", arch, name, (double)*out);
-    return PI_OK;
-}
-
 pi_status pi_key_each(const te_gguf *g, const char *arch, const char *name, int32_t n, int32_t lo, int32_t hi,
                       int32_t *out, bool *found) {
     const key_name k = full_name(arch, name);
@@ -69,6 +61,14 @@ pi_status pi_key_each(const te_gguf *g, const char *arch, const char *name, int3
         if (v < lo || v > hi) return PI_FAIL(PI_ERROR_FORMAT, "%s[%d] is %d, must be %d to %d", k.text, i, v, lo, hi);
         out[i] = v;
     }
+    return PI_OK;
+}
+
+pi_status pi_key_cap(const te_gguf *g, const char *arch, const char *name, float unsaid, float *out) {
+    *out = unsaid;
+    PI_TRY(pi_key_f32(g, arch, name, out, NULL));
+    if (!(*out >= 0) || !isfinite(*out))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.%s is %g, must be positive, or 0 for none", arch, name, (double)*out);
     return PI_OK;
 }
 

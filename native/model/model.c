@@ -83,13 +83,30 @@ static pi_status read_layers(pi_model *m) {
     return PI_OK;
 }
 
+/* Granite's, of which files may leave some out; logits are divided by theirs. */
+static pi_status read_scales(pi_model *m) {
+    const struct {
+        const char *name;
+        float *to;
+    } keys[] = {
+        {"embedding_scale", &m->embd_scale}, {"residual_scale", &m->residual_scale}, {"logit_scale", &m->logit_scale}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        PI_TRY(pi_key_f32(m->file->gguf, m->arch->name, keys[i].name, keys[i].to, NULL));
+        if (*keys[i].to == 0 || !isfinite(*keys[i].to))
+            return PI_FAIL(PI_ERROR_FORMAT, "%s.%s is %g", m->arch->name, keys[i].name, (double)*keys[i].to);
+    }
+    m->logit_scale = 1 / m->logit_scale;
+    return PI_OK;
+}
+
 static pi_status read_shape(pi_model *m) {
     const te_gguf *g = m->file->gguf;
     const pi_arch *a = m->arch;
     pi_model_info *c = &m->info;
     PI_TRY(pi_key_need_i32(g, a->name, "block_count", 1, MAX_LAYERS, &c->n_layer));
     PI_TRY(pi_key_need_i32(g, a->name, "embedding_length", 1, MAX_DIM, &c->n_embd));
-    if (!a->layers_differ) PI_TRY(pi_key_need_i32(g, a->name, "feed_forward_length", 1, MAX_DIM, &c->n_ff));
+    if (!a->layers_differ && !a->recurrent)
+        PI_TRY(pi_key_need_i32(g, a->name, "feed_forward_length", 1, MAX_DIM, &c->n_ff));
     PI_TRY(pi_key_need_i32(g, a->name, "attention.head_count", 1, 4096, &c->n_head));
     PI_TRY(pi_key_need_i32(g, a->name, "context_length", 1, INT32_MAX / 64, &c->n_ctx_train));
     int64_t n_head_kv = c->n_head, key_length = 0, value_length, n_expert = 0, n_unused = 0, n_dense = 0;
@@ -97,15 +114,19 @@ static pi_status read_shape(pi_model *m) {
     m->n_unused_layers = (int32_t)n_unused;
     c->n_layer -= m->n_unused_layers;
     if (a->experts) PI_TRY(pi_key_i64(g, a->name, "leading_dense_block_count", 0, c->n_layer - 1, &n_dense, NULL));
-    if (a->layers_differ) {
+    if (a->recurrent) {
+        PI_TRY(pi_model_read_uses(m));
+        n_head_kv = c->n_head_kv;
+    } else if (a->layers_differ) {
         PI_TRY(read_layers(m));
+        n_head_kv = c->n_head_kv;
     } else {
         PI_TRY(pi_key_i64(g, a->name, "attention.head_count_kv", 1, c->n_head, &n_head_kv, NULL));
-        if (c->n_head % n_head_kv)
-            return PI_FAIL(PI_ERROR_FORMAT, "%d heads cannot share %lld key/value heads evenly", c->n_head,
-                           (long long)n_head_kv);
-        c->n_head_kv = (int32_t)n_head_kv;
     }
+    if (c->n_head % n_head_kv)
+        return PI_FAIL(PI_ERROR_FORMAT, "%d heads cannot share %lld key/value heads evenly", c->n_head,
+                       (long long)n_head_kv);
+    c->n_head_kv = (int32_t)n_head_kv;
     PI_TRY(pi_key_i64(g, a->name, "expert_count", 0, INT32_MAX, &n_expert, NULL));
     c->n_expert = (int32_t)n_expert;
     c->n_layer_dense = n_expert ? (int32_t)n_dense : 0;
@@ -152,6 +173,8 @@ static pi_status read_shape(pi_model *m) {
     m->norm_eps = 1e-5F;
     PI_TRY(pi_key_f32(g, a->name, a->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
                       &m->norm_eps, &found));
+    if (!found && a->one_block) /* Nemotron-H's files have the other's name */
+        PI_TRY(pi_key_f32(g, a->name, "attention.layer_norm_epsilon", &m->norm_eps, &found));
     if (!found && !a->learned_pos)
         return PI_FAIL(PI_ERROR_FORMAT, "the file has no key %s.attention.layer_norm_%sepsilon", a->name,
                        a->layer_norm ? "" : "rms_");
@@ -167,13 +190,19 @@ static pi_status read_shape(pi_model *m) {
                            (long long)pos->ne[1]);
         c->n_ctx_train = (int32_t)pos->ne[1] - 2;
     }
-    PI_TRY(pi_rope_init(&m->rope[0], a->rope, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact));
+    pi_rope_kind rope = a->rope;
+    bool has_rope = true;
+    if (a->rope_unless) PI_TRY(pi_key_bool(g, a->name, "rope.scaling.finetuned", &has_rope));
+    if (!has_rope) rope = PI_ROPE_NONE;
+    PI_TRY(pi_rope_init(&m->rope[0], rope, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact));
     memcpy(c->rope, m->rope[0].text, sizeof c->rope);
-    m->n_ropes = a->rope != PI_ROPE_NONE;
+    m->n_ropes = rope != PI_ROPE_NONE;
     if (a->window_rope)
         PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name, a->window_base,
                                    a->layers_differ ? m->n_embd_head_window : 0));
-    m->logit_scale = 1;
+    m->embd_scale = a->scaled_embd ? sqrtf((float)c->n_embd) : 1;
+    m->residual_scale = m->logit_scale = 1;
+    if (a->scales) PI_TRY(read_scales(m));
     if (a->logit_scale) PI_TRY(pi_key_f32(g, a->name, "logit_scale", &m->logit_scale, NULL));
     if (!isfinite(m->logit_scale))
         return PI_FAIL(PI_ERROR_FORMAT, "%s.logit_scale is %g", a->name, (double)m->logit_scale);

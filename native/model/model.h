@@ -66,6 +66,18 @@ typedef struct pi_arch {
     bool yarn_exact;      /* the borders of YaRN's ramp are not rounded to whole pairs (gpt-oss) */
     pi_activation dense;  /* activation of an ordinary GGUF file */
     pi_activation sparse; /* activation of a PowerInfer file */
+
+    /* Layers with a state: which kind of block they have, instead of attention; NULL: there are none. */
+    const pi_block_kind *recurrent;
+    bool recurrent_beside;   /* all layers have it, side by side with attention (Falcon-H1) */
+    bool by_interval;        /* a period says which, or a list, not the number of heads (Qwen3-Next) */
+    bool one_block;          /* layers have either of these, or a feed-forward (Nemotron-H) */
+    bool gated_heads;        /* what attention's heads give is gated (Qwen3-Next) */
+    bool tiled_heads;        /* which heads of a delta net share q and k (Qwen3.5) */
+    bool bare_ffn_norm;      /* the norm before the feed-forward is called ffn_norm and no more (Falcon-H1) */
+    bool scales;             /* embeddings, what blocks give, scores and logits have scales of the file's (Granite) */
+    bool rope_unless;        /* there is a RoPE unless rope.scaling.finetuned is false (Granite) */
+    const char *output_norm; /* the last norm's name; NULL: output_norm */
 } pi_arch;
 const pi_arch *pi_arch_find(const char *name, size_t n);
 const char *pi_arch_names(void); /* "llama, bamboo, ..." */
@@ -92,6 +104,9 @@ typedef struct pi_layer {
     pi_adapter *adapter; /* [PI_N_ADAPT] or NULL */
 } pi_layer;
 
+/* Of which kinds layers may be where they differ; see layers.c. */
+typedef enum pi_layer_use { PI_LAYER_ATTENDS, PI_LAYER_RECURS, PI_LAYER_FEEDS } pi_layer_use;
+
 /* A layer's block of a kind, or NULL. */
 static inline pi_block *pi_block_of(const pi_layer *l, const pi_block_kind *kind) {
     for (int32_t i = 0; i < l->n_blocks; i++)
@@ -112,6 +127,12 @@ static inline pi_experts *pi_experts_of(const pi_layer *l) {
 }
 /* The neurons of a layer's feed-forward. */
 static inline int32_t pi_n_ff(const pi_ffn *w) { return w->up.n_rows; }
+/* A layer's block with a state, or NULL. */
+static inline const pi_block *pi_recurrent_of(const pi_layer *l) {
+    for (int32_t i = 0; i < l->n_blocks; i++)
+        if (l->block[i].kind->recurrent) return &l->block[i];
+    return NULL;
+}
 /* Whether rows of the layer's down belong to neurons, so that those of silent ones can be left out. */
 static inline bool pi_skips_down(const pi_layer *l) {
     const pi_ffn *f = pi_ffn_of(l);
@@ -153,6 +174,8 @@ struct pi_model {
     pi_model_options options;
     pi_model_info info;
     float norm_eps;
+    float embd_scale;           /* embeddings are multiplied by it */
+    float residual_scale;       /* what blocks give, before it is added */
     float logit_scale;          /* logits are multiplied by it */
     float logit_cap;            /* of logits: cap * tanh(logit / cap); 0: none */
     pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
@@ -172,6 +195,10 @@ struct pi_model {
     int32_t n_embd_head_window; /* of such a model: of layers with a window */
     pi_memory own;              /* of embeddings and output that were moved */
     pi_adapter embd_adapter, output_adapter;
+
+    uint8_t *use;        /* [n_layer] pi_layer_use, of an architecture with recurrent layers */
+    size_t state_floats; /* of a sequence's states, all blocks together; 0: there is none */
+    int32_t state_in, state_z, state_gates, state_out; /* most floats of a token that such a block works with */
 
     struct pi_vector *vectors; /* chain of owned float vectors */
     bool *bound;               /* [tensors of the file] while they are bound: this one was asked for */
@@ -243,6 +270,9 @@ pi_status pi_model_read_statistics(pi_model *m);
 
 /* lora.c */
 void pi_adapters_free(pi_model *m);
+
+/* uses.c: fills use, and n_ff, n_head_kv. Errors: FORMAT, UNSUPPORTED, MEMORY. */
+pi_status pi_model_read_uses(pi_model *m);
 
 /* layers.c: fills token_embd ... layer[] from the file. */
 pi_status pi_model_bind(pi_model *m);

@@ -69,6 +69,11 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
                 "CPU computes such a model",
                 l);
         PI_TRY(check_attention(m, l));
+        if (m->residual_scale != 1)
+            return PI_FAIL(
+                PI_ERROR_UNSUPPORTED,
+                "what blocks give is scaled by %g, which a device does not know; the CPU computes such a model",
+                (double)m->residual_scale);
         const int32_t window = pi_attention_of(&m->layer[l])->window;
         if (!pi_space_window(window))
             return PI_FAIL(

@@ -46,10 +46,14 @@ static bool prompts_are_dense(const pi_session *s) {
     return s->options.sparsity == PI_SPARSITY_PREDICTED && !s->options.mask_prompts;
 }
 
-/* The longest beginning of n tokens with at most ROW_MAX for row kernels. */
-static int32_t cpu_length(const uint8_t *by_row, int32_t n) {
+/* The longest beginning of n tokens with at most ROW_MAX for row kernels. Where layers have states it ends where matrix
+ * products do, since others may want to go on there. */
+static int32_t cpu_length(const pi_session *s, const uint8_t *by_row, int32_t n) {
     int32_t n_row = 0, i = 0;
-    while (i < n && n_row + by_row[i] <= ROW_MAX) n_row += by_row[i++];
+    while (i < n && n_row + by_row[i] <= ROW_MAX) {
+        if (s->kv.states.floats && i && by_row[i] && !by_row[i - 1]) break;
+        n_row += by_row[i++];
+    }
     return i;
 }
 
@@ -58,7 +62,7 @@ static int32_t cpu_length(const uint8_t *by_row, int32_t n) {
 int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first) {
     const pi_batch *b = c->batch;
     const int32_t left = b->n_tokens - first, most = left < s->options.n_batch ? left : s->options.n_batch;
-    if (!s->hybrid) return cpu_length(c->by_row + first, most);
+    if (!s->hybrid) return cpu_length(s, c->by_row + first, most);
     int32_t n = 1, n_logits = pi_batch_has_logits(b, first);
     for (; n < most && n_logits < s->hybrid->max_logits; n++) {
         const bool wants = pi_batch_has_logits(b, first + n), before = pi_batch_has_logits(b, first + n - 1);
@@ -67,6 +71,31 @@ int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first) {
         n_logits += wants;
     }
     return n;
+}
+
+/* The chunk's tokens by sequence and position: batches have each sequence's in their order, most of them together. */
+static void sort_tokens(pi_chunk *c) {
+    c->n_runs = 0;
+    for (int32_t i = 0; i < c->n_tok; i++) {
+        int32_t at = i;
+        for (; at > 0; at--) {
+            const int32_t before = c->order[at - 1];
+            if (c->seq[before] < c->seq[i] || (c->seq[before] == c->seq[i] && c->pos[before] < c->pos[i])) break;
+            c->order[at] = before;
+        }
+        c->order[at] = i;
+    }
+    for (int32_t i = 0; i < c->n_tok; i++)
+        if (i == 0 || c->seq[c->order[i]] != c->seq[c->order[i - 1]]) c->run[c->n_runs++] = i;
+    c->run[c->n_runs] = c->n_tok;
+}
+
+void pi_chunk_keep(pi_session *s) {
+    const pi_chunk *c = &s->chunk;
+    for (int32_t i = 0; s->kv.states.floats && i < c->n_runs; i++) {
+        const int32_t last = c->order[c->run[i + 1] - 1];
+        if (last < c->n_prefill) pi_states_keep(&s->kv.states, c->seq[last], c->pos[last] + 1, false);
+    }
 }
 
 /* The order is pi_chunk's. A device computes all of a chunk alike, and so does the CPU beside it. */
@@ -96,6 +125,7 @@ void pi_chunk_fill(pi_session *s, const pi_cut *cut, int32_t first, int32_t n, i
         }
     }
     *row += c->n_logits;
+    if (s->kv.states.floats) sort_tokens(c);
     c->decode = n <= PI_ATTENTION_SPLIT_TOK;
     for (int32_t i = 1; i < n && c->decode; i++)
         for (int32_t j = 0; j < i; j++) c->decode &= c->seq[i] != c->seq[j];

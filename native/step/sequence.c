@@ -24,7 +24,12 @@ static pi_status check_reachable(const pi_session *s, const char *verb, int32_t 
     const int32_t have = s->kv.seq[seq].length;
     if (n < 0 || n > have)
         return PI_FAIL(PI_ERROR_ARGUMENT, "cannot %s %d positions of sequence %d, which has %d", verb, n, seq, have);
-    if (n != pi_kv_reachable(&s->kv, seq, n))
+    const int32_t reachable = pi_kv_reachable(&s->kv, seq, n);
+    if (n != reachable && s->kv.states.floats)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "cannot %s %d of the %d positions of sequence %d: recurrent layers (%s) can go back to %d only",
+                       verb, n, have, seq, s->model->arch->name, reachable);
+    if (n != reachable)
         return PI_FAIL(
             PI_ERROR_UNSUPPORTED,
             "cannot %s %d of the %d positions of sequence %d: layers see the last %d of them, and hold those "
@@ -90,6 +95,11 @@ static pi_status shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
     if (s->model->arch->learned_pos)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "a model with learned positions (%s) cannot shift its context",
                        s->model->arch->name);
+    if (s->kv.states.floats)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "a model with recurrent layers (%s) cannot shift its context: their states hold what is to be "
+                       "dropped",
+                       s->model->arch->name);
     if (n_keep < 0 || n_drop < 1 || n_keep > n || n_drop > n - n_keep)
         return PI_FAIL(PI_ERROR_ARGUMENT, "cannot keep %d and drop %d of the %d positions of sequence %d", n_keep,
                        n_drop, n, seq);
@@ -113,7 +123,8 @@ pi_status pi_seq_shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
     return st;
 }
 
-/* ---- saved state: header, then per layer and KV head the K rows, then the V rows, of all positions that are held ---- */
+/* ---- saved state: header, then per layer and KV head the K rows, then the V rows, of all positions that are held;
+ * then what recurrent layers remember ---- */
 
 typedef struct state_header {
     char magic[8];
@@ -138,7 +149,7 @@ static state_header header_of(const pi_session *s, int32_t length, int32_t held_
                       .type_v = s->kv.type_v,
                       .length = length,
                       .held_from = held_from,
-                      .n_bytes = sizeof(state_header)};
+                      .n_bytes = sizeof(state_header) + (length ? s->kv.states.floats * sizeof(float) : 0)};
     for (int32_t l = 0; l < i->n_layer; l++) {
         const pi_kv_layer *at = &s->kv.layer[l];
         if (!at->borrowed)
@@ -176,6 +187,9 @@ static void copy_rows(pi_session *s, int32_t seq, int32_t held_from, char *p, bo
                     p += bytes;
                 }
             }
+    if (!q->length || !s->kv.states.floats) return;
+    float *state = pi_state_of(&s->kv.states, seq);
+    memcpy(save ? p : (char *)state, save ? (char *)state : p, s->kv.states.floats * sizeof *state);
 }
 
 uint64_t pi_seq_state_bytes(const pi_session *s, int32_t seq) {

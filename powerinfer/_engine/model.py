@@ -110,6 +110,8 @@ class Model:
             n_copied_bytes=native.n_copied_bytes,
             n_sign_bytes=native.n_sign_bytes,
             n_parameters=native.n_parameters,
+            n_recurrent=native.n_recurrent,
+            n_state_bytes=native.n_state_bytes,
             rope=_native.ffi.string(native.rope).decode("utf-8", "replace"),
         )
 
