@@ -89,6 +89,17 @@ static int32_t kinds_of(const pi_model *m, int32_t i, const pi_block_kind *out[P
     return n;
 }
 
+/* How many blocks a layer begins with that no device computes. */
+static int32_t host_blocks(const pi_model *m, const pi_layer *l) {
+    int32_t n = 0;
+    for (; n < l->n_blocks; n++) {
+        const pi_block *b = &l->block[n];
+        const bool attends = b->kind == &pi_attention_kind;
+        if (b->kind->device && !(attends && (m->arch->gated_heads || m->arch->recurrent_beside))) break;
+    }
+    return n;
+}
+
 static pi_status bind_all(pi_model *m) {
     const pi_model_info *c = &m->info;
     if (m->n_ropes) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads it */
@@ -111,6 +122,7 @@ static pi_status bind_all(pi_model *m) {
             l->block[l->n_blocks].kind = kinds[l->n_blocks];
             PI_TRY(kinds[l->n_blocks]->bind(m, i, &l->block[l->n_blocks]));
         }
+        l->n_host = host_blocks(m, l);
         const int32_t n_placed = pi_n_placed(m, l);
         if (n_placed > m->info.n_placed) m->info.n_placed = n_placed;
         const pi_ffn *f = pi_ffn_of(l);

@@ -27,14 +27,12 @@ static pi_status number_in(const char *name, double v, double lo, double hi) {
     return PI_OK;
 }
 
-/* Every block must have a side for devices: plans know no other sizes. */
+/* Every layer must have a feed-forward that devices compute; what a layer begins with the CPU may. */
 static pi_status check_blocks(const pi_model *m) {
-    for (int32_t l = 0; l < m->info.n_layer; l++)
-        for (int32_t i = 0; i < m->layer[l].n_blocks; i++)
-            if (!m->layer[l].block[i].kind->device)
-                return PI_FAIL(PI_ERROR_UNSUPPORTED,
-                               "%s on a device are not supported yet; the CPU computes such a model",
-                               m->layer[l].block[i].kind->name);
+    if (m->arch->one_block)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "layers of one block (%s) on a device are not supported yet; the CPU computes such a model",
+                       m->arch->name);
     return PI_OK;
 }
 
@@ -55,7 +53,7 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
                 PI_ERROR_UNSUPPORTED,
                 "what blocks give is scaled by %g, which a device does not know; the CPU computes such a model",
                 (double)m->residual_scale);
-        const int32_t window = pi_attention_of(&m->layer[l])->window;
+        const int32_t window = m->layer[l].n_host ? 0 : pi_attention_of(&m->layer[l])->window;
         if (!pi_space_window(window))
             return PI_FAIL(
                 PI_ERROR_UNSUPPORTED,
