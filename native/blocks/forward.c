@@ -56,6 +56,14 @@ static int32_t first_wanted(const pi_session *s, int32_t l) {
     return t;
 }
 
+int64_t pi_bytes_before_ffn(const pi_session *s, int32_t l, int32_t from) {
+    const pi_layer *w = &s->model->layer[l];
+    const pi_attention *attention = pi_attention_of(w);
+    int64_t n = attention ? pi_attention_weight_bytes(attention) + pi_attention_bytes(s, l, from) : 0;
+    if (pi_recurrent_of(w)) n += pi_recurrent_bytes(s, pi_recurrent_of(w));
+    return n;
+}
+
 static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, int64_t t0, int64_t t1, int64_t t2) {
     const pi_layer *w = &s->model->layer[l];
     const pi_attention *attention = pi_attention_of(w);
@@ -66,11 +74,8 @@ static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, 
     else if (st.n_sparse && pi_ffn_of(w))
         st.ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(w));
     st.bytes = st.ffn_bytes;
-    if (attention) {
-        const int64_t unread = st.n_tokens ? 0 : pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
-        st.bytes += pi_attention_weight_bytes(attention) - unread + pi_attention_bytes(s, l, from);
-    }
-    if (pi_recurrent_of(w)) st.bytes += pi_recurrent_bytes(s, pi_recurrent_of(w));
+    st.bytes += pi_bytes_before_ffn(s, l, from);
+    if (attention && !st.n_tokens) st.bytes -= pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
     if (pi_experts_of(w)) st.n_routes = (int64_t)st.n_tokens * pi_experts_of(w)->n_used;
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
     st.layer_us = (float)((double)(t2 - t0) * 1e-3);
@@ -138,6 +143,17 @@ static void scale_rows(pi_session *s, te_team *team, float by, int32_t from) {
     te_share(team, (s->chunk.n_tok - from) * n, 16, &lo, &hi);
     for (int64_t i = lo; i < hi; i++) s->x[from * n + i] *= by;
     te_barrier(team);
+}
+
+void pi_step_blocks(pi_session *s, te_team *team, int32_t l, int32_t n) {
+    const pi_layer *layer = &s->model->layer[l];
+    if (!pi_attention_of(layer)) pi_attention_next(team, l);
+    for (int32_t i = 0; i < n; i++) {
+        pi_block_run r = {s, team, layer, &layer->block[i], l, 0, 0, NULL};
+        prepare(&r);
+        te_barrier(team);
+        run(&r);
+    }
 }
 
 void pi_step_layer(pi_session *s, te_team *team, int32_t l) {

@@ -115,6 +115,17 @@ static pi_status kinds_of(const pi_model *m, int32_t i, const pi_block_kind *out
     return PI_OK;
 }
 
+/* How many blocks a layer begins with that no device computes. */
+static int32_t host_blocks(const pi_model *m, const pi_layer *l) {
+    int32_t n = 0;
+    for (; n < l->n_blocks; n++) {
+        const pi_block *b = &l->block[n];
+        const bool attends = b->kind == &pi_attention_kind;
+        if (b->kind->device && !(attends && (m->arch->gated_heads || m->arch->recurrent_beside))) break;
+    }
+    return n;
+}
+
 static pi_status bind_all(pi_model *m) {
     const pi_model_info *c = &m->info;
     if (m->n_ropes) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads it */
@@ -141,6 +152,7 @@ static pi_status bind_all(pi_model *m) {
         }
         if (m->arch->layer_scale)
             PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.layer_output_scale.weight", i), 1, true, &l->scale));
+        l->n_host = host_blocks(m, l);
         const int32_t n_placed = pi_n_placed(m, l);
         if (n_placed > m->info.n_placed) m->info.n_placed = n_placed;
         const pi_ffn *f = pi_ffn_of(l);

@@ -98,6 +98,7 @@ enum { PI_ADAPT_Q, PI_ADAPT_K, PI_ADAPT_V, PI_ADAPT_O, PI_ADAPT_GATE, PI_ADAPT_U
 typedef struct pi_layer {
     pi_block block[PI_MAX_BLOCKS];
     int32_t n_blocks;
+    int32_t n_host;      /* so many blocks at its beginning no device computes; the others it may */
     bool parallel;       /* all blocks read the layer's input; else each reads what the one before it left */
     const float *scale;  /* [1] what the layer leaves is multiplied by, or NULL */
     pi_memory own;       /* of the matrices that were moved */

@@ -46,12 +46,17 @@ static bool prompts_are_dense(const pi_session *s) {
     return s->options.sparsity == PI_SPARSITY_PREDICTED && !s->options.mask_prompts;
 }
 
-/* The longest beginning of n tokens with at most ROW_MAX for row kernels. Where layers have states it ends where matrix
- * products do, since others may want to go on there. */
+/* Whether a chunk ends in front of token i of a batch: where layers have states it does so where matrix products do, since
+ * others may want to go on there. */
+static bool ends_products(const pi_session *s, const uint8_t *by_row, int32_t i) {
+    return s->kv.states.floats && by_row[i] && !by_row[i - 1];
+}
+
+/* The longest beginning of n tokens with at most ROW_MAX for row kernels. */
 static int32_t cpu_length(const pi_session *s, const uint8_t *by_row, int32_t n) {
     int32_t n_row = 0, i = 0;
     while (i < n && n_row + by_row[i] <= ROW_MAX) {
-        if (s->kv.states.floats && i && by_row[i] && !by_row[i - 1]) break;
+        if (i && ends_products(s, by_row, i)) break;
         n_row += by_row[i++];
     }
     return i;
@@ -68,6 +73,7 @@ int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first) {
         const bool wants = pi_batch_has_logits(b, first + n), before = pi_batch_has_logits(b, first + n - 1);
         if (before && !wants) break;
         if (wants != pi_batch_has_logits(b, first) && prompts_are_dense(s)) break;
+        if (ends_products(s, c->by_row, first + n)) break;
         n_logits += wants;
     }
     return n;

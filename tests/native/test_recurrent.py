@@ -16,7 +16,6 @@ import pytest
 from powerinfer import ArgumentError, FormatError, Llama, UnsupportedError
 from powerinfer._engine.session import Model, Session
 from powerinfer._engine.types import TokenKind
-from powerinfer.models.plan import engine
 from tests import models, reference, rounding
 
 NAMES = sorted(name for name, spec in models.SPECS.items() if spec.layers)
@@ -179,11 +178,6 @@ def test_the_context_is_not_shifted(model: Model) -> None:
         with pytest.raises(UnsupportedError, match="recurrent layers"):
             s.shift(4, 10)
         assert s.length() == 40
-
-
-def test_devices_refuse(model: Model) -> None:
-    with pytest.raises(UnsupportedError, match="on a device are not supported yet"):
-        engine.compute(model, engine.Settings(budget_bytes=1 << 30), engine.Rates())
 
 
 def generated(llm: Llama, prompt: list[int], n: int, **options: Any) -> list[int]:
