@@ -332,8 +332,8 @@ int32_t pi_prefix_reusable(const pi_session *session, int32_t seq, int32_t n_sam
                            int32_t n_prompt);
 
 /* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY; DEVICE,
- * TIMEOUT (a device failed or did not answer: the sequences are as they were before, or empty where layers with a window
- * have given back what that needs). */
+ * TIMEOUT (a device failed or did not answer: the sequences are as they were before, or as far before as is reachable:
+ * empty where layers with a window have given back what that needs, at a checkpoint where layers have states). */
 pi_status pi_session_feed(pi_session *session, const pi_batch *batch);
 /* Logits [n_vocab] of the index-th token of the last batch that wanted them; writable; valid until the next feed. NULL
  * if out of range. */

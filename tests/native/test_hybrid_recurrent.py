@@ -26,8 +26,8 @@ GENERATED, PROMPT = TokenKind.GENERATED, TokenKind.PROMPT
 
 
 def place(model: Model, split: str, n_batch: int, devices: Any = None) -> Any:
-    """devices: of each layer, and of the head. all, some, none: of the neurons or experts, of all layers. odd: some of every other layer; first: all of
-    the first layer; cpu: nothing but the head."""
+    """all, some, none: of neurons or experts, of all layers. odd: some of every other layer; first: all of
+    the first layer; cpu: nothing but the head. devices: of each layer, and of the head."""
     n = model.info.n_layer
     on = [{"odd": i % 2 == 1, "first": i == 0, "cpu": False}.get(split, True) for i in range(n)]
     hot = []
