@@ -121,7 +121,8 @@ static int32_t host_blocks(const pi_model *m, const pi_layer *l) {
     for (; n < l->n_blocks; n++) {
         const pi_block *b = &l->block[n];
         const bool attends = b->kind == &pi_attention_kind;
-        if (b->kind->device && !(attends && (m->arch->gated_heads || m->arch->recurrent_beside))) break;
+        const bool wide = attends && b->attention.n_embd_head > PI_DEVICE_HEAD;
+        if (b->kind->device && !wide && !(attends && (m->arch->gated_heads || m->arch->recurrent_beside))) break;
     }
     return n;
 }

@@ -11,7 +11,8 @@
 #include "block.h"
 #include "file.h"
 
-enum { PI_MAX_BLOCKS = 3, PI_MAX_ROPES = 2 };
+/* DEVICE_HEAD: values of the largest head that devices' attention knows; the CPU computes that of larger ones. */
+enum { PI_DEVICE_HEAD = 256, PI_MAX_BLOCKS = 3, PI_MAX_ROPES = 2 };
 
 /* What distinguishes the architectures. Adding one is adding a row to the table in arch.c. */
 typedef struct pi_arch {

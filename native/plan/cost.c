@@ -53,7 +53,7 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
     c->kv_bytes = pool_bytes(o, a, o->type_k) + pool_bytes(o, a, o->type_v);
     c->attention_bytes +=
         vec_bytes(a->q_b, n_q) + vec_bytes(a->k_b, n_kv) + vec_bytes(a->v_b, n_kv) + vec_bytes(a->o_b, i->n_embd);
-    c->norm_bytes += vec_bytes(a->q_norm, d) + vec_bytes(a->k_norm, d);
+    c->norm_bytes += vec_bytes(a->q_norm, d) + vec_bytes(a->k_norm, d) + vec_bytes(a->v_norm, d);
     c->norm_bytes += vec_bytes(a->wide_q_norm, n_q) + vec_bytes(a->wide_k_norm, n_kv) + vec_bytes(a->sinks, i->n_head);
 }
 

@@ -40,19 +40,16 @@ static pi_status check_blocks(const pi_model *m) {
 static const char *unknown_attention(const pi_model *m, int32_t l) {
     const pi_attention *a = m->layer[l].n_host ? NULL : pi_attention_of(&m->layer[l]);
     if (!a) return NULL;
-    if (a->n_embd_head != m->info.n_embd_head) return "heads of another size";
-    if (a->n_head_kv != m->info.n_head_kv) return "another number of key/value heads";
     if (a->borrows) return "K and V of another layer";
     if (a->chunked || a->late_norm) return "chunked attention or norms behind RoPE";
-    if (a->temp_scale != 0) return "a scale by position";
-    return a->v_norm ? "a norm of V" : NULL;
+    return a->temp_scale != 0 ? "a scale by position" : NULL;
 }
 
 static pi_status check_layer(const pi_model *m, int32_t l) {
     const pi_ffn *f = pi_ffn_of(&m->layer[l]);
     const pi_experts *e = pi_experts_of(&m->layer[l]);
     const char *what = unknown_attention(m, l);
-    if (m->layer[l].scale) what = "a scale of what it leaves";
+    if (m->layer[l].scale && (!f || !m->arch->post_norm)) what = "a scale of what it leaves";
     if (e && e->on_input) what = "experts whose input is weighted";
     if (f && !m->info.n_expert && pi_n_ff(f) != m->info.n_ff) what = "another number of neurons";
     for (int32_t i = m->layer[l].n_host; i < m->layer[l].n_blocks; i++)

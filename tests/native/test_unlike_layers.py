@@ -4,6 +4,7 @@ that read what others hold, sizes that differ, and what is refused."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from powerinfer import FormatError, UnsupportedError
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
 from tests import models
+from tests.native.hybrid import both
 
 SMALL, LARGE = models.SPECS["gemma4"], models.SPECS["gemma4-large"]
 N = 256
@@ -76,11 +78,17 @@ def test_devices_refuse_it(model: Model, tmp_path: Path) -> None:
         engine.compute(llama4, asked, engine.Rates())
     with pytest.raises(UnsupportedError, match=r"layer 0 has embeddings per layer.*the CPU"):
         engine.compute(model, asked, engine.Rates())
-    with (
-        Model(models.write_dense(tmp_path / "m.gguf", LARGE)) as large,
-        pytest.raises(UnsupportedError, match=r"layer 0 has a scale of what it leaves.*the CPU"),
-    ):
-        engine.compute(large, asked, engine.Rates())
+
+
+@pytest.mark.parametrize("split", ["all", "some", "mixed"])
+def test_heads_too_wide_for_devices(split: str, tmp_path: Path) -> None:
+    """The CPU computes the attention of such layers, a device what follows; the others are the device's."""
+    spec = replace(LARGE, name="gemma4-wide", head_full=288, n_layer=3)
+    with Model(models.write_dense(tmp_path / "m.gguf", spec)) as model:
+        assert both(model, split, "dense", 64, 2) < 1
+        asked = engine.Settings(budget_bytes=1 << 34, n_ctx=N, overhead_bytes=0)
+        layers = engine.compute(model, asked, engine.Rates(cpu_bytes_per_s=1e6)).layers
+        assert [layer.kv_bytes > 0 for layer in layers] == [True, True, False]
 
 
 @pytest.mark.parametrize(
