@@ -58,6 +58,21 @@ def test_company_and_prefixes(tmp_path: Path, name: str) -> None:
                 assert stream.n_reused == n_reused
 
 
+def test_beginnings_that_many_share(tmp_path: Path) -> None:
+    """The second prompt that begins like one before it leaves a checkpoint where they part."""
+    common = prompt(203, 7)
+    with Model(write(tmp_path, "lfm2")) as model, scheduler(model, "dense") as own:
+        for i, n_reused in enumerate((0, 0, 200, 200)):
+            ids = np.concatenate([common, prompt(60, i)])
+            rows: list[bytes] = []
+            stream = submit(own, ids, rows)
+            list(stream)
+            assert stream.n_reused == n_reused
+            with Session(model, n_ctx=512, n_threads=2) as alone:
+                alone.feed(ids)
+                assert alone.logits().tobytes() == rows[0]
+
+
 def test_texts_beside_others(tmp_path: Path) -> None:
     texts = [prompt(n, n) for n in (3, 50, 1, 20, 64, 12, 90)]
     with Model(write(tmp_path, "lfm2")) as model:
