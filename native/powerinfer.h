@@ -320,6 +320,8 @@ typedef struct pi_prompt_rest {
     int32_t scored_from, scored_to; /* these are fed as SCORED: scored_from..scored_to-1 */
     int32_t size;                   /* wanted size of the part; it may have up to 30 tokens more */
     int32_t max_scored;             /* as many SCORED tokens in it, or up to 30 more */
+    int32_t branch;                 /* where another prompt may part from this one: the part ends there, or a few tokens
+                                       before, so that layers with states have a checkpoint; 0: nowhere */
 } pi_prompt_rest;
 /* Where the next part of a prompt ends, so that its bits are those it has when it is fed at once: after first, or first
  * itself where size or max_scored leave room for none; -1 for NULL or a broken range. */

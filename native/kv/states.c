@@ -36,6 +36,28 @@ void pi_states_free(pi_states *s) {
     *s = (pi_states){0};
 }
 
+typedef struct copy_task {
+    float *to;
+    const float *from;
+    size_t n;
+} copy_task;
+
+static void copy_step(void *ctx, te_team *team) {
+    const copy_task *t = ctx;
+    int64_t lo, hi;
+    te_share(team, (int64_t)t->n, LINE, &lo, &hi);
+    if (hi > lo) memcpy(t->to + lo, t->from + lo, sizeof *t->to * (size_t)(hi - lo));
+}
+
+static void copy_state(const pi_states *s, float *to, const float *from) {
+    enum { WORTH = 1 << 17 }; /* floats that a team copies sooner than one thread */
+    copy_task task = {to, from, s->floats};
+    if (s->pool && s->floats >= WORTH)
+        te_pool_run(s->pool, copy_step, &task);
+    else
+        memcpy(to, from, sizeof *to * s->floats);
+}
+
 int32_t pi_states_reachable(const pi_states *s, int32_t seq, int32_t length, int32_t n) {
     if (n >= length) return length;
     if (!s->floats) return n;
@@ -66,7 +88,7 @@ void pi_states_keep(pi_states *s, int32_t seq, int32_t length, bool brief) {
     if (!s->floats || !length) return;
     pi_checkpoint *c = room(s, seq, length, brief);
     const bool is_there = c->pos == length && c->seq == seq;
-    if (!is_there) memcpy(place_of(s, c), pi_state_of(s, seq), s->floats * sizeof(float));
+    if (!is_there) copy_state(s, place_of(s, c), pi_state_of(s, seq));
     *c = (pi_checkpoint){seq, length, is_there ? c->brief && brief : brief, ++s->clock};
 }
 
@@ -80,5 +102,5 @@ void pi_states_copy(pi_states *s, int32_t dst, int32_t src, int32_t length, int3
     }
     if (from && n != length) from->used = ++s->clock;
     const float *state = n == length ? pi_state_of(s, src) : from ? place_of(s, from) : NULL;
-    if (n && state && state != pi_state_of(s, dst)) memcpy(pi_state_of(s, dst), state, s->floats * sizeof(float));
+    if (n && state && state != pi_state_of(s, dst)) copy_state(s, pi_state_of(s, dst), state);
 }

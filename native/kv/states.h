@@ -21,6 +21,7 @@ typedef struct pi_states {
     size_t n_bytes;
     pi_checkpoint *checkpoint; /* [n_checkpoints] */
     uint64_t clock;
+    te_pool *pool; /* the session's, between its steps: states may be as large as caches. NULL: it has none yet */
 } pi_states;
 
 /* Bytes of n_seq sequences' states and checkpoints; SIZE_MAX: too many. */

@@ -164,8 +164,8 @@ int32_t pi_prefix_reusable(const pi_session *s, int32_t seq, int32_t n_same, int
     return n;
 }
 
-int32_t pi_chunk_end(const pi_prompt_rest *r) {
-    if (!r || r->first < 0 || r->end < r->first) return -1;
+/* Where a part ends that no branch cuts short. */
+static int32_t part_end(const pi_prompt_rest *r) {
     const int64_t first = r->first, generated = min_i64(r->generated_from, r->end),
                   end = min_i64(r->end, max_i64(first, generated) + ROW_MAX);
     int64_t size = r->size;
@@ -180,4 +180,13 @@ int32_t pi_chunk_end(const pi_prompt_rest *r) {
     if (cut >= last) return (int32_t)last;
     cut = max_i64(min_i64(cut, last - PRODUCT_MIN), align_up(first + PRODUCT_MIN));
     return (int32_t)(cut <= last - PRODUCT_MIN ? cut : last);
+}
+
+int32_t pi_chunk_end(const pi_prompt_rest *r) {
+    if (!r || r->first < 0 || r->end < r->first) return -1;
+    const int32_t end = part_end(r);
+    const int64_t last = align_down(max_i64(min_i64(r->generated_from, r->end), 0));
+    int64_t branch = align_down(min_i64(r->branch, last));
+    if (branch != last) branch = min_i64(branch, last - PRODUCT_MIN);
+    return branch - r->first >= PRODUCT_MIN && branch < end ? (int32_t)branch : end;
 }

@@ -166,6 +166,7 @@ static pi_status open_session(pi_session *s) {
                                         .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
     PI_TRY(te_pool_new(o->n_threads, &s->pool));
+    s->kv.states.pool = s->pool;
     if (s->hybrid) PI_TRY(pi_hybrid_load(s->hybrid, o));
     o->plan = NULL;
     o->device_index = NULL;

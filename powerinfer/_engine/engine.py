@@ -413,13 +413,14 @@ class Engine:
                 pass
             if self._running and self.session.info.n_blocks_free < need:
                 return
+            branch = 0 if request.is_text else self.cache.branch(ids)
             sequence = self.cache.take(request.ids, request.n_prompt, source, n, request.place)
             if sequence is None:
                 return
             if not self._starts(request):
                 self.cache.release(sequence)
                 continue
-            request.sequence = sequence
+            request.sequence, request.branch = sequence, branch
             if request.is_text:  # its tokens are computed otherwise than those of a prompt
                 sequence.n_shared = 0
             if not request.is_counted:

@@ -122,7 +122,9 @@ def test_guesses_are_taken_back(model: Model) -> None:
         s.feed(more[2:], want_logits=[GENERATED] * 4)
         assert s.logits(3).tobytes() == answer(model, ids, more)
         assert s.reachable(44) == 43
-        assert s.reachable(42) == 40  # the prompt's was not in the way
+        s.feed([5, 6], want_logits=[GENERATED] * 2)
+        assert s.reachable(48) == 47
+        assert s.reachable(46) == 40  # which took the place of the guess before it, not the prompt's
 
 
 def test_copies(model: Model) -> None:
