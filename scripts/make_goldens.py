@@ -56,6 +56,10 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
     OPTConfig,
@@ -242,6 +246,22 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                 }
             )
         )
+    elif spec.name == "olmo3":
+        model = Olmo3ForCausalLM(
+            Olmo3Config(
+                **{k: v for k, v in gated.items() if k not in ("head_dim", "rope_parameters")},
+                sliding_window=spec.window,
+                rope_parameters={
+                    "full_attention": rope_parameters(spec.rope),
+                    "sliding_attention": rope_parameters(models.Rope(spec.window_base)),
+                },
+                layer_types=[
+                    "full_attention" if i % 4 == 3 else "sliding_attention" for i in range(spec.n_layer)
+                ],
+            )
+        )
+    elif spec.family == "olmo2":
+        model = Olmo2ForCausalLM(Olmo2Config(**{k: v for k, v in gated.items() if k != "head_dim"}))
     elif spec.family == "cohere2":
         del gated["rms_norm_eps"], gated["head_dim"]
         model = Cohere2ForCausalLM(

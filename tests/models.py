@@ -112,7 +112,10 @@ def draw(spec: Spec) -> Tensors:
         matrix("model.embed_tokens.weight", spec.n_vocab, d, embd)
         for i in range(spec.n_layer):
             p = f"model.layers.{i}."
-            norm(p + "input_layernorm", d)
+            if spec.family == "olmo2":
+                norm(p + "post_feedforward_layernorm", d)
+            else:
+                norm(p + "input_layernorm", d)
             linear(p + "self_attn.q_proj", qw, d, 1.0, qkv_bias)
             linear(p + "self_attn.k_proj", kw, d, 1.0, qkv_bias)
             linear(p + "self_attn.v_proj", kw, d, 1.0, qkv_bias)
@@ -122,7 +125,7 @@ def draw(spec: Spec) -> Tensors:
             if spec.family in ("qwen3", "qwen3moe", "glm4moe", "gemma3"):
                 norm(p + "self_attn.q_norm", spec.d_head)
                 norm(p + "self_attn.k_norm", spec.d_head)
-            if spec.family == "olmoe":
+            if spec.family in ("olmoe", "olmo2"):
                 norm(p + "self_attn.q_norm", qw)
                 norm(p + "self_attn.k_norm", kw)
             if spec.family != "cohere2":
@@ -284,7 +287,13 @@ def file_name(spec: Spec, name: str) -> str:
     stem, kind = name.rsplit(".", 1)
     if stem == "lm_head":
         return f"output.{kind}"
-    families = {"falcon": FALCON_NAMES, "opt": OPT_NAMES, "gemma2": GEMMA_NAMES, "gemma3": GEMMA_NAMES}
+    families = {
+        "falcon": FALCON_NAMES,
+        "opt": OPT_NAMES,
+        "olmo2": GEMMA_NAMES,
+        "gemma2": GEMMA_NAMES,
+        "gemma3": GEMMA_NAMES,
+    }
     names = (families | dict.fromkeys(("gpt-oss", "glm4moe"), OSS_NAMES)).get(spec.family, LLAMA_NAMES)
     parts = stem.split(".")
     layer = next((i for i, part in enumerate(parts) if part.isdigit()), None)
@@ -386,7 +395,7 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.rope.scaling.original_context_length"] = spec.rope.n_ctx_orig
         if spec.window:
             meta[f"{a}.attention.sliding_window"] = spec.window
-            if spec.family == "gemma3":
+            if spec.family in ("gemma3", "olmo2"):
                 meta[f"{a}.rope.freq_base_swa"] = spec.window_base
         if a == "cohere2":
             meta["cohere2.logit_scale"] = spec.logit_scale

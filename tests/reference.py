@@ -34,6 +34,7 @@ ARCHITECTURES = (
     "smallthinker",
     "gpt-oss",
     "glm4moe",
+    "olmo2",
     "cohere2",
     "gemma",
     "gemma2",
@@ -153,7 +154,7 @@ def frequencies(model: Model, head_dim: int, *, window: bool) -> tuple[Array, fl
     """
     dim = int(model.key("rope.dimension_count", head_dim))
     if window:
-        return float(model.key("rope.freq_base_swa", 10000.0)) ** (-np.arange(0, dim, 2) / dim), 1.0
+        return float(model.key("rope.freq_base_swa")) ** (-np.arange(0, dim, 2) / dim), 1.0
     base = float(model.key("rope.freq_base", 10000.0))
     freq = base ** (-np.arange(0, dim, 2) / dim)
     divisors = model.get("rope_freqs.weight")  # Llama 3.1
@@ -455,6 +456,32 @@ def falcon(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     return norm(x, "output_norm")
 
 
+def olmo2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Norms behind attention and FFN, none before them; norms over all of q and of k. OLMo 3: three layers with
+    a window, whose rotation nothing stretches, then a full one."""
+    eps = float(model.key("attention.layer_norm_rms_epsilon"))
+    n_head, n_head_kv = (int(model.key(f"attention.head_count{kind}")) for kind in ("", "_kv"))
+    width = int(model.key("attention.sliding_window", 0))
+    x = model["token_embd.weight"][tokens]
+    for i in range(int(model.key("block_count"))):
+        p = f"blk.{i}."
+        near = width > 0 and i % 4 != 3
+        q, k = (
+            rotate(
+                heads(rms_norm(x @ model[f"{p}{name}.weight"].T, model[f"{p}{name}_norm.weight"], eps), n),
+                model,
+                interleaved=False,
+                window=near,
+            )
+            for name, n in (("attn_q", n_head), ("attn_k", n_head_kv))
+        )
+        v = heads(x @ model[p + "attn_v.weight"].T, n_head_kv)
+        attention = attend(q, k, v, width if near else None) @ model[p + "attn_output.weight"].T
+        x = x + rms_norm(attention, model[p + "post_attention_norm.weight"], eps)
+        x = x + rms_norm(ffn(model, i, x, x, how, trace), model[p + "post_ffw_norm.weight"], eps)
+    return rms_norm(x, model["output_norm.weight"], eps)
+
+
 def cohere2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     """Attention and FFN side by side behind one LayerNorm without bias; three layers with a window and
     rotation, then one with neither; logits are scaled."""
@@ -528,7 +555,7 @@ def forward(
         np.broadcast_to(np.asarray(threshold, np.float64), n_layer) if predicted else None,
         np.arange(len(tokens)) < n_dense if isinstance(n_dense, int) else n_dense,
     )
-    body = {"falcon": falcon, "cohere2": cohere2, "opt": opt}.get(model.arch, llama)
+    body = {"falcon": falcon, "cohere2": cohere2, "olmo2": olmo2, "opt": opt}.get(model.arch, llama)
     x = body(model, np.asarray(tokens, dtype=np.int64), how, trace)
     output = model.get("output.weight")
     logits = x @ (model["token_embd.weight"] if output is None else output).T

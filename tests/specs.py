@@ -22,7 +22,7 @@ class Spec:
     """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
 
     name: str
-    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe cohere2
+    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe olmo2 cohere2
     # gemma gemma2 gemma3
     family: str
     n_layer: int = 2
@@ -207,6 +207,20 @@ SPECS: dict[str, Spec] = {
             n_prompt=60,
             rope=Rope(100000.0, "linear", 4.0, 64),
         ),
+        Spec("olmo2", "olmo2", n_head_kv=2, n_ff=192, n_vocab=301, rope=Rope(500000.0)),
+        Spec(
+            "olmo3",
+            "olmo2",
+            n_layer=4,
+            n_embd=96,
+            n_head_kv=2,
+            n_ff=192,
+            n_vocab=301,
+            window=24,
+            window_base=5000.0,
+            n_prompt=60,
+            rope=Rope(5000.0, "yarn", 4.0, 64),
+        ),
         Spec(
             "cohere2",
             "cohere2",
@@ -239,5 +253,7 @@ SPECS: dict[str, Spec] = {
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if not spec.is_gemma and spec.family != "cohere2")
+CONVERTED = sorted(
+    name for name, spec in SPECS.items() if not spec.is_gemma and spec.family not in ("cohere2", "olmo2")
+)
 """Those that `powerinfer convert` takes checkpoints of."""

@@ -390,7 +390,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     const int32_t n_q = c->n_head * c->n_embd_head, n_kv = c->n_head_kv * c->n_embd_head;
     /* Of two norms of blocks side by side (Falcon-40B) the second is this one's, the first the feed-forward's. */
     if (a->parallel) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm_2", i).text, true, &b->norm));
-    if (!b->norm.w) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
+    if (!b->norm.w && !a->no_pre_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     const bool wide = a->wide_layers && c->n_layer == a->wide_layers;
     l->scale = 1.0F / sqrtf(wide ? (float)c->n_embd / (float)c->n_head : (float)c->n_embd_head);
     PI_TRY(read_window(m, i, l));

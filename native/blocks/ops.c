@@ -4,7 +4,9 @@
 #include <string.h>
 
 void pi_norm_row(const pi_model *m, const pi_norm *w, const float *x, float *y) {
-    if (m->arch->layer_norm)
+    if (!w->w)
+        memcpy(y, x, sizeof *y * (size_t)m->info.n_embd);
+    else if (m->arch->layer_norm)
         m->kernels->layer_norm(x, w->w, w->b, m->norm_eps, m->info.n_embd, y);
     else
         m->kernels->rms_norm(x, w->w, m->norm_eps, m->info.n_embd, y);

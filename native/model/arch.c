@@ -107,6 +107,18 @@ static const pi_arch table[] = {
      .next_layers = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "olmo2", /* and OLMo 3, which has windows */
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .post_norm = true,
+     .no_pre_norm = true,
+     .wide_qk_norm = true,
+     .window_period = 4,
+     .full_last = true,
+     .window_rope = true,
+     .dense = PI_ACTIVATION_SILU,
+     .sparse = PI_ACTIVATION_RELU},
     {.name = "cohere2",
      .block = {&pi_attention_kind, &pi_ffn_kind},
      .rope = PI_ROPE_NORM,
@@ -150,6 +162,7 @@ static const pi_arch table[] = {
      .window_period = 6,
      .full_last = true,
      .window_rope = true,
+     .window_base = 10000,
      .wide_layers = 62,
      .dense = PI_ACTIVATION_GELU_TANH,
      .sparse = PI_ACTIVATION_RELU},
@@ -163,5 +176,5 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 
 const char *pi_arch_names(void) {
     return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
-           "cohere2, gemma, gemma2, gemma3";
+           "olmo2, cohere2, gemma, gemma2, gemma3";
 }

@@ -160,6 +160,7 @@ pi_status pi_bind_parts(pi_model *m, int32_t n, const void ***out) {
 }
 
 pi_status pi_bind_ffn_norm(pi_model *m, int32_t i, pi_norm *out) {
+    if (m->arch->no_pre_norm) return PI_OK;
     const char *name = m->arch->post_ffn_norm ? "post_attention_norm" : "ffn_norm";
     return pi_bind_norm(m, pi_name_of("blk.%d.%s", i, name).text, false, out);
 }

@@ -126,7 +126,7 @@ static pi_status read_shape(pi_model *m) {
     PI_TRY(pi_rope_init(&m->rope[0], a->rope, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact));
     memcpy(c->rope, m->rope[0].text, sizeof c->rope);
     m->n_ropes = a->rope != PI_ROPE_NONE;
-    if (a->window_rope) PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name));
+    if (a->window_rope) PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name, a->window_base));
     m->logit_scale = 1;
     if (a->logit_scale) PI_TRY(pi_key_f32(g, a->name, "logit_scale", &m->logit_scale, NULL));
     if (!isfinite(m->logit_scale))

@@ -23,6 +23,7 @@ typedef struct pi_arch {
     bool parallel;       /* attention and FFN both read the layer's input (Falcon) */
     bool gated;          /* the FFN has a gate */
     bool post_norm;      /* norms behind attention and FFN, too */
+    bool no_pre_norm;    /* and none before them (OLMo 2) */
     bool learned_pos;    /* position_embd.weight, positions offset by 2 (OPT) */
     bool fused_qkv;      /* attn_qkv.weight */
     bool bias;           /* q, k, v, o, up and down have biases (OPT) */
@@ -46,6 +47,7 @@ typedef struct pi_arch {
     int32_t window_default; /* where the file does not say how long it is; 0: there is none */
     bool full_last;         /* all but the last */
     bool window_rope;       /* layers with a window have a RoPE of their own (Gemma 3) */
+    float window_base;      /* its base, where the file does not say it; 0: that of the others */
     bool full_no_rope;      /* layers without one have no RoPE, unless all are without (SmallThinker) */
     bool yarn_exact;        /* the borders of YaRN's ramp are not rounded to whole pairs (gpt-oss) */
     pi_activation dense;    /* activation of an ordinary GGUF file */

@@ -98,9 +98,11 @@ pi_status pi_rope_init(pi_rope *r, pi_rope_kind kind, const te_gguf *g, const ch
     return kind == PI_ROPE_NONE ? PI_OK : init(r, g, arch, n_embd_head, n_ctx_train, yarn_exact);
 }
 
-pi_status pi_rope_init_window(pi_rope *r, const pi_rope *full, const te_gguf *g, const char *arch) {
-    float base = 10000;
+pi_status pi_rope_init_window(pi_rope *r, const pi_rope *full, const te_gguf *g, const char *arch, float base) {
+    const bool own = base > 0;
+    if (!own) base = 10000;
     *r = (pi_rope){.kind = full->kind, .n_rot = full->n_rot, .magnitude = 1};
+    if (!own) PI_TRY(pi_key_f32(g, arch, "rope.freq_base", &base, NULL));
     PI_TRY(pi_key_f32(g, arch, "rope.freq_base_swa", &base, NULL));
     if (!(base > 1) || !isfinite(base))
         return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.freq_base_swa is %g", arch, (double)base);

@@ -35,6 +35,7 @@ NAMES = [
     "opt",
     "qwen2",
     "qwen3",
+    "olmo3",
     "cohere2",
     "gemma2",
     "gemma3",
