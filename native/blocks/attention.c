@@ -26,11 +26,14 @@ enum { SPAN = PI_ATTENTION_SPAN };
 
 static void finish_head(const pi_session *s, const pi_attention *w, int32_t t, const float *norm, float *head) {
     const pi_model *m = s->model;
-    const pi_rope *rope = pi_rope_of(m, w);
-    if (norm) m->kernels->rms_norm(head, norm, m->norm_eps, m->info.n_embd_head, head);
-    if (!rope) return;
-    const float *cs = s->cs + pi_rope_floats(m, w->rope) * (size_t)s->options.n_batch;
-    pi_rope_apply(rope, cs + (ptrdiff_t)t * rope->n_rot, head);
+    const pi_rope *rope = pi_rope_of(m, w, s->options.n_ctx);
+    const bool later = m->arch->norm_after_rope;
+    if (norm && !later) m->kernels->rms_norm(head, norm, m->inner_eps, m->info.n_embd_head, head);
+    if (rope) {
+        const float *cs = s->cs + pi_rope_floats(m, pi_rope_index(m, w, s->options.n_ctx)) * (size_t)s->options.n_batch;
+        pi_rope_apply(rope, cs + (ptrdiff_t)t * rope->n_rot, head);
+    }
+    if (norm && later) m->kernels->rms_norm(head, norm, m->inner_eps, m->info.n_embd_head, head);
 }
 
 /* K, normed and rotated, and V of one KV head go to the pool. */
@@ -119,6 +122,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
         const int32_t t = w->t + r / group;
         memcpy(head, s->q + ((ptrdiff_t)t * m->info.n_head + w->kvh * group + r % group) * d, (size_t)d * sizeof *head);
         finish_head(s, block, t, block->q_norm, head);
+        if (m->temperature > 0) scale_row(head, d, pi_query_scale(m, s->chunk.pos[t]));
         sum[r] = (sums){-INFINITY, 0};
     }
     memset(out, 0, (size_t)rows * (size_t)d * sizeof *out);
@@ -374,6 +378,7 @@ static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
     const pi_arch *a = m->arch;
     int64_t window = a->window_default;
     w->rope = m->n_ropes ? 0 : -1;
+    if (a->no_rope_period && (i + 1) % a->no_rope_period == 0) w->rope = -1;
     if (!a->window_period) return PI_OK;
     PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", 1, INT32_MAX, &window, NULL));
     const bool all = (a->full_last ? i + 1 : i) % a->window_period == 0;
@@ -389,10 +394,11 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     pi_attention *l = &b->attention;
     const int32_t n_q = c->n_head * c->n_embd_head, n_kv = c->n_head_kv * c->n_embd_head;
     /* Of two norms of blocks side by side (Falcon-40B) the second is this one's, the first the feed-forward's. */
-    if (a->parallel) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm_2", i).text, true, &b->norm));
+    if (m->layer[i].parallel) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm_2", i).text, true, &b->norm));
     if (!b->norm.w && !a->no_pre_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     const bool wide = a->wide_layers && c->n_layer == a->wide_layers;
     l->scale = 1.0F / sqrtf(wide ? (float)c->n_embd / (float)c->n_head : (float)c->n_embd_head);
+    if (m->score_scale > 0) l->scale = m->score_scale;
     PI_TRY(read_window(m, i, l));
     if (a->soft_caps) PI_TRY(pi_key_cap(m->file->gguf, a->name, "attn_logit_softcapping", 50, &l->soft_cap));
     if (a->fused_qkv) {
@@ -403,6 +409,8 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
         l->k.n_rows = l->v.n_rows = n_kv;
         l->k.w = (const char *)qkv.w + qkv.stride * (size_t)n_q;
         l->v.w = (const char *)l->k.w + qkv.stride * (size_t)n_kv;
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_qkv.bias", i), n_q + 2 * n_kv, !a->bias, &l->q_b));
+        if (l->q_b) l->k_b = l->q_b + n_q, l->v_b = l->k_b + n_kv;
     } else {
         PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_q.weight", i), n_q, c->n_embd, false, &l->q));
         PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_k.weight", i), n_kv, c->n_embd, false, &l->k));
@@ -414,6 +422,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     }
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_output.weight", i), c->n_embd, n_q, false, &l->o));
     PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_output.bias", i), c->n_embd, !a->bias, &l->o_b));
+    if (a->sub_norms) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_sub_norm.weight", i), n_q, false, &l->sub_norm));
     if (a->sinks) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_sinks.weight", i), c->n_head, false, &l->sinks));
     if (a->post_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_attention_norm", i).text, false, &b->post_norm));
     if (a->wide_qk_norm) {
@@ -441,8 +450,8 @@ static void norm_heads(const pi_block_run *r, size_t n_q, size_t n_kv) {
     te_barrier(r->team); /* adapters have changed them */
     for (int32_t t = r->team->ith; t < s->chunk.n_tok; t += r->team->nth) {
         float *q = s->q + n_q * (size_t)t, *k = s->k + n_kv * (size_t)t;
-        if (t >= r->from) m->kernels->rms_norm(q, w->wide_q_norm, m->norm_eps, (int32_t)n_q, q);
-        m->kernels->rms_norm(k, w->wide_k_norm, m->norm_eps, (int32_t)n_kv, k);
+        if (t >= r->from) m->kernels->rms_norm(q, w->wide_q_norm, m->inner_eps, (int32_t)n_q, q);
+        m->kernels->rms_norm(k, w->wide_k_norm, m->inner_eps, (int32_t)n_kv, k);
     }
     te_barrier(r->team);
 }
@@ -468,6 +477,13 @@ static void run(pi_block_run *r) {
     if (w->wide_q_norm) norm_heads(r, n_q, n_kv);
     attend_chunk(s, team, r->l, r->from);
     te_barrier(team);
+    if (w->sub_norm) {
+        for (int32_t t = r->from + team->ith; t < s->chunk.n_tok; t += team->nth) {
+            float *att = s->att + n_q * (size_t)t;
+            s->model->kernels->rms_norm(att, w->sub_norm, s->model->inner_eps, (int32_t)n_q, att);
+        }
+        te_barrier(team);
+    }
     const te_linear out = {.w = w->o, .bias = w->o_b, .y = r->y + n * from, .ldy = n, .add = true};
     pi_linear(s, team, &out, 1, s->att + n_q * from, n_q, r->from, s->chunk.n_tok - r->from);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_O, s->att, n_q, r->y, n);

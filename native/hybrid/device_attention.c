@@ -3,7 +3,7 @@
 
 static te_norm send_wide(pi_upload *u, const float *w, int32_t n) {
     return (te_norm){
-        .kind = w ? TE_RMS_NORM : TE_NO_NORM, .eps = u->h->s->model->norm_eps, .w = pi_upload_vector(u, w, n)};
+        .kind = w ? TE_RMS_NORM : TE_NO_NORM, .eps = u->h->s->model->inner_eps, .w = pi_upload_vector(u, w, n)};
 }
 
 static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_device_layer *d) {
@@ -55,7 +55,8 @@ static void run(const pi_program_block *b) {
     const pi_model_info *i = &m->info;
     const pi_device_layer *w = b->w;
     const pi_attention *shape = &b->block->attention;
-    const pi_rope *rope = pi_rope_of(m, shape);
+    const int32_t which = pi_rope_index(m, shape, s->options.n_ctx);
+    const pi_rope *rope = pi_rope_of(m, shape, s->options.n_ctx);
     const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
     te_linear_args qkv = pi_program_from_x(p);
     /* Before wide norms q and k wait where attention's output and q will be. */
@@ -82,13 +83,14 @@ static void run(const pi_program_block *b) {
                                  .n_embd_head = i->n_embd_head,
                                  .q_norm = w->q_norm,
                                  .k_norm = w->k_norm,
-                                 .norm_eps = m->norm_eps,
+                                 .norm_eps = m->inner_eps,
+                                 .norm_last = m->arch->norm_after_rope,
                                  .scale = shape->scale,
                                  .soft_cap = shape->soft_cap,
                                  .sinks = w->sinks,
                                  .rope = rope_of(rope ? rope->kind : PI_ROPE_NONE),
                                  .n_rot = rope ? rope->n_rot : 0,
-                                 .cs = p->in.cs + (rope ? pi_rope_floats(m, shape->rope) * (size_t)p->n_tok : 0),
+                                 .cs = p->in.cs + (rope ? pi_rope_floats(m, which) * (size_t)p->n_tok : 0),
                                  .pos = p->in.pos,
                                  .table =
                                      p->in.table + (ptrdiff_t)pi_kv_pool_of(&s->kv, b->l) * p->n_tok * p->h->ld_table,

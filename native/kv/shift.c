@@ -54,7 +54,7 @@ static void move_head(const pi_kv *kv, int32_t l, int32_t h, const pi_table *t, 
                       char *v, float *scratch) {
     const pi_model *m = kv->model;
     const int32_t p = pi_kv_pool_of(kv, l), head = m->info.n_embd_head, gap = shift->gap[p];
-    const pi_rope *rope = pi_rope_of(m, pi_attention_of(&m->layer[l]));
+    const pi_rope *rope = pi_rope_of(m, pi_attention_of(&m->layer[l]), kv->n_ctx);
     float *row = scratch, *cs = scratch + head;
     if (!rope && !gap) return;
     if (rope) pi_rope_angles(rope, -(double)shift->n_drop, 1, cs);

@@ -25,24 +25,26 @@ typedef struct pi_attention {
     const float *q_b, *k_b, *v_b, *o_b; /* or NULL */
     const float *q_norm, *k_norm;       /* [n_embd_head] or NULL */
     const float *wide_q_norm,
-        *wide_k_norm;   /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
-    const float *sinks; /* [n_head] or NULL: what a head's softmax sees beside its scores, and adds nothing for */
-    float scale;        /* of scores */
-    float soft_cap;     /* of scaled scores: cap * tanh(score / cap); 0: none */
-    int32_t window;     /* positions that a token sees, its own among them; 0: all */
-    int32_t rope;       /* which of the model's variants; -1: none */
+        *wide_k_norm;      /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
+    const float *sub_norm; /* [n_head*n_embd_head] of what o reads, or NULL */
+    const float *sinks;    /* [n_head] or NULL: what a head's softmax sees beside its scores, and adds nothing for */
+    float scale;           /* of scores */
+    float soft_cap;        /* of scaled scores: cap * tanh(score / cap); 0: none */
+    int32_t window;        /* positions that a token sees, its own among them; 0: all */
+    int32_t rope;          /* which of the model's variants; -1: none */
 } pi_attention;
 
 typedef struct pi_ffn {
-    te_mat gate, up;     /* [n_ff][n_embd]; gate.w NULL when not gated */
-    te_mat down;         /* [n_embd][n_ff] as ordinary files have it, or w NULL */
-    te_mat down_t;       /* [n_ff][n_embd]: row j belongs to neuron j, or w NULL */
-    const float *up_b;   /* [n_ff] or NULL */
-    const float *down_b; /* [n_embd] or NULL */
-    te_mat fc1;          /* [r][n_embd], or w NULL: no predictor */
-    te_mat fc2;          /* [n_ff][r] */
-    uint64_t *sign;      /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
-    float threshold;     /* of the predictor's scores */
+    te_mat gate, up;       /* [n_ff][n_embd]; gate.w NULL when not gated */
+    te_mat down;           /* [n_embd][n_ff] as ordinary files have it, or w NULL */
+    te_mat down_t;         /* [n_ff][n_embd]: row j belongs to neuron j, or w NULL */
+    const float *up_b;     /* [n_ff] or NULL */
+    const float *sub_norm; /* [n_ff] of what down reads, or NULL */
+    const float *down_b;   /* [n_embd] or NULL */
+    te_mat fc1;            /* [r][n_embd], or w NULL: no predictor */
+    te_mat fc2;            /* [n_ff][r] */
+    uint64_t *sign;        /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
+    float threshold;       /* of the predictor's scores */
 } pi_ffn;
 
 /* What makes weights of a router's products; numbers as in files. CHOSEN: experts are ranked by the products themselves;

@@ -42,6 +42,14 @@ static pi_status check_blocks(const pi_model *m) {
 static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
     uint64_t budget = 0;
     for (int32_t d = 0; d < o->n_devices; d++) budget |= pi_budget(o, d);
+    if (budget && m->temperature > 0 && o->n_ctx > m->n_ctx_orig)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "a device does not scale queries by their position, which %s does beyond %d; the CPU does",
+                       m->arch->name, m->n_ctx_orig);
+    if (budget && m->arch->sub_norms)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "norms inside the blocks of %s are not on devices yet; the CPU computes such a model",
+                       m->arch->name);
     for (int32_t l = 0; budget && l < m->info.n_layer; l++) {
         const pi_experts *e = pi_experts_of(&m->layer[l]);
         if (e && (e->gate.type != e->up.type || (e->shared_up.w && e->shared_gate.type != e->shared_up.type)))

@@ -48,7 +48,7 @@ static void lay_out(pi_session *s, carver *c) {
     const bool predictor = i->predictor != PI_PREDICTOR_NONE, mlp = i->predictor == PI_PREDICTOR_MLP;
     s->x = carve(c, b, (size_t)i->n_embd, f);
     s->h = carve(c, b, (size_t)i->n_embd, f);
-    s->h2 = carve(c, s->model->arch->parallel ? b : 0, (size_t)i->n_embd, f);
+    s->h2 = carve(c, s->model->layer[0].parallel ? b : 0, (size_t)i->n_embd, f);
     s->out = carve(c, s->model->arch->post_norm ? b : 0, (size_t)i->n_embd, f);
     s->q = carve(c, b, n_q, f);
     s->k = carve(c, b, n_kv, f);
