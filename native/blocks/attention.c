@@ -27,20 +27,21 @@ enum { SPAN = PI_ATTENTION_SPAN };
 
 static void finish_head(const pi_session *s, const pi_attention *w, int32_t t, const float *norm, float *head) {
     const pi_model *m = s->model;
-    const pi_rope *rope = pi_rope_of(m, w);
-    if (norm && !w->late_norm) m->kernels->rms_norm(head, norm, m->norm_eps, w->n_embd_head, head);
+    const pi_rope *rope = pi_rope_of(m, w, s->options.n_ctx);
+    if (norm && !w->late_norm) m->kernels->rms_norm(head, norm, m->inner_eps, w->n_embd_head, head);
     if (rope) {
-        const float *cs = s->cs + pi_rope_floats(m, w->rope) * (size_t)s->options.n_batch;
+        const int32_t which = pi_rope_index(m, w, s->options.n_ctx);
+        const float *cs = s->cs + pi_rope_floats(m, which) * (size_t)s->options.n_batch;
         pi_rope_apply(rope, cs + (ptrdiff_t)t * rope->n_rot, head);
     }
-    if (norm && w->late_norm) m->kernels->rms_norm(head, norm, m->norm_eps, w->n_embd_head, head);
+    if (norm && w->late_norm) m->kernels->rms_norm(head, norm, m->inner_eps, w->n_embd_head, head);
 }
 
 /* A head of q, whose scale may grow with the position. */
 static void finish_query(const pi_session *s, const pi_attention *w, int32_t t, float *head) {
     finish_head(s, w, t, w->q_norm, head);
     if (w->temp_scale == 0) return;
-    const float turns = floorf((float)(s->chunk.pos[t] + 1) / (float)w->temp_length),
+    const float turns = floorf((float)(s->chunk.pos[t] + w->temp_first) / (float)w->temp_length),
                 by = 1 + w->temp_scale * logf(1 + turns);
     for (int32_t i = 0; i < w->n_embd_head; i++) head[i] *= by;
 }
@@ -53,7 +54,7 @@ static void store_kv(const pi_session *s, int32_t l, int32_t t, int32_t kvh) {
     const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
     float *k = s->k + ((ptrdiff_t)t * nkv + kvh) * d, *v = s->v + ((ptrdiff_t)t * nkv + kvh) * d;
     if (!w->v.w) memcpy(v, k, (size_t)d * sizeof *v); /* before anything becomes of K */
-    if (w->v_norm) kern->rms_norm(v, w->v_norm, s->model->norm_eps, d, v);
+    if (w->v_norm) kern->rms_norm(v, w->v_norm, s->model->inner_eps, d, v);
     finish_head(s, w, t, w->k_norm, k);
     kern->row[s->kv.type_k].from_f32(k, pi_kv_k(&s->kv, l, seq, kvh, pos), d);
     kern->row[s->kv.type_v].from_f32(v, pi_kv_v(&s->kv, l, seq, kvh, pos), d);
@@ -417,6 +418,7 @@ static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
     int64_t window = a->window_default;
     bool near = false;
     w->rope = m->n_ropes ? 0 : -1;
+    if (a->no_rope_period && (i + 1) % a->no_rope_period == 0) w->rope = -1;
     PI_TRY(has_window(m, i, &near));
     if (!a->window_period && !a->windows_listed) return PI_OK;
     PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", 1, INT32_MAX, &window, NULL));
@@ -445,6 +447,7 @@ static pi_status read_chunked(pi_model *m, pi_attention *w) {
     if (!isfinite(w->temp_scale))
         return PI_FAIL(PI_ERROR_FORMAT, "%s.attention.temperature_scale is %g", m->arch->name, (double)w->temp_scale);
     w->temp_length = (int32_t)length;
+    w->temp_first = 1;
     return PI_OK;
 }
 
@@ -489,13 +492,14 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     PI_TRY(read_heads(m, i, l));
     const int32_t d = l->n_embd_head, n_q = c->n_head * d, n_kv = l->n_head_kv * d;
     /* Of two norms of blocks side by side (Falcon-40B) the second is this one's, the first the feed-forward's. */
-    if (a->parallel) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm_2", i).text, true, &b->norm));
+    if (m->layer[i].parallel) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm_2", i).text, true, &b->norm));
     if (!b->norm.w && !a->no_pre_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     const bool wide = a->wide_layers && c->n_layer == a->wide_layers;
     l->scale = a->unscaled ? 1 : 1.0F / sqrtf(wide ? (float)c->n_embd / (float)c->n_head : (float)d);
-    if (a->scales) PI_TRY(pi_key_f32(m->file->gguf, a->name, "attention.scale", &l->scale, NULL));
-    if (!(l->scale > 0) || !isfinite(l->scale))
-        return PI_FAIL(PI_ERROR_FORMAT, "%s.attention.scale is %g", a->name, (double)l->scale);
+    if (m->score_scale > 0) l->scale = m->score_scale;
+    l->late_norm = a->norm_after_rope;
+    l->temp_scale = m->temperature;
+    l->temp_length = m->n_ctx_orig;
     if (a->soft_caps) PI_TRY(pi_key_cap(m->file->gguf, a->name, "attn_logit_softcapping", 50, &l->soft_cap));
     if (a->fused_qkv) {
         te_mat qkv;
@@ -505,6 +509,8 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
         l->k.n_rows = l->v.n_rows = n_kv;
         l->k.w = (const char *)qkv.w + qkv.stride * (size_t)n_q;
         l->v.w = (const char *)l->k.w + qkv.stride * (size_t)n_kv;
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_qkv.bias", i), n_q + 2 * n_kv, !a->bias, &l->q_b));
+        if (l->q_b) l->k_b = l->q_b + n_q, l->v_b = l->k_b + n_kv;
     } else {
         l->gated = a->gated_heads;
         PI_TRY(
@@ -520,6 +526,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     }
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_output.weight", i), c->n_embd, n_q, false, &l->o));
     PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_output.bias", i), c->n_embd, !a->bias, &l->o_b));
+    if (a->sub_norms) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_sub_norm.weight", i), n_q, false, &l->sub_norm));
     if (a->sinks) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_sinks.weight", i), c->n_head, false, &l->sinks));
     if (a->post_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_attention_norm", i).text, false, &b->post_norm));
     if (a->wide_qk_norm) {
@@ -549,8 +556,8 @@ static void norm_heads(const pi_block_run *r, size_t n_q, size_t n_kv) {
     te_barrier(r->team); /* adapters have changed them */
     for (int32_t t = r->team->ith; t < s->chunk.n_tok; t += r->team->nth) {
         float *q = s->q + n_q * (size_t)t, *k = s->k + n_kv * (size_t)t;
-        if (t >= r->from) m->kernels->rms_norm(q, w->wide_q_norm, m->norm_eps, (int32_t)n_q, q);
-        m->kernels->rms_norm(k, w->wide_k_norm, m->norm_eps, (int32_t)n_kv, k);
+        if (t >= r->from) m->kernels->rms_norm(q, w->wide_q_norm, m->inner_eps, (int32_t)n_q, q);
+        m->kernels->rms_norm(k, w->wide_k_norm, m->inner_eps, (int32_t)n_kv, k);
     }
     te_barrier(r->team);
 }
@@ -590,6 +597,13 @@ static void run(pi_block_run *r) {
     attend_chunk(s, team, r->l, r->from);
     te_barrier(team);
     if (w->gated) gate_heads(r);
+    if (w->sub_norm) {
+        for (int32_t t = r->from + team->ith; t < s->chunk.n_tok; t += team->nth) {
+            float *att = s->att + n_att * (size_t)t;
+            s->model->kernels->rms_norm(att, w->sub_norm, s->model->inner_eps, (int32_t)n_att, att);
+        }
+        te_barrier(team);
+    }
     const te_linear out = {.w = w->o, .bias = w->o_b, .y = r->y + n * from, .ldy = n, .add = true};
     pi_linear(s, team, &out, 1, s->att + n_att * from, n_att, r->from, s->chunk.n_tok - r->from);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_O, s->att, n_att, r->y, n);

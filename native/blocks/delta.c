@@ -109,7 +109,7 @@ static void run(pi_block_run *r) {
     te_barrier(team);
     for (int32_t i = r->from * p->n_head + team->ith; i < n_tok * p->n_head; i += team->nth) {
         float *o = s->state_out + (size_t)i * (size_t)p->n_v;
-        kern->rms_norm(o, w->norm, s->model->norm_eps, p->n_v, o);
+        kern->rms_norm(o, w->norm, s->model->inner_eps, p->n_v, o);
         kern->glu(TE_SILU, 0, s->state_z + (size_t)i * (size_t)p->n_v, o, p->n_v, o);
     }
     te_barrier(team);

@@ -142,6 +142,11 @@ static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, 
         for (int32_t t = team->ith; t < n; t += team->nth)
             memcpy(s->tap[l].hidden + (size_t)s->chunk.batch_row[t0 + t] * n_ff, u + (size_t)t * n_ff,
                    sizeof *u * n_ff);
+    if (w->sub_norm) {
+        for (int32_t t = team->ith; t < n; t += team->nth)
+            m->kernels->rms_norm(u + (size_t)t * n_ff, w->sub_norm, m->inner_eps, (int32_t)n_ff, u + (size_t)t * n_ff);
+        te_barrier(team);
+    }
     if (w->down_t.w) {
         const bool first = way == TE_BY_ROWS;
         if (first) add_bias_first(s, team, w, x, n);
@@ -199,7 +204,7 @@ static void run_part(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool
     const pi_ffn *w = &r->block->ffn;
     /* Of one token that leaves nothing out, whole matrices one after the other are longer streams than groups of their
      * rows in turn: F16, 2 threads, 82 instead of 73 % of the read rate for the whole token. */
-    const bool whole_product = mode == FFN_DENSE && (!w->down_t.w || n == 1);
+    const bool whole_product = (mode == FFN_DENSE && (!w->down_t.w || n == 1)) || w->sub_norm;
     if (t0 < s->chunk.n_prefill || whole_product || s->tap[r->l].hidden) {
         run_products(r, t0, n, mode, sparse_tokens);
         return;
@@ -237,15 +242,25 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     pi_ffn *l = &b->ffn;
     const int32_t n_ff = m->n_ff ? m->n_ff[i] : c->n_ff;
     const pi_norm *before = &m->layer[i].block[0].norm; /* of blocks side by side one norm may serve both */
-    if (!a->parallel)
+    const bool apart =
+        a->maybe_parallel && te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.ffn_norm.weight", i).text);
+    if (!m->layer[i].parallel || apart)
         PI_TRY(pi_bind_ffn_norm(m, i, &b->norm));
     else if (te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.attn_norm_2.weight", i).text))
         PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     else
         b->norm = *before;
     if (a->post_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_ffw_norm", i).text, false, &b->post_norm));
-    if (a->gated) PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate.weight", i), n_ff, c->n_embd, false, &l->gate));
-    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up.weight", i), n_ff, c->n_embd, false, &l->up));
+    if (a->fused_gate_up) {
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up.weight", i), 2 * n_ff, c->n_embd, false, &l->gate));
+        l->up = l->gate;
+        l->gate.n_rows = l->up.n_rows = n_ff;
+        l->up.w = (const char *)l->gate.w + l->gate.stride * (size_t)n_ff;
+    } else {
+        if (a->gated) PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate.weight", i), n_ff, c->n_embd, false, &l->gate));
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up.weight", i), n_ff, c->n_embd, false, &l->up));
+    }
+    if (a->sub_norms) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_sub_norm.weight", i), n_ff, false, &l->sub_norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_t.weight", i), n_ff, c->n_embd, true, &l->down_t));
     if (!l->down_t.w) {
         const pi_name n = pi_name_of("blk.%d.ffn_down.weight", i);

@@ -34,7 +34,7 @@ void pi_step_embed(pi_session *s, te_team *team) {
             (const char *)m->token_embd.w + m->token_embd.stride * (size_t)s->chunk.token[t], 0, n, x);
         for (int32_t i = 0; m->embd_scale != 1 && i < n; i++) x[i] *= m->embd_scale;
         if (m->position_embd.w) {
-            const size_t row = (size_t)s->chunk.pos[t] + 2; /* OPT's table has two unused rows in front */
+            const size_t row = (size_t)(s->chunk.pos[t] + m->arch->pos_offset);
             m->kernels->row[m->position_embd.type].to_f32(
                 (const char *)m->position_embd.w + m->position_embd.stride * row, 0, n, tmp);
             m->kernels->add(tmp, n, x);
@@ -117,7 +117,8 @@ void pi_step_head(pi_session *s, te_team *team) {
         }
         if (many == 0) continue;
         const float *hidden = s->hidden + (size_t)row * n;
-        const te_linear out = {.w = m->output, .y = s->logits + (size_t)row * n_vocab, .ldy = n_vocab, .way = way};
+        const te_linear out = {
+            .w = m->output, .bias = m->output_b, .y = s->logits + (size_t)row * n_vocab, .ldy = n_vocab, .way = way};
         te_op_linear(team, s->ws, &out, 1, hidden, n, many);
         pi_adapt(s, team, &m->output_adapter, hidden, n, many, out.way, out.y, n_vocab);
     }

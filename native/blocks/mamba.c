@@ -81,7 +81,7 @@ static void run(pi_block_run *r) {
         const int32_t t = i / p->n_group, g = i % p->n_group;
         float *o = s->state_out + (size_t)i * (size_t)each;
         kern->glu(TE_SILU, 0, s->state_in + (size_t)t * row + (size_t)g * (size_t)each, o, each, o);
-        if (w->norm) kern->rms_norm(o, w->norm + (ptrdiff_t)g * each, s->model->norm_eps, each, o);
+        if (w->norm) kern->rms_norm(o, w->norm + (ptrdiff_t)g * each, s->model->inner_eps, each, o);
     }
     te_barrier(team);
     pi_run_output(r, &w->out);

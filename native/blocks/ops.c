@@ -58,7 +58,7 @@ void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, in
 
 /* ---- the residual stream ---- */
 
-static bool goes_through(const pi_block_run *r) { return r->block->post_norm.w || r->s->model->residual_scale != 1; }
+static bool goes_through(const pi_block_run *r) { return r->block->post_norm.w != NULL; }
 
 float *pi_residual_open(const pi_block_run *r) {
     pi_session *s = r->s;
@@ -77,8 +77,7 @@ void pi_residual_close(const pi_block_run *r) {
     te_barrier(r->team);
     for (int32_t t = r->from + r->team->ith; t < s->chunk.n_tok; t += r->team->nth) {
         float *y = s->out + (size_t)t * (size_t)m->info.n_embd;
-        if (r->block->post_norm.w) pi_norm_row(m, &r->block->post_norm, y, y);
-        for (int32_t i = 0; m->residual_scale != 1 && i < m->info.n_embd; i++) y[i] *= m->residual_scale;
+        pi_norm_row(m, &r->block->post_norm, y, y);
         m->kernels->add(y, m->info.n_embd, s->x + (size_t)t * (size_t)m->info.n_embd);
     }
 }

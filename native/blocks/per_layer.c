@@ -37,7 +37,7 @@ void pi_per_layer_embed(pi_session *s, te_team *team) {
         m->kernels->row[m->layer_embd.type].to_f32(
             (const char *)m->layer_embd.w + m->layer_embd.stride * (size_t)s->chunk.token[t], (int64_t)n * l, n, own);
         for (int32_t k = 0; k < n; k++) y[k] *= of_x;
-        m->kernels->rms_norm(y, m->layer_norm, m->norm_eps, n, y);
+        m->kernels->rms_norm(y, m->layer_norm, m->inner_eps, n, y);
         for (int32_t k = 0; k < n; k++) y[k] = (y[k] + of_token * own[k]) * half;
     }
     te_barrier(team);

@@ -145,11 +145,10 @@ static void settle_head(const pi_host_device *d, const te_attention_args *a, int
     static const pi_rope_kind kind[] = {
         [TE_NO_ROPE] = PI_ROPE_NONE, [TE_ROPE_NORM] = PI_ROPE_NORM, [TE_ROPE_NEOX] = PI_ROPE_NEOX};
     const pi_rope rope = {.kind = kind[a->rope], .n_rot = a->n_rot};
-    if (norm)
-        d->kernels->rms_norm(from, norm, a->norm_eps, a->n_embd_head, head);
-    else
-        memcpy(head, from, sizeof *head * (size_t)a->n_embd_head);
+    memcpy(head, from, sizeof *head * (size_t)a->n_embd_head);
+    if (norm && !a->norm_last) d->kernels->rms_norm(head, norm, a->norm_eps, a->n_embd_head, head);
     if (rope.kind != PI_ROPE_NONE) pi_rope_apply(&rope, a->cs + (ptrdiff_t)t * a->n_rot, head);
+    if (norm && a->norm_last) d->kernels->rms_norm(head, norm, a->norm_eps, a->n_embd_head, head);
 }
 
 static void attend(const pi_host_device *d, const te_attention_args *a, int32_t t, int32_t h, float *score, float *row,

@@ -3,7 +3,7 @@
 
 static te_norm send_wide(pi_upload *u, const float *w, int32_t n) {
     return (te_norm){
-        .kind = w ? TE_RMS_NORM : TE_NO_NORM, .eps = u->h->s->model->norm_eps, .w = pi_upload_vector(u, w, n)};
+        .kind = w ? TE_RMS_NORM : TE_NO_NORM, .eps = u->h->s->model->inner_eps, .w = pi_upload_vector(u, w, n)};
 }
 
 static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_device_layer *d) {
@@ -56,7 +56,8 @@ static void run(const pi_program_block *b) {
     const pi_model_info *i = &m->info;
     const pi_device_layer *w = b->w;
     const pi_attention *shape = &b->block->attention;
-    const pi_rope *rope = pi_rope_of(m, shape);
+    const int32_t which = pi_rope_index(m, shape, s->options.n_ctx);
+    const pi_rope *rope = pi_rope_of(m, shape, s->options.n_ctx);
     const size_t n_q = (size_t)i->n_head * (size_t)shape->n_embd_head,
                  n_kv = (size_t)shape->n_head_kv * (size_t)shape->n_embd_head;
     te_linear_args qkv = pi_program_from_x(p);
@@ -85,13 +86,14 @@ static void run(const pi_program_block *b) {
                                  .q_norm = w->q_norm,
                                  .k_norm = w->k_norm,
                                  .v_norm = w->v_norm,
-                                 .norm_eps = m->norm_eps,
+                                 .norm_eps = m->inner_eps,
+                                 .norm_last = shape->late_norm,
                                  .scale = shape->scale,
                                  .soft_cap = shape->soft_cap,
                                  .sinks = w->sinks,
                                  .rope = rope_of(rope ? rope->kind : PI_ROPE_NONE),
                                  .n_rot = rope ? rope->n_rot : 0,
-                                 .cs = p->in.cs + (rope ? pi_rope_floats(m, shape->rope) * (size_t)p->n_tok : 0),
+                                 .cs = p->in.cs + (rope ? pi_rope_floats(m, which) * (size_t)p->n_tok : 0),
                                  .pos = p->in.pos,
                                  .table = p->in.table + (ptrdiff_t)s->kv.layer[b->l].pool * p->n_tok * p->h->ld_table,
                                  .row = p->in.first,

@@ -83,6 +83,7 @@ typedef struct pi_device_state {
     te_norm output_norm;
     te_mat output;             /* w NULL: the CPU computes the head */
     te_mat output_a, output_b; /* D; its adapter */
+    const float *output_bias;  /* D, or NULL */
 } pi_device_state;
 
 /* What a member of the CPU's team keeps of a layer with cold neurons. */

@@ -101,7 +101,7 @@ static void head(const pi_program *p) {
     /* Single values are slow to leave the device: they are made there, where y has room, and copied at once. */
     const size_t n = (size_t)a.n_tok * (size_t)i->n_vocab, room = (size_t)p->h->s->options.n_batch * (size_t)i->n_embd;
     float *y = n <= room ? p->d->y : p->d->logits;
-    a.product[0] = (te_product){.w = p->d->output, .y = y, .ldy = (size_t)i->n_vocab};
+    a.product[0] = (te_product){.w = p->d->output, .bias = p->d->output_bias, .y = y, .ldy = (size_t)i->n_vocab};
     a.side.norm = p->d->output_norm;
     a.side.keep = p->d->hidden;
     p->ops->linear(p->dev, &a);

@@ -220,6 +220,7 @@ static void send_head(pi_upload *u, pi_device_state *d) {
     const pi_model *m = u->h->s->model;
     d->output_norm = send_norm(u, m, &m->output_norm);
     d->output = pi_upload_mat(u, &m->output);
+    d->output_bias = pi_upload_vector(u, m->output_b, m->info.n_vocab);
     d->output_a = pi_upload_mat(u, &m->output_adapter.a);
     d->output_b = pi_upload_mat(u, &m->output_adapter.b);
     d->logits = share(u, sizeof(float) * (size_t)u->h->max_logits * (size_t)m->info.n_vocab);

@@ -56,7 +56,7 @@ static void move_head(const pi_kv *kv, int32_t l, int32_t h, const pi_table *t, 
     const pi_kv_layer *at = &kv->layer[l];
     const pi_attention *w = pi_attention_of(&m->layer[l]);
     const int32_t gap = shift->gap[at->pool];
-    const pi_rope *rope = pi_rope_of(m, w);
+    const pi_rope *rope = pi_rope_of(m, w, kv->n_ctx);
     float *row = scratch, *cs = scratch + w->n_embd_head;
     if (!rope && !gap) return;
     if (rope) pi_rope_angles(rope, -(double)shift->n_drop, 1, cs);

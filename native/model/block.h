@@ -25,9 +25,10 @@ typedef struct pi_attention {
     const float *q_b, *k_b, *v_b, *o_b; /* or NULL */
     const float *q_norm, *k_norm;       /* [n_embd_head] or NULL */
     const float *wide_q_norm,
-        *wide_k_norm;    /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
-    const float *sinks;  /* [n_head] or NULL: what a head's softmax sees beside its scores, and adds nothing for */
-    const float *v_norm; /* [n_embd_head] or NULL: of each head of V */
+        *wide_k_norm;      /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
+    const float *sub_norm; /* [n_head*n_embd_head] of what o reads, or NULL */
+    const float *sinks;    /* [n_head] or NULL: what a head's softmax sees beside its scores, and adds nothing for */
+    const float *v_norm;   /* [n_embd_head] or NULL: of each head of V */
     int32_t n_embd_head, n_head_kv;
     bool borrows; /* K and V are those of layer kv_layer, an earlier one; k and v are not there */
     int32_t kv_layer;
@@ -36,9 +37,10 @@ typedef struct pi_attention {
     int32_t window; /* positions that a token sees, its own among them; 0: all */
     bool chunked;   /* rather those from the last multiple of the window on (Llama 4) */
     bool late_norm; /* q_norm and k_norm are behind RoPE */
-    /* q is multiplied by 1 + temp_scale * ln(1 + the whole part of (position + 1) / temp_length); scale 0: it is not. */
+    /* q is multiplied by 1 + temp_scale * ln(1 + the whole part of (position + temp_first) / temp_length); scale 0: it is
+     * not. */
     float temp_scale;
-    int32_t temp_length;
+    int32_t temp_first, temp_length;
     int32_t rope; /* which of the model's variants; -1: none */
     bool gated;   /* q has twice the rows: of each head its query, then what its output is gated with, a sigmoid */
 } pi_attention;
@@ -50,15 +52,16 @@ typedef struct pi_per_layer {
 } pi_per_layer;
 
 typedef struct pi_ffn {
-    te_mat gate, up;     /* [n_ff][n_embd]; gate.w NULL when not gated */
-    te_mat down;         /* [n_embd][n_ff] as ordinary files have it, or w NULL */
-    te_mat down_t;       /* [n_ff][n_embd]: row j belongs to neuron j, or w NULL */
-    const float *up_b;   /* [n_ff] or NULL */
-    const float *down_b; /* [n_embd] or NULL */
-    te_mat fc1;          /* [r][n_embd], or w NULL: no predictor */
-    te_mat fc2;          /* [n_ff][r] */
-    uint64_t *sign;      /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
-    float threshold;     /* of the predictor's scores */
+    te_mat gate, up;       /* [n_ff][n_embd]; gate.w NULL when not gated */
+    te_mat down;           /* [n_embd][n_ff] as ordinary files have it, or w NULL */
+    te_mat down_t;         /* [n_ff][n_embd]: row j belongs to neuron j, or w NULL */
+    const float *up_b;     /* [n_ff] or NULL */
+    const float *sub_norm; /* [n_ff] of what down reads, or NULL */
+    const float *down_b;   /* [n_embd] or NULL */
+    te_mat fc1;            /* [r][n_embd], or w NULL: no predictor */
+    te_mat fc2;            /* [n_ff][r] */
+    uint64_t *sign;        /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
+    float threshold;       /* of the predictor's scores */
 } pi_ffn;
 
 /* What makes weights of a router's products; numbers as in files. CHOSEN: experts are ranked by the products themselves;

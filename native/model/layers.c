@@ -127,23 +127,33 @@ static int32_t host_blocks(const pi_model *m, const pi_layer *l) {
     return n;
 }
 
+static pi_status read_parallel(const pi_model *m, int32_t i, bool *out) {
+    *out = m->arch->parallel;
+    if (!m->arch->maybe_parallel) return PI_OK;
+    *out = !te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.ffn_norm.weight", i).text);
+    return pi_key_bool(m->file->gguf, m->arch->name, "use_parallel_residual", out);
+}
+
 static pi_status bind_all(pi_model *m) {
     const pi_model_info *c = &m->info;
-    if (m->n_ropes) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads it */
+    if (m->n_ropes) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads them */
+    if (m->has_long_rope) pi_bind_take(m, "rope_factors_short.weight");
+    if (m->has_long_rope) pi_bind_take(m, "rope_factors_long.weight");
     PI_TRY(pi_bind_mat(m, pi_name_of("token_embd.weight"), c->n_vocab, c->n_embd, false, &m->token_embd));
     if (m->arch->learned_pos)
-        PI_TRY(pi_bind_mat(m, pi_name_of("position_embd.weight"), c->n_ctx_train + 2, c->n_embd, false,
-                           &m->position_embd));
+        PI_TRY(pi_bind_mat(m, pi_name_of("position_embd.weight"), c->n_ctx_train + m->arch->pos_offset, c->n_embd,
+                           false, &m->position_embd));
     PI_TRY(pi_bind_norm(m, m->arch->output_norm ? m->arch->output_norm : "output_norm", false, &m->output_norm));
     if (m->arch->per_layer) PI_TRY(bind_per_layer(m));
     PI_TRY(pi_bind_mat(m, pi_name_of("output.weight"), c->n_vocab, c->n_embd, true, &m->output));
     if (!m->output.w) m->output = m->token_embd;
+    PI_TRY(pi_bind_vec(m, pi_name_of("output.bias"), c->n_vocab, true, &m->output_b));
     m->layer = calloc((size_t)c->n_layer, sizeof *m->layer);
     if (!m->layer) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d layers", c->n_layer);
     int32_t n_predictors = 0, n_down_t = 0;
     for (int32_t i = 0; i < c->n_layer; i++) {
         pi_layer *l = &m->layer[i];
-        l->parallel = m->arch->parallel;
+        PI_TRY(read_parallel(m, i, &l->parallel));
         const pi_block_kind *kinds[PI_MAX_BLOCKS];
         int32_t n_blocks = 0;
         PI_TRY(kinds_of(m, i, kinds, &n_blocks));

@@ -83,19 +83,60 @@ static pi_status read_layers(pi_model *m) {
     return PI_OK;
 }
 
-/* Granite's, of which files may leave some out; logits are divided by theirs. */
+static pi_status read_ropes(pi_model *m) {
+    const te_gguf *g = m->file->gguf;
+    const pi_arch *a = m->arch;
+    const pi_model_info *c = &m->info;
+    static const char *const by_length[] = {"rope_factors_short.weight", "rope_factors_long.weight"};
+    const bool is_long = te_gguf_find_tensor(g, by_length[1]) != NULL;
+    int64_t n_orig = c->n_ctx_train;
+    PI_TRY(pi_key_i64(g, a->name, "rope.scaling.original_context_length", 1, INT32_MAX, &n_orig, NULL));
+    m->n_ctx_orig = (int32_t)n_orig;
+    pi_rope_kind kind = a->rope;
+    bool has_rope = true;
+    if (a->rope_unless) PI_TRY(pi_key_bool(g, a->name, "rope.scaling.finetuned", &has_rope));
+    if (!has_rope) kind = PI_ROPE_NONE;
+    m->n_ropes = kind == PI_ROPE_NONE ? 0 : is_long ? 2 : 1;
+    m->has_long_rope = m->n_ropes == 2;
+    if (m->has_long_rope && (a->window_rope || !te_gguf_find_tensor(g, by_length[0])))
+        return PI_FAIL(PI_ERROR_FORMAT, "the file has %s, but not %s, or it is a %s model", by_length[1], by_length[0],
+                       a->name);
+    for (int32_t i = 0; i == 0 || i < m->n_ropes; i++)
+        PI_TRY(pi_rope_init(&m->rope[i], kind, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact,
+                            m->has_long_rope ? by_length[i] : "rope_freqs.weight"));
+    if (a->norm_after_rope && m->rope[0].magnitude != 1)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "RoPE that changes the length of keys in front of their norm (%s)",
+                       a->name);
+    memcpy(m->info.rope, m->rope[0].text, sizeof m->info.rope);
+    return PI_OK;
+}
+
+/* A key that must be a positive number. */
+static pi_status read_scale(const pi_model *m, const char *name, float *out) {
+    PI_TRY(pi_key_f32(m->file->gguf, m->arch->name, name, out, NULL));
+    if (!(*out > 0) || !isfinite(*out))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.%s is %g, must be positive", m->arch->name, name, (double)*out);
+    return PI_OK;
+}
+
 static pi_status read_scales(pi_model *m) {
-    const struct {
-        const char *name;
-        float *to;
-    } keys[] = {
-        {"embedding_scale", &m->embd_scale}, {"residual_scale", &m->residual_scale}, {"logit_scale", &m->logit_scale}};
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        PI_TRY(pi_key_f32(m->file->gguf, m->arch->name, keys[i].name, keys[i].to, NULL));
-        if (*keys[i].to == 0 || !isfinite(*keys[i].to))
-            return PI_FAIL(PI_ERROR_FORMAT, "%s.%s is %g", m->arch->name, keys[i].name, (double)*keys[i].to);
-    }
+    const pi_arch *a = m->arch;
+    float residual = 1;
+    m->embd_scale = a->scaled_embd ? sqrtf((float)m->info.n_embd) : 1;
+    m->inner_eps = m->norm_eps;
+    m->logit_scale = 1;
+    if (a->logit_scale) PI_TRY(read_scale(m, "logit_scale", &m->logit_scale));
+    if (a->warm_queries) PI_TRY(read_scale(m, "attention.temperature_scale", &m->temperature));
+    if (!a->scales) return PI_OK;
+    m->score_scale = 1 / sqrtf((float)m->info.n_embd_head);
+    PI_TRY(read_scale(m, "attention.scale", &m->score_scale));
+    PI_TRY(read_scale(m, "embedding_scale", &m->embd_scale));
+    PI_TRY(read_scale(m, "residual_scale", &residual));
+    PI_TRY(read_scale(m, "logit_scale", &m->logit_scale));
     m->logit_scale = 1 / m->logit_scale;
+    /* What blocks add is multiplied by `residual`. The whole stream divided by it says the same to the norms that read it. */
+    m->embd_scale /= residual;
+    m->norm_eps /= residual * residual;
     return PI_OK;
 }
 
@@ -185,27 +226,16 @@ static pi_status read_shape(pi_model *m) {
     if (a->learned_pos) {
         const te_gguf_tensor *pos = te_gguf_find_tensor(g, "position_embd.weight");
         if (!pos) return PI_FAIL(PI_ERROR_FORMAT, "the file has no tensor position_embd.weight");
-        if (pos->ne[1] < 3 || pos->ne[1] > 1 << 24)
-            return PI_FAIL(PI_ERROR_FORMAT, "position_embd.weight has %lld rows, at least 3 are needed",
-                           (long long)pos->ne[1]);
-        c->n_ctx_train = (int32_t)pos->ne[1] - 2;
+        if (pos->ne[1] <= a->pos_offset || pos->ne[1] > 1 << 24)
+            return PI_FAIL(PI_ERROR_FORMAT, "position_embd.weight has %lld rows, at least %d are needed",
+                           (long long)pos->ne[1], a->pos_offset + 1);
+        c->n_ctx_train = (int32_t)pos->ne[1] - a->pos_offset;
     }
-    pi_rope_kind rope = a->rope;
-    bool has_rope = true;
-    if (a->rope_unless) PI_TRY(pi_key_bool(g, a->name, "rope.scaling.finetuned", &has_rope));
-    if (!has_rope) rope = PI_ROPE_NONE;
-    PI_TRY(pi_rope_init(&m->rope[0], rope, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact));
-    memcpy(c->rope, m->rope[0].text, sizeof c->rope);
-    m->n_ropes = rope != PI_ROPE_NONE;
+    PI_TRY(read_ropes(m));
     if (a->window_rope)
         PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name, a->window_base,
                                    a->layers_differ ? m->n_embd_head_window : 0));
-    m->embd_scale = a->scaled_embd ? sqrtf((float)c->n_embd) : 1;
-    m->residual_scale = m->logit_scale = 1;
-    if (a->scales) PI_TRY(read_scales(m));
-    if (a->logit_scale) PI_TRY(pi_key_f32(g, a->name, "logit_scale", &m->logit_scale, NULL));
-    if (!isfinite(m->logit_scale))
-        return PI_FAIL(PI_ERROR_FORMAT, "%s.logit_scale is %g", a->name, (double)m->logit_scale);
+    PI_TRY(read_scales(m));
     if (a->soft_caps || a->logit_cap)
         PI_TRY(pi_key_cap(g, a->name, "final_logit_softcapping", a->soft_caps ? 30 : 0, &m->logit_cap));
     return PI_OK;

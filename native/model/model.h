@@ -19,31 +19,39 @@ typedef struct pi_arch {
     const char *name;                          /* general.architecture */
     const pi_block_kind *block[PI_MAX_BLOCKS]; /* of each layer, in order */
     pi_rope_kind rope;
-    bool layer_norm;     /* LayerNorm with bias; else RMSNorm */
-    bool no_norm_bias;   /* LayerNorm without (Cohere) */
-    bool parallel;       /* attention and FFN both read the layer's input (Falcon) */
-    bool gated;          /* the FFN has a gate */
-    bool post_norm;      /* norms behind attention and FFN, too */
-    bool no_pre_norm;    /* and none before them (OLMo 2) */
-    bool learned_pos;    /* position_embd.weight, positions offset by 2 (OPT) */
-    bool fused_qkv;      /* attn_qkv.weight */
-    bool bias;           /* q, k, v, o, up and down have biases (OPT) */
-    bool qkv_bias;       /* q, k and v have biases (Qwen2); elsewhere they may */
-    bool qk_norm;        /* RMSNorm over each head of q and k (Qwen3) */
-    bool maybe_qk_norm;  /* the same where the file has it (GLM 4.5, but for Air) */
-    bool wide_qk_norm;   /* RMSNorm over all heads of q, and of k, together (OLMoE) */
-    bool sinks;          /* heads have a logit beside those of positions (gpt-oss) */
-    bool post_ffn_norm;  /* the norm before the feed-forward is called post_attention_norm */
-    bool experts;        /* the feed-forward is a mixture of experts, where the file says how many */
-    bool normed_experts; /* weights of a token's experts sum to 1, unless the file says otherwise */
-    pi_gating gating;    /* what makes them, where the file does not say it; UNSAID: SOFTMAX */
-    bool expert_bias;    /* the router, and gate, up and down of experts have biases (gpt-oss) */
-    bool next_layers;    /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
-    bool early_router;   /* experts are chosen by what attention reads (SmallThinker) */
-    bool scaled_embd;    /* embeddings times sqrt(n_embd) (Gemma) */
-    bool logit_scale;    /* logits times a number of the file (Cohere) */
-    bool soft_caps;      /* of scores and of logits (Gemma 2) */
-    bool logit_cap;      /* of logits, where the file says so (Gemma 4) */
+    bool layer_norm;        /* LayerNorm with bias; else RMSNorm */
+    bool no_norm_bias;      /* LayerNorm without (Cohere) */
+    bool parallel;          /* attention and FFN both read the layer's input (Falcon) */
+    bool maybe_parallel;    /* the same where use_parallel_residual says so, or a file without it has no ffn_norm */
+    bool gated;             /* the FFN has a gate */
+    bool post_norm;         /* norms behind attention and FFN, too */
+    bool no_pre_norm;       /* and none before them (OLMo 2) */
+    bool learned_pos;       /* position_embd.weight (OPT) */
+    int32_t pos_offset;     /* rows of it in front of position 0's (OPT) */
+    bool fused_qkv;         /* attn_qkv.weight */
+    bool fused_gate_up;     /* ffn_up.weight has the gate's rows, then up's (Phi-3) */
+    bool bias;              /* q, k, v, o, up and down have biases (OPT) */
+    bool qkv_bias;          /* q, k and v have biases (Qwen2); elsewhere they may */
+    bool qk_norm;           /* RMSNorm over each head of q and k (Qwen3) */
+    bool maybe_qk_norm;     /* the same where the file has it (GLM 4.5, but for Air) */
+    bool wide_qk_norm;      /* RMSNorm over all heads of q, and of k, together (OLMoE) */
+    bool norm_after_rope;   /* norms of heads come after RoPE (HunYuan) */
+    bool sub_norms;         /* RMSNorm of what attention's output and down read (BitNet) */
+    bool sinks;             /* heads have a logit beside those of positions (gpt-oss) */
+    bool post_ffn_norm;     /* the norm before the feed-forward is called post_attention_norm */
+    bool experts;           /* the feed-forward is a mixture of experts, where the file says how many */
+    bool normed_experts;    /* weights of a token's experts sum to 1, unless the file says otherwise */
+    pi_gating gating;       /* what makes them, where the file does not say it; UNSAID: SOFTMAX */
+    bool expert_bias;       /* the router, and gate, up and down of experts have biases (gpt-oss) */
+    bool next_layers;       /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
+    bool early_router;      /* experts are chosen by what attention reads (SmallThinker) */
+    bool scaled_embd;       /* embeddings times sqrt(n_embd) (Gemma) */
+    bool logit_scale;       /* logits times a number of the file (Cohere) */
+    bool scales;            /* embeddings, what blocks add, scores and (divided) logits have scales (Granite) */
+    bool warm_queries;      /* queries far from the beginning are longer: attention.temperature_scale (Ministral) */
+    int32_t no_rope_period; /* the last of so many layers has no RoPE (SmolLM 3); 0: all have */
+    bool soft_caps;         /* of scores and of logits (Gemma 2) */
+    bool logit_cap;         /* of logits, where the file says so (Gemma 4) */
     int32_t wide_layers; /* a model of so many scales scores by the width per head (Gemma 2 and 3 27B); 0: none does */
     int32_t window_period;  /* of so many layers all but the first have a window; 0: none has */
     int32_t window_default; /* where the file does not say how long it is; 0: there is none */
@@ -76,7 +84,6 @@ typedef struct pi_arch {
     bool gated_heads;        /* what attention's heads give is gated (Qwen3-Next) */
     bool tiled_heads;        /* which heads of a delta net share q and k (Qwen3.5) */
     bool bare_ffn_norm;      /* the norm before the feed-forward is called ffn_norm and no more (Falcon-H1) */
-    bool scales;             /* embeddings, what blocks give, scores and logits have scales of the file's (Granite) */
     bool rope_unless;        /* there is a RoPE unless rope.scaling.finetuned is false (Granite) */
     const char *output_norm; /* the last norm's name; NULL: output_norm */
 } pi_arch;
@@ -175,9 +182,13 @@ struct pi_model {
     const pi_arch *arch;
     pi_model_options options;
     pi_model_info info;
-    float norm_eps;
+    float norm_eps;             /* of norms of the residual stream and of what blocks give */
+    float inner_eps;            /* of those inside blocks */
     float embd_scale;           /* embeddings are multiplied by it */
-    float residual_scale;       /* what blocks give, before it is added */
+    float score_scale;          /* of attention's scores; 0: by the size of heads */
+    float temperature;          /* of queries beyond n_ctx_orig (pi_attention); 0: none */
+    int32_t n_ctx_orig;         /* of that, and of RoPE's factors for short contexts */
+    bool has_long_rope;         /* rope[1] is rope[0] of contexts longer than n_ctx_orig */
     float logit_scale;          /* logits are multiplied by it */
     float logit_cap;            /* of logits: cap * tanh(logit / cap); 0: none */
     pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
@@ -188,7 +199,8 @@ struct pi_model {
     te_mat output;        /* [n_vocab][n_embd]; token_embd when tied */
     te_mat position_embd; /* [n_ctx_train + 2][n_embd], or w NULL */
     pi_norm output_norm;
-    pi_layer *layer; /* [n_layer] */
+    const float *output_b; /* [n_vocab] or NULL */
+    pi_layer *layer;       /* [n_layer] */
     /* Embeddings per layer (pi_per_layer): n_embd_layer values of each layer; 0: there are none. */
     te_mat layer_embd, layer_proj; /* [n_vocab][n_layer * n_embd_layer], [n_layer * n_embd_layer][n_embd] */
     const float *layer_norm;       /* [n_embd_layer] */
@@ -226,9 +238,13 @@ static inline size_t pi_rope_floats(const pi_model *m, int32_t r) {
 }
 /* Whether logits are not yet what the output product gives. */
 static inline bool pi_changes_logits(const pi_model *m) { return m->logit_scale != 1 || m->logit_cap > 0; }
-/* What a layer uses, or NULL. */
-static inline const pi_rope *pi_rope_of(const pi_model *m, const pi_attention *a) {
-    return a->rope < 0 ? NULL : &m->rope[a->rope];
+/* Which variant a layer uses in a context of n_ctx positions; -1: none. */
+static inline int32_t pi_rope_index(const pi_model *m, const pi_attention *a, int32_t n_ctx) {
+    return a->rope == 0 && m->has_long_rope && n_ctx > m->n_ctx_orig ? 1 : a->rope;
+}
+static inline const pi_rope *pi_rope_of(const pi_model *m, const pi_attention *a, int32_t n_ctx) {
+    const int32_t i = pi_rope_index(m, a, n_ctx);
+    return i < 0 ? NULL : &m->rope[i];
 }
 
 /* What plans place of a layer: neurons, or experts of a mixture, whose layers without experts lie somewhere as a whole. */

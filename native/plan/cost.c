@@ -317,7 +317,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
         for (int32_t k = 0; k < m->layer[l].n_blocks; k++) block_cost(m, &m->layer[l], k, c);
         attention_cost(m, o, &m->layer[l], c);
         adapter_cost(&m->layer[l], c);
-        if (m->arch->parallel) c->beside_read = c->fixed_read;
+        if (m->layer[l].parallel) c->beside_read = c->fixed_read;
         c->n = pi_n_placed(m, &m->layer[l]);
         if (pi_experts_of(&m->layer[l])) {
             const pi_status st = experts_cost(m, o, &m->layer[l], c);
@@ -342,7 +342,8 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
         out->head_bytes += mat_bytes(pi_row_bytes(head[k]), head[k]->n_rows);
         out->head_read += read_bytes(*head[k]);
     }
-    out->head_norm_bytes = vec_bytes(m->output_norm.w, i->n_embd) + vec_bytes(m->output_norm.b, i->n_embd);
+    out->head_norm_bytes = vec_bytes(m->output_norm.w, i->n_embd) + vec_bytes(m->output_norm.b, i->n_embd) +
+                           vec_bytes(m->output_b, i->n_vocab);
     out->scratch_bytes = pi_cost_scratch(m, o);
     if (o->n_batch > PI_SMALL_BATCH)
         out->staging_bytes = PI_STAGES * most(largest < PI_STAGE_BYTES ? largest : PI_STAGE_BYTES, least);

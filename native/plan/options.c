@@ -37,18 +37,19 @@ static pi_status check_blocks(const pi_model *m) {
 }
 
 /* What devices do not know of attention, or NULL. */
-static const char *unknown_attention(const pi_model *m, int32_t l) {
+static const char *unknown_attention(const pi_model *m, int32_t l, int32_t n_ctx) {
     const pi_attention *a = m->layer[l].n_host ? NULL : pi_attention_of(&m->layer[l]);
     if (!a) return NULL;
     if (a->borrows) return "K and V of another layer";
-    if (a->chunked || a->late_norm) return "chunked attention or norms behind RoPE";
-    return a->temp_scale != 0 ? "a scale by position" : NULL;
+    if (a->chunked) return "chunked attention";
+    if (a->sub_norm) return "a norm behind attention";
+    return a->temp_scale != 0 && n_ctx + a->temp_first > a->temp_length ? "queries scaled by their position" : NULL;
 }
 
-static pi_status check_layer(const pi_model *m, int32_t l) {
+static pi_status check_layer(const pi_model *m, int32_t l, int32_t n_ctx) {
     const pi_ffn *f = pi_ffn_of(&m->layer[l]);
     const pi_experts *e = pi_experts_of(&m->layer[l]);
-    const char *what = unknown_attention(m, l);
+    const char *what = unknown_attention(m, l, n_ctx);
     if (m->layer[l].scale && (!f || !m->arch->post_norm)) what = "a scale of what it leaves";
     if (e && e->on_input) what = "experts whose input is weighted";
     if (f && !m->info.n_expert && pi_n_ff(f) != m->info.n_ff) what = "another number of neurons";
@@ -71,12 +72,7 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
                 "layer %d has experts whose gate and up are of two formats, which a device does not know; the "
                 "CPU computes such a model",
                 l);
-        PI_TRY(check_layer(m, l));
-        if (m->residual_scale != 1)
-            return PI_FAIL(
-                PI_ERROR_UNSUPPORTED,
-                "what blocks give is scaled by %g, which a device does not know; the CPU computes such a model",
-                (double)m->residual_scale);
+        PI_TRY(check_layer(m, l, o->n_ctx));
         const int32_t window = m->layer[l].n_host ? 0 : pi_attention_of(&m->layer[l])->window;
         if (!pi_space_window(window))
             return PI_FAIL(

@@ -100,6 +100,9 @@ static pi_status shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
                        "a model with recurrent layers (%s) cannot shift its context: their states hold what is to be "
                        "dropped",
                        s->model->arch->name);
+    if (s->model->arch->norm_after_rope)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "a model that norms keys behind RoPE (%s) cannot shift its context",
+                       s->model->arch->name);
     if (n_keep < 0 || n_drop < 1 || n_keep > n || n_drop > n - n_keep)
         return PI_FAIL(PI_ERROR_ARGUMENT, "cannot keep %d and drop %d of the %d positions of sequence %d", n_keep,
                        n_drop, n, seq);

@@ -16,8 +16,8 @@ from powerinfer._engine.types import TokenKind
 from powerinfer.models.plan import engine
 from tests import models, reference, rounding
 
-NAMES = ["lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1"]
-REFUSED = ["granitehybrid", "nemotron_h", "nemotron_h_moe"]
+NAMES = ["lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "granitehybrid"]
+REFUSED = ["nemotron_h", "nemotron_h_moe"]
 SPLITS = ["all", "some", "none", "odd", "first", "cpu"]
 N_CTX = 128
 F32 = {"type_k": "f32", "type_v": "f32"}

@@ -93,6 +93,7 @@ typedef struct te_attention_args {
     size_t ldq, ldk, ldv;
     int32_t n_tok, n_head, n_head_kv, n_embd_head; /* n_embd_head: even, at most 256 */
     const float *q_norm, *k_norm, *v_norm;         /* [n_embd_head] RMS norm of each head, or NULL */
+    int32_t norm_last;                             /* those of q and k come after RoPE */
     float norm_eps, scale;                         /* scores are multiplied by scale */
     float soft_cap;                                /* then they are cap * tanh(score / cap); 0: they stay as they are */
     const float *sinks; /* [n_head] or NULL: one more score of each head, of no position and no V, as it is */

@@ -91,19 +91,23 @@ __device__ __forceinline__ void settle_head(const te_attention_args &a, const he
 #pragma unroll
     for (int k = 0; k < MAX / 32; k++) {
         const int i = lane + 32 * k;
-        if (i < d) dst[i] = norm ? h.v[k] * scale * __ldg(norm + i) : h.v[k];
+        if (i < d) dst[i] = norm ? h.v[k] * scale * (a.norm_last ? 1 : __ldg(norm + i)) : h.v[k];
     }
     __syncwarp();
-    if (!rotate || a.rope == TE_NO_ROPE) return;
+    if (!rotate) return; // V, which has no norm
+    const bool turns = a.rope != TE_NO_ROPE;
 #pragma unroll
     for (int k = 0; k < MAX / 64; k++) {
         const int i = lane + 32 * k, x = a.rope == TE_ROPE_NORM ? 2 * i : i,
                   y = a.rope == TE_ROPE_NORM ? x + 1 : i + a.n_rot / 2;
-        if (i >= a.n_rot / 2) break;
+        if (!turns || i >= a.n_rot / 2) break;
         const float u = dst[x], v = dst[y];
         dst[x] = u * h.cs[k].x - v * h.cs[k].y;
         dst[y] = u * h.cs[k].y + v * h.cs[k].x;
     }
+    __syncwarp();
+    if (!norm || !a.norm_last) return; // RoPE leaves the mean square as it is: the weights alone come after it
+    for (int i = lane; i < d; i += 32) dst[i] *= __ldg(norm + i);
     __syncwarp();
 }
 
