@@ -98,7 +98,7 @@ class AsyncLlama:
         has_plan = options.get("plan") is not None
         if n_pool is None and not has_plan and not isinstance(n_ctx, str):
             each = n_ctx or _trained_ctx(model_path)
-            n_pool = each * (min(n_parallel, 2) if _may_use_gpu(options) else n_parallel)
+            n_pool = each * (min(n_parallel, 2) if may_use_gpu(options) else n_parallel)
         self.n_parallel = n_parallel
         self.max_waiting = max_waiting
         self.llama = Llama(
@@ -519,7 +519,7 @@ def _trained_ctx(model_path: str | os.PathLike[str]) -> int:
         file.close()
 
 
-def _may_use_gpu(options: Mapping[str, Any]) -> bool:
+def may_use_gpu(options: Mapping[str, Any]) -> bool:
     if options.get("vram_budget") is not None or options.get("devices") is not None:
         return options.get("vram_budget") != 0
     return options.get("n_gpu_layers") != 0 and bool(machine.gpus().gpus)

@@ -66,10 +66,10 @@ def add(at: Host, post: Add, get: Add) -> None:
         result = await at.run_chat(request, asked)
         id = f"msg_{secrets.token_hex(12)}"
         if isinstance(result, AsyncStream):
-            return at.stream(request, result, _frames(result, id, at.settings.names[0]))
+            return at.stream(request, result, _frames(result, id, at.name(request)))
         answer = answer_of(result)
         content = [_content(block) for block in answer.blocks]
-        return json_response(_message(id, at.settings.names[0], content, _end(answer), _usage(answer)))
+        return json_response(_message(id, at.name(request), content, _end(answer), _usage(answer)))
 
     async def count_tokens(request: Request, body: Conversation) -> Response:
         n = len(await at.prompt_ids(request, _chat(body, at.settings.strict)))

@@ -89,13 +89,13 @@ def add(at: Host, post: Add, get: Add, delete: Add) -> None:
     async def responses(request: Request, body: ResponsesRequest) -> Response:
         items = _items(body, store)
         asked = _chat(body, items, at.settings.strict)
-        begun = _response(body, at.settings.names[0])
 
         def kept(response: dict[str, Any]) -> None:
             if body.store:
                 store.put(response, [*items, *response["output"]])
 
         result = await at.run_chat(request, asked)
+        begun = _response(body, at.name(request))
         if isinstance(result, AsyncStream):
             return at.stream(request, result, _frames(result, begun, kept))
         answer = answer_of(result)

@@ -37,7 +37,8 @@ def _few(value: Any) -> Any:
 
 
 MAX_FORM_BYTES = 1 << 16
-"""Of a grammar or schema: compiling one takes time that grows with its square, and cannot be cut short."""
+"""Of a grammar or schema. Each is compiled in a process that is ended after some seconds (_text/grammars.py);
+what is longer would not be done by then."""
 MAX_TOOLS_BYTES = 1 << 18
 
 
@@ -72,6 +73,16 @@ class StructuredOutputs(Body):
     choice: Annotated[list[str], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
     grammar: Annotated[str, _small(MAX_FORM_BYTES)] | None = None
     json_object: bool | None = None
+
+
+class LoraScale(Body):
+    """An adapter of the model by its number in /lora-adapters."""
+
+    id: Annotated[int, Field(ge=0, le=1 << 16)]
+    scale: Annotated[float, Field(ge=-1000, le=1000)] = 1.0
+
+
+Lora = Annotated[list[LoraScale], Field(max_length=64, fail_fast=True)]
 
 
 class Generate(Body):
@@ -133,6 +144,8 @@ class Generate(Body):
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    lora: Lora | None = None
+    """Adapters for this request alone; those that are not named are not used."""
 
     # Accepted from clients that send them always; they change nothing here.
     user: str | None = None
@@ -199,6 +212,7 @@ class EmbeddingRequest(Body):
 
 
 class TokenizeRequest(Body):
+    model: str | None = None
     content: str
     add_special: bool = False
     """Begin with the BOS token if the model wants one."""
@@ -208,6 +222,7 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
+    model: str | None = None
     tokens: Annotated[list[Token], Field(fail_fast=True)]
 
 
@@ -259,6 +274,8 @@ class DetokenizeAnswer(BaseModel):
 
 class Health(BaseModel):
     status: Literal["ok"]
+    models: dict[Literal["unloaded", "waiting", "loading", "loaded", "unloading", "failed"], int]
+    """How many there are in each state; /v1/models has their names."""
 
 
 class Vram(BaseModel):
