@@ -362,6 +362,52 @@ class AsyncLlama:
         max_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> tuple[list[Any], int]:
+        return await self._of_texts(
+            [lambda request, text=text: request.ids_of(text) for text in texts],
+            lambda request, ids: request.vectors(ids, pooling=self.pooling, normalize=normalize),
+            max_tokens=max_tokens,
+            timeout_s=timeout_s,
+        )
+
+    async def rank(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        max_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[list[float], int]:
+        """How well documents answer queries, as Llama.rank().
+
+        pairs: (query, document).
+        max_tokens, timeout_s: as in create_embedding().
+
+        Returns the score of each pair, and how many tokens they have together.
+        """
+        classifier = await self._in_thread(lambda: self.llama._classifier)
+
+        def scores(request: Served, ids: list[Ids]) -> list[float]:
+            states = request.vectors(ids, pooling=POOLING["last"], normalize=False)
+            return classifier.scores(states) if states else []
+
+        return await self._of_texts(
+            [
+                lambda request, pair=pair: request.ids_of(classifier.text(*pair), add_bos=False)
+                for pair in pairs
+            ],
+            scores,
+            max_tokens=max_tokens,
+            timeout_s=timeout_s,
+        )
+
+    async def _of_texts(
+        self,
+        texts: Sequence[Callable[[Served], Ids]],
+        work: Callable[[Served, list[Ids]], list[Any]],
+        *,
+        max_tokens: int | None,
+        timeout_s: float | None,
+    ) -> tuple[list[Any], int]:
+        """What `work` gives for texts, and how many tokens they have."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         request = self._begin(deadline=deadline)
 
@@ -370,14 +416,13 @@ class AsyncLlama:
                 all_ids: list[Ids] = []
                 left = max_tokens
                 for text in texts:
-                    all_ids.append(request.ids_of(text))
+                    all_ids.append(text(request))
                     if left is not None and (left := left - all_ids[-1].size) < 0:
                         raise ArgumentError(f"the texts have more than {max_tokens} tokens together")
                     request.check_open()
-                vectors = request.vectors(all_ids, pooling=self.pooling, normalize=normalize)
+                return work(request, all_ids), sum(ids.size for ids in all_ids)
             finally:
                 self._end(request)
-            return vectors, sum(ids.size for ids in all_ids)
 
         try:
             return await self._in_thread(compute)

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..async_llama import AsyncLlama, AsyncStream
-from . import llama_server, messages, ollama, responses
+from . import llama_server, messages, ollama, ranking, responses
 from .arguments import CONTINUING, arguments_of, is_of_texts
 from .aside import aside
 from .dialects import Dialects, error_model
@@ -133,7 +133,7 @@ class Endpoints:
         n_prompts = len(body.prompt) if is_of_texts(body) else 1
         self._check_count(n_prompts * max(body.n or 1, body.best_of or 1))
         model = await self.use(request, body.model, body.lora)
-        _check_length(model, body.prompt)
+        self.check_length(model, body.prompt)
         return await self._run(
             request,
             body,
@@ -161,7 +161,7 @@ class Endpoints:
 
     async def mixed_ids(self, request: Request, model: ServedModel, parts: Sequence[str | int]) -> list[int]:
         """A prompt of texts and token ids, as token ids."""
-        _check_length(model, [part for part in parts if isinstance(part, str)])
+        self.check_length(model, [part for part in parts if isinstance(part, str)])
         ids: list[int] = []
         for i, part in enumerate(parts):
             if isinstance(part, int):
@@ -173,7 +173,7 @@ class Endpoints:
     def _messages(self, model: ServedModel, body: ChatRequest) -> list[dict[str, Any]]:
         messages = [message.model_dump(exclude_unset=True) for message in body.messages]
         for message in messages:
-            _check_length(model, message.get("content"))
+            self.check_length(model, message.get("content"))
         return messages
 
     async def _run(
@@ -224,6 +224,22 @@ class Endpoints:
                 code="invalid_value",
             )
 
+    def check_length(self, model: ServedModel, text: Any) -> None:
+        """Texts that are much too long are refused before they are cut into tokens, which takes a while."""
+        n_ctx = model.llm.llama.n_ctx()
+        if isinstance(text, (list, tuple)) and len(text) > n_ctx and isinstance(text[0], int):
+            said = f"the prompt has {len(text)} tokens and n_ctx is {n_ctx}"
+            raise Problem(400, said, code="context_length_exceeded")
+        if isinstance(text, (list, tuple)):
+            for part in text if len(text) and not isinstance(text[0], int) else ():
+                self.check_length(model, part.get("text") if isinstance(part, dict) else part)
+        elif isinstance(text, str) and len(text) > model.longest:
+            raise Problem(
+                400,
+                f"a text has {len(text)} characters: more tokens than n_ctx, {n_ctx}",
+                code="context_length_exceeded",
+            )
+
     # -- vectors and tokens
 
     async def embeddings(self, request: Request, body: EmbeddingRequest) -> Response:
@@ -248,7 +264,7 @@ class Endpoints:
             )
         if many:
             check_size(len(body.input), n_embd, body.encoding_format)
-        _check_length(model, body.input)
+        self.check_length(model, body.input)
         return await unless_gone(
             request,
             model.llm.create_embedding(
@@ -262,7 +278,7 @@ class Endpoints:
 
     async def tokenize(self, request: Request, body: TokenizeRequest) -> Response:
         model = await self.use(request, body.model)
-        _check_length(model, body.content)
+        self.check_length(model, body.content)
         llm = model.llm
         ids = await llm.tokenize(body.content, add_bos=body.add_special, special=body.parse_special)
         if not body.with_pieces:
@@ -305,23 +321,6 @@ class Endpoints:
         if problem.status == 500:
             _log.error("a request failed", exc_info=error)
         return problem.response()
-
-
-def _check_length(model: ServedModel, text: Any) -> None:
-    """Texts that are much too long are refused before they are cut into tokens, which takes a while."""
-    n_ctx = model.llm.llama.n_ctx()
-    if isinstance(text, (list, tuple)) and len(text) > n_ctx and isinstance(text[0], int):
-        said = f"the prompt has {len(text)} tokens and n_ctx is {n_ctx}"
-        raise Problem(400, said, code="context_length_exceeded")
-    if isinstance(text, (list, tuple)):
-        for part in text if len(text) and not isinstance(text[0], int) else ():
-            _check_length(model, part.get("text") if isinstance(part, dict) else part)
-    elif isinstance(text, str) and len(text) > model.longest:
-        raise Problem(
-            400,
-            f"a text has {len(text)} characters: more tokens than n_ctx, {n_ctx}",
-            code="context_length_exceeded",
-        )
 
 
 def model_entry(name: str, model: ServedModel, parent: str | None) -> dict[str, Any]:
@@ -418,6 +417,7 @@ def create_app(llm: AsyncLlama | Models, settings: Settings | None = None) -> AS
     post("/v1/completions", at.completion, streams=EVENTS)
     post("/v1/embeddings", at.embeddings)
     messages.add(at, post, get)
+    ranking.add(at, post, get)
     post("/tokenize", at.tokenize, TokenizeAnswer)
     post("/detokenize", at.detokenize, DetokenizeAnswer)
     get("/v1/models", at.list_models)

@@ -52,7 +52,10 @@ def lenient(call: Callable[..., Awaitable[Response]], strict: bool) -> Callable[
 
     @wraps(call)
     async def run(*args: Any, **kwargs: Any) -> Response:
-        names = [name for value in kwargs.values() if isinstance(value, Body) for name in _strangers(value)]
+        given = [
+            part for value in kwargs.values() for part in (value if isinstance(value, list) else [value])
+        ]
+        names = [name for part in given if isinstance(part, Body) for name in _strangers(part)]
         if names and strict:
             name = names[0][:_MAX_LENGTH]
             raise Problem(422, f"{name}: there is no such field", code="extra_forbidden", param=name)

@@ -1,4 +1,5 @@
-"""llama-server's own endpoints: /completion, /infill, /apply-template, /props, /slots, paths without /v1."""
+"""llama-server's own endpoints: /completion, /infill, /apply-template, /props, /slots, /lora-adapters,
+paths without /v1."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from .schemas import (
     ChatRequest,
     CompletionRequest,
     Generate,
+    Lora,
     ManyTokens,
     Texts,
     Tokens,
@@ -102,6 +104,22 @@ def add(at: Host, post: Add, get: Add) -> None:
         ]
         return json_response(told)
 
+    async def lora_adapters(model: str | None = None) -> Response:
+        one, _ = at.models.base(model)
+        scales = dict(one.default)
+        told = [
+            {"id": i, "name": adapter.name, "path": adapter.path, "scale": scales.get(i, 0.0)}
+            for i, adapter in enumerate(one.adapters)
+        ]
+        return json_response(told)
+
+    async def set_adapters(body: Lora, model: str | None = None) -> Response:
+        one, _ = at.models.base(model)
+        one.default = at.models.strengths(one, [(each.id, each.scale) for each in body])
+        return json_response({"success": True})
+
+    get("/lora-adapters", lora_adapters)
+    post("/lora-adapters", set_adapters)
     post("/completion", completion, streams=EVENTS)
     post("/completions", completion, streams=EVENTS)
     post("/infill", infill, streams=EVENTS)

@@ -21,6 +21,7 @@ def test_what_a_mixture_s_experts_do(on_device: bool, tmp_path: Path) -> None:
     """The view of the engine and the metrics, beside what the session itself says."""
     from powerinfer.server.live import engine_view
     from powerinfer.server.metrics import Metrics
+    from powerinfer.server.models import Models, of_one
     from powerinfer.server.schemas import EngineView
 
     path = write(tmp_path / "m.gguf", "mixtral")
