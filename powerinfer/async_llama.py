@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, TypeVar, overload
 
@@ -363,7 +363,7 @@ class AsyncLlama:
         timeout_s: float | None = None,
     ) -> tuple[list[Any], int]:
         return await self._of_texts(
-            [lambda request, text=text: request.ids_of(text) for text in texts],
+            texts,
             lambda request, ids: request.vectors(ids, pooling=self.pooling, normalize=normalize),
             max_tokens=max_tokens,
             timeout_s=timeout_s,
@@ -390,20 +390,19 @@ class AsyncLlama:
             return classifier.scores(states) if states else []
 
         return await self._of_texts(
-            [
-                lambda request, pair=pair: request.ids_of(classifier.text(*pair), add_bos=False)
-                for pair in pairs
-            ],
+            (classifier.text(*pair) for pair in pairs),
             scores,
+            add_bos=False,
             max_tokens=max_tokens,
             timeout_s=timeout_s,
         )
 
     async def _of_texts(
         self,
-        texts: Sequence[Callable[[Served], Ids]],
+        texts: Iterable[str | Sequence[int]],
         work: Callable[[Served, list[Ids]], list[Any]],
         *,
+        add_bos: bool = True,
         max_tokens: int | None,
         timeout_s: float | None,
     ) -> tuple[list[Any], int]:
@@ -416,7 +415,7 @@ class AsyncLlama:
                 all_ids: list[Ids] = []
                 left = max_tokens
                 for text in texts:
-                    all_ids.append(text(request))
+                    all_ids.append(request.ids_of(text, add_bos=add_bos))
                     if left is not None and (left := left - all_ids[-1].size) < 0:
                         raise ArgumentError(f"the texts have more than {max_tokens} tokens together")
                     request.check_open()

@@ -21,7 +21,7 @@ from .. import __version__
 from ..async_llama import AsyncLlama, AsyncStream
 from . import llama_server, messages, ollama, ranking, responses
 from .arguments import CONTINUING, arguments_of, is_of_texts
-from .aside import aside
+from .aside import aside, aside_if
 from .dialects import Dialects, error_model
 from .events import EVENTS, EventStream, Gone, openai_events, unless_gone
 from .guard import OPEN, Guard, LastResort
@@ -32,6 +32,7 @@ from .metrics import Metrics
 from .models import USED, Models, Releasing, ServedModel, of_one
 from .problems import Problem, json_response, on_http, on_invalid, on_problem, problem_of
 from .schemas import (
+    PART,
     ChatRequest,
     CompletionRequest,
     DetokenizeAnswer,
@@ -117,7 +118,7 @@ class Endpoints:
         options = arguments_of(body, self.settings)
         self._check_count(body.n or 1)
         model = await self.use(request, body.model, body.lora)
-        messages = self._messages(model, body)
+        messages = await aside_if(len(body.messages) > PART, self._messages, model, body)
         return await self._run(
             request,
             body,
@@ -148,7 +149,8 @@ class Endpoints:
         model = await self.use(request, body.model, body.lora)
         names = ("tools", "tool_choice", "chat_template_kwargs")
         own = {name: options[name] for name in (*names, *CONTINUING) if name in options}
-        return await unless_gone(request, model.llm.chat_tokens(self._messages(model, body), **own))
+        messages = await aside_if(len(body.messages) > PART, self._messages, model, body)
+        return await unless_gone(request, model.llm.chat_tokens(messages, **own))
 
     async def prompt_text(self, request: Request, body: ChatRequest) -> str:
         """The same as text, without the BOS token that /completion puts before it."""

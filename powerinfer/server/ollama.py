@@ -18,12 +18,14 @@ from pydantic import Field
 from .. import __version__
 from ..async_llama import AsyncStream
 from .arguments import invalid
+from .aside import aside_if
 from .blocks import Answer, Block, answer_of, streamed
 from .host import Add, Host
 from .lenient import ignore
 from .models import ServedModel
 from .problems import encode, json_response, problem_of
 from .schemas import (
+    PART,
     Body,
     ChatRequest,
     CompletionRequest,
@@ -109,10 +111,8 @@ def add(at: Host, post: Add, get: Add) -> None:
         await use(request, body)
         if not body.messages:
             return json_response(_loaded(at.name(request), {"message": {"role": "assistant", "content": ""}}))
-        messages = [_message(message) for message in body.messages]
-        return await answer(
-            request, made(ChatRequest, _fields(body) | {"messages": messages, "tools": body.tools}), _said
-        )
+        asked = await aside_if(len(body.messages) > PART, _asked, body, body.messages)
+        return await answer(request, asked, _said)
 
     async def generate(request: Request, body: OllamaGenerate) -> Response:
         if body.images:
@@ -192,6 +192,12 @@ def add(at: Host, post: Add, get: Add) -> None:
 
 
 # -- requests
+
+
+def _asked(body: OllamaChat, messages: list[dict[str, Any]]) -> ChatRequest:
+    """The same as a chat request."""
+    own = [_message(message) for message in messages]
+    return made(ChatRequest, _fields(body) | {"messages": own, "tools": body.tools})
 
 
 def _fields(body: OllamaRequest) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def test_scores_of_a_reranker(ranker: Path, relu_path: Path) -> None:
         found = llm.rank("who? {document}", documents)
         assert llm.rank("who?", []) == []
     assert len({round(x, 3) for x in expected}) == 4
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=2e-3)
     with Llama(str(relu_path), **OPTIONS) as llm, pytest.raises(NotImplementedError, match="is no reranker"):
         llm.rank("a", ["b"])
 
