@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections import Counter
@@ -73,10 +74,11 @@ _ERRORS = {
     422: "A field has the wrong type or value.",
     429: "Too many requests; Retry-After says when to try again.",
     500: "The engine failed.",
-    503: "The server is shutting down, or the time for the request is over.",
+    503: "The server is shutting down, the model is not loaded, or the time for the request is over.",
 }
 _READ = (401, 403)
 _FIND = (401, 403, 404, 422)
+_LOOK = (*_FIND, 503)
 
 
 def _errors(path: str, statuses: Iterable[int]) -> dict[int | str, dict[str, Any]]:
@@ -409,7 +411,8 @@ def create_app(llm: AsyncLlama | Models, settings: Settings | None = None) -> AS
         app.add_api_route(path, call, methods=["POST"], responses=said, response_model=answer)
 
     def get(path: str, call: Callable[..., Any], answer: Any = None) -> None:
-        errors = _errors(path, _FIND if "{" in path else _READ)
+        of_a_model = "model" in inspect.signature(call).parameters
+        errors = _errors(path, _LOOK if of_a_model else _FIND if "{" in path else _READ)
         app.add_api_route(path, call, methods=["GET"], responses=errors, response_model=answer)
 
     def delete(path: str, call: Callable[..., Any]) -> None:
