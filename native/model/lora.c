@@ -13,7 +13,7 @@ enum { MAX_RANK = 4096, UNIT = 32 };
 typedef struct target {
     pi_adapter *own;
     pi_layer *layer;
-    int32_t which, n; /* 3 for q, k and v in one matrix */
+    int32_t which, n; /* 3 for q, k and v in one matrix, 2 for gate and up */
     int32_t rows[3];  /* of the matrix of each place */
     int32_t cols;
     bool looked_up; /* a is stored transposed */
@@ -24,17 +24,20 @@ static bool find_shapes(const pi_model *m, target *t) {
     const pi_attention *a = pi_attention_of(t->layer);
     const pi_ffn *f = pi_ffn_of(t->layer);
     if (t->which >= PI_ADAPT_GATE ? !f : !a) return false;
-    const te_mat none = {0}, *const mat[] = {&a->q, &a->k, &a->v, &a->o, f ? &f->gate : &none, f ? &f->up : &none};
+    const te_mat none = {0}, *const mat[] = {a ? &a->q : &none, a ? &a->k : &none,    a ? &a->v : &none,
+                                             a ? &a->o : &none, f ? &f->gate : &none, f ? &f->up : &none};
     if (t->which == PI_ADAPT_DOWN) {
         t->rows[0] = m->info.n_embd;
-        t->cols = m->info.n_ff;
+        t->cols = pi_n_ff(f);
         return true;
     }
     for (int32_t i = 0; i < t->n; i++) {
         t->rows[i] = mat[t->which + i]->n_rows;
         t->cols = mat[t->which + i]->cols;
     }
-    return mat[t->which]->w && (t->which > PI_ADAPT_V || m->arch->fused_qkv == (t->n == 3));
+    if (!mat[t->which]->w) return false;
+    if (t->which >= PI_ADAPT_GATE) return m->arch->fused_gate_up == (t->n == 2);
+    return t->which > PI_ADAPT_V || m->arch->fused_qkv == (t->n == 3);
 }
 
 /* The embedding; the output matrix, where it is another: an adapter of the embedding does not change a tied one, as in
@@ -66,6 +69,10 @@ static bool find_target(pi_model *m, const char *tensor, target *out) {
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         if (strcmp(rest + 1, places[i].name) != 0) continue;
         *out = (target){.layer = &m->layer[n], .which = places[i].which, .n = places[i].n};
+        if (out->which == PI_ADAPT_UP && m->arch->fused_gate_up) { /* the gate's rows come first */
+            out->which = PI_ADAPT_GATE;
+            out->n = 2;
+        }
         return find_shapes(m, out);
     }
     return false;

@@ -16,27 +16,25 @@ static double yarn_pair(double n_rot, double n_ctx, double turns, double base) {
     return n_rot * log(n_ctx / (turns * 2 * 3.14159265358979323846)) / (2 * log(base));
 }
 
-static pi_status read_factors(const te_gguf *g, int32_t n_pairs, float *factor) {
-    const te_gguf_tensor *t = te_gguf_find_tensor(g, "rope_freqs.weight");
+static pi_status read_factors(const te_gguf *g, const char *name, int32_t n_pairs, float *factor) {
+    const te_gguf_tensor *t = te_gguf_find_tensor(g, name);
     for (int32_t i = 0; i < n_pairs; i++) factor[i] = 1;
     if (!t) return PI_OK;
     if (t->n_dims != 1 || t->ne[0] != n_pairs || !te_can_dequantize(t->type) ||
         te_type_get(t->type)->block_weights != 1)
-        return PI_FAIL(PI_ERROR_FORMAT,
-                       "rope_freqs.weight has %d dimensions, %lld values of type %s in a row, expected {%d} floats",
-                       t->n_dims, (long long)t->ne[0], te_type_get(t->type)->name, n_pairs);
+        return PI_FAIL(PI_ERROR_FORMAT, "%s has %d dimensions, %lld values of type %s in a row, expected {%d} floats",
+                       name, t->n_dims, (long long)t->ne[0], te_type_get(t->type)->name, n_pairs);
     te_dequantize_row(t->type, t->data, factor, n_pairs);
     for (int32_t i = 0; i < n_pairs; i++)
         if (!(factor[i] >= FLT_MIN) || !isfinite(factor[i])) /* its reciprocal is finite, too */
-            return PI_FAIL(PI_ERROR_FORMAT, "rope_freqs.weight[%d] is %g, must be positive and finite", i,
-                           (double)factor[i]);
+            return PI_FAIL(PI_ERROR_FORMAT, "%s[%d] is %g, must be positive and finite", name, i, (double)factor[i]);
     return PI_OK;
 }
 
 static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_embd_head, int32_t n_ctx_train,
-                      bool yarn_exact) {
+                      bool yarn_exact, const char *factors) {
     int64_t n_rot = n_embd_head, n_orig = n_ctx_train;
-    float base = 10000, factor = 1, attn_factor = 1, beta_fast = 32, beta_slow = 1;
+    float base = 10000, factor = 1, attn_factor = 1, log_multiplier = 0, beta_fast = 32, beta_slow = 1;
     te_str type = {"none", 4};
     bool has_old = false, has_factor = false;
     PI_TRY(pi_key_i64(g, arch, "rope.dimension_count", 2, n_embd_head, &n_rot, NULL));
@@ -47,6 +45,7 @@ static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_
     PI_TRY(pi_key_str(g, arch, "rope.scaling.type", &type, NULL));
     PI_TRY(pi_key_i64(g, arch, "rope.scaling.original_context_length", 1, INT32_MAX, &n_orig, NULL));
     PI_TRY(pi_key_f32(g, arch, "rope.scaling.attn_factor", &attn_factor, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.scaling.yarn_log_multiplier", &log_multiplier, NULL));
     PI_TRY(pi_key_f32(g, arch, "rope.scaling.yarn_beta_fast", &beta_fast, NULL));
     PI_TRY(pi_key_f32(g, arch, "rope.scaling.yarn_beta_slow", &beta_slow, NULL));
     if (n_rot % 2)
@@ -56,27 +55,33 @@ static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_
     if (!(factor >= 1) || !isfinite(factor))
         return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.scaling.factor is %g, must be at least 1", arch, (double)factor);
     const bool linear = type.n == 6 && !memcmp(type.p, "linear", 6), yarn = type.n == 4 && !memcmp(type.p, "yarn", 4);
-    if (!linear && !yarn && !(type.n == 4 && !memcmp(type.p, "none", 4)))
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "RoPE scaling \"%.*s\" is not known (none, linear and yarn are)",
+    const bool by_length = strcmp(factors, "rope_freqs.weight") != 0;
+    if (!linear && !yarn && !(type.n == 4 && !memcmp(type.p, "none", 4)) &&
+        !(by_length && type.n == 8 && !memcmp(type.p, "longrope", 8)))
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "RoPE scaling \"%.*s\" is not known (none, linear, yarn and longrope are)",
                        (int)(type.n < 40 ? type.n : 40), type.p);
-    if (yarn && (!(beta_fast > 0) || !(beta_slow > 0) || !isfinite(attn_factor)))
-        return PI_FAIL(PI_ERROR_FORMAT, "YaRN keys of %s: beta_fast %g, beta_slow %g, attn_factor %g", arch,
-                       (double)beta_fast, (double)beta_slow, (double)attn_factor);
+    if (!isfinite(attn_factor) || !isfinite(log_multiplier) || log_multiplier < 0)
+        return PI_FAIL(PI_ERROR_FORMAT, "RoPE keys of %s: attn_factor %g, yarn_log_multiplier %g", arch,
+                       (double)attn_factor, (double)log_multiplier);
+    if (yarn && (!(beta_fast > 0) || !(beta_slow > 0)))
+        return PI_FAIL(PI_ERROR_FORMAT, "YaRN keys of %s: beta_fast %g, beta_slow %g", arch, (double)beta_fast,
+                       (double)beta_slow);
 
     const int32_t n_pairs = (int32_t)n_rot / 2;
     r->n_rot = (int32_t)n_rot;
     r->magnitude = 1;
     r->freq = malloc(sizeof(float) * (size_t)n_pairs);
     if (!r->freq) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d RoPE frequencies", n_pairs);
-    PI_TRY(read_factors(g, n_pairs, r->freq));
-    const bool has_tensor = te_gguf_find_tensor(g, "rope_freqs.weight") != NULL;
+    PI_TRY(read_factors(g, factors, n_pairs, r->freq));
+    const bool has_tensor = te_gguf_find_tensor(g, factors) != NULL;
+    if (by_length) r->magnitude = attn_factor;
     double low = 0, high = 0;
     if (yarn) {
         low = yarn_pair((double)n_rot, (double)n_orig, beta_fast, base);
         high = yarn_pair((double)n_rot, (double)n_orig, beta_slow, base);
         low = fmax(0, yarn_exact ? low : floor(low));
         high = fmin((double)n_rot - 1, yarn_exact ? high : ceil(high));
-        r->magnitude = attn_factor * (1 + 0.1F * logf(factor));
+        r->magnitude = attn_factor * (1 + 0.1F * logf(factor)) / (1 + 0.1F * log_multiplier * logf(factor));
     }
     for (int32_t i = 0; i < n_pairs; i++) {
         const double plain = pow(base, -2.0 * i / (double)n_rot) / r->freq[i];
@@ -84,7 +89,11 @@ static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_
         if (yarn) share = fmin(1, fmax(0, (i - low) / fmax(0.001, high - low)));
         r->freq[i] = (float)(plain * (1 - share) + plain / factor * share);
     }
-    const char *how = linear ? ", linear" : yarn ? ", yarn" : has_tensor ? ", llama3 factors" : "";
+    const char *how = linear       ? ", linear"
+                      : yarn       ? ", yarn"
+                      : by_length  ? ", longrope"
+                      : has_tensor ? ", llama3 factors"
+                                   : "";
     const int n = snprintf(r->text, sizeof r->text, "%s, base %g%s", r->kind == PI_ROPE_NORM ? "norm" : "neox",
                            (double)base, how);
     if ((linear || yarn) && n > 0 && (size_t)n < sizeof r->text)
@@ -93,14 +102,21 @@ static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_
 }
 
 pi_status pi_rope_init(pi_rope *r, pi_rope_kind kind, const te_gguf *g, const char *arch, int32_t n_embd_head,
-                       int32_t n_ctx_train, bool yarn_exact) {
+                       int32_t n_ctx_train, bool yarn_exact, const char *factors) {
     *r = (pi_rope){.kind = kind, .magnitude = 1, .text = "none"};
-    return kind == PI_ROPE_NONE ? PI_OK : init(r, g, arch, n_embd_head, n_ctx_train, yarn_exact);
+    return kind == PI_ROPE_NONE ? PI_OK : init(r, g, arch, n_embd_head, n_ctx_train, yarn_exact, factors);
 }
 
-pi_status pi_rope_init_window(pi_rope *r, const pi_rope *full, const te_gguf *g, const char *arch) {
-    float base = 10000;
-    *r = (pi_rope){.kind = full->kind, .n_rot = full->n_rot, .magnitude = 1};
+pi_status pi_rope_init_window(pi_rope *r, const pi_rope *full, const te_gguf *g, const char *arch, float base,
+                              int32_t n_embd_head) {
+    const bool own = base > 0;
+    if (!own) base = 10000;
+    int64_t n_rot = n_embd_head ? n_embd_head : full->n_rot;
+    if (n_embd_head) PI_TRY(pi_key_i64(g, arch, "rope.dimension_count_swa", 2, n_embd_head, &n_rot, NULL));
+    if (n_rot % 2)
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.dimension_count_swa is %lld, must be even", arch, (long long)n_rot);
+    *r = (pi_rope){.kind = full->kind, .n_rot = (int32_t)n_rot, .magnitude = 1};
+    if (!own) PI_TRY(pi_key_f32(g, arch, "rope.freq_base", &base, NULL));
     PI_TRY(pi_key_f32(g, arch, "rope.freq_base_swa", &base, NULL));
     if (!(base > 1) || !isfinite(base))
         return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.freq_base_swa is %g", arch, (double)base);

@@ -19,7 +19,16 @@ Device = Literal["none", "host", "cuda"]
 Progress = Callable[[int, int], None]
 
 SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
-ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4, "clamped": 5}
+ACTIVATION = {
+    "auto": -1,
+    "relu": 0,
+    "drelu": 1,
+    "silu": 2,
+    "gelu": 3,
+    "gelu_tanh": 4,
+    "clamped": 5,
+    "relu2": 6,
+}
 PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
 GATING = {"none": 0, "softmax": 1, "sigmoid": 2, "softmax over the chosen": 3}
 KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
@@ -102,7 +111,8 @@ class ModelInfo:
     n_vocab: int
     n_ctx_train: int
     activation: str
-    """Of the feed-forward: "relu", "drelu", "silu", "gelu", "gelu_tanh", or gpt-oss's "clamped"."""
+    """Of the feed-forward: "relu", "drelu", "silu", "gelu", "gelu_tanh", gpt-oss's "clamped", or "relu2",
+    relu's square."""
     activation_threshold: float
     """A gate at or below it counts as silent (FATReLU); 0 for plain ReLU."""
     is_gated: bool
@@ -136,6 +146,10 @@ class ModelInfo:
     n_sign_bytes: int
     """Memory that the sign predictor takes, once loaded."""
     n_parameters: int
+    n_recurrent: int
+    """Layers that know earlier tokens by a state alone, of which every sequence has one."""
+    n_state_bytes: int
+    """Of a sequence's."""
     rope: str
     """For example "norm, base 10000, linear x4"; "none"."""
 

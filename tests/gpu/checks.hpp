@@ -183,6 +183,8 @@ static double activation(te_activation act, double threshold, double x) {
         return x > threshold ? x : 0;
     case TE_DRELU:
         return fmax(x, 0);
+    case TE_RELU2:
+        return x > 0 ? x * x : 0;
     case TE_SILU:
         return x / (1 + exp(-x));
     case TE_GELU:

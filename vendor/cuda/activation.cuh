@@ -12,6 +12,8 @@ __device__ __forceinline__ float activate(te_activation act, float threshold, fl
         return x > threshold ? x : 0;
     case TE_DRELU:
         return fmaxf(x, 0);
+    case TE_RELU2:
+        return x > 0 ? x * x : 0;
     case TE_SILU:
         return x / (1 + expf(-x));
     case TE_GELU:

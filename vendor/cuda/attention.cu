@@ -91,19 +91,23 @@ __device__ __forceinline__ void settle_head(const te_attention_args &a, const he
 #pragma unroll
     for (int k = 0; k < MAX / 32; k++) {
         const int i = lane + 32 * k;
-        if (i < d) dst[i] = norm ? h.v[k] * scale * __ldg(norm + i) : h.v[k];
+        if (i < d) dst[i] = norm ? h.v[k] * scale * (a.norm_last ? 1 : __ldg(norm + i)) : h.v[k];
     }
     __syncwarp();
-    if (!rotate || a.rope == TE_NO_ROPE) return;
+    if (!rotate) return; // V, which has no norm
+    const bool turns = a.rope != TE_NO_ROPE;
 #pragma unroll
     for (int k = 0; k < MAX / 64; k++) {
         const int i = lane + 32 * k, x = a.rope == TE_ROPE_NORM ? 2 * i : i,
                   y = a.rope == TE_ROPE_NORM ? x + 1 : i + a.n_rot / 2;
-        if (i >= a.n_rot / 2) break;
+        if (!turns || i >= a.n_rot / 2) break;
         const float u = dst[x], v = dst[y];
         dst[x] = u * h.cs[k].x - v * h.cs[k].y;
         dst[y] = u * h.cs[k].y + v * h.cs[k].x;
     }
+    __syncwarp();
+    if (!norm || !a.norm_last) return; // RoPE leaves the mean square as it is: the weights alone come after it
+    for (int i = lane; i < d; i += 32) dst[i] *= __ldg(norm + i);
     __syncwarp();
 }
 
@@ -127,7 +131,7 @@ __device__ __forceinline__ void copies_wait() { // for all groups but the last
 #endif
 }
 
-// cap * tanh(x / cap), where there is a cap. What overflows is a finite number's inverse: 0.
+// cap * tanh(x / cap), where there is a cap. Where the exponential overflows, the quotient is 0.
 __device__ __forceinline__ float capped(float x, float cap) {
     return cap > 0 ? cap - __fdividef(2 * cap, __expf(2 * x / cap) + 1) : x;
 }
@@ -263,7 +267,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         uint8_t *to = (is_k ? fresh_k : fresh_v) + (size_t)i * row;
         const head_values<MAX> h =
             fetch_head<MAX>(a, (is_k ? a.k + u * a.ldk : a.v + u * a.ldv) + (size_t)kvh * d, is_k, u);
-        settle_head<MAX>(a, h, is_k ? a.k_norm : nullptr, is_k, room);
+        settle_head<MAX>(a, h, is_k ? a.k_norm : a.v_norm, is_k, room);
         kv_store(is_k ? type_k : type_v, room, to, d);
         if (u == t && first == 0) { // rows are of even size
             uint8_t *pool = (uint8_t *)(is_k ? a.k_pool : a.v_pool) + own_row * row;

@@ -66,11 +66,11 @@ __device__ void settle(const te_attention_args &a, const float *src, const float
     }
     if (norm) {
         const float scale = 1.0f / sqrtf(warp_sum(sum) / (float)d + a.norm_eps);
-        for (int i = lane; i < d; i += 32) x[i] *= scale * __ldg(norm + i);
+        for (int i = lane; i < d; i += 32) x[i] *= scale * (a.norm_last ? 1 : __ldg(norm + i));
     }
     __syncwarp();
-    if (!rotate || a.rope == TE_NO_ROPE) return;
-    for (int i = lane; i < a.n_rot / 2; i += 32) {
+    if (!rotate) return; // V, which has no norm
+    for (int i = lane; a.rope != TE_NO_ROPE && i < a.n_rot / 2; i += 32) {
         const bool near = a.rope == TE_ROPE_NORM;
         const int j = near ? 2 * i : i, k = near ? j + 1 : i + a.n_rot / 2;
         const float2 cs = __ldcg((const float2 *)(a.cs + (size_t)t * a.n_rot) + i);
@@ -78,6 +78,9 @@ __device__ void settle(const te_attention_args &a, const float *src, const float
         x[j] = u * cs.x - v * cs.y;
         x[k] = u * cs.y + v * cs.x;
     }
+    __syncwarp();
+    if (!norm || !a.norm_last) return; // RoPE leaves the mean square as it is: the weights alone come after it
+    for (int i = lane; i < d; i += 32) x[i] *= __ldg(norm + i);
     __syncwarp();
 }
 
@@ -106,7 +109,8 @@ __global__ void __launch_bounds__(32 * SETTLE_WARPS) settle_kernel(const __grid_
         }
         const bool is_k = j < a.n_head + a.n_head_kv;
         const int head = j - a.n_head - (is_k ? 0 : a.n_head_kv);
-        settle(a, (is_k ? a.k + t * a.ldk : a.v + t * a.ldv) + (size_t)head * d, is_k ? a.k_norm : nullptr, is_k, t, x);
+        settle(a, (is_k ? a.k + t * a.ldk : a.v + t * a.ldv) + (size_t)head * d, is_k ? a.k_norm : a.v_norm, is_k, t,
+               x);
         const size_t row = pool_row(a, seq, pos, head);
         store_row(is_k ? a.type_k : a.type_v, x,
                   (uint8_t *)(is_k ? a.k_pool : a.v_pool) + row * (size_t)(is_k ? args.row_k : args.row_v), d);

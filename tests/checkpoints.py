@@ -1,0 +1,331 @@
+"""Small random checkpoints of transformers' classes, and the files that llama.cpp's converter makes of them.
+
+A case names a class and its configuration. scripts/golden_checkpoints.py makes the model and keeps the names and
+shapes of its weights beside its logits; each weight is drawn from its name, so no weights are stored and the tests
+need no transformers. Names of tensors in a file are those of gguf's own tables.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tests.models import GOLDEN, Array, Tensors, normal
+
+N_VOCAB, N_CTX = 293, 256
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LONG = [[1.0, 1.1, 1.3, 1.7], [1.5, 2.0, 4.0, 8.0]]  # longrope's factors of 4 pairs, short and long
+
+
+@dataclass(frozen=True)
+class Case:
+    """One checkpoint."""
+
+    arch: str
+    """`general.architecture`."""
+    table: str
+    """gguf's name of it."""
+    model: str
+    """transformers' class, without ForCausalLM."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Beyond COMMON."""
+    keys: dict[str, Any] = field(default_factory=dict)
+    """Of the file, without the architecture in front, beyond those that all have."""
+    permuted: bool = False
+    """q's and k's rows are brought into the order of interleaved RoPE."""
+    layer_norm: bool = False
+    n_prompt: int = 40
+    change: Callable[[Case, str, Array], dict[str, Array]] | None = None
+    """What else the converter does with a weight: its names and values in a file."""
+
+    def value(self, name: str) -> Any:
+        return (COMMON | self.config)[name]
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": N_VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": N_CTX,
+    "tie_word_embeddings": False,
+}
+
+
+def _neox(case: Case, name: str, value: Array) -> dict[str, Array]:
+    """q, k and v of a head stand together in a checkpoint, those of all heads in a file."""
+    if "query_key_value" not in name:
+        return {}
+    n_head = case.value("num_attention_heads")
+    split = value.reshape(n_head, 3, -1, *value.shape[1:]).swapaxes(0, 1)
+    return {name: np.ascontiguousarray(split).reshape(value.shape)}
+
+
+def _gpt2(case: Case, name: str, value: Array) -> dict[str, Array]:
+    """Weights of products are stored the other way round."""
+    turned = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    return {name: np.ascontiguousarray(value.T)} if name.endswith(turned) else {}
+
+
+CASES: dict[str, Case] = {
+    "phi3": Case(
+        "phi3",
+        "PHI3",
+        "Phi3",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "short_factor": LONG[0],
+                "long_factor": LONG[1],
+                "original_max_position_embeddings": 64,
+            },
+            "original_max_position_embeddings": 64,
+            "max_position_embeddings": N_CTX,
+            "sliding_window": None,
+        },
+        {
+            "rope.dimension_count": 8,
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(4) / np.log(64))),
+        },
+    ),
+    "granite": Case(
+        "granite",
+        "GRANITE",
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.15,
+            "logits_scaling": 2.0,
+        },
+        {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.15, "logit_scale": 2.0},
+        permuted=True,
+    ),
+    "starcoder2": Case(
+        "starcoder2",
+        "STARCODER2",
+        "Starcoder2",
+        {"use_bias": True, "sliding_window": None, "norm_epsilon": 1e-5},
+        layer_norm=True,
+    ),
+    "glm4": Case(
+        "glm4",
+        "GLM4",
+        "Glm4",
+        {"attention_bias": True, "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        {"rope.dimension_count": 8},
+    ),
+    "smollm3": Case("smollm3", "SMOLLM3", "SmolLM3", {"num_hidden_layers": 5}, permuted=True),
+    "seed_oss": Case("seed_oss", "SEED_OSS", "SeedOss", {"attention_bias": True, "attention_out_bias": False, "head_dim": 24}),
+    "hunyuan-dense": Case("hunyuan-dense", "HUNYUAN_DENSE", "HunYuanDenseV1", {"head_dim": 16}),
+    "ernie4_5": Case("ernie4_5", "ERNIE4_5", "Ernie4_5", {"head_dim": 16, "use_bias": False}),
+    "stablelm": Case(
+        "stablelm",
+        "STABLELM",
+        "StableLm",
+        {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}},
+        {"rope.dimension_count": 4, "use_parallel_residual": False},
+        layer_norm=True,
+    ),
+    "stablelm-parallel": Case(
+        "stablelm",
+        "STABLELM",
+        "StableLm",
+        {"use_parallel_residual": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}},
+        {"rope.dimension_count": 4, "use_parallel_residual": True},
+        layer_norm=True,
+    ),
+    "exaone4": Case("exaone4", "EXAONE4", "Exaone4", {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 2}),
+    "mistral3": Case(
+        "mistral3",
+        "MISTRAL3",
+        "Ministral3",
+        {"head_dim": 16, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.1}},
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+            "rope.scaling.yarn_beta_fast": 32.0,
+            "rope.scaling.yarn_beta_slow": 1.0,
+            "attention.temperature_scale": 0.1,
+        },
+        permuted=True,
+        n_prompt=140,
+    ),
+    "command-r": Case("command-r", "COMMAND_R", "Cohere", {"tie_word_embeddings": True, "logit_scale": 0.5, "layer_norm_eps": 1e-5}, {"logit_scale": 0.5, "rope.scaling.type": "none"}, layer_norm=True),
+    "gptneox": Case(
+        "gptneox",
+        "GPTNEOX",
+        "GPTNeoX",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}, "use_parallel_residual": True, "layer_norm_eps": 1e-5},
+        {"rope.dimension_count": 4, "use_parallel_residual": True},
+        layer_norm=True,
+        change=_neox,
+    ),
+    "gptneox-serial": Case(
+        "gptneox",
+        "GPTNEOX",
+        "GPTNeoX",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}, "use_parallel_residual": False, "layer_norm_eps": 1e-5},
+        {"rope.dimension_count": 4, "use_parallel_residual": False},
+        layer_norm=True,
+        change=_neox,
+    ),
+    "phi2": Case(
+        "phi2",
+        "PHI2",
+        "Phi",
+        {"num_key_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}, "layer_norm_eps": 1e-5},
+        {"rope.dimension_count": 8},
+        layer_norm=True,
+    ),
+    "gpt2": Case(
+        "gpt2",
+        "GPT2",
+        "GPT2",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 160, "n_positions": N_CTX, "tie_word_embeddings": True, "num_key_value_heads": 4},
+        layer_norm=True,
+        change=_gpt2,
+    ),
+    "bitnet": Case("bitnet", "BITNET", "BitNet", {"hidden_act": "silu", "tie_word_embeddings": True}, {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}),
+}  # fmt: skip
+CASES["phi3-long"] = replace(CASES["phi3"], n_prompt=100)  # transformers takes the factors for long contexts
+OTHER_NAMES = {"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"}
+"""BitNet's as gguf knows them."""
+
+
+def config_of(case: Case) -> dict[str, Any]:
+    """The arguments of the configuration class."""
+    eps = {} if case.layer_norm else {"rms_norm_eps": 1e-5}
+    names = set(COMMON)
+    if case.model == "GPT2":
+        names = {"vocab_size", "tie_word_embeddings"}
+    if case.model == "GPTNeoX":
+        names -= {"num_key_value_heads"}
+    own = {k: v for k, v in case.config.items() if case.model != "GPT2" or k != "num_key_value_heads"}
+    eps |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    plain = (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}} if case.model != "GPT2" else {}
+    )
+    return {name: COMMON[name] for name in names} | eps | plain | own
+
+
+def draw(label: str, name: str, shape: tuple[int, ...]) -> Array:
+    """A weight by its published name: matrices F16, vectors F32. Norms and biases are far from 1 and 0."""
+    bell = normal(f"{label}/{name}", *shape)
+    stem = name.rsplit(".", 1)
+    is_norm = any(word in name for word in ("norm", "ln_", "layernorm"))
+    if len(shape) == 1:
+        if is_norm and stem[-1] == "weight":
+            return np.asarray(1 + 0.25 * bell, np.float32)
+        return np.asarray(0.15 * bell, np.float32)
+    if any(word in name for word in ("embed_tokens", "embed_in", "wte")):
+        tied = COMMON | CASES[label].config
+        return np.asarray(bell * (1.5 / shape[1] ** 0.5 if tied["tie_word_embeddings"] else 1), np.float16)
+    if "wpe" in name:
+        return np.asarray(0.7 * bell, np.float16)
+    turned = "c_attn" in name or "c_proj" in name or "c_fc" in name
+    cols = shape[0] if turned and label == "gpt2" else shape[1]
+    gain = (
+        2.0
+        if any(word in name for word in ("down_proj", "4h_to_h", "mlp.c_proj", "fc2", "lm_head", "embed_out"))
+        else 1.0
+    )
+    return np.asarray(bell * gain / cols**0.5, np.float16)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What transformers said."""
+
+    shapes: dict[str, tuple[int, ...]]
+    prompt: Array
+    logits: Array
+    """[n_prompt, n_vocab]"""
+    greedy: Array
+
+
+@functools.cache
+def golden(name: str) -> Golden:
+    with np.load(GOLDEN / f"checkpoint-{name}.npz") as f:
+        shapes = dict(
+            zip(
+                f["names"].tolist(),
+                (tuple(map(int, s.split(","))) for s in f["shapes"].tolist()),
+                strict=True,
+            )
+        )
+        return Golden(shapes, f["prompt"], f["logits"], f["greedy"])
+
+
+def interleaved(value: Array, n_head: int) -> Array:
+    """Rows of two halves of each head in turn."""
+    return np.ascontiguousarray(value.reshape(n_head, 2, -1, *value.shape[1:]).swapaxes(1, 2)).reshape(
+        value.shape
+    )
+
+
+def file_tensors(name: str) -> Tensors:
+    """The tensors of the file."""
+    case = CASES[name]
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[case.table], case.value("num_hidden_layers"))
+    out: Tensors = {}
+    for published, shape in golden(name).shapes.items():
+        value = draw(name, published, shape)
+        if case.permuted and "self_attn.q_proj" in published:
+            value = interleaved(value, case.value("num_attention_heads"))
+        if case.permuted and "self_attn.k_proj" in published:
+            value = interleaved(value, case.value("num_key_value_heads"))
+        changed = case.change(case, published, value) if case.change else {}
+        for one, what in (changed or {published: value}).items():
+            for old, known in OTHER_NAMES.items():
+                one = one.replace(old, known)
+            new = table.get_name(one, try_suffixes=(".weight", ".bias"))
+            assert new, f"gguf has no name for {one}"
+            out[new] = what
+    if CASES[name].arch == "phi3":
+        out["rope_factors_short.weight"], out["rope_factors_long.weight"] = (
+            np.array(f, np.float32) for f in LONG
+        )
+    return out
+
+
+def write(path: Path, name: str, **more: Any) -> Path:
+    """The file of a case. more: tensors instead of its own."""
+    case = CASES[name]
+    w = gguf.GGUFWriter(path, case.arch)
+    head = case.config.get("head_dim", 0)
+    keys: dict[str, Any] = {
+        "block_count": case.value("num_hidden_layers"),
+        "context_length": N_CTX,
+        "embedding_length": 64,
+        "feed_forward_length": 160,
+        "attention.head_count": 4,
+        "attention.layer_norm_epsilon" if case.layer_norm else "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    if case.model not in ("GPTNeoX", "GPT2"):
+        keys["attention.head_count_kv"] = case.value("num_key_value_heads")
+    if head:
+        keys |= {"attention.key_length": head, "attention.value_length": head}
+    for key, value in (keys | case.keys).items():
+        add = {bool: w.add_bool, int: w.add_uint32, float: w.add_float32, str: w.add_string}[type(value)]
+        add(f"{case.arch}.{key}", value)
+    for tensor, value in (file_tensors(name) | more).items():
+        w.add_tensor(tensor, value)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path

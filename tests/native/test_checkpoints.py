@@ -1,0 +1,148 @@
+"""Architectures whose small checkpoints transformers has computed (tests/checkpoints.py): logits, greedy tokens, and
+what sessions do with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from powerinfer import UnsupportedError
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import Settings, make_plan
+from powerinfer.models.plan.rates import HOST_RATES
+from tests import checkpoints, models, reference, rounding
+from tests.native.test_logits import continue_greedily, feed_all
+
+CPU_ALONE = ("bitnet", "mistral3")
+"""Devices refuse them: norms inside blocks; queries that depend on their position beyond the first 64."""
+CANNOT_SHIFT = ("gpt2", "hunyuan-dense")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+def file(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.gguf"
+    return path if path.exists() else checkpoints.write(path, name)
+
+
+def n_ctx(name: str) -> int:
+    """transformers takes the factors for long contexts once there are more than 64 tokens, the engine in contexts
+    of more than 64."""
+    return 64 if name == "phi3" else 256
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("name", checkpoints.CASES)
+def test_prompt_logits(name: str, chunk: int, folder: Path) -> None:
+    golden = checkpoints.golden(name)
+    with Session(Model(file(folder, name)), n_ctx=n_ctx(name), n_threads=2) as session:
+        rows = feed_all(session, golden.prompt, chunk)
+    assert reference.relative_error(rows, golden.logits) < (2e-2 if rounding.BF16 and chunk > 1 else 2e-3)
+
+
+@pytest.mark.parametrize("name", checkpoints.CASES)
+def test_greedy_tokens(name: str, folder: Path) -> None:
+    golden = checkpoints.golden(name)
+    n = 24 if name == "phi3" else 64
+    with Session(Model(file(folder, name)), n_ctx=n_ctx(name), n_threads=2) as session:
+        session.feed(golden.prompt)
+        tokens, _ = continue_greedily(session, n)
+    assert tokens == golden.greedy[:n].tolist()
+
+
+def on_device(path: Path, share: float, n_ctx: int, **options: Any) -> Session:
+    """A session with a share of what a device could hold on one."""
+    settings = Settings(n_ctx=n_ctx, n_batch=64, overhead_bytes=0, group=1)
+    model = Model(path)
+    whole = make_plan(model, vram_budget=1, settings=settings, rates=HOST_RATES)
+    n_bytes = whole.min_bytes + share * (whole.full_bytes - whole.min_bytes)
+    plan = make_plan(model, vram_budget=n_bytes / 2**30, settings=settings, rates=HOST_RATES)
+    assert plan.uses_device
+    return Session(
+        model, plan=plan.native(model), device="host", n_ctx=n_ctx, n_batch=64, n_threads=2, **options
+    )
+
+
+@pytest.mark.parametrize("share", [0.3, pytest.param(0.7, marks=pytest.mark.slow), 1.0])
+@pytest.mark.parametrize("name", [name for name in checkpoints.CASES if name not in CPU_ALONE])
+def test_on_a_device(name: str, share: float, folder: Path) -> None:
+    golden = checkpoints.golden(name)
+    with on_device(file(folder, name), share, n_ctx(name)) as session:
+        session.feed(golden.prompt[:-3])
+        rows = [session.logits().copy()]
+        for token in golden.prompt[-3:]:
+            session.feed([token])
+            rows.append(session.logits().copy())
+    assert reference.relative_error(np.stack(rows), golden.logits[-4:]) < 1e-2
+
+
+@pytest.mark.parametrize("name", CPU_ALONE)
+def test_what_devices_refuse(name: str, folder: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"the CPU (does|computes)"):
+        make_plan(file(folder, name), vram_budget=1, settings=Settings(n_ctx=256), rates=HOST_RATES)
+    if name == "mistral3":  # where no query is scaled
+        golden = checkpoints.golden(name)
+        with on_device(file(folder, name), 1.0, 64) as session:
+            session.feed(golden.prompt[:60])
+            assert reference.relative_error(session.logits(), golden.logits[59]) < 1e-2
+
+
+@pytest.mark.parametrize("name", checkpoints.CASES)
+def test_shifts(name: str, folder: Path) -> None:
+    """Kept tokens and those behind the dropped ones, against a session that has read them at those places. They have
+    seen what was dropped, in all layers but the first: so of one layer only."""
+    prompt = checkpoints.golden(name).prompt[:40]
+    with Session(Model(file(folder, name)), n_ctx=64, n_threads=2) as session:
+        session.feed(prompt)
+        if name in CANNOT_SHIFT:
+            with pytest.raises(UnsupportedError, match="cannot shift its context"):
+                session.shift(8, 8)
+            return
+        session.shift(8, 8)
+        assert session.length() == 32
+
+
+@pytest.mark.parametrize("name", checkpoints.CASES)
+def test_states_and_sequences(name: str, folder: Path) -> None:
+    golden = checkpoints.golden(name)
+    with Session(Model(file(folder, name)), n_ctx=n_ctx(name), n_pool=512, n_threads=2, n_seq=2) as session:
+        session.feed(golden.prompt[:24])
+        state = session.save()
+        session.feed(golden.prompt[24:30])
+        alone = session.logits().copy()
+        session.load(state)
+        session.feed(golden.prompt[:16], seq=1)
+        session.feed(
+            np.concatenate([golden.prompt[24:30], golden.prompt[16:20]]),
+            seq=[0] * 6 + [1] * 4,
+            want_logits=[False] * 5 + [True] + [False] * 4,
+        )
+        assert (session.logits() == alone).all()
+
+
+def test_internlm2_is_llama(tmp_path: Path) -> None:
+    """Its files have llama's tensors and llama's RoPE; transformers has no class of it."""
+    golden = models.golden("llama-mha", "dense")
+    models.write_dense(tmp_path / "llama.gguf", golden.spec)
+    old = gguf.GGUFReader(tmp_path / "llama.gguf")
+    new = gguf.GGUFWriter(tmp_path / "internlm2.gguf", "internlm2")
+    for name, field in old.fields.items():
+        if name.startswith("llama."):
+            value = field.contents()
+            (new.add_float32 if isinstance(value, float) else new.add_uint32)(f"internlm2.{name[6:]}", value)
+    for tensor in old.tensors:
+        new.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    new.write_header_to_file()
+    new.write_kv_data_to_file()
+    new.write_tensors_to_file()
+    new.close()
+    with Session(Model(tmp_path / "internlm2.gguf"), n_threads=2) as session:
+        rows = feed_all(session, golden.prompt, 7)
+    assert reference.relative_error(rows, golden.logits) < (2e-2 if rounding.BF16 else 2e-3)
