@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, TypeVar, overload
 
@@ -98,7 +98,7 @@ class AsyncLlama:
         has_plan = options.get("plan") is not None
         if n_pool is None and not has_plan and not isinstance(n_ctx, str):
             each = n_ctx or _trained_ctx(model_path)
-            n_pool = each * (min(n_parallel, 2) if _may_use_gpu(options) else n_parallel)
+            n_pool = each * (min(n_parallel, 2) if may_use_gpu(options) else n_parallel)
         self.n_parallel = n_parallel
         self.max_waiting = max_waiting
         self.llama = Llama(
@@ -362,6 +362,51 @@ class AsyncLlama:
         max_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> tuple[list[Any], int]:
+        return await self._of_texts(
+            texts,
+            lambda request, ids: request.vectors(ids, pooling=self.pooling, normalize=normalize),
+            max_tokens=max_tokens,
+            timeout_s=timeout_s,
+        )
+
+    async def rank(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        max_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[list[float], int]:
+        """How well documents answer queries, as Llama.rank().
+
+        pairs: (query, document).
+        max_tokens, timeout_s: as in create_embedding().
+
+        Returns the score of each pair, and how many tokens they have together.
+        """
+        classifier = await self._in_thread(lambda: self.llama._classifier)
+
+        def scores(request: Served, ids: list[Ids]) -> list[float]:
+            states = request.vectors(ids, pooling=POOLING["last"], normalize=False)
+            return classifier.scores(states) if states else []
+
+        return await self._of_texts(
+            (classifier.text(*pair) for pair in pairs),
+            scores,
+            add_bos=False,
+            max_tokens=max_tokens,
+            timeout_s=timeout_s,
+        )
+
+    async def _of_texts(
+        self,
+        texts: Iterable[str | Sequence[int]],
+        work: Callable[[Served, list[Ids]], list[Any]],
+        *,
+        add_bos: bool = True,
+        max_tokens: int | None,
+        timeout_s: float | None,
+    ) -> tuple[list[Any], int]:
+        """What `work` gives for texts, and how many tokens they have."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         request = self._begin(deadline=deadline)
 
@@ -370,14 +415,13 @@ class AsyncLlama:
                 all_ids: list[Ids] = []
                 left = max_tokens
                 for text in texts:
-                    all_ids.append(request.ids_of(text))
+                    all_ids.append(request.ids_of(text, add_bos=add_bos))
                     if left is not None and (left := left - all_ids[-1].size) < 0:
                         raise ArgumentError(f"the texts have more than {max_tokens} tokens together")
                     request.check_open()
-                vectors = request.vectors(all_ids, pooling=self.pooling, normalize=normalize)
+                return work(request, all_ids), sum(ids.size for ids in all_ids)
             finally:
                 self._end(request)
-            return vectors, sum(ids.size for ids in all_ids)
 
         try:
             return await self._in_thread(compute)
@@ -519,7 +563,7 @@ def _trained_ctx(model_path: str | os.PathLike[str]) -> int:
         file.close()
 
 
-def _may_use_gpu(options: Mapping[str, Any]) -> bool:
+def may_use_gpu(options: Mapping[str, Any]) -> bool:
     if options.get("vram_budget") is not None or options.get("devices") is not None:
         return options.get("vram_budget") != 0
     return options.get("n_gpu_layers") != 0 and bool(machine.gpus().gpus)

@@ -88,8 +88,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         chat_format: str | None = None,
         chat_handler: ChatHandler | None = None,
         draft_model: Draft | None = None,
-        lora_path: str | os.PathLike[str] | None = None,
-        lora_scale: float = 1.0,
+        lora_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        lora_scale: float | Sequence[float] = 1.0,
         spm_infill: bool = False,
         verbose: bool = True,
         use_mmap: bool = True,
@@ -135,8 +135,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         chat_handler: answers conversations instead; called with `llama`, `messages` and the other arguments
             of create_chat_completion().
         draft_model: guesses tokens that are then checked together, `LlamaPromptLookupDecoding` for example.
-        lora_path: a GGUF file with a LoRA adapter; lora_scale: its strength. If it changes the
-            feed-forward, predictors no longer fit: such a model runs "exact" or "dense".
+        lora_path: a GGUF file with a LoRA adapter, or several; lora_scale: its strength, or one for each.
+            If it changes the feed-forward, predictors no longer fit: such a model runs "exact" or "dense".
         spm_infill: with `suffix`, put it before the prefix.
         verbose: print notices on stderr; nothing else is ever printed.
         use_mmap: False copies the weights into memory of huge pages: slower to load, faster to read.
@@ -214,7 +214,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
                     progress=progress or bar,
                 )
             if lora_path is not None:
-                self._adapt(lora_path, lora_scale)
+                self._adapt()
             n_beside = _EMBEDDED_TOGETHER - 1 if embedding and n_seq == 1 and plan is None else 0
             self._loader = Loader(
                 self._model,
@@ -308,11 +308,19 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
             self._notice(tokenizer.notice)
         return tokenizer
 
-    def _adapt(self, path: str | os.PathLike[str], scale: float) -> None:
-        from ._engine.lora import add_adapter
+    def _adapters(self) -> list[tuple[str | os.PathLike[str], float]]:
+        given, scale = self._arguments["lora_path"], self._arguments["lora_scale"]
+        paths = [] if given is None else [given] if isinstance(given, (str, os.PathLike)) else list(given)
+        scales = [scale] * len(paths) if isinstance(scale, (int, float)) else list(scale)
+        if len(scales) != len(paths):
+            raise ArgumentError(f"there are {len(paths)} paths in lora_path and {len(scales)} in lora_scale")
+        return list(zip(paths, scales, strict=True))
+
+    def _adapt(self) -> None:
+        from ._engine.lora import add_adapters
 
         assert self._model is not None
-        notice = add_adapter(self._model, path, scale)
+        notice = add_adapters(self._model, self._adapters())
         if notice:
             self._notice(notice)
 
@@ -452,9 +460,9 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
             from .models.plan.plan import identify
 
             state = hashlib.sha256(repr(identify(self._ctx.session.model)).encode())
-            if self._arguments["lora_path"] is not None:
-                state.update(str(self._arguments["lora_scale"]).encode())
-                state.update(Path(self._arguments["lora_path"]).read_bytes())
+            for path, scale in self._adapters():
+                state.update(str(scale).encode())
+                state.update(Path(path).read_bytes())
             self._identity = state.hexdigest()
         return self._identity
 

@@ -148,6 +148,8 @@ static pi_status bind_all(pi_model *m) {
     PI_TRY(pi_bind_mat(m, pi_name_of("output.weight"), c->n_vocab, c->n_embd, true, &m->output));
     if (!m->output.w) m->output = m->token_embd;
     PI_TRY(pi_bind_vec(m, pi_name_of("output.bias"), c->n_vocab, true, &m->output_b));
+    te_mat labels; /* of a reranker; the caller multiplies the last hidden state with it */
+    PI_TRY(pi_bind_mat(m, pi_name_of("cls.output.weight"), 0, c->n_embd, true, &labels));
     m->layer = calloc((size_t)c->n_layer, sizeof *m->layer);
     if (!m->layer) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d layers", c->n_layer);
     int32_t n_predictors = 0, n_down_t = 0;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from .arrays import Ids, as_int32
 from .context import Context
 from .engine import Engine
 from .file import ModelFile
+from .ranking import Classifier
 from .request import Request, text_request
 
 Vectors = npt.NDArray[np.float32]
@@ -30,7 +32,7 @@ def pooling_number(value: int | str | None) -> int:
     if value is None or value == -1:
         return -1
     if value in (_RANK, "rank"):
-        raise UnsupportedError("pooling_type 'rank' is for rerankers, which this version cannot run")
+        raise UnsupportedError("pooling_type 'rank' makes no vectors: rank() gives the scores of a reranker")
     number = POOLING.get(value, -1) if isinstance(value, str) else value
     if number not in POOLING.values() or isinstance(value, bool):
         raise ArgumentError(f"pooling_type is {value!r}; known are {', '.join(POOLING)}, 0 to 3 and -1")
@@ -102,6 +104,7 @@ class Embeddings(ABC):
     """What stands first is the part of Llama that these methods need."""
 
     model_path: str
+    file: ModelFile
     _embedding: bool
     _pooling: int
     _lock: threading.RLock
@@ -164,6 +167,24 @@ class Embeddings(ABC):
         vectors = [(normalized(rows) if normalize else rows).tolist() for rows in pooled]
         result = vectors[0] if isinstance(input, str) else vectors
         return (result, sum(min(len(ids), n_ctx) for ids in all_ids)) if return_count else result
+
+    def rank(self, query: str, documents: Sequence[str]) -> list[float]:
+        """How well each of several documents answers a query, by a reranker: a model with a classifier, such
+        as Qwen3-Reranker's. Its scores are between 0 and 1. The context is forgotten.
+
+        Raises UnsupportedError for another model, ContextError for a text that n_ctx does not hold.
+        """
+        with self._lock:
+            texts = self._classifier.ids([(query, document) for document in documents], self.tokenize)
+            for ids in texts:
+                self._ctx.engine.check(ids)
+            self.reset()
+            states = hidden_states(self._ctx.engine, texts, POOLING["last"])
+            return self._classifier.scores([rows[-1] for rows in states]) if texts else []
+
+    @cached_property
+    def _classifier(self) -> Classifier:
+        return Classifier(self.file)
 
     def create_embedding(
         self, input: str | Sequence[str], model: str | None = None

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import ArgumentError, FormatError, UnsupportedError
 from .file import ModelFile
@@ -23,8 +25,13 @@ _EMBEDDING = "token_embd.weight"
 _OWN = (_EMBEDDING, "output.weight")  # matrices of no layer
 
 
-def add_adapter(model: Model, path: str | os.PathLike[str], scale: float = 1.0) -> str | None:
-    """Adds the adapter of a file to a model that has no sessions yet; a notice for the user, or None.
+Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float]
+"""a [rank, columns], b [rows, rank], and the strength."""
+
+
+def add_adapters(model: Model, adapters: Sequence[tuple[str | os.PathLike[str], float]]) -> str | None:
+    """Adds the adapters of files, each with its scale, to a model that has no sessions yet; a notice for the
+    user, or None. What several of them add to a matrix is added up: their ranks stand side by side.
 
     An adapter of the embedding leaves the output matrix as it is, also where both are one (as in PEFT).
 
@@ -33,8 +40,28 @@ def add_adapter(model: Model, path: str | os.PathLike[str], scale: float = 1.0) 
     ArgumentError for a scale that is no number, OutOfMemoryError. A model whose adapter failed must not be
     used.
     """
+    found: dict[str, list[Pair]] = {}
+    for path, scale in adapters:
+        for name, pair in _read(model, path, scale).items():
+            found.setdefault(name, []).append(pair)
+    for name, pairs in found.items():
+        a, b, strength = pairs[0]
+        if len(pairs) > 1:
+            a, strength = np.concatenate([np.float32(own) * a for a, _, own in pairs]), 1.0
+            b = np.concatenate([b for _, b, _ in pairs], axis=1)
+        model.add_adapter(name, a, b, scale=strength)
+    if model.info.predictor != "none" and any(".ffn_" in name for name in found):
+        return (
+            "the adapter changes the feed-forward, so the predictors no longer fit: all neurons are computed"
+        )
+    return None
+
+
+def _read(model: Model, path: str | os.PathLike[str], scale: float) -> dict[str, Pair]:
+    """What the adapter of a file adds to each matrix."""
     if not math.isfinite(scale):
         raise ArgumentError(f"lora_scale is {scale}")
+    found: dict[str, Pair] = {}
     with ModelFile(path) as file:
         meta = file.metadata
         if meta.get("general.type") != "adapter" or meta.get("adapter.type") != "lora":
@@ -73,12 +100,8 @@ def add_adapter(model: Model, path: str | os.PathLike[str], scale: float = 1.0) 
                 raise FormatError(f"the adapter of {name} has weights that are no numbers, or too large")
             if name == _EMBEDDING:
                 a, b = b.T, a
-            model.add_adapter(name, a, b, scale=strength)
-    if model.info.predictor != "none" and any(".ffn_" in name for name in pairs):
-        return (
-            "the adapter changes the feed-forward, so the predictors no longer fit: all neurons are computed"
-        )
-    return None
+            found[name] = a, b, strength
+    return found
 
 
 def _strength(alpha: Any, rank: int) -> float:

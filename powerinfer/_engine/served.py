@@ -167,12 +167,12 @@ class Served(Completions):
         with self._in_turn():
             return super()._prompt_ids(*args, **options)
 
-    def ids_of(self, text: str | Sequence[int]) -> Ids:
+    def ids_of(self, text: str | Sequence[int], *, add_bos: bool = True) -> Ids:
         """Checked token ids of a text."""
         if not isinstance(text, str):
             return self._checked(text)
         with self._in_turn():
-            return self._checked(self._llama.tokenize(text, special=True))
+            return self._checked(self._llama.tokenize(text, add_bos, special=True))
 
     def _constraint(
         self, grammar: LlamaGrammar | str | Constraint | None

@@ -86,6 +86,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     # Where MODEL and PROMPT have options between them, argparse takes the second word for one too many.
     if len(rest) == 1 and getattr(args, "prompt", "") is None and (rest == ["-"] or rest[0][:1] != "-"):
         args.prompt = rest.pop()
+    if isinstance(getattr(args, "model", None), list) and not any(word.startswith("-") for word in rest):
+        args.model += rest  # several models, with options between them
+        rest = []
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if "model_option" in args:

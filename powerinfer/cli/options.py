@@ -37,20 +37,25 @@ def add_model(
     *,
     default: str | None = None,
     group: argparse._ActionsContainer | None = None,
+    several: bool = False,
 ) -> None:
-    """MODEL, or -m MODEL; `choose_model` settles which is meant. group: where -m is shown."""
+    """MODEL, or -m MODEL; `choose_model` settles which is meant. group: where -m is shown. several: there may
+    be more than one."""
     shown = MODEL_HELP if default is None else f"{MODEL_HELP} (the default)"
-    parser.add_argument("model", metavar="MODEL", nargs="?", help=shown)
+    parser.add_argument("model", metavar="MODEL", nargs="*" if several else "?", help=shown)
     (group or parser).add_argument(
         "-m", "--model", dest="model_option", metavar="MODEL", help="the same as MODEL"
     )
     parser.set_defaults(default_model=default, usage_error=parser.error)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
-    """MODEL and how to load it. `load_arguments` turns the latter into arguments of Llama."""
+def add_model_arguments(
+    parser: argparse.ArgumentParser, *, default: str | None = None, several: bool = False
+) -> None:
+    """MODEL and how to load it. `load_arguments` turns the latter into arguments of Llama. several: there may
+    be more than one, with a budget for each."""
     group = parser.add_argument_group("model")
-    add_model(parser, default=default, group=group)
+    add_model(parser, default=default, group=group, several=several)
     group.add_argument(
         "-c",
         "--n-ctx",
@@ -66,9 +71,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, default: str | None 
     add_compute_arguments(group)
     group.add_argument(
         "--vram-budget",
-        type=vram_budget,
+        type=vram_budgets if several else vram_budget,
         metavar="GIB",
-        help="GPU memory to use, 8,8 of two GPUs, 0: CPU (default: what is free)",
+        help="GPU memory to use, 8,8 of two GPUs, 0: CPU (default: what is free)"
+        + ("; a=6,b=2: of each model by its name" if several else ""),
     )
     group.add_argument(
         "--devices", type=devices, metavar="NAMES", help='the GPUs to use: "cuda:1", "cuda:0,cuda:1"'
@@ -92,6 +98,14 @@ def vram_budget(text: str) -> float | list[float]:
     """Of --vram-budget: a number, or one for each device."""
     each = [float(word) for word in text.split(",")]
     return each if len(each) > 1 else each[0]
+
+
+def vram_budgets(text: str) -> float | list[float] | dict[str, float]:
+    """The same, or one for each model, by name."""
+    if "=" not in text:
+        return vram_budget(text)
+    pairs = [word.rpartition("=") for word in text.split(",")]
+    return {name: float(value) for name, _, value in pairs}
 
 
 def devices(text: str) -> list[str]:
@@ -135,6 +149,11 @@ def add_compute_arguments(group: argparse._ActionsContainer) -> None:
 def choose_model(args: argparse.Namespace) -> None:
     """Settles in args.model what MODEL, -m and the default say. The only word beside -m is the prompt, where
     there can be one."""
+    if isinstance(args.model, list):
+        if args.model and args.model_option is not None:
+            raise ArgumentError(f"two models: {args.model[0]} and {args.model_option}")
+        args.model = args.model or [args.model_option or args.default_model]
+        return
     if args.model_option is not None and getattr(args, "prompt", "") is None:
         args.model, args.prompt = None, args.model
     if args.model is not None and args.model_option is not None:

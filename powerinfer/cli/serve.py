@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import math
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._text.terminal import Bar
 from ..errors import ArgumentError, FileError
@@ -18,10 +21,16 @@ from .options import (
     sampling_arguments,
 )
 
+if TYPE_CHECKING:
+    from ..async_llama import AsyncLlama
+    from ..server.models import Adapter, Open, ServedModel
+
 EXAMPLES = """
 powerinfer serve                                         the demo model on http://127.0.0.1:8080
 powerinfer serve model.gguf --vram-budget 8              with 8 GiB of the GPU's memory
 powerinfer serve -m model.gguf -c 8192 -np 4 -a bamboo   4 conversations of 8192 tokens, named bamboo
+powerinfer serve a.gguf b.gguf --idle-unload 10m         two models, of which one at a time has the GPU
+powerinfer serve model.gguf --lora poet=poet.gguf        also under the name poet, with an adapter
 powerinfer serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
 
 curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -33,16 +42,34 @@ _MOST = 10**6  # seconds or MiB
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.open_with(EXAMPLES, usage="[MODEL] [options]")
-    add_model_arguments(parser, default="demo")
+    parser.open_with(EXAMPLES, usage="[MODEL ...] [options]")
+    add_model_arguments(parser, default="demo", several=True)
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     server.add_argument("--port", type=int, default=8080, help="0: a free one (default %(default)s)")
     server.add_argument(
         "-a",
         "--alias",
+        action="append",
+        default=[],
         metavar="NAMES",
-        help="what clients call the model, several with commas (default: the file's name)",
+        help="what clients call the model, several with commas (default: the file's name); the second -a is "
+        "for the second model",
+    )
+    server.add_argument(
+        "--idle-unload",
+        type=seconds,
+        metavar="TIME",
+        help="unload a model that nobody has used for so long, 10m say (default: only where another wants "
+        "its GPU memory)",
+    )
+    server.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="NAME=FILE[:SCALE]",
+        help="an adapter that requests may ask for as a model of this name, or by `lora`; may be repeated; "
+        "with several models NAME is MODEL:NAME",
     )
     server.add_argument(
         "--api-key",
@@ -228,6 +255,117 @@ def read_proxies(text: str) -> tuple[str, ...]:
     return names
 
 
+def seconds(text: str) -> float:
+    """Of --idle-unload."""
+    from ..server.settings import duration
+
+    try:
+        value = duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if value < 0:
+        raise argparse.ArgumentTypeError("it must not be negative")
+    return value
+
+
+def read_names(args: argparse.Namespace) -> list[tuple[str, ...]]:
+    """What clients call each model."""
+    if len(args.alias) > len(args.model):
+        raise ArgumentError(f"there are {len(args.alias)} times -a, and {len(args.model)} models")
+    names = []
+    for i, path in enumerate(args.model):
+        stem = os.path.basename(path).removesuffix(".gguf")
+        given = args.alias[i] if i < len(args.alias) else ""
+        names.append(tuple(name for name in given.split(",") if name) or (stem,))
+    return names
+
+
+def read_adapters(args: argparse.Namespace, names: list[tuple[str, ...]]) -> list[list[Adapter]]:
+    """Of each model."""
+    from ..server.models import Adapter
+
+    found: list[list[Adapter]] = [[] for _ in names]
+    for text in args.lora:
+        name, is_there, path = text.partition("=")
+        at = 0
+        if ":" in name or len(names) > 1:
+            model, _, name = name.rpartition(":")
+            at = next((i for i, own in enumerate(names) if model in own), -1)
+        if not is_there or not name or not path or at < 0:
+            raise ArgumentError(f"--lora {text}: it must be NAME=FILE, with several models MODEL:NAME=FILE")
+        scale = 1.0
+        head, _, tail = path.rpartition(":")
+        if head:
+            with suppress(ValueError):
+                path, scale = head, float(tail)
+        if not math.isfinite(scale):
+            raise ArgumentError(f"--lora {text}: the scale is no number")
+        found[at].append(Adapter(name, path, scale))
+    return found
+
+
+def read_budgets(args: argparse.Namespace, names: list[tuple[str, ...]]) -> list[Any] | None:
+    """Of each model; None: they share one."""
+    budgets = args.vram_budget
+    if not isinstance(budgets, dict):
+        return None
+    unknown = [name for name in budgets if not any(name in own for own in names)]
+    missing = [own[0] for own in names if not any(name in budgets for name in own)]
+    if unknown or missing:
+        said = f"no model is called {unknown[0]!r}" if unknown else f"{missing[0]!r} has none"
+        raise ArgumentError(f"--vram-budget: {said}; each model needs one")
+    return [next(budgets[name] for name in own if name in budgets) for own in names]
+
+
+def served_models(args: argparse.Namespace, names: list[tuple[str, ...]]) -> list[ServedModel]:
+    """The models, none of which is open yet."""
+    from .._engine.file import ModelFile
+    from ..async_llama import AsyncLlama, may_use_gpu
+    from ..server.models import Group, ServedModel
+
+    budgets = read_budgets(args, names)
+    if budgets is not None:
+        args.vram_budget = max(budgets)
+    options = load_arguments(args) | decoding_arguments(args)
+    shared = Group() if budgets is None and may_use_gpu(options) else None
+
+    def opener(path: str, own: dict[str, Any]) -> Open:
+        def open_model(adapters: Sequence[tuple[str, float]], progress: Any) -> AsyncLlama:
+            return AsyncLlama(
+                path,
+                n_parallel=args.parallel,
+                n_pool=args.kv_tokens,
+                prompt_part=args.prompt_part,
+                max_waiting=args.max_waiting,
+                pooling=args.pooling,
+                progress=progress,
+                lora_path=[path for path, _ in adapters] or None,
+                lora_scale=[scale for _, scale in adapters] or 1.0,
+                **own,
+            )
+
+        return open_model
+
+    found = []
+    adapters: list[list[Adapter]] = read_adapters(args, names)
+    for i, (path, own_names, own_adapters) in enumerate(zip(args.model, names, adapters, strict=True)):
+        own = options if budgets is None else options | {"vram_budget": budgets[i]}
+        group = shared if budgets is None else Group() if budgets[i] else None
+        found.append(
+            ServedModel(
+                own_names,
+                ModelFile(path),
+                opener(path, own),
+                tuple(own_adapters),
+                group,
+                max_requests=args.parallel + args.max_waiting,
+            )
+        )
+        for adapter in own_adapters:
+            ModelFile(adapter.path).close()  # which is there, and sound
+    return found
+
+
 def main(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 65536:
         raise ArgumentError(f"--port is {args.port}, it must be in 0..65535")
@@ -245,15 +383,16 @@ def main(args: argparse.Namespace) -> int:
     from ..server import Settings, need_extra, serve
 
     need_extra()
-    from ..async_llama import AsyncLlama
+    from ..server.models import Models
+    from ..server.run import say
 
     defaults = sampling_arguments(args)
     most = defaults.pop("max_tokens", None)
-    stem = os.path.basename(args.model).removesuffix(".gguf")
+    names = read_names(args)
     settings = Settings(
         host=args.host,
         port=args.port,
-        names=tuple(name for name in (args.alias or stem).split(",") if name) or (stem,),
+        names=names[0],
         api_keys=keys,
         allowed_hosts=tuple(args.allowed_host),
         cors_origins=tuple(args.cors),
@@ -271,17 +410,14 @@ def main(args: argparse.Namespace) -> int:
         ssl_certfile=args.ssl_cert_file,
         ssl_keyfile=args.ssl_key_file,
     )
-    options = load_arguments(args) | decoding_arguments(args)
-    with Bar(f"loading {args.model}") as bar:
-        llm = AsyncLlama(
-            args.model,
-            n_parallel=args.parallel,
-            n_pool=args.kv_tokens,
-            prompt_part=args.prompt_part,
-            max_waiting=args.max_waiting,
-            pooling=args.pooling,
-            progress=bar,
-            **options,
-        )
-    serve(llm, settings)
+    models = Models(
+        served_models(args, names),
+        idle_s=args.idle_unload,
+        timeout_s=args.timeout,
+        strict=args.strict,
+        say=say,
+    )
+    with Bar(f"loading {args.model[0]}") as bar:
+        models.open_first(bar)
+    serve(models, settings)
     return 0

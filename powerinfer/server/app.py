@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..async_llama import AsyncLlama, AsyncStream
-from . import llama_server, messages, ollama, responses
-from .arguments import CONTINUING, arguments_of, check_model, is_of_texts
-from .aside import aside
+from . import llama_server, messages, ollama, ranking, responses
+from .arguments import CONTINUING, arguments_of, is_of_texts
+from .aside import aside, aside_if
 from .dialects import Dialects, error_model
 from .events import EVENTS, EventStream, Gone, openai_events, unless_gone
 from .guard import OPEN, Guard, LastResort
@@ -28,8 +30,10 @@ from .json_body import Route as JsonRoute
 from .lenient import lenient
 from .live import engine_view
 from .metrics import Metrics
+from .models import USED, Models, Releasing, ServedModel, of_one
 from .problems import Problem, json_response, on_http, on_invalid, on_problem, problem_of
 from .schemas import (
+    PART,
     ChatRequest,
     CompletionRequest,
     DetokenizeAnswer,
@@ -70,10 +74,11 @@ _ERRORS = {
     422: "A field has the wrong type or value.",
     429: "Too many requests; Retry-After says when to try again.",
     500: "The engine failed.",
-    503: "The server is shutting down, or the time for the request is over.",
+    503: "The server is shutting down, the model is not loaded, or the time for the request is over.",
 }
 _READ = (401, 403)
 _FIND = (401, 403, 404, 422)
+_LOOK = (*_FIND, 503)
 
 
 def _errors(path: str, statuses: Iterable[int]) -> dict[int | str, dict[str, Any]]:
@@ -85,15 +90,22 @@ def _errors(path: str, statuses: Iterable[int]) -> dict[int | str, dict[str, Any
 class Endpoints:
     """What the routes call."""
 
-    def __init__(self, llm: AsyncLlama, settings: Settings) -> None:
-        self.llm = llm
+    def __init__(self, models: Models, settings: Settings) -> None:
+        self.models = models
         self.settings = settings
         self.metrics = Metrics()
-        self.created = int(time.time())
-        tokenizer = llm.llama.tokenizer
-        longest = max(len(tokenizer.piece(token, True)) for token in range(tokenizer.n_vocab))
-        self._longest = longest * llm.llama.n_ctx()  # characters; each has a byte or more
-        self.info: Any = llm.llama.info()  # once: reading it waits for the step that the engine is at
+
+    async def use(self, request: Request, name: str | None, lora: Sequence[Any] | None = None) -> ServedModel:
+        """The model that a request wants, open until its answer is written; always the same for one."""
+        used: list[ServedModel] = request.scope[USED]
+        if not used:
+            own = None if lora is None else [(each.id, each.scale) for each in lora]
+            used.append(await unless_gone(request, self.models.take(name, own)))
+        return used[0]
+
+    def name(self, request: Request) -> str:
+        """Of the model that a request uses."""
+        return self.models.name_of(request.scope[USED][0])
 
     # -- answers
 
@@ -105,58 +117,67 @@ class Endpoints:
 
     async def run_chat(self, request: Request, body: ChatRequest) -> dict[str, Any] | AsyncStream:
         """What all protocols' chats become. Raises Problem, Gone and what AsyncLlama raises."""
-        options = self._options(body)
+        options = arguments_of(body, self.settings)
         self._check_count(body.n or 1)
-        messages = self._messages(body)
+        model = await self.use(request, body.model, body.lora)
+        messages = await aside_if(len(body.messages) > PART, self._messages, model, body)
         return await self._run(
             request,
             body,
-            lambda stream: self.llm.create_chat_completion(messages, stream=stream, **options),
+            lambda stream: model.llm.create_chat_completion(
+                messages, stream=stream, model=self.name(request), **options
+            ),
         )
 
     async def run_completion(self, request: Request, body: CompletionRequest) -> dict[str, Any] | AsyncStream:
         """The same for texts that are to go on."""
-        options = self._options(body)
+        options = arguments_of(body, self.settings)
         # OpenAI's default, 16 tokens, surprises everybody; this is llama-server's: as many as fit.
         n_prompts = len(body.prompt) if is_of_texts(body) else 1
         self._check_count(n_prompts * max(body.n or 1, body.best_of or 1))
-        self._check_length(body.prompt)
+        model = await self.use(request, body.model, body.lora)
+        self.check_length(model, body.prompt)
         return await self._run(
             request,
             body,
-            lambda stream: self.llm.create_completion(body.prompt, stream=stream, **options),
+            lambda stream: model.llm.create_completion(
+                body.prompt, stream=stream, model=self.name(request), **options
+            ),
         )
 
     async def prompt_ids(self, request: Request, body: ChatRequest) -> list[int]:
         """The prompt of a chat, which is not computed."""
-        options = self._options(body)
+        options = arguments_of(body, self.settings)
+        model = await self.use(request, body.model, body.lora)
         names = ("tools", "tool_choice", "chat_template_kwargs")
         own = {name: options[name] for name in (*names, *CONTINUING) if name in options}
-        return await unless_gone(request, self.llm.chat_tokens(self._messages(body), **own))
+        messages = await aside_if(len(body.messages) > PART, self._messages, model, body)
+        return await unless_gone(request, model.llm.chat_tokens(messages, **own))
 
     async def prompt_text(self, request: Request, body: ChatRequest) -> str:
         """The same as text, without the BOS token that /completion puts before it."""
         ids = await self.prompt_ids(request, body)
-        tokenizer = self.llm.llama.tokenizer
+        llm = (await self.use(request, body.model)).llm
+        tokenizer = llm.llama.tokenizer
         if tokenizer.add_bos and ids[0] == tokenizer.bos:
             del ids[0]
-        return await unless_gone(request, self.llm.detokenize(ids, special=True))
+        return await unless_gone(request, llm.detokenize(ids, special=True))
 
-    async def mixed_ids(self, request: Request, parts: Sequence[str | int]) -> list[int]:
+    async def mixed_ids(self, request: Request, model: ServedModel, parts: Sequence[str | int]) -> list[int]:
         """A prompt of texts and token ids, as token ids."""
-        self._check_length([part for part in parts if isinstance(part, str)])
+        self.check_length(model, [part for part in parts if isinstance(part, str)])
         ids: list[int] = []
         for i, part in enumerate(parts):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += await unless_gone(request, self.llm.tokenize(part, add_bos=not i, special=True))
+                ids += await unless_gone(request, model.llm.tokenize(part, add_bos=not i, special=True))
         return ids
 
-    def _messages(self, body: ChatRequest) -> list[dict[str, Any]]:
+    def _messages(self, model: ServedModel, body: ChatRequest) -> list[dict[str, Any]]:
         messages = [message.model_dump(exclude_unset=True) for message in body.messages]
         for message in messages:
-            self._check_length(message.get("content"))
+            self.check_length(model, message.get("content"))
         return messages
 
     async def _run(
@@ -198,11 +219,6 @@ class Endpoints:
             done=lambda: self._done(request),
         )
 
-    def _options(self, body: Generate) -> dict[str, Any]:
-        """Arguments for AsyncLlama; those that were not given are left out."""
-        check_model(body.model, self.settings)
-        return arguments_of(body, self.settings)
-
     def _check_count(self, n: int) -> None:
         if n > self.settings.max_choices:
             raise Problem(
@@ -212,16 +228,16 @@ class Endpoints:
                 code="invalid_value",
             )
 
-    def _check_length(self, text: Any) -> None:
+    def check_length(self, model: ServedModel, text: Any) -> None:
         """Texts that are much too long are refused before they are cut into tokens, which takes a while."""
-        n_ctx = self.llm.llama.n_ctx()
+        n_ctx = model.llm.llama.n_ctx()
         if isinstance(text, (list, tuple)) and len(text) > n_ctx and isinstance(text[0], int):
             said = f"the prompt has {len(text)} tokens and n_ctx is {n_ctx}"
             raise Problem(400, said, code="context_length_exceeded")
         if isinstance(text, (list, tuple)):
             for part in text if len(text) and not isinstance(text[0], int) else ():
-                self._check_length(part.get("text") if isinstance(part, dict) else part)
-        elif isinstance(text, str) and len(text) > self._longest:
+                self.check_length(model, part.get("text") if isinstance(part, dict) else part)
+        elif isinstance(text, str) and len(text) > model.longest:
             raise Problem(
                 400,
                 f"a text has {len(text)} characters: more tokens than n_ctx, {n_ctx}",
@@ -236,8 +252,13 @@ class Endpoints:
 
     async def vectors(self, request: Request, body: EmbeddingRequest) -> dict[str, Any]:
         """The same in numbers, whatever encoding_format says."""
-        check_model(body.model, self.settings)
-        n_embd = self.llm.llama.n_embd()
+        if (many := not isinstance(body.input, str) and not isinstance(body.input[0], int)) and len(
+            body.input
+        ) > self.settings.max_inputs:
+            said = f"one request may have {self.settings.max_inputs} inputs, not {len(body.input)}"
+            raise Problem(400, said, param="input", code="invalid_value")
+        model = await self.use(request, body.model)
+        n_embd = model.llm.llama.n_embd()
         if body.dimensions not in (None, n_embd):
             raise Problem(
                 400,
@@ -245,50 +266,74 @@ class Endpoints:
                 param="dimensions",
                 code="invalid_value",
             )
-        if not isinstance(body.input, str) and not isinstance(body.input[0], int):
-            n = len(body.input)
-            if n > self.settings.max_inputs:
-                said = f"one request may have {self.settings.max_inputs} inputs, not {n}"
-                raise Problem(400, said, param="input", code="invalid_value")
-            check_size(n, n_embd, body.encoding_format)
-        self._check_length(body.input)
+        if many:
+            check_size(len(body.input), n_embd, body.encoding_format)
+        self.check_length(model, body.input)
         return await unless_gone(
             request,
-            self.llm.create_embedding(
+            model.llm.create_embedding(
                 body.input,
-                model=self.settings.names[0],
+                model=self.name(request),
                 normalize=self.settings.normalize,
                 max_tokens=self.settings.max_input_tokens,
                 timeout_s=self.settings.timeout_s,
             ),
         )
 
-    async def tokenize(self, body: TokenizeRequest) -> Response:
-        llm = self.llm
-        self._check_length(body.content)
+    async def tokenize(self, request: Request, body: TokenizeRequest) -> Response:
+        model = await self.use(request, body.model)
+        self.check_length(model, body.content)
+        llm = model.llm
         ids = await llm.tokenize(body.content, add_bos=body.add_special, special=body.parse_special)
         if not body.with_pieces:
             return await aside(json_response, {"tokens": ids})
-        return await aside(self._with_pieces, ids)
+        return await aside(_with_pieces, llm, ids)
 
-    def _with_pieces(self, ids: list[int]) -> Response:
-        piece = self.llm.llama.tokenizer.piece
-        return json_response({"tokens": [{"id": i, "piece": _text_or_bytes(piece(i, True))} for i in ids]})
-
-    async def detokenize(self, body: DetokenizeRequest) -> Response:
-        return json_response({"content": await self.llm.detokenize(body.tokens, special=True)})
+    async def detokenize(self, request: Request, body: DetokenizeRequest) -> Response:
+        llm = (await self.use(request, body.model)).llm
+        return json_response({"content": await llm.detokenize(body.tokens, special=True)})
 
     # -- what there is
 
-    @property
-    def template(self) -> str:
-        """The chat template in use."""
-        return self.llm.llama._format.template
+    async def list_models(self) -> Response:
+        return json_response({"object": "list", "data": [model_entry(*each) for each in self.models.known]})
 
-    def _model(self, name: str) -> dict[str, Any]:
-        info = self.info
-        assert info.model is not None and info.session is not None
-        meta = {
+    async def model(self, name: str) -> Response:
+        self.models.base(name, strict=True)
+        found = next(each for each in self.models.known if each[0] in (name, name.removesuffix(":latest")))
+        return json_response(model_entry(*found))
+
+    async def health(self) -> Response:
+        for model in self.models.opened:
+            if (error := model.llm.scheduler.last_error) is not None:  # which may be why it is closing
+                raise Problem(503, f"the engine failed: {error}", code="engine_error")
+        if self.models.is_closing or any(model.llm.scheduler.is_closing for model in self.models.opened):
+            raise Problem(503, "the server is shutting down", code="shutting_down")
+        states = Counter(model.state for model in self.models.each())  # no names: everybody may ask
+        return json_response({"status": "ok", "models": states})
+
+    async def engine(self, model: str | None = None) -> Response:
+        one = self.models.one(model)
+        return json_response(engine_view(one.llm, one.info, self.models.name_of(one)))
+
+    async def show_metrics(self) -> Response:
+        return Response(self.metrics.text(self.models), media_type="text/plain; version=0.0.4")
+
+    async def on_error(self, _: Request, error: Exception) -> Response:
+        stats = [model.llm.stats() for model in self.models.opened]
+        problem = problem_of(error, retry_after_s=self.metrics.retry_after_s(stats))
+        if problem.status == 500:
+            _log.error("a request failed", exc_info=error)
+        return problem.response()
+
+
+def model_entry(name: str, model: ServedModel, parent: str | None) -> dict[str, Any]:
+    """A model as OpenAI lists it. parent: of one with an adapter, the model without it."""
+    info = model.info
+    meta = (
+        None
+        if info is None
+        else {
             "n_ctx": info.session.n_ctx,
             "n_ctx_train": info.model.n_ctx_train,
             "n_vocab": info.model.n_vocab,
@@ -296,41 +341,24 @@ class Endpoints:
             "n_params": info.model.n_parameters,
             "size": info.model.n_weight_bytes,
         }
-        return {
-            "id": name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "powerinfer",
-            "meta": meta,
-        }
+    )
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "powerinfer",
+        "meta": meta,
+        "state": model.state,
+        "error": model.error,
+        "in_use": model.n_users,
+        "loads": model.n_loads,
+        "parent": parent,
+    }
 
-    async def models(self) -> Response:
-        return json_response({"object": "list", "data": [self._model(name) for name in self.settings.names]})
 
-    async def model(self, name: str) -> Response:
-        check_model(name, self.settings, strict=True)
-        return json_response(self._model(name))
-
-    async def health(self) -> Response:
-        scheduler = self.llm.scheduler
-        if (error := scheduler.last_error) is not None:  # which may be why it is closing
-            raise Problem(503, f"the engine failed: {error}", code="engine_error")
-        if scheduler.is_closing:
-            raise Problem(503, "the server is shutting down", code="shutting_down")
-        return json_response({"status": "ok"})
-
-    async def engine(self) -> Response:
-        return json_response(engine_view(self.llm, self.info, self.settings.names[0]))
-
-    async def show_metrics(self) -> Response:
-        text = self.metrics.text(self.llm.stats())
-        return Response(text, media_type="text/plain; version=0.0.4")
-
-    async def on_error(self, _: Request, error: Exception) -> Response:
-        problem = problem_of(error, retry_after_s=self.metrics.retry_after_s(self.llm.stats()))
-        if problem.status == 500:
-            _log.error("a request failed", exc_info=error)
-        return problem.response()
+def _with_pieces(llm: AsyncLlama, ids: list[int]) -> Response:
+    piece = llm.llama.tokenizer.piece
+    return json_response({"tokens": [{"id": i, "piece": _text_or_bytes(piece(i, True))} for i in ids]})
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:
@@ -357,14 +385,15 @@ class _Counted:
         await self._app(scope, receive, watch if scope["type"] == "http" else send)
 
 
-def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
+def create_app(llm: AsyncLlama | Models, settings: Settings | None = None) -> ASGIApp:
     """The server as an ASGI application. The caller closes `llm`.
 
+    llm: a model, or several (models.py), which have names of their own.
     settings: keys and limits; None: Settings(). Of its address only `host` counts,
     for the default of `allowed_hosts`.
     """
     settings = settings or Settings()
-    at = Endpoints(llm, settings)
+    at = Endpoints(models_of(llm, settings), settings)
     app = FastAPI(title="powerinfer", version=__version__, docs_url=None, redoc_url=None)
     app.router.route_class = JsonRoute
     app.add_exception_handler(RequestValidationError, on_invalid)
@@ -382,7 +411,8 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
         app.add_api_route(path, call, methods=["POST"], responses=said, response_model=answer)
 
     def get(path: str, call: Callable[..., Any], answer: Any = None) -> None:
-        errors = _errors(path, _FIND if "{" in path else _READ)
+        of_a_model = "model" in inspect.signature(call).parameters
+        errors = _errors(path, _LOOK if of_a_model else _FIND if "{" in path else _READ)
         app.add_api_route(path, call, methods=["GET"], responses=errors, response_model=answer)
 
     def delete(path: str, call: Callable[..., Any]) -> None:
@@ -392,9 +422,10 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
     post("/v1/completions", at.completion, streams=EVENTS)
     post("/v1/embeddings", at.embeddings)
     messages.add(at, post, get)
+    ranking.add(at, post, get)
     post("/tokenize", at.tokenize, TokenizeAnswer)
     post("/detokenize", at.detokenize, DetokenizeAnswer)
-    get("/v1/models", at.models)
+    get("/v1/models", at.list_models)
     get("/v1/models/{name:path}", at.model)
     responses.add(at, post, get, delete)
     ollama.add(at, post, get)
@@ -412,7 +443,7 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
     paths = {route.path for route in app.routes if isinstance(route, Route)}
     open_paths = {*OPEN, *_add_page(app)}
 
-    most = llm.n_parallel + llm.max_waiting + _SLACK
+    most = sum(model.max_requests for model in at.models.all) + _SLACK
     posts = {
         route.path for route in app.routes if isinstance(route, Route) and "POST" in (route.methods or ())
     }
@@ -425,7 +456,13 @@ def create_app(llm: AsyncLlama, settings: Settings | None = None) -> ASGIApp:
             allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own
             expose_headers=["Retry-After"],
         )
-    return Dialects(LastResort(_Counted(wrapped, at.metrics, paths)))
+    return Dialects(LastResort(_Counted(Releasing(wrapped, at.models), at.metrics, paths)))
+
+
+def models_of(llm: AsyncLlama | Models, settings: Settings) -> Models:
+    if isinstance(llm, Models):
+        return llm
+    return Models([of_one(llm, settings.names)], timeout_s=settings.timeout_s, strict=settings.strict)
 
 
 async def _on_gone(_: Request, __: Exception) -> Response:

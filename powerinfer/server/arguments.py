@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .lenient import ignore
-from .problems import Problem, shown
+from .problems import Problem
 from .schemas import ChatRequest, CompletionRequest, Generate
 from .settings import Settings
 
@@ -54,22 +54,8 @@ def arguments_of(body: Generate, settings: Settings) -> dict[str, Any]:
         if variables:
             options["chat_template_kwargs"] = variables
     _limit(body, settings, options)
-    options["model"] = settings.names[0]
     options["timeout_s"] = settings.timeout_s
     return options
-
-
-def check_model(name: str | None, settings: Settings, *, strict: bool | None = None) -> None:
-    """Raises Problem 404 for another name than those of the only model, where that matters."""
-    if name is None or name in settings.names or not (settings.strict if strict is None else strict):
-        return
-    known = ", ".join(map(repr, settings.names))
-    raise Problem(
-        404,
-        f"the model {shown(name, 100)!r} is not served here; there is {known}",
-        code="model_not_found",
-        param="model",
-    )
 
 
 def _limit(body: Generate, settings: Settings, options: dict[str, Any]) -> None:

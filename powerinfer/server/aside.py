@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,4 +15,10 @@ _threads = ThreadPoolExecutor(2, thread_name_prefix="powerinfer-aside")
 
 async def aside(function: Callable[..., T], *arguments: Any) -> T:
     """What the function returns, called in a thread in its turn."""
-    return await asyncio.get_running_loop().run_in_executor(_threads, function, *arguments)
+    call = copy_context().run
+    return await asyncio.get_running_loop().run_in_executor(_threads, call, function, *arguments)
+
+
+async def aside_if(is_long: bool, function: Callable[..., T], *arguments: Any) -> T:
+    """The same, but here where it is not long."""
+    return await aside(function, *arguments) if is_long else function(*arguments)

@@ -16,6 +16,7 @@ _OF_PATHS = {
     "/apply-template": "llama-server",
     "/props": "llama-server",
     "/slots": "llama-server",
+    "/lora-adapters": "llama-server",
 }
 
 

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 from fastapi import Request
 from fastapi.responses import Response
 
-from ..async_llama import AsyncLlama, AsyncStream
+from ..async_llama import AsyncStream
 from .events import EVENTS
+from .models import Models, ServedModel
 from .schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from .settings import Settings
 
@@ -18,13 +19,14 @@ Add = Callable[..., None]
 
 
 class Host(Protocol):
-    llm: AsyncLlama
+    models: Models
     settings: Settings
-    created: int
-    info: Any
 
-    @property
-    def template(self) -> str: ...
+    async def use(
+        self, request: Request, name: str | None, lora: Sequence[Any] | None = None
+    ) -> ServedModel: ...
+
+    def name(self, request: Request) -> str: ...
 
     async def run_chat(self, request: Request, body: ChatRequest) -> dict[str, Any] | AsyncStream: ...
 
@@ -40,11 +42,15 @@ class Host(Protocol):
         media_type: str = EVENTS,
     ) -> Response: ...
 
+    def check_length(self, model: ServedModel, text: Any) -> None: ...
+
     async def prompt_ids(self, request: Request, body: ChatRequest) -> list[int]: ...
 
     async def prompt_text(self, request: Request, body: ChatRequest) -> str: ...
 
-    async def mixed_ids(self, request: Request, parts: Sequence[str | int]) -> list[int]: ...
+    async def mixed_ids(
+        self, request: Request, model: ServedModel, parts: Sequence[str | int]
+    ) -> list[int]: ...
 
     async def vectors(self, request: Request, body: EmbeddingRequest) -> dict[str, Any]: ...
 
@@ -54,6 +60,6 @@ class Host(Protocol):
 
     async def embeddings(self, request: Request, body: EmbeddingRequest) -> Response: ...
 
-    async def models(self) -> Response: ...
+    async def list_models(self) -> Response: ...
 
     async def health(self) -> Response: ...

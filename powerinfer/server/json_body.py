@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 
 from .aside import aside
 from .problems import Problem
+from .schemas import Body, validated
 
 VALUE = "powerinfer.json"
 """Where the value of the body is in an ASGI scope."""
@@ -99,18 +101,36 @@ def _strings(data: Bytes, in_string: bool, n_backslashes: int) -> tuple[npt.NDAr
 
 
 class _Request(Request):
+    made: Body | None = None
+    """What the endpoint takes, if it was made already."""
+
     async def json(self) -> Any:
+        if self.made is not None:
+            return self.made
         return self.scope[VALUE] if VALUE in self.scope else await super().json()
 
 
+def _made(kind: type[Body], value: Any) -> Body | None:
+    """None where it is wrong, which FastAPI will say."""
+    try:
+        return validated(kind, value) if isinstance(value, dict) else None
+    except ValidationError:
+        return None
+
+
 class Route(APIRoute):
-    """A route that takes the value that was read already."""
+    """A route that takes the value that was read already. A long one is checked beside the event loop."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         handle = super().get_route_handler()
+        kind = self.body_field.field_info.annotation if self.body_field is not None else None
 
         async def with_value(request: Request) -> Response:
-            response: Response = await handle(_Request(request.scope, request.receive))
+            own = _Request(request.scope, request.receive)
+            takes_body = isinstance(kind, type) and issubclass(kind, Body) and VALUE in request.scope
+            if takes_body and len(await own.body()) > _SMALL_BYTES:
+                own.made = await aside(_made, kind, request.scope[VALUE])
+            response: Response = await handle(own)
             return response
 
         return with_value

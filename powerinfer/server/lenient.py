@@ -12,8 +12,9 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
+from .aside import aside_if
 from .problems import Problem
-from .schemas import Body
+from .schemas import PART, Body
 
 HEADER = "X-Ignored-Fields"
 SAID = "fields of requests are left out of account"
@@ -34,11 +35,18 @@ def ignore(name: str) -> None:
 def _strangers(body: Body, where: str = "") -> Iterator[str]:
     """Names of the fields that a body has and its endpoint does not know."""
     yield from (where + name for name in body.model_extra or ())
-    for name in type(body).model_fields:
-        value = getattr(body, name)
+    for name, value in vars(body).items():  # by far the quickest way to thousands of messages
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, Body):
                 yield from _strangers(part, f"{where}{name}.")
+
+
+def _is_long(body: Body) -> bool:
+    return any(isinstance(value, list) and len(value) > PART for value in vars(body).values())
+
+
+def _all_strangers(bodies: list[Body]) -> list[str]:
+    return [name for body in bodies for name in _strangers(body)]
 
 
 def _told(names: list[str]) -> str:
@@ -52,7 +60,13 @@ def lenient(call: Callable[..., Awaitable[Response]], strict: bool) -> Callable[
 
     @wraps(call)
     async def run(*args: Any, **kwargs: Any) -> Response:
-        names = [name for value in kwargs.values() if isinstance(value, Body) for name in _strangers(value)]
+        bodies = [
+            part
+            for value in kwargs.values()
+            for part in (value if isinstance(value, list) else [value])
+            if isinstance(part, Body)
+        ]
+        names = await aside_if(any(map(_is_long, bodies)), _all_strangers, bodies)
         if names and strict:
             name = names[0][:_MAX_LENGTH]
             raise Problem(422, f"{name}: there is no such field", code="extra_forbidden", param=name)

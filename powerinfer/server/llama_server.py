@@ -1,4 +1,5 @@
-"""llama-server's own endpoints: /completion, /infill, /apply-template, /props, /slots, paths without /v1."""
+"""llama-server's own endpoints: /completion, /infill, /apply-template, /props, /slots, /lora-adapters,
+paths without /v1."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ from ..async_llama import AsyncStream
 from .arguments import invalid
 from .events import EVENTS, event
 from .host import Add, Host
+from .models import ServedModel
 from .problems import json_response, problem_of
 from .schemas import (
     Bias,
     ChatRequest,
     CompletionRequest,
     Generate,
+    Lora,
     ManyTokens,
     Texts,
     Tokens,
@@ -63,13 +66,13 @@ class Infill(Native):
 
 def add(at: Host, post: Add, get: Add) -> None:
     """Adds the routes."""
-    name = at.settings.names[0]
 
     async def completion(request: Request, body: NativeCompletion) -> Response:
         prompt = body.prompt
         if isinstance(prompt, list) and len({type(part) for part in prompt}) > 1:
             parts = [part for part in prompt if not isinstance(part, list)]
-            prompt = await at.mixed_ids(request, parts)
+            model = await at.use(request, body.model, body.lora)
+            prompt = await at.mixed_ids(request, model, parts)
         return await answer(request, body, {"prompt": prompt})
 
     async def infill(request: Request, body: Infill) -> Response:
@@ -81,32 +84,49 @@ def add(at: Host, post: Add, get: Add) -> None:
         asked = made(CompletionRequest, _fields(body) | more)
         result = await at.run_completion(request, asked)
         if isinstance(result, AsyncStream):
-            return at.stream(request, result, _frames(result, asked, name))
-        whole = [_whole(result, i, asked, name) for i in range(len(result["choices"]))]
+            return at.stream(request, result, _frames(result, asked, at.name(request)))
+        whole = [_whole(result, i, asked, at.name(request)) for i in range(len(result["choices"]))]
         return json_response(whole[0] if len(whole) == 1 else whole)
 
     async def apply_template(request: Request, body: ChatRequest) -> Response:
         return json_response({"prompt": await at.prompt_text(request, body)})
 
-    async def props() -> Response:
-        return json_response(_props(at))
+    async def props(model: str | None = None) -> Response:
+        return json_response(_props(at, at.models.one(model)))
 
-    async def slots() -> Response:
-        stats = at.llm.stats()
-        n_ctx = at.info.session.n_ctx
+    async def slots(model: str | None = None) -> Response:
+        one = at.models.one(model)
+        stats = one.llm.stats()
+        n_ctx = one.info.session.n_ctx
         told = [
             {"id": i, "n_ctx": n_ctx, "speculative": False, "is_processing": i < stats.running}
             for i in range(stats.max_running)
         ]
         return json_response(told)
 
+    async def lora_adapters(model: str | None = None) -> Response:
+        one, _ = at.models.base(model)
+        scales = dict(one.default)
+        told = [
+            {"id": i, "name": adapter.name, "path": adapter.path, "scale": scales.get(i, 0.0)}
+            for i, adapter in enumerate(one.adapters)
+        ]
+        return json_response(told)
+
+    async def set_adapters(body: Lora, model: str | None = None) -> Response:
+        one, _ = at.models.base(model)
+        one.default = at.models.strengths(one, [(each.id, each.scale) for each in body])
+        return json_response({"success": True})
+
+    get("/lora-adapters", lora_adapters)
+    post("/lora-adapters", set_adapters)
     post("/completion", completion, streams=EVENTS)
     post("/completions", completion, streams=EVENTS)
     post("/infill", infill, streams=EVENTS)
     post("/apply-template", apply_template)
     post("/chat/completions", at.chat, streams=EVENTS)
     post("/embeddings", at.embeddings)
-    get("/models", at.models)
+    get("/models", at.list_models)
     get("/v1/health", at.health)
     get("/props", props)
     get("/slots", slots)
@@ -192,8 +212,8 @@ async def _frames(stream: AsyncStream, asked: CompletionRequest, name: str) -> A
         yield event(problem_of(error).body)
 
 
-def _props(at: Host) -> dict[str, Any]:
-    llama, info = at.llm.llama, at.info
+def _props(at: Host, model: ServedModel) -> dict[str, Any]:
+    llama, info = model.llm.llama, model.info
     tokenizer = llama.tokenizer
 
     def text(token: int | None) -> str:
@@ -201,10 +221,10 @@ def _props(at: Host) -> dict[str, Any]:
 
     return {
         "default_generation_settings": {"n_ctx": info.session.n_ctx, "params": dict(at.settings.defaults)},
-        "total_slots": at.llm.n_parallel,
+        "total_slots": model.llm.n_parallel,
         "model_path": llama.model_path,
-        "model_alias": at.settings.names[0],
-        "chat_template": at.template,
+        "model_alias": at.models.name_of(model),
+        "chat_template": model.template,
         "bos_token": text(tokenizer.bos),
         "eos_token": text(tokenizer.eos),
         "modalities": {"vision": False, "audio": False},

@@ -13,12 +13,13 @@ from pydantic import Field
 
 from ..async_llama import AsyncStream
 from .arguments import invalid
+from .aside import aside_if
 from .blocks import Answer, Block, answer_of, streamed
 from .events import EVENTS, named_event
 from .host import Add, Host
 from .lenient import ignore
 from .problems import json_response, problem_of
-from .schemas import Body, ChatRequest, Count, Mappings, made
+from .schemas import PART, Body, ChatRequest, Count, Mappings, made
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -62,17 +63,18 @@ def add(at: Host, post: Add, get: Add) -> None:
     del get
 
     async def messages(request: Request, body: MessagesRequest) -> Response:
-        asked = _chat(body, at.settings.strict)
+        asked = await aside_if(len(body.messages) > PART, _chat, body, at.settings.strict)
         result = await at.run_chat(request, asked)
         id = f"msg_{secrets.token_hex(12)}"
         if isinstance(result, AsyncStream):
-            return at.stream(request, result, _frames(result, id, at.settings.names[0]))
+            return at.stream(request, result, _frames(result, id, at.name(request)))
         answer = answer_of(result)
         content = [_content(block) for block in answer.blocks]
-        return json_response(_message(id, at.settings.names[0], content, _end(answer), _usage(answer)))
+        return json_response(_message(id, at.name(request), content, _end(answer), _usage(answer)))
 
     async def count_tokens(request: Request, body: Conversation) -> Response:
-        n = len(await at.prompt_ids(request, _chat(body, at.settings.strict)))
+        asked = await aside_if(len(body.messages) > PART, _chat, body, at.settings.strict)
+        n = len(await at.prompt_ids(request, asked))
         return json_response({"input_tokens": n})
 
     post("/v1/messages", messages, streams=EVENTS)

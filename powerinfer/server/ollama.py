@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Request
@@ -17,12 +17,15 @@ from pydantic import Field
 
 from .. import __version__
 from ..async_llama import AsyncStream
-from .arguments import check_model, invalid
+from .arguments import invalid
+from .aside import aside_if
 from .blocks import Answer, Block, answer_of, streamed
 from .host import Add, Host
 from .lenient import ignore
+from .models import ServedModel
 from .problems import encode, json_response, problem_of
 from .schemas import (
+    PART,
     Body,
     ChatRequest,
     CompletionRequest,
@@ -30,10 +33,10 @@ from .schemas import (
     Mappings,
     made,
 )
+from .settings import duration
 
 if TYPE_CHECKING:
-    from .._engine.file import Metadata
-    from ..llama import Llama
+    from .._engine.file import Metadata, ModelFile
 
 _JSON_LINES = "application/x-ndjson"
 _Float = float | None
@@ -70,7 +73,7 @@ class OllamaRequest(Body):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     keep_alive: str | float | None = None
-    """The model stays loaded, whatever this says."""
+    """How long the model stays loaded after this, at most as long as --idle-unload says."""
 
 
 class OllamaChat(OllamaRequest):
@@ -103,21 +106,20 @@ class OllamaName(Body):
 
 def add(at: Host, post: Add, get: Add) -> None:
     """Adds the routes."""
-    name = at.settings.names[0]
 
     async def chat(request: Request, body: OllamaChat) -> Response:
+        await use(request, body)
         if not body.messages:
-            return json_response(_loaded(name, {"message": {"role": "assistant", "content": ""}}))
-        messages = [_message(message) for message in body.messages]
-        return await answer(
-            request, made(ChatRequest, _fields(body) | {"messages": messages, "tools": body.tools}), _said
-        )
+            return json_response(_loaded(at.name(request), {"message": {"role": "assistant", "content": ""}}))
+        asked = await aside_if(len(body.messages) > PART, _asked, body, body.messages)
+        return await answer(request, asked, _said)
 
     async def generate(request: Request, body: OllamaGenerate) -> Response:
         if body.images:
             raise invalid("images cannot be read by this model", "images")
+        await use(request, body)
         if not body.prompt and not body.suffix:
-            return json_response(_loaded(name, {"response": ""}))
+            return json_response(_loaded(at.name(request), {"response": ""}))
         fields = _fields(body)
         if body.raw or body.suffix:
             for missing in ("chat_template_kwargs", "reasoning_effort", "top_logprobs"):
@@ -135,6 +137,7 @@ def add(at: Host, post: Add, get: Add) -> None:
             result = await at.run_chat(request, asked)
         else:
             result = await at.run_completion(request, asked)
+        name = at.name(request)
         is_chat = isinstance(asked, ChatRequest)
         if isinstance(result, AsyncStream):
             if asked.logprobs is not None:
@@ -144,7 +147,20 @@ def add(at: Host, post: Add, get: Add) -> None:
         more = _logprobs(result["choices"][0]) if is_chat and asked.logprobs is not None else {}
         return json_response(_head(name) | shape(whole.blocks) | more | _end(whole))
 
+    async def use(request: Request, body: OllamaRequest | OllamaEmbed) -> None:
+        """Takes the model, and notes how long it is to stay."""
+        seconds = None if body.keep_alive is None else _seconds(body.keep_alive)
+        model = await at.use(request, body.model)
+        if seconds is None:
+            return
+        if at.models.idle_s is None:
+            ignore("keep_alive")  # it stays loaded
+        else:
+            model.keep_s = seconds
+
     async def embed(request: Request, body: OllamaEmbed) -> Response:
+        await use(request, body)
+        name = at.name(request)
         if not body.input:
             return json_response({"model": name, "embeddings": []})
         fields = {"input": body.input, "model": body.model, "dimensions": body.dimensions}
@@ -155,17 +171,13 @@ def add(at: Host, post: Add, get: Add) -> None:
         return json_response({"model": name, "embeddings": vectors, "prompt_eval_count": count})
 
     async def tags() -> Response:
-        return json_response({"models": [_tag(at, each) for each in at.settings.names]})
+        return json_response({"models": [_tag(name, model) for name, model, _ in at.models.known]})
 
     async def running() -> Response:
-        tag = _tag(at, name)
-        info = at.info.session
-        own = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": info.n_ctx}
-        return json_response({"models": [tag | own]})
+        return json_response({"models": [_running(at, model) for model in at.models.opened]})
 
     async def show(body: OllamaName) -> Response:
-        check_model(body.model or body.name, at.settings)
-        return json_response(_shown(at))
+        return json_response(_shown(at.models.find(body.model or body.name)))
 
     async def version() -> Response:
         return json_response({"version": __version__})
@@ -180,6 +192,12 @@ def add(at: Host, post: Add, get: Add) -> None:
 
 
 # -- requests
+
+
+def _asked(body: OllamaChat, messages: list[dict[str, Any]]) -> ChatRequest:
+    """The same as a chat request."""
+    own = [_message(message) for message in messages]
+    return made(ChatRequest, _fields(body) | {"messages": own, "tools": body.tools})
 
 
 def _fields(body: OllamaRequest) -> dict[str, Any]:
@@ -338,22 +356,23 @@ def _normal(vector: list[float]) -> list[float]:
 # -- what there is
 
 
-def _details(at: Host) -> dict[str, Any]:
-    model = at.info.model
+def _details(model: ServedModel) -> dict[str, Any]:
+    family = str(model.file.metadata.get("general.architecture", ""))
+    n_parameters = sum(math.prod(tensor.shape) for tensor in model.file.tensors)
     return {
         "parent_model": "",
         "format": "gguf",
-        "family": model.architecture,
-        "families": [model.architecture],
-        "parameter_size": f"{model.n_parameters / 1e9:.1f}B",
-        "quantization_level": _weights(at.llm.llama),
+        "family": family,
+        "families": [family],
+        "parameter_size": f"{n_parameters / 1e9:.1f}B",
+        "quantization_level": _weights(model.file),
     }
 
 
-def _weights(llama: Llama) -> str:
+def _weights(file: ModelFile) -> str:
     """The format of most weights."""
     sizes: Counter[str] = Counter()
-    for tensor in llama.file.tensors:
+    for tensor in file.tensors:
         sizes[tensor.type] += tensor.n_bytes
     return sizes.most_common(1)[0][0]
 
@@ -366,36 +385,58 @@ def _value(keys: Metadata, key: str) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
-def _tag(at: Host, name: str) -> dict[str, Any]:
-    changed = datetime.fromtimestamp(at.created, timezone.utc).isoformat().replace("+00:00", "Z")
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def _seconds(keep_alive: str | float) -> float:
+    """Of a duration, "5m" say, or a number of seconds; less than 0: for ever."""
+    try:
+        seconds = duration(keep_alive) if isinstance(keep_alive, str) else float(keep_alive)
+    except ValueError as error:
+        raise invalid(f"keep_alive: {error}", "keep_alive") from None
+    return math.inf if seconds < 0 else seconds
+
+
+def _running(at: Host, model: ServedModel) -> dict[str, Any]:
+    """One that is loaded."""
+    keep_s = at.models.kept_s(model)
+    ends = "9999-12-31T23:59:59Z"
+    if math.isfinite(keep_s):
+        ends = _time(time.time() + max(keep_s - (time.monotonic() - model.last_used), 0))
+    own = {"expires_at": ends, "size_vram": 0, "context_length": model.info.session.n_ctx}
+    return _tag(at.models.name_of(model), model) | own
+
+
+def _tag(name: str, model: ServedModel) -> dict[str, Any]:
+    path, n_bytes = model.file.path, model.file.info.n_bytes
     return {
         "name": name,
         "model": name,
-        "modified_at": changed,
-        "size": at.info.file.n_bytes,
-        "digest": hashlib.sha256(f"{at.llm.llama.model_path} {at.info.file.n_bytes}".encode()).hexdigest(),
-        "details": _details(at),
+        "modified_at": _time(model.created),
+        "size": n_bytes,
+        "digest": hashlib.sha256(f"{path} {n_bytes}".encode()).hexdigest(),
+        "details": _details(model),
     }
 
 
-def _shown(at: Host) -> dict[str, Any]:
-    llama = at.llm.llama
-    template = at.template
+def _shown(model: ServedModel) -> dict[str, Any]:
+    template = model.template
     capabilities = ["completion"]
     if "tools" in template:
         capabilities.append("tools")
     if "<think>" in template or "<|channel|>" in template:
         capabilities.append("thinking")
-    if llama.tokenizer.fim_mid is not None:
+    if model.opened is not None and model.opened.llama.tokenizer.fim_mid is not None:
         capabilities.append("insert")
-    keys = llama.file.metadata
+    keys = model.file.metadata
     info = {key: _value(keys, key) for key in keys if key != "tokenizer.chat_template"}
     return {
-        "modelfile": f"FROM {Path(llama.model_path).name}\n",
+        "modelfile": f"FROM {model.file.path.name}\n",
         "parameters": "",
         "template": template,
-        "details": _details(at),
+        "details": _details(model),
         "model_info": info,
         "capabilities": capabilities,
-        "modified_at": _tag(at, "")["modified_at"],
+        "modified_at": _time(model.created),
     }

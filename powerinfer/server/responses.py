@@ -15,12 +15,13 @@ from pydantic import Field
 
 from ..async_llama import AsyncStream
 from .arguments import invalid
+from .aside import aside_if
 from .blocks import Answer, Block, answer_of, streamed
 from .events import EVENTS, named_event
 from .host import Add, Host
 from .lenient import ignore
 from .problems import Problem, encode, json_response, problem_of
-from .schemas import Body, ChatRequest, Count, Mappings, made
+from .schemas import PART, Body, ChatRequest, Count, Mappings, made
 
 MAX_STORED_BYTES = 64 << 20
 
@@ -88,14 +89,14 @@ def add(at: Host, post: Add, get: Add, delete: Add) -> None:
 
     async def responses(request: Request, body: ResponsesRequest) -> Response:
         items = _items(body, store)
-        asked = _chat(body, items, at.settings.strict)
-        begun = _response(body, at.settings.names[0])
+        asked = await aside_if(len(items) > PART, _chat, body, items, at.settings.strict)
 
         def kept(response: dict[str, Any]) -> None:
             if body.store:
                 store.put(response, [*items, *response["output"]])
 
         result = await at.run_chat(request, asked)
+        begun = _response(body, at.name(request))
         if isinstance(result, AsyncStream):
             return at.stream(request, result, _frames(result, begun, kept))
         answer = answer_of(result)

@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .._text.terminal import one_line
 from ..async_llama import AsyncLlama
 from ..errors import FileError
-from .app import create_app
+from .app import create_app, models_of
 from .connections import Connections
+from .models import Models
 from .settings import Settings
 
 _SWITCH_S = 0.0005  # instead of 0.005: a step wants the lock several times
@@ -28,14 +29,14 @@ _SWITCH_S = 0.0005  # instead of 0.005: a step wants the lock several times
 class _Server(uvicorn.Server):
     """Ends answers under way in good order when it is told to end."""
 
-    def __init__(self, config: uvicorn.Config, llm: AsyncLlama, settings: Settings) -> None:
+    def __init__(self, config: uvicorn.Config, models: Models, settings: Settings) -> None:
         super().__init__(config)
-        self._llm = llm
+        self._models = models
         self._settings = settings
 
     def begin_close(self) -> None:
         """New requests are refused from here on; streams have their time, then end with an error event."""
-        self._llm.begin_close(grace_s=self._settings.shutdown_s)
+        self._models.begin_close(grace_s=self._settings.shutdown_s)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.begin_close()
@@ -75,12 +76,13 @@ def _listen(settings: Settings) -> socket.socket:
         raise FileError(f"cannot listen on {settings.host} port {settings.port}: {error}") from None
 
 
-def open_server(llm: AsyncLlama, settings: Settings) -> tuple[uvicorn.Server, socket.socket]:
+def open_server(llm: AsyncLlama | Models, settings: Settings) -> tuple[uvicorn.Server, socket.socket]:
     """A server that is not running yet, and its socket, which listens. Raises FileError if the address cannot
     be had, or the certificate not be used."""
+    models = models_of(llm, settings)
     sock = _listen(settings)
     config = uvicorn.Config(
-        quiet(create_app(llm, settings)),
+        quiet(create_app(models, settings)),
         http=Connections(
             most=_most_connections(settings),
             most_of_one=_most_connections(settings) // 2 if settings.max_per_address != 0 else None,
@@ -105,7 +107,7 @@ def open_server(llm: AsyncLlama, settings: Settings) -> tuple[uvicorn.Server, so
     except OSError as error:  # of the ssl module, too
         sock.close()
         raise FileError(f"the certificate or its key cannot be used: {error}") from None
-    return _Server(config, llm, settings), sock
+    return _Server(config, models, settings), sock
 
 
 def _most_connections(settings: Settings) -> int:
@@ -115,19 +117,20 @@ def _most_connections(settings: Settings) -> int:
     return most if soft == resource.RLIM_INFINITY else min(most, max(soft - 128, soft // 2))
 
 
-def serve(llm: AsyncLlama, settings: Settings) -> None:
+def serve(llm: AsyncLlama | Models, settings: Settings) -> None:
     """Serves until SIGINT or SIGTERM, then closes `llm`.
 
-    llm: the model.
+    llm: the model, or several (models.py).
     settings: address, keys and limits.
 
     Raises FileError if the address cannot be used.
     """
     try:
         server, sock = open_server(llm, settings)
-        _say(f"{address(settings, sock)} serves {', '.join(settings.names)}")
+        names = llm.names if isinstance(llm, Models) else settings.names
+        say(f"{address(settings, sock)} serves {', '.join(names)}")
         if not settings.is_loopback and not settings.api_keys:
-            _say("everybody who reaches this address may use it (--api-key)")
+            say("everybody who reaches this address may use it (--api-key)")
         # Threads that hold Python's lock give it to the engine's sooner, and what is there for good is not
         # gone through again and again for garbage.
         sys.setswitchinterval(_SWITCH_S)
@@ -145,5 +148,5 @@ def address(settings: Settings, sock: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(f"powerinfer: {one_line(text)}", file=sys.stderr, flush=True)

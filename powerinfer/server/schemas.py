@@ -7,9 +7,19 @@ Of many mistakes one is told: a list of a million wrong items would otherwise ta
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from contextlib import suppress
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 from .problems import Problem
 
@@ -37,7 +47,8 @@ def _few(value: Any) -> Any:
 
 
 MAX_FORM_BYTES = 1 << 16
-"""Of a grammar or schema: compiling one takes time that grows with its square, and cannot be cut short."""
+"""Of a grammar or schema. Each is compiled in a process that is ended after some seconds (_text/grammars.py);
+what is longer would not be done by then."""
 MAX_TOOLS_BYTES = 1 << 18
 
 
@@ -72,6 +83,16 @@ class StructuredOutputs(Body):
     choice: Annotated[list[str], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
     grammar: Annotated[str, _small(MAX_FORM_BYTES)] | None = None
     json_object: bool | None = None
+
+
+class LoraScale(Body):
+    """An adapter of the model by its number in /lora-adapters."""
+
+    id: Annotated[int, Field(ge=0, le=1 << 16)]
+    scale: Annotated[float, Field(ge=-1000, le=1000)] = 1.0
+
+
+Lora = Annotated[list[LoraScale], Field(max_length=64, fail_fast=True)]
 
 
 class Generate(Body):
@@ -133,6 +154,8 @@ class Generate(Body):
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    lora: Lora | None = None
+    """Adapters for this request alone; those that are not named are not used."""
 
     # Accepted from clients that send them always; they change nothing here.
     user: str | None = None
@@ -180,10 +203,40 @@ class CompletionRequest(Generate):
     best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
 
 
+PART = 128
+"""Items of a list that are checked in one go, which nothing else of this process can interrupt."""
+
+
+@cache
+def _lists(kind: type[BaseModel]) -> dict[str, TypeAdapter[list[BaseModel]]]:
+    """The fields that are lists of models."""
+    return {
+        name: TypeAdapter[list[BaseModel]](field.annotation)  # type: ignore[arg-type]
+        for name, field in kind.model_fields.items()
+        if get_origin(field.annotation) is list and issubclass(get_args(field.annotation)[0], BaseModel)
+    }
+
+
+def validated(kind: type[B], value: dict[str, Any]) -> B:
+    """The value as a model. Long lists are checked in parts, so that from a thread it holds up no others.
+    Raises ValidationError, whose place of an item counts from the beginning of the list."""
+    for name, adapter in _lists(kind).items():
+        items = value.get(name)
+        if isinstance(items, list) and len(items) > PART:
+            checked = list(items)
+            with suppress(
+                ValidationError
+            ):  # told below, where all are together: those before it cost nothing
+                for i in range(0, len(items), PART):
+                    checked[i : i + PART] = adapter.validate_python(items[i : i + PART])
+            value = value | {name: checked}
+    return kind.model_validate(value)
+
+
 def made(kind: type[B], fields: dict[str, Any]) -> B:
     """A request from what another protocol says; None is not given. Raises Problem."""
     try:
-        return kind.model_validate({name: value for name, value in fields.items() if value is not None})
+        return validated(kind, {name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         param = ".".join(map(str, first["loc"]))
@@ -199,6 +252,7 @@ class EmbeddingRequest(Body):
 
 
 class TokenizeRequest(Body):
+    model: str | None = None
     content: str
     add_special: bool = False
     """Begin with the BOS token if the model wants one."""
@@ -208,6 +262,7 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
+    model: str | None = None
     tokens: Annotated[list[Token], Field(fail_fast=True)]
 
 
@@ -259,6 +314,8 @@ class DetokenizeAnswer(BaseModel):
 
 class Health(BaseModel):
     status: Literal["ok"]
+    models: dict[Literal["unloaded", "waiting", "loading", "loaded", "unloading", "failed"], int]
+    """How many there are in each state; /v1/models has their names."""
 
 
 class Vram(BaseModel):

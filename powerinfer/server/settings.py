@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ class Settings:
     port: int = 8080
     """0: a free one, which the first line on stderr names."""
     names: tuple[str, ...] = ("default",)
-    """What clients may call the model; the first is the one that answers carry."""
+    """What clients may call the model, where it is the only one; the first is the one that answers carry."""
     api_keys: tuple[str, ...] = ()
     """None: everybody who reaches the server may use it."""
     allowed_hosts: tuple[str, ...] = ()
@@ -66,6 +67,18 @@ class Settings:
     @property
     def is_loopback(self) -> bool:
         return self.host in LOOPBACK or self.host.startswith("127.")
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration(text: str) -> float:
+    """Seconds of "90", "90s", "10m" or "1h30m"; "-1" and the like are negative. Raises ValueError."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.removeprefix("-"))
+    if not parts or "".join(number + unit for number, unit in parts) != text.removeprefix("-"):
+        raise ValueError(f"{text[:40]!r} is no duration: 30s, 10m or 1h30m are")
+    seconds = sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
+    return -seconds if text.startswith("-") else seconds
 
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -14,7 +14,7 @@ import pytest
 
 from powerinfer import UnsupportedError
 from powerinfer._engine.file import ModelFile, TensorInfo
-from powerinfer._engine.lora import add_adapter
+from powerinfer._engine.lora import add_adapters
 from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
 from powerinfer.models.bench.setup import expert_bytes
@@ -165,7 +165,7 @@ def test_adapters_of_attention_work(name: str, tmp_path: Path) -> None:
         tensors[key] = tensors[key] + pairs[f"{key}.lora_b"] @ pairs[f"{key}.lora_a"]
     expected = reference.forward(reference.Model(before.meta, tensors, before.sparse), TOKENS)
     with Model(path) as model:
-        assert add_adapter(model, file) is None
+        assert add_adapters(model, [(file, 1.0)]) is None
         with Session(model, n_threads=2, type_k="f32", type_v="f32") as session:
             rows = []
             for token in TOKENS:
@@ -183,7 +183,7 @@ def test_adapters_of_experts_are_refused_by_name(tensor: str, tmp_path: Path) ->
         rows, cols = reference.load(path)[f"blk.0.{tensor}.weight"].shape[-2:]
         file = adapter(tmp_path / "lora.gguf", spec, {f"blk.0.{tensor}.weight": (rows, cols)})
         with pytest.raises(UnsupportedError, match=rf"blk\.0\.{tensor}\.weight"):
-            add_adapter(model, file)
+            add_adapters(model, [(file, 1.0)])
 
 
 def test_stacked_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_stacked_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None
             UnsupportedError, match=r"blk\.1\.ffn_gate_exps\.weight: adapters of a mixture's experts"
         ),
     ):
-        add_adapter(model, file)
+        add_adapters(model, [(file, 1.0)])
 
 
 # ---- parts, and what is measured

@@ -21,6 +21,7 @@ def test_what_a_mixture_s_experts_do(on_device: bool, tmp_path: Path) -> None:
     """The view of the engine and the metrics, beside what the session itself says."""
     from powerinfer.server.live import engine_view
     from powerinfer.server.metrics import Metrics
+    from powerinfer.server.models import Models, of_one
     from powerinfer.server.schemas import EngineView
 
     path = write(tmp_path / "m.gguf", "mixtral")
@@ -40,7 +41,7 @@ def test_what_a_mixture_s_experts_do(on_device: bool, tmp_path: Path) -> None:
             await llm.create_completion(ids, max_tokens=8, temperature=0)
             layers = llm.llama.experts()
             for _ in range(1000):  # the scheduler looks after the last step, beside its answer's way to us
-                view, text = engine_view(llm, info, "m"), Metrics().text(llm.stats())
+                view, text = engine_view(llm, info, "m"), Metrics().text(Models([of_one(llm, ("m",))]))
                 if sum(view["experts"]["routes"].values()) == sum(layer.n_routes for layer in layers):
                     break
                 await asyncio.sleep(0.01)

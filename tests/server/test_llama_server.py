@@ -91,7 +91,10 @@ def test_what_there_is(http: Any, stage: str) -> None:
     assert props["default_generation_settings"]["n_ctx"] == 2048 and props["eos_token"] == "<|im_end|>"
     slots = http.get("/slots").json()
     assert [slot["id"] for slot in slots] == [0, 1, 2, 3] and not slots[0]["is_processing"]
-    assert httpx.get(f"{stage}/v1/health").json() == {"status": "ok"}  # without a key
+    assert httpx.get(f"{stage}/v1/health").json() == {
+        "status": "ok",
+        "models": {"loaded": 1},
+    }  # without a key
     assert http.get("/models").json()["data"][0]["id"] == "demo"
     assert post(http, "/embeddings", input="Once")["object"] == "list"
 

@@ -66,7 +66,7 @@ def test_options(http: Any, playing: Actor) -> None:
     playing.says = "one two three four"
     options = {"num_predict": 2, "temperature": 0.5, "top_k": 5, "seed": -1, "repeat_last_n": 3, "num_ctx": 9}
     response = http.post("/api/chat", json=HI | {"options": options, "stream": False, "keep_alive": "5m"})
-    assert response.headers["x-ignored-fields"] == "options.num_ctx"
+    assert response.headers["x-ignored-fields"] == "options.num_ctx, keep_alive"
     assert response.json()["done_reason"] == "length" and response.json()["eval_count"] == 2
     stopped = post(http, "/api/chat", **HI, options={"stop": ["three"], "num_predict": -1}, stream=False)
     assert stopped["message"]["content"] == "one two "

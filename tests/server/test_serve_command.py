@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from powerinfer import AsyncLlama
 from powerinfer.cli import main
 from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 
 pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
 pytest.importorskip("uvicorn", reason="the extra powerinfer[server] is not installed")
+
+
+from powerinfer.server.models import Models
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -62,6 +64,12 @@ def test_a_process(number: signal.Signals, code: int) -> None:
         (["--timeout", "inf"], "--timeout is inf"),
         (["--per-address", "-1"], "--per-address is -1"),
         (["--max-inputs", "0"], "--max-inputs is 0"),
+        (["-a", "a", "-a", "b"], "2 times -a, and 1 models"),
+        (["--vram-budget", "a=1"], "no model is called 'a'"),
+        (["demo", "-a", "a", "-a", "a"], "two models are called 'a'"),
+        (["demo", "-a", "a", "-a", "b", "--vram-budget", "a=1"], "'b' has none"),
+        (["--lora", "poet"], "--lora poet: it must be NAME=FILE"),
+        (["--lora", "poet=/nothing"], "/nothing"),
         (["--trusted-proxies", "10.0.0.1,proxy"], "--trusted-proxies: 'proxy'"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         (["--ssl-cert-file", __file__, "--ssl-key-file", __file__], "err: powerinfer: the certificate"),
@@ -77,7 +85,8 @@ def test_wrong_options(capsys: pytest.CaptureFixture[str], words: list[str], sai
 def test_how_answers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[tuple[int | None, object, int, bool]] = []
 
-    def serve(llm: AsyncLlama, _: object) -> None:
+    def serve(given: Models, _: object) -> None:
+        llm = given.first.llm
         own = llm.scheduler
         n_guesses = own.engine.measure_guesses() if own._draft else 0
         served.append((own.engine.n_keep, own._draft, n_guesses, own._improve is not None))

@@ -154,7 +154,7 @@ def test_tokens(http: Any) -> None:
 
 
 def test_what_there_is(http: Any) -> None:
-    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/health").json() == {"status": "ok", "models": {"loaded": 1}}
     models = http.get("/v1/models").json()["data"]
     assert [model["id"] for model in models] == ["demo", "other"]
     assert http.get("/v1/models/other").json()["id"] == "other"
