@@ -12,7 +12,8 @@ _Static_assert((int)PI_ERROR_UNSUPPORTED == TE_UNSUPPORTED && (int)PI_ERROR_CONT
 _Static_assert((int)PI_ACTIVATION_RELU == TE_RELU && (int)PI_ACTIVATION_DRELU == TE_DRELU,
                "activations share their numbers");
 _Static_assert((int)PI_ACTIVATION_SILU == TE_SILU && (int)PI_ACTIVATION_GELU == TE_GELU &&
-                   (int)PI_ACTIVATION_GELU_TANH == TE_GELU_TANH && (int)PI_ACTIVATION_CLAMPED == TE_CLAMPED,
+                   (int)PI_ACTIVATION_GELU_TANH == TE_GELU_TANH && (int)PI_ACTIVATION_CLAMPED == TE_CLAMPED &&
+                   (int)PI_ACTIVATION_RELU2 == TE_RELU2,
                "activations share their numbers");
 
 const char *pi_error_message(void) { return te_last_error(); }

@@ -35,6 +35,10 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import (
+    ArceeConfig,
+    ArceeForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     DynamicCache,
@@ -131,7 +135,7 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
         "head_dim": spec.d_head,
         "rms_norm_eps": 1e-5,
         "rope_parameters": rope_parameters(spec.rope),
-        "hidden_act": "relu" if spec.relu else spec.act,
+        "hidden_act": spec.act if spec.act == "relu2" else "relu" if spec.relu else spec.act,
     }
     model: Any
     if spec.family == "falcon":
@@ -257,6 +261,16 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                 }
             )
         )
+    elif spec.family == "arcee":
+        model = ArceeForCausalLM(ArceeConfig(**gated))
+    elif spec.family == "nemotron":
+        del gated["rms_norm_eps"]
+        rotated = {"partial_rotary_factor": spec.d_rot / spec.d_head}
+        model = NemotronForCausalLM(
+            NemotronConfig(
+                **gated | {"norm_eps": 1e-5, "rope_parameters": rope_parameters(spec.rope) | rotated}
+            )
+        )
     elif spec.family == "gemma":
         model = GemmaForCausalLM(GemmaConfig(**gated | {"hidden_act": "gelu_pytorch_tanh"}))
     elif spec.family == "gemma2":
@@ -298,6 +312,8 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
             layer.mlp = SymmetricReluMlp(layer.mlp)
     fuse = fuse_gpt_oss if spec.family == "gpt-oss" else fuse_experts
     stacked = fuse(models.stacked(weights))
+    if spec.family == "nemotron":  # it adds 1 to its norms' weights
+        stacked = {n: w - 1 if n.endswith("norm.weight") else w for n, w in stacked.items()}
     state = {name: torch.from_numpy(value.astype(np.float32)) for name, value in stacked.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     if unexpected or [name for name in missing if not (spec.tied and name == "lm_head.weight")]:

@@ -18,6 +18,17 @@ static const pi_arch table[] = {
      .gated = true,
      .dense = PI_ACTIVATION_DRELU,
      .sparse = PI_ACTIVATION_DRELU},
+    {.name = "arcee",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NORM,
+     .dense = PI_ACTIVATION_RELU2,
+     .sparse = PI_ACTIVATION_RELU2},
+    {.name = "nemotron",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NEOX,
+     .layer_norm = true,
+     .dense = PI_ACTIVATION_RELU2,
+     .sparse = PI_ACTIVATION_RELU2},
     {.name = "falcon",
      .block = {&pi_attention_kind, &pi_ffn_kind},
      .rope = PI_ROPE_NEOX,
@@ -162,6 +173,6 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 }
 
 const char *pi_arch_names(void) {
-    return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
+    return "llama, bamboo, arcee, nemotron, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
            "cohere2, gemma, gemma2, gemma3";
 }

@@ -186,7 +186,7 @@ static inline int32_t pi_n_placed(const pi_model *m, const pi_layer *l) {
 static inline bool pi_is_whole_ffn(const pi_model *m, const pi_layer *l) { return m->info.n_expert && pi_ffn_of(l); }
 
 static inline bool pi_is_relu(int32_t activation) {
-    return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU;
+    return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU || activation == PI_ACTIVATION_RELU2;
 }
 
 static inline size_t pi_sign_bytes(const pi_model *m) {

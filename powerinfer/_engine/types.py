@@ -13,13 +13,13 @@ import numpy.typing as npt
 from ..errors import ArgumentError
 
 Sparsity = Literal["auto", "predicted", "exact", "dense"]
-Activation = Literal["auto", "relu", "drelu", "silu", "gelu", "gelu_tanh"]
+Activation = Literal["auto", "relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh"]
 Predictor = Literal["auto", "none", "mlp", "sign"]
 Device = Literal["none", "host", "cuda"]
 Progress = Callable[[int, int], None]
 
 SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
-ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4, "clamped": 5}
+ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4, "clamped": 5, "relu2": 6}
 PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
 GATING = {"none": 0, "softmax": 1, "sigmoid": 2, "softmax over the chosen": 3}
 KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
@@ -102,7 +102,7 @@ class ModelInfo:
     n_vocab: int
     n_ctx_train: int
     activation: str
-    """Of the feed-forward: "relu", "drelu", "silu", "gelu", "gelu_tanh", or gpt-oss's "clamped"."""
+    """Of the feed-forward: "relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh", or gpt-oss's "clamped"."""
     activation_threshold: float
     """A gate at or below it counts as silent (FATReLU); 0 for plain ReLU."""
     is_gated: bool

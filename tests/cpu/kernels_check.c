@@ -413,6 +413,8 @@ static double activated(te_activation act, double g, double threshold) {
         return g / (1 + exp(-g));
     case TE_GELU:
         return g * 0.5 * erfc(-g / sqrt(2));
+    case TE_RELU2:
+        return g > 0 ? g * g : 0;
     case TE_CLAMPED:
         return fmin(g, 7) / (1 + exp(-1.702 * fmin(g, 7)));
     case TE_GELU_TANH:
@@ -422,7 +424,7 @@ static double activated(te_activation act, double g, double threshold) {
 }
 
 static void check_glu(int32_t n) {
-    for (te_activation act = TE_RELU; act <= TE_CLAMPED; act++)
+    for (te_activation act = TE_RELU; act <= TE_RELU2; act++)
         for (int gated = 0; gated < 2; gated++) {
             const float threshold = act == TE_RELU ? 0.25f : 0;
             float *g = normals(n), *u = normals(n), *h = floats(n);

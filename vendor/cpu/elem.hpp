@@ -166,6 +166,10 @@ template <class V> struct elementwise {
     template <int act> static f32 activate(f32 g, f32 threshold) {
         if constexpr (act == TE_RELU) return relu(g, threshold);
         if constexpr (act == TE_DRELU) return relu(g, V::zero());
+        if constexpr (act == TE_RELU2) {
+            g = relu(g, V::zero());
+            return V::mul(g, g);
+        }
         if constexpr (act == TE_SILU) return V::mul(g, sigmoid(g));
         if constexpr (act == TE_GELU) return gelu(g);
         if constexpr (act == TE_CLAMPED) { // of a NaN and 7 the NaN
@@ -208,6 +212,8 @@ template <class V> struct elementwise {
             return glu_loop<TE_GELU_TANH>(threshold, g, u, n, h);
         case TE_CLAMPED:
             return glu_loop<TE_CLAMPED>(threshold, g, u, n, h);
+        case TE_RELU2:
+            return glu_loop<TE_RELU2>(threshold, g, u, n, h);
         }
     }
 };

@@ -35,7 +35,7 @@ static void add_bias(const float *b, int32_t n, float *y) {
     for (int32_t i = 0; b && i < n; i++) y[i] += b[i];
 }
 
-static bool silences(const te_mixture *m) { return m->skip && (m->act == TE_RELU || m->act == TE_DRELU); }
+static bool silences(const te_mixture *m) { return m->skip && te_is_relu(m->act); }
 
 /* Hidden values of n neurons of a token, from what their rows' products are. */
 static void open_neurons(const run *r, const float *g, const float *u, int32_t n, float *h) {
