@@ -37,8 +37,6 @@ from torch import nn
 from transformers import (
     ArceeConfig,
     ArceeForCausalLM,
-    NemotronConfig,
-    NemotronForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     DynamicCache,
@@ -60,6 +58,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
     OPTConfig,

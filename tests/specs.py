@@ -241,5 +241,9 @@ SPECS: dict[str, Spec] = {
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if not spec.is_gemma and spec.family not in ("cohere2", "arcee", "nemotron"))
+CONVERTED = sorted(
+    name
+    for name, spec in SPECS.items()
+    if not spec.is_gemma and spec.family not in ("cohere2", "arcee", "nemotron")
+)
 """Those that `powerinfer convert` takes checkpoints of."""

@@ -173,6 +173,7 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 }
 
 const char *pi_arch_names(void) {
-    return "llama, bamboo, arcee, nemotron, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
+    return "llama, bamboo, arcee, nemotron, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, "
+           "gpt-oss, glm4moe, "
            "cohere2, gemma, gemma2, gemma3";
 }

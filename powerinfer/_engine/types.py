@@ -19,7 +19,16 @@ Device = Literal["none", "host", "cuda"]
 Progress = Callable[[int, int], None]
 
 SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
-ACTIVATION = {"auto": -1, "relu": 0, "drelu": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4, "clamped": 5, "relu2": 6}
+ACTIVATION = {
+    "auto": -1,
+    "relu": 0,
+    "drelu": 1,
+    "silu": 2,
+    "gelu": 3,
+    "gelu_tanh": 4,
+    "clamped": 5,
+    "relu2": 6,
+}
 PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
 GATING = {"none": 0, "softmax": 1, "sigmoid": 2, "softmax over the chosen": 3}
 KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}

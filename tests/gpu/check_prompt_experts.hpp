@@ -193,7 +193,7 @@ static void check_prompt_experts() {
             const int n_embd[] = {unit == 4 ? 68 : unit, 512, 256, 1024},
                       n_ff[] = {unit == 4 ? 20 : unit, 256, 768, 512}, n_tok[] = {9, 300, 40, 65},
                       n_expert[] = {4, 6, 16, 3};
-            const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_TANH, TE_CLAMPED, TE_RELU2};
+            const te_activation acts[] = {TE_RELU, TE_DRELU, TE_SILU, TE_GELU, TE_GELU_TANH, TE_CLAMPED};
             turn++;
             check_prompt_experts_case({type, turn % 3 || n_ff[shape] % 32 ? type : TE_Q8_0, n_tok[shape], n_embd[shape],
                                        n_ff[shape], n_expert[shape], 2, acts[turn % 6], turn % 2 == 0,

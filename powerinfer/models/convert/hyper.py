@@ -19,7 +19,14 @@ _MAX_CTX = (1 << 31) // 64 - 1
 _MAX_VOCAB = 1 << 24
 _MAX_EXPERTS = 4096
 
-_ACT_NAMES = {"relu": "relu", "drelu": "drelu", "relu2": "relu2", "silu": "silu", "swish": "silu", "gelu": "gelu"}
+_ACT_NAMES = {
+    "relu": "relu",
+    "drelu": "drelu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from ...errors import UnsupportedError
 Floats = npt.NDArray[np.float32]
 
 PARALLEL = ("falcon",)  # the feed-forward reads the norm of the block's input
-LAYER_NORM = ("falcon", "opt")
+LAYER_NORM = ("falcon", "opt", "nemotron")
 _PIECE = 1 << 22  # weights dequantised at a time
 
 
