@@ -174,7 +174,9 @@ typedef struct pi_model_info {
                                         of another predictor_type */
     uint64_t n_sign_bytes;   /* memory taken by the sign predictor, once loaded */
     uint64_t n_parameters;
-    char rope[48]; /* e.g. "norm, base 10000, linear x4"; "none" */
+    int32_t n_recurrent;    /* layers with a state, which is all that they know of earlier tokens */
+    uint64_t n_state_bytes; /* of a sequence */
+    char rope[48];          /* e.g. "norm, base 10000, linear x4"; "none" */
 } pi_model_info;
 
 /* Binds the tensors of file: names, shapes and types are checked here. Cheap; weights stay in the mapping.
@@ -265,7 +267,7 @@ typedef struct pi_session_info {
     int32_t n_ctx, n_pool, n_seq, n_batch, n_threads;
     int32_t sparsity; /* never AUTO */
     float sparse_threshold;
-    uint64_t n_kv_bytes; /* in host memory */
+    uint64_t n_kv_bytes; /* in host memory; of recurrent layers states and checkpoints */
     uint64_t n_work_bytes;
     uint64_t n_device_bytes;         /* of all devices: weights, K and V, buffers */
     int32_t n_zero_copy;             /* neurons of all layers whose rows devices read in host memory */
@@ -318,6 +320,8 @@ typedef struct pi_prompt_rest {
     int32_t scored_from, scored_to; /* these are fed as SCORED: scored_from..scored_to-1 */
     int32_t size;                   /* wanted size of the part; it may have up to 30 tokens more */
     int32_t max_scored;             /* as many SCORED tokens in it, or up to 30 more */
+    int32_t branch;                 /* where another prompt may part from this one: the part ends there, or a few tokens
+                                       before, so that layers with states have a checkpoint; 0: nowhere */
 } pi_prompt_rest;
 /* Where the next part of a prompt ends, so that its bits are those it has when it is fed at once: after first, or first
  * itself where size or max_scored leave room for none; -1 for NULL or a broken range. */
@@ -330,8 +334,8 @@ int32_t pi_prefix_reusable(const pi_session *session, int32_t seq, int32_t n_sam
                            int32_t n_prompt);
 
 /* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY; DEVICE,
- * TIMEOUT (a device failed or did not answer: the sequences are as they were before, or empty where layers with a window
- * have given back what that needs). */
+ * TIMEOUT (a device failed or did not answer: the sequences are as they were before, or as far before as is reachable:
+ * empty where layers with a window have given back what that needs, at a checkpoint where layers have states). */
 pi_status pi_session_feed(pi_session *session, const pi_batch *batch);
 /* Logits [n_vocab] of the index-th token of the last batch that wanted them; writable; valid until the next feed. NULL
  * if out of range. */
@@ -343,16 +347,18 @@ int32_t pi_seq_length(const pi_session *session, int32_t seq); /* positions held
 /* Keeps positions 0..n_keep-1. UNSUPPORTED unless n_keep is reachable. */
 pi_status pi_seq_cut(pi_session *session, int32_t seq, int32_t n_keep);
 /* The most positions, at most n, that a sequence can be cut to or copied: n, or 0 where layers with a window no longer hold
- * what the next token sees. -1 if seq is out of range, or n negative. */
+ * what the next token sees. Of layers with a state (recurrent ones), which forgets nothing, it is where the session has a
+ * checkpoint, or 0: it makes one where a prompt's matrix products end (after each chunk of a long prompt), and before a feed
+ * of several GENERATED tokens; those that were not used for longest give way. -1 if seq is out of range, or n negative. */
 int32_t pi_seq_reachable(const pi_session *session, int32_t seq, int32_t n);
 /* dst (dropped first) becomes the first n positions of src, a reachable number; whole blocks are shared until one side writes. */
 pi_status pi_seq_copy(pi_session *session, int32_t dst, int32_t src, int32_t n);
 pi_status pi_seq_drop(pi_session *session, int32_t seq);
 /* Context shift: keeps the first n_keep positions, drops the n_drop after them, moves the rest down (K is rotated to
- * the new positions). UNSUPPORTED for models with learned positions (OPT), and where a window would reach into the first
+ * the new positions). UNSUPPORTED for models with learned positions (OPT) or recurrent layers, and where a window would reach into the first
  * n_keep positions, which layers with a window no longer hold. */
 pi_status pi_seq_shift(pi_session *session, int32_t seq, int32_t n_keep, int32_t n_drop);
-/* A sequence's K and V as bytes, for saving. load replaces seq; the session must have the same model shape and KV types
+/* A sequence's K, V and states as bytes, for saving. load replaces seq; the session must have the same model shape and KV types
  * (checked by a header). */
 uint64_t pi_seq_state_bytes(const pi_session *session, int32_t seq);
 pi_status pi_seq_state_save(pi_session *session, int32_t seq, void *out, uint64_t n_bytes);

@@ -46,12 +46,16 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -60,6 +64,10 @@ from transformers import (
     MixtralForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
     OPTConfig,
@@ -75,6 +83,8 @@ from transformers import (
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import golden_recurrent
+
 from tests import models, reference
 
 N_GREEDY = 64
@@ -138,6 +148,8 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
         "hidden_act": spec.act if spec.act == "relu2" else "relu" if spec.relu else spec.act,
     }
     model: Any
+    if spec.layers:
+        return golden_recurrent.build(spec, weights, common, rope_parameters(spec.rope))
     if spec.family == "falcon":
         model = FalconForCausalLM(
             FalconConfig(
@@ -246,6 +258,22 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                 }
             )
         )
+    elif spec.name == "olmo3":
+        model = Olmo3ForCausalLM(
+            Olmo3Config(
+                **{k: v for k, v in gated.items() if k not in ("head_dim", "rope_parameters")},
+                sliding_window=spec.window,
+                rope_parameters={
+                    "full_attention": rope_parameters(spec.rope),
+                    "sliding_attention": rope_parameters(models.Rope(spec.window_base)),
+                },
+                layer_types=[
+                    "full_attention" if i % 4 == 3 else "sliding_attention" for i in range(spec.n_layer)
+                ],
+            )
+        )
+    elif spec.family == "olmo2":
+        model = Olmo2ForCausalLM(Olmo2Config(**{k: v for k, v in gated.items() if k != "head_dim"}))
     elif spec.family == "cohere2":
         del gated["rms_norm_eps"], gated["head_dim"]
         model = Cohere2ForCausalLM(
@@ -303,6 +331,59 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                 }
             )
         )
+    elif spec.family == "llama4":
+        full = [i % 4 == 3 for i in range(spec.n_layer)]
+        model = Llama4ForCausalLM(
+            Llama4TextConfig(
+                **gated
+                | {
+                    "intermediate_size": spec.n_ff_expert,
+                    "intermediate_size_mlp": spec.n_ff,
+                    "num_local_experts": spec.n_expert,
+                    "num_experts_per_tok": spec.n_used,
+                    "interleave_moe_layer_step": spec.expert_step,
+                    "no_rope_layers": [int(not one) for one in full],
+                    "layer_types": ["full_attention" if one else "chunked_attention" for one in full],
+                    "attention_chunk_size": spec.window,
+                    "use_qk_norm": True,
+                    "attn_temperature_tuning": True,
+                    "floor_scale": 20,
+                    "attn_scale": 0.5,
+                }
+            )
+        )
+    elif spec.family == "gemma4":
+        del gated["hidden_act"]
+        kinds = ["full_attention" if spec.is_full(i) else "sliding_attention" for i in range(spec.n_layer)]
+        model = Gemma4ForCausalLM(
+            Gemma4TextConfig(
+                **gated
+                | {
+                    "hidden_activation": "gelu_pytorch_tanh",
+                    "layer_types": kinds,
+                    "global_head_dim": spec.head_full,
+                    "num_global_key_value_heads": spec.n_head_kv_full or None,
+                    "attention_k_eq_v": spec.n_head_kv_full > 0,
+                    "num_kv_shared_layers": spec.n_shared,
+                    "use_double_wide_mlp": True,
+                    "hidden_size_per_layer_input": spec.n_embd_layer,
+                    "vocab_size_per_layer_input": spec.n_vocab,
+                    "sliding_window": spec.window,
+                    "final_logit_softcapping": 15.0,
+                    "rope_parameters": {
+                        "full_attention": {
+                            "rope_type": "proportional",
+                            "partial_rotary_factor": 0.25,
+                            "rope_theta": spec.rope.base,
+                        },
+                        "sliding_attention": rope_parameters(models.Rope(spec.window_base)),
+                    },
+                }
+            )
+        )
+        weights = {
+            name.removesuffix(".weight") if "scalar" in name else name: w for name, w in weights.items()
+        }
     elif spec.family in ("mistral", "bamboo"):
         model = MistralForCausalLM(MistralConfig(**gated, sliding_window=None))
     else:
@@ -310,7 +391,8 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
     if spec.act == "drelu":
         for layer in model.model.layers:
             layer.mlp = SymmetricReluMlp(layer.mlp)
-    fuse = fuse_gpt_oss if spec.family == "gpt-oss" else fuse_experts
+    special = {"gpt-oss": fuse_gpt_oss, "llama4": fuse_llama4}
+    fuse = special.get(spec.family, fuse_experts)
     stacked = fuse(models.stacked(weights))
     if spec.family == "nemotron":  # it adds 1 to its norms' weights
         stacked = {n: w - 1 if n.endswith("norm.weight") else w for n, w in stacked.items()}
@@ -340,6 +422,13 @@ def fuse_gpt_oss(weights: models.Tensors) -> models.Tensors:
             value
         )
     return out
+
+
+def fuse_llama4(weights: models.Tensors) -> models.Tensors:
+    """Llama 4's names: experts transposed, gate beside up."""
+    fused = fuse_experts(weights)
+    out = {name.replace("feed_forward.gate.", "feed_forward.router."): w for name, w in fused.items()}
+    return {name: w.swapaxes(1, 2) if ".experts." in name else w for name, w in out.items()}
 
 
 def fuse_experts(weights: models.Tensors) -> models.Tensors:
@@ -422,7 +511,7 @@ def best_prompts(spec: models.Spec, model: Any, n_good: int, min_distinct: int) 
             tokens, smallest = tokens[clear], smallest[clear]
             if not len(tokens):
                 break
-            cache.batch_select_indices(clear)
+            golden_recurrent.select(cache, clear)
             last = tokens[:, -1:]
         for row, gap in zip(tokens.numpy(), smallest.tolist(), strict=True):
             if distinct(row[spec.n_prompt :]) >= min_distinct:

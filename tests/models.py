@@ -13,10 +13,12 @@ numpy draws the same weights, and no weights need to be stored.
 from __future__ import annotations
 
 import functools
+import importlib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,11 @@ def normal(label: str, *shape: int) -> Array:
     return values.reshape(shape)
 
 
+def _recurrent() -> ModuleType:
+    """Models with recurrent layers; the module needs this one."""
+    return importlib.import_module("tests.recurrent")
+
+
 @functools.cache
 def draw(spec: Spec) -> Tensors:
     """Weights under their published names, row-major as published: 2-D ones F16, 1-D ones F32.
@@ -55,6 +62,8 @@ def draw(spec: Spec) -> Tensors:
     The scales keep every block's output near the size of the residual, attention neither flat nor
     one-hot, and logits at a standard deviation of about 2; norms and biases are far from 1 and 0.
     """
+    if spec.layers:
+        return _recurrent().draw(spec)
     out: Tensors = {}
     gemma = spec.is_gemma
     posts = gemma and spec.family != "gemma"  # norms behind blocks
@@ -75,7 +84,8 @@ def draw(spec: Spec) -> Tensors:
         out[name] = (mean + normal(f"{spec.name}/{name}", n) * std).astype(np.float32)
 
     def norm(name: str, n: int, *, bias: bool = False) -> None:
-        vector(f"{name}.weight", n, 0.0 if gemma else 1.0, 0.25)  # Gemma multiplies by 1 + weight
+        plus_one = gemma and spec.family != "gemma4"
+        vector(f"{name}.weight", n, 0.0 if plus_one else 1.0, 0.25)  # Gemma multiplies by 1 + weight
         if bias:
             vector(f"{name}.bias", n, 0.0, 0.15)
 
@@ -110,20 +120,33 @@ def draw(spec: Spec) -> Tensors:
         mlp, gate_up_down = "mlp.", ("gate_proj", "up_proj", "down_proj")
         if spec.family == "mixtral":
             mlp, gate_up_down = "block_sparse_moe.", ("w1", "w3", "w2")
+        if spec.family == "llama4":
+            mlp = "feed_forward."
         matrix("model.embed_tokens.weight", spec.n_vocab, d, embd)
         for i in range(spec.n_layer):
             p = f"model.layers.{i}."
-            norm(p + "input_layernorm", d, bias=biased)
+            if spec.family == "olmo2":
+                norm(p + "post_feedforward_layernorm", d)
+            else:
+                norm(p + "input_layernorm", d, bias=biased)
+            head, n_kv = spec.heads(i)
+            qw, kw = spec.n_head * head, n_kv * head
             linear(p + "self_attn.q_proj", qw, d, 1.0, qkv_bias)
-            linear(p + "self_attn.k_proj", kw, d, 1.0, qkv_bias)
-            linear(p + "self_attn.v_proj", kw, d, 1.0, qkv_bias)
+            if not spec.borrows(i):
+                linear(p + "self_attn.k_proj", kw, d, 1.0, qkv_bias)
+                if not (spec.n_head_kv_full and spec.is_full(i)):
+                    linear(p + "self_attn.v_proj", kw, d, 1.0, qkv_bias)
+            if spec.family == "gemma4":  # whose scores are not scaled
+                for name in ("q_norm",) if spec.borrows(i) else ("q_norm", "k_norm"):
+                    vector(p + f"self_attn.{name}.weight", head, head**-0.25, 0.1)
+                vector(p + "layer_scalar.weight", 1, 0.9, 0.1)
             linear(p + "self_attn.o_proj", d, qw, 1.0, bias)
             if oss:
                 vector(p + "self_attn.sinks.weight", spec.n_head, 1.0, 1.0)
             if spec.family in ("qwen3", "qwen3moe", "glm4moe", "gemma3"):
                 norm(p + "self_attn.q_norm", spec.d_head)
                 norm(p + "self_attn.k_norm", spec.d_head)
-            if spec.family == "olmoe":
+            if spec.family in ("olmoe", "olmo2"):
                 norm(p + "self_attn.q_norm", qw)
                 norm(p + "self_attn.k_norm", kw)
             if spec.family != "cohere2":
@@ -131,7 +154,7 @@ def draw(spec: Spec) -> Tensors:
             if posts:
                 norm(p + "pre_feedforward_layernorm", d)
                 norm(p + "post_feedforward_layernorm", d)
-            n_expert = spec.n_expert if i >= spec.n_dense else 0
+            n_expert = spec.n_expert if i >= spec.n_dense and (i + 1) % spec.expert_step == 0 else 0
             wide = 3.0 if oss else 1.0  # some gates and ups are beyond 7
             if n_expert:
                 linear(p + mlp + "gate", n_expert, d, 1.0, (0.0, 0.05) if oss else None)
@@ -141,13 +164,23 @@ def draw(spec: Spec) -> Tensors:
                 names.append(("mlp.shared_experts.", spec.n_ff_shared, 1.0))
             elif n_expert and spec.n_ff_shared:
                 names.append((f"{mlp}shared_expert.", spec.n_ff_shared, 2.0))
-                linear(p + mlp + "shared_expert_gate", 1, d, 1.0)
-            for name, width, gain in names or [(mlp, ff, 2.0)]:
+                if spec.family != "llama4":
+                    linear(p + mlp + "shared_expert_gate", 1, d, 1.0)
+            if spec.n_embd_layer:
+                linear(p + "per_layer_input_gate", spec.n_embd_layer, d, 1.0)
+                linear(p + "per_layer_projection", d, spec.n_embd_layer, 1.0)
+                norm(p + "post_per_layer_input_norm", d)
+            for name, width, gain in names or [(mlp, 2 * ff if spec.borrows(i) else ff, 2.0)]:
                 if gated:
                     linear(p + name + gate_up_down[0], width, d, wide, bias)
                 linear(p + name + gate_up_down[1], width, d, wide, bias)
                 linear(p + name + gate_up_down[2], d, width, gain / wide**2, bias)
         norm("model.norm", d, bias=biased)
+        if spec.n_embd_layer:
+            n = spec.n_layer * spec.n_embd_layer
+            matrix("model.embed_tokens_per_layer.weight", spec.n_vocab, n, spec.n_embd_layer**-0.5)
+            linear("model.per_layer_model_projection", n, d, 1.0)
+            norm("model.per_layer_projection_norm", spec.n_embd_layer)
     if not spec.tied:
         linear("lm_head", spec.n_vocab, d, 2.0)
     if spec.n_expert:
@@ -252,10 +285,20 @@ OSS_NAMES = (
         "mlp.gate.correction": "exp_probs_b",
     }
 )
+LLAMA4_NAMES = {name.replace("mlp.", "feed_forward."): new for name, new in LLAMA_NAMES.items()}
 GEMMA_NAMES = LLAMA_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+}
+GEMMA4_NAMES = GEMMA_NAMES | {
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "layer_scalar": "layer_output_scale",
+    "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
 }
 FALCON_NAMES = {
     "input_layernorm": "attn_norm",
@@ -286,7 +329,15 @@ def file_name(spec: Spec, name: str) -> str:
     stem, kind = name.rsplit(".", 1)
     if stem == "lm_head":
         return f"output.{kind}"
-    families = {"falcon": FALCON_NAMES, "opt": OPT_NAMES, "gemma2": GEMMA_NAMES, "gemma3": GEMMA_NAMES}
+    families = {
+        "falcon": FALCON_NAMES,
+        "opt": OPT_NAMES,
+        "olmo2": GEMMA_NAMES,
+        "llama4": LLAMA4_NAMES,
+        "gemma2": GEMMA_NAMES,
+        "gemma3": GEMMA_NAMES,
+        "gemma4": GEMMA4_NAMES,
+    }
     names = (families | dict.fromkeys(("gpt-oss", "glm4moe"), OSS_NAMES)).get(spec.family, LLAMA_NAMES)
     parts = stem.split(".")
     layer = next((i for i, part in enumerate(parts) if part.isdigit()), None)
@@ -301,6 +352,8 @@ def file_name(spec: Spec, name: str) -> str:
 
 def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
     """The tensors of an ordinary (dense) GGUF file."""
+    if spec.layers:
+        return _recurrent().file_tensors(spec, stacked(weights))
     out: Tensors = {}
     for name, value in stacked(weights).items():
         new = file_name(spec, name)
@@ -310,7 +363,7 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
             value = interleaved(value, spec.n_head_kv)
         elif "attn_qkv" in new:
             value = regrouped(value, spec)
-        elif spec.is_gemma and new.endswith("norm.weight"):
+        elif spec.is_gemma and spec.family != "gemma4" and new.endswith("norm.weight"):
             value = 1 + value  # files hold what is multiplied with
         elif new.endswith("ffn_gate_inp_shexp.weight"):
             value = value[0].astype(np.float32)
@@ -319,6 +372,9 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
         out["output.weight"] = out["token_embd.weight"]
     if spec.rope.kind == "llama3":
         out["rope_freqs.weight"] = llama3_divisors(spec)
+    if spec.family == "gemma4":  # of full layers a quarter is rotated
+        pairs = np.arange(spec.head_full // 2)
+        out["rope_freqs.weight"] = np.where(pairs < len(pairs) // 4, 1.0, 1e30).astype(np.float32)
     return out
 
 
@@ -388,8 +444,27 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.rope.scaling.original_context_length"] = spec.rope.n_ctx_orig
         if spec.window:
             meta[f"{a}.attention.sliding_window"] = spec.window
-            if spec.family == "gemma3":
+            if spec.family in ("gemma3", "gemma4", "olmo2"):
                 meta[f"{a}.rope.freq_base_swa"] = spec.window_base
+        if a == "llama4":
+            meta["llama4.interleave_moe_layer_step"] = spec.expert_step
+            meta["llama4.attention.temperature_length"] = 20
+            meta["llama4.attention.temperature_scale"] = 0.5
+        if a == "gemma4":
+            layers = range(spec.n_layer)
+            meta["gemma4.rope.dimension_count"] = spec.head_full
+            meta["gemma4.rope.dimension_count_swa"] = spec.d_head
+            for name in ("key", "value"):
+                meta[f"gemma4.attention.{name}_length"] = spec.head_full
+                meta[f"gemma4.attention.{name}_length_swa"] = spec.d_head
+            meta["gemma4.attention.sliding_window_pattern"] = [not spec.is_full(i) for i in layers]
+            meta["gemma4.attention.shared_kv_layers"] = spec.n_shared
+            meta["gemma4.embedding_length_per_layer_input"] = spec.n_embd_layer
+            meta["gemma4.final_logit_softcapping"] = 15.0
+            if spec.n_shared:
+                meta["gemma4.feed_forward_length"] = [spec.n_ff * (1 + spec.borrows(i)) for i in layers]
+            if spec.n_head_kv_full:
+                meta["gemma4.attention.head_count_kv"] = [spec.heads(i)[1] for i in layers]
         if a == "cohere2":
             meta["cohere2.logit_scale"] = spec.logit_scale
             meta["cohere2.rope.scaling.type"] = "none"
@@ -401,7 +476,7 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.expert_used_count"] = spec.n_used
             if spec.n_ff_expert != spec.n_ff:
                 meta[f"{a}.expert_feed_forward_length"] = spec.n_ff_expert
-            if spec.n_ff_shared and spec.family != "glm4moe":
+            if spec.n_ff_shared and spec.family not in ("glm4moe", "llama4"):
                 meta[f"{a}.expert_shared_feed_forward_length"] = spec.n_ff_shared
         if spec.family == "glm4moe":
             meta["glm4moe.leading_dense_block_count"] = spec.n_dense
@@ -409,6 +484,10 @@ def metadata(spec: Spec) -> Meta:
             meta["glm4moe.expert_gating_func"] = 2
             meta["glm4moe.expert_weights_scale"] = 1.5
             meta["glm4moe.expert_weights_norm"] = True
+    if spec.layers:
+        meta |= _recurrent().metadata(spec)
+        if spec.family.startswith("nemotron_h"):
+            del meta[f"{a}.attention.layer_norm_rms_epsilon"]
     meta["general.file_type"] = 1
     if spec.relu:
         meta["powerinfer.hidden_act"] = spec.act

@@ -8,6 +8,7 @@ and which were active.
 
 from __future__ import annotations
 
+import importlib
 import math
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +22,17 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+RECURRENT = (
+    "lfm2",
+    "lfm2moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+    "falcon-h1",
+    "granitehybrid",
+    "nemotron_h",
+    "nemotron_h_moe",
+)
 ARCHITECTURES = (
     "llama",
     "arcee",
@@ -36,10 +48,14 @@ ARCHITECTURES = (
     "smallthinker",
     "gpt-oss",
     "glm4moe",
+    "olmo2",
     "cohere2",
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma4",
+    "llama4",
+    *RECURRENT,
 )
 
 
@@ -155,7 +171,9 @@ def frequencies(model: Model, head_dim: int, *, window: bool) -> tuple[Array, fl
     """
     dim = int(model.key("rope.dimension_count", head_dim))
     if window:
-        return float(model.key("rope.freq_base_swa", 10000.0)) ** (-np.arange(0, dim, 2) / dim), 1.0
+        dim = int(model.key("rope.dimension_count_swa", dim))
+    if window:
+        return float(model.key("rope.freq_base_swa")) ** (-np.arange(0, dim, 2) / dim), 1.0
     base = float(model.key("rope.freq_base", 10000.0))
     freq = base ** (-np.arange(0, dim, 2) / dim)
     divisors = model.get("rope_freqs.weight")  # Llama 3.1
@@ -210,11 +228,13 @@ def attend(
     window: int | None = None,
     sinks: Array | None = None,
     cap: float = 0.0,
+    scale: float | None = None,
 ) -> Array:
     """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d].
 
     window: how many of the last positions are seen, the token's own included. sinks: of each head a score of
-    a position without a value. cap: of scores, by tanh; 0: none.
+    a position without a value. cap: of scores, by tanh; 0: none. scale: of
+    scores; None: 1 / sqrt(d).
     """
     n, n_head, d = q.shape
     shared = n_head // k.shape[1]
@@ -223,7 +243,7 @@ def attend(
         seen &= ~np.tri(n, k=-window, dtype=bool)
     out = np.empty(q.shape)
     for h in range(n_head):  # one by one: the scores of all heads together would be larger than any cache
-        scores = soft_capped(q[:, h] @ k[:, h // shared].T / math.sqrt(d), cap)
+        scores = soft_capped(q[:, h] @ k[:, h // shared].T * (scale or 1 / math.sqrt(d)), cap)
         scores = np.where(seen, scores, -np.inf)
         if sinks is not None:
             scores = np.concatenate([scores, np.full((n, 1), sinks[h])], axis=1)
@@ -313,9 +333,16 @@ def experts(
     logits = (x if router_input is None else router_input) @ model[p + "ffn_gate_inp.weight"].T
     if model.get(p + "ffn_gate_inp.bias") is not None:
         logits = logits + model[p + "ffn_gate_inp.bias"]
-    sigmoids = int(model.key("expert_gating_func", 2 if model.arch == "glm4moe" else 1)) == 2
+    sigmoids = (
+        int(
+            model.key(
+                "expert_gating_func", 2 if model.arch in ("glm4moe", "lfm2moe", "nemotron_h_moe") else 1
+            )
+        )
+        == 2
+    )
     always = ("llama", "qwen3moe", "smallthinker", "gpt-oss", "glm4moe")  # gpt-oss: softmax of the chosen
-    normed = bool(model.key("expert_weights_norm", model.arch in always))
+    normed = bool(model.key("expert_weights_norm", model.arch in (*always, *RECURRENT)))
     bias = model.get(p + "exp_probs_b.bias")
     out = np.zeros_like(x)
 
@@ -327,7 +354,10 @@ def experts(
             y = w @ x
             return np.asarray(y if bias is None else y + bias[e])
 
-        gate, up = product("gate", token), product("up", token)
+        up = product("up", token)
+        if model.get(f"{p}ffn_gate_{suffix}.weight") is None:  # Nemotron-H's
+            return product("down", how.act(up))
+        gate = product("gate", token)
         if how.activation == "drelu":
             up = relu(up)
         if how.activation == "clamped":
@@ -362,7 +392,13 @@ def default_activation(model: Model) -> str:
         return "relu2"
     if model.arch == "opt" or model.sparse:
         return "relu"
-    own = {"falcon": "gelu", "smallthinker": "relu", "gpt-oss": "clamped"}
+    own = {
+        "falcon": "gelu",
+        "smallthinker": "relu",
+        "gpt-oss": "clamped",
+        "nemotron_h": "relu2",
+        "nemotron_h_moe": "relu2",
+    }
     return "gelu_tanh" if model.arch.startswith("gemma") else own.get(model.arch, "silu")
 
 
@@ -468,6 +504,32 @@ def falcon(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     return norm(x, "output_norm")
 
 
+def olmo2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Norms behind attention and FFN, none before them; norms over all of q and of k. OLMo 3: three layers
+    with a window, whose rotation nothing stretches, then a full one."""
+    eps = float(model.key("attention.layer_norm_rms_epsilon"))
+    n_head, n_head_kv = (int(model.key(f"attention.head_count{kind}")) for kind in ("", "_kv"))
+    width = int(model.key("attention.sliding_window", 0))
+    x = model["token_embd.weight"][tokens]
+    for i in range(int(model.key("block_count"))):
+        p = f"blk.{i}."
+        near = width > 0 and i % 4 != 3
+        q, k = (
+            rotate(
+                heads(rms_norm(x @ model[f"{p}{name}.weight"].T, model[f"{p}{name}_norm.weight"], eps), n),
+                model,
+                interleaved=False,
+                window=near,
+            )
+            for name, n in (("attn_q", n_head), ("attn_k", n_head_kv))
+        )
+        v = heads(x @ model[p + "attn_v.weight"].T, n_head_kv)
+        attention = attend(q, k, v, width if near else None) @ model[p + "attn_output.weight"].T
+        x = x + rms_norm(attention, model[p + "post_attention_norm.weight"], eps)
+        x = x + rms_norm(ffn(model, i, x, x, how, trace), model[p + "post_ffw_norm.weight"], eps)
+    return rms_norm(x, model["output_norm.weight"], eps)
+
+
 def cohere2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     """Attention and FFN side by side behind one LayerNorm without bias; three layers with a window and
     rotation, then one with neither; logits are scaled."""
@@ -489,6 +551,102 @@ def cohere2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array
         attention = attend(q, k, v, window) @ model[p + "attn_output.weight"].T
         x = x + attention + ffn(model, i, a, x, how, trace)
     return layer_norm(x, model["output_norm.weight"], zero, eps) * float(model.key("logit_scale"))
+
+
+def gemma4(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Layers with a window and full ones, whose heads are of another size and rotate with other frequencies;
+    the last ones may use K and V of the last earlier layer of their kind. Norms before and behind blocks and
+    over heads, of v without weight; where there is no v, it is what k is made of. A gate lets a token's
+    embedding for the layer into the stream, and a number scales what a layer leaves."""
+    eps = float(model.key("attention.layer_norm_rms_epsilon"))
+    n_head, n_layer = int(model.key("attention.head_count")), int(model.key("block_count"))
+    kv: dict[bool, tuple[Array, Array]] = {}
+    first_shared = n_layer - int(model.key("attention.shared_kv_layers"))
+
+    def per_layer(value: Any, i: int) -> Any:
+        return value[i] if isinstance(value, list) else value
+
+    x = model["token_embd.weight"][tokens]
+    x = x * math.sqrt(x.shape[1])
+    n = int(model.key("embedding_length_per_layer_input"))
+    own = None
+    if n:
+        said = heads(model["per_layer_token_embd.weight"][tokens], n_layer) * math.sqrt(n)
+        made = heads(x @ model["per_layer_model_proj.weight"].T / math.sqrt(x.shape[1]), n_layer)
+        own = (said + rms_norm(made, model["per_layer_proj_norm.weight"], eps)) / math.sqrt(2)
+    for i in range(n_layer):
+        p = f"blk.{i}."
+        near = bool(model.key("attention.sliding_window_pattern")[i])
+        size = int(model.key("attention.key_length_swa" if near else "attention.key_length"))
+        n_kv = int(per_layer(model.key("attention.head_count_kv"), i))
+        a = rms_norm(x, model[p + "attn_norm.weight"], eps)
+
+        def turned(y: Array, name: str, near: bool = near) -> Array:
+            return rotate(rms_norm(y, model[name], eps), model, interleaved=False, window=near)
+
+        q = turned(heads(a @ model[p + "attn_q.weight"].T, n_head), p + "attn_q_norm.weight")
+        assert q.shape[2] == size
+        if i < first_shared:
+            k = heads(a @ model[p + "attn_k.weight"].T, n_kv)
+            weight = model.get(p + "attn_v.weight")
+            v = k if weight is None else heads(a @ weight.T, n_kv)
+            kv[near] = turned(k, p + "attn_k_norm.weight"), rms_norm(v, np.ones(size), eps)
+        window = int(model.key("attention.sliding_window")) if near else None
+        attention = attend(q, *kv[near], window, scale=1.0) @ model[p + "attn_output.weight"].T
+        x = x + rms_norm(attention, model[p + "post_attention_norm.weight"], eps)
+        h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
+        x = x + rms_norm(ffn(model, i, h, x, how, trace), model[p + "post_ffw_norm.weight"], eps)
+        if own is not None:
+            gate = how.act(x @ model[p + "inp_gate.weight"].T) * own[:, i]
+            x = x + rms_norm(gate @ model[p + "proj.weight"].T, model[p + "post_norm.weight"], eps)
+        x = x * model[p + "layer_output_scale.weight"]
+    return rms_norm(x, model["output_norm.weight"], eps)
+
+
+def llama4(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Three layers that see a chunk, with norms of q and k behind their rotation, then one that sees all,
+    with q scaled by position. In some layers a mixture: the best expert reads its input times its sigmoid,
+    and another one reads what it is."""
+    eps = float(model.key("attention.layer_norm_rms_epsilon"))
+    n_head, n_head_kv = (int(model.key(f"attention.head_count{kind}")) for kind in ("", "_kv"))
+    x = model["token_embd.weight"][tokens]
+    n, chunk = len(x), int(model.key("attention.sliding_window"))
+    position = np.arange(n)
+
+    def gated(x: Array, p: str, suffix: str, e: Any = ...) -> Array:
+        gate, up, down = (model[f"{p}ffn_{name}{suffix}.weight"][e] for name in ("gate", "up", "down"))
+        return np.asarray((how.act(x @ gate.T) * (x @ up.T)) @ down.T)
+
+    for i in range(int(model.key("block_count"))):
+        p = f"blk.{i}."
+        a = rms_norm(x, model[p + "attn_norm.weight"], eps)
+        q, k, v = (
+            heads(a @ model[f"{p}attn_{name}.weight"].T, size)
+            for name, size in (("q", n_head), ("k", n_head_kv), ("v", n_head_kv))
+        )
+        if i % 4 == 3:
+            turns = np.floor((position + 1) / float(model.key("attention.temperature_length")))
+            scale = 1 + float(model.key("attention.temperature_scale")) * np.log1p(turns)
+            attention = attend(q * scale[:, None, None], k, v)
+        else:
+            one = np.ones(q.shape[2])
+            q, k = (rms_norm(rotate(y, model, interleaved=True), one, eps) for y in (q, k))
+            attention = np.concatenate(
+                [attend(q[c : c + chunk], k[c : c + chunk], v[c : c + chunk]) for c in range(0, n, chunk)]
+            )
+        x = x + attention @ model[p + "attn_output.weight"].T
+        h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
+        if (i + 1) % int(model.key("interleave_moe_layer_step")):
+            x = x + ffn(model, i, h, x, how, trace)
+            continue
+        logits = h @ model[p + "ffn_gate_inp.weight"].T
+        if trace is not None:
+            trace.routers.append(logits)
+        out = gated(h, p, "_shexp")
+        for t, e in enumerate(logits.argmax(axis=1)):
+            out[t] += gated(h[t] / (1 + np.exp(-logits[t, e])), p, "_exps", e)
+        x = x + out
+    return rms_norm(x, model["output_norm.weight"], eps)
 
 
 def opt(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
@@ -541,7 +699,16 @@ def forward(
         np.broadcast_to(np.asarray(threshold, np.float64), n_layer) if predicted else None,
         np.arange(len(tokens)) < n_dense if isinstance(n_dense, int) else n_dense,
     )
-    body = {"falcon": falcon, "cohere2": cohere2, "opt": opt}.get(model.arch, llama)
+    body = {
+        "falcon": falcon,
+        "cohere2": cohere2,
+        "olmo2": olmo2,
+        "gemma4": gemma4,
+        "llama4": llama4,
+        "opt": opt,
+    }.get(model.arch, llama)
+    if model.arch in RECURRENT:
+        body = importlib.import_module("tests.reference_recurrent").forward  # it needs this module
     x = body(model, np.asarray(tokens, dtype=np.int64), how, trace)
     output = model.get("output.weight")
     logits = x @ (model["token_embd.weight"] if output is None else output).T

@@ -22,8 +22,8 @@ class Spec:
     """Shape of one small model. `predictor` holds one rank per layer; empty means there is no sparse twin."""
 
     name: str
-    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe cohere2
-    # gemma gemma2 gemma3 arcee nemotron
+    # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe olmo2
+    # llama4 cohere2 gemma gemma2 gemma3 gemma4 arcee nemotron
     family: str
     n_layer: int = 2
     n_embd: int = 64
@@ -46,8 +46,19 @@ class Spec:
     n_dense: int = 0  # layers at the beginning without experts
     window: int = 0  # positions that layers with a window see; which ones have one is the family's
     logit_scale: float = 1.0
+    expert_step: int = 1  # every so manieth layer has experts
+    head_full: int = 0  # gemma4: size of heads in each third layer, which has no window
+    n_head_kv_full: int = 0  # and its key/value heads; not 0: V is what K is made of there
+    n_shared: int = 0  # the last layers read K and V of earlier ones, and have twice as many neurons
+    n_embd_layer: int = 0  # of a token's embedding for each layer
     soft_cap: float = 0.0  # of scores; that of logits is twice as much
     window_base: float = 10000.0  # base frequency of those layers' rotation
+    layers: str = ""  # with recurrent layers: of each r, a (attention), b (both), or f (neither)
+    n_conv: int = 4  # tokens that their convolutions see
+    n_state: int = 0  # values of a head's k, of so many groups of heads; and of its v
+    n_ssm_group: int = 0
+    n_ssm_head: int = 0
+    d_ssm: int = 0
     n_prompt: int = 40
 
     @property
@@ -56,12 +67,31 @@ class Spec:
         return "llama" if self.family in ("mistral", "mixtral") else self.family
 
     @property
+    def depth(self) -> int:
+        """Layers, by how their roundings add up: a recurrent one multiplies three rounded vectors."""
+        return 3 * self.n_layer if self.layers else self.n_layer
+
+    @property
     def d_head(self) -> int:
         return self.head_dim or self.n_embd // self.n_head
 
     @property
     def is_gemma(self) -> bool:
-        return self.family in ("gemma", "gemma2", "gemma3")
+        return self.family in ("gemma", "gemma2", "gemma3", "gemma4")
+
+    def is_full(self, layer: int) -> bool:
+        """Of gemma4: whether a layer sees all positions."""
+        return layer % 3 == 2
+
+    def heads(self, layer: int) -> tuple[int, int]:
+        """Size of a layer's heads, and the number of those of K and V."""
+        if self.head_full and self.is_full(layer):
+            return self.head_full, self.n_head_kv_full or self.n_head_kv
+        return self.d_head, self.n_head_kv
+
+    def borrows(self, layer: int) -> bool:
+        """Whether a layer reads K and V of an earlier one."""
+        return layer >= self.n_layer - self.n_shared
 
     @property
     def relu(self) -> bool:
@@ -209,6 +239,20 @@ SPECS: dict[str, Spec] = {
             n_prompt=60,
             rope=Rope(100000.0, "linear", 4.0, 64),
         ),
+        Spec("olmo2", "olmo2", n_head_kv=2, n_ff=192, n_vocab=301, rope=Rope(500000.0)),
+        Spec(
+            "olmo3",
+            "olmo2",
+            n_layer=4,
+            n_embd=96,
+            n_head_kv=2,
+            n_ff=192,
+            n_vocab=301,
+            window=24,
+            window_base=5000.0,
+            n_prompt=60,
+            rope=Rope(5000.0, "yarn", 4.0, 64),
+        ),
         Spec(
             "cohere2",
             "cohere2",
@@ -238,12 +282,218 @@ SPECS: dict[str, Spec] = {
             soft_cap=5.0,
             n_prompt=60,
         ),
+        # Four layers: with chunks and rotation, and one that has neither; experts in every second.
+        Spec(
+            "llama4",
+            "llama4",
+            n_layer=4,
+            n_head_kv=2,
+            n_ff=128,
+            n_vocab=301,
+            n_expert=8,
+            n_used=1,
+            n_ff_expert=96,
+            n_ff_shared=96,
+            expert_step=2,
+            window=24,
+            n_prompt=60,
+            rope=Rope(500000.0),
+        ),
+        # Small ones have embeddings per layer, and layers that read what others hold; large ones neither.
+        Spec(
+            "gemma4",
+            "gemma4",
+            n_layer=6,
+            n_embd=96,
+            n_head_kv=2,
+            head_dim=32,
+            head_full=64,
+            n_ff=128,
+            n_vocab=301,
+            act="gelu_tanh",
+            window=24,
+            window_base=500.0,
+            n_shared=2,
+            n_embd_layer=32,
+            n_prompt=60,
+            rope=Rope(100000.0),
+        ),
+        Spec(
+            "gemma4-large",
+            "gemma4",
+            n_layer=6,
+            n_embd=96,
+            n_head_kv=2,
+            head_dim=32,
+            head_full=64,
+            n_head_kv_full=1,
+            n_ff=128,
+            n_vocab=301,
+            act="gelu_tanh",
+            window=24,
+            window_base=500.0,
+            n_prompt=60,
+            rope=Rope(100000.0),
+        ),
+        # Sizes that are no multiples of what kernels take at a time.
+        Spec(
+            "lfm2",
+            "lfm2",
+            n_layer=4,
+            n_embd=72,
+            n_head=6,
+            n_head_kv=2,
+            n_ff=120,
+            n_vocab=301,
+            layers="rrar",
+            n_conv=3,
+            n_prompt=60,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "lfm2moe",
+            "lfm2moe",
+            n_layer=3,
+            n_head_kv=2,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_dense=1,
+            layers="rar",
+            n_conv=3,
+            rope=Rope(1000000.0),
+        ),
+        # Two v heads of 24 to each q and k head of 20.
+        Spec(
+            "qwen3next",
+            "qwen3next",
+            n_layer=4,
+            n_head_kv=2,
+            head_dim=32,
+            d_rot=8,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=64,
+            layers="rrra",
+            n_state=20,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=24,
+            n_prompt=80,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "qwen35",
+            "qwen35",
+            n_layer=4,
+            n_head_kv=2,
+            head_dim=32,
+            d_rot=8,
+            n_vocab=301,
+            layers="rrra",
+            n_state=32,
+            n_ssm_group=2,
+            n_ssm_head=6,
+            d_ssm=32,
+            n_prompt=80,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "qwen35moe",
+            "qwen35moe",
+            n_layer=4,
+            n_head_kv=2,
+            head_dim=32,
+            d_rot=8,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=64,
+            layers="rrra",
+            n_state=16,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=40,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "falcon-h1",
+            "falcon-h1",
+            n_head_kv=2,
+            head_dim=24,
+            n_vocab=301,
+            layers="bb",
+            n_state=24,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=20,
+            n_prompt=80,
+            rope=Rope(1000000.0),
+        ),
+        Spec(
+            "granitehybrid",
+            "granitehybrid",
+            n_layer=3,
+            n_head_kv=2,
+            n_ff=96,
+            n_vocab=301,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=64,
+            layers="rar",
+            n_state=24,
+            n_ssm_group=1,
+            n_ssm_head=4,
+            d_ssm=32,
+        ),
+        # Layers of one block.
+        Spec(
+            "nemotron_h",
+            "nemotron_h",
+            n_layer=5,
+            n_head_kv=2,
+            head_dim=24,
+            n_ff=136,
+            n_vocab=301,
+            act="relu2",
+            layers="rfafr",
+            n_state=24,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=40,
+            n_prompt=80,
+        ),
+        Spec(
+            "nemotron_h_moe",
+            "nemotron_h_moe",
+            n_layer=4,
+            n_head_kv=2,
+            n_ff=96,
+            n_vocab=301,
+            act="relu2",
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=88,
+            n_ff_shared=104,
+            layers="rfaf",
+            n_state=16,
+            n_ssm_group=2,
+            n_ssm_head=4,
+            d_ssm=32,
+        ),
     )
 }
 
 CONVERTED = sorted(
     name
     for name, spec in SPECS.items()
-    if not spec.is_gemma and spec.family not in ("cohere2", "arcee", "nemotron")
+    if not spec.is_gemma
+    and spec.family not in ("cohere2", "olmo2", "llama4", "arcee", "nemotron")
+    and not spec.layers
 )
 """Those that `powerinfer convert` takes checkpoints of."""

@@ -14,6 +14,7 @@
 #include "attention.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "../model/bind.h"
@@ -27,26 +28,39 @@ enum { SPAN = PI_ATTENTION_SPAN };
 static void finish_head(const pi_session *s, const pi_attention *w, int32_t t, const float *norm, float *head) {
     const pi_model *m = s->model;
     const pi_rope *rope = pi_rope_of(m, w);
-    if (norm) m->kernels->rms_norm(head, norm, m->norm_eps, m->info.n_embd_head, head);
-    if (!rope) return;
-    const float *cs = s->cs + pi_rope_floats(m, w->rope) * (size_t)s->options.n_batch;
-    pi_rope_apply(rope, cs + (ptrdiff_t)t * rope->n_rot, head);
+    if (norm && !w->late_norm) m->kernels->rms_norm(head, norm, m->norm_eps, w->n_embd_head, head);
+    if (rope) {
+        const float *cs = s->cs + pi_rope_floats(m, w->rope) * (size_t)s->options.n_batch;
+        pi_rope_apply(rope, cs + (ptrdiff_t)t * rope->n_rot, head);
+    }
+    if (norm && w->late_norm) m->kernels->rms_norm(head, norm, m->norm_eps, w->n_embd_head, head);
+}
+
+/* A head of q, whose scale may grow with the position. */
+static void finish_query(const pi_session *s, const pi_attention *w, int32_t t, float *head) {
+    finish_head(s, w, t, w->q_norm, head);
+    if (w->temp_scale == 0) return;
+    const float turns = floorf((float)(s->chunk.pos[t] + 1) / (float)w->temp_length),
+                by = 1 + w->temp_scale * logf(1 + turns);
+    for (int32_t i = 0; i < w->n_embd_head; i++) head[i] *= by;
 }
 
 /* K, normed and rotated, and V of one KV head go to the pool. */
 static void store_kv(const pi_session *s, int32_t l, int32_t t, int32_t kvh) {
-    const te_kernels *kern = s->model->kernels;
-    const int32_t nkv = s->model->info.n_head_kv, d = s->model->info.n_embd_head, pos = s->chunk.pos[t];
-    const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
     const pi_attention *w = pi_attention_of(&s->model->layer[l]);
-    float *k = s->k + ((ptrdiff_t)t * nkv + kvh) * d;
+    const te_kernels *kern = s->model->kernels;
+    const int32_t nkv = w->n_head_kv, d = w->n_embd_head, pos = s->chunk.pos[t];
+    const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
+    float *k = s->k + ((ptrdiff_t)t * nkv + kvh) * d, *v = s->v + ((ptrdiff_t)t * nkv + kvh) * d;
+    if (!w->v.w) memcpy(v, k, (size_t)d * sizeof *v); /* before anything becomes of K */
+    if (w->v_norm) kern->rms_norm(v, w->v_norm, s->model->norm_eps, d, v);
     finish_head(s, w, t, w->k_norm, k);
     kern->row[s->kv.type_k].from_f32(k, pi_kv_k(&s->kv, l, seq, kvh, pos), d);
-    kern->row[s->kv.type_v].from_f32(s->v + ((ptrdiff_t)t * nkv + kvh) * d, pi_kv_v(&s->kv, l, seq, kvh, pos), d);
+    kern->row[s->kv.type_v].from_f32(v, pi_kv_v(&s->kv, l, seq, kvh, pos), d);
 }
 
 static void store_all_kv(const pi_session *s, const te_team *team, int32_t l) {
-    const int32_t nkv = s->model->info.n_head_kv;
+    const int32_t nkv = pi_attention_of(&s->model->layer[l])->n_head_kv;
     for (int32_t i = team->ith; i < s->chunk.n_tok * nkv; i += team->nth) store_kv(s, l, i / nkv, i % nkv);
 }
 
@@ -67,10 +81,12 @@ typedef struct sums {
 } sums;
 
 static te_mat k_block(const pi_session *s, int32_t l, const pi_seq *seq, int32_t kvh, int32_t p, int32_t n) {
-    return (te_mat){pi_kv_k(&s->kv, l, seq, kvh, p), s->kv.row_k, s->kv.type_k, s->model->info.n_embd_head, n};
+    const int32_t d = pi_attention_of(&s->model->layer[l])->n_embd_head;
+    return (te_mat){pi_kv_k(&s->kv, l, seq, kvh, p), s->kv.layer[l].row_k, s->kv.type_k, d, n};
 }
 static te_mat v_block(const pi_session *s, int32_t l, const pi_seq *seq, int32_t kvh, int32_t p, int32_t n) {
-    return (te_mat){pi_kv_v(&s->kv, l, seq, kvh, p), s->kv.row_v, s->kv.type_v, s->model->info.n_embd_head, n};
+    const int32_t d = pi_attention_of(&s->model->layer[l])->n_embd_head;
+    return (te_mat){pi_kv_v(&s->kv, l, seq, kvh, p), s->kv.layer[l].row_v, s->kv.type_v, d, n};
 }
 
 static void scale_row(float *x, int32_t n, float by) {
@@ -98,6 +114,7 @@ static int32_t between(int32_t v, int32_t lo, int32_t hi) { return v < lo ? lo :
 
 /* The first position that a token sees. */
 static int32_t first_seen(const pi_attention *w, int32_t pos) {
+    if (w->chunked) return pos / w->window * w->window;
     return w->window && pos >= w->window ? pos + 1 - w->window : 0;
 }
 
@@ -108,17 +125,18 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
     const te_gemm_kernels *g = &kern->gemm;
     const pi_seq *seq = &s->kv.seq[s->chunk.seq[w->t]];
     const pi_attention_room *room = &s->room;
-    const int32_t d = m->info.n_embd_head, group = m->info.n_head / m->info.n_head_kv, rows = w->n * group,
-                  pos = s->chunk.pos[w->t];
     const pi_attention *block = pi_attention_of(&m->layer[l]);
+    const int32_t d = block->n_embd_head, group = m->info.n_head / block->n_head_kv, rows = w->n * group,
+                  pos = s->chunk.pos[w->t];
     float *base = pi_scratch(s, team), *q = base, *out = base + room->out, *score = base + room->score;
     sums *sum = (sums *)(void *)(base + room->sums);
     void *packed_q = base + room->packed_q, *packed = base + room->packed, *work = base + room->work;
     for (int32_t r = 0; r < rows; r++) {
         float *head = q + (ptrdiff_t)r * d;
         const int32_t t = w->t + r / group;
-        memcpy(head, s->q + ((ptrdiff_t)t * m->info.n_head + w->kvh * group + r % group) * d, (size_t)d * sizeof *head);
-        finish_head(s, block, t, block->q_norm, head);
+        memcpy(head, s->q + ((ptrdiff_t)t * m->info.n_head + w->kvh * group + r % group) * d * (block->gated ? 2 : 1),
+               (size_t)d * sizeof *head);
+        finish_query(s, block, t, head);
         sum[r] = (sums){-INFINITY, 0};
     }
     memset(out, 0, (size_t)rows * (size_t)d * sizeof *out);
@@ -176,7 +194,8 @@ static float *part_row(const pi_session *s, int32_t t, int32_t h, int32_t n_slot
 
 static void attend(const pi_session *s, te_team *team, int32_t l, const piece *w, bool tile) {
     const pi_model_info *i = &s->model->info;
-    const int32_t d = i->n_embd_head, group = i->n_head / i->n_head_kv;
+    const pi_attention *block = pi_attention_of(&s->model->layer[l]);
+    const int32_t d = block->n_embd_head, group = i->n_head / block->n_head_kv;
     const float *out = pi_scratch(s, team) + s->room.out;
     const sums *sum = (const sums *)(const void *)(pi_scratch(s, team) + s->room.sums);
     gather(s, team, l, w, tile);
@@ -187,13 +206,13 @@ static void attend(const pi_session *s, te_team *team, int32_t l, const piece *w
         if (w->n_slot)
             memcpy(to + d, &sum[r], sizeof sum[r]);
         else
-            finish_row(pi_attention_of(&s->model->layer[l]), h, sum[r], to, d);
+            finish_row(block, h, sum[r], to, d);
     }
 }
 
 /* att of one row from its parts, in their order. */
 static void join(const pi_session *s, const pi_attention *w, int32_t t, int32_t h, int32_t n_slot, int32_t n_parts) {
-    const int32_t d = s->model->info.n_embd_head;
+    const int32_t d = w->n_embd_head;
     float *out = s->att + ((ptrdiff_t)t * s->model->info.n_head + h) * d, top = -INFINITY, total = 0;
     memset(out, 0, (size_t)d * sizeof *out);
     for (int32_t i = 0; i < n_parts; i++) {
@@ -215,9 +234,9 @@ static void join(const pi_session *s, const pi_attention *w, int32_t t, int32_t 
 static int32_t blocks(int32_t n_pos) { return (n_pos + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
 
 /* Of a prompt's tokens, at most how many make a run, so that there is a piece for each member. */
-static int32_t longest_run(const pi_session *s) {
+static int32_t longest_run(const pi_session *s, const pi_attention *w) {
     enum { LEAST_ROWS = 16 };
-    const int32_t nkv = s->model->info.n_head_kv, group = s->model->info.n_head / nkv,
+    const int32_t nkv = w->n_head_kv, group = s->model->info.n_head / nkv,
                   n_runs = (2 * s->options.n_threads + nkv - 1) / nkv, n = (s->chunk.n_prefill + n_runs - 1) / n_runs;
     return n * group < LEAST_ROWS ? (LEAST_ROWS + group - 1) / group : n;
 }
@@ -237,11 +256,11 @@ typedef struct query_run {
 static query_run run_before(const pi_session *s, const pi_attention *w, int32_t end, int32_t from) {
     enum { FEW = 1024 };
     const pi_chunk *c = &s->chunk;
-    const int32_t group = s->model->info.n_head / s->model->info.n_head_kv, last = c->pos[end - 1],
+    const int32_t group = s->model->info.n_head / w->n_head_kv, last = c->pos[end - 1],
                   rows = last < FEW ? s->room.rows / 2 : s->room.rows, room = rows / group;
     const bool few = end > c->n_prefill;
     const int32_t begin = first_seen(w, last) / PI_KV_BLOCK;
-    const int32_t longest = few ? room : longest_run(s), most = longest < room ? longest : room;
+    const int32_t longest = few ? room : longest_run(s, w), most = longest < room ? longest : room;
     const int32_t least = few && c->n_prefill > from ? c->n_prefill : from;
     int32_t n = 1;
     for (; n < most && end - n > least; n++) {
@@ -266,7 +285,8 @@ int64_t pi_attention_bytes(const pi_session *s, int32_t l, int32_t from) {
         n += r.n_pos - r.begin;
         end = r.t;
     }
-    return n * s->model->info.n_head_kv * (int64_t)(s->kv.row_k + s->kv.row_v);
+    const pi_kv_layer *kv = &s->kv.layer[l];
+    return n * kv->n_head * (int64_t)(kv->row_k + kv->row_v);
 }
 
 void pi_attention_next(te_team *team, int32_t l) {
@@ -280,8 +300,8 @@ static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) 
     const pi_chunk *c = &s->chunk;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
     const pi_attention *block = pi_attention_of(&s->model->layer[l]);
-    const int32_t nh = s->model->info.n_head, nkv = s->model->info.n_head_kv;
-    if (!c->decode) {
+    const int32_t nh = s->model->info.n_head, nkv = block->n_head_kv;
+    if (!c->decode && !block->borrows) {
         store_all_kv(s, team, l);
         te_barrier(team);
     }
@@ -319,7 +339,7 @@ static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) 
             w.from = r.begin + (int32_t)((int64_t)n_blocks * part / parts) * PI_KV_BLOCK;
             w.to =
                 part + 1 == parts ? r.n_pos : r.begin + (int32_t)((int64_t)n_blocks * (part + 1) / parts) * PI_KV_BLOCK;
-            if (c->decode && w.to == r.n_pos) store_kv(s, l, r.t, w.kvh);
+            if (c->decode && w.to == r.n_pos && !block->borrows) store_kv(s, l, r.t, w.kvh);
             if (r.tile && !open) g->begin();
             open |= r.tile;
             attend(s, team, l, &w, r.tile);
@@ -349,11 +369,16 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
     enum { ROWS = 256, MOST_PARTS = 64, PIECES = 4 }; /* pieces per member let the last ones end together */
     const pi_model_info *i = &s->model->info;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
-    const int32_t group = i->n_head / i->n_head_kv, d = i->n_embd_head, n_threads = s->options.n_threads,
-                  most = s->options.n_ctx / PI_ATTENTION_PART;
+    const int32_t d = i->n_embd_head, n_threads = s->options.n_threads, most = s->options.n_ctx / PI_ATTENTION_PART;
+    int32_t n_head_kv = i->n_head_kv; /* of the layer that has the fewest */
+    for (int32_t l = 0; l < i->n_layer; l++) {
+        const pi_attention *a = pi_attention_of(&s->model->layer[l]);
+        if (a && a->n_head_kv < n_head_kv) n_head_kv = a->n_head_kv;
+    }
+    const int32_t group = i->n_head / n_head_kv;
     pi_attention_room r = {.ld = PI_ATTENTION_SPAN + 16, .part_floats = lines(sizeof(float) * ((size_t)d + 2))};
-    r.rows = group > ROWS ? group : ROWS / group * group;
-    r.n_slot = n_threads > 1 ? (PIECES * n_threads + i->n_head_kv - 1) / i->n_head_kv : 1;
+    r.rows = group > ROWS ? group : ROWS;
+    r.n_slot = n_threads > 1 ? (PIECES * n_threads + n_head_kv - 1) / n_head_kv : 1;
     if (r.n_slot > MOST_PARTS) r.n_slot = MOST_PARTS;
     if (r.n_slot > most) r.n_slot = most;
     if (r.n_slot < 1) r.n_slot = 1;
@@ -369,17 +394,90 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
     return r;
 }
 
+/* Whether layer i has a window. */
+static pi_status has_window(const pi_model *m, int32_t i, bool *out) {
+    const pi_arch *a = m->arch;
+    *out = a->window_period && (a->full_last ? i + 1 : i) % a->window_period != 0;
+    if (!a->windows_listed) return PI_OK;
+    bool found = false;
+    int32_t *listed = malloc(sizeof *listed * (size_t)m->info.n_layer);
+    if (!listed) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d layers", m->info.n_layer);
+    const pi_status st =
+        pi_key_each(m->file->gguf, a->name, "attention.sliding_window_pattern", m->info.n_layer, 0, 1, listed, &found);
+    if (st == PI_OK && found) *out = listed[i];
+    free(listed);
+    return st != PI_OK || found
+               ? st
+               : PI_FAIL(PI_ERROR_FORMAT, "the file has no key %s.attention.sliding_window_pattern", a->name);
+}
+
 /* Which positions the layer's tokens see, and which RoPE goes with that. */
 static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
     const pi_arch *a = m->arch;
     int64_t window = a->window_default;
+    bool near = false;
     w->rope = m->n_ropes ? 0 : -1;
-    if (!a->window_period) return PI_OK;
+    PI_TRY(has_window(m, i, &near));
+    if (!a->window_period && !a->windows_listed) return PI_OK;
     PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", 1, INT32_MAX, &window, NULL));
-    const bool all = (a->full_last ? i + 1 : i) % a->window_period == 0;
-    if (a->window_rope && !all) w->rope = m->n_ropes - 1;
-    if (a->full_no_rope && all && window) w->rope = -1;
-    if (!all) w->window = (int32_t)window;
+    if (a->window_rope && near) w->rope = m->n_ropes - 1;
+    if (a->full_no_rope && !near && window) w->rope = -1;
+    if (near) w->window = (int32_t)window;
+    w->chunked = a->chunked && near;
+    return PI_OK;
+}
+
+/* Of chunked attention: norms without weight behind RoPE, and q's scale where there is no RoPE. */
+static pi_status read_chunked(pi_model *m, pi_attention *w) {
+    enum { WITHOUT_NORMS = 128 }; /* experts of the one model that has none; no key says so */
+    const te_gguf *g = m->file->gguf;
+    int64_t length = 8192;
+    if (w->rope >= 0) {
+        if (m->info.n_expert == WITHOUT_NORMS) return PI_OK;
+        w->late_norm = true;
+        PI_TRY(pi_bind_constant(m, w->n_embd_head, 1, &w->k_norm));
+        w->q_norm = w->k_norm;
+        return PI_OK;
+    }
+    w->temp_scale = 0.1F;
+    PI_TRY(pi_key_f32(g, m->arch->name, "attention.temperature_scale", &w->temp_scale, NULL));
+    PI_TRY(pi_key_i64(g, m->arch->name, "attention.temperature_length", 1, INT32_MAX, &length, NULL));
+    if (!isfinite(w->temp_scale))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.attention.temperature_scale is %g", m->arch->name, (double)w->temp_scale);
+    w->temp_length = (int32_t)length;
+    return PI_OK;
+}
+
+/* The sizes of the layer's heads, and whose K and V it uses: the last layers may read those of the last one before them
+ * that is of their kind. */
+static pi_status read_heads(const pi_model *m, int32_t i, pi_attention *w) {
+    const pi_model_info *c = &m->info;
+    const pi_arch *a = m->arch;
+    const te_gguf *g = m->file->gguf;
+    int64_t n_shared = 0;
+    w->n_embd_head = c->n_embd_head;
+    w->n_head_kv = c->n_head_kv;
+    w->kv_layer = i;
+    if (!a->layers_differ) return PI_OK;
+    w->n_head_kv = m->n_head_kv[i];
+    if (w->window) w->n_embd_head = m->n_embd_head_window;
+    PI_TRY(pi_key_i64(g, a->name, "attention.shared_kv_layers", 0, c->n_layer - 1, &n_shared, NULL));
+    const int32_t first = c->n_layer - (int32_t)n_shared;
+    if (i < first) return PI_OK;
+    for (w->kv_layer = first - 1; w->kv_layer >= 0; w->kv_layer--)
+        if (!pi_attention_of(&m->layer[w->kv_layer])->window == !w->window) break;
+    if (w->kv_layer < 0)
+        return PI_FAIL(PI_ERROR_FORMAT, "layer %d has no K and V, and no layer before %d of its kind has them", i,
+                       first);
+    w->borrows = true;
+    const pi_attention *of = pi_attention_of(&m->layer[w->kv_layer]);
+    if (of->n_head_kv != w->n_head_kv)
+        return PI_FAIL(PI_ERROR_FORMAT, "layer %d has %d key/value heads, and layer %d, whose K and V it reads, has %d",
+                       i, w->n_head_kv, w->kv_layer, of->n_head_kv);
+    for (int32_t k = 0; k < 3; k++) { /* files may have them in vain */
+        static const char *const names[] = {"attn_k", "attn_v", "attn_k_norm"};
+        pi_bind_take((pi_model *)(uintptr_t)m, pi_name_of("blk.%d.%s.weight", i, names[k]).text);
+    }
     return PI_OK;
 }
 
@@ -387,13 +485,17 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     const pi_model_info *c = &m->info;
     const pi_arch *a = m->arch;
     pi_attention *l = &b->attention;
-    const int32_t n_q = c->n_head * c->n_embd_head, n_kv = c->n_head_kv * c->n_embd_head;
+    PI_TRY(read_window(m, i, l));
+    PI_TRY(read_heads(m, i, l));
+    const int32_t d = l->n_embd_head, n_q = c->n_head * d, n_kv = l->n_head_kv * d;
     /* Of two norms of blocks side by side (Falcon-40B) the second is this one's, the first the feed-forward's. */
     if (a->parallel) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm_2", i).text, true, &b->norm));
-    if (!b->norm.w) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
+    if (!b->norm.w && !a->no_pre_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     const bool wide = a->wide_layers && c->n_layer == a->wide_layers;
-    l->scale = 1.0F / sqrtf(wide ? (float)c->n_embd / (float)c->n_head : (float)c->n_embd_head);
-    PI_TRY(read_window(m, i, l));
+    l->scale = a->unscaled ? 1 : 1.0F / sqrtf(wide ? (float)c->n_embd / (float)c->n_head : (float)d);
+    if (a->scales) PI_TRY(pi_key_f32(m->file->gguf, a->name, "attention.scale", &l->scale, NULL));
+    if (!(l->scale > 0) || !isfinite(l->scale))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.attention.scale is %g", a->name, (double)l->scale);
     if (a->soft_caps) PI_TRY(pi_key_cap(m->file->gguf, a->name, "attn_logit_softcapping", 50, &l->soft_cap));
     if (a->fused_qkv) {
         te_mat qkv;
@@ -404,11 +506,15 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
         l->k.w = (const char *)qkv.w + qkv.stride * (size_t)n_q;
         l->v.w = (const char *)l->k.w + qkv.stride * (size_t)n_kv;
     } else {
-        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_q.weight", i), n_q, c->n_embd, false, &l->q));
-        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_k.weight", i), n_kv, c->n_embd, false, &l->k));
-        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_v.weight", i), n_kv, c->n_embd, false, &l->v));
+        l->gated = a->gated_heads;
+        PI_TRY(
+            pi_bind_mat(m, pi_name_of("blk.%d.attn_q.weight", i), l->gated ? 2 * n_q : n_q, c->n_embd, false, &l->q));
+        if (!l->borrows) {
+            PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_k.weight", i), n_kv, c->n_embd, false, &l->k));
+            PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_v.weight", i), n_kv, c->n_embd, a->maybe_v, &l->v));
+        }
         const bool optional = !a->bias && !a->qkv_bias;
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q.bias", i), n_q, optional, &l->q_b));
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q.bias", i), l->q.n_rows, optional, &l->q_b));
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k.bias", i), n_kv, optional, &l->k_b));
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_v.bias", i), n_kv, optional, &l->v_b));
     }
@@ -422,12 +528,14 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     }
     if (a->qk_norm || a->maybe_qk_norm) {
         const bool optional = !a->qk_norm;
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), c->n_embd_head, optional, &l->q_norm));
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), c->n_embd_head, !l->q_norm, &l->k_norm));
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), d, optional, &l->q_norm));
+        if (!l->borrows) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), d, !l->q_norm, &l->k_norm));
         if (l->k_norm && !l->q_norm)
             return PI_FAIL(PI_ERROR_FORMAT, "blk.%d.attn_k_norm.weight is there without blk.%d.attn_q_norm.weight", i,
                            i);
     }
+    if (a->chunked) PI_TRY(read_chunked(m, l));
+    if (a->v_norm && !l->borrows) PI_TRY(pi_bind_constant(m, d, 1, &l->v_norm));
     return PI_OK;
 }
 
@@ -447,20 +555,33 @@ static void norm_heads(const pi_block_run *r, size_t n_q, size_t n_kv) {
     te_barrier(r->team);
 }
 
+/* What heads give, times the sigmoid of what stands behind their queries. */
+static void gate_heads(const pi_block_run *r) {
+    const pi_session *s = r->s;
+    const int32_t d = s->model->info.n_embd_head, n = s->model->info.n_head;
+    for (int32_t i = r->from * n + r->team->ith; i < s->chunk.n_tok * n; i += r->team->nth) {
+        const float *gate = s->q + ((ptrdiff_t)2 * i + 1) * d;
+        float *head = s->att + (ptrdiff_t)i * d;
+        for (int32_t c = 0; c < d; c++) head[c] *= 1 / (1 + expf(-gate[c]));
+    }
+    te_barrier(r->team);
+}
+
 static void run(pi_block_run *r) {
     pi_session *s = r->s;
     te_team *team = r->team;
     const pi_model_info *i = &s->model->info;
     const pi_attention *w = &r->block->attention;
-    const size_t n = (size_t)i->n_embd, n_q = (size_t)i->n_head * (size_t)i->n_embd_head,
-                 n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head, from = (size_t)r->from;
+    const size_t d = (size_t)w->n_embd_head, n = (size_t)i->n_embd, n_att = (size_t)i->n_head * d,
+                 n_q = w->gated ? 2 * n_att : n_att, n_kv = (size_t)w->n_head_kv * d, from = (size_t)r->from;
     const float *in = pi_block_input(r);
     te_linear qkv[3] = {{.w = w->q, .bias = w->q_b, .y = s->q, .ldy = n_q},
                         {.w = w->k, .bias = w->k_b, .y = s->k, .ldy = n_kv},
                         {.w = w->v, .bias = w->v_b, .y = s->v, .ldy = n_kv}};
-    pi_linear(s, team, qkv + 1, 2, in, n, 0, r->from);
+    const int32_t n_products = w->borrows ? 1 : w->v.w ? 3 : 2;
+    if (n_products > 1) pi_linear(s, team, qkv + 1, n_products - 1, in, n, 0, r->from);
     for (int32_t k = 0; k < 3; k++) qkv[k].y += qkv[k].ldy * from;
-    pi_linear(s, team, qkv, 3, in + n * from, n, r->from, s->chunk.n_tok - r->from);
+    pi_linear(s, team, qkv, n_products, in + n * from, n, r->from, s->chunk.n_tok - r->from);
     te_barrier(team);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_Q, in, n, s->q, n_q);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_K, in, n, s->k, n_kv);
@@ -468,9 +589,10 @@ static void run(pi_block_run *r) {
     if (w->wide_q_norm) norm_heads(r, n_q, n_kv);
     attend_chunk(s, team, r->l, r->from);
     te_barrier(team);
+    if (w->gated) gate_heads(r);
     const te_linear out = {.w = w->o, .bias = w->o_b, .y = r->y + n * from, .ldy = n, .add = true};
-    pi_linear(s, team, &out, 1, s->att + n_q * from, n_q, r->from, s->chunk.n_tok - r->from);
-    pi_adapt_chunk(s, team, r->layer, PI_ADAPT_O, s->att, n_q, r->y, n);
+    pi_linear(s, team, &out, 1, s->att + n_att * from, n_att, r->from, s->chunk.n_tok - r->from);
+    pi_adapt_chunk(s, team, r->layer, PI_ADAPT_O, s->att, n_att, r->y, n);
 }
 
 static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
@@ -479,4 +601,5 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return 4;
 }
 
-const pi_block_kind pi_attention_kind = {"attention", bind, matrices, NULL, prepare, run, &pi_attention_on_device};
+const pi_block_kind pi_attention_kind = {"attention", bind, matrices, NULL, prepare, run, &pi_attention_on_device,
+                                         false};

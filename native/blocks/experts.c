@@ -4,7 +4,7 @@
  *     y += sum over the chosen experts e of weight[e] * down_e . (act(gate_e . h) * (up_e . h))
  *     y += sigmoid(shared_router . h) * down_s . (act(gate_s . h) * (up_s . h))      where one expert is all tokens'
  *
- * Chosen are those with the largest p + choice_b; weight is p, in most models divided by the sum of the chosen p. Or
+ * Without gates (Nemotron-H) act(up_e . h) stands in both. Chosen are those with the largest p + choice_b; weight is p, in most models divided by the sum of the chosen p. Or
  * p = router . h as it is, and weight the softmax over the chosen p.
  *
  * A route is a token and one of its experts. Routes are put in the order of the experts, so that an expert's matrices are
@@ -157,6 +157,20 @@ static void count_uses(const pi_block_run *r) {
     }
 }
 
+/* Rows of h times the weights of their only experts, which become 1. Ends with a barrier. */
+static const float *weigh_input(const pi_block_run *r, const float *h, int32_t t0, int32_t n) {
+    const pi_session *s = r->s;
+    const size_t n_embd = (size_t)s->model->info.n_embd;
+    float *to = s->h2 + n_embd * (size_t)t0;
+    for (int32_t t = r->team->ith; t < n; t += r->team->nth) {
+        float *weight = &s->routes.weight[t0 + t];
+        for (size_t c = 0; c < n_embd; c++) to[n_embd * (size_t)t + c] = *weight * h[n_embd * (size_t)t + c];
+        *weight = 1;
+    }
+    te_barrier(r->team);
+    return to;
+}
+
 static void run(pi_block_run *r) {
     const pi_session *s = r->s;
     const pi_experts *w = &r->block->experts;
@@ -172,8 +186,8 @@ static void run(pi_block_run *r) {
         const pi_route_list routes = {
             .n = n * w->n_used, .expert = s->routes.expert + first, .weight = s->routes.weight + first};
         const size_t at = (size_t)t0 * (size_t)s->model->info.n_embd;
-        const float *h = pi_block_input(r) + at;
-        (i == 0 ? pi_experts_gemm : pi_experts_rows)(s, r->team, r->block, r->l, &routes, h, r->y + at, n, true);
+        const float *h = pi_block_input(r) + at, *in = w->on_input ? weigh_input(r, h, t0, n) : h;
+        (i == 0 ? pi_experts_gemm : pi_experts_rows)(s, r->team, r->block, r->l, &routes, in, r->y + at, n, true);
         if (w->shared_up.w)
             pi_experts_shared(s, r->team, r->block, r->l, h, r->y + at, n, i == 0 ? TE_BY_GEMM : TE_BY_ROWS);
     }
@@ -264,10 +278,12 @@ static pi_status bind_experts(pi_model *m, int32_t i, pi_experts *w) {
     if (te_gguf_find_tensor(m->file->gguf, fused.text)) {
         PI_TRY(bind_fused(m, fused, w));
     } else {
-        PI_TRY(bind_one(m, i, "ffn_gate", n, w->n_ff, n_embd, &w->gate, &w->gate_parts));
+        if (m->arch->gated) PI_TRY(bind_one(m, i, "ffn_gate", n, w->n_ff, n_embd, &w->gate, &w->gate_parts));
         PI_TRY(bind_one(m, i, "ffn_up", n, w->n_ff, n_embd, &w->up, &w->up_parts));
     }
     const pi_name by_neuron = pi_name_of("blk.%d.ffn_down_t_exps.weight", i);
+    if (te_gguf_find_tensor(m->file->gguf, by_neuron.text) && !m->arch->gated)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s: experts without gates are not supported by neuron", by_neuron.text);
     if (te_gguf_find_tensor(m->file->gguf, by_neuron.text))
         return pi_bind_mats(m, by_neuron, n, w->n_ff, n_embd, &w->down_t);
     return bind_one(m, i, "ffn_down", n, n_embd, w->n_ff, &w->down, &w->down_parts);
@@ -279,8 +295,9 @@ static pi_status bind_shared(pi_model *m, int32_t i, pi_experts *w) {
     if (!w->shared_up.w) return PI_OK;
     w->n_ff_shared = w->shared_up.n_rows;
     if (w->n_ff_shared > MAX_FF) return PI_FAIL(PI_ERROR_FORMAT, "a shared expert has %d neurons", w->n_ff_shared);
-    PI_TRY(
-        pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_shexp.weight", i), w->n_ff_shared, n_embd, false, &w->shared_gate));
+    if (m->arch->gated)
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_shexp.weight", i), w->n_ff_shared, n_embd, false,
+                           &w->shared_gate));
     PI_TRY(
         pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_shexp.weight", i), n_embd, w->n_ff_shared, false, &w->shared_down));
     return pi_bind_vec(m, pi_name_of("blk.%d.ffn_gate_inp_shexp.weight", i), n_embd, true, &w->shared_router);
@@ -308,6 +325,10 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     PI_TRY(pi_key_i64(g, arch, "expert_feed_forward_length", 1, MAX_FF, &n_ff, NULL));
     if (n_ff > MAX_FF) return PI_FAIL(PI_ERROR_FORMAT, "an expert has %lld neurons", (long long)n_ff);
     w->n_ff = (int32_t)n_ff;
+    w->on_input = m->arch->weighted_input;
+    if (w->on_input && w->n_used != 1)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "a token uses %d experts; %s models with one are supported", w->n_used,
+                       arch);
     PI_TRY(read_router(m, i, w));
     PI_TRY(pi_bind_ffn_norm(m, i, &b->norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_inp.weight", i), w->n_expert, n_embd, false, &w->router));
@@ -341,4 +362,4 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return n;
 }
 
-const pi_block_kind pi_experts_kind = {"experts", bind, matrices, begin, prepare, run, &pi_experts_on_device};
+const pi_block_kind pi_experts_kind = {"experts", bind, matrices, begin, prepare, run, &pi_experts_on_device, false};

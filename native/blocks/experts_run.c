@@ -21,8 +21,8 @@ static void activate(const pi_session *s, const te_team *team, int32_t l, int64_
     te_share(team, n, 64, &lo, &hi);
     for (int64_t i = lo, many; i < hi; i += many) {
         many = hi - i < MOST ? hi - i : MOST;
-        m->kernels->glu((te_activation)m->info.activation, m->info.activation_threshold, s->gate + i, s->up + i,
-                        (int32_t)many, s->up + i);
+        m->kernels->glu((te_activation)m->info.activation, m->info.activation_threshold,
+                        m->info.is_gated ? s->gate + i : NULL, s->up + i, (int32_t)many, s->up + i);
     }
     te_ffn_counts *c = counts_of(s, team, l);
     c->listed += hi - lo;
@@ -134,7 +134,7 @@ void pi_experts_shared(const pi_session *s, te_team *team, const pi_block *block
     float *factor = s->routes.score, *out = s->routes.x;
     const te_linear in[2] = {{.w = w->shared_up, .y = s->up, .ldy = n_ff, .way = way},
                              {.w = w->shared_gate, .y = s->gate, .ldy = n_ff, .way = way}};
-    te_op_linear(team, s->ws, in, 2, h, n_embd, n_tok);
+    te_op_linear(team, s->ws, in, w->shared_gate.w ? 2 : 1, h, n_embd, n_tok);
     for (int32_t t = team->ith; t < n_tok; t += team->nth) {
         float sum = 0;
         for (size_t c = 0; w->shared_router && c < n_embd; c++) sum += w->shared_router[c] * h[n_embd * (size_t)t + c];
@@ -153,7 +153,7 @@ void pi_experts_shared(const pi_session *s, te_team *team, const pi_block *block
             y[n_embd * (size_t)t + (size_t)c] += factor[t] * out[n_embd * (size_t)t + (size_t)c];
     if (team->ith == 0) {
         te_ffn_counts *c = counts_of(s, team, l);
-        c->rows += 3 * w->n_ff_shared;
+        c->rows += (w->shared_gate.w ? 3 : 2) * w->n_ff_shared;
         c->bytes += pi_mat_bytes(&w->shared_gate) + pi_mat_bytes(&w->shared_up) + pi_mat_bytes(&w->shared_down);
     }
 }

@@ -46,7 +46,7 @@ static int64_t count_computed(const pi_session *s, const float *gate, const uint
 
 /* Adds to the layer's counts for how many of the n tokens with hidden values u each of this member's neurons fired. */
 static void count_fired(const pi_session *s, const te_team *team, int32_t l, const float *u, int32_t n) {
-    const size_t n_ff = (size_t)s->model->info.n_ff;
+    const size_t n_ff = (size_t)pi_n_ff(pi_ffn_of(&s->model->layer[l]));
     uint32_t *fired = pi_fired_of(s, l);
     int64_t lo, hi;
     te_share(team, (int64_t)n_ff, 16, &lo, &hi);
@@ -72,8 +72,8 @@ te_ffn pi_ffn_operator(const pi_model *m, const pi_ffn *w) {
                     .threshold = m->info.activation_threshold};
 }
 
-void pi_keep_hidden(pi_session *s, const te_team *team, int32_t t0, int32_t n, te_ffn_io *io) {
-    const size_t n_ff = (size_t)s->model->info.n_ff;
+void pi_keep_hidden(pi_session *s, const te_team *team, const pi_ffn *w, int32_t t0, int32_t n, te_ffn_io *io) {
+    const size_t n_ff = (size_t)pi_n_ff(w);
     int64_t lo, hi;
     te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
     io->hidden = s->up + (size_t)t0 * n_ff;
@@ -98,7 +98,7 @@ int64_t pi_sum_counts(const pi_session *s, int32_t l, int32_t n, pi_layer_step *
 void pi_count_down(pi_session *s, const te_team *team, int32_t l, const te_mat *down) {
     if (team->ith != 0) return;
     te_ffn_counts *c = &s->count[(ptrdiff_t)l * s->options.n_threads].ffn;
-    c->rows += s->model->info.n_ff;
+    c->rows += down->cols;
     c->bytes += pi_mat_bytes(down);
 }
 
@@ -109,7 +109,7 @@ static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, 
     const int32_t l = r->l;
     const pi_model *m = s->model;
     const pi_ffn *w = &r->block->ffn;
-    const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, off = (size_t)t0 * n_ff;
+    const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)pi_n_ff(w), off = (size_t)t0 * n_ff;
     float *g = s->gate + off, *u = s->up + off, *x = r->y + (size_t)t0 * n_embd;
     const float *h = s->h + (size_t)t0 * n_embd;
     const te_way way = t0 < s->chunk.n_prefill ? TE_BY_GEMM : TE_BY_ROWS;
@@ -160,7 +160,7 @@ static void run_rows(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, te_r
     const int32_t l = r->l;
     const pi_model *m = s->model;
     const pi_ffn *w = &r->block->ffn;
-    const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)m->info.n_ff, off = (size_t)t0 * n_ff;
+    const size_t n_embd = (size_t)m->info.n_embd, n_ff = (size_t)pi_n_ff(w), off = (size_t)t0 * n_ff;
     float *x = r->y + (size_t)t0 * n_embd, *hidden = s->up + off;
     const te_ffn f = pi_ffn_operator(m, w);
     te_ffn_io io = {.x = s->h + (size_t)t0 * n_embd,
@@ -183,7 +183,7 @@ static void run_rows(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, te_r
         pi_adapt(s, team, down, hidden, n_ff, n, TE_BY_ROWS, x, n_embd);
         return;
     }
-    pi_keep_hidden(s, team, t0, n, &io);
+    pi_keep_hidden(s, team, w, t0, n, &io);
     te_barrier(team);
     te_op_ffn(team, s->ws, &f, rows, skip, &io, &part);
     add_counts(c, &part, sparse_tokens);
@@ -204,7 +204,7 @@ static void run_part(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool
         run_products(r, t0, n, mode, sparse_tokens);
         return;
     }
-    const te_rows all = {NULL, 0, s->model->info.n_ff}, listed = {s->list, 0, r->n_list};
+    const te_rows all = {NULL, 0, pi_n_ff(w)}, listed = {s->list, 0, r->n_list};
     run_rows(r, t0, n, mode, mode == FFN_MASKED ? listed : all, sparse_tokens);
 }
 
@@ -235,6 +235,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     const pi_model_info *c = &m->info;
     const pi_arch *a = m->arch;
     pi_ffn *l = &b->ffn;
+    const int32_t n_ff = m->n_ff ? m->n_ff[i] : c->n_ff;
     const pi_norm *before = &m->layer[i].block[0].norm; /* of blocks side by side one norm may serve both */
     if (!a->parallel)
         PI_TRY(pi_bind_ffn_norm(m, i, &b->norm));
@@ -243,17 +244,17 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     else
         b->norm = *before;
     if (a->post_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_ffw_norm", i).text, false, &b->post_norm));
-    if (a->gated) PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate.weight", i), c->n_ff, c->n_embd, false, &l->gate));
-    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up.weight", i), c->n_ff, c->n_embd, false, &l->up));
-    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_t.weight", i), c->n_ff, c->n_embd, true, &l->down_t));
+    if (a->gated) PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate.weight", i), n_ff, c->n_embd, false, &l->gate));
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up.weight", i), n_ff, c->n_embd, false, &l->up));
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_t.weight", i), n_ff, c->n_embd, true, &l->down_t));
     if (!l->down_t.w) {
         const pi_name n = pi_name_of("blk.%d.ffn_down.weight", i);
         if (!te_gguf_find_tensor(m->file->gguf, n.text))
             return PI_FAIL(PI_ERROR_FORMAT, "the file has neither tensor blk.%d.ffn_down_t.weight nor %s", i, n.text);
-        PI_TRY(pi_bind_mat(m, n, c->n_embd, c->n_ff, false, &l->down));
+        PI_TRY(pi_bind_mat(m, n, c->n_embd, n_ff, false, &l->down));
     }
     /* The fused operator has no place for biases of a gated layer's gate and up. */
-    if (!a->gated) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_up.bias", i), c->n_ff, !a->bias, &l->up_b));
+    if (!a->gated) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_up.bias", i), n_ff, !a->bias, &l->up_b));
     PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_down%s.bias", i, l->down_t.w ? "_t" : ""), c->n_embd, !a->bias,
                        &l->down_b));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.fc1.weight", i), 0, c->n_embd, true, &l->fc1));
@@ -263,7 +264,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
                            "the file has no tensor blk.%d.fc1.weight, the predictor of a PowerInfer model", i);
         return PI_OK;
     }
-    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.fc2.weight", i), c->n_ff, l->fc1.n_rows, false, &l->fc2));
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.fc2.weight", i), n_ff, l->fc1.n_rows, false, &l->fc2));
     if (l->fc1.n_rows > m->max_rank) m->max_rank = l->fc1.n_rows;
     const te_type_info *type = m->options.predictor_type < 0 ? NULL : te_type_get(m->options.predictor_type);
     if (type && (c->n_embd % type->block_weights || l->fc1.n_rows % type->block_weights))
@@ -284,4 +285,4 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return n;
 }
 
-const pi_block_kind pi_ffn_kind = {"feed-forward", bind, matrices, NULL, prepare, run, &pi_ffn_on_device};
+const pi_block_kind pi_ffn_kind = {"feed-forward", bind, matrices, NULL, prepare, run, &pi_ffn_on_device, false};

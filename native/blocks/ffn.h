@@ -19,7 +19,7 @@ int64_t pi_predictor_bytes(const pi_model *m, const pi_ffn *w);
 te_ffn pi_ffn_operator(const pi_model *m, const pi_ffn *w);
 /* Lets the operator keep the hidden values of n tokens, which go to s->up from token t0 on: 0 where it computes none. This
  * member's share is cleared; ends without a barrier. */
-void pi_keep_hidden(pi_session *s, const te_team *team, int32_t t0, int32_t n, te_ffn_io *io);
+void pi_keep_hidden(pi_session *s, const te_team *team, const pi_ffn *w, int32_t t0, int32_t n, te_ffn_io *io);
 /* What n members have counted in layer l, added up; returns the listed pairs. */
 int64_t pi_sum_counts(const pi_session *s, int32_t l, int32_t n, pi_layer_step *step);
 /* A down stored by output was read as a whole. */

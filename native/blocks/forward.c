@@ -13,6 +13,8 @@
 #include "../../vendor/core/te_types.h"
 #include "attention.h"
 #include "ffn.h"
+#include "per_layer.h"
+#include "recurrent.h"
 
 void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs) {
     const pi_model *m = s->model;
@@ -30,10 +32,7 @@ void pi_step_embed(pi_session *s, te_team *team) {
         float *x = s->x + (size_t)t * (size_t)n, *tmp = s->h + (size_t)t * (size_t)n;
         m->kernels->row[m->token_embd.type].to_f32(
             (const char *)m->token_embd.w + m->token_embd.stride * (size_t)s->chunk.token[t], 0, n, x);
-        if (m->arch->scaled_embd) {
-            const float scale = sqrtf((float)n);
-            for (int32_t i = 0; i < n; i++) x[i] *= scale;
-        }
+        for (int32_t i = 0; m->embd_scale != 1 && i < n; i++) x[i] *= m->embd_scale;
         if (m->position_embd.w) {
             const size_t row = (size_t)s->chunk.pos[t] + 2; /* OPT's table has two unused rows in front */
             m->kernels->row[m->position_embd.type].to_f32(
@@ -44,6 +43,7 @@ void pi_step_embed(pi_session *s, te_team *team) {
     }
     te_barrier(team);
     pi_adapt_embedding(s, team);
+    pi_per_layer_embed(s, team);
 }
 
 /* The first token whose output of layer l is wanted. Behind the last layer only logits are made of it, and its K and V
@@ -56,6 +56,14 @@ static int32_t first_wanted(const pi_session *s, int32_t l) {
     return t;
 }
 
+int64_t pi_bytes_before_ffn(const pi_session *s, int32_t l, int32_t from) {
+    const pi_layer *w = &s->model->layer[l];
+    const pi_attention *attention = pi_attention_of(w);
+    int64_t n = attention ? pi_attention_weight_bytes(attention) + pi_attention_bytes(s, l, from) : 0;
+    if (pi_recurrent_of(w)) n += pi_recurrent_bytes(s, pi_recurrent_of(w));
+    return n;
+}
+
 static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, int64_t t0, int64_t t1, int64_t t2) {
     const pi_layer *w = &s->model->layer[l];
     const pi_attention *attention = pi_attention_of(w);
@@ -63,10 +71,11 @@ static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, 
     const int64_t listed = pi_sum_counts(s, l, team->nth, &st);
     if (s->options.sparsity != PI_SPARSITY_PREDICTED)
         st.n_predicted = listed;
-    else if (st.n_sparse)
+    else if (st.n_sparse && pi_ffn_of(w))
         st.ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(w));
-    const int64_t unread = st.n_tokens ? 0 : pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
-    st.bytes = st.ffn_bytes + pi_attention_weight_bytes(attention) - unread + pi_attention_bytes(s, l, from);
+    st.bytes = st.ffn_bytes;
+    st.bytes += pi_bytes_before_ffn(s, l, from);
+    if (attention && !st.n_tokens) st.bytes -= pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
     if (pi_experts_of(w)) st.n_routes = (int64_t)st.n_tokens * pi_experts_of(w)->n_used;
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
     st.layer_us = (float)((double)(t2 - t0) * 1e-3);
@@ -127,6 +136,26 @@ static void run(pi_block_run *r) {
     te_barrier(r->team);
 }
 
+/* What the layer leaves of tokens from `from` on is multiplied. */
+static void scale_rows(pi_session *s, te_team *team, float by, int32_t from) {
+    const int64_t n = s->model->info.n_embd;
+    int64_t lo, hi;
+    te_share(team, (s->chunk.n_tok - from) * n, 16, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) s->x[from * n + i] *= by;
+    te_barrier(team);
+}
+
+void pi_step_blocks(pi_session *s, te_team *team, int32_t l, int32_t n) {
+    const pi_layer *layer = &s->model->layer[l];
+    if (!pi_attention_of(layer)) pi_attention_next(team, l);
+    for (int32_t i = 0; i < n; i++) {
+        pi_block_run r = {s, team, layer, &layer->block[i], l, 0, 0, NULL};
+        prepare(&r);
+        te_barrier(team);
+        run(&r);
+    }
+}
+
 void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
     const pi_layer *layer = &s->model->layer[l];
     const bool leader = team->ith == 0;
@@ -135,6 +164,7 @@ void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
     int64_t t[PI_MAX_BLOCKS + 1];
     s->count[(ptrdiff_t)l * s->options.n_threads + team->ith] = (pi_layer_count){0};
     t[0] = leader ? te_os_now_ns() : 0;
+    if (!pi_attention_of(layer)) pi_attention_next(team, l);
     for (int32_t i = 0; i < layer->n_blocks; i++) {
         blocks[i] = (pi_block_run){s, team, layer, &layer->block[i], l, from, 0, NULL};
         if (layer->block[i].kind->begin) layer->block[i].kind->begin(&blocks[i]);
@@ -149,5 +179,6 @@ void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
         run(&blocks[i]);
         if (leader) t[i + 1] = te_os_now_ns();
     }
+    if (layer->scale) scale_rows(s, team, *layer->scale, from);
     if (leader) record(s, team, l, from, t[0], t[layer->n_blocks - 1], t[layer->n_blocks]);
 }

@@ -7,6 +7,10 @@
 /* cos and sin of the chunk's token t, of each variant of RoPE: rows of cs, n_rows of a variant before those of the next. */
 void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs);
 void pi_step_embed(pi_session *s, te_team *team);
+/* Bytes that a layer's blocks in front of its feed-forward read for the chunk: weights, K and V, states. */
+int64_t pi_bytes_before_ffn(const pi_session *s, int32_t l, int32_t from);
+/* The first n blocks of a layer, whose others are computed elsewhere, for all tokens of the chunk. */
+void pi_step_blocks(pi_session *s, te_team *team, int32_t l, int32_t n);
 void pi_step_layer(pi_session *s, te_team *team, int32_t l);
 void pi_step_head(pi_session *s, te_team *team);
 /* What becomes of the chunk's logits behind the output product; the head calls it where the CPU computes that. */

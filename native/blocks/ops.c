@@ -4,7 +4,9 @@
 #include <string.h>
 
 void pi_norm_row(const pi_model *m, const pi_norm *w, const float *x, float *y) {
-    if (m->arch->layer_norm)
+    if (!w->w)
+        memcpy(y, x, sizeof *y * (size_t)m->info.n_embd);
+    else if (m->arch->layer_norm)
         m->kernels->layer_norm(x, w->w, w->b, m->norm_eps, m->info.n_embd, y);
     else
         m->kernels->rms_norm(x, w->w, m->norm_eps, m->info.n_embd, y);
@@ -21,6 +23,7 @@ float *pi_block_input(const pi_block_run *r) { return shares_input(r) ? r->s->h 
 void pi_make_input(const pi_block_run *r, int32_t from) {
     const pi_session *s = r->s;
     const pi_block *first = &r->layer->block[0];
+    if (!r->block->norm.w && s->model->arch->recurrent_beside) return; /* it reads what the one before it read */
     if (r->layer->parallel && r->block != first && r->block->norm.w == first->norm.w) return;
     float *y = pi_block_input(r);
     for (int32_t t = from + r->team->ith; t < s->chunk.n_tok; t += r->team->nth) {
@@ -31,7 +34,7 @@ void pi_make_input(const pi_block_run *r, int32_t from) {
 
 void pi_linear(pi_session *s, te_team *team, const te_linear *products, int32_t n_products, const float *x, size_t ldx,
                int32_t t0, int32_t n) {
-    enum { MOST = 3 };
+    enum { MOST = 4 };
     const int32_t left = s->chunk.n_prefill - t0, n_prefill = left < 0 ? 0 : left < n ? left : n;
     te_linear some[MOST];
     for (int32_t i = 0; i < n_products && i < MOST; i++) {
@@ -55,11 +58,11 @@ void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, in
 
 /* ---- the residual stream ---- */
 
-static bool goes_through(const pi_block *b) { return b->post_norm.w != NULL; }
+static bool goes_through(const pi_block_run *r) { return r->block->post_norm.w || r->s->model->residual_scale != 1; }
 
 float *pi_residual_open(const pi_block_run *r) {
     pi_session *s = r->s;
-    if (!goes_through(r->block)) return s->x;
+    if (!goes_through(r)) return s->x;
     const int64_t n_embd = s->model->info.n_embd;
     int64_t lo, hi;
     te_share(r->team, (s->chunk.n_tok - r->from) * n_embd, 16, &lo, &hi);
@@ -70,11 +73,12 @@ float *pi_residual_open(const pi_block_run *r) {
 void pi_residual_close(const pi_block_run *r) {
     pi_session *s = r->s;
     const pi_model *m = s->model;
-    if (!goes_through(r->block)) return;
+    if (!goes_through(r)) return;
     te_barrier(r->team);
     for (int32_t t = r->from + r->team->ith; t < s->chunk.n_tok; t += r->team->nth) {
         float *y = s->out + (size_t)t * (size_t)m->info.n_embd;
-        pi_norm_row(m, &r->block->post_norm, y, y);
+        if (r->block->post_norm.w) pi_norm_row(m, &r->block->post_norm, y, y);
+        for (int32_t i = 0; m->residual_scale != 1 && i < m->info.n_embd; i++) y[i] *= m->residual_scale;
         m->kernels->add(y, m->info.n_embd, s->x + (size_t)t * (size_t)m->info.n_embd);
     }
 }

@@ -190,8 +190,9 @@ void pi_host_attention(pi_device *dev, const te_attention_args *a) {
         for (int32_t h = 0; h < a->n_head_kv; h++) {
             settle_head(d, a, t, a->k_norm, a->k + a->ldk * (size_t)t + (ptrdiff_t)h * n, q);
             d->kernels->row[a->type_k].from_f32(q, kv_row(a, a->k_pool, a->type_k, t, h, a->pos[t]), n);
-            d->kernels->row[a->type_v].from_f32(a->v + a->ldv * (size_t)t + (ptrdiff_t)h * n,
-                                                kv_row(a, a->v_pool, a->type_v, t, h, a->pos[t]), n);
+            const float *v = a->v + a->ldv * (size_t)t + (ptrdiff_t)h * n;
+            if (a->v_norm) d->kernels->rms_norm(v, a->v_norm, a->norm_eps, n, q);
+            d->kernels->row[a->type_v].from_f32(a->v_norm ? q : v, kv_row(a, a->v_pool, a->type_v, t, h, a->pos[t]), n);
         }
     for (int32_t t = 0; t < a->n_tok; t++)
         for (int32_t h = 0; h < a->n_head; h++) attend(d, a, t, h, score, row, q);
@@ -388,7 +389,7 @@ void pi_host_merge(pi_device *dev, const te_merge_args *a) {
         }
         if (!normed) continue;
         norm_row(d, &a->norm, sum, a->cols, sum);
-        for (int32_t i = 0; i < a->cols; i++) y[i] = (add ? add[i] : 0) + sum[i];
+        for (int32_t i = 0; i < a->cols; i++) y[i] = ((add ? add[i] : 0) + sum[i]) * (a->scale != 0 ? a->scale : 1);
     }
 }
 

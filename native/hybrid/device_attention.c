@@ -10,7 +10,7 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
     const pi_session *s = u->h->s;
     const pi_model_info *i = &s->model->info;
     const pi_attention *a = &b->attention;
-    const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
+    const int32_t n_q = i->n_head * a->n_embd_head, n_kv = a->n_head_kv * a->n_embd_head;
     d->q = pi_upload_mat(u, &a->q);
     d->k = pi_upload_mat(u, &a->k);
     d->v = pi_upload_mat(u, &a->v);
@@ -23,14 +23,15 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
     d->k_b = pi_upload_vector(u, a->k_b, n_kv);
     d->v_b = pi_upload_vector(u, a->v_b, n_kv);
     d->o_b = pi_upload_vector(u, a->o_b, i->n_embd);
-    d->q_norm = pi_upload_vector(u, a->q_norm, i->n_embd_head);
-    d->k_norm = pi_upload_vector(u, a->k_norm, i->n_embd_head);
+    d->q_norm = pi_upload_vector(u, a->q_norm, a->n_embd_head);
+    d->k_norm = pi_upload_vector(u, a->k_norm, a->n_embd_head);
+    d->v_norm = pi_upload_vector(u, a->v_norm, a->n_embd_head);
     d->wide_q_norm = send_wide(u, a->wide_q_norm, n_q);
     d->wide_k_norm = send_wide(u, a->wide_k_norm, n_kv);
     d->sinks = pi_upload_vector(u, a->sinks, i->n_head);
-    const pi_kv_pool *pool = &s->kv.pool[pi_kv_pool_of(&s->kv, (int32_t)(layer - s->model->layer))];
-    d->pool_k = pi_upload_reserve(u, pool->layer_k_bytes);
-    d->pool_v = pi_upload_reserve(u, pool->layer_v_bytes);
+    const pi_kv_layer *kv = &s->kv.layer[layer - s->model->layer];
+    d->pool_k = pi_upload_reserve(u, kv->k_bytes);
+    d->pool_v = pi_upload_reserve(u, kv->v_bytes);
 }
 
 static te_rope_kind rope_of(pi_rope_kind kind) {
@@ -56,7 +57,8 @@ static void run(const pi_program_block *b) {
     const pi_device_layer *w = b->w;
     const pi_attention *shape = &b->block->attention;
     const pi_rope *rope = pi_rope_of(m, shape);
-    const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
+    const size_t n_q = (size_t)i->n_head * (size_t)shape->n_embd_head,
+                 n_kv = (size_t)shape->n_head_kv * (size_t)shape->n_embd_head;
     te_linear_args qkv = pi_program_from_x(p);
     /* Before wide norms q and k wait where attention's output and q will be. */
     const bool wide = w->wide_q_norm.kind != TE_NO_NORM;
@@ -64,7 +66,7 @@ static void run(const pi_program_block *b) {
     qkv.n_products = 3;
     qkv.product[0] = (te_product){.w = w->q, .bias = w->q_b, .y = wide ? p->d->att : p->d->q, .ldy = n_q};
     qkv.product[1] = (te_product){.w = w->k, .bias = w->k_b, .y = wide ? p->d->q : p->d->k, .ldy = n_kv};
-    qkv.product[2] = (te_product){.w = w->v, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
+    qkv.product[2] = (te_product){.w = w->v.w ? w->v : w->k, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
     p->ops->linear(p->dev, &qkv);
     pi_program_adapt(b, PI_ADAPT_Q, &qkv);
     if (wide) norm_heads(p, &w->wide_k_norm, p->d->q, n_kv, p->d->k);
@@ -78,10 +80,11 @@ static void run(const pi_program_block *b) {
                                  .ldv = n_kv,
                                  .n_tok = p->n_tok,
                                  .n_head = i->n_head,
-                                 .n_head_kv = i->n_head_kv,
-                                 .n_embd_head = i->n_embd_head,
+                                 .n_head_kv = shape->n_head_kv,
+                                 .n_embd_head = shape->n_embd_head,
                                  .q_norm = w->q_norm,
                                  .k_norm = w->k_norm,
+                                 .v_norm = w->v_norm,
                                  .norm_eps = m->norm_eps,
                                  .scale = shape->scale,
                                  .soft_cap = shape->soft_cap,
@@ -90,8 +93,7 @@ static void run(const pi_program_block *b) {
                                  .n_rot = rope ? rope->n_rot : 0,
                                  .cs = p->in.cs + (rope ? pi_rope_floats(m, shape->rope) * (size_t)p->n_tok : 0),
                                  .pos = p->in.pos,
-                                 .table =
-                                     p->in.table + (ptrdiff_t)pi_kv_pool_of(&s->kv, b->l) * p->n_tok * p->h->ld_table,
+                                 .table = p->in.table + (ptrdiff_t)s->kv.layer[b->l].pool * p->n_tok * p->h->ld_table,
                                  .row = p->in.first,
                                  .ld_table = p->h->ld_table,
                                  .k_pool = w->pool_k,

@@ -268,6 +268,7 @@ static void run(const pi_program_block *b) {
     sum.n_parts = w->n_hot || zero_copy || !h->decode;
     sum.partial = sum.n_parts ? p->d->y : NULL;
     sum.bias = w->down_b;
+    sum.scale = b->layer->scale ? *b->layer->scale : 0;
     sum.words = asks_cpu(b) ? p->d->answer : NULL;
     sum.ticket = pi_program_ticket(p, b->l, PI_COLD);
     pi_program_stamp(p, b->l, PI_MOMENT_HOT);

@@ -339,7 +339,10 @@ pi_status pi_hybrid_reset_fired(pi_hybrid *h) {
 
 /* ---- K and V on devices ---- */
 
-static bool kv_has(void *ctx, int32_t l) { return ((const pi_hybrid *)ctx)->layer[l].device >= 0; }
+static bool kv_has(void *ctx, int32_t l) {
+    const pi_hybrid *h = ctx;
+    return h->layer[l].device >= 0 && !h->s->model->layer[l].n_host;
+}
 static char *kv_pool(const pi_hybrid *h, int32_t l, bool is_v) {
     return is_v ? h->layer[l].pool_v : h->layer[l].pool_k;
 }

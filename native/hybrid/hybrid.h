@@ -24,7 +24,7 @@ typedef struct pi_device_layer {
      * that of cold ones is in adapter_cold. */
     te_mat adapter_a[PI_N_ADAPT], adapter_b[PI_N_ADAPT], adapter_cold[PI_N_ADAPT];
     const uint64_t *sign_hot, *sign_cold;
-    const float *q_b, *k_b, *v_b, *o_b, *q_norm, *k_norm, *sinks, *up_b, *up_b_cold, *down_b, *threshold;
+    const float *q_b, *k_b, *v_b, *o_b, *q_norm, *k_norm, *v_norm, *sinks, *up_b, *up_b_cold, *down_b, *threshold;
     const int32_t *cold_ids, *cold_block_ids; /* D */
     void *pool_k, *pool_v;
     uint32_t *fired_hot, *fired_cold;          /* D; or NULL: the session does not count */

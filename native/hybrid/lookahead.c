@@ -18,6 +18,7 @@ bool pi_hybrid_looks_ahead(const pi_hybrid *h, int32_t l) {
     const pi_session_options *o = &h->s->options;
     /* Of several tokens too much is guessed: with eight, members that still fetched held up the others, 24 became 30 ms. */
     if (o->no_lookahead || o->n_batch < 3 || !h->decode || !h->masked || h->n_tok > 1) return false;
+    if (h->s->model->layer[l].n_host) return false; /* what comes before its neurons is not the device's */
     return l > 0 && w->device >= 0 && h->layer[l - 1].device == w->device && w->n_cpu > 0 && w->fc1.w;
 }
 

@@ -66,13 +66,13 @@ static void layer(const pi_program *p, int32_t l) {
     const pi_layer *layer = &p->h->s->model->layer[l];
     const pi_device_layer *w = &p->h->layer[l];
     pi_program_block block[PI_MAX_BLOCKS];
-    for (int32_t i = 0; i < layer->n_blocks; i++) {
+    for (int32_t i = layer->n_host; i < layer->n_blocks; i++) {
         block[i] = (pi_program_block){p, layer, &layer->block[i], w, l, w->norm[i], w->post_norm[i]};
         const pi_block_on_device *kind = layer->block[i].kind->device;
         if (kind->begin) kind->begin(&block[i]);
         if (layer->parallel && kind->prepare) kind->prepare(&block[i]);
     }
-    for (int32_t i = 0; i < layer->n_blocks; i++) {
+    for (int32_t i = layer->n_host; i < layer->n_blocks; i++) {
         const pi_block_on_device *kind = layer->block[i].kind->device;
         if (!layer->parallel && kind->prepare) kind->prepare(&block[i]);
         kind->run(&block[i]);
@@ -117,15 +117,17 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
     const pi_program p = {
         .h = h, .d = d, .dev = dev, .ops = dev->ops, .in = pi_hybrid_input(h, h->n_tok, d->input), .n_tok = h->n_tok};
     const int32_t n = m->info.n_layer;
-    const size_t skipped = h->layer[0].device == part->device ? 0 : (size_t)((char *)p.in.pos - (char *)d->input);
+    const size_t skipped =
+        h->layer[0].device == part->device && !m->layer[0].n_host ? 0 : (size_t)((char *)p.in.pos - (char *)d->input);
     p.ops->begin(dev, (char *)d->input + skipped, (const char *)d->shared_input + skipped,
                  pi_hybrid_input_bytes(h, h->n_tok) - skipped, d->ticket, pi_numbers(n));
     for (int32_t l = 0; l < n; l++) {
         if (h->layer[l].device != part->device) continue;
-        if (l > 0 && h->layer[l - 1].device != part->device) take_x(&p, l);
+        if (m->layer[l].n_host || (l > 0 && h->layer[l - 1].device != part->device)) take_x(&p, l);
         layer(&p, l);
+        const bool returns = l + 1 < n && h->layer[l + 1].device == part->device && m->layer[l + 1].n_host;
         const int32_t next = l + 1 < n ? h->layer[l + 1].device : h->head_device;
-        if (next != part->device && (l + 1 < n || h->n_logits)) publish_x(&p, l);
+        if (returns || (next != part->device && (l + 1 < n || h->n_logits))) publish_x(&p, l);
     }
     p.ops->end(dev, d->counts, p.in.counts, pi_hybrid_count_bytes(h));
     if (h->head_device != part->device) return;

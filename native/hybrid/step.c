@@ -8,6 +8,9 @@
  *            waits for the sum, adds
  *     LEAVE  posts x                             waits for x, computes its own layers or passes it on
  *
+ * A layer that begins with blocks that no device computes (recurrent ones) has them computed by the CPU: x comes back for
+ * that, and each such layer begins with ENTER.
+ *
  * A long prompt's cold neurons are not computed by the CPU: the device loads their rows.
  *
  * A cold layer has one barrier, between the neurons' hidden values, or the members' sums, and their being added up.
@@ -193,7 +196,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     answer to = {h->device[d->device].answer, m->info.n_embd, ticket};
     te_ffn_io io = {.x = me->x, .ldx = n_embd, .n_tok = h->n_tok, .is_packed = true, .fired = pi_fired_of(s, l)};
     if (by_output) {
-        pi_keep_hidden(s, team, 0, h->n_tok, &io);
+        pi_keep_hidden(s, team, w, 0, h->n_tok, &io);
         te_barrier(team);
     } else if (adapted) {
         int64_t lo, hi;
@@ -263,7 +266,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
 }
 
 /* The first layer's device is given the embedding with the step's other inputs. */
-static bool embeds_first(const pi_hybrid *h) { return h->layer[0].device >= 0; }
+static bool embeds_first(const pi_hybrid *h) { return h->layer[0].device >= 0 && !h->s->model->layer[0].n_host; }
 static void embed_step(void *ctx, te_team *team) { pi_step_embed(ctx, team); }
 
 static void cpu_step(void *ctx, te_team *team) {
@@ -277,10 +280,15 @@ static void cpu_step(void *ctx, te_team *team) {
     }
     if (at < 0) pi_step_embed(s, team);
     for (int32_t l = 0; l <= n; l++) {
-        const int32_t device = l < n ? h->layer[l].device : h->head_device;
+        const int32_t device = l < n ? h->layer[l].device : h->head_device,
+                      n_host = l < n && device >= 0 ? s->model->layer[l].n_host : 0;
         if (l == n && !h->n_logits) break;
-        if (at >= 0 && device != at) await_on_cpu(h, team, at, s->x, number(h, l - 1, PI_LEAVE));
-        if (at >= 0 && device < 0) te_barrier(team);
+        if (at >= 0 && (device != at || n_host)) await_on_cpu(h, team, at, s->x, number(h, l - 1, PI_LEAVE));
+        if (at >= 0 && (device < 0 || n_host)) te_barrier(team);
+        if (n_host) { /* x passes through here within the layer */
+            pi_step_blocks(s, team, l, n_host);
+            at = -1;
+        }
         /* From device to device each member passes on what it received. */
         if (device >= 0 && device != at) post_from_cpu(h, team, device, s->x, number(h, l, PI_ENTER));
         at = device;
@@ -292,7 +300,7 @@ static void cpu_step(void *ctx, te_team *team) {
             continue;
         }
         if (team->ith == 0) s->step[l] = (pi_layer_step){0};
-        pi_attention_next(team, l);
+        if (!n_host) pi_attention_next(team, l);
         if (!h->decode || !h->layer[l].n_cpu) continue;
         if (pi_experts_of(&s->model->layer[l]))
             pi_hybrid_cold_experts(h, team, l);
@@ -362,7 +370,7 @@ static void record(pi_hybrid *h, int32_t l) {
     st->n_active_device = on_device[2];
     if (!st->n_sparse) st->n_predicted = st->n_computed = st->n_active = st->n_active_device = 0;
     if (h->masked) st->ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(layer));
-    st->bytes = st->ffn_bytes + pi_attention_weight_bytes(pi_attention_of(layer)) + pi_attention_bytes(s, l, 0);
+    st->bytes = st->ffn_bytes + pi_bytes_before_ffn(s, l, 0);
     s->last_bytes += st->bytes;
 }
 
@@ -372,7 +380,7 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
     const pi_session *s = h->s;
     const pi_device_input in = pi_hybrid_input(h, h->n_tok, h->device[device].shared_input);
     const bool has_angles = embeds_first(h); /* made with the embedding */
-    if (h->layer[0].device == device)
+    if (has_angles && h->layer[0].device == device)
         memcpy(in.x, s->x, sizeof *in.x * (size_t)h->n_tok * (size_t)s->model->info.n_embd);
     memset(in.counts, 0, pi_hybrid_count_bytes(h));
     for (int32_t l = 0; h->place && !h->decode && l < s->model->info.n_layer; l++)

@@ -128,7 +128,7 @@ const float *pi_upload_some(pi_upload *u, const float *v, const int32_t *ids, in
 
 static void send_layer(pi_upload *u, const pi_layer *layer, pi_device_layer *d) {
     const pi_model *m = u->h->s->model;
-    for (int32_t i = 0; i < layer->n_blocks; i++) {
+    for (int32_t i = layer->n_host; i < layer->n_blocks; i++) {
         const pi_block *b = &layer->block[i];
         const bool shared = i > 0 && b->norm.w == layer->block[0].norm.w; /* by blocks side by side */
         d->norm[i] = shared ? d->norm[0] : send_norm(u, m, &b->norm);

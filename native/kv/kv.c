@@ -26,18 +26,16 @@ int32_t pi_kv_layer_blocks(const pi_kv_shape *s, const pi_attention *a) {
     return pi_kv_has_window(s->n_ctx, a) ? window_blocks(s, a->window) : blocks_of(s->n_pool);
 }
 
-uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *s, const pi_attention *a, int32_t type) {
-    return (uint64_t)pi_kv_layer_blocks(s, a) * PI_KV_BLOCK * (uint64_t)m->info.n_head_kv *
-           te_row_bytes(type, m->info.n_embd_head);
+uint64_t pi_kv_layer_bytes(const pi_kv_shape *s, const pi_attention *a, int32_t type) {
+    if (!a || a->borrows) return 0;
+    return (uint64_t)pi_kv_layer_blocks(s, a) * PI_KV_BLOCK * (uint64_t)a->n_head_kv *
+           te_row_bytes(type, a->n_embd_head);
 }
 
 static bool pool_init(pi_kv *kv, int32_t p, int32_t n_blocks) {
     pi_kv_pool *pool = &kv->pool[p];
     const int32_t per_seq = blocks_of(kv->n_ctx);
-    const size_t rows = pi_mul(pi_mul((size_t)n_blocks, PI_KV_BLOCK), (size_t)kv->model->info.n_head_kv);
     *pool = (pi_kv_pool){.n_blocks = n_blocks};
-    pool->layer_k_bytes = pi_mul(rows, kv->row_k);
-    pool->layer_v_bytes = pi_mul(rows, kv->row_v);
     pool->refs = calloc((size_t)n_blocks, sizeof *pool->refs);
     pool->free_ = calloc((size_t)n_blocks, sizeof *pool->free_);
     pool->tables = calloc(pi_mul((size_t)kv->n_seq, (size_t)per_seq), sizeof *pool->tables);
@@ -47,8 +45,31 @@ static bool pool_init(pi_kv *kv, int32_t p, int32_t n_blocks) {
     return true;
 }
 
+static bool layer_init(pi_kv *kv, int32_t l) {
+    const pi_attention *a = pi_attention_of(&kv->model->layer[l]);
+    pi_kv_layer *at = &kv->layer[l];
+    at->borrowed = true;
+    if (!a) return true;
+    if (a->borrows) {
+        *at = kv->layer[a->kv_layer];
+        at->borrowed = true;
+        return true;
+    }
+    *at = (pi_kv_layer){.pool = pi_kv_has_window(kv->n_ctx, a) ? PI_KV_WINDOW : PI_KV_FULL,
+                        .n_head = a->n_head_kv,
+                        .row_k = te_row_bytes(kv->type_k, a->n_embd_head),
+                        .row_v = te_row_bytes(kv->type_v, a->n_embd_head)};
+    const size_t rows = pi_mul(pi_mul((size_t)kv->pool[at->pool].n_blocks, PI_KV_BLOCK), (size_t)at->n_head);
+    at->k_bytes = pi_mul(rows, at->row_k);
+    at->v_bytes = pi_mul(rows, at->row_v);
+    if (pi_kv_on_device(kv, l)) return true;
+    at->k = te_os_alloc(at->k_bytes);
+    at->v = te_os_alloc(at->v_bytes);
+    return at->k && at->v;
+}
+
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, const pi_kv_device *device) {
-    const int32_t n_layer = m->info.n_layer, head = m->info.n_embd_head;
+    const int32_t n_layer = m->info.n_layer;
     *kv = (pi_kv){.model = m,
                   .type_k = shape->type_k,
                   .type_v = shape->type_v,
@@ -63,33 +84,25 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, con
         kv->window = a->window; /* all of a model are alike */
         kv->keep = keep_of(a->window, shape->n_batch);
     }
-    kv->row_k = te_row_bytes(shape->type_k, head);
-    kv->row_v = te_row_bytes(shape->type_v, head);
     kv->seq = calloc((size_t)shape->n_seq, sizeof *kv->seq);
-    kv->k = calloc((size_t)n_layer, sizeof *kv->k);
-    kv->v = calloc((size_t)n_layer, sizeof *kv->v);
-    bool ok = kv->seq && kv->k && kv->v && pool_init(kv, PI_KV_FULL, blocks_of(shape->n_pool));
+    kv->layer = calloc((size_t)n_layer, sizeof *kv->layer);
+    bool ok = kv->seq && kv->layer && pool_init(kv, PI_KV_FULL, blocks_of(shape->n_pool));
     if (ok && kv->n_pools > 1) ok = pool_init(kv, PI_KV_WINDOW, window_blocks(shape, kv->window));
-    double bytes = 0;
-    for (int32_t l = 0; ok && l < n_layer; l++) {
-        const pi_kv_pool *pool = &kv->pool[pi_kv_pool_of(kv, l)];
-        if (pi_kv_on_device(kv, l)) continue;
-        bytes += (double)pool->layer_k_bytes + (double)pool->layer_v_bytes;
-        kv->k[l] = te_os_alloc(pool->layer_k_bytes);
-        kv->v[l] = te_os_alloc(pool->layer_v_bytes);
-        ok = kv->k[l] && kv->v[l];
-    }
-    if (ok) return PI_OK;
+    for (int32_t l = 0; ok && l < n_layer; l++) ok = layer_init(kv, l);
+    const pi_status states = ok ? pi_states_init(&kv->states, m, shape->n_seq) : PI_OK;
+    if (ok && states == PI_OK) return PI_OK;
+    const double gib = kv->layer ? (double)pi_kv_bytes(kv) / (1 << 30) : 0;
     pi_kv_free(kv);
+    if (states != PI_OK) return states;
     return PI_FAIL(PI_ERROR_MEMORY, "out of memory for a KV cache of %d positions in %d layers (at %.2f GiB)",
-                   shape->n_pool, n_layer, bytes / (1 << 30));
+                   shape->n_pool, n_layer, gib);
 }
 
 void pi_kv_free(pi_kv *kv) {
-    for (int32_t l = 0; kv->model && l < kv->model->info.n_layer; l++) {
-        const pi_kv_pool *pool = &kv->pool[pi_kv_pool_of(kv, l)];
-        if (kv->k && kv->k[l]) te_os_free(kv->k[l], pool->layer_k_bytes);
-        if (kv->v && kv->v[l]) te_os_free(kv->v[l], pool->layer_v_bytes);
+    for (int32_t l = 0; kv->layer && l < kv->model->info.n_layer; l++) {
+        const pi_kv_layer *at = &kv->layer[l];
+        if (at->k && !at->borrowed) te_os_free(at->k, at->k_bytes);
+        if (at->v && !at->borrowed) te_os_free(at->v, at->v_bytes);
     }
     for (int32_t p = 0; p < PI_KV_POOLS; p++) {
         free(kv->pool[p].refs);
@@ -97,16 +110,16 @@ void pi_kv_free(pi_kv *kv) {
         free(kv->pool[p].tables);
     }
     free(kv->seq);
-    free(kv->k);
-    free(kv->v);
+    free(kv->layer);
+    pi_states_free(&kv->states);
     *kv = (pi_kv){0};
 }
 
 uint64_t pi_kv_bytes(const pi_kv *kv) {
-    uint64_t n = 0;
+    uint64_t n = kv->states.n_bytes;
     for (int32_t l = 0; l < kv->model->info.n_layer; l++) {
-        const pi_kv_pool *pool = &kv->pool[pi_kv_pool_of(kv, l)];
-        if (!pi_kv_on_device(kv, l)) n += (uint64_t)pool->layer_k_bytes + pool->layer_v_bytes;
+        const pi_kv_layer *at = &kv->layer[l];
+        if (!at->borrowed && !pi_kv_on_device(kv, l)) n += (uint64_t)at->k_bytes + at->v_bytes;
     }
     return n;
 }
@@ -129,6 +142,7 @@ static int32_t first_seen(const pi_kv *kv, int32_t n) { return max_i32(n + 1 - k
 
 int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n) {
     if (n >= kv->seq[seq].length) return kv->seq[seq].length;
+    n = pi_states_reachable(&kv->states, seq, kv->seq[seq].length, n);
     return kv->n_pools == 1 || pi_kv_held_from(kv, seq) <= first_seen(kv, n) ? n : 0;
 }
 
@@ -142,17 +156,17 @@ int32_t pi_kv_blocks_needed(const pi_kv *kv, int32_t p, int32_t seq, int32_t fro
 }
 
 static void copy_block(pi_kv *kv, int32_t p, int32_t to, int32_t from) {
-    const size_t nk = kv->row_k * PI_KV_BLOCK * (size_t)kv->model->info.n_head_kv,
-                 nv = kv->row_v * PI_KV_BLOCK * (size_t)kv->model->info.n_head_kv;
     for (int32_t l = 0; l < kv->model->info.n_layer; l++) {
-        if (pi_kv_pool_of(kv, l) != p) continue;
+        const pi_kv_layer *at = &kv->layer[l];
+        if (at->pool != p || at->borrowed) continue;
+        const size_t rows = PI_KV_BLOCK * (size_t)at->n_head, nk = at->row_k * rows, nv = at->row_v * rows;
         if (pi_kv_on_device(kv, l)) {
             kv->device.copy(kv->device.ctx, l, false, (size_t)to * nk, (size_t)from * nk, nk);
             kv->device.copy(kv->device.ctx, l, true, (size_t)to * nv, (size_t)from * nv, nv);
             continue;
         }
-        memcpy(kv->k[l] + (size_t)to * nk, kv->k[l] + (size_t)from * nk, nk);
-        memcpy(kv->v[l] + (size_t)to * nv, kv->v[l] + (size_t)from * nv, nv);
+        memcpy(at->k + (size_t)to * nk, at->k + (size_t)from * nk, nk);
+        memcpy(at->v + (size_t)to * nv, at->v + (size_t)from * nv, nv);
     }
 }
 
@@ -207,6 +221,7 @@ void pi_kv_renew(pi_kv *kv, int32_t seq, int32_t n, int32_t from) {
 
 void pi_kv_cut(pi_kv *kv, int32_t seq, int32_t n_keep) {
     pi_seq *s = &kv->seq[seq];
+    pi_states_copy(&kv->states, seq, seq, s->length, n_keep);
     for (int32_t p = 0; p < kv->n_pools; p++) {
         pi_table *t = &s->of[p];
         while (t->n > max_i32(blocks_of(n_keep), t->first)) pi_kv_give_back(kv, p, t->block[--t->n]);
@@ -222,6 +237,7 @@ void pi_kv_copy(pi_kv *kv, int32_t dst, int32_t src, int32_t n) {
         return;
     }
     pi_kv_cut(kv, dst, 0);
+    pi_states_copy(&kv->states, dst, src, s->length, n);
     for (int32_t p = 0; n > 0 && p < kv->n_pools; p++) {
         pi_table *to = &d->of[p];
         to->first = s->of[p].first;

@@ -2,13 +2,13 @@
  * sequence. Layers that see all positions have one pool, those that see a window another, in which a sequence gives back the
  * blocks that lie behind it.
  *
- * Memory of layer l, for K and V alike:   [block][n_head_kv][64 positions][n_embd_head]   in the pool's type.
+ * Memory of layer l, for K and V alike:   [block][n_head_kv][64 positions][n_embd_head]   in the session's type.
  * Invariants: a block is written only by the one sequence that holds it alone (refs == 1); positions of a sequence have
  * no gaps; a sequence holds in both pools what its next token sees. */
 #ifndef PI_KV_H
 #define PI_KV_H
 
-#include "../model/model.h"
+#include "states.h"
 
 enum { PI_KV_FULL, PI_KV_WINDOW, PI_KV_POOLS };
 
@@ -29,8 +29,16 @@ typedef struct pi_kv_pool {
     int32_t *refs;   /* [n_blocks] */
     int32_t *free_;  /* stack of free blocks, n_free long */
     int32_t *tables; /* memory of all sequences' tables */
-    size_t layer_k_bytes, layer_v_bytes;
 } pi_kv_pool;
+
+/* Where a layer's K and V lie: [block of its pool][head][64 positions][a row]. */
+typedef struct pi_kv_layer {
+    int32_t pool, n_head; /* of K and V */
+    bool borrowed;        /* they are those of an earlier layer, which writes them, or there are none */
+    size_t row_k, row_v;  /* bytes of one head at one position */
+    size_t k_bytes, v_bytes;
+    char *k, *v; /* NULL where they lie on a device */
+} pi_kv_layer;
 
 /* Layers whose K and V lie elsewhere: bytes of them, K or V, at an offset of the layer's pool. */
 typedef struct pi_kv_device {
@@ -51,51 +59,53 @@ typedef struct pi_kv_shape {
 typedef struct pi_kv {
     const pi_model *model;
     int32_t type_k, type_v; /* te_type */
-    size_t row_k, row_v;    /* bytes of one head's K and V at one position */
     int32_t n_ctx, n_seq;
     int32_t n_pools; /* 2 where layers have a window that is shorter than n_ctx, else 1 */
     int32_t window;  /* of those layers */
     int32_t keep; /* positions that a sequence holds of them at least: with what a chunk adds, and may be cut again */
     pi_kv_pool pool[PI_KV_POOLS];
     pi_seq *seq;         /* [n_seq] */
-    char **k, **v;       /* [n_layer]; NULL where they lie on a device */
+    pi_kv_layer *layer;  /* [n_layer] */
     pi_kv_device device; /* has NULL: none is */
+    pi_states states;    /* of recurrent layers */
 } pi_kv;
 
 /* Errors: MEMORY. */
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, const pi_kv_device *device);
 void pi_kv_free(pi_kv *kv);
-uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory */
-/* Whether a layer is in the pool of windows; blocks that it has. */
-static inline bool pi_kv_has_window(int32_t n_ctx, const pi_attention *a) { return a->window && a->window < n_ctx; }
+uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory, and of states */
+/* Whether layer l has K and V. */
+static inline bool pi_kv_has(const pi_kv *kv, int32_t l) { return pi_attention_of(&kv->model->layer[l]) != NULL; }
+/* Whether a layer is in the pool of windows; blocks that it has. a NULL: it has no K and V. */
+static inline bool pi_kv_has_window(int32_t n_ctx, const pi_attention *a) {
+    return a && a->window && a->window < n_ctx;
+}
 int32_t pi_kv_layer_blocks(const pi_kv_shape *shape, const pi_attention *a);
 /* Bytes of its K, or V, of that type. */
-uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *shape, const pi_attention *a, int32_t type);
+uint64_t pi_kv_layer_bytes(const pi_kv_shape *shape, const pi_attention *a, int32_t type);
 
-/* The pool that layer l is in. */
-static inline int32_t pi_kv_pool_of(const pi_kv *kv, int32_t l) {
-    return pi_kv_has_window(kv->n_ctx, pi_attention_of(&kv->model->layer[l])) ? PI_KV_WINDOW : PI_KV_FULL;
-}
 static inline pi_status pi_kv_device_status(const pi_kv *kv) {
     return kv->device.has ? kv->device.status(kv->device.ctx) : PI_OK;
 }
 static inline bool pi_kv_on_device(const pi_kv *kv, int32_t l) {
     return kv->device.has && kv->device.has(kv->device.ctx, l);
 }
-/* Where head h of position pos is kept in a layer of the table's pool. */
-static inline size_t pi_kv_at(const pi_kv *kv, const pi_table *t, int32_t h, int32_t pos, size_t row) {
-    const size_t b = (size_t)t->block[pos / PI_KV_BLOCK], nh = (size_t)kv->model->info.n_head_kv;
-    return ((b * nh + (size_t)h) * PI_KV_BLOCK + (size_t)(pos % PI_KV_BLOCK)) * row;
+/* Where head h of position pos is kept in a layer whose pool has table t. */
+static inline size_t pi_kv_at(const pi_kv_layer *l, const pi_table *t, int32_t h, int32_t pos, size_t row) {
+    const size_t b = (size_t)t->block[pos / PI_KV_BLOCK];
+    return ((b * (size_t)l->n_head + (size_t)h) * PI_KV_BLOCK + (size_t)(pos % PI_KV_BLOCK)) * row;
 }
 static inline char *pi_kv_k(const pi_kv *kv, int32_t l, const pi_seq *s, int32_t h, int32_t pos) {
-    return kv->k[l] + pi_kv_at(kv, &s->of[pi_kv_pool_of(kv, l)], h, pos, kv->row_k);
+    const pi_kv_layer *at = &kv->layer[l];
+    return at->k + pi_kv_at(at, &s->of[at->pool], h, pos, at->row_k);
 }
 static inline char *pi_kv_v(const pi_kv *kv, int32_t l, const pi_seq *s, int32_t h, int32_t pos) {
-    return kv->v[l] + pi_kv_at(kv, &s->of[pi_kv_pool_of(kv, l)], h, pos, kv->row_v);
+    const pi_kv_layer *at = &kv->layer[l];
+    return at->v + pi_kv_at(at, &s->of[at->pool], h, pos, at->row_v);
 }
 
 /* The most positions, at most n, that seq can be cut to, or copied: n itself, but 0 where a layer with a window does not
- * hold what the token behind them sees. */
+ * hold what the token behind them sees, and where layers have states the next checkpoint. */
 int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n);
 /* The first position that layers with a window hold of seq; 0 where they hold all. */
 static inline int32_t pi_kv_held_from(const pi_kv *kv, int32_t seq) {

@@ -53,27 +53,31 @@ pi_status pi_kv_shift_begin(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_dr
 static void move_head(const pi_kv *kv, int32_t l, int32_t h, const pi_table *t, const pi_kv_shift *shift, char *k,
                       char *v, float *scratch) {
     const pi_model *m = kv->model;
-    const int32_t p = pi_kv_pool_of(kv, l), head = m->info.n_embd_head, gap = shift->gap[p];
-    const pi_rope *rope = pi_rope_of(m, pi_attention_of(&m->layer[l]));
-    float *row = scratch, *cs = scratch + head;
+    const pi_kv_layer *at = &kv->layer[l];
+    const pi_attention *w = pi_attention_of(&m->layer[l]);
+    const int32_t gap = shift->gap[at->pool];
+    const pi_rope *rope = pi_rope_of(m, w);
+    float *row = scratch, *cs = scratch + w->n_embd_head;
     if (!rope && !gap) return;
     if (rope) pi_rope_angles(rope, -(double)shift->n_drop, 1, cs);
     const te_row_kernels *rk = &m->kernels->row[kv->type_k];
-    for (int32_t pos = shift->from[p]; pos < shift->length; pos++) {
-        rk->to_f32(k + pi_kv_at(kv, t, h, pos + gap, kv->row_k), 0, head, row);
+    for (int32_t pos = shift->from[at->pool]; pos < shift->length; pos++) {
+        rk->to_f32(k + pi_kv_at(at, t, h, pos + gap, at->row_k), 0, w->n_embd_head, row);
         if (rope) pi_rope_apply(rope, cs, row);
-        rk->from_f32(row, k + pi_kv_at(kv, t, h, pos, kv->row_k), head);
+        rk->from_f32(row, k + pi_kv_at(at, t, h, pos, at->row_k), w->n_embd_head);
         if (gap)
-            memcpy(v + pi_kv_at(kv, t, h, pos, kv->row_v), v + pi_kv_at(kv, t, h, pos + gap, kv->row_v), kv->row_v);
+            memcpy(v + pi_kv_at(at, t, h, pos, at->row_v), v + pi_kv_at(at, t, h, pos + gap, at->row_v), at->row_v);
     }
 }
 
 void pi_kv_shift_part(pi_kv *kv, const pi_kv_shift *shift, int32_t part, int32_t n_parts, float *scratch) {
-    const int32_t n_head = kv->model->info.n_head_kv, items = kv->model->info.n_layer * n_head;
-    for (int32_t i = part; i < items; i += n_parts) {
-        const int32_t l = i / n_head;
-        const pi_table *t = &kv->seq[shift->seq].of[pi_kv_pool_of(kv, l)];
-        if (!pi_kv_on_device(kv, l)) move_head(kv, l, i % n_head, t, shift, kv->k[l], kv->v[l], scratch);
+    int32_t turn = 0;
+    for (int32_t l = 0; l < kv->model->info.n_layer; l++) {
+        const pi_kv_layer *at = &kv->layer[l];
+        const pi_table *t = &kv->seq[shift->seq].of[at->pool];
+        if (at->borrowed || pi_kv_on_device(kv, l)) continue;
+        for (int32_t h = 0; h < at->n_head; h++, turn++)
+            if (turn % n_parts == part) move_head(kv, l, h, t, shift, at->k, at->v, scratch);
     }
 }
 
@@ -81,22 +85,32 @@ void pi_kv_shift_part(pi_kv *kv, const pi_kv_shift *shift, int32_t part, int32_t
 pi_status pi_kv_shift_devices(pi_kv *kv, const pi_kv_shift *shift, float *scratch) {
     const pi_model *m = kv->model;
     const pi_seq *s = &kv->seq[shift->seq];
-    const size_t heads = (size_t)m->info.n_head_kv * PI_KV_BLOCK, nk = heads * kv->row_k, nv = heads * kv->row_v,
-                 n = (size_t)blocks_of(kv->n_ctx);
-    char *k = malloc(pi_mul(n, nk)), *v = malloc(pi_mul(n, nv));
+    const size_t n = (size_t)blocks_of(kv->n_ctx);
+    size_t most_k = 0, most_v = 0; /* of a block */
+    for (int32_t l = 0; l < m->info.n_layer; l++) {
+        const pi_kv_layer *at = &kv->layer[l];
+        const size_t rows = PI_KV_BLOCK * (size_t)at->n_head;
+        if (!pi_kv_on_device(kv, l)) continue;
+        if (rows * at->row_k > most_k) most_k = rows * at->row_k;
+        if (rows * at->row_v > most_v) most_v = rows * at->row_v;
+    }
+    if (!most_k) return PI_OK;
+    char *k = malloc(pi_mul(n, most_k)), *v = malloc(pi_mul(n, most_v));
     int32_t *block = malloc(pi_mul(n, sizeof *block));
     const bool ok = k && v && block;
     for (int32_t b = 0; ok && b < (int32_t)n; b++) block[b] = b;
     for (int32_t l = 0; ok && l < m->info.n_layer; l++) {
-        if (!pi_kv_on_device(kv, l)) continue;
-        const int32_t p = pi_kv_pool_of(kv, l), first = shift->from[p] / PI_KV_BLOCK;
-        const pi_table *t = &s->of[p];
+        const pi_kv_layer *at = &kv->layer[l];
+        if (at->borrowed || !pi_kv_on_device(kv, l)) continue;
+        const int32_t first = shift->from[at->pool] / PI_KV_BLOCK;
+        const size_t rows = PI_KV_BLOCK * (size_t)at->n_head, nk = rows * at->row_k, nv = rows * at->row_v;
+        const pi_table *t = &s->of[at->pool];
         const pi_table here = {t->first, t->n, block};
         for (int32_t b = first; b < t->n; b++) {
             kv->device.read(kv->device.ctx, l, false, (size_t)t->block[b] * nk, k + (size_t)b * nk, nk);
             kv->device.read(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
         }
-        for (int32_t h = 0; h < m->info.n_head_kv; h++) move_head(kv, l, h, &here, shift, k, v, scratch);
+        for (int32_t h = 0; h < at->n_head; h++) move_head(kv, l, h, &here, shift, k, v, scratch);
         for (int32_t b = first; b < blocks_of(shift->length); b++) {
             kv->device.write(kv->device.ctx, l, false, (size_t)t->block[b] * nk, k + (size_t)b * nk, nk);
             kv->device.write(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);

@@ -140,6 +140,26 @@ pi_status pi_bind_vecs(pi_model *m, pi_name name, int32_t n, int32_t cols, const
     return keep_floats(m, t, name.text, (int64_t)n * cols, out);
 }
 
+pi_status pi_bind_values(pi_model *m, pi_name name, int32_t n, bool optional, const float **out) {
+    *out = NULL;
+    const te_gguf_tensor *t;
+    PI_TRY(find(m, name.text, optional, &t));
+    if (!t) return PI_OK;
+    if (t->n_dims > 2 || t->ne[0] > n || t->ne[1] > n || t->ne[0] * t->ne[1] != n)
+        return PI_FAIL(PI_ERROR_FORMAT, "tensor %s has %d dimensions {%lld, %lld}, expected %d values", name.text,
+                       t->n_dims, (long long)t->ne[0], (long long)t->ne[1], n);
+    return keep_floats(m, t, name.text, n, out);
+}
+
+pi_status pi_bind_room(pi_model *m, int64_t n, float **out) {
+    struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
+    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %lld floats", (long long)n);
+    b->next = m->vectors;
+    m->vectors = b;
+    *out = b->data;
+    return PI_OK;
+}
+
 pi_status pi_bind_constant(pi_model *m, int32_t n, float value, const float **out) {
     struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
     if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d floats", n);
@@ -160,6 +180,10 @@ pi_status pi_bind_parts(pi_model *m, int32_t n, const void ***out) {
 }
 
 pi_status pi_bind_ffn_norm(pi_model *m, int32_t i, pi_norm *out) {
+    if (m->arch->no_pre_norm) return PI_OK;
+    if (m->arch->bare_ffn_norm && te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.ffn_norm", i).text))
+        return pi_bind_vec(m, pi_name_of("blk.%d.ffn_norm", i), m->info.n_embd, false, &out->w);
+    if (m->arch->one_block) return pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, out);
     const char *name = m->arch->post_ffn_norm ? "post_attention_norm" : "ffn_norm";
     return pi_bind_norm(m, pi_name_of("blk.%d.%s", i, name).text, false, out);
 }

@@ -25,13 +25,29 @@ typedef struct pi_attention {
     const float *q_b, *k_b, *v_b, *o_b; /* or NULL */
     const float *q_norm, *k_norm;       /* [n_embd_head] or NULL */
     const float *wide_q_norm,
-        *wide_k_norm;   /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
-    const float *sinks; /* [n_head] or NULL: what a head's softmax sees beside its scores, and adds nothing for */
-    float scale;        /* of scores */
-    float soft_cap;     /* of scaled scores: cap * tanh(score / cap); 0: none */
-    int32_t window;     /* positions that a token sees, its own among them; 0: all */
-    int32_t rope;       /* which of the model's variants; -1: none */
+        *wide_k_norm;    /* [n_head*n_embd_head], [n_head_kv*n_embd_head] or NULL: of all heads together */
+    const float *sinks;  /* [n_head] or NULL: what a head's softmax sees beside its scores, and adds nothing for */
+    const float *v_norm; /* [n_embd_head] or NULL: of each head of V */
+    int32_t n_embd_head, n_head_kv;
+    bool borrows; /* K and V are those of layer kv_layer, an earlier one; k and v are not there */
+    int32_t kv_layer;
+    float scale;    /* of scores */
+    float soft_cap; /* of scaled scores: cap * tanh(score / cap); 0: none */
+    int32_t window; /* positions that a token sees, its own among them; 0: all */
+    bool chunked;   /* rather those from the last multiple of the window on (Llama 4) */
+    bool late_norm; /* q_norm and k_norm are behind RoPE */
+    /* q is multiplied by 1 + temp_scale * ln(1 + the whole part of (position + 1) / temp_length); scale 0: it is not. */
+    float temp_scale;
+    int32_t temp_length;
+    int32_t rope; /* which of the model's variants; -1: none */
+    bool gated;   /* q has twice the rows: of each head its query, then what its output is gated with, a sigmoid */
 } pi_attention;
+
+/* x += proj(act(gate x) * e), e the token's embedding for this layer. */
+typedef struct pi_per_layer {
+    te_mat gate; /* [n_embd_layer][n_embd] */
+    te_mat proj; /* [n_embd][n_embd_layer] */
+} pi_per_layer;
 
 typedef struct pi_ffn {
     te_mat gate, up;     /* [n_ff][n_embd]; gate.w NULL when not gated */
@@ -65,19 +81,69 @@ typedef struct pi_experts {
     int32_t n_expert, n_used, n_ff, n_ff_shared;
     int32_t n_group, n_group_used; /* groups of neighbours, and how many of them a token may choose in */
     pi_gating gating;
-    bool normed; /* weights of a token's experts are made to sum to 1 */
-    bool early;  /* the router reads the layer's input, before attention changes it */
-    float scale; /* of weights */
+    bool normed;   /* weights of a token's experts are made to sum to 1 */
+    bool early;    /* the router reads the layer's input, before attention changes it */
+    bool on_input; /* a weight is of what the expert reads, not of what it gives; one expert of a token */
+    float scale;   /* of weights */
 } pi_experts;
+
+/* A causal convolution of each channel over the last tokens. */
+typedef struct pi_conv {
+    const float *w, *b; /* [width][n_channels], [n_channels] or NULL */
+    int32_t width, n_channels;
+} pi_conv;
+
+/* What blocks with a state have in common. The state of a sequence, from at on (kv.h): [width - 1][n_channels] of the
+ * convolution, then [n_head][n_k][n_v]. */
+typedef struct pi_recurrent {
+    size_t at; /* floats before it in a sequence's state */
+    pi_conv conv;
+    int32_t n_head, n_group; /* heads, of which n_group share q and k; 0: a convolution is all there is */
+    int32_t n_k, n_v;
+} pi_recurrent;
+
+/* A gated short convolution (LFM2): out . (c * conv(b * x)), with b, c, x = in . h. */
+typedef struct pi_shortconv {
+    pi_recurrent state;
+    te_mat in;  /* [3 * n_embd][n_embd] */
+    te_mat out; /* [n_embd][n_embd] */
+} pi_shortconv;
+
+/* A gated delta net (Qwen3-Next). */
+typedef struct pi_delta {
+    pi_recurrent state;
+    te_mat qkv;            /* [2 * n_group * n_k + n_head * n_v][n_embd] */
+    te_mat gate;           /* [n_head * n_v][n_embd] */
+    te_mat alpha, beta;    /* [n_head][n_embd]; or alpha.w NULL and beta has both, [2 * n_head] */
+    te_mat out;            /* [n_embd][n_head * n_v] */
+    const float *a, *dt_b; /* [n_head] */
+    const float *norm;     /* [n_v] */
+    const float *unit;     /* [n_k] 1 / sqrt(n_k) */
+    bool tiled;            /* head h has q and k of head h % n_group; else of h / (n_head / n_group) */
+} pi_delta;
+
+/* Mamba-2. */
+typedef struct pi_mamba {
+    pi_recurrent state;
+    te_mat in;  /* z [n_head * n_v], x [the same], B and C [n_group * n_k] each, dt [n_head]; cols n_embd */
+    te_mat out; /* [n_embd][n_head * n_v] */
+    const float *a, *d, *dt_b; /* [n_head] */
+    const float *norm;         /* [n_head * n_v], of each group's values together; or NULL */
+} pi_mamba;
 
 typedef struct pi_block {
     const struct pi_block_kind *kind;
-    pi_norm norm;      /* of what the block reads */
+    pi_norm norm;      /* of what the block reads; w NULL: that is x itself, or what the block beside it reads */
     pi_norm post_norm; /* of what it gives */
     union {
         pi_attention attention;
         pi_ffn ffn;
         pi_experts experts;
+        pi_per_layer per_layer;
+        pi_recurrent recurrent; /* of each of these: */
+        pi_shortconv shortconv;
+        pi_delta delta;
+        pi_mamba mamba;
     };
 } pi_block;
 
@@ -132,11 +198,13 @@ typedef struct pi_block_kind {
     void (*prepare)(pi_block_run *r);
     /* Adds what the tokens from r->from on give to r->y. Begins behind a barrier, ends without one. */
     void (*run)(pi_block_run *r);
-    /* What a device does with such a block (hybrid/program.h); NULL: none computes it. */
+    /* What a device does with such a block (hybrid/program.h); NULL: none computes it, and layers may only begin with it. */
     const struct pi_block_on_device *device;
+    bool recurrent; /* it has a state */
 } pi_block_kind;
 
 extern const struct pi_block_on_device pi_attention_on_device, pi_ffn_on_device, pi_experts_on_device;
-extern const pi_block_kind pi_attention_kind, pi_ffn_kind, pi_experts_kind;
+extern const pi_block_kind pi_attention_kind, pi_ffn_kind, pi_experts_kind, pi_per_layer_kind;
+extern const pi_block_kind pi_shortconv_kind, pi_delta_kind, pi_mamba_kind;
 
 #endif

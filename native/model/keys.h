@@ -12,7 +12,10 @@ pi_status pi_key_bool(const te_gguf *g, const char *arch, const char *name, bool
 pi_status pi_key_str(const te_gguf *g, const char *arch, const char *name, te_str *out, bool *found);
 /* A soft cap, `unsaid` where the key is absent; 0: none. FORMAT unless it is positive or 0. */
 pi_status pi_key_cap(const te_gguf *g, const char *arch, const char *name, float unsaid, float *out);
-/* An integer, and FORMAT if the key is absent. */
+/* One number of each of n layers: an array of integers or truth values, or one integer for all. */
+pi_status pi_key_each(const te_gguf *g, const char *arch, const char *name, int32_t n, int32_t lo, int32_t hi,
+                      int32_t *out, bool *found);
+/* As pi_key_i64, and FORMAT if the key is absent. */
 pi_status pi_key_need_i32(const te_gguf *g, const char *arch, const char *name, int32_t lo, int32_t hi, int32_t *out);
 
 #endif

@@ -6,6 +6,7 @@
 #include "../../vendor/core/te_os.h"
 #include "../../vendor/core/te_types.h"
 #include "bind.h"
+#include "keys.h"
 
 /* Which predictor is used: as asked for, else as the file says, else its own matrices. */
 static pi_status choose_predictor(pi_model *m, bool has_mlp) {
@@ -28,6 +29,9 @@ static pi_status choose_predictor(pi_model *m, bool has_mlp) {
         return PI_FAIL(error, "the predictor is to be an MLP, but the file has no fc1 and fc2");
     if (kind == PI_PREDICTOR_SIGN && m->info.n_expert)
         return PI_FAIL(error, "a sign predictor of experts is not supported");
+    for (int32_t i = 0; kind == PI_PREDICTOR_SIGN && i < m->info.n_layer; i++)
+        if (!pi_ffn_of(&m->layer[i]))
+            return PI_FAIL(error, "a sign predictor needs neurons in all layers, layer %d has none", i);
     if (kind == PI_PREDICTOR_SIGN && !pi_is_relu(m->info.activation))
         return PI_FAIL(error, "a sign predictor needs a ReLU model; no neuron of this one is ever silent");
     if (m->options.predictor_type >= 0 && !has_mlp)
@@ -69,6 +73,60 @@ static pi_status read_thresholds(pi_model *m) {
     return PI_OK;
 }
 
+/* What a token has for each layer, where the file has that. */
+static pi_status bind_per_layer(pi_model *m) {
+    const pi_model_info *c = &m->info;
+    int64_t n = 0;
+    PI_TRY(pi_key_i64(m->file->gguf, m->arch->name, "embedding_length_per_layer_input", 0, 1 << 16, &n, NULL));
+    m->n_embd_layer = (int32_t)n;
+    if (!n) return PI_OK;
+    const int32_t all = c->n_layer * m->n_embd_layer;
+    PI_TRY(pi_bind_mat(m, pi_name_of("per_layer_token_embd.weight"), c->n_vocab, all, false, &m->layer_embd));
+    PI_TRY(pi_bind_mat(m, pi_name_of("per_layer_model_proj.weight"), all, c->n_embd, false, &m->layer_proj));
+    return pi_bind_vec(m, pi_name_of("per_layer_proj_norm.weight"), m->n_embd_layer, false, &m->layer_norm);
+}
+
+/* Whether layer i of a model with experts has some. */
+static pi_status has_experts(const pi_model *m, int32_t i, bool *out) {
+    int64_t step = 1;
+    if (m->arch->experts_step)
+        PI_TRY(pi_key_i64(m->file->gguf, m->arch->name, "interleave_moe_layer_step", 1, m->info.n_layer, &step, NULL));
+    *out = i >= m->info.n_layer_dense && (i + 1) % step == 0;
+    return PI_OK;
+}
+
+/* The kinds of a layer's blocks, and their number. */
+static pi_status kinds_of(const pi_model *m, int32_t i, const pi_block_kind *out[PI_MAX_BLOCKS], int32_t *n_blocks) {
+    const pi_arch *a = m->arch;
+    int32_t n = 0;
+    bool experts = false;
+    if (m->info.n_expert && a->experts) PI_TRY(has_experts(m, i, &experts));
+    for (int32_t k = 0; k < PI_MAX_BLOCKS && a->block[k]; k++) {
+        const pi_block_kind *kind = a->block[k];
+        const bool attends = kind == &pi_attention_kind;
+        if (kind == &pi_per_layer_kind && !m->n_embd_layer) continue;
+        if (experts && kind == &pi_ffn_kind) kind = &pi_experts_kind;
+        if (a->one_block && attends == (m->use[i] == PI_LAYER_FEEDS)) continue;
+        if (a->recurrent && attends && m->use[i] == PI_LAYER_RECURS) kind = a->recurrent;
+        out[n++] = kind;
+        if (a->recurrent_beside && attends) out[n++] = a->recurrent;
+    }
+    *n_blocks = n;
+    return PI_OK;
+}
+
+/* How many blocks a layer begins with that no device computes. */
+static int32_t host_blocks(const pi_model *m, const pi_layer *l) {
+    int32_t n = 0;
+    for (; n < l->n_blocks; n++) {
+        const pi_block *b = &l->block[n];
+        const bool attends = b->kind == &pi_attention_kind;
+        const bool wide = attends && b->attention.n_embd_head > PI_DEVICE_HEAD;
+        if (b->kind->device && !wide && !(attends && (m->arch->gated_heads || m->arch->recurrent_beside))) break;
+    }
+    return n;
+}
+
 static pi_status bind_all(pi_model *m) {
     const pi_model_info *c = &m->info;
     if (m->n_ropes) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads it */
@@ -76,7 +134,8 @@ static pi_status bind_all(pi_model *m) {
     if (m->arch->learned_pos)
         PI_TRY(pi_bind_mat(m, pi_name_of("position_embd.weight"), c->n_ctx_train + 2, c->n_embd, false,
                            &m->position_embd));
-    PI_TRY(pi_bind_norm(m, "output_norm", false, &m->output_norm));
+    PI_TRY(pi_bind_norm(m, m->arch->output_norm ? m->arch->output_norm : "output_norm", false, &m->output_norm));
+    if (m->arch->per_layer) PI_TRY(bind_per_layer(m));
     PI_TRY(pi_bind_mat(m, pi_name_of("output.weight"), c->n_vocab, c->n_embd, true, &m->output));
     if (!m->output.w) m->output = m->token_embd;
     m->layer = calloc((size_t)c->n_layer, sizeof *m->layer);
@@ -85,13 +144,16 @@ static pi_status bind_all(pi_model *m) {
     for (int32_t i = 0; i < c->n_layer; i++) {
         pi_layer *l = &m->layer[i];
         l->parallel = m->arch->parallel;
-        for (; l->n_blocks < PI_MAX_BLOCKS && m->arch->block[l->n_blocks]; l->n_blocks++) {
-            pi_block *b = &l->block[l->n_blocks];
-            b->kind = m->arch->block[l->n_blocks];
-            if (m->info.n_expert && m->arch->experts && b->kind == &pi_ffn_kind && i >= m->info.n_layer_dense)
-                b->kind = &pi_experts_kind;
-            PI_TRY(b->kind->bind(m, i, b));
+        const pi_block_kind *kinds[PI_MAX_BLOCKS];
+        int32_t n_blocks = 0;
+        PI_TRY(kinds_of(m, i, kinds, &n_blocks));
+        for (; l->n_blocks < n_blocks; l->n_blocks++) {
+            l->block[l->n_blocks].kind = kinds[l->n_blocks];
+            PI_TRY(kinds[l->n_blocks]->bind(m, i, &l->block[l->n_blocks]));
         }
+        if (m->arch->layer_scale)
+            PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.layer_output_scale.weight", i), 1, true, &l->scale));
+        l->n_host = host_blocks(m, l);
         const int32_t n_placed = pi_n_placed(m, l);
         if (n_placed > m->info.n_placed) m->info.n_placed = n_placed;
         const pi_ffn *f = pi_ffn_of(l);
@@ -127,6 +189,8 @@ void pi_model_unbind(pi_model *m) {
         }
     free(m->layer);
     m->layer = NULL;
+    free(m->use);
+    m->use = NULL;
     te_os_free(m->own.p, m->own.n_bytes);
     m->own = (pi_memory){0};
     te_pool_free(m->team);

@@ -24,10 +24,11 @@ static bool find_shapes(const pi_model *m, target *t) {
     const pi_attention *a = pi_attention_of(t->layer);
     const pi_ffn *f = pi_ffn_of(t->layer);
     if (t->which >= PI_ADAPT_GATE ? !f : !a) return false;
-    const te_mat none = {0}, *const mat[] = {&a->q, &a->k, &a->v, &a->o, f ? &f->gate : &none, f ? &f->up : &none};
+    const te_mat none = {0}, *const mat[] = {a ? &a->q : &none, a ? &a->k : &none,    a ? &a->v : &none,
+                                             a ? &a->o : &none, f ? &f->gate : &none, f ? &f->up : &none};
     if (t->which == PI_ADAPT_DOWN) {
         t->rows[0] = m->info.n_embd;
-        t->cols = m->info.n_ff;
+        t->cols = pi_n_ff(f);
         return true;
     }
     for (int32_t i = 0; i < t->n; i++) {

@@ -54,13 +54,60 @@ static pi_status read_activation(pi_model *m) {
     return PI_OK;
 }
 
+static int32_t largest(const int32_t *of, int32_t n) {
+    int32_t most = of[0];
+    for (int32_t i = 1; i < n; i++)
+        if (of[i] > most) most = of[i];
+    return most;
+}
+
+/* Where layers differ: how many neurons and key/value heads each has. The model's own numbers are the largest. */
+static pi_status read_layers(pi_model *m) {
+    const te_gguf *g = m->file->gguf;
+    const char *arch = m->arch->name;
+    pi_model_info *c = &m->info;
+    bool has_ff = false, has_kv = false;
+    const size_t n = sizeof(int32_t) * (size_t)c->n_layer;
+    m->n_ff = malloc(n);
+    m->n_head_kv = malloc(n);
+    if (!m->n_ff || !m->n_head_kv) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d layers", c->n_layer);
+    for (int32_t i = 0; i < c->n_layer; i++) m->n_head_kv[i] = c->n_head;
+    PI_TRY(pi_key_each(g, arch, "feed_forward_length", c->n_layer, 1, MAX_DIM, m->n_ff, &has_ff));
+    PI_TRY(pi_key_each(g, arch, "attention.head_count_kv", c->n_layer, 1, c->n_head, m->n_head_kv, &has_kv));
+    if (!has_ff) return PI_FAIL(PI_ERROR_FORMAT, "the file has no key %s.feed_forward_length", arch);
+    for (int32_t i = 0; i < c->n_layer; i++)
+        if (c->n_head % m->n_head_kv[i])
+            return PI_FAIL(PI_ERROR_FORMAT, "%d heads cannot share %d key/value heads evenly", c->n_head,
+                           m->n_head_kv[i]);
+    c->n_ff = largest(m->n_ff, c->n_layer);
+    c->n_head_kv = largest(m->n_head_kv, c->n_layer);
+    return PI_OK;
+}
+
+/* Granite's, of which files may leave some out; logits are divided by theirs. */
+static pi_status read_scales(pi_model *m) {
+    const struct {
+        const char *name;
+        float *to;
+    } keys[] = {
+        {"embedding_scale", &m->embd_scale}, {"residual_scale", &m->residual_scale}, {"logit_scale", &m->logit_scale}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        PI_TRY(pi_key_f32(m->file->gguf, m->arch->name, keys[i].name, keys[i].to, NULL));
+        if (*keys[i].to == 0 || !isfinite(*keys[i].to))
+            return PI_FAIL(PI_ERROR_FORMAT, "%s.%s is %g", m->arch->name, keys[i].name, (double)*keys[i].to);
+    }
+    m->logit_scale = 1 / m->logit_scale;
+    return PI_OK;
+}
+
 static pi_status read_shape(pi_model *m) {
     const te_gguf *g = m->file->gguf;
     const pi_arch *a = m->arch;
     pi_model_info *c = &m->info;
     PI_TRY(pi_key_need_i32(g, a->name, "block_count", 1, MAX_LAYERS, &c->n_layer));
     PI_TRY(pi_key_need_i32(g, a->name, "embedding_length", 1, MAX_DIM, &c->n_embd));
-    PI_TRY(pi_key_need_i32(g, a->name, "feed_forward_length", 1, MAX_DIM, &c->n_ff));
+    if (!a->layers_differ && !a->recurrent)
+        PI_TRY(pi_key_need_i32(g, a->name, "feed_forward_length", 1, MAX_DIM, &c->n_ff));
     PI_TRY(pi_key_need_i32(g, a->name, "attention.head_count", 1, 4096, &c->n_head));
     PI_TRY(pi_key_need_i32(g, a->name, "context_length", 1, INT32_MAX / 64, &c->n_ctx_train));
     int64_t n_head_kv = c->n_head, key_length = 0, value_length, n_expert = 0, n_unused = 0, n_dense = 0;
@@ -68,7 +115,15 @@ static pi_status read_shape(pi_model *m) {
     m->n_unused_layers = (int32_t)n_unused;
     c->n_layer -= m->n_unused_layers;
     if (a->experts) PI_TRY(pi_key_i64(g, a->name, "leading_dense_block_count", 0, c->n_layer - 1, &n_dense, NULL));
-    PI_TRY(pi_key_i64(g, a->name, "attention.head_count_kv", 1, c->n_head, &n_head_kv, NULL));
+    if (a->recurrent) {
+        PI_TRY(pi_model_read_uses(m));
+        n_head_kv = c->n_head_kv;
+    } else if (a->layers_differ) {
+        PI_TRY(read_layers(m));
+        n_head_kv = c->n_head_kv;
+    } else {
+        PI_TRY(pi_key_i64(g, a->name, "attention.head_count_kv", 1, c->n_head, &n_head_kv, NULL));
+    }
     if (c->n_head % n_head_kv)
         return PI_FAIL(PI_ERROR_FORMAT, "%d heads cannot share %lld key/value heads evenly", c->n_head,
                        (long long)n_head_kv);
@@ -92,6 +147,16 @@ static pi_status read_shape(pi_model *m) {
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "key length %lld and value length %lld differ", (long long)key_length,
                        (long long)value_length);
     c->n_embd_head = (int32_t)key_length;
+    if (a->layers_differ) {
+        int64_t near = key_length, near_v = near;
+        PI_TRY(pi_key_i64(g, a->name, "attention.key_length_swa", 1, key_length, &near, NULL));
+        near_v = near;
+        PI_TRY(pi_key_i64(g, a->name, "attention.value_length_swa", 1, key_length, &near_v, NULL));
+        if (near_v != near)
+            return PI_FAIL(PI_ERROR_UNSUPPORTED, "key length %lld and value length %lld of layers with a window differ",
+                           (long long)near, (long long)near_v);
+        m->n_embd_head_window = (int32_t)near;
+    }
     if ((int64_t)c->n_head * key_length > MAX_DIM)
         return PI_FAIL(PI_ERROR_FORMAT, "%d heads of %lld values are more than %d", c->n_head, (long long)key_length,
                        MAX_DIM);
@@ -109,6 +174,8 @@ static pi_status read_shape(pi_model *m) {
     m->norm_eps = 1e-5F;
     PI_TRY(pi_key_f32(g, a->name, a->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
                       &m->norm_eps, &found));
+    if (!found && a->one_block) /* Nemotron-H's files have the other's name */
+        PI_TRY(pi_key_f32(g, a->name, "attention.layer_norm_epsilon", &m->norm_eps, &found));
     if (!found && !a->learned_pos)
         return PI_FAIL(PI_ERROR_FORMAT, "the file has no key %s.attention.layer_norm_%sepsilon", a->name,
                        a->layer_norm ? "" : "rms_");
@@ -124,15 +191,24 @@ static pi_status read_shape(pi_model *m) {
                            (long long)pos->ne[1]);
         c->n_ctx_train = (int32_t)pos->ne[1] - 2;
     }
-    PI_TRY(pi_rope_init(&m->rope[0], a->rope, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact));
+    pi_rope_kind rope = a->rope;
+    bool has_rope = true;
+    if (a->rope_unless) PI_TRY(pi_key_bool(g, a->name, "rope.scaling.finetuned", &has_rope));
+    if (!has_rope) rope = PI_ROPE_NONE;
+    PI_TRY(pi_rope_init(&m->rope[0], rope, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact));
     memcpy(c->rope, m->rope[0].text, sizeof c->rope);
-    m->n_ropes = a->rope != PI_ROPE_NONE;
-    if (a->window_rope) PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name));
-    m->logit_scale = 1;
+    m->n_ropes = rope != PI_ROPE_NONE;
+    if (a->window_rope)
+        PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name, a->window_base,
+                                   a->layers_differ ? m->n_embd_head_window : 0));
+    m->embd_scale = a->scaled_embd ? sqrtf((float)c->n_embd) : 1;
+    m->residual_scale = m->logit_scale = 1;
+    if (a->scales) PI_TRY(read_scales(m));
     if (a->logit_scale) PI_TRY(pi_key_f32(g, a->name, "logit_scale", &m->logit_scale, NULL));
     if (!isfinite(m->logit_scale))
         return PI_FAIL(PI_ERROR_FORMAT, "%s.logit_scale is %g", a->name, (double)m->logit_scale);
-    if (a->soft_caps) PI_TRY(pi_key_cap(g, a->name, "final_logit_softcapping", 30, &m->logit_cap));
+    if (a->soft_caps || a->logit_cap)
+        PI_TRY(pi_key_cap(g, a->name, "final_logit_softcapping", a->soft_caps ? 30 : 0, &m->logit_cap));
     return PI_OK;
 }
 
@@ -190,6 +266,8 @@ void pi_model_close(pi_model *m) {
     if (!m || !pi_ref_drop(&m->ref)) return;
     pi_model_unbind(m);
     free(m->expert_counts);
+    free(m->n_ff);
+    free(m->n_head_kv);
     for (int32_t i = 0; i < PI_MAX_ROPES; i++) pi_rope_free(&m->rope[i]);
     pi_file_close(m->file);
     free(m);

@@ -11,7 +11,8 @@
 #include "block.h"
 #include "file.h"
 
-enum { PI_MAX_BLOCKS = 2, PI_MAX_ROPES = 2 };
+/* DEVICE_HEAD: values of the largest head that devices' attention knows; the CPU computes that of larger ones. */
+enum { PI_DEVICE_HEAD = 256, PI_MAX_BLOCKS = 3, PI_MAX_ROPES = 2 };
 
 /* What distinguishes the architectures. Adding one is adding a row to the table in arch.c. */
 typedef struct pi_arch {
@@ -23,6 +24,7 @@ typedef struct pi_arch {
     bool parallel;       /* attention and FFN both read the layer's input (Falcon) */
     bool gated;          /* the FFN has a gate */
     bool post_norm;      /* norms behind attention and FFN, too */
+    bool no_pre_norm;    /* and none before them (OLMo 2) */
     bool learned_pos;    /* position_embd.weight, positions offset by 2 (OPT) */
     bool fused_qkv;      /* attn_qkv.weight */
     bool bias;           /* q, k, v, o, up and down have biases (OPT) */
@@ -41,15 +43,42 @@ typedef struct pi_arch {
     bool scaled_embd;    /* embeddings times sqrt(n_embd) (Gemma) */
     bool logit_scale;    /* logits times a number of the file (Cohere) */
     bool soft_caps;      /* of scores and of logits (Gemma 2) */
+    bool logit_cap;      /* of logits, where the file says so (Gemma 4) */
     int32_t wide_layers; /* a model of so many scales scores by the width per head (Gemma 2 and 3 27B); 0: none does */
     int32_t window_period;  /* of so many layers all but the first have a window; 0: none has */
     int32_t window_default; /* where the file does not say how long it is; 0: there is none */
     bool full_last;         /* all but the last */
-    bool window_rope;       /* layers with a window have a RoPE of their own (Gemma 3) */
-    bool full_no_rope;      /* layers without one have no RoPE, unless all are without (SmallThinker) */
-    bool yarn_exact;        /* the borders of YaRN's ramp are not rounded to whole pairs (gpt-oss) */
-    pi_activation dense;    /* activation of an ordinary GGUF file */
-    pi_activation sparse;   /* activation of a PowerInfer file */
+    bool windows_listed;    /* the file says which layers have one (Gemma 4) */
+    bool layers_differ;     /* heads of layers with a window have a size of their own, key/value heads and neurons are
+                               counted by layer, and the last layers may read K and V of earlier ones (Gemma 4) */
+    bool maybe_v;           /* where there is no v, V is what K is made of (Gemma 4) */
+    bool v_norm;            /* RMSNorm without weight over each head of v (Gemma 4) */
+    bool unscaled;          /* scores are not scaled (Gemma 4) */
+    bool chunked;           /* windows begin at multiples of their length, and layers without rotation have q scaled by
+                               position; heads of q and k of the others are normed behind it, but where there are 128
+                               experts (Llama 4) */
+    bool weighted_input;    /* what an expert reads is weighted, not what it gives (Llama 4) */
+    bool experts_step;      /* the file says which layers have experts: every so manieth (Llama 4) */
+    bool layer_scale;       /* what a layer leaves is multiplied by a number (Gemma 4) */
+    bool per_layer;       /* a third block adds what a token's embedding for this layer says, where the file has any */
+    bool window_rope;     /* layers with a window have a RoPE of their own (Gemma 3) */
+    float window_base;    /* its base, where the file does not say it; 0: that of the others */
+    bool full_no_rope;    /* layers without one have no RoPE, unless all are without (SmallThinker) */
+    bool yarn_exact;      /* the borders of YaRN's ramp are not rounded to whole pairs (gpt-oss) */
+    pi_activation dense;  /* activation of an ordinary GGUF file */
+    pi_activation sparse; /* activation of a PowerInfer file */
+
+    /* Layers with a state: which kind of block they have, instead of attention; NULL: there are none. */
+    const pi_block_kind *recurrent;
+    bool recurrent_beside;   /* all layers have it, side by side with attention (Falcon-H1) */
+    bool by_interval;        /* a period says which, or a list, not the number of heads (Qwen3-Next) */
+    bool one_block;          /* layers have either of these, or a feed-forward (Nemotron-H) */
+    bool gated_heads;        /* what attention's heads give is gated (Qwen3-Next) */
+    bool tiled_heads;        /* which heads of a delta net share q and k (Qwen3.5) */
+    bool bare_ffn_norm;      /* the norm before the feed-forward is called ffn_norm and no more (Falcon-H1) */
+    bool scales;             /* embeddings, what blocks give, scores and logits have scales of the file's (Granite) */
+    bool rope_unless;        /* there is a RoPE unless rope.scaling.finetuned is false (Granite) */
+    const char *output_norm; /* the last norm's name; NULL: output_norm */
 } pi_arch;
 const pi_arch *pi_arch_find(const char *name, size_t n);
 const char *pi_arch_names(void); /* "llama, bamboo, ..." */
@@ -70,10 +99,15 @@ enum { PI_ADAPT_Q, PI_ADAPT_K, PI_ADAPT_V, PI_ADAPT_O, PI_ADAPT_GATE, PI_ADAPT_U
 typedef struct pi_layer {
     pi_block block[PI_MAX_BLOCKS];
     int32_t n_blocks;
+    int32_t n_host;      /* so many blocks at its beginning no device computes; the others it may */
     bool parallel;       /* all blocks read the layer's input; else each reads what the one before it left */
+    const float *scale;  /* [1] what the layer leaves is multiplied by, or NULL */
     pi_memory own;       /* of the matrices that were moved */
     pi_adapter *adapter; /* [PI_N_ADAPT] or NULL */
 } pi_layer;
+
+/* Of which kinds layers may be where they differ; see layers.c. */
+typedef enum pi_layer_use { PI_LAYER_ATTENDS, PI_LAYER_RECURS, PI_LAYER_FEEDS } pi_layer_use;
 
 /* A layer's block of a kind, or NULL. */
 static inline pi_block *pi_block_of(const pi_layer *l, const pi_block_kind *kind) {
@@ -92,6 +126,14 @@ static inline pi_ffn *pi_ffn_of(const pi_layer *l) {
 static inline pi_experts *pi_experts_of(const pi_layer *l) {
     pi_block *b = pi_block_of(l, &pi_experts_kind);
     return b ? &b->experts : NULL;
+}
+/* The neurons of a layer's feed-forward. */
+static inline int32_t pi_n_ff(const pi_ffn *w) { return w->up.n_rows; }
+/* A layer's block with a state, or NULL. */
+static inline const pi_block *pi_recurrent_of(const pi_layer *l) {
+    for (int32_t i = 0; i < l->n_blocks; i++)
+        if (l->block[i].kind->recurrent) return &l->block[i];
+    return NULL;
 }
 /* Whether rows of the layer's down belong to neurons, so that those of silent ones can be left out. */
 static inline bool pi_skips_down(const pi_layer *l) {
@@ -134,6 +176,8 @@ struct pi_model {
     pi_model_options options;
     pi_model_info info;
     float norm_eps;
+    float embd_scale;           /* embeddings are multiplied by it */
+    float residual_scale;       /* what blocks give, before it is added */
     float logit_scale;          /* logits are multiplied by it */
     float logit_cap;            /* of logits: cap * tanh(logit / cap); 0: none */
     pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
@@ -145,8 +189,18 @@ struct pi_model {
     te_mat position_embd; /* [n_ctx_train + 2][n_embd], or w NULL */
     pi_norm output_norm;
     pi_layer *layer; /* [n_layer] */
-    pi_memory own;   /* of embeddings and output that were moved */
+    /* Embeddings per layer (pi_per_layer): n_embd_layer values of each layer; 0: there are none. */
+    te_mat layer_embd, layer_proj; /* [n_vocab][n_layer * n_embd_layer], [n_layer * n_embd_layer][n_embd] */
+    const float *layer_norm;       /* [n_embd_layer] */
+    int32_t n_embd_layer;
+    int32_t *n_head_kv, *n_ff;  /* [n_layer], or NULL: all layers have the model's */
+    int32_t n_embd_head_window; /* of such a model: of layers with a window */
+    pi_memory own;              /* of embeddings and output that were moved */
     pi_adapter embd_adapter, output_adapter;
+
+    uint8_t *use;        /* [n_layer] pi_layer_use, of an architecture with recurrent layers */
+    size_t state_floats; /* of a sequence's states, all blocks together; 0: there is none */
+    int32_t state_in, state_z, state_gates, state_out; /* most floats of a token that such a block works with */
 
     struct pi_vector *vectors; /* chain of owned float vectors */
     bool *bound;               /* [tensors of the file] while they are bound: this one was asked for */
@@ -218,6 +272,9 @@ pi_status pi_model_read_statistics(pi_model *m);
 
 /* lora.c */
 void pi_adapters_free(pi_model *m);
+
+/* uses.c: fills use, and n_ff, n_head_kv. Errors: FORMAT, UNSUPPORTED, MEMORY. */
+pi_status pi_model_read_uses(pi_model *m);
 
 /* layers.c: fills token_embd ... layer[] from the file. */
 pi_status pi_model_bind(pi_model *m);

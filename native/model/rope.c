@@ -98,9 +98,16 @@ pi_status pi_rope_init(pi_rope *r, pi_rope_kind kind, const te_gguf *g, const ch
     return kind == PI_ROPE_NONE ? PI_OK : init(r, g, arch, n_embd_head, n_ctx_train, yarn_exact);
 }
 
-pi_status pi_rope_init_window(pi_rope *r, const pi_rope *full, const te_gguf *g, const char *arch) {
-    float base = 10000;
-    *r = (pi_rope){.kind = full->kind, .n_rot = full->n_rot, .magnitude = 1};
+pi_status pi_rope_init_window(pi_rope *r, const pi_rope *full, const te_gguf *g, const char *arch, float base,
+                              int32_t n_embd_head) {
+    const bool own = base > 0;
+    if (!own) base = 10000;
+    int64_t n_rot = n_embd_head ? n_embd_head : full->n_rot;
+    if (n_embd_head) PI_TRY(pi_key_i64(g, arch, "rope.dimension_count_swa", 2, n_embd_head, &n_rot, NULL));
+    if (n_rot % 2)
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.dimension_count_swa is %lld, must be even", arch, (long long)n_rot);
+    *r = (pi_rope){.kind = full->kind, .n_rot = (int32_t)n_rot, .magnitude = 1};
+    if (!own) PI_TRY(pi_key_f32(g, arch, "rope.freq_base", &base, NULL));
     PI_TRY(pi_key_f32(g, arch, "rope.freq_base_swa", &base, NULL));
     if (!(base > 1) || !isfinite(base))
         return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.freq_base_swa is %g", arch, (double)base);

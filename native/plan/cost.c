@@ -14,16 +14,13 @@ static uint64_t vec_bytes(const float *v, int64_t n) { return v ? pi_space(sizeo
 
 static double read_bytes(te_mat m) { return (double)pi_mat_bytes(&m); }
 
-/* Bytes of K or V of one head at one position. */
-static size_t kv_row(const pi_model *m, int32_t type) { return te_row_bytes(type, m->info.n_embd_head); }
-
 static pi_kv_shape kv_shape(const pi_plan_options *o) {
     return (pi_kv_shape){.n_ctx = o->n_ctx, .n_pool = o->n_pool, .n_seq = o->n_seq, .n_batch = o->n_batch};
 }
 
-static uint64_t pool_bytes(const pi_model *m, const pi_plan_options *o, const pi_attention *a, int32_t type) {
+static uint64_t pool_bytes(const pi_plan_options *o, const pi_attention *a, int32_t type) {
     const pi_kv_shape s = kv_shape(o);
-    return pi_space(pi_kv_layer_bytes(m, &s, a, type));
+    return pi_space(pi_kv_layer_bytes(&s, a, type));
 }
 
 /* What a layer's adapters add. Of the feed-forward's the matrices with a row per neuron lie in two parts. */
@@ -42,28 +39,39 @@ static void adapter_cost(const pi_layer *w, pi_layer_cost *c) {
 
 static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *w, pi_layer_cost *c) {
     const pi_model_info *i = &m->info;
-    const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
     const pi_attention *a = pi_attention_of(w);
-    c->kv_bytes = pool_bytes(m, o, a, o->type_k) + pool_bytes(m, o, a, o->type_v);
+    const int32_t d = a ? a->n_embd_head : 0, n_q = i->n_head * d, n_kv = a ? a->n_head_kv * d : 0;
+    const double half = o->n_ctx / 2.0; /* of a sequence that is as long as it will be on average */
+    if (!a) return;
+    const double position = (double)a->n_head_kv * (double)(te_row_bytes(o->type_k, d) + te_row_bytes(o->type_v, d)),
+                 read = (a->window && a->window < half ? a->window : half) * position;
+    if (w->n_host) {
+        c->host_read += read;
+        return;
+    }
+    c->fixed_read += read;
+    c->kv_bytes = pool_bytes(o, a, o->type_k) + pool_bytes(o, a, o->type_v);
     c->attention_bytes +=
         vec_bytes(a->q_b, n_q) + vec_bytes(a->k_b, n_kv) + vec_bytes(a->v_b, n_kv) + vec_bytes(a->o_b, i->n_embd);
-    c->norm_bytes += vec_bytes(a->q_norm, i->n_embd_head) + vec_bytes(a->k_norm, i->n_embd_head);
+    c->norm_bytes += vec_bytes(a->q_norm, d) + vec_bytes(a->k_norm, d) + vec_bytes(a->v_norm, d);
     c->norm_bytes += vec_bytes(a->wide_q_norm, n_q) + vec_bytes(a->wide_k_norm, n_kv) + vec_bytes(a->sinks, i->n_head);
-    const double position = (double)i->n_head_kv * ((double)kv_row(m, o->type_k) + (double)kv_row(m, o->type_v));
-    const double read = o->n_ctx / 2.0; /* of a sequence that is as long as it will be on average */
-    c->fixed_read += (a->window && a->window < read ? a->window : read) * position;
 }
 
 /* What a block of any kind has: norms, and matrices that are multiplied whole. */
 static void block_cost(const pi_model *m, const pi_layer *w, int32_t k, pi_layer_cost *c) {
     pi_block b = w->block[k];
+    const bool here = k >= w->n_host;
     const bool shared = k > 0 && b.norm.w == w->block[0].norm.w; /* by blocks side by side */
-    if (!shared) c->norm_bytes += vec_bytes(b.norm.w, m->info.n_embd) + vec_bytes(b.norm.b, m->info.n_embd);
-    c->norm_bytes += vec_bytes(b.post_norm.w, m->info.n_embd) + vec_bytes(b.post_norm.b, m->info.n_embd);
+    if (here && !shared) c->norm_bytes += vec_bytes(b.norm.w, m->info.n_embd) + vec_bytes(b.norm.b, m->info.n_embd);
+    if (here) c->norm_bytes += vec_bytes(b.post_norm.w, m->info.n_embd) + vec_bytes(b.post_norm.b, m->info.n_embd);
     pi_block_mat mats[PI_BLOCK_MATS];
     const int32_t n = b.kind->matrices(&b, mats);
     for (int32_t i = 0; i < n; i++) {
         if (mats[i].use != PI_MAT_PRODUCT) continue;
+        if (k < w->n_host) {
+            c->host_read += read_bytes(*mats[i].mat);
+            continue;
+        }
         c->attention_bytes += mat_bytes(pi_row_bytes(mats[i].mat), mats[i].mat->n_rows);
         c->fixed_read += read_bytes(*mats[i].mat);
     }
@@ -386,6 +394,7 @@ pi_layer_time pi_cost_time(const pi_cost *cost, const pi_plan_options *o, int32_
     const double gpu = o->gpu_bytes_per_s * 1e-6, cpu = o->cpu_bytes_per_s * 1e-6; /* bytes per us */
     pi_layer_time t = {0};
     t.fixed_us = on_device ? o->layer_us + (c->fixed_read - c->beside_read) / gpu : c->fixed_read / cpu;
+    if (c->host_read > 0) t.fixed_us += c->host_read / cpu + (on_device ? o->handover_us : 0);
     if (n->n_hot > 0) t.gpu_ffn_us = o->ffn_us + pi_ffn_read(c, n->n_hot, n->active_hot) / gpu;
     if (n->n_pcie > 0) { /* side by side */
         const double us = o->ffn_us + pi_ffn_read(c, n->n_pcie, n->active_pcie) / (o->zero_copy_bytes_per_s * 1e-6);

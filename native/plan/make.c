@@ -310,12 +310,11 @@ static pi_status too_small(const pi_model *m, const pi_cost *cost, const pi_plan
     const uint64_t part = i->min_bytes - o->overhead_bytes - cost->scratch_bytes;
     pi_plan_options less = *o;
     pi_plan_info least = *i;
-    if (less.n_batch > PI_SMALL_BATCH) {
-        less.n_batch = PI_SMALL_BATCH;
-        pi_cost small = *cost; /* shares the layers, which n_batch does not change */
-        small.scratch_bytes = pi_cost_scratch(m, &less);
-        small.staging_bytes = 0;
+    if (less.n_batch > PI_SMALL_BATCH) less.n_batch = PI_SMALL_BATCH;
+    pi_cost small; /* windows hold a chunk more than they see, so that layers cost less, too */
+    if (less.n_batch < o->n_batch && pi_cost_new(m, &less, &small) == PI_OK) {
         pi_plan_extremes(m, &small, &less, &least);
+        pi_cost_free(&small);
     }
     char which[32] = "";
     if (o->n_devices > 1) snprintf(which, sizeof which, " for device %d", device);

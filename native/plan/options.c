@@ -27,15 +27,36 @@ static pi_status number_in(const char *name, double v, double lo, double hi) {
     return PI_OK;
 }
 
-/* Every block must have a side for devices: plans know no other sizes. */
+/* Every layer must have a feed-forward that devices compute; what a layer begins with the CPU may. */
 static pi_status check_blocks(const pi_model *m) {
-    for (int32_t l = 0; l < m->info.n_layer; l++)
-        for (int32_t i = 0; i < m->layer[l].n_blocks; i++)
-            if (!m->layer[l].block[i].kind->device)
-                return PI_FAIL(PI_ERROR_UNSUPPORTED,
-                               "%s on a device are not supported yet; the CPU computes such a model",
-                               m->layer[l].block[i].kind->name);
+    if (m->arch->one_block)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "layers of one block (%s) on a device are not supported yet; the CPU computes such a model",
+                       m->arch->name);
     return PI_OK;
+}
+
+/* What devices do not know of attention, or NULL. */
+static const char *unknown_attention(const pi_model *m, int32_t l) {
+    const pi_attention *a = m->layer[l].n_host ? NULL : pi_attention_of(&m->layer[l]);
+    if (!a) return NULL;
+    if (a->borrows) return "K and V of another layer";
+    if (a->chunked || a->late_norm) return "chunked attention or norms behind RoPE";
+    return a->temp_scale != 0 ? "a scale by position" : NULL;
+}
+
+static pi_status check_layer(const pi_model *m, int32_t l) {
+    const pi_ffn *f = pi_ffn_of(&m->layer[l]);
+    const pi_experts *e = pi_experts_of(&m->layer[l]);
+    const char *what = unknown_attention(m, l);
+    if (m->layer[l].scale && (!f || !m->arch->post_norm)) what = "a scale of what it leaves";
+    if (e && e->on_input) what = "experts whose input is weighted";
+    if (f && !m->info.n_expert && pi_n_ff(f) != m->info.n_ff) what = "another number of neurons";
+    for (int32_t i = m->layer[l].n_host; i < m->layer[l].n_blocks; i++)
+        if (!m->layer[l].block[i].kind->device) what = m->layer[l].block[i].kind->name;
+    if (!what) return PI_OK;
+    return PI_FAIL(PI_ERROR_UNSUPPORTED, "layer %d has %s, which a device does not know; the CPU computes such a model",
+                   l, what);
 }
 
 /* Of a plan that may put layers on a device: what it knows. */
@@ -50,7 +71,13 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
                 "layer %d has experts whose gate and up are of two formats, which a device does not know; the "
                 "CPU computes such a model",
                 l);
-        const int32_t window = pi_attention_of(&m->layer[l])->window;
+        PI_TRY(check_layer(m, l));
+        if (m->residual_scale != 1)
+            return PI_FAIL(
+                PI_ERROR_UNSUPPORTED,
+                "what blocks give is scaled by %g, which a device does not know; the CPU computes such a model",
+                (double)m->residual_scale);
+        const int32_t window = m->layer[l].n_host ? 0 : pi_attention_of(&m->layer[l])->window;
         if (!pi_space_window(window))
             return PI_FAIL(
                 PI_ERROR_UNSUPPORTED,

@@ -13,6 +13,8 @@
  *
  * Time of a layer, in us (bytes over rates; vectors are too small to count):
  *     on the CPU     (attention + predictor + K, V at half the context + FFN) / cpu + handover
+ *     (blocks at the beginning of a layer that no device computes, such as recurrent ones, are not among this: their
+ *     matrices, K and V are read by the CPU on either side, and on the device cost a hand-over more)
  *     on the device  layer_us + (attention + predictor + K, V at half the context) / gpu
  *                    + max(ffn_us + hot / gpu, ffn_us + pcie / zero_copy, cold / cpu + handover)
  * Where attention and FFN read the same input (Falcon) the sides part before attention: attention, K and V then stand
@@ -71,7 +73,8 @@ typedef struct pi_layer_cost {
     uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes; /* on the device */
     uint64_t list_bytes;                                             /* ids and biases of all neurons */
     double fixed_read;                                               /* bytes per token, FFN apart */
-    double beside_read;                                              /* of these, what a device reads beside its FFN */
+    double host_read;   /* bytes per token that the CPU reads in any case: blocks that no device computes */
+    double beside_read; /* of these, what a device reads beside its FFN */
     double always_read, active_read; /* bytes of one neuron: for every token, for one that computes it */
     double silent_read;              /* of active_read: rows of an expert's silent neurons, which the CPU leaves out */
     size_t gate_stride, up_stride, down_stride;

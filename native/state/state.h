@@ -19,6 +19,8 @@ typedef struct pi_chunk {
     int32_t *token, *pos, *seq; /* [n_batch] */
     int32_t *logits_row;        /* [n_batch]: row in the session's logits, or -1 */
     int32_t *batch_row;         /* [n_batch]: index in the batch, for taps: theirs is no longer than n_batch */
+    /* Where layers have states: the tokens by sequence and position; run i is those at run[i]..run[i + 1]-1 of order. */
+    int32_t *order, *run, n_runs; /* [n_batch], [n_batch + 1] */
 } pi_chunk;
 
 enum {
@@ -70,18 +72,20 @@ struct pi_session {
 
     pi_chunk chunk;
     /* Buffers of one chunk, n_batch rows each; all in one allocation. */
-    float *x;           /* [n_embd] residual stream */
-    float *h;           /* [n_embd] input of the FFN */
-    float *h2;          /* [n_embd] input of the attention, where it is another */
-    float *out;         /* [n_embd] what a block gives, where a norm stands between that and x */
-    float *q;           /* [n_head * n_embd_head] */
-    float *k, *v;       /* [n_head_kv * n_embd_head] */
-    float *att;         /* [n_head * n_embd_head] */
-    float *cs;          /* [n_rot] cos and sin per token */
-    float *gate, *up;   /* [n_ff] of the many-token path; also hidden values where down is not transposed */
-    pi_routes routes;   /* of a mixture of experts; hidden values of routes are in gate and up, too */
-    float *rank;        /* [max_rank] */
-    float *adapt;       /* [adapter_rank] */
+    float *x;          /* [n_embd] residual stream */
+    float *h;          /* [n_embd] input of the FFN */
+    float *h2;         /* [n_embd] input of the attention, where it is another */
+    float *out;        /* [n_embd] what a block gives, where a norm stands between that and x */
+    float *q;          /* [n_head * n_embd_head] */
+    float *k, *v;      /* [n_head_kv * n_embd_head] */
+    float *att;        /* [n_head * n_embd_head] */
+    float *cs;         /* [n_rot] cos and sin per token */
+    float *layer_embd; /* [n_layer * n_embd_layer] of models with embeddings per layer */
+    float *gate, *up;  /* [n_ff] of the many-token path; also hidden values where down is not transposed */
+    pi_routes routes;  /* of a mixture of experts; hidden values of routes are in gate and up, too */
+    float *state_in, *state_z, *state_gates, *state_out; /* of blocks with a state */
+    float *rank;                                         /* [max_rank] */
+    float *adapt;                                        /* [adapter_rank] */
     float *adapt_up;    /* [n_ff] what an adapter adds to up's products, of a few tokens */
     float *score;       /* [n_ff] */
     uint8_t *mask;      /* [n_ff] */

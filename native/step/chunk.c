@@ -46,10 +46,19 @@ static bool prompts_are_dense(const pi_session *s) {
     return s->options.sparsity == PI_SPARSITY_PREDICTED && !s->options.mask_prompts;
 }
 
+/* Whether a chunk ends in front of token i of a batch: where layers have states it does so where matrix products do, since
+ * others may want to go on there. */
+static bool ends_products(const pi_session *s, const uint8_t *by_row, int32_t i) {
+    return s->kv.states.floats && by_row[i] && !by_row[i - 1];
+}
+
 /* The longest beginning of n tokens with at most ROW_MAX for row kernels. */
-static int32_t cpu_length(const uint8_t *by_row, int32_t n) {
+static int32_t cpu_length(const pi_session *s, const uint8_t *by_row, int32_t n) {
     int32_t n_row = 0, i = 0;
-    while (i < n && n_row + by_row[i] <= ROW_MAX) n_row += by_row[i++];
+    while (i < n && n_row + by_row[i] <= ROW_MAX) {
+        if (i && ends_products(s, by_row, i)) break;
+        n_row += by_row[i++];
+    }
     return i;
 }
 
@@ -58,15 +67,41 @@ static int32_t cpu_length(const uint8_t *by_row, int32_t n) {
 int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first) {
     const pi_batch *b = c->batch;
     const int32_t left = b->n_tokens - first, most = left < s->options.n_batch ? left : s->options.n_batch;
-    if (!s->hybrid) return cpu_length(c->by_row + first, most);
+    if (!s->hybrid) return cpu_length(s, c->by_row + first, most);
     int32_t n = 1, n_logits = pi_batch_has_logits(b, first);
     for (; n < most && n_logits < s->hybrid->max_logits; n++) {
         const bool wants = pi_batch_has_logits(b, first + n), before = pi_batch_has_logits(b, first + n - 1);
         if (before && !wants) break;
         if (wants != pi_batch_has_logits(b, first) && prompts_are_dense(s)) break;
+        if (ends_products(s, c->by_row, first + n)) break;
         n_logits += wants;
     }
     return n;
+}
+
+/* The chunk's tokens by sequence and position: batches have each sequence's in their order, most of them together. */
+static void sort_tokens(pi_chunk *c) {
+    c->n_runs = 0;
+    for (int32_t i = 0; i < c->n_tok; i++) {
+        int32_t at = i;
+        for (; at > 0; at--) {
+            const int32_t before = c->order[at - 1];
+            if (c->seq[before] < c->seq[i] || (c->seq[before] == c->seq[i] && c->pos[before] < c->pos[i])) break;
+            c->order[at] = before;
+        }
+        c->order[at] = i;
+    }
+    for (int32_t i = 0; i < c->n_tok; i++)
+        if (i == 0 || c->seq[c->order[i]] != c->seq[c->order[i - 1]]) c->run[c->n_runs++] = i;
+    c->run[c->n_runs] = c->n_tok;
+}
+
+void pi_chunk_keep(pi_session *s) {
+    const pi_chunk *c = &s->chunk;
+    for (int32_t i = 0; s->kv.states.floats && i < c->n_runs; i++) {
+        const int32_t last = c->order[c->run[i + 1] - 1];
+        if (last < c->n_prefill) pi_states_keep(&s->kv.states, c->seq[last], c->pos[last] + 1, false);
+    }
 }
 
 /* The order is pi_chunk's. A device computes all of a chunk alike, and so does the CPU beside it. */
@@ -96,6 +131,7 @@ void pi_chunk_fill(pi_session *s, const pi_cut *cut, int32_t first, int32_t n, i
         }
     }
     *row += c->n_logits;
+    if (s->kv.states.floats) sort_tokens(c);
     c->decode = n <= PI_ATTENTION_SPLIT_TOK;
     for (int32_t i = 1; i < n && c->decode; i++)
         for (int32_t j = 0; j < i; j++) c->decode &= c->seq[i] != c->seq[j];
@@ -128,8 +164,8 @@ int32_t pi_prefix_reusable(const pi_session *s, int32_t seq, int32_t n_same, int
     return n;
 }
 
-int32_t pi_chunk_end(const pi_prompt_rest *r) {
-    if (!r || r->first < 0 || r->end < r->first) return -1;
+/* Where a part ends that no branch cuts short. */
+static int32_t part_end(const pi_prompt_rest *r) {
     const int64_t first = r->first, generated = min_i64(r->generated_from, r->end),
                   end = min_i64(r->end, max_i64(first, generated) + ROW_MAX);
     int64_t size = r->size;
@@ -144,4 +180,13 @@ int32_t pi_chunk_end(const pi_prompt_rest *r) {
     if (cut >= last) return (int32_t)last;
     cut = max_i64(min_i64(cut, last - PRODUCT_MIN), align_up(first + PRODUCT_MIN));
     return (int32_t)(cut <= last - PRODUCT_MIN ? cut : last);
+}
+
+int32_t pi_chunk_end(const pi_prompt_rest *r) {
+    if (!r || r->first < 0 || r->end < r->first) return -1;
+    const int32_t end = part_end(r);
+    const int64_t last = align_down(max_i64(min_i64(r->generated_from, r->end), 0));
+    int64_t branch = align_down(min_i64(r->branch, last));
+    if (branch != last) branch = min_i64(branch, last - PRODUCT_MIN);
+    return branch - r->first >= PRODUCT_MIN && branch < end ? (int32_t)branch : end;
 }

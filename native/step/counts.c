@@ -11,6 +11,8 @@ pi_status pi_session_set_tap(pi_session *s, int32_t layer, const pi_tap *tap) {
         return PI_FAIL(PI_ERROR_UNSUPPORTED,
                        "a session with layers on a device cannot be tapped; one of the CPU alone can");
     if (tap && s->model->info.n_expert) return PI_FAIL(PI_ERROR_UNSUPPORTED, "a model with experts cannot be tapped");
+    if (tap && !pi_ffn_of(&s->model->layer[layer]))
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "layer %d has no feed-forward to be tapped", layer);
     if (tap && tap->score && !s->model->info.predictor)
         return PI_FAIL(PI_ERROR_ARGUMENT, "the model has no predictor whose scores could be tapped");
     pi_session_lock(s);

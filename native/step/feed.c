@@ -101,12 +101,18 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
     s->last_bytes = s->last_ns = 0;
     for (int32_t i = b->n_tokens - 1; i >= 0; i--) room->pos[i] = --to[pi_batch_seq(b, i)];
     pi_chunk_choose_kernels(s, &cut, room->of_seq);
+    for (int32_t i = 0; i < b->n_tokens; i++) { /* guesses, from the second generated token on */
+        const int32_t seq = pi_batch_seq(b, i), length = s->kv.seq[seq].length;
+        if (pi_batch_kind(b, i) == PI_TOKEN_GENERATED && cut.pos[i] == length + 1)
+            pi_states_keep(&s->kv.states, seq, length, true);
+    }
     /* Memory for all chunks is certain (check_batch); lengths grow chunk by chunk. */
     for (int32_t first = 0, n = 0; first < b->n_tokens; first += n) {
         n = pi_chunk_length(s, &cut, first);
         for (int32_t i = first; i < first + n; i++) pi_kv_extend(&s->kv, pi_batch_seq(b, i), cut.pos[i] + 1);
         pi_chunk_fill(s, &cut, first, n, &row);
         const pi_status st = forward(s);
+        if (st == PI_OK) pi_chunk_keep(s);
         s->n_counted += st == PI_OK ? (uint64_t)n : 0;
         if (st == PI_OK) continue;
         for (int32_t i = b->n_tokens - 1; i >= 0; i--) { /* the first token of a sequence says how long it was */

@@ -24,7 +24,12 @@ static pi_status check_reachable(const pi_session *s, const char *verb, int32_t 
     const int32_t have = s->kv.seq[seq].length;
     if (n < 0 || n > have)
         return PI_FAIL(PI_ERROR_ARGUMENT, "cannot %s %d positions of sequence %d, which has %d", verb, n, seq, have);
-    if (n != pi_kv_reachable(&s->kv, seq, n))
+    const int32_t reachable = pi_kv_reachable(&s->kv, seq, n);
+    if (n != reachable && s->kv.states.floats)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "cannot %s %d of the %d positions of sequence %d: recurrent layers (%s) can go back to %d only",
+                       verb, n, have, seq, s->model->arch->name, reachable);
+    if (n != reachable)
         return PI_FAIL(
             PI_ERROR_UNSUPPORTED,
             "cannot %s %d of the %d positions of sequence %d: layers see the last %d of them, and hold those "
@@ -90,6 +95,11 @@ static pi_status shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
     if (s->model->arch->learned_pos)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "a model with learned positions (%s) cannot shift its context",
                        s->model->arch->name);
+    if (s->kv.states.floats)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "a model with recurrent layers (%s) cannot shift its context: their states hold what is to be "
+                       "dropped",
+                       s->model->arch->name);
     if (n_keep < 0 || n_drop < 1 || n_keep > n || n_drop > n - n_keep)
         return PI_FAIL(PI_ERROR_ARGUMENT, "cannot keep %d and drop %d of the %d positions of sequence %d", n_keep,
                        n_drop, n, seq);
@@ -113,7 +123,8 @@ pi_status pi_seq_shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
     return st;
 }
 
-/* ---- saved state: header, then per layer and KV head the K rows, then the V rows, of all positions that are held ---- */
+/* ---- saved state: header, then per layer and KV head the K rows, then the V rows, of all positions that are held;
+ * then what recurrent layers remember ---- */
 
 typedef struct state_header {
     char magic[8];
@@ -125,7 +136,7 @@ static const char state_magic[8] = "pi-kv-1";
 
 /* The first position that a state has of layer l. */
 static int32_t state_from(const pi_session *s, int32_t l, int32_t held_from) {
-    return pi_kv_pool_of(&s->kv, l) == PI_KV_WINDOW ? held_from : 0;
+    return s->kv.layer[l].pool == PI_KV_WINDOW ? held_from : 0;
 }
 
 static state_header header_of(const pi_session *s, int32_t length, int32_t held_from) {
@@ -138,10 +149,13 @@ static state_header header_of(const pi_session *s, int32_t length, int32_t held_
                       .type_v = s->kv.type_v,
                       .length = length,
                       .held_from = held_from,
-                      .n_bytes = sizeof(state_header)};
-    for (int32_t l = 0; l < i->n_layer; l++)
-        h.n_bytes +=
-            (uint64_t)(length - state_from(s, l, held_from)) * (uint64_t)i->n_head_kv * (s->kv.row_k + s->kv.row_v);
+                      .n_bytes = sizeof(state_header) + (length ? s->kv.states.floats * sizeof(float) : 0)};
+    for (int32_t l = 0; l < i->n_layer; l++) {
+        const pi_kv_layer *at = &s->kv.layer[l];
+        if (!at->borrowed)
+            h.n_bytes +=
+                (uint64_t)(length - state_from(s, l, held_from)) * (uint64_t)at->n_head * (at->row_k + at->row_v);
+    }
     memcpy(h.magic, state_magic, sizeof h.magic);
     return h;
 }
@@ -150,17 +164,18 @@ static state_header header_of(const pi_session *s, int32_t length, int32_t held_
 static void copy_rows(pi_session *s, int32_t seq, int32_t held_from, char *p, bool save) {
     const pi_seq *q = &s->kv.seq[seq];
     for (int32_t l = 0; l < s->model->info.n_layer; l++)
-        for (int32_t h = 0; h < s->model->info.n_head_kv; h++)
+        for (int32_t h = 0; !s->kv.layer[l].borrowed && h < s->kv.layer[l].n_head; h++)
             for (int32_t kind = 0; kind < 2; kind++) {
                 const pi_kv_device *device = &s->kv.device;
-                const size_t each = kind ? s->kv.row_v : s->kv.row_k;
-                const pi_table *t = &q->of[pi_kv_pool_of(&s->kv, l)];
-                char *pool = kind ? s->kv.v[l] : s->kv.k[l]; /* NULL: on a device */
+                const pi_kv_layer *layer = &s->kv.layer[l];
+                const size_t each = kind ? layer->row_v : layer->row_k;
+                const pi_table *t = &q->of[layer->pool];
+                char *pool = kind ? layer->v : layer->k; /* NULL: on a device */
                 int32_t pos = t->first * PI_KV_BLOCK;
                 p += (size_t)(pos - state_from(s, l, held_from)) * each;
                 for (; pos < q->length; pos += PI_KV_BLOCK) {
                     const int32_t n = q->length - pos < PI_KV_BLOCK ? q->length - pos : PI_KV_BLOCK;
-                    const size_t bytes = (size_t)n * each, at = pi_kv_at(&s->kv, t, h, pos, each);
+                    const size_t bytes = (size_t)n * each, at = pi_kv_at(layer, t, h, pos, each);
                     if (!pool && save)
                         device->read(device->ctx, l, kind, at, p, bytes);
                     else if (!pool)
@@ -172,6 +187,9 @@ static void copy_rows(pi_session *s, int32_t seq, int32_t held_from, char *p, bo
                     p += bytes;
                 }
             }
+    if (!q->length || !s->kv.states.floats) return;
+    float *state = pi_state_of(&s->kv.states, seq);
+    memcpy(save ? p : (char *)state, save ? (char *)state : p, s->kv.states.floats * sizeof *state);
 }
 
 uint64_t pi_seq_state_bytes(const pi_session *s, int32_t seq) {

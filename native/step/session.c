@@ -44,17 +44,19 @@ static void lay_out(pi_session *s, carver *c) {
     const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
     const size_t n_routes = pi_mul(b, (size_t)s->model->info.n_expert_used), n_expert = (size_t)s->model->info.n_expert;
     const size_t n_routed = (size_t)s->model->info.n_expert_used * (size_t)s->model->n_ff_expert;
-    const size_t n_hidden = n_ff > n_routed ? n_ff : n_routed;
+    const size_t n_layer_embd = (size_t)s->model->n_embd_layer, n_ffn = n_ff > n_routed ? n_ff : n_routed;
+    const size_t n_hidden = n_ffn > n_layer_embd ? n_ffn : n_layer_embd;
     const bool predictor = i->predictor != PI_PREDICTOR_NONE, mlp = i->predictor == PI_PREDICTOR_MLP;
     s->x = carve(c, b, (size_t)i->n_embd, f);
     s->h = carve(c, b, (size_t)i->n_embd, f);
-    s->h2 = carve(c, s->model->arch->parallel ? b : 0, (size_t)i->n_embd, f);
-    s->out = carve(c, s->model->arch->post_norm ? b : 0, (size_t)i->n_embd, f);
-    s->q = carve(c, b, n_q, f);
+    s->h2 = carve(c, s->model->arch->parallel || s->model->arch->weighted_input ? b : 0, (size_t)i->n_embd, f);
+    s->out = carve(c, s->model->arch->post_norm || s->model->residual_scale != 1 ? b : 0, (size_t)i->n_embd, f);
+    s->q = carve(c, b, s->model->arch->gated_heads ? 2 * n_q : n_q, f);
     s->k = carve(c, b, n_kv, f);
     s->v = carve(c, b, n_kv, f);
     s->att = carve(c, b, n_q, f);
     s->cs = carve(c, b, pi_rope_floats(s->model, s->model->n_ropes), f);
+    s->layer_embd = carve(c, b, pi_mul((size_t)i->n_layer, n_layer_embd), f);
     s->gate = carve(c, i->is_gated ? b : 0, n_hidden, f);
     s->up = carve(c, b, n_hidden, f);
     s->routes.score = carve(c, b, pi_mul(3, n_expert), f);
@@ -67,6 +69,10 @@ static void lay_out(pi_session *s, carver *c) {
     s->routes.factor = carve(c, n_routes, 1, f);
     s->routes.list = carve(c, n_expert, 1, sizeof *s->routes.list);
     s->routes.x = carve(c, n_routes, (size_t)i->n_embd, f);
+    s->state_in = carve(c, b, (size_t)s->model->state_in, f);
+    s->state_z = carve(c, b, (size_t)s->model->state_z, f);
+    s->state_gates = carve(c, b, (size_t)s->model->state_gates, f);
+    s->state_out = carve(c, b, (size_t)s->model->state_out, f);
     s->rank = carve(c, mlp ? b : 0, (size_t)s->model->max_rank, f);
     s->adapt = carve(c, s->model->adapter_rank ? b : 0, (size_t)s->model->adapter_rank, f);
     s->adapt_up = carve(c, s->model->adapted_ffn ? b : 0, n_ff, f);
@@ -87,6 +93,8 @@ static void lay_out(pi_session *s, carver *c) {
     s->chunk.seq = carve(c, b, 1, sizeof(int32_t));
     s->chunk.logits_row = carve(c, b, 1, sizeof(int32_t));
     s->chunk.batch_row = carve(c, b, 1, sizeof(int32_t));
+    s->chunk.order = carve(c, s->model->state_floats ? b : 0, 1, sizeof(int32_t));
+    s->chunk.run = carve(c, s->model->state_floats ? b + 1 : 0, 1, sizeof(int32_t));
     s->step = carve(c, 1, (size_t)i->n_layer, sizeof *s->step);
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
     s->uses = carve(c, (size_t)i->n_layer, n_expert, sizeof *s->uses);
@@ -97,7 +105,8 @@ static void lay_out(pi_session *s, carver *c) {
 /* What attention.c and a context shift need per member; rounded to cache lines. */
 static size_t scratch_floats(const pi_session *s) {
     const size_t shift = (size_t)s->model->info.n_embd_head * 2;
-    const size_t n = s->room.floats > shift ? s->room.floats : shift;
+    const size_t embd = (size_t)s->model->n_embd_layer, least = shift > embd ? shift : embd;
+    const size_t n = s->room.floats > least ? s->room.floats : least;
     return n == SIZE_MAX ? n : (n + 31) / 16 * 16;
 }
 
@@ -117,10 +126,10 @@ uint64_t pi_model_kv_bytes(const pi_model *m, const pi_session_options *options)
     pi_session_options o = *options;
     if (pi_session_check(m, &o) != PI_OK) return 0;
     const pi_kv_shape shape = kv_shape(&o);
-    uint64_t n = 0;
+    uint64_t n = pi_states_bytes(m, o.n_seq);
     for (int32_t l = 0; l < m->info.n_layer; l++)
-        n += pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), o.type_k) +
-             pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), o.type_v);
+        n += pi_kv_layer_bytes(&shape, pi_attention_of(&m->layer[l]), o.type_k) +
+             pi_kv_layer_bytes(&shape, pi_attention_of(&m->layer[l]), o.type_v);
     return n;
 }
 
@@ -148,15 +157,16 @@ static pi_status open_session(pi_session *s) {
     c = (carver){s->memory, 0};
     lay_out(s, &c);
     for (int32_t l = 0; l < i->n_layer; l++) s->threshold[l] = pi_threshold_of(&m->layer[l]);
-    const te_workspace_limits limits = {
-        .n_threads = o->n_threads,
-        .max_tok = o->n_batch,
-        .max_cols = max_i32(max_i32(i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
-                            max_i32(i->n_head * i->n_embd_head, max_i32(m->max_rank, m->adapter_rank))),
-        .max_rows = i->n_ff,
-        .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
+    const te_workspace_limits limits = {.n_threads = o->n_threads,
+                                        .max_tok = o->n_batch,
+                                        .max_cols = max_i32(max_i32(i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
+                                                            max_i32(max_i32(i->n_head * i->n_embd_head, m->state_out),
+                                                                    max_i32(m->max_rank, m->adapter_rank))),
+                                        .max_rows = i->n_ff,
+                                        .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
     PI_TRY(te_pool_new(o->n_threads, &s->pool));
+    s->kv.states.pool = s->pool;
     if (s->hybrid) PI_TRY(pi_hybrid_load(s->hybrid, o));
     o->plan = NULL;
     o->device_index = NULL;

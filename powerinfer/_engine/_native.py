@@ -175,13 +175,15 @@ def chunk_end(
     generated_from: int | None = None,
     scored: range = range(0),
     max_scored: int = 0,
+    branch: int = 0,
 ) -> int:
     """Where the next part of tokens first..end-1 ends, which should have `size` of them.
 
     It may have up to 30 more, because a prompt keeps its bits only where it is cut in certain places; it is
     empty if there is no room. generated_from: from there on they are fed as generated ones (None: none is).
-    scored: those with logits, of which the part should have at most max_scored.
+    scored: those with logits, of which the part should have at most max_scored. branch: where the part may
+    end so that other prompts can go on from there; 0: nowhere.
     """
     begins = end if generated_from is None else generated_from
-    rest = (first, end, begins, scored.start, scored.stop, size, max_scored)
+    rest = (first, end, begins, scored.start, scored.stop, size, max_scored, branch)
     return int(lib.pi_chunk_end([rest]))

@@ -9,6 +9,12 @@ from .prefix_cache import Sequence, drop_ids
 from .session import Session
 
 
+def computes_anew(session: Session) -> bool:
+    """Whether what a session cannot shift is computed again: windows may reach into what is no longer held,
+    and states of recurrent layers hold all that is to be forgotten."""
+    return session.info.n_window > 0 or session.model.info.n_recurrent > 0
+
+
 @dataclass(frozen=True)
 class ContextShift:
     """The rule of one engine."""
@@ -41,8 +47,8 @@ class ContextShift:
             raise
 
     def make_room(self, session: Session, sequence: Sequence, n: int) -> int:
-        """Makes n more tokens fit into an idle sequence; returns how many of its ids stay. Where a window
-        would reach into what is no longer held, the sequence then holds none of them. Raises ContextError if
+        """Makes n more tokens fit into an idle sequence; returns how many of its ids stay. Where that is
+        computed anew, the sequence then holds none of them. Raises ContextError if
         they cannot fit; then nothing has changed."""
         held = sequence.n
         if held + n <= self.n_ctx:
@@ -54,7 +60,7 @@ class ContextShift:
         try:
             self.move(session, sequence, keep, n_drop)
         except UnsupportedError:
-            if not session.info.n_window:
+            if not computes_anew(session):
                 raise
             sequence.is_torn, is_moved = True, False
             session.drop(sequence.number)

@@ -32,7 +32,7 @@ from ..errors import (
 from ._native import KV_BLOCK
 from .arrays import Ids
 from .batch import Part, coming, joined, parts_of
-from .context_shift import ContextShift
+from .context_shift import ContextShift, computes_anew
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
 from .scheduler_stats import RequestTimes
@@ -413,13 +413,14 @@ class Engine:
                 pass
             if self._running and self.session.info.n_blocks_free < need:
                 return
+            branch = 0 if request.is_text else self.cache.branch(ids)
             sequence = self.cache.take(request.ids, request.n_prompt, source, n, request.place)
             if sequence is None:
                 return
             if not self._starts(request):
                 self.cache.release(sequence)
                 continue
-            request.sequence = sequence
+            request.sequence, request.branch = sequence, branch
             if request.is_text:  # its tokens are computed otherwise than those of a prompt
                 sequence.n_shared = 0
             if not request.is_counted:
@@ -475,10 +476,10 @@ class Engine:
                 else:
                     self._preempt()
             except UnsupportedError as error:
-                if not self.session.info.n_window:
+                if not computes_anew(self.session):
                     self._finish(request, "error", error)
                     continue
-                self._yield(request)  # a window reaches into what stays: that is computed anew
+                self._yield(request)
                 request.forget(keep, n_drop)
             except PowerInferError as error:
                 self._finish(request, "error", error)

@@ -261,7 +261,7 @@ def loading_bar(wanted: bool, text: str) -> Iterator[Progress | None]:
 
 def auto_context(model: Model, room_bytes: int, settings: Settings) -> int:
     """The context that n_ctx="auto" stands for, where K and V are to lie in that much memory."""
-    shape: dict[str, Any] = {"n_seq": settings.n_seq, "n_batch": settings.n_batch}
+    shape: dict[str, Any] = {"n_seq": settings.n_seq, "n_batch": settings.n_batch or N_BATCH}
     types: dict[str, Any] = {"type_k": settings.type_k, "type_v": settings.type_v}
     n_ctx = model.info.n_ctx_train
     while n_ctx > _LEAST_CONTEXT and model.kv_bytes(n_ctx, **shape, **types) > room_bytes // _KV_SHARE:

@@ -110,6 +110,8 @@ class Model:
             n_copied_bytes=native.n_copied_bytes,
             n_sign_bytes=native.n_sign_bytes,
             n_parameters=native.n_parameters,
+            n_recurrent=native.n_recurrent,
+            n_state_bytes=native.n_state_bytes,
             rope=_native.ffi.string(native.rope).decode("utf-8", "replace"),
         )
 
@@ -126,12 +128,15 @@ class Model:
         return self._handle
 
     def kv_bytes(self, n_ctx: int, *, n_seq: int = 1, n_batch: int = 512, type_k: str, type_v: str) -> int:
-        """K and V of a session of that shape, wherever they lie."""
+        """K and V of a session of that shape, wherever they lie. Raises ArgumentError."""
         options = _native.ffi.new("pi_session_options *", _native.lib.pi_session_defaults())
         options.n_ctx, options.n_seq, options.n_batch = n_ctx, n_seq, n_batch
         options.type_k = number_of("type_k", KV_TYPE, type_k)
         options.type_v = number_of("type_v", KV_TYPE, type_v)
-        return int(_native.lib.pi_model_kv_bytes(self.handle, options))
+        n_bytes = int(_native.lib.pi_model_kv_bytes(self.handle, options))
+        if not n_bytes:
+            raise ArgumentError(_native.message())
+        return n_bytes
 
     def matrix_shape(self, name: str) -> tuple[int, int] | None:
         """(rows, columns) of a matrix of the file, `ffn_down` also where it is stored transposed; None if it

@@ -84,6 +84,14 @@ class PrefixCache:
                     best, most = sequence, n
         return best, most if best is not None else 0
 
+    def branch(self, ids: Ids) -> int:
+        """How many of ids are also the first of what some sequence holds, where layers have states: a
+        checkpoint is wanted there. Elsewhere 0."""
+        if not self.session.model.info.n_recurrent:
+            return 0
+        held = (sequence.ids[: sequence.n][: sequence.n_shared] for sequence in self.all)
+        return max((common_prefix(own, ids) for own in held), default=0)
+
     def take(
         self, ids: Ids, n_prompt: int, source: Sequence | None, n: int, place: Sequence | None = None
     ) -> Sequence | None:

@@ -144,6 +144,8 @@ class Request:
     """Rows of the logits after the last of the n and after each guess, while they are not looked at."""
     kept: list[Logits] = field(default_factory=list)
     """Copies of those rows, where later steps overwrite them: a grammar does not know yet what may follow."""
+    branch: int = 0
+    """Where other prompts part from this one; 0: nowhere."""
     before: Ids | None = None
     """What was there when the context was shifted last, of which the first `n_then` ids are left."""
     n_then: int = 0
@@ -236,7 +238,8 @@ class Request:
         scored."""
         first = self.sequence.n if self.sequence is not None else 0
         if not self.is_text:
-            return chunk_end(first, self.n, n, generated_from=self.generated_from) - first
+            generated = self.generated_from
+            return chunk_end(first, self.n, n, generated_from=generated, branch=self.branch) - first
         return chunk_end(first, self.n, n, scored=self.scored, max_scored=n_scored) - first
 
     def kinds(self, first: int, end: int) -> list[TokenKind]:

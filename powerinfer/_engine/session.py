@@ -380,7 +380,8 @@ class Session:
 
     def reachable(self, n: int, *, seq: int = 0) -> int:
         """The most positions, at most n, that a sequence can be cut to or copied: n, or 0 where layers with a
-        window have given back what the next token sees."""
+        window have given back what the next token sees. In a model with recurrent layers those of the next
+        checkpoint, or 0."""
         with self._lock:
             reachable = int(
                 _native.lib.pi_seq_reachable(self.handle, _native.fit("seq", seq), _native.fit("n", n))
@@ -426,8 +427,8 @@ class Session:
     def shift(self, n_keep: int, n_drop: int, *, seq: int = 0) -> None:
         """Keeps the first n_keep positions, drops the n_drop after them and moves the rest down.
 
-        Raises UnsupportedError for models with learned positions (OPT), and where a layer's window would
-        reach into the first n_keep positions, which it no longer holds.
+        Raises UnsupportedError for models with learned positions (OPT) or recurrent layers, and where a
+        layer's window would reach into the first n_keep positions, which it no longer holds.
         """
         with self._lock:
             _native.check(

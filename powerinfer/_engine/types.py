@@ -145,6 +145,10 @@ class ModelInfo:
     n_sign_bytes: int
     """Memory that the sign predictor takes, once loaded."""
     n_parameters: int
+    n_recurrent: int
+    """Layers that know earlier tokens by a state alone, of which every sequence has one."""
+    n_state_bytes: int
+    """Of a sequence's."""
     rope: str
     """For example "norm, base 10000, linear x4"; "none"."""
 

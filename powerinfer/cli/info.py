@@ -203,6 +203,13 @@ def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
         ),
         ("rope", m.rope),
     ]
+    if m.n_recurrent:
+        rows.append(
+            (
+                "recurrent",
+                f"{m.n_recurrent} of {m.n_layer} layers; a sequence's state has {size(m.n_state_bytes)}",
+            )
+        )
     if experts:
         each = f"{size(experts.expert_bytes)} each ({', '.join(experts.types)})"
         rows.append(

@@ -409,12 +409,12 @@ static double activated(te_activation act, double g, double threshold) {
         return g > threshold ? g : 0;
     case TE_DRELU:
         return g > 0 ? g : 0;
+    case TE_RELU2:
+        return g > 0 ? g * g : 0;
     case TE_SILU:
         return g / (1 + exp(-g));
     case TE_GELU:
         return g * 0.5 * erfc(-g / sqrt(2));
-    case TE_RELU2:
-        return g > 0 ? g * g : 0;
     case TE_CLAMPED:
         return fmin(g, 7) / (1 + exp(-1.702 * fmin(g, 7)));
     case TE_GELU_TANH:

@@ -11,6 +11,7 @@ struct attention_case {
     int window = 0;
     bool sinks = false;
     float soft_cap = 0;
+    bool v_norm = false;
 };
 
 static void check_attention_case(const attention_case &k) {
@@ -49,7 +50,8 @@ static void check_attention_case(const attention_case &k) {
     const size_t ldq = (size_t)k.n_head * d, ldk = (size_t)k.n_head_kv * d;
     std::vector<float> q = normals((size_t)k.n_tok * ldq), kk = normals((size_t)k.n_tok * ldk),
                        v = normals((size_t)k.n_tok * ldk);
-    std::vector<float> qn = normals(d), kn = normals(d), cs((size_t)k.n_tok * (size_t)std::max(k.n_rot, 2));
+    std::vector<float> qn = normals(d), kn = normals(d), vn = normals(d),
+                       cs((size_t)k.n_tok * (size_t)std::max(k.n_rot, 2));
     for (int t = 0; t < k.n_tok; t++)
         for (int i = 0; i < k.n_rot / 2; i++) {
             const double angle = k.pos[(size_t)t] * pow(10000, -2.0 * i / k.n_rot);
@@ -72,6 +74,7 @@ static void check_attention_case(const attention_case &k) {
         op.q_norm = device_of(qn);
         op.k_norm = device_of(kn);
     }
+    if (k.v_norm) op.v_norm = device_of(vn);
     op.norm_eps = random_word() % 2 ? 1e-5f : 0.125f;
     op.soft_cap = k.soft_cap;
     op.scale = (float)(1 / sqrt((double)k.d));
@@ -135,7 +138,21 @@ static void check_attention_case(const attention_case &k) {
             for (size_t i = 0; i < d; i++) near((long)i, (double)x[i], key[i], rounding * most + 1e-6);
             std::vector<uint8_t> row(row_v);
             te_quantize_row(k.type_v, &v[(size_t)t * ldk + (size_t)h * d], row.data(), k.d);
-            is_true(!memcmp(row.data(), &after_v[at * row_v], row_v), "V is not stored as the reference does");
+            if (k.v_norm) { // rounded to the format's steps
+                const float *from = &v[(size_t)t * ldk + (size_t)h * d];
+                double squares = 0;
+                most = 0;
+                for (size_t i = 0; i < d; i++) squares += (double)from[i] * (double)from[i];
+                std::vector<double> value(d);
+                for (size_t i = 0; i < d; i++) {
+                    value[i] = (double)from[i] * (double)vn[i] / sqrt(squares / (double)d + (double)op.norm_eps);
+                    most = fmax(most, fabs(value[i]));
+                }
+                te_dequantize_row(k.type_v, &after_v[at * row_v], x.data(), k.d);
+                for (size_t i = 0; i < d; i++) near((long)i, (double)x[i], value[i], 1.01 / 127 * most + 1e-6);
+            } else {
+                is_true(!memcmp(row.data(), &after_v[at * row_v], row_v), "V is not stored as the reference does");
+            }
             memcpy(&hk[at * row_k], &after_k[at * row_k], row_k);
             memcpy(&hv[at * row_v], &after_v[at * row_v], row_v);
         }
@@ -183,10 +200,10 @@ static void check_attention_case(const attention_case &k) {
                 near((long)i, (double)o[i], value[i] / total,
                      (weight[i] / total) * (2 * doubt + 8 * EPS * sqrt((double)n)) + 1e-30);
         }
-    for (const void *p :
-         {(const void *)op.q, (const void *)op.k, (const void *)op.v, (const void *)op.q_norm, (const void *)op.k_norm,
-          (const void *)op.cs, (const void *)op.pos, (const void *)op.table, (const void *)op.row, (const void *)dk,
-          (const void *)dv, (const void *)op.scratch, (const void *)op.counter, (const void *)op.sinks})
+    for (const void *p : {(const void *)op.q, (const void *)op.k, (const void *)op.v, (const void *)op.q_norm,
+                          (const void *)op.k_norm, (const void *)op.v_norm, (const void *)op.cs, (const void *)op.pos,
+                          (const void *)op.table, (const void *)op.row, (const void *)dk, (const void *)dv,
+                          (const void *)op.scratch, (const void *)op.counter, (const void *)op.sinks})
         OK(api->free(dev, (void *)p));
     out.free();
 }
@@ -223,6 +240,9 @@ static void check_attention() {
         {1, 32, 16, 128, TE_F16, TE_F16, neox, 128, false, {2}, {513}, 0, false, 0.5f},
         {1, 8, 4, 256, TE_F16, TE_F16, neox, 256, false, {1}, {1535}, 512, false, 50},
         {4, 16, 4, 64, TE_Q8_0, TE_Q8_0, neox, 64, true, {1, 1, 1, 1}, {62, 63, 64, 65}, 64, false, 1},
+        // Norms of V.
+        {1, 32, 16, 256, TE_F16, TE_F16, neox, 256, true, {2}, {513}, 0, false, 0, true},
+        {4, 16, 4, 64, TE_Q8_0, TE_Q8_0, neox, 64, true, {1, 1, 1, 1}, {62, 63, 64, 65}, 64, false, 0, true},
         // Windows: longer than what is held, as long, shorter, and beginning within and between blocks.
         {1, 32, 8, 128, TE_F16, TE_F16, norm, 128, false, {2}, {513}, 600},
         {1, 32, 8, 128, TE_F16, TE_F16, norm, 128, false, {2}, {513}, 514},

@@ -57,6 +57,7 @@ struct heads_case {
     int window = 0;
     bool sinks = false;
     float soft_cap = 0;
+    bool v_norm = false;
 };
 static std::vector<double> settled(const float *x, int d, const float *norm, double eps, const heads_case &k,
                                    bool rotate, const float *cs) {
@@ -113,7 +114,7 @@ static void check_attention_case(const heads_case &k) {
             }
     }
     floats q(n_tok, k.n_head * d), kk(n_tok, k.n_head_kv * d), vv(n_tok, k.n_head_kv * d);
-    const std::vector<float> q_norm = normals((size_t)d), k_norm = normals((size_t)d);
+    const std::vector<float> q_norm = normals((size_t)d), k_norm = normals((size_t)d), v_norm = normals((size_t)d);
     std::vector<float> cs((size_t)(n_tok * k.n_rot + 2));
     for (size_t i = 0; i + 1 < cs.size(); i += 2) {
         const double angle = 6.28 * random_unit();
@@ -133,6 +134,7 @@ static void check_attention_case(const heads_case &k) {
     op.n_embd_head = d;
     op.q_norm = k.norm ? device_of(q_norm) : nullptr;
     op.k_norm = k.norm ? device_of(k_norm) : nullptr;
+    op.v_norm = k.v_norm ? device_of(v_norm) : nullptr;
     op.norm_eps = random_word() % 2 ? 1e-5f : 0.125f;
     op.soft_cap = k.soft_cap;
     op.scale = (float)(1 / sqrt((double)d));
@@ -172,9 +174,9 @@ static void check_attention_case(const heads_case &k) {
         for (int h = 0; h < k.n_head_kv; h++)
             for (int is_k = 0; is_k < 2; is_k++) {
                 const floats &from = is_k ? kk : vv;
-                const std::vector<double> x =
-                    settled(&from.v[(size_t)t * from.ld + (size_t)(h * d)], d, is_k && k.norm ? k_norm.data() : nullptr,
-                            (double)op.norm_eps, k, is_k, &cs[(size_t)(t * k.n_rot)]);
+                const float *norm = is_k ? k.norm ? k_norm.data() : nullptr : k.v_norm ? v_norm.data() : nullptr;
+                const std::vector<double> x = settled(&from.v[(size_t)t * from.ld + (size_t)(h * d)], d, norm,
+                                                      (double)op.norm_eps, k, is_k, &cs[(size_t)(t * k.n_rot)]);
                 const int type = is_k ? k.type_k : k.type_v;
                 const std::vector<float> y =
                     stored(is_k ? k_now : v_now, type, is_k ? row_k : row_v, row_of(seq[(size_t)t], pos[(size_t)t], h));
@@ -262,6 +264,8 @@ static void check_attention() {
         check_attention_case({8, 4, 256, TE_F16, TE_F16, neox, 256, false, {0, 500}, {100, 163}, 0, false, cap});
         check_attention_case({4, 2, 64, TE_Q8_0, TE_F16, norm, 64, true, {3, 600}, {40, 130}, 33, false, cap});
     }
+    check_attention_case({8, 4, 256, TE_F16, TE_F16, neox, 256, true, {0, 500}, {100, 163}, 64, false, 0, true});
+    check_attention_case({4, 2, 64, TE_Q8_0, TE_Q8_0, norm, 64, true, {3, 600}, {40, 130}, 0, false, 0, true});
     for (int type : {TE_F32, TE_BF16, TE_Q8_0}) {
         check_attention_case({8, 2, 128, type, type, norm, 128, false, {5, 0}, {100, 30}});
         check_attention_case({2, 2, 96, type, TE_F16, none, 0, false, {0}, {33}});

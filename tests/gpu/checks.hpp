@@ -183,14 +183,14 @@ static double activation(te_activation act, double threshold, double x) {
         return x > threshold ? x : 0;
     case TE_DRELU:
         return fmax(x, 0);
+    case TE_RELU2:
+        return x > 0 ? x * x : 0;
     case TE_SILU:
         return x / (1 + exp(-x));
     case TE_GELU:
         return 0.5 * x * erfc(-x * 0.70710678118654752);
     case TE_GELU_TANH:
         return x / (1 + exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)));
-    case TE_RELU2:
-        return x > 0 ? x * x : 0;
     case TE_CLAMPED:
         x = fmin(x, 7);
         return x / (1 + exp(-1.702 * x));

@@ -25,7 +25,7 @@ from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Settings, engine, make_plan
 from powerinfer.models.quantize import choose_types, quantize_model
 from tests import models, reference
-from tests.native import test_windows
+from tests.native import test_window_memory, test_windows
 from tests.native.hybrid import (
     ADAPTED,
     ADAPTED_FFN,
@@ -105,6 +105,12 @@ def test_windows_and_norms_behind_blocks(folder: Path, split: str) -> None:
     expected = test_windows.forward(reference.load(path), test_windows.tokens())
     with Model(path) as model:
         test_windows.check_on_device(model, expected, "cuda", split)
+
+
+@pytest.mark.parametrize("split", ["all", "layers"])
+def test_windows_give_back_what_lies_behind_them(folder: Path, split: str) -> None:
+    with Model(test_windows.write(folder / f"window-memory-{split}.gguf")) as model:
+        test_window_memory.check_on_device(model, "cuda", split)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -37,9 +37,11 @@ NAMES = [
     "nemotron",
     "qwen2",
     "qwen3",
+    "olmo3",
     "cohere2",
     "gemma2",
     "gemma3",
+    "gemma4-large",
 ]
 SPLITS = ["all", "none", "one", "but", "some", "mixed", "cpu", "near", "weak", "only"]
 DEEP = replace(models.SPECS["llama-relu-gqa"], name="deep", n_layer=6, predictor=(32, 48, 40, 32, 48, 40))

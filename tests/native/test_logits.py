@@ -111,7 +111,7 @@ def test_prompt_logits(name: str, kind: str, sparsity: str, chunk: int, files: F
     golden, path = files.golden(name, kind)
     with open_session(path, sparsity) as session:
         rows = feed_all(session, golden.prompt, chunk)
-    assert reference.relative_error(rows, golden.logits) < tolerance(chunk, golden.spec.n_layer)
+    assert reference.relative_error(rows, golden.logits) < tolerance(chunk, golden.spec.depth)
 
 
 @pytest.mark.parametrize(("name", "kind", "sparsity"), cases())
@@ -128,7 +128,7 @@ def test_greedy_tokens(name: str, kind: str, sparsity: str, files: Files) -> Non
         else:
             tokens, rows = continue_greedily(session, len(golden.greedy))
             if kind == "decode":
-                assert reference.relative_error(rows, golden.logits) < tolerance(2, golden.spec.n_layer)
+                assert reference.relative_error(rows, golden.logits) < tolerance(2, golden.spec.depth)
     assert tokens == golden.greedy.tolist()
 
 
@@ -206,7 +206,7 @@ def test_through_the_python_object(name: str, kind: str, files: Files) -> None:
         assert list(itertools.islice(steps, len(golden.greedy))) == golden.greedy.tolist()
         if kind != "decode":
             n = len(golden.prompt)
-            assert reference.relative_error(llm.scores[:n], golden.logits) < tolerance(n, golden.spec.n_layer)
+            assert reference.relative_error(llm.scores[:n], golden.logits) < tolerance(n, golden.spec.depth)
 
 
 # ---- what is counted, and what is not read -----------------------------------------------------------------
@@ -397,7 +397,7 @@ def test_a_relu_file_can_be_named_by_the_caller(tmp_path: Path) -> None:
     )
     with Session(Model(path, activation="relu"), sparsity="exact", n_threads=N_THREADS) as session:
         rows = feed_all(session, golden.prompt, 1000)
-    assert reference.relative_error(rows, golden.logits) < tolerance(1000, golden.spec.n_layer)
+    assert reference.relative_error(rows, golden.logits) < tolerance(1000, golden.spec.depth)
 
 
 @pytest.mark.parametrize("sparsity", ["exact", "dense"])

@@ -209,6 +209,10 @@ def test_more_at_random(model: Model, seed: int) -> None:
 
 @pytest.mark.parametrize("split", ["all", "layers"])
 def test_on_a_device(model: Model, split: str) -> None:
+    check_on_device(model, "host", split)
+
+
+def check_on_device(model: Model, device: str, split: str) -> None:
     """The same operations there: sums are in another order, so the answers are near, not the same."""
     ids = tokens()
 
@@ -243,6 +247,6 @@ def test_on_a_device(model: Model, split: str) -> None:
     plan = plans.native_plan(
         model, asked, plans.Rates(), on_device=on, hot=ids_on, pcie=none, head_on_device=split == "all"
     )
-    with small(model, **sizes) as alone, small(model, plan=plan, device="host", **sizes) as hybrid:
+    with small(model, **sizes) as alone, small(model, plan=plan, device=device, **sizes) as hybrid:
         for a, b in zip(drive(alone), drive(hybrid), strict=True):
             assert np.linalg.norm(a - b) < 1e-2 * np.linalg.norm(a)

@@ -27,6 +27,7 @@ class Reply:
     pieces: Iterable[str] = ()
     status: int = 200
     message: str = ""
+    code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     hold: threading.Event | None = None
     """Waited for before the last piece."""
@@ -49,6 +50,7 @@ class FakeServer(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.models = ["demo"]
+        self.n_ctx = 4096
         self.engine: dict[str, Any] = engine_state()
         self.gone = threading.Event()
         """Set when a client left in the middle of a stream."""
@@ -69,7 +71,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
         if path == "/v1/models":
-            self.send_object({"object": "list", "data": [{"id": name} for name in self.server.models]})
+            self.send_object(
+                {
+                    "object": "list",
+                    "data": [
+                        {"id": name, "meta": {"n_ctx": self.server.n_ctx}} for name in self.server.models
+                    ],
+                }
+            )
         elif path == "/v1/engine":
             self.send_object(self.server.engine)
         else:
@@ -87,7 +96,12 @@ class Handler(BaseHTTPRequestHandler):
         question = body["messages"][-1]["content"]
         reply = self.server.replies.popleft() if self.server.replies else Reply([f"You said: {question}"])
         if reply.status != 200:
-            error = {"message": reply.message, "type": "invalid_request_error", "param": None, "code": None}
+            error = {
+                "message": reply.message,
+                "type": "invalid_request_error",
+                "param": None,
+                "code": reply.code,
+            }
             self.send_object({"error": error}, reply.status, reply.headers)
         else:
             self.stream(reply)

@@ -15,7 +15,7 @@ AUDIT = Path(__file__).with_name("audit.js").read_text(encoding="utf-8")
 
 SAMPLE = """# Head
 
-Text `code` [link](https://a.example)
+Text `code` [link](https://a.example) $\\frac{1}{x}$ $\\unknown$
 
 ```python
 x = 1  # one
@@ -33,8 +33,14 @@ def show_everything(page: Any, server: FakeServer) -> None:
     server.replies += [Reply([SAMPLE]), Reply(status=429, message="Busy.", headers={"Retry-After": "9"})]
     ask(page, "Hello")
     answered(page)
+    file = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"notes"}
+    page.set_input_files("#attach-file", files=[file])
+    page.wait_for_selector(".file")
     ask(page, "More")
     answered(page, 2)
+    page.locator(".attached summary").click()
+    page.set_input_files("#attach-file", files=[file])
+    page.wait_for_selector(".file")
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
@@ -53,6 +59,8 @@ def test_rules(page: Any, server: FakeServer, colours: str, width: int) -> None:
             page.keyboard.press("Escape")
     page.click("#settings-open")
     page.locator(".shortcuts summary").click()
+    page.locator("#set-more summary").click()
+    page.get_by_label("This chat has a prompt of its own").check()
     assert page.evaluate(AUDIT) == []
 
 

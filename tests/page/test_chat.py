@@ -217,13 +217,13 @@ def test_bad_files_are_refused(page: Any, tmp_path: Path) -> None:
 def test_settings_are_sent_and_kept(page: Any, server: FakeServer) -> None:
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("System prompt").fill("Be brief.")
-    page.get_by_label("Temperature").fill("3")
+    page.get_by_label("Temperature").fill("300")
     page.get_by_label("Top p").fill("0.9")
     page.get_by_label("Longest answer").fill("64")
     page.get_by_label("Seed").fill("7")
     page.get_by_label("API key").fill("secret")
     page.get_by_role("button", name="Save").click()
-    assert page.locator("#settings-error").inner_text() == "Temperature must be a number from 0 to 2."
+    assert page.locator("#settings-error").inner_text() == "Temperature must be a number from 0 to 100."
     page.get_by_label("Temperature").fill("0.5")
     page.get_by_role("button", name="Save").click()
     page.reload()

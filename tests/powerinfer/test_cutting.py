@@ -139,3 +139,19 @@ def test_broken_ranges_are_refused() -> None:
     assert chunk_end(5, 9, 2, generated_from=-(2**31), scored=range(-(2**31), top), max_scored=top) == 7
     assert reusable_prefix(top, top, top) == top - 1
     assert reusable_prefix(-(2**31), top, -(2**31)) == 0
+
+
+def test_a_part_ends_at_a_branch() -> None:
+    """Wherever another prompt parts from this one, no token gets other kernels; the part ends there, or a few
+    tokens before, where it has and leaves enough."""
+    for end in (40, 41, 48, 100):
+        for first in (0, 8, 24):
+            for branch in range(end + 9):
+                got = chunk_end(first, end, 500, generated_from=end - 1, branch=branch)
+                assert is_right(first, got, end, end - 1), (first, end, branch)
+                last = (end - 1) // 8 * 8
+                if first + 24 <= branch <= last - 16:
+                    assert got == branch // 8 * 8
+                if branch >= last and last - first >= 16:
+                    assert got == last
+                assert got == end or got <= branch

@@ -92,7 +92,7 @@ typedef struct te_attention_args {
     const float *k, *v; /* [n_tok][n_head_kv * n_embd_head] */
     size_t ldq, ldk, ldv;
     int32_t n_tok, n_head, n_head_kv, n_embd_head; /* n_embd_head: even, at most 256 */
-    const float *q_norm, *k_norm;                  /* [n_embd_head] RMS norm of each head, or NULL */
+    const float *q_norm, *k_norm, *v_norm;         /* [n_embd_head] RMS norm of each head, or NULL */
     float norm_eps, scale;                         /* scores are multiplied by scale */
     float soft_cap;                                /* then they are cap * tanh(score / cap); 0: they stay as they are */
     const float *sinks; /* [n_head] or NULL: one more score of each head, of no position and no V, as it is */
@@ -272,6 +272,7 @@ typedef struct te_merge_args {
     const int32_t *expected; /* or NULL: where *expected is 0 there are no words */
     te_norm norm;
     float *normed; /* with a norm: room for n_tok * cols floats, which may be partial's */
+    float scale;   /* with a norm: what y_t becomes is multiplied by it; 0: it is not */
     /* by the device. A wait ends where *cancelled (S) is not 0, or after limit_ns, which sets it; what was not there is 0. */
     uint32_t *cancelled;
     uint64_t limit_ns;

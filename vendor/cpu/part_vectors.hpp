@@ -1,7 +1,8 @@
-// part_vectors.hpp - what works on vectors of floats: norms, activations, attention's rows.
+// part_vectors.hpp - what works on vectors of floats: norms, activations, attention's rows, recurrent states.
 #include "codec.hpp"
 #include "elem.hpp"
 #include "heads.hpp"
+#include "recurrent.hpp"
 
 TE_PART(vectors) {
     using elem = elementwise<isa_vec>;
@@ -16,5 +17,7 @@ TE_PART(vectors) {
     table->rows_dot = heads<isa_vec>::dot;
     table->rows_sum = heads<isa_vec>::sum;
     table->exp_sum = heads<isa_vec>::exp_sum;
+    table->conv = recurrent<isa_vec>::conv;
+    table->scan = recurrent<isa_vec>::scan;
 }
 TE_ISA_END

@@ -35,14 +35,20 @@ static void add_bias(const float *b, int32_t n, float *y) {
     for (int32_t i = 0; b && i < n; i++) y[i] += b[i];
 }
 
-static bool silences(const te_mixture *m) { return m->skip && te_is_relu(m->act); }
+/* Ungated neurons cannot: their only product before down's is up's. */
+static bool silences(const te_mixture *m) {
+    return m->skip && te_is_relu(m->act) && m->n_experts && m->expert[0].gate.w;
+}
 
-/* Hidden values of n neurons of a token, from what their rows' products are. */
+/* The matrix whose rows are read first. */
+static const te_mat *first_mat(const te_expert *e) { return e->gate.w ? &e->gate : &e->up; }
+
+/* Hidden values of n neurons of a token, from what their rows' products are. g NULL: they have no gate. */
 static void open_neurons(const run *r, const float *g, const float *u, int32_t n, float *h) {
     const te_mixture *m = r->m;
     const float least = m->act == TE_RELU ? m->threshold : 0;
     int32_t fired = 0, open = 0;
-    for (int32_t i = 0; i < n; i++) open += g[i] > least;
+    for (int32_t i = 0; i < n && g; i++) open += g[i] > least;
     r->ws->k->glu(m->act, m->threshold, g, u, n, h);
     for (int32_t i = 0; i < n; i++) fired += h[i] != 0;
     r->counts->listed += n;
@@ -95,33 +101,35 @@ static void whole_neurons(const run *r, const te_expert *e, int32_t j0, int32_t 
     const size_t n_ff = (size_t)e->up.n_rows, room = r->ws->sum_stride, stride = r->ws->act_stride;
     const te_ffn f = operator_of(m, e);
     const int32_t up_act = te_pass_up_act(r->ws, &f);
+    const bool gated = e->gate.w != NULL;
     float *g = r->me->sums[0], *u = r->me->sums[1];
     const uint32_t tokens = tokens_of(m, e);
     uint32_t bits[256];
     enum { MOST = sizeof bits / sizeof *bits };
     for (int32_t j = j0, n; j < j1; j += n) {
         n = smaller(j1 - j, smaller((int32_t)room, e->n == 1 ? INT32_MAX : MOST));
-        const te_ahead after = j + n < j1 ? next_rows(&e->gate, j + n) : next;
+        const te_ahead after = j + n < j1 ? next_rows(first_mat(e), j + n) : next;
         if (e->n == 1) {
             const int32_t t = m->token[e->first];
-            stream(r, &e->gate, j, j + n, next_rows(&e->up, j), inputs(r, 0, t), g);
+            if (gated) stream(r, &e->gate, j, j + n, next_rows(&e->up, j), inputs(r, 0, t), g);
             stream(r, &e->up, j, j + n, after, inputs(r, up_act, t), u);
         } else {
             for (int32_t i = 0; i < n; i++) bits[i] = tokens;
             const te_tokens who = {bits, m->n_tok};
             const te_rows rows = {NULL, j, n};
-            te_rows_of(r->ws, &e->gate)
-                ->dot_batch(&e->gate, rows, (te_ahead){&e->up, rows}, who, inputs(r, 0, 0), stride, g, room);
+            if (gated)
+                te_rows_of(r->ws, &e->gate)
+                    ->dot_batch(&e->gate, rows, (te_ahead){&e->up, rows}, who, inputs(r, 0, 0), stride, g, room);
             te_rows_of(r->ws, &e->up)->dot_batch(&e->up, rows, after, who, inputs(r, up_act, 0), stride, u, room);
         }
         for (int32_t i = 0; i < e->n; i++) {
             const size_t p = (size_t)e->first + (size_t)i, at = e->n == 1 ? 0 : room * (size_t)m->token[p];
             if (e->gate_b) add_bias(e->gate_b + j, n, g + at);
             if (e->up_b) add_bias(e->up_b + j, n, u + at);
-            open_neurons(r, g + at, u + at, n, m->hidden + n_ff * p + j);
+            open_neurons(r, gated ? g + at : NULL, u + at, n, m->hidden + n_ff * p + j);
         }
     }
-    count_rows(r, &e->gate, j1 - j0);
+    if (gated) count_rows(r, &e->gate, j1 - j0);
     count_rows(r, &e->up, j1 - j0);
 }
 
@@ -294,7 +302,7 @@ static void open_experts(const run *r) {
         te_work_share(&d, units_of(m, n_ff), 1, &first, &last);
         while (next_expert(&first, last, n_ff, &i, &lo, &hi)) {
             const te_expert *e = &m->expert[i];
-            const te_ahead next = first < last ? next_rows(&e[1].gate, 0) : (te_ahead){0};
+            const te_ahead next = first < last ? next_rows(first_mat(&e[1]), 0) : (te_ahead){0};
             if (silences(m))
                 staged_neurons(r, e, lo, hi, NULL, next);
             else
@@ -447,16 +455,19 @@ static void run_slice(const run *r, const te_expert *e, int32_t first, int32_t n
     te_gemm_pack *packed_for = NULL;
     for (int32_t i = 0; i < n; i++)
         memcpy(x + cols * (size_t)i, m->x + m->ldx * (size_t)m->token[first + i], cols * sizeof *x);
-    pack_slice(r, &gate, x, cols, n, e->gate.cols, &packed_for);
-    k->gemm.begin();
-    gate.gemm(&e->gate, 0, e->gate.n_rows, r->me->slice, n, g, n_ff, e->gate_b, false, r->me->gemm);
-    k->gemm.end();
+    if (e->gate.w) {
+        pack_slice(r, &gate, x, cols, n, e->gate.cols, &packed_for);
+        k->gemm.begin();
+        gate.gemm(&e->gate, 0, e->gate.n_rows, r->me->slice, n, g, n_ff, e->gate_b, false, r->me->gemm);
+        k->gemm.end();
+    }
     pack_slice(r, &up, x, cols, n, e->up.cols, &packed_for);
     k->gemm.begin();
     up.gemm(&e->up, 0, e->up.n_rows, r->me->slice, n, u, n_ff, e->up_b, false, r->me->gemm);
     k->gemm.end();
     for (int32_t i = 0; i < n; i++)
-        open_neurons(r, g + n_ff * (size_t)i, u + n_ff * (size_t)i, (int32_t)n_ff, u + n_ff * (size_t)i);
+        open_neurons(r, e->gate.w ? g + n_ff * (size_t)i : NULL, u + n_ff * (size_t)i, (int32_t)n_ff,
+                     u + n_ff * (size_t)i);
     const te_mat *out = e->down_t.w ? &e->down_t : &e->down;
     const te_gemm_way down = e->down_t.w ? te_gemm_t_of(k) : te_gemm_of(k, out->type);
     down.pack(u, n_ff, n, (int32_t)n_ff, 0, n, r->me->slice);
@@ -479,12 +490,12 @@ static void run_together(const run *r) {
         const te_linear in[2] = {
             {.w = e->up, .bias = e->up_b, .y = m->hidden + n_ff * p, .ldy = n_ff, .way = TE_BY_GEMM},
             {.w = e->gate, .bias = e->gate_b, .y = m->gate + n_ff * p, .ldy = n_ff, .way = TE_BY_GEMM}};
-        te_op_linear(team, r->ws, in, 2, m->out + cols * p, cols, e->n);
+        te_op_linear(team, r->ws, in, e->gate.w ? 2 : 1, m->out + cols * p, cols, e->n);
     }
     te_barrier(team);
     for (int32_t i = team->ith; i < m->n_routes; i += team->nth)
-        open_neurons(r, m->gate + n_ff * (size_t)i, m->hidden + n_ff * (size_t)i, (int32_t)n_ff,
-                     m->hidden + n_ff * (size_t)i);
+        open_neurons(r, m->expert[0].gate.w ? m->gate + n_ff * (size_t)i : NULL, m->hidden + n_ff * (size_t)i,
+                     (int32_t)n_ff, m->hidden + n_ff * (size_t)i);
     te_barrier(team);
     for (int32_t i = 0; i < m->n_experts; i++) {
         const te_expert *e = &m->expert[i];
@@ -506,7 +517,7 @@ void te_op_experts_gemm(te_team *team, te_workspace *ws, const te_mixture *m, te
     for (int32_t i = 0; i < m->n_experts; i++) n_tasks += slices_of(&m->expert[i], most, &each);
     for (int32_t i = 0; i < m->n_experts && team->ith == 0; i++) {
         const te_expert *e = &m->expert[i];
-        count_rows(&r, &e->gate, e->gate.n_rows);
+        if (e->gate.w) count_rows(&r, &e->gate, e->gate.n_rows);
         count_rows(&r, &e->up, e->up.n_rows);
         counts->rows += e->up.n_rows;
         counts->bytes += (int64_t)(e->down_t.w ? te_row_bytes(e->down_t.type, e->down_t.cols) * (size_t)e->up.n_rows

@@ -13,14 +13,15 @@ extern "C" {
 
 /* An expert that some token has chosen. Formats and sizes are the same for all experts of a mixture. */
 typedef struct te_expert {
-    te_mat gate, up;                     /* [n_ff][cols] */
+    te_mat gate, up;                     /* [n_ff][cols]; gate.w NULL when not gated, then down_t.w is NULL, too */
     te_mat down;                         /* [cols][n_ff], or w NULL */
     te_mat down_t;                       /* [n_ff][cols] instead: row j belongs to neuron j */
     const float *gate_b, *up_b, *down_b; /* [n_ff], [n_ff], [cols]; or NULL */
     int32_t first, n;                    /* places; n >= 1 */
 } te_expert;
 
-/* y[t] (+)= sum over t's routes, in their order, of weight * down_e . (act(gate_e . x[t]) * (up_e . x[t])), with the biases;
+/* y[t] (+)= sum over t's routes, in their order, of weight * down_e . (act(gate_e . x[t]) * (up_e . x[t])), or
+ * down_e . act(up_e . x[t]) without a gate, with the biases;
  * add false: tokens without a route get 0. */
 typedef struct te_mixture {
     const te_expert *expert; /* [n_experts] those of a token always in the same order */

@@ -121,6 +121,43 @@ typedef struct te_gemm_kernels {
     te_int8_kernels int8[TE_INT8_WAYS]; /* no format is in both */
 } te_gemm_kernels;
 
+/* A causal convolution of each channel over the last `width` tokens, of n tokens, which are rows of x and y:
+ *     y = after * act(b + sum_j w[j] * (before * x) of token i - width + 1 + j)
+ * last: before * x of the width - 1 tokens before the first, the oldest first; afterwards of those before what follows. */
+enum { TE_CONV_WIDTH = 8 }; /* 2 to this */
+typedef struct te_conv {
+    const float *w, *b; /* [width][ld], [n_channels] or NULL */
+    float *last;        /* [width - 1][ld] */
+    size_t ld;
+    int32_t width, n_channels;
+    bool silu;                       /* act: x sigmoid(x); else none */
+    const float *x, *before, *after; /* rows ldx floats apart; before, after: NULL is 1 */
+    size_t ldx;
+    float *y; /* may be x */
+    size_t ldy;
+    const int32_t *row; /* [n] */
+    int32_t n;
+} te_conv;
+
+/* A head's state, taken through n tokens, n >= 1, which are rows of all that follows:
+ *     state = decay state + k u^T       y = q . state + skip v       u = rate v, by the delta rule rate (v - decay k . state)
+ * state: [n_k][n_v]; q, k [n_k], v, y [n_v]; decay and rate are single numbers. y overlaps nothing. */
+typedef struct te_scan {
+    float *state;
+    size_t ld_state;
+    int32_t n_k, n_v;
+    const float *q, *k, *v;
+    size_t ldx;
+    const float *decay, *rate;
+    size_t ld_gate;
+    float skip;
+    bool delta;
+    float *y;
+    size_t ldy;
+    const int32_t *row; /* [n] */
+    int32_t n;
+} te_scan;
+
 typedef struct te_kernels {
     const char *name;                  /* "scalar" "avx2" "avx512" "avx512_bf16" "amx" "neon" "neon_dot" */
     te_row_kernels row[TE_TYPE_LIMIT]; /* by te_type; all entries NULL for types that cannot be dequantised */
@@ -153,6 +190,10 @@ typedef struct te_kernels {
     float (*exp_sum)(float *x, int32_t n, float scale, float *top);
     /* x = cap * tanh(scale * x / cap). cap > 0. */
     void (*soft_cap)(float *x, int32_t n, float scale, float cap);
+
+    /* Tokens one after the other; no number depends on how many are computed together, or on other channels and columns. */
+    void (*conv)(const te_conv *c);
+    void (*scan)(const te_scan *s);
 } te_kernels;
 
 /* The table for this machine, chosen once: the best that the processor and the operating system allow, or the one

@@ -13,8 +13,7 @@ __device__ __forceinline__ float activate(te_activation act, float threshold, fl
     case TE_DRELU:
         return fmaxf(x, 0);
     case TE_RELU2:
-        x = fmaxf(x, 0);
-        return x * x;
+        return x > 0 ? x * x : 0;
     case TE_SILU:
         return x / (1 + expf(-x));
     case TE_GELU:

@@ -127,7 +127,7 @@ __device__ __forceinline__ void copies_wait() { // for all groups but the last
 #endif
 }
 
-// cap * tanh(x / cap), where there is a cap. What overflows is a finite number's inverse: 0.
+// cap * tanh(x / cap), where there is a cap. Where the exponential overflows, the quotient is 0.
 __device__ __forceinline__ float capped(float x, float cap) {
     return cap > 0 ? cap - __fdividef(2 * cap, __expf(2 * x / cap) + 1) : x;
 }
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         uint8_t *to = (is_k ? fresh_k : fresh_v) + (size_t)i * row;
         const head_values<MAX> h =
             fetch_head<MAX>(a, (is_k ? a.k + u * a.ldk : a.v + u * a.ldv) + (size_t)kvh * d, is_k, u);
-        settle_head<MAX>(a, h, is_k ? a.k_norm : nullptr, is_k, room);
+        settle_head<MAX>(a, h, is_k ? a.k_norm : a.v_norm, is_k, room);
         kv_store(is_k ? type_k : type_v, room, to, d);
         if (u == t && first == 0) { // rows are of even size
             uint8_t *pool = (uint8_t *)(is_k ? a.k_pool : a.v_pool) + own_row * row;

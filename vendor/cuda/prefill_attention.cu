@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(32 * SETTLE_WARPS) settle_kernel(const __grid_
         }
         const bool is_k = j < a.n_head + a.n_head_kv;
         const int head = j - a.n_head - (is_k ? 0 : a.n_head_kv);
-        settle(a, (is_k ? a.k + t * a.ldk : a.v + t * a.ldv) + (size_t)head * d, is_k ? a.k_norm : nullptr, is_k, t, x);
+        settle(a, (is_k ? a.k + t * a.ldk : a.v + t * a.ldv) + (size_t)head * d, is_k ? a.k_norm : a.v_norm, is_k, t,
+               x);
         const size_t row = pool_row(a, seq, pos, head);
         store_row(is_k ? a.type_k : a.type_v, x,
                   (uint8_t *)(is_k ? a.k_pool : a.v_pool) + row * (size_t)(is_k ? args.row_k : args.row_v), d);

@@ -31,7 +31,7 @@
 extern "C" {
 #endif
 
-enum { TE_CUDA_VERSION = 6, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_SLOTS = 8, TE_CUDA_FETCHES = 128 };
+enum { TE_CUDA_VERSION = 7, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_SLOTS = 8, TE_CUDA_FETCHES = 128 };
 
 typedef struct te_cuda te_cuda;
 typedef struct te_cuda_graph te_cuda_graph;

@@ -82,7 +82,9 @@ __global__ void add_norm_kernel(const te_merge_args a) {
     const float *x = a.normed + t * a.cols;
     const float2 of = norm_of(x, a.cols, a.norm, part);
     const int c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c < a.cols) a.y[t * a.ldy + c] = (a.add ? a.add[t * a.ld_add + c] : 0) + normed(x[c], a.norm, of, c);
+    if (c >= a.cols) return;
+    const float y = (a.add ? a.add[t * a.ld_add + c] : 0) + normed(x[c], a.norm, of, c);
+    a.y[t * a.ldy + c] = a.scale != 0 ? y * a.scale : y;
 }
 
 /* A thread a row; 32 rows make a word. */

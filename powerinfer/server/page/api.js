@@ -3,7 +3,8 @@
 import { apiKey } from "./settings.js";
 
 export class ApiError extends Error {
-  /** kind: "busy" (429, 503), "key" (401, 403), "offline" (no answer), "broken" (a stream that ended too early) or "refused". */
+  /** kind: "busy" (429, 503), "key" (401, 403), "offline" (no answer), "broken" (a stream that ended too early),
+   * "long" (more than the model's context holds) or "refused". */
   constructor(message, kind, retryAfter = null) {
     super(message);
     this.kind = kind;
@@ -20,15 +21,17 @@ function headers(more = {}) {
 
 async function errorOf(response) {
   let message = "";
+  let kind = KINDS[response.status] ?? "refused";
   try {
     const body = await response.json();
+    if (body?.error?.code === "context_length_exceeded") kind = "long";
     message = body?.error?.message ?? body?.detail ?? "";
   } catch {
     // Not JSON: the status alone has to do.
   }
   if (typeof message !== "string" || !message) message = `The server answered ${response.status} ${response.statusText}`.trim();
   const seconds = Number.parseFloat(response.headers.get("Retry-After") ?? "");
-  return new ApiError(message, KINDS[response.status] ?? "refused", Number.isFinite(seconds) ? Math.min(Math.max(seconds, 0), 600) : null);
+  return new ApiError(message, kind, Number.isFinite(seconds) ? Math.min(Math.max(seconds, 0), 600) : null);
 }
 
 async function request(path, options = {}) {
@@ -43,10 +46,11 @@ async function request(path, options = {}) {
   return response;
 }
 
-/** The names of the models that the server offers. */
+/** The models that the server offers: a Map of name -> n_ctx, or null where it does not say. */
 export async function models() {
   const body = await (await request("/v1/models", { headers: headers() })).json();
-  return (Array.isArray(body?.data) ? body.data : []).map((model) => String(model.id));
+  const n = (model) => (Number.isSafeInteger(model.meta?.n_ctx) && model.meta.n_ctx > 0 ? model.meta.n_ctx : null);
+  return new Map((Array.isArray(body?.data) ? body.data : []).map((model) => [String(model.id), n(model)]));
 }
 
 /** What the engine is doing now; see engine.js. */

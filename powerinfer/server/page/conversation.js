@@ -1,12 +1,11 @@
 // A conversation: a tree of turns, since an edited question or a retried answer stands beside the old one. Plain data, as
 // it lies in the browser's database and in exported files:
-//   {id, title, created, updated, head, nodes: {id: {id, parent, role, text, time, thought?, finish?, error?, stats?}}}
-// `head` is the last turn of the branch that is shown; times are milliseconds since 1970.
-
-export const FORMAT = "powerinfer-conversations-1";
-const TERMINAL_FORMAT = "powerinfer-chat-1"; // what `powerinfer chat` saves
-const MAX_NODES = 5000;
-const MAX_TEXT = 4_000_000;
+//   {id, title, created, updated, head, nodes: {id: node}, system?, stamps?}
+//   node: {id, parent, role, text, time, version?, files?: [{name, text}], context?: {from, summary?},
+//          thought?, finish?, error?, stats?, model?}
+// `head` is the last turn of the branch that is shown; times are milliseconds since 1970. `system`: the chat's own system
+// prompt. `context` of a question: the model is shown the turns from `from` on, and a summary of those before. `stamps`
+// and `version` say which of two tabs' states is the newer one (merge).
 
 export const newId = () => {
   // randomUUID is missing where the page came over plain http.
@@ -19,43 +18,78 @@ export function newConversation() {
   return { id: newId(), title: "", created: now, updated: now, head: null, nodes: {} };
 }
 
+/** Sets a field of the conversation itself: title, head or system. */
+export function assign(conversation, name, value) {
+  conversation[name] = value;
+  conversation.stamps = { ...conversation.stamps, [name]: Date.now() };
+}
+
+/** Says that a turn has changed. */
+export function touched(node) {
+  node.version = (node.version ?? 0) + 1;
+}
+
+/** Takes into a conversation what another tab knows of it: turns that are missing, newer states of turns and fields.
+ * Turns keep their objects. keepHead: the branch that is shown stays. */
+export function merge(conversation, other, keepHead = false) {
+  for (const [id, theirs] of Object.entries(other.nodes)) {
+    const ours = conversation.nodes[id];
+    if (!ours) conversation.nodes[id] = theirs;
+    else if ((theirs.version ?? 0) > (ours.version ?? 0)) {
+      for (const name of Object.keys(ours)) delete ours[name];
+      Object.assign(ours, theirs);
+    }
+  }
+  for (const name of ["title", "head", "system"]) {
+    const [ours, theirs] = [conversation, other].map((one) => one.stamps?.[name] ?? 0);
+    if (theirs > ours && !(name === "head" && keepHead)) {
+      conversation[name] = other[name];
+      conversation.stamps = { ...conversation.stamps, [name]: theirs };
+    }
+  }
+  conversation.updated = Math.max(conversation.updated, other.updated);
+}
+
 /** The turns of the branch that is shown, first to last. */
 export function path(conversation, from = conversation.head) {
   const turns = [];
-  for (let node = conversation.nodes[from]; node; node = conversation.nodes[node.parent]) turns.unshift(node);
-  return turns;
+  for (let node = conversation.nodes[from]; node; node = conversation.nodes[node.parent]) turns.push(node);
+  return turns.reverse();
+}
+
+/** The turns below each turn (null: the beginning), oldest first. */
+export function families(conversation) {
+  const below = new Map();
+  for (const node of Object.values(conversation.nodes)) {
+    const family = below.get(node.parent);
+    if (family) family.push(node);
+    else below.set(node.parent, [node]);
+  }
+  for (const family of below.values()) family.sort((a, b) => a.time - b.time);
+  return below;
 }
 
 /** The turns that may stand in this one's place, itself among them, oldest first. */
-export function siblings(conversation, node) {
-  return Object.values(conversation.nodes).filter((other) => other.parent === node.parent && other.role === node.role);
+export function siblings(below, node) {
+  return below.get(node.parent).filter((other) => other.role === node.role);
 }
 
 /** Adds a turn below `parent` (null: the beginning) and shows its branch. */
 export function add(conversation, parent, role, text) {
-  const node = { id: newId(), parent, role, text, time: Date.now() };
+  const node = { id: newId(), parent, role, text, time: Date.now(), version: 1 };
   conversation.nodes[node.id] = node;
-  conversation.head = node.id;
+  assign(conversation, "head", node.id);
   touch(conversation);
-  if (!conversation.title && role === "user") conversation.title = titleOf(text);
+  if (!conversation.title && role === "user" && text) assign(conversation, "title", titleOf(text));
   return node;
-}
-
-/** Takes out a turn that has nothing below it. */
-export function remove(conversation, node) {
-  delete conversation.nodes[node.id];
-  if (conversation.head === node.id) conversation.head = node.parent;
 }
 
 /** Shows the branch through this turn, down to its newest end. */
 export function show(conversation, node) {
+  const below = families(conversation);
   let last = node;
-  for (;;) {
-    const below = Object.values(conversation.nodes).filter((other) => other.parent === last.id);
-    if (!below.length) break;
-    last = below.at(-1);
-  }
-  conversation.head = last.id;
+  while (below.has(last.id)) last = below.get(last.id).at(-1);
+  assign(conversation, "head", last.id);
 }
 
 export function touch(conversation) {
@@ -68,73 +102,35 @@ export function titleOf(text) {
   return letters.length > 60 ? `${letters.slice(0, 59).join("").trimEnd()}…` : line;
 }
 
+/** A turn as the model reads it: files stand before the text, each fenced. */
+export function contentOf({ text, files = [] }) {
+  const parts = files.map((file) => {
+    const runs = file.text.match(/`{3,}/g) ?? [];
+    const fence = "`".repeat(Math.max(3, ...runs.map((run) => run.length + 1)));
+    return `File ${file.name}:\n${fence}\n${file.text.replace(/\n$/, "")}\n${fence}`;
+  });
+  return [...parts, ...(text ? [text] : [])].join("\n\n");
+}
+
+/** The turns that the model is shown up to this one, and the summary of those that are left out before. */
+export function seen(conversation, last) {
+  const turns = path(conversation, last);
+  const context = turns.findLast((node) => node.context)?.context;
+  const first = context ? turns.findIndex((node) => node.id === context.from) : 0;
+  return first < 0 ? { turns, summary: "" } : { turns: turns.slice(first), summary: context?.summary ?? "" };
+}
+
 /** The messages that the model is shown up to this turn. Failed answers are left out, and questions that then follow
  * each other are joined, since templates want roles by turns. */
 export function messages(conversation, last, system) {
   const out = system ? [{ role: "system", content: system }] : [];
-  for (const { role, text } of path(conversation, last)) {
-    if (!text) continue;
-    if (out.at(-1)?.role === role) out.at(-1).content += `\n\n${text}`;
-    else out.push({ role, content: text });
+  const { turns, summary } = seen(conversation, last);
+  if (summary) out.push({ role: "user", content: `Summary of our conversation until now:\n\n${summary}` });
+  for (const node of turns) {
+    const content = contentOf(node);
+    if (!content) continue;
+    if (out.at(-1)?.role === node.role) out.at(-1).content += `\n\n${content}`;
+    else out.push({ role: node.role, content });
   }
   return out;
-}
-
-export function exported(conversations) {
-  return JSON.stringify({ format: FORMAT, exported: new Date().toISOString(), conversations }, null, 1);
-}
-
-const isText = (value) => typeof value === "string" && value.length <= MAX_TEXT;
-const isTime = (value) => Number.isFinite(value) && value >= 0 && value < 8.64e15;
-
-/** A conversation out of untrusted data: known keys only, a tree that ends; throws a sentence that says what is wrong. */
-function checked(data) {
-  const nodes = data?.nodes;
-  if (typeof nodes !== "object" || nodes === null) throw new Error("a conversation has no turns");
-  if (Object.keys(nodes).length > MAX_NODES) throw new Error(`a conversation has more than ${MAX_NODES} turns`);
-  const ids = new Map(Object.keys(nodes).map((id) => [id, newId()])); // new names: nothing here can be overwritten
-  const result = newConversation();
-  result.title = isText(data.title) ? titleOf(data.title) : "";
-  if (isTime(data.created)) result.created = data.created;
-  if (isTime(data.updated)) result.updated = data.updated;
-  for (const [id, node] of Object.entries(nodes)) {
-    if (!["user", "assistant"].includes(node?.role)) throw new Error("a turn is neither the user's nor the assistant's");
-    if (!isText(node.text)) throw new Error("a turn has no text");
-    if (node.parent !== null && !ids.has(node.parent)) throw new Error("a turn follows one that is not there");
-    const copy = { id: ids.get(id), parent: node.parent === null ? null : ids.get(node.parent), role: node.role, text: node.text };
-    copy.time = isTime(node.time) ? node.time : result.created;
-    if (isText(node.thought)) copy.thought = node.thought;
-    if (isText(node.finish)) copy.finish = node.finish;
-    result.nodes[copy.id] = copy;
-  }
-  const sound = new Set(); // turns whose parents are known to lead to a beginning
-  for (const node of Object.values(result.nodes)) {
-    const seen = new Set();
-    for (let up = node; up && !sound.has(up.id); up = result.nodes[up.parent]) {
-      if (seen.has(up.id)) throw new Error("a turn follows itself");
-      seen.add(up.id);
-    }
-    for (const id of seen) sound.add(id);
-  }
-  result.head = ids.get(data.head) ?? Object.keys(result.nodes).at(-1) ?? null;
-  if (!result.title) result.title = titleOf(path(result)[0]?.text ?? "") || "Imported";
-  return result;
-}
-
-/** The conversations of an exported file, or of one that `powerinfer chat` saved. Throws an Error with a sentence. */
-export function imported(text) {
-  let data;
-  try {
-    data = JSON.parse(text);
-  } catch {
-    throw new Error("it is not a JSON file");
-  }
-  if (data?.format === FORMAT && Array.isArray(data.conversations)) return data.conversations.map(checked);
-  if (data?.format === TERMINAL_FORMAT && Array.isArray(data.turns)) {
-    const nodes = Object.fromEntries(
-      data.turns.map((turn, k) => [`n${k}`, { parent: k ? `n${k - 1}` : null, role: turn?.role, text: turn?.content }]),
-    );
-    return [checked({ nodes, head: `n${data.turns.length - 1}` })];
-  }
-  throw new Error("it holds no conversations that this page knows");
 }

@@ -1,40 +1,53 @@
-// The chat page: what is shown, what is being answered, and the wires between the parts.
+// The chat page: what is shown, and the wires between the parts.
 
-import { ApiError, models, streamChat } from "./api.js";
-import { add, messages, newConversation, path, remove, show, touch } from "./conversation.js";
+import { answer, answerAgain, goOn, isAnswering, isWriting, readAll, saveAll, shorten, statusOf, stop, watch, wireAnswers } from "./answers.js";
+import { models } from "./api.js";
+import { hasFiles, putFiles, takeFiles, wireAttachments } from "./attach.js";
+import { add, assign, newConversation, show } from "./conversation.js";
 import { byId, el, toast } from "./dom.js";
 import { nudgeEngine, startEngine, stopEngine } from "./engine.js";
 import { forgetMessages, grow, showMessages, updateTurn } from "./messages.js";
-import { openSettings, sampling, systemPrompt, wireSettings, wireTheme } from "./settings.js";
+import { openSettings, remembered, wireSettings, wireTheme } from "./settings.js";
 import { showSidebar, wireSidebar } from "./sidebar.js";
-import { speaker } from "./speaker.js";
-import { allConversations, deleteConversation, getConversation, onOtherTabs, openStore, putConversation } from "./store.js";
+import { allConversations, deleteConversation, openStore, putConversation } from "./store.js";
 
-const DRAW_MS = 50;
-const SAVE_MS = 500;
 const STARTERS = ["Tell me a short story.", "Explain how you work.", "What is 17 plus 25?"];
 
 const conversations = new Map();
-const runs = new Map(); // conversation id -> {node, abort}: answers that are being written, each in its own conversation
 let current = null;
-let model = "";
+let draft; // the system prompt of the chat that is not begun yet; undefined: that of all chats
+let offered = new Map(); // models: name -> n_ctx or null
+let model = remembered("model") ?? "";
 let follow = true; // the newest text is kept in sight
 
 const narrow = matchMedia("(max-width: 860px)");
 const middle = matchMedia("(max-width: 1180px)");
 
 const actions = {
-  isRunning: (node) => [...runs.values()].some((run) => run.node === node),
+  isRunning: isWriting,
+  status: statusOf,
+  namesModels: () => offered.size > 1,
   edit(node, text) {
-    if (runs.has(current.id)) return toast("Stop the running answer first.");
-    const question = add(current, node.parent, "user", text);
-    answer(current, question);
+    const conversation = current;
+    answer(conversation, () => ask(conversation, node.parent, text, node.files));
   },
   retry(node) {
-    if (runs.has(current.id)) return toast("Stop the running answer first.");
-    const question = current.nodes[node.parent];
-    if (node.error && !node.text && !Object.values(current.nodes).some((other) => other.parent === node.id)) remove(current, node);
-    answer(current, question);
+    const conversation = current;
+    const isEmpty = node.error && !node.text && conversation.head === node.id;
+    if (isEmpty) answerAgain(conversation, node);
+    else answer(conversation, () => conversation.nodes[node.parent]);
+    byId("input").focus({ preventScroll: true });
+  },
+  goOn(node) {
+    goOn(current, node);
+    byId("input").focus({ preventScroll: true });
+  },
+  shorten(node, summary) {
+    shorten(current, node, summary);
+    byId("input").focus({ preventScroll: true });
+  },
+  readAll(owner) {
+    readAll(current, owner);
     byId("input").focus({ preventScroll: true });
   },
   choose(node, step) {
@@ -47,7 +60,7 @@ const actions = {
 };
 
 const listActions = {
-  isRunning: (id) => runs.has(id),
+  isRunning: isAnswering,
   open(id) {
     open(conversations.get(id));
     closeSide();
@@ -56,13 +69,13 @@ const listActions = {
   rename(id, title) {
     const conversation = conversations.get(id);
     if (title !== conversation.title) {
-      conversation.title = title;
+      assign(conversation, "title", title);
       changed(conversation);
     } else draw();
   },
   async remove(id) {
     const conversation = conversations.get(id);
-    runs.get(id)?.abort.abort();
+    stop(id);
     conversations.delete(id);
     await deleteConversation(id);
     if (current?.id === id) open(null);
@@ -79,9 +92,22 @@ const listActions = {
   },
 };
 
-/** Writes a conversation down and shows what has changed. */
-function changed(conversation) {
-  putConversation(conversation).catch(() => toast("This browser could not save the conversation: its storage may be full."));
+/** Writes a conversation down and shows what has changed; null: nothing is to be written. */
+async function changed(conversation) {
+  draw();
+  if (!conversation || !conversations.has(conversation.id)) return;
+  try {
+    if (!(await putConversation(conversation, isAnswering(conversation.id)))) took(conversation.id, null);
+  } catch {
+    toast("This browser could not save the conversation: its storage may be full.");
+  }
+}
+
+/** Another tab has written a conversation, or deleted it (null). */
+function took(id, conversation) {
+  if (conversation) conversations.set(id, conversation);
+  else conversations.delete(id);
+  if (current?.id === id) current = conversation;
   draw();
 }
 
@@ -91,18 +117,24 @@ function draw() {
   const title = current?.title || "New chat";
   byId("title").textContent = title;
   document.title = current ? `${title} – PowerInfer` : "PowerInfer";
-  const running = current !== null && runs.has(current.id);
+  byId("own-prompt").hidden = (current ? current.system : draft) === undefined;
+  const running = current !== null && isAnswering(current.id);
   const hadFocus = document.activeElement === byId("send") || document.activeElement === byId("stop");
   byId("send").hidden = running;
   byId("stop").hidden = !running;
   if (hadFocus) byId("input").focus();
-  byId("send").disabled = !byId("input").value.trim();
+  readyToSend();
   scroll();
+}
+
+function readyToSend() {
+  byId("send").disabled = !byId("input").value.trim() && !hasFiles();
 }
 
 function open(conversation) {
   if (conversation !== current) forgetMessages();
   current = conversation;
+  draft = undefined;
   follow = true;
   const place = conversation ? `#${conversation.id}` : location.pathname;
   if (location.hash !== (conversation ? place : "")) history.pushState(null, "", place);
@@ -115,75 +147,29 @@ function scroll() {
   byId("jump").hidden = follow || box.scrollHeight - box.scrollTop - box.clientHeight < 80;
 }
 
-function send(text) {
+function ask(conversation, parent, text, files) {
+  const question = add(conversation, parent, "user", text);
+  if (files?.length) {
+    question.files = files;
+    if (!conversation.title) assign(conversation, "title", files[0].name);
+  }
+  return question;
+}
+
+/** Sends what was written; it is put back if another tab answers in this conversation. */
+async function send(text, files = []) {
   if (current === null) {
     const conversation = newConversation();
+    if (draft !== undefined) assign(conversation, "system", draft);
     conversations.set(conversation.id, conversation);
     open(conversation);
   }
-  const question = add(current, current.head, "user", text);
-  answer(current, question);
-}
-
-/** Asks the model for the answer to a turn and writes it below as it comes. */
-async function answer(conversation, question) {
-  const node = add(conversation, question.id, "assistant", "");
-  const abort = new AbortController();
-  runs.set(conversation.id, { node, abort });
-  follow = true;
-  const speak = speaker();
-  speak.status("Answering");
-  changed(conversation);
-  nudgeEngine();
-  let drawn = 0;
-  let timer = null;
-  let saving = null;
-  let first = 0;
-  let usage = null;
-  const show = () => {
-    timer = null;
-    drawn = performance.now();
-    if (current === conversation) {
-      updateTurn(conversation, node, actions);
-      speak.text(node.text);
-      scroll();
-    }
-  };
-  const save = () => {
-    saving = null;
-    putConversation(conversation).catch(() => {}); // the end of the answer is saved again, and says if it cannot be
-  };
-  try {
-    const body = { model, messages: messages(conversation, question.id, systemPrompt()), ...sampling() };
-    for await (const part of streamChat(body, abort.signal)) {
-      if (part.text || part.thought) first ||= performance.now();
-      if (part.text) node.text += part.text;
-      if (part.thought) node.thought = (node.thought ?? "") + part.thought;
-      if (part.finish) node.finish = part.finish;
-      if (part.usage) usage = part.usage;
-      timer ??= setTimeout(show, Math.max(0, DRAW_MS - (performance.now() - drawn)));
-      saving ??= setTimeout(save, SAVE_MS);
-    }
-    online(true);
-  } catch (error) {
-    if (error.name === "AbortError") node.finish = "stopped";
-    else {
-      const { message, kind = "refused", retryAfter = null } = error instanceof ApiError ? error : new ApiError(String(error), "broken");
-      node.error = { message, kind, retryAfter, at: Date.now() };
-      if (kind === "offline") online(false);
-    }
-  }
-  clearTimeout(timer);
-  clearTimeout(saving);
-  if (usage?.completion_tokens) node.stats = { tokens: usage.completion_tokens, seconds: (performance.now() - first) / 1000 };
-  runs.delete(conversation.id);
-  touch(conversation);
-  if (current === conversation) {
-    speak.text(node.text, true);
-    speak.status(node.error ? node.error.message : node.finish === "stopped" ? "Stopped" : "The answer is complete");
-  }
-  if (conversations.has(conversation.id)) changed(conversation);
-  nudgeEngine();
+  const conversation = current;
+  if (await answer(conversation, () => ask(conversation, conversation.head, text, files))) return;
+  const input = byId("input");
+  input.value = input.value ? `${text}\n\n${input.value}` : text;
+  grow(input);
+  putFiles(files);
 }
 
 /** Shows in the dot whether the server was heard. */
@@ -194,9 +180,10 @@ function online(ok, busy = false) {
 
 async function connect() {
   try {
-    const names = await models();
+    offered = await models();
+    const names = [...offered.keys()];
     const select = byId("model-select");
-    model = names.includes(model) ? model : (names[0] ?? "");
+    model = offered.has(model) ? model : (names[0] ?? "");
     select.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
     select.value = model;
     select.hidden = names.length < 2;
@@ -268,7 +255,7 @@ function newChat() {
 function escape() {
   const covering = ["side", "engine"].find((name) => (name === "side" ? narrow : middle).matches && !byId(name).hidden);
   if (covering) showPanel(covering, false, true);
-  else if (current && runs.has(current.id)) runs.get(current.id).abort.abort();
+  else if (current && isAnswering(current.id)) stop(current.id);
   else return false;
   return true;
 }
@@ -279,22 +266,22 @@ function wire() {
   compose.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = input.value.trim();
-    if (!text || (current && runs.has(current.id))) return;
+    if ((!text && !hasFiles()) || (current && isAnswering(current.id))) return;
     input.value = "";
     grow(input);
-    send(text);
+    send(text, takeFiles());
     input.focus();
   });
   input.addEventListener("input", () => {
     grow(input);
-    byId("send").disabled = !input.value.trim();
+    readyToSend();
   });
   input.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     compose.requestSubmit();
   });
-  byId("stop").addEventListener("click", () => runs.get(current.id)?.abort.abort());
+  byId("stop").addEventListener("click", () => stop(current.id));
   byId("new-chat").addEventListener("click", newChat);
   byId("jump").addEventListener("click", () => {
     follow = true;
@@ -309,8 +296,13 @@ function wire() {
   byId("starters").append(
     ...STARTERS.map((text) => el("button", { type: "button", class: "button", on: { click: () => (send(text), byId("input").focus()) } }, text)),
   );
-  byId("model-select").addEventListener("change", (event) => (model = event.target.value));
+  byId("model-select").addEventListener("change", (event) => {
+    model = event.target.value;
+    remembered("model", model);
+  });
   byId("settings-open").addEventListener("click", () => openSettings());
+  byId("own-prompt").addEventListener("click", () => openSettings("set-chat"));
+  new ResizeObserver(scroll).observe(byId("messages"));
   for (const name of ["side", "engine"]) {
     byId(`${name}-toggle`).addEventListener("click", () => togglePanel(name));
     byId(`${name}-close`).addEventListener("click", () => showPanel(name, false, true));
@@ -327,14 +319,24 @@ function wire() {
     }
   });
   addEventListener("popstate", () => open(conversations.get(location.hash.slice(1)) ?? null));
-  addEventListener("pagehide", () => {
-    for (const [id] of runs) putConversation(conversations.get(id)).catch(() => {});
-  });
+  addEventListener("pagehide", () => saveAll(conversations));
   wireTheme();
+  const own = {
+    get: () => (current ? current.system : draft),
+    set(text) {
+      if (!current) draft = text;
+      else if (current.system !== text) {
+        assign(current, "system", text);
+        changed(current);
+      }
+    },
+  };
   wireSettings(() => {
     toast("Saved.");
     connect();
-  });
+    draw();
+  }, own);
+  wireAttachments(() => offered.get(model) ?? null, readyToSend);
   wireSidebar({
     all: () => [...conversations.values()],
     changed: draw,
@@ -347,24 +349,33 @@ function wire() {
     },
     async removedAll() {
       for (const id of [...conversations.keys()]) {
-        runs.get(id)?.abort.abort();
+        stop(id);
         conversations.delete(id);
         await deleteConversation(id);
       }
       open(null);
     },
   });
-  onOtherTabs(async ({ id, deleted }) => {
-    if (runs.has(id)) return; // this tab is writing it
-    const stored = deleted ? null : await getConversation(id);
-    if (stored) conversations.set(id, stored);
-    else conversations.delete(id);
-    if (current?.id === id) {
-      forgetMessages();
-      current = stored;
-    }
-    draw();
-  });
+  const hooks = {
+    changed,
+    drawTurn(conversation, node) {
+      updateTurn(conversation, node);
+      scroll();
+    },
+    isShown: (conversation) => current === conversation,
+    began(conversation) {
+      if (current === conversation) follow = true;
+      changed(conversation);
+      nudgeEngine();
+    },
+    ended(error) {
+      if (!error) online(true);
+      else if (error.kind === "offline") online(false);
+      nudgeEngine();
+    },
+    model: () => ({ name: model, nCtx: offered.get(model) ?? null }),
+  };
+  wireAnswers(hooks, (id) => conversations.get(id), took);
 }
 
 async function start() {
@@ -373,9 +384,8 @@ async function start() {
   showPanel("engine", wanted("engine"));
   if (!(await openStore())) toast("This browser keeps no data for the page: conversations last until the tab is closed.");
   for (const conversation of await allConversations()) {
-    // An answer that a closed tab left half written.
-    for (const node of path(conversation)) if (node.role === "assistant" && !node.finish && !node.error) node.finish = "stopped";
     conversations.set(conversation.id, conversation);
+    watch(conversation);
   }
   current = conversations.get(location.hash.slice(1)) ?? null;
   draw();

@@ -3,10 +3,13 @@
 
 import { copyButton, el } from "./dom.js";
 import { highlight } from "./highlight.js";
+import { mathNode } from "./tex.js";
 
 const MAX_DEPTH = 10; // nested quotes, lists and emphasis; deeper ones stay text
 const MAX_LABEL = 400;
 const MAX_ADDRESS = 2000;
+const MAX_FORMULA = 8000;
+const MAX_FORMULA_LINES = 100;
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
@@ -23,7 +26,7 @@ function blocksOf(lines) {
     if (!lines[i].trim()) i += 1;
     else {
       const block =
-        fence(lines, i) ?? heading(lines, i) ?? rule(lines, i) ?? quote(lines, i) ?? list(lines, i) ?? table(lines, i) ?? paragraph(lines, i);
+        fence(lines, i) ?? formula(lines, i) ?? heading(lines, i) ?? rule(lines, i) ?? quote(lines, i) ?? list(lines, i) ?? table(lines, i) ?? paragraph(lines, i);
       blocks.push(block);
       i = block.next;
     }
@@ -47,6 +50,24 @@ function fence(lines, i) {
     content.push(line.slice(Math.min(indent, indentOf(line))));
   }
   return { kind: "code", language: open[2].trim().split(/[\s{]/, 1)[0], lines: content, next };
+}
+
+const CLOSES = { $$: "$$", "\\[": "\\]" };
+
+/** A formula that has lines of its own, from $$ or \[ at the beginning of one to its partner at the end of one. */
+function formula(lines, i) {
+  const open = lines[i].trimStart().slice(0, 2);
+  if (!Object.hasOwn(CLOSES, open)) return null;
+  const close = CLOSES[open];
+  const content = [];
+  for (let next = i; next < Math.min(lines.length, i + MAX_FORMULA_LINES); next += 1) {
+    const line = next === i ? lines[i].trimStart().slice(2) : lines[next];
+    const end = line.indexOf(close);
+    if (end < 0) content.push(line);
+    else if (line.slice(end + 2).trim()) return null;
+    else return { kind: "formula", source: [...content, line.slice(0, end)].join("\n"), lines: lines.slice(i, next + 1), next: next + 1 };
+  }
+  return null;
 }
 
 function heading(lines, i) {
@@ -126,7 +147,7 @@ function table(lines, i) {
 function starts(lines, i) {
   const item = ITEM.exec(lines[i]);
   return (
-    FENCE.test(lines[i]) || HEADING.test(lines[i]) || RULE.test(lines[i]) || QUOTE.test(lines[i]) ||
+    FENCE.test(lines[i]) || formula(lines, i) !== null || HEADING.test(lines[i]) || RULE.test(lines[i]) || QUOTE.test(lines[i]) ||
     (item !== null && item[3] !== "" && !/[2-9]\d*[.)]|\d{2,}/.test(item[2]))
   );
 }
@@ -142,6 +163,8 @@ function blockNode(block, depth) {
   switch (block.kind) {
     case "code":
       return codeNode(block);
+    case "formula":
+      return formulaNode(block.source, true, block.lines.join("\n"));
     case "heading":
       // The page's own headings are h1 and h2: an answer's begin below them.
       return inlineInto(el(`h${Math.min(block.level + 2, 6)}`, { dir: "auto" }), block.lines[0], depth);
@@ -199,6 +222,12 @@ function codeNode({ language, lines }) {
   );
 }
 
+/** A formula, or its source where it cannot be read. */
+function formulaNode(source, display, written) {
+  const math = mathNode(source, display) ?? el("code", { class: "tex-source" }, written.trim());
+  return display ? el("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "Formula", dir: "ltr" }, math) : math;
+}
+
 function nodesOf(lines, depth) {
   if (depth > MAX_DEPTH) return [el("p", { dir: "auto" }, lines.join("\n"))];
   return blocksOf(lines).map((block) => blockNode(block, depth));
@@ -239,10 +268,32 @@ function codeEnd(text, i, dead) {
   return { size, end: -1 };
 }
 
+/** The formula that begins at i: {source, display, end}, or null. A dollar is one only where it cannot be a price: no
+ * space inside, no letter or digit outside. */
+function formulaAt(text, i, dead) {
+  const open = text.startsWith("$$", i) ? "$$" : text[i] === "$" ? "$" : text.slice(i, i + 2);
+  const close = { $: "$", $$: "$$", "\\(": "\\)", "\\[": "\\]" }[open];
+  if (!close || dead.has(close)) return null;
+  const from = i + open.length;
+  if (open === "$" && (isSpace(text[from]) || /[\p{L}\p{N}\\$]/u.test(text[i - 1] ?? " "))) return null;
+  const limit = Math.min(text.length, from + MAX_FORMULA);
+  for (let k = from; k < limit; k += 1) {
+    if (text.startsWith(close, k) && k > from) {
+      const fits = open !== "$" || (!isSpace(text[k - 1]) && text[k + 1] !== "$" && !WORD.test(text[k + 1] ?? " "));
+      return fits ? { source: text.slice(from, k), display: open === "$$" || open === "\\[", end: k + close.length } : null;
+    }
+    if (text[k] === "\\") k += 1;
+  }
+  dead.add(close); // none of them closes in what is left, or too far away
+  return null;
+}
+
 /** Where the emphasis that begins after `from` ends (the index of its closing mark), or -1. */
 function emphasisEnd(text, from, mark, dead) {
   for (let k = from; k < text.length; k += 1) {
-    if (text[k] === "\\") k += 1;
+    const found = text[k] === "$" || text[k] === "\\" ? formulaAt(text, k, dead) : null;
+    if (found) k = found.end - 1;
+    else if (text[k] === "\\") k += 1;
     else if (text[k] === "`") {
       const { size, end } = codeEnd(text, k, dead);
       k = (end < 0 ? k + size : end) - 1;
@@ -303,7 +354,9 @@ function inlineInto(node, text, depth = 0) {
   let i = 0;
   while (i < text.length) {
     const char = text[i];
-    if (char === "\\" && i + 1 < text.length && PUNCTUATION.test(text[i + 1])) {
+    const found = char === "$" || char === "\\" ? formulaAt(text, i, dead) : null;
+    if (found) i = add(formulaNode(found.source, found.display, text.slice(i, found.end)), found.end);
+    else if (char === "\\" && i + 1 < text.length && PUNCTUATION.test(text[i + 1])) {
       plain += text[i + 1];
       i += 2;
     } else if (char === "\n") {

@@ -1,34 +1,98 @@
-// The messages of the conversation that is shown. Each turn keeps its element while its text grows.
+// The messages of the conversation that is shown. Each turn keeps its element while its text grows. Turns far from what is
+// in sight have their bare text alone, which the browser's search finds, until the reader comes near.
 
-import { byId, copyButton, el, iconButton } from "./dom.js";
+import { sizeOf } from "./attach.js";
+import { byId, copyButton, el, icon, iconButton } from "./dom.js";
 import { renderMarkdown } from "./markdown.js";
-import { path, siblings } from "./conversation.js";
+import { families, path, siblings } from "./conversation.js";
+
+const NEAR = 20; // the newest turns are drawn at once
+const MARGIN = "1500px 0px";
 
 const FINISHES = {
   length: "Cut at the longest answer that is allowed.",
+  full: "Cut: the model's context is full.",
   stopped: "Stopped.",
   content_filter: "Held back by the server.",
 };
 
 const parts = new Map(); // a turn's id -> its elements
+let shown = { conversation: null, actions: null, below: null };
+let divider = { key: "", item: null };
 
-/** Shows a conversation (null: none). actions: edit(node, text), retry(node), choose(node), settings(); isRunning(node). */
+const near = new IntersectionObserver(
+  (entries) => {
+    for (const { target, isIntersecting } of entries) {
+      const node = isIntersecting ? shown.conversation?.nodes[target.dataset.id] : null;
+      if (node && parts.get(node.id)?.item === target) draw(node);
+    }
+  },
+  { root: byId("scroll"), rootMargin: MARGIN },
+);
+
+/** Shows a conversation (null: none). actions: edit(node, text), retry(node), goOn(node), shorten(node, summary),
+ * readAll(node), choose(node, step), settings(field); isRunning(node), status(node), namesModels(). */
 export function showMessages(conversation, actions) {
   const turns = conversation ? path(conversation) : [];
+  shown = { conversation, actions, below: conversation ? families(conversation) : null };
   byId("welcome").hidden = turns.length > 0;
   const kept = new Set(turns.map((node) => node.id));
-  for (const id of parts.keys()) if (!kept.has(id)) parts.delete(id);
-  const items = turns.map((node) => {
+  for (const id of parts.keys()) if (!kept.has(id)) forget(id);
+  const items = turns.map((node, k) => {
     if (!parts.has(node.id)) parts.set(node.id, turnElements(node));
-    updateTurn(conversation, node, actions);
-    return parts.get(node.id).item;
+    const part = parts.get(node.id);
+    if (part.drawn || k >= turns.length - NEAR) update(node);
+    else if (part.text !== node.text) {
+      part.text = part.body.textContent = node.text;
+      part.item.classList.add("far");
+      near.observe(part.item);
+    }
+    return part.item;
   });
+  const owner = turns.findLast((node) => node.context);
+  const first = owner ? turns.findIndex((node) => node.id === owner.context.from) : -1;
+  if (first > 0) items.splice(first, 0, dividerFor(owner, actions));
   const list = byId("messages");
-  if (items.length !== list.children.length || items.some((item, k) => item !== list.children[k])) list.replaceChildren(...items);
+  let same = 0; // what stays keeps its focus and selection
+  while (same < items.length && list.children[same] === items[same]) same += 1;
+  while (list.children.length > same) list.lastElementChild.remove();
+  list.append(...items.slice(same));
+}
+
+function forget(id) {
+  near.unobserve(parts.get(id).item);
+  parts.delete(id);
 }
 
 export function forgetMessages() {
+  near.disconnect();
   parts.clear();
+}
+
+/** Draws a turn that had its bare text until now. */
+function draw(node) {
+  const part = parts.get(node.id);
+  near.unobserve(part.item);
+  if (!part.drawn) update(node);
+}
+
+/** What stands between the turns that the model reads no longer and those that it reads. */
+function dividerFor(owner, actions) {
+  const { summary } = owner.context;
+  const key = `${owner.id} ${owner.context.from} ${summary ?? ""}`;
+  if (divider.key === key) return divider.item;
+  const text = el("div", { class: "prose" });
+  if (summary) renderMarkdown(text, summary);
+  const said = summary ? "The model reads a summary of the turns above." : "The model does not read the turns above.";
+  const item = el(
+    "li",
+    { class: "cut" },
+    el("span", {}, said),
+    el("button", { type: "button", class: "quiet-button", on: { click: () => actions.readAll(owner) } }, "Let it read them again"),
+    summary ? el("details", { class: "thoughts" }, el("summary", {}, "Summary"), text) : null,
+  );
+  divider = { key, item };
+  return item;
 }
 
 function turnElements(node) {
@@ -42,12 +106,25 @@ function turnElements(node) {
     "li",
     { class: `turn ${node.role}`, "data-id": node.id },
     el("h3", { class: "sr-only" }, isUser ? "You" : "Answer"),
-    thoughts,
+    isUser ? attached(node) : thoughts,
     body,
     note,
     foot,
   );
-  return { item, body, foot, note, thoughts, thought };
+  return { item, body, foot, note, thoughts, thought, drawn: false };
+}
+
+/** The files of a question, folded. */
+function attached({ files }) {
+  if (!files?.length) return null;
+  const one = (file) =>
+    el(
+      "details",
+      { class: "attached" },
+      el("summary", {}, icon("file"), el("span", { class: "file-name", dir: "auto" }, file.name), el("span", { class: "file-size" }, sizeOf(file))),
+      el("pre", { tabindex: "0", role: "group", "aria-label": `File ${file.name}`, dir: "auto" }, file.text),
+    );
+  return el("div", { class: "attached-files" }, ...files.map(one));
 }
 
 /** Splits a leading <think> section off, which some models write into the answer itself. */
@@ -61,39 +138,63 @@ function split(node) {
 }
 
 /** Brings a turn's element up to date with its data. */
-export function updateTurn(conversation, node, actions) {
+export function updateTurn(conversation, node) {
+  if (conversation === shown.conversation) update(node);
+}
+
+function update(node) {
+  const { conversation, actions, below } = shown;
   const part = parts.get(node.id);
   if (!part || part.editing) return;
   const running = actions.isRunning(node);
   part.item.classList.toggle("running", running);
   part.item.setAttribute("aria-busy", String(running));
-  if (node.role === "user") part.body.textContent = node.text;
-  else {
-    const { thought, answer } = split(node);
-    part.thoughts.hidden = !thought.trim();
-    if (thought) renderMarkdown(part.thought, thought.trim());
-    renderMarkdown(part.body, answer);
-    part.body.classList.toggle("waiting", running && !answer);
+  const text = `${node.text}\0${node.thought ?? ""}`;
+  if (!part.drawn || part.text !== text) {
+    part.text = text;
+    if (node.role === "user") {
+      part.body.textContent = node.text;
+      part.body.hidden = !node.text;
+    } else {
+      if (!part.drawn) part.body.replaceChildren();
+      const { thought, answer } = split(node);
+      part.thoughts.hidden = !thought.trim();
+      if (thought) renderMarkdown(part.thought, thought.trim());
+      renderMarkdown(part.body, answer);
+    }
+    part.drawn = true;
   }
-  const state = JSON.stringify([running, node.error, node.finish, node.stats, siblings(conversation, node).map((other) => other.id)]);
+  if (node.role === "assistant") part.body.classList.toggle("waiting", running && !split(node).answer);
+  const others = siblings(below, node).map((other) => other.id);
+  const isLast = conversation.head === node.id;
+  const state = JSON.stringify([running, actions.status(node), node.error, node.finish, node.stats, node.model, Boolean(node.text), isLast, others]);
   if (part.state === state) return; // buttons stay, and with them the focus
   part.state = state;
-  if (part.note) note(part, node, actions);
-  foot(part, conversation, node, actions, running);
+  if (part.note) note(part, node, actions, running, isLast);
+  foot(part, node, actions, running);
 }
 
-function note({ note: box }, node, actions) {
-  const text = node.error?.message ?? FINISHES[node.finish] ?? "";
+function note({ note: box }, node, actions, running, isLast) {
+  const long = node.error?.kind === "long" ? "This is more than the model can read: " : "";
+  const text = running ? actions.status(node) : node.error ? long + node.error.message : (FINISHES[node.finish] ?? "");
   box.hidden = !text;
-  box.classList.toggle("error", Boolean(node.error));
+  box.classList.toggle("error", !running && Boolean(node.error));
   box.replaceChildren(el("span", {}, text));
-  if (!node.error) return;
-  if (node.error.kind === "key") {
-    box.append(el("button", { type: "button", class: "button", on: { click: () => actions.settings("set-key") } }, "Enter a key"));
-  }
-  const retry = el("button", { type: "button", class: "button", on: { click: () => actions.retry(node) } }, "Try again");
-  box.append(retry);
-  const wait = node.error.retryAfter ? Math.ceil((node.error.at + node.error.retryAfter * 1000 - Date.now()) / 1000) : 0;
+  if (running || !text) return;
+  const button = (label, click) => {
+    const made = el("button", { type: "button", class: "button", on: { click } }, label);
+    box.append(made);
+    return made;
+  };
+  const { error } = node;
+  if (isLast && (error?.kind === "long" || (!error && node.finish === "full"))) {
+    button("Leave out the oldest turns", () => actions.shorten(node, false));
+    button("Summarise the earlier part", () => actions.shorten(node, true));
+  } else if (isLast && node.text && (error || node.finish === "length" || node.finish === "stopped")) button("Continue", () => actions.goOn(node));
+  if (!error) return;
+  if (error.kind === "key") button("Enter a key", () => actions.settings("set-key"));
+  const retry = button("Try again", () => actions.retry(node));
+  const wait = error.retryAfter ? Math.ceil((error.at + error.retryAfter * 1000 - Date.now()) / 1000) : 0;
   if (wait > 0) countdown(retry, wait);
 }
 
@@ -105,11 +206,11 @@ function countdown(button, seconds) {
   } else button.textContent = "Try again";
 }
 
-function foot(part, conversation, node, actions, running) {
+function foot(part, node, actions, running) {
   const { foot: box } = part;
   box.replaceChildren();
   if (running) return;
-  const others = siblings(conversation, node);
+  const others = siblings(shown.below, node);
   if (others.length > 1) {
     const at = others.indexOf(node);
     const what = node.role === "user" ? "question" : "answer";
@@ -126,7 +227,7 @@ function foot(part, conversation, node, actions, running) {
   }
   const buttons = el("div", { class: "turn-buttons" });
   if (node.role === "user") {
-    buttons.append(iconButton("edit", "Edit the message", () => edit(part, conversation, node, actions)));
+    buttons.append(iconButton("edit", "Edit the message", () => edit(part, node, actions)));
     buttons.append(copyButton("Copy the message", () => node.text));
   } else {
     if (node.text) buttons.append(copyButton("Copy the answer", () => split(node).answer));
@@ -136,26 +237,27 @@ function foot(part, conversation, node, actions, running) {
   if (node.stats?.tokens) {
     const { tokens, seconds } = node.stats;
     const speed = seconds > 0.02 && tokens > 1 ? ` · ${(tokens / seconds).toFixed(tokens / seconds < 10 ? 1 : 0)} tokens/s` : "";
-    box.append(el("span", { class: "stats" }, `${tokens} token${tokens === 1 ? "" : "s"}${speed}`));
+    const model = actions.namesModels() && node.model ? ` · ${node.model}` : "";
+    box.append(el("span", { class: "stats" }, `${tokens} token${tokens === 1 ? "" : "s"}${speed}${model}`));
   }
 }
 
 /** Turns a message into a field with its text; sending it begins a new branch, the old one stays. */
-function edit(part, conversation, node, actions) {
+function edit(part, node, actions) {
   const field = el("textarea", { class: "field", rows: "1", "aria-label": "Edit the message", dir: "auto" });
   const leave = (focus) => {
     part.editing = false;
     part.state = null;
     part.item.classList.remove("editing");
     form.remove();
-    part.body.hidden = false;
+    part.body.hidden = !node.text;
     part.foot.hidden = false;
-    updateTurn(conversation, node, actions);
+    update(node);
     if (focus) part.foot.querySelector("[aria-label='Edit the message']")?.focus();
   };
   const send = () => {
     const text = field.value.trim();
-    if (!text) return;
+    if (!text && !node.files?.length) return;
     leave(false);
     if (text === node.text) part.foot.querySelector("[aria-label='Edit the message']")?.focus();
     else actions.edit(node, text);
@@ -191,8 +293,11 @@ function edit(part, conversation, node, actions) {
   field.focus();
 }
 
-/** Makes a text field as high as its text; its style sheet says how high at most. */
+const SIZES_ITSELF = CSS.supports("field-sizing", "content");
+
+/** Makes a text field as high as its text where the browser does not; its style sheet says how high at most. */
 export function grow(field) {
+  if (SIZES_ITSELF) return;
   field.style.setProperty("height", "auto");
   field.style.setProperty("height", `${field.scrollHeight + 2}px`);
 }

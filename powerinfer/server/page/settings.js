@@ -1,12 +1,11 @@
-// What the reader sets: how answers are sampled, the system prompt, the API key, the colours.
+// What the reader sets: how answers are sampled, the system prompts, the API key, the colours.
 
 import { byId } from "./dom.js";
+import { buildFields, fillFields, readFields, sound } from "./sampling.js";
 
 const PLACE = "powerinfer.settings";
 const KEY_PLACE = "powerinfer.key";
 const THEME_PLACE = "powerinfer.theme";
-export const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
-const NAMES = { temperature: "Temperature", top_p: "Top p", max_tokens: "The longest answer", seed: "The seed" };
 
 function read(storage, place) {
   try {
@@ -38,28 +37,37 @@ function load() {
   } catch {
     // Unreadable: the defaults.
   }
-  const result = { system: typeof stored.system === "string" ? stored.system : "" };
-  for (const name of NUMBERS) result[name] = Number.isFinite(stored[name]) ? stored[name] : null;
-  return result;
+  return { system: typeof stored?.system === "string" ? stored.system : "", ...sound(stored) };
 }
 
 export const apiKey = () => key;
-export const systemPrompt = () => settings.system.trim();
+
+/** The system prompt of a chat: its own, or the one of all chats. */
+export const systemPrompt = (chat) => (chat?.system ?? settings.system).trim();
 
 /** The part of a request that the settings decide; what is not set is left to the server. */
 export function sampling() {
-  return Object.fromEntries(NUMBERS.filter((name) => settings[name] !== null).map((name) => [name, settings[name]]));
+  return Object.fromEntries(Object.entries(settings).filter(([name, value]) => name !== "system" && value !== null));
 }
 
-function fill({ system, ...numbers }) {
+let chat = { get: () => undefined, set: () => {} };
+
+function fill({ system, ...values }, own) {
   byId("set-system").value = system;
-  for (const name of NUMBERS) byId(`set-${name}`).value = numbers[name] ?? "";
+  byId("set-own").checked = own !== undefined;
+  byId("set-chat").value = own ?? "";
+  showOwn();
+  fillFields(values);
   byId("settings-error").textContent = "";
+}
+
+function showOwn() {
+  byId("set-chat").hidden = !byId("set-own").checked;
 }
 
 /** Opens the dialog; focus: the id of the field to begin in. */
 export function openSettings(focus = "set-system") {
-  fill(settings);
+  fill(settings, chat.get());
   byId("set-key").value = key;
   byId("set-remember").checked = read(local, KEY_PLACE) !== null;
   byId("settings").showModal();
@@ -68,20 +76,15 @@ export function openSettings(focus = "set-system") {
 
 /** Reads the fields into the settings; returns false, with a sentence shown, if one is out of range. */
 function save() {
-  const next = { system: byId("set-system").value };
-  for (const name of NUMBERS) {
-    const field = byId(`set-${name}`);
-    const ok = field.validity.valid;
-    field.setAttribute("aria-invalid", String(!ok));
-    if (!ok) {
-      const whole = field.step === "1" ? "a whole number" : "a number";
-      byId("settings-error").textContent = `${NAMES[name]} must be ${whole} from ${field.min} to ${field.max}.`;
-      field.focus();
-      return false;
-    }
-    next[name] = field.value === "" ? null : field.valueAsNumber;
+  const { values, field, message } = readFields();
+  if (field) {
+    byId("settings-error").textContent = message;
+    for (let up = field.closest("details"); up; up = up.parentElement.closest("details")) up.open = true;
+    field.focus();
+    return false;
   }
-  settings = next;
+  settings = { system: byId("set-system").value, ...values };
+  chat.set(byId("set-own").checked ? byId("set-chat").value : undefined);
   key = byId("set-key").value.trim();
   write(local, PLACE, JSON.stringify(settings));
   const remember = byId("set-remember").checked;
@@ -90,12 +93,22 @@ function save() {
   return true;
 }
 
-/** Wires the dialog; saved: called after a change. */
-export function wireSettings(saved) {
+/** Wires the dialog. saved: called after a change; own: {get(), set(text)} of the system prompt of the chat that is
+ * shown, undefined where it has none of its own. */
+export function wireSettings(saved, own) {
   const dialog = byId("settings");
+  chat = own;
+  buildFields(byId("set-basic"), byId("set-more"));
+  byId("set-own").addEventListener("change", () => {
+    showOwn();
+    if (byId("set-own").checked) {
+      byId("set-chat").value ||= byId("set-system").value;
+      byId("set-chat").focus();
+    }
+  });
   byId("settings-close").addEventListener("click", () => dialog.close());
   byId("settings-reset").addEventListener("click", () => {
-    fill({ system: "" });
+    fill({ system: "" }, undefined);
     byId("set-system").focus();
   });
   byId("settings-form").addEventListener("submit", (event) => {
@@ -105,6 +118,12 @@ export function wireSettings(saved) {
       saved();
     }
   });
+}
+
+/** A text that the page remembers in this browser; undefined reads it, "" forgets it. */
+export function remembered(name, value) {
+  if (value === undefined) return read(local, `powerinfer.${name}`);
+  return write(local, `powerinfer.${name}`, value);
 }
 
 const THEMES = ["auto", "light", "dark"];

@@ -1,9 +1,11 @@
 // The list of conversations: by day, searched, renamed, exported and deleted.
 
 import { byId, confirmed, download, el, iconButton, toast } from "./dom.js";
-import { exported, imported } from "./conversation.js";
+import { MAX_FILE_BYTES, exported, imported } from "./importing.js";
 
 const DAY = 86_400_000;
+const PAGE = 200; // conversations that are listed at first, and more at a time
+let listed = PAGE;
 
 function groupOf(time) {
   const midnight = new Date().setHours(0, 0, 0, 0);
@@ -16,7 +18,8 @@ function groupOf(time) {
 /** Whether a conversation's title or one of its turns holds the words. */
 function matches(conversation, words) {
   const has = (text) => text.toLowerCase().includes(words);
-  return !words || has(conversation.title) || Object.values(conversation.nodes).some((node) => has(node.text));
+  const holds = (node) => has(node.text) || node.files?.some((file) => has(file.name) || has(file.text));
+  return !words || has(conversation.title) || Object.values(conversation.nodes).some(holds);
 }
 
 /** Shows the list. actions: open(id), rename(id, title), remove(id); isRunning(id). */
@@ -25,7 +28,8 @@ export function showSidebar(conversations, current, actions) {
   const focused = document.activeElement?.closest?.("[data-conversation]")?.dataset.conversation;
   if (box.querySelector(".rename")) return; // a title is being written
   const words = byId("search").value.trim().toLowerCase();
-  const found = conversations.filter((item) => matches(item, words)).sort((a, b) => b.updated - a.updated);
+  const all = conversations.filter((item) => matches(item, words)).sort((a, b) => b.updated - a.updated);
+  const found = all.slice(0, listed);
   const groups = new Map();
   for (const item of found) {
     const name = groupOf(item.updated);
@@ -37,6 +41,14 @@ export function showSidebar(conversations, current, actions) {
       el("section", { "aria-label": name }, el("h2", {}, name), el("ul", {}, ...items.map((item) => row(item, item.id === current, actions)))),
     ),
   );
+  if (all.length > found.length) {
+    const more = () => {
+      listed += PAGE;
+      showSidebar(conversations, current, actions);
+      box.querySelectorAll(".conversation-open")[found.length]?.focus();
+    };
+    box.append(el("button", { type: "button", class: "quiet-button", on: { click: more } }, `Show more of ${all.length}`));
+  }
   if (!found.length) {
     box.append(el("p", { class: "note" }, words ? "Nothing found." : "Your conversations will be listed here. They stay in this browser."));
   }
@@ -98,19 +110,24 @@ export function wireSidebar({ all, changed, added, removedAll }) {
   byId("export-all").addEventListener("click", () => save(all(), "powerinfer-conversations"));
   byId("import").addEventListener("click", () => byId("import-file").click());
   byId("import-file").addEventListener("change", async (event) => {
+    const files = [...event.target.files];
+    event.target.value = "";
     const read = [];
-    for (const file of event.target.files) {
+    const refused = [];
+    for (const file of files) {
       try {
-        read.push(...imported(await file.text()));
+        if (file.size > MAX_FILE_BYTES) throw new Error(`it is larger than ${MAX_FILE_BYTES / 1e6} MB`);
+        const found = imported(await file.text());
+        read.push(...found.conversations);
+        refused.push(...found.refused);
       } catch (error) {
         toast(`${file.name} was not imported: ${error.message}.`);
-        event.target.value = "";
         return;
       }
     }
-    event.target.value = "";
     await added(read);
-    toast(`Imported ${read.length} conversation${read.length === 1 ? "" : "s"}.`);
+    const left = refused.length ? ` ${refused.length} could not be read: ${refused[0]}.` : "";
+    toast(`Imported ${read.length} conversation${read.length === 1 ? "" : "s"}.${left}`);
   });
   byId("delete-all").addEventListener("click", async () => {
     const n = all().length;

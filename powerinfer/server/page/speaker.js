@@ -7,10 +7,9 @@ const SENTENCE = /[.!?:…。！？](?=\s)|\n/g;
 
 let clearing = null;
 
-/** A speaker for one answer. */
-export function speaker() {
+/** A speaker for one answer. said: how many of its letters were said before. */
+export function speaker(said = 0) {
   const box = byId("spoken");
-  let said = 0;
   clearTimeout(clearing);
   box.replaceChildren();
   const say = (text) => {

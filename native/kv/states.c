@@ -1,0 +1,106 @@
+/* states.c - states of sequences and their checkpoints. */
+#include "states.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../vendor/core/te_os.h"
+
+/* Of a sequence: one where its prompt's matrix products ended, one where guesses began. */
+enum { CHECKPOINTS = 2, LINE = 16 };
+
+static size_t floats_of(const pi_model *m) { return (m->state_floats + LINE - 1) / LINE * LINE; }
+
+size_t pi_states_bytes(const pi_model *m, int32_t n_seq) {
+    return pi_mul(pi_mul(floats_of(m), (size_t)n_seq * (1 + CHECKPOINTS)), sizeof(float));
+}
+
+pi_status pi_states_init(pi_states *s, const pi_model *m, int32_t n_seq) {
+    *s = (pi_states){.floats = floats_of(m), .n_seq = n_seq};
+    if (!s->floats) return PI_OK;
+    if (n_seq > INT32_MAX / (1 + CHECKPOINTS)) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d states", n_seq);
+    s->n_checkpoints = CHECKPOINTS * n_seq;
+    s->n_bytes = pi_states_bytes(m, n_seq);
+    s->checkpoint = calloc((size_t)s->n_checkpoints, sizeof *s->checkpoint);
+    s->memory = te_os_alloc(s->n_bytes);
+    if (s->checkpoint && s->memory) return PI_OK;
+    const size_t n = s->n_bytes;
+    pi_states_free(s);
+    return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the states of %d sequences and their checkpoints (%zu bytes)",
+                   n_seq, n);
+}
+
+void pi_states_free(pi_states *s) {
+    free(s->checkpoint);
+    if (s->memory) te_os_free(s->memory, s->n_bytes);
+    *s = (pi_states){0};
+}
+
+typedef struct copy_task {
+    float *to;
+    const float *from;
+    size_t n;
+} copy_task;
+
+static void copy_step(void *ctx, te_team *team) {
+    const copy_task *t = ctx;
+    int64_t lo, hi;
+    te_share(team, (int64_t)t->n, LINE, &lo, &hi);
+    if (hi > lo) memcpy(t->to + lo, t->from + lo, sizeof *t->to * (size_t)(hi - lo));
+}
+
+static void copy_state(const pi_states *s, float *to, const float *from) {
+    enum { WORTH = 1 << 17 }; /* floats that a team copies sooner than one thread */
+    copy_task task = {to, from, s->floats};
+    if (s->pool && s->floats >= WORTH)
+        te_pool_run(s->pool, copy_step, &task);
+    else
+        memcpy(to, from, sizeof *to * s->floats);
+}
+
+int32_t pi_states_reachable(const pi_states *s, int32_t seq, int32_t length, int32_t n) {
+    if (n >= length) return length;
+    if (!s->floats) return n;
+    int32_t best = 0;
+    for (int32_t i = 0; i < s->n_checkpoints; i++) {
+        const pi_checkpoint *c = &s->checkpoint[i];
+        if (c->seq == seq && c->pos <= n && c->pos > best) best = c->pos;
+    }
+    return best;
+}
+
+static float *place_of(const pi_states *s, const pi_checkpoint *c) {
+    return pi_state_of(s, s->n_seq + (int32_t)(c - s->checkpoint));
+}
+
+/* Where a new one of seq goes. */
+static pi_checkpoint *room(pi_states *s, int32_t seq, int32_t pos, bool brief) {
+    pi_checkpoint *oldest = &s->checkpoint[0];
+    for (int32_t i = 0; i < s->n_checkpoints; i++) {
+        pi_checkpoint *c = &s->checkpoint[i];
+        if (c->pos && c->seq == seq && (c->pos == pos || (brief && c->brief))) return c;
+        if ((c->pos ? c->used : 0) < (oldest->pos ? oldest->used : 0)) oldest = c;
+    }
+    return oldest;
+}
+
+void pi_states_keep(pi_states *s, int32_t seq, int32_t length, bool brief) {
+    if (!s->floats || !length) return;
+    pi_checkpoint *c = room(s, seq, length, brief);
+    const bool is_there = c->pos == length && c->seq == seq;
+    if (!is_there) copy_state(s, place_of(s, c), pi_state_of(s, seq));
+    *c = (pi_checkpoint){seq, length, is_there ? c->brief && brief : brief, ++s->clock};
+}
+
+void pi_states_copy(pi_states *s, int32_t dst, int32_t src, int32_t length, int32_t n) {
+    if (!s->floats) return;
+    pi_checkpoint *from = NULL;
+    for (int32_t i = 0; i < s->n_checkpoints; i++) {
+        pi_checkpoint *c = &s->checkpoint[i];
+        if (c->pos && c->seq == src && c->pos == n) from = c;
+        if (c->pos && c->seq == dst && (dst != src || c->pos > n)) c->pos = 0;
+    }
+    if (from && n != length) from->used = ++s->clock;
+    const float *state = n == length ? pi_state_of(s, src) : from ? place_of(s, from) : NULL;
+    if (n && state && state != pi_state_of(s, dst)) copy_state(s, pi_state_of(s, dst), state);
+}
