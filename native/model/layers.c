@@ -140,7 +140,7 @@ static pi_status bind_all(pi_model *m) {
     if (!m->output.w) m->output = m->token_embd;
     m->layer = calloc((size_t)c->n_layer, sizeof *m->layer);
     if (!m->layer) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d layers", c->n_layer);
-    int32_t n_predictors = 0, n_down_t = 0;
+    int32_t n_predictors = 0, n_kept = 0;
     for (int32_t i = 0; i < c->n_layer; i++) {
         pi_layer *l = &m->layer[i];
         l->parallel = m->arch->parallel;
@@ -158,14 +158,14 @@ static pi_status bind_all(pi_model *m) {
         if (n_placed > m->info.n_placed) m->info.n_placed = n_placed;
         const pi_ffn *f = pi_ffn_of(l);
         n_predictors += f && f->fc1.w;
-        n_down_t += pi_skips_down(l);
+        n_kept += pi_keeps_down(l);
     }
     if (n_predictors && n_predictors != c->n_layer)
         return PI_FAIL(PI_ERROR_FORMAT, "%d of %d layers have a predictor (fc1, fc2); all or none must", n_predictors,
                        c->n_layer);
     PI_TRY(choose_predictor(m, n_predictors > 0));
     PI_TRY(read_thresholds(m));
-    m->info.can_skip_down = n_down_t == c->n_layer;
+    m->info.can_skip_down = !n_kept;
     return pi_bind_check_all(m);
 }
 

@@ -312,7 +312,7 @@ pi_status pi_model_load(pi_model *m, int32_t *done, int32_t *total) {
         if (++m->loaded == n) {
             m->info.can_skip_down = 1;
             for (int32_t i = 0; i < n; i++)
-                if (!pi_skips_down(&m->layer[i])) m->info.can_skip_down = 0;
+                if (pi_keeps_down(&m->layer[i])) m->info.can_skip_down = 0;
             te_pool_free(m->team);
             m->team = NULL;
         }
