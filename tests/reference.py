@@ -38,6 +38,7 @@ ARCHITECTURES = (
     "gemma",
     "gemma2",
     "gemma3",
+    "deepseek2",
 )
 
 
@@ -209,7 +210,7 @@ def attend(
     sinks: Array | None = None,
     cap: float = 0.0,
 ) -> Array:
-    """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d].
+    """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d]; v may be of another d.
 
     window: how many of the last positions are seen, the token's own included. sinks: of each head a score of
     a position without a value. cap: of scores, by tanh; 0: none.
@@ -219,7 +220,7 @@ def attend(
     seen = np.tri(n, dtype=bool)
     if window is not None:
         seen &= ~np.tri(n, k=-window, dtype=bool)
-    out = np.empty(q.shape)
+    out = np.empty((n, n_head, v.shape[2]))
     for h in range(n_head):  # one by one: the scores of all heads together would be larger than any cache
         scores = soft_capped(q[:, h] @ k[:, h // shared].T / math.sqrt(d), cap)
         scores = np.where(seen, scores, -np.inf)
@@ -227,7 +228,7 @@ def attend(
             scores = np.concatenate([scores, np.full((n, 1), sinks[h])], axis=1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[:, h] = weights[:, :n] @ v[:, h // shared] / weights.sum(axis=-1, keepdims=True)
-    return out.reshape(n, n_head * d)
+    return out.reshape(n, -1)
 
 
 def heads(x: Array, n_head: int) -> Array:
@@ -290,10 +291,10 @@ def ffn(model: Model, layer: int, x: Array, predictor_input: Array, how: Ffn, tr
     return np.asarray(out)
 
 
-def in_best_groups(model: Model, rank: Array) -> Array:
-    """rank [n_expert] with -inf for experts that are not in the groups whose two best add up to the most."""
+def in_best_groups(model: Model, rank: Array, n_best: int) -> Array:
+    """rank [n_expert] with -inf for experts that are not in the groups whose n_best best add up to the most."""
     groups = rank.reshape(int(model.key("expert_group_count", 1)), -1)
-    best = np.argsort(-np.sort(groups, axis=1)[:, -2:].sum(axis=1), kind="stable")
+    best = np.argsort(-np.sort(groups, axis=1)[:, -n_best:].sum(axis=1), kind="stable")
     out = np.full_like(groups, -np.inf)
     for g in best[: int(model.key("expert_group_used_count", len(groups)))]:
         out[g] = groups[g]
@@ -313,6 +314,7 @@ def experts(
     always = ("llama", "qwen3moe", "smallthinker", "gpt-oss", "glm4moe")  # gpt-oss: softmax of the chosen
     normed = bool(model.key("expert_weights_norm", model.arch in always))
     bias = model.get(p + "exp_probs_b.bias")
+    n_best = 1 if model.arch == "deepseek2" and not sigmoids else 2
     out = np.zeros_like(x)
 
     def expert(suffix: str, token: Array, e: Any = ...) -> Array:
@@ -333,7 +335,7 @@ def experts(
     for t, token in enumerate(x):
         weights = np.exp(logits[t] - logits[t].max())
         weights = 1 / (1 + np.exp(-logits[t])) if sigmoids else weights / weights.sum()
-        rank = in_best_groups(model, weights if bias is None else weights + bias)
+        rank = in_best_groups(model, weights if bias is None else weights + bias, n_best)
         chosen = np.argsort(-rank, kind="stable")[: int(model.key("expert_used_count"))]
         scale = float(model.key("expert_weights_scale", 1.0)) / (weights[chosen].sum() if normed else 1)
         for e in chosen:
@@ -455,6 +457,47 @@ def falcon(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     return norm(x, "output_norm")
 
 
+def deepseek2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Latent attention as it was trained: the keys and values of all heads are made of each position's latent.
+    YaRN is in the scale of the scores."""
+    eps = float(model.key("attention.layer_norm_rms_epsilon"))
+    n_head, n_rot = int(model.key("attention.head_count")), int(model.key("rope.dimension_count"))
+    rank, n_layer = int(model.key("attention.kv_lora_rank")), int(model.key("block_count"))
+    grown = math.log(float(model.key("rope.scaling.factor", 1.0)))
+    scale = (1 + float(model.key("rope.scaling.yarn_log_multiplier", 0.0)) * grown) ** 2
+
+    def rotated(y: Array) -> Array:
+        freq, magnitude = frequencies(model, n_rot, window=False)
+        return np.asarray(rotate(y, model, interleaved=True) / magnitude)
+
+    x = model["token_embd.weight"][tokens]
+    for i in range(n_layer - int(model.key("nextn_predict_layers", 0))):
+        p = f"blk.{i}."
+        a = rms_norm(x, model[p + "attn_norm.weight"], eps)
+        if model.get(p + "attn_q_a.weight") is None:
+            q = heads(a @ model[p + "attn_q.weight"].T, n_head)
+        else:
+            low = rms_norm(a @ model[p + "attn_q_a.weight"].T, model[p + "attn_q_a_norm.weight"], eps)
+            q = heads(low @ model[p + "attn_q_b.weight"].T, n_head)
+        n_nope = q.shape[2] - n_rot
+        latent, k_rot = np.split(a @ model[p + "attn_kv_a_mqa.weight"].T, [rank], axis=1)
+        latent = rms_norm(latent, model[p + "attn_kv_a_norm.weight"], eps)
+        both = model.get(p + "attn_kv_b.weight")
+        if both is None:
+            k = np.einsum("tc,hcn->thn", latent, model[p + "attn_k_b.weight"])
+            v = np.einsum("tc,hvc->thv", latent, model[p + "attn_v_b.weight"])
+        else:  # files from before absorption
+            k, v = np.split(heads(latent @ both.T, n_head), [n_nope], axis=2)
+        shared = np.repeat(rotated(k_rot[:, None]), n_head, axis=1)
+        q = np.concatenate([q[..., :n_nope], rotated(q[..., n_nope:])], axis=2) * scale
+        attention = attend(q, np.concatenate([k, shared], axis=2), v)
+        x = x + attention @ model[p + "attn_output.weight"].T
+        h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
+        dense = i < int(model.key("leading_dense_block_count", 0)) or not model.key("expert_count", 0)
+        x = x + (ffn(model, i, h, x, how, trace) if dense else experts(model, i, h, how, trace))
+    return rms_norm(x, model["output_norm.weight"], eps)
+
+
 def cohere2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     """Attention and FFN side by side behind one LayerNorm without bias; three layers with a window and
     rotation, then one with neither; logits are scaled."""
@@ -528,7 +571,7 @@ def forward(
         np.broadcast_to(np.asarray(threshold, np.float64), n_layer) if predicted else None,
         np.arange(len(tokens)) < n_dense if isinstance(n_dense, int) else n_dense,
     )
-    body = {"falcon": falcon, "cohere2": cohere2, "opt": opt}.get(model.arch, llama)
+    body = {"falcon": falcon, "cohere2": cohere2, "opt": opt, "deepseek2": deepseek2}.get(model.arch, llama)
     x = body(model, np.asarray(tokens, dtype=np.int64), how, trace)
     output = model.get("output.weight")
     logits = x @ (model["token_embd.weight"] if output is None else output).T

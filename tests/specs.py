@@ -23,7 +23,7 @@ class Spec:
 
     name: str
     # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe cohere2
-    # gemma gemma2 gemma3
+    # gemma gemma2 gemma3 deepseek2
     family: str
     n_layer: int = 2
     n_embd: int = 64
@@ -46,6 +46,10 @@ class Spec:
     n_dense: int = 0  # layers at the beginning without experts
     window: int = 0  # positions that layers with a window see; which ones have one is the family's
     logit_scale: float = 1.0
+    q_rank: int = 0  # deepseek2: of the low-rank q; 0: it is direct
+    kv_rank: int = 0  # values of the latent that K and V are made of; 0: there is none
+    d_value: int = 0  # of a head's value, where that is not d_head
+    n_group: int = 1  # groups of experts, of which a token uses half
     soft_cap: float = 0.0  # of scores; that of logits is twice as much
     window_base: float = 10000.0  # base frequency of those layers' rotation
     n_prompt: int = 40
@@ -236,8 +240,44 @@ SPECS: dict[str, Spec] = {
             soft_cap=5.0,
             n_prompt=60,
         ),
+        # A direct q and softmaxes, as V2 Lite has them, with the groups of V2.
+        Spec(
+            "deepseek2-v2",
+            "deepseek2",
+            n_layer=3,
+            head_dim=40,
+            d_rot=16,
+            n_vocab=301,
+            kv_rank=32,
+            d_value=20,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=64,
+            n_ff_shared=128,
+            n_dense=1,
+            n_group=4,
+        ),
+        Spec(
+            "deepseek2-v3",
+            "deepseek2",
+            n_layer=3,
+            n_head=6,
+            head_dim=48,
+            d_rot=16,
+            n_vocab=301,
+            q_rank=56,
+            kv_rank=48,
+            d_value=32,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=96,
+            n_dense=1,
+            n_group=2,
+            rope=Rope(10000.0, "yarn", 4.0, 64),
+        ),
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if not spec.is_gemma and spec.family != "cohere2")
+CONVERTED = sorted(name for name, spec in SPECS.items() if not spec.is_gemma and spec.family not in ("cohere2", "deepseek2"))
 """Those that `powerinfer convert` takes checkpoints of."""

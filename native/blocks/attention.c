@@ -42,6 +42,7 @@ static void store_kv(const pi_session *s, int32_t l, int32_t t, int32_t kvh) {
     float *k = s->k + ((ptrdiff_t)t * nkv + kvh) * d;
     finish_head(s, w, t, w->k_norm, k);
     kern->row[s->kv.type_k].from_f32(k, pi_kv_k(&s->kv, l, seq, kvh, pos), d);
+    if (!s->kv.row_v) return;
     kern->row[s->kv.type_v].from_f32(s->v + ((ptrdiff_t)t * nkv + kvh) * d, pi_kv_v(&s->kv, l, seq, kvh, pos), d);
 }
 
@@ -70,7 +71,8 @@ static te_mat k_block(const pi_session *s, int32_t l, const pi_seq *seq, int32_t
     return (te_mat){pi_kv_k(&s->kv, l, seq, kvh, p), s->kv.row_k, s->kv.type_k, s->model->info.n_embd_head, n};
 }
 static te_mat v_block(const pi_session *s, int32_t l, const pi_seq *seq, int32_t kvh, int32_t p, int32_t n) {
-    return (te_mat){pi_kv_v(&s->kv, l, seq, kvh, p), s->kv.row_v, s->kv.type_v, s->model->info.n_embd_head, n};
+    const size_t stride = s->kv.row_v ? s->kv.row_v : s->kv.row_k;
+    return (te_mat){pi_kv_v(&s->kv, l, seq, kvh, p), stride, s->kv.type_v, pi_value_width(s->model), n};
 }
 
 static void scale_row(float *x, int32_t n, float by) {
@@ -108,8 +110,8 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
     const te_gemm_kernels *g = &kern->gemm;
     const pi_seq *seq = &s->kv.seq[s->chunk.seq[w->t]];
     const pi_attention_room *room = &s->room;
-    const int32_t d = m->info.n_embd_head, group = m->info.n_head / m->info.n_head_kv, rows = w->n * group,
-                  pos = s->chunk.pos[w->t];
+    const int32_t d = m->info.n_embd_head, dv = pi_value_width(m), group = m->info.n_head / m->info.n_head_kv,
+                  rows = w->n * group, pos = s->chunk.pos[w->t];
     const pi_attention *block = pi_attention_of(&m->layer[l]);
     float *base = pi_scratch(s, team), *q = base, *out = base + room->out, *score = base + room->score;
     sums *sum = (sums *)(void *)(base + room->sums);
@@ -121,7 +123,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
         finish_head(s, block, t, block->q_norm, head);
         sum[r] = (sums){-INFINITY, 0};
     }
-    memset(out, 0, (size_t)rows * (size_t)d * sizeof *out);
+    memset(out, 0, (size_t)rows * (size_t)dv * sizeof *out);
     if (tile) g->pack(q, (size_t)d, rows, d, 0, rows, packed_q);
     for (int32_t a = w->from, b; a < w->to; a = b) {
         const int32_t end = w->prompt ? (a / SPAN + 1) * SPAN : a + SPAN;
@@ -140,7 +142,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
             const int32_t own = pos + r / group, first = first_seen(block, own);
             const int32_t lo = between(first - a, 0, b - a), hi = between(own + 1 - a, lo, b - a);
             float *x = score + (size_t)r * room->ld;
-            if (hi > lo) weigh(kern, block, x + lo, hi - lo, &sum[r], out + (ptrdiff_t)r * d, d);
+            if (hi > lo) weigh(kern, block, x + lo, hi - lo, &sum[r], out + (ptrdiff_t)r * dv, dv);
             memset(x, 0, (size_t)lo * sizeof *x);
             memset(x + hi, 0, (size_t)(b - a - hi) * sizeof *x);
         }
@@ -149,12 +151,12 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
             const te_mat v = v_block(s, l, seq, w->kvh, p, n);
             if (tile) {
                 g->pack_t(score + (p - a), room->ld, rows, n, 0, rows, packed);
-                g->gemm_t(&v, 0, d, packed, rows, out, (size_t)d, NULL, true, work);
+                g->gemm_t(&v, 0, dv, packed, rows, out, (size_t)dv, NULL, true, work);
             } else {
                 const void *next = p + n < b       ? pi_kv_v(&s->kv, l, seq, w->kvh, p + n)
                                    : p + n < w->to ? pi_kv_k(&s->kv, l, seq, w->kvh, p + n)
                                                    : NULL;
-                kern->rows_sum(&v, next, score + (p - a), room->ld, rows, out, (size_t)d);
+                kern->rows_sum(&v, next, score + (p - a), room->ld, rows, out, (size_t)dv);
             }
         }
     }
@@ -176,7 +178,7 @@ static float *part_row(const pi_session *s, int32_t t, int32_t h, int32_t n_slot
 
 static void attend(const pi_session *s, te_team *team, int32_t l, const piece *w, bool tile) {
     const pi_model_info *i = &s->model->info;
-    const int32_t d = i->n_embd_head, group = i->n_head / i->n_head_kv;
+    const int32_t d = pi_value_width(s->model), group = i->n_head / i->n_head_kv;
     const float *out = pi_scratch(s, team) + s->room.out;
     const sums *sum = (const sums *)(const void *)(pi_scratch(s, team) + s->room.sums);
     gather(s, team, l, w, tile);
@@ -193,7 +195,7 @@ static void attend(const pi_session *s, te_team *team, int32_t l, const piece *w
 
 /* att of one row from its parts, in their order. */
 static void join(const pi_session *s, const pi_attention *w, int32_t t, int32_t h, int32_t n_slot, int32_t n_parts) {
-    const int32_t d = s->model->info.n_embd_head;
+    const int32_t d = pi_value_width(s->model);
     float *out = s->att + ((ptrdiff_t)t * s->model->info.n_head + h) * d, top = -INFINITY, total = 0;
     memset(out, 0, (size_t)d * sizeof *out);
     for (int32_t i = 0; i < n_parts; i++) {
@@ -273,9 +275,7 @@ void pi_attention_next(te_team *team, int32_t l) {
     if (team->ith == 0) te_counter_reset(team, 2 + (l + 1) % 2);
 }
 
-/* Writes K and V of the chunk (after q/k norm and RoPE) and computes att of tokens `from` and later; of a decode chunk from
- * must be 0. Contains a barrier; ends without one. */
-static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
+void pi_attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
     enum { WORTH_SHARING = 8192 }; /* scores per member, from which on the slowest of fixed shares costs more */
     const pi_chunk *c = &s->chunk;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
@@ -349,8 +349,9 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
     enum { ROWS = 256, MOST_PARTS = 64, PIECES = 4 }; /* pieces per member let the last ones end together */
     const pi_model_info *i = &s->model->info;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
-    const int32_t group = i->n_head / i->n_head_kv, d = i->n_embd_head, n_threads = s->options.n_threads,
-                  most = s->options.n_ctx / PI_ATTENTION_PART;
+    const int32_t group = i->n_head / i->n_head_kv,
+                  d = i->n_embd_head > s->model->head_key ? i->n_embd_head : s->model->head_key,
+                  n_threads = s->options.n_threads, most = s->options.n_ctx / PI_ATTENTION_PART;
     pi_attention_room r = {.ld = PI_ATTENTION_SPAN + 16, .part_floats = lines(sizeof(float) * ((size_t)d + 2))};
     r.rows = group > ROWS ? group : ROWS / group * group;
     r.n_slot = n_threads > 1 ? (PIECES * n_threads + i->n_head_kv - 1) / i->n_head_kv : 1;
@@ -466,7 +467,7 @@ static void run(pi_block_run *r) {
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_K, in, n, s->k, n_kv);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_V, in, n, s->v, n_kv);
     if (w->wide_q_norm) norm_heads(r, n_q, n_kv);
-    attend_chunk(s, team, r->l, r->from);
+    pi_attend_chunk(s, team, r->l, r->from);
     te_barrier(team);
     const te_linear out = {.w = w->o, .bias = w->o_b, .y = r->y + n * from, .ldy = n, .add = true};
     pi_linear(s, team, &out, 1, s->att + n_q * from, n_q, r->from, s->chunk.n_tok - r->from);

@@ -47,7 +47,8 @@ static int32_t best_of(const float *rank, int32_t n) {
     return best;
 }
 
-/* Takes all experts out that are not in the best groups; a group is as good as its two best experts together. */
+/* Takes all experts out that are not in the best groups; a group is as good as its two best experts together, or as its best
+ * one. */
 static void keep_best_groups(const pi_experts *w, float *rank, float *group) {
     const int32_t size = w->n_expert / w->n_group;
     for (int32_t g = 0; g < w->n_group; g++) {
@@ -56,7 +57,7 @@ static void keep_best_groups(const pi_experts *w, float *rank, float *group) {
         const float best = own[first];
         own[first] = taken;
         const int32_t second = best_of(own, size);
-        group[g] = second < 0 ? best : best + own[second];
+        group[g] = second < 0 || w->best_in_group ? best : best + own[second];
         own[first] = best;
     }
     for (int32_t i = 0; i < w->n_group_used; i++) {
@@ -196,6 +197,7 @@ static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
                        arch, (long long)gating);
     w->gating = (pi_gating)gating;
     w->normed = m->arch->normed_experts;
+    w->best_in_group = m->arch->best_in_group && gating == PI_GATING_SOFTMAX;
     w->early = m->arch->early_router;
     PI_TRY(pi_key_bool(g, arch, "expert_weights_norm", &w->normed));
     PI_TRY(pi_key_f32(g, arch, "expert_weights_scale", &w->scale, NULL));

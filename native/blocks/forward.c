@@ -58,15 +58,14 @@ static int32_t first_wanted(const pi_session *s, int32_t l) {
 
 static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, int64_t t0, int64_t t1, int64_t t2) {
     const pi_layer *w = &s->model->layer[l];
-    const pi_attention *attention = pi_attention_of(w);
     pi_layer_step st = {.n_tokens = s->chunk.n_tok - from, .n_sparse = pi_n_sparse(&s->chunk, from)};
     const int64_t listed = pi_sum_counts(s, l, team->nth, &st);
     if (s->options.sparsity != PI_SPARSITY_PREDICTED)
         st.n_predicted = listed;
     else if (st.n_sparse)
         st.ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(w));
-    const int64_t unread = st.n_tokens ? 0 : pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
-    st.bytes = st.ffn_bytes + pi_attention_weight_bytes(attention) - unread + pi_attention_bytes(s, l, from);
+    const int64_t unread = st.n_tokens ? 0 : pi_attention_query_bytes(w);
+    st.bytes = st.ffn_bytes + pi_attention_weight_bytes(w) - unread + pi_attention_bytes(s, l, from);
     if (pi_experts_of(w)) st.n_routes = (int64_t)st.n_tokens * pi_experts_of(w)->n_used;
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
     st.layer_us = (float)((double)(t2 - t0) * 1e-3);

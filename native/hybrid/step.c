@@ -362,7 +362,7 @@ static void record(pi_hybrid *h, int32_t l) {
     st->n_active_device = on_device[2];
     if (!st->n_sparse) st->n_predicted = st->n_computed = st->n_active = st->n_active_device = 0;
     if (h->masked) st->ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(layer));
-    st->bytes = st->ffn_bytes + pi_attention_weight_bytes(pi_attention_of(layer)) + pi_attention_bytes(s, l, 0);
+    st->bytes = st->ffn_bytes + pi_attention_weight_bytes(layer) + pi_attention_bytes(s, l, 0);
     s->last_bytes += st->bytes;
 }
 

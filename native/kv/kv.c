@@ -26,9 +26,13 @@ int32_t pi_kv_layer_blocks(const pi_kv_shape *s, const pi_attention *a) {
     return pi_kv_has_window(s->n_ctx, a) ? window_blocks(s, a->window) : blocks_of(s->n_pool);
 }
 
-uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *s, const pi_attention *a, int32_t type) {
+size_t pi_kv_row_bytes(const pi_model *m, bool is_v, int32_t type) {
+    return is_v && m->latent_rank ? 0 : te_row_bytes(type, m->info.n_embd_head);
+}
+
+uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *s, const pi_attention *a, bool is_v, int32_t type) {
     return (uint64_t)pi_kv_layer_blocks(s, a) * PI_KV_BLOCK * (uint64_t)m->info.n_head_kv *
-           te_row_bytes(type, m->info.n_embd_head);
+           pi_kv_row_bytes(m, is_v, type);
 }
 
 static bool pool_init(pi_kv *kv, int32_t p, int32_t n_blocks) {
@@ -48,7 +52,7 @@ static bool pool_init(pi_kv *kv, int32_t p, int32_t n_blocks) {
 }
 
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, const pi_kv_device *device) {
-    const int32_t n_layer = m->info.n_layer, head = m->info.n_embd_head;
+    const int32_t n_layer = m->info.n_layer;
     *kv = (pi_kv){.model = m,
                   .type_k = shape->type_k,
                   .type_v = shape->type_v,
@@ -63,8 +67,9 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, con
         kv->window = a->window; /* all of a model are alike */
         kv->keep = keep_of(a->window, shape->n_batch);
     }
-    kv->row_k = te_row_bytes(shape->type_k, head);
-    kv->row_v = te_row_bytes(shape->type_v, head);
+    kv->row_k = pi_kv_row_bytes(m, false, shape->type_k);
+    kv->row_v = pi_kv_row_bytes(m, true, shape->type_v);
+    if (!kv->row_v) kv->v_in_k = te_row_bytes(shape->type_k, m->info.n_embd_head - m->latent_rank);
     kv->seq = calloc((size_t)shape->n_seq, sizeof *kv->seq);
     kv->k = calloc((size_t)n_layer, sizeof *kv->k);
     kv->v = calloc((size_t)n_layer, sizeof *kv->v);
@@ -76,8 +81,8 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, con
         if (pi_kv_on_device(kv, l)) continue;
         bytes += (double)pool->layer_k_bytes + (double)pool->layer_v_bytes;
         kv->k[l] = te_os_alloc(pool->layer_k_bytes);
-        kv->v[l] = te_os_alloc(pool->layer_v_bytes);
-        ok = kv->k[l] && kv->v[l];
+        if (kv->row_v) kv->v[l] = te_os_alloc(pool->layer_v_bytes);
+        ok = kv->k[l] && (kv->v[l] || !kv->row_v);
     }
     if (ok) return PI_OK;
     pi_kv_free(kv);
@@ -148,11 +153,11 @@ static void copy_block(pi_kv *kv, int32_t p, int32_t to, int32_t from) {
         if (pi_kv_pool_of(kv, l) != p) continue;
         if (pi_kv_on_device(kv, l)) {
             kv->device.copy(kv->device.ctx, l, false, (size_t)to * nk, (size_t)from * nk, nk);
-            kv->device.copy(kv->device.ctx, l, true, (size_t)to * nv, (size_t)from * nv, nv);
+            if (nv) kv->device.copy(kv->device.ctx, l, true, (size_t)to * nv, (size_t)from * nv, nv);
             continue;
         }
         memcpy(kv->k[l] + (size_t)to * nk, kv->k[l] + (size_t)from * nk, nk);
-        memcpy(kv->v[l] + (size_t)to * nv, kv->v[l] + (size_t)from * nv, nv);
+        if (nv) memcpy(kv->v[l] + (size_t)to * nv, kv->v[l] + (size_t)from * nv, nv);
     }
 }
 

@@ -3,6 +3,7 @@
  * blocks that lie behind it.
  *
  * Memory of layer l, for K and V alike:   [block][n_head_kv][64 positions][n_embd_head]   in the pool's type.
+ * Latent attention (block.h) has no memory of V: a row of V is the second part of K's.
  * Invariants: a block is written only by the one sequence that holds it alone (refs == 1); positions of a sequence have
  * no gaps; a sequence holds in both pools what its next token sees. */
 #ifndef PI_KV_H
@@ -51,7 +52,8 @@ typedef struct pi_kv_shape {
 typedef struct pi_kv {
     const pi_model *model;
     int32_t type_k, type_v; /* te_type */
-    size_t row_k, row_v;    /* bytes of one head's K and V at one position */
+    size_t row_k, row_v;    /* bytes of one head's K and V at one position; row_v 0: V is in K's row, */
+    size_t v_in_k;          /* from this byte on */
     int32_t n_ctx, n_seq;
     int32_t n_pools; /* 2 where layers have a window that is shorter than n_ctx, else 1 */
     int32_t window;  /* of those layers */
@@ -69,8 +71,9 @@ uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory */
 /* Whether a layer is in the pool of windows; blocks that it has. */
 static inline bool pi_kv_has_window(int32_t n_ctx, const pi_attention *a) { return a->window && a->window < n_ctx; }
 int32_t pi_kv_layer_blocks(const pi_kv_shape *shape, const pi_attention *a);
-/* Bytes of its K, or V, of that type. */
-uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *shape, const pi_attention *a, int32_t type);
+/* Bytes of a head's K, or V, at one position, and of all of such a layer. */
+size_t pi_kv_row_bytes(const pi_model *m, bool is_v, int32_t type);
+uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *shape, const pi_attention *a, bool is_v, int32_t type);
 
 /* The pool that layer l is in. */
 static inline int32_t pi_kv_pool_of(const pi_kv *kv, int32_t l) {
@@ -91,6 +94,7 @@ static inline char *pi_kv_k(const pi_kv *kv, int32_t l, const pi_seq *s, int32_t
     return kv->k[l] + pi_kv_at(kv, &s->of[pi_kv_pool_of(kv, l)], h, pos, kv->row_k);
 }
 static inline char *pi_kv_v(const pi_kv *kv, int32_t l, const pi_seq *s, int32_t h, int32_t pos) {
+    if (!kv->row_v) return pi_kv_k(kv, l, s, h, pos) + kv->v_in_k;
     return kv->v[l] + pi_kv_at(kv, &s->of[pi_kv_pool_of(kv, l)], h, pos, kv->row_v);
 }
 

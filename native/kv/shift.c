@@ -63,7 +63,7 @@ static void move_head(const pi_kv *kv, int32_t l, int32_t h, const pi_table *t, 
         rk->to_f32(k + pi_kv_at(kv, t, h, pos + gap, kv->row_k), 0, head, row);
         if (rope) pi_rope_apply(rope, cs, row);
         rk->from_f32(row, k + pi_kv_at(kv, t, h, pos, kv->row_k), head);
-        if (gap)
+        if (gap && kv->row_v)
             memcpy(v + pi_kv_at(kv, t, h, pos, kv->row_v), v + pi_kv_at(kv, t, h, pos + gap, kv->row_v), kv->row_v);
     }
 }
@@ -83,7 +83,7 @@ pi_status pi_kv_shift_devices(pi_kv *kv, const pi_kv_shift *shift, float *scratc
     const pi_seq *s = &kv->seq[shift->seq];
     const size_t heads = (size_t)m->info.n_head_kv * PI_KV_BLOCK, nk = heads * kv->row_k, nv = heads * kv->row_v,
                  n = (size_t)blocks_of(kv->n_ctx);
-    char *k = malloc(pi_mul(n, nk)), *v = malloc(pi_mul(n, nv));
+    char *k = malloc(pi_mul(n, nk)), *v = malloc(pi_add(pi_mul(n, nv), 1));
     int32_t *block = malloc(pi_mul(n, sizeof *block));
     const bool ok = k && v && block;
     for (int32_t b = 0; ok && b < (int32_t)n; b++) block[b] = b;
@@ -94,12 +94,12 @@ pi_status pi_kv_shift_devices(pi_kv *kv, const pi_kv_shift *shift, float *scratc
         const pi_table here = {t->first, t->n, block};
         for (int32_t b = first; b < t->n; b++) {
             kv->device.read(kv->device.ctx, l, false, (size_t)t->block[b] * nk, k + (size_t)b * nk, nk);
-            kv->device.read(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
+            if (nv) kv->device.read(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
         }
         for (int32_t h = 0; h < m->info.n_head_kv; h++) move_head(kv, l, h, &here, shift, k, v, scratch);
         for (int32_t b = first; b < blocks_of(shift->length); b++) {
             kv->device.write(kv->device.ctx, l, false, (size_t)t->block[b] * nk, k + (size_t)b * nk, nk);
-            kv->device.write(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
+            if (nv) kv->device.write(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
         }
     }
     free(k);

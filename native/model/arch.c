@@ -153,6 +153,15 @@ static const pi_arch table[] = {
      .wide_layers = 62,
      .dense = PI_ACTIVATION_GELU_TANH,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "deepseek2",
+     .block = {&pi_latent_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NORM,
+     .gated = true,
+     .experts = true,
+     .best_in_group = true,
+     .next_layers = true,
+     .dense = PI_ACTIVATION_SILU,
+     .sparse = PI_ACTIVATION_RELU},
 };
 
 const pi_arch *pi_arch_find(const char *name, size_t n) {
@@ -163,5 +172,5 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 
 const char *pi_arch_names(void) {
     return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
-           "cohere2, gemma, gemma2, gemma3";
+           "cohere2, gemma, gemma2, gemma3, deepseek2";
 }

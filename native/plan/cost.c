@@ -14,16 +14,14 @@ static uint64_t vec_bytes(const float *v, int64_t n) { return v ? pi_space(sizeo
 
 static double read_bytes(te_mat m) { return (double)pi_mat_bytes(&m); }
 
-/* Bytes of K or V of one head at one position. */
-static size_t kv_row(const pi_model *m, int32_t type) { return te_row_bytes(type, m->info.n_embd_head); }
-
 static pi_kv_shape kv_shape(const pi_plan_options *o) {
     return (pi_kv_shape){.n_ctx = o->n_ctx, .n_pool = o->n_pool, .n_seq = o->n_seq, .n_batch = o->n_batch};
 }
 
-static uint64_t pool_bytes(const pi_model *m, const pi_plan_options *o, const pi_attention *a, int32_t type) {
+static uint64_t pool_bytes(const pi_model *m, const pi_plan_options *o, const pi_attention *a, bool is_v,
+                           int32_t type) {
     const pi_kv_shape s = kv_shape(o);
-    return pi_space(pi_kv_layer_bytes(m, &s, a, type));
+    return pi_space(pi_kv_layer_bytes(m, &s, a, is_v, type));
 }
 
 /* What a layer's adapters add. Of the feed-forward's the matrices with a row per neuron lie in two parts. */
@@ -44,12 +42,13 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
     const pi_model_info *i = &m->info;
     const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
     const pi_attention *a = pi_attention_of(w);
-    c->kv_bytes = pool_bytes(m, o, a, o->type_k) + pool_bytes(m, o, a, o->type_v);
+    c->kv_bytes = pool_bytes(m, o, a, false, o->type_k) + pool_bytes(m, o, a, true, o->type_v);
     c->attention_bytes +=
         vec_bytes(a->q_b, n_q) + vec_bytes(a->k_b, n_kv) + vec_bytes(a->v_b, n_kv) + vec_bytes(a->o_b, i->n_embd);
     c->norm_bytes += vec_bytes(a->q_norm, i->n_embd_head) + vec_bytes(a->k_norm, i->n_embd_head);
     c->norm_bytes += vec_bytes(a->wide_q_norm, n_q) + vec_bytes(a->wide_k_norm, n_kv) + vec_bytes(a->sinks, i->n_head);
-    const double position = (double)i->n_head_kv * ((double)kv_row(m, o->type_k) + (double)kv_row(m, o->type_v));
+    const double position = (double)i->n_head_kv * ((double)pi_kv_row_bytes(m, false, o->type_k) +
+                                                    (double)pi_kv_row_bytes(m, true, o->type_v));
     const double read = o->n_ctx / 2.0; /* of a sequence that is as long as it will be on average */
     c->fixed_read += (a->window && a->window < read ? a->window : read) * position;
 }

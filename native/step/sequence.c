@@ -154,6 +154,7 @@ static void copy_rows(pi_session *s, int32_t seq, int32_t held_from, char *p, bo
             for (int32_t kind = 0; kind < 2; kind++) {
                 const pi_kv_device *device = &s->kv.device;
                 const size_t each = kind ? s->kv.row_v : s->kv.row_k;
+                if (!each) continue; /* V is in K's row */
                 const pi_table *t = &q->of[pi_kv_pool_of(&s->kv, l)];
                 char *pool = kind ? s->kv.v[l] : s->kv.k[l]; /* NULL: on a device */
                 int32_t pos = t->first * PI_KV_BLOCK;

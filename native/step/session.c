@@ -54,6 +54,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->k = carve(c, b, n_kv, f);
     s->v = carve(c, b, n_kv, f);
     s->att = carve(c, b, n_q, f);
+    s->latent_q = carve(c, s->model->latent_rank ? b : 0, (size_t)i->n_head * (size_t)s->model->head_key, f);
     s->cs = carve(c, b, pi_rope_floats(s->model, s->model->n_ropes), f);
     s->gate = carve(c, i->is_gated ? b : 0, n_hidden, f);
     s->up = carve(c, b, n_hidden, f);
@@ -119,8 +120,8 @@ uint64_t pi_model_kv_bytes(const pi_model *m, const pi_session_options *options)
     const pi_kv_shape shape = kv_shape(&o);
     uint64_t n = 0;
     for (int32_t l = 0; l < m->info.n_layer; l++)
-        n += pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), o.type_k) +
-             pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), o.type_v);
+        n += pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), false, o.type_k) +
+             pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), true, o.type_v);
     return n;
 }
 
