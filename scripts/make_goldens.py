@@ -257,15 +257,15 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
             "qk_rope_head_dim": spec.d_rot,
             "qk_nope_head_dim": spec.d_head - spec.d_rot,
             "v_head_dim": spec.d_value,
-            "n_routed_experts": spec.n_expert,
-            "num_experts_per_tok": spec.n_used,
+            "n_routed_experts": spec.n_expert or 8,
+            "num_experts_per_tok": spec.n_used or 2,
             "moe_intermediate_size": spec.n_ff_expert,
-            "n_shared_experts": spec.n_ff_shared // spec.n_ff_expert,
-            "first_k_dense_replace": spec.n_dense,
+            "n_shared_experts": spec.n_ff_shared // (spec.n_ff_expert or 1),
+            "first_k_dense_replace": spec.n_dense if spec.n_expert else spec.n_layer,
             "routed_scaling_factor": 1.5,
             "norm_topk_prob": v3,
             "n_group": spec.n_group,
-            "topk_group": spec.n_group // 2,
+            "topk_group": max(spec.n_group // 2, 1),
         }
         if v3:
             mscale = {"mscale": 1.0, "mscale_all_dim": 1.0}  # cos and sin as they are, scores scaled

@@ -447,7 +447,7 @@ def metadata(spec: Spec) -> Meta:
                 meta[f"{a}.expert_feed_forward_length"] = spec.n_ff_expert
             if spec.n_ff_shared and spec.family not in ("glm4moe", "deepseek2"):
                 meta[f"{a}.expert_shared_feed_forward_length"] = spec.n_ff_shared
-        if spec.family == "deepseek2":
+        if spec.family == "deepseek2" and spec.n_expert:
             meta["deepseek2.leading_dense_block_count"] = spec.n_dense
             meta["deepseek2.expert_shared_count"] = spec.n_ff_shared // spec.n_ff_expert
             meta["deepseek2.expert_weights_scale"] = 1.5

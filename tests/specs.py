@@ -276,6 +276,17 @@ SPECS: dict[str, Spec] = {
             n_group=2,
             rope=Rope(10000.0, "yarn", 4.0, 64),
         ),
+        Spec(
+            "deepseek2-dense",
+            "deepseek2",
+            head_dim=48,
+            d_rot=16,
+            n_vocab=301,
+            q_rank=56,
+            kv_rank=48,
+            d_value=32,
+            rope=Rope(10000.0, "yarn", 4.0, 64),
+        ),
     )
 }
 

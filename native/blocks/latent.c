@@ -211,13 +211,15 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     pi_latent *w = &b->latent;
     te_mat *const mat[] = {&w->attention.q, &w->q_a, &w->q_b, &w->kv_a, &w->k_b, &w->v_b, &w->attention.o};
     const int32_t n = (int32_t)(sizeof mat / sizeof *mat);
-    for (int32_t i = 0; i < n; i++) out[i] = (pi_block_mat){.mat = mat[i], .use = PI_MAT_PRODUCT};
-    for (int32_t i = 0; w->v_parts && i < n; i++)
-        if (mat[i] == &w->v_b) {
+    for (int32_t i = 0; i < n; i++) {
+        const bool heads = mat[i] == &w->k_b || mat[i] == &w->v_b;
+        out[i] = (pi_block_mat){.mat = mat[i], .use = heads ? PI_MAT_HEADS : PI_MAT_PRODUCT};
+        if (mat[i] == &w->v_b && w->v_parts) {
             out[i].parts = w->v_parts;
             out[i].part_rows = w->part_rows;
         }
+    }
     return n;
 }
 
-const pi_block_kind pi_latent_kind = {"latent attention", bind, matrices, NULL, prepare, run, NULL};
+const pi_block_kind pi_latent_kind = {"latent attention", bind, matrices, NULL, prepare, run, &pi_latent_on_device};

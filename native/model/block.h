@@ -119,6 +119,7 @@ typedef enum pi_mat_use {
     PI_MAT_PREDICTOR, /* the same, of a predictor, whose format may be another */
     PI_MAT_NEURONS,   /* a neuron */
     PI_MAT_DOWN,      /* a neuron, or an output; may be stored the other way round */
+    PI_MAT_HEADS,     /* an output of one of the block's heads, which are multiplied one by one */
     PI_MAT_EXPERTS,   /* an output of one of the block's experts */
 } pi_mat_use;
 
@@ -151,7 +152,8 @@ typedef struct pi_block_kind {
     const struct pi_block_on_device *device;
 } pi_block_kind;
 
-extern const struct pi_block_on_device pi_attention_on_device, pi_ffn_on_device, pi_experts_on_device;
+extern const struct pi_block_on_device pi_attention_on_device, pi_latent_on_device, pi_ffn_on_device,
+    pi_experts_on_device;
 extern const pi_block_kind pi_attention_kind, pi_latent_kind, pi_ffn_kind, pi_experts_kind;
 
 #endif

@@ -217,6 +217,11 @@ static inline int64_t pi_attention_weight_bytes(const pi_layer *l) {
     return pi_attention_query_bytes(l) + (w ? pi_mat_bytes(&w->kv_a) : pi_mat_bytes(&a->k) + pi_mat_bytes(&a->v));
 }
 
+/* Values of all heads before and behind latent attention, whichever are more; 0: there is none. */
+static inline size_t pi_latent_q(const pi_model *m) {
+    return (size_t)m->info.n_head * (size_t)(m->head_key > m->head_value ? m->head_key : m->head_value);
+}
+
 /* Values of a row of V: of latent attention a part of K's row. */
 static inline int32_t pi_value_width(const pi_model *m) {
     return m->latent_rank ? m->latent_rank : m->info.n_embd_head;

@@ -42,6 +42,9 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
     const pi_model_info *i = &m->info;
     const int32_t n_q = i->n_head * i->n_embd_head, n_kv = i->n_head_kv * i->n_embd_head;
     const pi_attention *a = pi_attention_of(w);
+    const pi_latent *latent = pi_latent_of(w);
+    if (latent)
+        c->norm_bytes += vec_bytes(latent->norm, m->latent_rank) + vec_bytes(latent->q_norm, latent->q_a.n_rows);
     c->kv_bytes = pool_bytes(m, o, a, false, o->type_k) + pool_bytes(m, o, a, true, o->type_v);
     c->attention_bytes +=
         vec_bytes(a->q_b, n_q) + vec_bytes(a->k_b, n_kv) + vec_bytes(a->v_b, n_kv) + vec_bytes(a->o_b, i->n_embd);
@@ -62,9 +65,11 @@ static void block_cost(const pi_model *m, const pi_layer *w, int32_t k, pi_layer
     pi_block_mat mats[PI_BLOCK_MATS];
     const int32_t n = b.kind->matrices(&b, mats);
     for (int32_t i = 0; i < n; i++) {
-        if (mats[i].use != PI_MAT_PRODUCT) continue;
-        c->attention_bytes += mat_bytes(pi_row_bytes(mats[i].mat), mats[i].mat->n_rows);
-        c->fixed_read += read_bytes(*mats[i].mat);
+        te_mat mat = *mats[i].mat;
+        if (mats[i].use != PI_MAT_PRODUCT && mats[i].use != PI_MAT_HEADS) continue;
+        if (mats[i].use == PI_MAT_HEADS) mat.type = pi_space_heads(mat.type);
+        c->attention_bytes += mat_bytes(pi_row_bytes(&mat), mat.n_rows);
+        c->fixed_read += read_bytes(mat);
     }
 }
 
@@ -279,6 +284,7 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * n_q,
         n_tok * n_kv,
         n_tok * n_kv,                                                           /* q, attention's output, k, v */
+        n_tok * pi_latent_q(m),                                                 /* and before it is a latent one's */
         n_tok * (uint64_t)m->max_rank,                                          /* the predictor's hidden values */
         rank ? 3 * n_tok * rank + 128 : 0,                                      /* and those of adapters */
         n_tok * (n_tables * n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */

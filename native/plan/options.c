@@ -50,6 +50,16 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
                 "layer %d has experts whose gate and up are of two formats, which a device does not know; the "
                 "CPU computes such a model",
                 l);
+        if (m->latent_rank && !pi_space_latent(m->latent_rank, m->rope[0].n_rot, m->head_key, m->head_value))
+            return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                           "a latent of %d values and %d rotated ones, with heads of %d and %d, is more than a device "
+                           "knows; the CPU computes such a model",
+                           m->latent_rank, m->rope[0].n_rot, m->head_key, m->head_value);
+        if (e && e->best_in_group && e->n_group_used < e->n_group)
+            return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                           "layer %d ranks groups of experts by their best one, which a device does not know; the CPU "
+                           "computes such a model",
+                           l);
         const int32_t window = pi_attention_of(&m->layer[l])->window;
         if (!pi_space_window(window))
             return PI_FAIL(

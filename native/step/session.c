@@ -54,7 +54,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->k = carve(c, b, n_kv, f);
     s->v = carve(c, b, n_kv, f);
     s->att = carve(c, b, n_q, f);
-    s->latent_q = carve(c, s->model->latent_rank ? b : 0, (size_t)i->n_head * (size_t)s->model->head_key, f);
+    s->latent_q = carve(c, b, pi_latent_q(s->model), f);
     s->cs = carve(c, b, pi_rope_floats(s->model, s->model->n_ropes), f);
     s->gate = carve(c, i->is_gated ? b : 0, n_hidden, f);
     s->up = carve(c, b, n_hidden, f);

@@ -38,6 +38,7 @@ NAMES = [
     "cohere2",
     "gemma2",
     "gemma3",
+    "deepseek2-dense",
 ]
 SPLITS = ["all", "none", "one", "but", "some", "mixed", "cpu", "near", "weak", "only"]
 DEEP = replace(models.SPECS["llama-relu-gqa"], name="deep", n_layer=6, predictor=(32, 48, 40, 32, 48, 40))
