@@ -210,9 +210,9 @@ def attend(
     sinks: Array | None = None,
     cap: float = 0.0,
 ) -> Array:
-    """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d]; v may be of another d.
+    """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d].
 
-    window: how many of the last positions are seen, the token's own included. sinks: of each head a score of
+    window: how many of the last positions are seen, the token's own included; v may be of another d. sinks: of each head a score of
     a position without a value. cap: of scores, by tanh; 0: none.
     """
     n, n_head, d = q.shape
@@ -292,7 +292,7 @@ def ffn(model: Model, layer: int, x: Array, predictor_input: Array, how: Ffn, tr
 
 
 def in_best_groups(model: Model, rank: Array, n_best: int) -> Array:
-    """rank [n_expert] with -inf for experts that are not in the groups whose n_best best add up to the most."""
+    """rank [n_expert], -inf for experts that are not in the groups whose n_best best add up to the most."""
     groups = rank.reshape(int(model.key("expert_group_count", 1)), -1)
     best = np.argsort(-np.sort(groups, axis=1)[:, -n_best:].sum(axis=1), kind="stable")
     out = np.full_like(groups, -np.inf)
@@ -458,7 +458,7 @@ def falcon(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
 
 
 def deepseek2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
-    """Latent attention as it was trained: the keys and values of all heads are made of each position's latent.
+    """Latent attention as it was trained: keys and values of all heads are made of a position's latent.
     YaRN is in the scale of the scores."""
     eps = float(model.key("attention.layer_norm_rms_epsilon"))
     n_head, n_rot = int(model.key("attention.head_count")), int(model.key("rope.dimension_count"))
@@ -467,7 +467,7 @@ def deepseek2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Arr
     scale = (1 + float(model.key("rope.scaling.yarn_log_multiplier", 0.0)) * grown) ** 2
 
     def rotated(y: Array) -> Array:
-        freq, magnitude = frequencies(model, n_rot, window=False)
+        _, magnitude = frequencies(model, n_rot, window=False)
         return np.asarray(rotate(y, model, interleaved=True) / magnitude)
 
     x = model["token_embd.weight"][tokens]

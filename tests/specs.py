@@ -290,5 +290,7 @@ SPECS: dict[str, Spec] = {
     )
 }
 
-CONVERTED = sorted(name for name, spec in SPECS.items() if not spec.is_gemma and spec.family not in ("cohere2", "deepseek2"))
+CONVERTED = sorted(
+    name for name, spec in SPECS.items() if not spec.is_gemma and spec.family not in ("cohere2", "deepseek2")
+)
 """Those that `powerinfer convert` takes checkpoints of."""
