@@ -212,8 +212,8 @@ def attend(
 ) -> Array:
     """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d].
 
-    window: how many of the last positions are seen, the token's own included; v may be of another d. sinks: of each head a score of
-    a position without a value. cap: of scores, by tanh; 0: none.
+    v may be of another d. window: how many of the last positions are seen, the token's own included. sinks:
+    of each head a score of a position without a value. cap: of scores, by tanh; 0: none.
     """
     n, n_head, d = q.shape
     shared = n_head // k.shape[1]
@@ -310,10 +310,11 @@ def experts(
     logits = (x if router_input is None else router_input) @ model[p + "ffn_gate_inp.weight"].T
     if model.get(p + "ffn_gate_inp.bias") is not None:
         logits = logits + model[p + "ffn_gate_inp.bias"]
-    sigmoids = int(model.key("expert_gating_func", 2 if model.arch == "glm4moe" else 1)) == 2
+    bias = model.get(p + "exp_probs_b.bias")
+    usual = model.arch == "glm4moe" or (model.arch == "deepseek2" and bias is not None)
+    sigmoids = int(model.key("expert_gating_func", 1 + usual)) == 2
     always = ("llama", "qwen3moe", "smallthinker", "gpt-oss", "glm4moe")  # gpt-oss: softmax of the chosen
     normed = bool(model.key("expert_weights_norm", model.arch in always))
-    bias = model.get(p + "exp_probs_b.bias")
     n_best = 1 if model.arch == "deepseek2" and not sigmoids else 2
     out = np.zeros_like(x)
 

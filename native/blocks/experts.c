@@ -188,7 +188,10 @@ static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
     const te_gguf *g = m->file->gguf;
     const char *arch = m->arch->name;
-    const pi_gating usual = m->arch->gating ? m->arch->gating : PI_GATING_SOFTMAX;
+    const bool biased = te_gguf_find_tensor(g, pi_name_of("blk.%d.exp_probs_b.bias", i).text) != NULL;
+    const pi_gating usual = m->arch->gating                        ? m->arch->gating
+                            : m->arch->sigmoid_if_biased && biased ? PI_GATING_SIGMOID
+                                                                   : PI_GATING_SOFTMAX;
     int64_t gating = usual, n_group = 1, n_group_used = 1;
     PI_TRY(pi_key_i64(g, arch, "expert_gating_func", 0, 255, &gating, NULL));
     if (!gating) gating = usual;

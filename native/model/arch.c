@@ -158,6 +158,7 @@ static const pi_arch table[] = {
      .rope = PI_ROPE_NORM,
      .gated = true,
      .experts = true,
+     .sigmoid_if_biased = true,
      .best_in_group = true,
      .next_layers = true,
      .dense = PI_ACTIVATION_SILU,

@@ -18,30 +18,31 @@ typedef struct pi_arch {
     const char *name;                          /* general.architecture */
     const pi_block_kind *block[PI_MAX_BLOCKS]; /* of each layer, in order */
     pi_rope_kind rope;
-    bool layer_norm;     /* LayerNorm with bias; else RMSNorm */
-    bool no_norm_bias;   /* LayerNorm without (Cohere) */
-    bool parallel;       /* attention and FFN both read the layer's input (Falcon) */
-    bool gated;          /* the FFN has a gate */
-    bool post_norm;      /* norms behind attention and FFN, too */
-    bool learned_pos;    /* position_embd.weight, positions offset by 2 (OPT) */
-    bool fused_qkv;      /* attn_qkv.weight */
-    bool bias;           /* q, k, v, o, up and down have biases (OPT) */
-    bool qkv_bias;       /* q, k and v have biases (Qwen2); elsewhere they may */
-    bool qk_norm;        /* RMSNorm over each head of q and k (Qwen3) */
-    bool maybe_qk_norm;  /* the same where the file has it (GLM 4.5, but for Air) */
-    bool wide_qk_norm;   /* RMSNorm over all heads of q, and of k, together (OLMoE) */
-    bool sinks;          /* heads have a logit beside those of positions (gpt-oss) */
-    bool post_ffn_norm;  /* the norm before the feed-forward is called post_attention_norm */
-    bool experts;        /* the feed-forward is a mixture of experts, where the file says how many */
-    bool normed_experts; /* weights of a token's experts sum to 1, unless the file says otherwise */
-    pi_gating gating;    /* what makes them, where the file does not say it; UNSAID: SOFTMAX */
-    bool expert_bias;    /* the router, and gate, up and down of experts have biases (gpt-oss) */
-    bool next_layers;    /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
-    bool best_in_group;  /* of softmaxes: groups of experts are ranked by their best one (DeepSeek V2) */
-    bool early_router;   /* experts are chosen by what attention reads (SmallThinker) */
-    bool scaled_embd;    /* embeddings times sqrt(n_embd) (Gemma) */
-    bool logit_scale;    /* logits times a number of the file (Cohere) */
-    bool soft_caps;      /* of scores and of logits (Gemma 2) */
+    bool layer_norm;        /* LayerNorm with bias; else RMSNorm */
+    bool no_norm_bias;      /* LayerNorm without (Cohere) */
+    bool parallel;          /* attention and FFN both read the layer's input (Falcon) */
+    bool gated;             /* the FFN has a gate */
+    bool post_norm;         /* norms behind attention and FFN, too */
+    bool learned_pos;       /* position_embd.weight, positions offset by 2 (OPT) */
+    bool fused_qkv;         /* attn_qkv.weight */
+    bool bias;              /* q, k, v, o, up and down have biases (OPT) */
+    bool qkv_bias;          /* q, k and v have biases (Qwen2); elsewhere they may */
+    bool qk_norm;           /* RMSNorm over each head of q and k (Qwen3) */
+    bool maybe_qk_norm;     /* the same where the file has it (GLM 4.5, but for Air) */
+    bool wide_qk_norm;      /* RMSNorm over all heads of q, and of k, together (OLMoE) */
+    bool sinks;             /* heads have a logit beside those of positions (gpt-oss) */
+    bool post_ffn_norm;     /* the norm before the feed-forward is called post_attention_norm */
+    bool experts;           /* the feed-forward is a mixture of experts, where the file says how many */
+    bool normed_experts;    /* weights of a token's experts sum to 1, unless the file says otherwise */
+    pi_gating gating;       /* what makes them, where the file does not say it; UNSAID: SOFTMAX */
+    bool expert_bias;       /* the router, and gate, up and down of experts have biases (gpt-oss) */
+    bool next_layers;       /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
+    bool sigmoid_if_biased; /* that is PI_GATING_SIGMOID where experts have a bias for the choice (GLM 4.7 Flash) */
+    bool best_in_group;     /* of softmaxes: groups of experts are ranked by their best one (DeepSeek V2) */
+    bool early_router;      /* experts are chosen by what attention reads (SmallThinker) */
+    bool scaled_embd;       /* embeddings times sqrt(n_embd) (Gemma) */
+    bool logit_scale;       /* logits times a number of the file (Cohere) */
+    bool soft_caps;         /* of scores and of logits (Gemma 2) */
     int32_t wide_layers; /* a model of so many scales scores by the width per head (Gemma 2 and 3 27B); 0: none does */
     int32_t window_period;  /* of so many layers all but the first have a window; 0: none has */
     int32_t window_default; /* where the file does not say how long it is; 0: there is none */

@@ -15,6 +15,7 @@ from powerinfer import ArgumentError, FormatError, PowerInferError, UnsupportedE
 from powerinfer._engine.session import Model, Session
 from tests import models, reference, rounding
 from tests.native.hybrid import adapt, both, options, place
+from tests.native.test_hybrid_mixtures import place as place_experts
 
 SPEC = replace(models.SPECS["deepseek2-dense"], name="latent", n_head=2, n_ctx=512)
 ROW = SPEC.kv_rank + SPEC.d_rot
@@ -184,6 +185,22 @@ def test_layers_behind_the_others_are_left_out(tmp_path: Path) -> None:
     )
     with Model(plain) as a, Model(path) as b, session(a) as sa, session(b) as sb:
         assert logits(sa, IDS[:20]).tobytes() == logits(sb, IDS[:20]).tobytes()
+
+
+def test_a_router_with_a_bias_is_one_of_sigmoids(tmp_path: Path) -> None:
+    """Where a file does not say it, as the first ones of GLM 4.7 Flash."""
+    spec = models.SPECS["deepseek2-v3"]
+    golden = models.golden("deepseek2-v3")
+    with Model(write(tmp_path / "m.gguf", {"expert_gating_func": None}, spec=spec)) as m, session(m) as s:
+        assert reference.relative_error(logits(s, list(golden.prompt)), golden.logits) < 2 * LIMIT
+
+
+def test_groups_by_their_best_expert_are_the_cpu_s(tmp_path: Path) -> None:
+    with (
+        Model(write(tmp_path / "m.gguf", spec=models.SPECS["deepseek2-v2"])) as m,
+        pytest.raises(UnsupportedError, match="groups of experts"),
+    ):
+        place_experts(m, "all", 64)
 
 
 def test_adapters(tmp_path: Path) -> None:
