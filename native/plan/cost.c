@@ -217,7 +217,8 @@ static uint64_t largest_converted(const pi_model *m) {
             pi_block_mat mats[PI_BLOCK_MATS];
             const int32_t n_mats = w->block[i].kind->matrices(&w->block[i], mats);
             for (int32_t k = 0; k < n_mats; k++)
-                if (mats[k].use != PI_MAT_PREDICTOR) n = most(n, converted(*mats[k].mat));
+                if (mats[k].use != PI_MAT_PREDICTOR && mats[k].use != PI_MAT_HEADS)
+                    n = most(n, converted(*mats[k].mat));
         }
         for (int32_t k = 0; w->adapter && k < PI_N_ADAPT; k++)
             n = most(n, most(converted(w->adapter[k].a), converted(w->adapter[k].b)));
