@@ -34,7 +34,7 @@ void pi_step_embed(pi_session *s, te_team *team) {
             (const char *)m->token_embd.w + m->token_embd.stride * (size_t)s->chunk.token[t], 0, n, x);
         for (int32_t i = 0; m->embd_scale != 1 && i < n; i++) x[i] *= m->embd_scale;
         if (m->position_embd.w) {
-            const size_t row = (size_t)(s->chunk.pos[t] + m->arch->pos_offset);
+            const size_t row = (size_t)s->chunk.pos[t] + (size_t)m->arch->pos_offset;
             m->kernels->row[m->position_embd.type].to_f32(
                 (const char *)m->position_embd.w + m->position_embd.stride * row, 0, n, tmp);
             m->kernels->add(tmp, n, x);

@@ -225,4 +225,5 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return n;
 }
 
-const pi_block_kind pi_latent_kind = {"latent attention", bind, matrices, NULL, prepare, run, &pi_latent_on_device, NULL};
+const pi_block_kind pi_latent_kind = {"latent attention",   bind, matrices, NULL, prepare, run,
+                                      &pi_latent_on_device, NULL};

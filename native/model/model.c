@@ -102,9 +102,11 @@ static pi_status read_ropes(pi_model *m) {
     if (m->has_long_rope && (a->window_rope || !te_gguf_find_tensor(g, by_length[0])))
         return PI_FAIL(PI_ERROR_FORMAT, "the file has %s, but not %s, or it is a %s model", by_length[1], by_length[0],
                        a->name);
-    for (int32_t i = 0; i == 0 || i < m->n_ropes; i++)
-        PI_TRY(pi_rope_init(&m->rope[i], kind, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact,
-                            m->has_long_rope ? by_length[i] : "rope_freqs.weight"));
+    PI_TRY(pi_rope_init(&m->rope[0], kind, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact,
+                        m->has_long_rope ? by_length[0] : "rope_freqs.weight"));
+    if (m->has_long_rope)
+        PI_TRY(
+            pi_rope_init(&m->rope[1], kind, g, a->name, c->n_embd_head, c->n_ctx_train, a->yarn_exact, by_length[1]));
     if (a->norm_after_rope && m->rope[0].magnitude != 1)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "RoPE that changes the length of keys in front of their norm (%s)",
                        a->name);
