@@ -128,7 +128,7 @@ typedef enum pi_activation { /* of the feed-forward */
                              PI_ACTIVATION_GELU_TANH = 4, /* the approximation by tanh (Gemma) */
                              PI_ACTIVATION_CLAMPED = 5,   /* gpt-oss: g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u =
                                                           up within -7 and 7; a model has it or not, no option */
-                             PI_ACTIVATION_RELU2 = 6      /* the square of relu (Nemotron-H); no option either */
+                             PI_ACTIVATION_RELU2 = 6      /* relu(gate)^2 * up; ungated: relu(up)^2 */
 } pi_activation;
 
 typedef enum pi_predictor {

@@ -4,8 +4,8 @@ For maintainers; needs torch and transformers. Run from the repository root:
 
     python scripts/golden_checkpoints.py [NAME ...]
 
-Of many random prompts the one is kept whose smallest distance between the best and the second logit, over 64 greedy
-steps and relative to the rms of that row's logits, is largest.
+Of many random prompts the one is kept whose smallest distance between the best and the second logit, over
+64 greedy steps and relative to the rms of that row's logits, is largest.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests import checkpoints
+from tests.models import GOLDEN
 
 N_GREEDY, N_PROMPTS, N_ROUNDS = 64, 48, 4
 DISTINCT = 3  # greedy tokens; small random models soon repeat themselves
@@ -43,12 +44,12 @@ def build(name: str) -> tuple[Any, dict[str, tuple[int, ...]]]:
     return model.float().eval(), shapes
 
 
-@torch.no_grad()
 def continued(model: Any, prompts: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Greedy tokens [n, N_GREEDY] and the smallest relative gap of each."""
     ids, gaps = prompts, []
     for _ in range(N_GREEDY):
-        row = model(input_ids=ids, use_cache=False).logits[:, -1]
+        with torch.no_grad():
+            row = model(input_ids=ids, use_cache=False).logits[:, -1]
         top = row.topk(2).values
         gaps.append(((top[:, 0] - top[:, 1]) / row.pow(2).mean(1).sqrt()).numpy())
         ids = torch.cat([ids, row.argmax(1, keepdim=True)], 1)
@@ -73,7 +74,7 @@ def main() -> int:
         with torch.no_grad():
             logits = model(input_ids=torch.from_numpy(prompt)[None]).logits[0].numpy()
         np.savez_compressed(
-            checkpoints.GOLDEN / f"checkpoint-{name}.npz",
+            GOLDEN / f"checkpoint-{name}.npz",
             names=np.array(list(shapes)),
             shapes=np.array([",".join(map(str, s)) for s in shapes.values()]),
             prompt=prompt.astype(np.int32),

@@ -35,6 +35,8 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import (
+    ArceeConfig,
+    ArceeForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     DynamicCache,
@@ -60,6 +62,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -141,7 +145,7 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
         "head_dim": spec.d_head,
         "rms_norm_eps": 1e-5,
         "rope_parameters": rope_parameters(spec.rope),
-        "hidden_act": "relu" if spec.relu else spec.act,
+        "hidden_act": spec.act if spec.act == "relu2" else "relu" if spec.relu else spec.act,
     }
     model: Any
     if spec.layers:
@@ -285,6 +289,16 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
                 }
             )
         )
+    elif spec.family == "arcee":
+        model = ArceeForCausalLM(ArceeConfig(**gated))
+    elif spec.family == "nemotron":
+        del gated["rms_norm_eps"]
+        rotated = {"partial_rotary_factor": spec.d_rot / spec.d_head}
+        model = NemotronForCausalLM(
+            NemotronConfig(
+                **gated | {"norm_eps": 1e-5, "rope_parameters": rope_parameters(spec.rope) | rotated}
+            )
+        )
     elif spec.family == "gemma":
         model = GemmaForCausalLM(GemmaConfig(**gated | {"hidden_act": "gelu_pytorch_tanh"}))
     elif spec.family == "gemma2":
@@ -380,6 +394,8 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
     special = {"gpt-oss": fuse_gpt_oss, "llama4": fuse_llama4}
     fuse = special.get(spec.family, fuse_experts)
     stacked = fuse(models.stacked(weights))
+    if spec.family == "nemotron":  # it adds 1 to its norms' weights
+        stacked = {n: w - 1 if n.endswith("norm.weight") else w for n, w in stacked.items()}
     state = {name: torch.from_numpy(value.astype(np.float32)) for name, value in stacked.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     if unexpected or [name for name in missing if not (spec.tied and name == "lm_head.weight")]:

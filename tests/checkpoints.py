@@ -1,8 +1,8 @@
 """Small random checkpoints of transformers' classes, and the files that llama.cpp's converter makes of them.
 
-A case names a class and its configuration. scripts/golden_checkpoints.py makes the model and keeps the names and
-shapes of its weights beside its logits; each weight is drawn from its name, so no weights are stored and the tests
-need no transformers. Names of tensors in a file are those of gguf's own tables.
+A case names a class and its configuration. scripts/golden_checkpoints.py makes the model and keeps the
+names and shapes of its weights beside its logits; each weight is drawn from its name, so no weights are
+stored and the tests need no transformers. Names of tensors in a file are those of gguf's own tables.
 """
 
 from __future__ import annotations
@@ -123,18 +123,30 @@ CASES: dict[str, Case] = {
         "glm4",
         "GLM4",
         "Glm4",
-        {"attention_bias": True, "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        {
+            "attention_bias": True,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
         {"rope.dimension_count": 8},
     ),
     "smollm3": Case("smollm3", "SMOLLM3", "SmolLM3", {"num_hidden_layers": 5}, permuted=True),
-    "seed_oss": Case("seed_oss", "SEED_OSS", "SeedOss", {"attention_bias": True, "attention_out_bias": False, "head_dim": 24}),
+    "seed_oss": Case(
+        "seed_oss",
+        "SEED_OSS",
+        "SeedOss",
+        {"attention_bias": True, "attention_out_bias": False, "head_dim": 24},
+    ),
     "hunyuan-dense": Case("hunyuan-dense", "HUNYUAN_DENSE", "HunYuanDenseV1", {"head_dim": 16}),
     "ernie4_5": Case("ernie4_5", "ERNIE4_5", "Ernie4_5", {"head_dim": 16, "use_bias": False}),
     "stablelm": Case(
         "stablelm",
         "STABLELM",
         "StableLm",
-        {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}},
+        {
+            "use_qkv_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        },
         {"rope.dimension_count": 4, "use_parallel_residual": False},
         layer_norm=True,
     ),
@@ -142,16 +154,34 @@ CASES: dict[str, Case] = {
         "stablelm",
         "STABLELM",
         "StableLm",
-        {"use_parallel_residual": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}},
+        {
+            "use_parallel_residual": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        },
         {"rope.dimension_count": 4, "use_parallel_residual": True},
         layer_norm=True,
     ),
-    "exaone4": Case("exaone4", "EXAONE4", "Exaone4", {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 2}),
+    "exaone4": Case(
+        "exaone4",
+        "EXAONE4",
+        "Exaone4",
+        {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 2},
+    ),
     "mistral3": Case(
         "mistral3",
         "MISTRAL3",
         "Ministral3",
-        {"head_dim": 16, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.1}},
+        {
+            "head_dim": 16,
+            "rope_parameters": YARN
+            | {
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
         {
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": 4.0,
@@ -164,12 +194,23 @@ CASES: dict[str, Case] = {
         permuted=True,
         n_prompt=140,
     ),
-    "command-r": Case("command-r", "COMMAND_R", "Cohere", {"tie_word_embeddings": True, "logit_scale": 0.5, "layer_norm_eps": 1e-5}, {"logit_scale": 0.5, "rope.scaling.type": "none"}, layer_norm=True),
+    "command-r": Case(
+        "command-r",
+        "COMMAND_R",
+        "Cohere",
+        {"tie_word_embeddings": True, "logit_scale": 0.5, "layer_norm_eps": 1e-5},
+        {"logit_scale": 0.5, "rope.scaling.type": "none"},
+        layer_norm=True,
+    ),
     "gptneox": Case(
         "gptneox",
         "GPTNEOX",
         "GPTNeoX",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}, "use_parallel_residual": True, "layer_norm_eps": 1e-5},
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+            "use_parallel_residual": True,
+            "layer_norm_eps": 1e-5,
+        },
         {"rope.dimension_count": 4, "use_parallel_residual": True},
         layer_norm=True,
         change=_neox,
@@ -178,7 +219,11 @@ CASES: dict[str, Case] = {
         "gptneox",
         "GPTNEOX",
         "GPTNeoX",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}, "use_parallel_residual": False, "layer_norm_eps": 1e-5},
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+            "use_parallel_residual": False,
+            "layer_norm_eps": 1e-5,
+        },
         {"rope.dimension_count": 4, "use_parallel_residual": False},
         layer_norm=True,
         change=_neox,
@@ -187,7 +232,11 @@ CASES: dict[str, Case] = {
         "phi2",
         "PHI2",
         "Phi",
-        {"num_key_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}, "layer_norm_eps": 1e-5},
+        {
+            "num_key_value_heads": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "layer_norm_eps": 1e-5,
+        },
         {"rope.dimension_count": 8},
         layer_norm=True,
     ),
@@ -195,12 +244,26 @@ CASES: dict[str, Case] = {
         "gpt2",
         "GPT2",
         "GPT2",
-        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 160, "n_positions": N_CTX, "tie_word_embeddings": True, "num_key_value_heads": 4},
+        {
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_inner": 160,
+            "n_positions": N_CTX,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+        },
         layer_norm=True,
         change=_gpt2,
     ),
-    "bitnet": Case("bitnet", "BITNET", "BitNet", {"hidden_act": "silu", "tie_word_embeddings": True}, {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}),
-}  # fmt: skip
+    "bitnet": Case(
+        "bitnet",
+        "BITNET",
+        "BitNet",
+        {"hidden_act": "silu", "tie_word_embeddings": True},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
+    ),
+}
 CASES["phi3-long"] = replace(CASES["phi3"], n_prompt=100)  # transformers takes the factors for long contexts
 OTHER_NAMES = {"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"}
 """BitNet's as gguf knows them."""

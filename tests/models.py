@@ -113,6 +113,7 @@ def draw(spec: Spec) -> Tensors:
             linear(p + "fc2", d, ff, 2.0, (0.0, 0.15))
         norm("model.decoder.final_layer_norm", d, bias=True)
     else:
+        gated, biased = spec.family not in ("arcee", "nemotron"), spec.family == "nemotron"
         oss, glm = spec.family == "gpt-oss", spec.family == "glm4moe"
         qkv_bias = (0.0, 0.3) if spec.family in ("qwen2", "qwen2moe", "gpt-oss", "glm4moe") else None
         bias = (0.0, 0.2) if oss else None
@@ -127,7 +128,7 @@ def draw(spec: Spec) -> Tensors:
             if spec.family == "olmo2":
                 norm(p + "post_feedforward_layernorm", d)
             else:
-                norm(p + "input_layernorm", d)
+                norm(p + "input_layernorm", d, bias=biased)
             head, n_kv = spec.heads(i)
             qw, kw = spec.n_head * head, n_kv * head
             linear(p + "self_attn.q_proj", qw, d, 1.0, qkv_bias)
@@ -149,7 +150,7 @@ def draw(spec: Spec) -> Tensors:
                 norm(p + "self_attn.q_norm", qw)
                 norm(p + "self_attn.k_norm", kw)
             if spec.family != "cohere2":
-                norm(p + "post_attention_layernorm", d)
+                norm(p + "post_attention_layernorm", d, bias=biased)
             if posts:
                 norm(p + "pre_feedforward_layernorm", d)
                 norm(p + "post_feedforward_layernorm", d)
@@ -170,10 +171,11 @@ def draw(spec: Spec) -> Tensors:
                 linear(p + "per_layer_projection", d, spec.n_embd_layer, 1.0)
                 norm(p + "post_per_layer_input_norm", d)
             for name, width, gain in names or [(mlp, 2 * ff if spec.borrows(i) else ff, 2.0)]:
-                linear(p + name + gate_up_down[0], width, d, wide, bias)
+                if gated:
+                    linear(p + name + gate_up_down[0], width, d, wide, bias)
                 linear(p + name + gate_up_down[1], width, d, wide, bias)
                 linear(p + name + gate_up_down[2], d, width, gain / wide**2, bias)
-        norm("model.norm", d)
+        norm("model.norm", d, bias=biased)
         if spec.n_embd_layer:
             n = spec.n_layer * spec.n_embd_layer
             matrix("model.embed_tokens_per_layer.weight", spec.n_vocab, n, spec.n_embd_layer**-0.5)
@@ -355,9 +357,9 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
     out: Tensors = {}
     for name, value in stacked(weights).items():
         new = file_name(spec, name)
-        if spec.arch in ("llama", "bamboo") and ".attn_q." in new:
+        if spec.arch in ("llama", "bamboo", "arcee") and ".attn_q." in new:
             value = interleaved(value, spec.n_head)
-        elif spec.arch in ("llama", "bamboo") and ".attn_k." in new:
+        elif spec.arch in ("llama", "bamboo", "arcee") and ".attn_k." in new:
             value = interleaved(value, spec.n_head_kv)
         elif "attn_qkv" in new:
             value = regrouped(value, spec)
@@ -431,7 +433,7 @@ def metadata(spec: Spec) -> Meta:
     elif a != "opt":  # an OPT file says nothing about kv heads, norms or rotation
         meta[f"{a}.rope.dimension_count"] = spec.d_rot or spec.d_head
         meta[f"{a}.attention.head_count_kv"] = spec.n_head_kv
-        meta[f"{a}.attention.layer_norm_{'' if a == 'cohere2' else 'rms_'}epsilon"] = 1e-5
+        meta[f"{a}.attention.layer_norm_{'' if a in ('cohere2', 'nemotron') else 'rms_'}epsilon"] = 1e-5
         meta[f"{a}.rope.freq_base"] = spec.rope.base
         if spec.d_head * spec.n_head != spec.n_embd:
             meta[f"{a}.attention.key_length"] = spec.d_head
@@ -496,10 +498,10 @@ def metadata(spec: Spec) -> Meta:
 def tokenizer(spec: Spec) -> Meta:
     """A small valid vocabulary of n_vocab tokens: bytes, the lower-case letters, then fillers.
 
-    llama, mistral, mixtral, bamboo and Gemmas get a SentencePiece one with byte tokens, the others a
+    llama, arcee, mistral, mixtral, bamboo and Gemmas get a SentencePiece one with byte tokens, the others a
     byte-level BPE.
     """
-    if (spec.arch in ("llama", "bamboo") or spec.is_gemma) and spec.rope.kind != "llama3":
+    if (spec.arch in ("llama", "bamboo", "arcee") or spec.is_gemma) and spec.rope.kind != "llama3":
         tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
         kinds = [2, 3, 3] + [6] * 256
         pieces = ["\u2581", *"etaoinshrdlucmfwygpbvkxqjz"]

@@ -35,6 +35,8 @@ RECURRENT = (
 )
 ARCHITECTURES = (
     "llama",
+    "arcee",
+    "nemotron",
     "bamboo",
     "falcon",
     "opt",
@@ -269,11 +271,11 @@ class Ffn:
     def act(self, x: Array) -> Array:
         if self.activation in ("relu", "drelu"):
             return relu(x, self.activation_threshold)
+        if self.activation == "relu2":
+            return np.square(relu(x))
         if self.activation == "clamped":  # up is clamped, too
             gate = np.minimum(x, 7)
             return np.asarray(gate / (1 + np.exp(-1.702 * gate)))
-        if self.activation == "relu2":
-            return relu(x) ** 2
         return {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}[self.activation](x)
 
 
@@ -386,6 +388,8 @@ def default_activation(model: Model) -> str:
         return str(named)
     if model.arch == "bamboo":
         return "drelu"
+    if model.arch in ("arcee", "nemotron"):
+        return "relu2"
     if model.arch == "opt" or model.sparse:
         return "relu"
     own = {
@@ -409,13 +413,16 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     gpt-oss: biases everywhere, sinks, windows on even layers, clamped experts. glm4moe: layers without
     experts first, then sigmoids with a bias for the choice and a shared expert.
 
+    arcee and nemotron: no gate, squared ReLU; nemotron has LayerNorms with bias.
+
     And the Gemmas: a scaled embedding; the second and third have norms after attention and FFN, and a window
     in even layers, or in all but each sixth; the second caps scores and logits.
     """
-    eps = float(model.key("attention.layer_norm_rms_epsilon"))
+    layer_normed = model.arch == "nemotron"
+    eps = float(model.key(f"attention.layer_norm_{'' if layer_normed else 'rms_'}epsilon"))
     n_head = int(model.key("attention.head_count"))
     n_head_kv = int(model.key("attention.head_count_kv", n_head))
-    interleaved = model.arch in ("llama", "bamboo")
+    interleaved = model.arch in ("llama", "bamboo", "arcee")
 
     def projected(x: Array, name: str, n: int) -> Array:
         y = x @ model[f"{name}.weight"].T
@@ -425,6 +432,10 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
         if norm is not None and norm.size == y.shape[1]:
             return heads(rms_norm(y, norm, eps), n)
         return heads(y, n) if norm is None else rms_norm(heads(y, n), norm, eps)
+
+    def normed(x: Array, name: str) -> Array:
+        weight = model[f"{name}.weight"]
+        return layer_norm(x, weight, model[f"{name}.bias"], eps) if layer_normed else rms_norm(x, weight, eps)
 
     def after(y: Array, name: str) -> Array:
         norm = model.get(f"{name}.weight")
@@ -443,7 +454,7 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
         windowed = width > 0 and not seen
         window = width if windowed else None
         before = x
-        a = rms_norm(x, model[p + "attn_norm.weight"], eps)
+        a = normed(x, p + "attn_norm")
         q, k = projected(a, p + "attn_q", n_head), projected(a, p + "attn_k", n_head_kv)
         if gemma or oss or not width or windowed:
             q, k = (
@@ -462,13 +473,13 @@ def llama(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
             h = rms_norm(x, model[p + "post_attention_norm.weight"], eps)
         else:
             x = x + after(attention, p + "post_attention_norm")
-            h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
+            h = normed(x, p + "ffn_norm")
         if model.key("expert_count", 0) and i >= int(model.key("leading_dense_block_count", 0)):
             early = before if model.arch == "smallthinker" else None
             x = x + experts(model, i, h, how, trace, early)
         else:
             x = x + after(ffn(model, i, h, x, how, trace), p + "post_ffw_norm")
-    return rms_norm(x, model["output_norm.weight"], eps)
+    return normed(x, "output_norm")
 
 
 def falcon(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:

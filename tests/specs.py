@@ -23,7 +23,7 @@ class Spec:
 
     name: str
     # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe olmo2
-    # llama4 cohere2 gemma gemma2 gemma3 gemma4
+    # llama4 cohere2 gemma gemma2 gemma3 gemma4 arcee nemotron
     family: str
     n_layer: int = 2
     n_embd: int = 64
@@ -34,7 +34,7 @@ class Spec:
     n_vocab: int = 320
     n_ctx: int = 256
     d_rot: int = 0  # values of a head that are rotated; 0: all
-    act: str = "silu"  # silu, gelu (the exact one), gelu_tanh, relu, drelu, clamped
+    act: str = "silu"  # silu, gelu (the exact one), gelu_tanh, relu, drelu, relu2, clamped
     tied: bool = False
     two_norms: bool = False  # Falcon 40B: separate norms before attention and FFN
     rope: Rope = Rope()
@@ -96,7 +96,7 @@ class Spec:
     @property
     def relu(self) -> bool:
         """Whether a neuron with a non-positive gate adds exactly nothing."""
-        return self.act in ("relu", "drelu")
+        return self.act in ("relu", "drelu", "relu2")
 
 
 SPECS: dict[str, Spec] = {
@@ -153,6 +153,8 @@ SPECS: dict[str, Spec] = {
         ),
         Spec("falcon-gelu", "falcon", n_head_kv=1, n_ff=256, act="gelu"),
         Spec("opt", "opt", n_ff=256, n_vocab=301, act="relu", tied=True, predictor=(32, 32)),
+        Spec("arcee", "arcee", n_head_kv=2, n_ff=256, act="relu2", predictor=(32, 32)),
+        Spec("nemotron", "nemotron", n_head_kv=2, head_dim=32, d_rot=16, n_ff=256, n_vocab=301, act="relu2"),
         Spec("qwen2", "qwen2", n_head_kv=2, tied=True, rope=Rope(1000000.0)),
         Spec("qwen2-yarn", "qwen2", n_head_kv=2, head_dim=0, n_ff=224, rope=Rope(1000000.0, "yarn", 4.0, 64)),
         Spec("qwen3", "qwen3", n_head_kv=2, head_dim=32, n_vocab=301, rope=Rope(1000000.0)),
@@ -490,6 +492,8 @@ SPECS: dict[str, Spec] = {
 CONVERTED = sorted(
     name
     for name, spec in SPECS.items()
-    if not spec.is_gemma and spec.family not in ("cohere2", "olmo2", "llama4") and not spec.layers
+    if not spec.is_gemma
+    and spec.family not in ("cohere2", "olmo2", "llama4", "arcee", "nemotron")
+    and not spec.layers
 )
 """Those that `powerinfer convert` takes checkpoints of."""

@@ -18,6 +18,17 @@ static const pi_arch table[] = {
      .gated = true,
      .dense = PI_ACTIVATION_DRELU,
      .sparse = PI_ACTIVATION_DRELU},
+    {.name = "arcee",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NORM,
+     .dense = PI_ACTIVATION_RELU2,
+     .sparse = PI_ACTIVATION_RELU2},
+    {.name = "nemotron",
+     .block = {&pi_attention_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NEOX,
+     .layer_norm = true,
+     .dense = PI_ACTIVATION_RELU2,
+     .sparse = PI_ACTIVATION_RELU2},
     {.name = "falcon",
      .block = {&pi_attention_kind, &pi_ffn_kind},
      .rope = PI_ROPE_NEOX,
@@ -441,8 +452,9 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 }
 
 const char *pi_arch_names(void) {
-    return "llama, bamboo, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, gpt-oss, glm4moe, "
-           "olmo2, cohere2, gemma, gemma2, gemma3, gemma4, llama4, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, "
-           "falcon-h1, granitehybrid, nemotron_h, nemotron_h_moe, phi3, granite, starcoder2, glm4, smollm3, seed_oss, "
-           "hunyuan-dense, ernie4_5, stablelm, exaone4, mistral3, internlm2, command-r, gptneox, phi2, gpt2, bitnet";
+    return "llama, bamboo, arcee, nemotron, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, "
+           "gpt-oss, glm4moe, olmo2, cohere2, gemma, gemma2, gemma3, gemma4, llama4, lfm2, lfm2moe, qwen3next, "
+           "qwen35, qwen35moe, falcon-h1, granitehybrid, nemotron_h, nemotron_h_moe, phi3, granite, starcoder2, glm4, "
+           "smollm3, seed_oss, hunyuan-dense, ernie4_5, stablelm, exaone4, mistral3, internlm2, command-r, gptneox, "
+           "phi2, gpt2, bitnet";
 }

@@ -152,7 +152,7 @@ static pi_status bind_all(pi_model *m) {
     PI_TRY(pi_bind_mat(m, pi_name_of("cls.output.weight"), 0, c->n_embd, true, &labels));
     m->layer = calloc((size_t)c->n_layer, sizeof *m->layer);
     if (!m->layer) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d layers", c->n_layer);
-    int32_t n_predictors = 0, n_down_t = 0;
+    int32_t n_predictors = 0, n_kept = 0;
     for (int32_t i = 0; i < c->n_layer; i++) {
         pi_layer *l = &m->layer[i];
         PI_TRY(read_parallel(m, i, &l->parallel));
@@ -170,14 +170,14 @@ static pi_status bind_all(pi_model *m) {
         if (n_placed > m->info.n_placed) m->info.n_placed = n_placed;
         const pi_ffn *f = pi_ffn_of(l);
         n_predictors += f && f->fc1.w;
-        n_down_t += pi_skips_down(l);
+        n_kept += pi_keeps_down(l);
     }
     if (n_predictors && n_predictors != c->n_layer)
         return PI_FAIL(PI_ERROR_FORMAT, "%d of %d layers have a predictor (fc1, fc2); all or none must", n_predictors,
                        c->n_layer);
     PI_TRY(choose_predictor(m, n_predictors > 0));
     PI_TRY(read_thresholds(m));
-    m->info.can_skip_down = n_down_t == c->n_layer;
+    m->info.can_skip_down = !n_kept;
     return pi_bind_check_all(m);
 }
 

@@ -22,7 +22,8 @@ static pi_status read_activation(pi_model *m) {
         const char *name;
         int32_t value;
     } names[] = {{"relu", PI_ACTIVATION_RELU},  {"drelu", PI_ACTIVATION_DRELU}, {"silu", PI_ACTIVATION_SILU},
-                 {"swish", PI_ACTIVATION_SILU}, {"gelu", PI_ACTIVATION_GELU},   {"gelu_tanh", PI_ACTIVATION_GELU_TANH}};
+                 {"swish", PI_ACTIVATION_SILU}, {"gelu", PI_ACTIVATION_GELU},   {"gelu_tanh", PI_ACTIVATION_GELU_TANH},
+                 {"relu2", PI_ACTIVATION_RELU2}};
     const te_gguf *g = m->file->gguf;
     m->info.activation = te_gguf_is_powerinfer(g) ? m->arch->sparse : m->arch->dense;
     te_str text = {NULL, 0};
@@ -35,7 +36,7 @@ static pi_status read_activation(pi_model *m) {
             i++;
         if (i == sizeof names / sizeof *names)
             return PI_FAIL(PI_ERROR_UNSUPPORTED,
-                           "powerinfer.hidden_act is \"%.*s\"; relu, drelu, silu, gelu and gelu_tanh are known",
+                           "powerinfer.hidden_act is \"%.*s\"; relu, drelu, relu2, silu, gelu and gelu_tanh are known",
                            (int)(text.n < 40 ? text.n : 40), text.p);
         m->info.activation = names[i].value;
     }
@@ -255,7 +256,8 @@ static pi_status open_model(pi_model *m) {
     bool found = false;
     m->kernels = te_cpu_kernels();
     if (!m->kernels) return PI_ERROR_ARGUMENT;
-    if (m->options.activation < PI_ACTIVATION_AUTO || m->options.activation > PI_ACTIVATION_GELU_TANH)
+    if (m->options.activation < PI_ACTIVATION_AUTO || m->options.activation > PI_ACTIVATION_RELU2 ||
+        m->options.activation == PI_ACTIVATION_CLAMPED)
         return PI_FAIL(PI_ERROR_ARGUMENT, "activation %d is not known", m->options.activation);
     if (m->options.predictor < PI_PREDICTOR_AUTO || m->options.predictor > PI_PREDICTOR_SIGN)
         return PI_FAIL(PI_ERROR_ARGUMENT, "predictor %d is not known", m->options.predictor);
@@ -340,7 +342,7 @@ pi_status pi_model_load(pi_model *m, int32_t *done, int32_t *total) {
         if (++m->loaded == n) {
             m->info.can_skip_down = 1;
             for (int32_t i = 0; i < n; i++)
-                if (!pi_skips_down(&m->layer[i])) m->info.can_skip_down = 0;
+                if (pi_keeps_down(&m->layer[i])) m->info.can_skip_down = 0;
             te_pool_free(m->team);
             m->team = NULL;
         }

@@ -142,11 +142,11 @@ static inline const pi_block *pi_recurrent_of(const pi_layer *l) {
         if (l->block[i].kind->recurrent) return &l->block[i];
     return NULL;
 }
-/* Whether rows of the layer's down belong to neurons, so that those of silent ones can be left out. */
-static inline bool pi_skips_down(const pi_layer *l) {
+/* Whether the layer has a down whose rows don't belong to neurons, so that silent ones' parts are read, too. */
+static inline bool pi_keeps_down(const pi_layer *l) {
     const pi_ffn *f = pi_ffn_of(l);
     const pi_experts *e = pi_experts_of(l);
-    return (f && f->down_t.w) || (e && e->down_t.w);
+    return (f && !f->down_t.w) || (e && !e->down_t.w);
 }
 /* Of the predictor's scores; 0 where a layer has no predictor. */
 static inline float pi_threshold_of(const pi_layer *l) {
@@ -256,7 +256,7 @@ static inline int32_t pi_n_placed(const pi_model *m, const pi_layer *l) {
 static inline bool pi_is_whole_ffn(const pi_model *m, const pi_layer *l) { return m->info.n_expert && pi_ffn_of(l); }
 
 static inline bool pi_is_relu(int32_t activation) {
-    return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU;
+    return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU || activation == PI_ACTIVATION_RELU2;
 }
 
 static inline size_t pi_sign_bytes(const pi_model *m) {

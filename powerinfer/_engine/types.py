@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..errors import ArgumentError
 
 Sparsity = Literal["auto", "predicted", "exact", "dense"]
-Activation = Literal["auto", "relu", "drelu", "silu", "gelu", "gelu_tanh"]
+Activation = Literal["auto", "relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh"]
 Predictor = Literal["auto", "none", "mlp", "sign"]
 Device = Literal["none", "host", "cuda"]
 Progress = Callable[[int, int], None]
@@ -111,8 +111,7 @@ class ModelInfo:
     n_vocab: int
     n_ctx_train: int
     activation: str
-    """Of the feed-forward: "relu", "drelu", "silu", "gelu", "gelu_tanh", gpt-oss's "clamped", or "relu2",
-    relu's square."""
+    """Of the feed-forward: "relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh", or gpt-oss's "clamped"."""
     activation_threshold: float
     """A gate at or below it counts as silent (FATReLU); 0 for plain ReLU."""
     is_gated: bool

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..models.convert.conversion import Conversion
 
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
-_ACTIVATIONS = ("relu", "drelu", "silu", "gelu", "gelu_tanh")
+_ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh")
 
 EXAMPLES = """
 powerinfer convert Mistral-7B -o mistral.gguf --type Q8_0

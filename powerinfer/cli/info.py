@@ -185,7 +185,7 @@ def tokenizer_of(file: ModelFile) -> str:
 
 def skips_down(file: ModelFile, model: ModelInfo) -> bool:
     """Whether silent neurons' rows of ffn_down need not be read; loading transposes it if it is of floats."""
-    if model.can_skip_down or model.n_expert or model.activation not in ("relu", "drelu"):
+    if model.can_skip_down or model.n_expert or model.activation not in ("relu", "drelu", "relu2"):
         return model.can_skip_down
     return all(t.type in FLOATS for t in file.tensors if t.name.endswith(".ffn_down.weight"))
 
@@ -312,7 +312,7 @@ def router_of(file: ModelFile, m: ModelInfo) -> str:
 
 def sparsity_of(file: ModelFile, m: ModelInfo) -> str:
     """How the engine will compute the FFN, in words."""
-    if m.activation not in ("relu", "drelu"):
+    if m.activation not in ("relu", "drelu", "relu2"):
         return "dense: no neuron is ever silent"
     read = "up and down" if m.is_gated else "down"
     skip = f"silent neurons' {read} rows are skipped"

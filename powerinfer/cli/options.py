@@ -81,7 +81,7 @@ def add_model_arguments(
     )
     group.add_argument(
         "--activation",
-        choices=("relu", "drelu", "silu", "gelu", "gelu_tanh"),
+        choices=("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh"),
         help="replaces the file's activation",
     )
     group.add_argument(

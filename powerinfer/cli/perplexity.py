@@ -109,7 +109,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--activation",
-        choices=("relu", "drelu", "silu", "gelu", "gelu_tanh"),
+        choices=("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh"),
         help="replaces the file's activation",
     )
     parser.add_argument("-t", "--n-threads", type=int, metavar="N", help="threads (default: physical cores)")

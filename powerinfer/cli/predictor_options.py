@@ -113,7 +113,9 @@ def _add_run_arguments(parser: argparse.ArgumentParser, name: str) -> None:
         help=f"tokens of a window (default {N_CTX}, or what the model was trained with if that is less)",
     )
     group.add_argument("-t", "--n-threads", type=int, metavar="N", help="threads (default: physical cores)")
-    group.add_argument("--activation", choices=("relu", "drelu"), help="replaces the file's activation")
+    group.add_argument(
+        "--activation", choices=("relu", "drelu", "relu2"), help="replaces the file's activation"
+    )
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser, name: str) -> None:

@@ -96,7 +96,9 @@ def add_arguments(parser: Parser) -> None:
         default=512,
         help="tokens computed together (default %(default)s; fewer for wide models)",
     )
-    group.add_argument("--activation", choices=("relu", "drelu"), help="replaces the file's activation")
+    group.add_argument(
+        "--activation", choices=("relu", "drelu", "relu2"), help="replaces the file's activation"
+    )
 
 
 def check_outputs(args: argparse.Namespace, file: ModelFile, target: str | Path | None) -> None:

@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 def check_can_be_profiled(info: ModelInfo) -> None:
     """Raises UnsupportedError for a model whose neurons are never silent, unless it has experts."""
-    if not info.n_expert and info.activation not in ("relu", "drelu"):
+    if not info.n_expert and info.activation not in ("relu", "drelu", "relu2"):
         raise UnsupportedError(
             f"the model's activation is {info.activation}: every neuron fires for every token, so there is "
             "nothing to count. A version of the model that was trained with ReLU can be profiled (ReluLLaMA, "

@@ -11,6 +11,7 @@ from tests.cpu import kernels as cpu
 from tests.cpu.kernels import CANARY, EPS, TABLES, Doubles, Floats, ffi, fp, lib
 
 LENGTHS = (1, 3, 8, 15, 16, 33, 288, 1024, 4099)
+RELU2 = lib.TE_RELU2
 RELU, DRELU, SILU, GELU, TANH = lib.TE_RELU, lib.TE_DRELU, lib.TE_SILU, lib.TE_GELU, lib.TE_GELU_TANH
 
 
@@ -27,6 +28,8 @@ def activation(act: int, x: Doubles, threshold: float) -> Doubles:
         return np.maximum(x, 0.0)
     if act == GELU:
         return x * np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in x])
+    if act == RELU2:
+        return np.square(np.maximum(x, 0))
     if act == SILU:
         return x * sigmoid(x)
     return x * sigmoid(
@@ -117,7 +120,7 @@ def test_add(table: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("act", [RELU, DRELU, SILU, GELU, TANH])
+@pytest.mark.parametrize("act", [RELU, DRELU, RELU2, SILU, GELU, TANH])
 @pytest.mark.parametrize("gated", [False, True])
 def test_glu(table: str, act: int, gated: bool) -> None:
     rng = np.random.default_rng(act)

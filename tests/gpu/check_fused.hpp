@@ -82,7 +82,7 @@ static void check_one_ffn(const ffn_case &k) {
     }
     std::vector<char> off((size_t)rows, 0); // h is 0 for all tokens
     uint32_t sure = 0, maybe = 0;           // of how many values it is known that they are not 0, of how many not
-    const bool relu = k.act == TE_RELU || k.act == TE_DRELU;
+    const bool relu = k.act == TE_RELU || k.act == TE_DRELU || k.act == TE_RELU2;
     for (int j = 0; j < rows && k.gated; j++) {
         bool all_off = true;
         for (int t = 0; t < n_tok; t++) {

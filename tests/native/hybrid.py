@@ -33,6 +33,8 @@ NAMES = [
     "falcon-40b",
     "falcon-gelu",
     "opt",
+    "arcee",
+    "nemotron",
     "qwen2",
     "qwen3",
     "olmo3",

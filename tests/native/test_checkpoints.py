@@ -1,5 +1,5 @@
-"""Architectures whose small checkpoints transformers has computed (tests/checkpoints.py): logits, greedy tokens, and
-what sessions do with them."""
+"""Architectures whose small checkpoints transformers has computed (tests/checkpoints.py): logits, greedy
+tokens, and what sessions do with them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def file(folder: Path, name: str) -> Path:
 
 
 def n_ctx(name: str) -> int:
-    """transformers takes the factors for long contexts once there are more than 64 tokens, the engine in contexts
-    of more than 64."""
+    """transformers takes the factors for long contexts once there are more than 64 tokens, the engine in
+    contexts of more than 64."""
     return 64 if name == "phi3" else 256
 
 
@@ -96,8 +96,7 @@ def test_what_devices_refuse(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", checkpoints.CASES)
 def test_shifts(name: str, folder: Path) -> None:
-    """Kept tokens and those behind the dropped ones, against a session that has read them at those places. They have
-    seen what was dropped, in all layers but the first: so of one layer only."""
+    """A shift, or its refusal by name."""
     prompt = checkpoints.golden(name).prompt[:40]
     with Session(Model(file(folder, name)), n_ctx=64, n_threads=2) as session:
         session.feed(prompt)

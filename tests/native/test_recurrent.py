@@ -77,6 +77,21 @@ def test_bits_of_a_token(name: str, tmp_path: Path) -> None:
             assert answer(m, ids, more, n_batch=n_batch) == expected
 
 
+@pytest.mark.parametrize("name", ["nemotron_h", "nemotron_h_moe"])
+def test_exact_is_dense(name: str, tmp_path: Path) -> None:
+    """Bit for bit, of squared ReLU; what silent neurons leave out are rows of down that are not experts'."""
+    answers, n_rows = [], []
+    with Model(models.write_dense(tmp_path / "m.gguf", models.SPECS[name])) as m:
+        assert m.info.can_skip_down == (name == "nemotron_h")  # beside layers without a feed-forward
+        for sparsity in ("auto", "dense"):
+            with session(m, sparsity=sparsity) as s:
+                s.feed(tokens(20))
+                answers.append(fed(s, tokens(5, 1)))
+                n_rows.append(sum(step.n_rows for step in s.last_step))
+    assert answers[0] == answers[1]
+    assert n_rows[0] < n_rows[1] if name == "nemotron_h" else n_rows[0] == n_rows[1]
+
+
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_same_input_same_bits(model: Model, n_threads: int) -> None:
     runs = {answer(model, tokens(40), tokens(4, 1), n_threads=n_threads) for _ in range(3)}

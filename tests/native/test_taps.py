@@ -432,6 +432,30 @@ def test_the_row_sparse_operator_masks_by_signs_too(folder: Path) -> None:
     assert reference.relative_error(answers[:16], answers[16:]) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["arcee", "nemotron"])
+def test_squared_relu_masked_by_signs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that come one at a time, untapped, are answered as by numpy with its own mask."""
+
+    def masked_ffn(model: reference.Model, layer: int, x: Array, *_: Any) -> Array:
+        up, down = (model[f"blk.{layer}.ffn_{part}.weight"] for part in ("up", "down"))
+        score = numpy_signs(x) @ numpy_signs(up).T / x.shape[1]
+        return np.where(score >= 0.05, np.maximum(x @ up.T, 0) ** 2, 0) @ down.T
+
+    ids, path = models.golden(name).prompt[:16], write_signed(folder, name, None)
+    with Session(Model(path), n_threads=N_THREADS, type_k="f32", type_v="f32") as session:
+        answers = []
+        for token in ids:
+            session.feed([int(token)])
+            answers.append(session.logits().copy())
+        n_ff = models.SPECS[name].n_ff
+        assert all(0 < step.n_computed < step.n_predicted < n_ff for step in session.last_step)
+    everything = reference.forward(reference.load(path), ids)
+    monkeypatch.setattr(reference, "ffn", masked_ffn)
+    expected = reference.forward(reference.load(path), ids)
+    assert reference.relative_error(answers, expected) < 1e-4
+    assert reference.relative_error(answers, everything) > 0.1
+
+
 def test_every_row_of_a_feed_that_is_cut(folder: Path) -> None:
     """More tokens decode than one chunk takes: each has its own row all the same."""
     _, path = model_of(folder, "llama-mha")

@@ -29,7 +29,7 @@ from tests.native import test_mixtures
 Array = Any
 Captured = pytest.CaptureFixture[str]
 
-RELU = ("llama-relu-gqa", "bamboo", "opt", "falcon-7b", "falcon-40b")
+RELU = ("llama-relu-gqa", "bamboo", "opt", "falcon-7b", "falcon-40b", "arcee", "nemotron")
 BOS = 1
 
 

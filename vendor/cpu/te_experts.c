@@ -35,9 +35,9 @@ static void add_bias(const float *b, int32_t n, float *y) {
     for (int32_t i = 0; b && i < n; i++) y[i] += b[i];
 }
 
+/* Ungated neurons cannot: their only product before down's is up's. */
 static bool silences(const te_mixture *m) {
-    const bool relu = m->act == TE_RELU || m->act == TE_DRELU;
-    return m->skip && relu && m->n_experts && m->expert[0].gate.w;
+    return m->skip && te_is_relu(m->act) && m->n_experts && m->expert[0].gate.w;
 }
 
 /* The matrix whose rows are read first. */

@@ -28,7 +28,7 @@ typedef struct te_mixture {
     int32_t n_experts;
     te_activation act;
     float threshold;
-    bool skip; /* RELU and DRELU, generated tokens: rows of silent neurons are left out; the same bits */
+    bool skip; /* RELU, DRELU and RELU2, generated tokens: rows of silent neurons are left out; the same bits */
     int32_t n_tok, n_routes, cols;
     const int32_t *place; /* [n_routes] of the routes in the order of their tokens */
     const int32_t *token; /* [n_routes] by place: a row of x */

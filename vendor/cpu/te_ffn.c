@@ -284,7 +284,7 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
     te_member *me = &ws->member[team->ith];
     te_ffn_counts sum = {0};
     const int32_t n_parts = ffn_parts(team, rows.n, io->listed != NULL);
-    if (f->act != TE_RELU && f->act != TE_DRELU) skip = false;
+    if (!te_is_relu(f->act)) skip = false;
     for (int32_t t0 = 0; t0 < io->n_tok; t0 += TE_WORKSPACE_TOKENS) {
         const size_t t = (size_t)t0;
         te_ffn_io part = *io;

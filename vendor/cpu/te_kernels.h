@@ -77,7 +77,10 @@ typedef enum te_activation {
     TE_RELU2
 } te_activation; /* GELU: the exact erf form; GELU_TANH: x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)); both to 1e-6.
                   * CLAMPED has a gate: g sigmoid(1.702 g) (u + 1), with g = min(gate, 7) and u = up within -7 and 7.
-                  * RELU2: the square of relu */
+                  * RELU2: relu(x)^2 */
+
+/* Whether neurons can be silent: where such an activation is 0, nothing else of the neuron is read. */
+static inline bool te_is_relu(te_activation act) { return act == TE_RELU || act == TE_DRELU || act == TE_RELU2; }
 
 /* gemm for block formats whose bit 1 << te_type is set, with activations rounded to int8 and integer sums. types 0: the
  * functions are NULL. [0]: rounded per 32, as act_pack rounds them. [1], formats of 256: each 32 with the step of the

@@ -68,7 +68,7 @@ void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const floa
  *     ungated: h = act(up_j . x_t + up_bias[j])
  *              with gate_add and up_add (or NULL), [t*ld_add + j] of them is added to gate_j . x_t and up_j . x_t
  *     y_t += h * down_j      (not read if skip and h == 0 for all tokens)
- * skip is allowed for RELU and DRELU only; with skip false all rows of the list are read (verification, SiLU).
+ * skip is allowed for RELU, DRELU and RELU2 only; with skip false all rows of the list are read (verification, SiLU).
  * hidden, if not NULL: h is stored, hidden[t*ld_hidden + j] (only entries of the list and mask are written). If down.w
  * is NULL, that is all.
  * x: [n_tok][cols]. y: [n_tok][cols], added to. One or a few tokens: cost is one pass over the rows in memory

@@ -30,7 +30,7 @@ __device__ __forceinline__ float activate(te_activation act, float threshold, fl
 // The hidden value of a gated neuron; gate: activated. Of ReLU a gate of 0 decides, whatever up is (it may be no number):
 // as if up had not been computed.
 __device__ __forceinline__ float gated_value(te_activation act, float gate, float up) {
-    if (gate == 0 && (act == TE_RELU || act == TE_DRELU)) return 0;
+    if (gate == 0 && (act == TE_RELU || act == TE_DRELU || act == TE_RELU2)) return 0;
     if (act == TE_CLAMPED) return gate * ((up > 7 ? 7 : up < -7 ? -7 : up) + 1);
     return gate * (act == TE_DRELU ? fmaxf(up, 0) : up);
 }

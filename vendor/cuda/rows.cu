@@ -254,7 +254,7 @@ te_status check_hidden(te_cuda *d, const te_cuda_hidden *op, check_function chec
     if (op->mask && (!aligned(op->mask, 4) || op->ld_mask % 4))
         return refuse(d, te_fail(TE_ARGUMENT, "hidden: the mask is not made of words of 32 bits"));
     if (!op->h) return refuse(d, te_fail(TE_ARGUMENT, "hidden: no result"));
-    const bool relu = op->act == TE_RELU || op->act == TE_DRELU;
+    const bool relu = op->act == TE_RELU || op->act == TE_DRELU || op->act == TE_RELU2;
     if (op->mode == TE_CUDA_SKIP && !relu)
         return refuse(
             d, te_fail(TE_ARGUMENT, "hidden: activation %d is hardly ever 0: nothing can be skipped", (int)op->act));

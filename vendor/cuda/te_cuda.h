@@ -80,7 +80,7 @@ typedef struct te_cuda_prepare {
 
 typedef enum te_cuda_ffn_mode {
     TE_CUDA_DENSE, /* all rows of gate and up are read */
-    TE_CUDA_SKIP   /* RELU and DRELU: gate first; up only where a token's activation is not 0 */
+    TE_CUDA_SKIP   /* RELU, DRELU and RELU2: gate first; up only where a token's activation is not 0 */
 } te_cuda_ffn_mode;
 
 /* The first half of a feed-forward: h[t*ldh + j] = act(gate_j . x_t) * (up_j . x_t + up_bias[j]), without a gate

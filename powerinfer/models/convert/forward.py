@@ -232,6 +232,8 @@ class SourceModel:
         act = self._hyper.act
         if act in ("relu", "drelu"):
             return np.where(x > self._hyper.act_threshold, x, np.float32(0))
+        if act == "relu2":
+            return np.square(np.where(x > 0, x, np.float32(0)))
         if act == "silu":
             return np.asarray(x / (1 + np.exp(-np.clip(x, -80, None))), np.float32)
         return np.asarray(0.5 * x * (1 + _erf(x / np.float32(math.sqrt(2))).astype(np.float32)), np.float32)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ...errors import FormatError, UnsupportedError
 from .json_file import Settings
 
-ACTIVATIONS = ("relu", "drelu", "silu", "gelu", "gelu_tanh")
+ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh")
 
 # The largest that the engine takes.
 MAX_DIM = 1 << 20
@@ -19,7 +19,14 @@ _MAX_CTX = (1 << 31) // 64 - 1
 _MAX_VOCAB = 1 << 24
 _MAX_EXPERTS = 4096
 
-_ACT_NAMES = {"relu": "relu", "drelu": "drelu", "silu": "silu", "swish": "silu", "gelu": "gelu"}
+_ACT_NAMES = {
+    "relu": "relu",
+    "drelu": "drelu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +131,7 @@ class Hyper:
     @property
     def is_relu(self) -> bool:
         """Whether neurons can be silent."""
-        return self.act in ("relu", "drelu")
+        return self.act in ("relu", "drelu", "relu2")
 
     @property
     def q_width(self) -> int:

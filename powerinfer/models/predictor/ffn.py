@@ -14,7 +14,7 @@ from ...errors import UnsupportedError
 Floats = npt.NDArray[np.float32]
 
 PARALLEL = ("falcon",)  # the feed-forward reads the norm of the block's input
-LAYER_NORM = ("falcon", "opt")
+LAYER_NORM = ("falcon", "opt", "nemotron")
 _PIECE = 1 << 22  # weights dequantised at a time
 
 
@@ -25,7 +25,7 @@ def check_is_sparse(info: ModelInfo) -> None:
             f"the model has {info.n_expert} experts: predictors of experts are not supported; its router "
             "says which are computed"
         )
-    if info.activation not in ("relu", "drelu"):
+    if info.activation not in ("relu", "drelu", "relu2"):
         raise UnsupportedError(
             f"the model's activation is {info.activation}: no neuron is ever silent, so there is nothing to "
             "predict. Predictors need a version of the model that was trained with ReLU (ReluLLaMA, "
