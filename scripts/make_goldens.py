@@ -39,6 +39,10 @@ from transformers import (
     ArceeForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     DynamicCache,
     FalconConfig,
     FalconForCausalLM,
@@ -274,6 +278,34 @@ def build(spec: models.Spec, weights: models.Tensors) -> Any:
         )
     elif spec.family == "olmo2":
         model = Olmo2ForCausalLM(Olmo2Config(**{k: v for k, v in gated.items() if k != "head_dim"}))
+    elif spec.family == "deepseek2":
+        del gated["head_dim"]
+        v3 = spec.q_rank > 0
+        latent = gated | {
+            "experts_implementation": "eager",
+            "num_key_value_heads": spec.n_head,
+            "q_lora_rank": spec.q_rank or None,
+            "kv_lora_rank": spec.kv_rank,
+            "qk_rope_head_dim": spec.d_rot,
+            "qk_nope_head_dim": spec.d_head - spec.d_rot,
+            "v_head_dim": spec.d_value,
+            "n_routed_experts": spec.n_expert or 8,
+            "num_experts_per_tok": spec.n_used or 2,
+            "moe_intermediate_size": spec.n_ff_expert,
+            "n_shared_experts": spec.n_ff_shared // (spec.n_ff_expert or 1),
+            "first_k_dense_replace": spec.n_dense if spec.n_expert else spec.n_layer,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": v3,
+            "n_group": spec.n_group,
+            "topk_group": max(spec.n_group // 2, 1),
+        }
+        if v3:
+            mscale = {"mscale": 1.0, "mscale_all_dim": 1.0}  # cos and sin as they are, scores scaled
+            rope = rope_parameters(spec.rope) | mscale
+            model = DeepseekV3ForCausalLM(DeepseekV3Config(**latent | {"rope_parameters": rope}))
+        else:
+            method = {"topk_method": "group_limited_greedy"}
+            model = DeepseekV2ForCausalLM(DeepseekV2Config(**latent | method))
     elif spec.family == "cohere2":
         del gated["rms_norm_eps"], gated["head_dim"]
         model = Cohere2ForCausalLM(

@@ -131,16 +131,29 @@ def draw(spec: Spec) -> Tensors:
                 norm(p + "input_layernorm", d, bias=biased)
             head, n_kv = spec.heads(i)
             qw, kw = spec.n_head * head, n_kv * head
-            linear(p + "self_attn.q_proj", qw, d, 1.0, qkv_bias)
-            if not spec.borrows(i):
-                linear(p + "self_attn.k_proj", kw, d, 1.0, qkv_bias)
-                if not (spec.n_head_kv_full and spec.is_full(i)):
-                    linear(p + "self_attn.v_proj", kw, d, 1.0, qkv_bias)
-            if spec.family == "gemma4":  # whose scores are not scaled
-                for name in ("q_norm",) if spec.borrows(i) else ("q_norm", "k_norm"):
-                    vector(p + f"self_attn.{name}.weight", head, head**-0.25, 0.1)
-                vector(p + "layer_scalar.weight", 1, 0.9, 0.1)
-            linear(p + "self_attn.o_proj", d, qw, 1.0, bias)
+            if spec.kv_rank:
+                if spec.q_rank:
+                    linear(p + "self_attn.q_a_proj", spec.q_rank, d, 1.0)
+                    norm(p + "self_attn.q_a_layernorm", spec.q_rank)
+                    linear(p + "self_attn.q_b_proj", qw, spec.q_rank, 1.0)
+                else:
+                    linear(p + "self_attn.q_proj", qw, d, 1.0)
+                linear(p + "self_attn.kv_a_proj_with_mqa", spec.kv_rank + spec.d_rot, d, 1.0)
+                norm(p + "self_attn.kv_a_layernorm", spec.kv_rank)
+                per_head = spec.d_head - spec.d_rot + spec.d_value
+                linear(p + "self_attn.kv_b_proj", spec.n_head * per_head, spec.kv_rank, 1.0)
+                linear(p + "self_attn.o_proj", d, spec.n_head * spec.d_value, 1.0)
+            else:
+                linear(p + "self_attn.q_proj", qw, d, 1.0, qkv_bias)
+                if not spec.borrows(i):
+                    linear(p + "self_attn.k_proj", kw, d, 1.0, qkv_bias)
+                    if not (spec.n_head_kv_full and spec.is_full(i)):
+                        linear(p + "self_attn.v_proj", kw, d, 1.0, qkv_bias)
+                if spec.family == "gemma4":  # whose scores are not scaled
+                    for name in ("q_norm",) if spec.borrows(i) else ("q_norm", "k_norm"):
+                        vector(p + f"self_attn.{name}.weight", head, head**-0.25, 0.1)
+                    vector(p + "layer_scalar.weight", 1, 0.9, 0.1)
+                linear(p + "self_attn.o_proj", d, qw, 1.0, bias)
             if oss:
                 vector(p + "self_attn.sinks.weight", spec.n_head, 1.0, 1.0)
             if spec.family in ("qwen3", "qwen3moe", "glm4moe", "gemma3"):
@@ -159,7 +172,11 @@ def draw(spec: Spec) -> Tensors:
             if n_expert:
                 linear(p + mlp + "gate", n_expert, d, 1.0, (0.0, 0.05) if oss else None)
             names = [(f"{mlp}experts.{e}.", spec.n_ff_expert, 2.0) for e in range(n_expert)]
-            if n_expert and glm:
+            if n_expert and spec.family == "deepseek2":
+                names.append(("mlp.shared_experts.", spec.n_ff_shared, 1.0))
+                if spec.q_rank:
+                    vector(p + "mlp.gate.correction.bias", n_expert, 0.0, 0.002)
+            elif n_expert and glm:
                 vector(p + "mlp.gate.correction.bias", n_expert, 0.0, 0.002)
                 names.append(("mlp.shared_experts.", spec.n_ff_shared, 1.0))
             elif n_expert and spec.n_ff_shared:
@@ -286,6 +303,19 @@ OSS_NAMES = (
     }
 )
 LLAMA4_NAMES = {name.replace("mlp.", "feed_forward."): new for name, new in LLAMA_NAMES.items()}
+LATENT_NAMES = (
+    LLAMA_NAMES
+    | SHARED_NAMES
+    | {
+        "self_attn.q_a_proj": "attn_q_a",
+        "self_attn.q_a_layernorm": "attn_q_a_norm",
+        "self_attn.q_b_proj": "attn_q_b",
+        "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+        "self_attn.kv_b_proj": "attn_kv_b",
+        "mlp.gate.correction": "exp_probs_b",
+    }
+)
 GEMMA_NAMES = LLAMA_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -338,6 +368,7 @@ def file_name(spec: Spec, name: str) -> str:
         "gemma3": GEMMA_NAMES,
         "gemma4": GEMMA4_NAMES,
     }
+    families["deepseek2"] = LATENT_NAMES
     names = (families | dict.fromkeys(("gpt-oss", "glm4moe"), OSS_NAMES)).get(spec.family, LLAMA_NAMES)
     parts = stem.split(".")
     layer = next((i for i, part in enumerate(parts) if part.isdigit()), None)
@@ -367,6 +398,11 @@ def file_tensors(spec: Spec, weights: Tensors) -> Tensors:
             value = 1 + value  # files hold what is multiplied with
         elif new.endswith("ffn_gate_inp_shexp.weight"):
             value = value[0].astype(np.float32)
+        elif ".attn_kv_b." in new:
+            of_heads = value.reshape(spec.n_head, -1, spec.kv_rank)
+            key, value = np.split(of_heads, [spec.d_head - spec.d_rot], axis=1)
+            out[new.replace("kv_b", "k_b")] = np.ascontiguousarray(key.swapaxes(1, 2))
+            new, value = new.replace("kv_b", "v_b"), np.ascontiguousarray(value)
         out[new] = value
     if spec.family == "falcon" and spec.tied:
         out["output.weight"] = out["token_embd.weight"]
@@ -435,7 +471,17 @@ def metadata(spec: Spec) -> Meta:
         meta[f"{a}.attention.head_count_kv"] = spec.n_head_kv
         meta[f"{a}.attention.layer_norm_{'' if a in ('cohere2', 'nemotron') else 'rms_'}epsilon"] = 1e-5
         meta[f"{a}.rope.freq_base"] = spec.rope.base
-        if spec.d_head * spec.n_head != spec.n_embd:
+        if spec.kv_rank:
+            meta[f"{a}.attention.head_count_kv"] = 1
+            meta[f"{a}.attention.kv_lora_rank"] = spec.kv_rank
+            if spec.q_rank:
+                meta[f"{a}.attention.q_lora_rank"] = spec.q_rank
+                meta[f"{a}.rope.scaling.yarn_log_multiplier"] = 0.1
+            meta[f"{a}.attention.key_length"] = spec.kv_rank + spec.d_rot
+            meta[f"{a}.attention.value_length"] = spec.kv_rank
+            meta[f"{a}.attention.key_length_mla"] = spec.d_head
+            meta[f"{a}.attention.value_length_mla"] = spec.d_value
+        elif spec.d_head * spec.n_head != spec.n_embd:
             meta[f"{a}.attention.key_length"] = spec.d_head
             meta[f"{a}.attention.value_length"] = spec.d_head
         if spec.rope.kind in ("linear", "yarn"):
@@ -476,8 +522,17 @@ def metadata(spec: Spec) -> Meta:
             meta[f"{a}.expert_used_count"] = spec.n_used
             if spec.n_ff_expert != spec.n_ff:
                 meta[f"{a}.expert_feed_forward_length"] = spec.n_ff_expert
-            if spec.n_ff_shared and spec.family not in ("glm4moe", "llama4"):
+            if spec.n_ff_shared and spec.family not in ("glm4moe", "llama4", "deepseek2"):
                 meta[f"{a}.expert_shared_feed_forward_length"] = spec.n_ff_shared
+        if spec.family == "deepseek2" and spec.n_expert:
+            meta["deepseek2.leading_dense_block_count"] = spec.n_dense
+            meta["deepseek2.expert_shared_count"] = spec.n_ff_shared // spec.n_ff_expert
+            meta["deepseek2.expert_weights_scale"] = 1.5
+            meta["deepseek2.expert_group_count"] = spec.n_group
+            meta["deepseek2.expert_group_used_count"] = max(spec.n_group // 2, 1)
+            if spec.q_rank:
+                meta["deepseek2.expert_gating_func"] = 2
+                meta["deepseek2.expert_weights_norm"] = True
         if spec.family == "glm4moe":
             meta["glm4moe.leading_dense_block_count"] = spec.n_dense
             meta["glm4moe.expert_shared_count"] = 1
@@ -531,6 +586,7 @@ def tokenizer(spec: Spec) -> Meta:
             "opt": "gpt-2",
             "gpt-oss": "gpt-4o",
             "glm4moe": "glm4",
+            "deepseek2": "deepseek-v3" if spec.q_rank else "deepseek-llm",
         }.get(spec.family, "qwen2"),
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [1] * (spec.n_vocab - 1) + [3],

@@ -56,6 +56,7 @@ ARCHITECTURES = (
     "gemma4",
     "llama4",
     *RECURRENT,
+    "deepseek2",
 )
 
 
@@ -232,16 +233,16 @@ def attend(
 ) -> Array:
     """Causal attention of q [n, n_head, d] over k, v [n, n_head_kv, d] -> [n, n_head * d].
 
-    window: how many of the last positions are seen, the token's own included. sinks: of each head a score of
-    a position without a value. cap: of scores, by tanh; 0: none. scale: of
-    scores; None: 1 / sqrt(d).
+    v may be of another d. window: how many of the last positions are seen, the token's own included. sinks:
+    of each head a score of a position without a value. cap: of scores, by tanh; 0: none. scale: of scores;
+    None: 1 / sqrt(d).
     """
     n, n_head, d = q.shape
     shared = n_head // k.shape[1]
     seen = np.tri(n, dtype=bool)
     if window is not None:
         seen &= ~np.tri(n, k=-window, dtype=bool)
-    out = np.empty(q.shape)
+    out = np.empty((n, n_head, v.shape[2]))
     for h in range(n_head):  # one by one: the scores of all heads together would be larger than any cache
         scores = soft_capped(q[:, h] @ k[:, h // shared].T * (scale or 1 / math.sqrt(d)), cap)
         scores = np.where(seen, scores, -np.inf)
@@ -249,7 +250,7 @@ def attend(
             scores = np.concatenate([scores, np.full((n, 1), sinks[h])], axis=1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[:, h] = weights[:, :n] @ v[:, h // shared] / weights.sum(axis=-1, keepdims=True)
-    return out.reshape(n, n_head * d)
+    return out.reshape(n, -1)
 
 
 def heads(x: Array, n_head: int) -> Array:
@@ -314,10 +315,10 @@ def ffn(model: Model, layer: int, x: Array, predictor_input: Array, how: Ffn, tr
     return np.asarray(out)
 
 
-def in_best_groups(model: Model, rank: Array) -> Array:
-    """rank [n_expert] with -inf for experts that are not in the groups whose two best add up to the most."""
+def in_best_groups(model: Model, rank: Array, n_best: int) -> Array:
+    """rank [n_expert], -inf for experts that are not in the groups whose n_best best add up to the most."""
     groups = rank.reshape(int(model.key("expert_group_count", 1)), -1)
-    best = np.argsort(-np.sort(groups, axis=1)[:, -2:].sum(axis=1), kind="stable")
+    best = np.argsort(-np.sort(groups, axis=1)[:, -n_best:].sum(axis=1), kind="stable")
     out = np.full_like(groups, -np.inf)
     for g in best[: int(model.key("expert_group_used_count", len(groups)))]:
         out[g] = groups[g]
@@ -333,17 +334,13 @@ def experts(
     logits = (x if router_input is None else router_input) @ model[p + "ffn_gate_inp.weight"].T
     if model.get(p + "ffn_gate_inp.bias") is not None:
         logits = logits + model[p + "ffn_gate_inp.bias"]
-    sigmoids = (
-        int(
-            model.key(
-                "expert_gating_func", 2 if model.arch in ("glm4moe", "lfm2moe", "nemotron_h_moe") else 1
-            )
-        )
-        == 2
-    )
+    bias = model.get(p + "exp_probs_b.bias")
+    by_sigmoid = model.arch in ("glm4moe", "lfm2moe", "nemotron_h_moe")
+    usual = by_sigmoid or (model.arch == "deepseek2" and bias is not None)
+    sigmoids = int(model.key("expert_gating_func", 1 + usual)) == 2
     always = ("llama", "qwen3moe", "smallthinker", "gpt-oss", "glm4moe")  # gpt-oss: softmax of the chosen
     normed = bool(model.key("expert_weights_norm", model.arch in (*always, *RECURRENT)))
-    bias = model.get(p + "exp_probs_b.bias")
+    n_best = 1 if model.arch == "deepseek2" and not sigmoids else 2
     out = np.zeros_like(x)
 
     def expert(suffix: str, token: Array, e: Any = ...) -> Array:
@@ -367,7 +364,7 @@ def experts(
     for t, token in enumerate(x):
         weights = np.exp(logits[t] - logits[t].max())
         weights = 1 / (1 + np.exp(-logits[t])) if sigmoids else weights / weights.sum()
-        rank = in_best_groups(model, weights if bias is None else weights + bias)
+        rank = in_best_groups(model, weights if bias is None else weights + bias, n_best)
         chosen = np.argsort(-rank, kind="stable")[: int(model.key("expert_used_count"))]
         scale = float(model.key("expert_weights_scale", 1.0)) / (weights[chosen].sum() if normed else 1)
         for e in chosen:
@@ -527,6 +524,47 @@ def olmo2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
         attention = attend(q, k, v, width if near else None) @ model[p + "attn_output.weight"].T
         x = x + rms_norm(attention, model[p + "post_attention_norm.weight"], eps)
         x = x + rms_norm(ffn(model, i, x, x, how, trace), model[p + "post_ffw_norm.weight"], eps)
+    return np.asarray(rms_norm(x, model["output_norm.weight"], eps))
+
+
+def deepseek2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
+    """Latent attention as it was trained: keys and values of all heads are made of a position's latent.
+    YaRN is in the scale of the scores."""
+    eps = float(model.key("attention.layer_norm_rms_epsilon"))
+    n_head, n_rot = int(model.key("attention.head_count")), int(model.key("rope.dimension_count"))
+    rank, n_layer = int(model.key("attention.kv_lora_rank")), int(model.key("block_count"))
+    grown = math.log(float(model.key("rope.scaling.factor", 1.0)))
+    scale = (1 + float(model.key("rope.scaling.yarn_log_multiplier", 0.0)) * grown) ** 2
+
+    def rotated(y: Array) -> Array:
+        _, magnitude = frequencies(model, n_rot, window=False)
+        return np.asarray(rotate(y, model, interleaved=True) / magnitude)
+
+    x = model["token_embd.weight"][tokens]
+    for i in range(n_layer - int(model.key("nextn_predict_layers", 0))):
+        p = f"blk.{i}."
+        a = rms_norm(x, model[p + "attn_norm.weight"], eps)
+        if model.get(p + "attn_q_a.weight") is None:
+            q = heads(a @ model[p + "attn_q.weight"].T, n_head)
+        else:
+            low = rms_norm(a @ model[p + "attn_q_a.weight"].T, model[p + "attn_q_a_norm.weight"], eps)
+            q = heads(low @ model[p + "attn_q_b.weight"].T, n_head)
+        n_nope = q.shape[2] - n_rot
+        latent, k_rot = np.split(a @ model[p + "attn_kv_a_mqa.weight"].T, [rank], axis=1)
+        latent = rms_norm(latent, model[p + "attn_kv_a_norm.weight"], eps)
+        both = model.get(p + "attn_kv_b.weight")
+        if both is None:
+            k = np.einsum("tc,hcn->thn", latent, model[p + "attn_k_b.weight"])
+            v = np.einsum("tc,hvc->thv", latent, model[p + "attn_v_b.weight"])
+        else:  # files from before absorption
+            k, v = np.split(heads(latent @ both.T, n_head), [n_nope], axis=2)
+        shared = np.repeat(rotated(k_rot[:, None]), n_head, axis=1)
+        q = np.concatenate([q[..., :n_nope], rotated(q[..., n_nope:])], axis=2) * scale
+        attention = attend(q, np.concatenate([k, shared], axis=2), v)
+        x = x + attention @ model[p + "attn_output.weight"].T
+        h = rms_norm(x, model[p + "ffn_norm.weight"], eps)
+        dense = i < int(model.key("leading_dense_block_count", 0)) or not model.key("expert_count", 0)
+        x = x + (ffn(model, i, h, x, how, trace) if dense else experts(model, i, h, how, trace))
     return rms_norm(x, model["output_norm.weight"], eps)
 
 
@@ -706,6 +744,7 @@ def forward(
         "gemma4": gemma4,
         "llama4": llama4,
         "opt": opt,
+        "deepseek2": deepseek2,
     }.get(model.arch, llama)
     if model.arch in RECURRENT:
         body = importlib.import_module("tests.reference_recurrent").forward  # it needs this module

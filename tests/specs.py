@@ -23,7 +23,7 @@ class Spec:
 
     name: str
     # llama mistral mixtral bamboo falcon opt qwen2 qwen3 qwen2moe qwen3moe olmoe gpt-oss glm4moe olmo2
-    # llama4 cohere2 gemma gemma2 gemma3 gemma4 arcee nemotron
+    # llama4 cohere2 gemma gemma2 gemma3 gemma4 arcee nemotron deepseek2
     family: str
     n_layer: int = 2
     n_embd: int = 64
@@ -51,6 +51,10 @@ class Spec:
     n_head_kv_full: int = 0  # and its key/value heads; not 0: V is what K is made of there
     n_shared: int = 0  # the last layers read K and V of earlier ones, and have twice as many neurons
     n_embd_layer: int = 0  # of a token's embedding for each layer
+    q_rank: int = 0  # deepseek2: of the low-rank q; 0: it is direct
+    kv_rank: int = 0  # values of the latent that K and V are made of; 0: there is none
+    d_value: int = 0  # of a head's value, where that is not d_head
+    n_group: int = 1  # groups of experts, of which a token uses half
     soft_cap: float = 0.0  # of scores; that of logits is twice as much
     window_base: float = 10000.0  # base frequency of those layers' rotation
     layers: str = ""  # with recurrent layers: of each r, a (attention), b (both), or f (neither)
@@ -486,6 +490,53 @@ SPECS: dict[str, Spec] = {
             n_ssm_head=4,
             d_ssm=32,
         ),
+        # A direct q and softmaxes, as V2 Lite has them, with the groups of V2.
+        Spec(
+            "deepseek2-v2",
+            "deepseek2",
+            n_layer=3,
+            head_dim=40,
+            d_rot=16,
+            n_vocab=301,
+            kv_rank=32,
+            d_value=20,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=64,
+            n_ff_shared=128,
+            n_dense=1,
+            n_group=4,
+        ),
+        Spec(
+            "deepseek2-v3",
+            "deepseek2",
+            n_layer=3,
+            n_head=6,
+            head_dim=48,
+            d_rot=16,
+            n_vocab=301,
+            q_rank=56,
+            kv_rank=48,
+            d_value=32,
+            n_expert=8,
+            n_used=3,
+            n_ff_expert=96,
+            n_ff_shared=96,
+            n_dense=1,
+            n_group=2,
+            rope=Rope(10000.0, "yarn", 4.0, 64),
+        ),
+        Spec(
+            "deepseek2-dense",
+            "deepseek2",
+            head_dim=48,
+            d_rot=16,
+            n_vocab=301,
+            q_rank=56,
+            kv_rank=48,
+            d_value=32,
+            rope=Rope(10000.0, "yarn", 4.0, 64),
+        ),
     )
 }
 
@@ -493,7 +544,7 @@ CONVERTED = sorted(
     name
     for name, spec in SPECS.items()
     if not spec.is_gemma
-    and spec.family not in ("cohere2", "olmo2", "llama4", "arcee", "nemotron")
+    and spec.family not in ("cohere2", "olmo2", "llama4", "arcee", "nemotron", "deepseek2")
     and not spec.layers
 )
 """Those that `powerinfer convert` takes checkpoints of."""

@@ -57,7 +57,7 @@ static void store_kv(const pi_session *s, int32_t l, int32_t t, int32_t kvh) {
     if (w->v_norm) kern->rms_norm(v, w->v_norm, s->model->inner_eps, d, v);
     finish_head(s, w, t, w->k_norm, k);
     kern->row[s->kv.type_k].from_f32(k, pi_kv_k(&s->kv, l, seq, kvh, pos), d);
-    kern->row[s->kv.type_v].from_f32(v, pi_kv_v(&s->kv, l, seq, kvh, pos), d);
+    if (s->kv.layer[l].row_v) kern->row[s->kv.type_v].from_f32(v, pi_kv_v(&s->kv, l, seq, kvh, pos), d);
 }
 
 static void store_all_kv(const pi_session *s, const te_team *team, int32_t l) {
@@ -86,8 +86,9 @@ static te_mat k_block(const pi_session *s, int32_t l, const pi_seq *seq, int32_t
     return (te_mat){pi_kv_k(&s->kv, l, seq, kvh, p), s->kv.layer[l].row_k, s->kv.type_k, d, n};
 }
 static te_mat v_block(const pi_session *s, int32_t l, const pi_seq *seq, int32_t kvh, int32_t p, int32_t n) {
-    const int32_t d = pi_attention_of(&s->model->layer[l])->n_embd_head;
-    return (te_mat){pi_kv_v(&s->kv, l, seq, kvh, p), s->kv.layer[l].row_v, s->kv.type_v, d, n};
+    const pi_kv_layer *at = &s->kv.layer[l];
+    const int32_t d = pi_value_width(s->model, pi_attention_of(&s->model->layer[l]));
+    return (te_mat){pi_kv_v(&s->kv, l, seq, kvh, p), at->row_v ? at->row_v : at->row_k, s->kv.type_v, d, n};
 }
 
 static void scale_row(float *x, int32_t n, float by) {
@@ -127,8 +128,8 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
     const pi_seq *seq = &s->kv.seq[s->chunk.seq[w->t]];
     const pi_attention_room *room = &s->room;
     const pi_attention *block = pi_attention_of(&m->layer[l]);
-    const int32_t d = block->n_embd_head, group = m->info.n_head / block->n_head_kv, rows = w->n * group,
-                  pos = s->chunk.pos[w->t];
+    const int32_t d = block->n_embd_head, dv = pi_value_width(m, block), group = m->info.n_head / block->n_head_kv,
+                  rows = w->n * group, pos = s->chunk.pos[w->t];
     float *base = pi_scratch(s, team), *q = base, *out = base + room->out, *score = base + room->score;
     sums *sum = (sums *)(void *)(base + room->sums);
     void *packed_q = base + room->packed_q, *packed = base + room->packed, *work = base + room->work;
@@ -140,7 +141,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
         finish_query(s, block, t, head);
         sum[r] = (sums){-INFINITY, 0};
     }
-    memset(out, 0, (size_t)rows * (size_t)d * sizeof *out);
+    memset(out, 0, (size_t)rows * (size_t)dv * sizeof *out);
     if (tile) g->pack(q, (size_t)d, rows, d, 0, rows, packed_q);
     for (int32_t a = w->from, b; a < w->to; a = b) {
         const int32_t end = w->prompt ? (a / SPAN + 1) * SPAN : a + SPAN;
@@ -159,7 +160,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
             const int32_t own = pos + r / group, first = first_seen(block, own);
             const int32_t lo = between(first - a, 0, b - a), hi = between(own + 1 - a, lo, b - a);
             float *x = score + (size_t)r * room->ld;
-            if (hi > lo) weigh(kern, block, x + lo, hi - lo, &sum[r], out + (ptrdiff_t)r * d, d);
+            if (hi > lo) weigh(kern, block, x + lo, hi - lo, &sum[r], out + (ptrdiff_t)r * dv, dv);
             memset(x, 0, (size_t)lo * sizeof *x);
             memset(x + hi, 0, (size_t)(b - a - hi) * sizeof *x);
         }
@@ -168,12 +169,12 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
             const te_mat v = v_block(s, l, seq, w->kvh, p, n);
             if (tile) {
                 g->pack_t(score + (p - a), room->ld, rows, n, 0, rows, packed);
-                g->gemm_t(&v, 0, d, packed, rows, out, (size_t)d, NULL, true, work);
+                g->gemm_t(&v, 0, dv, packed, rows, out, (size_t)dv, NULL, true, work);
             } else {
                 const void *next = p + n < b       ? pi_kv_v(&s->kv, l, seq, w->kvh, p + n)
                                    : p + n < w->to ? pi_kv_k(&s->kv, l, seq, w->kvh, p + n)
                                                    : NULL;
-                kern->rows_sum(&v, next, score + (p - a), room->ld, rows, out, (size_t)d);
+                kern->rows_sum(&v, next, score + (p - a), room->ld, rows, out, (size_t)dv);
             }
         }
     }
@@ -196,7 +197,7 @@ static float *part_row(const pi_session *s, int32_t t, int32_t h, int32_t n_slot
 static void attend(const pi_session *s, te_team *team, int32_t l, const piece *w, bool tile) {
     const pi_model_info *i = &s->model->info;
     const pi_attention *block = pi_attention_of(&s->model->layer[l]);
-    const int32_t d = block->n_embd_head, group = i->n_head / block->n_head_kv;
+    const int32_t d = pi_value_width(s->model, block), group = i->n_head / block->n_head_kv;
     const float *out = pi_scratch(s, team) + s->room.out;
     const sums *sum = (const sums *)(const void *)(pi_scratch(s, team) + s->room.sums);
     gather(s, team, l, w, tile);
@@ -213,7 +214,7 @@ static void attend(const pi_session *s, te_team *team, int32_t l, const piece *w
 
 /* att of one row from its parts, in their order. */
 static void join(const pi_session *s, const pi_attention *w, int32_t t, int32_t h, int32_t n_slot, int32_t n_parts) {
-    const int32_t d = w->n_embd_head;
+    const int32_t d = pi_value_width(s->model, w);
     float *out = s->att + ((ptrdiff_t)t * s->model->info.n_head + h) * d, top = -INFINITY, total = 0;
     memset(out, 0, (size_t)d * sizeof *out);
     for (int32_t i = 0; i < n_parts; i++) {
@@ -294,9 +295,7 @@ void pi_attention_next(te_team *team, int32_t l) {
     if (team->ith == 0) te_counter_reset(team, 2 + (l + 1) % 2);
 }
 
-/* Writes K and V of the chunk (after q/k norm and RoPE) and computes att of tokens `from` and later; of a decode chunk from
- * must be 0. Contains a barrier; ends without one. */
-static void attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
+void pi_attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
     enum { WORTH_SHARING = 8192 }; /* scores per member, from which on the slowest of fixed shares costs more */
     const pi_chunk *c = &s->chunk;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
@@ -370,7 +369,8 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
     enum { ROWS = 256, MOST_PARTS = 64, PIECES = 4 }; /* pieces per member let the last ones end together */
     const pi_model_info *i = &s->model->info;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
-    const int32_t d = i->n_embd_head, n_threads = s->options.n_threads, most = s->options.n_ctx / PI_ATTENTION_PART;
+    const int32_t d = i->n_embd_head > s->model->head_key ? i->n_embd_head : s->model->head_key,
+                  n_threads = s->options.n_threads, most = s->options.n_ctx / PI_ATTENTION_PART;
     int32_t n_head_kv = i->n_head_kv; /* of the layer that has the fewest */
     for (int32_t l = 0; l < i->n_layer; l++) {
         const pi_attention *a = pi_attention_of(&s->model->layer[l]);
@@ -594,7 +594,7 @@ static void run(pi_block_run *r) {
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_K, in, n, s->k, n_kv);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_V, in, n, s->v, n_kv);
     if (w->wide_q_norm) norm_heads(r, n_q, n_kv);
-    attend_chunk(s, team, r->l, r->from);
+    pi_attend_chunk(s, team, r->l, r->from);
     te_barrier(team);
     if (w->gated) gate_heads(r);
     if (w->sub_norm) {

@@ -10,6 +10,9 @@ void pi_attention_next(te_team *team, int32_t l);
 /* Bytes of K and V that the attention of tokens `from` and later reads in layer l; tokens that are taken together read
  * them once. */
 int64_t pi_attention_bytes(const pi_session *s, int32_t l, int32_t from);
+/* Writes K and V of the chunk (after q/k norm and RoPE) and computes att of tokens `from` and later, rows of
+ * n_head * pi_value_width values; of a decode chunk from must be 0. Contains a barrier; ends without one. */
+void pi_attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from);
 /* What a member's scratch must hold. */
 pi_attention_room pi_attention_room_of(const pi_session *s);
 

@@ -47,7 +47,8 @@ static int32_t best_of(const float *rank, int32_t n) {
     return best;
 }
 
-/* Takes all experts out that are not in the best groups; a group is as good as its two best experts together. */
+/* Takes all experts out that are not in the best groups; a group is as good as its two best experts together, or as its best
+ * one. */
 static void keep_best_groups(const pi_experts *w, float *rank, float *group) {
     const int32_t size = w->n_expert / w->n_group;
     for (int32_t g = 0; g < w->n_group; g++) {
@@ -56,7 +57,7 @@ static void keep_best_groups(const pi_experts *w, float *rank, float *group) {
         const float best = own[first];
         own[first] = taken;
         const int32_t second = best_of(own, size);
-        group[g] = second < 0 ? best : best + own[second];
+        group[g] = second < 0 || w->best_in_group ? best : best + own[second];
         own[first] = best;
     }
     for (int32_t i = 0; i < w->n_group_used; i++) {
@@ -201,7 +202,10 @@ static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
     const te_gguf *g = m->file->gguf;
     const char *arch = m->arch->name;
-    const pi_gating usual = m->arch->gating ? m->arch->gating : PI_GATING_SOFTMAX;
+    const bool biased = te_gguf_find_tensor(g, pi_name_of("blk.%d.exp_probs_b.bias", i).text) != NULL;
+    const pi_gating usual = m->arch->gating                        ? m->arch->gating
+                            : m->arch->sigmoid_if_biased && biased ? PI_GATING_SIGMOID
+                                                                   : PI_GATING_SOFTMAX;
     int64_t gating = usual, n_group = 1, n_group_used = 1;
     PI_TRY(pi_key_i64(g, arch, "expert_gating_func", 0, 255, &gating, NULL));
     if (!gating) gating = usual;
@@ -210,6 +214,7 @@ static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
                        arch, (long long)gating);
     w->gating = (pi_gating)gating;
     w->normed = m->arch->normed_experts;
+    w->best_in_group = m->arch->best_in_group && gating == PI_GATING_SOFTMAX;
     w->early = m->arch->early_router;
     PI_TRY(pi_key_bool(g, arch, "expert_weights_norm", &w->normed));
     PI_TRY(pi_key_f32(g, arch, "expert_weights_scale", &w->scale, NULL));

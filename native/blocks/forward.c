@@ -59,14 +59,13 @@ static int32_t first_wanted(const pi_session *s, int32_t l) {
 int64_t pi_bytes_before_ffn(const pi_session *s, int32_t l, int32_t from) {
     const pi_layer *w = &s->model->layer[l];
     const pi_attention *attention = pi_attention_of(w);
-    int64_t n = attention ? pi_attention_weight_bytes(attention) + pi_attention_bytes(s, l, from) : 0;
+    int64_t n = attention ? pi_attention_weight_bytes(&s->model->layer[l]) + pi_attention_bytes(s, l, from) : 0;
     if (pi_recurrent_of(w)) n += pi_recurrent_bytes(s, pi_recurrent_of(w));
     return n;
 }
 
 static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, int64_t t0, int64_t t1, int64_t t2) {
     const pi_layer *w = &s->model->layer[l];
-    const pi_attention *attention = pi_attention_of(w);
     pi_layer_step st = {.n_tokens = s->chunk.n_tok - from, .n_sparse = pi_n_sparse(&s->chunk, from)};
     const int64_t listed = pi_sum_counts(s, l, team->nth, &st);
     if (s->options.sparsity != PI_SPARSITY_PREDICTED)
@@ -75,7 +74,7 @@ static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, 
         st.ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(w));
     st.bytes = st.ffn_bytes;
     st.bytes += pi_bytes_before_ffn(s, l, from);
-    if (attention && !st.n_tokens) st.bytes -= pi_mat_bytes(&attention->q) + pi_mat_bytes(&attention->o);
+    if (pi_attention_of(w) && !st.n_tokens) st.bytes -= pi_attention_query_bytes(w);
     if (pi_experts_of(w)) st.n_routes = (int64_t)st.n_tokens * pi_experts_of(w)->n_used;
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
     st.layer_us = (float)((double)(t2 - t0) * 1e-3);

@@ -108,6 +108,7 @@ typedef struct pi_device_ops {
     void (*end)(pi_device *dev, void *to, const void *from, size_t n_bytes); /* copies D to S */
     void (*linear)(pi_device *dev, const te_linear_args *a);
     void (*attention)(pi_device *dev, const te_attention_args *a);
+    void (*latent)(pi_device *dev, const te_latent_args *a);
     void (*marks)(pi_device *dev, const te_marks_args *a);
     void (*ffn)(pi_device *dev, const te_ffn_args *a);
     void (*route)(pi_device *dev, const te_route_args *a);

@@ -10,6 +10,13 @@ bool pi_space_reads_rows(int32_t type, uint64_t stride) {
 
 bool pi_space_window(int32_t window) { return !window || window >= PI_SMALL_BATCH; }
 
+int32_t pi_space_heads(int32_t type) { return type == TE_F32 || type == TE_BF16 ? type : TE_F16; }
+
+bool pi_space_latent(int32_t rank, int32_t n_rot, int32_t head_key, int32_t head_value) {
+    return rank <= 512 && rank + n_rot <= 640 && rank % 4 == 0 && n_rot % 4 == 0 && head_key % 4 == 0 &&
+           head_value % 4 == 0;
+}
+
 static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 

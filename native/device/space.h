@@ -28,6 +28,10 @@ bool pi_space_reads_rows(int32_t type, uint64_t stride);
 /* Whether attention can be for the last `window` positions only (0: for all). Tokens that are computed together must see
  * each other. */
 bool pi_space_window(int32_t window);
+/* Which format matrices of single heads have on a device: floats stay, others become F16. */
+int32_t pi_space_heads(int32_t type);
+/* Whether latent attention can be of such sizes. */
+bool pi_space_latent(int32_t rank, int32_t n_rot, int32_t head_key, int32_t head_value);
 
 /* What kernels are allowed for work space. At most PI_SMALL_BATCH are computed together with the CPU, with so many partial
  * sums of one token's feed-forward and of attention; chunks of more are matrix products, whose weights are converted in

@@ -19,6 +19,9 @@ typedef struct pi_device_layer {
     int32_t *cold_blocks; /* of a down stored by output */
     te_norm norm[PI_MAX_BLOCKS], post_norm[PI_MAX_BLOCKS]; /* of its blocks */
     te_norm wide_q_norm, wide_k_norm;
+    te_mat q_low, kv_a, key_b, value_b; /* D; of latent attention, with q the second or only matrix of q */
+    te_norm q_low_norm;
+    const float *latent_norm;
     te_mat q, k, v, o, gate, up, down, down_out, fc1, fc2_hot, fc2_cold; /* D; the FFN's: hot neurons */
     /* D; w NULL: none. Of the FFN's, what has a row per neuron (b of gate and up; a of down, transposed) is hot neurons';
      * that of cold ones is in adapter_cold. */
@@ -58,11 +61,11 @@ typedef struct pi_device_state {
     pi_device_info info;
     void *shared_input, *input; /* S, D */
     size_t input_bytes;
-    uint32_t *ticket;                       /* D: number of the step's first hand-over */
-    float *x, *h, *q, *k, *v, *att, *z, *y; /* D */
-    float *adapt[3];                        /* D: a x of adapters of q, k and v */
-    float *threshold;                       /* D [n_layer] */
-    char *stage[PI_STAGES];                 /* D: a prompt's cold weights on their way */
+    uint32_t *ticket;                                  /* D: number of the step's first hand-over */
+    float *x, *h, *q, *k, *v, *att, *latent_q, *z, *y; /* D */
+    float *adapt[3];                                   /* D: a x of adapters of q, k and v */
+    float *threshold;                                  /* D [n_layer] */
+    char *stage[PI_STAGES];                            /* D: a prompt's cold weights on their way */
     size_t stage_bytes;
     uint64_t *published, *marks, *answer; /* S: x or h from the device, marks, y or x from the CPU */
     uint64_t *ahead;        /* S: marks of the next layer as the device guesses them, twice: every other layer's */

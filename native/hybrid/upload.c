@@ -254,6 +254,7 @@ static void send_state(pi_upload *u, pi_device_state *d) {
     d->k = floats(u, b, n_kv);
     d->v = floats(u, b, n_kv);
     d->att = floats(u, b, n_q);
+    d->latent_q = floats(u, b, pi_latent_q(s->model));
     d->z = floats(u, b, (size_t)s->model->max_rank);
     d->y = floats(u, b, n_embd);
     for (int32_t k = 0; k < 3 && s->model->adapter_rank; k++)

@@ -26,10 +26,14 @@ int32_t pi_kv_layer_blocks(const pi_kv_shape *s, const pi_attention *a) {
     return pi_kv_has_window(s->n_ctx, a) ? window_blocks(s, a->window) : blocks_of(s->n_pool);
 }
 
-uint64_t pi_kv_layer_bytes(const pi_kv_shape *s, const pi_attention *a, int32_t type) {
+size_t pi_kv_row_bytes(const pi_model *m, const pi_attention *a, bool is_v, int32_t type) {
+    return is_v && m->latent_rank ? 0 : te_row_bytes(type, a->n_embd_head);
+}
+
+uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *s, const pi_attention *a, bool is_v, int32_t type) {
     if (!a || a->borrows) return 0;
     return (uint64_t)pi_kv_layer_blocks(s, a) * PI_KV_BLOCK * (uint64_t)a->n_head_kv *
-           te_row_bytes(type, a->n_embd_head);
+           pi_kv_row_bytes(m, a, is_v, type);
 }
 
 static bool pool_init(pi_kv *kv, int32_t p, int32_t n_blocks) {
@@ -57,15 +61,16 @@ static bool layer_init(pi_kv *kv, int32_t l) {
     }
     *at = (pi_kv_layer){.pool = pi_kv_has_window(kv->n_ctx, a) ? PI_KV_WINDOW : PI_KV_FULL,
                         .n_head = a->n_head_kv,
-                        .row_k = te_row_bytes(kv->type_k, a->n_embd_head),
-                        .row_v = te_row_bytes(kv->type_v, a->n_embd_head)};
+                        .row_k = pi_kv_row_bytes(kv->model, a, false, kv->type_k),
+                        .row_v = pi_kv_row_bytes(kv->model, a, true, kv->type_v)};
+    if (!at->row_v) at->v_in_k = te_row_bytes(kv->type_k, a->n_embd_head - kv->model->latent_rank);
     const size_t rows = pi_mul(pi_mul((size_t)kv->pool[at->pool].n_blocks, PI_KV_BLOCK), (size_t)at->n_head);
     at->k_bytes = pi_mul(rows, at->row_k);
     at->v_bytes = pi_mul(rows, at->row_v);
     if (pi_kv_on_device(kv, l)) return true;
     at->k = te_os_alloc(at->k_bytes);
-    at->v = te_os_alloc(at->v_bytes);
-    return at->k && at->v;
+    if (at->row_v) at->v = te_os_alloc(at->v_bytes);
+    return at->k && (at->v || !at->row_v);
 }
 
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, const pi_kv_device *device) {
@@ -162,11 +167,11 @@ static void copy_block(pi_kv *kv, int32_t p, int32_t to, int32_t from) {
         const size_t rows = PI_KV_BLOCK * (size_t)at->n_head, nk = at->row_k * rows, nv = at->row_v * rows;
         if (pi_kv_on_device(kv, l)) {
             kv->device.copy(kv->device.ctx, l, false, (size_t)to * nk, (size_t)from * nk, nk);
-            kv->device.copy(kv->device.ctx, l, true, (size_t)to * nv, (size_t)from * nv, nv);
+            if (nv) kv->device.copy(kv->device.ctx, l, true, (size_t)to * nv, (size_t)from * nv, nv);
             continue;
         }
         memcpy(at->k + (size_t)to * nk, at->k + (size_t)from * nk, nk);
-        memcpy(at->v + (size_t)to * nv, at->v + (size_t)from * nv, nv);
+        if (nv) memcpy(at->v + (size_t)to * nv, at->v + (size_t)from * nv, nv);
     }
 }
 

@@ -3,6 +3,7 @@
  * blocks that lie behind it.
  *
  * Memory of layer l, for K and V alike:   [block][n_head_kv][64 positions][n_embd_head]   in the session's type.
+ * Latent attention (block.h) has no memory of V: a row of V is the second part of K's.
  * Invariants: a block is written only by the one sequence that holds it alone (refs == 1); positions of a sequence have
  * no gaps; a sequence holds in both pools what its next token sees. */
 #ifndef PI_KV_H
@@ -35,7 +36,8 @@ typedef struct pi_kv_pool {
 typedef struct pi_kv_layer {
     int32_t pool, n_head; /* of K and V */
     bool borrowed;        /* they are those of an earlier layer, which writes them, or there are none */
-    size_t row_k, row_v;  /* bytes of one head at one position */
+    size_t row_k, row_v;  /* bytes of one head at one position; row_v 0: V is in K's row, */
+    size_t v_in_k;        /* from this byte on */
     size_t k_bytes, v_bytes;
     char *k, *v; /* NULL where they lie on a device */
 } pi_kv_layer;
@@ -81,8 +83,9 @@ static inline bool pi_kv_has_window(int32_t n_ctx, const pi_attention *a) {
     return a && a->window && a->window < n_ctx;
 }
 int32_t pi_kv_layer_blocks(const pi_kv_shape *shape, const pi_attention *a);
-/* Bytes of its K, or V, of that type. */
-uint64_t pi_kv_layer_bytes(const pi_kv_shape *shape, const pi_attention *a, int32_t type);
+/* Bytes of a head's K, or V, at one position, and of all of such a layer. */
+size_t pi_kv_row_bytes(const pi_model *m, const pi_attention *a, bool is_v, int32_t type);
+uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *shape, const pi_attention *a, bool is_v, int32_t type);
 
 static inline pi_status pi_kv_device_status(const pi_kv *kv) {
     return kv->device.has ? kv->device.status(kv->device.ctx) : PI_OK;
@@ -101,6 +104,7 @@ static inline char *pi_kv_k(const pi_kv *kv, int32_t l, const pi_seq *s, int32_t
 }
 static inline char *pi_kv_v(const pi_kv *kv, int32_t l, const pi_seq *s, int32_t h, int32_t pos) {
     const pi_kv_layer *at = &kv->layer[l];
+    if (!at->row_v) return pi_kv_k(kv, l, s, h, pos) + at->v_in_k;
     return at->v + pi_kv_at(at, &s->of[at->pool], h, pos, at->row_v);
 }
 

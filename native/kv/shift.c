@@ -65,7 +65,7 @@ static void move_head(const pi_kv *kv, int32_t l, int32_t h, const pi_table *t, 
         rk->to_f32(k + pi_kv_at(at, t, h, pos + gap, at->row_k), 0, w->n_embd_head, row);
         if (rope) pi_rope_apply(rope, cs, row);
         rk->from_f32(row, k + pi_kv_at(at, t, h, pos, at->row_k), w->n_embd_head);
-        if (gap)
+        if (gap && at->row_v)
             memcpy(v + pi_kv_at(at, t, h, pos, at->row_v), v + pi_kv_at(at, t, h, pos + gap, at->row_v), at->row_v);
     }
 }
@@ -95,7 +95,7 @@ pi_status pi_kv_shift_devices(pi_kv *kv, const pi_kv_shift *shift, float *scratc
         if (rows * at->row_v > most_v) most_v = rows * at->row_v;
     }
     if (!most_k) return PI_OK;
-    char *k = malloc(pi_mul(n, most_k)), *v = malloc(pi_mul(n, most_v));
+    char *k = malloc(pi_mul(n, most_k)), *v = malloc(pi_add(pi_mul(n, most_v), 1));
     int32_t *block = malloc(pi_mul(n, sizeof *block));
     const bool ok = k && v && block;
     for (int32_t b = 0; ok && b < (int32_t)n; b++) block[b] = b;
@@ -108,12 +108,12 @@ pi_status pi_kv_shift_devices(pi_kv *kv, const pi_kv_shift *shift, float *scratc
         const pi_table here = {t->first, t->n, block};
         for (int32_t b = first; b < t->n; b++) {
             kv->device.read(kv->device.ctx, l, false, (size_t)t->block[b] * nk, k + (size_t)b * nk, nk);
-            kv->device.read(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
+            if (nv) kv->device.read(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
         }
         for (int32_t h = 0; h < at->n_head; h++) move_head(kv, l, h, &here, shift, k, v, scratch);
         for (int32_t b = first; b < blocks_of(shift->length); b++) {
             kv->device.write(kv->device.ctx, l, false, (size_t)t->block[b] * nk, k + (size_t)b * nk, nk);
-            kv->device.write(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
+            if (nv) kv->device.write(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
         }
     }
     free(k);

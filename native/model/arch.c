@@ -443,6 +443,16 @@ static const pi_arch table[] = {
      .sub_norms = true,
      .dense = PI_ACTIVATION_SILU,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "deepseek2",
+     .block = {&pi_latent_kind, &pi_ffn_kind},
+     .rope = PI_ROPE_NORM,
+     .gated = true,
+     .experts = true,
+     .sigmoid_if_biased = true,
+     .best_in_group = true,
+     .next_layers = true,
+     .dense = PI_ACTIVATION_SILU,
+     .sparse = PI_ACTIVATION_RELU},
 };
 
 const pi_arch *pi_arch_find(const char *name, size_t n) {
@@ -456,5 +466,5 @@ const char *pi_arch_names(void) {
            "gpt-oss, glm4moe, olmo2, cohere2, gemma, gemma2, gemma3, gemma4, llama4, lfm2, lfm2moe, qwen3next, "
            "qwen35, qwen35moe, falcon-h1, granitehybrid, nemotron_h, nemotron_h_moe, phi3, granite, starcoder2, glm4, "
            "smollm3, seed_oss, hunyuan-dense, ernie4_5, stablelm, exaone4, mistral3, internlm2, command-r, gptneox, "
-           "phi2, gpt2, bitnet";
+           "phi2, gpt2, bitnet, deepseek2";
 }

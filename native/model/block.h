@@ -50,6 +50,18 @@ typedef struct pi_per_layer {
     te_mat gate; /* [n_embd_layer][n_embd] */
     te_mat proj; /* [n_embd][n_embd_layer] */
 } pi_per_layer;
+/* Attention whose K and V are one latent vector of a token (DeepSeek's MLA). A row of the KV pool is [the key's rotated
+ * part | the latent]; all heads share it, and V is its second part. */
+typedef struct pi_latent {
+    pi_attention attention; /* q: of models without q_a; k and v: none; o: [n_embd][n_head*head_value] */
+    te_mat q_a, q_b;        /* [q_rank][n_embd], [n_head*head_key][q_rank]; or w NULL */
+    te_mat kv_a;            /* [latent_rank + n_rot][n_embd] */
+    te_mat k_b;             /* [n_head*latent_rank][head_key - n_rot]: brings a head's query to the latent */
+    te_mat v_b;             /* [n_head*head_value][latent_rank] */
+    const void **v_parts;   /* of v_b, and part_rows: see pi_block_mat */
+    int32_t part_rows;
+    const float *q_norm, *norm; /* [q_rank] or NULL; [latent_rank] of the latent */
+} pi_latent;
 
 typedef struct pi_ffn {
     te_mat gate, up;       /* [n_ff][n_embd]; gate.w NULL when not gated */
@@ -83,6 +95,7 @@ typedef struct pi_experts {
         *shared_router; /* [n_embd]: what the shared one gives is multiplied by sigmoid(shared_router . h); or NULL */
     int32_t n_expert, n_used, n_ff, n_ff_shared;
     int32_t n_group, n_group_used; /* groups of neighbours, and how many of them a token may choose in */
+    bool best_in_group;            /* a group is as good as its best expert; else as its two best together */
     pi_gating gating;
     bool normed;   /* weights of a token's experts are made to sum to 1 */
     bool early;    /* the router reads the layer's input, before attention changes it */
@@ -140,6 +153,7 @@ typedef struct pi_block {
     pi_norm post_norm; /* of what it gives */
     union {
         pi_attention attention;
+        pi_latent latent; /* begins with its attention */
         pi_ffn ffn;
         pi_experts experts;
         pi_per_layer per_layer;
@@ -173,6 +187,7 @@ typedef enum pi_mat_use {
     PI_MAT_PREDICTOR, /* the same, of a predictor, whose format may be another */
     PI_MAT_NEURONS,   /* a neuron */
     PI_MAT_DOWN,      /* a neuron, or an output; may be stored the other way round */
+    PI_MAT_HEADS,     /* an output of one of the block's heads, which are multiplied one by one */
     PI_MAT_EXPERTS,   /* an output of one of the block's experts */
 } pi_mat_use;
 
@@ -206,8 +221,9 @@ typedef struct pi_block_kind {
     bool recurrent; /* it has a state */
 } pi_block_kind;
 
-extern const struct pi_block_on_device pi_attention_on_device, pi_ffn_on_device, pi_experts_on_device;
-extern const pi_block_kind pi_attention_kind, pi_ffn_kind, pi_experts_kind, pi_per_layer_kind;
+extern const struct pi_block_on_device pi_attention_on_device, pi_latent_on_device, pi_ffn_on_device,
+    pi_experts_on_device;
+extern const pi_block_kind pi_attention_kind, pi_latent_kind, pi_ffn_kind, pi_experts_kind, pi_per_layer_kind;
 extern const pi_block_kind pi_shortconv_kind, pi_delta_kind, pi_mamba_kind;
 
 #endif

@@ -84,6 +84,7 @@ static void plan_block(const pi_model *m, pi_block *b, copy_task *t) {
         te_mat *mat = mats[i].mat;
         switch (mats[i].use) {
         case PI_MAT_PRODUCT:
+        case PI_MAT_HEADS:
         case PI_MAT_EXPERTS: {
             const bool apart = mats[i].parts && mat->w == mats[i].parts[0];
             if (!all && !apart) break;

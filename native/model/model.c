@@ -141,41 +141,51 @@ static pi_status read_scales(pi_model *m) {
     return PI_OK;
 }
 
-static pi_status read_shape(pi_model *m) {
+/* Lengths of latent attention. Keys and values are of what a row of the pool holds, those of a head have names of their
+ * own; files from before that have a head's under the first names. */
+static pi_status read_latent(pi_model *m) {
+    enum { MOST = 4096 };
+    const te_gguf *g = m->file->gguf;
+    const char *a = m->arch->name;
+    pi_model_info *c = &m->info;
+    int32_t n_rot;
+    int64_t key_length = 0, value_length = 0, key = 0, value = 0;
+    PI_TRY(pi_key_need_i32(g, a, "attention.kv_lora_rank", 1, MOST, &m->latent_rank));
+    PI_TRY(pi_key_need_i32(g, a, "rope.dimension_count", 2, MOST, &n_rot));
+    const int32_t row = m->latent_rank + n_rot;
+    PI_TRY(pi_key_i64(g, a, "attention.key_length", 1, 2 * MOST, &key_length, NULL));
+    PI_TRY(pi_key_i64(g, a, "attention.value_length", 1, MOST, &value_length, NULL));
+    PI_TRY(pi_key_i64(g, a, "attention.key_length_mla", 1, MOST, &key, NULL));
+    PI_TRY(pi_key_i64(g, a, "attention.value_length_mla", 1, MOST, &value, NULL));
+    if (!key != !value)
+        return PI_FAIL(PI_ERROR_FORMAT, "of %s.attention.key_length_mla and value_length_mla only one is there", a);
+    if (key && (key_length != row || value_length != m->latent_rank))
+        return PI_FAIL(
+            PI_ERROR_FORMAT,
+            "key length %lld and value length %lld are not those of a latent of %d values and %d rotated ones",
+            (long long)key_length, (long long)value_length, m->latent_rank, n_rot);
+    m->head_key = (int32_t)(key ? key : key_length);
+    m->head_value = (int32_t)(value ? value : value_length);
+    if (m->head_key <= n_rot || m->head_value < 1)
+        return PI_FAIL(PI_ERROR_FORMAT, "a head's key has %d values, of which %d are rotated, its value %d",
+                       m->head_key, n_rot, m->head_value);
+    if (m->head_key > row || m->head_value > row)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "a head's key of %d values or value of %d is longer than the %d values that are kept of a token",
+                       m->head_key, m->head_value, row);
+    c->n_head_kv = 1;
+    c->n_embd_head = row;
+    if ((int64_t)c->n_head * row > MAX_DIM)
+        return PI_FAIL(PI_ERROR_FORMAT, "%d heads of %d values are more than %d", c->n_head, row, MAX_DIM);
+    return PI_OK;
+}
+
+/* Lengths of ordinary attention. */
+static pi_status read_heads(pi_model *m) {
     const te_gguf *g = m->file->gguf;
     const pi_arch *a = m->arch;
     pi_model_info *c = &m->info;
-    PI_TRY(pi_key_need_i32(g, a->name, "block_count", 1, MAX_LAYERS, &c->n_layer));
-    PI_TRY(pi_key_need_i32(g, a->name, "embedding_length", 1, MAX_DIM, &c->n_embd));
-    if (!a->layers_differ && !a->recurrent)
-        PI_TRY(pi_key_need_i32(g, a->name, "feed_forward_length", 1, MAX_DIM, &c->n_ff));
-    PI_TRY(pi_key_need_i32(g, a->name, "attention.head_count", 1, 4096, &c->n_head));
-    PI_TRY(pi_key_need_i32(g, a->name, "context_length", 1, INT32_MAX / 64, &c->n_ctx_train));
-    int64_t n_head_kv = c->n_head, key_length = 0, value_length, n_expert = 0, n_unused = 0, n_dense = 0;
-    if (a->next_layers) PI_TRY(pi_key_i64(g, a->name, "nextn_predict_layers", 0, c->n_layer - 1, &n_unused, NULL));
-    m->n_unused_layers = (int32_t)n_unused;
-    c->n_layer -= m->n_unused_layers;
-    if (a->experts) PI_TRY(pi_key_i64(g, a->name, "leading_dense_block_count", 0, c->n_layer - 1, &n_dense, NULL));
-    if (a->recurrent) {
-        PI_TRY(pi_model_read_uses(m));
-        n_head_kv = c->n_head_kv;
-    } else if (a->layers_differ) {
-        PI_TRY(read_layers(m));
-        n_head_kv = c->n_head_kv;
-    } else {
-        PI_TRY(pi_key_i64(g, a->name, "attention.head_count_kv", 1, c->n_head, &n_head_kv, NULL));
-    }
-    if (c->n_head % n_head_kv)
-        return PI_FAIL(PI_ERROR_FORMAT, "%d heads cannot share %lld key/value heads evenly", c->n_head,
-                       (long long)n_head_kv);
-    c->n_head_kv = (int32_t)n_head_kv;
-    PI_TRY(pi_key_i64(g, a->name, "expert_count", 0, INT32_MAX, &n_expert, NULL));
-    c->n_expert = (int32_t)n_expert;
-    c->n_layer_dense = n_expert ? (int32_t)n_dense : 0;
-    c->n_neurons = c->n_ff;
-    if (n_expert && !a->experts && a->block[1] != &pi_experts_kind)
-        return PI_FAIL(PI_ERROR_UNSUPPORTED, "the model has %lld experts, which are not supported for %s models",
-                       (long long)n_expert, a->name);
+    int64_t key_length = 0, value_length;
     PI_TRY(pi_key_i64(g, a->name, "attention.key_length", 1, 4096, &key_length, NULL));
     if (!key_length) {
         if (c->n_embd % c->n_head)
@@ -201,6 +211,45 @@ static pi_status read_shape(pi_model *m) {
     if ((int64_t)c->n_head * key_length > MAX_DIM)
         return PI_FAIL(PI_ERROR_FORMAT, "%d heads of %lld values are more than %d", c->n_head, (long long)key_length,
                        MAX_DIM);
+    return PI_OK;
+}
+
+static pi_status read_shape(pi_model *m) {
+    const te_gguf *g = m->file->gguf;
+    const pi_arch *a = m->arch;
+    pi_model_info *c = &m->info;
+    PI_TRY(pi_key_need_i32(g, a->name, "block_count", 1, MAX_LAYERS, &c->n_layer));
+    PI_TRY(pi_key_need_i32(g, a->name, "embedding_length", 1, MAX_DIM, &c->n_embd));
+    if (!a->layers_differ && !a->recurrent)
+        PI_TRY(pi_key_need_i32(g, a->name, "feed_forward_length", 1, MAX_DIM, &c->n_ff));
+    PI_TRY(pi_key_need_i32(g, a->name, "attention.head_count", 1, 4096, &c->n_head));
+    PI_TRY(pi_key_need_i32(g, a->name, "context_length", 1, INT32_MAX / 64, &c->n_ctx_train));
+    int64_t n_head_kv = c->n_head, n_expert = 0, n_unused = 0, n_dense = 0;
+    if (a->next_layers) PI_TRY(pi_key_i64(g, a->name, "nextn_predict_layers", 0, c->n_layer - 1, &n_unused, NULL));
+    m->n_unused_layers = (int32_t)n_unused;
+    c->n_layer -= m->n_unused_layers;
+    if (a->experts) PI_TRY(pi_key_i64(g, a->name, "leading_dense_block_count", 0, c->n_layer - 1, &n_dense, NULL));
+    if (a->recurrent) {
+        PI_TRY(pi_model_read_uses(m));
+        n_head_kv = c->n_head_kv;
+    } else if (a->layers_differ) {
+        PI_TRY(read_layers(m));
+        n_head_kv = c->n_head_kv;
+    } else {
+        PI_TRY(pi_key_i64(g, a->name, "attention.head_count_kv", 1, c->n_head, &n_head_kv, NULL));
+    }
+    if (c->n_head % n_head_kv)
+        return PI_FAIL(PI_ERROR_FORMAT, "%d heads cannot share %lld key/value heads evenly", c->n_head,
+                       (long long)n_head_kv);
+    c->n_head_kv = (int32_t)n_head_kv;
+    PI_TRY(pi_key_i64(g, a->name, "expert_count", 0, INT32_MAX, &n_expert, NULL));
+    c->n_expert = (int32_t)n_expert;
+    c->n_layer_dense = n_expert ? (int32_t)n_dense : 0;
+    c->n_neurons = c->n_ff;
+    if (n_expert && !a->experts && a->block[1] != &pi_experts_kind)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED, "the model has %lld experts, which are not supported for %s models",
+                       (long long)n_expert, a->name);
+    PI_TRY(a->block[0] == &pi_latent_kind ? read_latent(m) : read_heads(m));
 
     const te_gguf_tensor *embd = te_gguf_find_tensor(g, "token_embd.weight");
     if (!embd) return PI_FAIL(PI_ERROR_FORMAT, "the file has no tensor token_embd.weight");
@@ -233,6 +282,7 @@ static pi_status read_shape(pi_model *m) {
         c->n_ctx_train = (int32_t)pos->ne[1] - a->pos_offset;
     }
     PI_TRY(read_ropes(m));
+    if (m->latent_rank) m->rope[0].magnitude = 1; /* YaRN's is in the scale of scores */
     if (a->window_rope)
         PI_TRY(pi_rope_init_window(&m->rope[m->n_ropes++], &m->rope[0], g, a->name, a->window_base,
                                    a->layers_differ ? m->n_embd_head_window : 0));

@@ -44,6 +44,8 @@ typedef struct pi_arch {
     pi_gating gating;       /* what makes them, where the file does not say it; UNSAID: SOFTMAX */
     bool expert_bias;       /* the router, and gate, up and down of experts have biases (gpt-oss) */
     bool next_layers;       /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
+    bool sigmoid_if_biased; /* that is PI_GATING_SIGMOID where experts have a bias for the choice (GLM 4.7 Flash) */
+    bool best_in_group;     /* of softmaxes: groups of experts are ranked by their best one (DeepSeek V2) */
     bool early_router;      /* experts are chosen by what attention reads (SmallThinker) */
     bool scaled_embd;       /* embeddings times sqrt(n_embd) (Gemma) */
     bool logit_scale;       /* logits times a number of the file (Cohere) */
@@ -123,8 +125,12 @@ static inline pi_block *pi_block_of(const pi_layer *l, const pi_block_kind *kind
     return NULL;
 }
 static inline pi_attention *pi_attention_of(const pi_layer *l) {
-    pi_block *b = pi_block_of(l, &pi_attention_kind);
-    return b ? &b->attention : NULL;
+    pi_block *b = pi_block_of(l, &pi_attention_kind), *latent = b ? NULL : pi_block_of(l, &pi_latent_kind);
+    return b ? &b->attention : latent ? &latent->latent.attention : NULL;
+}
+static inline pi_latent *pi_latent_of(const pi_layer *l) {
+    pi_block *b = pi_block_of(l, &pi_latent_kind);
+    return b ? &b->latent : NULL;
 }
 static inline pi_ffn *pi_ffn_of(const pi_layer *l) {
     pi_block *b = pi_block_of(l, &pi_ffn_kind);
@@ -182,15 +188,17 @@ struct pi_model {
     const pi_arch *arch;
     pi_model_options options;
     pi_model_info info;
-    float norm_eps;             /* of norms of the residual stream and of what blocks give */
-    float inner_eps;            /* of those inside blocks */
-    float embd_scale;           /* embeddings are multiplied by it */
-    float score_scale;          /* of attention's scores; 0: by the size of heads */
-    float temperature;          /* of queries beyond n_ctx_orig (pi_attention); 0: none */
-    int32_t n_ctx_orig;         /* of that, and of RoPE's factors for short contexts */
-    bool has_long_rope;         /* rope[1] is rope[0] of contexts longer than n_ctx_orig */
-    float logit_scale;          /* logits are multiplied by it */
-    float logit_cap;            /* of logits: cap * tanh(logit / cap); 0: none */
+    float norm_eps;     /* of norms of the residual stream and of what blocks give */
+    float inner_eps;    /* of those inside blocks */
+    float embd_scale;   /* embeddings are multiplied by it */
+    float score_scale;  /* of attention's scores; 0: by the size of heads */
+    float temperature;  /* of queries beyond n_ctx_orig (pi_attention); 0: none */
+    int32_t n_ctx_orig; /* of that, and of RoPE's factors for short contexts */
+    bool has_long_rope; /* rope[1] is rope[0] of contexts longer than n_ctx_orig */
+    float logit_scale;  /* logits are multiplied by it */
+    float logit_cap;    /* of logits: cap * tanh(logit / cap); 0: none */
+    /* Of latent attention, else 0: values of the latent, of a head's key before it is brought there, and of its value. */
+    int32_t latent_rank, head_key, head_value;
     pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
     int32_t n_ropes;
     int32_t n_unused_layers; /* of the file, behind the others: for guesses at several tokens, which are not made */
@@ -267,8 +275,27 @@ static inline size_t pi_sign_bytes(const pi_model *m) {
 static inline size_t pi_row_bytes(const te_mat *m) { return m->w ? te_row_bytes(m->type, m->cols) : 0; }
 static inline int64_t pi_mat_bytes(const te_mat *m) { return (int64_t)(pi_row_bytes(m) * (size_t)m->n_rows); }
 
-static inline int64_t pi_attention_weight_bytes(const pi_attention *a) {
-    return pi_mat_bytes(&a->q) + pi_mat_bytes(&a->k) + pi_mat_bytes(&a->v) + pi_mat_bytes(&a->o);
+/* Of a layer's attention: all weights, and those that make no K and V. */
+static inline int64_t pi_attention_query_bytes(const pi_layer *l) {
+    const pi_attention *a = pi_attention_of(l);
+    const pi_latent *w = pi_latent_of(l);
+    const int64_t n = pi_mat_bytes(&a->q) + pi_mat_bytes(&a->o);
+    return w ? n + pi_mat_bytes(&w->q_a) + pi_mat_bytes(&w->q_b) + pi_mat_bytes(&w->k_b) + pi_mat_bytes(&w->v_b) : n;
+}
+static inline int64_t pi_attention_weight_bytes(const pi_layer *l) {
+    const pi_attention *a = pi_attention_of(l);
+    const pi_latent *w = pi_latent_of(l);
+    return pi_attention_query_bytes(l) + (w ? pi_mat_bytes(&w->kv_a) : pi_mat_bytes(&a->k) + pi_mat_bytes(&a->v));
+}
+
+/* Values of all heads before and behind latent attention, whichever are more; 0: there is none. */
+static inline size_t pi_latent_q(const pi_model *m) {
+    return (size_t)m->info.n_head * (size_t)(m->head_key > m->head_value ? m->head_key : m->head_value);
+}
+
+/* Values of a row of V: of latent attention a part of K's row. */
+static inline int32_t pi_value_width(const pi_model *m, const pi_attention *a) {
+    return m->latent_rank ? m->latent_rank : a->n_embd_head;
 }
 
 /* model.c: makes m->team. Errors: MEMORY. */

@@ -81,6 +81,7 @@ static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_
         high = yarn_pair((double)n_rot, (double)n_orig, beta_slow, base);
         low = fmax(0, yarn_exact ? low : floor(low));
         high = fmin((double)n_rot - 1, yarn_exact ? high : ceil(high));
+        r->log_factor = logf(factor);
         r->magnitude = attn_factor * (1 + 0.1F * logf(factor)) / (1 + 0.1F * log_multiplier * logf(factor));
     }
     for (int32_t i = 0; i < n_pairs; i++) {

@@ -11,7 +11,8 @@ typedef struct pi_rope {
     pi_rope_kind kind;
     int32_t n_rot; /* leading values of a head that are rotated; even */
     float magnitude;
-    float *freq; /* [n_rot/2] radians per position; owned */
+    float log_factor; /* ln of YaRN's factor; 0: there is none */
+    float *freq;      /* [n_rot/2] radians per position; owned */
     char text[48];
 } pi_rope;
 

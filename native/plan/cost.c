@@ -18,9 +18,10 @@ static pi_kv_shape kv_shape(const pi_plan_options *o) {
     return (pi_kv_shape){.n_ctx = o->n_ctx, .n_pool = o->n_pool, .n_seq = o->n_seq, .n_batch = o->n_batch};
 }
 
-static uint64_t pool_bytes(const pi_plan_options *o, const pi_attention *a, int32_t type) {
+static uint64_t pool_bytes(const pi_model *m, const pi_plan_options *o, const pi_attention *a, bool is_v,
+                           int32_t type) {
     const pi_kv_shape s = kv_shape(o);
-    return pi_space(pi_kv_layer_bytes(&s, a, type));
+    return pi_space(pi_kv_layer_bytes(m, &s, a, is_v, type));
 }
 
 /* What a layer's adapters add. Of the feed-forward's the matrices with a row per neuron lie in two parts. */
@@ -42,15 +43,19 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
     const pi_attention *a = pi_attention_of(w);
     const int32_t d = a ? a->n_embd_head : 0, n_q = i->n_head * d, n_kv = a ? a->n_head_kv * d : 0;
     const double half = o->n_ctx / 2.0; /* of a sequence that is as long as it will be on average */
+    const pi_latent *latent = pi_latent_of(w);
     if (!a) return;
-    const double position = (double)a->n_head_kv * (double)(te_row_bytes(o->type_k, d) + te_row_bytes(o->type_v, d)),
+    const double position = (double)a->n_head_kv * ((double)pi_kv_row_bytes(m, a, false, o->type_k) +
+                                                    (double)pi_kv_row_bytes(m, a, true, o->type_v)),
                  read = (a->window && a->window < half ? a->window : half) * position;
     if (w->n_host) {
         c->host_read += read;
         return;
     }
     c->fixed_read += read;
-    c->kv_bytes = pool_bytes(o, a, o->type_k) + pool_bytes(o, a, o->type_v);
+    if (latent)
+        c->norm_bytes += vec_bytes(latent->norm, m->latent_rank) + vec_bytes(latent->q_norm, latent->q_a.n_rows);
+    c->kv_bytes = pool_bytes(m, o, a, false, o->type_k) + pool_bytes(m, o, a, true, o->type_v);
     c->attention_bytes +=
         vec_bytes(a->q_b, n_q) + vec_bytes(a->k_b, n_kv) + vec_bytes(a->v_b, n_kv) + vec_bytes(a->o_b, i->n_embd);
     c->norm_bytes += vec_bytes(a->q_norm, d) + vec_bytes(a->k_norm, d) + vec_bytes(a->v_norm, d);
@@ -67,13 +72,15 @@ static void block_cost(const pi_model *m, const pi_layer *w, int32_t k, pi_layer
     pi_block_mat mats[PI_BLOCK_MATS];
     const int32_t n = b.kind->matrices(&b, mats);
     for (int32_t i = 0; i < n; i++) {
-        if (mats[i].use != PI_MAT_PRODUCT) continue;
+        te_mat mat = *mats[i].mat;
+        if (mats[i].use != PI_MAT_PRODUCT && mats[i].use != PI_MAT_HEADS) continue;
         if (k < w->n_host) {
-            c->host_read += read_bytes(*mats[i].mat);
+            c->host_read += read_bytes(mat);
             continue;
         }
-        c->attention_bytes += mat_bytes(pi_row_bytes(mats[i].mat), mats[i].mat->n_rows);
-        c->fixed_read += read_bytes(*mats[i].mat);
+        if (mats[i].use == PI_MAT_HEADS) mat.type = pi_space_heads(mat.type);
+        c->attention_bytes += mat_bytes(pi_row_bytes(&mat), mat.n_rows);
+        c->fixed_read += read_bytes(mat);
     }
 }
 
@@ -221,7 +228,8 @@ static uint64_t largest_converted(const pi_model *m) {
             pi_block_mat mats[PI_BLOCK_MATS];
             const int32_t n_mats = w->block[i].kind->matrices(&w->block[i], mats);
             for (int32_t k = 0; k < n_mats; k++)
-                if (mats[k].use != PI_MAT_PREDICTOR) n = most(n, converted(*mats[k].mat));
+                if (mats[k].use != PI_MAT_PREDICTOR && mats[k].use != PI_MAT_HEADS)
+                    n = most(n, converted(*mats[k].mat));
         }
         for (int32_t k = 0; w->adapter && k < PI_N_ADAPT; k++)
             n = most(n, most(converted(w->adapter[k].a), converted(w->adapter[k].b)));
@@ -288,6 +296,7 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * n_q,
         n_tok * n_kv,
         n_tok * n_kv,                                                           /* q, attention's output, k, v */
+        n_tok * pi_latent_q(m),                                                 /* and before it is a latent one's */
         n_tok * (uint64_t)m->max_rank,                                          /* the predictor's hidden values */
         rank ? 3 * n_tok * rank + 128 : 0,                                      /* and those of adapters */
         n_tok * (n_tables * n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */

@@ -72,6 +72,22 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
                 "layer %d has experts whose gate and up are of two formats, which a device does not know; the "
                 "CPU computes such a model",
                 l);
+        const pi_latent *latent = pi_latent_of(&m->layer[l]);
+        if (latent && latent->q_a.n_rows % 4)
+            return PI_FAIL(
+                PI_ERROR_UNSUPPORTED,
+                "a q_lora_rank of %d is no multiple of 4, which a device needs; the CPU computes such a model",
+                latent->q_a.n_rows);
+        if (latent && !pi_space_latent(m->latent_rank, m->rope[0].n_rot, m->head_key, m->head_value))
+            return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                           "a latent of %d values and %d rotated ones, with heads of %d and %d, is more than a device "
+                           "knows; the CPU computes such a model",
+                           m->latent_rank, m->rope[0].n_rot, m->head_key, m->head_value);
+        if (e && e->best_in_group && e->n_group_used < e->n_group)
+            return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                           "layer %d ranks groups of experts by their best one, which a device does not know; the CPU "
+                           "computes such a model",
+                           l);
         PI_TRY(check_layer(m, l, o->n_ctx));
         const int32_t window = m->layer[l].n_host ? 0 : pi_attention_of(&m->layer[l])->window;
         if (!pi_space_window(window))

@@ -66,5 +66,14 @@ pi_status pi_session_check(const pi_model *m, pi_session_options *o) {
             return PI_FAIL(PI_ERROR_ARGUMENT, "%s cannot hold K or V: the head size %d is not a multiple of %d",
                            te_type_get(t)->name, m->info.n_embd_head, te_type_get(t)->block_weights);
     }
+    if (m->latent_rank) {
+        if (o->type_k != o->type_v)
+            return PI_FAIL(PI_ERROR_ARGUMENT,
+                           "type_k is %s and type_v %s; of this model K and V are one vector, so both must be the same",
+                           te_type_get(o->type_k)->name, te_type_get(o->type_v)->name);
+        if (m->latent_rank % te_type_get(o->type_k)->block_weights)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "%s cannot hold V: its %d values are not a multiple of %d",
+                           te_type_get(o->type_k)->name, m->latent_rank, te_type_get(o->type_k)->block_weights);
+    }
     return pi_check_sparsity(m, o->sparsity, &o->sparsity);
 }

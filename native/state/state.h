@@ -79,6 +79,7 @@ struct pi_session {
     float *q;          /* [n_head * n_embd_head] */
     float *k, *v;      /* [n_head_kv * n_embd_head] */
     float *att;        /* [n_head * n_embd_head] */
+    float *latent_q;   /* [n_head * head_key] of latent attention: q before it is brought to the latent */
     float *cs;         /* [n_rot] cos and sin per token */
     float *layer_embd; /* [n_layer * n_embd_layer] of models with embeddings per layer */
     float *gate, *up;  /* [n_ff] of the many-token path; also hidden values where down is not transposed */

@@ -172,6 +172,7 @@ static void copy_rows(pi_session *s, int32_t seq, int32_t held_from, char *p, bo
                 const pi_kv_device *device = &s->kv.device;
                 const pi_kv_layer *layer = &s->kv.layer[l];
                 const size_t each = kind ? layer->row_v : layer->row_k;
+                if (!each) continue; /* V is in K's row */
                 const pi_table *t = &q->of[layer->pool];
                 char *pool = kind ? layer->v : layer->k; /* NULL: on a device */
                 int32_t pos = t->first * PI_KV_BLOCK;

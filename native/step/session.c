@@ -55,6 +55,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->k = carve(c, b, n_kv, f);
     s->v = carve(c, b, n_kv, f);
     s->att = carve(c, b, n_q, f);
+    s->latent_q = carve(c, b, pi_latent_q(s->model), f);
     s->cs = carve(c, b, pi_rope_floats(s->model, s->model->n_ropes), f);
     s->layer_embd = carve(c, b, pi_mul((size_t)i->n_layer, n_layer_embd), f);
     s->gate = carve(c, i->is_gated ? b : 0, n_hidden, f);
@@ -128,8 +129,8 @@ uint64_t pi_model_kv_bytes(const pi_model *m, const pi_session_options *options)
     const pi_kv_shape shape = kv_shape(&o);
     uint64_t n = pi_states_bytes(m, o.n_seq);
     for (int32_t l = 0; l < m->info.n_layer; l++)
-        n += pi_kv_layer_bytes(&shape, pi_attention_of(&m->layer[l]), o.type_k) +
-             pi_kv_layer_bytes(&shape, pi_attention_of(&m->layer[l]), o.type_v);
+        n += pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), false, o.type_k) +
+             pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), true, o.type_v);
     return n;
 }
 

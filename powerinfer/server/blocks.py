@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -43,6 +44,18 @@ class Answer:
     @property
     def n_given(self) -> int:
         return int(self.usage["completion_tokens"])
+
+    def is_cut(self, block: Block) -> bool:
+        """Whether the end of the answer came before the end of this block, which is over."""
+        if self.finish_reason != "length" or block is not self.blocks[-1]:
+            return False
+        if block.kind != "call":
+            return True
+        try:
+            json.loads(block.text)
+        except ValueError:
+            return True
+        return False
 
     def text(self, kind: str) -> str:
         """All that is of this kind."""

@@ -110,7 +110,9 @@ def _chat(body: Conversation, strict: bool) -> ChatRequest:
     if form is not None:
         if not isinstance(form, dict) or form.get("type") != "json_schema":
             raise invalid("output_config.format has another type than 'json_schema'", "output_config")
-        fields["json_schema"] = form.get("schema")
+        if not isinstance(form.get("schema"), dict):
+            raise invalid("output_config.format has no 'schema'", "output_config")
+        fields["json_schema"] = form["schema"]
     if isinstance(body, MessagesRequest):
         for name in ("max_tokens", "stream", "temperature", "top_p", "top_k"):
             fields[name] = getattr(body, name)

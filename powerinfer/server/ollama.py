@@ -330,7 +330,7 @@ async def _lines(stream: AsyncStream, name: str, shape: Any, is_chat: bool) -> A
         if is_chat:
             async for what, block, text in streamed(stream, answer):
                 if block.kind == "call":  # whole: its arguments are no text here
-                    if what == "close":
+                    if what == "close" and not answer.is_cut(block):
                         yield line(shape([block]) | {"done": False})
                 elif what == "more":
                     yield line(shape([Block(block.kind, 0, text)]) | {"done": False})

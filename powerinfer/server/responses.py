@@ -100,7 +100,7 @@ def add(at: Host, post: Add, get: Add, delete: Add) -> None:
         if isinstance(result, AsyncStream):
             return at.stream(request, result, _frames(result, begun, kept))
         answer = answer_of(result)
-        response = begun | _end(answer) | {"output": [_item(block, begun["id"]) for block in answer.blocks]}
+        response = begun | _end(answer) | {"output": _output(answer, begun["id"])}
         kept(response)
         return json_response(response)
 
@@ -174,7 +174,10 @@ def _messages(items: list[Any]) -> Iterator[dict[str, Any]]:
         kind = item.get("type", "message")
         role = item.get("role") if kind == "message" else None
         if kind == "reasoning":
-            said = [part.get("text", "") for part in item.get("content") or () if isinstance(part, dict)]
+            content = item.get("content") or []
+            if not isinstance(content, list):
+                raise invalid("the content of an item 'reasoning' is no list", "input")
+            said = [part.get("text", "") for part in content if isinstance(part, dict)]
             if turn is not None:
                 yield turn
             turn = {"role": "assistant", "content": ""}
@@ -229,8 +232,10 @@ def _choice(choice: Any, strict: bool) -> Any:
 
 
 def _form(form: Any) -> dict[str, Any] | None:
-    if form is None or not isinstance(form, dict):
+    if form is None:
         return None
+    if not isinstance(form, dict):
+        raise invalid("text.format is no object", "text")
     if form.get("type") != "json_schema":
         return form
     return {"type": "json_schema", "json_schema": {name: v for name, v in form.items() if name != "type"}}
@@ -286,13 +291,21 @@ def _end(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _item(block: Block, response: str, status: str = "completed") -> dict[str, Any]:
+def _status(answer: Answer, block: Block) -> str:
+    return "incomplete" if answer.is_cut(block) else "completed"
+
+
+def _output(answer: Answer, response: str) -> list[dict[str, Any]]:
+    return [_item(block, response, _status(answer, block)) for block in answer.blocks]
+
+
+def _item(block: Block, response: str, status: str) -> dict[str, Any]:
     id = f"{response.removeprefix('resp_')}{block.index:04d}"
     if block.kind == "thought":
-        said = [{"type": "reasoning_text", "text": block.text}] if status == "completed" else []
+        said = [{"type": "reasoning_text", "text": block.text}] if status != "in_progress" else []
         return {"id": f"rs_{id}", "type": "reasoning", "summary": [], "content": said, "status": status}
     if block.kind == "text":
-        content = [_part(block)] if status == "completed" else []
+        content = [_part(block)] if status != "in_progress" else []
         return {
             "id": f"msg_{id}",
             "type": "message",
@@ -332,7 +345,7 @@ async def _frames(stream: AsyncStream, begun: dict[str, Any], kept: Any) -> Asyn
         yield event("response.in_progress", response=begun)
         async for what, block, text in streamed(stream, answer):
             output = {"output_index": block.index}
-            at = {"item_id": _item(block, begun["id"])["id"], **output}
+            at = {"item_id": _item(block, begun["id"], "in_progress")["id"], **output}
             inner = {} if block.kind == "call" else {"content_index": 0}
             extra: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
             if what == "open":
@@ -347,8 +360,9 @@ async def _frames(stream: AsyncStream, begun: dict[str, Any], kept: Any) -> Asyn
                 yield event(f"{names[block.kind]}.done", **at, **inner, **whole, **extra)
                 if inner:
                     yield event("response.content_part.done", **at, **inner, part=_part(block))
-                yield event("response.output_item.done", **output, item=_item(block, begun["id"]))
-        response = begun | _end(answer) | {"output": [_item(block, begun["id"]) for block in answer.blocks]}
+                item = _item(block, begun["id"], _status(answer, block))
+                yield event("response.output_item.done", **output, item=item)
+        response = begun | _end(answer) | {"output": _output(answer, begun["id"])}
         kept(response)
         yield event(f"response.{response['status']}", response=response)
     except Exception as error:

@@ -202,6 +202,58 @@ static void bench_attention(int n_head, int n_head_kv, int type, int n_pos, int 
     OK(api->free(dev, op.scratch));
 }
 
+static void bench_latent(int n_head, int n_pos, int n_tok) { // of DeepSeek's sizes
+    char name[100];
+    snprintf(name, sizeof name, "latent attention, %d heads, F16, %d positions, %d tokens", n_head, n_pos, n_tok);
+    if (!wanted(name)) return;
+    const int n_ctx = 8192, ld = n_ctx / 64, rank = 512, n_rot = 64, key = 192, value = 128, most_tok = 512;
+    const size_t row = te_row_bytes(TE_F16, rank + n_rot), heads = (size_t)n_head, all = (size_t)most_tok * heads;
+    uint8_t *pool = device_new<uint8_t>((size_t)ld * 64 * row);
+    OK(api->fill(dev, pool, 0x11, (size_t)ld * 64 * row));
+    std::vector<int32_t> table((size_t)ld), pos((size_t)n_tok), seq((size_t)n_tok, 0);
+    for (size_t i = 0; i < table.size(); i++) table[i] = (int32_t)(i * 37 % table.size());
+    for (int t = 0; t < n_tok; t++) pos[(size_t)t] = n_pos - n_tok + t;
+    matrix k_b = matrix_new(TE_F16, n_head * rank, key - n_rot), v_b = matrix_new(TE_F16, n_head * value, rank);
+    te_latent_args op = {};
+    op.ldq = heads * (size_t)key;
+    op.ldkv = (size_t)(rank + n_rot);
+    op.q = device_new<float>(all * (size_t)key);
+    op.kv = device_new<float>((size_t)most_tok * op.ldkv);
+    op.norm = vector;
+    op.norm_eps = 1e-5f;
+    op.scale = 0.07f;
+    op.n_tok = n_tok;
+    op.n_head = n_head;
+    op.n_key = key;
+    op.n_value = value;
+    op.rank = rank;
+    op.n_rot = n_rot;
+    op.cs = device_new<float>((size_t)(most_tok * n_rot));
+    op.pos = device_of(pos);
+    op.table = device_of(table);
+    op.row = device_of(seq);
+    op.ld_table = ld;
+    op.k_b = k_b.m;
+    op.v_b = v_b.m;
+    op.pool = pool;
+    op.type = TE_F16;
+    op.n_ctx = n_ctx;
+    op.query = device_new<float>(all * (size_t)(rank + n_rot));
+    op.gathered = device_new<float>(all * (size_t)rank);
+    op.out = device_new<float>(all * (size_t)value);
+    op.ld_out = heads * (size_t)value;
+    op.scratch = device_new<float>(api->latent_floats(dev, &op) + 1);
+    const double us = time_us(24, [&](int) { OK(api->latent(dev, &op)); });
+    report(name, us,
+           (double)n_tok * n_pos * (double)row + (double)(k_b.m.stride * heads * rank + v_b.m.stride * heads * value));
+    for (const void *p : {(const void *)op.q, (const void *)op.kv, (const void *)op.cs, (const void *)op.pos,
+                          (const void *)op.table, (const void *)op.row, (const void *)pool, (const void *)op.query,
+                          (const void *)op.gathered, (const void *)op.out, (const void *)op.scratch})
+        OK(api->free(dev, (void *)p));
+    k_b.free();
+    v_b.free();
+}
+
 // ---- a whole step ----
 
 // A model's shape, and how its feed-forward is computed. Of a sparse one a tenth of the neurons is wanted; which ones, a
@@ -573,6 +625,10 @@ int main(int argc, char **argv) {
             bench_attention(32, 32, type, n_pos, 1);
         }
     bench_attention(32, 8, TE_F16, 512, 8);
+    for (int n_head : {16, 128})
+        for (int n_pos : {512, 8000}) bench_latent(n_head, n_pos, 1);
+    bench_latent(16, 2048, 8);
+    bench_latent(16, 2048, 512);
     api->close(dev);
     return 0;
 }

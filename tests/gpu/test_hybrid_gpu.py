@@ -458,7 +458,7 @@ typedef struct {
     int (*download)(pi_device *, void *, const void *, size_t); void *copy;
     int (*launch)(pi_device *, pi_device_program *, void *, uint64_t);
     void (*look)(pi_device *); int (*finish)(pi_device *);
-    void *begin, *end, *linear, *attention, *marks, *ffn, *route, *experts;
+    void *begin, *end, *linear, *attention, *latent, *marks, *ffn, *route, *experts;
     void (*merge)(pi_device *, const te_merge_args *);
 } pi_device_ops;
 const pi_device_ops *pi_device_cuda(void);

@@ -27,7 +27,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "part", ["device", "linear", "ffn", "fused", "experts", "attention", "embed", "graph"]
+    "part", ["device", "linear", "ffn", "fused", "experts", "attention", "latent", "embed", "graph"]
 )
 def test_kernels(part: str) -> None:
     done = run(part)

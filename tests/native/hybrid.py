@@ -42,6 +42,7 @@ NAMES = [
     "gemma2",
     "gemma3",
     "gemma4-large",
+    "deepseek2-dense",
 ]
 SPLITS = ["all", "none", "one", "but", "some", "mixed", "cpu", "near", "weak", "only"]
 DEEP = replace(models.SPECS["llama-relu-gqa"], name="deep", n_layer=6, predictor=(32, 48, 40, 32, 48, 40))

@@ -33,7 +33,7 @@ from tests.native.test_hybrid_mixtures import (
 )
 from tests.native.test_mixtures import N_LAYER, N_SHARED, SPEC, TOKENS, write
 
-GOLDENS = ("mixtral", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss", "glm4moe")
+GOLDENS = ("mixtral", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss", "glm4moe", "deepseek2-v3")
 
 
 def on_cpu(model: Model) -> np.ndarray[Any, Any]:

@@ -60,6 +60,7 @@ def kernels(model: Model, n_batch: int) -> int:
         ("opt", "sign", None),
         ("bamboo", None, Kind.Q8_0),
         ("qwen3", None, None),
+        ("deepseek2-dense", None, Kind.Q8_0),
     ],
 )
 def test_bytes_that_are_used(name: str, predictor: Any, kind: Kind | None, tmp_path: Path) -> None:

@@ -116,6 +116,10 @@ class Actor:
         self.says = ""
         self.asked = ""
 
+    def n_said(self) -> int:
+        """Tokens of what it says, without the end."""
+        return len(self.llm.llama.tokenizer.encode(self.says, add_bos=False, space_prefix=False))
+
     def choice(
         self, original: Any, served: Any, options: Any, seed: Any, bias: Any, *hooks: Any, **more: Any
     ) -> Any:

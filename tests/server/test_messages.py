@@ -148,6 +148,7 @@ def test_errors(http: Any, stage: str) -> None:
         ({"tool_choice": {"type": "some"}}, "tool_choice"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "a b"),
         ({"max_tokens": "5"}, "max_tokens"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "schema"),
     ):
         body = post(http, 400, **more)
         assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"

@@ -62,6 +62,15 @@ def test_chat(http: Any, playing: Actor) -> None:
     assert "<|im_start|>tool\nRain<|im_end|>" in playing.asked and "<tool_call>" in playing.asked
 
 
+def test_half_a_call_is_none(http: Any, playing: Actor) -> None:
+    """It would be run with other arguments than the model was about to write."""
+    playing.says = "I look. " + CALL[: CALL.index("Köln")]
+    asked = HI | {"tools": TOOLS, "options": {"num_predict": playing.n_said()}}
+    parts = lines(http.post("/api/chat", json=asked))
+    assert "".join(part["message"]["content"] for part in parts).strip() == "I look."
+    assert parts[-1]["done_reason"] == "length" and not any("tool_calls" in part["message"] for part in parts)
+
+
 def test_options(http: Any, playing: Actor) -> None:
     playing.says = "one two three four"
     options = {"num_predict": 2, "temperature": 0.5, "top_k": 5, "seed": -1, "repeat_last_n": 3, "num_ctx": 9}

@@ -81,6 +81,22 @@ def test_a_stream_is_the_same(http: Any, playing: Actor) -> None:
         assert [ours.get(name) for name in same] == [theirs.get(name) for name in same]
 
 
+def test_what_is_cut_off_is_incomplete(http: Any, playing: Actor) -> None:
+    """A client would run half a call that is said to be whole."""
+    playing.says = "I look. " * 8
+    assert [item["status"] for item in post(http, max_output_tokens=4)["output"]] == ["incomplete"]
+    playing.says = "I look. " + CALL[: CALL.index("ls")]
+    body = {"input": "Hi", "tools": [SHELL], "stream": True, "max_output_tokens": playing.n_said()}
+    events = named_events(http.post("/v1/responses", json=body).text)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert events[-1]["type"] == "response.incomplete" and events[-1]["response"]["output"] == done
+    assert [(item["type"], item["status"]) for item in done] == [
+        ("message", "completed"),
+        ("function_call", "incomplete"),
+    ]
+    assert done[1]["arguments"].startswith('{"city": "')
+
+
 def test_a_tool_loop(http: Any, playing: Actor) -> None:
     """Codex keeps the conversation itself, streams, and sends back what it got."""
     playing.says = f"<think>Hm</think>I look. {CALL}"
@@ -160,6 +176,12 @@ def test_errors(http: Any) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input_image"),
         ({"tool_choice": {"type": "mcp"}}, 400, "mcp"),
         ({"text": {"format": {"type": "xml"}}}, 400, "xml"),
+        ({"text": {"format": "json"}}, 400, "format"),
+        (
+            {"input": [{"type": "reasoning", "content": 5}, {"role": "user", "content": "a"}]},
+            400,
+            "reasoning",
+        ),
     ):
         response = http.post("/v1/responses", json={"input": "Hi"} | body)
         assert response.status_code in (status, 422) and word in error_of(response)["message"], response.text

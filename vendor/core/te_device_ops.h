@@ -118,6 +118,36 @@ typedef struct te_attention_args {
     uint32_t *counter;
 } te_attention_args;
 
+/* Latent attention of one layer for n_tok tokens, each of a sequence. A token has one row in the pool for all heads, V is a
+ * part of it:
+ *     row = [the key's n_rot values, rotated | norm(latent)],  stored at the token's position
+ *     a head's query = [its last n_rot values, rotated | k_b_h . the others];  scores over positions 0 to pos[t]
+ *     out = v_b_h . (sum of latents, weighted)
+ * Rotated are neighbours. Pool: [block][64][n_rot + rank]. A token with pos < 0 is left out (its result is 0). Several
+ * tokens of a sequence are at consecutive positions. */
+typedef struct te_latent_args {
+    const float *q;  /* [n_tok][n_head * n_key] */
+    const float *kv; /* [n_tok][rank + n_rot]: the latent, then the key's values */
+    size_t ldq, ldkv;
+    int32_t n_tok, n_head, n_key, n_value, rank, n_rot; /* all but the first two: even */
+    const float *norm;                                  /* [rank] RMS norm of the latent */
+    float norm_eps, scale;
+    const float *cs;      /* [n_tok][n_rot] cos and sin of each pair */
+    const int32_t *pos;   /* [n_tok] */
+    const int32_t *table; /* as te_attention_args's */
+    const int32_t *row;
+    int32_t ld_table;
+    te_mat k_b, v_b; /* [n_head * rank][n_key - n_rot], [n_head * n_value][rank]; F32, F16 or BF16 */
+    void *pool;      /* of this layer */
+    int32_t type;    /* F16, F32, BF16, Q8_0 */
+    int32_t n_ctx;
+    float *query;    /* [n_tok][n_head * (n_rot + rank)] room to work */
+    float *gathered; /* [n_tok][n_head * rank] the same */
+    float *out;      /* [n_tok][n_head * n_value]; may be q */
+    size_t ld_out;
+    float *scratch; /* by the device */
+} te_latent_args;
+
 /* ---- feed-forward ---- */
 
 /* Which rows a token wants: those whose score reaches *threshold. The score of row j is fc2_j . z_t, or

@@ -494,6 +494,8 @@ const te_cuda_api table = {
     attention_floats,
     attention_counters,
     on<te_attention_args, attention>,
+    latent_floats,
+    on<te_latent_args, latent>,
     on<te_cuda_embed, embed>,
     add_on,
     argmax_on,

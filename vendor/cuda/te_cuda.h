@@ -276,6 +276,9 @@ typedef struct te_cuda_api {
     size_t (*attention_floats)(te_cuda *d, const te_attention_args *op);
     size_t (*attention_counters)(te_cuda *d, const te_attention_args *op);
     te_status (*attention)(te_cuda *d, const te_attention_args *op);
+    /* Of any number of tokens; scratch is latent_floats() floats. */
+    size_t (*latent_floats)(te_cuda *d, const te_latent_args *op);
+    te_status (*latent)(te_cuda *d, const te_latent_args *op);
     te_status (*embed)(te_cuda *d, const te_cuda_embed *op);
     te_status (*add)(te_cuda *d, const float *x, float *y, int64_t n); /* y += x */
     /* best[t] = the index of the largest of n values at x + t*ldx; the lowest of equal ones, 0 if all are NaN. */

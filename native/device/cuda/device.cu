@@ -279,6 +279,7 @@ const pi_device_ops table = {
     op_end,
     op_linear,
     op_attention,
+    op_latent,
     op_marks,
     op_ffn,
     op_route,

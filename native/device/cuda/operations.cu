@@ -162,6 +162,14 @@ void op_attention(pi_device *dev, const te_attention_args *a) {
     });
 }
 
+void op_latent(pi_device *dev, const te_latent_args *a) {
+    Cuda *c = of(dev);
+    if (idle(c)) return;
+    te_latent_args op = *a;
+    op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->latent_floats(c->d, &op));
+    if (ready(c)) note(c, c->te->latent(c->d, &op));
+}
+
 void op_marks(pi_device *dev, const te_marks_args *a) {
     Cuda *c = of(dev);
     if (ready(c)) note(c, c->te->marks(c->d, a));

@@ -1,0 +1,34 @@
+"""scripts/bench_server.py on the demo model, briefly, with hostile clients beside those that are measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="the extra powerinfer[server] is not installed")
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_server.py"
+
+
+def test_what_is_measured() -> None:
+    words = "--clients 2 --seconds 0.5 --warm 0.1 --tokens 4 --hostile idle,unread,cancelled --rude 1 --json"
+    command = [sys.executable, str(SCRIPT), *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout)
+    (row,) = said["rows"]
+    assert row["clients"] == 2 and row["wrong"] == [] and set(row["statuses"]) == {"200"}
+    assert 0 < row["tokens_per_s"] <= 4 * row["answers"] / 0.5
+    for name in ("first_ms", "between_ms"):
+        assert 0 < row[name][0] <= row[name][1]
+    assert row["hostile"]["cancelled"] > 0 and said["machine"]["cores"] > 0
+
+
+def test_a_server_that_is_wrong_is_told() -> None:
+    """Nothing listens there."""
+    words = "--clients 1 --seconds 0.2 --warm 0 --url http://127.0.0.1:9"
+    done = subprocess.run([sys.executable, str(SCRIPT), *words.split()], capture_output=True, text=True)
+    assert done.returncode == 1 and "WRONG ConnectionRefusedError" in done.stdout
