@@ -32,6 +32,7 @@ from ._engine.file import ModelFile
 from ._engine.generating import nth_seed
 from ._engine.scheduler import Scheduler, SchedulerStats
 from ._engine.served import Served
+from ._engine.usage import say_why, timings, usage
 from ._text.answer import best
 from ._text.grammars import Grammars
 from .errors import ArgumentError, ClosedError
@@ -252,7 +253,7 @@ class AsyncLlama:
             try:
                 result = method(request, what, **own)
                 if not stream:
-                    _say_why(request, result)
+                    say_why(request, result)
                 return result
             finally:
                 if not stream:
@@ -275,8 +276,8 @@ class AsyncLlama:
         return {
             **results[0],
             "choices": numbered,
-            "usage": _usage(requests),
-            "timings": _timings(requests),
+            "usage": usage(requests),
+            "timings": timings(requests),
         }
 
     def _stream(self, requests: list[Served], answers: list[Iterator[Chunk]]) -> AsyncStream:
@@ -287,13 +288,13 @@ class AsyncLlama:
         def run(i: int, request: Served, chunks: Iterator[Chunk]) -> None:
             try:
                 for chunk in chunks:
-                    _say_why(request, chunk)
+                    say_why(request, chunk)
                     for name in ("id", "created"):
                         chunk[name] = names.setdefault(name, chunk[name])
                     for choice in chunk["choices"]:
                         choice["index"] = i
                         if choice["finish_reason"] is not None:
-                            chunk["timings"] = _timings([request])
+                            chunk["timings"] = timings([request])
                     if not parts.put(chunk, lambda: self._submit(run, i, request, chunks)):
                         return
                 parts.put(None)
@@ -303,7 +304,7 @@ class AsyncLlama:
 
         for i, (request, chunks) in enumerate(zip(requests, answers, strict=True)):
             self._submit(run, i, request, chunks)
-        return AsyncStream(parts, lambda: _usage(requests))
+        return AsyncStream(parts, lambda: usage(requests))
 
     # -- vectors and tokens
 
@@ -580,56 +581,3 @@ def _texts(input: Any) -> tuple[bool, Sequence[str | Sequence[int]]]:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, (int, np.integer))
-
-
-def _usage(requests: Sequence[Served]) -> dict[str, Any]:
-    """A prompt that has several answers counts once."""
-    n_prompt = sum(request.n_prompt for request in requests if request.is_first)
-    n_given = sum(request.n_given for request in requests)
-    return {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_given,
-        "total_tokens": n_prompt + n_given,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(request.n_reused for request in requests if request.is_first)
-        },
-    }
-
-
-def _timings(requests: Sequence[Served]) -> dict[str, float]:
-    """What answers took, as llama-server tells it; waiting for a place is not counted."""
-    streams = [stream for request in requests for stream in request.streams]
-    begun, first, last = (
-        [at for stream in streams if (at := getattr(stream, name)) is not None]
-        for name in ("begun_at", "first_at", "last_at")
-    )
-    one = requests[0]
-    n_prompt, n_given = one.n_prompt - one.n_reused, sum(request.n_given for request in requests)
-    prompt_s = min(first) - min(begun) if first and begun else 0.0
-    given_s = max(last) - min(first) if first else 0.0
-    return {
-        "cache_n": one.n_reused,
-        **_speed("prompt", n_prompt, n_prompt, prompt_s),
-        # The first token of an answer is chosen where the prompt ends.
-        **_speed("predicted", n_given, max(n_given - len(first), 0), given_s),
-    }
-
-
-def _speed(name: str, n: int, n_timed: int, seconds: float) -> dict[str, float]:
-    return {
-        f"{name}_n": n,
-        f"{name}_ms": 1000 * seconds,
-        f"{name}_per_token_ms": 1000 * seconds / n_timed if n_timed else 0.0,
-        f"{name}_per_second": n_timed / seconds if seconds else 0.0,
-    }
-
-
-def _say_why(request: Served, result: Any) -> None:
-    """An answer that was cut off did not stop by itself."""
-    reason = request.streams[-1].reason if request.streams else None
-    if reason == "time" and not request.n_given:
-        raise TimeoutError("the time for this request is over")
-    if reason == "time":
-        for choice in result["choices"]:
-            if choice["finish_reason"] == "stop":
-                choice["finish_reason"] = "length"

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 # Not asked: that whatever the description allows is accepted. A prompt may be too long, a model not exist.
@@ -39,12 +40,14 @@ def main() -> int:
     program = shutil.which("schemathesis", path=str(Path(sys.executable).parent)) or "schemathesis"
     # Answers are short, and those that ask for more are refused, so that many requests take little time.
     words = ["serve", args.model, "--port", "0", "-c", "256", "-n", "16", "-a", "demo", "--timeout", "20"]
-    server = subprocess.Popen([sys.executable, "-m", "powerinfer", *words], stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
+    # Not a pipe, which would be full one day and hold the server.
+    log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115  (closed below, after the server)
+    server = subprocess.Popen([sys.executable, "-m", "powerinfer", *words], stderr=log)
     try:
-        line = server.stderr.readline()
+        while not (line := Path(log.name).read_text()).endswith("\n") and server.poll() is None:
+            time.sleep(0.05)
         if "http://" not in line:
-            print(line + server.stderr.read(), file=sys.stderr)
+            print(line, file=sys.stderr)
             return 1
         address = line.split()[1]
         options = ["--max-examples", str(args.examples), "--seed", "1", "--checks", ",".join(CHECKS)]
@@ -54,8 +57,14 @@ def main() -> int:
                 [program, "run", f"{address}/openapi.json", *options], cwd=folder, check=False
             ).returncode
         server.send_signal(signal.SIGTERM)
+        server.wait()
         # Headers that no HTTP client would send are refused by the HTTP layer, which says so.
-        said = server.stderr.read().replace("WARNING:  Invalid HTTP request received.\n", "")
+        said = (
+            Path(log.name)
+            .read_text()
+            .partition("\n")[2]
+            .replace("WARNING:  Invalid HTTP request received.\n", "")
+        )
         # And names of fields that nobody knows are many here.
         said = "".join(line for line in said.splitlines(True) if "are left out of account" not in line)
         if said:
@@ -64,6 +73,7 @@ def main() -> int:
     finally:
         server.kill()
         server.wait()
+        log.close()
 
 
 if __name__ == "__main__":

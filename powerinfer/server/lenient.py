@@ -50,7 +50,9 @@ def _all_strangers(bodies: list[Body]) -> list[str]:
 
 
 def _told(names: list[str]) -> str:
-    shown = [quote(name[:_MAX_LENGTH], safe="!#$&'()*+-./:;<=>?@[]^_`{|}~") for name in names[:_MAX_NAMES]]
+    # An empty name needs a sign: a header's value must not end with a space.
+    safe = "!#$&'()*+-./:;<=>?@[]^_`{|}~"
+    shown = [quote(name[:_MAX_LENGTH], safe=safe) or '""' for name in names[:_MAX_NAMES]]
     return ", ".join(shown) + (f", and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")
 
 

@@ -99,6 +99,34 @@ def test_against_changed_weights(llama: OpenLlama, tmp_path: Path, name: str, ra
             assert rms(change) > 0.3
 
 
+def test_several_at_once(llama: OpenLlama, tmp_path: Path) -> None:
+    """Of different ranks and scales, of the same matrices and of others, the embedding among them."""
+    spec = models.SPECS["llama-relu"]
+    first = draw(spec, ["attn_q", "attn_v"], 3) | draw_own(spec, [EMBEDDING], 2)
+    second = {name: value + 0.25 for name, value in draw(spec, ["attn_v", "ffn_up"], 5).items()}
+    second |= {name: 2 * value for name, value in draw_own(spec, [EMBEDDING], 2).items()}
+    base = models.write_dense(tmp_path / "base.gguf", spec)
+    files = [
+        write(tmp_path / f"{i}.gguf", spec, p, adapter__lora__alpha=0.0)
+        for i, p in enumerate((first, second))
+    ]
+    tensors = {name: np.array(value) for name, value in models.file_tensors(spec, models.draw(spec)).items()}
+    for pairs, scale in ((first, 0.5), (second, -0.75)):
+        for name in {name.rsplit(".", 1)[0] for name in pairs}:
+            a, b = (pairs[name + part].astype(np.float64) for part in (".lora_a", ".lora_b"))
+            added = a @ b.T if name == EMBEDDING else b @ a
+            tensors[name] = (tensors[name] + scale * added).astype(np.float32)
+    other = models.write(tmp_path / "merged.gguf", models.metadata(spec), tensors)
+    options: dict[str, Any] = {"logits_all": True, "n_threads": 1}
+    chunks = [[token] for token in PROMPT]
+    expected = logits(llama(other, **options), chunks)
+    shown = logits(llama(base, lora_path=files, lora_scale=[0.5, -0.75], **options), chunks)
+    change = expected - logits(llama(base, **options), chunks)
+    assert rms(shown - expected) < 1e-3 * rms(change) and rms(change) > 0.3
+    with pytest.raises(ArgumentError, match="2 paths in lora_path and 1 in lora_scale"):
+        llama(base, lora_path=files, lora_scale=[0.5])
+
+
 @pytest.mark.parametrize("name", ["llama-relu", "qwen2", "opt", "falcon-7b"])
 @pytest.mark.parametrize(
     "names", [[EMBEDDING], [OUTPUT], [EMBEDDING, OUTPUT]], ids=["embd", "output", "both"]

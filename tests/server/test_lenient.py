@@ -56,6 +56,8 @@ def test_unknown_fields_are_named(http: Any, strict: Any) -> None:
     assert many.status_code == 200 and len(many.headers["x-ignored-fields"]) < 1000
     stored = http.post("/v1/chat/completions", json=CHAT | {"store": True})
     assert stored.headers["x-ignored-fields"] == "store"
+    empty = http.post("/v1/completions", json=ONCE | {"0": 1, "": 1})
+    assert empty.status_code == 200 and empty.headers["x-ignored-fields"] == '0, ""'
     assert strict.post("/v1/chat/completions", json=CHAT | {"store": True}).status_code == 400
 
 

@@ -183,6 +183,8 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors["cls.output.weight"] = tensors["output.weight"][[7, 9]] / 10
     meta = models.metadata(spec) | {
         "qwen3.pooling_type": 4,
+        "tokenizer.ggml.bos_token_id": 3,
+        "tokenizer.ggml.add_bos_token": True,  # not of these texts
         "qwen3.classifier.output_labels": ["yes", "no"],
         "tokenizer.chat_template.rerank": TEMPLATE,
     }

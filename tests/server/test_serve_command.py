@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from powerinfer.cli import main
+from powerinfer._engine.file import find_model
+from powerinfer.cli import main, parse
 from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 
 pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
@@ -103,6 +104,43 @@ def test_how_answers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     for (_, draft, *_), sizes in zip(served[1:], [(1, 3), (2, 2)], strict=True):
         assert isinstance(draft, LlamaPromptLookupDecoding)
         assert (draft.max_ngram_size, draft.num_pred_tokens) == sizes
+
+
+def test_several_models(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[Models] = []
+
+    def serve(models: Models, _: object) -> None:
+        served.append(models)
+        models.close()
+
+    monkeypatch.setattr("powerinfer.server.run.serve", serve)
+    adapter = tmp_path / "poet:1.gguf"
+    adapter.write_bytes(find_model("demo").read_bytes())  # it is opened when it is asked for
+    words = ["serve", "demo", "-c", "64", "-t", "1", "-a", "a,b", "demo", "-a", "c", "--idle-unload", "1h"]
+    lora = ["--lora", f"c:poet={adapter}", "--lora", f"c:cook={adapter}:0.5"]
+    assert main([*words, *lora, "--vram-budget", "a=0,c=1"]) == 0
+    (models,) = served
+    assert models.names == ["a", "b", "c", "c:poet", "c:cook"] and models.idle_s == 3600
+    first, second = models.all
+    assert first.n_loads == 1 and second.n_loads == 0 and first.max_requests == 72
+    assert first.group is None and second.group is not None and second.group.most == 1
+    assert [(one.name, one.path, one.scale) for one in second.adapters] == [
+        ("poet", str(adapter), 1.0),
+        ("cook", str(adapter), 0.5),
+    ]
+    assert main([*words, "--vram-budget", "0"]) == 0
+    assert [model.group for model in served[1].all] == [None, None]
+
+
+def test_who_shares_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from powerinfer.cli.serve import served_models
+
+    monkeypatch.setattr("powerinfer.async_llama.may_use_gpu", lambda _: True)
+    args = parse(["serve", "demo", "demo"])
+    one, two = served_models(args, [("a",), ("b",)])
+    assert one.group is two.group is not None and one.group.most == 1
 
 
 def test_keys_of_a_file(tmp_path: Path) -> None:
