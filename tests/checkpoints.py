@@ -265,6 +265,17 @@ CASES: dict[str, Case] = {
     ),
 }
 CASES["phi3-long"] = replace(CASES["phi3"], n_prompt=100)  # transformers takes the factors for long contexts
+CASES["phi3-window"] = replace(
+    CASES["phi3"],
+    config=CASES["phi3"].config | {"sliding_window": 24},
+    keys=CASES["phi3"].keys | {"attention.sliding_window": 24},
+)  # all layers see 24 positions
+CASES["exaone4-window"] = replace(
+    CASES["exaone4"],
+    config={"num_hidden_layers": 4, "sliding_window": 24, "sliding_window_pattern": 4},
+    keys={"attention.sliding_window": 24},
+    n_prompt=60,
+)  # the fourth layer sees all, and has no RoPE
 OTHER_NAMES = {"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"}
 """BitNet's as gguf knows them."""
 

@@ -27,10 +27,10 @@ enum { SPAN = PI_ATTENTION_SPAN };
 
 static void finish_head(const pi_session *s, const pi_attention *w, int32_t t, const float *norm, float *head) {
     const pi_model *m = s->model;
-    const pi_rope *rope = pi_rope_of(m, w, s->options.n_ctx);
+    const int32_t which = pi_rope_index(m, w, s->options.n_ctx);
     if (norm && !w->late_norm) m->kernels->rms_norm(head, norm, m->inner_eps, w->n_embd_head, head);
-    if (rope) {
-        const int32_t which = pi_rope_index(m, w, s->options.n_ctx);
+    if (which >= 0) {
+        const pi_rope *rope = &m->rope[which];
         const float *cs = s->cs + pi_rope_floats(m, which) * (size_t)s->options.n_batch;
         pi_rope_apply(rope, cs + (ptrdiff_t)t * rope->n_rot, head);
     }
@@ -53,11 +53,12 @@ static void store_kv(const pi_session *s, int32_t l, int32_t t, int32_t kvh) {
     const int32_t nkv = w->n_head_kv, d = w->n_embd_head, pos = s->chunk.pos[t];
     const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
     float *k = s->k + ((ptrdiff_t)t * nkv + kvh) * d, *v = s->v + ((ptrdiff_t)t * nkv + kvh) * d;
-    if (!w->v.w) memcpy(v, k, (size_t)d * sizeof *v); /* before anything becomes of K */
+    const bool has_v = s->kv.layer[l].row_v != 0;
+    if (has_v && !w->v.w) memcpy(v, k, (size_t)d * sizeof *v); /* before anything becomes of K */
     if (w->v_norm) kern->rms_norm(v, w->v_norm, s->model->inner_eps, d, v);
     finish_head(s, w, t, w->k_norm, k);
     kern->row[s->kv.type_k].from_f32(k, pi_kv_k(&s->kv, l, seq, kvh, pos), d);
-    if (s->kv.layer[l].row_v) kern->row[s->kv.type_v].from_f32(v, pi_kv_v(&s->kv, l, seq, kvh, pos), d);
+    if (has_v) kern->row[s->kv.type_v].from_f32(v, pi_kv_v(&s->kv, l, seq, kvh, pos), d);
 }
 
 static void store_all_kv(const pi_session *s, const te_team *team, int32_t l) {
@@ -398,7 +399,7 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
 /* Whether layer i has a window. */
 static pi_status has_window(const pi_model *m, int32_t i, bool *out) {
     const pi_arch *a = m->arch;
-    *out = a->window_period && (a->full_last ? i + 1 : i) % a->window_period != 0;
+    *out = a->window_period && (a->window_period == 1 || (a->full_last ? i + 1 : i) % a->window_period != 0);
     if (!a->windows_listed) return PI_OK;
     bool found = false;
     int32_t *listed = malloc(sizeof *listed * (size_t)m->info.n_layer);
@@ -421,7 +422,8 @@ static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
     if (a->no_rope_period && (i + 1) % a->no_rope_period == 0) w->rope = -1;
     PI_TRY(has_window(m, i, &near));
     if (!a->window_period && !a->windows_listed) return PI_OK;
-    PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", 1, INT32_MAX, &window, NULL));
+    PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", a->window_period != 1, INT32_MAX, &window,
+                      NULL));
     if (a->window_rope && near) w->rope = m->n_ropes - 1;
     if (a->full_no_rope && !near && window) w->rope = -1;
     if (near) w->window = (int32_t)window;

@@ -20,7 +20,8 @@ void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs) {
     const pi_model *m = s->model;
     for (int32_t i = 0; i < m->n_ropes; i++) {
         const pi_rope *r = &m->rope[i];
-        pi_rope_angles(r, s->chunk.pos[t], r->magnitude, cs + (ptrdiff_t)t * r->n_rot);
+        if (!m->has_long_rope || i == pi_rope_index_of(m, 0, s->options.n_ctx))
+            pi_rope_angles(r, s->chunk.pos[t], r->magnitude, cs + (ptrdiff_t)t * r->n_rot);
         cs += (ptrdiff_t)n_rows * r->n_rot;
     }
 }
@@ -58,8 +59,7 @@ static int32_t first_wanted(const pi_session *s, int32_t l) {
 
 int64_t pi_bytes_before_ffn(const pi_session *s, int32_t l, int32_t from) {
     const pi_layer *w = &s->model->layer[l];
-    const pi_attention *attention = pi_attention_of(w);
-    int64_t n = attention ? pi_attention_weight_bytes(&s->model->layer[l]) + pi_attention_bytes(s, l, from) : 0;
+    int64_t n = pi_attention_of(w) ? pi_attention_weight_bytes(w) + pi_attention_bytes(s, l, from) : 0;
     if (pi_recurrent_of(w)) n += pi_recurrent_bytes(s, pi_recurrent_of(w));
     return n;
 }
@@ -72,8 +72,7 @@ static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, 
         st.n_predicted = listed;
     else if (st.n_sparse && pi_ffn_of(w))
         st.ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(w));
-    st.bytes = st.ffn_bytes;
-    st.bytes += pi_bytes_before_ffn(s, l, from);
+    st.bytes = st.ffn_bytes + pi_bytes_before_ffn(s, l, from);
     if (pi_attention_of(w) && !st.n_tokens) st.bytes -= pi_attention_query_bytes(w);
     if (pi_experts_of(w)) st.n_routes = (int64_t)st.n_tokens * pi_experts_of(w)->n_used;
     st.ffn_us = (float)((double)(t2 - t1) * 1e-3);
@@ -84,7 +83,6 @@ static void record(pi_session *s, const te_team *team, int32_t l, int32_t from, 
 
 void pi_step_logits(pi_session *s, te_team *team) {
     const pi_model *m = s->model;
-    if (!pi_changes_logits(m)) return;
     int64_t lo, hi;
     te_share(team, m->info.n_vocab, 64, &lo, &hi);
     for (int32_t t = 0; t < s->chunk.n_tok; t++) {
@@ -121,6 +119,7 @@ void pi_step_head(pi_session *s, te_team *team) {
         te_op_linear(team, s->ws, &out, 1, hidden, n, many);
         pi_adapt(s, team, &m->output_adapter, hidden, n, many, out.way, out.y, n_vocab);
     }
+    if (!pi_changes_logits(m)) return;
     te_barrier(team);
     pi_step_logits(s, team);
 }

@@ -58,11 +58,11 @@ void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, in
 
 /* ---- the residual stream ---- */
 
-static bool goes_through(const pi_block_run *r) { return r->block->post_norm.w != NULL; }
+static bool goes_through(const pi_block *b) { return b->post_norm.w != NULL; }
 
 float *pi_residual_open(const pi_block_run *r) {
     pi_session *s = r->s;
-    if (!goes_through(r)) return s->x;
+    if (!goes_through(r->block)) return s->x;
     const int64_t n_embd = s->model->info.n_embd;
     int64_t lo, hi;
     te_share(r->team, (s->chunk.n_tok - r->from) * n_embd, 16, &lo, &hi);
@@ -73,7 +73,7 @@ float *pi_residual_open(const pi_block_run *r) {
 void pi_residual_close(const pi_block_run *r) {
     pi_session *s = r->s;
     const pi_model *m = s->model;
-    if (!goes_through(r)) return;
+    if (!goes_through(r->block)) return;
     te_barrier(r->team);
     for (int32_t t = r->from + r->team->ith; t < s->chunk.n_tok; t += r->team->nth) {
         float *y = s->out + (size_t)t * (size_t)m->info.n_embd;

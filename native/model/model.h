@@ -55,7 +55,7 @@ typedef struct pi_arch {
     bool soft_caps;         /* of scores and of logits (Gemma 2) */
     bool logit_cap;         /* of logits, where the file says so (Gemma 4) */
     int32_t wide_layers; /* a model of so many scales scores by the width per head (Gemma 2 and 3 27B); 0: none does */
-    int32_t window_period;  /* of so many layers all but the first have a window; 0: none has */
+    int32_t window_period;  /* of so many layers all but the first have a window; 0: none has, 1: all have */
     int32_t window_default; /* where the file does not say how long it is; 0: there is none */
     bool full_last;         /* all but the last */
     bool windows_listed;    /* the file says which layers have one (Gemma 4) */
@@ -246,9 +246,12 @@ static inline size_t pi_rope_floats(const pi_model *m, int32_t r) {
 }
 /* Whether logits are not yet what the output product gives. */
 static inline bool pi_changes_logits(const pi_model *m) { return m->logit_scale != 1 || m->logit_cap > 0; }
-/* Which variant a layer uses in a context of n_ctx positions; -1: none. */
+/* Which variant a layer that has one uses in a context of n_ctx positions; -1: none. */
+static inline int32_t pi_rope_index_of(const pi_model *m, int32_t rope, int32_t n_ctx) {
+    return rope == 0 && m->has_long_rope && n_ctx > m->n_ctx_orig ? 1 : rope;
+}
 static inline int32_t pi_rope_index(const pi_model *m, const pi_attention *a, int32_t n_ctx) {
-    return a->rope == 0 && m->has_long_rope && n_ctx > m->n_ctx_orig ? 1 : a->rope;
+    return pi_rope_index_of(m, a->rope, n_ctx);
 }
 static inline const pi_rope *pi_rope_of(const pi_model *m, const pi_attention *a, int32_t n_ctx) {
     const int32_t i = pi_rope_index(m, a, n_ctx);

@@ -9,12 +9,6 @@ from .prefix_cache import Sequence, drop_ids
 from .session import Session
 
 
-def computes_anew(session: Session) -> bool:
-    """Whether what a session cannot shift is computed again: windows may reach into what is no longer held,
-    and states of recurrent layers hold all that is to be forgotten."""
-    return session.info.n_window > 0 or session.model.info.n_recurrent > 0
-
-
 @dataclass(frozen=True)
 class ContextShift:
     """The rule of one engine."""
@@ -47,9 +41,10 @@ class ContextShift:
             raise
 
     def make_room(self, session: Session, sequence: Sequence, n: int) -> int:
-        """Makes n more tokens fit into an idle sequence; returns how many of its ids stay. Where that is
-        computed anew, the sequence then holds none of them. Raises ContextError if
-        they cannot fit; then nothing has changed."""
+        """Makes n more tokens fit into an idle sequence; returns how many of its ids stay. Where the session
+        cannot shift (windows reach into what is no longer held, states and learned positions), they are to be
+        computed anew, and the sequence then holds none of them. Raises ContextError if they cannot fit; then
+        nothing has changed."""
         held = sequence.n
         if held + n <= self.n_ctx:
             return held
@@ -60,8 +55,6 @@ class ContextShift:
         try:
             self.move(session, sequence, keep, n_drop)
         except UnsupportedError:
-            if not computes_anew(session):
-                raise
             sequence.is_torn, is_moved = True, False
             session.drop(sequence.number)
         drop_ids(sequence.ids, held, keep, n_drop)

@@ -32,7 +32,7 @@ from ..errors import (
 from ._native import KV_BLOCK
 from .arrays import Ids
 from .batch import Part, coming, joined, parts_of
-from .context_shift import ContextShift, computes_anew
+from .context_shift import ContextShift
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
 from .scheduler_stats import RequestTimes
@@ -475,10 +475,7 @@ class Engine:
                     self._finish(request, "error", error)
                 else:
                     self._preempt()
-            except UnsupportedError as error:
-                if not computes_anew(self.session):
-                    self._finish(request, "error", error)
-                    continue
+            except UnsupportedError:  # then it is computed anew
                 self._yield(request)
                 request.forget(keep, n_drop)
             except PowerInferError as error:

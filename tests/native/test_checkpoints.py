@@ -3,6 +3,7 @@ tokens, and what sessions do with them."""
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from powerinfer import UnsupportedError
+from powerinfer import ArgumentError, Llama, UnsupportedError
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
@@ -35,7 +36,7 @@ def file(folder: Path, name: str) -> Path:
 def n_ctx(name: str) -> int:
     """transformers takes the factors for long contexts once there are more than 64 tokens, the engine in
     contexts of more than 64."""
-    return 64 if name == "phi3" else 256
+    return 64 if name in ("phi3", "phi3-window") else 256
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -50,7 +51,7 @@ def test_prompt_logits(name: str, chunk: int, folder: Path) -> None:
 @pytest.mark.parametrize("name", checkpoints.CASES)
 def test_greedy_tokens(name: str, folder: Path) -> None:
     golden = checkpoints.golden(name)
-    n = 24 if name == "phi3" else 64
+    n = 24 if n_ctx(name) == 64 else 64
     with Session(Model(file(folder, name)), n_ctx=n_ctx(name), n_threads=2) as session:
         session.feed(golden.prompt)
         tokens, _ = continue_greedily(session, n)
@@ -145,3 +146,42 @@ def test_internlm2_is_llama(tmp_path: Path) -> None:
     with Session(Model(tmp_path / "internlm2.gguf"), n_threads=2) as session:
         rows = feed_all(session, golden.prompt, 7)
     assert reference.relative_error(rows, golden.logits) < (2e-2 if rounding.BF16 else 2e-3)
+
+
+def test_adapters_of_fused_matrices(folder: Path) -> None:
+    """phi3: what an adapter of q, k and v, and one of gate and up, add is as if the matrices had it."""
+    rng = np.random.default_rng(2)
+    tensors = checkpoints.file_tensors("phi3")
+    changed: dict[str, Any] = {}
+    with Model(file(folder, "phi3")) as model:
+        for name in ("blk.0.attn_qkv.weight", "blk.1.ffn_up.weight"):
+            rows, cols = tensors[name].shape
+            a = rng.normal(size=(4, cols)).astype(np.float32) / cols**0.5
+            b = rng.normal(size=(rows, 4)).astype(np.float32)
+            model.add_adapter(name, a, b, scale=0.5)
+            changed[name] = tensors[name].astype(np.float32) + 0.5 * b @ a
+        with pytest.raises(ArgumentError, match=r"does not fit blk\.1\.ffn_gate\.weight"):
+            model.add_adapter("blk.1.ffn_gate.weight", a, b[: rows // 2])
+        with Session(model, n_ctx=64, n_threads=2) as session:
+            got = feed_all(session, checkpoints.golden("phi3").prompt, 1)
+    other = checkpoints.write(folder / "phi3-changed.gguf", "phi3", **changed)
+    with Session(Model(other), n_ctx=64, n_threads=2) as session:
+        want = feed_all(session, checkpoints.golden("phi3").prompt, 1)
+    assert reference.relative_error(got, want) < 2e-3
+    assert reference.relative_error(got, checkpoints.golden("phi3").logits) > 0.05
+
+
+@pytest.mark.parametrize("name", [*CANNOT_SHIFT, "granite"])
+def test_a_full_context_goes_on(name: str, folder: Path) -> None:
+    """Where a session cannot shift, what stays is computed anew."""
+    prompt = [int(t) for t in checkpoints.golden(name).prompt]
+    options: dict[str, Any] = {"n_threads": 2, "verbose": False}
+    with Llama(file(folder, name), n_ctx=64, context_shift=True, n_keep=4, **options) as llm:
+        tokens = list(islice(llm.generate(prompt, temp=0.0), 60))
+        held = llm.input_ids.tolist()
+        assert len(tokens) == 60 and held[4:] == (prompt + tokens[:-1])[-(len(held) - 4) :]
+        last = llm.scores[-1].copy()
+    if name in CANNOT_SHIFT:  # shifted K and V remember what was dropped
+        with Llama(file(folder, name), n_ctx=64, **options) as other:
+            other.eval(held)
+            assert reference.relative_error(last, other.scores[-1]) < (2e-2 if rounding.BF16 else 2e-3)

@@ -362,12 +362,16 @@ def test_context_shift_keeps_scores_with_their_tokens(llama: OpenLlama) -> None:
     assert np.array_equal(llm.scores[1:10], rows[11:20])
 
 
-def test_learned_positions_cannot_shift(llama: OpenLlama, opt_path: Path) -> None:
+def test_learned_positions_are_computed_anew(llama: OpenLlama, opt_path: Path) -> None:
+    """They cannot be shifted."""
     llm = llama(opt_path, n_ctx=10, context_shift=True)
-    llm.eval([5] * 10)
-    with pytest.raises(UnsupportedError, match="opt"):
-        llm.eval([5])
-    assert llm.n_tokens == 10
+    llm.eval(list(range(5, 15)))
+    llm.eval([15])
+    held = llm.input_ids.tolist()
+    assert 1 < len(held) <= 10 and held[-5:] == [11, 12, 13, 14, 15]
+    other = llama(opt_path, n_ctx=10)
+    other.eval(held)
+    assert np.allclose(llm.scores[-1], other.scores[-1], atol=1e-4)
 
 
 # -- sampling
