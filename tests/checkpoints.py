@@ -104,12 +104,19 @@ CASES: dict[str, Case] = {
         "GRANITE",
         "Granite",
         {
+            "rms_norm_eps": 1.0,  # so large that its place in a scaled stream is seen
             "embedding_multiplier": 3.0,
             "residual_multiplier": 0.4,
             "attention_multiplier": 0.15,
             "logits_scaling": 2.0,
         },
-        {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.15, "logit_scale": 2.0},
+        {
+            "attention.layer_norm_rms_epsilon": 1.0,
+            "embedding_scale": 3.0,
+            "residual_scale": 0.4,
+            "attention.scale": 0.15,
+            "logit_scale": 2.0,
+        },
         permuted=True,
     ),
     "starcoder2": Case(

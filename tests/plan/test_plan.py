@@ -96,9 +96,11 @@ def test_a_longer_batch_is_chosen_where_it_costs_little(path: Path, monkeypatch:
         chosen.add(plan.settings.n_batch)
     assert chosen == {16, 32}  # 64 would cost more than 5 % wherever anything streams
     assert plan.settings.n_batch == 16  # all is there, and nothing streams
-    little = float(whole.min_bytes) / 2**30
-    short = replace(SMALL, n_ctx=20, n_batch=0)
-    assert plans.make_plan(path, vram_budget=little, settings=short, rates=RATES).settings.n_batch == 16
+    monkeypatch.setattr("powerinfer.models.plan.plan._LOST", 10)
+    middle = float(whole.min_bytes + whole.full_bytes) / 2 / 2**30
+    for n_ctx, want in ((64, 64), (40, 32), (20, 16)):  # never more than the context
+        asked = replace(SMALL, n_ctx=n_ctx, n_batch=0)
+        assert plans.make_plan(path, vram_budget=middle, settings=asked, rates=RATES).settings.n_batch == want
 
 
 # ---- statistics
