@@ -119,8 +119,9 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         n_gpu_layers: 0 is a vram_budget of 0, -1 one of None; other values warn.
         n_ctx: most tokens of prompt and answer together; None or 0: what the model was trained with, at
             most 4096; "auto": as much of that as a quarter of the memory holds.
-        n_batch: prompt tokens computed together; n_ubatch, if smaller, instead. None: 512, and up to 2048
-            where a GPU must be brought weights for each batch, if decoding loses less than 5 % by it.
+        n_batch: prompt tokens computed together; n_ubatch, if smaller, instead. None: 512, of a mixture of
+            experts 2048, and up to that where a GPU must be brought weights for each batch, if decoding
+            loses less than 5 % by it.
         n_seq: conversations that `session` can hold; this object itself uses one.
         n_pool: positions that all of them share; None: n_ctx.
         n_threads: None: physical cores.

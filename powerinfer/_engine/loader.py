@@ -93,7 +93,7 @@ class Loader:
         options = dict(self.options)
         for name in ("type_k", "type_v"):
             options[name] = "f16" if options.get(name) is None else options[name]
-        options["n_batch"] = options["n_batch"] or N_BATCH
+        options["n_batch"] = options["n_batch"] or _usual_batch(self.model, options["n_ctx"])
         if self.plan is None or not self.plan.uses_device or self.devices is None:
             return Session(self.model, **options)
         options["n_batch"] = self.plan.settings.n_batch
@@ -267,6 +267,14 @@ def auto_context(model: Model, room_bytes: int, settings: Settings) -> int:
     while n_ctx > _LEAST_CONTEXT and model.kv_bytes(n_ctx, **shape, **types) > room_bytes // _KV_SHARE:
         n_ctx = max(n_ctx // 2, _LEAST_CONTEXT)
     return n_ctx
+
+
+def _usual_batch(model: Model, n_ctx: int) -> int:
+    """Prompt tokens at a time on the CPU. Of a mixture's batch each expert gets a share: with four times as
+    many a processor with AMX computed prompts of 2,048 1.45 times as fast (Qwen3-30B-A3B), for 270 MB."""
+    if not model.info.n_expert:
+        return N_BATCH
+    return max(N_BATCH, min(4 * N_BATCH, n_ctx or model.info.n_ctx_train))
 
 
 def _free_bytes() -> int:

@@ -362,6 +362,13 @@ def test_context_shift_keeps_scores_with_their_tokens(llama: OpenLlama) -> None:
     assert np.array_equal(llm.scores[1:10], rows[11:20])
 
 
+def test_batches_of_a_mixture_are_longer(llama: OpenLlama, tmp_path: Path) -> None:
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["qwen3moe"])
+    for options, want in (({"n_ctx": 4096}, 2048), ({"n_ctx": 600}, 600), ({"n_ctx": 64}, 512)):
+        assert llama(path, **options).session.info.n_batch == want
+    assert llama(path, n_ctx=4096, n_batch=64).session.info.n_batch == 64
+
+
 def test_learned_positions_are_computed_anew(llama: OpenLlama, opt_path: Path) -> None:
     """They cannot be shifted."""
     llm = llama(opt_path, n_ctx=10, context_shift=True)
