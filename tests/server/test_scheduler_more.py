@@ -20,7 +20,6 @@ from powerinfer import (
     ContextError,
     Llama,
     LogitsProcessorList,
-    UnsupportedError,
 )
 from powerinfer._engine.arrays import Ids
 from powerinfer._engine.embedding import embedding_request, hidden_states
@@ -129,12 +128,13 @@ def test_shifts_where_memory_is_short(make: MakeScheduler, relu_path: Path) -> N
     assert first == alone(relu_path, prompts[0], 300, **options)
 
 
-def test_models_that_cannot_shift_end_their_own(make: MakeScheduler, tmp_path: Path) -> None:
+def test_models_that_cannot_shift_compute_anew(make: MakeScheduler, tmp_path: Path) -> None:
     path = models.write_dense(tmp_path / "opt.gguf", models.SPECS["opt"])
-    scheduler = make(path, n_ctx=64, n_keep=0)
-    with pytest.raises(UnsupportedError):
-        list(scheduler.submit(prompt(50) % 290, choice(n_vocab=301), limit=60))
-    assert len(list(scheduler.submit(prompt(50) % 290, choice(n_vocab=301), limit=10))) == 10
+    ids = prompt(50) % 290
+    scheduler = make(path, n_ctx=64, n_keep=2)
+    got = list(scheduler.submit(ids, choice(n_vocab=301), limit=100))
+    assert got == alone(path, ids, 100, n_ctx=64, context_shift=True, n_keep=2)
+    assert len(list(scheduler.submit(ids, choice(n_vocab=301), limit=10))) == 10
 
 
 def test_a_visited_text_is_not_shared(make: MakeScheduler) -> None:
