@@ -460,8 +460,6 @@ class Engine:
 
     def _move(self, request: Request, keep: int, n_drop: int) -> None:
         """Shifts the context of one, which may end with an error, or give way."""
-        if request.sequence is None:
-            request.forget(keep, n_drop)
         while request.sequence is not None:
             try:
                 self.shift.move(self.session, request.sequence, keep, n_drop)
@@ -473,13 +471,15 @@ class Engine:
                     continue
                 if len(self._running) == 1:
                     self._finish(request, "error", error)
-                else:
-                    self._preempt()
-            except UnsupportedError:  # then it is computed anew
+                    return
+                self._preempt()
+            except UnsupportedError:
                 self._yield(request)
-                request.forget(keep, n_drop)
             except PowerInferError as error:
                 self._finish(request, "error", error)
+                return
+        else:  # it gave way: what stays is computed anew
+            request.forget(keep, n_drop)
 
     def _compute(self) -> None:
         """One feed, and what follows from it. Those whose grammar is not ready do not take part."""

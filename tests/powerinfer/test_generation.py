@@ -367,3 +367,19 @@ def test_tokens_that_are_sent_shift_the_context(llama: OpenLlama) -> None:
     assert next_one == np.argmax(logits)
     with pytest.raises(ContextError):
         tokens.send([5] * 65)
+
+
+def test_tokens_that_are_sent_to_a_model_that_cannot_shift(llama: OpenLlama, opt_path: Path) -> None:
+    """What stays of the context is computed anew, with what was sent behind it."""
+    llm = llama(opt_path, n_ctx=64, context_shift=True)
+    tokens, given = llm.generate(PROMPT, temp=0), list[int]()
+    while llm.n_tokens < 60:
+        given.append(next(tokens))
+    next_one = tokens.send([5] * 10)
+    held = llm.input_ids[: llm.n_tokens].tolist()
+    assert held == [*PROMPT, *given, *[5] * 10][-len(held) :] and 30 < len(held) < 60
+    other = llama(opt_path, n_ctx=128)
+    other.eval(held)
+    logits = other._ctx.logits
+    assert np.linalg.norm(llm._ctx.logits - logits) < 0.01 * np.linalg.norm(logits)
+    assert next_one == np.argmax(logits)

@@ -129,12 +129,20 @@ def test_shifts_where_memory_is_short(make: MakeScheduler, relu_path: Path) -> N
 
 
 def test_models_that_cannot_shift_compute_anew(make: MakeScheduler, tmp_path: Path) -> None:
+    """What they say is what they say about the text that stayed."""
     path = models.write_dense(tmp_path / "opt.gguf", models.SPECS["opt"])
-    ids = prompt(50) % 290
-    scheduler = make(path, n_ctx=64, n_keep=2)
-    got = list(scheduler.submit(ids, choice(n_vocab=301), limit=100))
-    assert got == alone(path, ids, 100, n_ctx=64, context_shift=True, n_keep=2)
-    assert len(list(scheduler.submit(ids, choice(n_vocab=301), limit=10))) == 10
+    ids, want = prompt(50) % 290, list[int]()
+    for n, n_drop in ((15, 22), (22, 22), (22, 22), (22, 0)):  # 64 tokens and one more; 20 stay, then half
+        more = alone(path, ids, n, n_ctx=128)
+        want += more
+        ids = np.concatenate([ids, np.array(more, np.int32)])
+        ids = np.delete(ids, np.s_[20 : 20 + n_drop])
+    scheduler = make(path, n_ctx=64, n_keep=20)
+    first = prompt(50) % 290
+    assert list(scheduler.submit(first, choice(n_vocab=301), limit=len(want))) == want
+    with Llama(path, **F32, n_ctx=64, context_shift=True, n_keep=20) as llm:
+        assert list(islice(llm.generate(first.tolist(), temp=0.0), len(want))) == want
+    assert len(list(scheduler.submit(first, choice(n_vocab=301), limit=10))) == 10
 
 
 def test_a_visited_text_is_not_shared(make: MakeScheduler) -> None:
