@@ -28,7 +28,7 @@ from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
 from ._engine.engine import PROMPT_PART, Engine
-from ._engine.file import ModelFile
+from ._engine.file import ModelFile, find_model
 from ._engine.generating import nth_seed
 from ._engine.scheduler import Scheduler, SchedulerStats
 from ._engine.served import Served
@@ -96,6 +96,8 @@ class AsyncLlama:
                 raise ArgumentError(f"AsyncLlama has no {name}: its context is many conversations")
         if n_parallel < 1:
             raise ArgumentError(f"n_parallel is {n_parallel}, it must be at least 1")
+        budget = options.get("vram_budget") if may_use_gpu(options) else 0
+        model_path = find_model(model_path, vram_budget=budget, verbose=options.get("verbose", True))
         has_plan = options.get("plan") is not None
         if n_pool is None and not has_plan and not isinstance(n_ctx, str):
             each = n_ctx or _trained_ctx(model_path)

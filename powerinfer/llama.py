@@ -27,10 +27,10 @@ import numpy as np
 from ._engine.arrays import Ids, Logits, as_int32
 from ._engine.completions import ChatHandler, Completions
 from ._engine.context import Context
-from ._engine.devices import Budget, Names, budget_of_layers, choose_devices
+from ._engine.devices import Budget, Names, choose_for_layers
 from ._engine.embedding import Embeddings, pooling_number, pooling_of_file
 from ._engine.engine import Engine
-from ._engine.file import DEMO, ModelFile
+from ._engine.file import DEMO, ModelFile, find_model
 from ._engine.generating import RANDOM_SEEDS, ContextGenerating
 from ._engine.info import Info
 from ._engine.loader import ContextSize, Loader, loading_bar, summary
@@ -115,8 +115,10 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
     ) -> None:
         """Opens a GGUF file, loads the model and makes a context.
 
-        model_path: a file, or "demo" for the model that comes with the package.
-        n_gpu_layers: 0 is a vram_budget of 0, -1 one of None; other values warn.
+        model_path: a file, "demo" for the model that comes with the package, or hf:OWNER/REPO[:FILE-or-format]
+            for one of the Hugging Face Hub, which is fetched if it is not here.
+        n_gpu_layers: a vram_budget that holds so many layers, or what of it is free; 0 is a vram_budget of 0,
+            -1 one of None. Where no GPU can be used it warns, and the CPU computes.
         n_ctx: most tokens of prompt and answer together; None or 0: what the model was trained with, at
             most 4096; "auto": as much of that as a quarter of the memory holds.
         n_batch: prompt tokens computed together; n_ubatch, if smaller, instead. None: 512, and up to 2048
@@ -172,10 +174,9 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         refuse("Llama()", unsupported, LATER_INIT, NO_EFFECT_INIT)
         if expert_cache not in ("live", "frozen"):
             raise ArgumentError(f'expert_cache is {expert_cache!r}, it must be "live" or "frozen"')
-        vram_budget = budget_of_layers(n_gpu_layers, vram_budget)
         chosen = None
         if not vocab_only and plan is None:
-            chosen = choose_devices(vram_budget, devices)  # before anything takes long
+            chosen = choose_for_layers(n_gpu_layers, vram_budget, devices)  # before anything takes long
         begin = time.perf_counter()
         self.verbose = verbose
         self._embedding = embedding
@@ -189,7 +190,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         self.last_n_tokens_size = last_n_tokens_size
         self._lock = threading.RLock()
         self._closed = False
-        self.file = ModelFile(model_path)
+        budget = 0 if chosen is None and not vocab_only and plan is None else vram_budget
+        self.file = ModelFile(find_model(model_path, vram_budget=budget, verbose=verbose))
         self.model_path = os.fspath(self.file.path)
         self._pooling = pooling if pooling >= 0 else pooling_of_file(self.file)
         self._tokenizer: ModelTokenizer | None = self._open_tokenizer()
@@ -222,6 +224,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
                 plan=plan,
                 names=devices,
                 vram_budget=vram_budget,
+                n_gpu_layers=n_gpu_layers if vram_budget is None and (n_gpu_layers or 0) > 0 else None,
                 online=online_statistics,
                 say=self._notice,
                 n_ctx=n_ctx or 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -46,13 +45,12 @@ def cpu_name() -> str:
 
 
 def available_bytes() -> int | None:
-    """Memory that is free, or None where the system does not say; in a container not more than it may use in
-    all."""
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
+    """Memory that this process can have, or None where the system does not say; in a container what that has
+    left. Files that the system holds in memory count as free."""
+    m = machine_info()
+    if not m.memory_free_bytes:
         return None
-    return min(free, machine_info().memory_limit_bytes or free)
+    return min(m.memory_free_bytes, m.memory_limit_bytes or m.memory_free_bytes)
 
 
 def sample_bytes(most: int) -> int:
@@ -88,6 +86,7 @@ class MachineInfo:
     """CPUs that the cgroup allows; 0: no limit."""
     memory_bytes: int
     memory_free_bytes: int
+    """That this process can have."""
     memory_limit_bytes: int
     """Of the cgroup; 0: none."""
     memlock_bytes: int | None
