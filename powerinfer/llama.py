@@ -115,8 +115,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
     ) -> None:
         """Opens a GGUF file, loads the model and makes a context.
 
-        model_path: a file, "demo" for the model that comes with the package, or hf:OWNER/REPO[:FILE-or-format]
-            for one of the Hugging Face Hub, which is fetched if it is not here.
+        model_path: a file, "demo" for the model that comes with the package, or
+            hf:OWNER/REPO[:FILE-or-format] for one of the Hugging Face Hub, fetched if it is not here.
         n_gpu_layers: a vram_budget that holds so many layers, or what of it is free; 0 is a vram_budget of 0,
             -1 one of None. Where no GPU can be used it warns, and the CPU computes.
         n_ctx: most tokens of prompt and answer together; None or 0: what the model was trained with, at

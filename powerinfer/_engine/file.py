@@ -45,8 +45,8 @@ _DEMO_PATH = Path(__file__).resolve().parents[1] / "demo" / "demo.gguf"
 
 def find_model(name: str | os.PathLike[str], *, vram_budget: Any = None, verbose: bool = True) -> Path:
     """The path of a model. The word "demo" is the model that comes with the package; a file so called is
-    "./demo". hf:OWNER/REPO[:FILE-or-format] is one of the Hugging Face Hub, which is fetched if it is not here;
-    where several would do, memory and vram_budget choose. verbose: say on stderr what is fetched.
+    "./demo". hf:OWNER/REPO[:FILE-or-format] is one of the Hugging Face Hub, which is fetched if it is not
+    here; where several would do, memory and vram_budget choose. verbose: say on stderr what is fetched.
 
     Raises FileError (there is no such file; the package was installed without the demo; the hub refuses),
     ArgumentError (no path), UnsupportedError (huggingface_hub is not installed).

@@ -94,8 +94,8 @@ class Loader:
         return self.session(progress)
 
     def _check_context(self) -> None:
-        """Raises OutOfMemoryError where K and V would take more memory than is free; warns of a context beyond
-        what the model was trained for."""
+        """Raises OutOfMemoryError where K and V would take more memory than is free; warns of a context
+        beyond what the model was trained for."""
         info, settings = self.model.info, self._settings()
         n_ctx = settings.n_ctx or min(info.n_ctx_train, 4096)
         shape: dict[str, Any] = {"n_pool": settings.n_pool, "n_seq": settings.n_seq}

@@ -385,7 +385,7 @@ def test_errors_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     assert out[2].startswith(f"ArgumentError no file of {REPO} fits 'Q5_0'; there are tiny/relu.gguf")
 
 
-def test_what_is_never_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_never_written(relu_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The demo, under any name, and the hub's cache."""
     blobs, folder = (tmp_path / "models--a--b" / name for name in ("blobs", "snapshots/c"))
     blobs.mkdir(parents=True)
@@ -403,8 +403,8 @@ def test_what_is_never_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for words in (
         ["profile", "demo", "--in-place", "--text", str(text)],
         ["profile", "demo", "--text", str(text), "-o", str(tmp_path / "mine.gguf")],
-        ["quantize", "demo", str(demo), "Q4_0"],
-        ["predictor", "svd", "demo", "--text", str(text), "-o", str(demo)],
+        ["quantize", str(relu_path), str(demo), "Q4_0"],
+        ["predictor", "svd", str(relu_path), "--text", str(text), "-o", str(demo)],
     ):
         assert main(words) == 1, words
         assert "the demo model belongs to the package" in capsys.readouterr().err

@@ -73,8 +73,8 @@ def open_source(folder: str | os.PathLike[str], *, hidden_act: str = "") -> Sour
     if not path.exists() and re.fullmatch(r"(hf:)?[\w.-]+/[\w.-]+", str(folder)):
         name = str(folder).removeprefix("hf:")
         raise FileError(
-            f"there is no folder {folder}: fetch that of the Hugging Face Hub (hf download {name} --local-dir "
-            f"{name.rpartition('/')[2]}), and convert that"
+            f"there is no folder {folder}: fetch that of the Hugging Face Hub "
+            f"(hf download {name} --local-dir {name.rpartition('/')[2]}), and convert that"
         )
     checkpoint = Checkpoint(path)
     config = read_object(path / "config.json")

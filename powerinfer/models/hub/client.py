@@ -50,8 +50,8 @@ def download(
     there. An interrupted download is gone on with, and checksums are compared. Where the hub cannot be
     reached, what is here is taken.
 
-    Raises ArgumentError (nothing or too much fits), FileError (the hub does not answer, or refuses; the disk is
-    too full), UnsupportedError if huggingface_hub is not installed.
+    Raises ArgumentError (nothing or too much fits), FileError (the hub does not answer, or refuses; the disk
+    is too full), UnsupportedError if huggingface_hub is not installed.
     """
     hub = client()
     errors: Any = import_module("huggingface_hub.errors")
@@ -270,11 +270,14 @@ def _problem(repo: str, error: BaseException) -> str:
     kind = type(error).__name__
     if kind == "GatedRepoError":
         return (
-            f"{repo}: its owner asks to accept conditions first, at https://huggingface.co/{repo}; then log in "
-            "(hf auth login), or give your token in HF_TOKEN"
+            f"{repo}: its owner asks to accept conditions first, at https://huggingface.co/{repo}; then log "
+            "in (hf auth login), or give your token in HF_TOKEN"
         )
     if kind == "RepositoryNotFoundError" or status in (401, 404):
-        return f"{repo}: the hub has no such repository, or it is private and wants a token (HF_TOKEN, hf auth login)"
+        return (
+            f"{repo}: the hub has no such repository, or it is private and wants a token "
+            "(HF_TOKEN, hf auth login)"
+        )
     if kind == "OfflineModeIsEnabled":
         return f"{repo}: it is not here, and HF_HUB_OFFLINE forbids asking the hub"
     text = one_line(str(error).strip().split("\n")[0]) or kind

@@ -1,6 +1,7 @@
 """Brings one file from an HTTP server: goes on where an earlier attempt ended, and checks what came.
 
-huggingface_hub's own downloads begin anew after a crash and compare no checksums; models are too large for that.
+huggingface_hub's own downloads begin anew after a crash and compare no checksums; models are too large for
+that.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ def _bring(remote: Remote, file: BinaryIO, digest: Any, progress: Progress | Non
         failures = 0 if file.tell() > before else failures + 1
         if failures == _ATTEMPTS:
             raise FileError(
-                f"{remote.name}: {failure}; {file.tell()} of {remote.n_bytes} bytes are there, with which the "
-                "next attempt goes on"
+                f"{remote.name}: {failure}; {file.tell()} of {remote.n_bytes} bytes are there, with which "
+                "the next attempt goes on"
             ) from None
         if failures:
             time.sleep(_PAUSE_S * 2 ** (failures - 1))

@@ -99,8 +99,8 @@ def hint(name: str) -> str:
         return ""
     if _NAME.fullmatch(name):
         return (
-            f"; hf:{name} would be a repository of GGUF files on the Hugging Face Hub. One that has none must "
-            f"be converted: hf download {name} --local-dir DIR, then powerinfer convert DIR -o model.gguf"
+            f"; hf:{name} would be a repository of GGUF files on the Hugging Face Hub. One that has none "
+            f"must be converted: hf download {name} --local-dir DIR, then powerinfer convert DIR -o model.gguf"
         )
     if re.fullmatch(r"[\w.:-]+", name):
         return (
@@ -199,8 +199,8 @@ def _fitting_model(repo: str, models: list[Choice], room: Room) -> Choice:
         least = min(models, key=lambda model: model.n_bytes)
         name = least.format or least.model
         raise ArgumentError(
-            f"the smallest model of {repo}, {name}, takes {_needed(least) / GIB:.1f} GiB with its context, and "
-            f"{room} are free; hf:{repo}:{name} takes it nevertheless"
+            f"the smallest model of {repo}, {name}, takes {_needed(least) / GIB:.1f} GiB with its context, "
+            f"and {room} are free; hf:{repo}:{name} takes it nevertheless"
         )
     return min(fits, key=_rank)
 
