@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ._engine import checks
 from ._engine.arrays import Ids, Logits, as_int32
 from ._engine.completions import ChatHandler, Completions
 from ._engine.context import Context
@@ -40,7 +41,7 @@ from ._engine.request import Draft
 from ._engine.sampling import Sampler
 from ._engine.session import Activation, Model, Predictor, Progress, Session, Sparsity
 from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse
-from .errors import ArgumentError, ClosedError, FormatError, UnsupportedError
+from .errors import ArgumentError, ArgumentTypeError, ClosedError, FormatError, UnsupportedError
 
 if TYPE_CHECKING:
     from ._text.chat_format import ChatFormat
@@ -187,6 +188,10 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         self.cache = None
         self._identity: str | None = None
         self.prompt_progress = prompt_progress
+        for name, given in (("n_seq", n_seq), ("n_pool", n_pool), ("last_n_tokens_size", last_n_tokens_size)):
+            checks.optional_whole(name, given)
+        if threshold is not None:
+            checks.real("threshold", threshold)
         self.last_n_tokens_size = last_n_tokens_size
         self._lock = threading.RLock()
         self._closed = False
@@ -313,8 +318,11 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
 
     def _adapters(self) -> list[tuple[str | os.PathLike[str], float]]:
         given, scale = self._arguments["lora_path"], self._arguments["lora_scale"]
-        paths = [] if given is None else [given] if isinstance(given, (str, os.PathLike)) else list(given)
-        scales = [scale] * len(paths) if isinstance(scale, (int, float)) else list(scale)
+        paths = [] if given is None else [given] if isinstance(given, (str, os.PathLike)) else given
+        if not isinstance(paths, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
+            raise ArgumentTypeError(f"lora_path is {given!r}, it must be a path or a list of paths")
+        each = scale if isinstance(scale, (list, tuple)) else [scale] * len(paths)
+        scales = [checks.real("lora_scale", one) for one in each]
         if len(scales) != len(paths):
             raise ArgumentError(f"there are {len(paths)} paths in lora_path and {len(scales)} in lora_scale")
         return list(zip(paths, scales, strict=True))
@@ -404,6 +412,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         add_bos: begin with the BOS token if the model wants one.
         special: text that looks like a control token becomes that token.
         """
+        checks.text("the text", text)
         return self.tokenizer.encode(text, add_bos=add_bos, special=special)
 
     def detokenize(
@@ -450,6 +459,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
 
         Raises FormatError if it does not fit this model, ContextError if it is longer than n_ctx.
         """
+        if not isinstance(state, LlamaState):
+            raise ArgumentTypeError(f"the state is {type(state).__name__}, it must be what save_state() gave")
         with self._lock:
             if state.model not in ("", self._model_identity()):
                 raise FormatError("the saved state is of another model")
@@ -471,6 +482,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
 
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sequence of random choices; None: from anywhere."""
+        checks.optional_whole("seed", seed)
         with self._lock:
             self._random = Random(None if seed in RANDOM_SEEDS else seed)
             self._sampler = None

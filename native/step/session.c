@@ -140,11 +140,12 @@ static pi_status check_memory(const pi_session *s) {
     const double gib = 1 << 30;
     const uint64_t kv = pi_kv_bytes(&s->kv), n = kv + s->memory_bytes, free_bytes = te_os_memory_available();
     if (n <= free_bytes) return PI_OK;
-    return PI_FAIL(PI_ERROR_MEMORY,
-                   "K/V takes %.2f GiB and a batch %.2f GiB (n_ctx=%d, n_pool=%d, n_seq=%d, n_batch=%d), and this process "
-                   "can have %.2f GiB",
-                   (double)kv / gib, (double)s->memory_bytes / gib, s->options.n_ctx, s->options.n_pool,
-                   s->options.n_seq, s->options.n_batch, (double)free_bytes / gib);
+    return PI_FAIL(
+        PI_ERROR_MEMORY,
+        "K/V takes %.2f GiB and a batch %.2f GiB (n_ctx=%d, n_pool=%d, n_seq=%d, n_batch=%d), and this process "
+        "can have %.2f GiB",
+        (double)kv / gib, (double)s->memory_bytes / gib, s->options.n_ctx, s->options.n_pool, s->options.n_seq,
+        s->options.n_batch, (double)free_bytes / gib);
 }
 
 static pi_status open_session(pi_session *s) {

@@ -10,8 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..compat.arguments import LATER_GENERATING, refuse
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from . import checks
 from .generating import Generating, nth_seed
 from .sampling import (
     SAMPLING_NAMES,
@@ -406,6 +407,10 @@ class Completions(Generating):
         """The prompt of a conversation, and what makes that which finds the calls in an answer. how: for
         ChatFormat.encode. in_parts: tell arguments of calls as they come."""
         chat_format, tokenizer = self._format, self.tokenizer
+        if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+            raise ArgumentTypeError(
+                f"messages is {type(messages).__name__}, it must be a list of dicts with 'role' and 'content'"
+            )
         if not tools and not any(_is_about_tools(message) for message in messages):
             return chat_format.encode(messages, tokenizer, **how), lambda: None
         from .._text.tool_calls import ToolCallParser, ToolFormat
@@ -430,10 +435,13 @@ class Completions(Generating):
         if suffix is not None:
             from .._text.infill import infill_ids
 
+            prompt, suffix = checks.prompt(prompt), str(checks.text("suffix", suffix))
+
             return infill_ids(self.tokenizer, prompt, suffix, suffix_first=self.spm_infill)
+        prompt = checks.prompt(prompt)
         if isinstance(prompt, (str, bytes)):
             return self.tokenizer.encode(prompt, add_bos=True, special=True)
-        return [int(token) for token in prompt]
+        return list(prompt)
 
     def _request(
         self,
@@ -447,6 +455,11 @@ class Completions(Generating):
         """Of options those of Sampling and of _generation. Raises for others that ask for anything."""
         from .._text.logprobs import check_n_top
 
+        max_tokens = checks.optional_whole("max_tokens", max_tokens)
+        checks.optional_whole("seed", options.get("seed"))
+        checks.optional_whole("min_tokens", options.get("min_tokens"))
+        checks.hooks("logits_processor", options.get("logits_processor"))
+        checks.hooks("stopping_criteria", options.get("stopping_criteria"))
         chosen = {name: value for name, value in options.items() if name in SAMPLING_NAMES or name == "temp"}
         hooks = {name: value for name, value in options.items() if name in _HOOKS}
         length = {name: value for name, value in options.items() if name in _LENGTH and value is not None}
@@ -457,8 +470,7 @@ class Completions(Generating):
         sampling = sampling_of(where, chosen, self.last_n_tokens_size)
         if n_top is not None:
             n_top = check_n_top("logprobs", n_top)
-        stops = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
-        return _Request(sampling, hooks, max_tokens, stops, grammar, n_top, **length)
+        return _Request(sampling, hooks, max_tokens, checks.stops(stop), grammar, n_top, **length)
 
     def _answer(self, ids: list[int], request: _Request) -> Answer:
         from .._text.answer import Answer

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ArgumentError, ClosedError, ContextError, FormatError
+from ..errors import ArgumentError, ArgumentTypeError, ClosedError, ContextError, FormatError
 from .arrays import Ids, Logits, common_prefix
+from .checks import whole
 from .choice import Choice
 from .context import Context
 from .generation import Generation
@@ -113,7 +114,9 @@ class Generating(ABC):
         return Sampler(options, self.n_vocab(), logit_bias=bias, breakers=breakers)
 
     def _seed(self, seed: int | None) -> int:
-        return self._random.getrandbits(64) if seed is None or seed in RANDOM_SEEDS else seed & (2**64 - 1)
+        if seed is None or seed in RANDOM_SEEDS:
+            return self._random.getrandbits(64)
+        return whole("seed", seed) & (2**64 - 1)
 
     def _bias(self, logit_bias: Mapping[int, float] | None) -> dict[int, float]:
         """What is added to logits: -inf to those that pad the vocabulary of the model beyond that of the
@@ -306,6 +309,10 @@ class ContextGenerating(Generating):
 
         cache: a LlamaRAMCache or LlamaDiskCache, which several objects may share; None: no longer.
         """
+        if cache is not None and not hasattr(cache, "lookup"):
+            raise ArgumentTypeError(
+                f"the cache is {type(cache).__name__}, it must be a LlamaRAMCache or LlamaDiskCache"
+            )
         self.cache = cache
 
     def _through(

@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from .._engine.checks import token_ids
 from .._engine.file import ModelFile
 from .._text.tokenizer import Tokenizer
 from ..errors import ArgumentError
@@ -48,8 +49,8 @@ class LlamaTokenizer(BaseLlamaTokenizer):
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
         """Raises ArgumentError for ids that do not exist."""
-        ids = [int(token) for token in tokens]
-        head = [] if prev_tokens is None else [int(token) for token in prev_tokens]
+        ids = token_ids("tokens", tokens)
+        head = [] if prev_tokens is None else token_ids("prev_tokens", prev_tokens)
         try:
             whole = self.vocabulary.decode(head + ids, special=special)
             return whole[len(self.vocabulary.decode(head, special=special)) :] if head else whole

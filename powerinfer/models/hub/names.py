@@ -100,7 +100,7 @@ def hint(name: str) -> str:
     if _NAME.fullmatch(name):
         return (
             f"; hf:{name} would be a repository of GGUF files on the Hugging Face Hub. One that has none "
-            f"must be converted: hf download {name} --local-dir DIR, then powerinfer convert DIR -o model.gguf"
+            f"is converted: hf download {name} --local-dir DIR, then powerinfer convert DIR -o model.gguf"
         )
     if re.fullmatch(r"[\w.:-]+", name):
         return (
