@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ __all__ = [
     "MachineInfo",
     "available_bytes",
     "build_info",
+    "cache_bytes",
     "cores",
     "cpu_name",
     "device_facts",
@@ -51,6 +53,16 @@ def available_bytes() -> int | None:
     if not m.memory_free_bytes:
         return None
     return min(m.memory_free_bytes, m.memory_limit_bytes or m.memory_free_bytes)
+
+
+def cache_bytes() -> int:
+    """Of the processor's largest cache; 0: unknown."""
+    try:
+        texts = [path.read_text() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    except OSError:
+        return 0
+    sizes = [re.fullmatch(r"(\d+)([KMG])\s*", text) for text in texts]
+    return max((int(s[1]) << {"K": 10, "M": 20, "G": 30}[s[2]] for s in sizes if s), default=0)
 
 
 def sample_bytes(most: int) -> int:

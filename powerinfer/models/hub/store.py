@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..._engine.extras import how
 from ...errors import ArgumentError, UnsupportedError
 from .names import PREFIX, Choice, choose, format_of, is_reference, parse
 
@@ -33,9 +34,7 @@ def client() -> Any:
     try:
         return import_module("huggingface_hub")
     except ImportError:
-        raise UnsupportedError(
-            "models from the hub need huggingface_hub: pip install huggingface_hub (the extra `hub`)"
-        ) from None
+        raise UnsupportedError(f"models from the hub need huggingface_hub: {how('hub')}") from None
 
 
 def cache_folder(cache_dir: StrPath | None = None) -> Path:
