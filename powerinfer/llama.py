@@ -36,6 +36,7 @@ from ._engine.generating import RANDOM_SEEDS, ContextGenerating
 from ._engine.info import Info
 from ._engine.loader import ContextSize, Loader, loading_bar, summary
 from ._engine.online import OnlineStatistics
+from ._engine.options import LlamaOptions, OtherLlamaOptions, spelled
 from ._engine.report import LlamaState, Timings
 from ._engine.request import Draft
 from ._engine.sampling import Sampler
@@ -44,6 +45,8 @@ from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, FormatError, UnsupportedError
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ._text.chat_format import ChatFormat
     from .compat.llama_tokenizer import ModelTokenizer
     from .models.plan import Plan
@@ -70,6 +73,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
     Calls from several threads wait for each other. AsyncLlama answers many requests at the same time.
     """
 
+    @spelled(OtherLlamaOptions)
     def __init__(
         self,
         model_path: str | os.PathLike[str],
@@ -112,7 +116,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         n_keep: int | None = None,
         progress: Progress | None = None,
         prompt_progress: Progress | None = None,
-        **unsupported: Any,
+        **unsupported: Unpack[OtherLlamaOptions],
     ) -> None:
         """Opens a GGUF file, loads the model and makes a context.
 
@@ -258,11 +262,13 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         self._timings = Timings(load_s=time.perf_counter() - begin)
 
     @classmethod
-    def demo(cls, **options: Any) -> Llama:
+    @spelled(LlamaOptions)
+    def demo(cls, **options: Unpack[LlamaOptions]) -> Llama:
         """Opens the small model that comes with the package, with the options of Llama."""
         return cls(DEMO, **options)
 
     @classmethod
+    @spelled(LlamaOptions)
     def from_pretrained(
         cls,
         repo_id: str,
@@ -274,7 +280,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         *,
         revision: str | None = None,
         token: str | bool | None = None,
-        **options: Any,
+        **options: Unpack[LlamaOptions],
     ) -> Llama:
         """Fetches a model from the Hugging Face Hub and opens it with the options of Llama.
 

@@ -14,6 +14,7 @@ from ..errors import ArgumentError, ArgumentTypeError
 from ..types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from . import checks
 from .generating import Generating, nth_seed
+from .options import ChatOptions, CompletionOptions, GenerationOptions, spelled
 from .sampling import (
     SAMPLING_NAMES,
     LogitsProcessorList,
@@ -23,6 +24,8 @@ from .sampling import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .._text.answer import Answer, AnswerParser, Echo
     from .._text.chat_format import ChatFormat
     from .._text.grammar import LlamaGrammar
@@ -109,7 +112,7 @@ class Completions(Generating):
         max_tokens: int | None = None,
         *,
         stream: Literal[False] = False,
-        **options: Any,
+        **options: Unpack[CompletionOptions],
     ) -> Completion: ...
 
     @overload
@@ -120,7 +123,7 @@ class Completions(Generating):
         max_tokens: int | None = None,
         *,
         stream: Literal[True],
-        **options: Any,
+        **options: Unpack[CompletionOptions],
     ) -> Iterator[CompletionChunk]: ...
 
     @overload
@@ -131,9 +134,10 @@ class Completions(Generating):
         max_tokens: int | None = None,
         *,
         stream: bool,
-        **options: Any,
+        **options: Unpack[CompletionOptions],
     ) -> Completion | Iterator[CompletionChunk]: ...
 
+    @spelled(GenerationOptions)
     def create_completion(
         self,
         prompt: str | bytes | Sequence[int],
@@ -150,7 +154,7 @@ class Completions(Generating):
         best_of: int | None = None,
         response_format: Mapping[str, Any] | None = None,
         prompt_logprobs: int | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> Completion | Iterator[CompletionChunk]:
         """Continues a prompt.
 
@@ -233,19 +237,28 @@ class Completions(Generating):
 
     @overload
     def create_chat_completion(
-        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[False] = False, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[ChatOptions],
     ) -> ChatCompletion: ...
 
     @overload
     def create_chat_completion(
-        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[True], **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stream: Literal[True],
+        **options: Unpack[ChatOptions],
     ) -> Iterator[ChatCompletionChunk]: ...
 
     @overload
     def create_chat_completion(
-        self, messages: Sequence[Mapping[str, Any]], *, stream: bool, **options: Any
+        self, messages: Sequence[Mapping[str, Any]], *, stream: bool, **options: Unpack[ChatOptions]
     ) -> ChatCompletion | Iterator[ChatCompletionChunk]: ...
 
+    @spelled(GenerationOptions)
     def create_chat_completion(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -268,7 +281,7 @@ class Completions(Generating):
         continue_final_message: bool = False,
         add_generation_prompt: bool = True,
         prompt_logprobs: int | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
         """Answers a conversation.
 
@@ -306,17 +319,18 @@ class Completions(Generating):
             messages = [{"role": "user", "content": "Hello"}]
             llm.create_chat_completion(messages)["choices"][0]["message"]["content"]
         """
+        given: dict[str, Any] = {**options}
         if self.chat_handler is not None:
-            options |= dict(functions=functions, function_call=function_call, tools=tools)
-            options |= dict(tool_choice=tool_choice, response_format=response_format, max_tokens=max_tokens)
-            options |= dict(stop=[] if stop is None else stop, stream=stream, model=model, grammar=grammar)
-            options |= dict(logprobs=logprobs, top_logprobs=top_logprobs)
-            given: dict[str, Any] = {"parallel_tool_calls": parallel_tool_calls, "n": n}
-            given |= {"chat_template_kwargs": chat_template_kwargs, "prompt_logprobs": prompt_logprobs}
-            given |= {"continue_final_message": continue_final_message or None}
-            given |= {"add_generation_prompt": None if add_generation_prompt else False}
-            options |= {key: value for key, value in given.items() if value is not None}
-            handled: ChatCompletion = self.chat_handler(llama=self, messages=messages, **options)
+            given |= dict(functions=functions, function_call=function_call, tools=tools)
+            given |= dict(tool_choice=tool_choice, response_format=response_format, max_tokens=max_tokens)
+            given |= dict(stop=[] if stop is None else stop, stream=stream, model=model, grammar=grammar)
+            given |= dict(logprobs=logprobs, top_logprobs=top_logprobs)
+            more: dict[str, Any] = {"parallel_tool_calls": parallel_tool_calls, "n": n}
+            more |= {"chat_template_kwargs": chat_template_kwargs, "prompt_logprobs": prompt_logprobs}
+            more |= {"continue_final_message": continue_final_message or None}
+            more |= {"add_generation_prompt": None if add_generation_prompt else False}
+            given |= {key: value for key, value in more.items() if value is not None}
+            handled: ChatCompletion = self.chat_handler(llama=self, messages=messages, **given)
             return handled
         from .._text.answer import chat_completion, chat_completion_chunks, numbered, together
         from .._text.channels import ChannelParser, has_channels
@@ -325,10 +339,10 @@ class Completions(Generating):
         legacy = functions is not None
         grammar = _one_grammar(grammar, response_format)
         n_top = _chat_n_top(logprobs, top_logprobs)
-        if "temp" not in options:
-            options.setdefault("temperature", CHAT_TEMPERATURE)
+        if "temp" not in given:
+            given.setdefault("temperature", CHAT_TEMPERATURE)
         where = "create_chat_completion()"
-        request = self._request(where, options, max_tokens, stop, grammar, n_top)
+        request = self._request(where, given, max_tokens, stop, grammar, n_top)
         request.n = check_count("n", n)
         request.stop += self._format.stop
         check_prompt_logprobs(prompt_logprobs, stream)

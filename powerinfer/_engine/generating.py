@@ -18,6 +18,7 @@ from .checks import whole
 from .choice import Choice
 from .context import Context
 from .generation import Generation
+from .options import SamplingOptions, spelled
 from .report import LlamaState, Timings
 from .request import Draft
 from .sampling import (
@@ -32,6 +33,8 @@ from .sampling import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .._text.grammar import Constraint, LlamaGrammar
     from .._text.grammars import RemoteConstraint
     from .._text.tokenizer import Tokenizer
@@ -144,6 +147,7 @@ class Generating(ABC):
             raise ArgumentError(f"grammar is {type(grammar).__name__}, not LlamaGrammar")
         return grammar.constraint(self.tokenizer)
 
+    @spelled(SamplingOptions)
     def generate(
         self,
         tokens: Sequence[int],
@@ -155,7 +159,7 @@ class Generating(ABC):
         stopping_criteria: Criteria = None,
         grammar: LlamaGrammar | str | None = None,
         penalize_nl: bool = True,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Generator[int, Sequence[int] | None, None]:
         """Generates token after token, without end: end tokens are yielded like others.
 
@@ -215,6 +219,7 @@ class ContextGenerating(Generating):
     def _between_requests(self) -> None:
         """What is put off until nothing is computed."""
 
+    @spelled(SamplingOptions)
     def sample(
         self,
         *,
@@ -223,7 +228,7 @@ class ContextGenerating(Generating):
         grammar: LlamaGrammar | str | Constraint | None = None,
         idx: int | None = None,
         penalize_nl: bool = True,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> int:
         """Chooses a token after what was evaluated. It is not evaluated itself.
 
