@@ -42,6 +42,7 @@ from ._engine.request import Draft
 from ._engine.sampling import Sampler
 from ._engine.session import Activation, Model, Predictor, Progress, Session, Sparsity
 from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse
+from .compat.llama_chat_format import handler_of
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, FormatError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -186,7 +187,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         self.verbose = verbose
         self._embedding = embedding
         pooling = pooling_number(pooling_type)
-        self.chat_handler = chat_handler
+        registered = None if chat_handler is not None else handler_of(chat_format)
+        self.chat_handler = chat_handler or registered
         self.draft_model = draft_model
         self.spm_infill = spm_infill
         self.cache = None
@@ -205,7 +207,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         self._pooling = pooling if pooling >= 0 else pooling_of_file(self.file)
         self._tokenizer: ModelTokenizer | None = self._open_tokenizer()
         self._chat_format: ChatFormat | None = None
-        if chat_format is not None:
+        if chat_format is not None and registered is None:
             self._choose_chat_format(chat_format)
         self._model: Model | None = None
         self._loader: Loader | None = None

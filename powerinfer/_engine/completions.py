@@ -344,7 +344,6 @@ class Completions(Generating):
         where = "create_chat_completion()"
         request = self._request(where, given, max_tokens, stop, grammar, n_top)
         request.n = check_count("n", n)
-        request.stop += self._format.stop
         check_prompt_logprobs(prompt_logprobs, stream)
         left, demanded = _tools(tools, tool_choice, functions, function_call)
         one = parallel_tool_calls is False
@@ -353,6 +352,7 @@ class Completions(Generating):
         ids, calls = self._chat_ids(
             messages, left, demanded, one, request, how, in_parts=stream and not legacy
         )
+        request.stop += self._format.stop  # which a format of the user's own tells with the prompt
         # A grammar holds an answer from its first token on: there is no room for thoughts.
         reasons = thinks(self._format.template) and request.grammar is None
         begun = reasons and has_begun(ids, self.tokenizer)

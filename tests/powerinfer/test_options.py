@@ -1,5 +1,5 @@
-"""The options that are spelled out for editors are those that the methods take. What type checkers make of them
-is in tests/typed_calls.py, which `mypy` reads."""
+"""The options that are spelled out for editors are those that the methods take. What type checkers make of
+them is in tests/typed_calls.py, which `mypy` reads."""
 
 from __future__ import annotations
 
