@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     )
     from ._text.grammar import LlamaGrammar
     from .async_llama import AsyncLlama
+    from .compat.arguments import llama_log_set
     from .compat.llama_cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
     from .compat.llama_speculative import LlamaDraftModel
-    from .compat.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
+    from .compat.llama_tokenizer import BaseLlamaTokenizer, LlamaHFTokenizer, LlamaTokenizer
     from .errors import (
         ArgumentError,
+        ArgumentTypeError,
         BusyError,
         ClosedError,
         ContextError,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArgumentError",
+    "ArgumentTypeError",
     "AsyncLlama",
     "BaseLlamaCache",
     "BaseLlamaTokenizer",
@@ -59,6 +62,7 @@ __all__ = [
     "LlamaDiskCache",
     "LlamaDraftModel",
     "LlamaGrammar",
+    "LlamaHFTokenizer",
     "LlamaRAMCache",
     "LlamaState",
     "LlamaTokenizer",
@@ -72,6 +76,7 @@ __all__ = [
     "StoppingCriteriaList",
     "UnsupportedError",
     "__version__",
+    "llama_log_set",
 ]
 
 _HOME = {
@@ -86,12 +91,14 @@ _HOME = {
     "LlamaRAMCache": "compat.llama_cache",
     "LlamaState": "_engine.report",
     "LlamaTokenizer": "compat.llama_tokenizer",
+    "LlamaHFTokenizer": "compat.llama_tokenizer",
     "LogitsProcessor": "_engine.sampling",
     "LogitsProcessorList": "_engine.sampling",
     "MinTokensLogitsProcessor": "_engine.sampling",
     "ModelFile": "_engine.file",
     "StoppingCriteria": "_engine.sampling",
     "StoppingCriteriaList": "_engine.sampling",
+    "llama_log_set": "compat.arguments",
 }
 
 

@@ -17,19 +17,20 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from ._engine import machine
+from ._engine import checks, machine
 from ._engine.arrays import Ids
 from ._engine.async_stream import AsyncStream, Chunk, Parts
 from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
 from ._engine.engine import PROMPT_PART, Engine
-from ._engine.file import ModelFile
+from ._engine.file import ModelFile, find_model
 from ._engine.generating import nth_seed
+from ._engine.options import AsyncChatOptions, AsyncCompletionOptions, AsyncLlamaOptions, spelled
 from ._engine.scheduler import Scheduler, SchedulerStats
 from ._engine.served import Served
 from ._engine.usage import say_why, timings, usage
@@ -37,6 +38,9 @@ from ._text.answer import best
 from ._text.grammars import Grammars
 from .errors import ArgumentError, ClosedError
 from .llama import Llama
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["AsyncLlama", "AsyncStream"]
 
@@ -62,6 +66,7 @@ class AsyncLlama:
     may be called from any thread.
     """
 
+    @spelled(AsyncLlamaOptions)
     def __init__(
         self,
         model_path: str | os.PathLike[str],
@@ -72,7 +77,7 @@ class AsyncLlama:
         n_pool: int | None = None,
         prompt_part: int | None = None,
         pooling: str | int | None = None,
-        **options: Any,
+        **options: Unpack[AsyncLlamaOptions],
     ) -> None:
         """Opens and loads, which takes as long as it does for Llama.
 
@@ -91,15 +96,18 @@ class AsyncLlama:
             wait. A plan must have n_parallel sequences or more; those beyond hold what later prompts may
             share.
         """
+        given: dict[str, Any] = {**options}
         for name in _SINGLE:
-            if options.pop(name, None):
+            if given.pop(name, None):
                 raise ArgumentError(f"AsyncLlama has no {name}: its context is many conversations")
         if n_parallel < 1:
             raise ArgumentError(f"n_parallel is {n_parallel}, it must be at least 1")
-        has_plan = options.get("plan") is not None
+        budget = given.get("vram_budget") if may_use_gpu(given) else 0
+        model_path = find_model(model_path, vram_budget=budget, verbose=given.get("verbose", True))
+        has_plan = given.get("plan") is not None
         if n_pool is None and not has_plan and not isinstance(n_ctx, str):
             each = n_ctx or _trained_ctx(model_path)
-            n_pool = each * (min(n_parallel, 2) if may_use_gpu(options) else n_parallel)
+            n_pool = each * (min(n_parallel, 2) if may_use_gpu(given) else n_parallel)
         self.n_parallel = n_parallel
         self.max_waiting = max_waiting
         self.llama = Llama(
@@ -108,7 +116,7 @@ class AsyncLlama:
             n_seq=1 if has_plan else n_parallel + _HELD,  # a plan says itself how many
             n_pool=n_pool,
             embedding=True,
-            **options,
+            **given,
         )
         """The object below, for tokenize(), info() and the like. Its own context must not be used."""
         if self.llama.session.info.n_seq < n_parallel:
@@ -155,21 +163,38 @@ class AsyncLlama:
 
     @overload
     async def create_completion(
-        self, prompt: Prompt | Sequence[Prompt], *, stream: Literal[False] = False, **options: Any
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[AsyncCompletionOptions],
     ) -> Chunk: ...
 
     @overload
     async def create_completion(
-        self, prompt: Prompt | Sequence[Prompt], *, stream: Literal[True], **options: Any
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        stream: Literal[True],
+        **options: Unpack[AsyncCompletionOptions],
     ) -> AsyncStream: ...
 
     @overload
     async def create_completion(
-        self, prompt: Prompt | Sequence[Prompt], *, stream: bool, **options: Any
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        stream: bool,
+        **options: Unpack[AsyncCompletionOptions],
     ) -> Chunk | AsyncStream: ...
 
+    @spelled(AsyncCompletionOptions)
     async def create_completion(
-        self, prompt: Prompt | Sequence[Prompt], *, stream: bool = False, **options: Any
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        stream: bool = False,
+        **options: Unpack[AsyncCompletionOptions],
     ) -> Chunk | AsyncStream:
         """Continues a prompt, or each of a list of prompts.
 
@@ -188,26 +213,44 @@ class AsyncLlama:
         """
         several = not isinstance(prompt, (str, bytes)) and len(prompt) and not _is_id(prompt[0])
         prompts = list(prompt) if several else [prompt]
-        best_of = options.pop("best_of", None)
-        return await self._create(Served.create_completion, prompts, stream, options, best_of)
+        given: dict[str, Any] = {**options}
+        best_of = given.pop("best_of", None)
+        return await self._create(Served.create_completion, prompts, stream, given, best_of)
 
     @overload
     async def create_chat_completion(
-        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[False] = False, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[AsyncChatOptions],
     ) -> Chunk: ...
 
     @overload
     async def create_chat_completion(
-        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[True], **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stream: Literal[True],
+        **options: Unpack[AsyncChatOptions],
     ) -> AsyncStream: ...
 
     @overload
     async def create_chat_completion(
-        self, messages: Sequence[Mapping[str, Any]], *, stream: bool, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stream: bool,
+        **options: Unpack[AsyncChatOptions],
     ) -> Chunk | AsyncStream: ...
 
+    @spelled(AsyncChatOptions)
     async def create_chat_completion(
-        self, messages: Sequence[Mapping[str, Any]], *, stream: bool = False, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stream: bool = False,
+        **options: Unpack[AsyncChatOptions],
     ) -> Chunk | AsyncStream:
         """Answers a conversation.
 
@@ -218,7 +261,7 @@ class AsyncLlama:
         Returns a dict in OpenAI's shape: the answer is result["choices"][0]["message"]. Raises what
         create_completion() raises.
         """
-        return await self._create(Served.create_chat_completion, [messages], stream, options)
+        return await self._create(Served.create_chat_completion, [messages], stream, {**options})
 
     async def _create(
         self,
@@ -236,7 +279,7 @@ class AsyncLlama:
         if n_made > n and not tell:
             options["logprobs"] = 0
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        limit = options.get("max_tokens")
+        limit = checks.optional_whole("max_tokens", options.get("max_tokens"))
         limit = 0 if options.get("prompt_only") else None if limit is None or limit <= 0 else limit
         calls = []
         for what in given:

@@ -23,6 +23,10 @@ class ArgumentError(PowerInferError, ValueError):
     """A value given by the caller is out of range."""
 
 
+class ArgumentTypeError(ArgumentError, TypeError):
+    """A value given by the caller is of a kind that cannot stand there."""
+
+
 class OutOfMemoryError(PowerInferError, MemoryError):
     """An allocation failed, or a limit on locked memory forbids it."""
 

@@ -24,25 +24,30 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ._engine import checks
 from ._engine.arrays import Ids, Logits, as_int32
 from ._engine.completions import ChatHandler, Completions
 from ._engine.context import Context
-from ._engine.devices import Budget, Names, budget_of_layers, choose_devices
+from ._engine.devices import Budget, Names, choose_for_layers
 from ._engine.embedding import Embeddings, pooling_number, pooling_of_file
 from ._engine.engine import Engine
-from ._engine.file import DEMO, ModelFile
+from ._engine.file import DEMO, ModelFile, find_model
 from ._engine.generating import RANDOM_SEEDS, ContextGenerating
 from ._engine.info import Info
 from ._engine.loader import ContextSize, Loader, loading_bar, summary
 from ._engine.online import OnlineStatistics
+from ._engine.options import LlamaOptions, OtherLlamaOptions, spelled
 from ._engine.report import LlamaState, Timings
 from ._engine.request import Draft
 from ._engine.sampling import Sampler
 from ._engine.session import Activation, Model, Predictor, Progress, Session, Sparsity
 from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse
-from .errors import ArgumentError, ClosedError, FormatError, UnsupportedError
+from .compat.llama_chat_format import handler_of
+from .errors import ArgumentError, ArgumentTypeError, ClosedError, FormatError, UnsupportedError
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ._text.chat_format import ChatFormat
     from .compat.llama_tokenizer import ModelTokenizer
     from .models.plan import Plan
@@ -69,6 +74,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
     Calls from several threads wait for each other. AsyncLlama answers many requests at the same time.
     """
 
+    @spelled(OtherLlamaOptions)
     def __init__(
         self,
         model_path: str | os.PathLike[str],
@@ -111,12 +117,14 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         n_keep: int | None = None,
         progress: Progress | None = None,
         prompt_progress: Progress | None = None,
-        **unsupported: Any,
+        **unsupported: Unpack[OtherLlamaOptions],
     ) -> None:
         """Opens a GGUF file, loads the model and makes a context.
 
-        model_path: a file, or "demo" for the model that comes with the package.
-        n_gpu_layers: 0 is a vram_budget of 0, -1 one of None; other values warn.
+        model_path: a file, "demo" for the model that comes with the package, or
+            hf:OWNER/REPO[:FILE-or-format] for one of the Hugging Face Hub, fetched if it is not here.
+        n_gpu_layers: a vram_budget that holds so many layers, or what of it is free; 0 is a vram_budget of 0,
+            -1 one of None. Where no GPU can be used it warns, and the CPU computes.
         n_ctx: most tokens of prompt and answer together; None or 0: what the model was trained with, at
             most 4096; "auto": as much of that as a quarter of the memory holds.
         n_batch: prompt tokens computed together; n_ubatch, if smaller, instead. None: 512, of a mixture of
@@ -173,29 +181,34 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         refuse("Llama()", unsupported, LATER_INIT, NO_EFFECT_INIT)
         if expert_cache not in ("live", "frozen"):
             raise ArgumentError(f'expert_cache is {expert_cache!r}, it must be "live" or "frozen"')
-        vram_budget = budget_of_layers(n_gpu_layers, vram_budget)
         chosen = None
         if not vocab_only and plan is None:
-            chosen = choose_devices(vram_budget, devices)  # before anything takes long
+            chosen = choose_for_layers(n_gpu_layers, vram_budget, devices)  # before anything takes long
         begin = time.perf_counter()
         self.verbose = verbose
         self._embedding = embedding
         pooling = pooling_number(pooling_type)
-        self.chat_handler = chat_handler
+        registered = None if chat_handler is not None else handler_of(chat_format)
+        self.chat_handler = chat_handler or registered
         self.draft_model = draft_model
         self.spm_infill = spm_infill
         self.cache = None
         self._identity: str | None = None
         self.prompt_progress = prompt_progress
+        for name, given in (("n_seq", n_seq), ("n_pool", n_pool), ("last_n_tokens_size", last_n_tokens_size)):
+            checks.optional_whole(name, given)
+        if threshold is not None:
+            checks.real("threshold", threshold)
         self.last_n_tokens_size = last_n_tokens_size
         self._lock = threading.RLock()
         self._closed = False
-        self.file = ModelFile(model_path)
+        budget = 0 if chosen is None and not vocab_only and plan is None else vram_budget
+        self.file = ModelFile(find_model(model_path, vram_budget=budget, verbose=verbose))
         self.model_path = os.fspath(self.file.path)
         self._pooling = pooling if pooling >= 0 else pooling_of_file(self.file)
         self._tokenizer: ModelTokenizer | None = self._open_tokenizer()
         self._chat_format: ChatFormat | None = None
-        if chat_format is not None:
+        if chat_format is not None and registered is None:
             self._choose_chat_format(chat_format)
         self._model: Model | None = None
         self._loader: Loader | None = None
@@ -223,6 +236,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
                 plan=plan,
                 names=devices,
                 vram_budget=vram_budget,
+                n_gpu_layers=n_gpu_layers if vram_budget is None and (n_gpu_layers or 0) > 0 else None,
                 online=online_statistics,
                 say=self._notice,
                 n_ctx=n_ctx or 0,
@@ -251,11 +265,13 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         self._timings = Timings(load_s=time.perf_counter() - begin)
 
     @classmethod
-    def demo(cls, **options: Any) -> Llama:
+    @spelled(LlamaOptions)
+    def demo(cls, **options: Unpack[LlamaOptions]) -> Llama:
         """Opens the small model that comes with the package, with the options of Llama."""
         return cls(DEMO, **options)
 
     @classmethod
+    @spelled(LlamaOptions)
     def from_pretrained(
         cls,
         repo_id: str,
@@ -267,7 +283,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         *,
         revision: str | None = None,
         token: str | bool | None = None,
-        **options: Any,
+        **options: Unpack[LlamaOptions],
     ) -> Llama:
         """Fetches a model from the Hugging Face Hub and opens it with the options of Llama.
 
@@ -311,8 +327,11 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
 
     def _adapters(self) -> list[tuple[str | os.PathLike[str], float]]:
         given, scale = self._arguments["lora_path"], self._arguments["lora_scale"]
-        paths = [] if given is None else [given] if isinstance(given, (str, os.PathLike)) else list(given)
-        scales = [scale] * len(paths) if isinstance(scale, (int, float)) else list(scale)
+        paths = [] if given is None else [given] if isinstance(given, (str, os.PathLike)) else given
+        if not isinstance(paths, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
+            raise ArgumentTypeError(f"lora_path is {given!r}, it must be a path or a list of paths")
+        each = scale if isinstance(scale, (list, tuple)) else [scale] * len(paths)
+        scales = [checks.real("lora_scale", one) for one in each]
         if len(scales) != len(paths):
             raise ArgumentError(f"there are {len(paths)} paths in lora_path and {len(scales)} in lora_scale")
         return list(zip(paths, scales, strict=True))
@@ -402,6 +421,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         add_bos: begin with the BOS token if the model wants one.
         special: text that looks like a control token becomes that token.
         """
+        checks.text("the text", text)
         return self.tokenizer.encode(text, add_bos=add_bos, special=special)
 
     def detokenize(
@@ -448,6 +468,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
 
         Raises FormatError if it does not fit this model, ContextError if it is longer than n_ctx.
         """
+        if not isinstance(state, LlamaState):
+            raise ArgumentTypeError(f"the state is {type(state).__name__}, it must be what save_state() gave")
         with self._lock:
             if state.model not in ("", self._model_identity()):
                 raise FormatError("the saved state is of another model")
@@ -469,6 +491,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
 
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sequence of random choices; None: from anywhere."""
+        checks.optional_whole("seed", seed)
         with self._lock:
             self._random = Random(None if seed in RANDOM_SEEDS else seed)
             self._sampler = None

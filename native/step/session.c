@@ -134,6 +134,20 @@ uint64_t pi_model_kv_bytes(const pi_model *m, const pi_session_options *options)
     return n;
 }
 
+/* Memory is taken when it is first written, in the middle of an answer perhaps: what will be taken is compared with what
+ * is free before. */
+static pi_status check_memory(const pi_session *s) {
+    const double gib = 1 << 30;
+    const uint64_t kv = pi_kv_bytes(&s->kv), n = kv + s->memory_bytes, free_bytes = te_os_memory_available();
+    if (n <= free_bytes) return PI_OK;
+    return PI_FAIL(
+        PI_ERROR_MEMORY,
+        "K/V takes %.2f GiB and a batch %.2f GiB (n_ctx=%d, n_pool=%d, n_seq=%d, n_batch=%d), and this process "
+        "can have %.2f GiB",
+        (double)kv / gib, (double)s->memory_bytes / gib, s->options.n_ctx, s->options.n_pool, s->options.n_seq,
+        s->options.n_batch, (double)free_bytes / gib);
+}
+
 static pi_status open_session(pi_session *s) {
     const pi_model *m = s->model;
     const pi_model_info *i = &m->info;
@@ -151,6 +165,7 @@ static pi_status open_session(pi_session *s) {
     carver c = {NULL, 0};
     lay_out(s, &c);
     s->memory_bytes = c.used;
+    PI_TRY(check_memory(s));
     s->memory = te_os_alloc(s->memory_bytes);
     if (!s->memory)
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the buffers of a step (%zu bytes at n_batch %d)",

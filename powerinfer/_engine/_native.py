@@ -20,6 +20,7 @@ import cffi
 
 from ..errors import (
     ArgumentError,
+    ArgumentTypeError,
     ContextError,
     DeviceError,
     FileError,
@@ -107,8 +108,11 @@ def check(status: int) -> None:
 
 
 def fit(name: str, value: int, bits: int = 32, signed: bool = True) -> int:
-    """The value as an int that fits a C integer of that width. Raises ArgumentError, or TypeError."""
-    number = operator.index(value)
+    """The value as an int that fits a C integer of that width. Raises ArgumentError."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(f"{name} is {value!r}, it must be a whole number") from None
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     if not low <= number <= high:
         raise ArgumentError(f"{name} is {number}, it must lie between {low} and {high}")

@@ -10,9 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..compat.arguments import LATER_GENERATING, refuse
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from . import checks
 from .generating import Generating, nth_seed
+from .options import ChatOptions, CompletionOptions, GenerationOptions, spelled
 from .sampling import (
     SAMPLING_NAMES,
     LogitsProcessorList,
@@ -22,6 +24,8 @@ from .sampling import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .._text.answer import Answer, AnswerParser, Echo
     from .._text.chat_format import ChatFormat
     from .._text.grammar import LlamaGrammar
@@ -108,7 +112,7 @@ class Completions(Generating):
         max_tokens: int | None = None,
         *,
         stream: Literal[False] = False,
-        **options: Any,
+        **options: Unpack[CompletionOptions],
     ) -> Completion: ...
 
     @overload
@@ -119,7 +123,7 @@ class Completions(Generating):
         max_tokens: int | None = None,
         *,
         stream: Literal[True],
-        **options: Any,
+        **options: Unpack[CompletionOptions],
     ) -> Iterator[CompletionChunk]: ...
 
     @overload
@@ -130,9 +134,10 @@ class Completions(Generating):
         max_tokens: int | None = None,
         *,
         stream: bool,
-        **options: Any,
+        **options: Unpack[CompletionOptions],
     ) -> Completion | Iterator[CompletionChunk]: ...
 
+    @spelled(GenerationOptions)
     def create_completion(
         self,
         prompt: str | bytes | Sequence[int],
@@ -149,7 +154,7 @@ class Completions(Generating):
         best_of: int | None = None,
         response_format: Mapping[str, Any] | None = None,
         prompt_logprobs: int | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> Completion | Iterator[CompletionChunk]:
         """Continues a prompt.
 
@@ -232,19 +237,28 @@ class Completions(Generating):
 
     @overload
     def create_chat_completion(
-        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[False] = False, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[ChatOptions],
     ) -> ChatCompletion: ...
 
     @overload
     def create_chat_completion(
-        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[True], **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stream: Literal[True],
+        **options: Unpack[ChatOptions],
     ) -> Iterator[ChatCompletionChunk]: ...
 
     @overload
     def create_chat_completion(
-        self, messages: Sequence[Mapping[str, Any]], *, stream: bool, **options: Any
+        self, messages: Sequence[Mapping[str, Any]], *, stream: bool, **options: Unpack[ChatOptions]
     ) -> ChatCompletion | Iterator[ChatCompletionChunk]: ...
 
+    @spelled(GenerationOptions)
     def create_chat_completion(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -267,7 +281,7 @@ class Completions(Generating):
         continue_final_message: bool = False,
         add_generation_prompt: bool = True,
         prompt_logprobs: int | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
         """Answers a conversation.
 
@@ -305,17 +319,18 @@ class Completions(Generating):
             messages = [{"role": "user", "content": "Hello"}]
             llm.create_chat_completion(messages)["choices"][0]["message"]["content"]
         """
+        given: dict[str, Any] = {**options}
         if self.chat_handler is not None:
-            options |= dict(functions=functions, function_call=function_call, tools=tools)
-            options |= dict(tool_choice=tool_choice, response_format=response_format, max_tokens=max_tokens)
-            options |= dict(stop=[] if stop is None else stop, stream=stream, model=model, grammar=grammar)
-            options |= dict(logprobs=logprobs, top_logprobs=top_logprobs)
-            given: dict[str, Any] = {"parallel_tool_calls": parallel_tool_calls, "n": n}
-            given |= {"chat_template_kwargs": chat_template_kwargs, "prompt_logprobs": prompt_logprobs}
-            given |= {"continue_final_message": continue_final_message or None}
-            given |= {"add_generation_prompt": None if add_generation_prompt else False}
-            options |= {key: value for key, value in given.items() if value is not None}
-            handled: ChatCompletion = self.chat_handler(llama=self, messages=messages, **options)
+            given |= dict(functions=functions, function_call=function_call, tools=tools)
+            given |= dict(tool_choice=tool_choice, response_format=response_format, max_tokens=max_tokens)
+            given |= dict(stop=[] if stop is None else stop, stream=stream, model=model, grammar=grammar)
+            given |= dict(logprobs=logprobs, top_logprobs=top_logprobs)
+            more: dict[str, Any] = {"parallel_tool_calls": parallel_tool_calls, "n": n}
+            more |= {"chat_template_kwargs": chat_template_kwargs, "prompt_logprobs": prompt_logprobs}
+            more |= {"continue_final_message": continue_final_message or None}
+            more |= {"add_generation_prompt": None if add_generation_prompt else False}
+            given |= {key: value for key, value in more.items() if value is not None}
+            handled: ChatCompletion = self.chat_handler(llama=self, messages=messages, **given)
             return handled
         from .._text.answer import chat_completion, chat_completion_chunks, numbered, together
         from .._text.channels import ChannelParser, has_channels
@@ -324,12 +339,11 @@ class Completions(Generating):
         legacy = functions is not None
         grammar = _one_grammar(grammar, response_format)
         n_top = _chat_n_top(logprobs, top_logprobs)
-        if "temp" not in options:
-            options.setdefault("temperature", CHAT_TEMPERATURE)
+        if "temp" not in given:
+            given.setdefault("temperature", CHAT_TEMPERATURE)
         where = "create_chat_completion()"
-        request = self._request(where, options, max_tokens, stop, grammar, n_top)
+        request = self._request(where, given, max_tokens, stop, grammar, n_top)
         request.n = check_count("n", n)
-        request.stop += self._format.stop
         check_prompt_logprobs(prompt_logprobs, stream)
         left, demanded = _tools(tools, tool_choice, functions, function_call)
         one = parallel_tool_calls is False
@@ -338,6 +352,7 @@ class Completions(Generating):
         ids, calls = self._chat_ids(
             messages, left, demanded, one, request, how, in_parts=stream and not legacy
         )
+        request.stop += self._format.stop  # which a format of the user's own tells with the prompt
         # A grammar holds an answer from its first token on: there is no room for thoughts.
         reasons = thinks(self._format.template) and request.grammar is None
         begun = reasons and has_begun(ids, self.tokenizer)
@@ -406,6 +421,10 @@ class Completions(Generating):
         """The prompt of a conversation, and what makes that which finds the calls in an answer. how: for
         ChatFormat.encode. in_parts: tell arguments of calls as they come."""
         chat_format, tokenizer = self._format, self.tokenizer
+        if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+            raise ArgumentTypeError(
+                f"messages is {type(messages).__name__}, it must be a list of dicts with 'role' and 'content'"
+            )
         if not tools and not any(_is_about_tools(message) for message in messages):
             return chat_format.encode(messages, tokenizer, **how), lambda: None
         from .._text.tool_calls import ToolCallParser, ToolFormat
@@ -430,10 +449,13 @@ class Completions(Generating):
         if suffix is not None:
             from .._text.infill import infill_ids
 
+            prompt, suffix = checks.prompt(prompt), str(checks.text("suffix", suffix))
+
             return infill_ids(self.tokenizer, prompt, suffix, suffix_first=self.spm_infill)
+        prompt = checks.prompt(prompt)
         if isinstance(prompt, (str, bytes)):
             return self.tokenizer.encode(prompt, add_bos=True, special=True)
-        return [int(token) for token in prompt]
+        return list(prompt)
 
     def _request(
         self,
@@ -447,6 +469,11 @@ class Completions(Generating):
         """Of options those of Sampling and of _generation. Raises for others that ask for anything."""
         from .._text.logprobs import check_n_top
 
+        max_tokens = checks.optional_whole("max_tokens", max_tokens)
+        checks.optional_whole("seed", options.get("seed"))
+        checks.optional_whole("min_tokens", options.get("min_tokens"))
+        checks.hooks("logits_processor", options.get("logits_processor"))
+        checks.hooks("stopping_criteria", options.get("stopping_criteria"))
         chosen = {name: value for name, value in options.items() if name in SAMPLING_NAMES or name == "temp"}
         hooks = {name: value for name, value in options.items() if name in _HOOKS}
         length = {name: value for name, value in options.items() if name in _LENGTH and value is not None}
@@ -457,8 +484,7 @@ class Completions(Generating):
         sampling = sampling_of(where, chosen, self.last_n_tokens_size)
         if n_top is not None:
             n_top = check_n_top("logprobs", n_top)
-        stops = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
-        return _Request(sampling, hooks, max_tokens, stops, grammar, n_top, **length)
+        return _Request(sampling, hooks, max_tokens, checks.stops(stop), grammar, n_top, **length)
 
     def _answer(self, ids: list[int], request: _Request) -> Answer:
         from .._text.answer import Answer

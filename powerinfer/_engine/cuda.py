@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import PowerInferError
 from . import _native
+from .extras import how
 from .machine import DeviceFacts, GpuDriver, device_facts
 
 OLDEST_CUDA = 13000
@@ -21,7 +22,7 @@ _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
 _PACKAGES = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
 WITHOUT_CUBLAS = (
     "not found: prompts on a GPU use the engine's own matrix products; with it "
-    "(pip install 'powerinfer[cuda]') long prompts are computed faster"
+    f"({how('cuda')}) long prompts are computed faster"
 )
 
 

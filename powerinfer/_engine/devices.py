@@ -67,15 +67,31 @@ def warn_once(reason: str, what: str = "there is a GPU, but it") -> None:
         warnings.warn(f"{what} is not used: {reason}", stacklevel=2)
 
 
-def budget_of_layers(n_gpu_layers: int | None, vram_budget: Budget) -> Budget:
-    """llama-cpp-python's n_gpu_layers as a budget: 0 is the CPU, -1 whatever fits. A budget that is given
-    counts instead."""
-    if n_gpu_layers not in (None, 0, -1):
-        warnings.warn(
-            f"n_gpu_layers={n_gpu_layers} has no effect: vram_budget says how much of a model a GPU holds",
-            stacklevel=3,
-        )
-    return 0 if n_gpu_layers == 0 and vram_budget is None else vram_budget
+_ANY_BYTES = 1 << 50  # more than a device has
+
+
+def choose_for_layers(n_gpu_layers: int | None, vram_budget: Budget, names: Names) -> Devices | None:
+    """As choose_devices(), but with llama-cpp-python's n_gpu_layers: 0 is the CPU, a negative number whatever
+    fits. N layers are a budget that Loader works out; here all that is free is chosen. A vram_budget that is
+    given counts instead. Without a GPU that can be used it warns, and the CPU computes."""
+    if n_gpu_layers is not None and (isinstance(n_gpu_layers, bool) or not isinstance(n_gpu_layers, int)):
+        raise ArgumentError(f"n_gpu_layers is {n_gpu_layers!r}, it must be a whole number")
+    if n_gpu_layers == 0 and vram_budget is None:
+        return None
+    if n_gpu_layers is None or n_gpu_layers < 0 or vram_budget is not None:
+        return choose_devices(vram_budget, names)
+    kind, indices = _named(names, 1)
+    if kind == "host":
+        budgets = (_ANY_BYTES,) * len(indices)
+        return Devices(kind=kind, indices=tuple(indices), budgets=budgets, automatic=True)
+    try:
+        found, problem = choose_devices(None, names), problem_of(machine.gpus(), [0])
+    except DeviceError as error:
+        found, problem = None, str(error)
+    if found is None:
+        warn_once(problem, f"n_gpu_layers={n_gpu_layers}: the CPU computes everything; a GPU")
+        return None
+    return replace(found, automatic=True)
 
 
 def choose_devices(vram_budget: Budget, devices: Names) -> Devices | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..types import CreateEmbeddingResponse
 from .arrays import Ids, as_int32
 from .context import Context
@@ -151,6 +151,8 @@ class Embeddings(ABC):
         if not self._embedding:
             raise ArgumentError("embed() needs Llama(..., embedding=True)")
         kind = self._pooling if pooling is None else pooling_number(pooling)
+        if not isinstance(input, (str, Sequence)) or isinstance(input, (bytes, bytearray)):
+            raise ArgumentTypeError(f"the input is {type(input).__name__}, it must be a text or several")
         texts = [input] if isinstance(input, str) else list(input)
         if not all(isinstance(text, (str, bytes)) for text in texts):
             raise ArgumentError("the input of embed() must be a text or several")

@@ -40,18 +40,50 @@ _NUMBERS = {
 _NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
 
 
-def find_model(name: str | os.PathLike[str]) -> Path:
-    """The path of a model. The word "demo" is the model that comes with the package; a file so called is
-    "./demo".
+_DEMO_PATH = Path(__file__).resolve().parents[1] / "demo" / "demo.gguf"
 
-    Raises FileError if the package was installed without the demo.
+
+def find_model(name: str | os.PathLike[str], *, vram_budget: Any = None, verbose: bool = True) -> Path:
+    """The path of a model. The word "demo" is the model that comes with the package; a file so called is
+    "./demo". hf:OWNER/REPO[:FILE-or-format] is one of the Hugging Face Hub, which is fetched if it is not
+    here; where several would do, memory and vram_budget choose. verbose: say on stderr what is fetched.
+
+    Raises FileError (there is no such file; the package was installed without the demo; the hub refuses),
+    ArgumentError (no path), UnsupportedError (huggingface_hub is not installed).
     """
-    if name != DEMO:
-        return Path(name)
-    path = Path(__file__).resolve().parents[1] / "demo" / "demo.gguf"
-    if not path.is_file():
-        raise FileError(f"the demo model {path} does not exist: this installation came without it")
+    if not isinstance(name, (str, os.PathLike)) or isinstance(os.fspath(name), bytes):
+        raise ArgumentError(f"the model's path is {name!r}, it must be text or a Path")
+    if name == "":
+        raise ArgumentError('the model\'s path is empty; "demo" is the model that comes with the package')
+    if name == DEMO:
+        if not _DEMO_PATH.is_file():
+            raise FileError(f"the demo model {_DEMO_PATH} does not exist: this installation came without it")
+        return _DEMO_PATH
+    from ..models import hub
+
+    if hub.is_reference(name):
+        return hub.find(str(name), vram_budget=vram_budget, verbose=verbose)
+    if isinstance(name, str) and not os.path.lexists(name) and (hint := hub.hint(name)):
+        raise FileError(f"there is no file {name}{hint}")
+    path = Path(name)
+    if os.path.isdir(path):
+        raise FileError(f"{path} is a folder; {_in_folder(path)}")
     return path
+
+
+def is_demo(path: Path) -> bool:
+    """Whether a file is the one that comes with the package."""
+    return path.exists() and _DEMO_PATH.exists() and path.samefile(_DEMO_PATH)
+
+
+def _in_folder(path: Path) -> str:
+    """What to do with a folder that is given as a model."""
+    models = sorted(path.glob("*.gguf"))
+    if models:
+        return f"name a file in it: {', '.join(str(model) for model in models[:5])}"
+    if (path / "config.json").exists():
+        return f"powerinfer convert {path} -o model.gguf makes a model of it"
+    return "a model is a GGUF file"
 
 
 _EXPERTS = re.compile(r"_exps\.|\.ffn_(gate|up|down)\.\d+\.")

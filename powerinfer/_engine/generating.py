@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ArgumentError, ClosedError, ContextError, FormatError
+from ..errors import ArgumentError, ArgumentTypeError, ClosedError, ContextError, FormatError
 from .arrays import Ids, Logits, common_prefix
+from .checks import whole
 from .choice import Choice
 from .context import Context
 from .generation import Generation
+from .options import SamplingOptions, spelled
 from .report import LlamaState, Timings
 from .request import Draft
 from .sampling import (
@@ -31,6 +33,8 @@ from .sampling import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .._text.grammar import Constraint, LlamaGrammar
     from .._text.grammars import RemoteConstraint
     from .._text.tokenizer import Tokenizer
@@ -113,7 +117,9 @@ class Generating(ABC):
         return Sampler(options, self.n_vocab(), logit_bias=bias, breakers=breakers)
 
     def _seed(self, seed: int | None) -> int:
-        return self._random.getrandbits(64) if seed is None or seed in RANDOM_SEEDS else seed & (2**64 - 1)
+        if seed is None or seed in RANDOM_SEEDS:
+            return self._random.getrandbits(64)
+        return whole("seed", seed) & (2**64 - 1)
 
     def _bias(self, logit_bias: Mapping[int, float] | None) -> dict[int, float]:
         """What is added to logits: -inf to those that pad the vocabulary of the model beyond that of the
@@ -141,6 +147,7 @@ class Generating(ABC):
             raise ArgumentError(f"grammar is {type(grammar).__name__}, not LlamaGrammar")
         return grammar.constraint(self.tokenizer)
 
+    @spelled(SamplingOptions)
     def generate(
         self,
         tokens: Sequence[int],
@@ -152,7 +159,7 @@ class Generating(ABC):
         stopping_criteria: Criteria = None,
         grammar: LlamaGrammar | str | None = None,
         penalize_nl: bool = True,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Generator[int, Sequence[int] | None, None]:
         """Generates token after token, without end: end tokens are yielded like others.
 
@@ -212,6 +219,7 @@ class ContextGenerating(Generating):
     def _between_requests(self) -> None:
         """What is put off until nothing is computed."""
 
+    @spelled(SamplingOptions)
     def sample(
         self,
         *,
@@ -220,7 +228,7 @@ class ContextGenerating(Generating):
         grammar: LlamaGrammar | str | Constraint | None = None,
         idx: int | None = None,
         penalize_nl: bool = True,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> int:
         """Chooses a token after what was evaluated. It is not evaluated itself.
 
@@ -306,6 +314,10 @@ class ContextGenerating(Generating):
 
         cache: a LlamaRAMCache or LlamaDiskCache, which several objects may share; None: no longer.
         """
+        if cache is not None and not hasattr(cache, "lookup"):
+            raise ArgumentTypeError(
+                f"the cache is {type(cache).__name__}, it must be a LlamaRAMCache or LlamaDiskCache"
+            )
         self.cache = cache
 
     def _through(

@@ -24,7 +24,7 @@ from ..errors import (
 )
 from .cuda import WITHOUT_CUBLAS, load_cublas
 from .devices import GIB, Budget, Devices, Names, choose_devices, facts_of, warn_once
-from .machine import machine_info
+from .machine import available_bytes
 from .session import Model, Session
 from .types import KV_TYPE, N_BATCH, SPARSITY, Progress, name_of, number_of
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 ContextSize = int | Literal["auto"] | None
 _LEAST_CONTEXT = 512
 _KV_SHARE, _FREE_SHARE = 4, 8
+_WHOLE_BYTES = 1 << 46  # more than any model
 _BESIDE_CONTEXT = 120 << 20  # code that is loaded later, captured graphs, libraries
 
 
@@ -48,6 +49,7 @@ class Loader:
         plan: Plan | str | os.PathLike[str] | None = None,
         names: Names = None,
         vram_budget: Budget = None,
+        n_gpu_layers: int | None = None,
         online: bool = False,
         say: Callable[[str], None] = lambda text: None,
         **options: Any,
@@ -56,6 +58,7 @@ class Loader:
         devices: what choose_devices() gave; None with a plan.
         plan: a Plan or the path of one, for the devices that `names` names and these budgets; None: one is
             made if there are devices.
+        n_gpu_layers: of the devices so much as holds that many layers; None: all of their budgets.
         online: count which neurons fire.
         say: told how the plan came about, one sentence at a time.
         options: of Session, where n_ctx may be "auto", and type_k and type_v None.
@@ -72,6 +75,7 @@ class Loader:
         self.statistics: Statistics | None = None
         self._given = plan
         self._names, self._budget = names, vram_budget
+        self._n_layers = n_gpu_layers
 
     def open(self, progress: Progress | None = None) -> Session:
         """progress: called while weights are brought to devices.
@@ -85,8 +89,39 @@ class Loader:
             self._settle_context()
             if self.devices is not None:
                 self._make()
+        self._check_context()
         _warn_of_memory(self.model, self.plan)
         return self.session(progress)
+
+    def _check_context(self) -> None:
+        """Raises OutOfMemoryError where K and V would take more memory than is free; warns of a context
+        beyond what the model was trained for."""
+        info, settings = self.model.info, self._settings()
+        n_ctx = settings.n_ctx or min(info.n_ctx_train, 4096)
+        shape: dict[str, Any] = {"n_pool": settings.n_pool, "n_seq": settings.n_seq}
+        shape |= {"n_batch": settings.n_batch or N_BATCH}
+        shape |= {"type_k": settings.type_k, "type_v": settings.type_v}
+        try:
+            n_bytes = self.model.kv_bytes(n_ctx, **shape)
+        except ArgumentError:  # which Session says in its words
+            return
+        if self.plan is not None and self.plan.uses_device:
+            n_bytes -= min(n_bytes, self.plan.bytes.kv)
+        free = available_bytes()
+        if free is not None and n_bytes > free:
+            fits = auto_context(self.model, _host_room(self.model), replace(settings, n_pool=0))
+            pool = settings.n_pool if settings.n_pool > n_ctx else 0
+            what = f"n_ctx={n_ctx:,}" + (f" and {pool:,} tokens of all conversations" if pool else "")
+            raise OutOfMemoryError(
+                f"K/V for {what} takes {n_bytes / GIB:.1f} GiB, and {free / GIB:.1f} are free; "
+                f'n_ctx="auto" would take {fits:,}'
+            )
+        if n_ctx > info.n_ctx_train:
+            warnings.warn(
+                f"n_ctx={n_ctx} is more than the {info.n_ctx_train} tokens that the model was trained for: "
+                "what it says beyond those may make no sense",
+                stacklevel=4,
+            )
 
     def session(self, progress: Progress | None = None, *, strict: bool = False) -> Session:
         """A session of the plan as it is. strict: never on the CPU where the plan uses a device."""
@@ -200,6 +235,8 @@ class Loader:
 
         try:
             self.statistics = find_statistics(self.model)
+            if self._n_layers is not None:
+                self._take_layers(self._n_layers)
             self._plan(self.statistics)
         except (ArgumentError, FileError, FormatError, UnsupportedError) as error:
             self._give_up(error)
@@ -208,6 +245,41 @@ class Loader:
         self.say(summary(self.plan))
         if self.devices is not None and self.devices.kind == "cuda" and load_cublas() is None:
             self.say(f"cuBLASLt is {WITHOUT_CUBLAS}")
+
+    def _take_layers(self, n: int) -> None:
+        """Makes the budgets what the last N layers take, or less where less is free."""
+        from ..models.plan import engine
+
+        assert self.devices is not None
+        n_layer, free = self.model.info.n_layer, sum(self.devices.budgets)
+        settings = replace(self._settings(), budget_bytes=_WHOLE_BYTES)
+        whole = engine.compute(self.model, settings, self._rates())
+        sizes = [
+            y.kv_bytes + y.attention_bytes + y.norm_bytes + y.predictor_bytes + y.ffn_bytes
+            for y in whole.layers
+        ]
+        n_bytes = whole.bytes.total - sum(sizes[: max(n_layer - n, 0)])
+        if n <= n_layer:
+            n_bytes -= whole.bytes.head
+        n_bytes = max(n_bytes, whole.min_bytes)
+        told = (
+            f"n_gpu_layers={n}: a budget of {n_bytes / GIB:.2f} GiB holds as much as "
+            f"{min(n, n_layer)} of {n_layer} layers"
+        )
+        if n_bytes >= free:
+            self.say(f"{told}; {free / GIB:.2f} GiB are free, and what fits there is taken")
+            return
+        self.say(told)
+        budgets, left = [], n_bytes
+        for budget in self.devices.budgets:
+            budgets.append(min(budget, left))
+            left -= budgets[-1]
+        used = [i for i, budget in enumerate(budgets) if budget]
+        self.devices = replace(
+            self.devices,
+            indices=tuple(self.devices.indices[i] for i in used),
+            budgets=tuple(budgets[i] for i in used),
+        )
 
     def _plan(self, statistics: Statistics) -> None:
         assert self.devices is not None
@@ -279,8 +351,7 @@ def _usual_batch(model: Model, n_ctx: int) -> int:
 
 def _free_bytes() -> int:
     """RAM that is free, or that the container may use if that is less; 0: unknown."""
-    m = machine_info()
-    return min(m.memory_free_bytes, m.memory_limit_bytes or m.memory_free_bytes)
+    return available_bytes() or 0
 
 
 def _host_room(model: Model) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ __all__ = [
     "MachineInfo",
     "available_bytes",
     "build_info",
+    "cache_bytes",
     "cores",
     "cpu_name",
     "device_facts",
@@ -46,13 +47,22 @@ def cpu_name() -> str:
 
 
 def available_bytes() -> int | None:
-    """Memory that is free, or None where the system does not say; in a container not more than it may use in
-    all."""
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
+    """Memory that this process can have, or None where the system does not say; in a container what that has
+    left. Files that the system holds in memory count as free."""
+    m = machine_info()
+    if not m.memory_free_bytes:
         return None
-    return min(free, machine_info().memory_limit_bytes or free)
+    return min(m.memory_free_bytes, m.memory_limit_bytes or m.memory_free_bytes)
+
+
+def cache_bytes() -> int:
+    """Of the processor's largest cache; 0: unknown."""
+    try:
+        texts = [path.read_text() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    except OSError:
+        return 0
+    sizes = [re.fullmatch(r"(\d+)([KMG])\s*", text) for text in texts]
+    return max((int(s[1]) << {"K": 10, "M": 20, "G": 30}[s[2]] for s in sizes if s), default=0)
 
 
 def sample_bytes(most: int) -> int:
@@ -88,6 +98,7 @@ class MachineInfo:
     """CPUs that the cgroup allows; 0: no limit."""
     memory_bytes: int
     memory_free_bytes: int
+    """That this process can have."""
     memory_limit_bytes: int
     """Of the cgroup; 0: none."""
     memlock_bytes: int | None

@@ -127,10 +127,14 @@ class Model:
             raise ClosedError("the model is closed")
         return self._handle
 
-    def kv_bytes(self, n_ctx: int, *, n_seq: int = 1, n_batch: int = 512, type_k: str, type_v: str) -> int:
+    def kv_bytes(
+        self, n_ctx: int, *, n_pool: int = 0, n_seq: int = 1, n_batch: int = 512, type_k: str, type_v: str
+    ) -> int:
         """K and V of a session of that shape, wherever they lie. Raises ArgumentError."""
         options = _native.ffi.new("pi_session_options *", _native.lib.pi_session_defaults())
-        options.n_ctx, options.n_seq, options.n_batch = n_ctx, n_seq, n_batch
+        sizes = {"n_ctx": n_ctx, "n_pool": n_pool, "n_seq": n_seq, "n_batch": n_batch}
+        for name, value in sizes.items():
+            setattr(options, name, _native.fit(name, value))
         options.type_k = number_of("type_k", KV_TYPE, type_k)
         options.type_v = number_of("type_v", KV_TYPE, type_v)
         n_bytes = int(_native.lib.pi_model_kv_bytes(self.handle, options))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..errors import ArgumentError, ClosedError, UnsupportedError
 from . import _native
+from .checks import real
 
 Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
@@ -124,26 +125,26 @@ class Sampler:
         native = ffi.new(
             "pi_sampling *",
             {
-                "temperature": float(options.temperature),
+                "temperature": real("temperature", options.temperature),
                 "top_k": _native.fit("top_k", options.top_k),
-                "top_p": float(options.top_p),
-                "min_p": float(options.min_p),
-                "typical_p": float(options.typical_p),
-                "repeat_penalty": float(options.repeat_penalty),
-                "frequency_penalty": float(options.frequency_penalty),
-                "presence_penalty": float(options.presence_penalty),
+                "top_p": real("top_p", options.top_p),
+                "min_p": real("min_p", options.min_p),
+                "typical_p": real("typical_p", options.typical_p),
+                "repeat_penalty": real("repeat_penalty", options.repeat_penalty),
+                "frequency_penalty": real("frequency_penalty", options.frequency_penalty),
+                "presence_penalty": real("presence_penalty", options.presence_penalty),
                 "penalty_last_n": _native.fit("penalty_last_n", options.penalty_last_n),
                 "mirostat": _native.fit("mirostat_mode", options.mirostat_mode),
-                "mirostat_tau": float(options.mirostat_tau),
-                "mirostat_eta": float(options.mirostat_eta),
+                "mirostat_tau": real("mirostat_tau", options.mirostat_tau),
+                "mirostat_eta": real("mirostat_eta", options.mirostat_eta),
                 "seed": _native.fit("seed", options.seed, 64, signed=False),
-                "top_n_sigma": float(options.top_n_sigma),
-                "xtc_probability": float(options.xtc_probability),
-                "xtc_threshold": float(options.xtc_threshold),
-                "dynatemp_range": float(options.dynatemp_range),
-                "dynatemp_exponent": float(options.dynatemp_exponent),
-                "dry_multiplier": float(options.dry_multiplier),
-                "dry_base": float(options.dry_base),
+                "top_n_sigma": real("top_n_sigma", options.top_n_sigma),
+                "xtc_probability": real("xtc_probability", options.xtc_probability),
+                "xtc_threshold": real("xtc_threshold", options.xtc_threshold),
+                "dynatemp_range": real("dynatemp_range", options.dynatemp_range),
+                "dynatemp_exponent": real("dynatemp_exponent", options.dynatemp_exponent),
+                "dry_multiplier": real("dry_multiplier", options.dry_multiplier),
+                "dry_base": real("dry_base", options.dry_base),
                 "dry_allowed_length": _native.fit("dry_allowed_length", options.dry_allowed_length),
                 "dry_penalty_last_n": _native.fit("dry_penalty_last_n", options.dry_penalty_last_n),
                 "dry_breakers": ends,

@@ -319,7 +319,7 @@ def choose_chat_format(
     else:
         name, reason = _BY_ARCHITECTURE.get(architecture, "plain"), f"its architecture is {architecture!r}"
     notice = f"the file has no chat template; using the format {name!r} because {reason}"
-    return get_chat_format(name), f"{notice} (chat_format= chooses another)"
+    return get_chat_format(name), f"{notice} (chat_format, or --chat-format, chooses another)"
 
 
 _BY_MARK = {"<|start_header_id|>": "llama-3", "<|im_start|>": "chatml", "<start_of_turn>": "gemma"}

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._engine.extras import how
 from ..errors import ArgumentError, UnsupportedError
 from .tokenizer import Tokenizer
 
@@ -289,9 +290,7 @@ def need_llguidance() -> Any:
     try:
         return import_module("llguidance")
     except ImportError:
-        raise UnsupportedError(
-            "grammars and JSON schemas need llguidance: pip install 'powerinfer[grammar]'"
-        ) from None
+        raise UnsupportedError(f"grammars and JSON schemas need llguidance: {how('grammar')}") from None
 
 
 class _Words:

@@ -47,8 +47,10 @@ class Bar:
     """A progress bar on stderr: call it as bar(done, total). It appears once `after` seconds have passed with
     something left to do, and disappears at the end; without a terminal it never appears."""
 
-    def __init__(self, text: str, *, after: float = 0.5) -> None:
+    def __init__(self, text: str, *, after: float = 0.5, is_bytes: bool = False) -> None:
+        """is_bytes: what is counted are bytes, whose number and rate are shown."""
         self._text = one_line(text)
+        self._is_bytes = is_bytes
         self._due = time.perf_counter() + after
         self._enabled = is_smart(sys.stderr)
         self._shown: Progress | None = None
@@ -72,14 +74,26 @@ class Bar:
 
     def _show(self, total: int) -> Progress:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            ProgressColumn,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
         from rich.table import Column
 
         name = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        rates: list[ProgressColumn] = [TaskProgressColumn()]
+        if self._is_bytes:
+            rates = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
         shown = Progress(
             TextColumn("{task.description}", markup=False, table_column=name),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
-            TaskProgressColumn(),
+            *rates,
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True, highlight=False, emoji=False, width=_bar_width()),
             transient=True,

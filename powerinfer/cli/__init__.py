@@ -15,19 +15,23 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .._text.terminal import one_line
 from ..errors import PowerInferError
-from .options import Parser, choose_model
+from .options import Parser, choose_model, find_models, in_options, llama_cpp_words
 
 COMMANDS = {
     "chat": "talk with a model in the terminal",
     "run": "answer one prompt and print the answer alone",
     "serve": "answer OpenAI's HTTP requests, many at the same time, and show the chat page",
+    "pull": "fetch a model from the Hugging Face Hub",
+    "list": "show the models that are here",
+    "rm": "delete a model that was fetched",
     "info": "show what a model file holds",
     "bench": "measure prompt and decode speed against the memory's own read rate",
     "convert": "turn a Hugging Face folder into a GGUF file, with predictors or without",
@@ -43,6 +47,7 @@ COMMANDS = {
 EXAMPLES = """
 powerinfer chat
 powerinfer run model.gguf "Why is the sky blue?"
+powerinfer run hf:OWNER/REPO "Why is the sky blue?"
 powerinfer serve model.gguf --vram-budget 8
 """
 
@@ -60,12 +65,18 @@ class Version(argparse.Action):
         parser.exit()
 
 
+def _module(name: str) -> Any:
+    """Of a command. One called `list` would hide Python's from this file."""
+    return import_module(".list_" if name == "list" else f".{name}", __name__)
+
+
 def build_parser(argv: Sequence[str]) -> Parser:
     """The parser for these arguments: only the command that they name knows its options."""
     parser = Parser(
         prog="powerinfer",
         description="Large language models on ordinary machines.",
-        epilog='MODEL is a GGUF file, or the word "demo" for the small model that comes with the package.\n'
+        epilog="MODEL is a GGUF file, hf:OWNER/REPO[:FORMAT] of the Hugging Face Hub, or the word\n"
+        '"demo" for the small model that comes with the package.\n'
         '"powerinfer COMMAND --help" shows the options of a command.',
     )
     parser.add_argument("--version", action=Version)
@@ -74,7 +85,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
     for name, text in COMMANDS.items():
         command = sub.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == chosen:
-            import_module(f".{name}", __name__).add_arguments(command)
+            _module(name).add_arguments(command)
     parser.open_with(EXAMPLES, usage="COMMAND ...")
     return parser
 
@@ -117,6 +128,18 @@ def _told_to_end() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+@contextmanager
+def _warnings_in_words() -> Iterator[None]:
+    """Within the block warnings are a line each, without Python's file and source line."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        print(f"powerinfer: {one_line(in_options(str(message)))}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
 def _open_closed_streams() -> None:
     """Standard streams that the caller closed (`>&-`), which are None here, become empty ones."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -126,7 +149,7 @@ def _open_closed_streams() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code. argv: without the program's name; None: sys.argv."""
-    words = sys.argv[1:] if argv is None else list(argv)
+    words = llama_cpp_words(sys.argv[1:] if argv is None else argv) or ["--help"]
     _open_closed_streams()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         # What cannot be decoded, or written in this terminal's encoding, is no reason to stop.
@@ -134,8 +157,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         args = parse(words)
-        with _told_to_end():
-            code: int = import_module(f".{args.command}", __name__).main(args)
+        with _told_to_end(), _warnings_in_words():
+            find_models(args)
+            code: int = _module(args.command).main(args)
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -145,5 +169,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (PowerInferError, OSError, MemoryError) as error:
-        print(f"powerinfer: {one_line(str(error)) or 'out of memory'}", file=sys.stderr)
+        print(f"powerinfer: {one_line(in_options(str(error))) or 'out of memory'}", file=sys.stderr)
         return 1

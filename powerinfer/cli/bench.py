@@ -265,7 +265,7 @@ def show(
             if chosen:
                 print()
                 print(*table(_threads(n_threads), chosen), sep="\n")
-    if size < n_bytes // 4 and "plan" not in about:
+    if size <= 2 * (machine.cache_bytes() or 32 << 20) and "plan" not in about:
         print(
             "\nThe model may fit in the processor's cache, then its share of the memory's\n"
             "read rate says little."

@@ -24,6 +24,7 @@ def add_arguments(parser: Parser) -> None:
     parser.open_with(EXAMPLES, usage="[MODEL] [options]")
     add_model_arguments(parser, default="demo")
     parser.add_argument("-sys", "--system", metavar="TEXT", help="a system message")
+    parser.add_argument("-cnv", "--conversation", action="store_true", help=argparse.SUPPRESS)
     add_sampling_arguments(parser)
 
 

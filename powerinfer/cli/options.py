@@ -3,13 +3,56 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from ..errors import ArgumentError
 
 SPARSITY = ("auto", "predicted", "exact", "dense")
 CPU_BATCH = 128  # a conversation that begins waits for no more of another's prompt
-MODEL_HELP = 'a GGUF file, or "demo"'
+MODEL_HELP = 'a GGUF file, hf:OWNER/REPO[:FORMAT], or "demo"'
+
+# Options of llama.cpp that have another name, or no use, here: what to do instead.
+_BUDGET = "--vram-budget GIB says how much of a model a GPU holds"
+_INSTEAD: tuple[tuple[tuple[str, ...], int, str], ...] = (
+    (("-ncmoe", "--n-cpu-moe"), 1, f"{_BUDGET}; experts beyond it stay with the CPU by themselves"),
+    (("-cmoe", "--cpu-moe"), 0, f"{_BUDGET}; a small one leaves the experts to the CPU"),
+    (("-ot", "--override-tensor"), 1, f"{_BUDGET}, and `powerinfer plan` shows what goes there"),
+    (("-sm", "--split-mode"), 1, "--vram-budget 8,8 deals the layers out to two GPUs"),
+    (("-ts", "--tensor-split"), 1, "--vram-budget 8,6 says how much of each GPU"),
+    (("-mg", "--main-gpu"), 1, "--devices cuda:1 names the GPU"),
+)
+
+
+class _Instead(argparse.Action):
+    """An option that is known from elsewhere, and refused with what does the same here."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, instead: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **more)
+        self._instead = instead
+
+    def __call__(self, parser: argparse.ArgumentParser, *words: Any) -> NoReturn:
+        parser.error(f"{'/'.join(self.option_strings)} is not an option here: {self._instead}")
+
+
+class _Nothing(argparse.Action):
+    """An option that asks for what is always done."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **more)
+
+    def __call__(self, *words: Any) -> None:
+        pass
+
+
+def add_instead(
+    parser: argparse._ActionsContainer, options: Sequence[tuple[tuple[str, ...], int, str]] = _INSTEAD
+) -> None:
+    """Options of llama.cpp that are refused, each with a sentence."""
+    for flags, n, text in options:
+        parser.add_argument(*flags, action=_Instead, nargs=n, instead=text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,8 +100,12 @@ def add_model_arguments(
     group = parser.add_argument_group("model")
     add_model(parser, default=default, group=group, several=several)
     group.add_argument(
+        "-hf", "--hf-repo", dest="hub_option", metavar="OWNER/REPO[:FORMAT]", help="the same as hf:OWNER/REPO"
+    )
+    group.add_argument(
         "-c",
         "--n-ctx",
+        "--ctx-size",
         type=context_size,
         metavar="N",
         help='context size in tokens; "auto": what memory holds (default: the model\'s, at most 4096)',
@@ -77,6 +124,14 @@ def add_model_arguments(
         + ("; a=6,b=2: of each model by its name" if several else ""),
     )
     group.add_argument(
+        "-ngl",
+        "--n-gpu-layers",
+        "--gpu-layers",
+        type=layers,
+        metavar="N",
+        help="a budget that holds N layers; 0: CPU, all: what is free",
+    )
+    group.add_argument(
         "--devices", type=devices, metavar="NAMES", help='the GPUs to use: "cuda:1", "cuda:0,cuda:1"'
     )
     group.add_argument(
@@ -87,6 +142,37 @@ def add_model_arguments(
     group.add_argument(
         "--chat-format", metavar="NAME", help="replaces the file's chat template: chatml, llama-2, ..."
     )
+
+    group.add_argument(
+        "-ctk",
+        "--cache-type-k",
+        dest="type_k",
+        metavar="TYPE",
+        help="of the cached keys: f32, f16 or q8_0 (default f16)",
+    )
+    group.add_argument(
+        "-ctv", "--cache-type-v", dest="type_v", metavar="TYPE", help="of the cached values (default f16)"
+    )
+    group.add_argument(
+        "--mlock", dest="use_mlock", action="store_true", help="keep the weights in RAM, never paged out"
+    )
+    parser.add_argument("-fa", "--flash-attn", nargs=0, action=_Nothing)
+    add_instead(parser)
+
+
+def llama_cpp_words(words: Sequence[str]) -> list[str]:
+    """The arguments as argparse can read them: -fa may have a value that says on, off or auto."""
+    out: list[str] = []
+    for word in words:
+        if out and out[-1] in ("-fa", "--flash-attn") and word in ("on", "off", "auto", "0", "1"):
+            continue
+        out.append(word)
+    return out
+
+
+def layers(text: str) -> int:
+    """Of -ngl."""
+    return -1 if text in ("all", "auto") else int(text)
 
 
 def context_size(text: str) -> int | str:
@@ -115,13 +201,24 @@ def devices(text: str) -> list[str]:
 
 def add_compute_arguments(group: argparse._ActionsContainer) -> None:
     """Threads, batch and sparsity."""
-    group.add_argument("-t", "--n-threads", type=int, metavar="N", help="threads (default: physical cores)")
+    group.add_argument(
+        "-t",
+        "--n-threads",
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads (default: physical cores)",
+    )
     group.add_argument(
         "-b",
         "--n-batch",
+        "--batch-size",
         type=int,
         metavar="N",
         help=f"prompt tokens computed together (default {CPU_BATCH}; with a GPU 512, or up to 2048)",
+    )
+    group.add_argument(
+        "-ub", "--n-ubatch", "--ubatch-size", type=int, metavar="N", help="the same, where it is less"
     )
     group.add_argument(
         "--sparsity", choices=SPARSITY, default="auto", help="which neurons are computed (default auto)"
@@ -149,6 +246,10 @@ def add_compute_arguments(group: argparse._ActionsContainer) -> None:
 def choose_model(args: argparse.Namespace) -> None:
     """Settles in args.model what MODEL, -m and the default say. The only word beside -m is the prompt, where
     there can be one."""
+    if (repo := getattr(args, "hub_option", None)) is not None:
+        if args.model_option is not None:
+            raise ArgumentError(f"two models: {args.model_option} and -hf {repo}")
+        args.model_option = f"hf:{repo.removeprefix('hf:')}"
     if isinstance(args.model, list):
         if args.model and args.model_option is not None:
             raise ArgumentError(f"two models: {args.model[0]} and {args.model_option}")
@@ -163,17 +264,39 @@ def choose_model(args: argparse.Namespace) -> None:
         args.usage_error("the following arguments are required: MODEL")
 
 
+def find_models(args: argparse.Namespace) -> None:
+    """Fetches models of the hub, unless they are here; their paths then stand in args.model."""
+    models = getattr(args, "model", None)
+    if models is None or "model_option" not in args:
+        return
+    from .._engine.file import find_model
+    from ..models.hub import is_reference
+
+    budget = getattr(args, "vram_budget", None)
+    if isinstance(budget, dict):
+        budget = max(budget.values())
+    if getattr(args, "n_gpu_layers", None) == 0 and budget is None:
+        budget = 0
+
+    def found(name: str) -> str:
+        return str(find_model(name, vram_budget=budget)) if is_reference(name) else name
+
+    args.model = [found(name) for name in models] if isinstance(models, list) else found(models)
+
+
 def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for Llama."""
     names = (
         *("n_ctx", "n_threads", "n_batch", "vram_budget", "devices", "sparsity", "threshold", "activation"),
         *("predictor", "predictor_type", "use_mmap", "chat_format", "context_shift"),
+        *("n_ubatch", "type_k", "type_v", "use_mlock", "n_gpu_layers"),
     )
     options = {name: getattr(args, name) for name in names}
     if options["n_batch"] is None:
         from .._engine import machine
 
-        on_cpu = args.vram_budget == 0 or not (args.devices or machine.gpus().gpus)
+        on_cpu = args.vram_budget == 0 or (args.vram_budget is None and args.n_gpu_layers == 0)
+        on_cpu = on_cpu or not (args.devices or machine.gpus().gpus)
         options["n_batch"] = CPU_BATCH if on_cpu else None
     return options
 
@@ -184,6 +307,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-n",
         "--max-tokens",
+        "--n-predict",
+        "--predict",
         type=int,
         metavar="N",
         help="most tokens of an answer (default: until the context is full)",
@@ -228,8 +353,45 @@ _FURTHER: tuple[tuple[str, type, str, str], ...] = (
 )
 
 
+RANGES: dict[str, tuple[float, float]] = {
+    "max_tokens": (-2, math.inf),  # llama.cpp has -1 and -2 for an answer without a limit
+    "temperature": (0, 1000),
+    "top_k": (-1, math.inf),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repeat_penalty": (0.01, 1000),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "mirostat_mode": (0, 2),
+}
+"""Of options that choose tokens."""
+
+
+def in_range(least: float, most: float) -> str:
+    return f"at least {least}" if most == math.inf else f"between {least} and {most}"
+
+
+def in_options(text: str) -> str:
+    """A message in the words of the command line: n_ctx=64 is --n-ctx 64 there."""
+    names = (
+        *("n_ctx", "n_batch", "n_threads", "vram_budget", "devices", "sparsity", "chat_format", "activation"),
+        *("predictor", "threshold", "n_gpu_layers"),
+    )
+
+    def option(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')} {found[2]}"
+
+    text = re.sub(rf"\b({'|'.join(names)})=([\w.,:\"-]*[\w\"])", option, text)
+    return text.replace("use_mmap=False", "--no-mmap")
+
+
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for the create_ methods of Llama; those that were not given are left out."""
     names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
     further = (name for name, *_ in _FURTHER)
+    for name, (least, most) in RANGES.items():
+        value = getattr(args, name)
+        if value is not None and not least <= value <= most:
+            flag = "--temp" if name == "temperature" else f"--{name.replace('_', '-')}"
+            raise ArgumentError(f"{flag} is {value}, it must be {in_range(least, most)}")
     return {name: value for name in (*names, *further) if (value := getattr(args, name)) is not None}

@@ -27,6 +27,7 @@ from ..models.predictor.ffn import check_is_sparse, has_tensor
 from ..models.profile import check_can_plot
 from ..models.rewrite import rewrite
 from ..models.writer import check_new_dir, check_new_file
+from .info import skips_down
 from .predictor_options import N_CTX, add_arguments
 from .table import columns, facts, output_width
 
@@ -335,6 +336,11 @@ def _calibrate(args: argparse.Namespace) -> int:
             _notice(
                 "the model's own predictors stay in the result, but are not used; the original PowerInfer, "
                 "which knows no signs, would use them with the thresholds of signs"
+            )
+        if kind == "sign" and not info.n_expert and not skips_down(file, info):
+            _notice(
+                "ffn_down is quantised and stays stored by output: all of it is read for each token, and "
+                "only rows of gate and up are left out; start from a file in F16 or BF16 if there is one"
             )
         check_new_file(args.output, n_bytes=file.info.n_bytes)
         corpus = read_corpus(file, args.text, special=args.special)

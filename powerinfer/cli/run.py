@@ -13,6 +13,7 @@ from .._text.terminal import Bar, harmless
 from ..errors import ArgumentError
 from .options import (
     Parser,
+    add_instead,
     add_model_arguments,
     add_sampling_arguments,
     load_arguments,
@@ -41,6 +42,10 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("-sys", "--system", metavar="TEXT", help="a system message (not with --raw)")
     parser.add_argument("-v", "--verbose", action="store_true", help="model and speed on stderr")
+    add_instead(parser, [(("-cnv", "--conversation"), 0, "`powerinfer chat MODEL` is a conversation")])
+    parser.add_argument(
+        "-no-cnv", "--no-conversation", dest="raw", action="store_true", help=argparse.SUPPRESS
+    )
     add_sampling_arguments(parser)
 
 
@@ -49,6 +54,8 @@ def read_prompt(word: str | None, file: str | None = None) -> str:
     if file is not None:
         text = Path(file).read_text(encoding="utf-8", errors="replace").removesuffix("\n")
     elif word is None or word == "-":
+        if sys.stdin.isatty():
+            print("powerinfer: type the prompt; Ctrl-D on a new line ends it", file=sys.stderr)
         text = sys.stdin.read().removesuffix("\n").removesuffix("\r")
     else:
         text = os.fsencode(word).decode("utf-8", "replace")

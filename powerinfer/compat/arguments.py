@@ -78,6 +78,11 @@ _NUMBERS = {
 }
 
 
+def llama_log_set(callback: Any = None, user_data: Any = None) -> None:
+    """Of llama.cpp, whose messages it takes or silences. Here there are none: the engine never prints, and a
+    Llama does with verbose=True alone. So this has no effect, whatever it is given."""
+
+
 def number(name: str) -> int:
     """llama.cpp's number of that name. Raises AttributeError."""
     if name not in _NUMBERS:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
+from .._engine.checks import token_ids
 from .._engine.file import ModelFile
 from .._text.tokenizer import Tokenizer
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 
 
 class BaseLlamaTokenizer(ABC):
@@ -48,8 +51,8 @@ class LlamaTokenizer(BaseLlamaTokenizer):
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
         """Raises ArgumentError for ids that do not exist."""
-        ids = [int(token) for token in tokens]
-        head = [] if prev_tokens is None else [int(token) for token in prev_tokens]
+        ids = token_ids("tokens", tokens)
+        head = [] if prev_tokens is None else token_ids("prev_tokens", prev_tokens)
         try:
             whole = self.vocabulary.decode(head + ids, special=special)
             return whole[len(self.vocabulary.decode(head, special=special)) :] if head else whole
@@ -63,6 +66,41 @@ class LlamaTokenizer(BaseLlamaTokenizer):
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; bytes that are no characters are left out."""
         return self.detokenize(tokens).decode("utf-8", "ignore")
+
+
+class LlamaHFTokenizer(BaseLlamaTokenizer):
+    """A tokenizer of transformers. A Llama itself always uses its file's own."""
+
+    def __init__(self, hf_tokenizer: Any) -> None:
+        self.hf_tokenizer = hf_tokenizer
+
+    @classmethod
+    def from_pretrained(cls, path: str) -> LlamaHFTokenizer:
+        """Of a folder or a repository. Needs transformers."""
+        try:
+            transformers = import_module("transformers")
+        except ImportError:
+            raise UnsupportedError(
+                "LlamaHFTokenizer needs transformers: pip install transformers; a Llama needs none"
+            ) from None
+        return cls(transformers.AutoTokenizer.from_pretrained(path))
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        ids = self.hf_tokenizer.encode(text.decode("utf-8", "ignore"), add_special_tokens=special)
+        return [int(token) for token in ids]
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        def decoded(ids: Sequence[int]) -> bytes:
+            text: str = self.hf_tokenizer.decode(ids, skip_special_tokens=not special)
+            return text.encode("utf-8", "ignore")
+
+        ids = token_ids("tokens", tokens)
+        if prev_tokens is None:
+            return decoded(ids)
+        head = token_ids("prev_tokens", prev_tokens)
+        return decoded(head + ids)[len(decoded(head)) :]
 
 
 class ModelTokenizer(Tokenizer):

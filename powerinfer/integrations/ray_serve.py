@@ -19,6 +19,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .._engine.extras import how
 from ..errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def _ray_serve() -> Any:
         from ray import serve
     except ImportError as error:
         raise UnsupportedError(
-            f"a deployment needs {error.name}, which is not installed: pip install 'powerinfer[ray]'"
+            f"a deployment needs {error.name}, which is not installed: {how('ray')}"
         ) from None
     return serve
 

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .._engine import _native, cuda, machine
+from .._engine.extras import EXTRAS, how
 from .._engine.machine import DeviceFacts, Gpu, GpuDriver, MachineInfo
 from ..errors import PowerInferError
 
@@ -28,17 +29,6 @@ _X86 = {
 _ARM = {"scalar": (), "neon": (), "neon_dot": ("asimddp",)}
 _ISAS: dict[str, dict[str, tuple[str, ...]]] = {"x86_64": _X86, "aarch64": _ARM}
 
-EXTRAS = {
-    "cuda": ("nvidia-cublas",),
-    "grammar": ("llguidance",),
-    "hub": ("huggingface_hub",),
-    "llm": ("llm",),
-    "plot": ("matplotlib",),
-    "ray": ("ray",),
-    "server": ("fastapi", "uvicorn"),
-    "train": ("torch",),
-}
-"""Packages of powerinfer[...]."""
 _PACKAGES = ("numpy", "cffi", "tokenizers", "jinja2", "rich", "prompt_toolkit")
 
 _MEASURE_BYTES = 512 << 20
@@ -97,13 +87,7 @@ class Report:
         rows += [("", self.mapping)] if self.mapping else []
         rows.append(("cuBLASLt", self.cublas))
         rows.append(("packages", _versions(self.packages)))
-        rows += [
-            (
-                f"[{extra}]",
-                _versions(found) if found else f"not installed (pip install 'powerinfer[{extra}]')",
-            )
-            for extra, found in self.extras.items()
-        ]
+        rows += [(f"[{extra}]", _extra(extra, found)) for extra, found in self.extras.items()]
         return rows
 
     def _instructions(self) -> str:
@@ -140,7 +124,7 @@ def examine(*, measure: bool = True) -> Report:
         mapping=_mapping(next((facts for facts, _ in cards if facts is not None), None)),
         cublas=_cublas(),
         packages=_installed(_PACKAGES),
-        extras={extra: _installed(names) for extra, names in EXTRAS.items()},
+        extras={extra: _installed(_names_of(extra)) for extra in EXTRAS},
     )
 
 
@@ -297,6 +281,22 @@ def _gpu(gpu: Gpu) -> str:
     if gpu.pcie_generation and gpu.pcie_lanes:
         text += f", PCIe {gpu.pcie_generation} x{gpu.pcie_lanes}"
     return text
+
+
+def _names_of(extra: str) -> tuple[str, ...]:
+    return tuple(name.partition("[")[0] for name in EXTRAS[extra])
+
+
+def _extra(extra: str, found: dict[str, str]) -> str:
+    """Of an extra what is installed, and what is not."""
+    missing = tuple(
+        name for name, plain in zip(EXTRAS[extra], _names_of(extra), strict=True) if plain not in found
+    )
+    if not missing:
+        return _versions(found)
+    if not found:
+        return f"not installed ({how(extra)})"
+    return f"{_versions(found)}; incomplete ({how(extra, missing)})"
 
 
 def _versions(packages: dict[str, str]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._engine.extras import how
 from .._engine.session import Model, ModelInfo, Progress, Session
 from ..errors import ArgumentError, FormatError, UnsupportedError
 from .corpus import Corpus
@@ -157,9 +158,7 @@ def check_can_plot(path: str | os.PathLike[str]) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise UnsupportedError(
-            'pictures need matplotlib, which is not installed: pip install "powerinfer[plot]"'
-        ) from error
+        raise UnsupportedError(f"pictures need matplotlib, which is not installed: {how('plot')}") from error
 
 
 def plot(counts: Counts, path: str | os.PathLike[str], *, title: str) -> None:

@@ -30,8 +30,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .._engine import formats
-from .._engine.file import ModelFile
+from .._engine.file import ModelFile, is_demo
 from ..errors import ArgumentError, FileError
+from .hub.store import is_in_cache
 
 ALIGNMENT = 32
 _MAX_NAME_BYTES = 63  # of a tensor, in ggml
@@ -73,6 +74,12 @@ class PartialFile:
 
     def _check_target(self) -> int | None:
         """The permissions of the file that will be replaced, if there is one."""
+        if is_demo(self._target):
+            raise FileError("the demo model belongs to the package and is never written: name another file")
+        if is_in_cache(self._target):
+            raise FileError(
+                f"{self.path} lies in the hub's cache, whose files are those of the hub: name another file"
+            )
         try:
             mode = self._target.stat().st_mode
         except FileNotFoundError:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .._engine.extras import how
 from ..errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -42,5 +43,5 @@ def need_extra() -> None:
         import_module("uvicorn")
     except ImportError as error:
         raise UnsupportedError(
-            f"the server needs {error.name}, which is not installed: pip install 'powerinfer[server]'"
+            f"the server needs {error.name}, which is not installed: {how('server')}"
         ) from None

@@ -44,11 +44,13 @@ def test_a_machine(tmp_path: Path) -> None:
             "proc/self/cgroup": "0::/me\n",
             "sys/fs/cgroup/me/cpu.max": "250000 100000\n",
             "sys/fs/cgroup/me/memory.max": "1000000000\n",
+            "sys/fs/cgroup/me/memory.current": "300000000\n",
+            "sys/fs/cgroup/me/memory.stat": "anon 200000000\nactive_file 60000000\ninactive_file 40000000\n",
         },
     )
     assert text(m.cpu) == "Fast (R) CPU 9000"
     assert (m.n_online, m.threads_per_core, m.n_numa) == (32, 2, 2)
-    assert (m.memory_bytes, m.memory_free_bytes) == (65536000 * 1024, 32768000 * 1024)
+    assert (m.memory_bytes, m.memory_free_bytes) == (65536000 * 1024, 800_000_000)  # without the cache
     assert (m.cpu_quota, m.memory_limit_bytes) == (2.5, 1_000_000_000)
     assert text(m.huge_pages) == "madvise" and text(m.distribution) == "Some Linux 12"
     assert text(m.container) == ""

@@ -203,7 +203,7 @@ def test_choice() -> None:
 def test_choice_by_architecture(architecture: str, name: str) -> None:
     chosen, notice = choose_chat_format({"general.architecture": architecture}, tokenizer=Tokenizer(spm()))
     assert chosen.name == name
-    assert notice is not None and repr(architecture) in notice and "chat_format=" in notice
+    assert notice is not None and repr(architecture) in notice and "--chat-format" in notice
 
 
 def test_choice_by_the_marks_of_the_vocabulary() -> None:

@@ -33,7 +33,7 @@ def run_module(*words: str, **options: object) -> subprocess.CompletedProcess[by
 
 
 def test_version_and_help(capsys: Captured) -> None:
-    for words in (["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)):
+    for words in (["--version"], ["--help"], [], *([name, "--help"] for name in COMMANDS)):
         with pytest.raises(SystemExit) as end:
             main(words)
         assert end.value.code == 0
@@ -78,7 +78,6 @@ def test_help_of_the_whole_imports_no_command() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        [],
         ["fly"],
         ["run"],
         ["run", "demo", "x", "--n-ctx", "many"],

@@ -88,7 +88,7 @@ def test_help_of_the_whole_opens_with_examples(capsys: Captured) -> None:
         main(["--help"])
     text = capsys.readouterr().out
     calls = re.findall(r"^  powerinfer (.*)$", text.split("\nusage: ")[0], re.MULTILINE)
-    assert text.startswith("examples:\n") and len(calls) == 3
+    assert text.startswith("examples:\n") and len(calls) == 4
     for call in calls:
         parse(shlex.split(call))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from powerinfer import Llama, UnsupportedError
+from powerinfer import Llama, PowerInferError, UnsupportedError
 from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 
 OpenLlama = Callable[..., Llama]
@@ -121,6 +121,7 @@ def test_arguments(llama: OpenLlama, name: str) -> None:
     value, default, word = ARGUMENTS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "n_ctx=512 is more than the 256 tokens")  # of this model
         llama(**{name: default}).close()
         if word == "works":
             llama(**{name: value}).close()
@@ -151,3 +152,68 @@ def test_numbers_of_llama_cpp() -> None:
 
     assert powerinfer.LLAMA_POOLING_TYPE_MEAN == 1 and powerinfer.GGML_TYPE_Q8_0 == 8
     assert not hasattr(powerinfer, "LLAMA_NOTHING")
+
+
+# -- modules
+
+
+def test_a_chat_format_of_ones_own(relu_path: Path) -> None:
+    from powerinfer.llama_chat_format import ChatFormatterResponse, register_chat_format
+
+    seen: list[Any] = []
+
+    @register_chat_format("of-a-test")
+    def mine(messages: Any, **kwargs: Any) -> ChatFormatterResponse:
+        seen.append(kwargs)
+        return ChatFormatterResponse(prompt="".join(f"[{m['content']}]" for m in messages), stop="ab")
+
+    with Llama(relu_path, n_threads=1, verbose=False, chat_format="of-a-test", seed=1) as llm:
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+        ids = llm.chat_tokens(messages)
+        assert ids == llm.tokenize("[x][y]", special=True)
+        answer = llm.create_chat_completion(messages, max_tokens=8, temperature=0.0)
+        text = llm("[x][y]", max_tokens=8, temperature=0.0, stop="ab")["choices"][0]["text"]
+        assert answer["choices"][0]["message"]["content"] == text
+        assert llm.chat_format == "of-a-test" and seen[0]["tools"] is None
+        assert llm._format.stop == ("ab",)
+
+    @register_chat_format("wrong")
+    def wrong(messages: Any, **kwargs: Any) -> str:
+        return "x"
+
+    llm = Llama(relu_path, n_threads=1, verbose=False, chat_format="wrong")
+    with llm, pytest.raises(PowerInferError, match="gave str, not ChatFormatterResponse"):
+        llm.create_chat_completion(messages)
+
+
+def test_a_handler_by_name(relu_path: Path) -> None:
+    from powerinfer.llama_chat_format import register_chat_completion_handler
+
+    @register_chat_completion_handler("by-name")
+    def answer(llama: Llama, messages: Any, **options: Any) -> Any:
+        return messages, options["max_tokens"]
+
+    with Llama(relu_path, n_threads=1, verbose=False, chat_format="by-name") as llm:
+        assert llm.create_chat_completion([], max_tokens=3) == ([], 3)
+
+
+def test_modules_of_llama_cpp(capfd: pytest.CaptureFixture[str]) -> None:
+    import powerinfer
+    from powerinfer import llama_types, types
+    from powerinfer.llama_tokenizer import LlamaHFTokenizer
+
+    assert llama_types.CreateCompletionResponse is types.Completion
+    assert all(hasattr(llama_types, name) for name in llama_types.__all__)
+    powerinfer.llama_log_set(print, None)
+    assert capfd.readouterr() == ("", "")
+
+    class Hf:
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            return [1] * add_special_tokens + [ord(c) for c in text]
+
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            return "".join(chr(i) for i in ids if i > 1)
+
+    tokenizer = LlamaHFTokenizer(Hf())
+    assert tokenizer.tokenize(b"ab") == [1, 97, 98]
+    assert tokenizer.detokenize([98, 99], prev_tokens=[97]) == b"bc"

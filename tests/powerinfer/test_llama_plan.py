@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from powerinfer import ArgumentError, DeviceError, FormatError, Llama
+from powerinfer import ArgumentError, DeviceError, FormatError, Llama, OutOfMemoryError
 from powerinfer._engine import devices, loader, machine
 from powerinfer._engine.loader import Loader
 from powerinfer._engine.machine import Gpu, GpuDriver
@@ -19,6 +19,7 @@ from powerinfer.models.plan import Rates, Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 
 TOKENS = [3, 4, 5, 6, 7]
+GIB = 1 << 30
 
 
 def budget_of(path: Path, share: float, **settings: Any) -> float:
@@ -149,11 +150,58 @@ def test_layers_of_llama_cpp(relu_path: Path, recwarn: pytest.WarningsRecorder) 
         options: dict[str, Any] = {} if device is None else {"devices": device, "vram_budget": gib}
         with Llama(relu_path, n_gpu_layers=layers, n_batch=16, verbose=False, **options) as llm:
             assert (llm.plan is not None) == (device is not None)
-    assert devices.budget_of_layers(0, None) == 0 and devices.budget_of_layers(-1, None) is None
-    assert devices.budget_of_layers(None, None) is None and devices.budget_of_layers(0, 4) == 4
     assert not recwarn.list
-    with pytest.warns(UserWarning, match="n_gpu_layers=20"):
-        assert devices.budget_of_layers(20, 3) == 3
+    for wrong in (1.5, True, "all"):
+        with pytest.raises(ArgumentError, match="n_gpu_layers is"):
+            Llama(relu_path, n_gpu_layers=wrong, verbose=False)  # type: ignore[arg-type]
+
+
+def test_layers_are_a_budget(relu_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of N layers the budget grows with N up to all of the model; one that is given counts instead."""
+    options: dict[str, Any] = {"devices": "host", "n_batch": 16}
+    budgets = []
+    for n in (1, 2, 99):
+        with Llama(relu_path, n_gpu_layers=n, **options) as llm:
+            assert llm.plan is not None
+            budgets.append(llm.plan.budget_bytes)
+        told = capfd.readouterr().err
+        assert told.count(f"n_gpu_layers={n}: a budget of ") == 1
+    assert budgets == sorted(budgets) and budgets[0] < budgets[2]
+    with Llama(relu_path, n_gpu_layers=99, **options) as llm:
+        assert llm.plan is not None and all(layer.on_device for layer in llm.plan.layers)
+        assert llm.plan.hot_share == 1
+    gib = budget_of(relu_path, 0.5, n_batch=16)
+    with Llama(relu_path, n_gpu_layers=1, vram_budget=gib, **options) as llm:
+        assert llm.plan is not None and llm.plan.budget_bytes == int(gib * GIB)
+        assert llm.plan.budget_bytes not in budgets
+
+
+def test_more_layers_than_fit(
+    relu_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gib = budget_of(relu_path, 0.5, n_batch=16)
+    monkeypatch.setattr(devices, "_ANY_BYTES", int(gib * GIB))
+    with Llama(relu_path, n_gpu_layers=99, devices="host", n_batch=16) as llm:
+        assert llm.plan is not None and llm.plan.budget_bytes == int(gib * GIB)
+    assert "are free, and what fits there is taken" in capfd.readouterr().err
+
+
+def test_a_context_that_memory_does_not_hold(relu_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match=r"n_ctx=1000 is more than the 256 tokens"):
+        Llama(relu_path, n_ctx=1000, verbose=False).close()
+    monkeypatch.setattr(loader, "available_bytes", lambda: 1 << 20)
+    message = r'K/V for n_ctx=16,000,000 takes \d+\.\d GiB, and 0\.0 are free; n_ctx="auto" would take 256'
+    with pytest.raises(OutOfMemoryError, match=message):
+        Llama(relu_path, n_ctx=16_000_000, verbose=False)
+    with pytest.raises(OutOfMemoryError, match=r"n_ctx=64 and 16,000,000 tokens of all conversations"):
+        Llama(relu_path, n_ctx=64, n_pool=16_000_000, verbose=False)
+
+
+@pytest.mark.skipif((machine.available_bytes() or 1 << 50) > 50 * GIB, reason="there is memory for it")
+def test_the_engine_looks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader.Loader, "_check_context", lambda self: None)
+    with pytest.raises(OutOfMemoryError, match=r"K/V takes \d+\.\d+ GiB and a batch .*this process can have"):
+        Llama.demo(n_ctx=16_000_000, verbose=False)
 
 
 def test_the_plan_is_told(relu_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -361,7 +409,7 @@ def test_the_context_that_memory_holds(relu_path: Path) -> None:
 
 
 def test_a_file_larger_than_memory_warns(relu_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "machine_info", lambda: replace(machine.machine_info(), memory_free_bytes=99))
+    monkeypatch.setattr(loader, "available_bytes", lambda: 256_000)
     with pytest.warns(UserWarning, match=r"0\.0 GiB of the weights of .* stay in RAM, and 0\.0 GiB are free"):
         Llama(relu_path, verbose=False).close()
 

@@ -157,6 +157,16 @@ def test_sign_adds_keys_alone(folder: Path, tmp_path: Path, capsys: Captured) ->
     assert result["predictor"] == "sign"
 
 
+def test_sign_warns_of_a_quantised_down(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    small = tmp_path / "small.gguf"
+    assert main(["quantize", str(folder / "model.gguf"), str(small), "Q8_0"]) == 0
+    words = ("--text", "text.txt", "--tokens", "300", "-t", "1", "-o", str(tmp_path / "out.gguf"))
+    for model, warns in ((str(small), True), ("model.gguf", False)):
+        capsys.readouterr()
+        assert run(folder, "sign", model, *words) == 0
+        assert ("ffn_down is quantised and stays stored by output" in capsys.readouterr().err) == warns
+
+
 def test_calibrating_moves_thresholds_and_nothing_else(
     folder: Path, tmp_path: Path, capsys: Captured
 ) -> None:
@@ -283,7 +293,7 @@ def test_training_without_torch_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert run(folder, "train", "model.gguf", "--text", "text.txt", "-o", str(tmp_path / "x.gguf")) == 1
-    assert 'pip install "powerinfer[train]"' in capsys.readouterr().err
+    assert "pip install torch (the extra powerinfer[train])" in capsys.readouterr().err
 
 
 def test_a_text_shorter_than_wanted_is_said(folder: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -90,9 +90,9 @@ def test_own_model_of_the_readme(place: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_terminal_of_the_readme(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = re.findall(r"^ {4}(powerinfer .*)$", section(README, "In the terminal"), re.MULTILINE)
-    assert len(lines) == 7
+    assert len(lines) == 8
     for line in lines:
-        if "serve" not in line:  # tests/server does that
+        if "serve" not in line and "pull" not in line:  # tests/server and test_hub.py do that
             run(line.replace("[MODEL]", "demo").replace("MODEL", "demo"), monkeypatch)
 
 

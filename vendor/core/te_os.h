@@ -79,7 +79,8 @@ typedef struct te_machine {
     int32_t threads_per_core;
     int32_t n_numa;
     double cpu_quota; /* CPUs that the cgroup allows; 0: no limit */
-    uint64_t memory_bytes, memory_free_bytes;
+    uint64_t memory_bytes;
+    uint64_t memory_free_bytes;  /* that this process can have, its cgroups asked too; the cache of files is free */
     uint64_t memory_limit_bytes; /* of the cgroup; 0: none */
     uint64_t memlock_bytes;      /* that this process may lock; UINT64_MAX: no limit */
 } te_machine;

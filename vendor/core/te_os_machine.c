@@ -106,6 +106,8 @@ static void read_memory(const char *root, te_machine *m) {
         m->memory_bytes = kib_of(text, "MemTotal");
         m->memory_free_bytes = kib_of(text, "MemAvailable");
     }
+    const uint64_t left = te_os_memory_left(root);
+    if (left < m->memory_free_bytes) m->memory_free_bytes = left;
     const uint64_t limit = te_os_memory_limit(root);
     m->memory_limit_bytes = limit >= m->memory_bytes ? 0 : limit;
     /* "always [madvise] never": the chosen word stands in brackets. */

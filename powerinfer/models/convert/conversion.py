@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,12 @@ def open_source(folder: str | os.PathLike[str], *, hidden_act: str = "") -> Sour
     if hidden_act and hidden_act not in ACTIVATIONS:
         raise ArgumentError(f"hidden_act is {hidden_act!r}, must be one of {', '.join(ACTIVATIONS)}")
     path = Path(folder)
+    if not path.exists() and re.fullmatch(r"(hf:)?[\w.-]+/[\w.-]+", str(folder)):
+        name = str(folder).removeprefix("hf:")
+        raise FileError(
+            f"there is no folder {folder}: fetch that of the Hugging Face Hub "
+            f"(hf download {name} --local-dir {name.rpartition('/')[2]}), and convert that"
+        )
     checkpoint = Checkpoint(path)
     config = read_object(path / "config.json")
     return Source(config, read_hyper(config, hidden_act=hidden_act), checkpoint)

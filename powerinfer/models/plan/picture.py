@@ -7,6 +7,7 @@ import os
 import warnings
 from pathlib import Path
 
+from ..._engine.extras import how
 from ...errors import ArgumentError, UnsupportedError
 from ..writer import PartialFile
 from .plan import GIB, Plan
@@ -52,7 +53,7 @@ def draw(plan: Plan, path: str | os.PathLike[str], *, title: str = "") -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UnsupportedError("a picture needs matplotlib: pip install 'powerinfer[plot]'") from None
+        raise UnsupportedError(f"a picture needs matplotlib: {how('plot')}") from None
     figure = Figure(figsize=(10, 6), layout="constrained")
     memory, layers = figure.subplots(2, 1, height_ratios=(1, 2))
     left = 0.0

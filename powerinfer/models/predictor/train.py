@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..._engine.extras import how
 from ...errors import FormatError, PowerInferError, UnsupportedError
 from .data import LayerData
 
@@ -82,7 +83,7 @@ def import_torch() -> Any:
         import torch
     except ImportError as error:
         raise UnsupportedError(
-            'training needs PyTorch, which is not installed: pip install "powerinfer[train]"; '
+            f"training needs PyTorch, which is not installed: {how('train')}; "
             "`predictor svd` and `predictor sign` need no training"
         ) from error
     return torch

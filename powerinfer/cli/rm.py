@@ -1,0 +1,28 @@
+"""`powerinfer rm hf:OWNER/REPO[:FORMAT]`: deletes a model that was fetched."""
+
+from __future__ import annotations
+
+import argparse
+
+from .._text.terminal import harmless
+from ..models import hub
+from .info import size
+from .options import Parser
+
+EXAMPLES = """
+powerinfer rm hf:OWNER/REPO:Q4_0     a model of that repository
+powerinfer rm hf:OWNER/REPO          all that is here of it
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.open_with(EXAMPLES, usage="NAME [NAME ...]")
+    parser.add_argument("names", metavar="NAME", nargs="+", help="as `powerinfer list` shows it")
+
+
+def main(args: argparse.Namespace) -> int:
+    for name in args.names:
+        gone, freed = hub.remove(name if hub.is_reference(name) else hub.PREFIX + name)
+        files = f"{len(gone)} file{'s' * (len(gone) != 1)}"
+        print(harmless(f"{name}: {files} deleted, {size(freed)} are free again"))
+    return 0
