@@ -89,6 +89,8 @@ class EventStream(Response):
         self._done = done
 
     async def _write(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await asyncio.wait_for(send(start), self._write_timeout_s)
         async for data in self._frames:
             message = {"type": "http.response.body", "body": data, "more_body": True}
             # A client that does not read must not hold a connection for ever.
@@ -96,7 +98,6 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         write, gone = asyncio.ensure_future(self._write(send)), asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({write, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -17,6 +17,7 @@ from ..errors import (
     BusyError,
     ClosedError,
     ContextError,
+    OutOfMemoryError,
     PowerInferError,
     UnsupportedError,
 )
@@ -120,6 +121,8 @@ def problem_of(error: BaseException, *, retry_after_s: int = 1) -> Problem:
         return Problem(400, message, code="invalid_value")
     if isinstance(error, TimeoutError):
         return Problem(503, message, code="timeout", headers=again)
+    if isinstance(error, OutOfMemoryError):
+        return Problem(503, message, code="out_of_memory", headers=again)
     if isinstance(error, (MemoryError, PowerInferError)):
         return Problem(500, message or "out of memory", code="engine_error")
     return Problem(500, "the server made a mistake; its log says more", code="internal_error")
