@@ -22,6 +22,8 @@ from ..errors import (
     UnsupportedError,
 )
 
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 dialect: ContextVar[str] = ContextVar("dialect", default="openai")
 """The protocol of the request under way."""
 
@@ -92,9 +94,7 @@ def shown(text: str, most: int) -> str:
 
 def encode(value: Any) -> bytes:
     """JSON. What is no character, half of a pair say, becomes "?"; a number that JSON has not is an error."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
-        "utf-8", "replace"
-    )
+    return _encoder.encode(value).encode("utf-8", "replace")
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
