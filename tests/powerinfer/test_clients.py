@@ -1,4 +1,4 @@
-"""Official clients against a running server: what their users do first. `make slow` installs and runs them."""
+"""Official clients against a running server: what their users do first. `make slow` runs these."""
 
 from __future__ import annotations
 
