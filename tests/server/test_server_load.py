@@ -247,6 +247,41 @@ def test_readers_that_stop_reading(demo: AsyncLlama) -> None:
     wait_until_idle(demo)
 
 
+def test_what_waits_is_written_together(demo: AsyncLlama, steps: Steps) -> None:
+    """A token goes out when no other is there; those that came while one was written go in one piece."""
+    from powerinfer.server.events import EventStream, openai_events
+
+    written: list[bytes] = []
+
+    async def main() -> None:
+        async def until(true: Callable[[], bool]) -> None:
+            while not true():
+                await asyncio.sleep(0.005)
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(60)
+            return {}
+
+        async def send(message: dict[str, Any]) -> None:
+            written.append(message.get("body", b""))
+            if len(written) == 3:
+                steps.allow()
+                await until(lambda: not demo._requests)  # all of the answer is made
+
+        stream = await demo.create_completion(**FOREVER, stream=True)
+        response = EventStream(stream, openai_events(stream, usage=False), write_timeout_s=60)
+        task = asyncio.ensure_future(response({"type": "http"}, receive, send))  # type: ignore[arg-type]
+        for n in (2, 3):
+            steps.allow(1)
+            await until(lambda n=n: len(written) == n)  # type: ignore[misc]
+        await task
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    events = events_of(b"".join(written).decode())
+    assert len(events) > 50 and len(written) < 20
+    assert [len(events_of((data + b"data: [DONE]\n\n").decode())) for data in written[1:3]] == [1, 1]
+
+
 @pytest.mark.parametrize("how", ["cancelled", "fails"])
 def test_a_stream_that_never_begins_frees_its_place(demo: AsyncLlama, steps: Steps, how: str) -> None:
     """While somebody has it still."""
