@@ -73,6 +73,7 @@ struct pi_session {
     pi_chunk chunk;
     /* Buffers of one chunk, n_batch rows each; all in one allocation. */
     float *x;          /* [n_embd] residual stream */
+    float *pair;       /* [2 * n_embd] of a head for further tokens: embedding and hidden state, normed */
     float *h;          /* [n_embd] input of the FFN */
     float *h2;         /* [n_embd] input of the attention, where it is another */
     float *out;        /* [n_embd] what a block gives, where a norm stands between that and x */
@@ -106,6 +107,9 @@ struct pi_session {
     float *logits; /* [logits_rows][n_vocab] of the last feed */
     float *hidden; /* [logits_rows][n_embd] */
     int32_t logits_rows, logits_capacity;
+    float *all_hidden; /* [all_capacity][n_embd] of the last feed's all_rows tokens, where they are kept */
+    int32_t all_rows, all_capacity;
+    const float *given; /* [tokens of the feed][n_embd] what such a head reads beside tokens; while it is computed */
 
     int32_t n_taps; /* layers with a tap */
 

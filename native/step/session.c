@@ -48,6 +48,7 @@ static void lay_out(pi_session *s, carver *c) {
     const size_t n_hidden = n_ffn > n_layer_embd ? n_ffn : n_layer_embd;
     const bool predictor = i->predictor != PI_PREDICTOR_NONE, mlp = i->predictor == PI_PREDICTOR_MLP;
     s->x = carve(c, b, (size_t)i->n_embd, f);
+    s->pair = carve(c, s->model->join.w ? b : 0, 2 * (size_t)i->n_embd, f);
     s->h = carve(c, b, (size_t)i->n_embd, f);
     s->h2 = carve(c, s->model->layer[0].parallel || s->model->arch->weighted_input ? b : 0, (size_t)i->n_embd, f);
     s->out = carve(c, s->model->arch->post_norm ? b : 0, (size_t)i->n_embd, f);
@@ -173,13 +174,14 @@ static pi_status open_session(pi_session *s) {
     c = (carver){s->memory, 0};
     lay_out(s, &c);
     for (int32_t l = 0; l < i->n_layer; l++) s->threshold[l] = pi_threshold_of(&m->layer[l]);
-    const te_workspace_limits limits = {.n_threads = o->n_threads,
-                                        .max_tok = o->n_batch,
-                                        .max_cols = max_i32(max_i32(i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
-                                                            max_i32(max_i32(i->n_head * i->n_embd_head, m->state_out),
-                                                                    max_i32(m->max_rank, m->adapter_rank))),
-                                        .max_rows = i->n_ff,
-                                        .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
+    const te_workspace_limits limits = {
+        .n_threads = o->n_threads,
+        .max_tok = o->n_batch,
+        .max_cols =
+            max_i32(max_i32(m->join.w ? 2 * i->n_embd : i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
+                    max_i32(max_i32(i->n_head * i->n_embd_head, m->state_out), max_i32(m->max_rank, m->adapter_rank))),
+        .max_rows = i->n_ff,
+        .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
     PI_TRY(te_pool_new(o->n_threads, &s->pool));
     s->kv.states.pool = s->pool;
@@ -217,6 +219,7 @@ void pi_session_close(pi_session *s) {
     te_os_free(s->memory, s->memory_bytes);
     free(s->logits);
     free(s->hidden);
+    free(s->all_hidden);
     pi_model_close(s->model);
     free(s);
 }
