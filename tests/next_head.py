@@ -22,17 +22,15 @@ NAMES = ("deepseek2-v3", "glm4moe", "qwen35", "qwen35moe", "qwen3next")
 
 
 def with_head(spec: models.Spec, *, own_output: bool = False) -> tuple[Meta, Tensors]:
-    """The keys and tensors of a spec's file with a head behind its layers, which is like the last one with
-    other weights. own_output: it has embeddings and an output matrix of its own, as DeepSeek's do."""
-    meta, tensors = models.metadata(spec), models.file_tensors(spec, models.draw(spec))
+    """The keys and tensors of a spec's file with a head behind its layers. own_output: it has embeddings and an
+    output matrix of its own, as DeepSeek's do."""
+    meta, tensors = models.metadata(spec), models.file_tensors(spec, models.draw(longer(spec)))
     n, d = spec.n_layer, spec.n_embd
     meta |= {f"{spec.arch}.block_count": n + 1, f"{spec.arch}.nextn_predict_layers": 1}
     recurrent = f"{spec.arch}.attention.recurrent_layers"
     if recurrent in meta:
         meta[recurrent] = [*meta[recurrent], False]
-    last, head = f"blk.{n - 1}.", f"blk.{n}."
-    for name in [name for name in tensors if name.startswith(last)]:
-        tensors[head + name.removeprefix(last)] = np.roll(tensors[name], 1, axis=0)
+    head = f"blk.{n}."
     rng = np.random.default_rng(5)
     tensors[f"{head}nextn.eh_proj.weight"] = rng.normal(0, d**-0.5, (d, 2 * d)).astype(np.float16)
     for name in ("enorm", "hnorm", "shared_head_norm"):
@@ -42,6 +40,11 @@ def with_head(spec: models.Spec, *, own_output: bool = False) -> tuple[Meta, Ten
         tensors[f"{head}nextn.embed_tokens.weight"] = rng.normal(0, 1, shape).astype(np.float16)
         tensors[f"{head}nextn.shared_head_head.weight"] = rng.normal(0, 0.2, shape).astype(np.float16)
     return meta, tensors
+
+
+def longer(spec: models.Spec) -> models.Spec:
+    """The spec with one layer more, which attends: the head's."""
+    return replace(spec, n_layer=spec.n_layer + 1, layers=spec.layers and spec.layers + "a")
 
 
 def write(path: Path, spec: models.Spec | str, **options: Any) -> Path:

@@ -1,4 +1,4 @@
-"""The head that guesses at a further token (NextN, MTP) as a model, and what it reads of the one before it."""
+"""The head that guesses at a further token (NextN, MTP) as a model, and what it reads of the one before."""
 
 from __future__ import annotations
 
@@ -156,3 +156,23 @@ def test_bad_heads(tmp_path: Path) -> None:
             s.feed([5], hidden=np.zeros((1, 64), np.float32))
         with pytest.raises(ArgumentError, match="shape"):
             head.feed([5], hidden=np.zeros((2, 64), np.float32))
+
+
+@pytest.mark.parametrize("name", ["deepseek2-v3", "glm4moe"])
+def test_transformers_says_the_same(name: str, tmp_path: Path) -> None:
+    """By its MTP layer, of which scripts/golden_next.py wrote the logits."""
+    meta, tensors = next_head.with_head(models.SPECS[name])
+    with np.load(models.GOLDEN / f"next-{name}.npz", allow_pickle=False) as golden:
+        prompt, hidden, expected = golden["prompt"], golden["hidden"], golden["logits"]
+        assert int(golden["checksum"]) == models.checksum(tensors)
+    path = models.write(tmp_path / "m.gguf", meta, tensors)
+    depth = models.SPECS[name].depth
+    with Model(path) as m, Model(path, next_head=True) as h, Session(h, n_threads=2) as head:
+        with Session(m, n_threads=2, keep_hidden=True) as s:
+            s.feed(prompt)
+            assert reference.relative_error(s.all_hidden(len(prompt))[:-1], hidden) < tolerance(40, depth)
+        for i in range(len(hidden)):
+            head.feed(prompt[i + 1 : i + 2], hidden=hidden[i : i + 1])
+            row = i - len(hidden) + len(expected)
+            if row >= 0:
+                assert reference.relative_error(head.logits(), expected[row]) < tolerance(1)
