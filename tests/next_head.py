@@ -6,6 +6,7 @@ and is an ordinary layer from there on: as one it is computed by tests/reference
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ NAMES = ("deepseek2-v3", "glm4moe", "qwen35", "qwen35moe", "qwen3next")
 
 
 def with_head(spec: models.Spec, *, own_output: bool = False) -> tuple[Meta, Tensors]:
-    """The keys and tensors of a spec's file with a head behind its layers. own_output: it has embeddings and an
-    output matrix of its own, as DeepSeek's do."""
+    """The keys and tensors of a spec's file with a head behind its layers. own_output: it has embeddings and
+    an output matrix of its own, as DeepSeek's do."""
     meta, tensors = models.metadata(spec), models.file_tensors(spec, models.draw(longer(spec)))
     n, d = spec.n_layer, spec.n_embd
     meta |= {f"{spec.arch}.block_count": n + 1, f"{spec.arch}.nextn_predict_layers": 1}
@@ -50,6 +51,38 @@ def longer(spec: models.Spec) -> models.Spec:
 def write(path: Path, spec: models.Spec | str, **options: Any) -> Path:
     """The file of with_head()."""
     return models.write(path, *with_head(models.SPECS[spec] if isinstance(spec, str) else spec, **options))
+
+
+def planted(spec: models.Spec, right: float = 1.0) -> tuple[Meta, Tensors]:
+    """A file whose model says after each token the same other one, whatever was before (blocks give zeros),
+    and whose head knows of so many of the tokens what the model will say, and is wrong of the others."""
+    meta, tensors = with_head(spec)
+    for name in tensors:
+        if re.search(r"(attn_output|ffn_down|ffn_down_exps|ffn_down_shexp|ssm_out)\.weight$", name):
+            tensors[name] = np.zeros_like(tensors[name])
+    n, d, p = spec.n_vocab, spec.n_embd, f"blk.{spec.n_layer}.nextn."
+    follows = 3 + np.roll(np.arange(n - 3), -7)  # no end of the text
+    embeddings = np.random.default_rng(8).normal(0, 1, (n, d)).astype(np.float16)
+    output = np.zeros((n, d), np.float16)
+    output[follows] = embeddings[3:]
+    guesses = output.copy()
+    wrong = 3 + np.flatnonzero(np.random.default_rng(9).random(n - 3) >= right)
+    guesses[wrong] = np.roll(output[wrong], 1, axis=0)
+    tensors |= {"token_embd.weight": embeddings, "output.weight": output}
+    tensors["output_norm.weight"] = np.ones(d, np.float32)
+    tensors[f"{p}eh_proj.weight"] = np.concatenate([np.eye(d), np.zeros((d, d))], axis=1).astype(np.float16)
+    tensors |= {
+        f"{p}{name}.weight": np.ones(d, np.float32) for name in ("enorm", "hnorm", "shared_head_norm")
+    }
+    tensors[f"{p}shared_head_head.weight"] = guesses
+    return meta, tensors
+
+
+def write_planted(path: Path, spec: models.Spec | str, right: float = 1.0) -> Path:
+    """The file of planted(), with a tokenizer."""
+    spec = models.SPECS[spec] if isinstance(spec, str) else spec
+    meta, tensors = planted(spec, right)
+    return models.write(path, meta | models.tokenizer(spec), tensors)
 
 
 def last_hidden(model: reference.Model, tokens: Array) -> Array:

@@ -62,6 +62,7 @@ class Model:
         than loading takes).
         """
         self.file = file if isinstance(file, ModelFile) else ModelFile(file)
+        self.next_head = next_head
         ffi, lib = _native.ffi, _native.lib
         options = ffi.new("pi_model_options *", lib.pi_model_defaults())
         options.activation = number_of("activation", ACTIVATION, activation)
