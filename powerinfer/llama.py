@@ -264,6 +264,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
                 say=self._notice,
                 **shape,
                 keep_hidden=draft is not None and draft.is_head,
+                n_guesses=0 if draft_model is None else min(15, n_draft * n_seq),
             )
             with loading_bar(verbose, "bringing weights to the GPU") as bar:
                 session = self._loader.open(bar)

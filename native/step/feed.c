@@ -108,6 +108,29 @@ typedef struct feed_room {
     uint8_t *by_row; /* [n_tokens] */
 } feed_room;
 
+/* Several generated tokens may be guesses: states to go back to. Of a sequence's last ones that behind each is kept by the
+ * blocks that make it, as far as there are places, of the last one its own; else there is a checkpoint at the beginning. */
+static void keep_states(pi_session *s, const pi_cut *cut, int32_t *last) {
+    const pi_batch *b = cut->batch;
+    pi_states *states = &s->kv.states;
+    if (!states->floats) return;
+    pi_states_begin(states);
+    for (int32_t q = 0; q < s->kv.n_seq; q++) last[q] = 0;
+    for (int32_t i = b->n_tokens - 1; i >= 0; i--) {
+        const int32_t q = pi_batch_seq(b, i), pos = cut->pos[i];
+        if (pi_batch_kind(b, i) != PI_TOKEN_GENERATED) continue;
+        if (!last[q])
+            last[q] = pos + 1; /* down to here there are places */
+        else if (last[q] == pos + 2 && pi_states_reserve(states, q, pos + 1))
+            last[q] = pos + 1;
+    }
+    for (int32_t i = 0; i < b->n_tokens; i++) {
+        const int32_t q = pi_batch_seq(b, i), length = s->kv.seq[q].length;
+        if (pi_batch_kind(b, i) == PI_TOKEN_GENERATED && cut->pos[i] == length + 1 && last[q] > length + 1)
+            pi_states_keep(states, q, length, true);
+    }
+}
+
 static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
     int32_t n_logits = 0, row = 0, *to = room->of_seq;
     const pi_cut cut = {b, room->pos, room->by_row};
@@ -120,11 +143,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
     s->last_bytes = s->last_ns = 0;
     for (int32_t i = b->n_tokens - 1; i >= 0; i--) room->pos[i] = --to[pi_batch_seq(b, i)];
     pi_chunk_choose_kernels(s, &cut, room->of_seq);
-    for (int32_t i = 0; i < b->n_tokens; i++) { /* guesses, from the second generated token on */
-        const int32_t seq = pi_batch_seq(b, i), length = s->kv.seq[seq].length;
-        if (pi_batch_kind(b, i) == PI_TOKEN_GENERATED && cut.pos[i] == length + 1)
-            pi_states_keep(&s->kv.states, seq, length, true);
-    }
+    keep_states(s, &cut, room->of_seq);
     /* Memory for all chunks is certain (check_batch); lengths grow chunk by chunk. */
     for (int32_t first = 0, n = 0; first < b->n_tokens; first += n) {
         n = pi_chunk_length(s, &cut, first);

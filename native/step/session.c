@@ -96,6 +96,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->chunk.logits_row = carve(c, b, 1, sizeof(int32_t));
     s->chunk.batch_row = carve(c, b, 1, sizeof(int32_t));
     s->chunk.order = carve(c, s->model->state_floats ? b : 0, 1, sizeof(int32_t));
+    s->chunk.kept = carve(c, s->model->state_floats ? b : 0, 1, sizeof(float *));
     s->chunk.run = carve(c, s->model->state_floats ? b + 1 : 0, 1, sizeof(int32_t));
     s->step = carve(c, 1, (size_t)i->n_layer, sizeof *s->step);
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
@@ -119,6 +120,7 @@ static pi_kv_shape kv_shape(const pi_session_options *o) {
                          .n_pool = o->n_pool,
                          .n_seq = o->n_seq,
                          .n_batch = o->n_batch,
+                         .n_guesses = o->n_guesses,
                          .type_k = o->type_k,
                          .type_v = o->type_v};
 }
@@ -128,7 +130,7 @@ uint64_t pi_model_kv_bytes(const pi_model *m, const pi_session_options *options)
     pi_session_options o = *options;
     if (pi_session_check(m, &o) != PI_OK) return 0;
     const pi_kv_shape shape = kv_shape(&o);
-    uint64_t n = pi_states_bytes(m, o.n_seq);
+    uint64_t n = pi_states_bytes(m, o.n_seq, o.n_guesses);
     for (int32_t l = 0; l < m->info.n_layer; l++)
         n += pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), false, o.type_k) +
              pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), true, o.type_v);

@@ -72,8 +72,8 @@ class Drafter:
         self._held = [_Held() for _ in range(self._aside or n_seq)]
 
     def saw(self, number: int, ids: Ids, first: int, hidden: npt.NDArray[np.float32], n_true: int) -> None:
-        """The engine computed ids[first:] of a sequence, all of which is ids; n_true of these are certain, and
-        the others guesses. hidden: their final states [len(ids) - first, n_embd]. For a head."""
+        """The engine computed ids[first:] of a sequence, all of which is ids; n_true of them are certain, the
+        others guesses. hidden: their final states [len(ids) - first, n_embd]. For a head."""
         held = self._held[number]
         same = first - held.first
         if 0 < same <= held.fed.size and np.array_equal(held.fed[:same], ids[held.first : first]):
@@ -164,7 +164,7 @@ class Drafter:
         same = common_prefix(held.ids, known)
         if known.size - same > _WORTH:
             same = self._copy_longest(number, known, same)
-        # An entry of a head knows the token behind its position, too. The last one is made anew, for its logits.
+        # A head's entry knows the token behind its position, too. The last one is made anew, for its logits.
         last = known.size - 1
         n = int(np.searchsorted(held.at, min(same, last) - (1 if self.is_head else 0)))
         self._cut(number, n)

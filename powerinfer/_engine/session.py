@@ -128,6 +128,7 @@ class Session:
         look_ahead: bool = True,
         live_experts: bool = True,
         fetch_experts: bool = False,
+        n_guesses: int = 0,
         keep_hidden: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -160,6 +161,8 @@ class Session:
             False: they stay where the plan puts them, so that the same input gives the same bits.
         fetch_experts: where a router reads its layer's input (SmallThinker), the CPU's cores fetch rows of a
             token's experts while the device is in attention. Changes no bits; not measured yet.
+        n_guesses: of models with recurrent layers: tokens that are generated together, of all sequences,
+            between which these can be gone back to; each takes as much memory as a sequence's state.
         keep_hidden: each feed leaves the final hidden states of all its tokens, for `all_hidden`.
         progress: called as progress(done, total) with bytes while weights are brought to devices; an
             exception from it ends that.
@@ -185,6 +188,7 @@ class Session:
         options.no_lookahead = not look_ahead
         options.frozen_experts = not live_experts
         options.fetch_experts = bool(fetch_experts)
+        options.n_guesses = _native.fit("n_guesses", n_guesses)
         options.keep_hidden = bool(keep_hidden)
         options.device, indices = devices_of(device)
         if plan is not None:
