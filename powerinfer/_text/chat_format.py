@@ -155,7 +155,7 @@ class ChatFormat:
         ):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ChatFormatError(
-                f"{where} has a part of type {kind!r}; only parts of type 'text' are supported"
+                f"{where} has a part of type {kind!r}; only parts of type 'text' are supported, no images"
             )
         text: str = part["text"]
         return text
