@@ -67,7 +67,8 @@ class Drafter:
         self.n_draft = n_draft
         self.is_head = is_head
         self._n_vocab = session.model.info.n_vocab
-        n_seq = session.info.n_seq
+        info = session.info
+        self._n_ctx, n_seq = info.n_ctx, info.n_seq
         self._aside = n_seq // 2 if session.model.info.n_recurrent else 0
         self._held = [_Held() for _ in range(self._aside or n_seq)]
 
@@ -201,7 +202,7 @@ class Drafter:
         self._held[number] = _Held()
 
     def _has_room(self, number: int) -> bool:
-        return self.session.length(number) < self.session.info.n_ctx
+        return self.session.length(number) < self._n_ctx
 
     def _feed(
         self,

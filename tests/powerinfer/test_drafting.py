@@ -149,6 +149,8 @@ def test_what_cannot_be(glm: Path, tmp_path: Path) -> None:
         opened(plain, "mtp")
     with pytest.raises(ArgumentError, match=r"cannot draft for m\.gguf: token"):
         opened(glm, plain)
+    with pytest.raises(UnsupportedError, match="online_statistics"):
+        opened(glm, "mtp", online_statistics=True)
     for n in (0, 16, True, 2.5):
         with pytest.raises(ArgumentError, match="n_draft"):
             opened(glm, "mtp", n_draft=n)
