@@ -191,11 +191,12 @@ class Drafter:
 
     def _cut(self, number: int, n: int) -> None:
         """Keeps the first n entries of a sequence, or as many of them as can be gone back to."""
-        held = self._held[number]
-        if n < self.session.length(number):
+        length = self.session.length(number)
+        if n < length:
             n = self.session.reachable(n, seq=number)
             self.session.cut(n, seq=number)
-        held.at = held.at[:n]
+        held = self._held[number]
+        held.at = held.at[: min(n, length)]  # it has less where a feed has failed
 
     def _forget(self, number: int) -> None:
         self.session.drop(number)

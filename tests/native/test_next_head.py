@@ -24,6 +24,7 @@ def hidden_of(session: Session, ids: list[int]) -> Any:
     return session.all_hidden(len(ids))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", next_head.NAMES)
 def test_its_logits(name: str, tmp_path: Path) -> None:
     """Of a prompt by matrix products and of tokens one by one, beside hidden states that the model leaves."""
@@ -88,6 +89,7 @@ def test_hidden_states_are_kept_of_all_tokens(name: str, tmp_path: Path) -> None
             plain.all_hidden(6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("split", ["all", "some", "none", "mixed"])
 def test_beside_a_device(split: str, tmp_path: Path) -> None:
     """The hidden states of a prompt and of decoded tokens come back from it; the head may lie on it, too."""

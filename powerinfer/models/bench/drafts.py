@@ -105,7 +105,7 @@ def measure_drafts(
                 tokens_per_s=statistics.median(speeds),
                 spread=statistics.stdev(speeds) if len(speeds) > 1 else 0.0,
                 tokens_per_step=n_gen / max(n_steps, 1),
-                accepted=n_right / n_drafted if n_drafted else None,
+                accepted=min(n_right / n_drafted, 1.0) if n_drafted else None,  # some were guessed before
             )
         )
     return out
