@@ -44,7 +44,6 @@ from ._engine.request import Draft
 from ._engine.sampling import Sampler
 from ._engine.session import Activation, Model, Predictor, Progress, Session, Sparsity
 from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse
-from .compat.llama_chat_format import handler_of
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, FormatError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -194,7 +193,11 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         self.verbose = verbose
         self._embedding = embedding
         pooling = pooling_number(pooling_type)
-        registered = None if chat_handler is not None else handler_of(chat_format)
+        registered = None
+        if chat_handler is None and chat_format is not None:
+            from .compat.llama_chat_format import handler_of
+
+            registered = handler_of(chat_format)
         self.chat_handler = chat_handler or registered
         self.draft_model = draft_model
         n_draft = check_n_draft(n_draft)

@@ -111,7 +111,7 @@ class Loader:
         if free is not None and n_bytes > free:
             fits = auto_context(self.model, _host_room(self.model), replace(settings, n_pool=0))
             pool = settings.n_pool if settings.n_pool > n_ctx else 0
-            what = f"n_ctx={n_ctx:,}" + (f" and {pool:,} tokens of all conversations" if pool else "")
+            what = f"n_ctx={n_ctx}" + (f" and {pool:,} tokens of all conversations" if pool else "")
             raise OutOfMemoryError(
                 f"K/V for {what} takes {n_bytes / GIB:.1f} GiB, and {free / GIB:.1f} are free; "
                 f'n_ctx="auto" would take {fits:,}'

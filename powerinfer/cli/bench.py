@@ -30,7 +30,7 @@ from ..models.bench import (
     resident_pages,
 )
 from .options import Parser, add_model, devices, vram_budget
-from .table import columns
+from .table import columns, output_width
 
 EXAMPLES = """
 powerinfer bench model.gguf
@@ -398,7 +398,7 @@ def _prompt_table(head: str, results: Sequence[Result]) -> list[str]:
     for r in results:
         flop = "" if r.gflop_per_s is None else f"{r.gflop_per_s:.0f}"
         rows.append([r.test, r.sparsity, f"{r.tokens_per_s:.2f} ± {r.spread:.2f}", flop])
-    return list(columns(rows, right=range(2, 4)))
+    return list(columns(rows, right=range(2, 4), width=output_width()))
 
 
 def _decode_table(head: str, results: Sequence[Result]) -> list[str]:
@@ -424,4 +424,4 @@ def _decode_table(head: str, results: Sequence[Result]) -> list[str]:
         ]
         for r in results
     ]
-    return list(columns(rows, right=range(2, 8)))
+    return list(columns(rows, right=range(2, 8), width=output_width()))

@@ -230,7 +230,10 @@ def context_size(text: str) -> int | str:
 
 def vram_budget(text: str) -> float | list[float]:
     """Of --vram-budget: a number, or one for each device."""
-    each = [float(word) for word in text.split(",")]
+    try:
+        each = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GiB, nor a list of them") from None
     return each if len(each) > 1 else each[0]
 
 
@@ -419,17 +422,24 @@ def in_range(least: float, most: float) -> str:
     return f"at least {least}" if most == math.inf else f"between {least} and {most}"
 
 
+_FLAGS = {"type_k": "cache-type-k", "type_v": "cache-type-v", "use_mlock": "mlock"}
+_ARGUMENTS = (
+    *("n_ctx", "n_batch", "n_ubatch", "n_threads", "n_gpu_layers", "vram_budget", "devices", "sparsity"),
+    *("chat_format", "activation", "predictor", "predictor_type", "threshold", *_FLAGS),
+)
+
+
 def in_options(text: str) -> str:
     """A message in the words of the command line: n_ctx=64 is --n-ctx 64 there."""
-    names = (
-        *("n_ctx", "n_batch", "n_threads", "vram_budget", "devices", "sparsity", "chat_format", "activation"),
-        *("predictor", "threshold", "n_gpu_layers"),
+
+    def flag(name: str) -> str:
+        return f"--{_FLAGS.get(name, name.replace('_', '-'))}"
+
+    names = "|".join(_ARGUMENTS)
+    text = re.sub(
+        rf"\b({names})=([\w.,:\"-]*[\w\"])", lambda m: f"{flag(m[1])} {m[2]}".replace('"', ""), text
     )
-
-    def option(found: re.Match[str]) -> str:
-        return f"--{found[1].replace('_', '-')} {found[2]}"
-
-    text = re.sub(rf"\b({'|'.join(names)})=([\w.,:\"-]*[\w\"])", option, text)
+    text = re.sub(rf"\b({names}) is ", lambda m: f"{flag(m[1])} is ", text)
     return text.replace("use_mmap=False", "--no-mmap")
 
 
