@@ -263,8 +263,10 @@ typedef struct pi_session_options {
                                gives the same bits; 0: those that are used more move to the device */
     int32_t fetch_experts;  /* 1: where a router reads its layer's input (SmallThinker), the CPU's cores fetch rows of a
                                token's experts while the device is in attention; not measured yet */
-    int32_t n_guesses;   /* of recurrent layers: of so many tokens that are generated together the state behind each is
+    int32_t n_guesses; /* of recurrent layers: of so many tokens that are generated together the state behind each is
                                kept, beside checkpoints, so that a sequence can be taken back to between guesses */
+    struct pi_session *beside; /* whose threads compute this session, too: the two take turns, and n_threads is the
+                                  other's, which is kept open with this one. NULL: it has its own */
     int32_t keep_hidden; /* 1: each feed leaves the final hidden states of all its tokens (pi_session_all_hidden) */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);

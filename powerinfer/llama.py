@@ -94,7 +94,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         pooling_type: int | str | None = None,
         chat_format: str | None = None,
         chat_handler: ChatHandler | None = None,
-        draft_model: Draft | str | os.PathLike[str] | None = None,
+        draft_model: Draft | Drafter | str | os.PathLike[str] | None = None,
         n_draft: int | None = None,
         lora_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         lora_scale: float | Sequence[float] = 1.0,
@@ -254,6 +254,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
             }
             draft = None
             if isinstance(draft_model, (str, os.PathLike)):
+                if online_statistics:
+                    raise UnsupportedError("online_statistics with a model that drafts is not supported")
                 draft = DraftModel(draft_model, self.file, self._model, activation=activation or "auto")
                 chosen = None if chosen is None else draft.reserve(chosen, **shape)
             self._loader = Loader(

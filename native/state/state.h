@@ -66,6 +66,7 @@ struct pi_session {
     pi_model *model;
     pi_session_options options;
     te_mutex lock;
+    pi_session *beside; /* whose lock and pool are this one's, or NULL */
     te_pool *pool;
     te_workspace *ws;
     pi_kv kv;
@@ -124,8 +125,11 @@ struct pi_session {
 };
 
 /* Every public function holds the lock while it looks at what a feed changes, also those that only read. */
-static inline void pi_session_lock(const pi_session *s) { te_os_mutex_lock((te_mutex *)(uintptr_t)&s->lock); }
-static inline void pi_session_unlock(const pi_session *s) { te_os_mutex_unlock((te_mutex *)(uintptr_t)&s->lock); }
+static inline te_mutex *pi_lock_of(const pi_session *s) {
+    return (te_mutex *)(uintptr_t)(s->beside ? &s->beside->lock : &s->lock);
+}
+static inline void pi_session_lock(const pi_session *s) { te_os_mutex_lock(pi_lock_of(s)); }
+static inline void pi_session_unlock(const pi_session *s) { te_os_mutex_unlock(pi_lock_of(s)); }
 
 /* Where layer l counts its neurons that fire, or NULL: of a mixture experts are counted. */
 static inline uint32_t *pi_fired_of(const pi_session *s, int32_t l) {

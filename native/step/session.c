@@ -17,6 +17,10 @@ static bool uses_device(const pi_session_options *o) {
 static pi_status check_options(const pi_model *m, pi_session_options *o) {
     if (m->loaded < m->info.n_layer)
         return PI_FAIL(PI_ERROR_ARGUMENT, "the model is not loaded: %d of %d layers", m->loaded, m->info.n_layer);
+    if (o->beside) {
+        if (o->beside->beside) return PI_FAIL(PI_ERROR_ARGUMENT, "a session beside another that is so itself");
+        o->n_threads = o->beside->options.n_threads;
+    }
     if (o->n_threads == 0) {
         o->n_threads = te_os_n_cores();
         if (uses_device(o) && o->n_threads >= 4) o->n_threads--; /* a GPU's driver wants some of a core: 2 % on 16 */
@@ -185,12 +189,19 @@ static pi_status open_session(pi_session *s) {
         .max_rows = i->n_ff,
         .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
-    PI_TRY(te_pool_new(o->n_threads, &s->pool));
+    if (o->beside) {
+        s->beside = o->beside;
+        pi_ref_take(&s->beside->ref);
+        s->pool = s->beside->pool;
+    } else {
+        PI_TRY(te_pool_new(o->n_threads, &s->pool));
+    }
     s->kv.states.pool = s->pool;
     if (s->hybrid) PI_TRY(pi_hybrid_load(s->hybrid, o));
     o->plan = NULL;
     o->device_index = NULL;
     o->progress = NULL;
+    o->beside = NULL; /* s->beside has it */
     return PI_OK;
 }
 
@@ -215,7 +226,7 @@ pi_status pi_session_open(pi_model *model, const pi_session_options *options, pi
 void pi_session_close(pi_session *s) {
     if (!s || !pi_ref_drop(&s->ref)) return;
     pi_hybrid_close(s->hybrid);
-    te_pool_free(s->pool);
+    if (!s->beside) te_pool_free(s->pool);
     te_workspace_free(s->ws);
     pi_kv_free(&s->kv);
     te_os_free(s->memory, s->memory_bytes);
@@ -223,6 +234,7 @@ void pi_session_close(pi_session *s) {
     free(s->hidden);
     free(s->all_hidden);
     pi_model_close(s->model);
+    pi_session_close(s->beside);
     free(s);
 }
 

@@ -65,7 +65,7 @@ class DraftModel:
 
     def open(self, session: Session, n_draft: int, say: Callable[[str], None], **options: Any) -> Drafter:
         """session: what it drafts for. options: of Loader, as the model's own."""
-        sizes = {"n_ctx": session.info.n_ctx, "n_pool": session.info.n_pool}
+        sizes = {"n_ctx": session.info.n_ctx, "n_pool": session.info.n_pool, "beside": session}
         try:
             own = self._loader(self._devices, **options | sizes).open()
         except ArgumentError as error:

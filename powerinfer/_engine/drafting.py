@@ -67,7 +67,8 @@ class Drafter:
         self.n_draft = n_draft
         self.is_head = is_head
         self._n_vocab = session.model.info.n_vocab
-        n_seq = session.info.n_seq
+        info = session.info
+        self._n_ctx, n_seq = info.n_ctx, info.n_seq
         self._aside = n_seq // 2 if session.model.info.n_recurrent else 0
         self._held = [_Held() for _ in range(self._aside or n_seq)]
 
@@ -190,18 +191,19 @@ class Drafter:
 
     def _cut(self, number: int, n: int) -> None:
         """Keeps the first n entries of a sequence, or as many of them as can be gone back to."""
-        held = self._held[number]
-        if n < self.session.length(number):
+        length = self.session.length(number)
+        if n < length:
             n = self.session.reachable(n, seq=number)
             self.session.cut(n, seq=number)
-        held.at = held.at[:n]
+        held = self._held[number]
+        held.at = held.at[: min(n, length)]  # it has less where a feed has failed
 
     def _forget(self, number: int) -> None:
         self.session.drop(number)
         self._held[number] = _Held()
 
     def _has_room(self, number: int) -> bool:
-        return self.session.length(number) < self.session.info.n_ctx
+        return self.session.length(number) < self._n_ctx
 
     def _feed(
         self,

@@ -130,6 +130,7 @@ class Session:
         fetch_experts: bool = False,
         n_guesses: int = 0,
         keep_hidden: bool = False,
+        beside: Session | None = None,
         progress: Progress | None = None,
     ) -> None:
         """
@@ -164,6 +165,7 @@ class Session:
         n_guesses: of models with recurrent layers: tokens that are generated together, of all sequences,
             between which these can be gone back to; each takes as much memory as a sequence's state.
         keep_hidden: each feed leaves the final hidden states of all its tokens, for `all_hidden`.
+        beside: a session whose threads compute this one, too; they take turns. n_threads is that one's.
         progress: called as progress(done, total) with bytes while weights are brought to devices; an
             exception from it ends that.
 
@@ -190,6 +192,8 @@ class Session:
         options.fetch_experts = bool(fetch_experts)
         options.n_guesses = _native.fit("n_guesses", n_guesses)
         options.keep_hidden = bool(keep_hidden)
+        if beside is not None:
+            options.beside = beside.handle
         options.device, indices = devices_of(device)
         if plan is not None:
             options.plan = plan

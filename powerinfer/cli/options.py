@@ -160,6 +160,54 @@ def add_model_arguments(
     add_instead(parser)
 
 
+def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
+    """What guesses tokens, which the model then checks together; `draft_arguments` has the arguments."""
+    group = parser.add_argument_group("drafts")
+    group.add_argument(
+        "--mtp", action="store_true", help="guess with the head that the file has for it (NextN, MTP layers)"
+    )
+    group.add_argument(
+        "-md",
+        "--draft-model",
+        "--model-draft",
+        metavar="MODEL",
+        help="guess with a small model of the same vocabulary",
+    )
+    group.add_argument(
+        "--draft",
+        "--draft-max",
+        dest="draft_max",
+        type=int,
+        metavar="N",
+        help="tokens guessed at a time (default: 3 of a head or a model); with neither, up to N tokens that "
+        "repeat what came before",
+    )
+    group.add_argument(
+        "--draft-ngram",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how many of the last tokens are looked for; fewer where those are not found "
+        "(default %(default)s)",
+    )
+
+
+def draft_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for Llama. Raises ArgumentError."""
+    n, model = args.draft_max, "mtp" if args.mtp else args.draft_model
+    if args.mtp and args.draft_model is not None:
+        raise ArgumentError("--mtp and --draft-model: one of them can guess")
+    if (n is not None and n < 0) or args.draft_ngram < 1:
+        raise ArgumentError("--draft-max must be 0 or more, and --draft-ngram at least 1")
+    if model is not None:
+        return {"draft_model": model, "n_draft": n} if n != 0 else {}
+    if not n:
+        return {}
+    from ..compat.llama_speculative import LlamaPromptLookupDecoding
+
+    return {"draft_model": LlamaPromptLookupDecoding(max_ngram_size=args.draft_ngram, num_pred_tokens=n)}
+
+
 def llama_cpp_words(words: Sequence[str]) -> list[str]:
     """The arguments as argparse can read them: -fa may have a value that says on, off or auto."""
     out: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def hidden_of(session: Session, ids: list[int]) -> Any:
     return session.all_hidden(len(ids))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", next_head.NAMES)
 def test_its_logits(name: str, tmp_path: Path) -> None:
     """Of a prompt by matrix products and of tokens one by one, beside hidden states that the model leaves."""
@@ -87,6 +89,7 @@ def test_hidden_states_are_kept_of_all_tokens(name: str, tmp_path: Path) -> None
             plain.all_hidden(6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("split", ["all", "some", "none", "mixed"])
 def test_beside_a_device(split: str, tmp_path: Path) -> None:
     """The hidden states of a prompt and of decoded tokens come back from it; the head may lie on it, too."""
@@ -176,3 +179,30 @@ def test_transformers_says_the_same(name: str, tmp_path: Path) -> None:
             row = i - len(hidden) + len(expected)
             if row >= 0:
                 assert reference.relative_error(head.logits(), expected[row]) < tolerance(1)
+
+
+def test_sessions_that_share_threads(tmp_path: Path) -> None:
+    """One beside another takes turns with it, whoever calls, and goes on when the other one is closed."""
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-mha"])
+    with Model(path) as m:
+        first = Session(m, n_threads=2)
+        second = Session(m, n_threads=1, beside=first)
+        assert second.info.n_threads == 2
+        with pytest.raises(ArgumentError, match="beside another"):
+            Session(m, beside=second)
+        alone = [answers(first), answers(second)]
+        assert alone[0] == alone[1]
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(answers, (first, second))) == alone
+        first.close()
+        assert answers(second) == alone[0]
+        second.close()
+
+
+def answers(session: Session) -> list[bytes]:
+    session.drop()
+    rows = []
+    for token in IDS[:20]:
+        session.feed([token])
+        rows.append(session.logits().tobytes())
+    return rows
