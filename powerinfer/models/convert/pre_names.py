@@ -113,6 +113,14 @@ def _cuts_of(scheme: PreTokenizer) -> bytes:
     return _cuts(scheme.build())
 
 
+@functools.lru_cache(32)
+def _cuts_of_json(description: str) -> bytes:
+    """Of a pre_tokenizer of a tokenizer.json. Raises what the library raises."""
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    whole = {"version": "1.0", "pre_tokenizer": json.loads(description), "added_tokens": [], "model": model}
+    return _cuts(tokenizers.Tokenizer.from_str(json.dumps(whole)).pre_tokenizer)
+
+
 def recognise(description: Any, *, ignore_merges: bool, first: str, where: str) -> str:
     """The name that the engine knows a `pre_tokenizer` of a tokenizer.json by.
 
@@ -132,12 +140,8 @@ def recognise(description: Any, *, ignore_merges: bool, first: str, where: str) 
     )
     if not _is_plain(description):
         raise unknown
-    model = {"type": "BPE", "vocab": {}, "merges": []}
     try:
-        given = tokenizers.Tokenizer.from_str(
-            json.dumps({"version": "1.0", "pre_tokenizer": description, "added_tokens": [], "model": model})
-        ).pre_tokenizer
-        cuts = _cuts(given)
+        cuts = _cuts_of_json(json.dumps(description))
     except Exception as error:  # the library raises its errors as plain Exception
         raise FormatError(f"{where}: the pre_tokenizer cannot be made: {error!s:.200}") from None
     names = sorted(PRE_TOKENIZERS, key=lambda name: name != first)
