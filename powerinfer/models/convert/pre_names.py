@@ -37,13 +37,27 @@ _GPT4O = (
     f"{_CASED % f'{_UPPER}*{_LOWER}+'}|{_CASED % f'{_UPPER}+{_LOWER}*'}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN = _GPT4O.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 
 # Descriptions whose scheme, llama.cpp's, differs from them inside single characters: Falcon looks for digits
 # among the characters that stand for bytes, and finds some in the bytes of a letter such as \u0672; gpt-4o's
-# contractions are of ASCII letters, where the description's also take a long s.
+# contractions are of ASCII letters, where the description's also take a long s, and its letters and Tekken's
+# have a case in ASCII alone; East Asia has no white space in DeepSeek's.
 _NEAR = {
     "gpt-4o": [
         {"type": "Split", "pattern": {"Regex": _GPT4O}, "behavior": "Isolated"},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+    ],
+    "tekken": [
+        {"type": "Split", "pattern": {"Regex": _TEKKEN}, "behavior": "Isolated"},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+    ],
+    "deepseek-coder": [
+        *(
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+            for pattern in ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+")
+        ),
+        {"type": "Digits", "individual_digits": True},
         {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
     ],
     "falcon": [
@@ -131,8 +145,8 @@ def recognise(description: Any, *, ignore_merges: bool, first: str, where: str) 
     if description is None:
         raise UnsupportedError(f"{where} has no pre_tokenizer; --pre NAME says which one the model has")
     near = _near(description)
-    if near is not None and not ignore_merges:
-        return near
+    if near is not None and PRE_TOKENIZERS[near].ignore_merges == ignore_merges:
+        return first if PRE_TOKENIZERS.get(first) is PRE_TOKENIZERS[near] else near
     shown = json.dumps(description, ensure_ascii=False)
     unknown = UnsupportedError(
         f"{where}: the pre_tokenizer {shown:.300} is none that the engine knows by name; "
