@@ -135,7 +135,7 @@ class AsyncLlama:
         self.llama._context = Context(engine)
         self.scheduler = Scheduler(
             engine,
-            draft=self.llama.draft_model,
+            draft=self.llama._draft,
             improve=None if self.llama._online is None else _weakly(self),
         )
         self._preparing = threading.Semaphore(2)

@@ -298,6 +298,16 @@ class Loader:
                 plan, self.devices = alone, one
         self.plan = plan
 
+    def needed_bytes(self) -> int:
+        """What the best plan takes of the devices' memory. Raises ArgumentError (a budget that is too small),
+        FileError, FormatError, UnsupportedError."""
+        from ..models.plan import find_statistics
+
+        if self.devices is None:
+            return 0
+        plan = self.planned(self.devices, find_statistics(self.model))
+        return plan.bytes.total if plan.uses_device else 0
+
     def planned(self, devices: Devices, statistics: Statistics) -> Plan:
         """The best plan for these. Raises ArgumentError."""
         from ..models.plan import make_plan

@@ -150,7 +150,8 @@ class AsyncLlamaOptions(OtherLlamaOptions, total=False):
     pooling_type: int | str | None
     chat_format: str | None
     chat_handler: Callable[..., Any] | None
-    draft_model: Draft | None
+    draft_model: Draft | StrPath | None
+    n_draft: int | None
     lora_path: StrPath | Sequence[StrPath] | None
     lora_scale: float | Sequence[float]
     spm_infill: bool

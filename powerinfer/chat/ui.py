@@ -12,12 +12,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .._text.terminal import harmless, is_smart
+
+if TYPE_CHECKING:
+    from .keys import Words
 from .wrap import Wrap
 
 
@@ -41,7 +45,7 @@ class Ui:
         self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
         self.toolbar: Callable[[], str] = str
         """Gives the line at the bottom of the terminal while a line is read."""
-        self.words: dict[str, list[str] | None] = {}
+        self.words: Words = {}
         """What the tab key completes: words at the beginning of a line, and what may follow each; None: names
         of files."""
         self.history = history_file() if history and self.interactive else None
