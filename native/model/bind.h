@@ -10,7 +10,8 @@ typedef struct pi_name {
 #if defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
 #endif
-pi_name pi_name_of(const char *format, ...);
+pi_name
+pi_name_of(const char *format, ...);
 
 /* The tensor of a name, or NULL; from now on it counts as bound. */
 const te_gguf_tensor *pi_bind_take(pi_model *m, const char *name);
