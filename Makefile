@@ -115,6 +115,10 @@ fuzz: ## coverage-guided fuzzing of the GGUF reader (clang); FUZZ_SECONDS=600
 		tests/fuzz/gguf_fuzz.c vendor/core/*.c -pthread -lm -o build/fuzz/gguf_fuzz
 	cd build/fuzz && ./gguf_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -dict=gguf.dict -print_final_stats=1 corpus seeds
 
+docs: ## the site, into build/site/; links are checked (pip install -e '.[docs]')
+	$(PYTHON) -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
+
 bench: build ## tokens/s, bytes per token and the share of this machine's read rate
 	$(PYTHON) -m powerinfer bench $(or $(MODEL),demo)
 
@@ -150,4 +154,4 @@ wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
 clean: ## what the commands above made
 	rm -rf build dist powerinfer/lib *.egg-info
 
-.PHONY: help build build-testing clients cuda library check lint tidy fix test sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench bench-kernels slow wheel clean
+.PHONY: help docs build build-testing clients cuda library check lint tidy fix test sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench bench-kernels slow wheel clean
