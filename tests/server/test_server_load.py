@@ -293,11 +293,16 @@ def test_readers_that_stop_reading(demo: AsyncLlama) -> None:
     wait_until_idle(demo)
 
 
-def test_what_waits_is_written_together(demo: AsyncLlama, steps: Steps) -> None:
+def test_what_waits_is_written_together(demo: AsyncLlama) -> None:
     """A token goes out when no other is there; those that came while one was written go in one piece."""
     from powerinfer.server.events import EventStream, openai_events
 
     written: list[bytes] = []
+    steps = Steps()
+
+    def later(_: Any, scores: Any) -> Any:
+        steps.wait()
+        return scores
 
     async def main() -> None:
         async def until(true: Callable[[], bool]) -> None:
@@ -314,7 +319,7 @@ def test_what_waits_is_written_together(demo: AsyncLlama, steps: Steps) -> None:
                 steps.allow()
                 await until(lambda: not demo._requests)  # all of the answer is made
 
-        stream = await demo.create_completion(**FOREVER, stream=True)
+        stream = await demo.create_completion(**FOREVER, stream=True, logits_processor=[later])
         response = EventStream(stream, openai_events(stream, usage=False), write_timeout_s=60)
         task = asyncio.ensure_future(response({"type": "http"}, receive, send))  # type: ignore[arg-type]
         for n in (2, 3):
