@@ -290,8 +290,8 @@ def test_it_runs(files: dict[str, Path], tmp_path: Path, name: str, mixture: str
 
 @pytest.mark.parametrize("type", ["COPY", "Q4_0", "Q4_K"])
 def test_down_by_neuron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type: str) -> None:
-    """Of a squared-ReLU model: the rows have the values that gguf's own quantisation gives them, silent neurons' are
-    not read, and answers are those of all rows."""
+    """Of a squared-ReLU model: rows have the values that gguf's own quantisation gives them, those of silent
+    neurons are not read, and answers are those of all rows."""
     spec = replace(WIDE, name="wide-arcee", family="arcee", act="relu2", predictor=())
     path, out = tmp_path / "m.gguf", tmp_path / "out.gguf"
     models.write_dense(path, spec)
@@ -470,7 +470,7 @@ def test_every_format_that_mixtures_write_has_fast_kernels() -> None:
     [
         (["Q7_K"], "'Q7_K' is not a mixture"),
         (["Q4_0", "--predictor-type", "Q7"], "'Q7' is not a weight format"),
-        (["Q4_0", "-t", "-1"], "n_threads is -1"),
+        (["Q4_0", "-t", "-1"], "--n-threads is -1"),
     ],
 )
 def test_wrong_words(
