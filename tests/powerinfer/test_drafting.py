@@ -261,6 +261,8 @@ def test_on_the_command_line(glm: Path, tmp_path: Path, capsys: pytest.CaptureFi
         told = capsys.readouterr()
         assert told.out == plain.out and "guesses were right" in told.err
     assert "guesses" not in plain.err
+    assert main(["info", str(glm)]) == 0
+    assert "--mtp" in capsys.readouterr().out
     bench = ["bench", str(glm), "-p", "20", "-n", "12", "-r", "1", "-t", "1", "--json"]
     assert main([*bench, "--mtp", "--draft-max", "1,3", "--draft-right", "own,0,100"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
