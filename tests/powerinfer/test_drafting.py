@@ -271,6 +271,9 @@ def test_on_the_command_line(glm: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ]  # fmt: skip
     assert [r["accepted"] for r in found if r["right"] is not None] == [0.0, 1.0] * 2
     assert [r["tokens_per_step"] for r in found if r["right"] == 1.0] == [2.0, 4.0]
+    assert main([*bench, "--mtp", "--draft-right", "100", "--vram-budget", "0.25", "--devices", "host"]) == 0
+    plain_run, told_run = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert plain_run["plan"] and told_run["accepted"] == 1.0
     for words, error in (
         (["run", *model, "x", "--mtp", "--draft-model", "y"], "one of them can guess"),
         (["run", *model, "x", "--draft-max", "-1"], "--draft-max must be 0 or more"),
