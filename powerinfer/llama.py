@@ -37,7 +37,7 @@ from ._engine.file import DEMO, ModelFile, find_model
 from ._engine.generating import RANDOM_SEEDS, ContextGenerating
 from ._engine.info import Info
 from ._engine.loader import ContextSize, Loader, loading_bar, summary
-from ._engine.online import OnlineStatistics
+from ._engine.online import FirstTokens, OnlineStatistics, Placement
 from ._engine.options import LlamaOptions, OtherLlamaOptions, spelled
 from ._engine.report import LlamaState, Timings
 from ._engine.request import Draft
@@ -223,7 +223,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         self._model: Model | None = None
         self._loader: Loader | None = None
         self._drafter: Drafter | None = None
-        self._online: OnlineStatistics | None = None
+        self._placement: Placement | None = None
         self._context: Context | None = None
         self._sampler: Sampler | None = None  # of sample()
         self.set_seed(seed)
@@ -275,14 +275,16 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
                 session = self._loader.open(bar)
             if draft is not None:
                 self._drafter = draft.open(session, n_draft, self._notice, **shape)
-            if online_statistics:
-                self._online = OnlineStatistics(self._loader)
+            if self._loader.plan is not None:
+                of = OnlineStatistics if online_statistics else FirstTokens
+                self._placement = of(self._loader)
             if threshold is not None:
                 session.set_threshold(threshold)
             if n_keep is None:
                 n_keep = int(self._tokenizer is not None and self._tokenizer.add_bos)
             n_own = n_beside + 1  # the other sequences are the caller's
             engine = Engine(session, n_seq=n_own, max_running=n_own, n_keep=n_keep if context_shift else None)
+            engine.saw = None if self._placement is None else self._placement.saw
             self._context = Context(engine, logits_all=logits_all)
         elif self._tokenizer is None:
             raise FormatError(f"the file {self.model_path} has no tokenizer")
@@ -417,11 +419,12 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         return self._format.name
 
     def _between_requests(self) -> None:
-        if self._online is not None:
+        placement = self._placement
+        if placement is not None and placement.is_due(self.session):
             with self._lock:
                 engine = self._ctx.engine
                 engine.suspend()
-                if self._online.improve(engine) and self.plan is not None:
+                if placement.improve(engine) and self.plan is not None:
                     self._notice(f"neurons were moved: {summary(self.plan)}")
 
     @property

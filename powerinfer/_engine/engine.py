@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -101,6 +101,8 @@ class Engine:
         """Tokens: prompt, reused, computed, generated; read, of prompts; drafted, and of those accepted. And
         requests preempted."""
         self.times = RequestTimes()
+        self.saw: Callable[[Session], object] | None = None
+        """Called after each step of one generated token."""
 
     # -- what any thread may call
 
@@ -331,6 +333,8 @@ class Engine:
             error = failed
         sequence.n = at + 1
         sequence.row = self.n_feeds, 0
+        if self.saw is not None:
+            self.saw(self.session)
         self.totals["steps"] += 1
         self.totals["computed"] += 1
         if error is not None:
@@ -495,6 +499,8 @@ class Engine:
         parts = self._feed(parts)
         if not parts:
             return
+        if self.saw is not None and len(parts) == 1 and parts[0][1] == 1 and not parts[0][0].is_text:
+            self.saw(self.session)
         self.totals["steps"] += 1
         row, rows = 0, []
         for request, n in parts:

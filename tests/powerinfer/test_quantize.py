@@ -470,7 +470,7 @@ def test_every_format_that_mixtures_write_has_fast_kernels() -> None:
     [
         (["Q7_K"], "'Q7_K' is not a mixture"),
         (["Q4_0", "--predictor-type", "Q7"], "'Q7' is not a weight format"),
-        (["Q4_0", "-t", "-1"], "n_threads is -1"),
+        (["Q4_0", "-t", "-1"], "--n-threads is -1"),
     ],
 )
 def test_wrong_words(
