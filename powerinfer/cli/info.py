@@ -203,6 +203,8 @@ def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
         ),
         ("rope", m.rope),
     ]
+    if m.n_next:
+        rows.append(("drafts", "the file has a head for further tokens: --mtp"))
     if m.n_recurrent:
         rows.append(
             (
