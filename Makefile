@@ -115,6 +115,10 @@ fuzz: ## coverage-guided fuzzing of the GGUF reader (clang); FUZZ_SECONDS=600
 		tests/fuzz/gguf_fuzz.c vendor/core/*.c -pthread -lm -o build/fuzz/gguf_fuzz
 	cd build/fuzz && ./gguf_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -dict=gguf.dict -print_final_stats=1 corpus seeds
 
+docs: ## the site, into build/site/; links are checked (pip install -e '.[docs]')
+	$(PYTHON) -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
+
 bench: build ## tokens/s, bytes per token and the share of this machine's read rate
 	$(PYTHON) -m powerinfer bench $(or $(MODEL),demo)
 

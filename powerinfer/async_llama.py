@@ -132,11 +132,13 @@ class AsyncLlama:
             prompt_part=PROMPT_PART if prompt_part is None else prompt_part,
             n_keep=self.llama._ctx.engine.n_keep,
         )
+        placement = self.llama._placement
+        engine.saw = None if placement is None else placement.saw
         self.llama._context = Context(engine)
         self.scheduler = Scheduler(
             engine,
-            draft=self.llama.draft_model,
-            improve=None if self.llama._online is None else _weakly(self),
+            draft=self.llama._draft,
+            improve=None if placement is None else _weakly(self),
         )
         self._preparing = threading.Semaphore(2)
         self._grammars: Grammars | None = None
@@ -504,10 +506,10 @@ class AsyncLlama:
 
     def _improve(self, is_idle: bool) -> Callable[[], object] | None:
         """Neurons that fire often come to the device: what opens the session that has them there."""
-        engine, online = self.scheduler.engine, self.llama._online
-        assert online is not None
-        plan = online.better_plan(engine.session, patience=1 if is_idle else _PATIENCE)
-        return None if plan is None else lambda: online.move(engine, plan)
+        engine, placement = self.scheduler.engine, self.llama._placement
+        assert placement is not None
+        plan = placement.better_plan(engine.session, patience=1 if is_idle else _PATIENCE)
+        return None if plan is None else lambda: placement.move(engine, plan)
 
     def _begin(
         self, *, limit: int | None = None, deadline: float | None = None, is_first: bool = True

@@ -202,7 +202,7 @@ static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
     const te_gguf *g = m->file->gguf;
     const char *arch = m->arch->name;
-    const bool biased = te_gguf_find_tensor(g, pi_name_of("blk.%d.exp_probs_b.bias", i).text) != NULL;
+    const bool biased = pi_bind_has(m, pi_name_of("blk.%d.exp_probs_b.bias", i));
     const pi_gating usual = m->arch->gating                        ? m->arch->gating
                             : m->arch->sigmoid_if_biased && biased ? PI_GATING_SIGMOID
                                                                    : PI_GATING_SOFTMAX;
@@ -256,7 +256,7 @@ static pi_status bind_separate(pi_model *m, int32_t i, const char *name, int32_t
 
 static pi_status bind_one(pi_model *m, int32_t i, const char *name, int32_t n, int32_t rows, int32_t cols, te_mat *all,
                           const void ***parts) {
-    if (te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.%s.0.weight", i, name).text))
+    if (pi_bind_has(m, pi_name_of("blk.%d.%s.0.weight", i, name)))
         return bind_separate(m, i, name, n, rows, cols, all, parts);
     return pi_bind_mats(m, pi_name_of("blk.%d.%s_exps.weight", i, name), n, rows, cols, all);
 }
@@ -280,17 +280,16 @@ static pi_status bind_fused(pi_model *m, pi_name name, pi_experts *w) {
 static pi_status bind_experts(pi_model *m, int32_t i, pi_experts *w) {
     const int32_t n = w->n_expert, n_embd = m->info.n_embd;
     const pi_name fused = pi_name_of("blk.%d.ffn_gate_up_exps.weight", i);
-    if (te_gguf_find_tensor(m->file->gguf, fused.text)) {
+    if (pi_bind_has(m, fused)) {
         PI_TRY(bind_fused(m, fused, w));
     } else {
         if (m->arch->gated) PI_TRY(bind_one(m, i, "ffn_gate", n, w->n_ff, n_embd, &w->gate, &w->gate_parts));
         PI_TRY(bind_one(m, i, "ffn_up", n, w->n_ff, n_embd, &w->up, &w->up_parts));
     }
     const pi_name by_neuron = pi_name_of("blk.%d.ffn_down_t_exps.weight", i);
-    if (te_gguf_find_tensor(m->file->gguf, by_neuron.text) && !m->arch->gated)
+    if (pi_bind_has(m, by_neuron) && !m->arch->gated)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s: experts without gates are not supported by neuron", by_neuron.text);
-    if (te_gguf_find_tensor(m->file->gguf, by_neuron.text))
-        return pi_bind_mats(m, by_neuron, n, w->n_ff, n_embd, &w->down_t);
+    if (pi_bind_has(m, by_neuron)) return pi_bind_mats(m, by_neuron, n, w->n_ff, n_embd, &w->down_t);
     return bind_one(m, i, "ffn_down", n, n_embd, w->n_ff, &w->down, &w->down_parts);
 }
 

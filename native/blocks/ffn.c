@@ -242,11 +242,10 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     pi_ffn *l = &b->ffn;
     const int32_t n_ff = m->n_ff ? m->n_ff[i] : c->n_ff;
     const pi_norm *before = &m->layer[i].block[0].norm; /* of blocks side by side one norm may serve both */
-    const bool apart =
-        a->maybe_parallel && te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.ffn_norm.weight", i).text);
+    const bool apart = a->maybe_parallel && pi_bind_has(m, pi_name_of("blk.%d.ffn_norm.weight", i));
     if (!m->layer[i].parallel || apart)
         PI_TRY(pi_bind_ffn_norm(m, i, &b->norm));
-    else if (te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.attn_norm_2.weight", i).text))
+    else if (pi_bind_has(m, pi_name_of("blk.%d.attn_norm_2.weight", i)))
         PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
     else
         b->norm = *before;
@@ -264,7 +263,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_t.weight", i), n_ff, c->n_embd, true, &l->down_t));
     if (!l->down_t.w) {
         const pi_name n = pi_name_of("blk.%d.ffn_down.weight", i);
-        if (!te_gguf_find_tensor(m->file->gguf, n.text))
+        if (!pi_bind_has(m, n))
             return PI_FAIL(PI_ERROR_FORMAT, "the file has neither tensor blk.%d.ffn_down_t.weight nor %s", i, n.text);
         PI_TRY(pi_bind_mat(m, n, c->n_embd, n_ff, false, &l->down));
     }

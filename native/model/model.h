@@ -201,11 +201,15 @@ struct pi_model {
     int32_t latent_rank, head_key, head_value;
     pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
     int32_t n_ropes;
-    int32_t n_unused_layers; /* of the file, behind the others: for guesses at several tokens, which are not made */
+    int32_t
+        n_unused_layers; /* of the file, behind the others: for guesses at further tokens, if this is not their head */
+    int32_t first_layer; /* layer 0 is this one of the file: not 0 of such a head, else 0 */
 
-    te_mat token_embd;    /* [n_vocab][n_embd] */
-    te_mat output;        /* [n_vocab][n_embd]; token_embd when tied */
-    te_mat position_embd; /* [n_ctx_train + 2][n_embd], or w NULL */
+    te_mat token_embd; /* [n_vocab][n_embd] */
+    te_mat join; /* [n_embd][2 * n_embd] of a head: x is join . [normed embedding | normed hidden state]; or w NULL */
+    pi_norm embd_norm, hidden_norm; /* of these two */
+    te_mat output;                  /* [n_vocab][n_embd]; token_embd when tied */
+    te_mat position_embd;           /* [n_ctx_train + 2][n_embd], or w NULL */
     pi_norm output_norm;
     const float *output_b; /* [n_vocab] or NULL */
     pi_layer *layer;       /* [n_layer] */

@@ -55,6 +55,7 @@ pi_status pi_session_check(const pi_model *m, pi_session_options *o) {
     PI_TRY(pi_in_range("n_pool", o->n_pool, o->n_ctx, MAX_CTX));
     PI_TRY(pi_in_range("n_seq", o->n_seq, 1, MAX_SEQ));
     PI_TRY(pi_in_range("n_batch", o->n_batch, 1, MAX_BATCH));
+    PI_TRY(pi_in_range("n_guesses", o->n_guesses, 0, MAX_SEQ));
     if (m->arch->learned_pos && o->n_ctx > m->info.n_ctx_train)
         return PI_FAIL(PI_ERROR_ARGUMENT, "n_ctx is %d, and this model has learned positions for only %d", o->n_ctx,
                        m->info.n_ctx_train);

@@ -145,6 +145,8 @@ class ModelInfo:
     n_sign_bytes: int
     """Memory that the sign predictor takes, once loaded."""
     n_parameters: int
+    n_next: int
+    """Layers of the file behind the others, which guess at further tokens (NextN, MTP)."""
     n_recurrent: int
     """Layers that know earlier tokens by a state alone, of which every sequence has one."""
     n_state_bytes: int

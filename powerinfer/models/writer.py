@@ -32,7 +32,6 @@ import numpy as np
 from .._engine import formats
 from .._engine.file import ModelFile, is_demo
 from ..errors import ArgumentError, FileError
-from .hub.store import is_in_cache
 
 ALIGNMENT = 32
 _MAX_NAME_BYTES = 63  # of a tensor, in ggml
@@ -41,6 +40,15 @@ _MAX_NAME_BYTES = 63  # of a tensor, in ggml
 _TYPES = {"u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"), "i32": (5, "i")}
 _TYPES |= {"f32": (6, "f"), "bool": (7, "?"), "u64": (10, "Q"), "i64": (11, "q"), "f64": (12, "d")}
 _STRING, _ARRAY = 8, 9
+
+
+def is_in_hub_cache(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is one of a cache of huggingface_hub, which must not be written."""
+    parts = Path(os.path.abspath(path)).parts
+    return any(
+        part.startswith("models--") and parts[i + 1 : i + 2] in (("snapshots",), ("blobs",))
+        for i, part in enumerate(parts)
+    )
 
 
 class PartialFile:
@@ -76,7 +84,7 @@ class PartialFile:
         """The permissions of the file that will be replaced, if there is one."""
         if is_demo(self._target):
             raise FileError("the demo model belongs to the package and is never written: name another file")
-        if is_in_cache(self._target):
+        if is_in_hub_cache(self._target):
             raise FileError(
                 f"{self.path} lies in the hub's cache, whose files are those of the hub: name another file"
             )

@@ -40,6 +40,7 @@ from tests.native.hybrid import (
     apart,
     drive,
     exactly,
+    has_second_gpu,
     options,
     place,
     without_amx,
@@ -365,21 +366,13 @@ def test_a_budget_is_kept(folder: Path) -> None:
             assert used <= s.info.n_device_bytes <= 1 << 30
 
 
-def has_second() -> bool:
-    try:
-        machine.device_facts("cuda", 1)
-    except ArgumentError:
-        return False
-    return True
-
-
 ON_TWO = [[0, 0, 0, 1, 1, 1], [0, -1, 0, 1, -1, 1], [0, 0, 1, 1, -1, -1]]
 
 
 def open_two(
     model: Model, layers: list[int], split: str, sparsity: str, n_batch: int = 64, **more: Any
 ) -> Session:
-    if not has_second():
+    if not has_second_gpu():
         pytest.skip("one GPU")
     plan = place(model, split, sparsity, n_batch, devices=layers, head=layers[-1], n_devices=2)
     o = {"device": ["cuda:0", "cuda:1"]} | options(sparsity, n_batch, 3) | more

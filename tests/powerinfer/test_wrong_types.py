@@ -71,6 +71,11 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no messages": (lambda m: m.create_chat_completion(None), "messages is NoneType, it must be a list"),
     "messages": (lambda m: m.create_chat_completion("hi"), "messages is str, it must be a list of dicts"),
     "embed": (lambda m: m.embed(5), "the input is int, it must be a text or several"),
+    "create_embedding": (lambda m: m.create_embedding(5), "the input is int, it must be a text or several"),
+    "image": (
+        lambda m: m.create_chat_completion([{"role": "user", "content": [{"type": "image_url"}]}]),
+        "only parts of type 'text' are supported, no images",
+    ),
     "cache": (lambda m: m.set_cache(5), "the cache is int"),
 }
 
@@ -136,6 +141,9 @@ def test_many_at_the_same_time(relu_path: Any) -> None:
         (["--min-p", "-0.5"], "--min-p is -0.5, it must be between 0 and 1"),
         (["--repeat-penalty", "0"], "--repeat-penalty is 0.0"),
         (["--n-ctx", "0.5"], "0.5"),
+        (["--n-ctx", "20000000"], "--n-ctx is 20000000, must be"),
+        (["-ctk", "q4_0"], "--cache-type-k is 'q4_0', it must be one of"),
+        (["--vram-budget", "much"], "'much' is not a number of GiB"),
     ],
 )
 def test_options(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,6 +169,20 @@ def test_paths_behind_a_proxy() -> None:
     assert not passed  # the body was looked at
 
 
+def test_protocols_behind_a_proxy(demo: AsyncLlama) -> None:
+    from powerinfer.server import create_app
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(create_app(demo), root_path="/llm")  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost/llm") as http:
+            said = (await http.post("/v1/messages", json={"messages": []})).json()
+            assert said["type"] == "error"  # as Anthropic words it
+            metrics = (await http.get("/metrics")).text
+            assert 'path="/v1/messages"' in metrics
+
+    asyncio.run(main())
+
+
 def test_clients_that_leave_leave_no_errors_behind(caplog: pytest.LogCaptureFixture) -> None:
     """The answer of one that has gone may fail, which nobody asks for."""
     from powerinfer.server.events import Gone, unless_gone
@@ -230,6 +244,35 @@ def test_readers_that_stop_reading(demo: AsyncLlama) -> None:
         return stream.is_over
 
     assert asyncio.run(asyncio.wait_for(main(), 20))
+    wait_until_idle(demo)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "fails"])
+def test_a_stream_that_never_begins_frees_its_place(demo: AsyncLlama, steps: Steps, how: str) -> None:
+    """While somebody has it still."""
+    from powerinfer.server.events import EventStream, openai_events
+
+    async def main() -> bool:
+        stream = await demo.create_completion(**FOREVER, stream=True)
+        response = EventStream(stream, openai_events(stream, usage=False), write_timeout_s=10)
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(60)
+            return {}
+
+        async def send(message: dict[str, Any]) -> None:
+            if how == "fails":
+                raise ConnectionError
+            await asyncio.sleep(60)
+
+        task = asyncio.ensure_future(response({"type": "http"}, receive, send))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait({task})
+        return stream.is_over
+
+    assert asyncio.run(main())
+    steps.allow()
     wait_until_idle(demo)
 
 
