@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "../model/bind.h"
+#include "../model/keys.h"
 
 typedef enum ffn_mode { FFN_MASKED, FFN_EXACT, FFN_DENSE } ffn_mode;
 
@@ -69,7 +70,8 @@ te_ffn pi_ffn_operator(const pi_model *m, const pi_ffn *w) {
                     .down = w->down_t,
                     .up_bias = w->up_b,
                     .act = (te_activation)m->info.activation,
-                    .threshold = m->info.activation_threshold};
+                    .threshold = m->info.activation_threshold,
+                    .curve = w->curve};
 }
 
 void pi_keep_hidden(pi_session *s, const te_team *team, const pi_ffn *w, int32_t t0, int32_t n, te_ffn_io *io) {
@@ -121,7 +123,9 @@ static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, 
     pi_adapt(s, team, pi_adapter_of(r->layer, PI_ADAPT_GATE), h, n_embd, n, way, g, n_ff);
     int64_t lo, hi;
     te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
-    if (hi > lo)
+    if (hi > lo && m->info.activation == PI_ACTIVATION_XIELU)
+        m->kernels->xielu(&w->curve, u + lo, (int32_t)(hi - lo), u + lo);
+    else if (hi > lo)
         m->kernels->glu((te_activation)m->info.activation, m->info.activation_threshold, w->gate.w ? g + lo : NULL,
                         u + lo, (int32_t)(hi - lo), u + lo);
     if (mode == FFN_MASKED)
@@ -236,6 +240,19 @@ static void prepare(pi_block_run *r) {
     r->n_list = pi_predict(r->s, r->team, r->layer, r->l, r->from);
 }
 
+/* Files have the logarithms that training moves: alphas are softplus of them. */
+static pi_status read_curve(const pi_model *m, int32_t i, te_xielu *out) {
+    const te_gguf *g = m->file->gguf;
+    const int32_t n = m->info.n_layer;
+    PI_TRY(pi_key_f32_of(g, m->arch->name, "xielu.alpha_p", n, i, &out->alpha_p));
+    PI_TRY(pi_key_f32_of(g, m->arch->name, "xielu.alpha_n", n, i, &out->alpha_n));
+    PI_TRY(pi_key_f32_of(g, m->arch->name, "xielu.beta", n, i, &out->beta));
+    PI_TRY(pi_key_f32_of(g, m->arch->name, "xielu.eps", n, i, &out->eps));
+    out->alpha_p = log1pf(expf(-fabsf(out->alpha_p))) + fmaxf(out->alpha_p, 0);
+    out->alpha_n = log1pf(expf(-fabsf(out->alpha_n))) + fmaxf(out->alpha_n, 0) + out->beta;
+    return PI_OK;
+}
+
 static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     const pi_model_info *c = &m->info;
     const pi_arch *a = m->arch;
@@ -259,6 +276,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
         if (a->gated) PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate.weight", i), n_ff, c->n_embd, false, &l->gate));
         PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up.weight", i), n_ff, c->n_embd, false, &l->up));
     }
+    if (c->activation == PI_ACTIVATION_XIELU) PI_TRY(read_curve(m, i, &l->curve));
     if (a->sub_norms) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_sub_norm.weight", i), n_ff, false, &l->sub_norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_t.weight", i), n_ff, c->n_embd, true, &l->down_t));
     if (!l->down_t.w) {

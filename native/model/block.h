@@ -22,6 +22,7 @@ typedef struct pi_attention {
     te_mat q;                           /* [n_head*n_embd_head][n_embd] */
     te_mat k, v;                        /* [n_head_kv*n_embd_head][n_embd] */
     te_mat o;                           /* [n_embd][n_head*n_embd_head] */
+    te_mat gate;                        /* [n_head*n_embd_head][n_embd]: what o reads is times its sigmoid; or w NULL */
     const float *q_b, *k_b, *v_b, *o_b; /* or NULL */
     const float *q_norm, *k_norm;       /* [n_embd_head] or NULL */
     const float *wide_q_norm,
@@ -74,6 +75,7 @@ typedef struct pi_ffn {
     te_mat fc2;            /* [n_ff][r] */
     uint64_t *sign;        /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
     float threshold;       /* of the predictor's scores */
+    te_xielu curve;        /* of PI_ACTIVATION_XIELU */
 } pi_ffn;
 
 /* What makes weights of a router's products; numbers as in files. CHOSEN: experts are ranked by the products themselves;
@@ -85,9 +87,13 @@ typedef struct pi_experts {
     te_mat router;         /* [n_expert][n_embd] */
     const float *choice_b; /* [n_expert] added to weights where experts are ranked, and nowhere else; or NULL */
     const float *router_b; /* [n_expert] or NULL */
-    te_mat gate, up;       /* [n_expert * n_ff][n_embd]: an expert's rows follow each other */
-    te_mat down;           /* [n_expert * n_embd][n_ff], or w NULL */
-    te_mat down_t;         /* [n_expert * n_ff][n_embd] instead: rows belong to neurons; or w NULL */
+    const float *factor;   /* [n_expert] that weights are multiplied by, or NULL */
+    /* Of what the router and the expert of all tokens read, where that is not what the others do; then there are norms
+     * behind it and behind the others, too. w NULL: there are none. */
+    pi_norm router_norm, shared_norm, shared_post_norm, own_post_norm;
+    te_mat gate, up; /* [n_expert * n_ff][n_embd]: an expert's rows follow each other */
+    te_mat down;     /* [n_expert * n_embd][n_ff], or w NULL */
+    te_mat down_t;   /* [n_expert * n_ff][n_embd] instead: rows belong to neurons; or w NULL */
     const void **gate_parts, **up_parts, **down_parts; /* see pi_block_mat */
     const float *gate_b, *up_b, *down_b;               /* [n_expert * n_ff], and down's [n_expert * n_embd]; or NULL */
     te_mat shared_gate, shared_up, shared_down; /* one more expert, which all tokens use; w NULL: there is none */

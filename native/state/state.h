@@ -80,6 +80,7 @@ struct pi_session {
     float *h2;         /* [n_embd] input of the attention, where it is another */
     float *out;        /* [n_embd] what a block gives, where a norm stands between that and x */
     float *q;          /* [n_head * n_embd_head] */
+    float *head_gates; /* [n_head * n_embd_head] of attention that has a gate */
     float *k, *v;      /* [n_head_kv * n_embd_head] */
     float *att;        /* [n_head * n_embd_head] */
     float *latent_q;   /* [n_head * head_key] of latent attention: q before it is brought to the latent */

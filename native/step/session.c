@@ -54,9 +54,12 @@ static void lay_out(pi_session *s, carver *c) {
     s->x = carve(c, b, (size_t)i->n_embd, f);
     s->pair = carve(c, s->model->join.w ? b : 0, 2 * (size_t)i->n_embd, f);
     s->h = carve(c, b, (size_t)i->n_embd, f);
-    s->h2 = carve(c, s->model->layer[0].parallel || s->model->arch->weighted_input ? b : 0, (size_t)i->n_embd, f);
+    const pi_arch *a = s->model->arch;
+    const bool two_inputs = s->model->layer[0].parallel || a->weighted_input || a->experts_beside;
+    s->h2 = carve(c, two_inputs ? b : 0, (size_t)i->n_embd, f);
     s->out = carve(c, s->model->arch->post_norm ? b : 0, (size_t)i->n_embd, f);
     s->q = carve(c, b, s->model->arch->gated_heads ? 2 * n_q : n_q, f);
+    s->head_gates = carve(c, s->model->arch->gate_matrix ? b : 0, n_q, f);
     s->k = carve(c, b, n_kv, f);
     s->v = carve(c, b, n_kv, f);
     s->att = carve(c, b, n_q, f);
