@@ -128,7 +128,8 @@ typedef enum pi_activation { /* of the feed-forward */
                              PI_ACTIVATION_GELU_TANH = 4, /* the approximation by tanh (Gemma) */
                              PI_ACTIVATION_CLAMPED = 5,   /* gpt-oss: g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u =
                                                           up within -7 and 7; a model has it or not, no option */
-                             PI_ACTIVATION_RELU2 = 6      /* relu(gate)^2 * up; ungated: relu(up)^2 */
+                             PI_ACTIVATION_RELU2 = 6,     /* relu(gate)^2 * up; ungated: relu(up)^2 */
+                             PI_ACTIVATION_XIELU = 7      /* of up, a curve for each layer (Apertus); no option */
 } pi_activation;
 
 typedef enum pi_predictor {

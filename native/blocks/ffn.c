@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "../model/bind.h"
+#include "../model/keys.h"
 
 typedef enum ffn_mode { FFN_MASKED, FFN_EXACT, FFN_DENSE } ffn_mode;
 
@@ -69,7 +70,8 @@ te_ffn pi_ffn_operator(const pi_model *m, const pi_ffn *w) {
                     .down = w->down_t,
                     .up_bias = w->up_b,
                     .act = (te_activation)m->info.activation,
-                    .threshold = m->info.activation_threshold};
+                    .threshold = m->info.activation_threshold,
+                    .curve = w->curve};
 }
 
 void pi_keep_hidden(pi_session *s, const te_team *team, const pi_ffn *w, int32_t t0, int32_t n, te_ffn_io *io) {
@@ -102,6 +104,29 @@ void pi_count_down(pi_session *s, const te_team *team, int32_t l, const te_mat *
     c->bytes += pi_mat_bytes(down);
 }
 
+/* What a token's gates must exceed. */
+static float cut_of(const float *g, int32_t n, float cut) {
+    enum { LANES = 16 };
+    double sum[LANES] = {0}, squares[LANES] = {0}, all = 0, spread = 0;
+    for (int32_t j = 0; j < n; j++) sum[j % LANES] += (double)g[j];
+    for (int32_t k = 0; k < LANES; k++) all += sum[k];
+    const double mean = all / n;
+    for (int32_t j = 0; j < n; j++) squares[j % LANES] += ((double)g[j] - mean) * ((double)g[j] - mean);
+    for (int32_t k = 0; k < LANES; k++) spread += squares[k];
+    return (float)(mean + sqrt(spread / n) * (double)cut);
+}
+
+/* Gates of n tokens become what they are above that, the others 0. Ends with a barrier. */
+static void cut_gates(te_team *team, const pi_ffn *w, float *g, int32_t n) {
+    const int32_t n_ff = pi_n_ff(w);
+    for (int32_t t = team->ith; t < n; t += team->nth) {
+        float *row = g + (ptrdiff_t)t * n_ff;
+        const float least = cut_of(row, n_ff, w->cut);
+        for (int32_t j = 0; j < n_ff; j++) row[j] = row[j] > least ? row[j] - least : 0;
+    }
+    te_barrier(team);
+}
+
 /* Matrix products for tokens t0..t0+n-1. All rows are read. */
 static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool sparse_tokens) {
     pi_session *s = r->s;
@@ -119,9 +144,12 @@ static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, 
     te_barrier(team);
     pi_adapt(s, team, pi_adapter_of(r->layer, PI_ADAPT_UP), h, n_embd, n, way, u, n_ff);
     pi_adapt(s, team, pi_adapter_of(r->layer, PI_ADAPT_GATE), h, n_embd, n, way, g, n_ff);
+    if (w->cuts) cut_gates(team, w, g, n);
     int64_t lo, hi;
     te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
-    if (hi > lo)
+    if (hi > lo && m->info.activation == PI_ACTIVATION_XIELU)
+        m->kernels->xielu(&w->curve, u + lo, (int32_t)(hi - lo), u + lo);
+    else if (hi > lo)
         m->kernels->glu((te_activation)m->info.activation, m->info.activation_threshold, w->gate.w ? g + lo : NULL,
                         u + lo, (int32_t)(hi - lo), u + lo);
     if (mode == FFN_MASKED)
@@ -204,7 +232,7 @@ static void run_part(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool
     const pi_ffn *w = &r->block->ffn;
     /* Of one token that leaves nothing out, whole matrices one after the other are longer streams than groups of their
      * rows in turn: F16, 2 threads, 82 instead of 73 % of the read rate for the whole token. */
-    const bool whole_product = (mode == FFN_DENSE && (!w->down_t.w || n == 1)) || w->sub_norm;
+    const bool whole_product = (mode == FFN_DENSE && (!w->down_t.w || n == 1)) || w->sub_norm || w->cuts;
     if (t0 < s->chunk.n_prefill || whole_product || s->tap[r->l].hidden) {
         run_products(r, t0, n, mode, sparse_tokens);
         return;
@@ -236,6 +264,21 @@ static void prepare(pi_block_run *r) {
     r->n_list = pi_predict(r->s, r->team, r->layer, r->l, r->from);
 }
 
+/* Files have the logarithms that training moves: alphas are softplus of them. */
+static pi_status read_curve(const pi_model *m, int32_t i, te_xielu *out) {
+    const te_gguf *g = m->file->gguf;
+    const int32_t n = m->info.n_layer;
+    PI_TRY(pi_key_f32_of(g, m->arch->name, "xielu.alpha_p", n, i, &out->alpha_p));
+    PI_TRY(pi_key_f32_of(g, m->arch->name, "xielu.alpha_n", n, i, &out->alpha_n));
+    PI_TRY(pi_key_f32_of(g, m->arch->name, "xielu.beta", n, i, &out->beta));
+    PI_TRY(pi_key_f32_of(g, m->arch->name, "xielu.eps", n, i, &out->eps));
+    if (!isfinite(out->alpha_p + out->alpha_n + out->beta + out->eps))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.xielu of layer %d is not finite", m->arch->name, i);
+    out->alpha_p = log1pf(expf(-fabsf(out->alpha_p))) + fmaxf(out->alpha_p, 0);
+    out->alpha_n = log1pf(expf(-fabsf(out->alpha_n))) + fmaxf(out->alpha_n, 0) + out->beta;
+    return PI_OK;
+}
+
 static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     const pi_model_info *c = &m->info;
     const pi_arch *a = m->arch;
@@ -259,6 +302,11 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
         if (a->gated) PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate.weight", i), n_ff, c->n_embd, false, &l->gate));
         PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up.weight", i), n_ff, c->n_embd, false, &l->up));
     }
+    if (a->gate_cuts) {
+        PI_TRY(pi_key_f32_of(m->file->gguf, a->name, "activation_sparsity_scale", c->n_layer, i, &l->cut));
+        l->cuts = l->cut > -INFINITY;
+    }
+    if (c->activation == PI_ACTIVATION_XIELU) PI_TRY(read_curve(m, i, &l->curve));
     if (a->sub_norms) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_sub_norm.weight", i), n_ff, false, &l->sub_norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_t.weight", i), n_ff, c->n_embd, true, &l->down_t));
     if (!l->down_t.w) {

@@ -120,9 +120,9 @@ static int32_t host_blocks(const pi_model *m, const pi_layer *l) {
     int32_t n = 0;
     for (; n < l->n_blocks; n++) {
         const pi_block *b = &l->block[n];
-        const bool attends = b->kind == &pi_attention_kind;
+        const bool attends = b->kind == &pi_attention_kind, gated = m->arch->gated_heads || m->arch->gate_matrix;
         const bool wide = attends && b->attention.n_embd_head > PI_DEVICE_HEAD;
-        if (b->kind->device && !wide && !(attends && (m->arch->gated_heads || m->arch->recurrent_beside))) break;
+        if (b->kind->device && !wide && !(attends && (gated || m->arch->recurrent_beside))) break;
     }
     return n;
 }

@@ -3,6 +3,7 @@ tokens, and what sessions do with them."""
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,17 @@ import gguf
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError, Llama, UnsupportedError
+from powerinfer import ArgumentError, FormatError, Llama, UnsupportedError
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from tests import checkpoints, models, reference, rounding
 from tests.native.test_logits import continue_greedily, feed_all
 
-CPU_ALONE = ("bitnet", "mistral3")
-"""Devices refuse them: norms inside blocks; queries that depend on their position beyond the first 64."""
-CANNOT_SHIFT = ("gpt2", "hunyuan-dense")
+CPU_ALONE = ("bitnet", "mistral3", "gemma3n")
+"""Devices refuse them: norms inside blocks; queries that depend on their position beyond the first 64;
+several residual streams."""
+CANNOT_SHIFT = ("gpt2", "hunyuan-dense", "hunyuan-moe")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def n_ctx(name: str) -> int:
     return 64 if name in ("phi3", "phi3-window") else 256
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, 1000])
 @pytest.mark.parametrize("name", checkpoints.CASES)
 def test_prompt_logits(name: str, chunk: int, folder: Path) -> None:
     golden = checkpoints.golden(name)
@@ -169,6 +171,24 @@ def test_adapters_of_fused_matrices(folder: Path) -> None:
         want = feed_all(session, checkpoints.golden("phi3").prompt, 1)
     assert reference.relative_error(got, want) < 2e-3
     assert reference.relative_error(got, checkpoints.golden("phi3").logits) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "what"),
+    [
+        ("apertus", "xielu.alpha_n", None, "no key apertus.xielu.alpha_n"),
+        ("apertus", "xielu.beta", [0.5] * 3, "array of 2 f32"),
+        ("apertus", "xielu.eps", float("inf"), "xielu of layer 0 is not finite"),
+        ("gemma3n", "altup.active_idx", 1, "active_idx is 1"),
+        ("gemma3n", "altup.num_inputs", 3, "altup_proj.weight has 3 dimensions"),
+        ("gemma3n", "activation_sparsity_scale", [float("nan")] * 5, "of layer 0 is not a number"),
+    ],
+)
+def test_bad_keys(name: str, key: str, value: Any, what: str, tmp_path: Path, monkeypatch: Any) -> None:
+    keys = checkpoints.file_keys(name) | {key: value}
+    monkeypatch.setattr(checkpoints, "file_keys", lambda _: {k: v for k, v in keys.items() if v is not None})
+    with pytest.raises(FormatError if "active_idx" not in key else UnsupportedError, match=re.escape(what)):
+        Model(checkpoints.write(tmp_path / "bad.gguf", name))
 
 
 @pytest.mark.parametrize("name", [*CANNOT_SHIFT, "granite"])

@@ -273,7 +273,7 @@ def _print(text: str) -> None:
 # -- errors
 
 
-def _is_of_the_line(error: Exception, errors: Any) -> bool:
+def _is_of_the_line(error: BaseException, errors: Any) -> bool:
     """The hub cannot be reached, or is down: exceptions of the client's own HTTP library, which its versions
     change. Not where it answered and said no."""
     status = getattr(getattr(error, "response", None), "status_code", None)
