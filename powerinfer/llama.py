@@ -275,9 +275,10 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
                 session = self._loader.open(bar)
             if draft is not None:
                 self._drafter = draft.open(session, n_draft, self._notice, **shape)
-            if self._loader.plan is not None:
-                of = OnlineStatistics if online_statistics else FirstTokens
-                self._placement = of(self._loader)
+            if online_statistics:
+                self._placement = OnlineStatistics(self._loader)
+            elif self._loader.plan is not None:
+                self._placement = FirstTokens(self._loader)
             if threshold is not None:
                 session.set_threshold(threshold)
             if n_keep is None:

@@ -27,7 +27,7 @@ powerinfer convert ReluLLaMA-7B --predictors Predictor-7B -o relu.gguf --check
 
 MORE = """
 Reads safetensors or PyTorch files, of which nothing is executed, of all
-families that the engine runs (README, Models). With predictors the result is a
+families that the engine runs (docs/models.md). With predictors the result is a
 PowerInfer file, which the original reads as well; without, an ordinary GGUF
 file. --check asks transformers, if the engine's own reading of checkpoints
 does not know the family.

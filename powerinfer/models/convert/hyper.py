@@ -218,8 +218,8 @@ def _read_llama(config: Settings, family: str) -> Hyper:
         raise UnsupportedError(f"{config.where}: mlp_bias is set; the engine's FFN has no place for a bias")
     bias = config.flag("attention_bias", False)
     return Hyper(
-        family=family if family in _OWN_LAYERS else "llama",
-        arch=family if family in _OWN_LAYERS or family == "bamboo" else "llama",
+        family=family if family in OWN_LAYERS else "llama",
+        arch=family if family in OWN_LAYERS or family == "bamboo" else "llama",
         n_layer=config.integer("num_hidden_layers", low=1, high=MAX_LAYERS),
         n_embd=n_embd,
         n_head=n_head,
@@ -243,7 +243,7 @@ def _read_llama(config: Settings, family: str) -> Hyper:
     )
 
 
-_OWN_LAYERS = ("qwen2", "qwen3", "qwen2moe", "qwen3moe", "olmoe", "smallthinker", "glm4moe", "gpt-oss")
+OWN_LAYERS = ("qwen2", "qwen3", "qwen2moe", "qwen3moe", "olmoe", "smallthinker", "glm4moe", "gpt-oss")
 _FF_NAMES = {"smallthinker": ("moe_ffn_hidden_size",)}
 _ROPE_FORMS = {"glm4moe": RopeForm(share=0.5), "gpt-oss": RopeForm(exact=True)}
 _EPS_1E5 = ("mixtral", "turbosparse", "olmoe", "glm4moe", "gpt-oss")
