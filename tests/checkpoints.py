@@ -545,6 +545,11 @@ CASES["exaone4-window"] = replace(
     keys={"attention.sliding_window": 24},
     n_prompt=60,
 )  # the fourth layer sees all, and has no RoPE
+UNCONVERTED = (
+    *("dots1", "ernie4_5-moe", "granitemoe", "granitemoe-shared", "hunyuan-moe", "minimax-m2", "afmoe"),
+    *("gemma4moe", "apertus", "gemma3n"),
+)
+"""Those that `powerinfer convert` takes no checkpoints of."""
 OTHER_NAMES = {
     "self_attn.attn_sub_norm": "self_attn.inner_attn_ln",
     "mlp.ffn_sub_norm": "mlp.ffn_layernorm",

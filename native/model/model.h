@@ -235,6 +235,7 @@ struct pi_model {
     int32_t loaded;            /* layers done by pi_model_load */
     te_pool *team;             /* while loading, once something needs it */
     int32_t max_rank;          /* largest r of any predictor */
+    bool cuts_gates;           /* some feed-forwards cut their gates (pi_ffn) */
     int32_t n_ff_expert;       /* the most neurons of an expert */
     int32_t sign_words;        /* 64-bit words per neuron of the sign predictor; 0: there is none */
     int32_t adapter_rank;      /* largest rank of any adapter; 0: there are none */
@@ -277,6 +278,9 @@ static inline bool pi_is_whole_ffn(const pi_model *m, const pi_layer *l) { retur
 static inline bool pi_is_relu(int32_t activation) {
     return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU || activation == PI_ACTIVATION_RELU2;
 }
+
+/* Whether some neurons can be silent. */
+static inline bool pi_is_sparse(const pi_model *m) { return pi_is_relu(m->info.activation) || m->cuts_gates; }
 
 static inline size_t pi_sign_bytes(const pi_model *m) {
     return sizeof(uint64_t) * (size_t)m->sign_words * (size_t)m->info.n_ff;

@@ -88,7 +88,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->adapt = carve(c, s->model->adapter_rank ? b : 0, (size_t)s->model->adapter_rank, f);
     s->adapt_up = carve(c, s->model->adapted_ffn ? b : 0, n_ff, f);
     s->score = carve(c, predictor ? b : 0, n_ff, f);
-    s->mask = carve(c, predictor ? b : 0, n_ff, 1);
+    s->mask = carve(c, predictor || s->model->cuts_gates ? b : 0, n_ff, 1);
     s->sign = carve(c, b, (size_t)s->model->sign_words, sizeof *s->sign);
     s->threshold = carve(c, 1, (size_t)i->n_layer, f);
     s->tap = carve(c, 1, (size_t)i->n_layer, sizeof *s->tap);

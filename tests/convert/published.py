@@ -20,7 +20,7 @@ from tests.convert import folders
 
 CONFIGS = models.GOLDEN / "configs.json.xz"
 SPECS = [name for name in models.SPECS if name not in models.CONVERTED]
-NAMES = [*SPECS, *checkpoints.CASES]
+NAMES = [*SPECS, *(name for name in checkpoints.CASES if name not in checkpoints.UNCONVERTED)]
 
 
 @functools.cache
@@ -34,6 +34,11 @@ def weights(name: str) -> dict[str, Any]:
     if name not in SPECS:
         shapes = checkpoints.golden(name).shapes
         drawn = {published: checkpoints.draw(name, published, shape) for published, shape in shapes.items()}
+        drawn = _saved(name, drawn)
+        if name == "apertus":  # what is no parameter in transformers
+            for i in range(2):
+                drawn[f"model.layers.{i}.mlp.act_fn.beta"] = np.float32(0.5)
+                drawn[f"model.layers.{i}.mlp.act_fn.eps"] = np.float32(-1e-6)
         if name.startswith("gptneox"):  # saved under another name than transformers has it
             drawn["embed_out.weight"] = drawn.pop("lm_head.weight")
         return drawn
@@ -52,6 +57,38 @@ def weights(name: str) -> dict[str, Any]:
             one = one.replace("model.embed_tokens", "backbone.embeddings").replace("model.", "backbone.")
         renamed[one] = value
     return renamed
+
+
+def _saved(name: str, drawn: dict[str, Any]) -> dict[str, Any]:
+    """Experts of mixtures, which transformers has in one tensor and saves apart, under older names."""
+    if name not in ("dots1", "ernie4_5-moe", "hunyuan-moe", "minimax-m2", "afmoe"):
+        renamed = {one.replace("moe.router.weight", "moe.router.layer.weight"): v for one, v in drawn.items()}
+        return {
+            one.replace("moe.experts.gate_up_proj", "moe.input_linear.weight").replace(
+                "moe.experts.down_proj", "moe.output_linear.weight"
+            ): value
+            for one, value in renamed.items()
+        }
+    out: dict[str, Any] = {}
+    for one, value in drawn.items():
+        stem, _, last = one.rpartition(".")
+        old = {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"}
+        if name == "minimax-m2":
+            stem = stem.replace("mlp", "block_sparse_moe")
+            one = one.replace("mlp.", "block_sparse_moe.")
+            old = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+        if last not in ("gate_up_proj", "down_proj") or not stem.endswith("experts"):
+            out[one] = value
+            continue
+        for e, matrix in enumerate(value):
+            parts = {"down_proj": matrix}
+            if last == "gate_up_proj":
+                parts = dict(zip(("gate_proj", "up_proj"), np.split(matrix, 2), strict=True))
+            for part, rows in parts.items():
+                out[f"{stem}.{e}.{old[part]}.weight"] = rows
+    if name == "ernie4_5-moe":
+        out = {one.replace("mlp.gate.moe_statics", "mlp.moe_statics"): value for one, value in out.items()}
+    return out
 
 
 def _experts(drawn: Mapping[str, Any]) -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:

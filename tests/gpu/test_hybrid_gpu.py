@@ -440,8 +440,8 @@ typedef struct { const void *ops; uint32_t *cancelled; int64_t wait_ns; } pi_dev
 typedef struct { const uint32_t *base; uint32_t add; } te_ticket;
 typedef struct { const float *partial; int32_t n_parts, n_tok, cols; const float *add, *bias; size_t ld_add;
                  float *y; size_t ldy; const uint64_t *words; te_ticket ticket; const int32_t *expected;
-                 struct { int32_t kind; float eps; const float *w, *b; } norm; float *normed, scale;
-                 uint32_t *cancelled; uint64_t limit_ns; } te_merge_args;
+                 struct { int32_t kind; float eps; const float *w, *b; } norm; float *normed;
+                 float scale; uint32_t *cancelled; uint64_t limit_ns; } te_merge_args;
 typedef void pi_device_program(void *ctx, pi_device *dev);
 typedef struct {
     uint32_t version; const char *kind; const char *(*error)(void);

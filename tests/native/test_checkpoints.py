@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, FormatError, Llama, UnsupportedError
+from powerinfer._engine.file import ModelFile
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
+from powerinfer.models.quantize import choose_types, quantize_model
 from tests import checkpoints, models, reference, rounding
 from tests.native.test_logits import continue_greedily, feed_all
 
@@ -171,6 +173,43 @@ def test_adapters_of_fused_matrices(folder: Path) -> None:
         want = feed_all(session, checkpoints.golden("phi3").prompt, 1)
     assert reference.relative_error(got, want) < 2e-3
     assert reference.relative_error(got, checkpoints.golden("phi3").logits) > 0.05
+
+
+def test_what_gates_cut_is_not_read(folder: Path) -> None:
+    """gemma3n's first two layers: of about one neuron in twenty up and down are read, in exact mode."""
+    golden, n_ff = checkpoints.golden("gemma3n"), 160
+    steps = []
+    for sparsity in ("auto", "exact", "dense"):
+        with Session(Model(file(folder, "gemma3n")), n_ctx=256, n_threads=2, sparsity=sparsity) as session:
+            session.feed(golden.prompt[:-1])
+            session.feed(golden.prompt[-1:])
+            assert reference.relative_error(session.logits(), golden.logits[-1]) < 2e-2
+            steps.append(session.last_step)
+    auto, exact, dense = steps
+    for layer in range(5):
+        active = exact[layer].n_active
+        assert auto[layer].n_active == dense[layer].n_active == active
+        assert auto[layer].n_rows == exact[layer].n_rows
+        assert dense[layer].n_rows == 3 * n_ff
+        if layer < 2:  # gates twice
+            assert 0 < active < 0.15 * n_ff and exact[layer].n_rows == n_ff + 3 * active
+        else:
+            assert active == n_ff and exact[layer].n_rows == 3 * n_ff
+
+
+def test_quantised_downs_are_skipped_where_rows_are_neurons(folder: Path) -> None:
+    quantised = folder / "gemma3n-q8_0.gguf"
+    with ModelFile(file(folder, "gemma3n")) as source:
+        quantize_model(source, quantised, "Q8_0", choose_types(source, "Q8_0", down_by_neuron=True))
+    logits = []
+    for sparsity in ("exact", "dense"):
+        with Session(Model(quantised), n_ctx=256, n_threads=2, sparsity=sparsity) as session:
+            session.feed(checkpoints.golden("gemma3n").prompt[:5])
+            session.feed(checkpoints.golden("gemma3n").prompt[5:6])
+            logits.append(session.logits().copy())
+            step = session.last_step[0]
+            assert step.n_rows == (160 + 3 * step.n_active if sparsity == "exact" else 3 * 160)
+    assert reference.relative_error(logits[0], logits[1]) < 2e-3
 
 
 @pytest.mark.parametrize(

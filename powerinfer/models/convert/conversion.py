@@ -139,6 +139,7 @@ def convert(
     vocabulary = read_vocabulary(path, source.config, arch=hyper.arch, n_vocab=hyper.n_vocab, pre=pre)
 
     keys = dict(model_keys(hyper, name=_name_of(path), type=type, powerinfer=powerinfer, predictors=found))
+    keys.update(layout.keys)
     if found is not None and found.thresholds:
         keys["powerinfer.sparse_thresholds"] = np.array(found.thresholds, np.float32)
     keys.update(counts.keys if counts is not None else {})

@@ -9,9 +9,9 @@ experts, stacked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -60,6 +60,8 @@ class Layout:
     tensors: dict[str, FileTensor]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
+    keys: Mapping[str, Any]
+    """Of the file, which weights of the checkpoint say."""
 
 
 def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose_down: bool) -> Layout:
@@ -73,10 +75,12 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
     used: set[str] = set()
     notes: list[str] = []
     skipped: list[str] = []
+    keys: dict[str, Any] = {}
     head_name = "lm_head.weight"
     if hyper.row is not None:
         found = find_tensors(checkpoint, hyper, cast(Family, hyper.row))
         out, used, skipped, notes = dict(found.tensors), found.used, found.skipped, found.notes
+        keys = {f"{hyper.arch}.{name}": value for name, value in found.keys.items()}
         if transpose_down:
             out = dict(_by_neuron(name, tensor) for name, tensor in out.items())
         head = cast("StoredTensor | None", out.pop("output.weight", None))
@@ -137,7 +141,7 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
         left.append(head_name)
     if any(isinstance(tensor, Packed) for tensor in out.values()):
         notes.append("the experts stay in MXFP4, as they are published")
-    return Layout(out, tuple(left), tuple(notes))
+    return Layout(out, tuple(left), tuple(notes), keys)
 
 
 def _named(

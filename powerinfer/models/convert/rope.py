@@ -82,7 +82,7 @@ def read_rope(config: Settings, n_ctx: int, form: RopeForm = WHOLE, *, d_head: i
         base = window.number("rope_theta", default=config.number("rope_local_base_freq", default=0.0))
         rope = replace(rope, window_base=base or form.window_base or rope.base)
     if form.share:
-        rope = replace(rope, share=_share(scaling, config, form.share))
+        rope = replace(rope, share=_share(scaling, config, form.share, d_head))
     elif not form.proportional:
         for settings in (config, scaling):
             if settings.number("partial_rotary_factor", default=1.0) != 1:
@@ -128,8 +128,10 @@ def _base_of(*where: Settings) -> float:
     return 0.0
 
 
-def _share(scaling: Settings, config: Settings, default: float) -> float:
+def _share(scaling: Settings, config: Settings, default: float, d_head: int) -> float:
     """Of a head that is rotated."""
+    if "rotary_dim" in config and d_head:
+        return config.integer("rotary_dim", low=2, high=d_head) / d_head
     for settings in (scaling, config):
         for name in ("partial_rotary_factor", "rotary_pct", "rope_pct"):
             if name in settings:

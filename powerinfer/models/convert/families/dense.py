@@ -77,12 +77,28 @@ def _temperature(c: Settings, _: Hyper) -> float:
     return c.object("rope_parameters").number("llama_4_scaling_beta")
 
 
+def _of_each(value: float) -> Value:
+    """One number for each layer; the checkpoint may have others."""
+    return lambda _, h: np.full(h.n_layer, value, np.float32)
+
+
 def _check_phi3(c: Settings, h: Hyper) -> None:
     if h.rope is not None and h.rope.kind not in ("", "longrope"):
         raise UnsupportedError(f"{c.where}: the kind of scaling is {h.rope.kind}, and phi3 has longrope")
 
 
 DENSE = (
+    Family(
+        arch="apertus",
+        names=("apertus", "ApertusForCausalLM"),
+        layer=LLAMA | {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
+        act="xielu",
+        acts={"xielu": "xielu"},
+        is_gated=False,
+        keys=HEADS | VOCAB | {"xielu.beta": _of_each(0.5), "xielu.eps": _of_each(-1e-6)},
+        of_weights={f"mlp.act_fn.{name}": f"xielu.{name}" for name in ("alpha_n", "alpha_p", "beta", "eps")},
+        only=NO_BIAS,
+    ),
     Family(
         arch="arcee",
         names=("arcee", "ArceeForCausalLM"),

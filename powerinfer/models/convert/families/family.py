@@ -95,6 +95,8 @@ class Family:
     """Raises UnsupportedError for what the engine does not run."""
     left_out: tuple[str, ...] = ()
     """What names of tensors begin with that no file has."""
+    of_weights: Mapping[str, str] = field(default_factory=dict)
+    """Numbers that a layer has as tensors, and the keys that hold those of all layers."""
     extra: Callable[[Hyper], Mapping[str, Array]] | None = None
     """Tensors that no checkpoint has."""
 

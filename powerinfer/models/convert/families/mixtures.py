@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ....errors import FormatError, UnsupportedError
-from ..hyper import Hyper
+from ..hyper import MAX_DIM, Hyper
 from ..json_file import Settings
 from ..rope import RopeForm
 from ..stored import Stack, StoredTensor
+from .dense import GRANITE, LLAMA
 from .family import (
     ATTENTION,
     HEADS,
     NORM,
+    PERMUTED,
     VOCAB,
+    Change,
     Family,
     Value,
     all_experts,
     always,
+    flag,
+    full_each,
     gated,
     halves,
     if_any,
@@ -34,6 +39,37 @@ EXPERTS = gated("mlp.experts.*", "_exps") | {
 }
 SHARED = gated("mlp.shared_experts", "_shexp")
 
+
+FUSED_EXPERTS: dict[str, Change] = {
+    "ffn_gate_up_exps": halves("ffn_gate_exps", "ffn_up_exps"),
+    "ffn_down_exps": all_experts(),
+}
+
+# ---- Granite: gate's rows, then up's, also of a shared feed-forward, which is the only one without experts
+
+GRANITE_EXPERT_NAMES = {
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.input_linear": "ffn_gate_up_exps",
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+    "shared_mlp.input_linear": "ffn_gate_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
+
+
+def _shared_input(h: Hyper, t: StoredTensor) -> Mapping[str, StoredTensor | Stack]:
+    """The shared feed-forward, which is the only one where there are no experts."""
+    end = "_shexp" if h.experts is not None else ""
+    return halves(f"ffn_gate{end}", f"ffn_up{end}")(h, t)
+
+
+def _shared_output(h: Hyper, t: StoredTensor) -> Mapping[str, StoredTensor | Stack]:
+    return {"ffn_down_shexp" if h.experts is not None else "ffn_down": t}
+
+
+SHARED_OF_GRANITE: dict[str, Change] = {
+    "ffn_gate_up_shexp": _shared_input,
+    "ffn_down_shexp": _shared_output,
+}
 
 # ---- DeepSeek V2 and V3, whose attention is latent
 
@@ -128,7 +164,157 @@ def _check_llama4(c: Settings, h: Hyper) -> None:
         raise UnsupportedError(f"{c.where}: attn_temperature_tuning is false, which the engine does not run")
 
 
+# ---- others
+
+
+def _of_all(*names: str) -> Value:
+    """A whole number, which may be given for each layer if all have the same."""
+
+    def of(c: Settings, _: Hyper) -> int:
+        name = next((name for name in names if name in c), names[0])
+        given = c.values.get(name)
+        if isinstance(given, list) and given and all(one == given[0] for one in given):
+            given = given[0]
+        return Settings({name: given}, c.where).integer(name, low=1, high=MAX_DIM)
+
+    return of
+
+
+def _check_ernie(c: Settings, h: Hyper) -> None:
+    is_last = c.values.get("moe_layer_end_index") in (None, -1, h.n_layer - 1)
+    if c.integer("moe_layer_interval", default=1, high=1024) != 1 or not is_last:
+        raise UnsupportedError(f"{c.where}: there are layers without experts behind those with some")
+
+
+def _is_one_row(_: Hyper, t: StoredTensor) -> dict[str, StoredTensor | Stack]:
+    return {"": StoredTensor(t.name, t.dtype, t.view.reshape(-1))}
+
+
+SIGMOID: dict[str, Value] = {"expert_gating_func": always(2)}
+
 MIXTURES = (
+    Family(
+        arch="dots1",
+        names=("dots1", "Dots1ForCausalLM"),
+        layer=LLAMA | EXPERTS | SHARED,
+        keys=HEADS
+        | SIGMOID
+        | mixture("n_routed_experts")
+        | {
+            "leading_dense_block_count": integer("first_k_dense_replace", default=0),
+            "expert_shared_count": integer("n_shared_experts", default=0),
+            "expert_weights_scale": number("routed_scaling_factor", default=1.0),
+            "expert_weights_norm": flag("norm_topk_prob", False),
+            "expert_group_count": integer("n_group", default=1),
+            "expert_group_used_count": integer("topk_group", default=1),
+        },
+        only={"attention_bias": (False,)},
+    ),
+    Family(
+        arch="ernie4_5-moe",
+        names=("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"),
+        layer=LLAMA | EXPERTS | SHARED | {"mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias"},
+        changes={"exp_probs_b": _is_one_row},
+        keys={
+            "expert_count": integer("moe_num_experts", low=1),
+            "expert_used_count": integer("moe_k", low=1),
+            "expert_feed_forward_length": integer("moe_intermediate_size", low=1),
+            "expert_shared_count": integer("moe_num_shared_experts", default=0),
+            "interleave_moe_layer_step": integer("moe_layer_interval", default=1),
+            "leading_dense_block_count": integer("moe_layer_start_index", default=0),
+        },
+        only={"use_bias": (False,)},
+        check=_check_ernie,
+        left_out=("model.mtp",),
+        tied=True,
+    ),
+    Family(
+        arch="hunyuan-moe",
+        names=("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM"),
+        layer=LLAMA
+        | gated("mlp.experts.*", "_exps")
+        | gated("mlp.shared_mlp", "_shexp")
+        | {
+            "mlp.gate.wg": "ffn_gate_inp",
+            "self_attn.query_layernorm": "attn_q_norm",
+            "self_attn.key_layernorm": "attn_k_norm",
+        },
+        rope=RopeForm(dynamic=True),
+        keys=HEADS
+        | {
+            "expert_count": _of_all("num_experts"),
+            "expert_used_count": _of_all("moe_topk"),
+            "expert_feed_forward_length": _of_all("moe_intermediate_size", "intermediate_size"),
+            "expert_shared_feed_forward_length": integer("intermediate_size", low=1),
+            "expert_shared_count": lambda c, h: (
+                _of_all("num_shared_expert")(c, h) if "num_shared_expert" in c else 1
+            ),
+        },
+        only={"attention_bias": (False,), "use_cla": (False,)},
+        tied=True,
+    ),
+    Family(
+        arch="minimax-m2",
+        names=("minimax_m2", "MiniMaxM2ForCausalLM"),
+        layer=LLAMA
+        | gated("block_sparse_moe.experts.*", "_exps", of=("w1", "w3", "w2"))
+        | {
+            "block_sparse_moe.gate": "ffn_gate_inp",
+            "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+        },
+        rope=RopeForm(share=1.0),
+        keys=HEADS | SIGMOID | mixture("num_local_experts", width="intermediate_size"),
+        only={
+            "use_qk_norm": (True,),
+            "scoring_func": ("sigmoid",),
+            "shared_intermediate_size": (0,),
+        },
+    ),
+    Family(
+        arch="afmoe",
+        names=("afmoe", "AfmoeForCausalLM"),
+        layer=LLAMA
+        | EXPERTS
+        | SHARED
+        | {
+            "post_attention_layernorm": "post_attention_norm",
+            "pre_mlp_layernorm": "ffn_norm",
+            "post_mlp_layernorm": "post_ffw_norm",
+            "self_attn.gate_proj": "attn_gate",
+            "mlp.router.gate": "ffn_gate_inp",
+            "mlp.expert_bias": "exp_probs_b.bias",
+        },
+        keys=HEADS
+        | VOCAB
+        | SIGMOID
+        | mixture("num_experts")
+        | {
+            "leading_dense_block_count": integer("num_dense_layers", default=0),
+            "expert_shared_count": integer("num_shared_experts", default=0),
+            "expert_weights_scale": number("route_scale", default=1.0),
+            "expert_weights_norm": flag("route_norm", True),
+            "attention.sliding_window": integer("sliding_window", low=1),
+        },
+        only={
+            "attention_bias": (False,),
+            "mup_enabled": (True,),
+            "score_func": ("sigmoid",),
+            "global_attn_every_n_layers": (4,),
+        },
+        check=full_each(4),
+    ),
+    Family(
+        arch="granitemoe",
+        names=("granitemoe", "granitemoeshared", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+        layer=NORM | ATTENTION | GRANITE_EXPERT_NAMES,
+        changes=PERMUTED | FUSED_EXPERTS | SHARED_OF_GRANITE,
+        keys=VOCAB
+        | GRANITE
+        | mixture("num_local_experts", width="intermediate_size")
+        | {"expert_shared_feed_forward_length": if_any("shared_intermediate_size")},
+        only={"attention_bias": (False,)},
+        tied=True,
+    ),
     Family(
         arch="deepseek2",
         names=(

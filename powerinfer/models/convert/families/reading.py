@@ -132,7 +132,12 @@ def _read(c: Settings, row: Family) -> Hyper:
         if not 1 <= used <= n <= old.MAX_EXPERTS:
             raise FormatError(f"{c.where}: a token cannot use {used} of {n} experts")
         experts = Experts(n=n, n_used=used, n_ff=keys.get("expert_feed_forward_length", h.n_ff))
-    notes = () if "attention.sliding_window" in row.keys else old.window_notes(c, h.n_ctx, default=True)
+    has_window = "sliding_attention" in (c.values.get("layer_types") or ["sliding_attention"])
+    notes = (
+        ()
+        if "attention.sliding_window" in row.keys or not has_window
+        else old.window_notes(c, h.n_ctx, default=True)
+    )
     return replace(h, keys=keys, experts=experts, notes=notes)
 
 
@@ -140,5 +145,6 @@ def _activation(c: Settings, row: Family) -> tuple[str, float]:
     name = next((name for name in _ACTS if name in c), "")
     if not name:
         return row.act, 0.0
-    act, threshold = old.activation(c, name, default=row.act)
-    return row.acts.get(act, act), threshold
+    if (act := row.acts.get(c.text(name).lower())) is not None:
+        return act, 0.0
+    return old.activation(c, name, default=row.act)

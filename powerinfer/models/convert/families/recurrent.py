@@ -10,7 +10,7 @@ from ....errors import FormatError, UnsupportedError
 from ..hyper import MAX_DIM, Hyper
 from ..json_file import Settings
 from ..rope import RopeForm
-from ..stored import Array, Stack, StoredTensor
+from ..stored import Array, StoredTensor
 from .dense import GRANITE
 from .family import (
     ATTENTION,
@@ -22,13 +22,11 @@ from .family import (
     Change,
     Family,
     Value,
-    all_experts,
     always,
     by_rows,
     column,
     flag,
     gated,
-    halves,
     if_any,
     integer,
     kinds_of_layers,
@@ -39,6 +37,7 @@ from .family import (
     times,
     unless,
 )
+from .mixtures import FUSED_EXPERTS, GRANITE_EXPERT_NAMES, SHARED_OF_GRANITE
 
 ATTENDS = ("full_attention", "attention")
 
@@ -162,10 +161,6 @@ QWEN_EXPERTS = (
 )
 QWEN_MIXTURE: dict[str, Value] = mixture("num_experts") | {
     "expert_shared_feed_forward_length": integer("shared_expert_intermediate_size", low=1)
-}
-FUSED_EXPERTS: dict[str, Change] = {
-    "ffn_gate_up_exps": halves("ffn_gate_exps", "ffn_up_exps"),
-    "ffn_down_exps": all_experts(),
 }
 QWEN35 = {
     "linear_attn.in_proj_qkv": "attn_qkv",
@@ -297,16 +292,6 @@ def _check_falcon(c: Settings, _: Hyper) -> None:
 def _granite_width(c: Settings, h: Hyper) -> int:
     names = ("intermediate_size",) if if_any("num_local_experts")(c, h) else ("shared_intermediate_size",)
     return c.integer(*names, low=1, high=MAX_DIM)
-
-
-def _shared_input(h: Hyper, t: StoredTensor) -> Mapping[str, StoredTensor | Stack]:
-    """The shared feed-forward, which is the only one where there are no experts."""
-    end = "_shexp" if h.experts is not None else ""
-    return halves(f"ffn_gate{end}", f"ffn_up{end}")(h, t)
-
-
-def _shared_output(h: Hyper, t: StoredTensor) -> Mapping[str, StoredTensor | Stack]:
-    return {"ffn_down_shexp" if h.experts is not None else "ffn_down": t}
 
 
 def _if_experts(value: Value) -> Value:
@@ -483,20 +468,8 @@ RECURRENT = (
     Family(
         arch="granitehybrid",
         names=("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
-        layer=NORM
-        | ATTENTION
-        | _mamba("mamba")
-        | {
-            "block_sparse_moe.router.layer": "ffn_gate_inp",
-            "block_sparse_moe.input_linear": "ffn_gate_up_exps",
-            "block_sparse_moe.output_linear": "ffn_down_exps",
-            "shared_mlp.input_linear": "ffn_gate_up_shexp",
-            "shared_mlp.output_linear": "ffn_down_shexp",
-        },
-        changes=PERMUTED
-        | MAMBA_CHANGES
-        | FUSED_EXPERTS
-        | {"ffn_gate_up_shexp": _shared_input, "ffn_down_shexp": _shared_output},
+        layer=NORM | ATTENTION | _mamba("mamba") | GRANITE_EXPERT_NAMES,
+        changes=PERMUTED | MAMBA_CHANGES | FUSED_EXPERTS | SHARED_OF_GRANITE,
         n_ff=_granite_width,
         keys=VOCAB
         | GRANITE

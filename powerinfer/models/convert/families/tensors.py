@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from ....errors import FormatError
 from ..checkpoint import Checkpoint
 from ..hyper import Hyper
@@ -30,6 +33,8 @@ class Found:
     skipped: list[str] = field(default_factory=list)
     """Of parts that no file has."""
     notes: list[str] = field(default_factory=list)
+    keys: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """Of the file, without the architecture: numbers of each layer."""
 
 
 def find_tensors(checkpoint: Checkpoint, h: Hyper, row: Family) -> Found:
@@ -40,6 +45,11 @@ def find_tensors(checkpoint: Checkpoint, h: Hyper, row: Family) -> Found:
         where, inner = _layer_of(name, row)
         if name == "" or where >= h.n_layer:
             out.skipped.append(published)
+            continue
+        if where >= 0 and inner in row.of_weights:
+            out.used.add(published)
+            numbers = out.keys.setdefault(row.of_weights[inner], np.zeros(h.n_layer, np.float32))
+            numbers[where] = float(tensor.view.size == 1 and tensor.floats().reshape(-1)[0])
             continue
         inner, expert = _expert_of(inner) if where >= 0 else (inner, -1)
         new = _file_name(inner, row.layer if where >= 0 else row.outer)

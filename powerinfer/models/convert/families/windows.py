@@ -97,6 +97,10 @@ def _widths(c: Settings, h: Hyper) -> Array | int:
     return np.array([h.n_ff * (1 + (i >= h.n_layer - n)) for i in range(h.n_layer)], np.int32)
 
 
+def _if_mixture(name: str) -> Value:
+    return lambda c, h: integer(name, low=1)(c, h) if c.flag("enable_moe_block", False) else None
+
+
 def _still_pairs(h: Hyper) -> dict[str, Array]:
     """What divides the frequencies of full layers: a number so large that the pair does not turn."""
     assert h.rope is not None
@@ -118,6 +122,9 @@ GEMMA4: dict[str, Value] = {
     "attention.shared_kv_layers": integer("num_kv_shared_layers", default=0),
     "embedding_length_per_layer_input": integer("hidden_size_per_layer_input", default=0),
     "final_logit_softcapping": number("final_logit_softcapping", default=0.0),
+    "expert_count": _if_mixture("num_experts"),
+    "expert_used_count": _if_mixture("top_k_experts"),
+    "expert_feed_forward_length": _if_mixture("moe_intermediate_size"),
 }
 
 WINDOWS = (
@@ -178,6 +185,14 @@ WINDOWS = (
             "per_layer_projection": "proj",
             "post_per_layer_input_norm": "post_norm",
             "layer_scalar": "layer_output_scale.weight",
+            "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+            "experts.down_proj": "ffn_down_exps.weight",
+            "router.proj": "ffn_gate_inp",
+            "router.scale": "ffn_gate_inp.scale",
+            "router.per_expert_scale": "ffn_down_exps.scale",
+            "post_feedforward_layernorm_1": "post_ffw_norm_1",
+            "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+            "post_feedforward_layernorm_2": "post_ffw_norm_2",
         },
         outer=OUTER
         | {
@@ -189,7 +204,7 @@ WINDOWS = (
         acts=GEMMA_ACTS,
         rope=RopeForm(window_base=10000.0, proportional=True),
         keys=WINDOW | GEMMA4,
-        only={"attention_bias": (False,), "enable_moe_block": (False,)},
+        only={"attention_bias": (False,)},
         extra=_still_pairs,
         tied=True,
     ),
