@@ -137,15 +137,21 @@ static void run_route(pi_host_device *d, const te_experts_args *a, int32_t place
 
 void pi_host_experts(pi_device *dev, const te_experts_args *a) {
     pi_host_device *d = pi_host(dev);
+    if (a->choice) pi_host_route(dev, a->choice);
     if (!pi_host_begin_op(dev, OP_EXPERTS, a->n_tok)) return;
     pi_host_mix(d, a->gate.w);
     pi_host_mix(d, a->place);
     pi_host_mix(d, a->y);
     const int32_t n_embd = a->gate.cols, widest = n_embd > a->n_ff ? n_embd : a->n_ff;
-    float *hidden = pi_host_scratch(d, 2 * (size_t)a->n_ff + (size_t)n_embd);
+    float *hidden = pi_host_scratch(d, 2 * (size_t)a->n_ff + 2 * (size_t)n_embd);
     if (!hidden || !pi_host_reserve_work(d, 1, widest, widest)) return;
     for (int32_t t = 0; t < a->n_tok; t++) {
-        float *y = a->y + (ptrdiff_t)t * n_embd;
+        const float *x = a->x + a->ldx * (size_t)t;
+        float *y = a->y + (ptrdiff_t)t * n_embd, *out = hidden + 2 * (size_t)a->n_ff, *normed = out + n_embd;
+        if (a->norm.kind != TE_NO_NORM) {
+            d->kernels->rms_norm(x, a->norm.w, a->norm.eps, n_embd, normed);
+            x = normed;
+        }
         if (!a->add) memset(y, 0, sizeof *y * (size_t)n_embd);
         for (int32_t r = 0; r < a->n_used; r++) {
             const int32_t i = t * a->n_used + r, e = a->expert[i],
@@ -153,7 +159,7 @@ void pi_host_experts(pi_device *dev, const te_experts_args *a) {
                                   : a->missing ? -1 - a->place[e] - a->first
                                                : a->place[e];
             if (place < 0 || place >= a->n_places) continue;
-            run_route(d, a, place, e, a->x + a->ldx * (size_t)t, a->weight[i], hidden, hidden + 2 * (size_t)a->n_ff, y);
+            run_route(d, a, place, e, x, a->weight[i], hidden, out, y);
         }
     }
 }

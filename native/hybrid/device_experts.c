@@ -90,33 +90,40 @@ static te_gating gating_of(pi_gating gating) {
                                         : TE_GATING_SOFTMAX;
 }
 
+/* Whether nobody wants to know the choice before the experts that the device has: they make it themselves. */
+static bool chooses_late(const pi_program_block *b) { return b->w->n_hot && !asks_cpu(b) && !loads_chosen(b); }
+
 /* The router's choice, of its scores. */
-static void choose(const pi_program_block *b) {
+static te_route_args choice_of(const pi_program_block *b) {
     const pi_program *p = b->p;
     const pi_experts *w = &b->block->experts;
-    const te_route_args r = {.score = p->d->score,
-                             .ld_score = (size_t)w->n_expert,
-                             .n_tok = p->n_tok,
-                             .n_expert = w->n_expert,
-                             .n_used = w->n_used,
-                             .n_group = w->n_group,
-                             .n_group_used = w->n_group_used,
-                             .gating = gating_of(w->gating),
-                             .normed = w->normed,
-                             .scale = w->scale,
-                             .choice_b = b->w->choice_b,
-                             .factor = b->w->factor,
-                             .place = places_of(b),
-                             .expert = p->d->expert,
-                             .weight = p->d->weight,
-                             .uses = uses_of(b),
-                             .loads = loads_chosen(b),
-                             .n_kept = keeps(b) ? b->w->n_kept : NULL,
-                             .kept = p->d->kept,
-                             .n_missing = asks_cpu(b) ? p->d->n_missing : NULL,
-                             .publish = asks_cpu(b) ? pi_routes_of(p->h, p->d, b->l) : NULL,
-                             .ticket = pi_program_ticket(p, b->l, PI_COLD)};
-    p->ops->route(p->dev, &r);
+    return (te_route_args){.score = p->d->score,
+                           .ld_score = (size_t)w->n_expert,
+                           .n_tok = p->n_tok,
+                           .n_expert = w->n_expert,
+                           .n_used = w->n_used,
+                           .n_group = w->n_group,
+                           .n_group_used = w->n_group_used,
+                           .gating = gating_of(w->gating),
+                           .normed = w->normed,
+                           .scale = w->scale,
+                           .choice_b = b->w->choice_b,
+                           .factor = b->w->factor,
+                           .place = places_of(b),
+                           .expert = p->d->expert,
+                           .weight = p->d->weight,
+                           .uses = uses_of(b),
+                           .loads = loads_chosen(b),
+                           .n_kept = keeps(b) ? b->w->n_kept : NULL,
+                           .kept = p->d->kept,
+                           .n_missing = asks_cpu(b) ? p->d->n_missing : NULL,
+                           .publish = asks_cpu(b) ? pi_routes_of(p->h, p->d, b->l) : NULL,
+                           .ticket = pi_program_ticket(p, b->l, PI_COLD)};
+}
+
+static void choose(const pi_program_block *b) {
+    const te_route_args r = choice_of(b);
+    if (!chooses_late(b)) b->p->ops->route(b->p->dev, &r);
 }
 
 static void begin(const pi_program_block *b) {
@@ -151,10 +158,17 @@ static void weigh_shared(const pi_program_block *b) {
     p->ops->route(p->dev, &r);
 }
 
+/* Whether a single token's experts read x itself: the router has, before, and nobody else wants what they read. */
+static bool norms_late(const pi_program_block *b) {
+    return b->block->experts.early && b->w->n_hot && !asks_cpu(b) && b->p->h->decode && b->p->n_tok == 1 &&
+           !b->w->shared_up.w && !b->layer->parallel && b->norm.kind == TE_RMS_NORM && !b->norm.b;
+}
+
 /* The experts' input, kept and posted; the router's choice, unless it is made. Reads x. */
 static void prepare(const pi_program_block *b) {
     const pi_program *p = b->p;
     const pi_experts *w = &b->block->experts;
+    if (norms_late(b)) return;
     te_linear_args a = w->early ? pi_program_from_x(p) : router_of(b);
     if (!w->early) a.norm = b->w->router_norm.kind == TE_NO_NORM ? b->norm : b->w->router_norm;
     a.side.norm = b->norm;
@@ -305,8 +319,15 @@ static void run(const pi_program_block *b) {
     if (beside) run_beside(b);
     if (in_place) run_kept(b);
     if (w->n_hot) {
+        const te_route_args choice = choice_of(b);
         te_experts_args a = experts_args(b);
         a.add = a.beside = in_place;
+        a.alone = !in_place && !loads && !shared;
+        a.choice = chooses_late(b) ? &choice : NULL;
+        if (norms_late(b)) {
+            a.x = p->d->x;
+            a.norm = b->norm;
+        }
         a.gate = w->gate;
         a.up = w->up;
         a.down = w->down_out;

@@ -262,12 +262,14 @@ typedef struct te_route_args {
  *     weight * (down_e . (act(gate_e . x_t + gate_b) * (up_e . x_t + up_b)) + down_b).
  * Place k's rows are k * n_ff ... of gate, up and down_t, and k * n_embd ... of down. As with te_ffn_args only merge reads y.
  * Of down_t the rows of silent neurons need not be read.
+ * With a choice that is made first, its results are for later calls, as if route had been called.
  * With `kept` it is the routes that are kept, of a few tokens; place k is then expert k, whose rows are read where they lie
  * in host memory, as in the file and at any even address. The call behind it that adds those in places says `beside`, and
  * a device may compute both at once. */
 typedef struct te_experts_args {
-    const float *x; /* [n_tok] rows of gate.cols floats, ldx apart: normed already */
+    const float *x; /* [n_tok] rows of gate.cols floats, ldx apart: normed already, or: */
     size_t ldx;
+    te_norm norm; /* of a single token; an RMS norm */
     int32_t n_tok, n_expert, n_used, n_ff;
     te_mat gate, up, down;               /* of n_places experts; down.cols is n_ff; or down.w NULL, and: */
     te_mat down_t;                       /* a row of n_embd per row of up, where down is stored by neuron */
@@ -278,10 +280,12 @@ typedef struct te_experts_args {
     const int32_t *expert;  /* [n_tok][n_used], of route */
     const float *weight;    /* [n_tok][n_used] */
     const int32_t *kept;    /* [n_tok][n_used] of route, or NULL */
-    int32_t act;            /* te_activation */
+    const te_route_args *choice; /* or NULL: it is made */
+    int32_t act;                 /* te_activation */
     float threshold;
     float *y; /* [n_tok][n_embd] */
     int32_t add;
+    int32_t alone;         /* no other call adds to y */
     int32_t beside;        /* adds to the call in front, which has `kept` and the same routes */
     int32_t staged, stage; /* the matrices come from loads of the buffer `stage`; prompts only */
     uint32_t *counts;      /* [3], or NULL: pairs of (neuron, token) asked for, with up read, with h != 0 are added */

@@ -1,6 +1,4 @@
 // experts.cu - te_route_args and te_experts_args of a few tokens: the router's choice, checks, and how rows are shared out.
-#include <cfloat>
-
 #include "experts.cuh"
 #include "formats.cuh"
 #include "launch.h"
@@ -8,100 +6,6 @@
 namespace te {
 
 // ---- the router's choice ----
-
-constexpr int ROUTE_WARPS = 8, ROUTE_KEYS = 8, ROUTE_MOST = 4096;
-
-// Floats as integers in the same order; what is no number comes last, since a token's experts are different. 0: chosen already.
-__device__ __forceinline__ uint32_t key_of(float v) {
-    const uint32_t b = __float_as_uint(v + 0.0f); // of the two zeros one
-    return v == v ? b & 0x80000000u ? ~b : b | 0x80000000u : 1;
-}
-__device__ __forceinline__ uint32_t warp_most(uint32_t v) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(~0u, v);
-#else
-    for (int o = 16; o; o /= 2) v = max(v, __shfl_xor_sync(~0u, v, o));
-    return v;
-#endif
-}
-
-// The largest key, and among equal ones the first expert, of keys that each lane has the largest of; one is above 0.
-struct best_key {
-    uint32_t key;
-    int e;
-    __device__ __forceinline__ void take(uint32_t k, int i) {
-        if (k <= key) return; // lanes go through ascending experts
-        key = k;
-        e = i;
-    }
-    __device__ __forceinline__ int of_warp() const {
-        const uint32_t most = warp_most(key);
-        return ~(int)warp_most(key == most ? ~(uint32_t)e : 0);
-    }
-};
-
-// p of scores: of expert lane + 32 i, in v[i].
-template <class F> __device__ __forceinline__ void each_expert(int n, F f) {
-#pragma unroll 1
-    for (int e = threadIdx.x % 32; e < n; e += 32) f(e);
-}
-
-// Of the experts chosen, in shared memory: weights, and what the others are told. Returns how many are not there.
-__device__ __forceinline__ int finish_route(const te_route_args &a, int t, const int *chosen, float *w) {
-    const int lane = threadIdx.x % 32, n = a.n_used;
-    if (a.gating == TE_GATING_CHOSEN) {
-        float most = -INFINITY, sum = 0;
-        for (int r = lane; r < n; r += 32) { // where all are ruled out, each is as good as another
-            if (w[r] == -INFINITY) w[r] = -FLT_MAX;
-            most = fmaxf(most, w[r]);
-        }
-        most = warp_max(most);
-        for (int r = lane; r < n; r += 32) sum += w[r] = expf(w[r] - most);
-        sum = warp_sum(sum);
-        for (int r = lane; r < n; r += 32) w[r] /= sum;
-    }
-    float factor = a.scale;
-    if (a.normed) {
-        float sum = 0;
-        for (int r = lane; r < n; r += 32) sum += w[r];
-        sum = warp_sum(sum);
-        factor /= sum < 1e-20f ? 1e-20f : sum;
-    }
-    const uint32_t number = a.publish ? ticket_number(a.ticket) : 0;
-    int missing = 0, gone = 0, keeps = 0;
-    if (a.n_kept) {
-#pragma unroll 1
-        for (int r0 = 0; r0 < n; r0 += 32)
-            gone += __popc(__ballot_sync(~0u, r0 + lane < n && __ldcg(a.place + chosen[min(r0 + lane, n - 1)]) < 0));
-        keeps = __ldg(a.n_kept + gone);
-        gone = 0;
-    }
-#pragma unroll 1
-    for (int r0 = 0; r0 < n; r0 += 32) {
-        const int r = r0 + lane, e = r < n ? chosen[r] : 0;
-        const float weight = r < n ? w[r] * factor * (a.factor ? __ldg(a.factor + e) : 1) : 0;
-        const bool placed = r >= n || __ldcg(a.place + e) >= 0;
-        const unsigned lost = __ballot_sync(~0u, !placed);
-        const bool kept = !placed && gone + __popc(lost & ((1u << lane) - 1)) < keeps, there = placed || kept;
-        gone += __popc(lost);
-        missing += __popc(__ballot_sync(~0u, !there));
-#pragma unroll
-        for (int k = 0; k < 2; k++) { // words next to each other
-            const int from = 16 * k + lane / 2;
-            const uint32_t who = __shfl_sync(~0u, there ? ~0u : (uint32_t)e, from),
-                           bits = __shfl_sync(~0u, __float_as_uint(weight), from);
-            if (a.publish && r0 + from < n)
-                store_word(a.publish + 2 * ((size_t)t * (size_t)n + (size_t)(r0 + 16 * k)) + lane,
-                           lane % 2 ? bits : who, number);
-        }
-        if (r >= n) continue;
-        a.expert[(size_t)t * (size_t)n + r] = e;
-        a.weight[(size_t)t * (size_t)n + r] = weight;
-        if (a.n_kept) a.kept[(size_t)t * (size_t)n + r] = kept;
-        if (a.uses) atomicAdd(a.uses + e, 1);
-    }
-    return missing;
-}
 
 // SMALL: at most 32 * ROUTE_KEYS experts, and no groups: all in registers. Else in shared memory. A warp a token.
 template <bool SMALL>
@@ -116,51 +20,11 @@ __global__ void __launch_bounds__(32 * ROUTE_WARPS) route_kernel(const __grid_co
     dep_go();
     dep_wait();
     const float *score = a.score + (size_t)t * a.ld_score;
-    auto rank_of = [&](float p, int e) { return a.choice_b ? p + __ldg(a.choice_b + e) : p; };
-    auto sigmoid = [](float v) { return 1 / (1 + expf(-v)); };
     if (SMALL && t < a.n_tok) {
-        float p[ROUTE_KEYS];
-        uint32_t key[ROUTE_KEYS];
-        float most = -INFINITY, sum = 0;
-#pragma unroll
-        for (int i = 0; i < ROUTE_KEYS; i++) {
-            p[i] = lane + 32 * i < n ? __ldcg(score + lane + 32 * i) : -INFINITY;
-            most = fmaxf(most, p[i]);
-        }
-        if (a.gating == TE_GATING_SOFTMAX) {
-            most = warp_max(most);
-#pragma unroll
-            for (int i = 0; i < ROUTE_KEYS; i++) {
-                p[i] = lane + 32 * i < n ? expf(p[i] - most) : 0;
-                sum += p[i];
-            }
-            sum = warp_sum(sum);
-        }
-#pragma unroll
-        for (int i = 0; i < ROUTE_KEYS; i++) {
-            if (a.gating == TE_GATING_SOFTMAX) p[i] /= sum;
-            if (a.gating == TE_GATING_SIGMOID) p[i] = sigmoid(p[i]);
-            key[i] = lane + 32 * i < n ? key_of(rank_of(p[i], lane + 32 * i)) : 0;
-        }
-#pragma unroll 1
-        for (int r = 0; r < a.n_used; r++) {
-            best_key best = {0, 0};
-#pragma unroll
-            for (int i = 0; i < ROUTE_KEYS; i++) best.take(key[i], lane + 32 * i);
-            const int e = best.of_warp();
-            float v = 0;
-#pragma unroll
-            for (int i = 0; i < ROUTE_KEYS; i++)
-                if (e / 32 == i) {
-                    v = p[i];
-                    if (e % 32 == lane) key[i] = 0;
-                }
-            v = __shfl_sync(~0u, v, e % 32);
-            if (lane == 0) {
-                chosen[r] = e;
-                w[r] = v;
-            }
-        }
+        if (n <= 32 * ROUTE_FEW)
+            choose_small<ROUTE_FEW>(a, t, chosen, w);
+        else
+            choose_small<ROUTE_KEYS>(a, t, chosen, w);
     }
     if (!SMALL && t < a.n_tok) {
         float most = -INFINITY, sum = 0;
@@ -173,7 +37,7 @@ __global__ void __launch_bounds__(32 * ROUTE_WARPS) route_kernel(const __grid_co
         each_expert(n, [&](int e) {
             if (a.gating == TE_GATING_SOFTMAX) p_all[e] /= sum;
             if (a.gating == TE_GATING_SIGMOID) p_all[e] = sigmoid(p_all[e]);
-            rank_all[e] = rank_of(p_all[e], e);
+            rank_all[e] = route_rank(a, p_all[e], e);
         });
         __syncwarp();
         if (a.n_group > 1) {
@@ -231,7 +95,7 @@ __global__ void zero_kernel(int32_t *n) {
     *n = 0;
 }
 
-te_status route(te_cuda *d, const te_route_args *op) {
+static te_status check_route(te_cuda *d, const te_route_args *op) {
     const int n = op->n_expert, n_group = op->n_group > 1 ? op->n_group : 1;
     if (n < 1 || n > ROUTE_MOST || op->n_used < 1 || op->n_used > n || op->n_tok < 1)
         return refuse(d, te_fail(TE_ARGUMENT, "route: %d of %d experts for %d tokens; at most %d are possible",
@@ -243,7 +107,13 @@ te_status route(te_cuda *d, const te_route_args *op) {
     if (!op->score || !op->place || !op->expert || !op->weight || (op->publish && !op->ticket.base) ||
         (op->n_kept && !op->kept) || op->gating < TE_GATING_SOFTMAX || op->gating > TE_GATING_CHOSEN)
         return refuse(d, te_fail(TE_ARGUMENT, "route: no scores, places or results, or gating %d", (int)op->gating));
-    const bool small = n <= 32 * ROUTE_KEYS && n_group == 1;
+    return TE_OK;
+}
+
+te_status route(te_cuda *d, const te_route_args *op) {
+    TE_CUDA_TRY(check_route(d, op));
+    const int n = op->n_expert;
+    const bool small = is_small(*op);
     const size_t each = 4 * (2 * (size_t)op->n_used + (small ? 0 : 3 * (size_t)n));
     int warps = op->n_tok < ROUTE_WARPS ? op->n_tok : ROUTE_WARPS;
     while (warps > 1 && warps * each > 32 * 1024) warps /= 2;
@@ -333,20 +203,49 @@ static te_status sum_by_neuron(te_cuda *d, const te_experts_args *op) {
     return launch(d, "experts", k->by_neuron, dim3((unsigned)grid), EXPERT_DOWN_THREADS, 0, a);
 }
 
-// Lanes of a row, tasks of a row and columns in shared memory; the rest of the arguments, and the launch.
+// Lanes of a row, tasks of a row and columns in shared memory.
+static void shape_rows(expert_args *a, const expert_kernels *k) {
+    a->n_pieces = divide_up(a->cols, k->lane_weights);
+    for (a->lanes = 32; a->lanes > 4 && a->lanes / 2 * k->steps >= a->n_pieces;) a->lanes /= 2;
+    a->chunks = divide_up(a->n_pieces, a->lanes * k->steps);
+    a->tile = divide_up((int64_t)a->chunks * a->lanes * k->steps * k->lane_weights, 128) * 128;
+}
+
+// More tokens than in a small batch: false where what blocks keep does not find room.
+static bool run_group(te_cuda *d, expert_args a, const expert_kernels *k, bool down, te_status *st) {
+    if (!k->group[down]) return false;
+    shape_rows(&a, k);
+    const int most = (a.n_places < a.n_routes ? a.n_places : a.n_routes) + a.n_routes / EXPERT_GROUP,
+              per_warp = 32 / a.lanes, unit = down ? per_warp : (per_warp + 1) / 2;
+    a.n_groups = most < a.n_routes ? most : a.n_routes;
+    expert_smem s = {};
+    s.acts = EXPERT_GROUP * a.tile * (k->int8 ? 1 : 4);
+    s.scales = k->int8 ? EXPERT_GROUP * (a.tile / 32) * 8 : 0;
+    s.list = (4 * (a.n_groups * (1 + EXPERT_GROUP) + a.n_places) + 15) / 16 * 16;
+    const int units = divide_up((int64_t)a.n_groups * a.rows, unit), at_once = 2 * d->info.n_sm,
+              grid = units < at_once ? units : at_once;
+    const size_t items = (size_t)divide_up(units, grid) * (size_t)unit,
+                 total = (size_t)(s.acts + s.scales + s.list) + 4 * EXPERT_GROUP * items * (down ? 1 : 2);
+    size_t room = d->smem_sm / 2 - 2048;
+    if (room > d->smem_block) room = d->smem_block;
+    if (total > room) return false;
+    *st = launch(d, "experts", k->group[down], dim3((unsigned)grid), EXPERT_THREADS, total, a, s);
+    return true;
+}
+
+// The rest of the arguments, and the launch.
 static te_status run(te_cuda *d, expert_args a, int type, bool down) {
     const expert_kernels *k = expert_kernels_of(type, a.kept != nullptr);
     if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", type));
-    a.n_pieces = divide_up(a.cols, k->lane_weights);
-    for (a.lanes = 32; a.lanes > 4 && a.lanes / 2 * k->steps >= a.n_pieces;) a.lanes /= 2;
-    a.chunks = divide_up(a.n_pieces, a.lanes * k->steps);
-    a.tile = divide_up((int64_t)a.chunks * a.lanes * k->steps * k->lane_weights, 128) * 128;
+    te_status st;
+    if (a.n_routes > TE_CUDA_MAX_TOK * a.n_used && run_group(d, a, k, down, &st)) return st;
+    shape_rows(&a, k);
     const int unit = down ? 32 / a.lanes : (32 / a.lanes + 1) / 2,
               units = divide_up((int64_t)a.n_routes * a.rows, unit);
     expert_smem s = {};
     s.acts = a.tile * (k->int8 ? 1 : 4);
     s.scales = k->int8 ? a.tile / 32 * 8 : 0;
-    s.list = (3 * a.n_routes * 4 + 15) / 16 * 16;
+    s.list = ((a.chooses ? 6 : 3) * a.n_routes * 4 + 15) / 16 * 16;
     size_t total = 0;
     // Host memory is read no faster by more blocks. Beside these, which are of two kernels, all others find room.
     const int few = divide_up(d->info.n_sm, 8) * 2;
@@ -369,8 +268,14 @@ static te_status run(te_cuda *d, expert_args a, int type, bool down) {
 
 te_status experts(te_cuda *d, const te_experts_args *op) {
     TE_CUDA_TRY(check_experts(d, op));
-    const te_norm none = {};
-    TE_CUDA_TRY(check_input(d, "experts", op->x, op->ldx, op->n_tok, op->gate.cols, &none));
+    if (op->n_tok > TE_CUDA_MAX_EXPERT_TOK)
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: %d tokens, 1 to %d are possible", (int)op->n_tok,
+                                 TE_CUDA_MAX_EXPERT_TOK));
+    TE_CUDA_TRY(check_input(d, "experts", op->x, op->ldx, op->n_tok < TE_CUDA_MAX_TOK ? op->n_tok : TE_CUDA_MAX_TOK,
+                            op->gate.cols, &op->norm));
+    if (op->norm.kind != TE_NO_NORM && (op->norm.kind != TE_RMS_NORM || op->norm.b || op->n_tok > 1))
+        return refuse(
+            d, te_fail(TE_UNSUPPORTED, "experts: a norm of kind %d of %d tokens", (int)op->norm.kind, (int)op->n_tok));
     if (!op->h || !aligned(op->h, 16) || op->ldh % 4 || op->ldh < (size_t)op->n_ff || !op->partial ||
         !aligned(op->partial, 16))
         return refuse(d, te_fail(TE_ARGUMENT, "experts: no room for hidden values or sums"));
@@ -378,6 +283,15 @@ te_status experts(te_cuda *d, const te_experts_args *op) {
     a.x = op->x;
     a.ldx = op->ldx;
     a.cols = op->gate.cols;
+    a.norm = op->norm.kind == TE_NO_NORM ? nullptr : op->norm.w;
+    a.norm_eps = op->norm.eps;
+    if (op->choice) {
+        TE_CUDA_TRY(check_route(d, op->choice));
+        a.choice = *op->choice;
+        a.chooses = op->n_tok <= TE_CUDA_MAX_TOK && is_small(a.choice) && a.choice.n_expert <= 32 * ROUTE_FEW &&
+                    !a.choice.n_missing && !op->beside && !op->kept && !op->missing;
+        if (!a.chooses) TE_CUDA_TRY(route(d, op->choice));
+    }
     a.n_used = op->n_used;
     a.n_routes = op->n_tok * op->n_used;
     a.rows = op->n_ff;
@@ -403,6 +317,8 @@ te_status experts(te_cuda *d, const te_experts_args *op) {
     a.down_stride = op->down_t.stride;
     TE_CUDA_TRY(run(d, a, op->gate.type, false));
     if (op->down_t.w) return sum_by_neuron(d, op);
+    a.norm = nullptr;
+    a.chooses = false;
     a.x = op->h;
     a.ldx = op->ldh;
     a.cols = op->n_ff;

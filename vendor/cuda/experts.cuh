@@ -3,53 +3,24 @@
 // A route is a token and one of its experts. The rows of all routes whose expert is there are shared out over the blocks,
 // whatever route they belong to. A warp takes one row at a time, or several short ones side by side, `lanes` lanes each, and
 // has DEPTH tasks of `steps` pieces a lane on their way. Each route is computed by itself, so that its bits depend on
-// nothing else. The first kernel gives the hidden values of each route; the second a part of the sum for each rank, or for
-// each rank several where down is stored by neuron (experts_down.cuh).
+// nothing else. The first kernel gives the hidden values of each route, and makes the choice before if nobody else has; the
+// second a part of the sum for each rank, or for each rank several where down is stored by neuron (experts_down.cuh). Of more
+// tokens than in a small batch both are others (experts_group.cuh).
 #ifndef TE_CUDA_EXPERTS_CUH
 #define TE_CUDA_EXPERTS_CUH
 
-#include "activation.cuh"
-#include "experts_down.cuh"
+#include "experts_group.cuh"
 #include "experts_prompt.cuh"
-#include "rows_input.cuh"
 
 namespace te {
 
-constexpr int EXPERT_THREADS = 512, EXPERT_WARPS = EXPERT_THREADS / 32;
-
-struct expert_args {
-    const float *x; // of token t; the second kernel's: of route i
-    size_t ldx;
-    int cols, n_pieces;
-    int n_used, n_routes, rows; // rows: of an expert; of gate and up each
-    int lanes, chunks, tile;    // lanes of a row; tasks of a row; columns in shared memory, whole tasks
-    const uint8_t *w[2];        // gate and up, or down
-    size_t stride[2];
-    const float *b[2];
-    const int32_t *place, *expert;
-    int missing, first, n_places;
-    const int32_t *kept; // of each route, or NULL: see te_experts_args
-    bool beside;
-    te_activation act;
-    float threshold;
-    float *h; // of the first kernel
-    size_t ldh;
-    uint32_t *counts;
-    const uint8_t *down_t; // or NULL: rows of neurons that fire are wanted next
-    size_t down_stride;
-    const float *weight; // of the second
-    float *partial;
-};
-// Shared memory behind the activations and their scales: routes, places and experts, then the sums of gate and up.
-struct expert_smem {
-    int acts, scales, list;
-};
 typedef void (*expert_function)(expert_args, expert_smem);
 
 struct expert_kernels {
     int type, lane_weights, steps;
     bool int8;
     expert_function kernel[2]; // hidden values, sums
+    expert_function group[2];  // the same of more tokens
     int down_weights;
     expert_down_function by_neuron; // sums
     expert_gemm_function prompt[2]; // where down is stored by neuron: hidden values by the one, sums by the other
@@ -64,63 +35,71 @@ const expert_kernels *experts_file(int type); // of rows as in the file, where t
 const expert_kernels *expert_kernels_of(int type, bool file); // experts.cu
 te_status check_experts(te_cuda *d, const te_experts_args *op);
 
-template <class C> struct expert_task {
-    // As many as there are registers for.
-    static constexpr int steps = C::int8 && C::steps > 2 ? 2 : C::steps,
-                         depth = sizeof(typename C::piece) <= 32 && C::int8 ? 3 : 2;
-    typename C::piece p[steps];
-    __device__ __forceinline__ void load(const uint8_t *row, int first, int step, int n) {
-#pragma unroll
-        for (int i = 0; i < steps; i++) {
-            const int k = first + step * i;
-            p[i] = typename C::piece();
-            if (row && k < n) p[i] = C::load(row, k, n);
-        }
-    }
-};
-
 template <class C, bool DOWN>
 __global__ void __launch_bounds__(EXPERT_THREADS, 2)
     expert_kernel(const __grid_constant__ expert_args a, const __grid_constant__ expert_smem at) {
     typedef expert_task<C> task;
     extern __shared__ uint4 shared[];
     __shared__ int n_there;
+    __shared__ float squares_of[EXPERT_WARPS];
     uint8_t *s = (uint8_t *)shared;
     bytes32 *scales = (bytes32 *)(s + at.acts);
     // Routes that are computed come first, those that are not from the end on.
-    int *route = (int *)(s + at.acts + at.scales), *place = route + a.n_routes, *who = place + a.n_routes;
+    int *route = (int *)(s + at.acts + at.scales), *place = route + a.n_routes, *who = place + a.n_routes,
+        *chosen = who + a.n_routes, *chosen_place = chosen + a.n_routes; // the last two, and weights, if it chooses
     float *sums = (float *)(s + at.acts + at.scales + at.list);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const acts in = {shared, scales, C::int8 ? a.tile / 16 : a.tile / 4, a.tile / 32};
-    auto fill = [&](int row, int first, int threads) {
-        const float *x = a.x + (size_t)row * a.ldx;
-        for (int i = first; i < a.tile / 4; i += threads) {
-            const int c = 4 * i;
-            float4 v = make_float4(0, 0, 0, 0);
-            if (c + 4 <= a.cols) {
-                v = __ldcg((const float4 *)(x + c));
-            } else if (c < a.cols) {
-                v.x = __ldcg(x + c);
-                if (c + 1 < a.cols) v.y = __ldcg(x + c + 1);
-                if (c + 2 < a.cols) v.z = __ldcg(x + c + 2);
+    auto fill = [&](int row, int threads) {
+        float sum = 0;
+        for (int i = threadIdx.x; i < a.tile / 4; i += threads) {
+            float4 v = expert_x(a, row, 4 * i);
+            if (!DOWN && a.norm) { // all columns' factor is left to the sums
+                const float4 w = load_vector(a.norm, 4 * i, a.cols, 0);
+                sum += squares(v, 0, 4, 0);
+                v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
             }
             put_x<C>(a, 0, i, v, shared, scales);
         }
+        if (DOWN || !a.norm) return;
+        sum = warp_sum(sum);
+        if (lane == 0) squares_of[warp] = sum;
     };
+    if (!DOWN && a.norm && 32 * (int)threadIdx.x < a.cols) prefetch_l2(a.norm + 32 * threadIdx.x);
     // The kernel in front of sums, or of what is computed beside others, lets it start when all its blocks know that what
-    // chose the experts has ended.
+    // chose the experts has ended, or have seen the choice written.
+    const bool chooses = !DOWN && a.chooses;
     if (!DOWN && !a.beside) dep_wait();
-    dep_go();
+    if (!chooses) dep_go();
     const bool one_input = !DOWN && a.n_routes == a.n_used;
+    if (chooses) {
+        const int t = EXPERT_WARPS - 1 - warp, n_tok = a.n_routes / a.n_used; // a warp for each token
+        if (t < n_tok) {
+            int places[ROUTE_FEW];
+#pragma unroll
+            for (int i = 0; i < ROUTE_FEW; i++)
+                places[i] = lane + 32 * i < a.choice.n_expert ? __ldcg(a.place + lane + 32 * i) : -1;
+            float *w = (float *)(chosen_place + a.n_routes) + t * a.n_used;
+            choose_small<ROUTE_FEW>(a.choice, t, chosen + t * a.n_used, w, places, chosen_place + t * a.n_used);
+            if (blockIdx.x == 0) { // every block makes the same choice
+                finish_route(a.choice, t, chosen + t * a.n_used, w);
+                __threadfence();
+            }
+        }
+        if (n_tok > 1) __syncthreads();
+    }
     if (warp == EXPERT_WARPS - 1) {
+        if (lane == 0) squares_of[warp] = 0;
         int m = 0, gone = 0;
 #pragma unroll 1
         for (int i0 = 0; i0 < a.n_routes; i0 += 32) {
             const int i = i0 + lane;
             int e = 0, k = -1;
             if (i < a.n_routes) {
-                e = __ldcg(a.expert + i);
-                k = a.kept ? (__ldcg(a.kept + i) ? e : -1) : place_of(a.place, e, a.missing, a.first, a.n_places);
+                e = chooses ? chosen[i] : __ldcg(a.expert + i);
+                k = chooses  ? (chosen_place[i] < a.n_places ? chosen_place[i] : -1)
+                    : a.kept ? (__ldcg(a.kept + i) ? e : -1)
+                             : place_of(a.place, e, a.missing, a.first, a.n_places);
             }
             const unsigned vote = __ballot_sync(~0u, k >= 0), lower = (1u << lane) - 1;
             if (k >= 0) {
@@ -136,9 +115,10 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
         }
         if (lane == 0) n_there = m;
     } else if (one_input) {
-        fill(0, threadIdx.x, EXPERT_THREADS - 32);
+        fill(0, EXPERT_THREADS - 32);
     }
     __syncthreads();
+    if (chooses) dep_go();
     const int m = n_there, per_warp = 32 / a.lanes, sub = lane % a.lanes;
     // Items (neurons, or columns of the result) of all routes; whole rows of a warp go together.
     const int unit = DOWN ? per_warp : (per_warp + 1) / 2, total = m * a.rows, n_units = (total + unit - 1) / unit;
@@ -180,7 +160,7 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
         }
         if (input != current) {
             if (current >= 0) __syncthreads();
-            fill(input, threadIdx.x, EXPERT_THREADS);
+            fill(input, EXPERT_THREADS);
             current = input;
             __syncthreads();
         }
@@ -230,12 +210,18 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
         }
     } else {
         __syncthreads();
+        float factor = 1;
+        if (a.norm) {
+            float sum = 0;
+            for (int w = 0; w < EXPERT_WARPS; w++) sum += squares_of[w];
+            factor = 1.0f / sqrtf(sum / (float)a.cols + a.norm_eps);
+        }
         uint32_t asked = 0, fired = 0;
 #pragma unroll 1
         for (int k = lo + (int)threadIdx.x; k < hi; k += EXPERT_THREADS) {
             const int r = k / a.rows, j = k - r * a.rows;
             const size_t e = (size_t)who[r] * (size_t)a.rows + (size_t)j;
-            float g = sums[2 * (k - lo)], u = sums[2 * (k - lo) + 1];
+            float g = factor * sums[2 * (k - lo)], u = factor * sums[2 * (k - lo) + 1];
             if (a.b[0]) g += __ldg(a.b[0] + e);
             if (a.b[1]) u += __ldg(a.b[1] + e);
             const float h = gated_value(a.act, activate(a.act, a.threshold, g), u);
@@ -265,6 +251,7 @@ template <class C> struct expert_of {
                                                expert_task<C>::steps,
                                                C::int8,
                                                {expert_kernel<C, false>, expert_kernel<C, true>},
+                                               {expert_group_kernel<C, false>, expert_group_kernel<C, true>},
                                                C::down_weights,
                                                expert_down_kernel<C>,
                                                {expert_gemm_kernel<C, false>, expert_gemm_kernel<C, true>}};
@@ -275,6 +262,7 @@ template <class C> struct expert_in_file { // read by a few tokens only
                                                expert_task<C>::steps,
                                                C::int8,
                                                {expert_kernel<C, false>, expert_kernel<C, true>},
+                                               {},
                                                0,
                                                nullptr,
                                                {}};

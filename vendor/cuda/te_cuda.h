@@ -31,7 +31,14 @@
 extern "C" {
 #endif
 
-enum { TE_CUDA_VERSION = 8, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_SLOTS = 8, TE_CUDA_FETCHES = 128 };
+enum {
+    TE_CUDA_VERSION = 9,
+    TE_CUDA_MAX_TOK = 8,
+    TE_CUDA_MAX_EXPERT_TOK = 64, /* of te_experts_args */
+    TE_CUDA_KV_BLOCK = 64,
+    TE_CUDA_SLOTS = 8,
+    TE_CUDA_FETCHES = 128
+};
 
 typedef struct te_cuda te_cuda;
 typedef struct te_cuda_graph te_cuda_graph;
@@ -329,7 +336,8 @@ typedef struct te_cuda_api {
 #if defined(__GNUC__)
 __attribute__((visibility("default")))
 #endif
-const te_cuda_api *te_cuda_table(void);
+const te_cuda_api *
+te_cuda_table(void);
 
 #ifdef __cplusplus
 }

@@ -3,13 +3,16 @@
 
 namespace pi {
 
+static void expect_route(Cuda *c, const te_route_args *a) {
+    c->half_x = nullptr;  /* another layer's input */
+    if (!a->uses) return; /* experts may come and go: what that takes is had before anything runs */
+    (void)room(c, FETCH, PI_FETCH_BYTES);
+    if (c->mode == MEASURE) note(c, c->te->fetch_open(c->d));
+}
+
 void op_route(pi_device *dev, const te_route_args *a) {
     Cuda *c = of(dev);
-    c->half_x = nullptr; /* another layer's input */
-    if (a->uses) {       /* experts may come and go: what that takes is had before anything runs */
-        (void)room(c, FETCH, PI_FETCH_BYTES);
-        if (c->mode == MEASURE) note(c, c->te->fetch_open(c->d));
-    }
+    expect_route(c, a);
     if (ready(c)) note(c, c->te->route(c->d, a));
     if (a->loads && ready(c)) note(c, c->te->load_after(c->d));
 }
@@ -24,6 +27,7 @@ void decode_experts(Cuda *c, const te_experts_args *a) {
         m->w = mapped(c, m->w);
         if (!m->w) return note(c, te_fail(TE_ARGUMENT, "experts in host memory that the GPU does not map"));
     }
+    if (a->choice) expect_route(c, a->choice);
     op.ldh = (size_t)(a->n_ff + 3) / 4 * 4;
     op.h = (float *)room(c, HIDDEN, sizeof(float) * op.ldh * (size_t)a->n_tok * (size_t)a->n_used);
     /* Parts of the sum, behind those of the same layer that are there, until merge adds them up. Routes that are kept and
@@ -40,7 +44,11 @@ void decode_experts(Cuda *c, const te_experts_args *a) {
 void op_experts(pi_device *dev, const te_experts_args *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
-    if (a->n_tok > TE_CUDA_MAX_TOK) return prefill_experts(c, a);
+    /* Of many tokens, sums that others add to are whole. */
+    if (a->n_tok > (a->alone && !a->staged ? TE_CUDA_MAX_EXPERT_TOK : TE_CUDA_MAX_TOK)) {
+        if (a->choice) op_route(dev, a->choice);
+        return prefill_experts(c, a);
+    }
     if (a->staged) return note(c, te_fail(TE_ARGUMENT, "experts of %d tokens that are loaded", (int)a->n_tok));
     decode_experts(c, a);
 }
