@@ -48,6 +48,21 @@ def tool(name: str) -> str:
     return found
 
 
+def check_compilers() -> None:
+    """Raises SystemExit where there is no compiler, before hundreds of lines of other output hide it."""
+    for language, variable, names in (
+        ("C", "CC", ("cc", "gcc", "clang")),
+        ("C++", "CXX", ("c++", "g++", "clang++")),
+    ):
+        given = shlex.split(os.environ.get(variable, ""))[:1]
+        if not any(shutil.which(name) for name in given or names):
+            raise SystemExit(
+                f"powerinfer: building needs a {language} compiler, and {' or '.join(given or names)} is not "
+                f"here: apt-get install gcc g++ (Debian, Ubuntu), dnf install gcc gcc-c++ (Fedora); "
+                f"{variable} names another"
+            )
+
+
 def nvcc() -> str | None:
     """Path of the CUDA compiler."""
     for name in (os.environ.get("CUDACXX"), "nvcc", "/usr/local/cuda/bin/nvcc"):
@@ -162,6 +177,8 @@ class EngineDistribution(Distribution):
         return True
 
 
+if {"bdist_wheel", "build", "build_ext", "editable_wheel", "develop", "install"} & set(sys.argv):
+    check_compilers()
 setup(
     version=version(),
     distclass=EngineDistribution,

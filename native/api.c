@@ -13,7 +13,7 @@ _Static_assert((int)PI_ACTIVATION_RELU == TE_RELU && (int)PI_ACTIVATION_DRELU ==
                "activations share their numbers");
 _Static_assert((int)PI_ACTIVATION_SILU == TE_SILU && (int)PI_ACTIVATION_GELU == TE_GELU &&
                    (int)PI_ACTIVATION_GELU_TANH == TE_GELU_TANH && (int)PI_ACTIVATION_CLAMPED == TE_CLAMPED &&
-                   (int)PI_ACTIVATION_RELU2 == TE_RELU2,
+                   (int)PI_ACTIVATION_RELU2 == TE_RELU2 && (int)PI_ACTIVATION_XIELU == TE_XIELU,
                "activations share their numbers");
 
 const char *pi_error_message(void) { return te_last_error(); }

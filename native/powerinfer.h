@@ -128,7 +128,8 @@ typedef enum pi_activation { /* of the feed-forward */
                              PI_ACTIVATION_GELU_TANH = 4, /* the approximation by tanh (Gemma) */
                              PI_ACTIVATION_CLAMPED = 5,   /* gpt-oss: g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u =
                                                           up within -7 and 7; a model has it or not, no option */
-                             PI_ACTIVATION_RELU2 = 6      /* relu(gate)^2 * up; ungated: relu(up)^2 */
+                             PI_ACTIVATION_RELU2 = 6,     /* relu(gate)^2 * up; ungated: relu(up)^2 */
+                             PI_ACTIVATION_XIELU = 7      /* of up, a curve for each layer (Apertus); no option */
 } pi_activation;
 
 typedef enum pi_predictor {
@@ -150,6 +151,10 @@ typedef struct pi_model_options {
                            ReLU neuron's rows side by side */
     int32_t use_mlock; /* 1: keep the weights in RAM; MEMORY if the limit forbids it */
     int32_t prefault;  /* 1: pi_model_load reads all weights in, so that the first tokens do not wait for the disk */
+    int32_t next_head; /* 1: not the model but its head that guesses at a further token (NextN, MTP): the first layer
+                          behind the others, as a model of one layer. Its token at a position is what follows there, and
+                          reads the model's final hidden state of that position (pi_batch.hidden) too. UNSUPPORTED if
+                          the file has none */
 } pi_model_options;
 pi_model_options pi_model_defaults(void);
 
@@ -174,6 +179,7 @@ typedef struct pi_model_info {
                                         of another predictor_type */
     uint64_t n_sign_bytes;   /* memory taken by the sign predictor, once loaded */
     uint64_t n_parameters;
+    int32_t n_next;         /* layers of the file behind the others, which guess at further tokens: see next_head */
     int32_t n_recurrent;    /* layers with a state, which is all that they know of earlier tokens */
     uint64_t n_state_bytes; /* of a sequence */
     char rope[48];          /* e.g. "norm, base 10000, linear x4"; "none" */
@@ -258,6 +264,11 @@ typedef struct pi_session_options {
                                gives the same bits; 0: those that are used more move to the device */
     int32_t fetch_experts;  /* 1: where a router reads its layer's input (SmallThinker), the CPU's cores fetch rows of a
                                token's experts while the device is in attention; not measured yet */
+    int32_t n_guesses; /* of recurrent layers: of so many tokens that are generated together the state behind each is
+                               kept, beside checkpoints, so that a sequence can be taken back to between guesses */
+    struct pi_session *beside; /* whose threads compute this session, too: the two take turns, and n_threads is the
+                                  other's, which is kept open with this one. NULL: it has its own */
+    int32_t keep_hidden; /* 1: each feed leaves the final hidden states of all its tokens (pi_session_all_hidden) */
 } pi_session_options;
 pi_session_options pi_session_defaults(void);
 /* K and V of a session with these options, wherever they lie; 0 where there can be none. */
@@ -311,6 +322,7 @@ typedef struct pi_batch {
     const int32_t *pos;  /* NULL: each sequence continues */
     const int32_t *seq;  /* NULL: all 0 */
     const uint8_t *kind; /* pi_token_kind of each; NULL: GENERATED for the last, PROMPT for the others */
+    const float *hidden; /* [n_tokens][n_embd] what a next_head reads beside each token; else NULL */
 } pi_batch;
 
 /* What is left to feed of a sequence's tokens, and how large the next part of it should be. */
@@ -342,6 +354,9 @@ pi_status pi_session_feed(pi_session *session, const pi_batch *batch);
 float *pi_session_logits(pi_session *session, int32_t index);
 /* The final normed hidden state [n_embd] of the same token. */
 const float *pi_session_hidden(pi_session *session, int32_t index);
+/* The same of every token of the last batch, in its order: [n_tokens][n_embd], valid until the next feed; NULL unless the
+ * session has keep_hidden. */
+const float *pi_session_all_hidden(pi_session *session);
 
 int32_t pi_seq_length(const pi_session *session, int32_t seq); /* positions held; -1 if seq is out of range */
 /* Keeps positions 0..n_keep-1. UNSUPPORTED unless n_keep is reachable. */

@@ -102,6 +102,9 @@ _HOME = {
 }
 
 
+_TYPES = ("ChatCompletion", "Completion", "CreateC", "CreateEmbedding", "Embedding")
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value = import_module("._engine._native", __name__).version
@@ -109,6 +112,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f".{_HOME.get(name, 'errors')}", __name__), name)
     elif name.startswith(("LLAMA_", "GGML_")):  # llama.cpp's numbers, as arguments take them
         value = import_module(".compat.arguments", __name__).number(name)
+    elif name.startswith(_TYPES):  # which llama_cpp has here too
+        value = getattr(import_module(".llama_types", __name__), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -50,6 +50,7 @@ Prompt = str | bytes | Sequence[int]
 _HELD = 16  # sequences beyond those under way, whose beginnings later prompts may share
 _THREADS = "powerinfer-request"
 _PATIENCE = 64  # how much rarer neurons move while somebody waits
+_MOST_POSITIONS = 1 << 24  # that a session takes
 _SINGLE = ("logits_all", "vocab_only", "n_seq")
 
 
@@ -107,7 +108,8 @@ class AsyncLlama:
         has_plan = given.get("plan") is not None
         if n_pool is None and not has_plan and not isinstance(n_ctx, str):
             each = n_ctx or _trained_ctx(model_path)
-            n_pool = each * (min(n_parallel, 2) if may_use_gpu(given) else n_parallel)
+            wanted = each * (min(n_parallel, 2) if may_use_gpu(given) else n_parallel)
+            n_pool = max(each, min(wanted, _MOST_POSITIONS))
         self.n_parallel = n_parallel
         self.max_waiting = max_waiting
         self.llama = Llama(
@@ -132,11 +134,13 @@ class AsyncLlama:
             prompt_part=PROMPT_PART if prompt_part is None else prompt_part,
             n_keep=self.llama._ctx.engine.n_keep,
         )
+        placement = self.llama._placement
+        engine.saw = None if placement is None else placement.saw
         self.llama._context = Context(engine)
         self.scheduler = Scheduler(
             engine,
-            draft=self.llama.draft_model,
-            improve=None if self.llama._online is None else _weakly(self),
+            draft=self.llama._draft,
+            improve=None if placement is None else _weakly(self),
         )
         self._preparing = threading.Semaphore(2)
         self._grammars: Grammars | None = None
@@ -504,10 +508,10 @@ class AsyncLlama:
 
     def _improve(self, is_idle: bool) -> Callable[[], object] | None:
         """Neurons that fire often come to the device: what opens the session that has them there."""
-        engine, online = self.scheduler.engine, self.llama._online
-        assert online is not None
-        plan = online.better_plan(engine.session, patience=1 if is_idle else _PATIENCE)
-        return None if plan is None else lambda: online.move(engine, plan)
+        engine, placement = self.scheduler.engine, self.llama._placement
+        assert placement is not None
+        plan = placement.better_plan(engine.session, patience=1 if is_idle else _PATIENCE)
+        return None if plan is None else lambda: placement.move(engine, plan)
 
     def _begin(
         self, *, limit: int | None = None, deadline: float | None = None, is_first: bool = True

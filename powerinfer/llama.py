@@ -29,20 +29,21 @@ from ._engine.arrays import Ids, Logits, as_int32
 from ._engine.completions import ChatHandler, Completions
 from ._engine.context import Context
 from ._engine.devices import Budget, Names, choose_for_layers
+from ._engine.draft_model import DraftModel, check_n_draft
+from ._engine.drafting import Drafter
 from ._engine.embedding import Embeddings, pooling_number, pooling_of_file
 from ._engine.engine import Engine
 from ._engine.file import DEMO, ModelFile, find_model
 from ._engine.generating import RANDOM_SEEDS, ContextGenerating
 from ._engine.info import Info
 from ._engine.loader import ContextSize, Loader, loading_bar, summary
-from ._engine.online import OnlineStatistics
+from ._engine.online import FirstTokens, OnlineStatistics, Placement
 from ._engine.options import LlamaOptions, OtherLlamaOptions, spelled
 from ._engine.report import LlamaState, Timings
 from ._engine.request import Draft
 from ._engine.sampling import Sampler
 from ._engine.session import Activation, Model, Predictor, Progress, Session, Sparsity
 from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse
-from .compat.llama_chat_format import handler_of
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, FormatError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         pooling_type: int | str | None = None,
         chat_format: str | None = None,
         chat_handler: ChatHandler | None = None,
-        draft_model: Draft | None = None,
+        draft_model: Draft | Drafter | str | os.PathLike[str] | None = None,
+        n_draft: int | None = None,
         lora_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         lora_scale: float | Sequence[float] = 1.0,
         spm_infill: bool = False,
@@ -143,7 +145,10 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         chat_format: the name of one ("chatml", "llama-2", ...) to use instead of the file's template.
         chat_handler: answers conversations instead; called with `llama`, `messages` and the other arguments
             of create_chat_completion().
-        draft_model: guesses tokens that are then checked together, `LlamaPromptLookupDecoding` for example.
+        draft_model: what guesses tokens that are then checked together: "mtp" the head that the file may have
+            for it (NextN layers of GLM, DeepSeek and Qwen files), a path or hf: name a small model of the
+            same vocabulary, LlamaPromptLookupDecoding() the text itself.
+        n_draft: tokens that a model guesses at a time; None: 3.
         lora_path: a GGUF file with a LoRA adapter, or several; lora_scale: its strength, or one for each.
             If it changes the feed-forward, predictors no longer fit: such a model runs "exact" or "dense".
         spm_infill: with `suffix`, put it before the prefix.
@@ -188,9 +193,14 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         self.verbose = verbose
         self._embedding = embedding
         pooling = pooling_number(pooling_type)
-        registered = None if chat_handler is not None else handler_of(chat_format)
+        registered = None
+        if chat_handler is None and chat_format is not None:
+            from .compat.llama_chat_format import handler_of
+
+            registered = handler_of(chat_format)
         self.chat_handler = chat_handler or registered
         self.draft_model = draft_model
+        n_draft = check_n_draft(n_draft)
         self.spm_infill = spm_infill
         self.cache = None
         self._identity: str | None = None
@@ -212,7 +222,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
             self._choose_chat_format(chat_format)
         self._model: Model | None = None
         self._loader: Loader | None = None
-        self._online: OnlineStatistics | None = None
+        self._drafter: Drafter | None = None
+        self._placement: Placement | None = None
         self._context: Context | None = None
         self._sampler: Sampler | None = None  # of sample()
         self.set_seed(seed)
@@ -230,6 +241,23 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
             if lora_path is not None:
                 self._adapt()
             n_beside = _EMBEDDED_TOGETHER - 1 if embedding and n_seq == 1 and plan is None else 0
+            shape: dict[str, Any] = {
+                "n_ctx": n_ctx or 0,
+                "n_batch": _batch_of(n_batch, n_ubatch),
+                "n_seq": n_seq + n_beside,
+                "n_pool": n_pool or 0,
+                "n_threads": n_threads or 0,
+                "type_k": type_k,
+                "type_v": type_v,
+                "sparsity": sparsity,
+                "live_experts": expert_cache == "live",
+            }
+            draft = None
+            if isinstance(draft_model, (str, os.PathLike)):
+                if online_statistics:
+                    raise UnsupportedError("online_statistics with a model that drafts is not supported")
+                draft = DraftModel(draft_model, self.file, self._model, activation=activation or "auto")
+                chosen = None if chosen is None else draft.reserve(chosen, **shape)
             self._loader = Loader(
                 self._model,
                 devices=chosen,
@@ -239,26 +267,25 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
                 n_gpu_layers=n_gpu_layers if vram_budget is None and (n_gpu_layers or 0) > 0 else None,
                 online=online_statistics,
                 say=self._notice,
-                n_ctx=n_ctx or 0,
-                n_batch=_batch_of(n_batch, n_ubatch),
-                n_seq=n_seq + n_beside,
-                n_pool=n_pool or 0,
-                n_threads=n_threads or 0,
-                type_k=type_k,
-                type_v=type_v,
-                sparsity=sparsity,
-                live_experts=expert_cache == "live",
+                **shape,
+                keep_hidden=draft is not None and draft.is_head,
+                n_guesses=0 if draft_model is None else min(15, n_draft * n_seq),
             )
             with loading_bar(verbose, "bringing weights to the GPU") as bar:
                 session = self._loader.open(bar)
+            if draft is not None:
+                self._drafter = draft.open(session, n_draft, self._notice, **shape)
             if online_statistics:
-                self._online = OnlineStatistics(self._loader)
+                self._placement = OnlineStatistics(self._loader)
+            elif self._loader.plan is not None:
+                self._placement = FirstTokens(self._loader)
             if threshold is not None:
                 session.set_threshold(threshold)
             if n_keep is None:
                 n_keep = int(self._tokenizer is not None and self._tokenizer.add_bos)
             n_own = n_beside + 1  # the other sequences are the caller's
             engine = Engine(session, n_seq=n_own, max_running=n_own, n_keep=n_keep if context_shift else None)
+            engine.saw = None if self._placement is None else self._placement.saw
             self._context = Context(engine, logits_all=logits_all)
         elif self._tokenizer is None:
             raise FormatError(f"the file {self.model_path} has no tokenizer")
@@ -393,11 +420,12 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         return self._format.name
 
     def _between_requests(self) -> None:
-        if self._online is not None:
+        placement = self._placement
+        if placement is not None and placement.is_due(self.session):
             with self._lock:
                 engine = self._ctx.engine
                 engine.suspend()
-                if self._online.improve(engine) and self.plan is not None:
+                if placement.improve(engine) and self.plan is not None:
                     self._notice(f"neurons were moved: {summary(self.plan)}")
 
     @property
@@ -504,6 +532,24 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
             raise ArgumentError(f"token {ids[bad[0]]} at index {bad[0]} is out of range 0..{n_vocab - 1}")
         return ids
 
+    @property
+    def _draft(self) -> Draft | Drafter | None:
+        """What guesses tokens."""
+        draft = self.draft_model
+        if not isinstance(draft, (str, os.PathLike)):
+            return draft
+        if self._drafter is None:
+            raise ArgumentError(
+                f"draft_model is {draft!r}: a model that drafts is opened with Llama's arguments"
+            )
+        return self._drafter
+
+    @property
+    def drafted(self) -> tuple[int, int]:
+        """How many tokens were guessed and checked so far, and how many of them were right."""
+        totals = self._ctx.engine.totals
+        return totals["drafted"], totals["accepted"]
+
     # -- the end
 
     def close(self) -> None:
@@ -514,6 +560,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         with self._lock:
             if self._context is not None:
                 self._context.session.close()
+            if self._drafter is not None:
+                self._drafter.close()
             if self._model is not None:
                 self._model.close()
             self.file.close()

@@ -4,7 +4,7 @@
 #     scripts/bench_cpu.sh MODELS OUT [PART ...]
 #
 # MODELS: a folder for the models, which scripts/make_model.py writes where they are missing (32 GB). OUT: a folder for
-# the raw results, JSON lines; scripts/performance_tables.py makes tables of them. PARTs (all): decode sparse copied whole
+# the raw results, JSON lines; scripts/performance_tables.py makes tables of them. PARTs (all): decode sparse squared copied whole
 # depth many prompt isa peers mixtures kernels llama threads peak.
 #
 # PYTHON    the Python with powerinfer, and with llama-cpp-python for "peers"
@@ -19,7 +19,7 @@ set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,8p' "$0" | cut -c3- >&2; exit 2; }
 models=$1 out=$2
 shift 2
-parts=${*:-decode sparse copied whole depth many prompt isa peers mixtures kernels llama threads peak}
+parts=${*:-decode sparse squared copied whole depth many prompt isa peers mixtures kernels llama threads peak}
 scripts=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3} layers=${LAYERS:-8} rounds=${ROUNDS:-5} threads=${THREADS:-1,2,4,8,16}
 mkdir -p "$models" "$out"
@@ -78,6 +78,15 @@ for part in $parts; do
     sparse)
         for type in F16 Q4_0; do
             bench sparse.jsonl "$(model $type powerinfer)" -p 0 -n 32 --sparsity dense,exact,predicted
+        done ;;
+    squared) # squared ReLU, all layers; 10 % of the neurons active
+        for shape in afm-4.5b minitron-8b; do
+            for type in F16 Q4_0; do
+                file="$models/$shape-$type.gguf"
+                [ -e "$file" ] || "$python" "$scripts/make_model.py" $shape --type $type --format powerinfer -o "$file" >&2
+                bench squared.jsonl "$file" -p 0 -n 16 --sparsity dense,exact,predicted
+                bench squared.jsonl "$file" -p 0 -n 16 --sparsity predicted --predictor sign
+            done
         done ;;
     copied)
         for type in F16 Q8_0 Q4_0 Q4_K_M; do

@@ -13,6 +13,9 @@ for a CPU that reads 100 GB/s, and is shown for the rate that was measured, too.
 Of a mixture of experts (a random one, by make_mixture.py) it is also said which share of the experts that
 tokens used was found on the GPU, and what the bytes allow where the CPU alone reads the others.
 
+With --busy decoding is timed again beside so many programs that keep a core busy each; what the cores that
+are left allow is the quiet rate times 1 - busy / cores.
+
 The share is the time that all bytes of a token would take at the rate of the GPU's memory, over the time that
 the token took: how near a resident model is to its ceiling, and what a larger GPU could gain.
 """
@@ -26,6 +29,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -281,7 +286,56 @@ def by_sides(s: Session, model: Model, resident: bool) -> dict[str, float]:
     }
 
 
-def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dict[str, Any]:
+@contextmanager
+def busy_cores(n: int) -> Iterator[None]:
+    """Other programs that have n cores' time."""
+    program = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(program) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+SETTLE_S = 1.0
+"""How long decoding goes on beside busy cores before it is timed."""
+
+
+def measure_busy(s: Session, row: Row, n_vocab: int, n_tokens: int, busy: Sequence[int]) -> dict[int, Any]:
+    """Tokens per second, the mean and the median step's, by how many cores are busy; 0 first."""
+    rng, sequences = np.random.default_rng(2), list(range(row.n_seq))
+
+    def step() -> float:
+        start = time.perf_counter()
+        s.feed(rng.integers(3, n_vocab - 1, row.n_seq, dtype=np.int32), seq=sequences, want_logits=True)
+        return time.perf_counter() - start
+
+    def room() -> None:
+        if max(map(s.length, sequences)) + 64 > s.info.n_ctx:
+            for seq in sequences:
+                s.cut(64, seq=seq)
+
+    rates: dict[int, Any] = {}
+    for n in (0, *busy):
+        with busy_cores(n):
+            end = time.perf_counter() + SETTLE_S
+            while time.perf_counter() < end:
+                room()
+                step()
+            times = []
+            for _ in range(n_tokens):
+                room()
+                times.append(step())
+        mean, median = row.n_seq * n_tokens / sum(times), row.n_seq / statistics.median(times)
+        rates[n] = {"mean_tokens_per_s": mean, "median_tokens_per_s": median}
+    return rates
+
+
+def measure(
+    row: Row, path: Path, threads: int, n_tokens: int, idle: int, busy: Sequence[int] = ()
+) -> dict[str, Any]:
     """idle: MiB that the GPU's memory held before this process used it."""
     before = measure_ceilings(threads)
     n_batch = max(512, *row.prompts)
@@ -330,6 +384,7 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
                     times.append(time.perf_counter() - start)
                     sides.append(by_sides(s, model, resident))
             experts = expert_uses(model, counted, count_experts(s, model), n_tokens * row.n_seq)
+            beside = measure_busy(s, row, high, n_tokens, busy) if busy else {}
             n_layer = model.info.n_layer
             used = used_mib() - idle
             own = s.info.n_device_bytes / GIB
@@ -344,6 +399,8 @@ def measure(row: Row, path: Path, threads: int, n_tokens: int, idle: int) -> dic
         of_experts = asdict(experts) | {"mb_rest": side["mb"] - experts.mb_used, "limit_ms": limit}
     return {
         "tokens_per_s": row.n_seq * 1e3 / ms,
+        "mean_tokens_per_s": row.n_seq * len(times) / sum(times),
+        "busy": beside,
         "goal_here": row.goal * (1 if resident else (before.cpu + after.cpu) / 2 / GOAL_CPU),
         "best_tokens_per_s": row.n_seq / min(times),
         "ms": ms,
@@ -370,8 +427,9 @@ def show(name: str, row: Row, r: dict[str, Any]) -> None:
     unit = "experts" if r["experts"] else "neurons"
     print(
         f"{name}: {row.what}, {row.budget:g} GiB\n"
-        f"  {r['tokens_per_s']:.1f} tokens/s (best {r['best_tokens_per_s']:.1f}{goal}), {r['ms']:.3f} ms a "
-        f"token, CPU at work {r['cpu_ms']:.3f} ms, {r['mb_per_token']:.0f} MB a token; "
+        f"  {r['tokens_per_s']:.1f} tokens/s (mean {r['mean_tokens_per_s']:.1f}, "
+        f"best {r['best_tokens_per_s']:.1f}{goal}), "
+        f"{r['ms']:.3f} ms a token, CPU at work {r['cpu_ms']:.3f} ms, {r['mb_per_token']:.0f} MB a token; "
         f"prompts {prompts} tokens/s\n"
         f"  plan: {p['layers_on_gpu']} of {p['n_layer']} layers, {p['hot_share']:.0%} of the {unit}, "
         f"{p['carried']:.0%} of those computed, {p['in_place']} read in place, {p['gib']:.2f} GiB, "
@@ -385,6 +443,14 @@ def show(name: str, row: Row, r: dict[str, Any]) -> None:
         f"{r['share_if_all_on_gpu']:.0%} of the time",
         flush=True,
     )
+    quiet = r["busy"].get(0, {}).get("mean_tokens_per_s", 1)
+    for n, rate in r["busy"].items():
+        print(
+            f"  {n} of {machine.cores()} cores busy: mean {rate['mean_tokens_per_s']:.1f} tokens/s, "
+            f"{rate['mean_tokens_per_s'] / quiet:.2f} of the quiet one ({1 - n / machine.cores():.2f} of the "
+            f"cores are left), median {rate['median_tokens_per_s']:.1f}",
+            flush=True,
+        )
     e = r["experts"]
     if e and row.n_seq == 1:
         print(
@@ -414,6 +480,9 @@ def main() -> int:
     p.add_argument(
         "--fetch-experts", action="store_true", help="Session(fetch_experts=True): what it gains is not known"
     )
+    p.add_argument(
+        "--busy", type=int, nargs="+", default=[], metavar="N", help="decode again beside N busy cores"
+    )
     p.add_argument("--json", type=Path, metavar="FILE", help="results as JSON")
     a = p.parse_args()
     if a.list:
@@ -438,7 +507,7 @@ def main() -> int:
             row = replace(ROWS[name], zero_copy=not a.no_zero_copy, fetch_experts=a.fetch_experts)
             row = replace(row, prompts=tuple(a.prompts) or row.prompts)
             path = make_model(row, a.models)
-            results["rows"][name] = asdict(row) | measure(row, path, threads, a.tokens, idle)
+            results["rows"][name] = asdict(row) | measure(row, path, threads, a.tokens, idle, a.busy)
             if a.json:
                 a.json.write_text(json.dumps(results, indent=1) + "\n")
             show(name, row, results["rows"][name])

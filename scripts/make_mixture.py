@@ -89,7 +89,12 @@ class Shape:
 
     @property
     def has_head_norms(self) -> bool:
-        return self.arch == "qwen3moe"
+        return self.arch in ("qwen3moe", "glm4moe")
+
+    @property
+    def has_next(self) -> bool:
+        """A layer behind the others guesses at a further token."""
+        return self.arch == "glm4moe"
 
     @property
     def rotates_neighbours(self) -> bool:
@@ -116,6 +121,9 @@ SHAPES = {
     "tiny-smallthinker": Shape("smallthinker", 6, 256, 4, 2, 64, 16, 4, 256, 512, 4096, 1.5e6, 0, 512),
     "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1e6),
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1e6, 6144),
+    "tiny-glm4moe": Shape("glm4moe", 3, 256, 4, 2, 64, 32, 4, 256, 512, 4096, 1e6, 768),
+    # Of no published model: the sizes of qwen3-30b-a3b, with a head for a further token behind them.
+    "glm-30b-a3b": Shape("glm4moe", 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1e6, 6144),
     "tiny-gpt-oss": Shape("gpt-oss", 4, 256, 4, 2, 64, 16, 4, 256, 512, 4096, 150000.0, 0, 128),
     "gpt-oss-20b": Shape("gpt-oss", 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000.0, 0, 128),
     "smallthinker-4b": Shape("smallthinker", 32, 1536, 12, 2, 128, 32, 4, 768, 151936, 32768, 1.5e6),
@@ -261,6 +269,8 @@ def outer_matrices(s: Shape, law: Law, seed: np.random.SeedSequence) -> Iterator
     head[:, 0] = 0
     head[END, 0] = -CONSTANT
     yield "output", head
+    if s.has_next:
+        yield "join", normals(seed.spawn(1)[0], s.n_embd, 2 * s.n_embd, 1 / math.sqrt(2 * s.n_embd))
 
 
 # ---- files
@@ -279,10 +289,10 @@ def tensors(s: Shape, law: Law, *, by_neuron: bool) -> list[Tensor]:
     if by_neuron:
         del experts["down"]
         experts["down_t"] = (s.n_ff, d)
-    for i in range(s.n_layer):
+    for i in range(s.n_layer + s.has_next):
         p = f"blk.{i}."
         keeps = bool(law.rho) and i == s.state_layer
-        norms = ("attn", "post_attention" if s.has_biases else "ffn")
+        norms = ("attn", "post_attention" if s.has_biases or s.has_next else "ffn")
         out += [Tensor(f"{p}{name}_norm.weight", (d,), value=1.0) for name in norms]
         if s.has_head_norms:
             angle = s.rope_base ** (-np.arange(0, s.d_head, 2) / s.d_head)
@@ -293,9 +303,13 @@ def tensors(s: Shape, law: Law, *, by_neuron: bool) -> list[Tensor]:
         out += [
             Tensor(f"{p}attn_{name}.weight", shape, f"{stem}_{name}") for name, shape in attention.items()
         ]
-        out.append(Tensor(f"{p}ffn_gate_inp.weight", (s.n_expert, d), f"router {i}"))
+        out.append(Tensor(f"{p}ffn_gate_inp.weight", (s.n_expert, d), f"router {min(i, s.n_layer - 1)}"))
         for name, shape in experts.items():
             out.append(Tensor(f"{p}ffn_{name}_exps.weight", (s.n_expert, *shape), f"ffn_{name}_exps"))
+        if i == s.n_layer:
+            names = ("enorm", "hnorm", "shared_head_norm")
+            out += [Tensor(f"{p}nextn.{name}.weight", (d,), value=1.0) for name in names]
+            out.append(Tensor(f"{p}nextn.eh_proj.weight", (d, 2 * d), "join"))
         if s.has_biases:
             out += [Tensor(f"{p}attn_{name}.bias", shape[:1]) for name, shape in attention.items()]
             out += [
@@ -315,7 +329,7 @@ def keys(s: Shape, name: str, file_type: int) -> dict[str, Any]:
     of_arch: dict[str, Any] = {
         "context_length": s.n_ctx,
         "embedding_length": s.n_embd,
-        "block_count": s.n_layer,
+        "block_count": s.n_layer + s.has_next,
         "feed_forward_length": s.n_ff_dense or s.n_ff,
         "attention.head_count": s.n_head,
         "attention.head_count_kv": s.n_head_kv,
@@ -331,6 +345,8 @@ def keys(s: Shape, name: str, file_type: int) -> dict[str, Any]:
         of_arch["expert_feed_forward_length"] = s.n_ff
     if s.arch == "smallthinker":
         of_arch["expert_gating_func"] = 2
+    if s.has_next:
+        of_arch |= {"nextn_predict_layers": 1, "expert_gating_func": 1}
     if s.window:
         of_arch["attention.sliding_window"] = s.window
     if s.arch == "gpt-oss":

@@ -58,10 +58,29 @@ class Shape:
     n_ff: int
     n_vocab: int
     n_ctx: int = 4096
+    head_dim: int = 0
+    """0: as many heads as fill the width."""
 
     @property
     def gated(self) -> bool:
         return self.arch in ("llama", "bamboo")
+
+    @property
+    def with_bias(self) -> bool:
+        """Of norms, which take the mean away."""
+        return self.arch in ("falcon", "opt", "nemotron")
+
+    @property
+    def d_head(self) -> int:
+        return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def d_q(self) -> int:
+        return self.n_head * self.d_head
+
+    @property
+    def d_kv(self) -> int:
+        return self.n_head_kv * self.d_head
 
 
 SHAPES = {
@@ -69,6 +88,8 @@ SHAPES = {
     "tiny-bamboo": Shape("bamboo", 2, 256, 4, 2, 1024, 512),
     "tiny-falcon": Shape("falcon", 2, 256, 4, 2, 1024, 512),
     "tiny-opt": Shape("opt", 2, 256, 4, 4, 1024, 512, 514),
+    "tiny-arcee": Shape("arcee", 2, 256, 4, 2, 1024, 512),
+    "tiny-nemotron": Shape("nemotron", 2, 256, 6, 2, 1024, 512, head_dim=64),
     "llama-2-7b": Shape("llama", 32, 4096, 32, 32, 11008, 32000),
     "llama-2-13b": Shape("llama", 40, 5120, 40, 40, 13824, 32000),
     "llama-2-70b": Shape("llama", 80, 8192, 64, 8, 28672, 32000),
@@ -85,6 +106,8 @@ SHAPES = {
     "opt-30b": Shape("opt", 48, 7168, 56, 56, 28672, 50272, 2050),
     "opt-66b": Shape("opt", 64, 9216, 72, 72, 36864, 50272, 2050),
     "opt-175b": Shape("opt", 96, 12288, 96, 96, 49152, 50272, 2050),
+    "afm-4.5b": Shape("arcee", 36, 2560, 20, 4, 18432, 128000, 65536, 128),
+    "minitron-8b": Shape("nemotron", 32, 4096, 48, 8, 16384, 256000, head_dim=128),
 }
 for family in ("prosparse", "relullama"):
     SHAPES |= {f"{family}-{size}": SHAPES[f"llama-2-{size}"] for size in ("7b", "13b", "70b")}
@@ -125,7 +148,7 @@ def layer_matrices(
     def normal(i: int, rows: int, cols: int, scale: float) -> Array:
         return normals(seeds[i], rows, cols, scale / np.sqrt(cols))
 
-    d, kv = s.n_embd, s.n_embd // s.n_head * s.n_head_kv
+    d = s.n_embd
     added = 0.3 / s.n_layer
     rng = np.random.Generator(np.random.SFC64(first_seed))
     n_patterns = (rank - 1) // 2
@@ -155,12 +178,12 @@ def layer_matrices(
         yield "ffn_up", up
         del up
     if s.arch == "falcon":
-        yield "attn_qkv", normal(1, d + 2 * kv, d, 1.0)
+        yield "attn_qkv", normal(1, s.d_q + 2 * s.d_kv, d, 1.0)
     else:
-        yield "attn_q", normal(1, d, d, 1.0)
-        yield "attn_k", normal(2, kv, d, 1.0)
-        yield "attn_v", normal(3, kv, d, 1.0)
-    output = normal(4, d, d, added)
+        yield "attn_q", normal(1, s.d_q, d, 1.0)
+        yield "attn_k", normal(2, s.d_kv, d, 1.0)
+        yield "attn_v", normal(3, s.d_kv, d, 1.0)
+    output = normal(4, d, s.d_q, added)
     output[0, :] = 0  # nothing writes channel 0
     yield "attn_output", output
     del output
@@ -197,11 +220,11 @@ def outer_matrices(s: Shape, seed: np.random.SeedSequence) -> Iterator[tuple[str
 
 def tensors(s: Shape, form: str, rank: int) -> list[Tensor]:
     """All tensors of a file, in its order."""
-    d, kv, with_bias = s.n_embd, s.n_embd // s.n_head * s.n_head_kv, s.arch in ("falcon", "opt")
+    d = s.n_embd
 
     def norm(name: str) -> Iterator[Tensor]:
         yield Tensor(f"{name}.weight", (d,), value=1.0)
-        if with_bias:
+        if s.with_bias:
             yield Tensor(f"{name}.bias", (d,))
 
     out = [Tensor("token_embd.weight", (s.n_vocab, d), "token_embd")]
@@ -210,11 +233,11 @@ def tensors(s: Shape, form: str, rank: int) -> list[Tensor]:
     else:
         out.append(Tensor("output.weight", (s.n_vocab, d), "output"))
     out.extend(norm("output_norm"))
-    sizes = {"attn_output": (d, d), "ffn_up": (s.n_ff, d)}
+    sizes = {"attn_output": (d, s.d_q), "ffn_up": (s.n_ff, d)}
     if s.arch == "falcon":
-        sizes["attn_qkv"] = (d + 2 * kv, d)
+        sizes["attn_qkv"] = (s.d_q + 2 * s.d_kv, d)
     else:
-        sizes |= {"attn_q": (d, d), "attn_k": (kv, d), "attn_v": (kv, d)}
+        sizes |= {"attn_q": (s.d_q, d), "attn_k": (s.d_kv, d), "attn_v": (s.d_kv, d)}
     if s.gated:
         sizes["ffn_gate"] = (s.n_ff, d)
     if form == "powerinfer":
@@ -248,14 +271,18 @@ def keys(s: Shape, name: str, form: str, activation: str, file_type: int, counts
         "attention.head_count": s.n_head,
         "attention.head_count_kv": s.n_head_kv,
     }
-    if s.gated:
-        of_arch |= {"attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": s.n_embd // s.n_head}
-    elif s.arch == "falcon":
+    if s.head_dim:
+        of_arch |= {"attention.key_length": s.head_dim, "attention.value_length": s.head_dim}
+    if s.gated or s.arch == "arcee":
+        of_arch |= {"attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": s.d_head}
+    elif s.arch != "opt":
         of_arch["attention.layer_norm_epsilon"] = 1e-5
+    if s.arch == "nemotron":
+        of_arch["rope.dimension_count"] = s.d_head // 2
     out |= {f"{arch}.{key}": value for key, value in of_arch.items()}
     if form == "powerinfer":
         out["powerinfer.sparse_threshold"] = 0.0
-    planted = "drelu" if s.arch == "bamboo" else "relu"
+    planted = {"bamboo": "drelu", "arcee": "relu2", "nemotron": "relu2"}.get(s.arch, "relu")
     if activation or (form == "gguf" and s.arch != "opt"):
         out["powerinfer.hidden_act"] = activation or planted
     return out | tokenizer_keys(s.n_vocab) | counts.keys

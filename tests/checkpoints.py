@@ -16,7 +16,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.models import GOLDEN, Array, Tensors, normal
+from tests.models import GOLDEN, Array, Tensors, llama3_divisors, normal
+from tests.specs import Rope, Spec
 
 N_VOCAB, N_CTX = 293, 256
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -40,6 +41,8 @@ class Case:
     permuted: bool = False
     """q's and k's rows are brought into the order of interleaved RoPE."""
     layer_norm: bool = False
+    scaled: bool = False
+    """Embeddings are multiplied by the root of their width."""
     n_prompt: int = 40
     change: Callable[[Case, str, Array], dict[str, Array]] | None = None
     """What else the converter does with a weight: its names and values in a file."""
@@ -74,6 +77,38 @@ def _gpt2(case: Case, name: str, value: Array) -> dict[str, Array]:
     turned = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
     return {name: np.ascontiguousarray(value.T)} if name.endswith(turned) else {}
 
+
+def _experts(case: Case, name: str, value: Array) -> dict[str, Array]:
+    """gate and up of experts are apart in a file; a router is F32."""
+    stem, last = name.rsplit(".", 1)
+    if last == "gate_up_proj":
+        gate, up = np.split(value, 2, axis=1)
+        return {f"{stem}.gate_proj.weight": gate, f"{stem}.up_proj.weight": up}
+    if name.endswith("shared_mlp.input_linear.weight"):  # Granite's
+        gate, up = np.split(value, 2)
+        stem = name.replace("shared_mlp.input_linear.weight", "mlp.shared_experts.")
+        return {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
+    if last == "down_proj":
+        return {f"{name}.weight": value}
+    is_router = any(word in name for word in (".mlp.gate.weight", "router", ".wg."))
+    return {name: value.astype(np.float32)} if is_router else {}
+
+
+def _gemma4(case: Case, name: str, value: Array) -> dict[str, Array]:
+    """Matrices of experts stay fused; two vectors are named after what they scale."""
+    for word, known in (
+        ("router.scale", "router.proj.scale"),
+        ("router.per_expert_scale", "experts.down_proj.scale"),
+        ("layer_scalar", "layer_scalar.weight"),
+        ("experts.gate_up_proj", "experts.gate_up_proj.weight"),
+        ("experts.down_proj", "experts.down_proj.weight"),
+    ):
+        if name.endswith(word):
+            return {name.replace(word, known): value}
+    return {name: value.astype(np.float32)} if "router.proj" in name else {}
+
+
+MIXTURE = {"expert_count": 8, "expert_used_count": 3}
 
 CASES: dict[str, Case] = {
     "phi3": Case(
@@ -270,7 +305,234 @@ CASES: dict[str, Case] = {
         {"hidden_act": "silu", "tie_word_embeddings": True},
         {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
     ),
+    "dots1": Case(
+        "dots1",
+        "DOTS1",
+        "Dots1",
+        {
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 48,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 2,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+        },
+        MIXTURE
+        | {
+            "expert_feed_forward_length": 48,
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+        },
+        change=_experts,
+    ),
+    "ernie4_5-moe": Case(
+        "ernie4_5-moe",
+        "ERNIE4_5_MOE",
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 3,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 48,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_interval": 1,
+        },
+        MIXTURE
+        | {
+            "expert_feed_forward_length": 48,
+            "expert_shared_feed_forward_length": 80,  # what the converter says has nothing to do with theirs
+            "expert_shared_count": 2,
+            "interleave_moe_layer_step": 1,
+            "leading_dense_block_count": 1,
+        },
+        change=_experts,
+    ),
+    "hunyuan-moe": Case(
+        "hunyuan-moe",
+        "HUNYUAN_MOE",
+        "HunYuanMoEV1",
+        {"head_dim": 16, "num_experts": 8, "moe_topk": 3, "intermediate_size": 96},
+        MIXTURE
+        | {
+            "feed_forward_length": 96,
+            "expert_feed_forward_length": 96,
+            "expert_shared_feed_forward_length": 96,
+            "expert_shared_count": 1,
+        },
+        change=_experts,
+    ),
+    "minimax-m2": Case(
+        "minimax-m2",
+        "MINIMAXM2",
+        "MiniMaxM2",
+        {
+            "head_dim": 16,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 96,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+        MIXTURE
+        | {
+            "feed_forward_length": 96,
+            "expert_feed_forward_length": 96,
+            "expert_gating_func": 2,
+            "rope.dimension_count": 8,
+        },
+        change=_experts,
+    ),
+    "afmoe": Case(
+        "afmoe",
+        "AFMOE",
+        "Afmoe",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 48,
+            "route_scale": 2.5,
+            "sliding_window": 24,
+            "mup_enabled": True,
+        },
+        MIXTURE
+        | {
+            "expert_feed_forward_length": 48,
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "attention.sliding_window": 24,
+        },
+        change=_experts,
+        scaled=True,
+    ),
 }
+GEMMA4 = {
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "final_logit_softcapping": 15.0,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": N_VOCAB,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 100000.0,
+        },
+    },
+}
+CASES["gemma4moe"] = Case(
+    "gemma4",
+    "GEMMA4",
+    "Gemma4",
+    GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 48},
+    MIXTURE
+    | {
+        "expert_feed_forward_length": 48,
+        "attention.head_count_kv": [2, 2, 1],
+        "attention.key_length": 64,
+        "attention.value_length": 64,
+        "attention.key_length_swa": 32,
+        "attention.value_length_swa": 32,
+        "attention.sliding_window": 24,
+        "attention.sliding_window_pattern": [True, True, False],
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 0,
+        "rope.freq_base": 100000.0,
+        "rope.freq_base_swa": 500.0,
+        "rope.dimension_count": 64,
+        "rope.dimension_count_swa": 32,
+        "final_logit_softcapping": 15.0,
+    },
+    change=_gemma4,
+    scaled=True,
+)
+CASES["gemma3n"] = Case(
+    "gemma3n",
+    "GEMMA3N",
+    "Gemma3n",
+    {
+        "num_hidden_layers": 5,
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")],
+        "num_kv_shared_layers": 2,
+        "final_logit_softcapping": 15.0,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": N_VOCAB,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    {
+        "feed_forward_length": [160] * 5,
+        "attention.sliding_window": 24,
+        "attention.sliding_window_pattern": [True, True, False, True, False],
+        "attention.shared_kv_layers": 2,
+        "embedding_length_per_layer_input": 16,
+        "activation_sparsity_scale": [1.6448534727096558] * 2 + [float("-inf")] * 3,
+        "altup.active_idx": 0,
+        "altup.num_inputs": 4,
+        "rope.freq_base": 10000.0,
+        "rope.freq_base_swa": 500.0,
+        "final_logit_softcapping": 15.0,
+    },
+    scaled=True,
+)
+CASES["apertus"] = Case(
+    "apertus",
+    "APERTUS",
+    "Apertus",
+    {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    {"xielu.beta": [0.5, 0.5], "xielu.eps": [-1e-6, -1e-6], "rope.dimension_count": 16},
+)
+for _name, _shared in (("granitemoe", 0), ("granitemoe-shared", 96)):
+    CASES[_name] = Case(
+        "granitemoe",
+        "GRANITE_MOE",
+        "GraniteMoeShared" if _shared else "GraniteMoe",
+        CASES["granite"].config
+        | {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96}
+        | ({"shared_intermediate_size": _shared} if _shared else {}),
+        CASES["granite"].keys
+        | MIXTURE
+        | {"feed_forward_length": 96}
+        | ({"expert_shared_feed_forward_length": _shared} if _shared else {}),
+        permuted=True,
+        change=_experts,
+    )
 CASES["phi3-long"] = replace(CASES["phi3"], n_prompt=100)  # transformers takes the factors for long contexts
 CASES["phi3-window"] = replace(
     CASES["phi3"],
@@ -283,8 +545,24 @@ CASES["exaone4-window"] = replace(
     keys={"attention.sliding_window": 24},
     n_prompt=60,
 )  # the fourth layer sees all, and has no RoPE
-OTHER_NAMES = {"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"}
-"""BitNet's as gguf knows them."""
+UNCONVERTED = (
+    *("dots1", "ernie4_5-moe", "granitemoe", "granitemoe-shared", "hunyuan-moe", "minimax-m2", "afmoe"),
+    *("gemma4moe", "apertus", "gemma3n"),
+)
+"""Those that `powerinfer convert` takes no checkpoints of."""
+OTHER_NAMES = {
+    "self_attn.attn_sub_norm": "self_attn.inner_attn_ln",
+    "mlp.ffn_sub_norm": "mlp.ffn_layernorm",
+    "e_score_correction_bias": "e_score_correction.bias",
+    "mlp.gate.moe_statics": "mlp.moe_statics",
+    "mlp.expert_bias": "mlp.expert_bias.bias",
+    "block_sparse_moe.router": "block_sparse_moe.router.layer",
+    "block_sparse_moe.experts": "mlp.experts",
+    "correct_output_scale": "correct_output_scale.weight",
+}
+"""Those that gguf knows otherwise."""
+BUFFERS = ("e_score_correction_bias", "layer_scalar")
+"""Weights that are no parameters in transformers."""
 
 
 def config_of(case: Case) -> dict[str, Any]:
@@ -309,21 +587,25 @@ def draw(label: str, name: str, shape: tuple[int, ...]) -> Array:
     stem = name.rsplit(".", 1)
     is_norm = any(word in name for word in ("norm", "ln_", "layernorm"))
     if len(shape) == 1:
-        if is_norm and stem[-1] == "weight":
+        if (is_norm and stem[-1] == "weight") or stem[-1].endswith(("scale", "layer_scalar")):
+            if "q_norm" in name and CASES[label].model in (
+                "Gemma4",
+                "Gemma3n",
+            ):  # whose scores are not scaled
+                return np.asarray((1 + 0.25 * bell) / shape[0] ** 0.5, np.float32)
             return np.asarray(1 + 0.25 * bell, np.float32)
         return np.asarray(0.15 * bell, np.float32)
     if any(word in name for word in ("embed_tokens", "embed_in", "wte")):
-        tied = COMMON | CASES[label].config
-        return np.asarray(bell * (1.5 / shape[1] ** 0.5 if tied["tie_word_embeddings"] else 1), np.float16)
+        case = CASES[label]
+        small = case.value("tie_word_embeddings") or case.scaled
+        return np.asarray(bell * (1.5 / shape[1] ** 0.5 if small else 1), np.float16)
     if "wpe" in name:
         return np.asarray(0.7 * bell, np.float16)
     turned = "c_attn" in name or "c_proj" in name or "c_fc" in name
-    cols = shape[0] if turned and label == "gpt2" else shape[1]
-    gain = (
-        2.0
-        if any(word in name for word in ("down_proj", "4h_to_h", "mlp.c_proj", "fc2", "lm_head", "embed_out"))
-        else 1.0
-    )
+    cols = shape[0] if turned and label == "gpt2" else shape[-1]
+    loud = ("down_proj", "4h_to_h", "mlp.c_proj", "fc2", "lm_head", "embed_out", "output_linear")
+    gains = dict.fromkeys(loud, 2.0) | {"router.proj": 8.0, "modality_router": 12.0}
+    gain = next((by for word, by in gains.items() if word in name), 1.0)
     return np.asarray(bell * gain / cols**0.5, np.float16)
 
 
@@ -363,8 +645,14 @@ def file_tensors(name: str) -> Tensors:
     case = CASES[name]
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[case.table], case.value("num_hidden_layers"))
     out: Tensors = {}
+    together: dict[str, list[Array]] = {}
     for published, shape in golden(name).shapes.items():
+        if ".act_fn." in published:  # in keys
+            continue
         value = draw(name, published, shape)
+        if "altup_" in published:  # of streams, stored together
+            together.setdefault(f"{published.split('.')[1]}.weight", []).append(value)
+            continue
         if case.permuted and "self_attn.q_proj" in published:
             value = interleaved(value, case.value("num_attention_heads"))
         if case.permuted and "self_attn.k_proj" in published:
@@ -373,20 +661,28 @@ def file_tensors(name: str) -> Tensors:
         for one, what in (changed or {published: value}).items():
             for old, known in OTHER_NAMES.items():
                 one = one.replace(old, known)
-            new = table.get_name(one, try_suffixes=(".weight", ".bias"))
+            new = table.get_name(one, try_suffixes=(".weight", ".bias", ".scale"))
             assert new, f"gguf has no name for {one}"
-            out[new] = what
-    if CASES[name].arch == "phi3":
+            out[new] = what[0] if new.endswith(".bias") and what.ndim > 1 else what
+    for published, values in together.items():
+        out[str(table.get_name(f"model.{published}", try_suffixes=(".weight",)))] = np.stack(values)
+    if case.arch == "phi3":
         out["rope_factors_short.weight"], out["rope_factors_long.weight"] = (
             np.array(f, np.float32) for f in LONG
         )
+    if case.arch == "apertus":
+        rope = case.config["rope_parameters"]
+        spec = Spec("", "llama", rope=Rope(10000.0, "llama3", rope["factor"], 64))
+        out["rope_freqs.weight"] = llama3_divisors(spec)
+    if case.arch == "gemma4":  # of full layers a quarter is rotated
+        n_rot = case.value("global_head_dim") // 2
+        out["rope_freqs.weight"] = np.array([1] * (n_rot // 4) + [1e30] * (n_rot - n_rot // 4), np.float32)
     return out
 
 
-def write(path: Path, name: str, **more: Any) -> Path:
-    """The file of a case. more: tensors instead of its own."""
+def file_keys(name: str) -> dict[str, Any]:
+    """The keys of the file, without the architecture in front."""
     case = CASES[name]
-    w = gguf.GGUFWriter(path, case.arch)
     head = case.config.get("head_dim", 0)
     keys: dict[str, Any] = {
         "block_count": case.value("num_hidden_layers"),
@@ -400,9 +696,25 @@ def write(path: Path, name: str, **more: Any) -> Path:
         keys["attention.head_count_kv"] = case.value("num_key_value_heads")
     if head:
         keys |= {"attention.key_length": head, "attention.value_length": head}
-    for key, value in (keys | case.keys).items():
-        add = {bool: w.add_bool, int: w.add_uint32, float: w.add_float32, str: w.add_string}[type(value)]
-        add(f"{case.arch}.{key}", value)
+    for alpha in ("alpha_p", "alpha_n") if case.arch == "apertus" else ():
+        layers = [f"model.layers.{i}.mlp.act_fn.{alpha}" for i in range(case.value("num_hidden_layers"))]
+        keys[f"xielu.{alpha}"] = [float(draw(name, layer, (1,))[0]) for layer in layers]
+    return keys | case.keys
+
+
+def write(path: Path, name: str, **more: Any) -> Path:
+    """The file of a case. more: tensors instead of its own."""
+    arch = CASES[name].arch
+    w = gguf.GGUFWriter(path, arch)
+    for key, value in file_keys(name).items():
+        add: Any = {
+            bool: w.add_bool,
+            int: w.add_uint32,
+            float: w.add_float32,
+            str: w.add_string,
+            list: w.add_array,
+        }[type(value)]
+        add(f"{arch}.{key}", value)
     for tensor, value in (file_tensors(name) | more).items():
         w.add_tensor(tensor, value)
     w.write_header_to_file()

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from powerinfer import llama
+from powerinfer._engine import machine
 
 # Shells start what runs in the background with Ctrl-C ignored, which programs that tests start would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -24,6 +25,15 @@ with contextlib.suppress(ImportError):  # a machine that only runs the tests of 
     settings.register_profile("same", calm, derandomize=True)
     settings.register_profile("drawn", calm, print_blob=True)
     settings.load_profile("same")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Some processes share the whole suite, file by file; what is asked for by name runs in this one."""
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        return min(machine.cores(), 4)
+    config.option.dist = "no"
+    return 0
 
 
 @pytest.fixture(autouse=True)

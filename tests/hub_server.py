@@ -32,6 +32,12 @@ class Hub:
     """The next answers with content end after so many bytes, n_cuts of them."""
     n_cuts: int = 0
     corrupt: bool = False
+    gated: set[str] = field(default_factory=set)
+    """Repositories that everybody sees and nobody gets."""
+    mute: set[str] = field(default_factory=set)
+    """Those for whose files it hangs up."""
+    listed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the list says of a repository's files instead of the truth."""
     asked: list[str] = field(default_factory=list)
     """Method, path and range of each request."""
     leaked: list[str] = field(default_factory=list)
@@ -79,11 +85,20 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send(401, {"X-Error-Code": "RepoNotFound"}, b"{}", with_body)
         for repo, files in hub.repos.items():
             if path == f"/api/models/{repo}":
-                about = {"id": repo, "sha": COMMIT, "siblings": [_entry(n, d) for n, d in files.items()]}
+                about = {
+                    "id": repo,
+                    "sha": COMMIT,
+                    "siblings": [{**_entry(n, d), **hub.listed.get(repo, {})} for n, d in files.items()],
+                }
                 listed = json.dumps(about).encode()
                 return self.send(200, {"Content-Type": "application/json"}, listed, with_body)
             for base in (f"/{repo}/resolve/main/", f"/{repo}/resolve/{COMMIT}/", f"/mirror/{repo}/"):
                 if path.startswith(base) and path.removeprefix(base) in files:
+                    if repo in hub.mute:
+                        self.close_connection = True
+                        return
+                    if repo in hub.gated:
+                        return self.send(403, {"X-Error-Code": "GatedRepo"}, b"{}", with_body)
                     return self.content(repo, path.removeprefix(base), on_mirror, ranged, with_body)
         self.send(404, {"X-Error-Code": "RepoNotFound"}, b"{}", with_body)
 
@@ -100,6 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
         status, begin = 200, 0
         if ranged:
             begin = int(ranged.removeprefix("bytes=").partition("-")[0])
+            if begin >= len(data):
+                return self.send(416, {"Content-Range": f"bytes */{len(data)}"}, b"", with_body)
             status = 206
             headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
         self.send(status, headers, data[begin:], with_body)

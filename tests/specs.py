@@ -547,4 +547,4 @@ CONVERTED = sorted(
     and spec.family not in ("cohere2", "olmo2", "llama4", "arcee", "nemotron", "deepseek2")
     and not spec.layers
 )
-"""Those that `powerinfer convert` takes checkpoints of."""
+"""Those whose checkpoints tests/convert/folders.py writes; of the others tests/convert/published.py does."""

@@ -528,6 +528,8 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     }
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_output.weight", i), c->n_embd, n_q, false, &l->o));
     PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_output.bias", i), c->n_embd, !a->bias, &l->o_b));
+    if (a->gate_matrix)
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_gate.weight", i), n_q, c->n_embd, false, &l->gate));
     if (a->sub_norms) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_sub_norm.weight", i), n_q, false, &l->sub_norm));
     if (a->sinks) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_sinks.weight", i), c->n_head, false, &l->sinks));
     if (a->post_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_attention_norm", i).text, false, &b->post_norm));
@@ -564,12 +566,13 @@ static void norm_heads(const pi_block_run *r, size_t n_q, size_t n_kv) {
     te_barrier(r->team);
 }
 
-/* What heads give, times the sigmoid of what stands behind their queries. */
+/* What heads give, times the sigmoid of what stands behind their queries, or of another product. */
 static void gate_heads(const pi_block_run *r) {
     const pi_session *s = r->s;
     const int32_t d = s->model->info.n_embd_head, n = s->model->info.n_head;
     for (int32_t i = r->from * n + r->team->ith; i < s->chunk.n_tok * n; i += r->team->nth) {
-        const float *gate = s->q + ((ptrdiff_t)2 * i + 1) * d;
+        const float *gate =
+            r->block->attention.gated ? s->q + ((ptrdiff_t)2 * i + 1) * d : s->head_gates + (ptrdiff_t)i * d;
         float *head = s->att + (ptrdiff_t)i * d;
         for (int32_t c = 0; c < d; c++) head[c] *= 1 / (1 + expf(-gate[c]));
     }
@@ -584,13 +587,14 @@ static void run(pi_block_run *r) {
     const size_t d = (size_t)w->n_embd_head, n = (size_t)i->n_embd, n_att = (size_t)i->n_head * d,
                  n_q = w->gated ? 2 * n_att : n_att, n_kv = (size_t)w->n_head_kv * d, from = (size_t)r->from;
     const float *in = pi_block_input(r);
-    te_linear qkv[3] = {{.w = w->q, .bias = w->q_b, .y = s->q, .ldy = n_q},
+    te_linear qkv[4] = {{.w = w->q, .bias = w->q_b, .y = s->q, .ldy = n_q},
                         {.w = w->k, .bias = w->k_b, .y = s->k, .ldy = n_kv},
-                        {.w = w->v, .bias = w->v_b, .y = s->v, .ldy = n_kv}};
-    const int32_t n_products = w->borrows ? 1 : w->v.w ? 3 : 2;
+                        {.w = w->v, .bias = w->v_b, .y = s->v, .ldy = n_kv},
+                        {.w = w->gate, .y = s->head_gates, .ldy = n_att}};
+    const int32_t n_products = w->borrows ? 1 : w->v.w ? 3 : 2; /* a gate only beside q, k and v */
     if (n_products > 1) pi_linear(s, team, qkv + 1, n_products - 1, in, n, 0, r->from);
-    for (int32_t k = 0; k < 3; k++) qkv[k].y += qkv[k].ldy * from;
-    pi_linear(s, team, qkv, n_products, in + n * from, n, r->from, s->chunk.n_tok - r->from);
+    for (int32_t k = 0; k < 4; k++) qkv[k].y += qkv[k].ldy * from;
+    pi_linear(s, team, qkv, w->gate.w ? 4 : n_products, in + n * from, n, r->from, s->chunk.n_tok - r->from);
     te_barrier(team);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_Q, in, n, s->q, n_q);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_K, in, n, s->k, n_kv);
@@ -598,7 +602,7 @@ static void run(pi_block_run *r) {
     if (w->wide_q_norm) norm_heads(r, n_q, n_kv);
     pi_attend_chunk(s, team, r->l, r->from);
     te_barrier(team);
-    if (w->gated) gate_heads(r);
+    if (w->gated || w->gate.w) gate_heads(r);
     if (w->sub_norm) {
         for (int32_t t = r->from + team->ith; t < s->chunk.n_tok; t += team->nth) {
             float *att = s->att + n_att * (size_t)t;
@@ -612,9 +616,10 @@ static void run(pi_block_run *r) {
 }
 
 static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
-    te_mat *const mat[] = {&b->attention.q, &b->attention.k, &b->attention.v, &b->attention.o};
-    for (int32_t i = 0; i < 4; i++) out[i] = (pi_block_mat){.mat = mat[i], .use = PI_MAT_PRODUCT};
-    return 4;
+    pi_attention *w = &b->attention;
+    te_mat *const mat[] = {&w->q, &w->k, &w->v, &w->gate, &w->o};
+    for (int32_t i = 0; i < 5; i++) out[i] = (pi_block_mat){.mat = mat[i], .use = PI_MAT_PRODUCT};
+    return 5;
 }
 
 const pi_block_kind pi_attention_kind = {"attention", bind, matrices, NULL, prepare, run, &pi_attention_on_device,

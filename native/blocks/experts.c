@@ -95,7 +95,10 @@ static void choose(const pi_experts *w, const float *p, float *rank, float *grou
     if (w->gating == PI_GATING_CHOSEN) sum = exponents(weight, w->n_used);
     if (sum < LEAST_SUM) sum = LEAST_SUM;
     const bool normed = w->normed || w->gating == PI_GATING_CHOSEN;
-    for (int32_t r = 0; r < w->n_used; r++) weight[r] = w->scale * (normed ? weight[r] / sum : weight[r]);
+    for (int32_t r = 0; r < w->n_used; r++) {
+        weight[r] = w->scale * (normed ? weight[r] / sum : weight[r]);
+        if (w->factor) weight[r] *= w->factor[expert[r]];
+    }
 }
 
 /* The experts of all tokens whose output is wanted, by the rows of x. The router's products are those of the row kernels
@@ -172,12 +175,24 @@ static const float *weigh_input(const pi_block_run *r, const float *h, int32_t t
     return to;
 }
 
+/* x under another norm than that of what experts read; w NULL: what they read. Ends with a barrier. */
+static const float *read_under(const pi_block_run *r, const pi_norm *norm) {
+    const pi_session *s = r->s;
+    const size_t n_embd = (size_t)s->model->info.n_embd;
+    if (!norm->w) return pi_block_input(r);
+    for (int32_t t = r->from + r->team->ith; t < s->chunk.n_tok; t += r->team->nth)
+        pi_norm_row(s->model, norm, s->x + n_embd * (size_t)t, s->h2 + n_embd * (size_t)t);
+    te_barrier(r->team);
+    return s->h2;
+}
+
 static void run(pi_block_run *r) {
     const pi_session *s = r->s;
     const pi_experts *w = &r->block->experts;
     const pi_chunk *c = &s->chunk;
     const int32_t border = c->n_prefill > r->from ? c->n_prefill : r->from, borders[] = {r->from, border, c->n_tok};
-    if (!w->early) rank_experts(r, pi_block_input(r));
+    if (!w->early) rank_experts(r, read_under(r, &w->router_norm));
+    const float *shared_in = read_under(r, &w->shared_norm);
     if (r->team->ith == 0) count_uses(r);
     for (int32_t i = 0; i < 2; i++) {
         const int32_t t0 = borders[i], n = borders[i + 1] - t0;
@@ -189,8 +204,10 @@ static void run(pi_block_run *r) {
         const size_t at = (size_t)t0 * (size_t)s->model->info.n_embd;
         const float *h = pi_block_input(r) + at, *in = w->on_input ? weigh_input(r, h, t0, n) : h;
         (i == 0 ? pi_experts_gemm : pi_experts_rows)(s, r->team, r->block, r->l, &routes, in, r->y + at, n, true);
+        if (w->own_post_norm.w) pi_experts_norm(s, r->team, &w->own_post_norm, r->y + at, n);
         if (w->shared_up.w)
-            pi_experts_shared(s, r->team, r->block, r->l, h, r->y + at, n, i == 0 ? TE_BY_GEMM : TE_BY_ROWS);
+            pi_experts_shared(s, r->team, r->block, r->l, shared_in + at, r->y + at, n,
+                              i == 0 ? TE_BY_GEMM : TE_BY_ROWS);
     }
 }
 
@@ -202,7 +219,7 @@ static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
     const te_gguf *g = m->file->gguf;
     const char *arch = m->arch->name;
-    const bool biased = te_gguf_find_tensor(g, pi_name_of("blk.%d.exp_probs_b.bias", i).text) != NULL;
+    const bool biased = pi_bind_has(m, pi_name_of("blk.%d.exp_probs_b.bias", i));
     const pi_gating usual = m->arch->gating                        ? m->arch->gating
                             : m->arch->sigmoid_if_biased && biased ? PI_GATING_SIGMOID
                                                                    : PI_GATING_SOFTMAX;
@@ -256,7 +273,7 @@ static pi_status bind_separate(pi_model *m, int32_t i, const char *name, int32_t
 
 static pi_status bind_one(pi_model *m, int32_t i, const char *name, int32_t n, int32_t rows, int32_t cols, te_mat *all,
                           const void ***parts) {
-    if (te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.%s.0.weight", i, name).text))
+    if (pi_bind_has(m, pi_name_of("blk.%d.%s.0.weight", i, name)))
         return bind_separate(m, i, name, n, rows, cols, all, parts);
     return pi_bind_mats(m, pi_name_of("blk.%d.%s_exps.weight", i, name), n, rows, cols, all);
 }
@@ -280,32 +297,49 @@ static pi_status bind_fused(pi_model *m, pi_name name, pi_experts *w) {
 static pi_status bind_experts(pi_model *m, int32_t i, pi_experts *w) {
     const int32_t n = w->n_expert, n_embd = m->info.n_embd;
     const pi_name fused = pi_name_of("blk.%d.ffn_gate_up_exps.weight", i);
-    if (te_gguf_find_tensor(m->file->gguf, fused.text)) {
+    if (pi_bind_has(m, fused)) {
         PI_TRY(bind_fused(m, fused, w));
     } else {
         if (m->arch->gated) PI_TRY(bind_one(m, i, "ffn_gate", n, w->n_ff, n_embd, &w->gate, &w->gate_parts));
         PI_TRY(bind_one(m, i, "ffn_up", n, w->n_ff, n_embd, &w->up, &w->up_parts));
     }
     const pi_name by_neuron = pi_name_of("blk.%d.ffn_down_t_exps.weight", i);
-    if (te_gguf_find_tensor(m->file->gguf, by_neuron.text) && !m->arch->gated)
+    if (pi_bind_has(m, by_neuron) && !m->arch->gated)
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "%s: experts without gates are not supported by neuron", by_neuron.text);
-    if (te_gguf_find_tensor(m->file->gguf, by_neuron.text))
-        return pi_bind_mats(m, by_neuron, n, w->n_ff, n_embd, &w->down_t);
+    if (pi_bind_has(m, by_neuron)) return pi_bind_mats(m, by_neuron, n, w->n_ff, n_embd, &w->down_t);
     return bind_one(m, i, "ffn_down", n, n_embd, w->n_ff, &w->down, &w->down_parts);
 }
 
 static pi_status bind_shared(pi_model *m, int32_t i, pi_experts *w) {
     const int32_t n_embd = m->info.n_embd;
-    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up_shexp.weight", i), 0, n_embd, true, &w->shared_up));
+    const char *suffix = m->arch->experts_beside ? "" : "_shexp";
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up%s.weight", i, suffix), 0, n_embd, true, &w->shared_up));
     if (!w->shared_up.w) return PI_OK;
     w->n_ff_shared = w->shared_up.n_rows;
     if (w->n_ff_shared > MAX_FF) return PI_FAIL(PI_ERROR_FORMAT, "a shared expert has %d neurons", w->n_ff_shared);
     if (m->arch->gated)
-        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_shexp.weight", i), w->n_ff_shared, n_embd, false,
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate%s.weight", i, suffix), w->n_ff_shared, n_embd, false,
                            &w->shared_gate));
-    PI_TRY(
-        pi_bind_mat(m, pi_name_of("blk.%d.ffn_down_shexp.weight", i), n_embd, w->n_ff_shared, false, &w->shared_down));
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_down%s.weight", i, suffix), n_embd, w->n_ff_shared, false,
+                       &w->shared_down));
     return pi_bind_vec(m, pi_name_of("blk.%d.ffn_gate_inp_shexp.weight", i), n_embd, true, &w->shared_router);
+}
+
+/* Norms of a mixture beside a feed-forward. The router's is the vector it multiplies with, and the width's root. */
+static pi_status bind_beside(pi_model *m, int32_t i, pi_block *b) {
+    const int32_t n_embd = m->info.n_embd;
+    pi_experts *w = &b->experts;
+    const float *scale;
+    float *of_router;
+    PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.ffn_norm", i).text, false, &w->shared_norm));
+    PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.pre_ffw_norm_2", i).text, false, &b->norm));
+    PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_ffw_norm_1", i).text, false, &w->shared_post_norm));
+    PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_ffw_norm_2", i).text, false, &w->own_post_norm));
+    PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_gate_inp.scale", i), n_embd, false, &scale));
+    PI_TRY(pi_bind_room(m, n_embd, &of_router));
+    for (int32_t c = 0; c < n_embd; c++) of_router[c] = scale[c] / sqrtf((float)n_embd);
+    w->router_norm.w = of_router;
+    return pi_bind_vec(m, pi_name_of("blk.%d.ffn_down_exps.scale", i), w->n_expert, true, &w->factor);
 }
 
 static pi_status bind_biases(pi_model *m, int32_t i, pi_experts *w) {
@@ -335,7 +369,8 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "a token uses %d experts; %s models with one are supported", w->n_used,
                        arch);
     PI_TRY(read_router(m, i, w));
-    PI_TRY(pi_bind_ffn_norm(m, i, &b->norm));
+    PI_TRY(m->arch->experts_beside ? bind_beside(m, i, b) : pi_bind_ffn_norm(m, i, &b->norm));
+    if (m->arch->post_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_ffw_norm", i).text, false, &b->post_norm));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate_inp.weight", i), w->n_expert, n_embd, false, &w->router));
     PI_TRY(bind_experts(m, i, w));
     if (m->arch->expert_bias) PI_TRY(bind_biases(m, i, w));

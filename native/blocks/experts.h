@@ -21,6 +21,8 @@ void pi_experts_rows(const pi_session *s, te_team *team, const pi_block *block, 
 /* The same by matrix products, for tokens of a prompt. */
 void pi_experts_gemm(const pi_session *s, te_team *team, const pi_block *block, int32_t l, const pi_route_list *routes,
                      const float *h, float *y, int32_t n_tok, bool add);
+/* Rows of what experts gave under a norm. Begins and ends with a barrier. */
+void pi_experts_norm(const pi_session *s, te_team *team, const pi_norm *norm, float *y, int32_t n_tok);
 /* The expert that all tokens use, if there is one: added to y. As the others, but for routes. */
 void pi_experts_shared(const pi_session *s, te_team *team, const pi_block *block, int32_t l, const float *h, float *y,
                        int32_t n_tok, te_way way);

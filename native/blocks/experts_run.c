@@ -127,6 +127,15 @@ void pi_experts_gemm(const pi_session *s, te_team *team, const pi_block *block, 
     const te_mixture m = mixture_of(s, routes, n_experts, h, y, n_tok, add);
     te_op_experts_gemm(team, s->ws, &m, counts_of(s, team, l));
 }
+
+void pi_experts_norm(const pi_session *s, te_team *team, const pi_norm *norm, float *y, int32_t n_tok) {
+    const size_t n_embd = (size_t)s->model->info.n_embd;
+    te_barrier(team);
+    for (int32_t t = team->ith; t < n_tok; t += team->nth)
+        pi_norm_row(s->model, norm, y + n_embd * (size_t)t, y + n_embd * (size_t)t);
+    te_barrier(team);
+}
+
 void pi_experts_shared(const pi_session *s, te_team *team, const pi_block *block, int32_t l, const float *h, float *y,
                        int32_t n_tok, te_way way) {
     const pi_experts *w = &block->experts;
@@ -146,6 +155,7 @@ void pi_experts_shared(const pi_session *s, te_team *team, const pi_block *block
     const te_linear down = {.w = w->shared_down, .y = out, .ldy = n_embd, .way = way};
     te_op_linear(team, s->ws, &down, 1, s->up, n_ff, n_tok);
     te_barrier(team);
+    if (w->shared_post_norm.w) pi_experts_norm(s, team, &w->shared_post_norm, out, n_tok);
     int64_t lo, hi;
     te_share(team, (int64_t)n_embd, 16, &lo, &hi);
     for (int32_t t = 0; t < n_tok; t++)

@@ -26,6 +26,21 @@ void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs) {
     }
 }
 
+/* x of a head for further tokens, of each token's embedding, which is in x, and what was given beside it. */
+static void join_hidden(pi_session *s, te_team *team) {
+    const pi_model *m = s->model;
+    const size_t n = (size_t)m->info.n_embd;
+    for (int32_t t = team->ith; t < s->chunk.n_tok; t += team->nth) {
+        float *pair = s->pair + 2 * n * (size_t)t;
+        pi_norm_row(m, &m->embd_norm, s->x + n * (size_t)t, pair);
+        pi_norm_row(m, &m->hidden_norm, s->given + n * (size_t)s->chunk.batch_row[t], pair + n);
+    }
+    te_barrier(team);
+    const te_linear product = {.w = m->join, .y = s->x, .ldy = n};
+    pi_linear(s, team, &product, 1, s->pair, 2 * n, 0, s->chunk.n_tok);
+    te_barrier(team);
+}
+
 void pi_step_embed(pi_session *s, te_team *team) {
     const pi_model *m = s->model;
     const int32_t n = m->info.n_embd;
@@ -45,13 +60,16 @@ void pi_step_embed(pi_session *s, te_team *team) {
     te_barrier(team);
     pi_adapt_embedding(s, team);
     pi_per_layer_embed(s, team);
+    if (m->join.w) join_hidden(s, team);
 }
 
 /* The first token whose output of layer l is wanted. Behind the last layer only logits are made of it, and its K and V
  * are kept for all tokens: of a prompt that asks for its last token's logits this saves most of a layer. */
 static int32_t first_wanted(const pi_session *s, int32_t l) {
     const pi_chunk *c = &s->chunk;
-    if (l + 1 < s->model->info.n_layer || c->decode || s->fired || s->n_taps || s->model->layer[l].adapter) return 0;
+    if (l + 1 < s->model->info.n_layer || c->decode || s->options.keep_hidden || s->fired || s->n_taps ||
+        s->model->layer[l].adapter)
+        return 0;
     int32_t t = 0;
     while (t < c->n_tok && c->logits_row[t] < 0) t++;
     return t;
@@ -93,6 +111,13 @@ void pi_step_logits(pi_session *s, te_team *team) {
         else
             for (int64_t i = lo; i < hi; i++) row[i] *= m->logit_scale;
     }
+}
+
+void pi_step_hidden(const pi_session *s, const te_team *team) {
+    const size_t n = (size_t)s->model->info.n_embd;
+    for (int32_t t = team->ith; s->options.keep_hidden && t < s->chunk.n_tok; t += team->nth)
+        pi_norm_row(s->model, &s->model->output_norm, s->x + n * (size_t)t,
+                    s->all_hidden + n * (size_t)s->chunk.batch_row[t]);
 }
 
 void pi_step_head(pi_session *s, te_team *team) {

@@ -12,6 +12,8 @@ int64_t pi_bytes_before_ffn(const pi_session *s, int32_t l, int32_t from);
 /* The first n blocks of a layer, whose others are computed elsewhere, for all tokens of the chunk. */
 void pi_step_blocks(pi_session *s, te_team *team, int32_t l, int32_t n);
 void pi_step_layer(pi_session *s, te_team *team, int32_t l);
+/* Final hidden states of all the chunk's tokens, where the session keeps them; ends without a barrier. */
+void pi_step_hidden(const pi_session *s, const te_team *team);
 void pi_step_head(pi_session *s, te_team *team);
 /* What becomes of the chunk's logits behind the output product; the head calls it where the CPU computes that. */
 void pi_step_logits(pi_session *s, te_team *team);

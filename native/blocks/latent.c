@@ -89,7 +89,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     PI_TRY(bind_q(m, i, w));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_kv_a_mqa.weight", i), c->n_embd_head, c->n_embd, false, &w->kv_a));
     PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_kv_a_norm.weight", i), m->latent_rank, false, &w->norm));
-    if (te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.attn_kv_b.weight", i).text)) {
+    if (pi_bind_has(m, pi_name_of("blk.%d.attn_kv_b.weight", i))) {
         PI_TRY(bind_old(m, i, w));
     } else {
         PI_TRY(pi_bind_mats(m, pi_name_of("blk.%d.attn_k_b.weight", i), c->n_head, m->latent_rank, n_nope, &w->k_b));

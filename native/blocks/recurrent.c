@@ -72,6 +72,18 @@ static float *state_of(const pi_session *s, const pi_recurrent *b, int32_t run) 
     const int32_t first = s->chunk.order[s->chunk.run[run]];
     return pi_state_of(&s->kv.states, s->chunk.seq[first]) + b->at;
 }
+/* How many of a run's tokens from `done` on are computed at once: up to one behind which the state is kept. */
+static int32_t until_kept(const pi_chunk *c, int32_t run, int32_t done) {
+    const int32_t end = c->run[run + 1];
+    int32_t i = c->run[run] + done;
+    while (i < end && !c->kept[i]) i++;
+    return (i < end ? i + 1 : end) - c->run[run] - done;
+}
+/* Where the state behind a run's token is kept, or NULL. */
+static float *kept_behind(const pi_chunk *c, int32_t run, int32_t token) { return c->kept[c->run[run] + token]; }
+static void copy_rows(float *to, const float *from, int32_t n_rows, size_t ld, int32_t n) {
+    for (int32_t i = 0; i < n_rows; i++) memcpy(to + ld * (size_t)i, from + ld * (size_t)i, sizeof(float) * (size_t)n);
+}
 static bool begins(const pi_session *s, int32_t run) { return s->chunk.pos[s->chunk.order[s->chunk.run[run]]] == 0; }
 
 void pi_run_conv(const pi_block_run *r, const pi_recurrent *b, te_conv *c) {
@@ -98,12 +110,17 @@ void pi_run_conv(const pi_block_run *r, const pi_recurrent *b, te_conv *c) {
         if (one.before) one.before += from;
         if (one.after) one.after += from;
         one.y += from;
-        one.row = chunk->order + chunk->run[run];
-        one.n = chunk->run[run + 1] - chunk->run[run];
         if (begins(s, run))
             for (int32_t j = 0; j + 1 < w->width; j++)
                 memset(one.last + (size_t)j * one.ld, 0, sizeof(float) * (size_t)n);
-        s->model->kernels->conv(&one);
+        const int32_t n_tok = chunk->run[run + 1] - chunk->run[run];
+        for (int32_t done = 0; done < n_tok; done += one.n) {
+            one.row = chunk->order + chunk->run[run] + done;
+            one.n = until_kept(chunk, run, done);
+            s->model->kernels->conv(&one);
+            float *kept = kept_behind(chunk, run, done + one.n - 1);
+            if (kept) copy_rows(kept + b->at + from, one.last, w->width - 1, one.ld, n);
+        }
         lo += rest;
     }
 }
@@ -123,15 +140,21 @@ void pi_run_scan(const pi_block_run *r, const pi_recurrent *b, pi_head_of *head)
         te_scan one = {.state = state_of(s, b, run) + conv + each * (size_t)h + from,
                        .ld_state = (size_t)b->n_v,
                        .n_k = b->n_k,
-                       .n_v = left < UNIT ? left : UNIT,
-                       .row = chunk->order + chunk->run[run],
-                       .n = chunk->run[run + 1] - chunk->run[run]};
+                       .n_v = left < UNIT ? left : UNIT};
         head(r, h, &one);
         one.v += from;
         one.y += from;
         for (int32_t i = 0; i < b->n_k && begins(s, run); i++)
             memset(one.state + (size_t)i * one.ld_state, 0, sizeof(float) * (size_t)one.n_v);
-        s->model->kernels->scan(&one);
+        const int32_t n_tok = chunk->run[run + 1] - chunk->run[run];
+        for (int32_t done = 0; done < n_tok; done += one.n) {
+            one.row = chunk->order + chunk->run[run] + done;
+            one.n = until_kept(chunk, run, done);
+            s->model->kernels->scan(&one);
+            float *kept = kept_behind(chunk, run, done + one.n - 1);
+            if (kept)
+                copy_rows(kept + b->at + conv + each * (size_t)h + from, one.state, b->n_k, one.ld_state, one.n_v);
+        }
     }
 }
 

@@ -67,7 +67,10 @@ static void choose(const pi_host_device *d, const te_route_args *a, int32_t t, f
     if (a->gating == TE_GATING_CHOSEN) d->kernels->softmax(weight, a->n_used, 1);
     for (int32_t r = 0; r < a->n_used; r++) sum += weight[r];
     if (sum < 1e-20F) sum = 1e-20F;
-    for (int32_t r = 0; r < a->n_used; r++) weight[r] = a->scale * (a->normed ? weight[r] / sum : weight[r]);
+    for (int32_t r = 0; r < a->n_used; r++) {
+        weight[r] = a->scale * (a->normed ? weight[r] / sum : weight[r]);
+        if (a->factor) weight[r] *= a->factor[expert[r]];
+    }
 }
 
 void pi_host_route(pi_device *dev, const te_route_args *a) {

@@ -284,7 +284,8 @@ static void run_ffn(pi_host_device *d, const te_ffn_args *a) {
                       .down = a->down,
                       .up_bias = a->up_bias,
                       .act = (te_activation)a->act,
-                      .threshold = a->threshold};
+                      .threshold = a->threshold,
+                      .curve = a->curve};
     te_ffn_io io = {.x = x,
                     .ldx = row,
                     .n_tok = a->n_tok,

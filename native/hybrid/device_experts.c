@@ -29,6 +29,11 @@ static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_devi
     const pi_experts *w = &b->experts;
     d->router = pi_upload_mat(u, &w->router);
     d->choice_b = pi_upload_vector(u, w->choice_b, w->n_expert);
+    d->factor = pi_upload_vector(u, w->factor, w->n_expert);
+    d->router_norm = pi_upload_norm(u, &w->router_norm);
+    d->shared_norm = pi_upload_norm(u, &w->shared_norm);
+    d->shared_post_norm = pi_upload_norm(u, &w->shared_post_norm);
+    d->own_post_norm = pi_upload_norm(u, &w->own_post_norm);
     d->router_b = pi_upload_vector(u, w->router_b, w->n_expert);
     d->gate_b = pi_upload_vector(u, w->gate_b, w->gate.n_rows);
     d->up_b = pi_upload_vector(u, w->up_b, w->up.n_rows);
@@ -100,6 +105,7 @@ static void choose(const pi_program_block *b) {
                              .normed = w->normed,
                              .scale = w->scale,
                              .choice_b = b->w->choice_b,
+                             .factor = b->w->factor,
                              .place = places_of(b),
                              .expert = p->d->expert,
                              .weight = p->d->weight,
@@ -150,7 +156,7 @@ static void prepare(const pi_program_block *b) {
     const pi_program *p = b->p;
     const pi_experts *w = &b->block->experts;
     te_linear_args a = w->early ? pi_program_from_x(p) : router_of(b);
-    if (!w->early) a.norm = b->norm;
+    if (!w->early) a.norm = b->w->router_norm.kind == TE_NO_NORM ? b->norm : b->w->router_norm;
     a.side.norm = b->norm;
     a.side.keep = p->d->h;
     a.side_type = w->up.type;
@@ -260,13 +266,43 @@ static void run_shared(const pi_program_block *b, bool first) {
     a.expert = p->d->shared_expert;
     a.weight = p->d->shared_weight;
     a.add = !first;
+    if (w->shared_norm.kind != TE_NO_NORM) a.x = p->d->shared_x;
     p->ops->experts(p->dev, &a);
+}
+
+/* The ordinary feed-forward that a mixture stands beside: all of what it gives, normed, to shared_y. */
+static void run_beside(const pi_program_block *b) {
+    const pi_program *p = b->p;
+    const pi_device_layer *w = b->w;
+    te_linear_args in = pi_program_from_x(p);
+    in.side = (te_side){.norm = w->shared_norm, .keep = p->d->shared_x};
+    in.side_type = w->shared_up.type;
+    p->ops->linear(p->dev, &in);
+    run_shared(b, true);
+    te_merge_args sum = pi_program_to_x(p, w->shared_post_norm);
+    sum.add = NULL;
+    sum.y = p->d->shared_y;
+    sum.n_parts = 1;
+    sum.partial = p->d->y;
+    p->ops->merge(p->dev, &sum);
+}
+
+/* What both give, normed once more, to x. */
+static void add_both(const pi_program_block *b) {
+    const pi_program *p = b->p;
+    te_merge_args sum = pi_program_to_x(p, b->post_norm);
+    sum.n_parts = 1;
+    sum.partial = p->d->shared_y;
+    sum.scale = b->layer->scale ? *b->layer->scale : 0;
+    p->ops->merge(p->dev, &sum);
 }
 
 static void run(const pi_program_block *b) {
     const pi_program *p = b->p;
     const pi_device_layer *w = b->w;
-    const bool loads = !p->h->decode && w->n_cold, shared = w->shared_up.w != NULL, in_place = keeps(b);
+    const bool beside = w->shared_norm.kind != TE_NO_NORM, shared = w->shared_up.w && !beside, in_place = keeps(b),
+               loads = !p->h->decode && w->n_cold;
+    if (beside) run_beside(b);
     if (in_place) run_kept(b);
     if (w->n_hot) {
         te_experts_args a = experts_args(b);
@@ -280,7 +316,8 @@ static void run(const pi_program_block *b) {
     }
     if (loads) run_loaded(b, !w->n_hot);
     if (shared) run_shared(b, !w->n_hot && !loads && !in_place);
-    te_merge_args sum = pi_program_to_x(p, b->post_norm);
+    te_merge_args sum = pi_program_to_x(p, beside ? w->own_post_norm : b->post_norm);
+    if (beside) sum.add = sum.y = p->d->shared_y;
     sum.n_parts = w->n_hot || loads || shared || in_place;
     sum.partial = sum.n_parts ? p->d->y : NULL;
     sum.words = asks_cpu(b) ? p->d->answer : NULL;
@@ -288,6 +325,7 @@ static void run(const pi_program_block *b) {
     sum.ticket = pi_program_ticket(p, b->l, PI_COLD);
     pi_program_stamp(p, b->l, PI_MOMENT_HOT);
     p->ops->merge(p->dev, &sum);
+    if (beside) add_both(b);
     pi_program_stamp(p, b->l, PI_MOMENT_MERGE);
 }
 

@@ -158,6 +158,7 @@ static te_ffn_args ffn_args(const pi_program_block *b) {
                          .norm = kept ? (te_norm){0} : b->norm,
                          .act = i->activation,
                          .threshold = i->activation_threshold,
+                         .curve = b->block->ffn.curve,
                          .skip = p->h->skip,
                          .y = p->d->y,
                          .counts = p->in.counts + 3 * (ptrdiff_t)b->l};

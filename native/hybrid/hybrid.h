@@ -32,10 +32,12 @@ typedef struct pi_device_layer {
     void *pool_k, *pool_v;
     uint32_t *fired_hot, *fired_cold;          /* D; or NULL: the session does not count */
     te_mat router;                             /* of a mixture */
+    const float *factor;                       /* of its experts' weights */
     const float *choice_b, *router_b, *gate_b; /* gate_b, up_b and down_b: of all its experts, by their numbers */
     int32_t *kept; /* H [n_used + 1], or NULL: of so many of a token's experts that are not there, those that the */
     const int32_t *n_kept;                                     /* device reads in host memory; D, the same */
     te_mat shared_gate, shared_up, shared_down, shared_router; /* of its expert of all tokens; the router has one row */
+    te_norm router_norm, shared_norm, shared_post_norm, own_post_norm; /* of a mixture beside a feed-forward */
 } pi_device_layer;
 
 enum { PI_MAX_DEVICES = 16 };
@@ -77,9 +79,10 @@ typedef struct pi_device_state {
     float *shared_score, *shared_weight; /* D [n_batch] of the expert of all tokens, */
     int32_t *shared_expert;              /* [n_batch] zeros, */
     int32_t *shared_place;               /* and where it is: 0 */
-    int32_t *n_missing;                  /* D: routes of the last layer that are left to the CPU */
-    int32_t *kept;                       /* D [n_used] which of a token's routes the device keeps */
-    uint64_t *routes; /* S [n_layer][max_decode][n_used][2] what the CPU is told of them, and their input, */
+    float *shared_x, *shared_y; /* D [n_batch][n_embd], where that stands beside the others: its input, its part */
+    int32_t *n_missing;         /* D: routes of the last layer that are left to the CPU */
+    int32_t *kept;              /* D [n_used] which of a token's routes the device keeps */
+    uint64_t *routes;           /* S [n_layer][max_decode][n_used][2] what the CPU is told of them, and their input, */
     uint64_t *asked;  /* S [n_layer][max_decode][n_embd]: a device that lacks no expert does not wait for the CPU */
     uint64_t *stamps; /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
     int64_t clock_ns; /* what the CPU's clock shows more */

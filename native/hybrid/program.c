@@ -127,7 +127,8 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
         layer(&p, l);
         const bool returns = l + 1 < n && h->layer[l + 1].device == part->device && m->layer[l + 1].n_host;
         const int32_t next = l + 1 < n ? h->layer[l + 1].device : h->head_device;
-        if (returns || (next != part->device && (l + 1 < n || h->n_logits))) publish_x(&p, l);
+        const bool is_last = l + 1 == n, kept = is_last && h->s->options.keep_hidden;
+        if (returns || kept || (next != part->device && (!is_last || h->n_logits))) publish_x(&p, l);
     }
     p.ops->end(dev, d->counts, p.in.counts, pi_hybrid_count_bytes(h));
     if (h->head_device != part->device) return;

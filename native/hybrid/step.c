@@ -282,9 +282,12 @@ static void cpu_step(void *ctx, te_team *team) {
     for (int32_t l = 0; l <= n; l++) {
         const int32_t device = l < n ? h->layer[l].device : h->head_device,
                       n_host = l < n && device >= 0 ? s->model->layer[l].n_host : 0;
+        const bool keeps = l == n && s->options.keep_hidden;
+        if (l == n && !h->n_logits && !keeps) break;
+        if (at >= 0 && (device != at || n_host || keeps)) await_on_cpu(h, team, at, s->x, number(h, l - 1, PI_LEAVE));
+        if (at >= 0 && (device < 0 || n_host || keeps)) te_barrier(team);
+        if (keeps) pi_step_hidden(s, team);
         if (l == n && !h->n_logits) break;
-        if (at >= 0 && (device != at || n_host)) await_on_cpu(h, team, at, s->x, number(h, l - 1, PI_LEAVE));
-        if (at >= 0 && (device < 0 || n_host)) te_barrier(team);
         if (n_host) { /* x passes through here within the layer */
             pi_step_blocks(s, team, l, n_host);
             at = -1;

@@ -64,7 +64,8 @@ const int32_t *pi_upload_ids(pi_upload *u, const int32_t *ids, int32_t n) {
     return p;
 }
 
-static te_norm send_norm(pi_upload *u, const pi_model *m, const pi_norm *norm) {
+te_norm pi_upload_norm(pi_upload *u, const pi_norm *norm) {
+    const pi_model *m = u->h->s->model;
     return (te_norm){.kind = !norm->w              ? TE_NO_NORM
                              : m->arch->layer_norm ? TE_LAYER_NORM
                                                    : TE_RMS_NORM,
@@ -127,12 +128,11 @@ const float *pi_upload_some(pi_upload *u, const float *v, const int32_t *ids, in
 /* ---- layers ---- */
 
 static void send_layer(pi_upload *u, const pi_layer *layer, pi_device_layer *d) {
-    const pi_model *m = u->h->s->model;
     for (int32_t i = layer->n_host; i < layer->n_blocks; i++) {
         const pi_block *b = &layer->block[i];
         const bool shared = i > 0 && b->norm.w == layer->block[0].norm.w; /* by blocks side by side */
-        d->norm[i] = shared ? d->norm[0] : send_norm(u, m, &b->norm);
-        d->post_norm[i] = send_norm(u, m, &b->post_norm);
+        d->norm[i] = shared ? d->norm[0] : pi_upload_norm(u, &b->norm);
+        d->post_norm[i] = pi_upload_norm(u, &b->post_norm);
         b->kind->device->send(u, layer, b, d);
     }
 }
@@ -218,7 +218,7 @@ static size_t stage_bytes(const pi_hybrid *h, int32_t device) {
 
 static void send_head(pi_upload *u, pi_device_state *d) {
     const pi_model *m = u->h->s->model;
-    d->output_norm = send_norm(u, m, &m->output_norm);
+    d->output_norm = pi_upload_norm(u, &m->output_norm);
     d->output = pi_upload_mat(u, &m->output);
     d->output_bias = pi_upload_vector(u, m->output_b, m->info.n_vocab);
     d->output_a = pi_upload_mat(u, &m->output_adapter.a);
@@ -273,6 +273,8 @@ static void send_state(pi_upload *u, pi_device_state *d) {
         d->shared_weight = ones(u, b);
         d->shared_expert = pi_upload_reserve(u, sizeof *d->shared_expert * b);
         d->shared_place = pi_upload_reserve(u, sizeof *d->shared_place);
+        d->shared_x = s->model->arch->experts_beside ? floats(u, b, n_embd) : NULL;
+        d->shared_y = s->model->arch->experts_beside ? floats(u, b, n_embd) : NULL;
         d->n_missing = pi_upload_reserve(u, sizeof *d->n_missing);
         d->kept = pi_upload_reserve(u, sizeof *d->kept * n_used);
         const size_t n_asked = (size_t)i->n_layer * (size_t)d->info.max_decode;

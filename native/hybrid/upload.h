@@ -21,6 +21,7 @@ const float *pi_upload_vector(pi_upload *u, const float *v, int64_t n);
 /* Elements ids[0..n-1] of v. */
 const float *pi_upload_some(pi_upload *u, const float *v, const int32_t *ids, int32_t n);
 const int32_t *pi_upload_ids(pi_upload *u, const int32_t *ids, int32_t n);
+te_norm pi_upload_norm(pi_upload *u, const pi_norm *norm); /* of the residual stream, or of what blocks give */
 te_mat pi_upload_mat(pi_upload *u, const te_mat *m);
 /* All of m to a place that is reserved. */
 void pi_upload_to(pi_upload *u, const te_mat *m, void *at);

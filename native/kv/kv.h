@@ -54,7 +54,7 @@ typedef struct pi_kv_device {
 
 /* What a session asks for. */
 typedef struct pi_kv_shape {
-    int32_t n_ctx, n_pool, n_seq, n_batch;
+    int32_t n_ctx, n_pool, n_seq, n_batch, n_guesses;
     int32_t type_k, type_v; /* their blocks fill the model's heads */
 } pi_kv_shape;
 

@@ -11,17 +11,17 @@ enum { CHECKPOINTS = 2, LINE = 16 };
 
 static size_t floats_of(const pi_model *m) { return (m->state_floats + LINE - 1) / LINE * LINE; }
 
-size_t pi_states_bytes(const pi_model *m, int32_t n_seq) {
-    return pi_mul(pi_mul(floats_of(m), (size_t)n_seq * (1 + CHECKPOINTS)), sizeof(float));
+size_t pi_states_bytes(const pi_model *m, int32_t n_seq, int32_t n_guesses) {
+    return pi_mul(pi_mul(floats_of(m), (size_t)n_seq * (1 + CHECKPOINTS) + (size_t)n_guesses), sizeof(float));
 }
 
-pi_status pi_states_init(pi_states *s, const pi_model *m, int32_t n_seq) {
-    *s = (pi_states){.floats = floats_of(m), .n_seq = n_seq};
+pi_status pi_states_init(pi_states *s, const pi_model *m, int32_t n_seq, int32_t n_guesses) {
+    *s = (pi_states){.floats = floats_of(m), .n_seq = n_seq, .n_guesses = n_guesses};
     if (!s->floats) return PI_OK;
     if (n_seq > INT32_MAX / (1 + CHECKPOINTS)) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d states", n_seq);
     s->n_checkpoints = CHECKPOINTS * n_seq;
-    s->n_bytes = pi_states_bytes(m, n_seq);
-    s->checkpoint = calloc((size_t)s->n_checkpoints, sizeof *s->checkpoint);
+    s->n_bytes = pi_states_bytes(m, n_seq, n_guesses);
+    s->checkpoint = calloc((size_t)s->n_checkpoints + (size_t)n_guesses, sizeof *s->checkpoint);
     s->memory = te_os_alloc(s->n_bytes);
     if (s->checkpoint && s->memory) return PI_OK;
     const size_t n = s->n_bytes;
@@ -62,7 +62,7 @@ int32_t pi_states_reachable(const pi_states *s, int32_t seq, int32_t length, int
     if (n >= length) return length;
     if (!s->floats) return n;
     int32_t best = 0;
-    for (int32_t i = 0; i < s->n_checkpoints; i++) {
+    for (int32_t i = 0; i < s->n_checkpoints + s->n_guesses; i++) {
         const pi_checkpoint *c = &s->checkpoint[i];
         if (c->seq == seq && c->pos <= n && c->pos > best) best = c->pos;
     }
@@ -92,10 +92,30 @@ void pi_states_keep(pi_states *s, int32_t seq, int32_t length, bool brief) {
     *c = (pi_checkpoint){seq, length, is_there ? c->brief && brief : brief, ++s->clock};
 }
 
+bool pi_states_reserve(pi_states *s, int32_t seq, int32_t pos) {
+    pi_checkpoint *oldest = NULL;
+    for (int32_t i = s->n_checkpoints; i < s->n_checkpoints + s->n_guesses; i++) {
+        pi_checkpoint *c = &s->checkpoint[i];
+        const uint64_t used = c->pos ? c->used : 0;
+        if (used <= s->began && (!oldest || used < (oldest->pos ? oldest->used : 0))) oldest = c;
+    }
+    if (!s->floats || !oldest) return false;
+    *oldest = (pi_checkpoint){seq, pos, true, ++s->clock};
+    return true;
+}
+
+float *pi_states_reserved(const pi_states *s, int32_t seq, int32_t pos) {
+    for (int32_t i = s->n_checkpoints; i < s->n_checkpoints + s->n_guesses; i++) {
+        const pi_checkpoint *c = &s->checkpoint[i];
+        if (c->pos == pos && c->seq == seq && c->used > s->began) return place_of(s, c);
+    }
+    return NULL;
+}
+
 void pi_states_copy(pi_states *s, int32_t dst, int32_t src, int32_t length, int32_t n) {
     if (!s->floats) return;
     pi_checkpoint *from = NULL;
-    for (int32_t i = 0; i < s->n_checkpoints; i++) {
+    for (int32_t i = 0; i < s->n_checkpoints + s->n_guesses; i++) {
         pi_checkpoint *c = &s->checkpoint[i];
         if (c->pos && c->seq == src && c->pos == n) from = c;
         if (c->pos && c->seq == dst && (dst != src || c->pos > n)) c->pos = 0;

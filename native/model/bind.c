@@ -25,6 +25,17 @@ pi_name pi_name_of(const char *format, ...) {
     return n;
 }
 
+pi_name pi_name_in_file(const pi_model *m, pi_name name) {
+    static const char first[] = "blk.0.";
+    const size_t n = sizeof first - 1;
+    if (!m->first_layer || strncmp(name.text, first, n) != 0) return name;
+    return pi_name_of("blk.%d.%s", m->first_layer, name.text + n);
+}
+
+bool pi_bind_has(const pi_model *m, pi_name name) {
+    return te_gguf_find_tensor(m->file->gguf, pi_name_in_file(m, name).text) != NULL;
+}
+
 const te_gguf_tensor *pi_bind_take(pi_model *m, const char *name) {
     const te_gguf *g = m->file->gguf;
     const te_gguf_tensor *t = te_gguf_find_tensor(g, name);
@@ -32,14 +43,18 @@ const te_gguf_tensor *pi_bind_take(pi_model *m, const char *name) {
     return t;
 }
 
-/* Whether a tensor belongs to a layer that guesses at further tokens, of those behind the others. Nothing of it is read
- * or checked: answers do not need it. */
+static bool is_of_layer(int32_t i, te_str name) {
+    const pi_name layer = pi_name_of("blk.%d.", i);
+    const size_t n = strlen(layer.text);
+    return name.n > n && memcmp(name.p, layer.text, n) == 0;
+}
+
+/* Whether a tensor belongs to a layer that guesses at further tokens, of those behind the others, and this is not such a
+ * layer; or to anything else, if it is. Nothing of it is read or checked: answers do not need it. */
 static bool is_unused(const pi_model *m, te_str name) {
-    for (int32_t i = 0; i < m->n_unused_layers; i++) {
-        const pi_name layer = pi_name_of("blk.%d.", m->info.n_layer + i);
-        const size_t n = strlen(layer.text);
-        if (name.n > n && memcmp(name.p, layer.text, n) == 0) return true;
-    }
+    if (m->first_layer) return !is_of_layer(m->first_layer, name);
+    for (int32_t i = 0; i < m->n_unused_layers; i++)
+        if (is_of_layer(m->info.n_layer + i, name)) return true;
     return false;
 }
 
@@ -78,6 +93,7 @@ static te_mat keep_mat(pi_model *m, const te_gguf_tensor *t) {
 }
 
 pi_status pi_bind_mat(pi_model *m, pi_name name, int32_t rows, int32_t cols, bool optional, te_mat *mat) {
+    name = pi_name_in_file(m, name);
     const te_gguf_tensor *t;
     *mat = (te_mat){0};
     PI_TRY(find(m, name.text, optional, &t));
@@ -93,6 +109,7 @@ pi_status pi_bind_mat(pi_model *m, pi_name name, int32_t rows, int32_t cols, boo
 }
 
 pi_status pi_bind_mats(pi_model *m, pi_name name, int32_t n, int32_t rows, int32_t cols, te_mat *mat) {
+    name = pi_name_in_file(m, name);
     const te_gguf_tensor *t;
     *mat = (te_mat){0};
     PI_TRY(find(m, name.text, false, &t));
@@ -120,6 +137,7 @@ static pi_status keep_floats(pi_model *m, const te_gguf_tensor *t, const char *n
 }
 
 pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const float **out) {
+    name = pi_name_in_file(m, name);
     *out = NULL;
     const te_gguf_tensor *t;
     PI_TRY(find(m, name.text, optional, &t));
@@ -131,6 +149,7 @@ pi_status pi_bind_vec(pi_model *m, pi_name name, int32_t n, bool optional, const
 }
 
 pi_status pi_bind_vecs(pi_model *m, pi_name name, int32_t n, int32_t cols, const float **out) {
+    name = pi_name_in_file(m, name);
     *out = NULL;
     const te_gguf_tensor *t;
     PI_TRY(find(m, name.text, false, &t));
@@ -141,6 +160,7 @@ pi_status pi_bind_vecs(pi_model *m, pi_name name, int32_t n, int32_t cols, const
 }
 
 pi_status pi_bind_values(pi_model *m, pi_name name, int32_t n, bool optional, const float **out) {
+    name = pi_name_in_file(m, name);
     *out = NULL;
     const te_gguf_tensor *t;
     PI_TRY(find(m, name.text, optional, &t));
@@ -181,7 +201,7 @@ pi_status pi_bind_parts(pi_model *m, int32_t n, const void ***out) {
 
 pi_status pi_bind_ffn_norm(pi_model *m, int32_t i, pi_norm *out) {
     if (m->arch->no_pre_norm) return PI_OK;
-    if (m->arch->bare_ffn_norm && te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.ffn_norm", i).text))
+    if (m->arch->bare_ffn_norm && pi_bind_has(m, pi_name_of("blk.%d.ffn_norm", i)))
         return pi_bind_vec(m, pi_name_of("blk.%d.ffn_norm", i), m->info.n_embd, false, &out->w);
     if (m->arch->one_block) return pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, out);
     const char *name = m->arch->post_ffn_norm ? "post_attention_norm" : "ffn_norm";

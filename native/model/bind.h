@@ -10,8 +10,13 @@ typedef struct pi_name {
 #if defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
 #endif
-pi_name pi_name_of(const char *format, ...);
+pi_name
+pi_name_of(const char *format, ...);
 
+/* What the file calls a tensor that this model has by that name: a head's layer 0 is one behind the others. */
+pi_name pi_name_in_file(const pi_model *m, pi_name name);
+/* Whether the file has it. */
+bool pi_bind_has(const pi_model *m, pi_name name);
 /* The tensor of a name, or NULL; from now on it counts as bound. */
 const te_gguf_tensor *pi_bind_take(pi_model *m, const char *name);
 /* A matrix of so many rows and cols; 0: any. An absent one is an error unless optional, then mat->w is NULL. */

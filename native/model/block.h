@@ -22,6 +22,7 @@ typedef struct pi_attention {
     te_mat q;                           /* [n_head*n_embd_head][n_embd] */
     te_mat k, v;                        /* [n_head_kv*n_embd_head][n_embd] */
     te_mat o;                           /* [n_embd][n_head*n_embd_head] */
+    te_mat gate;                        /* [n_head*n_embd_head][n_embd]: what o reads is times its sigmoid; or w NULL */
     const float *q_b, *k_b, *v_b, *o_b; /* or NULL */
     const float *q_norm, *k_norm;       /* [n_embd_head] or NULL */
     const float *wide_q_norm,
@@ -50,6 +51,23 @@ typedef struct pi_per_layer {
     te_mat gate; /* [n_embd_layer][n_embd] */
     te_mat proj; /* [n_embd][n_embd_layer] */
 } pi_per_layer;
+/* A branch of low rank beside attention. */
+typedef struct pi_laurel {
+    te_mat left, right; /* [rank][n_embd], [n_embd][rank] */
+    pi_norm norm;
+} pi_laurel;
+
+/* Several residual streams. */
+typedef struct pi_altup {
+    te_mat spread, join;            /* [(n_stream - 1) * n_embd][n_embd] of the first, and of the last layer */
+    const float *router_norm;       /* [n_embd], divided by n_embd */
+    const float *router;            /* [n_stream][n_embd] */
+    const float *predict, *correct; /* [n_stream * n_stream][n_stream], [n_stream][n_stream] */
+    const float *scale;             /* [n_embd] */
+    struct pi_per_layer per_layer;
+    pi_norm norm; /* of what embeddings say */
+} pi_altup;
+
 /* Attention whose K and V are one latent vector of a token (DeepSeek's MLA). A row of the KV pool is [the key's rotated
  * part | the latent]; all heads share it, and V is its second part. */
 typedef struct pi_latent {
@@ -74,6 +92,9 @@ typedef struct pi_ffn {
     te_mat fc2;            /* [n_ff][r] */
     uint64_t *sign;        /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
     float threshold;       /* of the predictor's scores */
+    te_xielu curve;        /* of PI_ACTIVATION_XIELU */
+    bool cuts; /* of a token's gates, what is above their mean and `cut` times their deviation is activated, */
+    float cut; /* and the others are silent */
 } pi_ffn;
 
 /* What makes weights of a router's products; numbers as in files. CHOSEN: experts are ranked by the products themselves;
@@ -85,9 +106,13 @@ typedef struct pi_experts {
     te_mat router;         /* [n_expert][n_embd] */
     const float *choice_b; /* [n_expert] added to weights where experts are ranked, and nowhere else; or NULL */
     const float *router_b; /* [n_expert] or NULL */
-    te_mat gate, up;       /* [n_expert * n_ff][n_embd]: an expert's rows follow each other */
-    te_mat down;           /* [n_expert * n_embd][n_ff], or w NULL */
-    te_mat down_t;         /* [n_expert * n_ff][n_embd] instead: rows belong to neurons; or w NULL */
+    const float *factor;   /* [n_expert] that weights are multiplied by, or NULL */
+    /* Of what the router and the expert of all tokens read, where that is not what the others do; then there are norms
+     * behind it and behind the others, too. w NULL: there are none. */
+    pi_norm router_norm, shared_norm, shared_post_norm, own_post_norm;
+    te_mat gate, up; /* [n_expert * n_ff][n_embd]: an expert's rows follow each other */
+    te_mat down;     /* [n_expert * n_embd][n_ff], or w NULL */
+    te_mat down_t;   /* [n_expert * n_ff][n_embd] instead: rows belong to neurons; or w NULL */
     const void **gate_parts, **up_parts, **down_parts; /* see pi_block_mat */
     const float *gate_b, *up_b, *down_b;               /* [n_expert * n_ff], and down's [n_expert * n_embd]; or NULL */
     te_mat shared_gate, shared_up, shared_down; /* one more expert, which all tokens use; w NULL: there is none */
@@ -157,6 +182,8 @@ typedef struct pi_block {
         pi_ffn ffn;
         pi_experts experts;
         pi_per_layer per_layer;
+        pi_laurel laurel;
+        pi_altup altup;
         pi_recurrent recurrent; /* of each of these: */
         pi_shortconv shortconv;
         pi_delta delta;
@@ -224,6 +251,7 @@ typedef struct pi_block_kind {
 extern const struct pi_block_on_device pi_attention_on_device, pi_latent_on_device, pi_ffn_on_device,
     pi_experts_on_device;
 extern const pi_block_kind pi_attention_kind, pi_latent_kind, pi_ffn_kind, pi_experts_kind, pi_per_layer_kind;
+extern const pi_block_kind pi_laurel_kind, pi_altup_kind;
 extern const pi_block_kind pi_shortconv_kind, pi_delta_kind, pi_mamba_kind;
 
 #endif

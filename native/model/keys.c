@@ -64,6 +64,19 @@ pi_status pi_key_each(const te_gguf *g, const char *arch, const char *name, int3
     return PI_OK;
 }
 
+pi_status pi_key_f32_of(const te_gguf *g, const char *arch, const char *name, int32_t n, int32_t i, float *out) {
+    const key_name k = full_name(arch, name);
+    const te_kv *kv = te_gguf_find(g, k.text);
+    if (!kv) return PI_FAIL(PI_ERROR_FORMAT, "the file has no key %s", k.text);
+    if (kv->type != TE_KV_ARRAY)
+        PI_TRY(te_gguf_get_f32(g, k.text, out, NULL));
+    else if (kv->element_type != TE_KV_F32 || kv->n != (uint64_t)n)
+        return PI_FAIL(PI_ERROR_FORMAT, "%s must be a number, or an array of %d f32, one for each layer", k.text, n);
+    else
+        memcpy(out, (const char *)kv->data + sizeof *out * (size_t)i, sizeof *out);
+    return isnan(*out) ? PI_FAIL(PI_ERROR_FORMAT, "%s of layer %d is not a number", k.text, i) : PI_OK;
+}
+
 pi_status pi_key_cap(const te_gguf *g, const char *arch, const char *name, float unsaid, float *out) {
     *out = unsaid;
     PI_TRY(pi_key_f32(g, arch, name, out, NULL));

@@ -120,9 +120,9 @@ static int32_t host_blocks(const pi_model *m, const pi_layer *l) {
     int32_t n = 0;
     for (; n < l->n_blocks; n++) {
         const pi_block *b = &l->block[n];
-        const bool attends = b->kind == &pi_attention_kind;
+        const bool attends = b->kind == &pi_attention_kind, gated = m->arch->gated_heads || m->arch->gate_matrix;
         const bool wide = attends && b->attention.n_embd_head > PI_DEVICE_HEAD;
-        if (b->kind->device && !wide && !(attends && (m->arch->gated_heads || m->arch->recurrent_beside))) break;
+        if (b->kind->device && !wide && !(attends && (gated || m->arch->recurrent_beside))) break;
     }
     return n;
 }
@@ -130,8 +130,24 @@ static int32_t host_blocks(const pi_model *m, const pi_layer *l) {
 static pi_status read_parallel(const pi_model *m, int32_t i, bool *out) {
     *out = m->arch->parallel;
     if (!m->arch->maybe_parallel) return PI_OK;
-    *out = !te_gguf_find_tensor(m->file->gguf, pi_name_of("blk.%d.ffn_norm.weight", i).text);
+    *out = !pi_bind_has(m, pi_name_of("blk.%d.ffn_norm.weight", i));
     return pi_key_bool(m->file->gguf, m->arch->name, "use_parallel_residual", out);
+}
+
+/* What a head for further tokens has in front of its layer and behind it; where embedding, norm and output are missing
+ * they are the model's. */
+static pi_status bind_join(pi_model *m) {
+    const pi_model_info *c = &m->info;
+    if (!pi_bind_has(m, pi_name_of("blk.0.nextn.eh_proj.weight")))
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "layer %d of the file, which is to guess at further tokens, has no tensor %s", m->first_layer,
+                       pi_name_in_file(m, pi_name_of("blk.0.nextn.eh_proj.weight")).text);
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.0.nextn.eh_proj.weight"), c->n_embd, 2 * c->n_embd, false, &m->join));
+    PI_TRY(pi_bind_norm(m, "blk.0.nextn.enorm", false, &m->embd_norm));
+    PI_TRY(pi_bind_norm(m, "blk.0.nextn.hnorm", false, &m->hidden_norm));
+    PI_TRY(pi_bind_norm(m, "blk.0.nextn.shared_head_norm", true, &m->output_norm));
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.0.nextn.embed_tokens.weight"), c->n_vocab, c->n_embd, true, &m->token_embd));
+    return pi_bind_mat(m, pi_name_of("blk.0.nextn.shared_head_head.weight"), c->n_vocab, c->n_embd, true, &m->output);
 }
 
 static pi_status bind_all(pi_model *m) {
@@ -139,13 +155,16 @@ static pi_status bind_all(pi_model *m) {
     if (m->n_ropes) pi_bind_take(m, "rope_freqs.weight"); /* rope.c reads them */
     if (m->has_long_rope) pi_bind_take(m, "rope_factors_short.weight");
     if (m->has_long_rope) pi_bind_take(m, "rope_factors_long.weight");
-    PI_TRY(pi_bind_mat(m, pi_name_of("token_embd.weight"), c->n_vocab, c->n_embd, false, &m->token_embd));
+    if (m->first_layer) PI_TRY(bind_join(m));
+    if (!m->token_embd.w)
+        PI_TRY(pi_bind_mat(m, pi_name_of("token_embd.weight"), c->n_vocab, c->n_embd, false, &m->token_embd));
     if (m->arch->learned_pos)
         PI_TRY(pi_bind_mat(m, pi_name_of("position_embd.weight"), c->n_ctx_train + m->arch->pos_offset, c->n_embd,
                            false, &m->position_embd));
-    PI_TRY(pi_bind_norm(m, m->arch->output_norm ? m->arch->output_norm : "output_norm", false, &m->output_norm));
+    if (!m->output_norm.w)
+        PI_TRY(pi_bind_norm(m, m->arch->output_norm ? m->arch->output_norm : "output_norm", false, &m->output_norm));
     if (m->arch->per_layer) PI_TRY(bind_per_layer(m));
-    PI_TRY(pi_bind_mat(m, pi_name_of("output.weight"), c->n_vocab, c->n_embd, true, &m->output));
+    if (!m->output.w) PI_TRY(pi_bind_mat(m, pi_name_of("output.weight"), c->n_vocab, c->n_embd, true, &m->output));
     if (!m->output.w) m->output = m->token_embd;
     PI_TRY(pi_bind_vec(m, pi_name_of("output.bias"), c->n_vocab, true, &m->output_b));
     te_mat labels; /* of a reranker; the caller multiplies the last hidden state with it */
@@ -175,8 +194,10 @@ static pi_status bind_all(pi_model *m) {
     if (n_predictors && n_predictors != c->n_layer)
         return PI_FAIL(PI_ERROR_FORMAT, "%d of %d layers have a predictor (fc1, fc2); all or none must", n_predictors,
                        c->n_layer);
-    PI_TRY(choose_predictor(m, n_predictors > 0));
-    PI_TRY(read_thresholds(m));
+    if (!m->first_layer) { /* these keys are the model's */
+        PI_TRY(choose_predictor(m, n_predictors > 0));
+        PI_TRY(read_thresholds(m));
+    }
     m->info.can_skip_down = !n_kept;
     return pi_bind_check_all(m);
 }

@@ -216,6 +216,19 @@ static pi_status read_heads(pi_model *m) {
     return PI_OK;
 }
 
+/* A model of the first layer behind the others, which is of the last one's kind but attends. */
+static pi_status become_head(pi_model *m) {
+    pi_model_info *c = &m->info;
+    if (!m->n_unused_layers)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "the file has no layer that guesses at further tokens (%s.nextn_predict_layers)", m->arch->name);
+    m->first_layer = c->n_layer;
+    c->n_layer = 1;
+    c->n_layer_dense = 0;
+    if (m->use) m->use[0] = PI_LAYER_ATTENDS;
+    return PI_OK;
+}
+
 static pi_status read_shape(pi_model *m) {
     const te_gguf *g = m->file->gguf;
     const pi_arch *a = m->arch;
@@ -230,6 +243,7 @@ static pi_status read_shape(pi_model *m) {
     if (a->next_layers) PI_TRY(pi_key_i64(g, a->name, "nextn_predict_layers", 0, c->n_layer - 1, &n_unused, NULL));
     m->n_unused_layers = (int32_t)n_unused;
     c->n_layer -= m->n_unused_layers;
+    c->n_next = m->n_unused_layers;
     if (a->experts) PI_TRY(pi_key_i64(g, a->name, "leading_dense_block_count", 0, c->n_layer - 1, &n_dense, NULL));
     if (a->recurrent) {
         PI_TRY(pi_model_read_uses(m));
@@ -291,7 +305,7 @@ static pi_status read_shape(pi_model *m) {
     PI_TRY(read_scales(m));
     if (a->soft_caps || a->logit_cap)
         PI_TRY(pi_key_cap(g, a->name, "final_logit_softcapping", a->soft_caps ? 30 : 0, &m->logit_cap));
-    return PI_OK;
+    return m->options.next_head ? become_head(m) : PI_OK;
 }
 
 static pi_status check_predictor_type(int32_t type) {
@@ -323,7 +337,7 @@ static pi_status open_model(pi_model *m) {
     PI_TRY(read_shape(m));
     PI_TRY(read_activation(m));
     PI_TRY(pi_model_bind(m));
-    return pi_model_read_statistics(m);
+    return m->first_layer ? PI_OK : pi_model_read_statistics(m);
 }
 
 pi_status pi_model_open(pi_file *file, const pi_model_options *options, pi_model **out) {

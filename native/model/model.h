@@ -12,7 +12,7 @@
 #include "file.h"
 
 /* DEVICE_HEAD: values of the largest head that devices' attention knows; the CPU computes that of larger ones. */
-enum { PI_DEVICE_HEAD = 256, PI_MAX_BLOCKS = 3, PI_MAX_ROPES = 2 };
+enum { PI_DEVICE_HEAD = 256, PI_MAX_BLOCKS = 4, PI_MAX_ROPES = 2, PI_MAX_STREAMS = 8 };
 
 /* What distinguishes the architectures. Adding one is adding a row to the table in arch.c. */
 typedef struct pi_arch {
@@ -42,6 +42,8 @@ typedef struct pi_arch {
     bool experts;           /* the feed-forward is a mixture of experts, where the file says how many */
     bool normed_experts;    /* weights of a token's experts sum to 1, unless the file says otherwise */
     pi_gating gating;       /* what makes them, where the file does not say it; UNSAID: SOFTMAX */
+    bool gate_cuts;         /* gates that are not far above the others of their token are silent (Gemma 3n) */
+    bool experts_beside;    /* beside a feed-forward, with norms for each and behind both (Gemma 4) */
     bool expert_bias;       /* the router, and gate, up and down of experts have biases (gpt-oss) */
     bool next_layers;       /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
     bool sigmoid_if_biased; /* that is PI_GATING_SIGMOID where experts have a bias for the choice (GLM 4.7 Flash) */
@@ -84,6 +86,7 @@ typedef struct pi_arch {
     bool by_interval;        /* a period says which, or a list, not the number of heads (Qwen3-Next) */
     bool one_block;          /* layers have either of these, or a feed-forward (Nemotron-H) */
     bool gated_heads;        /* what attention's heads give is gated (Qwen3-Next) */
+    bool gate_matrix;        /* the same, by a matrix of its own (AFMoE) */
     bool tiled_heads;        /* which heads of a delta net share q and k (Qwen3.5) */
     bool bare_ffn_norm;      /* the norm before the feed-forward is called ffn_norm and no more (Falcon-H1) */
     bool rope_unless;        /* there is a RoPE unless rope.scaling.finetuned is false (Granite) */
@@ -201,11 +204,15 @@ struct pi_model {
     int32_t latent_rank, head_key, head_value;
     pi_rope rope[PI_MAX_ROPES]; /* variants, of which a layer uses one or none */
     int32_t n_ropes;
-    int32_t n_unused_layers; /* of the file, behind the others: for guesses at several tokens, which are not made */
+    int32_t
+        n_unused_layers; /* of the file, behind the others: for guesses at further tokens, if this is not their head */
+    int32_t first_layer; /* layer 0 is this one of the file: not 0 of such a head, else 0 */
 
-    te_mat token_embd;    /* [n_vocab][n_embd] */
-    te_mat output;        /* [n_vocab][n_embd]; token_embd when tied */
-    te_mat position_embd; /* [n_ctx_train + 2][n_embd], or w NULL */
+    te_mat token_embd; /* [n_vocab][n_embd] */
+    te_mat join; /* [n_embd][2 * n_embd] of a head: x is join . [normed embedding | normed hidden state]; or w NULL */
+    pi_norm embd_norm, hidden_norm; /* of these two */
+    te_mat output;                  /* [n_vocab][n_embd]; token_embd when tied */
+    te_mat position_embd;           /* [n_ctx_train + 2][n_embd], or w NULL */
     pi_norm output_norm;
     const float *output_b; /* [n_vocab] or NULL */
     pi_layer *layer;       /* [n_layer] */
@@ -213,6 +220,7 @@ struct pi_model {
     te_mat layer_embd, layer_proj; /* [n_vocab][n_layer * n_embd_layer], [n_layer * n_embd_layer][n_embd] */
     const float *layer_norm;       /* [n_embd_layer] */
     int32_t n_embd_layer;
+    int32_t n_stream;           /* residual streams (pi_altup); 0: there is one */
     int32_t *n_head_kv, *n_ff;  /* [n_layer], or NULL: all layers have the model's */
     int32_t n_embd_head_window; /* of such a model: of layers with a window */
     pi_memory own;              /* of embeddings and output that were moved */
@@ -227,6 +235,7 @@ struct pi_model {
     int32_t loaded;            /* layers done by pi_model_load */
     te_pool *team;             /* while loading, once something needs it */
     int32_t max_rank;          /* largest r of any predictor */
+    bool cuts_gates;           /* some feed-forwards cut their gates (pi_ffn) */
     int32_t n_ff_expert;       /* the most neurons of an expert */
     int32_t sign_words;        /* 64-bit words per neuron of the sign predictor; 0: there is none */
     int32_t adapter_rank;      /* largest rank of any adapter; 0: there are none */
@@ -270,6 +279,9 @@ static inline bool pi_is_relu(int32_t activation) {
     return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU || activation == PI_ACTIVATION_RELU2;
 }
 
+/* Whether some neurons can be silent. */
+static inline bool pi_is_sparse(const pi_model *m) { return pi_is_relu(m->info.activation) || m->cuts_gates; }
+
 static inline size_t pi_sign_bytes(const pi_model *m) {
     return sizeof(uint64_t) * (size_t)m->sign_words * (size_t)m->info.n_ff;
 }
@@ -282,7 +294,7 @@ static inline int64_t pi_mat_bytes(const te_mat *m) { return (int64_t)(pi_row_by
 static inline int64_t pi_attention_query_bytes(const pi_layer *l) {
     const pi_attention *a = pi_attention_of(l);
     const pi_latent *w = pi_latent_of(l);
-    const int64_t n = pi_mat_bytes(&a->q) + pi_mat_bytes(&a->o);
+    const int64_t n = pi_mat_bytes(&a->q) + pi_mat_bytes(&a->gate) + pi_mat_bytes(&a->o);
     return w ? n + pi_mat_bytes(&w->q_a) + pi_mat_bytes(&w->q_b) + pi_mat_bytes(&w->k_b) + pi_mat_bytes(&w->v_b) : n;
 }
 static inline int64_t pi_attention_weight_bytes(const pi_layer *l) {

@@ -196,6 +196,9 @@ static pi_status experts_cost(const pi_model *m, const pi_plan_options *o, const
     c->norm_bytes += vec_bytes(w->choice_b, w->n_expert) + vec_bytes(w->shared_router, m->info.n_embd);
     c->norm_bytes += vec_bytes(w->router_b, w->n_expert) + vec_bytes(w->gate_b, w->gate.n_rows) +
                      vec_bytes(w->up_b, w->up.n_rows) + vec_bytes(w->down_b, (int64_t)w->n_expert * m->info.n_embd);
+    const pi_norm *const norms[] = {&w->router_norm, &w->shared_norm, &w->shared_post_norm, &w->own_post_norm};
+    for (int32_t k = 0; k < 4; k++) c->norm_bytes += vec_bytes(norms[k]->w, m->info.n_embd);
+    c->norm_bytes += vec_bytes(w->factor, w->n_expert);
     c->gate_stride = pi_space_row(pi_row_bytes(&w->gate)) * (size_t)w->n_ff;
     c->up_stride = pi_space_row(pi_row_bytes(&w->up)) * (size_t)w->n_ff;
     c->down_stride = pi_space_row(pi_row_bytes(down)) * (size_t)(down->n_rows / w->n_expert);
@@ -304,6 +307,8 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * (uint64_t)(i->n_expert + 2 * i->n_expert_used), /* routers' scores, choices and weights */
         n_tok * (uint64_t)i->n_expert_used,                     /* (in two buffers) */
         i->n_expert ? 6 * n_tok + 8 * 64 : 0,                   /* of an expert of all tokens, and rounding */
+        m->arch->experts_beside ? n_tok * n_embd : 0,           /* of a mixture beside a feed-forward */
+        m->arch->experts_beside ? n_tok * n_embd : 0,           /* (its input, its part) */
         (uint64_t)i->n_expert_used,                             /* which of them are read in host memory */
         3 * (uint64_t)i->n_layer * (uint64_t)i->n_expert + (i->n_expert ? 17 : 0), /* where they are, uses, lists */
         (uint64_t)i->n_layer,                                                      /* thresholds */

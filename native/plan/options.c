@@ -50,7 +50,8 @@ static pi_status check_layer(const pi_model *m, int32_t l, int32_t n_ctx) {
     const pi_ffn *f = pi_ffn_of(&m->layer[l]);
     const pi_experts *e = pi_experts_of(&m->layer[l]);
     const char *what = unknown_attention(m, l, n_ctx);
-    if (m->layer[l].scale && (!f || !m->arch->post_norm)) what = "a scale of what it leaves";
+    if (m->layer[l].scale && ((!f && !(e && e->shared_norm.w)) || !m->arch->post_norm))
+        what = "a scale of what it leaves";
     if (e && e->on_input) what = "experts whose input is weighted";
     if (f && !m->info.n_expert && pi_n_ff(f) != m->info.n_ff) what = "another number of neurons";
     for (int32_t i = m->layer[l].n_host; i < m->layer[l].n_blocks; i++)

@@ -9,14 +9,14 @@ pi_session_options pi_session_defaults(void) {
 }
 
 pi_status pi_check_sparsity(const pi_model *m, int32_t asked, int32_t *out) {
-    const bool relu = pi_is_relu(m->info.activation);
+    const bool sparse = pi_is_sparse(m);
     if (m->info.n_expert && asked == PI_SPARSITY_PREDICTED)
         return PI_FAIL(PI_ERROR_ARGUMENT, "sparsity \"predicted\" is not possible: the model has experts, and its "
                                           "router names them");
     switch (asked) {
     case PI_SPARSITY_AUTO:
         *out = m->info.predictor && !m->adapted_ffn ? PI_SPARSITY_PREDICTED
-               : relu                               ? PI_SPARSITY_EXACT
+               : sparse                             ? PI_SPARSITY_EXACT
                                                     : PI_SPARSITY_DENSE;
         return PI_OK;
     case PI_SPARSITY_PREDICTED:
@@ -30,7 +30,7 @@ pi_status pi_check_sparsity(const pi_model *m, int32_t asked, int32_t *out) {
                 "no longer fit");
         break;
     case PI_SPARSITY_EXACT:
-        if (!relu)
+        if (!sparse)
             return PI_FAIL(PI_ERROR_ARGUMENT,
                            "sparsity \"exact\" needs a ReLU model; no neuron of this one is ever silent");
         break;
@@ -55,6 +55,7 @@ pi_status pi_session_check(const pi_model *m, pi_session_options *o) {
     PI_TRY(pi_in_range("n_pool", o->n_pool, o->n_ctx, MAX_CTX));
     PI_TRY(pi_in_range("n_seq", o->n_seq, 1, MAX_SEQ));
     PI_TRY(pi_in_range("n_batch", o->n_batch, 1, MAX_BATCH));
+    PI_TRY(pi_in_range("n_guesses", o->n_guesses, 0, MAX_SEQ));
     if (m->arch->learned_pos && o->n_ctx > m->info.n_ctx_train)
         return PI_FAIL(PI_ERROR_ARGUMENT, "n_ctx is %d, and this model has learned positions for only %d", o->n_ctx,
                        m->info.n_ctx_train);

@@ -21,6 +21,7 @@ typedef struct pi_chunk {
     int32_t *batch_row;         /* [n_batch]: index in the batch, for taps: theirs is no longer than n_batch */
     /* Where layers have states: the tokens by sequence and position; run i is those at run[i]..run[i + 1]-1 of order. */
     int32_t *order, *run, n_runs; /* [n_batch], [n_batch + 1] */
+    float **kept;                 /* [n_batch] of order: where the state behind a token goes, too, or NULL */
 } pi_chunk;
 
 enum {
@@ -65,6 +66,7 @@ struct pi_session {
     pi_model *model;
     pi_session_options options;
     te_mutex lock;
+    pi_session *beside; /* whose lock and pool are this one's, or NULL */
     te_pool *pool;
     te_workspace *ws;
     pi_kv kv;
@@ -73,14 +75,18 @@ struct pi_session {
     pi_chunk chunk;
     /* Buffers of one chunk, n_batch rows each; all in one allocation. */
     float *x;          /* [n_embd] residual stream */
+    float *pair;       /* [2 * n_embd] of a head for further tokens: embedding and hidden state, normed */
     float *h;          /* [n_embd] input of the FFN */
     float *h2;         /* [n_embd] input of the attention, where it is another */
     float *out;        /* [n_embd] what a block gives, where a norm stands between that and x */
     float *q;          /* [n_head * n_embd_head] */
+    float *head_gates; /* [n_head * n_embd_head] of attention that has a gate */
     float *k, *v;      /* [n_head_kv * n_embd_head] */
     float *att;        /* [n_head * n_embd_head] */
     float *latent_q;   /* [n_head * head_key] of latent attention: q before it is brought to the latent */
     float *cs;         /* [n_rot] cos and sin per token */
+    float *stream;     /* of several residual streams: p_0 and the others, [n_stream][n_batch][n_embd], */
+    float *stream_c;   /* and [PI_MAX_STREAMS^2] what they are put together with */
     float *layer_embd; /* [n_layer * n_embd_layer] of models with embeddings per layer */
     float *gate, *up;  /* [n_ff] of the many-token path; also hidden values where down is not transposed */
     pi_routes routes;  /* of a mixture of experts; hidden values of routes are in gate and up, too */
@@ -106,6 +112,9 @@ struct pi_session {
     float *logits; /* [logits_rows][n_vocab] of the last feed */
     float *hidden; /* [logits_rows][n_embd] */
     int32_t logits_rows, logits_capacity;
+    float *all_hidden; /* [all_capacity][n_embd] of the last feed's all_rows tokens, where they are kept */
+    int32_t all_rows, all_capacity;
+    const float *given; /* [tokens of the feed][n_embd] what such a head reads beside tokens; while it is computed */
 
     int32_t n_taps; /* layers with a tap */
 
@@ -119,8 +128,11 @@ struct pi_session {
 };
 
 /* Every public function holds the lock while it looks at what a feed changes, also those that only read. */
-static inline void pi_session_lock(const pi_session *s) { te_os_mutex_lock((te_mutex *)(uintptr_t)&s->lock); }
-static inline void pi_session_unlock(const pi_session *s) { te_os_mutex_unlock((te_mutex *)(uintptr_t)&s->lock); }
+static inline te_mutex *pi_lock_of(const pi_session *s) {
+    return (te_mutex *)(uintptr_t)(s->beside ? &s->beside->lock : &s->lock);
+}
+static inline void pi_session_lock(const pi_session *s) { te_os_mutex_lock(pi_lock_of(s)); }
+static inline void pi_session_unlock(const pi_session *s) { te_os_mutex_unlock(pi_lock_of(s)); }
 
 /* Where layer l counts its neurons that fire, or NULL: of a mixture experts are counted. */
 static inline uint32_t *pi_fired_of(const pi_session *s, int32_t l) {

@@ -132,6 +132,8 @@ void pi_chunk_fill(pi_session *s, const pi_cut *cut, int32_t first, int32_t n, i
     }
     *row += c->n_logits;
     if (s->kv.states.floats) sort_tokens(c);
+    for (int32_t i = 0; s->kv.states.floats && i < n; i++)
+        c->kept[i] = pi_states_reserved(&s->kv.states, c->seq[c->order[i]], c->pos[c->order[i]] + 1);
     c->decode = n <= PI_ATTENTION_SPLIT_TOK;
     for (int32_t i = 1; i < n && c->decode; i++)
         for (int32_t j = 0; j < i; j++) c->decode &= c->seq[i] != c->seq[j];

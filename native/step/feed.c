@@ -10,6 +10,10 @@
 static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to, int32_t *n_logits) {
     const pi_model_info *c = &s->model->info;
     *n_logits = 0;
+    if (!b->hidden != !s->model->join.w)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "%s",
+                       b->hidden ? "hidden states are given, and the model reads none"
+                                 : "this head reads hidden states beside tokens, and none are given");
     if (s->n_taps && b->n_tokens > s->options.n_batch)
         return PI_FAIL(PI_ERROR_ARGUMENT, "a tapped feed of %d tokens is longer than n_batch, which is %d", b->n_tokens,
                        s->options.n_batch);
@@ -64,11 +68,23 @@ static pi_status reserve_logits(pi_session *s, int32_t rows) {
     return PI_OK;
 }
 
+static pi_status reserve_all(pi_session *s, int32_t rows) {
+    if (!s->options.keep_hidden || rows <= s->all_capacity) return PI_OK;
+    const size_t n = pi_mul(pi_mul((size_t)rows, (size_t)s->model->info.n_embd), sizeof(float));
+    float *all = malloc(n);
+    if (!all) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the hidden states of %d tokens (%zu bytes)", rows, n);
+    free(s->all_hidden);
+    s->all_hidden = all;
+    s->all_capacity = rows;
+    return PI_OK;
+}
+
 /* The chunk through the model. */
 static void step(void *ctx, te_team *team) {
     pi_session *s = ctx;
     pi_step_embed(s, team);
     for (int32_t l = 0; l < s->model->info.n_layer; l++) pi_step_layer(s, team, l);
+    pi_step_hidden(s, team);
     pi_step_head(s, team);
 }
 
@@ -92,20 +108,42 @@ typedef struct feed_room {
     uint8_t *by_row; /* [n_tokens] */
 } feed_room;
 
+/* Several generated tokens may be guesses: states to go back to. Of a sequence's last ones that behind each is kept by the
+ * blocks that make it, as far as there are places, of the last one its own; else there is a checkpoint at the beginning. */
+static void keep_states(pi_session *s, const pi_cut *cut, int32_t *last) {
+    const pi_batch *b = cut->batch;
+    pi_states *states = &s->kv.states;
+    if (!states->floats) return;
+    pi_states_begin(states);
+    for (int32_t q = 0; q < s->kv.n_seq; q++) last[q] = 0;
+    for (int32_t i = b->n_tokens - 1; i >= 0; i--) {
+        const int32_t q = pi_batch_seq(b, i), pos = cut->pos[i];
+        if (pi_batch_kind(b, i) != PI_TOKEN_GENERATED) continue;
+        if (!last[q])
+            last[q] = pos + 1; /* down to here there are places */
+        else if (last[q] == pos + 2 && pi_states_reserve(states, q, pos + 1))
+            last[q] = pos + 1;
+    }
+    for (int32_t i = 0; i < b->n_tokens; i++) {
+        const int32_t q = pi_batch_seq(b, i), length = s->kv.seq[q].length;
+        if (pi_batch_kind(b, i) == PI_TOKEN_GENERATED && cut->pos[i] == length + 1 && last[q] > length + 1)
+            pi_states_keep(states, q, length, true);
+    }
+}
+
 static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
     int32_t n_logits = 0, row = 0, *to = room->of_seq;
     const pi_cut cut = {b, room->pos, room->by_row};
     PI_TRY(check_batch(s, b, to, &n_logits));
     PI_TRY(reserve_logits(s, n_logits));
+    PI_TRY(reserve_all(s, b->n_tokens));
     s->logits_rows = n_logits;
+    s->all_rows = s->options.keep_hidden ? b->n_tokens : 0;
+    s->given = b->hidden;
     s->last_bytes = s->last_ns = 0;
     for (int32_t i = b->n_tokens - 1; i >= 0; i--) room->pos[i] = --to[pi_batch_seq(b, i)];
     pi_chunk_choose_kernels(s, &cut, room->of_seq);
-    for (int32_t i = 0; i < b->n_tokens; i++) { /* guesses, from the second generated token on */
-        const int32_t seq = pi_batch_seq(b, i), length = s->kv.seq[seq].length;
-        if (pi_batch_kind(b, i) == PI_TOKEN_GENERATED && cut.pos[i] == length + 1)
-            pi_states_keep(&s->kv.states, seq, length, true);
-    }
+    keep_states(s, &cut, room->of_seq);
     /* Memory for all chunks is certain (check_batch); lengths grow chunk by chunk. */
     for (int32_t first = 0, n = 0; first < b->n_tokens; first += n) {
         n = pi_chunk_length(s, &cut, first);
@@ -119,7 +157,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
             const int32_t q = pi_batch_seq(b, i);
             if (s->kv.seq[q].length > cut.pos[i]) pi_kv_cut(&s->kv, q, pi_kv_reachable(&s->kv, q, cut.pos[i]));
         }
-        s->logits_rows = 0;
+        s->logits_rows = s->all_rows = 0;
         return st;
     }
     return PI_OK;
@@ -182,6 +220,14 @@ static float *kept_row(pi_session *s, float *const *base, int32_t index, int32_t
 
 float *pi_session_logits(pi_session *s, int32_t index) {
     return s ? kept_row(s, &s->logits, index, s->model->info.n_vocab) : NULL;
+}
+
+const float *pi_session_all_hidden(pi_session *s) {
+    if (!s) return NULL;
+    pi_session_lock(s);
+    const float *all = s->all_rows ? s->all_hidden : NULL;
+    pi_session_unlock(s);
+    return all;
 }
 
 const float *pi_session_hidden(pi_session *s, int32_t index) {

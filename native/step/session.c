@@ -17,6 +17,10 @@ static bool uses_device(const pi_session_options *o) {
 static pi_status check_options(const pi_model *m, pi_session_options *o) {
     if (m->loaded < m->info.n_layer)
         return PI_FAIL(PI_ERROR_ARGUMENT, "the model is not loaded: %d of %d layers", m->loaded, m->info.n_layer);
+    if (o->beside) {
+        if (o->beside->beside) return PI_FAIL(PI_ERROR_ARGUMENT, "a session beside another that is so itself");
+        o->n_threads = o->beside->options.n_threads;
+    }
     if (o->n_threads == 0) {
         o->n_threads = te_os_n_cores();
         if (uses_device(o) && o->n_threads >= 4) o->n_threads--; /* a GPU's driver wants some of a core: 2 % on 16 */
@@ -48,15 +52,21 @@ static void lay_out(pi_session *s, carver *c) {
     const size_t n_hidden = n_ffn > n_layer_embd ? n_ffn : n_layer_embd;
     const bool predictor = i->predictor != PI_PREDICTOR_NONE, mlp = i->predictor == PI_PREDICTOR_MLP;
     s->x = carve(c, b, (size_t)i->n_embd, f);
+    s->pair = carve(c, s->model->join.w ? b : 0, 2 * (size_t)i->n_embd, f);
     s->h = carve(c, b, (size_t)i->n_embd, f);
-    s->h2 = carve(c, s->model->layer[0].parallel || s->model->arch->weighted_input ? b : 0, (size_t)i->n_embd, f);
+    const pi_arch *a = s->model->arch;
+    const bool two_inputs = s->model->layer[0].parallel || a->weighted_input || a->experts_beside;
+    s->h2 = carve(c, two_inputs ? b : 0, (size_t)i->n_embd, f);
     s->out = carve(c, s->model->arch->post_norm ? b : 0, (size_t)i->n_embd, f);
     s->q = carve(c, b, s->model->arch->gated_heads ? 2 * n_q : n_q, f);
+    s->head_gates = carve(c, s->model->arch->gate_matrix ? b : 0, n_q, f);
     s->k = carve(c, b, n_kv, f);
     s->v = carve(c, b, n_kv, f);
     s->att = carve(c, b, n_q, f);
     s->latent_q = carve(c, b, pi_latent_q(s->model), f);
     s->cs = carve(c, b, pi_rope_floats(s->model, s->model->n_ropes), f);
+    s->stream = carve(c, pi_mul(b, (size_t)s->model->n_stream), (size_t)i->n_embd, f);
+    s->stream_c = carve(c, s->model->n_stream ? b : 0, PI_MAX_STREAMS * PI_MAX_STREAMS, f);
     s->layer_embd = carve(c, b, pi_mul((size_t)i->n_layer, n_layer_embd), f);
     s->gate = carve(c, i->is_gated ? b : 0, n_hidden, f);
     s->up = carve(c, b, n_hidden, f);
@@ -78,7 +88,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->adapt = carve(c, s->model->adapter_rank ? b : 0, (size_t)s->model->adapter_rank, f);
     s->adapt_up = carve(c, s->model->adapted_ffn ? b : 0, n_ff, f);
     s->score = carve(c, predictor ? b : 0, n_ff, f);
-    s->mask = carve(c, predictor ? b : 0, n_ff, 1);
+    s->mask = carve(c, predictor || s->model->cuts_gates ? b : 0, n_ff, 1);
     s->sign = carve(c, b, (size_t)s->model->sign_words, sizeof *s->sign);
     s->threshold = carve(c, 1, (size_t)i->n_layer, f);
     s->tap = carve(c, 1, (size_t)i->n_layer, sizeof *s->tap);
@@ -95,6 +105,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->chunk.logits_row = carve(c, b, 1, sizeof(int32_t));
     s->chunk.batch_row = carve(c, b, 1, sizeof(int32_t));
     s->chunk.order = carve(c, s->model->state_floats ? b : 0, 1, sizeof(int32_t));
+    s->chunk.kept = carve(c, s->model->state_floats ? b : 0, 1, sizeof(float *));
     s->chunk.run = carve(c, s->model->state_floats ? b + 1 : 0, 1, sizeof(int32_t));
     s->step = carve(c, 1, (size_t)i->n_layer, sizeof *s->step);
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);
@@ -118,6 +129,7 @@ static pi_kv_shape kv_shape(const pi_session_options *o) {
                          .n_pool = o->n_pool,
                          .n_seq = o->n_seq,
                          .n_batch = o->n_batch,
+                         .n_guesses = o->n_guesses,
                          .type_k = o->type_k,
                          .type_v = o->type_v};
 }
@@ -127,7 +139,7 @@ uint64_t pi_model_kv_bytes(const pi_model *m, const pi_session_options *options)
     pi_session_options o = *options;
     if (pi_session_check(m, &o) != PI_OK) return 0;
     const pi_kv_shape shape = kv_shape(&o);
-    uint64_t n = pi_states_bytes(m, o.n_seq);
+    uint64_t n = pi_states_bytes(m, o.n_seq, o.n_guesses);
     for (int32_t l = 0; l < m->info.n_layer; l++)
         n += pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), false, o.type_k) +
              pi_kv_layer_bytes(m, &shape, pi_attention_of(&m->layer[l]), true, o.type_v);
@@ -173,20 +185,28 @@ static pi_status open_session(pi_session *s) {
     c = (carver){s->memory, 0};
     lay_out(s, &c);
     for (int32_t l = 0; l < i->n_layer; l++) s->threshold[l] = pi_threshold_of(&m->layer[l]);
-    const te_workspace_limits limits = {.n_threads = o->n_threads,
-                                        .max_tok = o->n_batch,
-                                        .max_cols = max_i32(max_i32(i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
-                                                            max_i32(max_i32(i->n_head * i->n_embd_head, m->state_out),
-                                                                    max_i32(m->max_rank, m->adapter_rank))),
-                                        .max_rows = i->n_ff,
-                                        .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
+    const te_workspace_limits limits = {
+        .n_threads = o->n_threads,
+        .max_tok = o->n_batch,
+        .max_cols =
+            max_i32(max_i32(m->join.w ? 2 * i->n_embd : i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
+                    max_i32(max_i32(i->n_head * i->n_embd_head, m->state_out), max_i32(m->max_rank, m->adapter_rank))),
+        .max_rows = i->n_ff,
+        .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
-    PI_TRY(te_pool_new(o->n_threads, &s->pool));
+    if (o->beside) {
+        s->beside = o->beside;
+        pi_ref_take(&s->beside->ref);
+        s->pool = s->beside->pool;
+    } else {
+        PI_TRY(te_pool_new(o->n_threads, &s->pool));
+    }
     s->kv.states.pool = s->pool;
     if (s->hybrid) PI_TRY(pi_hybrid_load(s->hybrid, o));
     o->plan = NULL;
     o->device_index = NULL;
     o->progress = NULL;
+    o->beside = NULL; /* s->beside has it */
     return PI_OK;
 }
 
@@ -211,13 +231,15 @@ pi_status pi_session_open(pi_model *model, const pi_session_options *options, pi
 void pi_session_close(pi_session *s) {
     if (!s || !pi_ref_drop(&s->ref)) return;
     pi_hybrid_close(s->hybrid);
-    te_pool_free(s->pool);
+    if (!s->beside) te_pool_free(s->pool);
     te_workspace_free(s->ws);
     pi_kv_free(&s->kv);
     te_os_free(s->memory, s->memory_bytes);
     free(s->logits);
     free(s->hidden);
+    free(s->all_hidden);
     pi_model_close(s->model);
+    pi_session_close(s->beside);
     free(s);
 }
 

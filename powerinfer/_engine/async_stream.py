@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..errors import ClosedError
 from .served import Served
@@ -16,19 +18,51 @@ Chunk = dict[str, Any]
 _UNREAD = 256  # parts that wait for their reader; then no more are made
 
 
+Item = Chunk | BaseException | None
+
+
+class _Post:
+    """What threads have for an event loop. It is woken once for all that comes before it looks: waking it is
+    a system call, for which a thread gives Python's lock away."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[Parts, Item]] = deque()
+        self._is_woken = False
+
+    def put(self, loop: asyncio.AbstractEventLoop, parts: Parts, item: Item) -> None:
+        """From any thread. Raises RuntimeError if the loop is closed."""
+        self._items.append((parts, item))
+        if loop.is_closed() or not self._is_woken:
+            self._is_woken = True
+            loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_woken = False  # first: what is put from here on wakes it again
+        while self._items:
+            parts, item = self._items.popleft()
+            parts.arrived(item)
+
+
+_posts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Post] = WeakKeyDictionary()
+"""One for each loop, and used there to make it."""
+
+
 class Parts:
     """What threads have made of an answer and nobody has read yet."""
 
     def __init__(self, requests: Sequence[Served]) -> None:
         self.requests = requests
-        self.queue: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
+        self.ready: deque[Item] = deque()
+        """Parts that reading does not wait for."""
         self._loop = asyncio.get_running_loop()
+        self._post = _posts.setdefault(self._loop, _Post())
+        self._reader: asyncio.Future[None] | None = None
         self._lock = threading.Lock()
         self._n_unread = 0
         self._paused: list[Callable[[], object]] = []
         self._gone = False
 
-    def put(self, item: Chunk | BaseException | None, go_on: Callable[[], object] | None = None) -> bool:
+    def put(self, item: Item, go_on: Callable[[], object] | None = None) -> bool:
         """From another thread: a part; None: one of the answers is complete. False: enough are unread, and
         go_on is called when there is room for more, or they are not wanted any more."""
         with self._lock:
@@ -39,13 +73,21 @@ class Parts:
             if go_on is not None and not has_room:
                 self._paused.append(go_on)
         try:
-            self._loop.call_soon_threadsafe(self.queue.put_nowait, item)
+            self._post.put(self._loop, self, item)
         except RuntimeError:  # the loop is closed: nobody reads any more
             self.cancel()
         return has_room
 
-    async def get(self) -> Chunk | BaseException | None:
-        item = await self.queue.get()
+    def arrived(self, item: Item) -> None:
+        self.ready.append(item)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> Item:
+        while not self.ready:
+            self._reader = self._loop.create_future()
+            await self._reader
+        item = self.ready.popleft()
         with self._lock:
             self._n_unread -= 1
             paused = self._paused if self._n_unread <= _UNREAD // 2 else []
@@ -74,8 +116,8 @@ class _Reader(AsyncIterator[Chunk]):
     def __init__(self, stream: AsyncStream) -> None:
         self._stream = stream
 
-    async def __anext__(self) -> Chunk:
-        return await self._stream.__anext__()
+    def __anext__(self) -> Awaitable[Chunk]:
+        return self._stream.__anext__()
 
     def __del__(self) -> None:
         self._stream.cancel()
@@ -88,6 +130,8 @@ class AsyncStream(AsyncIterator[Chunk]):
         self._parts = parts
         self._usage = usage
         self._left = len(parts.requests)
+        self.before_waiting: Callable[[], Awaitable[None]] | None = None
+        """Called where reading would wait: what was gathered until then should go out."""
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -105,6 +149,8 @@ class AsyncStream(AsyncIterator[Chunk]):
     async def __anext__(self) -> Chunk:
         while self._left:
             try:
+                if self.before_waiting is not None and not self._parts.ready:
+                    await self.before_waiting()
                 item = await self._parts.get()
                 if isinstance(item, BaseException):
                     raise item

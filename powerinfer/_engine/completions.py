@@ -352,7 +352,6 @@ class Completions(Generating):
         ids, calls = self._chat_ids(
             messages, left, demanded, one, request, how, in_parts=stream and not legacy
         )
-        request.stop += self._format.stop  # which a format of the user's own tells with the prompt
         # A grammar holds an answer from its first token on: there is no room for thoughts.
         reasons = thinks(self._format.template) and request.grammar is None
         begun = reasons and has_begun(ids, self.tokenizer)
@@ -421,6 +420,7 @@ class Completions(Generating):
         """The prompt of a conversation, and what makes that which finds the calls in an answer. how: for
         ChatFormat.encode. in_parts: tell arguments of calls as they come."""
         chat_format, tokenizer = self._format, self.tokenizer
+        how = {**how, "stops": request.stop}
         if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
             raise ArgumentTypeError(
                 f"messages is {type(messages).__name__}, it must be a list of dicts with 'role' and 'content'"

@@ -202,8 +202,7 @@ class Embeddings(ABC):
             llm = Llama("model.gguf", embedding=True, pooling_type="mean")
             vector = llm.create_embedding("Hello")["data"][0]["embedding"]
         """
-        texts = [input] if isinstance(input, str) else list(input)
-        vectors, n_tokens = self.embed(texts, return_count=True)
+        vectors, n_tokens = self.embed([input] if isinstance(input, str) else input, return_count=True)
         return {
             "object": "list",
             "data": [{"object": "embedding", "embedding": v, "index": i} for i, v in enumerate(vectors)],

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from ._native import KV_BLOCK
 from .arrays import Ids
 from .batch import Part, coming, joined, parts_of
 from .context_shift import ContextShift
+from .drafting import Drafter
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
 from .scheduler_stats import RequestTimes
@@ -97,8 +98,11 @@ class Engine:
         self.ended: Counter[str] = Counter()
         """Requests by the reason why they ended."""
         self.totals: Counter[str] = Counter()
-        """Tokens: prompt, reused, computed, generated; read, of prompts. And requests preempted."""
+        """Tokens: prompt, reused, computed, generated; read, of prompts; drafted, and of those accepted. And
+        requests preempted."""
         self.times = RequestTimes()
+        self.saw: Callable[[Session], object] | None = None
+        """Called after each step of one generated token."""
 
     # -- what any thread may call
 
@@ -329,6 +333,8 @@ class Engine:
             error = failed
         sequence.n = at + 1
         sequence.row = self.n_feeds, 0
+        if self.saw is not None:
+            self.saw(self.session)
         self.totals["steps"] += 1
         self.totals["computed"] += 1
         if error is not None:
@@ -493,6 +499,8 @@ class Engine:
         parts = self._feed(parts)
         if not parts:
             return
+        if self.saw is not None and len(parts) == 1 and parts[0][1] == 1 and not parts[0][0].is_text:
+            self.saw(self.session)
         self.totals["steps"] += 1
         row, rows = 0, []
         for request, n in parts:
@@ -504,6 +512,8 @@ class Engine:
             row += sum(map(bool, request.kinds(sequence.n, sequence.n + n)))
             sequence.n += n
             sequence.row = (self.n_feeds, row - 1) if request.left <= 0 else None
+            self.totals["drafted"] += request.guess.size
+        self._show_heads(parts)
         for (request, n), first, end in zip(parts, rows, [*rows[1:], row], strict=True):
             self._look(request, n, first)
             if request.left > 0 or request.sequence is None:
@@ -513,6 +523,20 @@ class Engine:
             else:
                 request.rows = list(range(end - 1 - request.guess.size, end))
                 self._choose(request)
+
+    def _show_heads(self, parts: list[Part]) -> None:
+        """Heads that draft are shown the hidden states of what was just computed."""
+        drafters = [r.draft if isinstance(r.draft, Drafter) and r.draft.is_head else None for r, _ in parts]
+        if not any(drafters):
+            return
+        hidden = self.session.all_hidden(sum(n for _, n in parts))
+        first = 0
+        for (request, n), drafter in zip(parts, drafters, strict=True):
+            sequence = request.sequence
+            if drafter is not None and sequence is not None:
+                at, rows = sequence.n - n, hidden[first : first + n]
+                drafter.saw(sequence.number, request.ids[: sequence.n], at, rows, min(sequence.n, request.n))
+            first += n
 
     def _feed(self, parts: list[Part]) -> list[Part]:
         """Computes the parts in one batch, or fewer where the pool is too small."""
@@ -602,6 +626,7 @@ class Engine:
                     request.drop_guess()
                 else:
                     request.guess = request.guess[1:]
+                    self.totals["accepted"] += 1
                 if request.is_stepwise:
                     break
         except BaseException as error:  # also what would end the thread: others have their answers in it

@@ -17,6 +17,7 @@ from .arrays import Ids, Logits, common_prefix
 from .checks import whole
 from .choice import Choice
 from .context import Context
+from .drafting import Drafter
 from .generation import Generation
 from .options import SamplingOptions, spelled
 from .report import LlamaState, Timings
@@ -197,7 +198,6 @@ class ContextGenerating(Generating):
     """Generating and sampling with the context of a Llama."""
 
     prompt_progress: Callable[[int, int], None] | None
-    draft_model: Draft | None
     cache: BaseLlamaCache | None
     _sampler: Sampler | None
     _timings: Timings
@@ -205,6 +205,10 @@ class ContextGenerating(Generating):
     @property
     @abstractmethod
     def _ctx(self) -> Context: ...
+
+    @property
+    @abstractmethod
+    def _draft(self) -> Draft | Drafter | None: ...
 
     @abstractmethod
     def save_state(self) -> LlamaState: ...
@@ -292,7 +296,7 @@ class ContextGenerating(Generating):
                 choice,
                 is_continued=is_continued,
                 report=self.prompt_progress,
-                draft=self.draft_model,
+                draft=self._draft,
             )
         generation = Generation(
             self._ctx.engine, self._lock, request, note=self._note_timings, load_s=self._timings.load_s

@@ -111,7 +111,7 @@ class Loader:
         if free is not None and n_bytes > free:
             fits = auto_context(self.model, _host_room(self.model), replace(settings, n_pool=0))
             pool = settings.n_pool if settings.n_pool > n_ctx else 0
-            what = f"n_ctx={n_ctx:,}" + (f" and {pool:,} tokens of all conversations" if pool else "")
+            what = f"n_ctx={n_ctx}" + (f" and {pool:,} tokens of all conversations" if pool else "")
             raise OutOfMemoryError(
                 f"K/V for {what} takes {n_bytes / GIB:.1f} GiB, and {free / GIB:.1f} are free; "
                 f'n_ctx="auto" would take {fits:,}'
@@ -297,6 +297,16 @@ class Loader:
             if alone.expected.total_us <= plan.expected.total_us:
                 plan, self.devices = alone, one
         self.plan = plan
+
+    def needed_bytes(self) -> int:
+        """What the best plan takes of the devices' memory. Raises ArgumentError (a budget that is too small),
+        FileError, FormatError, UnsupportedError."""
+        from ..models.plan import find_statistics
+
+        if self.devices is None:
+            return 0
+        plan = self.planned(self.devices, find_statistics(self.model))
+        return plan.bytes.total if plan.uses_device else 0
 
     def planned(self, devices: Devices, statistics: Statistics) -> Plan:
         """The best plan for these. Raises ArgumentError."""

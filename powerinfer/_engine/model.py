@@ -37,6 +37,7 @@ class Model:
         predictor_type: str | None = None,
         use_mmap: bool = True,
         use_mlock: bool = False,
+        next_head: bool = False,
         load: bool = True,
         progress: Progress | None = None,
     ) -> None:
@@ -50,6 +51,8 @@ class Model:
         use_mmap: False copies the weights into memory of huge pages, a neuron's up and down rows side by
             side: slower to load, faster to read.
         use_mlock: keep the weights in RAM.
+        next_head: not the model but its head for further tokens (NextN, MTP), a model of one layer, whose
+            sessions read a hidden state beside each token.
         load: False only looks (names, shapes and types are checked); such a model can have no sessions.
         progress: called as progress(done, total) while weights are prepared; an exception from it ends
             loading.
@@ -59,6 +62,7 @@ class Model:
         than loading takes).
         """
         self.file = file if isinstance(file, ModelFile) else ModelFile(file)
+        self.next_head = next_head
         ffi, lib = _native.ffi, _native.lib
         options = ffi.new("pi_model_options *", lib.pi_model_defaults())
         options.activation = number_of("activation", ACTIVATION, activation)
@@ -67,6 +71,7 @@ class Model:
             options.predictor_type = formats.number(predictor_type)
         options.use_mmap = bool(use_mmap)
         options.use_mlock = bool(use_mlock)
+        options.next_head = bool(next_head)
         out = ffi.new("pi_model **")
         _native.check(lib.pi_model_open(self.file.handle, options, out))
         self._handle: Any = ffi.gc(out[0], lib.pi_model_close)
@@ -110,6 +115,7 @@ class Model:
             n_copied_bytes=native.n_copied_bytes,
             n_sign_bytes=native.n_sign_bytes,
             n_parameters=native.n_parameters,
+            n_next=native.n_next,
             n_recurrent=native.n_recurrent,
             n_state_bytes=native.n_state_bytes,
             rope=_native.ffi.string(native.rope).decode("utf-8", "replace"),

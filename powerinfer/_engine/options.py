@@ -150,7 +150,8 @@ class AsyncLlamaOptions(OtherLlamaOptions, total=False):
     pooling_type: int | str | None
     chat_format: str | None
     chat_handler: Callable[..., Any] | None
-    draft_model: Draft | None
+    draft_model: Draft | StrPath | None
+    n_draft: int | None
     lora_path: StrPath | Sequence[StrPath] | None
     lora_scale: float | Sequence[float]
     spm_infill: bool
@@ -194,23 +195,39 @@ class _Unset:
         return "..."
 
 
+class _Annotation(str):
+    """One that help() shows without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _shown(annotation: Any) -> Any:
+    return _Annotation(annotation) if isinstance(annotation, str) else annotation
+
+
 def spelled(options: type) -> Callable[[F], F]:
     """A function's signature with these options in the place of its **options, for help() and completion."""
 
     def spell(function: F) -> F:
         own = inspect.signature(function)
-        kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        kept = [
+            p.replace(annotation=_shown(p.annotation))
+            for p in own.parameters.values()
+            if p.kind is not p.VAR_KEYWORD
+        ]
         more = [
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=_Unset(),
-                annotation=getattr(kind, "__forward_arg__", kind),
+                annotation=_shown(getattr(kind, "__forward_arg__", kind)),
             )
             for name, kind in options.__annotations__.items()
             if name not in own.parameters
         ]
-        function.__signature__ = own.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
+        whole = own.replace(parameters=[*kept, *more], return_annotation=_shown(own.return_annotation))
+        function.__signature__ = whole  # type: ignore[attr-defined]
         return function
 
     return spell

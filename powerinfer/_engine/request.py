@@ -15,12 +15,14 @@ from ..errors import ArgumentError, ContextError
 from ._native import chunk_end
 from .arrays import Ids, Logits
 from .choice import Choice
+from .drafting import Drafter
 from .prefix_cache import Sequence, drop_ids
 from .session import Session
 from .types import TokenKind
 
 Reason = Literal["stop", "length", "time", "cancelled", "error"]
 Draft = Callable[[Ids], npt.ArrayLike]
+"""A user's: ids that may follow those of its argument."""
 
 _NO_IDS = np.empty(0, np.int32)
 
@@ -115,7 +117,7 @@ class Request:
     """Called as moved(n, keep, n_drop) when a context shift has dropped n_drop of n tokens behind `keep`."""
     report: Callable[[int, int], None] | None = None
     """Called as report(done, total) while the prompt is computed. What it raises ends the step."""
-    draft: Draft | None = None
+    draft: Draft | Drafter | None = None
     """Guesses ids that follow, which are computed together."""
     deadline: float | None = None
     """Of time.monotonic()."""
@@ -209,10 +211,14 @@ class Request:
         self.left_to_give -= 1
         return "stop" if self.choice.is_last(token) else "length" if not self.left_to_give else None
 
+    @property
+    def room_for_guesses(self) -> int:
+        """The token after them needs some too."""
+        return max(min(self.ids.size - self.n, self.left_to_give) - 1, 0)
+
     def take_guess(self, guess: Ids) -> None:
-        """Writes a guess behind the ids, as much of it as has room: the token after it needs some too."""
-        room = min(self.ids.size - self.n, self.left_to_give) - 1
-        self.guess = guess[: max(room, 0)]
+        """Writes a guess behind the ids, as much of it as has room."""
+        self.guess = guess[: self.room_for_guesses]
         self.ids[self.n : self.n + self.guess.size] = self.guess
 
     def drop_guess(self) -> None:

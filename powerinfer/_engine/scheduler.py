@@ -22,6 +22,7 @@ import numpy as np
 from ..errors import ArgumentError, BusyError, ClosedError
 from .arrays import Ids, Logits
 from .choice import Choice
+from .drafting import Drafter
 from .embedding import Vectors, embedding_request, pool, pooling_number
 from .engine import Engine
 from .expert_stats import ExpertWatch
@@ -47,7 +48,7 @@ class Scheduler:
         self,
         engine: Engine,
         *,
-        draft: Draft | None = None,
+        draft: Draft | Drafter | None = None,
         improve: Callable[[bool], Callable[[], object] | None] | None = None,
     ) -> None:
         """

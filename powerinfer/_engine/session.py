@@ -128,6 +128,9 @@ class Session:
         look_ahead: bool = True,
         live_experts: bool = True,
         fetch_experts: bool = False,
+        n_guesses: int = 0,
+        keep_hidden: bool = False,
+        beside: Session | None = None,
         progress: Progress | None = None,
     ) -> None:
         """
@@ -159,6 +162,10 @@ class Session:
             False: they stay where the plan puts them, so that the same input gives the same bits.
         fetch_experts: where a router reads its layer's input (SmallThinker), the CPU's cores fetch rows of a
             token's experts while the device is in attention. Changes no bits; not measured yet.
+        n_guesses: of models with recurrent layers: tokens that are generated together, of all sequences,
+            between which these can be gone back to; each takes as much memory as a sequence's state.
+        keep_hidden: each feed leaves the final hidden states of all its tokens, for `all_hidden`.
+        beside: a session whose threads compute this one, too; they take turns. n_threads is that one's.
         progress: called as progress(done, total) with bytes while weights are brought to devices; an
             exception from it ends that.
 
@@ -183,6 +190,10 @@ class Session:
         options.no_lookahead = not look_ahead
         options.frozen_experts = not live_experts
         options.fetch_experts = bool(fetch_experts)
+        options.n_guesses = _native.fit("n_guesses", n_guesses)
+        options.keep_hidden = bool(keep_hidden)
+        if beside is not None:
+            options.beside = beside.handle
         options.device, indices = devices_of(device)
         if plan is not None:
             options.plan = plan
@@ -207,7 +218,7 @@ class Session:
         self.thresholds: list[float] | None = None
         """Those of all layers that replaced the file's; None: none did."""
         self._lock = threading.RLock()
-        self._n_logits = 0
+        self._n_logits = self._n_fed = 0
         self._tap: tuple[Tap, dict[str, dict[int, npt.NDArray[np.float32]]]] | None = None
         # The engine's rows are copied here when they are asked for: its own memory moves when a batch
         # wants more rows.
@@ -252,6 +263,7 @@ class Session:
         pos: Sequence[int] | None = None,
         seq: int | Sequence[int] = 0,
         want_logits: bool | Sequence[int] | npt.NDArray[np.uint8] | None = None,
+        hidden: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """Computes tokens and appends them to their sequences.
 
@@ -259,6 +271,7 @@ class Session:
         seq: the sequence of all tokens, or of each.
         want_logits: of which tokens the logits are kept (a TokenKind of each, or True and False); True:
             all, False: none, None: the last.
+        hidden: [n_tokens, n_embd], for a model that is a head for further tokens: what it reads beside each.
 
         On the CPU a token's values depend on its own sequence only, to the bit, and a prompt that is cut into
         feeds where `_native.chunk_end` says gets the values that it gets whole.
@@ -286,6 +299,12 @@ class Session:
         batch.pos = ffi.NULL if places is None else ffi.from_buffer("int32_t[]", places)
         batch.seq = ffi.NULL if owners is None else ffi.from_buffer("int32_t[]", owners)
         batch.kind = ffi.NULL if wanted is None else ffi.from_buffer("uint8_t[]", wanted)
+        given = None
+        if hidden is not None:
+            given = np.ascontiguousarray(hidden, np.float32)
+            if given.shape != (n, self.model.info.n_embd):
+                raise ArgumentError(f"hidden has shape {given.shape}, not ({n}, {self.model.info.n_embd})")
+        batch.hidden = ffi.NULL if given is None else ffi.from_buffer("float[]", given)
         with self._lock:
             self._check_fed(_native.lib.pi_session_feed(self.handle, batch))
             self._keep(n, n_wanted)
@@ -312,7 +331,7 @@ class Session:
 
     def _keep(self, n: int, n_logits: int) -> None:
         """Notes what the engine has of the feed that is done: n tokens, and the logits of so many."""
-        self._n_logits = n_logits
+        self._n_logits, self._n_fed = n_logits, n
         if self._tap is not None:
             self._tap[0].show(self._tap[1], n)
         self._copied.clear()
@@ -358,6 +377,17 @@ class Session:
         with self._lock:
             out = np.empty(self.model.info.n_embd, np.float32)
             pointer = _native.lib.pi_session_hidden(self.handle, self._row(index))
+            _native.ffi.memmove(_native.ffi.from_buffer(out), pointer, out.nbytes)
+            return out
+
+    def all_hidden(self, n: int) -> npt.NDArray[np.float32]:
+        """A copy of the final normed hidden states [n, n_embd] of the last feed's n tokens, in their order.
+        Raises ArgumentError unless the session keeps them (keep_hidden) and has fed so many."""
+        with self._lock:
+            pointer = _native.lib.pi_session_all_hidden(self.handle)
+            if pointer == _native.ffi.NULL or n != self._n_fed:
+                raise ArgumentError(f"the hidden states of {n} tokens are not there")
+            out = np.empty((n, self.model.info.n_embd), np.float32)
             _native.ffi.memmove(_native.ffi.from_buffer(out), pointer, out.nbytes)
             return out
 

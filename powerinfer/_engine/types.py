@@ -28,6 +28,7 @@ ACTIVATION = {
     "gelu_tanh": 4,
     "clamped": 5,
     "relu2": 6,
+    "xielu": 7,
 }
 PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
 GATING = {"none": 0, "softmax": 1, "sigmoid": 2, "softmax over the chosen": 3}
@@ -111,7 +112,8 @@ class ModelInfo:
     n_vocab: int
     n_ctx_train: int
     activation: str
-    """Of the feed-forward: "relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh", or gpt-oss's "clamped"."""
+    """Of the feed-forward: "relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh", gpt-oss's "clamped" or
+    Apertus's "xielu"."""
     activation_threshold: float
     """A gate at or below it counts as silent (FATReLU); 0 for plain ReLU."""
     is_gated: bool
@@ -145,6 +147,8 @@ class ModelInfo:
     n_sign_bytes: int
     """Memory that the sign predictor takes, once loaded."""
     n_parameters: int
+    n_next: int
+    """Layers of the file behind the others, which guess at further tokens (NextN, MTP)."""
     n_recurrent: int
     """Layers that know earlier tokens by a state alone, of which every sequence has one."""
     n_state_bytes: int

@@ -62,19 +62,18 @@ class ChatFormat:
         parts. add_generation_prompt: end with the beginning of the answer. bos, eos: texts of those tokens.
         variables: more for the template (`enable_thinking=False`). Raises ChatFormatError.
         """
+        given = {"add_generation_prompt": add_generation_prompt, "tools": tools}
+        return self._checked(messages, bos_token=bos, eos_token=eos, **given, **variables)[0]
+
+    def _checked(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> tuple[str, Sequence[str]]:
         checked = [self._check(i, message) for i, message in enumerate(messages)]
         if not checked:
             raise ChatFormatError("a conversation needs at least one message")
-        return render_template(
-            self.name,
-            self.template,
-            messages=checked,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            bos_token=bos,
-            eos_token=eos,
-            **variables,
-        )
+        return self._write(checked, **variables)
+
+    def _write(self, messages: list[dict[str, Any]], **variables: Any) -> tuple[str, Sequence[str]]:
+        """The text, and what ends the answer to it."""
+        return render_template(self.name, self.template, messages=messages, **variables), self.stop
 
     def encode(
         self,
@@ -85,6 +84,7 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         safe: bool = True,
         continue_final: bool = False,
+        stops: list[str] | None = None,
         **variables: Any,
     ) -> list[int]:
         """The conversation as token ids, with one BOS token at the beginning if the model wants one.
@@ -95,7 +95,7 @@ class ChatFormat:
         next to it.
 
         continue_final: end within the last message, which is the assistant's, so that the answer goes on
-        with it.
+        with it. stops: texts that end the answer are added there.
         """
         bos = "" if tokenizer.bos is None else tokenizer.text(tokenizer.bos).decode("utf-8", "replace")
         eos = "" if tokenizer.eos is None else tokenizer.text(tokenizer.eos).decode("utf-8", "replace")
@@ -110,9 +110,10 @@ class ChatFormat:
         if continue_final:
             messages, cut = _with_cut(messages)
             add_generation_prompt = False
-        text = self.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, bos=bos, eos=eos, **variables
-        )
+        given = {"add_generation_prompt": add_generation_prompt, "tools": tools}
+        text, ends = self._checked(messages, bos_token=bos, eos_token=eos, **given, **variables)
+        if stops is not None:
+            stops += ends
         if cut:
             text, found, _ = text.rpartition(cut)
             if not found:
@@ -154,7 +155,7 @@ class ChatFormat:
         ):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ChatFormatError(
-                f"{where} has a part of type {kind!r}; only parts of type 'text' are supported"
+                f"{where} has a part of type {kind!r}; only parts of type 'text' are supported, no images"
             )
         text: str = part["text"]
         return text

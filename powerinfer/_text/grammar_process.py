@@ -23,8 +23,9 @@ from typing import Any
 FORK, KILL = b"F", b"K"
 """Commands, before the number of a child: 8 bytes. FORK comes with the child's end of a socket."""
 READY = b"R"
-ANSWERED, FAILED = b"M", b"E"
-"""What a message of a child begins with: then come a mask, or what is wrong with the grammar."""
+BEGUN, ANSWERED, FAILED = b"B", b"M", b"E"
+"""What a message of a child begins with. BEGUN comes first, or there is no child; with ANSWERED comes a mask,
+with FAILED what is wrong with the grammar."""
 
 COMPILE_CPU_S = 5
 MASK_CPU_S = 2
@@ -100,7 +101,11 @@ def _serve(control: socket.socket, tokenizer: Any) -> None:
             break
         name = message[1:]
         if message[:1] == FORK:
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:  # the other end sees that nobody is there
+                os.close(fds[0])
+                continue
             if not pid:
                 signal.set_wakeup_fd(-1)
                 for end in (control, wake, woken):
@@ -134,6 +139,7 @@ def _child(sock: socket.socket, tokenizer: Any) -> None:
             n_bytes = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (n_bytes, n_bytes))
         _limit_cpu(COMPILE_CPU_S)
+        write(sock, BEGUN)
         _answer(sock, tokenizer)
     except BaseException as error:
         with suppress(BaseException):

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import ArgumentError, BusyError, ClosedError, UnsupportedError
+from ..errors import ArgumentError, BusyError, ClosedError, OutOfMemoryError, UnsupportedError
 from .grammar import LlamaGrammar, Logits, allowed_of_bits, need_llguidance
-from .grammar_process import ANSWERED, FORK, KILL, READY, write
+from .grammar_process import ANSWERED, BEGUN, FORK, KILL, READY, write
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 2  # grammars that are compiled at the same time
 _TICK_S = 0.05  # how often a thread that waits looks whether it still should
 _START_S = 120.0
+_NO_PROCESS = "the system has no process for a grammar"
 
 
 class Grammars:
@@ -67,8 +68,9 @@ class Grammars:
 
         deadline: of time.monotonic(). is_gone: asked now and then whether nobody wants it any more.
 
-        Raises ArgumentError for a grammar that is not valid or takes too long or too much memory, BusyError,
-        TimeoutError, ClosedError, UnsupportedError.
+        Raises ArgumentError for a grammar that is not valid or takes too long or too much memory,
+        OutOfMemoryError where the system has no process for it, BusyError, TimeoutError, ClosedError,
+        UnsupportedError.
         """
         need_llguidance()
         with self._lock:
@@ -146,19 +148,23 @@ class Grammars:
         if self._closed:
             raise ClosedError("the request was cancelled")
         ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(_START_S)
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        with other:
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.grammar_process", str(other.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[other.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
-            )
+        try:
+            with other:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", f"{__package__}.grammar_process", str(other.fileno())],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[other.fileno()],
+                    env={**os.environ, "PYTHONPATH": path},
+                )
+        except OSError as error:
+            ours.close()
+            raise OutOfMemoryError(f"{_NO_PROCESS}: {error}") from None
         self._process, self._control = process, ours
-        ours.settimeout(_START_S)
         try:
             assert process.stdin is not None
             with suppress(BrokenPipeError), process.stdin:
@@ -168,7 +174,9 @@ class Grammars:
             said = str(error).encode()
         if said != READY:
             self._stop()
-            raise UnsupportedError(said[1:].decode("utf-8", "replace") or "the process of grammars has ended")
+            if not said:
+                raise OutOfMemoryError(_NO_PROCESS)
+            raise UnsupportedError(said[1:].decode("utf-8", "replace"))
 
     def _stop(self) -> None:
         process, control = self._process, self._control
@@ -201,8 +209,9 @@ class RemoteConstraint:
         self._end: Callable[[], None] | None = end
         self._lock = threading.Lock()
         self._buffer = bytearray()
+        self._is_begun = False
         self._bits: bytes | None = None
-        self._error: str | None = None
+        self._error: Exception | None = None
 
     is_complete = False
     """Not known at once: after a complete answer the mask allows nothing but its end."""
@@ -224,16 +233,18 @@ class RemoteConstraint:
             except OSError:
                 part = b""
             if not part:
-                self._error = "the grammar takes too much time or memory"
+                too_much = ArgumentError("the grammar takes too much time or memory")
+                self._error = too_much if self._is_begun else OutOfMemoryError(_NO_PROCESS)
             self._buffer += part
-            size = int.from_bytes(self._buffer[:4], "little")
-            if len(self._buffer) >= 4 + size > 4:
-                message = bytes(self._buffer[4 : 4 + size])
-                self._buffer.clear()
-                if message[:1] == ANSWERED:
+            while len(self._buffer) >= (end := 4 + int.from_bytes(self._buffer[:4], "little")) > 4:
+                message = bytes(self._buffer[4:end])
+                del self._buffer[:end]
+                if message[:1] == BEGUN:
+                    self._is_begun = True
+                elif message[:1] == ANSWERED:
                     self._bits = message[1:]
                 else:
-                    self._error = message[1:].decode("utf-8", "replace")
+                    self._error = ArgumentError(message[1:].decode("utf-8", "replace"))
         return True
 
     def wait(self, timeout_s: float) -> bool:
@@ -247,9 +258,9 @@ class RemoteConstraint:
         return True
 
     def check(self) -> None:
-        """Raises ArgumentError if the grammar has failed."""
+        """Raises ArgumentError if the grammar has failed, OutOfMemoryError if it was never begun."""
         if self._error is not None:
-            raise ArgumentError(self._error)
+            raise self._error
 
     def mask(self, logits: Logits) -> None:
         """As Constraint.mask(); waits for the other process."""

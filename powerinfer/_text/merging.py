@@ -64,6 +64,15 @@ codecs.register_error(_REPLACE_EACH_BYTE, _replace_each_byte)
 codecs.register_error(_ESCAPE_WHOLE_CHARACTER, _escape_whole_character)
 
 
+def scores_of_merges(texts: Sequence[str], merges: Sequence[str]) -> list[float]:
+    """Scores that join as "left right" merges in their order do; tokens that no merge makes are single
+    characters, or never made."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault(merge.replace(" ", "", 1), rank)
+    return [-float(ranks.get(text, len(merges))) for text in texts]
+
+
 class SentencePieceWords:
     """The merges of a SentencePiece BPE vocabulary."""
 

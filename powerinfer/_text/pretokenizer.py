@@ -30,16 +30,21 @@ def _cl100k(digits: str, marks: str = "") -> str:
     )
 
 
-def _cased(tail: str, digits: str) -> str:
+# Only ASCII letters have a case here, as in llama.cpp; for other scripts every letter is both.
+_ASCII_CASE = (r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]")
+_CASE = (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]")
+
+
+def _cased(tail: str, digits: str, *, case: tuple[str, str] = _ASCII_CASE, after: str = r"[\r\n/]*") -> str:
     """The pattern family that cuts where the letter case changes (Tekken, GPT-4o).
 
-    Only ASCII letters have a case here, as in llama.cpp; for other scripts every letter is both.
+    case: letters that begin a word, and those that go on with it. after: what punctuation takes along.
     """
-    upper, lower = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
+    upper, lower = case
     head = r"[^\r\n\p{L}\p{N}]?"
     return (
         f"{head}{upper}*{lower}+{tail}|{head}{upper}+{lower}*{tail}|{digits}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+{after}|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
 
 
@@ -90,14 +95,21 @@ _PLAIN = PreTokenizer((_GPT2,))
 _SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2))
 _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|"
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
-_DEEPSEEK3 = PreTokenizer(
-    (
-        r"\p{N}{1,3}",
-        "[一-龥぀-ゟ゠-ヿ]+",
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    )
+_DEEPSEEK3_WORDS = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_DEEPSEEK3 = PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3_WORDS))
+# Han, kana, Kangxi radicals, Thai, Lao, Khmer, Myanmar and Hangul, which have no spaces or are cut apart.
+_ASIA = (
+    "\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff"
+)
+_NO_HAN = (
+    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]",
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]",
+)
+_JAIS_SPACES = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
 _GPT4O = PreTokenizer((_cased(_ASCII_CONTRACTION + "?", r"\p{N}{1,3}"),))
 
 _SCHEMES: tuple[tuple[str, PreTokenizer], ...] = (
@@ -106,11 +118,11 @@ _SCHEMES: tuple[tuple[str, PreTokenizer], ...] = (
     ("dbrx smaug-bpe", PreTokenizer(_LLAMA3.patterns)),
     ("chatglm-bpe", PreTokenizer(_LLAMA3.patterns, default_bos=False)),
     ("glm4", PreTokenizer(_LLAMA3.patterns, ignore_merges=True, default_bos=False)),
-    ("qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan grok-2", _QWEN2),
+    ("qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan grok-2 solar-open f2llmv2", _QWEN2),
     ("qwen35", PreTokenizer((_cl100k(r"\p{N}", marks=r"\p{M}"),))),
     ("falcon", PreTokenizer((_PUNCTUATION + "`]+", _GPT2, r"[0-9][0-9][0-9]"))),
-    ("gpt-2 phi-2 mpt olmo jais exaone4 trillion gigachat mellum a.x-4.0", _PLAIN),
-    ("starcoder refact command-r smollm codeshell exaone minerva-7b", _SINGLE_DIGITS),
+    ("gpt-2 phi-2 mpt olmo jais exaone4 trillion gigachat mellum a.x-4.0 granite-docling", _PLAIN),
+    ("starcoder refact command-r smollm codeshell exaone minerva-7b mellum2", _SINGLE_DIGITS),
     (
         "deepseek-llm",
         PreTokenizer(
@@ -125,9 +137,64 @@ _SCHEMES: tuple[tuple[str, PreTokenizer], ...] = (
         ),
     ),
     ("deepseek-coder", PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_EAST_ASIA, r"\p{N}"))),
-    ("deepseek-v3 hunyuan-dense", _DEEPSEEK3),
+    ("deepseek-v3 hunyuan-dense joyai-llm", _DEEPSEEK3),
     ("tekken", PreTokenizer((_cased("", r"\p{N}"),), ignore_merges=True, add_bos=True)),
-    ("gpt-4o llama4", _GPT4O),
+    ("gpt-4o llama4 minimax-m2 kanana2", _GPT4O),
+    (
+        "tiny_aya cohere2moe",
+        PreTokenizer(
+            (
+                r"\d{1,3}(?=(?:\d{3})*\b)",
+                _cased(_ASCII_CONTRACTION + "?", r"\p{N}{1,3}", case=_CASE),
+            )
+        ),
+    ),
+    (
+        "kimi-k2",
+        PreTokenizer(
+            (r"\p{Han}+|" + _cased(_ASCII_CONTRACTION + "?", r"\p{N}{1,3}", case=_NO_HAN, after=r"[\r\n]*"),)
+        ),
+    ),
+    (
+        "youtu",
+        PreTokenizer(
+            (
+                "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+                _cased(_ASCII_CONTRACTION + "?", r"\p{N}", case=_CASE),
+            ),
+            ignore_merges=True,
+        ),
+    ),
+    ("superbpe", PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"))),
+    (
+        "bailingmoe bailingmoe2 llada-moe",
+        PreTokenizer((_cl100k(r"\p{N}").replace(r"\s*[\r\n]+|", r"\s*[\r\n]|"),)),
+    ),
+    (
+        "seed-coder",
+        PreTokenizer((_cl100k(r"\p{N}").replace(r"[^\s\p{L}\p{N}]+[\r\n]*|", r"[^\s\p{L}\p{N}\r\n]+|"),)),
+    ),
+    (
+        "exaone-moe",
+        PreTokenizer(
+            (
+                rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+                r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+            )
+        ),
+    ),
+    # Runs of digits in threes, counted from their end.
+    (
+        "afmoe",
+        PreTokenizer(
+            (r"\p{N}+", r"\p{N}{1,3}(?=(?:\p{N}{3})*\z)", f"[{_ASIA}]+", _DEEPSEEK3_WORDS),
+        ),
+    ),
+    (
+        "jais2",
+        PreTokenizer((_cl100k(r"\p{N}{1,3}").removesuffix(r"|\s+(?!\S)|\s+") + rf"|{_JAIS_SPACES}|\s",)),
+    ),
+    ("laguna", PreTokenizer((r"[^\n]+|[\n]+", _cl100k(r"\p{N}")))),
     ("poro-chat bloom gpt3-finnish", PreTokenizer((_BLOOM,))),
     ("viking", PreTokenizer((_BLOOM, r"\p{N}"))),
 )

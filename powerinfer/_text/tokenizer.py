@@ -1,10 +1,11 @@
 """Text to token ids and back, from the metadata of a GGUF file.
 
-Two kinds of vocabulary (`tokenizer.ggml.model`):
+Kinds of vocabulary (`tokenizer.ggml.model`):
 
 `llama`  SentencePiece BPE. Spaces are written U+2581. Start from single characters; as long as two
          neighbours together are a token, join the pair whose token has the highest score, the left-most one
          where scores are equal. A character that is no token becomes one byte token (`<0x41>`) per byte.
+`gemma4` the same, with the places of merges for scores, and no space in front of a text.
 `gpt2`   byte-level BPE: `pretokenizer` cuts words, every byte is written as a printable character, and
          neighbours are joined in the order of the list `tokenizer.ggml.merges`.
 
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .merging import BYTE_OF_CHAR, SPACE, ByteLevelWords, SentencePieceWords
+from .merging import BYTE_OF_CHAR, SPACE, ByteLevelWords, SentencePieceWords, scores_of_merges
 from .metadata import (
     TokenizerError,
     decode_all,
@@ -97,9 +98,9 @@ class Tokenizer:
     """The vocabulary of one model. Immutable after construction; safe to use from several threads.
 
     Attributes: `n_vocab`; special ids `bos eos eot eom unk sep pad mask cls nl`, None where the model has
-    none; the file's wishes `add_bos`, `add_eos` and `add_space_prefix`; `model` ("llama" or "gpt2"), `pre`
-    (the scheme in use, "" for "llama"); `notice`: a sentence for the user about something that was guessed,
-    or None.
+    none; the file's wishes `add_bos`, `add_eos` and `add_space_prefix`; `model` ("llama", "gemma4" or
+    "gpt2"), `pre` (the scheme in use, "" but for "gpt2"); `notice`: a sentence for the user about something
+    that was guessed, or None.
     """
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
@@ -107,9 +108,10 @@ class Tokenizer:
         self.model = get_string(meta, "tokenizer.ggml.model")
         if self.model is None:
             raise TokenizerError("the file has no tokenizer: the key 'tokenizer.ggml.model' is missing")
-        if self.model not in ("llama", "gpt2"):
+        if self.model not in ("llama", "gpt2", "gemma4"):
             raise TokenizerError(
-                f"the tokenizer model {self.model!r} is not supported (supported are 'llama' and 'gpt2')"
+                f"the tokenizer model {self.model!r} is not supported (supported are 'llama', 'gemma4' and "
+                "'gpt2')"
             )
         self._tokens = get_byte_strings(meta, "tokenizer.ggml.tokens")
         self.n_vocab = len(self._tokens)
@@ -129,15 +131,20 @@ class Tokenizer:
         self._types: list[int] = types.tolist()
         self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})  # as shown, and with `special`
         self._with_text: dict[tuple[str, ...], tuple[int, ...]] = {}
-        is_llama = self.model == "llama"
+        is_llama = self.model != "gpt2"
         self.pre, scheme = ("", PreTokenizer((), add_bos=True)) if is_llama else self._choose_pre(meta)
-        self.add_space_prefix = is_llama and bool(get_number(meta, "tokenizer.ggml.add_space_prefix", True))
+        self.add_space_prefix = is_llama and bool(
+            get_number(meta, "tokenizer.ggml.add_space_prefix", self.model == "llama")
+        )
         self.add_bos = bool(get_number(meta, "tokenizer.ggml.add_bos_token", scheme.add_bos))
         self.add_eos = bool(get_number(meta, "tokenizer.ggml.add_eos_token", False))
         self._read_special_ids(meta, scheme)
         self._words: SentencePieceWords | ByteLevelWords
         if is_llama:
             scores = get_numbers(meta, "tokenizer.ggml.scores", self.n_vocab, np.float64, default=0.0)
+            if self.model == "gemma4":
+                merges = decode_all(get_byte_strings(meta, "tokenizer.ggml.merges"))
+                scores = np.array(scores_of_merges(self._texts, merges), np.float64)
             self._words = SentencePieceWords(self._ids, scores, self.unk or 0)
         else:
             self._words = ByteLevelWords(self._ids, get_byte_strings(meta, "tokenizer.ggml.merges"), scheme)
@@ -257,7 +264,7 @@ class Tokenizer:
             return bytes([int(match[1], 16)]) if match else self._tokens[token]
         if kind != NORMAL:
             return b""
-        if self.model == "llama":
+        if self.model != "gpt2":
             return self._tokens[token].replace(_SPACE, b" ")
         return b"".join(
             BYTE_OF_CHAR.get(c) or c.encode("utf-8", "surrogateescape") for c in self._texts[token]
@@ -341,7 +348,7 @@ class Tokenizer:
         return pre, scheme
 
     def _read_special_ids(self, meta: Mapping[str, Any], scheme: PreTokenizer) -> None:
-        is_llama = self.model == "llama"
+        is_llama = self.model != "gpt2"
         bos = (1 if is_llama else 11) if scheme.default_bos else None
 
         def special_id(key: str, default: int | None = None, *, strict: bool = False) -> int | None:

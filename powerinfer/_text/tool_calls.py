@@ -16,13 +16,14 @@ import re
 import secrets
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ArgumentError
 from ..types import ToolCall
 from .grammar import LlamaGrammar, closed, need_llguidance
 from .tokenizer import Tokenizer
+from .tool_styles import JsonStyle, NamedStyle, PythonStyle, Style, TagStyle, literals, marks
 
 Tool = Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -42,31 +43,33 @@ class ToolFormat:
     """What stands before a call; "" where an answer that begins with "{" is one."""
     close: str = ""
     """What stands after it; "": the end of the answer."""
-    arguments: str = "arguments"
-    """The key of the arguments, beside "name"."""
+    style: Style = field(default_factory=JsonStyle)
+    """How a call is written."""
     is_list: bool = False
-    """All calls stand in one JSON list."""
+    """All calls stand in one list."""
+    is_group: bool = False
+    """All calls stand between one pair of marks."""
+    line: str = ""
+    """Between marks and calls."""
     separator: str | None = None
     """Between calls; None: there is only one."""
     described: bool = False
     """The template knows nothing of tools."""
+    in_system: bool = False
+    """The template takes tools as text, from the system message."""
 
     @classmethod
     def of(cls, template: str) -> ToolFormat:
         """The family of a chat template."""
         if not re.search(r"\btools\b", template):
             return _DESCRIBED
-        if "[TOOL_CALLS]" in template:
-            return _MISTRAL_ARGS if "[ARGS]" in template else _MISTRAL
-        if "<tool_call>" in template:
-            return _HERMES
-        if "<|channel|>" in template:
-            return _HARMONY
-        return _LLAMA_3
+        found = (form for texts, form in _FORMATS if all(text in template for text in texts))
+        return next(found, _LLAMA_3)
 
     def special(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Control tokens that are part of a call's text."""
-        texts = (self.open, self.close, "[ARGS]", "<|python_tag|>")
+        texts = [self.open, self.close, "[ARGS]"]
+        texts += [mark for text in (self.open, self.close, *self.style.texts) for mark in marks(text)]
         ids = (tokenizer.id_of(text) for text in texts if text)
         return frozenset(i for i in ids if i is not None and not tokenizer.is_eog(i))
 
@@ -78,43 +81,35 @@ class ToolFormat:
         """Messages and tools as the template takes them: arguments of earlier calls as mappings, not text."""
         if self.described:
             return _described(messages, tools), None
-        return [_with_mappings(message) for message in messages], list(tools) or None
+        prepared = [_with_mappings(message) for message in messages]
+        if self.in_system and tools:
+            return _in_system(prepared, tools), None
+        return prepared, list(tools) or None
 
     # -- a call that must come
 
     def grammar(self, tools: Sequence[Tool], tokenizer: Tokenizer, *, one: bool = False) -> LlamaGrammar:
         """What an answer of nothing but calls looks like. one: of a single call."""
         lines = [f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
-        args, channels = self.name == "mistral-args", self is _HARMONY
+
+        def literal(text: str) -> str:
+            return _literal(text, tokenizer)
+
         for i, tool in enumerate(tools):
             function = tool["function"]
             schema = {**(function.get("parameters") or {"type": "object"})}
             schema.setdefault("type", "object")
-            name = json.dumps(function["name"])
-            begin = (
-                f"{json.dumps(function['name'])} {_literal('[ARGS]', tokenizer)}"
-                if args
-                else json.dumps(f'{{"name": {name}, "{self.arguments}": ')
-            )
-            end = "" if args or channels else ' "}"'
-            if channels:
-                to = json.dumps(f"commentary to=functions.{function['name']} ")
-                begin = (
-                    f"{_literal('<|channel|>', tokenizer)} {to} {_literal('<|constrain|>', tokenizer)} "
-                    f'"json" {_literal("<|message|>", tokenizer)}'
-                )
-            lines += [f"call_{i}: {begin} args_{i}{end}", f"args_{i}: %json {json.dumps(closed(schema))}"]
-        wrapped = "call"
-        if self.open and not self.is_list:
-            line_break = '"\\n"' if self.close else ""
-            close = f"{line_break} {_literal(self.close, tokenizer)}" if self.close else ""
-            wrapped = f"{_literal(self.open, tokenizer)} {line_break} call {close}"
+            lines += self.style.rule(i, function["name"], closed(schema), literal)
+        begin, end = (literals(text, literal) for text in (self.open + self.line, self.line + self.close))
+        end = end if self.close else ""
         more = ""
         if self.separator is not None and not one:
             more = f" ({json.dumps(self.separator) if self.separator else ''} wrapped){{0,{MAX_CALLS - 1}}}"
-        start = f"wrapped{more}"
+        wrapped, start = f"{begin} call {end}", f"wrapped{more}"
         if self.is_list:
-            start = f'{_literal(self.open, tokenizer)} "[" {start} "]"'
+            wrapped, start = "call", f'{begin} "[" {start} "]" {end}'
+        elif self.is_group:
+            wrapped, start = "call", f"{begin} {start} {end}"
         lark = "\n".join([f"start: {start}", f"wrapped: {wrapped}", *lines])
         return LlamaGrammar.unchecked(need_llguidance().LLMatcher.grammar_from_lark(lark))
 
@@ -127,12 +122,154 @@ class ToolFormat:
         return f"call_{secrets.token_hex(12)}"
 
 
-_HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", separator="\n")
-_DESCRIBED = ToolFormat("described", "<tool_call>", "</tool_call>", separator="\n", described=True)
-_MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", is_list=True, separator=", ")
-_MISTRAL_ARGS = ToolFormat("mistral-args", "[TOOL_CALLS]", separator="")
-_LLAMA_3 = ToolFormat("llama-3", "", arguments="parameters")
-_HARMONY = ToolFormat("harmony", "")  # channels.py finds its calls
+_HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", separator="\n", line="\n")
+_DESCRIBED = replace(_HERMES, name="described", described=True)
+_LLAMA_3 = ToolFormat("llama-3", "", style=JsonStyle(arguments="parameters"))
+# channels.py finds its calls.
+_HARMONY = ToolFormat(
+    "harmony", "", style=NamedStyle("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>")
+)
+_IN_TAGS = TagStyle(("<function=", ">\n"), ("<parameter=", ">\n"), ("", "\n</parameter>\n"), "</function>")
+
+# What a template has in it that belongs to a format; the first that fits is meant.
+_FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
+    (
+        ("[TOOL_CALLS]", "[ARGS]"),
+        ToolFormat(
+            "mistral-args",
+            "[TOOL_CALLS]",
+            style=NamedStyle("", "[ARGS]", before_pattern=r"(?:\[TOOL_CALLS\])?"),
+            separator="",
+        ),
+    ),
+    (("[TOOL_CALLS]",), ToolFormat("mistral", "[TOOL_CALLS]", is_list=True, separator=", ")),
+    (
+        ("<arg_key>",),  # GLM 4.5 and later
+        replace(
+            _HERMES,
+            name="glm-4.5",
+            line="",
+            style=TagStyle(("", "\n"), ("<arg_key>", "</arg_key>\n"), ("<arg_value>", "</arg_value>\n")),
+        ),
+    ),
+    (
+        ("<seed:tool_call>",),
+        ToolFormat(
+            "seed", "<seed:tool_call>", "</seed:tool_call>", style=_IN_TAGS, separator="\n", line="\n"
+        ),
+    ),
+    (("<tool_call>", "<function="), replace(_HERMES, name="qwen3-coder", style=_IN_TAGS)),
+    (
+        ("<minimax:tool_call>",),
+        ToolFormat(
+            "minimax",
+            "<minimax:tool_call>",
+            "</minimax:tool_call>",
+            style=TagStyle(
+                ('<invoke name="', '">\n'), ('<parameter name="', '">'), ("", "</parameter>\n"), "</invoke>"
+            ),
+            is_group=True,
+            separator="\n",
+            line="\n",
+        ),
+    ),
+    (
+        ("<|tool_calls_section_begin|>",),  # Kimi K2
+        ToolFormat(
+            "kimi",
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            style=NamedStyle(
+                "<|tool_call_begin|>functions.",
+                ":0<|tool_call_argument_begin|>",
+                "<|tool_call_end|>",
+                before_pattern=r"<\|tool_call_begin\|>\s*(?:functions\.)?",
+                between_pattern=r"(?::\d+)?\s*<\|tool_call_argument_begin\|>",
+            ),
+            is_group=True,
+            separator="",
+        ),
+    ),
+    (
+        ("<｜tool▁calls▁begin｜>", "```json"),  # DeepSeek V3 and R1
+        ToolFormat(
+            "deepseek",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+            style=NamedStyle(
+                "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>"
+            ),
+            is_group=True,
+            separator="\n",
+        ),
+    ),
+    (
+        ("<｜tool▁calls▁begin｜>",),  # DeepSeek V3.1
+        ToolFormat(
+            "deepseek-v3.1",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+            style=NamedStyle("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+            is_group=True,
+            separator="",
+        ),
+    ),
+    (
+        ("<|tool_call_start|>",),  # LFM2
+        ToolFormat(
+            "lfm2",
+            "<|tool_call_start|>",
+            "<|tool_call_end|>",
+            style=PythonStyle(),
+            is_list=True,
+            separator=", ",
+        ),
+    ),
+    (
+        ("<function_calls>",),  # OLMo 3
+        ToolFormat(
+            "olmo-3",
+            "<function_calls>",
+            "</function_calls>",
+            style=PythonStyle(),
+            is_group=True,
+            separator="\n",
+        ),
+    ),
+    (
+        ("<|START_ACTION|>",),  # Command R7B and A
+        ToolFormat(
+            "command-r7b",
+            "<|START_ACTION|>",
+            "<|END_ACTION|>",
+            style=JsonStyle("tool_name", "parameters"),
+            is_list=True,
+            separator=", ",
+        ),
+    ),
+    (
+        ("Action:", "tool_name"),  # Command R
+        ToolFormat(
+            "command-r",
+            "Action: ```json\n",
+            "```",
+            style=JsonStyle("tool_name", "parameters"),
+            is_list=True,
+            separator=", ",
+        ),
+    ),
+    (("<TOOLCALL>",), ToolFormat("nemotron", "<TOOLCALL>", "</TOOLCALL>", is_list=True, separator=", ")),
+    (("<tool_calls>",), ToolFormat("hunyuan", "<tool_calls>", "</tool_calls>", is_list=True, separator=", ")),
+    (("<tool_call>",), _HERMES),
+    (
+        ("<|tool|>", "<|/tool|>"),  # Phi-4-mini
+        ToolFormat("phi-4", "<|tool_call|>", "<|/tool_call|>", is_list=True, separator=", ", in_system=True),
+    ),
+    (("<|tool_call|>",), ToolFormat("granite", "<|tool_call|>", is_list=True, separator=", ")),
+    ((" functools[",), ToolFormat("functools", " functools", is_list=True, separator=", ")),
+    (("<|channel|>",), _HARMONY),
+    (("<|observation|>",), ToolFormat("glm-4", "", style=NamedStyle("", "\n"))),
+)
 
 
 class ToolCallParser:
@@ -143,7 +280,7 @@ class ToolCallParser:
         self._form = form
         self._one = one
         self._is_over = False
-        self._names = {tool["function"]["name"] for tool in tools}
+        self._names = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         self._text = ""
         self._inside = False
         self._begun = False
@@ -214,14 +351,17 @@ class ToolCallParser:
             yield from calls or [form.open + body + form.close]
 
     def _bare(self) -> Iterator[str | ToolCall]:
-        """An answer that begins with "{" may be a call as a whole."""
+        """An answer that begins with "{", or with a name and a line break, may be a call as a whole."""
         if self._inside:
             return
         if not self._begun:
             begin = self._text.lstrip()
-            if not begin or "<|python_tag|>".startswith(begin):
+            starts: tuple[str, ...] = ("{", "<|python_tag|>")
+            if isinstance(self._form.style, NamedStyle):
+                starts = tuple(f"{name}\n" for name in self._names)
+            if not begin or any(start.startswith(begin) and start != begin for start in starts):
                 return
-            self._inside = begin.startswith(("{", "<|python_tag|>"))
+            self._inside = begin.startswith(starts)
             self._begun = True
         if not self._inside:
             shown, self._text = self._text, ""
@@ -230,7 +370,7 @@ class ToolCallParser:
 
     def _calls(self, body: str) -> Iterator[ToolCall]:
         """The calls in a text that holds nothing else; none if there is one that cannot be."""
-        found = [self._checked(*pair) for pair in _read_calls(body)]
+        found = [self._checked(*pair) for pair in self._form.style.read(body, self._names)]
         if all(call is not None for call in found):
             yield from (call for call in found if call is not None)
 
@@ -248,32 +388,6 @@ class ToolCallParser:
             "type": "function",
             "function": {"name": name, "arguments": text},
         }
-
-
-def _read_calls(body: str) -> list[tuple[Any, Any]]:
-    """(name, arguments) of JSON objects, lists of them, and name[ARGS]{...}, one after the other."""
-    body = body.strip().removeprefix("<|python_tag|>")
-    decoder, found, at = json.JSONDecoder(), [], 0
-    nothing: list[tuple[Any, Any]] = []
-    while at < len(body):
-        if body[at].isspace() or body[at] in ",;":
-            at += 1
-            continue
-        named = re.compile(r"(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[ARGS\])\s*(?=\{)").match(body, at)
-        try:
-            value, at = decoder.raw_decode(body, named.end() if named else at)
-        except (ValueError, RecursionError):
-            return nothing
-        if named:
-            found.append((named[1], value))
-            continue
-        for item in value if isinstance(value, list) else [value]:
-            if not isinstance(item, dict):
-                return nothing
-            if isinstance(item.get("function"), dict):
-                item = item["function"]
-            found.append((item.get("name"), item.get("arguments", item.get("parameters", {}))))
-    return found
 
 
 def _held_back(text: str, mark: str) -> int:
@@ -362,6 +476,14 @@ def _with_mapping(call: Any) -> Any:
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _in_system(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """With the functions' descriptions as `tools` of the system message."""
+    listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    first = messages[0] if messages and messages[0].get("role") == "system" else None
+    system = {**(first or {"role": "system", "content": ""}), "tools": listed}
+    return [system, *(messages[1:] if first is not None else messages)]
 
 
 def _described(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:

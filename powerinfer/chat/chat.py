@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from .. import Llama
 from .._text.terminal import Bar
@@ -62,6 +63,8 @@ class Chat:
         self.llm = llm
         self.ui = ui
         self.conversation = conversation
+        self.file: Path | None = None
+        """Where this conversation was saved, or loaded from."""
         self.hinted = False
         """Whether the last thing shown said how the chat ends."""
         ui.toolbar = self.toolbar

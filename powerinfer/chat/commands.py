@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -25,6 +25,8 @@ class Command:
     call: Callable[[Chat, str], None]
     arguments: str
     help: str
+    words: Sequence[str] | None = ()
+    """What may follow, for the tab key; None: a file."""
 
 
 def help_(chat: Chat, rest: str) -> None:
@@ -34,7 +36,12 @@ def help_(chat: Chat, rest: str) -> None:
     for name, command in COMMANDS.items():
         table.add_row(f"/{name} {command.arguments}".rstrip(), command.help)
     chat.ui.note(table)
-    chat.ui.note("Ctrl-C stops an answer, Ctrl-D ends the chat. A line that ends in \\ goes on in the next.")
+    chat.ui.note(
+        "Ctrl-C stops an answer, Ctrl-D ends the chat, Ctrl-Z stops it for a while. Alt-Enter begins a new "
+        "line of a question, and so does \\ at the end of one. Tab completes commands, settings and files."
+    )
+    if chat.ui.history is not None:
+        chat.ui.note(f"What you type is kept in {chat.ui.history}; --no-history keeps nothing.")
 
 
 def reset(chat: Chat, rest: str) -> None:
@@ -138,8 +145,13 @@ def row(step: LayerStep, n_neurons: int, wide: bool, *, experts: bool) -> list[s
 
 
 def save(chat: Chat, rest: str) -> None:
-    path = named_file(rest, "save")
+    force, _, name = rest.partition(" ") if rest.startswith("-f ") else ("", "", rest)
+    path = named_file(name.strip(), "save")
+    if path.exists() and not force and path.resolve() != chat.file:
+        Conversation.load(path)  # which says so if it is something else
+        raise ArgumentError(f"{path} holds another conversation; /save -f {path} replaces it")
     chat.conversation.save(path)
+    chat.file = path.resolve()
     chat.ui.note(f"Saved to {path}.")
 
 
@@ -148,6 +160,7 @@ def load(chat: Chat, rest: str) -> None:
     loaded = Conversation.load(path)
     loaded.check(chat.llm.n_vocab())
     chat.conversation = loaded
+    chat.file = path.resolve()
     chat.llm.reset()
     chat.ui.note(f"Loaded {len(loaded.turns)} turns from {path}.")
 
@@ -172,15 +185,16 @@ def quit_(chat: Chat, rest: str) -> None:
 COMMANDS = {
     "help": Command(help_, "", "this list"),
     "reset": Command(reset, "", "forget the conversation"),
-    "system": Command(system, "[TEXT|none]", "show, set or remove the system message"),
+    "system": Command(system, "[TEXT|none]", "show, set or remove the system message", ("none",)),
     "set": Command(
         set_,
         "[NAME VALUE]",
         "show the settings, or change one: temperature, top_p, max_tokens, seed, sparsity, threshold ...",
+        (*SETTINGS, "sparsity", "threshold"),
     ),
     "stats": Command(stats, "", "what the last step computed and read, layer by layer"),
-    "save": Command(save, "FILE", "save the conversation as JSON"),
-    "load": Command(load, "FILE", "load a saved conversation"),
+    "save": Command(save, "[-f] FILE", "save the conversation as JSON; -f: over another one", None),
+    "load": Command(load, "FILE", "load a saved conversation", None),
     "quit": Command(quit_, "", "end the chat"),
 }
 

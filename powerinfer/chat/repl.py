@@ -9,7 +9,7 @@ from .chat import Chat
 
 def run(chat: Chat) -> int:
     """Runs until the input ends. Returns the exit code: through a pipe, 1 if something failed."""
-    chat.ui.words = [f"/{name}" for name in commands.COMMANDS]
+    chat.ui.words = {f"/{name}": command.words for name, command in commands.COMMANDS.items()}
     failed = False
     try:
         while True:

@@ -12,12 +12,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .._text.terminal import harmless, is_smart
+
+if TYPE_CHECKING:
+    from .keys import Words
 from .wrap import Wrap
 
 
@@ -36,12 +40,16 @@ def history_file() -> Path | None:
 class Ui:
     """Reads from stdin and writes to stdout and stderr as they are when it is made."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, history: bool = True) -> None:
+        """history: keep the lines that are typed for the next time, in a terminal."""
         self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
         self.toolbar: Callable[[], str] = str
         """Gives the line at the bottom of the terminal while a line is read."""
-        self.words: list[str] = []
-        """What the tab key completes at the beginning of a line."""
+        self.words: Words = {}
+        """What the tab key completes: words at the beginning of a line, and what may follow each; None: names
+        of files."""
+        self.history = history_file() if history and self.interactive else None
+        """Where lines that are typed are kept."""
         # A note is wrapped between words in a terminal and stays a line in a pipe.
         options = {"highlight": False, "emoji": False, "soft_wrap": not self.interactive}
         self._notes = Console(stderr=not self.interactive, **options)  # type: ignore[arg-type]
@@ -57,21 +65,27 @@ class Ui:
 
     def _terminal_reader(self) -> Callable[[], str]:
         from prompt_toolkit import PromptSession
-        from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.formatted_text import ANSI
         from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-        path = history_file()
-        history: History = InMemoryHistory() if path is None else FileHistory(str(path))
+        from .keys import CommandCompleter, bindings
+
+        history: History = InMemoryHistory() if self.history is None else FileHistory(str(self.history))
         session: PromptSession[str] = PromptSession(
             history=history,
-            completer=WordCompleter(lambda: self.words, sentence=True),
+            completer=CommandCompleter(lambda: self.words),
             complete_while_typing=False,
+            key_bindings=bindings(),
+            enable_suspend=True,
             bottom_toolbar=(lambda: harmless(self.toolbar())) if self._wraps else None,
         )
         colour = not os.environ.get("NO_COLOR")
         first, more = ("\x1b[1;32m> \x1b[0m", "\x1b[32m. \x1b[0m") if colour else ("> ", ". ")
-        return lambda: self._joined(lambda again: session.prompt(ANSI(more if again else first)))
+        return lambda: self._joined(
+            lambda again: session.prompt(
+                ANSI(more if again else first), prompt_continuation=lambda width, line, wraps: ANSI(more)
+            )
+        )
 
     @staticmethod
     def _pipe_reader() -> Callable[[], str]:

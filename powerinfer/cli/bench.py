@@ -30,7 +30,7 @@ from ..models.bench import (
     resident_pages,
 )
 from .options import Parser, add_model, devices, vram_budget
-from .table import columns
+from .table import columns, output_width
 
 EXAMPLES = """
 powerinfer bench model.gguf
@@ -38,6 +38,7 @@ powerinfer bench model.gguf --sparsity predicted,dense -p 0 -n 64
 powerinfer bench model.gguf -t 4,8,16 -d 0,2048
 powerinfer bench -m model.gguf -p 0 -np 1,8
 powerinfer bench model.gguf --vram-budget 8
+powerinfer bench model.gguf --mtp --draft-max 1,3,5 --draft-right own,0,50,70,90
 """
 
 READ_BYTES = 2 << 30  # more than any last-level cache
@@ -102,6 +103,21 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--threshold", type=float, metavar="X", help="replaces the file's predictor threshold"
     )
+    drafts = parser.add_argument_group(
+        "drafts", "answers of -n tokens to a prompt of -p, with drafts and without"
+    )
+    drafts.add_argument("--mtp", action="store_true", help="of the head that the file has for them")
+    drafts.add_argument("-md", "--draft-model", "--model-draft", metavar="MODEL", help="of a small model")
+    drafts.add_argument(
+        "--draft-max", action="append", metavar="N,...", help="tokens guessed at a time (default 3)"
+    )
+    drafts.add_argument(
+        "--draft-right",
+        metavar="P,...",
+        default="own",
+        help="make so many percent of the guesses right, while the draft computes what it does; own: leave "
+        "them as they are (default %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each result")
 
 
@@ -115,6 +131,8 @@ def main(args: argparse.Namespace) -> int:
         args.depth or ["0"],
         args.n_sequences or ["1"],
     )
+    if args.mtp or args.draft_model is not None:
+        return bench_drafts(args)
     threads = numbers("-t", args.n_threads, least=1) if args.n_threads else [machine.cores()]
     asked = _modes(args.sparsity or ["auto"])
     path, n_bytes = find_model(args.model), machine.sample_bytes(READ_BYTES)
@@ -195,6 +213,101 @@ def main(args: argparse.Namespace) -> int:
     if not args.json:
         show(about, results, digests, n_bytes)
     return 0
+
+
+def bench_drafts(args: argparse.Namespace) -> int:
+    """Answers with drafts, beside answers without."""
+    from .. import Llama
+    from ..models.bench.drafts import measure_drafts
+
+    if args.mtp and args.draft_model is not None:
+        raise ArgumentError("--mtp and --draft-model: one of them can guess")
+    for name, lists in (("-pg", args.both), ("-d", args.depth), ("-np", args.n_sequences)):
+        if lists:
+            raise ArgumentError(f"{name} is not measured with drafts")
+    n_prompt, n_gen, n_threads, modes = (
+        numbers("-p", args.n_prompt or ["512"], least=1),
+        numbers("-n", args.n_gen or ["128"], least=1),
+        numbers("-t", args.n_threads or ["0"]),
+        _modes(args.sparsity or ["auto"]),
+    )
+    if max(len(n_prompt), len(n_gen), len(n_threads), len(modes)) > 1:
+        raise ArgumentError("with drafts -p, -n, -t and --sparsity take one value each")
+    drafts = numbers("--draft-max", args.draft_max or ["3"], least=1)
+    rights = _rights(args.draft_right)
+    on_cpu = args.vram_budget is None and args.devices is None
+    with (
+        Bar("measuring", after=0) as progress,
+        Llama(
+            args.model,
+            n_ctx=n_prompt[0] + n_gen[0] + 32,
+            n_threads=n_threads[0] or None,
+            n_batch=args.n_batch or None,
+            sparsity=modes[0],
+            predictor=args.predictor,
+            predictor_type=args.predictor_type,
+            use_mmap=args.use_mmap,
+            vram_budget=0 if on_cpu else args.vram_budget,
+            devices=args.devices,
+            threshold=args.threshold,
+            draft_model="mtp" if args.mtp else args.draft_model,
+            verbose=False,
+            progress=progress,
+        ) as llm,
+    ):
+        done, total = 0, (1 + len(drafts) * len(rights)) * args.repetitions
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            progress(done, total)
+
+        found = measure_drafts(
+            llm,
+            n_prompt=n_prompt[0],
+            n_gen=n_gen[0],
+            drafts=drafts,
+            rights=rights,
+            repetitions=args.repetitions,
+            tick=tick,
+        )
+        plan = None if llm.plan is None else summary(llm.plan)
+    name = f"pp{n_prompt[0]}+tg{n_gen[0]}"
+    if args.json:
+        for result in found:
+            print(json.dumps({"model": args.model, "test": name, "plan": plan, **asdict(result)}))
+        return 0
+    if plan is not None:
+        print(*textwrap.wrap(plan, 80), sep="\n")
+    rows = [[name, "right", "tokens/s", "gain", "tokens/step", "accepted"]]
+    for r in found:
+        right = "" if not r.n_draft else "own" if r.right is None else f"{r.right:.0%}"
+        rows.append(
+            [
+                f"draft {r.n_draft}" if r.n_draft else "no draft",
+                right,
+                f"{r.tokens_per_s:.2f} ± {r.spread:.2f}",
+                f"{r.tokens_per_s / found[0].tokens_per_s:.2f}",
+                f"{r.tokens_per_step:.2f}",
+                "" if r.accepted is None else f"{r.accepted:.0%}",
+            ]
+        )
+    print(*columns(rows, right=range(1, 6)), sep="\n")
+    return 0
+
+
+def _rights(text: str) -> list[float | None]:
+    """Of --draft-right. Raises ArgumentError."""
+    out: list[float | None] = []
+    for word in text.split(","):
+        if word.strip() == "own":
+            out.append(None)
+            continue
+        value = numbers("--draft-right", [word])[0]
+        if value > 100:
+            raise ArgumentError(f"--draft-right {word}: it must be in 0..100, or own")
+        out.append(value / 100)
+    return list(dict.fromkeys(out))
 
 
 def _modes(texts: Sequence[str]) -> list[Sparsity]:
@@ -285,7 +398,7 @@ def _prompt_table(head: str, results: Sequence[Result]) -> list[str]:
     for r in results:
         flop = "" if r.gflop_per_s is None else f"{r.gflop_per_s:.0f}"
         rows.append([r.test, r.sparsity, f"{r.tokens_per_s:.2f} ± {r.spread:.2f}", flop])
-    return list(columns(rows, right=range(2, 4)))
+    return list(columns(rows, right=range(2, 4), width=output_width()))
 
 
 def _decode_table(head: str, results: Sequence[Result]) -> list[str]:
@@ -311,4 +424,4 @@ def _decode_table(head: str, results: Sequence[Result]) -> list[str]:
         ]
         for r in results
     ]
-    return list(columns(rows, right=range(2, 8)))
+    return list(columns(rows, right=range(2, 8), width=output_width()))

@@ -7,8 +7,10 @@ import argparse
 from .._text.terminal import Bar
 from .options import (
     Parser,
+    add_draft_arguments,
     add_model_arguments,
     add_sampling_arguments,
+    draft_arguments,
     load_arguments,
     sampling_arguments,
 )
@@ -24,7 +26,14 @@ def add_arguments(parser: Parser) -> None:
     parser.open_with(EXAMPLES, usage="[MODEL] [options]")
     add_model_arguments(parser, default="demo")
     parser.add_argument("-sys", "--system", metavar="TEXT", help="a system message")
+    parser.add_argument(
+        "--no-history",
+        dest="history",
+        action="store_false",
+        help="do not keep what is typed (else in ~/.local/state/powerinfer/chat_history)",
+    )
     parser.add_argument("-cnv", "--conversation", action="store_true", help=argparse.SUPPRESS)
+    add_draft_arguments(parser)
     add_sampling_arguments(parser)
 
 
@@ -35,9 +44,9 @@ def main(args: argparse.Namespace) -> int:
     from ..chat.conversation import Conversation
     from ..chat.ui import Ui
 
-    ui = Ui()
+    ui = Ui(history=args.history)
     with Bar(f"loading {args.model}") as bar:
-        llm = Llama(args.model, progress=bar, **load_arguments(args))
+        llm = Llama(args.model, progress=bar, **load_arguments(args) | draft_arguments(args))
     with llm:
         conversation = Conversation(args.system, settings=sampling_arguments(args))
         chat = Chat(llm, ui, conversation, forgets=args.context_shift)

@@ -26,12 +26,11 @@ powerinfer convert ReluLLaMA-7B --predictors Predictor-7B -o relu.gguf --check
 """
 
 MORE = """
-Reads llama (ReluLLaMA and ProSparse too), mistral, bamboo, falcon, opt, qwen2
-and qwen3 checkpoints, and mixtures of experts: Mixtral, TurboSparse-Mixtral,
-qwen2_moe, qwen3_moe, olmoe, SmallThinker, glm4_moe and gpt-oss; in safetensors
-or PyTorch files, of which nothing is executed. With predictors the result is a
+Reads safetensors or PyTorch files, of which nothing is executed, of all
+families that the engine runs (docs/models.md). With predictors the result is a
 PowerInfer file, which the original reads as well; without, an ordinary GGUF
-file.
+file. --check asks transformers, if the engine's own reading of checkpoints
+does not know the family.
 """
 
 
@@ -73,11 +72,14 @@ def add_arguments(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     from ..models.convert.check import check
     from ..models.convert.conversion import convert, open_source
+    from ..models.convert.transformers_model import require_transformers
 
     if args.predictors and args.transpose_down:
         raise ArgumentError(
             "--transpose-down is for files without predictors: those with are transposed anyway"
         )
+    if args.check:
+        require_transformers(open_source(args.folder, hidden_act=args.hidden_act).hyper)
     with Bar("converting") as bar:
         done = convert(
             args.folder,

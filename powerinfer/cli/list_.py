@@ -43,11 +43,11 @@ def main(args: argparse.Namespace) -> int:
         ]
         print(json.dumps(shown, indent=2))
         return 0
-    rows = [["name", "size", "used"]]
+    rows = [["size", "used", "name"]]
     for model in found:
         day = time.strftime("%Y-%m-%d", time.localtime(model.last_used))
-        rows.append([harmless(model.name), size(model.n_bytes), "" if model.name == DEMO else day])
-    for line in columns(rows, right=range(1, 2), width=output_width()):
+        rows.append([size(model.n_bytes), "" if model.name == DEMO else day, harmless(model.name)])
+    for line in columns(rows, right=range(1), width=output_width()):
         print(line)
     if note or len(found) < 2:
         print(f"\n{note or 'powerinfer pull hf:OWNER/REPO brings more'}")

@@ -160,6 +160,54 @@ def add_model_arguments(
     add_instead(parser)
 
 
+def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
+    """What guesses tokens, which the model then checks together; `draft_arguments` has the arguments."""
+    group = parser.add_argument_group("drafts")
+    group.add_argument(
+        "--mtp", action="store_true", help="guess with the head that the file has for it (NextN, MTP layers)"
+    )
+    group.add_argument(
+        "-md",
+        "--draft-model",
+        "--model-draft",
+        metavar="MODEL",
+        help="guess with a small model of the same vocabulary",
+    )
+    group.add_argument(
+        "--draft",
+        "--draft-max",
+        dest="draft_max",
+        type=int,
+        metavar="N",
+        help="tokens guessed at a time (default: 3 of a head or a model); with neither, up to N tokens that "
+        "repeat what came before",
+    )
+    group.add_argument(
+        "--draft-ngram",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how many of the last tokens are looked for; fewer where those are not found "
+        "(default %(default)s)",
+    )
+
+
+def draft_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for Llama. Raises ArgumentError."""
+    n, model = args.draft_max, "mtp" if args.mtp else args.draft_model
+    if args.mtp and args.draft_model is not None:
+        raise ArgumentError("--mtp and --draft-model: one of them can guess")
+    if (n is not None and n < 0) or args.draft_ngram < 1:
+        raise ArgumentError("--draft-max must be 0 or more, and --draft-ngram at least 1")
+    if model is not None:
+        return {"draft_model": model, "n_draft": n} if n != 0 else {}
+    if not n:
+        return {}
+    from ..compat.llama_speculative import LlamaPromptLookupDecoding
+
+    return {"draft_model": LlamaPromptLookupDecoding(max_ngram_size=args.draft_ngram, num_pred_tokens=n)}
+
+
 def llama_cpp_words(words: Sequence[str]) -> list[str]:
     """The arguments as argparse can read them: -fa may have a value that says on, off or auto."""
     out: list[str] = []
@@ -182,7 +230,10 @@ def context_size(text: str) -> int | str:
 
 def vram_budget(text: str) -> float | list[float]:
     """Of --vram-budget: a number, or one for each device."""
-    each = [float(word) for word in text.split(",")]
+    try:
+        each = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GiB, nor a list of them") from None
     return each if len(each) > 1 else each[0]
 
 
@@ -371,17 +422,24 @@ def in_range(least: float, most: float) -> str:
     return f"at least {least}" if most == math.inf else f"between {least} and {most}"
 
 
+_FLAGS = {"type_k": "cache-type-k", "type_v": "cache-type-v", "use_mlock": "mlock"}
+_ARGUMENTS = (
+    *("n_ctx", "n_batch", "n_ubatch", "n_threads", "n_gpu_layers", "vram_budget", "devices", "sparsity"),
+    *("chat_format", "activation", "predictor", "predictor_type", "threshold", *_FLAGS),
+)
+
+
 def in_options(text: str) -> str:
     """A message in the words of the command line: n_ctx=64 is --n-ctx 64 there."""
-    names = (
-        *("n_ctx", "n_batch", "n_threads", "vram_budget", "devices", "sparsity", "chat_format", "activation"),
-        *("predictor", "threshold", "n_gpu_layers"),
+
+    def flag(name: str) -> str:
+        return f"--{_FLAGS.get(name, name.replace('_', '-'))}"
+
+    names = "|".join(_ARGUMENTS)
+    text = re.sub(
+        rf"\b({names})=([\w.,:\"-]*[\w\"])", lambda m: f"{flag(m[1])} {m[2]}".replace('"', ""), text
     )
-
-    def option(found: re.Match[str]) -> str:
-        return f"--{found[1].replace('_', '-')} {found[2]}"
-
-    text = re.sub(rf"\b({'|'.join(names)})=([\w.,:\"-]*[\w\"])", option, text)
+    text = re.sub(rf"\b({names}) is ", lambda m: f"{flag(m[1])} is ", text)
     return text.replace("use_mmap=False", "--no-mmap")
 
 

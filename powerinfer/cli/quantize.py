@@ -67,7 +67,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--down-by-neuron",
         action="store_true",
-        help="of ReLU experts: rows of silent neurons are then not read; no other program reads the result",
+        help="of ReLU models: rows of silent neurons are then not read; no other program reads the result",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -13,9 +13,11 @@ from .._text.terminal import Bar, harmless
 from ..errors import ArgumentError
 from .options import (
     Parser,
+    add_draft_arguments,
     add_instead,
     add_model_arguments,
     add_sampling_arguments,
+    draft_arguments,
     load_arguments,
     sampling_arguments,
 )
@@ -46,6 +48,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "-no-cnv", "--no-conversation", dest="raw", action="store_true", help=argparse.SUPPRESS
     )
+    add_draft_arguments(parser)
     add_sampling_arguments(parser)
 
 
@@ -106,7 +109,7 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError("two prompts: one as an argument, with -p or with -f is enough")
     prompt = read_prompt(args.prompt if args.prompt_option is None else args.prompt_option, args.file)
     with Bar(f"loading {args.model}") as bar:
-        llm = Llama(args.model, progress=bar, **load_arguments(args))
+        llm = Llama(args.model, progress=bar, **load_arguments(args) | draft_arguments(args))
     with llm, Bar("reading the prompt") as bar:
         llm.prompt_progress = bar
         if args.verbose:
@@ -122,7 +125,8 @@ def main(args: argparse.Namespace) -> int:
             t = llm.timings
             print(
                 f"prompt {t.n_prompt} tokens, {t.prompt_per_s:.1f} tokens/s; "
-                f"answer {t.tokens_per_s:.1f} tokens/s; context {llm.n_tokens}/{llm.n_ctx()}",
+                f"answer {t.tokens_per_s:.1f} tokens/s; context {llm.n_tokens}/{llm.n_ctx()}"
+                + ("; {1} of {0} guesses were right".format(*llm.drafted) if llm.drafted[0] else ""),
                 file=sys.stderr,
             )
     return 0

@@ -11,12 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._engine import machine
 from .._text.terminal import Bar
 from ..errors import ArgumentError, FileError
 from .options import (
     Parser,
+    add_draft_arguments,
     add_model_arguments,
     add_sampling_arguments,
+    draft_arguments,
     load_arguments,
     sampling_arguments,
 )
@@ -186,28 +189,11 @@ def add_arguments(parser: Parser) -> None:
         help="with --context-shift: first tokens that are never forgotten (default: the begin token)",
     )
     decoding.add_argument(
-        "--draft",
-        "--draft-max",
-        dest="draft_max",
-        type=int,
-        default=0,
-        metavar="N",
-        help="guess up to N tokens that repeat what came before, where few answers are under way "
-        "(default 0: none)",
-    )
-    decoding.add_argument(
-        "--draft-ngram",
-        type=int,
-        default=2,
-        metavar="N",
-        help="how many of the last tokens are looked for; fewer where those are not found "
-        "(default %(default)s)",
-    )
-    decoding.add_argument(
         "--online-statistics",
         action="store_true",
         help="count which neurons fire and move them between the GPU and the CPU",
     )
+    add_draft_arguments(parser)
     add_sampling_arguments(parser)
 
 
@@ -217,15 +203,10 @@ def decoding_arguments(args: argparse.Namespace) -> dict[str, Any]:
         raise ArgumentError(f"--keep is {args.keep}: too small")
     if args.keep is not None and not args.context_shift:
         raise ArgumentError("--keep is for --context-shift, without which nothing is forgotten")
-    if args.draft_max < 0 or args.draft_ngram < 1:
-        raise ArgumentError("--draft-max must be 0 or more, and --draft-ngram at least 1")
     options: dict[str, Any] = {"n_keep": args.keep, "online_statistics": args.online_statistics}
-    if not args.draft_max:
-        return options
-    from ..compat.llama_speculative import LlamaPromptLookupDecoding
-
-    draft = LlamaPromptLookupDecoding(max_ngram_size=args.draft_ngram, num_pred_tokens=args.draft_max)
-    return options | {"draft_model": draft}
+    if args.draft_model is not None and len(args.model) > 1:
+        raise ArgumentError("--draft-model guesses for one model, and several are served")
+    return options | draft_arguments(args)
 
 
 def read_keys(args: argparse.Namespace) -> tuple[str, ...]:
@@ -417,6 +398,7 @@ def main(args: argparse.Namespace) -> int:
         strict=args.strict,
         say=say,
     )
+    machine.keep_one_heap()
     with Bar(f"loading {args.model[0]}") as bar:
         models.open_first(bar)
     serve(models, settings)

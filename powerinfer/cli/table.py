@@ -1,4 +1,4 @@
-"""Columns of text, without a frame: whole lines where they go to a file, wrapped or cut in a terminal."""
+"""Columns of text, without a frame: whole lines in a file, wrapped or in parts in a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Container, Iterator, Sequence
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 
 
 def output_width() -> int | None:
@@ -20,18 +20,37 @@ def columns(
 ) -> Iterator[str]:
     """A line for each row, cells padded to the width of their column.
 
-    right: columns that are aligned to the right. width: longer lines are cut, with an ellipsis.
+    right: columns that are aligned to the right. width: where lines would be longer, a last column of words
+    is wrapped; else the table comes in parts, each with its first column.
     """
     sizes = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    for row in rows:
-        cells = []
-        for i, (cell, size) in enumerate(zip(row, sizes, strict=True)):
-            padding = " " * (size - cell_len(cell))
-            cells.append(padding + cell if i in right else cell + padding)
-        line = "  ".join(cells).rstrip()
-        if width is not None and cell_len(line) > width:
-            line = set_cell_size(line, width - 1) + "…"
-        yield line
+    last = len(sizes) - 1
+    before = sum(sizes[:last]) + 2 * last
+    if width is None or before + sum(sizes[last:]) <= width:
+        yield from (_line(row, range(last + 1), sizes, right) for row in rows)
+    elif last not in right and before + 16 <= width:
+        for row in rows:
+            parts = textwrap.wrap(row[last], width - before, break_on_hyphens=False) or [""]
+            yield _line([*row[:last], parts[0]], range(last + 1), sizes, right)
+            yield from (" " * before + part for part in parts[1:])
+    else:
+        at = 1
+        while at <= last:
+            end = at + 1
+            while end <= last and sum(sizes[:1] + sizes[at : end + 1]) + 2 * (end + 1 - at) <= width:
+                end += 1
+            if at > 1:
+                yield ""
+            yield from (_line(row, [0, *range(at, end)], sizes, right) for row in rows)
+            at = end
+
+
+def _line(row: Sequence[str], chosen: Sequence[int], sizes: Sequence[int], right: Container[int]) -> str:
+    cells = []
+    for i in chosen:
+        padding = " " * (sizes[i] - cell_len(row[i]))
+        cells.append(padding + row[i] if i in right else row[i] + padding)
+    return "  ".join(cells).rstrip()
 
 
 def facts(rows: Sequence[tuple[str, str]], *, width: int | None = None) -> Iterator[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from .._engine import checks
 from .._text.chat_format import ChatFormat, ChatFormatError
 from .._text.chat_format import register_chat_format as register
 from ..errors import UnsupportedError
@@ -46,31 +47,16 @@ class ChatFormatter(Protocol):
 class _OwnFormat(ChatFormat):
     formatter: ChatFormatter | None = None
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        bos: str = "",
-        eos: str = "",
-        **variables: Any,
-    ) -> str:
+    def _write(self, messages: list[dict[str, Any]], **variables: Any) -> tuple[str, Sequence[str]]:
         assert self.formatter is not None
-        checked = [self._check(i, message) for i, message in enumerate(messages)]
-        if not checked:
-            raise ChatFormatError("a conversation needs at least one message")
-        made = self.formatter(messages=checked, tools=tools, **variables)
+        made = self.formatter(messages=messages, **variables)
         if not isinstance(made, ChatFormatterResponse):
             raise ChatFormatError(
                 f"the chat format {self.name!r} gave {type(made).__name__}, not ChatFormatterResponse"
             )
         if made.stopping_criteria is not None:
             raise UnsupportedError("stopping_criteria of a ChatFormatterResponse are not supported: use stop")
-        stop = () if made.stop is None else (made.stop,) if isinstance(made.stop, str) else tuple(made.stop)
-        # Formatters tell their stops with each prompt; here a format has them. They hardly ever change.
-        object.__setattr__(self, "stop", tuple(dict.fromkeys((*self.stop, *stop))))
-        return made.prompt
+        return str(made.prompt), checks.stops(made.stop)
 
 
 def register_chat_format(name: str) -> Callable[[F], F]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from .._engine import formats
 from .._engine.file import ModelFile, TensorInfo
+from .._engine.session import Model
 from ..errors import ArgumentError, FormatError
 from .rewrite import NewTensor, Progress, rewrite, rows_per_piece
 
@@ -67,7 +68,8 @@ _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd", "token_types")
 # What rules call a matrix, where it is not called so itself.
 _KINDS = {"attn_qkv": "attn_v", "ffn_down_t": "ffn_down", "fc1": "predictor", "fc2": "predictor"}
 
-_DOWN, _DOWN_BY_NEURON = ".ffn_down_exps.weight", ".ffn_down_t_exps.weight"
+_DOWN = re.compile(r"\.ffn_down(_exps)?\.weight$")
+_SILENT = ("relu", "drelu", "relu2")
 
 # The largest number: of a format's scales, where it has some.
 _LARGEST = {
@@ -89,7 +91,7 @@ class Change:
     wanted: str
     """The format that it would have if its rows divided into blocks; "" if it has what it should."""
     by_neuron: bool = False
-    """Experts' down, whose rows will belong to neurons: it becomes `ffn_down_t_exps`."""
+    """Down, whose rows will belong to neurons: it becomes `ffn_down_t`, of experts `ffn_down_t_exps`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,19 +200,20 @@ def choose_types(
 
     predictor_type, output_type, embedding_type: replace the mixture's choice for fc1 and fc2, for the output
     matrix (token_embd, where that is the output as well), and for token_embd. pure: no choices, one format
-    for all matrices. down_by_neuron: rows of experts' down belong to neurons, so that those of silent ones
-    need not be read. Raises ArgumentError (unknown names, no experts).
+    for all matrices. down_by_neuron: rows of down belong to neurons, so that those of silent ones need not be
+    read. Raises ArgumentError (unknown names, no such rows, or neurons that are never silent).
     """
     name = find_mixture(mixture)
-    if down_by_neuron and not any(tensor.name.endswith(_DOWN) for tensor in source.tensors):
-        raise ArgumentError("down cannot be stored by neuron: the model has no ffn_down_exps")
+    if down_by_neuron:
+        _check_can_turn(source)
     chosen = {"predictor": predictor_type, "output": output_type, "token_embd": embedding_type}
     chosen = {kind: _writable(type) for kind, type in chosen.items() if type}
     model = _first_place(source)
     is_tied = all(tensor.name != "output.weight" for tensor in source.tensors)
     changes = []
     for tensor in source.tensors:
-        if name == "COPY" and down_by_neuron and tensor.name.endswith(_DOWN):
+        turns = down_by_neuron and _DOWN.search(tensor.name) is not None
+        if name == "COPY" and turns:
             changes.append(_by_neuron(tensor, tensor.type))
             continue
         if name == "COPY" or not _is_matrix(tensor):
@@ -225,14 +228,29 @@ def choose_types(
             wanted = chosen.get(kind, "Q8_0")  # as llama.cpp: the format is of experts alone
         else:
             wanted = chosen.get(kind) or _of_mixture(name, kind, tensor.shape[-1], place, pure=pure)
-        turns = down_by_neuron and tensor.name.endswith(_DOWN)
         changes.append(_by_neuron(tensor, wanted) if turns else _fitting(tensor, wanted))
     return changes
 
 
+def _check_can_turn(source: ModelFile) -> None:
+    kinds = {bool(found[1]) for tensor in source.tensors if (found := _DOWN.search(tensor.name))}
+    if not kinds:
+        raise ArgumentError("down cannot be stored by neuron: the model has no ffn_down")
+    if False in kinds:  # of a dense layer; what experts leave out is known per expert
+        with Model(source.path) as model:
+            activation = model.info.activation
+        if activation not in _SILENT and model.info.architecture != "gemma3n":  # whose gates are cut
+            raise ArgumentError(
+                f"down is not stored by neuron: with the activation {activation} no neuron is ever silent"
+            )
+
+
+def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2])
+
+
 def _by_neuron(tensor: TensorInfo, wanted: str) -> Change:
-    n_expert, n_embd, n_ff = tensor.shape
-    turned = replace(tensor, shape=(n_expert, n_ff, n_embd))
+    turned = replace(tensor, shape=_turned(tensor.shape))
     return replace(_fitting(turned, _writable(wanted)), tensor=tensor, by_neuron=True)
 
 
@@ -365,10 +383,9 @@ def quantize_model(
         tensor = change.tensor
         pieces = _Pieces(source, change, n_threads)
         if change.by_neuron:
-            shape = (tensor.shape[0], tensor.shape[2], tensor.shape[1])
             dropped.append(tensor.name)
-            new[tensor.name.replace(_DOWN, _DOWN_BY_NEURON)] = NewTensor(
-                type=change.type, shape=shape, pieces=pieces
+            new[tensor.name.replace(".ffn_down", ".ffn_down_t")] = NewTensor(
+                type=change.type, shape=_turned(tensor.shape), pieces=pieces
             )
         elif change.type != tensor.type:
             new[tensor.name] = NewTensor(type=change.type, shape=tensor.shape, pieces=pieces)
@@ -388,17 +405,33 @@ class _Pieces:
 
     def __call__(self) -> Iterator[npt.NDArray[np.uint8]]:
         tensor, type = self.change.tensor, self.change.type
-        limit = _LARGEST.get(type, _LARGEST_HALF)
         step = rows_per_piece(math.prod(tensor.shape[1:]))
+        if self.change.by_neuron and len(tensor.shape) == 2:
+            yield from self._of_a_matrix_by_neuron(step)
+            return
         for first in range(0, tensor.shape[0], step):
-            n_rows = min(step, tensor.shape[0] - first)
-            weights = self.source.dequantize(tensor.name, first=first, n_rows=n_rows)
-            # A NaN makes either of them NaN, and the comparison false.
-            if not -limit <= float(weights.min()) <= float(weights.max()) <= limit:
-                raise FormatError(
-                    f"the tensor {tensor.name} has weights that {type} cannot hold: "
-                    f"not finite, or beyond +-{limit:g}"
-                )
+            weights = self._read(first, min(step, tensor.shape[0] - first))
             if self.change.by_neuron:
                 weights = np.ascontiguousarray(weights.swapaxes(1, 2))
             yield formats.quantize(weights, type, n_threads=self.n_threads)
+
+    def _of_a_matrix_by_neuron(self, step: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """A neuron's row has a weight of every row that is read, so all of the matrix is held."""
+        n_embd, n_ff = self.change.tensor.shape
+        turned = np.empty((n_ff, n_embd), np.float32)
+        for first in range(0, n_embd, step):
+            n = min(step, n_embd - first)
+            turned[:, first : first + n] = self._read(first, n).T
+        for first in range(0, n_ff, step):
+            yield formats.quantize(turned[first : first + step], self.change.type, n_threads=self.n_threads)
+
+    def _read(self, first: int, n_rows: int) -> npt.NDArray[np.float32]:
+        name, type = self.change.tensor.name, self.change.type
+        weights = self.source.dequantize(name, first=first, n_rows=n_rows)
+        limit = _LARGEST.get(type, _LARGEST_HALF)
+        # A NaN makes either of them NaN, and the comparison false.
+        if not -limit <= float(weights.min()) <= float(weights.max()) <= limit:
+            raise FormatError(
+                f"the tensor {name} has weights that {type} cannot hold: not finite, or beyond +-{limit:g}"
+            )
+        return weights

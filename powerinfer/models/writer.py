@@ -22,7 +22,7 @@ import secrets
 import shutil
 import stat
 import struct
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -32,7 +32,6 @@ import numpy as np
 from .._engine import formats
 from .._engine.file import ModelFile, is_demo
 from ..errors import ArgumentError, FileError
-from .hub.store import is_in_cache
 
 ALIGNMENT = 32
 _MAX_NAME_BYTES = 63  # of a tensor, in ggml
@@ -41,6 +40,15 @@ _MAX_NAME_BYTES = 63  # of a tensor, in ggml
 _TYPES = {"u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"), "i32": (5, "i")}
 _TYPES |= {"f32": (6, "f"), "bool": (7, "?"), "u64": (10, "Q"), "i64": (11, "q"), "f64": (12, "d")}
 _STRING, _ARRAY = 8, 9
+
+
+def is_in_hub_cache(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is one of a cache of huggingface_hub, which must not be written."""
+    parts = Path(os.path.abspath(path)).parts
+    return any(
+        part.startswith("models--") and parts[i + 1 : i + 2] in (("snapshots",), ("blobs",))
+        for i, part in enumerate(parts)
+    )
 
 
 class PartialFile:
@@ -76,7 +84,7 @@ class PartialFile:
         """The permissions of the file that will be replaced, if there is one."""
         if is_demo(self._target):
             raise FileError("the demo model belongs to the package and is never written: name another file")
-        if is_in_cache(self._target):
+        if is_in_hub_cache(self._target):
             raise FileError(
                 f"{self.path} lies in the hub's cache, whose files are those of the hub: name another file"
             )
@@ -297,21 +305,37 @@ class GGUFWriter:
         """Of all tensors that were added."""
         return sum(n_bytes for _, _, n_bytes in self._tensors.values())
 
-    def _begin(self) -> None:
-        """Everything before the data."""
+    def _head(self) -> tuple[bytes, dict[str, int], int]:
+        """Everything before the data, where each tensor begins behind that, and the bytes of all."""
         head = [b"PWRI" if self._powerinfer else b"GGUF"]
         head.append(struct.pack("<IQQ", 3, len(self._tensors), len(self._keys)))
         head.extend(self._keys.values())
-        offset = 0
+        offset, places = 0, {}
         for name, (number, shape, n_bytes) in self._tensors.items():
             head.append(_string(name) + struct.pack("<I", len(shape)))
             head.append(struct.pack(f"<{len(shape)}QIQ", *reversed(shape), number, offset))
+            places[name] = offset
             offset += n_bytes + -n_bytes % ALIGNMENT
         data = b"".join(head)
+        return data + bytes(-len(data) % ALIGNMENT), places, offset
+
+    def outline(self, values: Mapping[str, bytes]) -> int:
+        """The file as far as it is known before its data: all keys, all tensors, and of some their bytes; the
+        others' are 0. Returns a descriptor of it in memory, where zeros take none; the caller closes it."""
+        head, places, n_bytes = self._head()
+        file = os.memfd_create("outline", os.MFD_CLOEXEC)
+        os.ftruncate(file, len(head) + n_bytes)
+        os.pwrite(file, head, 0)
+        for name, data in values.items():
+            os.pwrite(file, data, len(head) + places[name])
+        return file
+
+    def _begin(self) -> None:
+        head, _, n_bytes = self._head()
         self._begun = True
-        self._sizes = [n_bytes for _, _, n_bytes in self._tensors.values()]
-        self._file.expect(len(data) + offset)
-        self._file.write(data + bytes(-len(data) % ALIGNMENT))
+        self._sizes = [size for _, _, size in self._tensors.values()]
+        self._file.expect(len(head) + n_bytes)
+        self._file.write(head)
 
     def write(self, data: Any) -> None:
         """The next bytes of the current tensor (any contiguous buffer), at most to its end.

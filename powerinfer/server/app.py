@@ -23,11 +23,11 @@ from ..async_llama import AsyncLlama, AsyncStream
 from . import llama_server, messages, ollama, ranking, responses
 from .arguments import CONTINUING, arguments_of, is_of_texts
 from .aside import aside, aside_if
-from .dialects import Dialects, error_model
+from .dialects import Dialects, error_model, path_of
 from .events import EVENTS, EventStream, Gone, openai_events, unless_gone
 from .guard import OPEN, Guard, LastResort
 from .json_body import Route as JsonRoute
-from .lenient import lenient
+from .lenient import HEADER, lenient
 from .live import engine_view
 from .metrics import Metrics
 from .models import USED, Models, Releasing, ServedModel, of_one
@@ -100,7 +100,7 @@ class Endpoints:
         used: list[ServedModel] = request.scope[USED]
         if not used:
             own = None if lora is None else [(each.id, each.scale) for each in lora]
-            used.append(await unless_gone(request, self.models.take(name, own)))
+            await unless_gone(request, self.models.take(name, own, used))
         return used[0]
 
     def name(self, request: Request) -> str:
@@ -322,7 +322,7 @@ class Endpoints:
     async def on_error(self, _: Request, error: Exception) -> Response:
         stats = [model.llm.stats() for model in self.models.opened]
         problem = problem_of(error, retry_after_s=self.metrics.retry_after_s(stats))
-        if problem.status == 500:
+        if problem.status == 500 or problem.code == "out_of_memory":
             _log.error("a request failed", exc_info=error)
         return problem.response()
 
@@ -378,8 +378,8 @@ class _Counted:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def watch(message: Message) -> None:
             if message["type"] == "http.response.start":
-                path = scope["path"] if scope["path"] in self._paths else "other"
-                self._metrics.count(path, message["status"])
+                path = path_of(scope)
+                self._metrics.count(path if path in self._paths else "other", message["status"])
             await send(message)
 
         await self._app(scope, receive, watch if scope["type"] == "http" else send)
@@ -440,21 +440,20 @@ def create_app(llm: AsyncLlama | Models, settings: Settings | None = None) -> AS
         response_class=PlainTextResponse,
         responses=_errors("/metrics", _READ),
     )
-    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    paths = {route.path for route in routes}
     open_paths = {*OPEN, *_add_page(app)}
 
     most = sum(model.max_requests for model in at.models.all) + _SLACK
-    posts = {
-        route.path for route in app.routes if isinstance(route, Route) and "POST" in (route.methods or ())
-    }
+    posts = {route.path for route in routes if "POST" in (route.methods or ())}
     wrapped: ASGIApp = Guard(app, settings, open_paths=open_paths, post_paths=posts, max_requests=most)
     if settings.cors_origins:
         wrapped = CORSMiddleware(
             wrapped,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=sorted({method for route in routes for method in route.methods or ()}),
             allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own
-            expose_headers=["Retry-After"],
+            expose_headers=["Retry-After", HEADER],
         )
     return Dialects(LastResort(_Counted(Releasing(wrapped, at.models), at.metrics, paths)))
 

@@ -27,6 +27,12 @@ _ERRORS: dict[str, type[BaseModel]] = {
 }
 
 
+def path_of(scope: Scope) -> str:
+    """The path as the router reads it: without what a proxy has put before it."""
+    path, root = str(scope.get("path", "")), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
 def dialect_of(path: str) -> str:
     return next((name for begin, name in _OF_PATHS.items() if path.startswith(begin)), "openai")
 
@@ -43,5 +49,5 @@ class Dialects:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        dialect.set(dialect_of(str(scope.get("path", ""))))
+        dialect.set(dialect_of(path_of(scope)))
         await self._app(scope, receive, send)

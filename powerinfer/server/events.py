@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..async_llama import AsyncStream
 from .problems import encode, problem_of
@@ -17,6 +17,9 @@ from .problems import encode, problem_of
 T = TypeVar("T")
 
 EVENTS = "text/event-stream"
+
+_MOST_BYTES = 8 << 10  # that are written at once
+_LOOKS = 4  # at a client that should read, in the time for it
 
 _log = logging.getLogger("uvicorn.error")
 
@@ -87,26 +90,56 @@ class EventStream(Response):
         self._frames = frames
         self._write_timeout_s = write_timeout_s
         self._done = done
+        self._gathered = bytearray()
+        self._n_sent = 0
+        self._is_sending = False
+
+    async def _send(self, send: Send, message: Message) -> None:
+        self._is_sending = True
+        await send(message)
+        self._is_sending = False
+        self._n_sent += 1
 
     async def _write(self, send: Send) -> None:
+        """Frames are written as soon as no more are there, so several at once where the client or this
+        process is slower than the answer."""
+
+        async def flush() -> None:
+            if self._gathered:
+                data, self._gathered = bytes(self._gathered), bytearray()
+                await self._send(send, {"type": "http.response.body", "body": data, "more_body": True})
+
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await self._send(send, start)
+        self._stream.before_waiting = flush
         async for data in self._frames:
-            message = {"type": "http.response.body", "body": data, "more_body": True}
-            # A client that does not read must not hold a connection for ever.
-            await asyncio.wait_for(send(message), self._write_timeout_s)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._gathered += data
+            if len(self._gathered) >= _MOST_BYTES:
+                await flush()
+        body = bytes(self._gathered)
+        await self._send(send, {"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _unread(self) -> None:
+        """Until the client has read nothing for too long: it must not hold a connection for ever."""
+        n_looks, n_sent = 0, 0
+        while n_looks < _LOOKS:
+            await asyncio.sleep(self._write_timeout_s / _LOOKS)
+            n_looks = n_looks + 1 if self._is_sending and n_sent == self._n_sent else 0
+            n_sent = self._n_sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         write, gone = asyncio.ensure_future(self._write(send)), asyncio.ensure_future(_gone(receive))
+        unread = asyncio.ensure_future(self._unread())
         try:
-            await asyncio.wait({write, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({write, gone, unread}, return_when=asyncio.FIRST_COMPLETED)
             if write.done():
                 write.result()
-        except asyncio.TimeoutError:
-            _log.warning("a client has stopped reading its answer: the connection is closed")
+            elif unread.done():
+                _log.warning("a client has stopped reading its answer: the connection is closed")
         finally:
             self._stream.cancel()
-            gone.cancel()
-            write.cancel()
+            self._stream.before_waiting = None
+            for task in (write, gone, unread):
+                task.cancel()
             if self._done is not None:
                 self._done()

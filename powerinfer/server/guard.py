@@ -18,6 +18,7 @@ from typing import NoReturn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .connections import address_of
+from .dialects import path_of
 from .json_body import VALUE, parsed
 from .problems import Problem, problem_of, shown
 from .settings import LOOPBACK, Settings
@@ -27,12 +28,6 @@ OPEN = ("/health", "/v1/health", "/openapi.json")
 
 _ARRIVING = 256  # bodies that arrive, beyond the requests that are computed
 _BODIES = 4  # of the largest size, that are held at the same time
-
-
-def _path(scope: Scope) -> str:
-    """The path as the router reads it: without what a proxy has put before it."""
-    path, root = str(scope["path"]), str(scope.get("root_path", ""))
-    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def _hash(key: bytes) -> bytes:
@@ -72,7 +67,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
-        path = _path(scope)
+        path = path_of(scope)
         try:
             self._check_host(headers)
             # A preflight carries no key; what it asks about does.

@@ -17,9 +17,12 @@ from ..errors import (
     BusyError,
     ClosedError,
     ContextError,
+    OutOfMemoryError,
     PowerInferError,
     UnsupportedError,
 )
+
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 dialect: ContextVar[str] = ContextVar("dialect", default="openai")
 """The protocol of the request under way."""
@@ -91,9 +94,7 @@ def shown(text: str, most: int) -> str:
 
 def encode(value: Any) -> bytes:
     """JSON. What is no character, half of a pair say, becomes "?"; a number that JSON has not is an error."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
-        "utf-8", "replace"
-    )
+    return _encoder.encode(value).encode("utf-8", "replace")
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -120,6 +121,8 @@ def problem_of(error: BaseException, *, retry_after_s: int = 1) -> Problem:
         return Problem(400, message, code="invalid_value")
     if isinstance(error, TimeoutError):
         return Problem(503, message, code="timeout", headers=again)
+    if isinstance(error, OutOfMemoryError):
+        return Problem(503, message, code="out_of_memory", headers=again)
     if isinstance(error, (MemoryError, PowerInferError)):
         return Problem(500, message or "out of memory", code="engine_error")
     return Problem(500, "the server made a mistake; its log says more", code="internal_error")

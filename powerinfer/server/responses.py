@@ -3,6 +3,7 @@ in memory."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from ..async_llama import AsyncStream
 from .arguments import invalid
-from .aside import aside_if
+from .aside import aside, aside_if
 from .blocks import Answer, Block, answer_of, streamed
 from .events import EVENTS, named_event
 from .host import Add, Host
@@ -58,29 +59,35 @@ class ResponsesRequest(Body):
 
 
 class _Store:
-    """The last answers that were to be kept, each with the items of its conversation."""
+    """The last answers that were to be kept, each with the items of its conversation, as JSON: their size is
+    what they take. A conversation may be long: what goes through all of it is done beside the event loop."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[dict[str, Any], list[Any], int]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[bytes, bytes]] = OrderedDict()
         self._n_bytes = 0
 
-    def put(self, response: dict[str, Any], items: list[Any]) -> None:
-        size = len(encode([response, items]))
-        self._kept[response["id"]] = response, items, size
-        self._n_bytes += size
+    async def put(self, response: dict[str, Any], items: list[Any]) -> None:
+        kept = self._kept[response["id"]] = await aside(encode, response), await aside(encode, items)
+        self._n_bytes += sum(map(len, kept))
         while self._n_bytes > MAX_STORED_BYTES:
             self.drop(next(iter(self._kept)))
 
-    def get(self, id: str) -> tuple[dict[str, Any], list[Any]]:
+    def response(self, id: str) -> bytes:
         """Raises Problem."""
         if id not in self._kept:
             raise Problem(404, f"there is no response {id[:100]!r} (any more)", code="not_found")
-        response, items, _ = self._kept[id]
-        return response, items
+        return self._kept[id][0]
+
+    async def items(self, id: str) -> list[Any]:
+        """Raises Problem."""
+        self.response(id)
+        items: list[Any] = await aside(json.loads, self._kept[id][1])
+        return items
 
     def drop(self, id: str) -> None:
-        self.get(id)
-        self._n_bytes -= self._kept.pop(id)[2]
+        """Raises Problem."""
+        self.response(id)
+        self._n_bytes -= sum(map(len, self._kept.pop(id)))
 
 
 def add(at: Host, post: Add, get: Add, delete: Add) -> None:
@@ -88,12 +95,12 @@ def add(at: Host, post: Add, get: Add, delete: Add) -> None:
     store = _Store()
 
     async def responses(request: Request, body: ResponsesRequest) -> Response:
-        items = _items(body, store)
+        items = await _items(body, store)
         asked = await aside_if(len(items) > PART, _chat, body, items, at.settings.strict)
 
-        def kept(response: dict[str, Any]) -> None:
+        async def kept(response: dict[str, Any]) -> None:
             if body.store:
-                store.put(response, [*items, *response["output"]])
+                await store.put(response, [*items, *response["output"]])
 
         result = await at.run_chat(request, asked)
         begun = _response(body, at.name(request))
@@ -101,11 +108,11 @@ def add(at: Host, post: Add, get: Add, delete: Add) -> None:
             return at.stream(request, result, _frames(result, begun, kept))
         answer = answer_of(result)
         response = begun | _end(answer) | {"output": _output(answer, begun["id"])}
-        kept(response)
+        await kept(response)
         return json_response(response)
 
     async def kept_response(id: str) -> Response:
-        return json_response(store.get(id)[0])
+        return Response(store.response(id), media_type="application/json")
 
     async def forget(id: str) -> Response:
         store.drop(id)
@@ -119,12 +126,12 @@ def add(at: Host, post: Add, get: Add, delete: Add) -> None:
 # -- requests
 
 
-def _items(body: ResponsesRequest, store: _Store) -> list[Any]:
+async def _items(body: ResponsesRequest, store: _Store) -> list[Any]:
     """All of the conversation."""
     own = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     if body.previous_response_id is None:
         return list(own)
-    return [*store.get(body.previous_response_id)[1], *own]
+    return [*await store.items(body.previous_response_id), *own]
 
 
 def _chat(body: ResponsesRequest, items: list[Any], strict: bool) -> ChatRequest:
@@ -363,7 +370,7 @@ async def _frames(stream: AsyncStream, begun: dict[str, Any], kept: Any) -> Asyn
                 item = _item(block, begun["id"], _status(answer, block))
                 yield event("response.output_item.done", **output, item=item)
         response = begun | _end(answer) | {"output": _output(answer, begun["id"])}
-        kept(response)
+        await kept(response)
         yield event(f"response.{response['status']}", response=response)
     except Exception as error:
         problem = problem_of(error)

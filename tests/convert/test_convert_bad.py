@@ -105,13 +105,13 @@ def test_values_that_cannot_be(values: dict[str, Any], says: str, hf: Path) -> N
     ("values", "says"),
     [
         (
-            {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
-            "the architecture is 'GemmaForCausalLM'",
+            {"model_type": "mpt", "architectures": ["MPTForCausalLM"]},
+            "the architecture is 'MPTForCausalLM'",
         ),
         ({"model_type": "mamba", "architectures": None}, "the architecture is 'mamba'"),
         ({"model_type": "DELETE", "architectures": "DELETE"}, "the architecture is none"),
         ({"model_type": "DELETE", "architectures": [5]}, "the architecture is none"),
-        ({"hidden_act": "gelu_new"}, "gelu_new"),
+        ({"hidden_act": "quick_gelu"}, "quick_gelu"),
         ({"hidden_act": "tanh\x1b[31m"}, "the activation is"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "dynamic"),
         ({"rope_scaling": {"type": "longrope", "factor": 2}}, "longrope"),
@@ -137,7 +137,7 @@ def test_models_that_are_not_run(values: dict[str, Any], says: str, hf: Path) ->
         ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim"),
         ("opt", {"enable_bias": False}, "enable_bias"),
         ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm"),
-        ("opt", {"activation_function": "gelu_new"}, "gelu_new"),
+        ("opt", {"activation_function": "quick_gelu"}, "quick_gelu"),
     ],
 )
 def test_falcons_and_opts_that_are_not_run(

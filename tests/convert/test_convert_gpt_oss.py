@@ -300,7 +300,7 @@ def test_glm(tmp_path: Path) -> None:
         ({"n_group": 2}, UnsupportedError, "n_group"),
         ({"first_k_dense_replace": 2}, FormatError, "first_k_dense_replace"),
         ({"partial_rotary_factor": 0.03}, FormatError, "rotated in pairs"),
-        ({"partial_rotary_factor": 1.5}, FormatError, "rotated in pairs"),
+        ({"partial_rotary_factor": 1.5}, FormatError, "a share in 0..1"),
         ({"num_hidden_layers": 1, "first_k_dense_replace": 0}, FormatError, "mlp.gate"),
     ],
 )

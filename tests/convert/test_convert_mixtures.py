@@ -18,8 +18,9 @@ from powerinfer.cli import main
 from powerinfer.errors import FormatError, UnsupportedError
 from powerinfer.models.convert.check import check
 from powerinfer.models.convert.conversion import convert, open_source
+from powerinfer.models.convert.families.reading import read_hyper
 from powerinfer.models.convert.forward import SourceModel
-from powerinfer.models.convert.hyper import Hyper, read_hyper
+from powerinfer.models.convert.hyper import Hyper
 from powerinfer.models.convert.json_file import Settings
 from tests import models, reference
 from tests.convert import folders, gguf_raw

@@ -566,7 +566,7 @@ def test_a_tokenizer_model_that_is_something_else(tmp_path: Path) -> None:
 def test_names_given_by_hand(tmp_path: Path) -> None:
     bpe(tmp_path, {"pre_tokenizer": None, "normalizer": {"type": "Lowercase"}})
     assert converted(tmp_path, 260, pre="tekken")[1]["tokenizer.ggml.pre"] == "tekken"
-    with pytest.raises(UnsupportedError, match=r"'nonsense' is not known; these are: a\.x-4\.0, bloom"):
+    with pytest.raises(UnsupportedError, match=r"'nonsense' is not known; these are: a\.x-4\.0, afmoe"):
         converted(tmp_path, 260, pre="nonsense")
     (tmp_path / "tokenizer.json").unlink()
     small_spm(tmp_path)

@@ -39,6 +39,93 @@ def test_published_descriptions(pre: str) -> None:
     )
 
 
+_HF = folders._split
+_BYTES = folders._byte_level(False)
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DIGIT = {"type": "Digits", "individual_digits": True}
+
+# As the tokenizer.json of models describes it: steps, ignore_merges.
+PUBLISHED: dict[str, tuple[list[dict[str, Any]], bool]] = {
+    "seed-coder": (
+        [
+            _HF(
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}"
+                r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+            _BYTES,
+        ],
+        False,
+    ),
+    "qwen35": (
+        [
+            _HF(
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+                r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+            _BYTES,
+        ],
+        False,
+    ),
+    "exaone-moe": (
+        [
+            _HF(
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
+                r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+            ),
+            _BYTES,
+        ],
+        False,
+    ),
+    "deepseek-v3": (
+        [
+            _HF(r"\p{N}{1,3}"),
+            _HF("[一-龥\u3040-ゟ゠-ヿ]+"),
+            _HF(
+                r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+            _BYTES,
+        ],
+        False,
+    ),
+    "deepseek-coder": (
+        [
+            _HF("[\r\n]"),
+            _HF(r"\s?\p{L}+"),
+            _HF(r"\s?\p{P}+"),
+            _HF("[一-龥ࠀ-一가-\ud7ff]+"),
+            _DIGIT,
+            _BYTES,
+        ],
+        False,
+    ),
+    "tekken": ([_HF(_TEKKEN), _BYTES], True),
+    "refact": ([_DIGIT, folders._byte_level(True)], False),
+    "command-r": ([_DIGIT, folders._byte_level(True)], False),
+    "smollm": ([_DIGIT, folders._byte_level(True)], False),
+    "superbpe": ([_HF(r"\p{N}+"), _HF(r"(?=(\d{3})+(?!\d))"), _BYTES], False),
+    "granite-docling": ([folders._byte_level(True)], False),
+    "dbrx": ([_HF(folders.LLAMA3_PATTERN), _BYTES], False),
+    "lfm2": ([_HF(folders.LLAMA3_PATTERN), _BYTES], True),
+    "hunyuan": ([_HF(folders.LLAMA3_PATTERN.replace("{1,3}", "")), _BYTES], False),
+    "minimax-m2": ([_HF(folders.GPT4O_PATTERN), _BYTES], False),
+    "llama4": ([_HF(folders.GPT4O_PATTERN), _BYTES], False),
+    "bloom": ([_HF(" ?[^(\\s|[.,!?…。，、।۔،])]+"), _BYTES], False),
+}
+
+
+@pytest.mark.parametrize("pre", sorted(PUBLISHED))
+def test_more_published_descriptions(pre: str) -> None:
+    """The name that goes with the architecture, for what the models' own files describe."""
+    steps, ignore_merges = PUBLISHED[pre]
+    description = {"type": "Sequence", "pretokenizers": steps}
+    assert recognise(description, ignore_merges=ignore_merges, first=pre, where="x") == pre
+
+
 @pytest.mark.parametrize(
     "change",
     [("{1,3}", "{1,2}"), (r"\p{L}+", r"\p{L}*"), (r"[\r\n]*", ""), (r"\s+(?!\S)|", ""), ("'ll|", "")],

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from powerinfer.models.convert.hyper import Hyper, read_hyper
+from powerinfer.models.convert.families.reading import read_hyper
+from powerinfer.models.convert.hyper import Hyper
 from powerinfer.models.convert.json_file import Settings
 
 LLAMA_2 = {

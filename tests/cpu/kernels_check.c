@@ -420,8 +420,26 @@ static double activated(te_activation act, double g, double threshold) {
         return fmin(g, 7) / (1 + exp(-1.702 * fmin(g, 7)));
     case TE_GELU_TANH:
         return g * 0.5 * (1 + tanh(sqrt(2 / acos(-1.0)) * (g + 0.044715 * g * g * g)));
+    case TE_XIELU: /* check_xielu */
+        break;
     }
     return NAN;
+}
+
+static void check_xielu(int32_t n) {
+    const te_xielu curve = {0.7f, 1.9f, 0.5f, -1e-6f};
+    float *x = normals(n), *h = floats(n);
+    for (int32_t i = 0; i < n; i++) x[i] *= i % 3 ? 1 : 30;
+    AT("xielu, n %d", (int)n);
+    table->xielu(&curve, x, n, h);
+    for (int32_t i = 0; i < n; i++) {
+        const double v = (double)x[i], p = (double)curve.alpha_p, m = (double)curve.alpha_n, b = (double)curve.beta,
+                     a = v > 0 ? p * v * v + b * v : m * (expm1(fmin(v, (double)curve.eps)) - v) + b * v;
+        near(i, h[i], a, 1e-6 * fabs(a) + 2e-7 * m + 4 * EPS * m * fabs(v));
+    }
+    untouched(h + n, 16);
+    free(x);
+    free(h);
 }
 
 static void check_glu(int32_t n) {
@@ -516,6 +534,7 @@ static void check_table(void) {
         check_norms(lengths[i]);
         check_softmax(lengths[i]);
         check_glu(lengths[i]);
+        check_xielu(lengths[i]);
         check_add_and_signs(lengths[i]);
     }
     printf("%s: %d formats, %ld values, %ld off\n", table->name, n_types, n_checked, n_off);

@@ -40,6 +40,11 @@ static void check_route_case(const route_case &k) {
     op.normed = k.normed;
     op.scale = 1.5f;
     op.choice_b = k.bias ? device_of(bias) : nullptr;
+    const bool has_factor = k.bias != k.normed;
+    std::vector<float> factor((size_t)n, 1);
+    for (float &f : factor)
+        if (has_factor) f = random_normal();
+    op.factor = has_factor ? device_of(factor) : nullptr;
     op.place = device_of(place);
     op.expert = device_of(std::vector<int32_t>(n_routes + 8, -77));
     result weight(n_routes);
@@ -112,7 +117,8 @@ static void check_route_case(const route_case &k) {
             same((long)i, expert[i], e);
             const bool is_kept = keeps && place[(size_t)e] < 0 && n_seen++ < n_kept[(size_t)n_gone];
             same((long)i, kept[i], keeps ? is_kept : -77);
-            const double v = 1.5 * (k.normed || k.gating == TE_GATING_CHOSEN ? of[(size_t)r] / total : of[(size_t)r]);
+            const double v = 1.5 * factor[(size_t)e] *
+                             (k.normed || k.gating == TE_GATING_CHOSEN ? of[(size_t)r] / total : of[(size_t)r]);
             near((long)i, (double)w[i], v, (16 + sqrt((double)n)) * EPS * fabs(v) + 1e-30);
             const bool is_there = place[(size_t)e] >= 0 || is_kept;
             missing += !is_there;
@@ -131,9 +137,9 @@ static void check_route_case(const route_case &k) {
     same(0, host_of(op.n_missing, 1)[0], missing);
     is_true(host_of(op.uses, (size_t)n) == uses, "uses are wrong");
     OK(api->host_free(dev, shared));
-    for (const void *p : {(const void *)op.score, (const void *)op.choice_b, (const void *)op.place,
-                          (const void *)op.expert, (const void *)op.n_kept, (const void *)op.kept,
-                          (const void *)op.uses, (const void *)op.n_missing, (const void *)base})
+    for (const void *p : {(const void *)op.score, (const void *)op.choice_b, (const void *)op.factor,
+                          (const void *)op.place, (const void *)op.expert, (const void *)op.n_kept,
+                          (const void *)op.kept, (const void *)op.uses, (const void *)op.n_missing, (const void *)base})
         OK(api->free(dev, (void *)p));
     weight.free();
 }

@@ -151,6 +151,7 @@ static void check_one_ffn(const ffn_case &k) {
     op.up_bias = d_bias;
     op.act = k.act;
     op.threshold = threshold;
+    op.curve = some_curve;
     op.skip = k.skip;
     op.scores = p.op;
     result room((size_t)n_tok * (size_t)(rows + 3));
@@ -321,6 +322,7 @@ static void check_fused() {
                         k.norm = norms[turn % 5 == 0 ? 1 : turn % 5 == 1 ? 2 : 0];
                         k.act = acts[turn % (skip ? 2 : 5)];
                         if (!gated && k.act == TE_DRELU) k.act = TE_RELU;
+                        if (!gated && !skip && turn % 4 == 1) k.act = TE_XIELU;
                         k.gated = gated;
                         k.skip = skip;
                         k.how = how;

@@ -177,6 +177,7 @@ static std::vector<float> some_sinks(int n_head) {
     return v;
 }
 static double clamped_up(double x) { return fmin(fmax(x, -7), 7) + 1; } // what TE_CLAMPED makes of up
+static const te_xielu some_curve = {0.03f, 0.2f, 0.2f, -1e-6f};         // flatter than 1.2 where values are
 static double activation(te_activation act, double threshold, double x) {
     switch (act) {
     case TE_RELU:
@@ -194,6 +195,10 @@ static double activation(te_activation act, double threshold, double x) {
     case TE_CLAMPED:
         x = fmin(x, 7);
         return x / (1 + exp(-1.702 * x));
+    case TE_XIELU:
+        return (x > 0 ? (double)some_curve.alpha_p * x * x
+                      : (double)some_curve.alpha_n * (expm1(fmin(x, (double)some_curve.eps)) - x)) +
+               (double)some_curve.beta * x;
     }
     return NAN;
 }

@@ -40,6 +40,7 @@ from tests.native.hybrid import (
     apart,
     drive,
     exactly,
+    has_second_gpu,
     options,
     place,
     without_amx,
@@ -365,21 +366,13 @@ def test_a_budget_is_kept(folder: Path) -> None:
             assert used <= s.info.n_device_bytes <= 1 << 30
 
 
-def has_second() -> bool:
-    try:
-        machine.device_facts("cuda", 1)
-    except ArgumentError:
-        return False
-    return True
-
-
 ON_TWO = [[0, 0, 0, 1, 1, 1], [0, -1, 0, 1, -1, 1], [0, 0, 1, 1, -1, -1]]
 
 
 def open_two(
     model: Model, layers: list[int], split: str, sparsity: str, n_batch: int = 64, **more: Any
 ) -> Session:
-    if not has_second():
+    if not has_second_gpu():
         pytest.skip("one GPU")
     plan = place(model, split, sparsity, n_batch, devices=layers, head=layers[-1], n_devices=2)
     o = {"device": ["cuda:0", "cuda:1"]} | options(sparsity, n_batch, 3) | more
@@ -448,7 +441,7 @@ typedef struct { const uint32_t *base; uint32_t add; } te_ticket;
 typedef struct { const float *partial; int32_t n_parts, n_tok, cols; const float *add, *bias; size_t ld_add;
                  float *y; size_t ldy; const uint64_t *words; te_ticket ticket; const int32_t *expected;
                  struct { int32_t kind; float eps; const float *w, *b; } norm; float *normed;
-                 uint32_t *cancelled; uint64_t limit_ns; } te_merge_args;
+                 float scale; uint32_t *cancelled; uint64_t limit_ns; } te_merge_args;
 typedef void pi_device_program(void *ctx, pi_device *dev);
 typedef struct {
     uint32_t version; const char *kind; const char *(*error)(void);
@@ -472,7 +465,7 @@ def test_a_cpu_that_never_answers(key: int) -> None:
     ffi.cdef(CDEF)
     beside = Path(os.environ.get("POWERINFER_LIBRARY") or Path(powerinfer.__file__).parent / "lib" / "lib")
     ops = ffi.dlopen(str(beside.with_name("libpowerinfer_cuda.so"))).pi_device_cuda()
-    assert ops.version == 7, "CDEF is of another version"
+    assert ops.version == 10, "CDEF is of another version"
     out = ffi.new("pi_device **")
     assert ops.open(0, 0, out) == 0, ffi.string(ops.error())
     dev = out[0]

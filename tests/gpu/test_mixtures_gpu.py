@@ -17,6 +17,7 @@ from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
 from powerinfer.models.quantize import choose_types, quantize_model
 from tests import models, reference
+from tests.native.hybrid import has_second_gpu
 from tests.native.test_hybrid_mixture_files import GOLDENS, STEP, mxfp4
 from tests.native.test_hybrid_mixtures import (
     DEVICES,
@@ -224,6 +225,18 @@ def test_experts_move_while_others_are_read_in_place(tmp_path: Path) -> None:
             moved = s.experts()
         assert sum(layer.n_copies for layer in moved) >= N_LAYER
         assert sum(layer.n_zero_copy for layer in moved) > 0
+
+
+@pytest.mark.parametrize("name", ["smallthinker by neuron", "olmoe", "glm4moe", "gpt-oss"])
+def test_two_gpus(name: str, tmp_path: Path) -> None:
+    if not has_second_gpu():
+        pytest.skip("one GPU")
+    path = write_device(tmp_path / "m.gguf", name)
+    expected = reference.forward(reference.load(path), TOKENS)
+    with Model(path) as m:
+        for split in ("all", "some"):
+            with opened(m, place(m, split, 64, [0, 0, 0, 1, 1]), device=["cuda:0", "cuda:1"]) as s:
+                assert reference.relative_error(decoded(s), expected) < 1e-5, split
 
 
 @pytest.mark.parametrize("name", ["qwen2moe", "olmoe", "glm4moe", "gpt-oss"])

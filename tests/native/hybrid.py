@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer import UnsupportedError
+from powerinfer import ArgumentError, UnsupportedError
+from powerinfer._engine import machine
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
 from tests import models, rounding
@@ -269,3 +270,11 @@ def carried_out(model: Model, asked: engine.Settings, rates: engine.Rates) -> tu
         head_device=max(result.head_device, 0),
     )
     return result, plan
+
+
+def has_second_gpu() -> bool:
+    try:
+        machine.device_facts("cuda", 1)
+    except ArgumentError:
+        return False
+    return True

@@ -142,6 +142,39 @@ def test_guesses_are_taken_back(model: Model) -> None:
         assert s.reachable(46) == 40  # which took the place of the guess before it, not the prompt's
 
 
+def test_sequences_go_back_to_between_guesses(model: Model) -> None:
+    """Where there are places for the states behind them: of the last tokens, of all sequences together."""
+    ids, more, wrong = tokens(41), tokens(8, 1), [7, 8, 9]
+    with session(model, n_seq=2, n_pool=512, n_guesses=3) as s:
+        assert s.info.n_kv_bytes >= (6 + 3) * model.info.n_state_bytes
+        for right in (0, 1, 2, 3):  # of three guesses behind the token that was chosen
+            s.drop()
+            s.feed(ids)
+            s.feed([*more[: right + 1], *wrong[right:]], want_logits=[GENERATED] * 4)
+            assert [s.reachable(n) for n in (41, 42, 43, 44, 45)] == [40, 42, 43, 44, 45]
+            s.cut(42 + right)
+            s.feed(more[right + 1 :], want_logits=[GENERATED] * (7 - right))
+            assert s.logits(6 - right).tobytes() == answer(model, ids, more)
+        # More tokens than places: the last ones have them, and there is a checkpoint at the beginning.
+        s.drop()
+        s.feed(ids)
+        s.feed([*more[:3], *wrong], want_logits=[GENERATED] * 6)
+        assert [s.reachable(n) for n in (41, 43, 44, 45, 46)] == [41, 41, 44, 45, 46]
+        s.cut(44)
+        assert fed(s, more[3:]) == answer(model, ids, more)
+        # Two sequences, side by side; a place is taken from an earlier feed alone.
+        s.drop()
+        for q in (0, 1):
+            s.feed(ids, seq=q)
+        s.feed([more[0], more[0], 7, 8, more[1]], seq=[0, 1, 0, 0, 1], want_logits=[GENERATED] * 5)
+        assert [s.reachable(n, seq=0) for n in (42, 43)] == [42, 43] and s.reachable(42, seq=1) == 42
+        s.cut(42)
+        s.feed([more[1], 8], want_logits=[GENERATED] * 2)
+        s.cut(43)
+        assert fed(s, more[2:]) == answer(model, ids, more)
+        assert fed(s, more[2:], 1) == answer(model, ids, more)
+
+
 def test_copies(model: Model) -> None:
     ids, left, right = tokens(60), tokens(12, 1), tokens(12, 2)
     with session(model, n_seq=3, n_pool=768) as s:

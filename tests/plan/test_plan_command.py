@@ -135,7 +135,7 @@ def test_a_picture_of_a_model_with_a_strange_name(path: Path, tmp_path: Path, ca
 def test_what_is_wrong_is_said(path: Path, tmp_path: Path, capsys: Captured) -> None:
     assert "too small" in fails(capsys, path, "--vram-budget", "0.0001")
     assert "numbers of GiB" in fails(capsys, path, "--vram-budget", "eight")
-    assert "vram_budget is nan" in fails(capsys, path, "--vram-budget", "nan")
+    assert "--vram-budget is nan" in fails(capsys, path, "--vram-budget", "nan")
     assert "needs one --vram-budget" in fails(capsys, path, "--vram-budget", "1,2", "-o", tmp_path / "p.json")
     assert "needs one --vram-budget" in fails(capsys, path, "--picture", tmp_path / "p.png")
     assert "ends in .png" in fails(capsys, path, "--vram-budget", "1", "--picture", tmp_path / "p.gif")

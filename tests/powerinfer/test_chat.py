@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 from rich.cells import cell_len
 
 from powerinfer import FormatError, Llama, PowerInferError
@@ -24,6 +26,7 @@ from powerinfer._text.terminal import Bar, harmless, one_line
 from powerinfer.chat import commands
 from powerinfer.chat.chat import Chat, Work
 from powerinfer.chat.conversation import Conversation
+from powerinfer.chat.keys import CommandCompleter
 from powerinfer.chat.ui import Ui
 from powerinfer.chat.wrap import Wrap
 from powerinfer.cli import main
@@ -259,6 +262,8 @@ def test_a_mixture_s_chat_says_where_experts_were(tmp_path: Path, capsys: pytest
         ("/set temperature", "VALUE"),
         ("/set temperature warm", "a number"),
         ("/set top_p 1e999", "a number"),
+        ("/set top_p 7", "top_p is 7.0, it must be between 0 and 1"),
+        ("/set temp -1", "temperature is -1.0, it must be between 0 and 1000"),
         ("/set sparsity some", "one of auto, predicted"),
         ("/set threshold nan", "must be a number"),
         ("/save", "FILE"),
@@ -354,6 +359,39 @@ def test_ctrl_c_through_a_pipe_is_130(endless_path: Path) -> None:
         assert b"Traceback" not in err
 
 
+def test_what_is_saved_is_not_overwritten_by_chance(
+    endless_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, mine = tmp_path / "other.json", tmp_path / "mine.json"
+    said().save(other)
+    lines = f"/set temp 0\nhello\n/save {mine}\nagain\n/save {mine}\n/save {other}\n"
+    options = (str(endless_path), "-t", "1", "-n", "2")
+    code, _, err = chat(lines, *options, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 1 and f"{other} holds another conversation; /save -f {other} replaces it" in err
+    assert Conversation.load(other) == said() and len(Conversation.load(mine).turns) == 4
+    lines = f"/load {mine}\n/save {mine}\n/save -f {other}\n/help\n"
+    code, _, err = chat(lines, *options, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0 and Conversation.load(other) == Conversation.load(mine)
+    assert Conversation.load(mine).settings["temperature"] == 0.0
+    assert "Alt-Enter" in err and "history" not in err  # through a pipe nothing is kept
+
+
+def test_what_tab_completes(tmp_path: Path) -> None:
+    (tmp_path / "talk.json").touch()
+    words = {f"/{name}": command.words for name, command in commands.COMMANDS.items()}
+    completer = CommandCompleter(lambda: words)
+
+    def found(text: str) -> list[str]:
+        event = CompleteEvent(completion_requested=True)
+        given = completer.get_completions(Document(text), event)
+        return [text[: len(text) + one.start_position] + one.text for one in given]
+
+    assert found("/s") == ["/system", "/set", "/stats", "/save"] and found("/set tem") == ["/set temperature"]
+    assert "/set sparsity" in found("/set ") and found("hello /s") == [] == found("/set top_p ")
+    assert found("") == [] == found("/bogus x")
+    assert found(f"/load {tmp_path}/ta") == [f"/load {tmp_path}/talk.json"]
+
+
 # -- in a terminal
 
 
@@ -436,11 +474,15 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, tmp_pat
     terminal.type("never sent\x03")
     terminal.wait_for(r"Ctrl-D or /quit ends")
     terminal.wait_for(r"context \d+/512 · predicted")
-    terminal.type("/system be nice\r")
+    terminal.type("/system be\x1b\rnice\r")  # Alt-Enter
     terminal.wait_for(r"message is set")
+    terminal.wait_for(r"context \d+/512 · predicted")
+    terminal.type("/help\r")
+    terminal.wait_for(r"kept\s+in\s[^;]*chat_history;\s--no-history")
     terminal.wait_for(r"context \d+/512 · predicted")
     terminal.type("\x04")
     assert terminal.end() == 0
     history = tmp_path / ".local" / "state" / "powerinfer" / "chat_history"
-    assert re.findall(r"^\+(.*)", history.read_text(), re.MULTILINE) == ["hello", "/system be nice"]
+    typed = re.findall(r"^\+(.*)", history.read_text(), re.MULTILINE)
+    assert typed == ["hello", "/system be", "nice", "/help"]
     assert history.stat().st_mode & 0o777 == 0o600

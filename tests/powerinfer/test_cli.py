@@ -256,7 +256,15 @@ def test_info_of_a_split_file(tmp_path: Path, capsys: Captured) -> None:
 def test_columns_and_facts_fit_the_width() -> None:
     rows = [["a", "1"], ["日本語", "22"], ["long " * 9, "3"]]
     assert list(columns(rows[:2], right=(1,))) == ["a        1", "日本語  22"]
-    assert list(columns(rows, width=12))[2] == "long long l…"
+    assert list(columns([["a", "b"], ["x", "long long words are wrapped"]], width=20)) == [
+        *("a  b", "x  long long words", "   are wrapped")
+    ]
+    parts = [["budget", "tokens/s", "gain"], ["4 GiB", "12.5", "3.1"]]
+    for width, wanted in (
+        (24, ["budget  tokens/s  gain", "4 GiB       12.5   3.1"]),
+        (20, ["budget  tokens/s", "4 GiB       12.5", "", "budget  gain", "4 GiB    3.1"]),
+    ):
+        assert list(columns(parts, right=range(1, 3), width=width)) == wanted
     assert list(facts([("a", "b c"), ("long", "x" * 30)])) == ["a     b c", "long  " + "x" * 30]
     assert list(facts([("name", "one two three four five")], width=26)) == [
         "name  one two three four",

@@ -68,16 +68,16 @@ def test_every_extra_is_told() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     table = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
     names = {line.split(" = ")[0]: line for line in table.splitlines() if " = [" in line}
-    assert set(doctor.EXTRAS) == set(names) - {"convert", "test", "dev"}
+    assert set(doctor.EXTRAS) == set(names) - {"convert", "docs", "test", "dev"}
     for name, packages in doctor.EXTRAS.items():
         assert all(package in names[name] for package in packages)
 
 
 def test_an_extra_of_which_half_is_there() -> None:
     assert doctor._extra("server", {"fastapi": "1", "pydantic": "2"}) == (
-        "fastapi 1, pydantic 2; incomplete (pip install uvicorn (the extra powerinfer[server]))"
+        "fastapi 1, pydantic 2; incomplete: pip install uvicorn (the extra powerinfer[server])"
     )
-    assert "not installed (pip install 'ray[data,serve]'" in doctor._extra("ray", {})
+    assert "not installed: pip install 'ray[data,serve]'" in doctor._extra("ray", {})
     assert doctor._extra("ray", {"ray": "2"}) == "ray 2"
 
 

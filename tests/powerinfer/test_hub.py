@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from powerinfer._engine.file import find_model
 from powerinfer.cli import main
 from powerinfer.models import hub as hubs
 from powerinfer.models.convert.conversion import convert
-from powerinfer.models.hub import client, download, fetch, names, store
+from powerinfer.models.hub import client, download, fetch, names
 from powerinfer.models.hub.names import Room, format_of
-from powerinfer.models.writer import PartialFile
+from powerinfer.models.writer import PartialFile, is_in_hub_cache
 from tests.hub_server import Hub, serving
 
 REPO = "someone/model-GGUF"
@@ -207,7 +208,7 @@ def test_what_came_before_is_not_fetched_again(line: Hub, tmp_path: Path) -> Non
 
     with pytest.raises(Stop):
         fetch.fetch(remote(line, "m.gguf", data), tmp_path / "m", stop)
-    assert (tmp_path / "m.incomplete").read_bytes() == data[:400_000]
+    assert fetch.partial_of(tmp_path / "m").read_bytes() == data[:400_000]
     line.asked.clear()
     fetch.fetch(remote(line, "m.gguf", data), tmp_path / "m")
     assert line.asked[-1].endswith("bytes=400000-") and (tmp_path / "m").read_bytes() == data
@@ -218,7 +219,7 @@ def test_what_is_damaged_gets_no_name(line: Hub, tmp_path: Path) -> None:
     line.corrupt = True
     with pytest.raises(FileError, match="checksum"):
         fetch.fetch(remote(line, "m.gguf", data), tmp_path / "m")
-    assert not (tmp_path / "m").exists() and (tmp_path / "m.incomplete").stat().st_size == 0
+    assert not (tmp_path / "m").exists() and fetch.partial_of(tmp_path / "m").stat().st_size == 0
     line.corrupt = False
     fetch.fetch(remote(line, "m.gguf", data), tmp_path / "m")
     assert (tmp_path / "m").read_bytes() == data
@@ -228,9 +229,44 @@ def test_a_line_that_brings_nothing(line: Hub, tmp_path: Path) -> None:
     data = line.repos[REPO]["m.gguf"]
     with pytest.raises(FileError, match="404"):
         fetch.fetch(remote(line, "gone.gguf", data), tmp_path / "m")
-    line.repos[REPO]["m.gguf"] = data[:10]  # and no more
-    with pytest.raises(FileError, match=r"ended early; 10 of 3000000 bytes are there"):
+    line.repos[REPO]["m.gguf"] = data[:10]  # and no more, however often it is asked
+    with pytest.raises(FileError, match=r"; \d+ of 3000000 bytes are there"):
         fetch.fetch(remote(line, "m.gguf", data), tmp_path / "m")
+    assert len(line.asked) < 20
+
+
+def test_two_at_once(line: Hub, tmp_path: Path) -> None:
+    data = line.repos[REPO]["m.gguf"]
+    with ThreadPoolExecutor(4) as pool:  # each opens the file for itself, as processes do
+        list(pool.map(lambda _: fetch.fetch(remote(line, "m.gguf", data), tmp_path / "m"), range(4)))
+    assert (tmp_path / "m").read_bytes() == data and list(tmp_path.iterdir()) == [tmp_path / "m"]
+    assert sum(text.startswith("GET") for text in line.asked) == 1
+
+
+# A limit of a process on the size of its files stands for a full disk.
+FULL = """
+import resource, signal, sys, hashlib
+from pathlib import Path
+from powerinfer.models.hub import fetch
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, resource.RLIM_INFINITY))
+where = lambda: (sys.argv[1], {})
+remote = fetch.Remote("m.gguf", 3_000_000, sys.argv[2], True, where)
+try:
+    fetch.fetch(remote, Path(sys.argv[3]))
+except fetch.FileError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+fetch.fetch(remote, Path(sys.argv[3]))
+"""
+
+
+def test_a_disk_that_fills_up(line: Hub, tmp_path: Path) -> None:
+    data = line.repos[REPO]["m.gguf"]
+    address = f"{line.address}/{REPO}/resolve/main/m.gguf"
+    (said,) = run(line, tmp_path, FULL, address, hashlib.sha256(data).hexdigest(), str(tmp_path / "m"))
+    assert said == f"m.gguf cannot be written to {tmp_path}: File too large"
+    assert (tmp_path / "m").read_bytes() == data and line.asked[-1].endswith(" bytes=1500000-")
 
 
 def test_a_small_file_of_git(line: Hub, tmp_path: Path) -> None:
@@ -375,14 +411,37 @@ def test_without_a_line(hub: Hub, tmp_path: Path) -> None:
     assert len(hub.asked) == n_asked  # for what is here nobody is asked
 
 
+QUICK = "from powerinfer.models.hub import fetch; fetch._PAUSE_S = 0.0"
+
+
 def test_errors_of_the_hub(hub: Hub, tmp_path: Path) -> None:
+    """And one that cannot be trusted: wrong sizes and checksums, names and checksums that lead elsewhere."""
     pytest.importorskip("huggingface_hub")
     hub.repos["raw/weights"] = {"config.json": b"{}", "model.safetensors": b"x"}
-    lines = ("Llama hf:nobody/nothing", "Llama hf:raw/weights", f"Llama hf:{REPO}:Q5_0")
-    out = run(hub, tmp_path, SESSION, *lines)
+    lies: list[dict[str, Any]] = [
+        {"size": 99},
+        {"size": -1},
+        {"lfs": {"sha256": "0" * 64, "size": 100, "pointerSize": 100}},
+        {"lfs": {"sha256": "../../../../up", "size": 100, "pointerSize": 100}},
+        {"rfilename": "../../../../up.gguf"},
+    ]
+    for name in ("gated", "mute", *(f"lie{i}" for i in range(5))):
+        hub.repos[f"a/{name}"] = {"m.gguf": bytes(100)}
+    hub.gated, hub.mute = {"a/gated"}, {"a/mute"}
+    hub.listed = {f"a/lie{i}": lie for i, lie in enumerate(lies)}
+    lines = ["Llama hf:nobody/nothing", "Llama hf:raw/weights", f"Llama hf:{REPO}:Q5_0"]
+    lines += [f"Llama hf:{name}" for name in hub.repos if name.startswith("a/")]
+    out = run(hub, tmp_path / "a" / "b" / "home", QUICK + SESSION, *lines)
     assert out[0].startswith("FileError nobody/nothing: the hub has no such repository, or it is private")
     assert "it can be converted: hf download raw/weights" in out[1]
     assert out[2].startswith(f"ArgumentError no file of {REPO} fits 'Q5_0'; there are tiny/relu.gguf")
+    assert "asks to accept conditions first" in out[3]
+    assert sum("/a/gated/resolve" in text for text in hub.asked) == 1  # asking again is of no use
+    assert out[4].startswith("FileError m.gguf: a/mute: ") and "0 of 100 bytes" in out[4]
+    assert "checksum" in out[5] and "no file" in out[6] and "checksum" in out[7]
+    assert "gives no checksum" in out[8] and "leads out" in out[9]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert not list(tmp_path.rglob("up*")) and not list(tmp_path.rglob("*.gguf"))
 
 
 def test_what_is_never_written(relu_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -392,7 +451,7 @@ def test_what_is_never_written(relu_path: Path, tmp_path: Path, capsys: pytest.C
     folder.mkdir(parents=True)
     (blobs / "01").write_bytes(b"m")
     (folder / "m.gguf").symlink_to(blobs / "01")
-    assert store.is_in_cache(folder / "m.gguf") and not store.is_in_cache(tmp_path / "m.gguf")
+    assert is_in_hub_cache(folder / "m.gguf") and not is_in_hub_cache(tmp_path / "m.gguf")
     with pytest.raises(FileError, match="hub's cache"):
         PartialFile(folder / "m.gguf")
     demo = find_model("demo")

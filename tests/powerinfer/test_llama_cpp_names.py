@@ -165,7 +165,8 @@ def test_a_chat_format_of_ones_own(relu_path: Path) -> None:
     @register_chat_format("of-a-test")
     def mine(messages: Any, **kwargs: Any) -> ChatFormatterResponse:
         seen.append(kwargs)
-        return ChatFormatterResponse(prompt="".join(f"[{m['content']}]" for m in messages), stop="ab")
+        stop = "ab" if len(messages) > 1 else None
+        return ChatFormatterResponse(prompt="".join(f"[{m['content']}]" for m in messages), stop=stop)
 
     with Llama(relu_path, n_threads=1, verbose=False, chat_format="of-a-test", seed=1) as llm:
         messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
@@ -175,7 +176,10 @@ def test_a_chat_format_of_ones_own(relu_path: Path) -> None:
         text = llm("[x][y]", max_tokens=8, temperature=0.0, stop="ab")["choices"][0]["text"]
         assert answer["choices"][0]["message"]["content"] == text
         assert llm.chat_format == "of-a-test" and seen[0]["tools"] is None
-        assert llm._format.stop == ("ab",)
+        # Stops are those of this prompt alone.
+        alone = llm.create_chat_completion(messages[:1], max_tokens=32, temperature=0.0)
+        free = llm("[x]", max_tokens=32, temperature=0.0)["choices"][0]["text"]
+        assert alone["choices"][0]["message"]["content"] == free
 
     @register_chat_format("wrong")
     def wrong(messages: Any, **kwargs: Any) -> str:
@@ -204,6 +208,11 @@ def test_modules_of_llama_cpp(capfd: pytest.CaptureFixture[str]) -> None:
 
     assert llama_types.CreateCompletionResponse is types.Completion
     assert all(hasattr(llama_types, name) for name in llama_types.__all__)
+    assert powerinfer.ChatCompletionResponseChoice is types.ChatChoice
+    with pytest.raises(AttributeError):
+        _ = powerinfer.ChatCompletionOfNobody
+    with pytest.raises(ImportError, match="for images"):
+        exec("from powerinfer.llama_chat_format import Llava15ChatHandler")
     powerinfer.llama_log_set(print, None)
     assert capfd.readouterr() == ("", "")
 

@@ -190,7 +190,7 @@ def test_a_context_that_memory_does_not_hold(relu_path: Path, monkeypatch: pytes
     with pytest.warns(UserWarning, match=r"n_ctx=1000 is more than the 256 tokens"):
         Llama(relu_path, n_ctx=1000, verbose=False).close()
     monkeypatch.setattr(loader, "available_bytes", lambda: 1 << 20)
-    message = r'K/V for n_ctx=16,000,000 takes \d+\.\d GiB, and 0\.0 are free; n_ctx="auto" would take 256'
+    message = r'K/V for n_ctx=16000000 takes \d+\.\d GiB, and 0\.0 are free; n_ctx="auto" would take 256'
     with pytest.raises(OutOfMemoryError, match=message):
         Llama(relu_path, n_ctx=16_000_000, verbose=False)
     with pytest.raises(OutOfMemoryError, match=r"n_ctx=64 and 16,000,000 tokens of all conversations"):

@@ -11,7 +11,7 @@ from gguf import GGUFReader
 
 from powerinfer import ArgumentError, Llama, OutOfMemoryError
 from powerinfer._engine import online
-from powerinfer.models.plan import Settings, make_plan
+from powerinfer.models.plan import Settings, given, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from tests import models
 from tests.native.hybrid import beyond_rounding
@@ -72,49 +72,50 @@ def test_the_hit_rate_rises(path: Path) -> None:
             rates.append(rate)
             assert ids == answer(still, seed)[0]  # greedy answers do not change
         assert rates[0] < 0.2 and rates[-1] > 0.6, rates
-        assert llm._online is not None and llm._online.n_changes == 1
+        assert llm._placement is not None and llm._placement.n_changes == 1
         assert llm.plan.statistics_kind == "given" and "while it answered" in llm.plan.statistics_source
         assert answer(still, 1)[1] < 0.2
 
 
 def test_what_the_context_holds_stays(path: Path) -> None:
     with open_llama(path, online_statistics=True) as llm, open_llama(path) as still:
-        llm._online = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
+        llm._placement = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
         for one in (llm, still):
             one.eval(list(range(3, 53)))
         before = llm.session
-        assert llm._online.improve(llm._ctx.engine)
+        assert llm._placement.improve(llm._ctx.engine)
         assert llm.session is not before and llm.n_tokens == 50
         for one in (llm, still):
             one.eval([7, 8])
         assert beyond_rounding([still.scores[-1]], [llm.scores[-1]], llm.session.model.info.n_layer) < 1
-        assert not llm._online.improve(llm._ctx.engine)  # too little was counted since
+        assert not llm._placement.improve(llm._ctx.engine)  # too little was counted since
 
 
 def test_other_sequences_stay(path: Path) -> None:
     """While one holds something the session is not replaced."""
     with open_llama(path, online_statistics=True, n_seq=2, n_pool=256) as llm:
-        llm._online = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
+        llm._placement = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
         llm.eval(list(range(3, 53)))
         llm.session.copy(1, 0)
         before = llm.session
-        assert not llm._online.improve(llm._ctx.engine) and llm.session is before and before.length(1) == 50
+        assert not llm._placement.improve(llm._ctx.engine)
+        assert llm.session is before and before.length(1) == 50
         before.drop(1)
-        assert llm._online.improve(llm._ctx.engine) and llm.session is not before and llm.n_tokens == 50
+        assert llm._placement.improve(llm._ctx.engine) and llm.session is not before and llm.n_tokens == 50
 
 
 def test_thresholds_stay(path: Path) -> None:
     with open_llama(path, online_statistics=True, threshold=0.25) as llm:
-        llm._online = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
+        llm._placement = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
         llm.eval(list(range(3, 53)))
-        assert llm._online.improve(llm._ctx.engine)
+        assert llm._placement.improve(llm._ctx.engine)
         assert llm.session.info.sparse_threshold == 0.25
 
 
 def test_a_session_that_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The placement before stays."""
     with open_llama(path, online_statistics=True) as llm:
-        llm._online = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
+        llm._placement = online.OnlineStatistics(llm._loader, every=20)  # type: ignore[arg-type]
         llm.eval(list(range(3, 53)))
         plan, loader = llm.plan, llm._loader
         assert loader is not None
@@ -129,12 +130,12 @@ def test_a_session_that_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyP
             return real(*args, **more)
 
         monkeypatch.setattr(loader, "session", session)
-        assert not llm._online.improve(llm._ctx.engine) and llm._online.n_changes == 0
+        assert not llm._placement.improve(llm._ctx.engine) and llm._placement.n_changes == 0
         assert llm.plan is plan and llm.n_tokens == 50
         llm.eval([3] * 20)
         problem = KeyboardInterrupt()
         with pytest.raises(KeyboardInterrupt):
-            llm._online.improve(llm._ctx.engine)
+            llm._placement.improve(llm._ctx.engine)
         assert llm.plan is plan and llm.n_tokens == 70
         llm.eval([3])
 
@@ -160,3 +161,59 @@ def test_old_counts_fade(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert own.n_tokens <= 60 and own.counts.max() <= own.n_tokens
         found = own.statistics()
         assert found.counts is not None and found.counts.max() <= found.n_tokens
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_chances_become_what_was_seen(share: float) -> None:
+    rng = np.random.default_rng(1)
+    chances = rng.random((3, 200)) ** 4
+    seen = np.array([share, share / 2, 1.0]) * 200
+    made = online.corrected(chances, seen, "a file")
+    assert made.counts is not None and "a file" in made.source and "computed" in made.source
+    after = made.counts / made.n_tokens
+    np.testing.assert_allclose(after.sum(axis=1), seen, atol=0.1)
+    for before, row in zip(chances, after, strict=True):
+        assert (np.diff(row[np.argsort(before)]) >= 0).all()  # ranks stay
+
+
+def test_the_first_tokens_correct_a_plan(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By statistics few neurons are computed, and a token computes many: what was measured stands in the
+    plan, and between two requests one is made that knows it. Greedy answers stay."""
+    monkeypatch.setattr(online, "FIRST", 20)
+    monkeypatch.setattr(online, "FIRST_GAIN", -1.0)  # whatever it gains: rates of the stand-in say nothing
+    n_layer, n_ff = models.SPECS["llama-relu-gqa"].n_layer, models.SPECS["llama-relu-gqa"].n_ff
+    rare = given(np.ones((n_layer, n_ff), np.uint64), 100, "a test")
+    with open_llama(path) as llm, open_llama(path) as still:
+        loader, first = llm._loader, llm.session
+        assert loader is not None and still._placement is not None and llm.plan is not None
+        loader.statistics, loader.plan = rare, loader.planned(loader.devices, rare)  # type: ignore[arg-type]
+        still._placement._is_done = True  # type: ignore[attr-defined]
+        expected = sum(y.active_hot + y.active_pcie + y.active_cold for y in llm.plan.layers)
+        assert llm.plan.measured is None
+        assert answer(llm, 0, 30)[0] == answer(still, 0, 30)[0]
+        measured = llm.plan.measured
+        assert measured is not None and measured.n_tokens == 20 and measured.tokens_per_s > 0
+        assert len(measured.computed) == n_layer
+        assert sum(measured.computed) > 5 * expected  # all rows are computed on the way to what is zero
+        assert llm.session is first
+        assert answer(llm, 1)[0] == answer(still, 1)[0]
+        assert llm.session is not first and llm._placement is not None and llm._placement.n_changes == 1
+        now = sum(y.active_hot + y.active_pcie + y.active_cold for y in llm.plan.layers)
+        assert now == pytest.approx(sum(measured.computed), rel=0.01)
+        assert "the first 20 tokens" in llm.plan.statistics and "a test" in llm.plan.statistics
+        again = llm.plan.measured
+        assert again is not None and again is not measured  # of the new plan
+        second = llm.session
+        answer(llm, 2)
+        assert llm.session is second  # once
+
+
+def test_a_plan_that_holds_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online, "FIRST", 20)
+    monkeypatch.setattr(online, "FIRST_GAIN", -1.0)
+    monkeypatch.setattr(online, "FIRST_OFF", 1e9)
+    with open_llama(path) as llm:
+        first = llm.session
+        for seed in range(2):
+            answer(llm, seed)
+        assert llm.session is first and llm.plan is not None and llm.plan.measured is not None

@@ -288,6 +288,47 @@ def test_it_runs(files: dict[str, Path], tmp_path: Path, name: str, mixture: str
     assert reference.relative_error(expected, original) < 0.6
 
 
+@pytest.mark.parametrize("type", ["COPY", "Q4_0", "Q4_K"])
+def test_down_by_neuron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type: str) -> None:
+    """Of a squared-ReLU model: rows have the values that gguf's own quantisation gives them, those of silent
+    neurons are not read, and answers are those of all rows."""
+    spec = replace(WIDE, name="wide-arcee", family="arcee", act="relu2", predictor=())
+    path, out = tmp_path / "m.gguf", tmp_path / "out.gguf"
+    models.write_dense(path, spec)
+    monkeypatch.setattr("powerinfer.models.rewrite.PIECE_BYTES", 100_000)
+    with ModelFile(path) as source:
+        quantize_model(source, out, type, choose_types(source, type, pure=True, down_by_neuron=True))
+    before, after = reference.load(path).tensors, reference.load(out).tensors
+    assert {name.replace("ffn_down_t", "ffn_down") for name in after} == set(before)
+    for i in range(spec.n_layer):
+        turned = np.ascontiguousarray(before[f"blk.{i}.ffn_down.weight"].T, np.float32)
+        kept = after[f"blk.{i}.ffn_down_t.weight"]
+        if type == "Q4_0":
+            turned = quants.dequantize(quants.quantize(turned, Kind.Q4_0), Kind.Q4_0)
+        assert np.array_equal(kept, turned) if type != "Q4_K" else np.abs(kept - turned).max() < 0.2
+    tokens = np.arange(3, 13) * 17 % spec.n_vocab
+    read, rows = {}, {}
+    for mode in ("dense", "exact"):
+        with Model(out) as model, Session(model, sparsity=mode, n_threads=1) as session:
+            assert model.info.can_skip_down
+            rows[mode], read[mode] = [], 0
+            for token in tokens:
+                session.feed([token])
+                rows[mode].append(session.logits().copy())
+                read[mode] += sum(step.ffn_bytes for step in session.last_step)
+    assert np.array_equal(rows["dense"], rows["exact"])
+    assert 0.5 < read["exact"] / read["dense"] < 0.8  # up, and about half of down
+    expected = reference.forward(reference.load(out), tokens)
+    assert reference.relative_error(np.stack(rows["exact"]), expected) < 3e-2
+
+
+def test_down_by_neuron_of_neurons_that_are_never_silent(files: dict[str, Path]) -> None:
+    with ModelFile(files["qwen2"]) as source, pytest.raises(ArgumentError, match="no neuron is ever silent"):
+        choose_types(source, "Q4_0", down_by_neuron=True)
+    with ModelFile(files["llama"]) as source, pytest.raises(ArgumentError, match="has no ffn_down"):
+        choose_types(source, "Q4_0", down_by_neuron=True)
+
+
 def test_pieces_and_threads_do_not_matter(
     files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,7 +470,7 @@ def test_every_format_that_mixtures_write_has_fast_kernels() -> None:
     [
         (["Q7_K"], "'Q7_K' is not a mixture"),
         (["Q4_0", "--predictor-type", "Q7"], "'Q7' is not a weight format"),
-        (["Q4_0", "-t", "-1"], "n_threads is -1"),
+        (["Q4_0", "-t", "-1"], "--n-threads is -1"),
     ],
 )
 def test_wrong_words(

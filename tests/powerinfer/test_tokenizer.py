@@ -36,6 +36,25 @@ def test_spm_gives_the_ids_of_sentencepiece(text: str, ids: list[int]) -> None:
     assert plain(Tokenizer(spm()), text) == ids
 
 
+def test_merges_of_gemma4_are_sentencepieces_scores() -> None:
+    """A file with SentencePiece's vocabulary and its merges in order gives the same ids."""
+    meta = spm()
+    texts = [token.decode() for token in meta["tokenizer.ggml.tokens"]]
+    score = dict(zip(texts, meta.pop("tokenizer.ggml.scores"), strict=True))
+    merges = [
+        f"{text[:i]} {text[i:]}"
+        for text in sorted(texts, key=lambda text: -score[text])
+        for i in range(1, len(text))
+        if text[:i] in score and text[i:] in score
+    ]
+    meta |= {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": [m.encode() for m in merges]}
+    assert not Tokenizer(meta).add_space_prefix
+    tokenizer = Tokenizer(meta | {"tokenizer.ggml.add_space_prefix": True})
+    for text, ids in CASES["spm"]["cases"]:
+        assert plain(tokenizer, text) == ids
+        assert tokenizer.decode(ids) == Tokenizer(spm()).decode(ids)
+
+
 @pytest.mark.parametrize(("text", "ids"), CASES["bpe"]["cases"])
 def test_bpe_gives_the_ids_of_the_tokenizers_library(text: str, ids: list[int]) -> None:
     assert plain(Tokenizer(bpe()), text) == ids
@@ -139,6 +158,19 @@ def test_bpe_applies_the_first_merge_first(seed: int) -> None:
         ("default", "don't 1234 a+b", "don|'|t| |123|4| a|+|b"),
         ("tekken", "helloWorld HTTPServer 12", "hello|World| HTTPServer| |1|2"),
         ("gpt-4o", "helloWorld's 1234", "hello|World's| |123|4"),
+        ("minimax-m2", "helloWorld's 1234", "hello|World's| |123|4"),
+        ("granite-docling", "don't 77", "don|'t| 77"),
+        ("superbpe", "on the 1234567 of it", "on the |1|234|567| of it"),
+        ("seed-coder", "pi 31 it'LL!\n\nx", "pi| |3|1| it|'LL|!|\n\n|x"),
+        ("bailingmoe", "pi 31!\n\nx \n\n y", "pi| |3|1|!\n\n|x| \n\n| y"),
+        ("exaone-moe", "one two 31!/x\n\n", "one two| |3|1|!/|x|\n\n"),
+        ("kimi-k2", "中文ab helloWorld's 1234/\n", "中文|ab| hello|World's| |123|4|/\n"),
+        ("kimi-k2", "Ñandú ÑANDÚab", "Ñandú| ÑANDÚab"),
+        ("afmoe", "1234567 x.y 中文한국 ab12", "1|234|567| x|.y| |中文한국| ab|12"),
+        ("tiny_aya", "1234567 ab12 1234x", "1|234|567| ab|12| |123|4|x"),
+        ("youtu", "한국어中文 helloWorld 12、x", "한국어|中文| hello|World| |1|2|、|x"),
+        ("jais2", "a" + " " * 7 + "b", "a|" + " " * 4 + "|" + " " * 2 + "| b"),
+        ("laguna", "ab 12\n\ncd", "ab| |1|2|\n\n|cd"),
     ],
 )
 def test_words(pre: str, text: str, words: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from powerinfer import AsyncLlama, Llama, PowerInferError
+from powerinfer._engine import loader
 from powerinfer.cli import main
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -71,6 +72,11 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no messages": (lambda m: m.create_chat_completion(None), "messages is NoneType, it must be a list"),
     "messages": (lambda m: m.create_chat_completion("hi"), "messages is str, it must be a list of dicts"),
     "embed": (lambda m: m.embed(5), "the input is int, it must be a text or several"),
+    "create_embedding": (lambda m: m.create_embedding(5), "the input is int, it must be a text or several"),
+    "image": (
+        lambda m: m.create_chat_completion([{"role": "user", "content": [{"type": "image_url"}]}]),
+        "only parts of type 'text' are supported, no images",
+    ),
     "cache": (lambda m: m.set_cache(5), "the cache is int"),
 }
 
@@ -126,6 +132,13 @@ def test_many_at_the_same_time(relu_path: Any) -> None:
     asyncio.run(ask())
 
 
+def test_conversations_that_memory_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said of what was given, and not of a pool that nobody asked for."""
+    monkeypatch.setattr(loader, "available_bytes", lambda: 1 << 30)
+    with pytest.raises(PowerInferError, match=r"K/V for n_ctx=1000000 and 16,777,216 tokens of all conv"):
+        AsyncLlama("demo", n_parallel=64, n_ctx=1_000_000, vram_budget=0, verbose=False)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -136,6 +149,9 @@ def test_many_at_the_same_time(relu_path: Any) -> None:
         (["--min-p", "-0.5"], "--min-p is -0.5, it must be between 0 and 1"),
         (["--repeat-penalty", "0"], "--repeat-penalty is 0.0"),
         (["--n-ctx", "0.5"], "0.5"),
+        (["--n-ctx", "20000000"], "--n-ctx is 20000000, must be"),
+        (["-ctk", "q4_0"], "--cache-type-k is 'q4_0', it must be one of"),
+        (["--vram-budget", "much"], "'much' is not a number of GiB"),
     ],
 )
 def test_options(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,10 @@ PAGES = (
     "docs/get-a-model.md",
     "docs/integrations.md",
     "docs/performance.md",
+    "docs/start.md",
+    "docs/small-gpu.md",
+    "docs/mixtures.md",
+    "docs/troubleshooting.md",
 )
 
 

@@ -138,3 +138,21 @@ def test_the_backend_of_another_build_goes(
     command.run()
     assert sorted(os.listdir(folder)) == sorted([*names, "powerinfer.h"])
     assert all((folder / name).read_bytes() == b"new" for name in names)
+
+
+def test_a_missing_compiler_is_said_first(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit, match="needs a C compiler, and cc or gcc or clang is not here"):
+        script.check_compilers()
+    program(tmp_path / "bin" / "gcc")
+    with pytest.raises(SystemExit, match=r"needs a C\+\+ compiler"):
+        script.check_compilers()
+    program(tmp_path / "bin" / "my-c++")
+    monkeypatch.setenv("CXX", "my-c++ -stdlib=x")
+    script.check_compilers()
+    monkeypatch.setenv("CC", "nothing")
+    with pytest.raises(SystemExit, match="nothing is not here"):
+        script.check_compilers()

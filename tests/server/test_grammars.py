@@ -7,12 +7,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError, AsyncLlama, BusyError, ClosedError, Llama
+from powerinfer import ArgumentError, AsyncLlama, BusyError, ClosedError, Llama, OutOfMemoryError
 from powerinfer._engine.scheduler import Scheduler
 from powerinfer._text import grammar_process
 from powerinfer._text.grammar import LlamaGrammar, grammar_of_format
@@ -130,6 +131,35 @@ def test_the_process_is_started_again(grammars: Grammars) -> None:
     grammars._process.kill()
     grammars._process.wait()
     grammars.constraint('root ::= "a"').close()
+
+
+def test_no_process_is_no_fault_of_the_grammar(
+    demo: AsyncLlama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from powerinfer.server.problems import problem_of
+
+    fails_once = """
+import os
+def fail():
+    os.fork = fork
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+fork, os.fork = os.fork, fail
+"""
+    (tmp_path / "sitecustomize.py").write_text(fails_once)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    own = Grammars(demo.llama.tokenizer, most=1)
+    with pytest.raises(OutOfMemoryError, match="no process for a grammar") as said:
+        own.constraint('root ::= "a"')
+    assert problem_of(said.value).status == 503
+    process = own._process
+    own.constraint('root ::= "a"').close()
+    assert own._process is process
+    own.close()
+    own = Grammars(demo.llama.tokenizer, most=1)
+    (tmp_path / "sitecustomize.py").write_text("import os\nos._exit(1)")
+    with pytest.raises(OutOfMemoryError):
+        own.constraint('root ::= "a"')
+    assert own._n == 0
 
 
 def test_others_do_not_wait_for_a_grammar(make: Callable[..., Scheduler]) -> None:

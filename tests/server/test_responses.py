@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -155,6 +156,21 @@ def test_what_is_stored(http: Any, playing: Actor, monkeypatch: pytest.MonkeyPat
         third = post(http, store=True)
     assert http.get(f"/v1/responses/{second['id']}").status_code == 404
     assert http.get(f"/v1/responses/{third['id']}").status_code == 200
+
+
+def test_storing_stops_nobody(http: Any, playing: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversation may have megabytes: it goes through JSON beside the event loop."""
+    encode, threads = responses.encode, []
+
+    def watched(value: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        return encode(value)
+
+    monkeypatch.setattr(responses, "encode", watched)
+    playing.says = "One"
+    post(http, store=True)
+    http.post("/v1/responses", json={"input": "Hi", "store": True, "stream": True})
+    assert threads and all(name.startswith("powerinfer-aside") for name in threads)
 
 
 def test_forms_and_choices(http: Any, playing: Actor) -> None:

@@ -436,7 +436,7 @@ def test_neurons_move_between_requests(
         verbose=False,
     )
     try:
-        online, first = llm.llama._online, llm.llama.session
+        online, first = llm.llama._placement, llm.llama.session
         assert online is not None and llm.llama.plan is not None
         online.every = 50
         for i in range(4):

@@ -394,6 +394,10 @@ def test_no_cors_unless_asked(http: Any, demo: AsyncLlama) -> None:
         )
         assert response.status_code == 200
         assert set(sdk.split(",")) <= set(response.headers["access-control-allow-headers"].split(","))
+        shown = httpx.get(f"{address}/health", headers=asked).headers["access-control-expose-headers"]
+        assert shown == "Retry-After, X-Ignored-Fields"
+        delete = asked | {"Access-Control-Request-Method": "DELETE"}
+        assert httpx.options(f"{address}/v1/responses/x", headers=delete).status_code == 200
         other = asked | {"Origin": "https://b.example"}
         response = httpx.options(f"{address}/v1/completions", headers=other)
         assert "access-control-allow-origin" not in response.headers

@@ -200,6 +200,7 @@ typedef struct te_ffn_args {
     const float *up_bias;
     int32_t act; /* te_activation */
     float threshold;
+    te_xielu curve;
     int32_t skip; /* neurons whose activation is 0: up and down are read where the gate lets a token through */
     te_scores scores;
     float *y; /* [n_tok][n_embd] */
@@ -244,6 +245,7 @@ typedef struct te_route_args {
     int32_t gating, normed; /* te_gating */
     float scale;
     const float *choice_b; /* [n_expert], or NULL */
+    const float *factor;   /* [n_expert] that weights are multiplied by at last, or NULL */
     const int32_t *place;  /* [n_expert] */
     int32_t *expert;       /* [n_tok][n_used] results, the largest p + choice_b first */
     float *weight;         /* [n_tok][n_used] */

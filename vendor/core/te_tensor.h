@@ -21,6 +21,12 @@ typedef struct te_rows {
     int32_t n;
 } te_rows;
 
+/* The curve of an activation xIELU (TE_XIELU):
+ *     alpha_p x^2 + beta x    for x > 0;    alpha_n (exp(min(x, eps)) - 1 - x) + beta x    else */
+typedef struct te_xielu {
+    float alpha_p, alpha_n, beta, eps;
+} te_xielu;
+
 static inline int32_t te_row_at(te_rows r, int32_t i) { return r.row ? r.row[i] : r.first + i; }
 static inline te_rows te_rows_part(te_rows r, int32_t lo, int32_t hi) {
     te_rows p = {r.row ? r.row + lo : (const int32_t *)0, r.row ? 0 : r.first + lo, hi - lo};

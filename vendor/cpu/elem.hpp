@@ -214,6 +214,21 @@ template <class V> struct elementwise {
             return glu_loop<TE_CLAMPED>(threshold, g, u, n, h);
         case TE_RELU2:
             return glu_loop<TE_RELU2>(threshold, g, u, n, h);
+        case TE_XIELU:
+            return;
+        }
+    }
+    static void xielu(const te_xielu *c, const float *x, int32_t n, float *h) {
+        const f32 p = V::splat(c->alpha_p), m = V::splat(c->alpha_n), b = V::splat(c->beta), eps = V::splat(c->eps);
+        for (int32_t i = 0; i < n; i += L) {
+            const int part = n - i < L ? n - i : L;
+            const f32 v = part == L ? V::load(x + i) : V::load_part(x + i, part);
+            const f32 below = V::mul(m, V::sub(V::sub(exp(V::min(eps, v)), V::splat(1.0f)), v)),
+                      curve = V::if_less(V::zero(), v, V::mul(p, V::mul(v, v)), below), y = V::fma(b, v, curve);
+            if (part == L)
+                V::store(h + i, y);
+            else
+                V::store_part(h + i, y, part);
         }
     }
 };

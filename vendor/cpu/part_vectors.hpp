@@ -13,6 +13,7 @@ TE_PART(vectors) {
     table->sign_pack = elem::sign_pack;
     table->sign_dot = elem::sign_dot;
     table->glu = elem::glu;
+    table->xielu = elem::xielu;
     table->soft_cap = elem::soft_cap;
     table->rows_dot = heads<isa_vec>::dot;
     table->rows_sum = heads<isa_vec>::sum;

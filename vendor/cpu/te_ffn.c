@@ -122,7 +122,10 @@ static void up_stage(te_pass *p, int32_t n, te_ahead ahead) {
                 u[i] += f->up_bias[in->id[entry[i]]];
         }
         if (!count) continue;
-        p->ws->k->glu(f->act, f->threshold, f->gate.w ? g : NULL, u, count, u);
+        if (f->act == TE_XIELU)
+            p->ws->k->xielu(&f->curve, u, count, u);
+        else
+            p->ws->k->glu(f->act, f->threshold, f->gate.w ? g : NULL, u, count, u);
         if (f->gate.w || !p->skip) p->counts->computed += count;
         for (int32_t i = 0; i < count; i++) {
             const int32_t id = in->id[entry[i]];

@@ -74,10 +74,11 @@ typedef enum te_activation {
     TE_GELU,
     TE_GELU_TANH,
     TE_CLAMPED,
-    TE_RELU2
+    TE_RELU2,
+    TE_XIELU
 } te_activation; /* GELU: the exact erf form; GELU_TANH: x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)); both to 1e-6.
                   * CLAMPED has a gate: g sigmoid(1.702 g) (u + 1), with g = min(gate, 7) and u = up within -7 and 7.
-                  * RELU2: relu(x)^2 */
+                  * RELU2: relu(x)^2. XIELU: te_xielu, without a gate and not by glu */
 
 /* Whether neurons can be silent: where such an activation is 0, nothing else of the neuron is read. */
 static inline bool te_is_relu(te_activation act) { return act == TE_RELU || act == TE_DRELU || act == TE_RELU2; }
@@ -182,6 +183,8 @@ typedef struct te_kernels {
     /* h[i] = act(g[i]) * u[i] (DRELU: relu(g) * relu(u)); g NULL: h = act(u). threshold: RELU passes g > threshold,
      * else 0 (FATReLU). */
     void (*glu)(te_activation act, float threshold, const float *g, const float *u, int32_t n, float *h);
+    /* h[i] = the curve at x[i]; h may be x. To 1e-6, and 2e-7 alpha_n. */
+    void (*xielu)(const te_xielu *curve, const float *x, int32_t n, float *h);
 
     /* All rows of m, a few short ones, against n vectors of floats, as attention has them; activations of block formats
      * are not rounded here. next: m->n_rows rows, as far apart, that will be wanted next; NULL: none.

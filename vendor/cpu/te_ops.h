@@ -83,6 +83,7 @@ typedef struct te_ffn {
     const float *up_bias;
     te_activation act;
     float threshold; /* of RELU: passes g > threshold */
+    te_xielu curve;  /* of XIELU */
 } te_ffn;
 typedef struct te_ffn_counts { /* this member's part; sum over members */
     int64_t listed;            /* (neuron, token) pairs asked for */

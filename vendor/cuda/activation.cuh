@@ -22,9 +22,16 @@ __device__ __forceinline__ float activate(te_activation act, float threshold, fl
         x = x > 7 ? 7 : x; // what is no number stays none
         return x / (1 + expf(-1.702f * x));
     case TE_GELU_TANH:
+    case TE_XIELU: // activate_up
         break;
     }
     return x / (1 + expf(-x * fmaf(x * x, 0.0713548163f, 1.59576912f)));
+}
+
+// The hidden value of a neuron without a gate.
+__device__ __forceinline__ float activate_up(te_activation act, float threshold, const te_xielu &c, float x) {
+    if (act != TE_XIELU) return activate(act, threshold, x);
+    return fmaf(c.beta, x, x > 0 ? c.alpha_p * x * x : c.alpha_n * (expm1f(x < c.eps ? x : c.eps) - x));
 }
 
 // The hidden value of a gated neuron; gate: activated. Of ReLU a gate of 0 decides, whatever up is (it may be no number):

@@ -79,7 +79,7 @@ __device__ __forceinline__ int finish_route(const te_route_args &a, int t, const
 #pragma unroll 1
     for (int r0 = 0; r0 < n; r0 += 32) {
         const int r = r0 + lane, e = r < n ? chosen[r] : 0;
-        const float weight = r < n ? w[r] * factor : 0;
+        const float weight = r < n ? w[r] * factor * (a.factor ? __ldg(a.factor + e) : 1) : 0;
         const bool placed = r >= n || __ldcg(a.place + e) >= 0;
         const unsigned lost = __ballot_sync(~0u, !placed);
         const bool kept = !placed && gone + __popc(lost & ((1u << lane) - 1)) < keeps, there = placed || kept;

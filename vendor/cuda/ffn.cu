@@ -91,6 +91,7 @@ static te_cuda_hidden hidden_of(const te_ffn_args *op) {
     a.up_bias = op->up_bias;
     a.act = (te_activation)op->act;
     a.threshold = op->threshold;
+    a.curve = op->curve;
     a.mode = op->skip ? TE_CUDA_SKIP : TE_CUDA_DENSE;
     a.gate_add = op->gate_add;
     a.up_add = op->up_add;

@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, T == 1 ? 2 : 1) ffn_kernel(const
             float u = k.sum(pairs ? 2 * e + 1 : e, t);
             if (up.bias) u += __ldg(up.bias + now.id[e]);
             if (!a.gated) {
-                v = activate(a.act, a.threshold, u);
+                v = activate_up(a.act, a.threshold, a.curve, u);
             } else {
                 const float g = pairs ? activate(a.act, a.threshold, k.sum(2 * e, t)) : now.h[i];
                 v = gated_value(a.act, g, u);

@@ -91,7 +91,7 @@ struct activated {
             float up = part(u, i), h;
             if (a.up_bias) up += __ldg(a.up_bias + j);
             if (!a.gate) {
-                h = activate(a.act, a.threshold, up);
+                h = activate_up(a.act, a.threshold, a.curve, up);
             } else {
                 h = gated_value(a.act, activate(a.act, a.threshold, part(g, i)), up);
             }

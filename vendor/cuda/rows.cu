@@ -302,6 +302,7 @@ rows_args hidden_args(const te_cuda_hidden *op) {
     a.skip = op->mode == TE_CUDA_SKIP;
     a.act = op->act;
     a.threshold = op->threshold;
+    a.curve = op->curve;
     a.gate_add = op->gate_add;
     a.up_add = op->up_add;
     a.ld_add = op->ld_add;

@@ -261,7 +261,7 @@ __device__ __forceinline__ void store_hidden(const block_of<C, T> &k, const int 
                     float u = k.sum(r, t) + added(a, a.up_add, t, j);
                     if (up.bias) u += __ldg(up.bias + j);
                     if (!a.gated) {
-                        h = activate(a.act, a.threshold, u);
+                        h = activate_up(a.act, a.threshold, a.curve, u);
                         computed += !a.skip || h != 0;
                     } else {
                         float g = gates ? gates[e * T + t] : k.sum(2 * e, t) + added(a, a.gate_add, t, j);

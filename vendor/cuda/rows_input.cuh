@@ -55,6 +55,7 @@ struct rows_args {
     bool ffn, gated, skip;
     te_activation act;
     float threshold;
+    te_xielu curve;
     const float *gate_add, *up_add; // to the products, or NULL
     size_t ld_add;
     float *h;

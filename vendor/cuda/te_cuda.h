@@ -31,7 +31,7 @@
 extern "C" {
 #endif
 
-enum { TE_CUDA_VERSION = 7, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_SLOTS = 8, TE_CUDA_FETCHES = 128 };
+enum { TE_CUDA_VERSION = 8, TE_CUDA_MAX_TOK = 8, TE_CUDA_KV_BLOCK = 64, TE_CUDA_SLOTS = 8, TE_CUDA_FETCHES = 128 };
 
 typedef struct te_cuda te_cuda;
 typedef struct te_cuda_graph te_cuda_graph;
@@ -97,6 +97,7 @@ typedef struct te_cuda_hidden {
     const float *up_bias;
     te_activation act;
     float threshold;
+    te_xielu curve;
     te_cuda_ffn_mode mode;
     te_row_list rows;
     const uint8_t *mask;
@@ -192,6 +193,7 @@ typedef struct te_cuda_act {
     const float *up_bias;
     te_activation act;
     float threshold;
+    te_xielu curve;
     const uint8_t *mask; /* or NULL; as te_cuda_hidden's */
     size_t ld_mask;
     te_cuda_half to;

@@ -131,6 +131,7 @@ void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
     act.up_bias = a->up_bias;
     act.act = (te_activation)a->act;
     act.threshold = a->threshold;
+    act.curve = a->curve;
     act.to = half_room(c, HALF_H, n_tok, n);
     act.counts = a->counts;
     act.fired = a->fired;

@@ -1,10 +1,11 @@
 """Does the file answer as the checkpoint does? A few prompts through both, and the distance between them.
 
 The file is run by the engine: one token at a time, K and V in float32, all neurons (exact mode for a ReLU
-model). The checkpoint is run by forward.py, twice: as it is, and with its matrices rounded to the file's
-format. The distance to the first is what the user gets; much of it is the rounding's and says nothing about
-the conversion. The distance to the second is what the rounding does not explain, and must be small. For
-quantised formats it is run once more, to see what rounding to 8 bits does.
+model). The checkpoint is run by forward.py, or by transformers where its family is a row of the table; twice:
+as it is, and with its matrices rounded to the file's format. The distance to the first is what the user gets;
+much of it is the rounding's and says nothing about the conversion. The distance to the second is what the
+rounding does not explain, and must be small. For quantised formats it is run once more, to see what rounding
+to 8 bits does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ..._engine.session import Model, Session
 from ..._text.tokenizer import Tokenizer
 from .conversion import Source
 from .forward import SourceModel
+from .transformers_model import transformers_logits
 
 PROMPTS = (
     "The capital of France is Paris, and the capital of Japan is",
@@ -40,6 +42,7 @@ _OF_ARITHMETIC = 5e-4
 # the activations does; the factor is for activations being rounded anew before each product, for values that
 # are spread less evenly than weights, and for the largest of many differences.
 _OF_ACTIVATIONS = 4.0
+_OF_OTHER_ROWS = 2.0
 
 Logits = npt.NDArray[np.float32]
 Progress = Callable[[int, int], object]
@@ -105,6 +108,10 @@ def check(
     answers = {}
     for i, kind in enumerate(kinds):
         shown = _part_of(progress, i, len(kinds)) if progress is not None else None
+        if source.hyper.row is not None:
+            folder = str(source.checkpoint.folder)
+            answers[kind] = transformers_logits(folder, source.hyper, prompts, type=kind, progress=shown)
+            continue
         computed = SourceModel(source.checkpoint, source.hyper, type=kind, down_transposed=transposed)
         answers[kind] = computed.logits(prompts, progress=shown)
     results = []
@@ -112,6 +119,9 @@ def check(
         limit = _OF_ARITHMETIC
         if "Q8_0" in answers:
             limit += _OF_ACTIVATIONS * _distance(answers["F32"][i], answers["Q8_0"][i])
+        if source.hyper.row is not None and type != "F32":
+            # Rounded along other rows than the file's, weights are others, but as far from what they were.
+            limit += _OF_OTHER_ROWS * _distance(answers["F32"][i], answers[type][i])
         results.append(_compare(text, answers["F32"][i], answers[type][i], actual[i], limit))
     return Check(prompts=tuple(results), mode=mode)
 

@@ -15,13 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._engine import formats
+from ..._engine.file import ModelFile
+from ..._engine.model import Model
 from ...errors import ArgumentError, FileError, FormatError, UnsupportedError
 from ..statistics import read_activation_dir
 from ..writer import GGUFWriter
 from .checkpoint import Checkpoint
+from .families.reading import read_hyper
 from .files import map_file
 from .gpt_oss import Packed
-from .hyper import ACTIVATIONS, Hyper, read_hyper
+from .hyper import ACTIVATIONS, MAX_DIM, Hyper
 from .json_file import Settings, read_object
 from .keys import FILE_TYPES, model_keys, note_on_original
 from .layout import FileTensor, Layout, lay_out
@@ -136,13 +139,14 @@ def convert(
     vocabulary = read_vocabulary(path, source.config, arch=hyper.arch, n_vocab=hyper.n_vocab, pre=pre)
 
     keys = dict(model_keys(hyper, name=_name_of(path), type=type, powerinfer=powerinfer, predictors=found))
+    keys.update(layout.keys)
     if found is not None and found.thresholds:
         keys["powerinfer.sparse_thresholds"] = np.array(found.thresholds, np.float32)
     keys.update(counts.keys if counts is not None else {})
     keys.update(vocabulary.keys())
     tensors = _all_tensors(layout, found)
     types = {name: _type_of(name, tensor, type) for name, tensor in tensors.items()}
-    n_bytes = _write(Path(out), powerinfer, keys, tensors, types, progress)
+    n_bytes = _write(Path(out), powerinfer, keys, tensors, types, progress, str(path))
     notes = [*hyper.notes, *layout.notes, *vocabulary.notes]
     note = note_on_original(hyper, set(tensors), type=type, pre=vocabulary.pre) if powerinfer else ""
     notes += [note] if note else []
@@ -187,11 +191,16 @@ def _all_tensors(layout: Layout, predictors: Predictors | None) -> dict[str, Fil
     return out
 
 
+# Matrices that are floats whatever is asked for: a rounded router chooses other experts, and convolutions and
+# norms of groups of heads are small.
+_FLOATS = ("ffn_gate_inp.weight", "_norm.weight", "conv1d.weight", "shortconv.conv.weight")
+
+
 def _is_matrix(name: str, tensor: FileTensor) -> bool:
-    """Whether it has the type that was asked for. Routers are floats: a rounded one chooses other experts."""
+    """Whether it has the type that was asked for."""
     if isinstance(tensor, Packed) or len(tensor.shape) < 2:
         return False
-    return name.endswith(".weight") and not name.endswith("ffn_gate_inp.weight")
+    return name.endswith(".weight") and not name.endswith(_FLOATS)
 
 
 def _type_of(name: str, tensor: FileTensor, type: str) -> str:
@@ -209,8 +218,9 @@ def _write(
     tensors: dict[str, FileTensor],
     types: dict[str, str],
     progress: Progress | None,
+    where: str,
 ) -> int:
-    """The file; returns the bytes of its tensors."""
+    """The file; returns the bytes of its tensors. where: what is converted."""
     with GGUFWriter(out, powerinfer=powerinfer) as writer:
         for key, value in keys.items():
             if isinstance(value, tuple):
@@ -222,6 +232,7 @@ def _write(
             writer.add_tensor(name, types[name], tensor.shape)
             rows = math.prod(tensor.shape[:-1])
             total += rows * formats.row_bytes(types[name], tensor.shape[-1])
+        _examine(writer, tensors, types, where)
         done = 0
         for name, tensor in tensors.items():
             for data in _encode(name, tensor, types[name]):
@@ -230,6 +241,26 @@ def _write(
                 if progress is not None:
                     progress(done, total)
     return total
+
+
+def _examine(writer: GGUFWriter, tensors: dict[str, FileTensor], types: dict[str, str], where: str) -> None:
+    """Opens what will be written, before hours of work: the engine checks each name, shape and key.
+
+    Raises FormatError, UnsupportedError.
+    """
+    vectors = {
+        name: b"".join(data.tobytes() for data in _encode(name, tensor, types[name]))
+        for name, tensor in tensors.items()
+        if types[name] == "F32" and math.prod(tensor.shape) <= MAX_DIM
+    }
+    outline = writer.outline(vectors)
+    try:
+        with ModelFile(f"/proc/self/fd/{outline}") as file, Model(file, load=False):
+            pass
+    except (FormatError, UnsupportedError) as error:
+        raise type(error)(f"{where}: the engine would not open what becomes of it: {error}") from None
+    finally:
+        os.close(outline)
 
 
 def _encode(name: str, tensor: FileTensor, type: str) -> Iterator[npt.NDArray[np.uint8]]:

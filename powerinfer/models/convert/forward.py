@@ -236,6 +236,9 @@ class SourceModel:
             return np.square(np.where(x > 0, x, np.float32(0)))
         if act == "silu":
             return np.asarray(x / (1 + np.exp(-np.clip(x, -80, None))), np.float32)
+        if act == "gelu_tanh":
+            inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
+            return np.asarray(0.5 * x * (1 + np.tanh(inner)), np.float32)
         return np.asarray(0.5 * x * (1 + _erf(x / np.float32(math.sqrt(2))).astype(np.float32)), np.float32)
 
     def _heads(self, x: Array) -> Array:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from ...errors import FormatError, UnsupportedError
 from .json_file import Settings
+from .rope import MAX_CTX as _MAX_CTX
+from .rope import Rope, RopeForm, read_rope
 
 ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh")
 
 # The largest that the engine takes.
 MAX_DIM = 1 << 20
-_MAX_LAYERS = 1024
-_MAX_HEADS = 4096
-_MAX_CTX = (1 << 31) // 64 - 1
-_MAX_VOCAB = 1 << 24
-_MAX_EXPERTS = 4096
+MAX_LAYERS = 1024
+MAX_HEADS = 4096
+MAX_VOCAB = 1 << 24
+MAX_EXPERTS = 4096
 
 _ACT_NAMES = {
     "relu": "relu",
@@ -26,29 +27,11 @@ _ACT_NAMES = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rope:
-    """Rotation of q and k: the base, and how it is stretched beyond the context that it was trained with."""
-
-    base: float = 10000.0
-    has_base: bool = False
-    """config.json names the base."""
-    kind: str = ""
-    """"", "linear", "yarn" or "llama3"."""
-    factor: float = 1.0
-    n_ctx_orig: int = 0
-    magnitude: float = 0.0
-    """YaRN: what cos and sin are multiplied by; 0: what follows from the factor."""
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    low: float = 1.0
-    exact: bool = False
-    """YaRN: the pairs between which it goes over evenly are not rounded to whole ones (gpt-oss)."""
-    high: float = 4.0
-    """Llama 3: wavelengths above n_ctx_orig / low are stretched, those below n_ctx_orig / high are not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +53,16 @@ class Experts:
     """Layers at the beginning that have no experts."""
     has_predictors: bool = False
     """The checkpoint may have one for each expert, which is left out."""
+
+
+class Row(Protocol):
+    """What is asked here of a row of the table of families (families/family.py)."""
+
+    @property
+    def is_gated(self) -> bool: ...
+
+    @property
+    def act(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +104,12 @@ class Hyper:
     """GLM: of q and k, where the model has them."""
     notes: tuple[str, ...] = field(default=())
     """Sentences for the user."""
+    row: Row | None = None
+    """Of the table of families; None: the family is one of FAMILIES below."""
+    config: Settings = field(default_factory=lambda: Settings({}, ""))
+    """What a row's values are read of."""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Of the file, as a row says them, without the architecture in front."""
 
     def window_of(self, layer: int) -> int:
         """Positions that a token sees in that layer; 0: all."""
@@ -126,6 +125,8 @@ class Hyper:
 
     @property
     def is_gated(self) -> bool:
+        if self.row is not None:
+            return self.row.is_gated
         return self.family not in ("falcon", "opt")
 
     @property
@@ -143,6 +144,8 @@ class Hyper:
 
     def default_act(self, *, powerinfer: bool) -> str:
         """The activation of a file of this architecture that names none."""
+        if self.row is not None:
+            return "relu" if powerinfer and self.row.act != "relu2" else self.row.act
         if self.arch in ("bamboo", "gpt-oss"):
             return "drelu" if self.arch == "bamboo" else "clamped"
         if powerinfer or self.arch in ("opt", "smallthinker"):
@@ -150,36 +153,12 @@ class Hyper:
         return "gelu" if self.arch == "falcon" else "silu"
 
 
-def read_hyper(config: Settings, *, hidden_act: str = "") -> Hyper:
-    """The model that config.json describes.
-
-    hidden_act: replaces the activation that it names. Raises FormatError for values that cannot be,
-    UnsupportedError for a model that the engine does not run.
-    """
-    family = _family_of(config)
-    if "quantization_config" in config:
-        method = config.object("quantization_config").values.get("quant_method", "?")
-        if (family, method) != ("gpt-oss", "mxfp4"):
-            raise UnsupportedError(
-                f"{config.where}: the weights are quantised already ({method!s:.40}); "
-                "convert the model that they were made from"
-            )
-    if hidden_act:
-        names = ("hidden_act", "activation", "activation_function")
-        config = Settings({**config.values, **dict.fromkeys(names, hidden_act)}, config.where)
-    hyper = _READERS[family](config, family)
-    if hyper.rope is not None and hyper.d_head % 2:
-        raise FormatError(f"{config.where}: heads of {hyper.d_head} values cannot be rotated in pairs")
-    if hyper.act == "drelu":
-        if not hyper.is_gated:
-            raise FormatError(f"{config.where}: drelu needs a gate, and {family} has none")
-        if hyper.arch == "llama" and hyper.experts is None:
-            # The name by which a file says this of itself, to the original as well.
-            hyper = replace(hyper, arch="bamboo")
-    return hyper
+def read_family(config: Settings, family: str) -> Hyper:
+    """The model of one of FAMILIES. Raises as families/reading.py says."""
+    return _READERS[family](config, family)
 
 
-_FAMILIES = {
+FAMILIES = {
     "llama": ("llama", "sparsellama", "LlamaForCausalLM", "LLaMAForCausalLM", "SparseLlamaForCausalLM"),
     "mistral": ("mistral", "MistralForCausalLM"),
     "mixtral": ("mixtral", "MixtralForCausalLM"),
@@ -198,23 +177,7 @@ _FAMILIES = {
 }
 
 
-def _family_of(config: Settings) -> str:
-    architectures = config.values.get("architectures") or []
-    names = [config.text("model_type")]
-    if isinstance(architectures, list):
-        # The class wins: a model type may be inherited from the model that was changed.
-        names = [name for name in architectures if isinstance(name, str)][:1] + names
-    for name in names:
-        for family, known in _FAMILIES.items():
-            if name in known:
-                return family
-    shown = ", ".join(repr(name)[:60] for name in names if name) or "none"
-    raise UnsupportedError(
-        f"{config.where}: the architecture is {shown}; {', '.join(_FAMILIES)} can be converted"
-    )
-
-
-def _act(config: Settings, *names: str, default: str) -> tuple[str, float]:
+def activation(config: Settings, *names: str, default: str) -> tuple[str, float]:
     """The activation and its threshold."""
     given = {config.text(name).lower() for name in names if name in config}
     if len(given) > 1:
@@ -232,19 +195,19 @@ def _act(config: Settings, *names: str, default: str) -> tuple[str, float]:
     return _ACT_NAMES[act], 0.0
 
 
-def _tied(config: Settings) -> bool | None:
+def tied(config: Settings) -> bool | None:
     return config.flag("tie_word_embeddings", False) if "tie_word_embeddings" in config else None
 
 
 def _read_llama(config: Settings, family: str) -> Hyper:
     n_embd = config.integer("hidden_size", low=1, high=MAX_DIM)
-    n_head = config.integer("num_attention_heads", low=1, high=_MAX_HEADS)
+    n_head = config.integer("num_attention_heads", low=1, high=MAX_HEADS)
     n_ctx = config.integer("max_position_embeddings", "max_sequence_length", low=1, high=_MAX_CTX)
-    d_head = config.integer("head_dim", default=0, low=2, high=_MAX_HEADS)
+    d_head = config.integer("head_dim", default=0, low=2, high=MAX_HEADS)
     if not d_head:
-        d_head = 128 if family in ("qwen3", "qwen3moe") else _divide(config, "hidden_size", n_embd, n_head)
+        d_head = 128 if family in ("qwen3", "qwen3moe") else divide(config, "hidden_size", n_embd, n_head)
     relu = family in ("bamboo", "turbosparse", "smallthinker")
-    act, threshold = _act(config, "hidden_act", default="relu" if relu else "silu")
+    act, threshold = activation(config, "hidden_act", default="relu" if relu else "silu")
     if family in ("bamboo", "turbosparse"):
         if act not in ("relu", "drelu"):
             raise config.wrong("hidden_act", f"relu or dReLU for a {family} model")
@@ -255,33 +218,34 @@ def _read_llama(config: Settings, family: str) -> Hyper:
         raise UnsupportedError(f"{config.where}: mlp_bias is set; the engine's FFN has no place for a bias")
     bias = config.flag("attention_bias", False)
     return Hyper(
-        family=family if family in _OWN_LAYERS else "llama",
-        arch=family if family in _OWN_LAYERS or family == "bamboo" else "llama",
-        n_layer=config.integer("num_hidden_layers", low=1, high=_MAX_LAYERS),
+        family=family if family in OWN_LAYERS else "llama",
+        arch=family if family in OWN_LAYERS or family == "bamboo" else "llama",
+        n_layer=config.integer("num_hidden_layers", low=1, high=MAX_LAYERS),
         n_embd=n_embd,
         n_head=n_head,
-        n_head_kv=_kv_heads(config, n_head, "num_key_value_heads"),
+        n_head_kv=kv_heads(config, n_head, "num_key_value_heads"),
         d_head=d_head,
         n_ff=config.integer(*_FF_NAMES.get(family, ("intermediate_size",)), low=1, high=MAX_DIM),
-        n_vocab=config.integer("vocab_size", low=1, high=_MAX_VOCAB),
+        n_vocab=config.integer("vocab_size", low=1, high=MAX_VOCAB),
         n_ctx=n_ctx,
         act=act,
         act_threshold=threshold,
         norm_eps=config.number("rms_norm_eps", default=1e-5 if family in _EPS_1E5 else 1e-6, low=0),
-        rope=_read_rope(config, n_ctx, family),
-        tied=_tied(config),
+        rope=read_rope(config, n_ctx, _ROPE_FORMS.get(family, RopeForm())),
+        tied=tied(config),
         qkv_bias=config.flag("qkv_bias", True) if family == "qwen2moe" else bias or family == "qwen2",
         output_bias=bias and not family.startswith("qwen2") and family != "glm4moe",
         experts=_read_experts(config, family),
         window=_read_layout(config) if family == "smallthinker" else 0,
         notes=()
         if family in ("smallthinker", "gpt-oss")
-        else _window_notes(config, n_ctx, default=not family.startswith("qwen")),
+        else window_notes(config, n_ctx, default=not family.startswith("qwen")),
     )
 
 
-_OWN_LAYERS = ("qwen2", "qwen3", "qwen2moe", "qwen3moe", "olmoe", "smallthinker", "glm4moe", "gpt-oss")
+OWN_LAYERS = ("qwen2", "qwen3", "qwen2moe", "qwen3moe", "olmoe", "smallthinker", "glm4moe", "gpt-oss")
 _FF_NAMES = {"smallthinker": ("moe_ffn_hidden_size",)}
+_ROPE_FORMS = {"glm4moe": RopeForm(share=0.5), "gpt-oss": RopeForm(exact=True)}
 _EPS_1E5 = ("mixtral", "turbosparse", "olmoe", "glm4moe", "gpt-oss")
 
 
@@ -306,16 +270,13 @@ def _read_gpt_oss(config: Settings, family: str) -> Hyper:
 
 def _read_glm(config: Settings, family: str) -> Hyper:
     hyper = _read_llama(config, family)
-    share = config.number("partial_rotary_factor", default=0.5, low=0)
-    scaling = config.object("rope_parameters")
-    if "partial_rotary_factor" in scaling:
-        share = scaling.number("partial_rotary_factor", low=0)
-    d_rot = int(hyper.d_head * share)
+    assert hyper.rope is not None
+    d_rot = int(hyper.d_head * hyper.rope.share)
     if not 2 <= d_rot <= hyper.d_head or d_rot % 2:
         raise FormatError(
             f"{config.where}: {d_rot} of a head's {hyper.d_head} values cannot be rotated in pairs"
         )
-    n_next = config.integer("num_nextn_predict_layers", default=0, low=0, high=_MAX_LAYERS)
+    n_next = config.integer("num_nextn_predict_layers", default=0, low=0, high=MAX_LAYERS)
     notes = hyper.notes
     if n_next:
         notes += ("the layers that guess further tokens are left out, which the engine does not use",)
@@ -339,7 +300,7 @@ _EXPERT_NAMES = {
 def _read_experts(config: Settings, family: str) -> Experts | None:
     if family not in _EXPERT_NAMES:
         return None
-    if config.integer("decoder_sparse_step", default=1, low=0, high=_MAX_LAYERS) != 1:
+    if config.integer("decoder_sparse_step", default=1, low=0, high=MAX_LAYERS) != 1:
         raise UnsupportedError(f"{config.where}: decoder_sparse_step is not 1, which the engine does not run")
     for name in ("mlp_only_layers", "moe_enable_secondary_experts", "moe_shared_primary_experts", "clip_qkv"):
         if config.values.get(name):
@@ -349,18 +310,18 @@ def _read_experts(config: Settings, family: str) -> Experts | None:
     if config.flag("moe_enable_early_router", True) is False:
         raise UnsupportedError(f"{config.where}: moe_enable_early_router is false")
     count, used, width = _EXPERT_NAMES[family]
-    n = config.integer(count, low=1, high=_MAX_EXPERTS)
+    n = config.integer(count, low=1, high=MAX_EXPERTS)
     shared = 0
     if family == "qwen2moe":
         shared = config.integer("shared_expert_intermediate_size", low=1, high=MAX_DIM)
     n_dense, scale = 0, 1.0
     if family == "glm4moe":
-        n_layer = config.integer("num_hidden_layers", low=1, high=_MAX_LAYERS)
+        n_layer = config.integer("num_hidden_layers", low=1, high=MAX_LAYERS)
         n_dense = config.integer("first_k_dense_replace", default=1, low=0, high=n_layer - 1)
-        n_shared = config.integer("n_shared_experts", default=1, low=0, high=_MAX_EXPERTS)
+        n_shared = config.integer("n_shared_experts", default=1, low=0, high=MAX_EXPERTS)
         shared = n_shared * config.integer(width, low=1, high=MAX_DIM)
         scale = config.number("routed_scaling_factor", default=1.0)
-        if config.integer("n_group", default=1, low=1, high=_MAX_EXPERTS) != 1:
+        if config.integer("n_group", default=1, low=1, high=MAX_EXPERTS) != 1:
             raise UnsupportedError(f"{config.where}: n_group is not 1; groups of experts are not converted")
     always_normed = family in ("mixtral", "turbosparse", "smallthinker", "gpt-oss")
     return Experts(
@@ -380,7 +341,7 @@ def _read_experts(config: Settings, family: str) -> Experts | None:
 def _read_layout(config: Settings) -> int:
     """SmallThinker's window. Its layers are all alike, with rotation and no window, or the first of each four
     has neither: that is what the engine knows."""
-    n_layer = config.integer("num_hidden_layers", low=1, high=_MAX_LAYERS)
+    n_layer = config.integer("num_hidden_layers", low=1, high=MAX_LAYERS)
     layouts = {}
     for name, default in (("rope_layout", 1), ("sliding_window_layout", 0)):
         values = config.values.get(name)
@@ -404,31 +365,31 @@ def _read_falcon(config: Settings, _family: str) -> Hyper:
         if config.flag(name, expected) is not expected:
             raise UnsupportedError(f"{config.where}: {name} is {not expected}, which the engine does not run")
     n_embd = config.integer("hidden_size", "n_embed", low=1, high=MAX_DIM)
-    n_head = config.integer("num_attention_heads", "n_head", low=1, high=_MAX_HEADS)
+    n_head = config.integer("num_attention_heads", "n_head", low=1, high=MAX_HEADS)
     new = config.flag("new_decoder_architecture", "n_head_kv" in config)
     n_head_kv = n_head
     if new:
-        n_head_kv = _kv_heads(config, n_head, "num_kv_heads", "n_head_kv")
+        n_head_kv = kv_heads(config, n_head, "num_kv_heads", "n_head_kv")
     elif config.flag("multi_query", True):
         n_head_kv = 1
-    act, threshold = _act(config, "activation", "hidden_act", default="gelu")
+    act, threshold = activation(config, "activation", "hidden_act", default="gelu")
     n_ctx = config.integer("max_position_embeddings", default=2048, low=1, high=_MAX_CTX)
     return Hyper(
         family="falcon",
         arch="falcon",
-        n_layer=config.integer("num_hidden_layers", "n_layer", low=1, high=_MAX_LAYERS),
+        n_layer=config.integer("num_hidden_layers", "n_layer", low=1, high=MAX_LAYERS),
         n_embd=n_embd,
         n_head=n_head,
         n_head_kv=n_head_kv,
-        d_head=_divide(config, "hidden_size", n_embd, n_head),
+        d_head=divide(config, "hidden_size", n_embd, n_head),
         n_ff=config.integer("ffn_hidden_size", default=4 * n_embd, low=1, high=MAX_DIM),
-        n_vocab=config.integer("vocab_size", low=1, high=_MAX_VOCAB),
+        n_vocab=config.integer("vocab_size", low=1, high=MAX_VOCAB),
         n_ctx=n_ctx,
         act=act,
         act_threshold=threshold,
         norm_eps=config.number("layer_norm_epsilon", default=1e-5, low=0),
-        rope=_read_rope(config, n_ctx),
-        tied=_tied(config),
+        rope=read_rope(config, n_ctx),
+        tied=tied(config),
         two_norms=new and config.integer("num_ln_in_parallel_attn", default=2, low=1, high=2) == 2,
     )
 
@@ -443,23 +404,23 @@ def _read_opt(config: Settings, _family: str) -> Hyper:
         raise UnsupportedError(
             f"{config.where}: word_embed_proj_dim is not hidden_size, which the engine does not run"
         )
-    n_head = config.integer("num_attention_heads", low=1, high=_MAX_HEADS)
-    act, threshold = _act(config, "activation_function", default="relu")
+    n_head = config.integer("num_attention_heads", low=1, high=MAX_HEADS)
+    act, threshold = activation(config, "activation_function", default="relu")
     return Hyper(
         family="opt",
         arch="opt",
-        n_layer=config.integer("num_hidden_layers", low=1, high=_MAX_LAYERS),
+        n_layer=config.integer("num_hidden_layers", low=1, high=MAX_LAYERS),
         n_embd=n_embd,
         n_head=n_head,
         n_head_kv=n_head,
-        d_head=_divide(config, "hidden_size", n_embd, n_head),
+        d_head=divide(config, "hidden_size", n_embd, n_head),
         n_ff=config.integer("ffn_dim", low=1, high=MAX_DIM),
-        n_vocab=config.integer("vocab_size", low=1, high=_MAX_VOCAB),
+        n_vocab=config.integer("vocab_size", low=1, high=MAX_VOCAB),
         n_ctx=config.integer("max_position_embeddings", default=2048, low=1, high=_MAX_CTX - 2),
         act=act,
         act_threshold=threshold,
         norm_eps=1e-5,
-        tied=_tied(config),
+        tied=tied(config),
         qkv_bias=True,
         output_bias=True,
     )
@@ -484,20 +445,20 @@ _READERS: dict[str, Callable[[Settings, str], Hyper]] = {
 }
 
 
-def _divide(config: Settings, name: str, total: int, parts: int) -> int:
+def divide(config: Settings, name: str, total: int, parts: int) -> int:
     if total % parts:
         raise FormatError(f"{config.where}: {name} {total} does not divide into {parts} heads")
     return total // parts
 
 
-def _kv_heads(config: Settings, n_head: int, *names: str) -> int:
+def kv_heads(config: Settings, n_head: int, *names: str) -> int:
     n = config.integer(*names, default=n_head, low=1, high=n_head)
     if n_head % n:
         raise FormatError(f"{config.where}: {n_head} heads cannot share {n} key/value heads evenly")
     return n
 
 
-def _window_notes(config: Settings, n_ctx: int, *, default: bool) -> tuple[str, ...]:
+def window_notes(config: Settings, n_ctx: int, *, default: bool) -> tuple[str, ...]:
     window = config.integer("sliding_window", default=0, low=0, high=1 << 40)
     if not window or window >= n_ctx or not config.flag("use_sliding_window", default):
         return ()
@@ -505,69 +466,3 @@ def _window_notes(config: Settings, n_ctx: int, *, default: bool) -> tuple[str, 
         f"the model looks back at most {window} positions, the engine at all: "
         f"beyond {window} tokens the answers differ",
     )
-
-
-def _read_rope(config: Settings, n_ctx: int, family: str = "") -> Rope:
-    name = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
-    scaling = config.object(name)
-    if any(isinstance(value, dict) for value in scaling.values.values()):
-        raise UnsupportedError(f"{scaling.where} differs between layers, which the engine does not run")
-    named = next((s for s in (scaling, config) if "rope_theta" in s), None)
-    rope = Rope()
-    if named is not None:
-        base = named.number("rope_theta")
-        if not base > 1:
-            raise named.wrong("rope_theta", "more than 1")
-        rope = Rope(base=base, has_base=True)
-    for settings in (config, scaling) if family != "glm4moe" else ():
-        if settings.number("partial_rotary_factor", default=1.0) != 1:
-            raise UnsupportedError(f"{settings.where}: partial_rotary_factor is not 1")
-    kind = scaling.text("rope_type", "type", default="default")
-    if kind == "default":
-        return rope
-    if kind not in ("linear", "yarn", "llama3"):
-        raise UnsupportedError(
-            f"{scaling.where}: the kind of scaling is {kind!r:.60}; linear, yarn and llama3 are known"
-        )
-    rope = replace(
-        rope,
-        kind=kind,
-        factor=scaling.number("factor", low=1),
-        n_ctx_orig=scaling.integer("original_max_position_embeddings", default=n_ctx, low=1, high=_MAX_CTX),
-    )
-    if kind == "yarn":
-        exact = family == "gpt-oss"
-        if "mscale" in scaling or "mscale_all_dim" in scaling or scaling.flag("truncate", not exact) is exact:
-            raise UnsupportedError(f"{scaling.where}: mscale and truncate are not known")
-        return replace(
-            rope,
-            exact=exact,
-            magnitude=scaling.number("attention_factor", default=0.0, low=0),
-            beta_fast=scaling.number("beta_fast", default=32.0, low=1e-3),
-            beta_slow=scaling.number("beta_slow", default=1.0, low=1e-3),
-        )
-    if kind == "llama3":
-        rope = replace(
-            rope,
-            low=scaling.number("low_freq_factor", default=1.0, low=1e-3),
-            high=scaling.number("high_freq_factor", default=4.0, low=1e-3),
-        )
-        if not rope.high > rope.low:
-            raise scaling.wrong("high_freq_factor", f"more than low_freq_factor, {rope.low:g}")
-    return rope
-
-
-def llama3_divisors(rope: Rope, d_head: int) -> list[float]:
-    """What Llama 3 divides the frequency of each pair by: 1 for short wavelengths, the factor for long ones,
-    and between them so that the frequency goes over evenly."""
-    out = []
-    for i in range(d_head // 2):
-        wavelength = 2 * math.pi * rope.base ** (2 * i / d_head)
-        if wavelength < rope.n_ctx_orig / rope.high:
-            out.append(1.0)
-        elif wavelength > rope.n_ctx_orig / rope.low:
-            out.append(rope.factor)
-        else:
-            share = (rope.n_ctx_orig / wavelength - rope.low) / (rope.high - rope.low)
-            out.append(1 / ((1 - share) / rope.factor + share))
-    return out

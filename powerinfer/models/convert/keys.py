@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
-from .hyper import Experts, Hyper, Rope
+from .families.family import Family
+from .hyper import Experts, Hyper
 from .layout import OPT_UNUSED_POSITIONS
 from .predictors import Predictors
+from .rope import Rope
 
 FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2}
 """Formats that can be written, with their numbers in `general.file_type`."""
@@ -28,7 +30,11 @@ def model_keys(
     if not powerinfer:
         yield "general.type", "model"
     yield "general.name", name
-    shape = {"falcon": _falcon, "opt": _opt}.get(hyper.arch, _llama)(hyper, powerinfer)
+    shape: Iterator[tuple[str, Any]]
+    if hyper.row is not None:
+        shape = _of_row(hyper, cast(Family, hyper.row))
+    else:
+        shape = {"falcon": _falcon, "opt": _opt}.get(hyper.arch, _llama)(hyper, powerinfer)
     for key, value in shape:
         yield f"{hyper.arch}.{key}", value
     yield "general.file_type", FILE_TYPES[type]
@@ -40,6 +46,24 @@ def model_keys(
         yield "powerinfer.hidden_act", hyper.act
     if hyper.act_threshold:
         yield "powerinfer.hidden_act_threshold", hyper.act_threshold
+
+
+def _of_row(h: Hyper, row: Family) -> Iterator[tuple[str, Any]]:
+    keys: dict[str, Any] = {
+        "context_length": h.n_ctx,
+        "embedding_length": h.n_embd,
+        "block_count": h.n_layer,
+        "feed_forward_length": h.n_ff,
+        "attention.head_count": h.n_head,
+        "attention.head_count_kv": h.n_head_kv,
+        f"attention.layer_norm_{'' if row.layer_norm else 'rms_'}epsilon": h.norm_eps,
+    }
+    if h.d_rot:
+        keys["rope.dimension_count"] = h.d_rot
+    keys |= dict(_rope(h))
+    if row.rope_none:
+        keys.setdefault("rope.scaling.type", "none")
+    yield from (keys | dict(h.keys)).items()
 
 
 def _llama(h: Hyper, powerinfer: bool) -> Iterator[tuple[str, Any]]:
@@ -111,6 +135,11 @@ def _rope(h: Hyper) -> Iterator[tuple[str, Any]]:
     rope = h.rope or Rope()
     if rope.has_base and (h.family != "falcon" or rope.base != Rope().base):
         yield "rope.freq_base", rope.base
+    if rope.window_base:
+        yield "rope.freq_base_swa", rope.window_base
+    if rope.kind == "longrope":
+        yield "rope.scaling.original_context_length", rope.n_ctx_orig
+        yield "rope.scaling.attn_factor", rope.magnitude
     if rope.kind not in ("linear", "yarn"):
         return
     yield "rope.scaling.type", rope.kind
@@ -121,6 +150,8 @@ def _rope(h: Hyper) -> Iterator[tuple[str, Any]]:
         if rope.magnitude:
             # The file's factor multiplies the magnitude that follows from the stretching.
             yield "rope.scaling.attn_factor", rope.magnitude / (1 + 0.1 * math.log(rope.factor))
+        if rope.log_multiplier:
+            yield "rope.scaling.yarn_log_multiplier", rope.log_multiplier
         if rope.beta_fast != usual.beta_fast:
             yield "rope.scaling.yarn_beta_fast", rope.beta_fast
         if rope.beta_slow != usual.beta_slow:

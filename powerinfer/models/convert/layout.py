@@ -9,16 +9,19 @@ experts, stacked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from ...errors import FormatError, UnsupportedError
 from .checkpoint import Checkpoint
+from .families.family import Family, pairs_of_halves
+from .families.tensors import find_tensors
 from .gpt_oss import Packed, expert_tensors
-from .hyper import Experts, Hyper, llama3_divisors
+from .hyper import Experts, Hyper
+from .rope import llama3_divisors
 from .stored import Array, Stack, StoredTensor
 
 FileTensor = StoredTensor | Stack | Packed
@@ -42,7 +45,6 @@ class _Part:
     shape: tuple[int, ...]
     kinds: tuple[str, ...] = ("weight",)
     rows: Array | None = None
-    transposed: bool = False
     n_stacked: int = 0
     """Experts: `source` has %d where the number of one stands."""
     is_row: bool = False
@@ -58,6 +60,8 @@ class Layout:
     tensors: dict[str, FileTensor]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
+    keys: Mapping[str, Any]
+    """Of the file, which weights of the checkpoint say."""
 
 
 def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose_down: bool) -> Layout:
@@ -67,47 +71,43 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
     rows of neurons, under the name that tells so. Raises FormatError for tensors that are missing, misshapen
     or not known, UnsupportedError.
     """
-    out: dict[str, FileTensor] = {}
+    out: dict[str, FileTensor]
     used: set[str] = set()
-
-    def take(source: str, shape: tuple[int, ...]) -> StoredTensor:
-        used.add(source)
-        return checkpoint.weight(source, shape)
-
-    prefix = _prefix(checkpoint, hyper)
-    if hyper.family == "gpt-oss" and hyper.experts is not None:
-        for i in range(hyper.n_layer):
-            out.update(expert_tensors(checkpoint, hyper, hyper.experts, i, take, used))
-    for part in _parts(hyper, transpose_down):
-        if part.n_stacked:
-            names = [f"{prefix}{part.source % e}.weight" for e in range(part.n_stacked)]
-            name = f"{part.name}.weight"
-            stacked = (take(one, part.shape) for one in names)
-            if part.transposed:
-                stacked = (replace(one, view=one.view.T) for one in stacked)
-            out[name] = Stack(name, tuple(stacked))
-            continue
-        for kind in part.kinds:
-            shape = part.shape if kind == "weight" else part.shape[:1]
-            tensor = take(prefix + part.source + ("" if part.is_bare else f".{kind}"), shape)
-            if part.rows is not None:
-                tensor = replace(tensor, rows=part.rows)
-            if part.is_row:
-                tensor = replace(tensor, view=tensor.view[0])
-            if part.transposed and kind == "weight":
-                tensor = replace(tensor, view=tensor.view.T)
-            out[f"{part.name}.{kind}"] = tensor
-    embedding, head, notes = cast(StoredTensor, out["token_embd.weight"]), "lm_head.weight", []
+    notes: list[str] = []
+    skipped: list[str] = []
+    keys: dict[str, Any] = {}
+    head_name = "lm_head.weight"
+    if hyper.row is not None:
+        found = find_tensors(checkpoint, hyper, cast(Family, hyper.row))
+        out, used, skipped, notes = dict(found.tensors), found.used, found.skipped, found.notes
+        keys = {f"{hyper.arch}.{name}": value for name, value in found.keys.items()}
+        if transpose_down:
+            out = dict(_by_neuron(name, tensor) for name, tensor in out.items())
+        head = cast("StoredTensor | None", out.pop("output.weight", None))
+        if not isinstance(out.get("token_embd.weight"), StoredTensor):
+            raise FormatError(f"{checkpoint.folder} has no tensor of embeddings")
+        head_name = head.name if head is not None else head_name
+    else:
+        out = _named(checkpoint, hyper, used, transpose_down)
+        head = checkpoint.tensors.get(head_name)
+    embedding = cast(StoredTensor, out["token_embd.weight"])
     is_tied = hyper.tied is not False
-    if head in checkpoint or hyper.tied is False:
-        lm_head = take(head, embedding.shape)
-        if not is_tied or not _equal(lm_head, embedding):
+    if head is not None or hyper.tied is False:
+        used.add(head_name)
+        head = (
+            head
+            if hyper.row is not None and head is not None
+            else checkpoint.weight(head_name, embedding.shape)
+        )
+        if not is_tied or not _equal(head, embedding):
             if hyper.tied:
-                raise FormatError(f"{checkpoint.folder}: {head} is not the embedding, though they are tied")
+                raise FormatError(
+                    f"{checkpoint.folder}: {head_name} is not the embedding, though they are tied"
+                )
             is_tied = False
-            out["output.weight"] = lm_head
+            out["output.weight"] = head
     elif hyper.tied is None and hyper.is_gated:  # in the other families that is the rule
-        notes.append(f"there is no {head}: the embedding is used")
+        notes.append(f"there is no {head_name}: the embedding is used")
     if powerinfer and hyper.arch != "opt":
         out.setdefault("output.weight", embedding)  # a loader of such files wants it
     elif powerinfer and not is_tied:
@@ -115,8 +115,12 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
     if hyper.rope is not None and hyper.rope.kind == "llama3":
         divisors = np.array(llama3_divisors(hyper.rope, hyper.d_head), np.float32)
         out["rope_freqs.weight"] = StoredTensor("rope_freqs.weight", "F32", divisors)
+    if hyper.rope is not None and hyper.rope.kind == "longrope":
+        for name, factors in (("short", hyper.rope.short), ("long", hyper.rope.long)):
+            name = f"rope_factors_{name}.weight"
+            out[name] = StoredTensor(name, "F32", np.array(factors, np.float32))
     left = [name for name in checkpoint if name not in used]
-    unknown = [name for name in left if not _NO_WEIGHTS.fullmatch(name)]
+    unknown = [name for name in left if not _NO_WEIGHTS.fullmatch(name) and name not in set(skipped)]
     if hyper.experts is not None and hyper.experts.has_predictors:
         predictors = [name for name in unknown if _PREDICTOR.search(name)]
         unknown = [name for name in unknown if name not in set(predictors)]
@@ -126,18 +130,62 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
                 "neurons of a token's experts count, also those that a predictor would have taken for silent"
             )
     if hyper.family == "glm4moe":
-        unknown = [name for name in unknown if not name.startswith(f"{prefix}layers.{hyper.n_layer}.")]
+        unknown = [name for name in unknown if not name.startswith(f"model.layers.{hyper.n_layer}.")]
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise FormatError(
             f"{checkpoint.folder} has a tensor {unknown[0]:.200}{more}, which a {hyper.family} model of "
             f"{hyper.n_layer} layers does not: the answers would be wrong without it"
         )
-    if is_tied and head in used:
-        left.append(head)
+    if is_tied and head_name in used:
+        left.append(head_name)
     if any(isinstance(tensor, Packed) for tensor in out.values()):
         notes.append("the experts stay in MXFP4, as they are published")
-    return Layout(out, tuple(left), tuple(notes))
+    return Layout(out, tuple(left), tuple(notes), keys)
+
+
+def _named(
+    checkpoint: Checkpoint, hyper: Hyper, used: set[str], transpose_down: bool
+) -> dict[str, FileTensor]:
+    """Everything but the head, of families that are not rows of the table."""
+    out: dict[str, FileTensor] = {}
+
+    def take(source: str, shape: tuple[int, ...]) -> StoredTensor:
+        used.add(source)
+        return checkpoint.weight(source, shape)
+
+    prefix = _prefix(checkpoint, hyper)
+    if hyper.family == "gpt-oss" and hyper.experts is not None:
+        for i in range(hyper.n_layer):
+            out.update(expert_tensors(checkpoint, hyper, hyper.experts, i, take, used))
+    for part in _parts(hyper):
+        made: dict[str, FileTensor] = {}
+        if part.n_stacked:
+            name = f"{part.name}.weight"
+            sources = [f"{prefix}{part.source % e}.weight" for e in range(part.n_stacked)]
+            made[name] = Stack(name, tuple(take(one, part.shape) for one in sources))
+        else:
+            for kind in part.kinds:
+                shape = part.shape if kind == "weight" else part.shape[:1]
+                tensor = take(prefix + part.source + ("" if part.is_bare else f".{kind}"), shape)
+                if part.rows is not None:
+                    tensor = replace(tensor, rows=part.rows)
+                if part.is_row:
+                    tensor = replace(tensor, view=tensor.view[0])
+                made[f"{part.name}.{kind}"] = tensor
+        out.update(_by_neuron(*one) if transpose_down else one for one in made.items())
+    return out
+
+
+def _by_neuron(name: str, tensor: FileTensor) -> tuple[str, FileTensor]:
+    """A down projection as the rows of neurons, under the name that tells so; others as they are."""
+    parts = name.split(".")
+    if parts[-2] not in ("ffn_down", "ffn_down_exps") or isinstance(tensor, Packed):
+        return name, tensor
+    name = name.replace("ffn_down", "ffn_down_t")
+    if isinstance(tensor, Stack):
+        return name, Stack(name, tuple(replace(one, view=one.view.T) for one in tensor.parts))
+    return name, replace(tensor, view=tensor.view.T)  # a bias stays what it is
 
 
 def _equal(a: StoredTensor, b: StoredTensor) -> bool:
@@ -159,25 +207,15 @@ def _prefix(checkpoint: Checkpoint, hyper: Hyper) -> str:
     return "model."
 
 
-def pairs_of_halves(n_head: int, d_head: int) -> Array:
-    """Rows of q or k so that the two of a rotated pair, half a head apart, become neighbours."""
-    order = np.arange(n_head * d_head).reshape(n_head, 2, d_head // 2)
-    return np.ascontiguousarray(order.swapaxes(1, 2)).ravel()
-
-
 def fused_by_kind(n_head: int, n_head_kv: int, d_head: int) -> Array:
     """Rows of Falcon's fused projection (of each kv head: its q heads, k, v) as all q, all k, all v."""
     groups = np.arange((n_head + 2 * n_head_kv) * d_head).reshape(n_head_kv, -1, d_head)
     return np.concatenate([groups[:, :-2].ravel(), groups[:, -2].ravel(), groups[:, -1].ravel()])
 
 
-def _parts(hyper: Hyper, transpose_down: bool) -> Iterator[_Part]:
+def _parts(hyper: Hyper) -> Iterator[_Part]:
     """Everything but the output head, names without the prefix."""
-    make = {"falcon": _falcon, "opt": _opt}.get(hyper.family, _llama)
-    for part in make(hyper):
-        if transpose_down and ".ffn_down" in part.name and "_shexp" not in part.name:
-            part = replace(part, name=part.name.replace("ffn_down", "ffn_down_t"), transposed=True)
-        yield part
+    return {"falcon": _falcon, "opt": _opt}.get(hyper.family, _llama)(hyper)
 
 
 def _llama(h: Hyper) -> Iterator[_Part]:

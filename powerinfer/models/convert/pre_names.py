@@ -37,13 +37,27 @@ _GPT4O = (
     f"{_CASED % f'{_UPPER}*{_LOWER}+'}|{_CASED % f'{_UPPER}+{_LOWER}*'}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN = _GPT4O.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 
 # Descriptions whose scheme, llama.cpp's, differs from them inside single characters: Falcon looks for digits
 # among the characters that stand for bytes, and finds some in the bytes of a letter such as \u0672; gpt-4o's
-# contractions are of ASCII letters, where the description's also take a long s.
+# contractions are of ASCII letters, where the description's also take a long s, and its letters and Tekken's
+# have a case in ASCII alone; East Asia has no white space in DeepSeek's.
 _NEAR = {
     "gpt-4o": [
         {"type": "Split", "pattern": {"Regex": _GPT4O}, "behavior": "Isolated"},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+    ],
+    "tekken": [
+        {"type": "Split", "pattern": {"Regex": _TEKKEN}, "behavior": "Isolated"},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+    ],
+    "deepseek-coder": [
+        *(
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+            for pattern in ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+")
+        ),
+        {"type": "Digits", "individual_digits": True},
         {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
     ],
     "falcon": [
@@ -113,6 +127,14 @@ def _cuts_of(scheme: PreTokenizer) -> bytes:
     return _cuts(scheme.build())
 
 
+@functools.lru_cache(32)
+def _cuts_of_json(description: str) -> bytes:
+    """Of a pre_tokenizer of a tokenizer.json. Raises what the library raises."""
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    whole = {"version": "1.0", "pre_tokenizer": json.loads(description), "added_tokens": [], "model": model}
+    return _cuts(tokenizers.Tokenizer.from_str(json.dumps(whole)).pre_tokenizer)
+
+
 def recognise(description: Any, *, ignore_merges: bool, first: str, where: str) -> str:
     """The name that the engine knows a `pre_tokenizer` of a tokenizer.json by.
 
@@ -123,8 +145,8 @@ def recognise(description: Any, *, ignore_merges: bool, first: str, where: str) 
     if description is None:
         raise UnsupportedError(f"{where} has no pre_tokenizer; --pre NAME says which one the model has")
     near = _near(description)
-    if near is not None and not ignore_merges:
-        return near
+    if near is not None and PRE_TOKENIZERS[near].ignore_merges == ignore_merges:
+        return first if PRE_TOKENIZERS.get(first) is PRE_TOKENIZERS[near] else near
     shown = json.dumps(description, ensure_ascii=False)
     unknown = UnsupportedError(
         f"{where}: the pre_tokenizer {shown:.300} is none that the engine knows by name; "
@@ -132,12 +154,8 @@ def recognise(description: Any, *, ignore_merges: bool, first: str, where: str) 
     )
     if not _is_plain(description):
         raise unknown
-    model = {"type": "BPE", "vocab": {}, "merges": []}
     try:
-        given = tokenizers.Tokenizer.from_str(
-            json.dumps({"version": "1.0", "pre_tokenizer": description, "added_tokens": [], "model": model})
-        ).pre_tokenizer
-        cuts = _cuts(given)
+        cuts = _cuts_of_json(json.dumps(description))
     except Exception as error:  # the library raises its errors as plain Exception
         raise FormatError(f"{where}: the pre_tokenizer cannot be made: {error!s:.200}") from None
     names = sorted(PRE_TOKENIZERS, key=lambda name: name != first)

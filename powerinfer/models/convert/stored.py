@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,12 @@ class StoredTensor:
     """Onto the file, in the tensor's shape; of BF16 the bits, as u2."""
     rows: Array | None = None
     """Which rows of the view are the tensor's, in which order; None: all, as they are."""
+    columns: Array | None = None
+    """The same of columns."""
+    scale: float | Array = 1.0
+    """What weights are multiplied by: a number, or one for each row of the tensor."""
+    is_ternary: bool = False
+    """Weights become -1, 0 or 1 times the mean size of all, as BitNet computes with them."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,6 +75,8 @@ class StoredTensor:
             part = (
                 part[first : first + count] if self.rows is None else part[self.rows[first : first + count]]
             )
+        if self.columns is not None:
+            part = part[..., self.columns]
         if self.dtype == "BF16":
             wide = part.astype(np.uint32)
             wide <<= 16
@@ -75,9 +84,27 @@ class StoredTensor:
         return part.astype(part.dtype.newbyteorder("="), copy=True, order="C")
 
     def floats(self, first: int = 0, n_rows: int | None = None) -> npt.NDArray[np.float32]:
-        """`read` as float32; what does not fit becomes infinite."""
+        """`read` as float32, scaled; what does not fit becomes infinite."""
         with np.errstate(over="ignore"):
-            return self.read(first, n_rows).astype(np.float32, copy=False)
+            out = self.read(first, n_rows).astype(np.float32, copy=False)
+        if self.is_ternary:
+            mean = np.float32(self._mean_size)
+            out = np.clip(np.rint(out / mean), -1, 1) * mean
+        if isinstance(self.scale, np.ndarray):
+            of_rows = self.scale[first : first + len(out)].astype(np.float32)
+            return np.asarray(out * of_rows.reshape(-1, *[1] * (out.ndim - 1)), np.float32)
+        return out if self.scale == 1 else np.asarray(out * np.float32(self.scale))
+
+    @functools.cached_property
+    def _mean_size(self) -> float:
+        """Of all weights; at least 1e-5."""
+        sizes = [
+            np.abs(replace(self, is_ternary=False, scale=1.0).floats(i, min(1024, self.shape[0] - i))).sum(
+                dtype=np.float64
+            )
+            for i in range(0, self.shape[0], 1024)
+        ]
+        return max(float(sum(sizes)) / math.prod(self.shape), 1e-5)
 
     def chunks(self) -> Iterator[npt.NDArray[np.float32]]:
         """`floats` of all rows, so many at a time that a chunk has a moderate size."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._text.merging import scores_of_merges
 from ..._text.tokenizer import Tokenizer
 from ...errors import ArgumentError, FileError, FormatError, UnsupportedError
 from .files import read_text
@@ -41,6 +42,29 @@ _USUAL_PRE = {
     "olmoe": "olmo",
     "glm4moe": "glm4",
     "gpt-oss": "gpt-4o",
+    "llama4": "llama4",
+    "deepseek2": "deepseek-v3",
+    "command-r": "command-r",
+    "cohere2": "command-r",
+    "starcoder2": "starcoder",
+    "granite": "refact",
+    "granitehybrid": "granite-docling",
+    "gpt2": "gpt-2",
+    "gptneox": "olmo",
+    "phi2": "phi-2",
+    "olmo2": "dbrx",
+    "exaone4": "exaone4",
+    "glm4": "glm4",
+    "stablelm": "stablelm2",
+    "hunyuan-dense": "hunyuan-dense",
+    "qwen3next": "qwen2",
+    "qwen35": "qwen35",
+    "qwen35moe": "qwen35",
+    "seed_oss": "seed-coder",
+    "mistral3": "tekken",
+    "lfm2": "lfm2",
+    "lfm2moe": "lfm2",
+    "falcon-h1": "falcon-h1",
 }
 # By the class of a tokenizer without a tokenizer.json.
 _PRE_BY_CLASS = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2", "GPT2TokenizerFast": "gpt-2"}
@@ -199,9 +223,7 @@ def _recognise_pre(whole: Settings, model: Settings, usual: str) -> str:
 def _like_sentencepiece(table: _Table, merges: Sequence[str], whole: Settings) -> Vocabulary:
     """A SentencePiece vocabulary that was written as BPE: the place of a merge says the token's score."""
     vocabulary = table.vocabulary("llama")
-    ranks: dict[str, int] = {}
-    for rank, merge in enumerate(merges):
-        ranks.setdefault(merge.replace(" ", "", 1), rank)
+    scores = scores_of_merges(vocabulary.texts, merges)
     unknown = whole.object("model").text("unk_token")
     for i, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.types, strict=True)):
         if text == unknown:
@@ -210,8 +232,7 @@ def _like_sentencepiece(table: _Table, merges: Sequence[str], whole: Settings) -
         elif kind == NORMAL and re.fullmatch("<0x[0-9A-F]{2}>", text):
             vocabulary.types[i] = BYTE
         elif kind == NORMAL:
-            # Tokens that no merge makes are single characters, or never made.
-            vocabulary.scores[i] = -float(ranks.get(text, len(merges)))
+            vocabulary.scores[i] = scores[i]
     shown = json.dumps(
         [whole.values.get("normalizer"), whole.values.get("pre_tokenizer")], ensure_ascii=False
     )

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from ..._engine.machine import available_bytes, gpus
 from ..._text.terminal import Bar, one_line
 from ...errors import ArgumentError, FileError
-from .fetch import Remote, fetch
 from .names import GIB, Choice, Room, choose, parse
 from .store import StrPath, cache_folder, client, repo_folder, snapshot
+
+if TYPE_CHECKING:
+    from .fetch import Remote
 
 Say = Callable[[str], None]
 
@@ -70,7 +72,8 @@ def download(
         if say is not None:
             say(f"the hub cannot be reached; what is here is used: {path.name}")
         return path
-    remotes = {entry.rfilename: entry for entry in found.siblings or () if entry.size is not None}
+    listed = found.siblings or ()
+    remotes = {entry.rfilename: entry for entry in listed if entry.size is not None and entry.size >= 0}
     sizes = {name: entry.size for name, entry in remotes.items()}
     chosen = choose(repo_id, sizes, filename, additional_files or (), room=room)
     if say is not None and filename is None and room is not None:
@@ -79,7 +82,9 @@ def download(
         return _bring(hub, chosen, remotes, where, token, local_dir, cache_dir, verbose)
     except FileError:
         raise
-    except (errors.HfHubHTTPError, OSError) as error:
+    except Exception as error:
+        if not (isinstance(error, (errors.HfHubHTTPError, OSError)) or _is_of_the_line(error, errors)):
+            raise
         raise FileError(_problem(repo_id, error)) from error
 
 
@@ -94,6 +99,8 @@ def _bring(
     verbose: bool,
 ) -> Path:
     """Fetches the bytes to where the client would have put them; it then finds them there, and links them."""
+    from .fetch import fetch, partial_of
+
     blobs = repo_folder(where["repo_id"], cache_dir) / "blobs"
     targets = {
         name: Path(local_dir) / name if local_dir is not None else blobs / _digest(remotes[name])
@@ -101,7 +108,7 @@ def _bring(
     }
     missing = [name for name, path in targets.items() if not path.exists()]
     total = sum(remotes[name].size for name in missing)
-    begun = sum(_size(targets[name].with_name(targets[name].name + ".incomplete")) for name in missing)
+    begun = sum(_size(partial_of(targets[name])) for name in missing)
     _check_disk(
         Path(local_dir) if local_dir is not None else cache_folder(cache_dir), total - begun, where["repo_id"]
     )
@@ -121,16 +128,29 @@ def _bring(
 
 
 def _digest(entry: Any) -> str:
-    return str(entry.blob_id if entry.lfs is None else entry.lfs.sha256)
+    """What the content hashes to; the file in the cache has this name. Raises FileError."""
+    digest = str(entry.blob_id if entry.lfs is None else entry.lfs.sha256)
+    if not re.fullmatch("[0-9a-f]{40}" if entry.lfs is None else "[0-9a-f]{64}", digest):
+        raise FileError(f"{entry.rfilename}: the hub gives no checksum but {digest!r}")
+    return digest
 
 
 def _remote(hub: Any, name: str, entry: Any, where: Mapping[str, Any], token: str | bool | None) -> Remote:
+    from urllib.parse import urlsplit
+
+    from .fetch import Remote
+
     url = hub.hf_hub_url(where["repo_id"], name, revision=where["revision"])
+    errors: Any = import_module("huggingface_hub.errors")
 
     def address() -> tuple[str, dict[str, str]]:
-        location = hub.get_hf_file_metadata(url, token=token).location
+        try:
+            location = hub.get_hf_file_metadata(url, token=token).location
+        except Exception as error:
+            text = _problem(where["repo_id"], error)
+            raise (OSError if _is_of_the_line(error, errors) else FileError)(text) from error
         headers = import_module("huggingface_hub.utils").build_hf_headers(token=token)
-        own = urlsplit(location).netloc == urlsplit(url).netloc
+        own = urlsplit(location)[:2] == urlsplit(url)[:2]
         # Other hosts are sent no token: their addresses are signed.
         return location, {k: v for k, v in headers.items() if own or k.lower() != "authorization"}
 
@@ -253,7 +273,7 @@ def _print(text: str) -> None:
 # -- errors
 
 
-def _is_of_the_line(error: Exception, errors: Any) -> bool:
+def _is_of_the_line(error: BaseException, errors: Any) -> bool:
     """The hub cannot be reached, or is down: exceptions of the client's own HTTP library, which its versions
     change. Not where it answered and said no."""
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -282,4 +302,6 @@ def _problem(repo: str, error: BaseException) -> str:
         return f"{repo}: it is not here, and HF_HUB_OFFLINE forbids asking the hub"
     text = one_line(str(error).strip().split("\n")[0]) or kind
     endpoint = import_module("huggingface_hub.constants").ENDPOINT
+    if _is_of_the_line(error, import_module("huggingface_hub.errors")):
+        text = f"the hub cannot be reached: {text}"
     return f"{repo}: {text} ({endpoint}; HF_ENDPOINT names another hub)"

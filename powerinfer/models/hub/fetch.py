@@ -16,8 +16,9 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ...errors import FileError
 
@@ -40,38 +41,56 @@ class Remote:
     """Hexadecimal: SHA-256 of the content or, for small files that Git itself keeps, SHA-1 of Git's blob."""
     is_sha256: bool
     where: Callable[[], tuple[str, Mapping[str, str]]]
-    """Asks for the address, which may be valid for minutes only, and the headers to send there."""
+    """Asks for the address, which may be valid for minutes only, and the headers to send there. Raises
+    FileError where asking again is of no use, OSError where it may be."""
 
 
 def fetch(remote: Remote, target: Path, progress: Progress | None = None) -> None:
     """Makes `target` that file. progress: called as progress(done, total), with the file's bytes.
 
-    What came before an error or an interruption stays in target.incomplete, where the next call goes on. If
+    What came before an error or an interruption stays in partial_of(target), where the next call goes on. If
     another process brings the same file, this waits for it. Raises FileError.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".incomplete")
-    with partial.open("a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if target.exists():  # another process brought it meanwhile
-            return
-        file.seek(0)
-        digest = _begun(remote)
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-        if file.tell() > remote.n_bytes:
-            digest = _restart(file, remote)
-        if progress is not None:
-            progress(file.tell(), remote.n_bytes)
-        digest = _bring(remote, file, digest, progress)
-        if digest.hexdigest() != remote.digest:
-            file.truncate(0)
-            raise FileError(
-                f"{remote.name} came with the checksum {digest.hexdigest()[:16]}..., the hub says "
-                f"{remote.digest[:16]}...: it was damaged on its way, and is fetched anew next time"
-            )
-        file.flush()
-        os.replace(partial, target)
+    partial = partial_of(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if target.exists():  # another process brought it meanwhile
+                partial.unlink(missing_ok=True)
+                return
+            _complete(remote, file, progress)
+            os.replace(partial, target)
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(
+            f"{remote.name} cannot be written to {target.parent}: {error.strerror or error}"
+        ) from error
+
+
+def partial_of(target: Path) -> Path:
+    """Where a file is until it is whole. Not where huggingface_hub has it, which locks otherwise: both would
+    write there at once."""
+    return target.with_name(target.name + ".powerinfer.incomplete")
+
+
+def _complete(remote: Remote, file: FileIO, progress: Progress | None) -> None:
+    file.seek(0)
+    digest = _begun(remote)
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    if file.tell() > remote.n_bytes:
+        digest = _restart(file, remote)
+    if progress is not None:
+        progress(file.tell(), remote.n_bytes)
+    digest = _bring(remote, file, digest, progress)
+    if digest.hexdigest() != remote.digest:
+        file.truncate(0)
+        raise FileError(
+            f"{remote.name} came with the checksum {digest.hexdigest()[:16]}..., the hub says "
+            f"{remote.digest[:16]}...: it was damaged on its way, and is fetched anew next time"
+        )
 
 
 def _begun(remote: Remote) -> Any:
@@ -80,15 +99,15 @@ def _begun(remote: Remote) -> Any:
     return hashlib.sha1(f"blob {remote.n_bytes}\0".encode(), usedforsecurity=False)
 
 
-def _restart(file: BinaryIO, remote: Remote) -> Any:
+def _restart(file: FileIO, remote: Remote) -> Any:
     file.truncate(0)
     file.seek(0)
     return _begun(remote)
 
 
-def _bring(remote: Remote, file: BinaryIO, digest: Any, progress: Progress | None) -> Any:
+def _bring(remote: Remote, file: FileIO, digest: Any, progress: Progress | None) -> Any:
     """Appends what is missing; tries again where a connection breaks."""
-    failures = 0
+    failures, furthest = 0, file.tell()
     while file.tell() < remote.n_bytes:
         before = file.tell()
         try:
@@ -103,7 +122,7 @@ def _bring(remote: Remote, file: BinaryIO, digest: Any, progress: Progress | Non
                     digest = _restart(file, remote)
                 while file.tell() < remote.n_bytes and (chunk := answer.read(_CHUNK)):
                     chunk = chunk[: remote.n_bytes - file.tell()]
-                    file.write(chunk)
+                    _append(file, chunk)
                     digest.update(chunk)
                     if progress is not None:
                         progress(file.tell(), remote.n_bytes)
@@ -114,11 +133,14 @@ def _bring(remote: Remote, file: BinaryIO, digest: Any, progress: Progress | Non
             if error.code == 416:
                 digest = _restart(file, remote)
             failure = error
+        except FileError:
+            raise
         except (OSError, HTTPException) as error:
             if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
-                raise FileError(f"{file.name}: {error.strerror}") from None
+                raise
             failure = error
-        failures = 0 if file.tell() > before else failures + 1
+        failures = 0 if file.tell() > furthest else failures + 1
+        furthest = max(furthest, file.tell())
         if failures == _ATTEMPTS:
             raise FileError(
                 f"{remote.name}: {failure}; {file.tell()} of {remote.n_bytes} bytes are there, with which "
@@ -127,3 +149,9 @@ def _bring(remote: Remote, file: BinaryIO, digest: Any, progress: Progress | Non
         if failures:
             time.sleep(_PAUSE_S * 2 ** (failures - 1))
     return digest
+
+
+def _append(file: FileIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]

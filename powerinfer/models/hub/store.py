@@ -50,15 +50,6 @@ def repo_folder(repo: str, cache_dir: StrPath | None = None) -> Path:
     return cache_folder(cache_dir) / f"models--{repo.replace('/', '--')}"
 
 
-def is_in_cache(path: StrPath) -> bool:
-    """Whether a file is one of a cache, which must not be written."""
-    parts = Path(os.path.abspath(path)).parts
-    return any(
-        part.startswith("models--") and parts[i + 1 : i + 2] in (("snapshots",), ("blobs",))
-        for i, part in enumerate(parts)
-    )
-
-
 def snapshot(repo: str, cache_dir: StrPath | None = None) -> tuple[Path, dict[str, int]] | None:
     """The folder of a repository's newest revision that is here, and its files with their sizes."""
     root = repo_folder(repo, cache_dir)

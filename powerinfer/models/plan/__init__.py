@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .engine import DevicePlan, Expectation, LayerPlan, PlanBytes, Rates, Settings
+from .engine import DevicePlan, Expectation, LayerPlan, Measured, PlanBytes, Rates, Settings
 from .gpuidx import Split, read_gpuidx, split_path, write_gpuidx
 from .plan import (
     Identity,
@@ -26,6 +26,7 @@ __all__ = [
     "Expectation",
     "Identity",
     "LayerPlan",
+    "Measured",
     "Plan",
     "PlanBytes",
     "Rates",

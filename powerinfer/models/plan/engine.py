@@ -110,6 +110,18 @@ class LayerPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What the first tokens took that a model made by a plan."""
+
+    n_tokens: int
+    tokens_per_s: float
+    """Of the engine alone: without choosing tokens."""
+    computed: tuple[float, ...]
+    """Neurons of each layer that a token computed, beside active_hot, active_pcie and active_cold of a
+    LayerPlan."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanBytes:
     """Device memory by what it holds."""
 

@@ -26,7 +26,7 @@ from ..._engine.session import Model
 from ...errors import ArgumentError
 from ..writer import PartialFile
 from . import engine, gpuidx, sources
-from .engine import DevicePlan, Expectation, Ids, LayerPlan, PlanBytes, Rates, Result, Settings
+from .engine import DevicePlan, Expectation, Ids, LayerPlan, Measured, PlanBytes, Rates, Result, Settings
 from .rates import find_rates
 from .sources import Statistics
 
@@ -140,6 +140,8 @@ class Plan:
     full_bytes: int
     """The budget that holds everything."""
     expected: Expectation
+    measured: Measured | None = None
+    """Of the plan of an open model, once it made 200 tokens, one at a time; not in files."""
 
     @property
     def budgets(self) -> tuple[int, ...]:

@@ -53,6 +53,8 @@ def find_statistics(model: Model, *, active_share: float = Settings().active_sha
 
     Raises FormatError or FileError if what is found cannot be used.
     """
+    if model.next_head:  # what is counted is the model's layers
+        return unknown_experts(model) if model.info.n_expert else heuristic(active_share)
     found = from_file(model.file)
     if found is not None:
         return found

@@ -1,0 +1,263 @@
+"""How single calls are written: as JSON, as a name and arguments, in tags, or as in Python.
+
+A style reads the text between a format's marks, and says in a grammar (lark, as llguidance has it) what a
+call looks like.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The parameters of functions, by their names."""
+Literal = Callable[[str], str]
+"""A text in a grammar; a control token by its id."""
+Calls = list[tuple[Any, Any]]
+"""Names and arguments; empty for a text that is no calls."""
+
+_MARK = re.compile(r"(<\|[^<>|]*\|>|<｜[^<>｜]*｜>|</?[\w:]+>|\[[A-Z_]+\])")
+
+
+def marks(text: str) -> list[str]:
+    """What of a text may be control tokens."""
+    return _MARK.findall(text)
+
+
+def literals(text: str, literal: Literal) -> str:
+    """A text in a grammar, part by part."""
+    return " ".join(literal(part) for part in _MARK.split(text) if part)
+
+
+@dataclass(frozen=True)
+class JsonStyle:
+    """{"name": ..., "arguments": {...}}"""
+
+    name: str = "name"
+    arguments: str = "arguments"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return ("<|python_tag|>",)
+
+    def read(self, body: str, schemas: Schemas) -> Calls:
+        return read_json(body, self.name)
+
+    def rule(self, i: int, name: str, schema: Mapping[str, Any], literal: Literal) -> list[str]:
+        begin = f'{{"{self.name}": {json.dumps(name)}, "{self.arguments}": '
+        return [f'call_{i}: {json.dumps(begin)} args_{i} "}}"', f"args_{i}: %json {json.dumps(schema)}"]
+
+
+@dataclass(frozen=True)
+class NamedStyle:
+    """A name, then its arguments as JSON."""
+
+    before: str
+    between: str
+    behind: str = ""
+    before_pattern: str = ""
+    """What may stand before a name, where that is not `before` alone."""
+    between_pattern: str = ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.before, self.between, self.behind)
+
+    def read(self, body: str, schemas: Schemas) -> Calls:
+        before = self.before_pattern or rf"(?:{re.escape(self.before.strip())})"
+        between = self.between_pattern or rf"\s*{re.escape(self.between.strip())}"
+        begin = re.compile(rf"\s*{before}\s*([\w.-]+){between}\s*(?=\{{)")
+        found: Calls = []
+        at, end = 0, len(body.rstrip())
+        while at < end:
+            named = begin.match(body, at)
+            if named is None:
+                return []
+            try:
+                value, at = json.JSONDecoder().raw_decode(body, named.end())
+            except (ValueError, RecursionError):
+                return []
+            found.append((named[1], value))
+            behind = re.compile(rf"\s*(?:{re.escape(self.behind.strip())})?[\s,;]*").match(body, at)
+            at = behind.end() if behind else at
+        return found
+
+    def rule(self, i: int, name: str, schema: Mapping[str, Any], literal: Literal) -> list[str]:
+        parts = (literals(self.before + name + self.between, literal), f"args_{i}")
+        behind = literals(self.behind, literal)
+        return [f"call_{i}: {' '.join(parts)} {behind}", f"args_{i}: %json {json.dumps(schema)}"]
+
+
+@dataclass(frozen=True)
+class TagStyle:
+    """A name, then each argument between tags: texts as they are, other values as JSON."""
+
+    begin: tuple[str, str]
+    """Around the name."""
+    key: tuple[str, str]
+    """Around an argument's name."""
+    value: tuple[str, str]
+    """Around its value."""
+    end: str = ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (*self.begin, *self.key, *self.value, self.end)
+
+    def _pattern(self, *parts: str) -> str:
+        return r"\s*".join(re.escape(part.strip()) for part in parts if part.strip())
+
+    def read(self, body: str, schemas: Schemas) -> Calls:
+        name = r"([\w.-]+)"
+        first = rf"\s*{self._pattern(self.begin[0])}{name}{self._pattern(self.begin[1])}\s*"
+        key = rf"\s*{self._pattern(self.key[0])}([^<>\"]+?){self._pattern(self.key[1], self.value[0])}"
+        pair = re.compile(rf"{key}(.*?){self._pattern(self.value[1])}\s*", re.DOTALL)
+        found: Calls = []
+        at, end = 0, len(body.rstrip())
+        while at < end:
+            named = re.compile(first).match(body, at)
+            if named is None:
+                return []
+            at, arguments = named.end(), {}
+            schema = schemas.get(named[1], {}).get("properties", {})
+            while (one := pair.match(body, at)) is not None:
+                arguments[one[1].strip()] = _value(one[2], schema.get(one[1].strip()))
+                at = one.end()
+            over = re.compile(rf"\s*{self._pattern(self.end)}\s*").match(body, at)
+            if over is None:
+                return []
+            at = over.end()
+            found.append((named[1], arguments))
+        return found
+
+    def rule(self, i: int, name: str, schema: Mapping[str, Any], literal: Literal) -> list[str]:
+        lines, calls = [], []
+        wanted = schema.get("required") or []
+        for n, (key, of) in enumerate((schema.get("properties") or {}).items()):
+            text = isinstance(of, Mapping) and of.get("type") == "string" and "enum" not in of
+            plain = isinstance(of, Mapping) and "enum" in of and all(isinstance(v, str) for v in of["enum"])
+            if plain:
+                value = " | ".join(json.dumps(v) for v in of["enum"])
+            else:
+                value = "/[^<]*/" if text else f"%json {json.dumps(of)}"
+            lines.append(f"value_{i}_{n}: {value}")
+            before = literals(self.key[0] + key + self.key[1] + self.value[0], literal)
+            one = f"{before} value_{i}_{n} {literals(self.value[1], literal)}"
+            calls.append(one if key in wanted else f"({one})?")
+        begin = literals(self.begin[0] + name + self.begin[1], literal)
+        return [f"call_{i}: {begin} {' '.join(calls)} {literals(self.end, literal)}", *lines]
+
+
+@dataclass(frozen=True)
+class PythonStyle:
+    """name(key=value, ...), by commas or line breaks."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return ()
+
+    def read(self, body: str, schemas: Schemas) -> Calls:
+        text = body.strip()
+        if not text or len(text) > 1 << 20:
+            return []
+        try:
+            tree = ast.parse(
+                text if text.startswith("[") else "[" + ",".join(text.splitlines()) + "]", mode="eval"
+            )
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return []
+        if not isinstance(tree.body, ast.List):
+            return []
+        return list(self._calls(tree.body)) if all(map(_is_call, tree.body.elts)) else []
+
+    def _calls(self, found: ast.List) -> Iterator[tuple[Any, Any]]:
+        for call in found.elts:
+            assert isinstance(call, ast.Call)
+            yield ast.unparse(call.func), {word.arg: _python_value(word.value) for word in call.keywords}
+
+    def rule(self, i: int, name: str, schema: Mapping[str, Any], literal: Literal) -> list[str]:
+        """Required arguments, in their order; others are left to models that are free to write them."""
+        properties = schema.get("properties") or {}
+        keys = [key for key in properties if key in (schema.get("required") or [])]
+        lines = [f"value_{i}_{n}: %json {json.dumps(properties[key])}" for n, key in enumerate(keys)]
+        words = ' ", " '.join(f"{json.dumps(key + '=')} value_{i}_{n}" for n, key in enumerate(keys))
+        return [f'call_{i}: {json.dumps(name + "(")} {words} ")"', *lines]
+
+
+Style = JsonStyle | NamedStyle | TagStyle | PythonStyle
+
+
+def _is_call(node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, (ast.Name, ast.Attribute))
+        and not node.args
+        and all(word.arg is not None and _is_value(word.value) for word in node.keywords)
+    )
+
+
+_NAMES = {"true": True, "false": False, "null": None}
+
+
+def _is_value(node: ast.expr) -> bool:
+    try:
+        _python_value(node)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _python_value(node: ast.expr) -> Any:
+    """A literal; JSON's three words, too. Raises ValueError."""
+    if isinstance(node, ast.Name) and node.id in _NAMES:
+        return _NAMES[node.id]
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_python_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [ast.literal_eval(key) if key is not None else None for key in node.keys]
+        if not all(isinstance(key, str) for key in keys):
+            raise ValueError("keys must be texts")
+        return dict(zip(keys, map(_python_value, node.values), strict=True))
+    value = ast.literal_eval(node)
+    if not isinstance(value, (str, int, float, bool, type(None))):
+        raise ValueError("not a value of JSON")
+    return value
+
+
+def _value(text: str, schema: Any) -> Any:
+    """Of an argument between tags: as it is where it must be text."""
+    kinds = schema.get("type") if isinstance(schema, Mapping) else None
+    shown = text.removeprefix("\n").removesuffix("\n")
+    if kinds == "string":
+        return shown
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return shown
+
+
+def read_json(body: str, key: str = "name") -> Calls:
+    """JSON objects and lists of them, one after the other. key: of names."""
+    body = body.strip().removeprefix("<|python_tag|>").removeprefix("```json").removesuffix("```")
+    decoder, found, at = json.JSONDecoder(), [], 0
+    nothing: Calls = []
+    while at < len(body):
+        if body[at].isspace() or body[at] in ",;":
+            at += 1
+            continue
+        try:
+            value, at = decoder.raw_decode(body, at)
+        except (ValueError, RecursionError):
+            return nothing
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, dict):
+                return nothing
+            if isinstance(item.get("function"), dict):
+                item = item["function"]
+            name = item.get(key, item.get("name"))
+            found.append((name, item.get("arguments", item.get("parameters", {}))))
+    return found

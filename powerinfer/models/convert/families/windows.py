@@ -1,0 +1,244 @@
+"""Families of which some layers have a window: Gemma, Command R7B and A, OLMo 2 and 3, EXAONE 4."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....errors import UnsupportedError
+from ..hyper import Hyper
+from ..json_file import Settings
+from ..rope import RopeForm
+from ..stored import Array
+from .dense import LLAMA
+from .family import (
+    ATTENTION,
+    HEADS,
+    OUTER,
+    POST_NORMS,
+    VOCAB,
+    Family,
+    Value,
+    full_each,
+    gated,
+    if_any,
+    integer,
+    kinds_of_layers,
+    number,
+)
+
+WINDOW: dict[str, Value] = {"attention.sliding_window": integer("sliding_window", low=1)}
+GEMMA_ACTS = {"gelu": "gelu_tanh"}  # what the first configs say is not what they were trained with
+GEMMA_NORMS = (
+    "attn_norm",
+    "post_attention_norm",
+    "ffn_norm",
+    "post_ffw_norm",
+    "output_norm",
+    "attn_q_norm",
+    "attn_k_norm",
+)
+
+
+def _scores_of(wide: int) -> Value:
+    """A check of Gemma's scores: scaled by the size of heads, and in the model of so many layers by the
+    width of a head's share of the stream."""
+
+    def check(c: Settings, h: Hyper) -> None:
+        expected = h.n_embd / h.n_head if h.n_layer == wide else h.d_head
+        if c.number("query_pre_attn_scalar", default=float(expected)) != expected:
+            raise UnsupportedError(
+                f"{c.where}: query_pre_attn_scalar is {c.values['query_pre_attn_scalar']}, "
+                f"the engine has {expected:g}"
+            )
+
+    return check
+
+
+def _gemma(period: int, wide: int) -> Value:
+    of_layers, of_scores = full_each(period), _scores_of(wide)
+
+    def check(c: Settings, h: Hyper) -> None:
+        of_layers(c, h)
+        of_scores(c, h)
+
+    return check
+
+
+# ---- Gemma 4, whose layers differ
+
+
+def _kinds(c: Settings, h: Hyper) -> list[bool]:
+    """Which layers see all positions."""
+    return [kind == "full_attention" for kind in kinds_of_layers(c, h, "layer_types")]
+
+
+def _of_full(c: Settings, h: Hyper, name: str, own: str, usual: int) -> int:
+    """A number of the layers that see all: `own`, or that of the first in per_layer_config."""
+    first = _kinds(c, h).index(True)
+    per_layer = c.object("per_layer_config").object(str(first))
+    return per_layer.integer(name, default=c.integer(own, default=usual, high=1 << 20), low=1, high=1 << 20)
+
+
+def _full_head(c: Settings, h: Hyper) -> int:
+    return _of_full(c, h, "head_dim", "global_head_dim", h.d_head)
+
+
+def _kv_heads(c: Settings, h: Hyper) -> Array | int:
+    many = _of_full(c, h, "num_key_value_heads", "num_global_key_value_heads", h.n_head_kv)
+    if many == h.n_head_kv:
+        return h.n_head_kv
+    return np.array([many if full else h.n_head_kv for full in _kinds(c, h)], np.int32)
+
+
+def _widths(c: Settings, h: Hyper) -> Array | int:
+    n = c.integer("num_kv_shared_layers", default=0, high=h.n_layer)
+    if not n or not c.flag("use_double_wide_mlp", False):
+        return h.n_ff
+    return np.array([h.n_ff * (1 + (i >= h.n_layer - n)) for i in range(h.n_layer)], np.int32)
+
+
+def _if_mixture(name: str) -> Value:
+    return lambda c, h: integer(name, low=1)(c, h) if c.flag("enable_moe_block", False) else None
+
+
+def _still_pairs(h: Hyper) -> dict[str, Array]:
+    """What divides the frequencies of full layers: a number so large that the pair does not turn."""
+    assert h.rope is not None
+    n = int(h.keys["attention.key_length"]) // 2
+    share = int(h.rope.share * n) if h.rope.kind == "proportional" else n
+    return {"rope_freqs.weight": np.where(np.arange(n) < share, 1.0, 1e30).astype(np.float32)}
+
+
+GEMMA4: dict[str, Value] = {
+    "feed_forward_length": _widths,
+    "attention.head_count_kv": _kv_heads,
+    "attention.key_length": _full_head,
+    "attention.value_length": _full_head,
+    "attention.key_length_swa": lambda _, h: h.d_head,
+    "attention.value_length_swa": lambda _, h: h.d_head,
+    "rope.dimension_count": _full_head,
+    "rope.dimension_count_swa": lambda _, h: h.d_head,
+    "attention.sliding_window_pattern": lambda c, h: np.array([not full for full in _kinds(c, h)]),
+    "attention.shared_kv_layers": integer("num_kv_shared_layers", default=0),
+    "embedding_length_per_layer_input": integer("hidden_size_per_layer_input", default=0),
+    "final_logit_softcapping": number("final_logit_softcapping", default=0.0),
+    "expert_count": _if_mixture("num_experts"),
+    "expert_used_count": _if_mixture("top_k_experts"),
+    "expert_feed_forward_length": _if_mixture("moe_intermediate_size"),
+}
+
+WINDOWS = (
+    Family(
+        arch="gemma",
+        names=("gemma", "GemmaForCausalLM"),
+        layer=LLAMA,
+        plus_one=GEMMA_NORMS,
+        act="gelu_tanh",
+        acts=GEMMA_ACTS,
+        keys=HEADS,
+        only={"attention_bias": (False,)},
+        tied=True,
+    ),
+    Family(
+        arch="gemma2",
+        names=("gemma2", "Gemma2ForCausalLM"),
+        layer=POST_NORMS | ATTENTION | gated("mlp"),
+        plus_one=GEMMA_NORMS,
+        act="gelu_tanh",
+        acts=GEMMA_ACTS,
+        keys=HEADS
+        | WINDOW
+        | {
+            "attn_logit_softcapping": number("attn_logit_softcapping", default=0.0),
+            "final_logit_softcapping": number("final_logit_softcapping", default=0.0),
+        },
+        only={"attention_bias": (False,)},
+        check=_gemma(2, wide=46),
+        tied=True,
+    ),
+    Family(
+        arch="gemma3",
+        names=("gemma3_text", "gemma3", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        layer=POST_NORMS | ATTENTION | gated("mlp"),
+        plus_one=GEMMA_NORMS,
+        act="gelu_tanh",
+        acts=GEMMA_ACTS,
+        rope=RopeForm(window_base=10000.0),
+        keys=HEADS | WINDOW,
+        only={
+            "attention_bias": (False,),
+            "attn_logit_softcapping": (None,),
+            "final_logit_softcapping": (None,),
+            "use_bidirectional_attention": (False,),
+        },
+        check=_gemma(6, wide=62),
+        tied=True,
+    ),
+    Family(
+        arch="gemma4",
+        names=("gemma4_text", "gemma4", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+        layer=POST_NORMS
+        | ATTENTION
+        | gated("mlp")
+        | {
+            "per_layer_input_gate": "inp_gate",
+            "per_layer_projection": "proj",
+            "post_per_layer_input_norm": "post_norm",
+            "layer_scalar": "layer_output_scale.weight",
+            "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+            "experts.down_proj": "ffn_down_exps.weight",
+            "router.proj": "ffn_gate_inp",
+            "router.scale": "ffn_gate_inp.scale",
+            "router.per_expert_scale": "ffn_down_exps.scale",
+            "post_feedforward_layernorm_1": "post_ffw_norm_1",
+            "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+            "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        },
+        outer=OUTER
+        | {
+            "embed_tokens_per_layer": "per_layer_token_embd",
+            "per_layer_model_projection": "per_layer_model_proj",
+            "per_layer_projection_norm": "per_layer_proj_norm",
+        },
+        act="gelu_tanh",
+        acts=GEMMA_ACTS,
+        rope=RopeForm(window_base=10000.0, proportional=True),
+        keys=WINDOW | GEMMA4,
+        only={"attention_bias": (False,)},
+        extra=_still_pairs,
+        tied=True,
+    ),
+    Family(
+        arch="olmo2",
+        names=("olmo2", "Olmo2ForCausalLM"),
+        layer=POST_NORMS | ATTENTION | gated("mlp"),
+        only={"attention_bias": (False,)},
+    ),
+    Family(
+        arch="olmo2",
+        names=("olmo3", "Olmo3ForCausalLM"),
+        layer=POST_NORMS | ATTENTION | gated("mlp"),
+        rope=RopeForm(window_base=0.0),
+        keys=WINDOW,
+        only={"attention_bias": (False,)},
+        check=full_each(4),
+    ),
+    Family(
+        arch="cohere2",
+        names=("cohere2", "Cohere2ForCausalLM"),
+        layer=LLAMA,
+        layer_norm=True,
+        rope_none=True,
+        keys=HEADS | VOCAB | WINDOW | {"logit_scale": number("logit_scale", default=0.0625)},
+        only={"attention_bias": (False,)},
+        check=full_each(4),
+        tied=True,
+    ),
+    Family(
+        arch="exaone4",
+        names=("exaone4", "Exaone4ForCausalLM"),
+        layer=POST_NORMS | ATTENTION | gated("mlp"),
+        keys=VOCAB | {"attention.sliding_window": if_any("sliding_window")},
+        check=full_each(4),
+    ),
+)
