@@ -143,7 +143,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
         sum[r] = (sums){-INFINITY, 0};
     }
     memset(out, 0, (size_t)rows * (size_t)dv * sizeof *out);
-    if (tile) g->pack(q, (size_t)d, rows, d, 0, rows, packed_q);
+    if (tile) g->pack(q, (size_t)d, NULL, rows, d, 0, rows, packed_q);
     for (int32_t a = w->from, b; a < w->to; a = b) {
         const int32_t end = w->prompt ? (a / SPAN + 1) * SPAN : a + SPAN;
         b = w->to < end ? w->to : end;
@@ -169,7 +169,7 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
             const int32_t n = b - p < PI_KV_BLOCK ? b - p : PI_KV_BLOCK;
             const te_mat v = v_block(s, l, seq, w->kvh, p, n);
             if (tile) {
-                g->pack_t(score + (p - a), room->ld, rows, n, 0, rows, packed);
+                g->pack_t(score + (p - a), room->ld, NULL, rows, n, 0, rows, packed);
                 g->gemm_t(&v, 0, dv, packed, rows, out, (size_t)dv, NULL, true, work);
             } else {
                 const void *next = p + n < b       ? pi_kv_v(&s->kv, l, seq, w->kvh, p + n)

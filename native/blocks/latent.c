@@ -130,7 +130,7 @@ static void heads_product(const pi_session *s, te_team *team, const te_mat *all,
             n = s->chunk.n_prefill - t < room->rows ? s->chunk.n_prefill - t : room->rows;
             if (!open) g->begin();
             open = true;
-            g->pack(xh + x.ld * (size_t)t, x.ld, n, m.cols, 0, n, packed);
+            g->pack(xh + x.ld * (size_t)t, x.ld, NULL, n, m.cols, 0, n, packed);
             g->gemm(&m, 0, rows, packed, n, yh + y.ld * (size_t)t, y.ld, NULL, false, work);
         }
         for (; t < s->chunk.n_tok; t += n) {

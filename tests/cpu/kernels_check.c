@@ -264,9 +264,10 @@ static void *packed_tokens(const te_gemm_kernels *g, const float *x, int32_t n_t
         memcpy(apart + (size_t)t * pitch, x + (size_t)t * (size_t)k, (size_t)k * sizeof(float));
     void *px = memory(g->pack_bytes(n_tok, k), 0xff);
     const int32_t middle = n_tok / 2 / g->pack_unit * g->pack_unit;
-    void (*pack)(const float *, size_t, int32_t, int32_t, int32_t, int32_t, void *) = transposed ? g->pack_t : g->pack;
-    pack(apart, pitch, n_tok, k, middle, n_tok, px);
-    if (middle > 0) pack(apart, pitch, n_tok, k, 0, middle, px);
+    void (*pack)(const float *, size_t, const int32_t *, int32_t, int32_t, int32_t, int32_t, void *) =
+        transposed ? g->pack_t : g->pack;
+    pack(apart, pitch, NULL, n_tok, k, middle, n_tok, px);
+    if (middle > 0) pack(apart, pitch, NULL, n_tok, k, 0, middle, px);
     free(apart);
     return px;
 }

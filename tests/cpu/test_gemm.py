@@ -74,18 +74,25 @@ def void(array: Floats) -> Any:
 
 
 def packed(gemm: Any, int8: Any, x: Floats, way: str) -> Floats:
-    """What pack makes of the activations x [n_tok][k], given at an odd row pitch, the last share first."""
+    """What pack makes of the activations x [n_tok][k], given at an odd row pitch, the last share first.
+
+    An odd number of tokens is given in another order, as routes of an expert are.
+    """
     n_tok, k = x.shape
     pitch = k + 3
     spread = np.full(n_tok * pitch, np.nan, dtype=np.float32)
+    row = np.arange(n_tok, dtype=np.int32)
+    if n_tok % 2:
+        row = row[::-1].copy()
     for t in range(n_tok):
-        spread[t * pitch : t * pitch + k] = x[t]
+        spread[row[t] * pitch : row[t] * pitch + k] = x[t]
+    places = ffi.cast("const int32_t *", row.ctypes.data) if n_tok % 2 else ffi.NULL
     px = poisoned((int8 if way == "int8" else gemm).pack_bytes(n_tok, k))
     pack = {"rows": gemm.pack, "columns": gemm.pack_t, "int8": int8 and int8.pack}[way]
     middle = n_tok // 2 // gemm.pack_unit * gemm.pack_unit
     for t0, t1 in ((middle, n_tok), (0, middle)):
         if t0 < t1:
-            pack(fp(spread), pitch, n_tok, k, t0, t1, void(px))
+            pack(fp(spread), pitch, places, n_tok, k, t0, t1, void(px))
     return px
 
 

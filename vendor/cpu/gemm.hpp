@@ -38,6 +38,11 @@
 
 namespace {
 
+// The activations of token t.
+inline const float *token_at(const float *x, size_t ldx, const int32_t *row, int32_t t) {
+    return x + (size_t)(row ? row[t] : t) * ldx;
+}
+
 // Elements of one float.
 template <class V> struct single {
     static constexpr int32_t per = 1; // weights to an element
@@ -71,14 +76,15 @@ template <class V, class P = single<V>> struct gemm_f32 {
         return ((size_t)up(n_tok, L) * (size_t)elements(k) * sizeof(float) + 63) / 64 * 64;
     }
 
-    static void pack(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px) {
+    static void pack(const float *x, size_t ldx, const int32_t *row, int32_t n_tok, int32_t k, int32_t t0, int32_t t1,
+                     void *px) {
         for (int32_t t = t0; t < t1; t += TB) {
             const int32_t w = width(t, n_tok), n = least(w, n_tok - t);
             float *out = (float *)px + (size_t)t * (size_t)elements(k), room[16];
             for (int32_t k0 = 0; k0 < k; k0 += 16 * P::per, out += 16 * w) { // 16 elements of each token at a time
                 const int32_t kn = least(16 * P::per, k - k0), en = elements(kn);
                 for (int32_t i = 0; i < n; i++) {
-                    const float *in = P::row(x + (size_t)(t + i) * ldx + k0, kn, room);
+                    const float *in = P::row(token_at(x, ldx, row, t + i) + k0, kn, room);
                     for (int32_t j = 0; j < en; j++) out[j * w + i] = in[j];
                 }
                 for (int32_t j = 0; j < en; j++)

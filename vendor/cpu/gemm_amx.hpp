@@ -97,20 +97,23 @@ struct gemm_amx {
     }
 
     template <bool b_tiles>
-    static void pack_tiles(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px) {
+    static void pack_tiles(const float *x, size_t ldx, const int32_t *row, int32_t n_tok, int32_t k, int32_t t0,
+                           int32_t t1, void *px) {
         alignas(64) uint8_t rows[TILE];
-        for (int32_t t = t0; t < t1; t += 16)
+        for (int32_t t = t0; t < t1; t += 16) {
+            const float *in[16];
+            for (int32_t i = 0; i < 16; i++) in[i] = t + i < n_tok ? token_at(x, ldx, row, t + i) : NULL;
             for (int32_t k0 = 0; k0 < k; k0 += 32) {
                 uint8_t *out = (uint8_t *)px + packed_tile(t, k0, n_tok, k), *to = b_tiles ? rows : out;
                 for (int32_t i = 0; i < 16; i++)
-                    _mm512_store_si512(to + 64 * i,
-                                       t + i < n_tok ? bf16(x + (size_t)(t + i) * ldx, k0, k) : _mm512_setzero_si512());
+                    _mm512_store_si512(to + 64 * i, in[i] ? bf16(in[i], k0, k) : _mm512_setzero_si512());
                 for (int g = 0; b_tiles && g < 4; g++) {
                     __m512i v[4];
                     transpose(rows, 64, g, v);
                     for (int i = 0; i < 4; i++) _mm512_store_si512(out + 256 * g + 64 * i, v[i]);
                 }
             }
+        }
     }
 
     struct scratch {
@@ -142,6 +145,35 @@ struct gemm_amx {
         const uint8_t *row(int32_t r) const { return (const uint8_t *)m->w + (size_t)r * m->stride; }
     };
 
+    // A block's codes in the low five bits of words; the fifth is that of `high`.
+    static __m512i words(const te_block_q4_0 *b, __m512i high) {
+        const __m512i fours = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
+        const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)b->q));
+        const __m512i q = _mm512_srlv_epi16(_mm512_cvtepu8_epi16(twice), fours);
+        return _mm512_ternarylogic_epi32(q, _mm512_set1_epi16(15), high, 0xea); // (q & 15) | high
+    }
+
+    // At most KC / 32 blocks. A block has 16 values, those of two are a table of 32, and looking them up converts. All
+    // of it is bound by one execution unit, that of shuffles, so scales are converted together.
+    static void unpack_q4_0(const te_block_q4_0 *b, int32_t n, __m512i *out) {
+        const __m512 steps = _mm512_set_ps(7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7, -8);
+        alignas(32) float d[KC / 32];
+        __m128i half = _mm_setzero_si128();
+        TE_UNROLL for (int i = 0; i < KC / 32; i++) {
+            int16_t one = 0;
+            memcpy(&one, b[i < n ? i : 0].d, 2);
+            half = _mm_insert_epi16(half, one, i);
+        }
+        _mm256_store_ps(d, _mm256_cvtph_ps(half));
+        for (int32_t i = 0; i < n; i += 2) {
+            const __m512 first = _mm512_mul_ps(steps, _mm512_set1_ps(d[i])),
+                         second = _mm512_mul_ps(steps, _mm512_set1_ps(d[i + 1]));
+            const __m512i values = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+            out[i] = _mm512_permutexvar_epi16(words(b + i, _mm512_setzero_si512()), values);
+            if (i + 1 < n) out[i + 1] = _mm512_permutexvar_epi16(words(b + i + 1, _mm512_set1_epi16(16)), values);
+        }
+    }
+
     // The panel's weights of row r as bf16, n rounded up to 32. The formats of most files need no detour over floats in
     // memory.
     static void unpack(const panel &p, int32_t r, __m512i *out) {
@@ -165,16 +197,7 @@ struct gemm_amx {
                                                       _mm512_mul_ps(d, _mm512_cvtepi32_ps(lo)));
             }
         } else if (type == TE_Q4_0) {
-            const __m512 steps = _mm512_set_ps(7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7, -8);
-            for (int32_t i = 0; i < groups; i++, w += sizeof(te_block_q4_0)) { // of 16 values: looking them up converts
-                const te_block_q4_0 *b = (const te_block_q4_0 *)w;
-                const __m512 d = _mm512_set1_ps(vec_avx512::half(b->d));
-                const __m512i values = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(steps, d)));
-                const __m128i q = _mm_loadu_si128((const __m128i *)b->q);
-                const __m256i nibbles =
-                    _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(q, 4), q), _mm256_set1_epi8(15));
-                out[i] = _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(nibbles), values);
-            }
+            unpack_q4_0((const te_block_q4_0 *)w, groups, out);
         } else if (type == TE_Q4_K) {
             const __m512 steps = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
             for (int32_t i = 0; i < groups; i += 8, w += sizeof(te_block_q4_k)) {

@@ -58,7 +58,8 @@ template <class V, class D> struct int8_by_32 : int8_sizes<V, D::vectors> {
         _mm_storel_epi64((__m128i *)sums, _mm_hadd_epi32(pairs, pairs));
     }
 
-    static void pack(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px) {
+    static void pack(const float *x, size_t ldx, const int32_t *row, int32_t n_tok, int32_t k, int32_t t0, int32_t t1,
+                     void *px) {
         for (int32_t t = t0; t < t1; t += TB) {
             const int32_t w = width(t, n_tok);
             uint8_t *out = (uint8_t *)px + (size_t)t * (size_t)(k / 32) * TOKEN;
@@ -73,7 +74,7 @@ template <class V, class D> struct int8_by_32 : int8_sizes<V, D::vectors> {
                     int32_t half[2] = {};
                     d[i] = 0;
                     if (t + i < n_tok) {
-                        quantise32<V>(x + (size_t)(t + i) * ldx + k0, 0, one);
+                        quantise32<V>(token_at(x, ldx, row, t + i) + k0, 0, one);
                         memcpy(dwords, one.q, 32);
                         d[i] = one.d[0];
                         half_sums(one.q, half);

@@ -40,12 +40,14 @@ struct int8_avx512 {
         return (size_t)n_tok * (size_t)((k + 31) / 32) * sizeof(record);
     }
 
-    static void pack(const float *x, size_t ldx, int32_t, int32_t k, int32_t t0, int32_t t1, void *px) {
+    static void pack(const float *x, size_t ldx, const int32_t *row, int32_t, int32_t k, int32_t t0, int32_t t1,
+                     void *px) {
         for (int32_t t = t0; t < t1; t++) {
+            const float *in = token_at(x, ldx, row, t);
             record *out = (record *)px + (size_t)t * (size_t)(k / 32);
             for (int32_t i = 0; i < k / 32; i++) {
                 quantised one;
-                quantise32<V>(x + (size_t)t * ldx + 32 * i, 0, one);
+                quantise32<V>(in + 32 * i, 0, one);
                 memcpy(out[i].q, one.q, 32);
                 out[i].d = one.d[0];
                 out[i].minus_sum = -one.sum[0];

@@ -122,14 +122,15 @@ struct int8_k : int8_sizes<vec_avx512, 3> {
         _mm_storeu_si128((__m128i *)&out.of[PAIRS], _mm256_castsi256_si128(pairs));
     }
 
-    static void pack(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px) {
+    static void pack(const float *x, size_t ldx, const int32_t *row, int32_t n_tok, int32_t k, int32_t t0, int32_t t1,
+                     void *px) {
         for (int32_t t = t0; t < t1; t += TB) {
             const int32_t w = width(t, n_tok);
             uint32_t *out = (uint32_t *)px + (size_t)t * (size_t)(k / RECORD) * DWORDS;
             for (int32_t k0 = 0; k0 < k; k0 += RECORD, out += w * DWORDS)
                 for (int32_t i = 0; i < w; i++) {
                     activations one = {};
-                    if (t + i < n_tok) quantise(x + (size_t)(t + i) * ldx + k0, one);
+                    if (t + i < n_tok) quantise(token_at(x, ldx, row, t + i) + k0, one);
                     for (int j = 0; j < DWORDS; j++) out[j * w + i] = one.of[j];
                 }
         }

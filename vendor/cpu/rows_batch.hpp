@@ -2,7 +2,10 @@
 // terms and the order that dot and axpy of rows.hpp give them, whatever the other tokens are, so the bits are the same.
 //
 // The vectors of eight tokens are too large for the first cache. So tiles of rows are walked a piece of columns at a
-// time, and a dot product's sums wait in memory between the pieces.
+// time, and a dot product's sums wait in memory between the pieces. Few tokens of block formats take longer pieces.
+//
+// AVX2 has registers for the sums of three rows of floats by four tokens, a vector of each at a time, which share the loads
+// of activations: Zen 5, F16, eight tokens 73 instead of 62 GFLOP/s.
 namespace {
 
 // What both kernels share: up to eight tokens at a time, in groups of V::abreast, or a power of two below; tiles of rows.
@@ -28,6 +31,10 @@ template <class V> struct batch_rows {
             return ahead.m && next - rows.n < ahead.rows.n ? row_start(ahead.m, ahead.rows, next - rows.n) : own;
         }
     };
+    // The tokens from t0 on that want the row at place i of the list.
+    static uint32_t wanted(te_tokens who, int32_t i, int32_t t0) {
+        return (who.bits ? who.bits[i] >> t0 : ~0u) & all(who.n - t0);
+    }
     // The lowest `most` of the tokens in *left, or a half, a quarter ... as many; returns how many.
     static int take(uint32_t *left, int most, int *token) {
         int n = most;
@@ -39,8 +46,9 @@ template <class V> struct batch_rows {
 
 // F: how a row is walked.
 //     sums                    vectors that a token's sum consists of
-//     columns, sum_columns    of a piece, for dot and for axpy
-//     dot<T>(w, act, at, n, last, sum, next)   adds n columns from column `at` on to T tokens' sums
+//     rows                    of a dot product that are walked side by side, where they are wanted by the same tokens
+//     columns(n_tok), sum_columns    of a piece, for dot and for axpy
+//     dot<T, R>(w, act, at, n, last, sum, next)   adds n columns from column `at` on to the sums of R rows by T tokens
 //     axpy<T>(w, h, at, n, acc, next)          the same, to the columns of T sums of rows
 template <class V, class F> struct batch {
     using G = batch_rows<V>;
@@ -51,22 +59,46 @@ template <class V, class F> struct batch {
     struct state {
         alignas(64) float v[F::sums * L];
     };
-    template <int T>
-    __attribute__((flatten)) static void dot_of(const uint8_t *w, const char *act, size_t stride, const int *token,
-                                                int32_t at, int32_t n, bool last, state *of_row, const uint8_t *next,
-                                                float *y, size_t ldy) {
-        typename V::f32 sum[T][F::sums];
+    template <int T, int R>
+    __attribute__((flatten)) static void dot_of(const uint8_t *const *w, const char *act, size_t stride,
+                                                const int *token, int32_t at, int32_t n, bool last, state *of_row,
+                                                const uint8_t *const *next, float *y, size_t ldy) {
+        typename V::f32 sum[R * T][F::sums];
         const char *x[T];
-        TE_EACH(T) {
-            x[t] = act + stride * (size_t)token[t];
-            for (int i = 0; i < F::sums; i++) sum[t][i] = at ? V::load(of_row[token[t]].v + i * L) : V::zero();
+        TE_EACH(T) x[t] = act + stride * (size_t)token[t];
+        TE_EACH_ROW(R) TE_EACH(T) {
+            const state *so_far = of_row + r * PASS + token[t];
+            for (int i = 0; i < F::sums; i++) sum[r * T + t][i] = at ? V::load(so_far->v + i * L) : V::zero();
         }
-        F::template dot<T>(w, x, at, n, last, sum, next);
-        TE_EACH(T) {
+        F::template dot<T, R>(w, x, at, n, last, sum, next);
+        TE_EACH_ROW(R) TE_EACH(T) {
             if (last)
-                y[ldy * (size_t)token[t]] = F::total(sum[t]);
+                y[ldy * (size_t)token[t] + r] = F::total(sum[r * T + t]);
             else
-                for (int i = 0; i < F::sums; i++) V::store(of_row[token[t]].v + i * L, sum[t][i]);
+                for (int i = 0; i < F::sums; i++) V::store(of_row[r * PASS + token[t]].v + i * L, sum[r * T + t][i]);
+        }
+    }
+    // The tokens of `left`, some at a time.
+    template <int R>
+    __attribute__((always_inline)) static void
+    dot_rows(uint32_t left, const uint8_t *const *w, const uint8_t *const *next, const char *act, size_t stride,
+             int32_t at, int32_t n, bool last, state *of_row, float *y, size_t ldy) {
+        for (; left; next = w) {
+            int token[PASS];
+            switch (G::take(&left, F::most, token)) {
+            case 8:
+                if constexpr (F::most == 8) dot_of<8, R>(w, act, stride, token, at, n, last, of_row, next, y, ldy);
+                break;
+            case 4:
+                dot_of<4, R>(w, act, stride, token, at, n, last, of_row, next, y, ldy);
+                break;
+            case 2:
+                dot_of<2, R>(w, act, stride, token, at, n, last, of_row, next, y, ldy);
+                break;
+            default:
+                dot_of<1, R>(w, act, stride, token, at, n, last, of_row, next, y, ldy);
+                break;
+            }
         }
     }
 
@@ -75,39 +107,31 @@ template <class V, class F> struct batch {
         const size_t row_bytes = F::bytes(m->cols);
         const int32_t tile = G::tile(row_bytes);
         const typename G::following next = {m, rows, ahead, row_bytes};
+        const int32_t columns = F::columns(who.n);
         state sums[G::TILE * PASS];
         for (int32_t r0 = 0; r0 < rows.n; r0 += tile) {
             const int32_t n_rows = rows.n - r0 < tile ? rows.n - r0 : tile;
             for (int32_t t0 = 0; t0 < who.n; t0 += PASS) {
                 const char *x = (const char *)act + stride * (size_t)t0;
-                for (int32_t c = 0; c < m->cols; c += F::columns) {
-                    const bool last = m->cols - c <= F::columns;
-                    const int32_t n = last ? m->cols - c : F::columns;
+                for (int32_t c = 0; c < m->cols; c += columns) {
+                    const bool last = m->cols - c <= columns;
+                    const int32_t n = last ? m->cols - c : columns;
                     const size_t at = F::bytes(c);
-                    for (int32_t i = 0; i < n_rows; i++) {
-                        uint32_t left = (who.bits ? who.bits[r0 + i] >> t0 : ~0u) & G::all(who.n - t0);
-                        const uint8_t *w = row_start(m, rows, r0 + i) + at;
-                        const uint8_t *soon = t0 == 0 ? next.of(r0 + i, tile, w - at) + at : w;
-                        float *out = y + ldy * (size_t)t0 + r0 + i;
-                        while (left) {
-                            int token[PASS];
-                            switch (G::take(&left, F::most, token)) {
-                            case 8:
-                                if constexpr (F::most == 8)
-                                    dot_of<8>(w, x, stride, token, c, n, last, sums + i * PASS, soon, out, ldy);
-                                break;
-                            case 4:
-                                dot_of<4>(w, x, stride, token, c, n, last, sums + i * PASS, soon, out, ldy);
-                                break;
-                            case 2:
-                                dot_of<2>(w, x, stride, token, c, n, last, sums + i * PASS, soon, out, ldy);
-                                break;
-                            default:
-                                dot_of<1>(w, x, stride, token, c, n, last, sums + i * PASS, soon, out, ldy);
-                                break;
-                            }
-                            soon = w;
+                    for (int32_t i = 0, abreast; i < n_rows; i += abreast) {
+                        const uint32_t wanted = G::wanted(who, r0 + i, t0);
+                        abreast = i + F::rows <= n_rows ? F::rows : 1;
+                        for (int32_t r = 1; r < abreast; r++)
+                            if (G::wanted(who, r0 + i + r, t0) != wanted) abreast = 1;
+                        const uint8_t *w[F::rows], *soon[F::rows];
+                        for (int32_t r = 0; r < abreast; r++) {
+                            w[r] = row_start(m, rows, r0 + i + r) + at;
+                            soon[r] = t0 == 0 ? next.of(r0 + i + r, tile, w[r] - at) + at : w[r];
                         }
+                        float *out = y + ldy * (size_t)t0 + r0 + i;
+                        if (F::rows > 1 && abreast == F::rows)
+                            dot_rows<F::rows>(wanted, w, soon, x, stride, c, n, last, sums + i * PASS, out, ldy);
+                        else
+                            dot_rows<1>(wanted, w, soon, x, stride, c, n, last, sums + i * PASS, out, ldy);
                     }
                 }
             }
@@ -169,33 +193,54 @@ template <class V, class F> struct batch {
 template <class V, class C> struct float_walk {
     using R = float_rows<V, C>;
     static constexpr int L = V::lanes, n_vec = R::n_vec, step = R::step, sums = n_vec,
-                         most = n_vec < 4 ? V::abreast : 4, most_axpy = 4;
-    static constexpr int32_t columns = 512, sum_columns = 512;
-    static_assert(columns % step == 0 && n_vec > 1, "pieces are whole steps");
+                         most = n_vec < 4 ? V::abreast : 4, most_axpy = 4, rows = L == 8 ? 3 : 1;
+    static constexpr int32_t sum_columns = 512;
+    static int32_t columns(int32_t) { return 512; }
+    static_assert(512 % step == 0 && n_vec > 1, "pieces are whole steps");
     static size_t bytes(int32_t cols) { return (size_t)cols * C::bytes; }
 
-    template <int T>
-    static void dot(const uint8_t *w, const char *const *act, int32_t at, int32_t n, bool last,
-                    typename V::f32 (*sum)[sums], const uint8_t *next) {
-        const float *x[T];
-        TE_EACH(T) x[t] = (const float *)act[t] + at;
-        int32_t j = 0;
-        for (; j + step <= n; j += step, w += step * C::bytes, next += step * C::bytes) {
-            prefetch<step * C::bytes>(next);
-#pragma GCC unroll 4
-            for (int u = 0; u < n_vec; u++) {
-                const typename V::f32 v = C::load(w + u * L * C::bytes);
-                TE_EACH(T) sum[t][u] = V::fma(v, V::load(x[t] + j + u * L), sum[t][u]);
+    // Vectors u0..u0+U-1 of all whole steps: as many sums as there are registers for. The first pass fetches.
+    template <int T, int R, int U>
+    static void steps(const uint8_t *const *w, const float *const *x, int32_t n, int u0, typename V::f32 (*sum)[sums],
+                      const uint8_t *const *next) {
+        constexpr int passes = n_vec / U;
+        typename V::f32 acc[R * T][U];
+#pragma GCC unroll 24
+        for (int i = 0; i < R * T; i++) TE_EACH_ROW(U) acc[i][r] = sum[i][u0 + r];
+        const int32_t n_steps = n / step;
+        int32_t turn = u0 / U * n_steps;
+        for (int32_t j = 0; j + step <= n; j += step, turn++) {
+            if (turn % passes == 0) TE_EACH_ROW(R) prefetch<step * C::bytes>(next[r] + turn / passes * step * C::bytes);
+#pragma GCC unroll 8
+            for (int u = 0; u < U; u++) {
+                const int32_t at = j + (u0 + u) * L;
+                typename V::f32 v[R];
+                TE_EACH_ROW(R) v[r] = C::load(w[r] + at * C::bytes);
+                TE_EACH(T) {
+                    const typename V::f32 xt = V::load(x[t] + at);
+                    TE_EACH_ROW(R) acc[r * T + t][u] = V::fma(v[r], xt, acc[r * T + t][u]);
+                }
             }
         }
+#pragma GCC unroll 24
+        for (int i = 0; i < R * T; i++) TE_EACH_ROW(U) sum[i][u0 + r] = acc[i][r];
+    }
+    template <int T, int R>
+    static void dot(const uint8_t *const *w, const char *const *act, int32_t at, int32_t n, bool last,
+                    typename V::f32 (*sum)[sums], const uint8_t *const *next) {
+        constexpr int room = (L == 8 ? 12 : 20) / (R * T), U = room < 2 ? 1 : room < 4 || n_vec < 4 ? 2 : 4;
+        const float *x[T];
+        TE_EACH(T) x[t] = (const float *)act[t] + at;
+        for (int u = 0; u < n_vec; u += U) steps<T, R, U>(w, x, n, u, sum, next);
         if (!last) return;
-        for (; j + L <= n; j += L, w += L * C::bytes) {
-            const typename V::f32 v = C::load(w);
-            TE_EACH(T) sum[t][0] = V::fma(v, V::load(x[t] + j), sum[t][0]);
-        }
-        if (j < n) {
-            const typename V::f32 v = C::load_part(w, n - j);
-            TE_EACH(T) sum[t][1] = V::fma(v, V::load_part(x[t] + j, n - j), sum[t][1]);
+        int32_t j = n / step * step;
+        for (; j + L <= n; j += L) TE_EACH_ROW(R) {
+                const typename V::f32 v = C::load(w[r] + j * C::bytes);
+                TE_EACH(T) sum[r * T + t][0] = V::fma(v, V::load(x[t] + j), sum[r * T + t][0]);
+            }
+        for (int r = 0; j < n && r < R; r++) {
+            const typename V::f32 v = C::load_part(w[r] + j * C::bytes, n - j);
+            TE_EACH(T) sum[r * T + t][1] = V::fma(v, V::load_part(x[t] + j, n - j), sum[r * T + t][1]);
         }
     }
     static float total(const typename V::f32 *sum) {
@@ -232,16 +277,19 @@ template <class V, class C> struct float_walk {
 // As block_rows and k_rows, whose sums of a chunk are acc_floats.
 template <class V, class C, int acc_floats> struct block_walk {
     using act = typename C::act;
-    static constexpr int sums = 2, most = V::abreast, most_axpy = C::shares ? 4 : 1;
+    static constexpr int sums = 2, most = V::abreast, most_axpy = C::shares ? 4 : 1, rows = 1;
     // Of eight tokens, 24 KiB of activations, and of sums.
-    static constexpr int32_t columns = 3072 / (int)sizeof(act) / 2 * 2 * C::chunk,
+    static constexpr int32_t of_eight = 3072 / (int)sizeof(act) / 2 * 2 * C::chunk,
                              sum_columns = 768 / C::chunk * C::chunk > 0 ? 768 / C::chunk * C::chunk : C::chunk;
-    static_assert(columns > 0, "a piece is a pair of chunks at least");
+    static_assert(of_eight > 0, "a piece is a pair of chunks at least");
+    // Few tokens leave room for longer pieces.
+    static int32_t columns(int32_t n_tok) { return of_eight * (n_tok <= 2 ? 4 : n_tok <= 4 ? 2 : 1); }
     static size_t bytes(int32_t cols) { return (size_t)(cols / C::block) * C::block_bytes; }
 
-    template <int T>
-    static void dot(const uint8_t *w, const char *const *packed, int32_t at, int32_t n, bool last,
-                    typename V::f32 (*sum)[sums], const uint8_t *next) {
+    template <int T, int R>
+    static void dot(const uint8_t *const *row, const char *const *packed, int32_t at, int32_t n, bool last,
+                    typename V::f32 (*sum)[sums], const uint8_t *const *following) {
+        const uint8_t *w = *row, *next = *following;
         const int32_t full = n / C::chunk;
         const act *x[T];
         TE_EACH(T) x[t] = (const act *)packed[t] + at / C::chunk;

@@ -427,7 +427,7 @@ void te_op_experts(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_
 static int32_t largest_slice(const te_mixture *m, const te_team *team) {
     enum { EACH = 4, LEAST = 96 };
     const int32_t n = m->n_routes / (EACH * te_pool_n_threads(team->pool));
-    return n < LEAST ? LEAST : smaller(n, TE_MIXTURE_SLICE);
+    return n < LEAST ? LEAST : smaller((n + UNIT - 1) / UNIT * UNIT, TE_MIXTURE_SLICE);
 }
 
 /* Into how many slices an expert's tokens are cut, and how many a slice has: whole vectors of tokens. */
@@ -437,31 +437,31 @@ static int32_t slices_of(const te_expert *e, int32_t most, int32_t *each) {
     return (e->n + *each - 1) / *each;
 }
 
-/* Packs n rows, unless they are packed so. */
-static void pack_slice(const run *r, const te_gemm_way *way, const float *x, size_t ldx, int32_t n, int32_t k,
-                       te_gemm_pack **packed_for) {
+/* Packs the input of n routes, unless it is packed so. */
+static void pack_slice(const run *r, const te_gemm_way *way, int32_t first, int32_t n, te_gemm_pack **packed_for) {
+    const te_mixture *m = r->m;
     if (*packed_for == way->pack) return;
-    way->pack(x, ldx, n, k, 0, n, r->me->slice);
+    way->pack(m->x, m->ldx, m->token + first, n, m->cols, 0, n, r->me->slice);
     *packed_for = way->pack;
 }
 
-/* All products of an expert for n of its tokens. */
-static void run_slice(const run *r, const te_expert *e, int32_t first, int32_t n) {
+/* All products of an expert for n of its tokens. most: of a slice. Where it can be, a member's hidden values are always at
+ * the same place, which stays in its cache. */
+static void run_slice(const run *r, const te_expert *e, int32_t first, int32_t n, int32_t most) {
     const te_mixture *m = r->m;
     const te_kernels *k = r->ws->k;
-    const size_t n_ff = (size_t)e->up.n_rows, cols = (size_t)e->up.cols, at = n_ff * (size_t)first;
-    float *x = m->out + cols * (size_t)first, *g = m->gate + at, *u = m->hidden + at;
+    const int32_t nth = r->team->nth, own = most * nth <= m->n_routes ? most * r->team->ith : first;
+    const size_t n_ff = (size_t)e->up.n_rows, cols = (size_t)e->up.cols, at = n_ff * (size_t)own;
+    float *g = m->gate + at, *u = m->hidden + at;
     const te_gemm_way gate = te_gemm_of(k, e->gate.type), up = te_gemm_of(k, e->up.type);
     te_gemm_pack *packed_for = NULL;
-    for (int32_t i = 0; i < n; i++)
-        memcpy(x + cols * (size_t)i, m->x + m->ldx * (size_t)m->token[first + i], cols * sizeof *x);
     if (e->gate.w) {
-        pack_slice(r, &gate, x, cols, n, e->gate.cols, &packed_for);
+        pack_slice(r, &gate, first, n, &packed_for);
         k->gemm.begin();
         gate.gemm(&e->gate, 0, e->gate.n_rows, r->me->slice, n, g, n_ff, e->gate_b, false, r->me->gemm);
         k->gemm.end();
     }
-    pack_slice(r, &up, x, cols, n, e->up.cols, &packed_for);
+    pack_slice(r, &up, first, n, &packed_for);
     k->gemm.begin();
     up.gemm(&e->up, 0, e->up.n_rows, r->me->slice, n, u, n_ff, e->up_b, false, r->me->gemm);
     k->gemm.end();
@@ -470,9 +470,10 @@ static void run_slice(const run *r, const te_expert *e, int32_t first, int32_t n
                      u + n_ff * (size_t)i);
     const te_mat *out = e->down_t.w ? &e->down_t : &e->down;
     const te_gemm_way down = e->down_t.w ? te_gemm_t_of(k) : te_gemm_of(k, out->type);
-    down.pack(u, n_ff, n, (int32_t)n_ff, 0, n, r->me->slice);
+    down.pack(u, n_ff, NULL, n, (int32_t)n_ff, 0, n, r->me->slice);
     k->gemm.begin();
-    down.gemm(out, 0, (int32_t)cols, r->me->slice, n, x, cols, e->down_b, false, r->me->gemm);
+    down.gemm(out, 0, (int32_t)cols, r->me->slice, n, m->out + cols * (size_t)first, cols, e->down_b, false,
+              r->me->gemm);
     k->gemm.end();
 }
 
@@ -533,7 +534,7 @@ void te_op_experts_gemm(te_team *team, te_workspace *ws, const te_mixture *m, te
             int32_t n = slices_of(&m->expert[e], most, &each);
             for (; i >= task + n; n = slices_of(&m->expert[e], most, &each)) task += n, e++;
             const int32_t at = (int32_t)(i - task) * each;
-            run_slice(&r, &m->expert[e], m->expert[e].first + at, smaller(each, m->expert[e].n - at));
+            run_slice(&r, &m->expert[e], m->expert[e].first + at, smaller(each, m->expert[e].n - at), most);
         }
     }
     te_barrier(team);

@@ -38,7 +38,7 @@ typedef struct te_mixture {
     float *y;
     size_t ldy;
     bool add;
-    float *gate, *hidden; /* [n_routes][n_ff] by place: room to work. gate is for prompts only */
+    float *gate, *hidden; /* [n_routes][n_ff] room to work, by place but for prompts; gate is for them only */
     float *out;           /* [n_routes][cols] by place */
 } te_mixture;
 

@@ -92,7 +92,8 @@ enum { TE_INT8_WAYS = 2 };
 typedef struct te_int8_kernels {
     uint64_t types;
     size_t (*pack_bytes)(int32_t n_tok, int32_t k);
-    void (*pack)(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px);
+    void (*pack)(const float *x, size_t ldx, const int32_t *row, int32_t n_tok, int32_t k, int32_t t0, int32_t t1,
+                 void *px);
     void (*gemm)(const te_mat *m, int32_t r0, int32_t r1, const void *px, int32_t n_tok, float *y, size_t ldy,
                  const float *bias, bool add, void *scratch);
 } te_int8_kernels;
@@ -101,7 +102,7 @@ typedef struct te_int8_kernels {
  * gemm:   y[t*ldy + r] (+)= dot(row r, x[t]) for r0 <= r < r1, all n_tok tokens
  * gemm_t: y[t*ldy + c] (+)= sum over all rows r of h[t][r] * row r [c], for c0 <= c < c1  (multiples of 256, or cols)
  * px is what pack (for gemm_t: pack_t, k = rows of the matrix) made of the activations ([n_tok] rows of k floats,
- * ldx floats apart) by the whole
+ * ldx floats apart; token t is row row[t] of x, or row t if row is NULL) by the whole
  * team, each member its token share [t0, t1) (multiples of pack_unit, or n_tok). scratch: scratch_bytes, per
  * thread. begin/end bracket a thread's use (AMX tile state). */
 typedef struct te_gemm_kernels {
@@ -110,8 +111,10 @@ typedef struct te_gemm_kernels {
     int32_t pack_unit;                      /* tokens */
     int32_t row_unit;                       /* rows per panel that suits the caches; r0 is a multiple of it */
     size_t (*pack_bytes)(int32_t n_tok, int32_t k);
-    void (*pack)(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px);
-    void (*pack_t)(const float *h, size_t ldh, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *ph);
+    void (*pack)(const float *x, size_t ldx, const int32_t *row, int32_t n_tok, int32_t k, int32_t t0, int32_t t1,
+                 void *px);
+    void (*pack_t)(const float *h, size_t ldh, const int32_t *row, int32_t n_tok, int32_t k, int32_t t0, int32_t t1,
+                   void *ph);
     size_t (*scratch_bytes)(int32_t n_tok, int32_t k);
     void (*begin)(void);
     void (*end)(void);

@@ -160,7 +160,7 @@ static void pack_for_gemm(te_team *team, te_workspace *ws, te_gemm_pack *pack, c
     te_barrier(team); /* a slower member may still work on the activations of the last product */
     if (team->ith == 0) te_counter_reset(team, TE_COUNTER_UNITS);
     te_share(team, n_tok, ws->k->gemm.pack_unit, &t0, &t1);
-    if (t0 < t1) pack(x, ldx, n_tok, k, (int32_t)t0, (int32_t)t1, ws->packed);
+    if (t0 < t1) pack(x, ldx, NULL, n_tok, k, (int32_t)t0, (int32_t)t1, ws->packed);
     te_barrier(team);
 }
 

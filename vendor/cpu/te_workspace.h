@@ -36,7 +36,8 @@ enum { TE_QUEUE_FLOATS = 96 };
 enum { TE_COUNTER_UNITS = 4 }; /* the pool's counter that hands units of matrix products out */
 
 /* Which functions of te_gemm_kernels multiply with matrices of a type, and with transposed ones. */
-typedef void te_gemm_pack(const float *x, size_t ldx, int32_t n_tok, int32_t k, int32_t t0, int32_t t1, void *px);
+typedef void te_gemm_pack(const float *x, size_t ldx, const int32_t *row, int32_t n_tok, int32_t k, int32_t t0,
+                          int32_t t1, void *px);
 typedef void te_gemm_fn(const te_mat *m, int32_t first, int32_t last, const void *px, int32_t n_tok, float *y,
                         size_t ldy, const float *bias, bool add, void *scratch);
 typedef struct te_gemm_way {
