@@ -125,7 +125,14 @@ bench: build ## tokens/s, bytes per token and the share of this machine's read r
 bench-kernels: build-testing ## GB/s and GFLOP/s of every kernel, format and instruction set (pytest-benchmark)
 	$(PYTHON) -m pytest tests/benchmarks --benchmark-columns=min,median $(PYTEST_ARGS)
 
-slow: build-testing sanitize cross-aarch64 ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, other instruction sets and more cases, clang-tidy on all files, the server under load, its page in a browser, tokenizers against their originals, examples that no run had before
+# Official clients of the server, and Ray, for the tests that need them.
+CLIENTS = anthropic langchain-openai llama-index-embeddings-openai-like llama-index-llms-openai-like ollama openai openai-agents
+clients:
+	$(PYTHON) -m pip install -q $(CLIENTS) 'ray[data,serve]>=2.48'
+	@mkdir -p build/clients
+	@if command -v npm >/dev/null; then npm install --silent --no-save --prefix build/clients openai; fi
+
+slow: build-testing sanitize cross-aarch64 clients ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, other instruction sets and more cases, clang-tidy on all files, the server under load, its page in a browser, official clients, Ray, tokenizers against their originals, examples that no run had before
 	$(MAKE) fuzz FUZZ_SECONDS=600
 	$(PYTHON) scripts/check_openapi.py
 	$(PYTHON) scripts/soak_server.py --minutes 10
@@ -147,4 +154,4 @@ wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
 clean: ## what the commands above made
 	rm -rf build dist powerinfer/lib *.egg-info
 
-.PHONY: help build build-testing cuda library check lint tidy fix test sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench bench-kernels slow wheel clean
+.PHONY: help docs build build-testing clients cuda library check lint tidy fix test sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench bench-kernels slow wheel clean

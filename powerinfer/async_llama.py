@@ -50,6 +50,7 @@ Prompt = str | bytes | Sequence[int]
 _HELD = 16  # sequences beyond those under way, whose beginnings later prompts may share
 _THREADS = "powerinfer-request"
 _PATIENCE = 64  # how much rarer neurons move while somebody waits
+_MOST_POSITIONS = 1 << 24  # that a session takes
 _SINGLE = ("logits_all", "vocab_only", "n_seq")
 
 
@@ -107,7 +108,8 @@ class AsyncLlama:
         has_plan = given.get("plan") is not None
         if n_pool is None and not has_plan and not isinstance(n_ctx, str):
             each = n_ctx or _trained_ctx(model_path)
-            n_pool = each * (min(n_parallel, 2) if may_use_gpu(given) else n_parallel)
+            wanted = each * (min(n_parallel, 2) if may_use_gpu(given) else n_parallel)
+            n_pool = max(each, min(wanted, _MOST_POSITIONS))
         self.n_parallel = n_parallel
         self.max_waiting = max_waiting
         self.llama = Llama(

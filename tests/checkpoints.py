@@ -467,6 +467,41 @@ CASES["gemma4moe"] = Case(
     change=_gemma4,
     scaled=True,
 )
+CASES["gemma3n"] = Case(
+    "gemma3n",
+    "GEMMA3N",
+    "Gemma3n",
+    {
+        "num_hidden_layers": 5,
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")],
+        "num_kv_shared_layers": 2,
+        "final_logit_softcapping": 15.0,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": N_VOCAB,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    {
+        "feed_forward_length": [160] * 5,
+        "attention.sliding_window": 24,
+        "attention.sliding_window_pattern": [True, True, False, True, False],
+        "attention.shared_kv_layers": 2,
+        "embedding_length_per_layer_input": 16,
+        "activation_sparsity_scale": [1.6448534727096558] * 2 + [float("-inf")] * 3,
+        "altup.active_idx": 0,
+        "altup.num_inputs": 4,
+        "rope.freq_base": 10000.0,
+        "rope.freq_base_swa": 500.0,
+        "final_logit_softcapping": 15.0,
+    },
+    scaled=True,
+)
 CASES["apertus"] = Case(
     "apertus",
     "APERTUS",
@@ -510,6 +545,11 @@ CASES["exaone4-window"] = replace(
     keys={"attention.sliding_window": 24},
     n_prompt=60,
 )  # the fourth layer sees all, and has no RoPE
+UNCONVERTED = (
+    *("dots1", "ernie4_5-moe", "granitemoe", "granitemoe-shared", "hunyuan-moe", "minimax-m2", "afmoe"),
+    *("gemma4moe", "apertus", "gemma3n"),
+)
+"""Those that `powerinfer convert` takes no checkpoints of."""
 OTHER_NAMES = {
     "self_attn.attn_sub_norm": "self_attn.inner_attn_ln",
     "mlp.ffn_sub_norm": "mlp.ffn_layernorm",
@@ -518,6 +558,7 @@ OTHER_NAMES = {
     "mlp.expert_bias": "mlp.expert_bias.bias",
     "block_sparse_moe.router": "block_sparse_moe.router.layer",
     "block_sparse_moe.experts": "mlp.experts",
+    "correct_output_scale": "correct_output_scale.weight",
 }
 """Those that gguf knows otherwise."""
 BUFFERS = ("e_score_correction_bias", "layer_scalar")
@@ -546,7 +587,7 @@ def draw(label: str, name: str, shape: tuple[int, ...]) -> Array:
     stem = name.rsplit(".", 1)
     is_norm = any(word in name for word in ("norm", "ln_", "layernorm"))
     if len(shape) == 1:
-        if (is_norm and stem[-1] == "weight") or stem[-1] in ("scale", "per_expert_scale", "layer_scalar"):
+        if (is_norm and stem[-1] == "weight") or stem[-1].endswith(("scale", "layer_scalar")):
             if "q_norm" in name and CASES[label].model in (
                 "Gemma4",
                 "Gemma3n",
@@ -563,7 +604,8 @@ def draw(label: str, name: str, shape: tuple[int, ...]) -> Array:
     turned = "c_attn" in name or "c_proj" in name or "c_fc" in name
     cols = shape[0] if turned and label == "gpt2" else shape[-1]
     loud = ("down_proj", "4h_to_h", "mlp.c_proj", "fc2", "lm_head", "embed_out", "output_linear")
-    gain = 2.0 if any(word in name for word in loud) else 8.0 if "router.proj" in name else 1.0
+    gains = dict.fromkeys(loud, 2.0) | {"router.proj": 8.0, "modality_router": 12.0}
+    gain = next((by for word, by in gains.items() if word in name), 1.0)
     return np.asarray(bell * gain / cols**0.5, np.float16)
 
 
@@ -603,10 +645,14 @@ def file_tensors(name: str) -> Tensors:
     case = CASES[name]
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[case.table], case.value("num_hidden_layers"))
     out: Tensors = {}
+    together: dict[str, list[Array]] = {}
     for published, shape in golden(name).shapes.items():
         if ".act_fn." in published:  # in keys
             continue
         value = draw(name, published, shape)
+        if "altup_" in published:  # of streams, stored together
+            together.setdefault(f"{published.split('.')[1]}.weight", []).append(value)
+            continue
         if case.permuted and "self_attn.q_proj" in published:
             value = interleaved(value, case.value("num_attention_heads"))
         if case.permuted and "self_attn.k_proj" in published:
@@ -618,6 +664,8 @@ def file_tensors(name: str) -> Tensors:
             new = table.get_name(one, try_suffixes=(".weight", ".bias", ".scale"))
             assert new, f"gguf has no name for {one}"
             out[new] = what[0] if new.endswith(".bias") and what.ndim > 1 else what
+    for published, values in together.items():
+        out[str(table.get_name(f"model.{published}", try_suffixes=(".weight",)))] = np.stack(values)
     if case.arch == "phi3":
         out["rope_factors_short.weight"], out["rope_factors_long.weight"] = (
             np.array(f, np.float32) for f in LONG
@@ -632,10 +680,9 @@ def file_tensors(name: str) -> Tensors:
     return out
 
 
-def write(path: Path, name: str, **more: Any) -> Path:
-    """The file of a case. more: tensors instead of its own."""
+def file_keys(name: str) -> dict[str, Any]:
+    """The keys of the file, without the architecture in front."""
     case = CASES[name]
-    w = gguf.GGUFWriter(path, case.arch)
     head = case.config.get("head_dim", 0)
     keys: dict[str, Any] = {
         "block_count": case.value("num_hidden_layers"),
@@ -652,7 +699,14 @@ def write(path: Path, name: str, **more: Any) -> Path:
     for alpha in ("alpha_p", "alpha_n") if case.arch == "apertus" else ():
         layers = [f"model.layers.{i}.mlp.act_fn.{alpha}" for i in range(case.value("num_hidden_layers"))]
         keys[f"xielu.{alpha}"] = [float(draw(name, layer, (1,))[0]) for layer in layers]
-    for key, value in (keys | case.keys).items():
+    return keys | case.keys
+
+
+def write(path: Path, name: str, **more: Any) -> Path:
+    """The file of a case. more: tensors instead of its own."""
+    arch = CASES[name].arch
+    w = gguf.GGUFWriter(path, arch)
+    for key, value in file_keys(name).items():
         add: Any = {
             bool: w.add_bool,
             int: w.add_uint32,
@@ -660,7 +714,7 @@ def write(path: Path, name: str, **more: Any) -> Path:
             str: w.add_string,
             list: w.add_array,
         }[type(value)]
-        add(f"{case.arch}.{key}", value)
+        add(f"{arch}.{key}", value)
     for tensor, value in (file_tensors(name) | more).items():
         w.add_tensor(tensor, value)
     w.write_header_to_file()

@@ -104,6 +104,29 @@ void pi_count_down(pi_session *s, const te_team *team, int32_t l, const te_mat *
     c->bytes += pi_mat_bytes(down);
 }
 
+/* What a token's gates must exceed. */
+static float cut_of(const float *g, int32_t n, float cut) {
+    enum { LANES = 16 };
+    double sum[LANES] = {0}, squares[LANES] = {0}, all = 0, spread = 0;
+    for (int32_t j = 0; j < n; j++) sum[j % LANES] += (double)g[j];
+    for (int32_t k = 0; k < LANES; k++) all += sum[k];
+    const double mean = all / n;
+    for (int32_t j = 0; j < n; j++) squares[j % LANES] += ((double)g[j] - mean) * ((double)g[j] - mean);
+    for (int32_t k = 0; k < LANES; k++) spread += squares[k];
+    return (float)(mean + sqrt(spread / n) * (double)cut);
+}
+
+/* Gates of n tokens become what they are above that, the others 0. Ends with a barrier. */
+static void cut_gates(te_team *team, const pi_ffn *w, float *g, int32_t n) {
+    const int32_t n_ff = pi_n_ff(w);
+    for (int32_t t = team->ith; t < n; t += team->nth) {
+        float *row = g + (ptrdiff_t)t * n_ff;
+        const float least = cut_of(row, n_ff, w->cut);
+        for (int32_t j = 0; j < n_ff; j++) row[j] = row[j] > least ? row[j] - least : 0;
+    }
+    te_barrier(team);
+}
+
 /* Matrix products for tokens t0..t0+n-1. All rows are read. */
 static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool sparse_tokens) {
     pi_session *s = r->s;
@@ -121,6 +144,7 @@ static void run_products(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, 
     te_barrier(team);
     pi_adapt(s, team, pi_adapter_of(r->layer, PI_ADAPT_UP), h, n_embd, n, way, u, n_ff);
     pi_adapt(s, team, pi_adapter_of(r->layer, PI_ADAPT_GATE), h, n_embd, n, way, g, n_ff);
+    if (w->cuts) cut_gates(team, w, g, n);
     int64_t lo, hi;
     te_share(team, (int64_t)n * (int64_t)n_ff, 64, &lo, &hi);
     if (hi > lo && m->info.activation == PI_ACTIVATION_XIELU)
@@ -203,14 +227,69 @@ static void run_rows(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, te_r
     pi_count_down(s, team, l, &w->down);
 }
 
+/* Few tokens of a layer that cuts gates: these are made for all neurons, and once more, with what they must exceed taken
+ * off, for those that exceed it, whose rows of up and down alone are read. */
+static void run_cut(pi_block_run *r, int32_t t0, int32_t n, bool sparse_tokens) {
+    pi_session *s = r->s;
+    te_team *team = r->team;
+    const pi_ffn *w = &r->block->ffn;
+    const int32_t n_ff = pi_n_ff(w);
+    const size_t n_embd = (size_t)s->model->info.n_embd, off = (size_t)t0 * (size_t)n_ff;
+    float *g = s->gate + off, *y = r->y + (size_t)t0 * n_embd;
+    const te_linear gate = {.w = w->gate, .y = g, .ldy = (size_t)n_ff, .way = TE_BY_ROWS};
+    te_op_linear(team, s->ws, &gate, 1, s->h + (size_t)t0 * n_embd, n_embd, n);
+    te_barrier(team);
+    for (int32_t t = team->ith; t < n; t += team->nth) {
+        float *row = g + (ptrdiff_t)t * n_ff;
+        uint8_t *mask = s->mask + off + (ptrdiff_t)t * n_ff;
+        const float least = cut_of(row, n_ff, w->cut);
+        for (int32_t j = 0; j < n_ff; j++) {
+            mask[j] = row[j] > least;
+            row[j] = -least;
+        }
+    }
+    const te_ffn f = pi_ffn_operator(s->model, w);
+    te_ffn_io io = {.x = s->h + (size_t)t0 * n_embd,
+                    .ldx = n_embd,
+                    .n_tok = n,
+                    .mask = s->mask + off,
+                    .ld_mask = (size_t)n_ff,
+                    .by_neuron = true,
+                    .y = y,
+                    .ldy = n_embd,
+                    .gate_add = g,
+                    .ld_add = (size_t)n_ff,
+                    .fired = pi_fired_of(s, r->l)};
+    if (!w->down_t.w) pi_keep_hidden(s, team, w, t0, n, &io);
+    te_barrier(team);
+    te_ffn_counts part = {0};
+    te_op_ffn(team, s->ws, &f, (te_rows){NULL, 0, n_ff}, true, &io, &part);
+    part.listed = team->ith == 0 ? (int64_t)n * n_ff : 0;
+    if (team->ith == 0) {
+        part.rows += n_ff;
+        part.bytes += pi_mat_bytes(&w->gate);
+    }
+    add_counts(&s->count[(ptrdiff_t)r->l * s->options.n_threads + team->ith].ffn, &part, sparse_tokens);
+    if (w->down_t.w) return;
+    te_barrier(team);
+    const te_linear out = {.w = w->down, .y = y, .ldy = n_embd, .add = true};
+    pi_linear(s, team, &out, 1, s->up + off, (size_t)n_ff, t0, n);
+    pi_count_down(s, team, r->l, &w->down);
+}
+
 static void run_part(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool sparse_tokens) {
     const pi_session *s = r->s;
     const pi_ffn *w = &r->block->ffn;
     /* Of one token that leaves nothing out, whole matrices one after the other are longer streams than groups of their
      * rows in turn: F16, 2 threads, 82 instead of 73 % of the read rate for the whole token. */
-    const bool whole_product = (mode == FFN_DENSE && (!w->down_t.w || n == 1)) || w->sub_norm;
-    if (t0 < s->chunk.n_prefill || whole_product || s->tap[r->l].hidden) {
+    const bool whole_product = (mode == FFN_DENSE && (!w->down_t.w || n == 1 || w->cuts)) || w->sub_norm;
+    const bool adapted = w->cuts && pi_adapts_ffn(r->layer);
+    if (t0 < s->chunk.n_prefill || whole_product || adapted || s->tap[r->l].hidden) {
         run_products(r, t0, n, mode, sparse_tokens);
+        return;
+    }
+    if (w->cuts) {
+        run_cut(r, t0, n, sparse_tokens);
         return;
     }
     const te_rows all = {NULL, 0, pi_n_ff(w)}, listed = {s->list, 0, r->n_list};
@@ -220,9 +299,12 @@ static void run_part(pi_block_run *r, int32_t t0, int32_t n, ffn_mode mode, bool
 static void run(pi_block_run *r) {
     const pi_session *s = r->s;
     const pi_chunk *c = &s->chunk;
+    const pi_ffn *w = &r->block->ffn;
+    const int32_t act = s->model->info.activation;
     const int32_t border[] = {0, c->first_dense, c->n_prefill, c->first_dense + c->n_dense, c->n_tok};
     const ffn_mode mode = pi_has_mask(s)                             ? FFN_MASKED
                           : s->options.sparsity == PI_SPARSITY_DENSE ? FFN_DENSE
+                          : !pi_is_relu(act) && !w->cuts             ? FFN_DENSE
                                                                      : FFN_EXACT;
     pi_tap_rows(s, r->team, s->h, s->model->info.n_embd, s->tap[r->l].norm);
     for (int32_t i = 0; i < 4; i++) {
@@ -248,6 +330,8 @@ static pi_status read_curve(const pi_model *m, int32_t i, te_xielu *out) {
     PI_TRY(pi_key_f32_of(g, m->arch->name, "xielu.alpha_n", n, i, &out->alpha_n));
     PI_TRY(pi_key_f32_of(g, m->arch->name, "xielu.beta", n, i, &out->beta));
     PI_TRY(pi_key_f32_of(g, m->arch->name, "xielu.eps", n, i, &out->eps));
+    if (!isfinite(out->alpha_p + out->alpha_n + out->beta + out->eps))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.xielu of layer %d is not finite", m->arch->name, i);
     out->alpha_p = log1pf(expf(-fabsf(out->alpha_p))) + fmaxf(out->alpha_p, 0);
     out->alpha_n = log1pf(expf(-fabsf(out->alpha_n))) + fmaxf(out->alpha_n, 0) + out->beta;
     return PI_OK;
@@ -275,6 +359,11 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     } else {
         if (a->gated) PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_gate.weight", i), n_ff, c->n_embd, false, &l->gate));
         PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.ffn_up.weight", i), n_ff, c->n_embd, false, &l->up));
+    }
+    if (a->gate_cuts) {
+        PI_TRY(pi_key_f32_of(m->file->gguf, a->name, "activation_sparsity_scale", c->n_layer, i, &l->cut));
+        l->cuts = l->cut > -INFINITY;
+        m->cuts_gates |= l->cuts;
     }
     if (c->activation == PI_ACTIVATION_XIELU) PI_TRY(read_curve(m, i, &l->curve));
     if (a->sub_norms) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_sub_norm.weight", i), n_ff, false, &l->sub_norm));

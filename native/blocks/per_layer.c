@@ -7,11 +7,14 @@
 #include "../model/bind.h"
 #include "ops.h"
 
-static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
-    pi_per_layer *w = &b->per_layer;
+pi_status pi_per_layer_bind(pi_model *m, int32_t i, pi_per_layer *w) {
     const int32_t n = m->n_embd_layer, n_embd = m->info.n_embd;
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.inp_gate.weight", i), n, n_embd, false, &w->gate));
-    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.proj.weight", i), n_embd, n, false, &w->proj));
+    return pi_bind_mat(m, pi_name_of("blk.%d.proj.weight", i), n_embd, n, false, &w->proj);
+}
+
+static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
+    PI_TRY(pi_per_layer_bind(m, i, &b->per_layer));
     return pi_bind_norm(m, pi_name_of("blk.%d.post_norm", i).text, false, &b->post_norm);
 }
 
@@ -45,15 +48,14 @@ void pi_per_layer_embed(pi_session *s, te_team *team) {
 
 static void prepare(pi_block_run *r) { pi_make_input(r, r->from); }
 
-static void run(pi_block_run *r) {
+void pi_per_layer_mix(const pi_block_run *r, const pi_per_layer *w, const float *in, float *y, bool add) {
     pi_session *s = r->s;
     const pi_model *m = s->model;
-    const pi_per_layer *w = &r->block->per_layer;
     const size_t n = (size_t)m->n_embd_layer, all = n * (size_t)m->info.n_layer, n_embd = (size_t)m->info.n_embd,
                  from = (size_t)r->from;
     const int32_t n_tok = s->chunk.n_tok - r->from;
     const te_linear gate = {.w = w->gate, .y = s->gate, .ldy = n};
-    pi_linear(s, r->team, &gate, 1, pi_block_input(r) + n_embd * from, n_embd, r->from, n_tok);
+    pi_linear(s, r->team, &gate, 1, in + n_embd * from, n_embd, r->from, n_tok);
     te_barrier(r->team);
     for (int32_t t = r->team->ith; t < n_tok; t += r->team->nth) {
         float *g = s->gate + n * (size_t)t;
@@ -61,8 +63,10 @@ static void run(pi_block_run *r) {
                         s->layer_embd + all * (from + (size_t)t) + n * (size_t)r->l, (int32_t)n, g);
     }
     te_barrier(r->team);
-    const te_linear proj = {.w = w->proj, .y = r->y + n_embd * from, .ldy = n_embd, .add = true};
+    const te_linear proj = {.w = w->proj, .y = y + n_embd * from, .ldy = n_embd, .add = add};
     pi_linear(s, r->team, &proj, 1, s->gate, n, r->from, n_tok);
 }
+
+static void run(pi_block_run *r) { pi_per_layer_mix(r, &r->block->per_layer, pi_block_input(r), r->y, true); }
 
 const pi_block_kind pi_per_layer_kind = {"embeddings per layer", bind, matrices, NULL, prepare, run, NULL, false};

@@ -215,6 +215,24 @@ static const pi_arch table[] = {
      .window_base = 10000,
      .dense = PI_ACTIVATION_GELU_TANH,
      .sparse = PI_ACTIVATION_RELU},
+    {.name = "gemma3n",
+     .block = {&pi_attention_kind, &pi_laurel_kind, &pi_ffn_kind, &pi_altup_kind},
+     .rope = PI_ROPE_NEOX,
+     .gated = true,
+     .gate_cuts = true,
+     .qk_norm = true,
+     .v_norm = true,
+     .unscaled = true,
+     .post_norm = true,
+     .scaled_embd = true,
+     .logit_cap = true,
+     .layers_differ = true,
+     .per_layer = true,
+     .windows_listed = true,
+     .window_rope = true,
+     .window_base = 10000,
+     .dense = PI_ACTIVATION_GELU_TANH,
+     .sparse = PI_ACTIVATION_GELU_TANH},
     {.name = "lfm2",
      .block = {&pi_attention_kind, &pi_ffn_kind},
      .recurrent = &pi_shortconv_kind,
@@ -537,7 +555,8 @@ const pi_arch *pi_arch_find(const char *name, size_t n) {
 
 const char *pi_arch_names(void) {
     return "llama, bamboo, arcee, nemotron, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, "
-           "gpt-oss, glm4moe, olmo2, cohere2, gemma, gemma2, gemma3, gemma4, llama4, lfm2, lfm2moe, qwen3next, "
+           "gpt-oss, glm4moe, olmo2, cohere2, gemma, gemma2, gemma3, gemma3n, gemma4, llama4, lfm2, lfm2moe, "
+           "qwen3next, "
            "qwen35, qwen35moe, falcon-h1, granitehybrid, nemotron_h, nemotron_h_moe, phi3, granite, starcoder2, glm4, "
            "smollm3, seed_oss, hunyuan-dense, ernie4_5, stablelm, exaone4, mistral3, internlm2, command-r, gptneox, "
            "phi2, gpt2, bitnet, dots1, ernie4_5-moe, granitemoe, hunyuan-moe, minimax-m2, afmoe, apertus, deepseek2";

@@ -51,6 +51,23 @@ typedef struct pi_per_layer {
     te_mat gate; /* [n_embd_layer][n_embd] */
     te_mat proj; /* [n_embd][n_embd_layer] */
 } pi_per_layer;
+/* A branch of low rank beside attention. */
+typedef struct pi_laurel {
+    te_mat left, right; /* [rank][n_embd], [n_embd][rank] */
+    pi_norm norm;
+} pi_laurel;
+
+/* Several residual streams. */
+typedef struct pi_altup {
+    te_mat spread, join;            /* [(n_stream - 1) * n_embd][n_embd] of the first, and of the last layer */
+    const float *router_norm;       /* [n_embd], divided by n_embd */
+    const float *router;            /* [n_stream][n_embd] */
+    const float *predict, *correct; /* [n_stream * n_stream][n_stream], [n_stream][n_stream] */
+    const float *scale;             /* [n_embd] */
+    struct pi_per_layer per_layer;
+    pi_norm norm; /* of what embeddings say */
+} pi_altup;
+
 /* Attention whose K and V are one latent vector of a token (DeepSeek's MLA). A row of the KV pool is [the key's rotated
  * part | the latent]; all heads share it, and V is its second part. */
 typedef struct pi_latent {
@@ -76,6 +93,8 @@ typedef struct pi_ffn {
     uint64_t *sign;        /* [n_ff][sign_words of the model], or NULL: bits of the sign predictor */
     float threshold;       /* of the predictor's scores */
     te_xielu curve;        /* of PI_ACTIVATION_XIELU */
+    bool cuts; /* of a token's gates, what is above their mean and `cut` times their deviation is activated, */
+    float cut; /* and the others are silent */
 } pi_ffn;
 
 /* What makes weights of a router's products; numbers as in files. CHOSEN: experts are ranked by the products themselves;
@@ -163,6 +182,8 @@ typedef struct pi_block {
         pi_ffn ffn;
         pi_experts experts;
         pi_per_layer per_layer;
+        pi_laurel laurel;
+        pi_altup altup;
         pi_recurrent recurrent; /* of each of these: */
         pi_shortconv shortconv;
         pi_delta delta;
@@ -230,6 +251,7 @@ typedef struct pi_block_kind {
 extern const struct pi_block_on_device pi_attention_on_device, pi_latent_on_device, pi_ffn_on_device,
     pi_experts_on_device;
 extern const pi_block_kind pi_attention_kind, pi_latent_kind, pi_ffn_kind, pi_experts_kind, pi_per_layer_kind;
+extern const pi_block_kind pi_laurel_kind, pi_altup_kind;
 extern const pi_block_kind pi_shortconv_kind, pi_delta_kind, pi_mamba_kind;
 
 #endif

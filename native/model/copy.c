@@ -68,10 +68,11 @@ static void interleave(copy_task *t) {
     reserve(t, a->offset, pi_mul(a->made.stride, (size_t)a->made.n_rows));
 }
 
-/* Only float formats can be transposed without a change of value, and only ReLU layers have silent neurons to skip. */
-static bool transposes(const pi_model *m, const pi_block_mat *down) {
+/* Only float formats can be transposed without a change of value, and only some layers have silent neurons to skip. */
+static bool transposes(const pi_model *m, const pi_block *b, const pi_block_mat *down) {
     const int32_t type = down->mat->type;
-    return down->mat != down->by_neurons && down->mat->w && pi_is_relu(m->info.activation) &&
+    const bool sparse = pi_is_relu(m->info.activation) || (b->kind == &pi_ffn_kind && b->ffn.cuts);
+    return down->mat != down->by_neurons && down->mat->w && sparse &&
            (type == TE_F32 || type == TE_F16 || type == TE_BF16);
 }
 
@@ -104,7 +105,7 @@ static void plan_block(const pi_model *m, pi_block *b, copy_task *t) {
             if (all) put(t, mat, mat, mat->type, NEURON_UNIT);
             break;
         case PI_MAT_DOWN: {
-            te_mat *to = transposes(m, &mats[i]) ? mats[i].by_neurons : mat;
+            te_mat *to = transposes(m, b, &mats[i]) ? mats[i].by_neurons : mat;
             if (all || to != mat) put(t, mat, to, mat->type, NEURON_UNIT);
             if (all && n_neurons == 2 && to == mats[i].by_neurons) interleave(t);
         }

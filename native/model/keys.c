@@ -74,7 +74,7 @@ pi_status pi_key_f32_of(const te_gguf *g, const char *arch, const char *name, in
         return PI_FAIL(PI_ERROR_FORMAT, "%s must be a number, or an array of %d f32, one for each layer", k.text, n);
     else
         memcpy(out, (const char *)kv->data + sizeof *out * (size_t)i, sizeof *out);
-    return isfinite(*out) ? PI_OK : PI_FAIL(PI_ERROR_FORMAT, "%s is %g in layer %d", k.text, (double)*out, i);
+    return isnan(*out) ? PI_FAIL(PI_ERROR_FORMAT, "%s of layer %d is not a number", k.text, i) : PI_OK;
 }
 
 pi_status pi_key_cap(const te_gguf *g, const char *arch, const char *name, float unsaid, float *out) {

@@ -15,7 +15,7 @@ pi_status pi_key_cap(const te_gguf *g, const char *arch, const char *name, float
 /* One number of each of n layers: an array of integers or truth values, or one integer for all. */
 pi_status pi_key_each(const te_gguf *g, const char *arch, const char *name, int32_t n, int32_t lo, int32_t hi,
                       int32_t *out, bool *found);
-/* The number of layer i of n: of an array of floats, or one for all. FORMAT if the key is absent or not finite. */
+/* The number of layer i of n: of an array of floats, or one for all. FORMAT if the key is absent or it is NaN. */
 pi_status pi_key_f32_of(const te_gguf *g, const char *arch, const char *name, int32_t n, int32_t i, float *out);
 /* As pi_key_i64, and FORMAT if the key is absent. */
 pi_status pi_key_need_i32(const te_gguf *g, const char *arch, const char *name, int32_t lo, int32_t hi, int32_t *out);

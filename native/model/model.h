@@ -12,7 +12,7 @@
 #include "file.h"
 
 /* DEVICE_HEAD: values of the largest head that devices' attention knows; the CPU computes that of larger ones. */
-enum { PI_DEVICE_HEAD = 256, PI_MAX_BLOCKS = 3, PI_MAX_ROPES = 2 };
+enum { PI_DEVICE_HEAD = 256, PI_MAX_BLOCKS = 4, PI_MAX_ROPES = 2, PI_MAX_STREAMS = 8 };
 
 /* What distinguishes the architectures. Adding one is adding a row to the table in arch.c. */
 typedef struct pi_arch {
@@ -42,6 +42,7 @@ typedef struct pi_arch {
     bool experts;           /* the feed-forward is a mixture of experts, where the file says how many */
     bool normed_experts;    /* weights of a token's experts sum to 1, unless the file says otherwise */
     pi_gating gating;       /* what makes them, where the file does not say it; UNSAID: SOFTMAX */
+    bool gate_cuts;         /* gates that are not far above the others of their token are silent (Gemma 3n) */
     bool experts_beside;    /* beside a feed-forward, with norms for each and behind both (Gemma 4) */
     bool expert_bias;       /* the router, and gate, up and down of experts have biases (gpt-oss) */
     bool next_layers;       /* the last layers of a file may be for guesses at further tokens (GLM 4.5) */
@@ -219,6 +220,7 @@ struct pi_model {
     te_mat layer_embd, layer_proj; /* [n_vocab][n_layer * n_embd_layer], [n_layer * n_embd_layer][n_embd] */
     const float *layer_norm;       /* [n_embd_layer] */
     int32_t n_embd_layer;
+    int32_t n_stream;           /* residual streams (pi_altup); 0: there is one */
     int32_t *n_head_kv, *n_ff;  /* [n_layer], or NULL: all layers have the model's */
     int32_t n_embd_head_window; /* of such a model: of layers with a window */
     pi_memory own;              /* of embeddings and output that were moved */
@@ -233,6 +235,7 @@ struct pi_model {
     int32_t loaded;            /* layers done by pi_model_load */
     te_pool *team;             /* while loading, once something needs it */
     int32_t max_rank;          /* largest r of any predictor */
+    bool cuts_gates;           /* some feed-forwards cut their gates (pi_ffn) */
     int32_t n_ff_expert;       /* the most neurons of an expert */
     int32_t sign_words;        /* 64-bit words per neuron of the sign predictor; 0: there is none */
     int32_t adapter_rank;      /* largest rank of any adapter; 0: there are none */
@@ -275,6 +278,9 @@ static inline bool pi_is_whole_ffn(const pi_model *m, const pi_layer *l) { retur
 static inline bool pi_is_relu(int32_t activation) {
     return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU || activation == PI_ACTIVATION_RELU2;
 }
+
+/* Whether some neurons can be silent. */
+static inline bool pi_is_sparse(const pi_model *m) { return pi_is_relu(m->info.activation) || m->cuts_gates; }
 
 static inline size_t pi_sign_bytes(const pi_model *m) {
     return sizeof(uint64_t) * (size_t)m->sign_words * (size_t)m->info.n_ff;

@@ -9,14 +9,14 @@ pi_session_options pi_session_defaults(void) {
 }
 
 pi_status pi_check_sparsity(const pi_model *m, int32_t asked, int32_t *out) {
-    const bool relu = pi_is_relu(m->info.activation);
+    const bool sparse = pi_is_sparse(m);
     if (m->info.n_expert && asked == PI_SPARSITY_PREDICTED)
         return PI_FAIL(PI_ERROR_ARGUMENT, "sparsity \"predicted\" is not possible: the model has experts, and its "
                                           "router names them");
     switch (asked) {
     case PI_SPARSITY_AUTO:
         *out = m->info.predictor && !m->adapted_ffn ? PI_SPARSITY_PREDICTED
-               : relu                               ? PI_SPARSITY_EXACT
+               : sparse                             ? PI_SPARSITY_EXACT
                                                     : PI_SPARSITY_DENSE;
         return PI_OK;
     case PI_SPARSITY_PREDICTED:
@@ -30,7 +30,7 @@ pi_status pi_check_sparsity(const pi_model *m, int32_t asked, int32_t *out) {
                 "no longer fit");
         break;
     case PI_SPARSITY_EXACT:
-        if (!relu)
+        if (!sparse)
             return PI_FAIL(PI_ERROR_ARGUMENT,
                            "sparsity \"exact\" needs a ReLU model; no neuron of this one is ever silent");
         break;

@@ -85,6 +85,8 @@ struct pi_session {
     float *att;        /* [n_head * n_embd_head] */
     float *latent_q;   /* [n_head * head_key] of latent attention: q before it is brought to the latent */
     float *cs;         /* [n_rot] cos and sin per token */
+    float *stream;     /* of several residual streams: p_0 and the others, [n_stream][n_batch][n_embd], */
+    float *stream_c;   /* and [PI_MAX_STREAMS^2] what they are put together with */
     float *layer_embd; /* [n_layer * n_embd_layer] of models with embeddings per layer */
     float *gate, *up;  /* [n_ff] of the many-token path; also hidden values where down is not transposed */
     pi_routes routes;  /* of a mixture of experts; hidden values of routes are in gate and up, too */

@@ -65,6 +65,8 @@ static void lay_out(pi_session *s, carver *c) {
     s->att = carve(c, b, n_q, f);
     s->latent_q = carve(c, b, pi_latent_q(s->model), f);
     s->cs = carve(c, b, pi_rope_floats(s->model, s->model->n_ropes), f);
+    s->stream = carve(c, pi_mul(b, (size_t)s->model->n_stream), (size_t)i->n_embd, f);
+    s->stream_c = carve(c, s->model->n_stream ? b : 0, PI_MAX_STREAMS * PI_MAX_STREAMS, f);
     s->layer_embd = carve(c, b, pi_mul((size_t)i->n_layer, n_layer_embd), f);
     s->gate = carve(c, i->is_gated ? b : 0, n_hidden, f);
     s->up = carve(c, b, n_hidden, f);
@@ -86,7 +88,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->adapt = carve(c, s->model->adapter_rank ? b : 0, (size_t)s->model->adapter_rank, f);
     s->adapt_up = carve(c, s->model->adapted_ffn ? b : 0, n_ff, f);
     s->score = carve(c, predictor ? b : 0, n_ff, f);
-    s->mask = carve(c, predictor ? b : 0, n_ff, 1);
+    s->mask = carve(c, predictor || s->model->cuts_gates ? b : 0, n_ff, 1);
     s->sign = carve(c, b, (size_t)s->model->sign_words, sizeof *s->sign);
     s->threshold = carve(c, 1, (size_t)i->n_layer, f);
     s->tap = carve(c, 1, (size_t)i->n_layer, sizeof *s->tap);

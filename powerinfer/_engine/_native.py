@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ def fit(name: str, value: int, bits: int = 32, signed: bool = True) -> int:
 
 
 _loaded: list[Any] = []
+_M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 def load_library(name: str) -> bool:
@@ -130,6 +132,15 @@ def load_library(name: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def keep_one_heap() -> None:
+    """For a process that lives long and has many threads, before it starts them: glibc would give them heaps
+    of their own (8 for each core), each of which keeps what it had at its fullest."""
+    system = cffi.FFI()
+    system.cdef("int mallopt(int, int);")
+    with suppress(AttributeError):  # another C library
+        system.dlopen(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def isa() -> str:

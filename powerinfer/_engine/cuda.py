@@ -21,8 +21,8 @@ OLDEST_DRIVER = "580"
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
 _PACKAGES = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
 WITHOUT_CUBLAS = (
-    "not found: prompts on a GPU use the engine's own matrix products; with it "
-    f"({how('cuda')}) long prompts are computed faster"
+    "not found: prompts on a GPU use the engine's own matrix products; long ones are computed faster with "
+    f"it: {how('cuda')}"
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _native
-from ._native import build_info, cores, has_isa, isa, read_rate
+from ._native import build_info, cores, has_isa, isa, keep_one_heap, read_rate
 from .types import DEVICE, number_of
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "gpus",
     "has_isa",
     "isa",
+    "keep_one_heap",
     "machine_info",
     "read_rate",
     "sample_bytes",

@@ -203,6 +203,8 @@ def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
         ),
         ("rope", m.rope),
     ]
+    if m.n_next:
+        rows.append(("drafts", "the file has a head for further tokens: --mtp"))
     if m.n_recurrent:
         rows.append(
             (
@@ -312,6 +314,8 @@ def router_of(file: ModelFile, m: ModelInfo) -> str:
 
 def sparsity_of(file: ModelFile, m: ModelInfo) -> str:
     """How the engine will compute the FFN, in words."""
+    if m.architecture == "gemma3n":
+        return "exact by default; up (and, of floats, down) rows of neurons whose gates are cut are skipped"
     if m.activation not in ("relu", "drelu", "relu2"):
         return "dense: no neuron is ever silent"
     read = "up and down" if m.is_gated else "down"

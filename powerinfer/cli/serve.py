@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._engine import machine
 from .._text.terminal import Bar
 from ..errors import ArgumentError, FileError
 from .options import (
@@ -397,6 +398,7 @@ def main(args: argparse.Namespace) -> int:
         strict=args.strict,
         say=say,
     )
+    machine.keep_one_heap()
     with Bar(f"loading {args.model[0]}") as bar:
         models.open_first(bar)
     serve(models, settings)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .._engine.extras import how
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
     from ..async_llama import AsyncLlama
+
+_MAX_ENTERED = 10_000  # requests on their way to replicas
 
 _llm: AsyncLlama | None = None
 """This replica's; a process has one replica."""
@@ -80,13 +82,16 @@ def deployment(
     """An application for `ray.serve.run`: all routes of `powerinfer serve`, the chat page among them.
 
     model: path of a GGUF file on every machine, or "demo".
-    replicas: processes that have the model open; requests go to the one that has least to do.
+    replicas: processes that have the model open. Of several a request goes to the one that has computed the
+        longest beginning of its text, unless that has n_parallel requests more than another: then, and where
+        none has, to the one that has least to do.
     name: what clients call the model; None: the file's name.
     n_parallel, max_waiting: of each replica, as in AsyncLlama; past their sum Ray keeps requests back.
     num_cpus, num_gpus: what Ray sets aside for each replica; `vram_budget` wants a part of a GPU.
     server: arguments of server.Settings: api_keys, allowed_hosts, cors_origins, max_tokens, timeout_s ...
         Ray's proxy has the address, so any Host header is answered unless allowed_hosts says otherwise.
-    autoscaling: Ray's autoscaling_config, instead of `replicas`.
+    autoscaling: Ray's autoscaling_config, instead of `replicas`: {"min_replicas": 1, "max_replicas": 4}, one
+        for each n_parallel (target_ongoing_requests) open requests, those that wait included.
     options: of Llama: n_ctx, n_threads, vram_budget, sparsity ...
 
     What /metrics and /v1/engine say is what one replica says of itself.
@@ -109,18 +114,53 @@ def deployment(
         def __del__(self) -> None:
             _stop()
 
-    scale: dict[str, Any] = {"num_replicas": replicas}
-    if autoscaling is not None:
-        scale = {"autoscaling_config": dict(autoscaling)}
-    bound: Application = serve.deployment(
-        serve.ingress(build)(PowerInfer),
-        name="powerinfer",
-        max_ongoing_requests=n_parallel + max_waiting,
-        ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus},
-        graceful_shutdown_timeout_s=20,
-        **scale,
-    ).bind()
-    return bound
+    given: dict[str, Any] = {
+        "name": "powerinfer",
+        "max_ongoing_requests": n_parallel + max_waiting,
+        "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": num_gpus},
+        "graceful_shutdown_timeout_s": 20,
+    }
+    if replicas == 1 and autoscaling is None:
+        one: Application = serve.deployment(serve.ingress(build)(PowerInfer), **given).bind()
+        return one
+
+    from ray.serve.config import RequestRouterConfig
+
+    from ..server import Settings
+    from . import ray_router
+
+    class Replica(PowerInfer):
+        def __init__(self) -> None:
+            self._app = build()
+
+        async def answer(self, scope: Any, body: bytes, *, beginnings: list[str]) -> AsyncIterator[list[Any]]:
+            """beginnings: for the router."""
+            async for messages in ray_router.answered(self._app, scope, body):
+                yield messages
+
+    given["request_router_config"] = RequestRouterConfig(
+        request_router_class=ray_router.PrefixRouter, request_router_kwargs={"most_ahead": n_parallel}
+    )
+    if autoscaling is None:
+        given["num_replicas"] = replicas
+    else:
+        given["autoscaling_config"] = {"target_ongoing_requests": n_parallel, **autoscaling}
+
+    class Entry:
+        def __init__(self, replicas: Any) -> None:
+            pass
+
+    def enter() -> Any:
+        replicas = serve.get_deployment_handle("powerinfer", serve.get_replica_context().app_name)
+        return ray_router.Entry(replicas, Settings(**settings))
+
+    several: Application = serve.deployment(
+        serve.ingress(enter)(Entry),
+        name="entry",
+        max_ongoing_requests=_MAX_ENTERED,
+        ray_actor_options={"num_cpus": 0},
+    ).bind(serve.deployment(Replica, **given).bind())
+    return several
 
 
 _NUMBERS: dict[str, type] = {

@@ -295,8 +295,8 @@ def _extra(extra: str, found: dict[str, str]) -> str:
     if not missing:
         return _versions(found)
     if not found:
-        return f"not installed ({how(extra)})"
-    return f"{_versions(found)}; incomplete ({how(extra, missing)})"
+        return f"not installed: {how(extra)}"
+    return f"{_versions(found)}; incomplete: {how(extra, missing)}"
 
 
 def _versions(packages: dict[str, str]) -> str:

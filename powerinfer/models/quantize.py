@@ -239,7 +239,7 @@ def _check_can_turn(source: ModelFile) -> None:
     if False in kinds:  # of a dense layer; what experts leave out is known per expert
         with Model(source.path) as model:
             activation = model.info.activation
-        if activation not in _SILENT:
+        if activation not in _SILENT and model.info.architecture != "gemma3n":  # whose gates are cut
             raise ArgumentError(
                 f"down is not stored by neuron: with the activation {activation} no neuron is ever silent"
             )

@@ -100,7 +100,7 @@ class Endpoints:
         used: list[ServedModel] = request.scope[USED]
         if not used:
             own = None if lora is None else [(each.id, each.scale) for each in lora]
-            used.append(await unless_gone(request, self.models.take(name, own)))
+            await unless_gone(request, self.models.take(name, own, used))
         return used[0]
 
     def name(self, request: Request) -> str:

@@ -97,9 +97,9 @@ def add(at: Host, post: Add, get: Add) -> None:
     async def slots(model: str | None = None) -> Response:
         one = at.models.one(model)
         stats = one.llm.stats()
-        n_ctx = one.info.session.n_ctx
+        n_ctx, drafts = one.info.session.n_ctx, one.llm.llama.draft_model is not None
         told = [
-            {"id": i, "n_ctx": n_ctx, "speculative": False, "is_processing": i < stats.running}
+            {"id": i, "n_ctx": n_ctx, "speculative": drafts, "is_processing": i < stats.running}
             for i in range(stats.max_running)
         ]
         return json_response(told)

@@ -296,17 +296,23 @@ class Models:
 
     # -- use
 
-    async def take(self, name: str | None, lora: Sequence[tuple[int, float]] | None = None) -> ServedModel:
-        """An open model, which stays so until release(). Raises Problem, ClosedError."""
-        try:
-            return await asyncio.wait_for(self._take(self.find(name, lora)), self._timeout_s)
-        except asyncio.TimeoutError:
-            raise TimeoutError("the time for this request is over: its model was not loaded yet") from None
+    async def take(
+        self,
+        name: str | None,
+        lora: Sequence[tuple[int, float]] | None = None,
+        used: list[ServedModel] | None = None,
+    ) -> ServedModel:
+        """An open model, which stays so until release(). Raises Problem, ClosedError, TimeoutError.
 
-    async def _take(self, model: ServedModel) -> ServedModel:
+        used: gets it in the very moment in which it is taken. Whoever waits for this may be cancelled, and
+        never see what it returns.
+        """
+        model, used = self.find(name, lora), [] if used is None else used
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
         while model.is_leaving:
-            await self._change()
+            await _until(self._next_change(), deadline)
         model.n_users += 1
+        used.append(model)
         try:
             while model.opened is None:
                 if self._is_closing:
@@ -314,10 +320,12 @@ class Models:
                 if model.loading is None:
                     model.loading = asyncio.ensure_future(self._load(model))
                     model.loading.add_done_callback(_seen)
-                await asyncio.shield(model.loading)
+                await _until(model.loading, deadline)
             return model
         except BaseException:
-            self.release(model)
+            if model in used:
+                used.remove(model)
+                self.release(model)
             raise
 
     def release(self, model: ServedModel) -> None:
@@ -356,11 +364,14 @@ class Models:
                 self._changed.set_result(None)
         self._changed = None
 
-    async def _change(self) -> None:
-        """Until something has changed."""
+    def _next_change(self) -> asyncio.Future[None]:
+        """Over when something has changed. Shared: not to be cancelled."""
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._changed)
+        return self._changed
+
+    async def _change(self) -> None:
+        await asyncio.shield(self._next_change())
 
     # -- opening and closing
 
@@ -470,6 +481,15 @@ class Models:
             model.opened, model.state = None, "unloaded"
 
 
+async def _until(future: asyncio.Future[None], deadline: float) -> None:
+    """Until it is over, of which it raises what it raised. Not by wait_for(), whose task goes on for a moment
+    when this one is cancelled."""
+    done, _ = await asyncio.wait({future}, timeout=max(deadline - asyncio.get_running_loop().time(), 0))
+    if not done:
+        raise TimeoutError("the time for this request is over: its model was not loaded yet")
+    future.result()
+
+
 def _seen(task: asyncio.Task[None]) -> None:
     """What it raised was said, also where nobody waits for it any more."""
     if not task.cancelled():
@@ -488,5 +508,5 @@ class Releasing:
         try:
             await self._app(scope, receive, send)
         finally:
-            for model in used:
-                self._models.release(model)
+            while used:
+                self._models.release(used.pop())

@@ -1,4 +1,4 @@
-"""Ollama's API: /api/chat, /api/generate, /api/embed, /api/tags, /api/show, /api/ps and /api/version."""
+"""Ollama's API: /api/chat, /generate, /embed, /embeddings, /tags, /show, /ps and /version."""
 
 from __future__ import annotations
 
@@ -98,6 +98,15 @@ class OllamaEmbed(Body):
     keep_alive: str | float | None = None
 
 
+class OllamaEmbedOne(Body):
+    """Of /api/embeddings, which older clients ask."""
+
+    model: str | None = None
+    prompt: str | None = None
+    options: Options | None = None
+    keep_alive: str | float | None = None
+
+
 class OllamaName(Body):
     model: str | None = None
     name: str | None = None
@@ -147,7 +156,7 @@ def add(at: Host, post: Add, get: Add) -> None:
         more = _logprobs(result["choices"][0]) if is_chat and asked.logprobs is not None else {}
         return json_response(_head(name) | shape(whole.blocks) | more | _end(whole))
 
-    async def use(request: Request, body: OllamaRequest | OllamaEmbed) -> None:
+    async def use(request: Request, body: OllamaRequest | OllamaEmbed | OllamaEmbedOne) -> None:
         """Takes the model, and notes how long it is to stay."""
         seconds = None if body.keep_alive is None else _seconds(body.keep_alive)
         model = await at.use(request, body.model)
@@ -170,6 +179,13 @@ def add(at: Host, post: Add, get: Add) -> None:
         count = result["usage"]["prompt_tokens"]
         return json_response({"model": name, "embeddings": vectors, "prompt_eval_count": count})
 
+    async def embed_one(request: Request, body: OllamaEmbedOne) -> Response:
+        await use(request, body)
+        if not body.prompt:
+            return json_response({"embedding": []})
+        asked = made(EmbeddingRequest, {"input": body.prompt, "model": body.model})
+        return json_response({"embedding": (await at.vectors(request, asked))["data"][0]["embedding"]})
+
     async def tags() -> Response:
         return json_response({"models": [_tag(name, model) for name, model, _ in at.models.known]})
 
@@ -185,6 +201,7 @@ def add(at: Host, post: Add, get: Add) -> None:
     post("/api/chat", chat, streams=_JSON_LINES)
     post("/api/generate", generate, streams=_JSON_LINES)
     post("/api/embed", embed)
+    post("/api/embeddings", embed_one)
     post("/api/show", show)
     get("/api/tags", tags)
     get("/api/ps", running)

@@ -441,7 +441,7 @@ typedef struct { const uint32_t *base; uint32_t add; } te_ticket;
 typedef struct { const float *partial; int32_t n_parts, n_tok, cols; const float *add, *bias; size_t ld_add;
                  float *y; size_t ldy; const uint64_t *words; te_ticket ticket; const int32_t *expected;
                  struct { int32_t kind; float eps; const float *w, *b; } norm; float *normed;
-                 uint32_t *cancelled; uint64_t limit_ns; } te_merge_args;
+                 float scale; uint32_t *cancelled; uint64_t limit_ns; } te_merge_args;
 typedef void pi_device_program(void *ctx, pi_device *dev);
 typedef struct {
     uint32_t version; const char *kind; const char *(*error)(void);
@@ -465,7 +465,7 @@ def test_a_cpu_that_never_answers(key: int) -> None:
     ffi.cdef(CDEF)
     beside = Path(os.environ.get("POWERINFER_LIBRARY") or Path(powerinfer.__file__).parent / "lib" / "lib")
     ops = ffi.dlopen(str(beside.with_name("libpowerinfer_cuda.so"))).pi_device_cuda()
-    assert ops.version == 7, "CDEF is of another version"
+    assert ops.version == 10, "CDEF is of another version"
     out = ffi.new("pi_device **")
     assert ops.open(0, 0, out) == 0, ffi.string(ops.error())
     dev = out[0]

@@ -3,6 +3,7 @@ tokens, and what sessions do with them."""
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ import gguf
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError, Llama, UnsupportedError
+from powerinfer import ArgumentError, FormatError, Llama, UnsupportedError
+from powerinfer._engine.file import ModelFile
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
+from powerinfer.models.quantize import choose_types, quantize_model
 from tests import checkpoints, models, reference, rounding
 from tests.native.test_logits import continue_greedily, feed_all
 
-CPU_ALONE = ("bitnet", "mistral3")
-"""Devices refuse them: norms inside blocks; queries that depend on their position beyond the first 64."""
+CPU_ALONE = ("bitnet", "mistral3", "gemma3n")
+"""Devices refuse them: norms inside blocks; queries that depend on their position beyond the first 64;
+several residual streams."""
 CANNOT_SHIFT = ("gpt2", "hunyuan-dense", "hunyuan-moe")
 
 
@@ -169,6 +173,61 @@ def test_adapters_of_fused_matrices(folder: Path) -> None:
         want = feed_all(session, checkpoints.golden("phi3").prompt, 1)
     assert reference.relative_error(got, want) < 2e-3
     assert reference.relative_error(got, checkpoints.golden("phi3").logits) > 0.05
+
+
+def test_what_gates_cut_is_not_read(folder: Path) -> None:
+    """gemma3n's first two layers: of about one neuron in twenty up and down are read, in exact mode."""
+    golden, n_ff = checkpoints.golden("gemma3n"), 160
+    steps = []
+    for sparsity in ("auto", "exact", "dense"):
+        with Session(Model(file(folder, "gemma3n")), n_ctx=256, n_threads=2, sparsity=sparsity) as session:
+            session.feed(golden.prompt[:-1])
+            session.feed(golden.prompt[-1:])
+            assert reference.relative_error(session.logits(), golden.logits[-1]) < 2e-2
+            steps.append(session.last_step)
+    auto, exact, dense = steps
+    for layer in range(5):
+        active = exact[layer].n_active
+        assert auto[layer].n_active == dense[layer].n_active == active
+        assert auto[layer].n_rows == exact[layer].n_rows
+        assert dense[layer].n_rows == 3 * n_ff
+        if layer < 2:  # gates twice
+            assert 0 < active < 0.15 * n_ff and exact[layer].n_rows == n_ff + 3 * active
+        else:
+            assert active == n_ff and exact[layer].n_rows == 3 * n_ff
+
+
+def test_quantised_downs_are_skipped_where_rows_are_neurons(folder: Path) -> None:
+    quantised = folder / "gemma3n-q8_0.gguf"
+    with ModelFile(file(folder, "gemma3n")) as source:
+        quantize_model(source, quantised, "Q8_0", choose_types(source, "Q8_0", down_by_neuron=True))
+    logits = []
+    for sparsity in ("exact", "dense"):
+        with Session(Model(quantised), n_ctx=256, n_threads=2, sparsity=sparsity) as session:
+            session.feed(checkpoints.golden("gemma3n").prompt[:5])
+            session.feed(checkpoints.golden("gemma3n").prompt[5:6])
+            logits.append(session.logits().copy())
+            step = session.last_step[0]
+            assert step.n_rows == (160 + 3 * step.n_active if sparsity == "exact" else 3 * 160)
+    assert reference.relative_error(logits[0], logits[1]) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "what"),
+    [
+        ("apertus", "xielu.alpha_n", None, "no key apertus.xielu.alpha_n"),
+        ("apertus", "xielu.beta", [0.5] * 3, "array of 2 f32"),
+        ("apertus", "xielu.eps", float("inf"), "xielu of layer 0 is not finite"),
+        ("gemma3n", "altup.active_idx", 1, "active_idx is 1"),
+        ("gemma3n", "altup.num_inputs", 3, "altup_proj.weight has 3 dimensions"),
+        ("gemma3n", "activation_sparsity_scale", [float("nan")] * 5, "of layer 0 is not a number"),
+    ],
+)
+def test_bad_keys(name: str, key: str, value: Any, what: str, tmp_path: Path, monkeypatch: Any) -> None:
+    keys = checkpoints.file_keys(name) | {key: value}
+    monkeypatch.setattr(checkpoints, "file_keys", lambda _: {k: v for k, v in keys.items() if v is not None})
+    with pytest.raises(FormatError if "active_idx" not in key else UnsupportedError, match=re.escape(what)):
+        Model(checkpoints.write(tmp_path / "bad.gguf", name))
 
 
 @pytest.mark.parametrize("name", [*CANNOT_SHIFT, "granite"])

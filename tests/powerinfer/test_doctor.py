@@ -75,9 +75,9 @@ def test_every_extra_is_told() -> None:
 
 def test_an_extra_of_which_half_is_there() -> None:
     assert doctor._extra("server", {"fastapi": "1", "pydantic": "2"}) == (
-        "fastapi 1, pydantic 2; incomplete (pip install uvicorn (the extra powerinfer[server]))"
+        "fastapi 1, pydantic 2; incomplete: pip install uvicorn (the extra powerinfer[server])"
     )
-    assert "not installed (pip install 'ray[data,serve]'" in doctor._extra("ray", {})
+    assert "not installed: pip install 'ray[data,serve]'" in doctor._extra("ray", {})
     assert doctor._extra("ray", {"ray": "2"}) == "ray 2"
 
 

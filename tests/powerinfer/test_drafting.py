@@ -261,6 +261,8 @@ def test_on_the_command_line(glm: Path, tmp_path: Path, capsys: pytest.CaptureFi
         told = capsys.readouterr()
         assert told.out == plain.out and "guesses were right" in told.err
     assert "guesses" not in plain.err
+    assert main(["info", str(glm)]) == 0
+    assert "--mtp" in capsys.readouterr().out
     bench = ["bench", str(glm), "-p", "20", "-n", "12", "-r", "1", "-t", "1", "--json"]
     assert main([*bench, "--mtp", "--draft-max", "1,3", "--draft-right", "own,0,100"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -269,6 +271,9 @@ def test_on_the_command_line(glm: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ]  # fmt: skip
     assert [r["accepted"] for r in found if r["right"] is not None] == [0.0, 1.0] * 2
     assert [r["tokens_per_step"] for r in found if r["right"] == 1.0] == [2.0, 4.0]
+    assert main([*bench, "--mtp", "--draft-right", "100", "--vram-budget", "0.25", "--devices", "host"]) == 0
+    plain_run, told_run = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert plain_run["plan"] and told_run["accepted"] == 1.0
     for words, error in (
         (["run", *model, "x", "--mtp", "--draft-model", "y"], "one of them can guess"),
         (["run", *model, "x", "--draft-max", "-1"], "--draft-max must be 0 or more"),

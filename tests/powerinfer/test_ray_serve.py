@@ -246,3 +246,138 @@ def test_map_batches(cluster: Any) -> None:
     assert {row["prompt"]: row["answer"] for row in result.take_all()} == dict(
         zip(QUESTIONS, one_by_one(), strict=True)
     )
+
+
+# -- several replicas: which of them gets a request
+
+
+def test_beginnings() -> None:
+    need_ray()
+    from powerinfer.integrations.ray_router import beginnings
+
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    first, second = beginnings({"messages": turns[:1]}), beginnings({"messages": turns, "max_tokens": 5})
+    assert len(first) == 1 and second[:1] == first and len(second) == 2
+    assert beginnings({"messages": turns[:1], "system": "Be brief"})[0] != first[0]
+    text = "x" * 300
+    assert len(beginnings({"prompt": text})) == 3
+    assert beginnings({"prompt": text + "y" * 300})[:3] == beginnings({"prompt": text})
+    assert beginnings({"prompt": "short"}) != beginnings({"prompt": "other"})
+    for odd in (None, 5, [], {}, {"messages": 5}, {"messages": [None]}, {"prompt": ""}):
+        assert len(beginnings(odd)) <= 1
+
+
+TWO_NODES = """
+import http.client, json, sys, threading, time
+from collections import Counter
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+from powerinfer.ray_serve import deployment
+
+cluster = Cluster()
+for dashboard in ({"include_dashboard": False}, {}):
+    cluster.add_node(num_cpus=2, **dashboard)
+ray.init(address=cluster.address, log_to_driver=False)
+port = int(sys.argv[1])
+serve.start(http_options={"host": "127.0.0.1", "port": port})
+
+def run(**more):
+    options = {"num_cpus": 2, "n_parallel": 2, "n_ctx": 1024, "n_threads": 1}
+    serve.run(deployment("demo", **options, **more))
+
+def begin(path, body):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    return connection.getresponse()
+
+def post(path, body):
+    response = begin(path, body)
+    return response.status, response.read().decode()
+
+def n_running():
+    states = serve.status().applications["default"].deployments["powerinfer"].replica_states
+    return {str(getattr(state, "value", state)): n for state, n in states.items()}.get("RUNNING", 0)
+
+# A replica fills a node: there is one on each of the two.
+run(replicas=2)
+assert len({node["NodeID"] for node in ray.nodes() if node["Alive"]}) == 2 and n_running() == 2
+cached = []
+for i in range(6):
+    messages = [{"role": "user", "content": f"Story number {i}. " + "Tell me about the sea. " * 20}]
+    for turn in range(3):
+        body = {"messages": messages, "max_tokens": 16, "temperature": 0}
+        status, text = post("/v1/chat/completions", body)
+        assert status == 200, text
+        answer = json.loads(text)
+        usage = answer["usage"]
+        cached.append((turn, usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]))
+        messages += [answer["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+assert all(n > 0.7 * n_prompt for turn, n, n_prompt in cached if turn), cached
+
+body = {"prompt": "Once", "max_tokens": 60, "temperature": 0, "stream": True}
+status, text = post("/v1/completions", body)
+assert status == 200 and text.rstrip().endswith("data: [DONE]"), text
+assert post("/v1/completions", {"prompt": 5})[0] == 422
+# What a client has left is not computed to its end.
+begin("/v1/completions", body | {"max_tokens": 900, "ignore_eos": True}).close()
+def sum_of(name):
+    found = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(8)]
+    for connection in found:
+        connection.request("GET", "/metrics")
+    lines = [line for c in found for line in c.getresponse().read().decode().splitlines()]
+    return max(float(line.split()[1]) for line in lines if line.startswith(name))
+until = time.monotonic() + 20
+while not sum_of('powerinfer_generations_total{reason="cancelled"}') and time.monotonic() < until:
+    time.sleep(0.1)
+assert sum_of('powerinfer_generations_total{reason="cancelled"}') == 1
+serve.delete("default")
+
+# One, and as many open requests as two can take: the second node gets a replica, and gives it back.
+run(autoscaling={"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 1, "downscale_delay_s": 2,
+                 "look_back_period_s": 2, "metrics_interval_s": 0.5})
+assert n_running() == 1
+until, most = time.monotonic() + 60, 0
+
+def work(i):
+    while time.monotonic() < until and most < 2:
+        body = {"prompt": f"Once {i}", "max_tokens": 200, "ignore_eos": True}
+        assert post("/v1/completions", body)[0] == 200
+
+threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+for thread in threads:
+    thread.start()
+while time.monotonic() < until and most < 2:
+    most = max(most, n_running())
+    time.sleep(0.5)
+for thread in threads:
+    thread.join()
+assert most == 2
+until = time.monotonic() + 60
+while n_running() > 1 and time.monotonic() < until:
+    time.sleep(0.5)
+assert n_running() == 1
+print("scaled to 2 and back")
+serve.shutdown()
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_two_nodes(tmp_path: Path) -> None:
+    """Conversations go where they were computed before, and replicas come and go with the queue."""
+    need_ray()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = outside_of_this_process(tmp_path)
+    del environment["RAY_ADDRESS"]
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_NODES, str(port)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0 and "scaled to 2 and back" in done.stdout, done.stdout + done.stderr

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from powerinfer import AsyncLlama, Llama, PowerInferError
+from powerinfer._engine import loader
 from powerinfer.cli import main
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -129,6 +130,13 @@ def test_many_at_the_same_time(relu_path: Any) -> None:
                     await llm.create_completion(prompt, **options)  # type: ignore[arg-type]
 
     asyncio.run(ask())
+
+
+def test_conversations_that_memory_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said of what was given, and not of a pool that nobody asked for."""
+    monkeypatch.setattr(loader, "available_bytes", lambda: 1 << 30)
+    with pytest.raises(PowerInferError, match=r"K/V for n_ctx=1000000 and 16,777,216 tokens of all conv"):
+        AsyncLlama("demo", n_parallel=64, n_ctx=1_000_000, vram_budget=0, verbose=False)
 
 
 @pytest.mark.parametrize(

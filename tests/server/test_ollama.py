@@ -116,6 +116,9 @@ def test_embeddings(http: Any) -> None:
     assert post(http, "/api/embed", input="Once")["embeddings"][0] == pytest.approx(whole["embeddings"][0])
     assert post(http, "/api/embed", input=[])["embeddings"] == []
     assert "dimensions" in post(http, "/api/embed", 400, input="a", dimensions=-1)["error"]
+    one = post(http, "/api/embeddings", model="x", prompt="Once")["embedding"]
+    assert one == pytest.approx(whole["embeddings"][0])
+    assert post(http, "/api/embeddings", prompt="")["embedding"] == []
 
 
 def test_what_there_is(http: Any) -> None:

@@ -225,6 +225,52 @@ def test_told_twice_to_end() -> None:
     asyncio.run(main())
 
 
+def test_clients_that_leave_at_once_hold_no_model(demo: AsyncLlama) -> None:
+    """Whenever they leave: a model that seems to be used is never unloaded."""
+    from powerinfer.server import Settings, create_app
+    from powerinfer.server.models import Models, of_one
+
+    models = Models([of_one(demo, ("demo",))])
+    app = create_app(models, Settings())
+    data = json.dumps(FOREVER).encode()
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+    scope |= {"query_string": b"", "root_path": "", "http_version": "1.1", "scheme": "http"}
+
+    async def one(n_waits: int, *, is_cancelled: bool) -> None:
+        received = 0
+
+        async def receive() -> dict[str, Any]:
+            nonlocal received
+            received += 1
+            if received == 1:
+                return {"type": "http.request", "body": data, "more_body": False}
+            for _ in range(n_waits if not is_cancelled else 10**9):
+                await asyncio.sleep(0)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            pass
+
+        task = asyncio.ensure_future(app({**scope}, receive, send))
+        if is_cancelled:
+            for _ in range(n_waits):
+                await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.wait({task})
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert models.first.n_users == 0, n_waits
+
+    async def main() -> None:
+        for n_waits in range(8):
+            await one(n_waits, is_cancelled=False)
+            await one(n_waits, is_cancelled=True)
+
+    asyncio.run(main())
+    wait_until_idle(demo)
+
+
 def test_readers_that_stop_reading(demo: AsyncLlama) -> None:
     from powerinfer.server.events import EventStream, openai_events
 
@@ -245,6 +291,46 @@ def test_readers_that_stop_reading(demo: AsyncLlama) -> None:
 
     assert asyncio.run(asyncio.wait_for(main(), 20))
     wait_until_idle(demo)
+
+
+def test_what_waits_is_written_together(demo: AsyncLlama) -> None:
+    """A token goes out when no other is there; those that came while one was written go in one piece."""
+    from powerinfer.server.events import EventStream, openai_events
+
+    written: list[bytes] = []
+    steps = Steps()
+
+    def later(_: Any, scores: Any) -> Any:
+        steps.wait()
+        return scores
+
+    async def main() -> None:
+        async def until(true: Callable[[], bool]) -> None:
+            while not true():
+                await asyncio.sleep(0.005)
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(60)
+            return {}
+
+        async def send(message: dict[str, Any]) -> None:
+            written.append(message.get("body", b""))
+            if len(written) == 3:
+                steps.allow()
+                await until(lambda: not demo._requests)  # all of the answer is made
+
+        stream = await demo.create_completion(**FOREVER, stream=True, logits_processor=[later])
+        response = EventStream(stream, openai_events(stream, usage=False), write_timeout_s=60)
+        task = asyncio.ensure_future(response({"type": "http"}, receive, send))  # type: ignore[arg-type]
+        for n in (2, 3):
+            steps.allow(1)
+            await until(lambda n=n: len(written) == n)  # type: ignore[misc]
+        await task
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    events = events_of(b"".join(written).decode())
+    assert len(events) > 50 and len(written) < 20
+    assert [len(events_of((data + b"data: [DONE]\n\n").decode())) for data in written[1:3]] == [1, 1]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "fails"])

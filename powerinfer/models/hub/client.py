@@ -273,7 +273,7 @@ def _print(text: str) -> None:
 # -- errors
 
 
-def _is_of_the_line(error: Exception, errors: Any) -> bool:
+def _is_of_the_line(error: BaseException, errors: Any) -> bool:
     """The hub cannot be reached, or is down: exceptions of the client's own HTTP library, which its versions
     change. Not where it answered and said no."""
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -302,4 +302,6 @@ def _problem(repo: str, error: BaseException) -> str:
         return f"{repo}: it is not here, and HF_HUB_OFFLINE forbids asking the hub"
     text = one_line(str(error).strip().split("\n")[0]) or kind
     endpoint = import_module("huggingface_hub.constants").ENDPOINT
+    if _is_of_the_line(error, import_module("huggingface_hub.errors")):
+        text = f"the hub cannot be reached: {text}"
     return f"{repo}: {text} ({endpoint}; HF_ENDPOINT names another hub)"
