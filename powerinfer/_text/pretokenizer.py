@@ -119,8 +119,8 @@ _SCHEMES: tuple[tuple[str, PreTokenizer], ...] = (
     ("chatglm-bpe", PreTokenizer(_LLAMA3.patterns, default_bos=False)),
     ("glm4", PreTokenizer(_LLAMA3.patterns, ignore_merges=True, default_bos=False)),
     (
-        "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan grok-2 solar-open f2llmv2 bailingmoe bailingmoe2 "
-        "llada-moe",
+        "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan grok-2 solar-open f2llmv2 bailingmoe "
+        "bailingmoe2 llada-moe",
         _QWEN2,
     ),
     ("qwen35", PreTokenizer((_cl100k(r"\p{N}", marks=r"\p{M}"),))),
