@@ -53,6 +53,7 @@ MODELS = {
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
     "gemma3": "Gemma 3 (text)",
+    "gemma3n": "Gemma 3n (text)",
     "gemma4": "Gemma 4 (text)",
     "llama4": "Llama 4 (text)",
     "lfm2": "LFM2",

@@ -118,7 +118,11 @@ _SCHEMES: tuple[tuple[str, PreTokenizer], ...] = (
     ("dbrx smaug-bpe", PreTokenizer(_LLAMA3.patterns)),
     ("chatglm-bpe", PreTokenizer(_LLAMA3.patterns, default_bos=False)),
     ("glm4", PreTokenizer(_LLAMA3.patterns, ignore_merges=True, default_bos=False)),
-    ("qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan grok-2 solar-open f2llmv2", _QWEN2),
+    (
+        "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan grok-2 solar-open f2llmv2 bailingmoe "
+        "bailingmoe2 llada-moe",
+        _QWEN2,
+    ),
     ("qwen35", PreTokenizer((_cl100k(r"\p{N}", marks=r"\p{M}"),))),
     ("falcon", PreTokenizer((_PUNCTUATION + "`]+", _GPT2, r"[0-9][0-9][0-9]"))),
     ("gpt-2 phi-2 mpt olmo jais exaone4 trillion gigachat mellum a.x-4.0 granite-docling", _PLAIN),
@@ -166,10 +170,6 @@ _SCHEMES: tuple[tuple[str, PreTokenizer], ...] = (
         ),
     ),
     ("superbpe", PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"))),
-    (
-        "bailingmoe bailingmoe2 llada-moe",
-        PreTokenizer((_cl100k(r"\p{N}").replace(r"\s*[\r\n]+|", r"\s*[\r\n]|"),)),
-    ),
     (
         "seed-coder",
         PreTokenizer((_cl100k(r"\p{N}").replace(r"[^\s\p{L}\p{N}]+[\r\n]*|", r"[^\s\p{L}\p{N}\r\n]+|"),)),
