@@ -43,7 +43,9 @@ static uint64_t route_values(const pi_space_shape *s) {
 
 uint64_t pi_space_kernels(const pi_space_shape *s) {
     const uint64_t n_tok = s->n_tok, n_q = s->n_head * s->n_embd_head, few = least(n_tok, PI_SMALL_BATCH),
-                   many = least(n_tok, PI_EXPERT_BATCH), rank = s->adapter_rank, hidden = hidden_values(s),
+                   many = least(n_tok, PI_EXPERT_BATCH),
+                   /* inputs in F16 are of whole tiles of tokens and columns */
+        tiled = n_tok > few ? (n_tok + 15) / 16 * 16 : n_tok, rank = s->adapter_rank, hidden = hidden_values(s),
                    widest = most(n_q, s->n_embd), routes = n_tok * s->n_used, values = route_values(s);
     const uint64_t words[] = {
         /* of a feed-forward's adapters: a x, what is added to gate and up, parts of down's; a x in F16 */
@@ -52,13 +54,15 @@ uint64_t pi_space_kernels(const pi_space_shape *s) {
         /* gate, up */
         most(most(hidden * (s->gated ? 2 : 1), few * s->n_ff), most(values, many * s->n_used * (s->n_ff_expert + 3))),
         /* their product and the inputs, in F16, with a scale for each route */
-        most(hidden, values + 8 * routes) / 2 + n_tok * widest / 2 + 16 + (routes ? routes + 64 : 0),
+        (most(hidden, values + 8 * routes) + tiled * (widest + 512) + (tiled - n_tok) * s->n_ff) / 2 + 16 +
+            (routes ? routes + 64 : 0),
         routes ? 2 * routes + routes / 16 + 4 * s->n_expert + 4 : 0, /* order of routes */
         s->n_expert ? PI_FETCH_BYTES / 4 : 0,
         s->predicted ? n_tok * (s->n_ff / 32 + 1 + 2 * s->sign_words) : 0, /* marks, signs */
         (pi_parts(few, s->n_embd) + many * s->n_used + (s->n_used ? few : 0)) *
-            s->n_embd,                                      /* parts of a feed-forward's sum */
-        few * s->n_head * (s->n_embd_head + 2) * PI_SPLITS, /* and of attention */
+            s->n_embd, /* parts of a feed-forward's sum */
+        /* and of attention, of which more tokens, each of another sequence, have fewer parts each */
+        (n_tok > few ? 3 : 1) * few * s->n_head * (s->n_embd_head + 2) * PI_SPLITS + n_tok * s->n_head,
         /* and a chunk's input in the form that products of a few tokens take, twice: at most 48 bytes a column */
         few > 1 ? 12 * (most(widest, s->n_ff) + s->n_embd + 512) : 0,
     };

@@ -106,7 +106,8 @@ static void run(const pi_program_block *b) {
                                  .out = p->d->att,
                                  .ld_out = n_q,
                                  .window = shape->window,
-                                 .grouped = p->h->grouped};
+                                 .grouped = p->h->grouped,
+                                 .apart = p->h->apart};
     p->ops->attention(p->dev, &a);
     pi_program_stamp(p, b->l, PI_MOMENT_ATTENTION);
     const bool normed = b->post_norm.kind != TE_NO_NORM;

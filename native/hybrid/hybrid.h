@@ -149,6 +149,7 @@ typedef struct pi_hybrid {
     bool masked;                   /* by predictor */
     bool skip;                     /* silent neurons */
     bool grouped;                  /* tokens of a sequence are next to each other */
+    bool apart;                    /* no two tokens are of one sequence */
     int32_t n_tok, n_logits;
     pi_status kv_status;
     bool kv_lost;

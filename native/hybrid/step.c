@@ -392,7 +392,7 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
                    sizeof *in.cold * (size_t)h->layer[l].n_cold);
     if (h->place)
         memcpy(in.place, h->place, sizeof *in.place * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_expert);
-    h->grouped = true;
+    h->grouped = h->apart = true;
     for (int32_t t = 0; t < h->n_tok; t++) {
         const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
         in.pos[t] = s->chunk.pos[t];
@@ -400,6 +400,7 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
         for (int32_t k = t - 1; k >= 0; k--)
             if (s->chunk.seq[k] == s->chunk.seq[t]) {
                 in.first[t] = in.first[k];
+                h->apart = false;
                 break;
             }
         if (in.first[t] < t && in.first[t - 1] != in.first[t]) h->grouped = false;
@@ -417,10 +418,18 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
     }
 }
 
+/* Whether each of many tokens is the next of another sequence, and devices load nothing for them. */
+static bool decodes_many(const pi_hybrid *h) {
+    if (!h->apart || h->n_tok > PI_MANY || h->n_logits < h->n_tok) return false;
+    for (int32_t l = 0; l < h->s->model->info.n_layer; l++)
+        if (h->layer[l].device >= 0 && h->layer[l].n_cold) return false;
+    return true;
+}
+
 /* Equal keys: equal programs. Those of prompts are not kept: there are too many lengths. */
 static uint64_t program_key(const pi_hybrid *h) {
-    if (!h->decode) return 0;
-    return (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)h->grouped << 3 |
+    if (!h->decode && !decodes_many(h)) return 0;
+    return (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)h->apart << 4 | (uint64_t)h->grouped << 3 |
            (uint64_t)h->decode << 2 | (uint64_t)h->masked << 1 | (uint64_t)h->skip;
 }
 
@@ -471,6 +480,22 @@ static pi_status run(pi_hybrid *h) {
 
 static void logits_step(void *ctx, te_team *team) { pi_step_logits(ctx, team); }
 
+/* This member's share of the rows that a device left. */
+static void take_rows(te_team *team, float *to, const float *from, size_t n) {
+    int64_t lo, hi;
+    te_share(team, (int64_t)n, 16, &lo, &hi);
+    memcpy(to + lo, from + lo, sizeof *to * (size_t)(hi - lo));
+}
+static void take_logits(void *ctx, te_team *team) {
+    pi_hybrid *h = ctx;
+    const pi_session *s = h->s;
+    const pi_device_state *d = &h->device[h->head_device];
+    const size_t n = (size_t)h->n_logits, n_vocab = (size_t)s->model->info.n_vocab,
+                 n_embd = (size_t)s->model->info.n_embd, row = (size_t)s->chunk.logits_row[h->n_tok - h->n_logits];
+    take_rows(team, s->logits + row * n_vocab, d->logits, n * n_vocab);
+    take_rows(team, s->hidden + row * n_embd, d->hidden, n * n_embd);
+}
+
 pi_status pi_hybrid_run(pi_hybrid *h) {
     pi_session *s = h->s;
     const pi_model_info *info = &s->model->info;
@@ -489,11 +514,7 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
         if (h->layer[l].device >= 0) record(h, l);
     pi_cache_follow(h, h->n_tok, te_os_now_ns() - h->began_ns);
     if (h->head_device >= 0 && h->n_logits) {
-        const pi_device_state *d = &h->device[h->head_device];
-        const size_t n = (size_t)h->n_logits, n_vocab = (size_t)info->n_vocab, n_embd = (size_t)info->n_embd,
-                     row = (size_t)s->chunk.logits_row[h->n_tok - h->n_logits];
-        memcpy(s->logits + row * n_vocab, d->logits, sizeof(float) * n * n_vocab);
-        memcpy(s->hidden + row * n_embd, d->hidden, sizeof(float) * n * n_embd);
+        te_pool_run(h->n_logits > 2 ? s->pool : h->caller, take_logits, h);
         if (pi_changes_logits(s->model)) te_pool_run(s->pool, logits_step, s);
     }
     return PI_OK;

@@ -317,6 +317,10 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
     const pi_space_shape kernels = shape(m, o);
     uint64_t n = pi_space_kernels(&kernels);
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += pi_space(4 * words[k]);
+    /* Programs of more sequences than a small batch, one recorded for each number of them. */
+    const uint64_t n_seq = (uint64_t)o->n_seq, most = n_tok < PI_MANY ? n_tok : PI_MANY,
+                   many = n_seq < most ? n_seq : most;
+    if (many > PI_SMALL_BATCH) n += (many - PI_SMALL_BATCH) * PI_GRAPH_BYTES * (uint64_t)i->n_layer;
     return n;
 }
 

@@ -1,5 +1,7 @@
 // check_attention.hpp - attention of a few tokens, with what it writes to the pools.
 #pragma once
+#include <algorithm>
+
 #include "checks.hpp"
 
 struct attention_case {
@@ -18,7 +20,8 @@ static void check_attention_case(const attention_case &k) {
     AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d, window %d, sinks %d, cap %g", k.n_tok, k.n_head,
        k.n_head_kv, k.d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.window, k.sinks,
        (double)k.soft_cap);
-    const int n_seq = 5, n_ctx = 2048, ld_table = n_ctx / 64, n_blocks = n_seq * ld_table + 3;
+    const int n_seq = 1 + *std::max_element(k.seq.begin(), k.seq.end()), n_ctx = 2048, ld_table = n_ctx / 64,
+              n_blocks = n_seq * ld_table + 3;
     const size_t d = (size_t)k.d, row_k = te_row_bytes(k.type_k, k.d), row_v = te_row_bytes(k.type_v, k.d);
     const size_t pool_k = (size_t)n_blocks * (size_t)k.n_head_kv * 64 * row_k,
                  pool_v = (size_t)n_blocks * (size_t)k.n_head_kv * 64 * row_v;
@@ -93,6 +96,7 @@ static void check_attention_case(const attention_case &k) {
     op.window = k.window;
     const std::vector<float> sinks = some_sinks(k.n_head);
     op.sinks = k.sinks ? device_of(sinks) : nullptr;
+    op.apart = k.n_tok > TE_CUDA_MAX_TOK || k.n_tok == 3; // no two of them are of one sequence
     op.early = k.norm || k.n_tok == 3;
     op.out = out.data();
     op.ld_out = ldq;
@@ -300,4 +304,17 @@ static void check_attention() {
          true},
     };
     for (const attention_case &c : cases) check_attention_case(c);
+    // Many tokens, each of a sequence of its own.
+    for (int n_tok : {9, 40})
+        for (bool plain : {true, false}) {
+            attention_case c = {
+                n_tok, 16, plain ? 16 : 4, plain ? 128 : 64, TE_F16, plain ? TE_F16 : TE_Q8_0, neox, 64, !plain,
+                {},    {}};
+            for (int t = 0; t < n_tok; t++) {
+                c.seq.push_back((t * 7 + 3) % n_tok);
+                c.pos.push_back(t == 5 ? -1 : t == 6 ? 0 : (int)(random_word() % 600));
+            }
+            c.sinks = !plain;
+            check_attention_case(c);
+        }
 }

@@ -7,17 +7,30 @@ static void same_bits(const void *a, const void *b, size_t n_bytes, const char *
 }
 static size_t up_to(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// F16 rows on the device, and what they hold.
+// F16 input of products on the device, and what it holds.
 struct halves {
     te_cuda_half h;
     int n_tok, cols;
     std::vector<double> seen;
     double at(int t, int c) const { return seen[(size_t)t * h.ld + (size_t)c]; }
+    size_t n_values() const { return (size_t)(h.tiles ? 8 * h.tiles : n_tok) * h.ld; }
+    // With tiles: token and column of value i. Sixteen bytes are a lane's, 32 lanes a tile's, the tiles a unit's; a lane has
+    // two runs of four columns.
+    void place(size_t i, size_t *t, size_t *c) const {
+        const size_t tiles = (size_t)h.tiles, words = (size_t)h.words, j = i % 8, lane = i / 8 % 32,
+                     tile = i / 256 % tiles, unit = i / 256 / tiles, q = lane % 4;
+        *t = 8 * tile + lane / 4;
+        *c = unit / words * 32 * words + q * 8 * words + j / 4 * 4 * words + unit % words * 4 + j % 4;
+    }
     void read() {
-        const std::vector<uint16_t> v = host_of((const uint16_t *)h.v, (size_t)n_tok * h.ld);
-        const double scale = (double)host_of(h.scale, 1)[0];
-        seen.resize(v.size());
-        for (size_t i = 0; i < v.size(); i++) seen[i] = scale * (double)te_f16_to_f32(v[i]);
+        const std::vector<uint16_t> v = host_of((const uint16_t *)h.v, n_values());
+        const std::vector<float> scale = host_of(h.scale, h.tiles ? (size_t)n_tok : 1);
+        seen.assign((size_t)n_tok * h.ld, NAN);
+        for (size_t i = 0; i < v.size(); i++) {
+            size_t t = i / h.ld, c = i % h.ld;
+            if (h.tiles) place(i, &t, &c);
+            if (t < (size_t)n_tok) seen[t * h.ld + c] = (double)scale[h.tiles ? t : 0] * (double)te_f16_to_f32(v[i]);
+        }
         for (int t = 0; t < n_tok; t++)
             for (size_t c = (size_t)cols; c < h.ld; c++) is_true(at(t, (int)c) == 0, "no zeros behind the last column");
     }
@@ -26,9 +39,11 @@ struct halves {
         OK(api->free(dev, h.scale));
     }
 };
-static halves halves_new(int n_tok, int cols) {
-    halves h = {{nullptr, up_to((size_t)cols, 8) + 8, nullptr}, n_tok, cols, {}};
-    h.h.v = device_of(std::vector<uint16_t>((size_t)n_tok * h.h.ld, 0x7e00)); // no numbers
+// type: of the matrices, where their products of a few tokens want it otherwise than as rows.
+static halves halves_new(int n_tok, int cols, int type = -1) {
+    halves h = {{nullptr, up_to((size_t)cols, 8) + 8, nullptr, 0, 0}, n_tok, cols, {}};
+    if (type >= 0) h.h = api->half_form(dev, type, n_tok, cols);
+    h.h.v = device_of(std::vector<uint16_t>(h.n_values(), 0x7e00)); // no numbers
     h.h.scale = device_new<float>((size_t)n_tok + 1);
     return h;
 }

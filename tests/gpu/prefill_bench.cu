@@ -168,6 +168,13 @@ static void bench_products(int type) {
             te_cuda_gemm op = gemm_op(from, n_tok, s.transposed);
             put(&op, w, gate, (size_t)(s.transposed ? s.cols : s.rows), false);
             flops(name, time_us([&] { OK(api->gemm(dev, &op)); }), 2.0 * n_tok * s.rows * s.cols);
+            const te_cuda_half form = api->half_form(dev, type, n_tok, s.cols);
+            if (s.transposed || !form.tiles) continue;
+            op.x.ld = form.ld;
+            op.x.tiles = form.tiles;
+            op.x.words = form.words;
+            snprintf(name, sizeof name, "gemm %s %s, %d tokens, as they are", te_type_get(type)->name, s.what, n_tok);
+            bytes(name, time_us([&] { OK(api->gemm(dev, &op)); }), (double)w.stride * s.rows);
         }
         OK(api->free(dev, (void *)w.w));
     }

@@ -12,8 +12,9 @@
 
 // ---- halve ----
 
-static void check_halve_case(int n_tok, int cols, te_norm_kind kind, bool relu, double size) {
-    AT("halve %d x %d, norm %d, relu %d, size %g", n_tok, cols, (int)kind, (int)relu, size);
+// type: as halves_new's.
+static void check_halve_case(int n_tok, int cols, te_norm_kind kind, bool relu, double size, int type = -1) {
+    AT("halve %d x %d, norm %d, relu %d, size %g, for type %d", n_tok, cols, (int)kind, (int)relu, size, type);
     floats x(n_tok, cols, (float)size);
     const std::vector<float> w = normals((size_t)cols), b = normals((size_t)cols);
     te_cuda_halve op = {};
@@ -23,12 +24,12 @@ static void check_halve_case(int n_tok, int cols, te_norm_kind kind, bool relu, 
     op.cols = cols;
     op.norm = {kind, 1e-5f, device_of(w), kind == TE_LAYER_NORM ? device_of(b) : nullptr};
     op.relu = relu;
-    halves to = halves_new(n_tok, cols);
+    halves to = halves_new(n_tok, cols, type);
     op.to = to.h;
     OK(api->halve(dev, &op));
     to.read();
     double most = 0;
-    std::vector<double> all;
+    std::vector<double> all, of_token((size_t)n_tok, 0);
     for (int t = 0; t < n_tok; t++) {
         double mean = 0, sum = 0;
         for (int c = 0; c < cols && kind == TE_LAYER_NORM; c++) mean += x.at(t, c) / cols;
@@ -40,12 +41,13 @@ static void check_halve_case(int n_tok, int cols, te_norm_kind kind, bool relu, 
             if (relu && v < 0) v = 0;
             all.push_back(v);
             most = std::max(most, fabs(v));
+            of_token[(size_t)t] = std::max(of_token[(size_t)t], fabs(v));
         }
     }
     for (int t = 0; t < n_tok; t++)
         for (int c = 0; c < cols; c++) {
             const double v = all[(size_t)t * (size_t)cols + (size_t)c];
-            near(t * cols + c, to.at(t, c), v, 0x1p-11 * fabs(v) + 0x1p-17 * most);
+            near(t * cols + c, to.at(t, c), v, 0x1p-11 * fabs(v) + 0x1p-17 * (to.h.tiles ? of_token[(size_t)t] : most));
         }
     to.free();
     x.free();
@@ -56,6 +58,11 @@ static void check_halve() {
     for (int cols : {96, 333, 4096, 14336})
         for (te_norm_kind kind : {TE_RMS_NORM, TE_LAYER_NORM}) check_halve_case(11, cols, kind, false, 1);
     check_halve_case(65, 1024, TE_NO_NORM, true, 1);
+    for (int type : {TE_F16, TE_Q4_0, TE_Q4_K}) { // three orders of columns
+        for (double size : {1.0, 3e5, 1e-6, 1e30}) check_halve_case(9, 4096, TE_NO_NORM, false, size, type);
+        check_halve_case(17, 333, TE_LAYER_NORM, false, 1, type);
+        check_halve_case(64, 1024, TE_RMS_NORM, true, 1, type);
+    }
 }
 
 // ---- gemm ----
@@ -63,16 +70,18 @@ static void check_halve() {
 struct product_case {
     int type, rows, cols, n_tok;
     bool transposed, bias, relu, add, marks, pieces;
+    bool tiles = false; // input in the form for a few tokens
 };
 
 static void check_gemm_case(const product_case &k) {
-    AT("gemm %s %d x %d, %d tokens, transposed %d, bias %d, relu %d, add %d, marks %d, pieces %d, %s",
+    AT("gemm %s %d x %d, %d tokens, transposed %d, bias %d, relu %d, add %d, marks %d, pieces %d, tiles %d, %s",
        te_type_get(k.type)->name, k.rows, k.cols, k.n_tok, k.transposed, k.bias, k.relu, k.add, k.marks, k.pieces,
-       api->gemm_by(dev));
+       k.tiles, api->gemm_by(dev));
     const int depth = k.transposed ? k.rows : k.cols, outs = k.transposed ? k.cols : k.rows;
     matrix a = matrix_new(k.type, k.rows, k.cols);
     floats x(k.n_tok, depth);
-    halves in = halves_new(k.n_tok, depth);
+    halves in = halves_new(k.n_tok, depth, k.tiles ? k.type : -1);
+    is_true(!k.tiles || in.h.tiles > 0, "no form for a few tokens");
     te_cuda_halve half = {};
     half.x = x.p;
     half.ldx = x.ld;
@@ -163,7 +172,66 @@ static void check_gemm_case(const product_case &k) {
     for (void *q : {(void *)y, (void *)mark, op.scratch}) OK(api->free(dev, q));
 }
 
+// Products of one input in one launch: the bits of each by itself.
+static void check_products_together(int type, int n_tok) {
+    AT("gemm %s, three products of %d tokens", te_type_get(type)->name, n_tok);
+    const int cols = 1024, rows[3] = {300, 128, 77};
+    floats x(n_tok, cols);
+    halves in = halves_new(n_tok, cols, type);
+    te_cuda_halve half = {};
+    half.x = x.p;
+    half.ldx = x.ld;
+    half.n_tok = n_tok;
+    half.cols = cols;
+    half.to = in.h;
+    OK(api->halve(dev, &half));
+    te_cuda_gemm all = {};
+    all.x = in.h;
+    all.n_tok = n_tok;
+    std::vector<matrix> w;
+    float *y[2][3];
+    for (int i = 0; i < 3; i++) {
+        w.push_back(matrix_new(type, rows[i], cols));
+        for (auto &of : y) of[i] = device_of(std::vector<float>((size_t)n_tok * 304, CANARY));
+        te_product *p = &all.product[all.n_products++];
+        p->w = w.back().m;
+        p->y = y[0][i];
+        p->ldy = 304;
+        te_cuda_gemm one = all;
+        one.n_products = 1;
+        one.product[0] = *p;
+        one.product[0].y = y[1][i];
+        OK(api->gemm(dev, &one));
+    }
+    OK(api->gemm(dev, &all));
+    for (int i = 0; i < 3; i++) {
+        const std::vector<float> together = host_of(y[0][i], (size_t)n_tok * 304),
+                                 alone = host_of(y[1][i], (size_t)n_tok * 304);
+        for (size_t k = 0; k < alone.size(); k++) {
+            const bool there = k % 304 < (size_t)rows[i]; // columns may be cut into other parts
+            near((long)k, (double)together[k], (double)alone[k], there ? 1e-3 * fabs((double)alone[k]) + 1e-3 : 0);
+        }
+        w[(size_t)i].free();
+        for (auto &of : y) OK(api->free(dev, of[i]));
+    }
+    in.free();
+    x.free();
+}
+
+static void check_gemm_of_few(int type) {
+    const bool f = is_float(type), k256 = te_type_get(type)->block_weights == 256;
+    const int odd = f ? 333 : k256 ? 768 : 96, cols = k256 ? 1024 : 1056;
+    check_gemm_case({type, 300, odd, 9, false, true, false, false, false, false, true});
+    check_gemm_case({type, 130, cols, 63, false, false, true, false, false, false, true});
+    check_gemm_case({type, 1000, cols, 64, false, true, true, false, false, false, true});
+    check_gemm_case({type, 37, cols, 17, false, true, false, true, false, false, true});
+    check_gemm_case({type, 520, odd, 33, false, false, false, true, false, false, true});
+    check_gemm_case({type, 520, 4096, 24, false, false, false, true, false, false, true});
+    for (int n_tok : {10, 48}) check_products_together(type, n_tok);
+}
+
 static void check_gemm(const char *blas) {
+    for (int type : all_types) check_gemm_of_few(type);
     for (int by = 0; by < (blas ? 2 : 1); by++) {
         OK(api->set_blas(dev, by ? blas : nullptr));
         for (int type : all_types) {
@@ -187,8 +255,8 @@ static void check_gemm(const char *blas) {
 
 // ---- act ----
 
-static void check_act_case(te_activation act, bool gated, bool masked, bool named, int n_tok, int n) {
-    AT("act %d, gated %d, mask %d, ids %d, %d x %d", (int)act, gated, masked, named, n_tok, n);
+static void check_act_case(te_activation act, bool gated, bool masked, bool named, int n_tok, int n, int type = -1) {
+    AT("act %d, gated %d, mask %d, ids %d, %d x %d, for type %d", (int)act, gated, masked, named, n_tok, n, type);
     const int neurons = named ? 3 * n : n;
     floats gate(n_tok, n),
         up(n_tok, n, act == TE_GELU || act == TE_GELU_TANH ? 1 : 4); // a float GELU is 0 far below 0, a double's not
@@ -211,7 +279,7 @@ static void check_act_case(te_activation act, bool gated, bool masked, bool name
     op.threshold = act == TE_RELU ? 0.25f : 0;
     op.mask = masked ? device_of(mask) : nullptr;
     op.ld_mask = ld_mask;
-    halves to = halves_new(n_tok, n);
+    halves to = halves_new(n_tok, n, type);
     op.to = to.h;
     op.fired = device_of(std::vector<uint32_t>((size_t)neurons, 5));
     op.counts = device_of(std::vector<uint32_t>(3, 7));
@@ -243,6 +311,7 @@ static void check_act() {
         for (bool gated : {false, true})
             for (bool masked : {false, true})
                 check_act_case(act, gated, masked, masked == gated, 65, gated ? 1001 : 1000);
+    for (int type : {TE_F16, TE_Q4_0, TE_Q4_K}) check_act_case(TE_RELU, true, true, false, 40, 1024, type);
 }
 
 // ---- load ----

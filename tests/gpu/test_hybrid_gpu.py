@@ -228,6 +228,49 @@ def test_prompts(folder: Path, n: int, split: str) -> None:
             assert np.abs(alone.logits() - hybrid.logits()).max() < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"])
+def test_many_sequences(folder: Path, kind: str) -> None:
+    """Of more sequences than kernels for decoding take, each answers as on the CPU; some end and
+    others begin on the way."""
+    path, n_seq = folder / f"many-{kind}.gguf", 40
+    if kind == "F16":
+        models.write_dense(path, WIDE, kind=Kind.F16)
+    else:
+        with ModelFile(write(folder, WIDE, "dense")) as source:
+            quantize_model(source, path, kind, choose_types(source, kind, pure=True))
+    limit = TOLERANCE if kind == "F16" else 0.6  # activations are rounded to 8 bits on some paths
+    rng = np.random.default_rng(4)
+    o: dict[str, Any] = {
+        "n_ctx": 64,
+        "n_pool": 64 * n_seq,
+        "n_seq": n_seq,
+        "n_batch": 64,
+        "sparsity": "exact",
+    }
+    with Model(path) as model:
+        n_layer, n_ff = model.info.n_layer, model.info.n_ff
+        plan = engine.native_plan(
+            model,
+            ample(**o),
+            engine.Rates(),
+            on_device=[True] * n_layer,
+            hot=[np.arange(n_ff, dtype=np.int32)] * n_layer,
+            head_on_device=True,
+        )
+        with Session(model, n_threads=2, **o) as alone, Session(model, plan=plan, device="cuda", **o) as s:
+            for seq in range(n_seq):
+                ids = rng.integers(3, 290, 1 + seq % 7, np.int32)
+                for x in (alone, s):
+                    x.feed(ids, seq=seq, want_logits=False)
+            for n in (9, 40, 17, 40, 24, 9):
+                sequences = rng.permutation(n_seq)[:n].tolist()
+                ids = rng.integers(3, 290, n, np.int32)
+                for x in (alone, s):
+                    x.feed(ids, seq=sequences, want_logits=True)
+                steps = [np.abs(alone.logits(i) - s.logits(i)).max() for i in range(n)]
+                assert max(steps) < limit, (n, steps)
+
+
 @pytest.mark.parametrize("act", ["relu", "opt"])
 def test_long_prompts_neurons_in_pieces(folder: Path, act: str) -> None:
     """Of 1200 tokens hidden values of 6912 neurons (13824 without a gate) are made at once, then those of the

@@ -111,6 +111,7 @@ typedef struct te_attention_args {
     size_t ld_out;
     int32_t window;  /* positions that a token sees, itself the last; 0: all. A GPU takes 8 and more */
     int32_t grouped; /* tokens of a sequence are next to each other */
+    int32_t apart;   /* no two tokens are of one sequence */
     /* by the device */
     int32_t early; /* pos, row and table are not written by operations of the same program: they, and the older K and V,
                       are read before the operation in front has finished */

@@ -203,10 +203,11 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         dep_go();
         dep_wait();
     }
-    // Which tokens of this step does t see? Lane u looks at token u.
-    const int their_pos = lane < a.n_tok ? __ldcg(a.pos + lane) : -1,
-              their_seq = lane < a.n_tok ? (a.row ? __ldcg(a.row + lane) : lane) : -1;
-    const int pos = __shfl_sync(~0u, their_pos, t), seq = __shfl_sync(~0u, their_seq, t);
+    // Which tokens of this step does t see? Lane u looks at token u; where tokens are apart, lane 0 at t itself.
+    const int own = a.apart ? t : 0, u0 = own + lane, own_lane = t - own;
+    const bool looks = a.apart ? lane == 0 : lane < a.n_tok;
+    const int their_pos = looks ? __ldcg(a.pos + u0) : -1, their_seq = looks ? (a.row ? __ldcg(a.row + u0) : u0) : -1;
+    const int pos = __shfl_sync(~0u, their_pos, own_lane), seq = __shfl_sync(~0u, their_seq, own_lane);
     float *out = a.out + t * a.ld_out + (size_t)head * d;
     if (pos < 0 || pos >= a.n_ctx) {
         if (a.early) dep_wait();
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
             for (int i = tid; i < heads * d; i += ATT_THREADS) out[i] = 0;
         return;
     }
-    const unsigned seen = __ballot_sync(~0u, their_pos >= 0 && their_pos <= pos && their_seq == seq && lane <= t);
+    const unsigned seen = __ballot_sync(~0u, their_pos >= 0 && their_pos <= pos && their_seq == seq && u0 <= t);
     // The first position in the window, and the grain that it lies in; all of this step's tokens are in the window.
     const int lowest = max(0, pos + 1 - a.window), skipped = lowest / ATT_GRAIN * ATT_GRAIN;
     const int n_old = pos + 1 - __popc(seen), grains = (n_old - skipped + ATT_GRAIN - 1) / ATT_GRAIN;
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         const int i = j / 2, row = j & 1 ? row_v : row_k;
         unsigned later = seen;
         for (int k = 0; k < i; k++) later &= later - 1;
-        const int u = __ffs((int)later) - 1;
+        const int u = own + __ffs((int)later) - 1;
         const bool is_k = !(j & 1);
         uint8_t *to = (is_k ? fresh_k : fresh_v) + (size_t)i * row;
         const head_values<MAX> h =
@@ -475,14 +476,16 @@ static attention_args prepare(const te_cuda *d, const te_attention_args *op, int
     a.row_k = (int)te_row_bytes(op->type_k, op->n_embd_head);
     a.row_v = (int)te_row_bytes(op->type_v, op->n_embd_head);
     const size_t most_bytes = d->smem_sm / 2 - 16 * 1024 < d->smem_block ? d->smem_sm / 2 - 16 * 1024 : d->smem_block;
-    for (a.tile = 64; a.tile > ATT_GRAIN && smem_of(a, per_block) > most_bytes;) a.tile /= 2;
+    // Of many blocks three fit on a multiprocessor, if their tiles are small.
+    for (a.tile = across > 2 * d->info.n_sm ? 32 : 64; a.tile > ATT_GRAIN && smem_of(a, per_block) > most_bytes;)
+        a.tile /= 2;
     return a;
 }
 
 static te_status check(te_cuda *d, const te_attention_args *op) {
-    if (op->n_tok < 1 || op->n_tok > TE_CUDA_MAX_TOK)
-        return refuse(
-            d, te_fail(TE_ARGUMENT, "attention: %d tokens, 1 to %d are possible", (int)op->n_tok, TE_CUDA_MAX_TOK));
+    const int32_t most = op->apart ? 65535 : TE_CUDA_MAX_TOK;
+    if (op->n_tok < 1 || op->n_tok > most)
+        return refuse(d, te_fail(TE_ARGUMENT, "attention: %d tokens, 1 to %d are possible", (int)op->n_tok, (int)most));
     if (op->window && op->window < TE_CUDA_MAX_TOK)
         return refuse(d, te_fail(TE_UNSUPPORTED, "attention: a window of %d positions, %d are the least",
                                  (int)op->window, TE_CUDA_MAX_TOK));
@@ -505,6 +508,7 @@ static te_status check(te_cuda *d, const te_attention_args *op) {
 size_t attention_floats(te_cuda *d, const te_attention_args *op) {
     int variant;
     const attention_args a = prepare(d, op, &variant);
+    if (a.splits == 1) return 0; // nothing is left in parts
     return (size_t)op->n_tok * (size_t)op->n_head * (size_t)a.splits * (size_t)(op->n_embd_head + 2);
 }
 size_t attention_counters(te_cuda *d, const te_attention_args *op) {

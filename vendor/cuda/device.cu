@@ -502,6 +502,7 @@ const te_cuda_api table = {
     set_blas_now,
     gemm_by,
     gemm_scratch,
+    half_form,
     on<te_cuda_halve, halve>,
     on<te_cuda_gemm, gemm>,
     on<te_cuda_act, act>,

@@ -151,6 +151,7 @@ te_status gemm(te_cuda *d, const te_cuda_gemm *op) {
     for (int i = 0; i < op->n_products; i++) {
         const te_product *p = &op->product[i];
         TE_CUDA_TRY(check_product(d, op, p));
+        if (op->x.tiles) continue;
         size_t least;
         (void)gemm_scratch(d, &p->w, op->n_tok, &least);
         if (op->n_scratch < least || (least && (!op->scratch || !aligned(op->scratch, 256))))
@@ -159,6 +160,7 @@ te_status gemm(te_cuda *d, const te_cuda_gemm *op) {
         if (op->transposed && p->relu && gemm_scratch(d, &p->w, op->n_tok, nullptr) > op->n_scratch)
             return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: relu of a transposed product in pieces"));
     }
+    if (op->x.tiles) return multiply_wide(d, op);
     for (int i = 0; i < op->n_products; i++) TE_CUDA_TRY(one_product(d, op, &op->product[i]));
     return TE_OK;
 }

@@ -1,10 +1,12 @@
 // prefill.cu - F16 input of products: of normed floats, and of a feed-forward's middle.
 //
 // Both take two kernels. The first writes values as they are, and of each token the largest; the second, which nearly always
-// has nothing else to do, writes the scale. Only where the values of the matrix leave F16's range it makes them again.
+// has nothing else to do, writes the scale. Only where the values of the matrix leave F16's range it makes them again. Where
+// each token has a scale of its own, the first kernel does it all.
 #include "activation.cuh"
 #include "gemm_mma.cuh"
 #include "prefill.cuh"
+#include "wide.cuh"
 
 namespace te {
 
@@ -115,27 +117,59 @@ struct activated {
 };
 
 __device__ __forceinline__ void put4(const te_cuda_half &to, int t, int c, float4 v) {
-    *(uint2 *)((uint16_t *)to.v + (size_t)t * to.ld + c) = make_uint2(half2_of(v.x, v.y), half2_of(v.z, v.w));
+    const size_t at = to.tiles ? wide_place(to, t, c) : (size_t)t * to.ld + (size_t)c;
+    *(uint2 *)((uint16_t *)to.v + at) = make_uint2(half2_of(v.x, v.y), half2_of(v.z, v.w));
+}
+// Above 65504 F16 has no values; below 2^-14 they lose bits, which matters only where there are no larger ones.
+__device__ __forceinline__ bool needs_scale(float most) {
+    const bool fits = most <= 32768 && most >= 0x1p-8f, sound = most > 0 && most < INFINITY;
+    return !fits && sound;
+}
+__device__ __forceinline__ int scale_exponent(float most) { // so that the largest is below 2^14
+    return max(-120, min(120, ilogbf(most) - 13));
 }
 
+// A token's values once more, times `down`; of several blocks of a token, each its own.
+template <class S> __device__ void again(S &s, int t, int cols, float down, const te_cuda_half &to) {
+    const int step = 4 * HALF_THREADS * cluster_size();
+    for (int c = 4 * (threadIdx.x + HALF_THREADS * cluster_rank()); c < cols; c += step) {
+        const float4 v = s.at(t, c, false);
+        put4(to, t, c, make_float4(v.x * down, v.y * down, v.z * down, v.w * down));
+    }
+}
+
+// The blocks of a cluster share a token's columns.
 template <class S> __global__ void __launch_bounds__(HALF_THREADS) halve_kernel(S s, int cols, te_cuda_half to) {
-    __shared__ float room[HALF_WARPS];
+    __shared__ float room[HALF_WARPS], own_most;
     dep_go();
     dep_wait();
-    const int t = blockIdx.x;
+    const int parts = cluster_size(), rank = cluster_rank(), t = blockIdx.x / parts;
     float most = 0;
     s.begin(t, room);
-    for (int c = 4 * threadIdx.x; c < (int)to.ld; c += 4 * HALF_THREADS) {
+    for (int c = 4 * (threadIdx.x + HALF_THREADS * rank); c < (int)to.ld; c += 4 * HALF_THREADS * parts) {
         const float4 v = s.at(t, c, true);
         most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
         put4(to, t, c, v);
     }
     s.end(room);
     most = over_block<true>(most, room);
-    if (threadIdx.x == 0) to.scale[1 + t] = most;
+    if (parts > 1) {
+        if (threadIdx.x == 0) own_most = most;
+        cluster_arrive();
+        cluster_wait();
+        for (int i = 0; i < parts; i++) most = fmaxf(most, __uint_as_float(cluster_load(&own_most, i)));
+        cluster_arrive(); // who has read all may end
+        cluster_wait();
+    }
+    if (!to.tiles) {
+        if (threadIdx.x == 0 && rank == 0) to.scale[1 + t] = most;
+        return;
+    }
+    const int e = needs_scale(most) ? scale_exponent(most) : 0;
+    if (threadIdx.x == 0 && rank == 0) to.scale[t] = ldexpf(1, e);
+    if (e) again(s, t, cols, ldexpf(1, -e), to);
 }
 
-// Above 65504 F16 has no values; below 2^-14 they lose bits, which matters only where a matrix has no larger ones.
 template <class S>
 __global__ void __launch_bounds__(HALF_THREADS) rescale_kernel(S s, int n_tok, int cols, te_cuda_half to) {
     __shared__ float room[HALF_WARPS];
@@ -144,29 +178,25 @@ __global__ void __launch_bounds__(HALF_THREADS) rescale_kernel(S s, int n_tok, i
     float most = 0;
     for (int t = threadIdx.x; t < n_tok; t += HALF_THREADS) most = fmaxf(most, __ldcg(to.scale + 1 + t));
     most = over_block<true>(most, room);
-    const bool fits = most <= 32768 && most >= 0x1p-8f, sound = most > 0 && most < INFINITY;
-    if (fits || !sound) {
-        if (blockIdx.x == 0 && threadIdx.x == 0) to.scale[0] = 1;
-        return;
-    }
-    const int e = max(-120, min(120, ilogbf(most) - 13)); // so that the largest is below 2^14
-    const float down = ldexpf(1, -e);
+    const int e = needs_scale(most) ? scale_exponent(most) : 0;
     if (blockIdx.x == 0 && threadIdx.x == 0) to.scale[0] = ldexpf(1, e);
+    if (!e) return;
     for (int t = blockIdx.x; t < n_tok; t += gridDim.x) {
         s.begin(t, room);
-        for (int c = 4 * threadIdx.x; c < cols; c += 4 * HALF_THREADS) {
-            const float4 v = s.at(t, c, false);
-            put4(to, t, c, make_float4(v.x * down, v.y * down, v.z * down, v.w * down));
-        }
+        again(s, t, cols, ldexpf(1, -e), to);
     }
 }
 
+// parts: blocks of a token, where there are few of these.
 template <class S>
-static te_status run(te_cuda *d, const char *name, const S &s, int n_tok, int cols, const te_cuda_half &to) {
+static te_status run(te_cuda *d, const char *name, const S &s, int n_tok, int cols, const te_cuda_half &to, int parts) {
     if (n_tok < 1 || n_tok > 65535 || cols < 1 || !to.v || !to.scale || !aligned(to.v, 16) || to.ld % 8 ||
-        to.ld < (size_t)cols || to.ld > INT32_MAX)
+        to.ld < (size_t)cols || to.ld > INT32_MAX || (to.tiles && (n_tok > 8 * to.tiles || to.ld % 256)))
         return refuse(d, te_fail(TE_ARGUMENT, "%s: %d tokens of %d values, %zu apart", name, n_tok, cols, to.ld));
-    TE_CUDA_TRY(launch(d, name, halve_kernel<S>, dim3((unsigned)n_tok), HALF_THREADS, 0, s, cols, to));
+    if (d->info.major < 9 || n_tok > TE_CUDA_WIDE_TOK) parts = 1;
+    TE_CUDA_TRY(launch_clusters(d, name, halve_kernel<S>, dim3((unsigned)(n_tok * parts)), (unsigned)parts,
+                                HALF_THREADS, 0, s, cols, to));
+    if (to.tiles) return TE_OK;
     const int blocks = n_tok < 2 * d->info.n_sm ? n_tok : 2 * d->info.n_sm;
     return launch(d, name, rescale_kernel<S>, dim3((unsigned)blocks), HALF_THREADS, 0, s, n_tok, cols, to);
 }
@@ -175,14 +205,14 @@ te_status halve(te_cuda *d, const te_cuda_halve *op) {
     if (!op->x || !aligned(op->x, 16) || op->ldx % 4 || (op->norm.kind != TE_NO_NORM && !op->norm.w))
         return refuse(d, te_fail(TE_ARGUMENT, "halve: x is not aligned to 16 bytes, or a norm has no weights"));
     const normed s = {*op, 0, 1};
-    return run(d, "halve", s, op->n_tok, op->cols, op->to);
+    return run(d, "halve", s, op->n_tok, op->cols, op->to, 1);
 }
 
 te_status act(te_cuda *d, const te_cuda_act *op) {
     if (!op->up || !aligned(op->up, 16) || op->ld_up % 4 || !aligned(op->gate, 16) || (op->gate && op->ld_gate % 4))
         return refuse(d, te_fail(TE_ARGUMENT, "act: gate or up are not aligned to 16 bytes"));
     const activated s = {*op, 0, 0};
-    return run(d, "act", s, op->n_tok, op->n, op->to);
+    return run(d, "act", s, op->n_tok, op->n, op->to, 4);
 }
 
 } // namespace te

@@ -32,8 +32,9 @@ extern "C" {
 #endif
 
 enum {
-    TE_CUDA_VERSION = 9,
+    TE_CUDA_VERSION = 10,
     TE_CUDA_MAX_TOK = 8,
+    TE_CUDA_WIDE_TOK = 64,
     TE_CUDA_MAX_EXPERT_TOK = 64, /* of te_experts_args */
     TE_CUDA_KV_BLOCK = 64,
     TE_CUDA_SLOTS = 8,
@@ -161,11 +162,14 @@ typedef struct te_cuda_pack {
  * between the products of a feed-forward. The products are those of cuBLASLt where set_blas() has found it, else our own. */
 
 /* Input of products: value c of token t is *scale * v[t * ld + c]. scale is a power of two, 1 unless the values of the
- * matrix leave the range of F16. */
+ * matrix leave the range of F16. With tiles it is that of products of a few tokens, as half_form() says: a value's place
+ * is another one (wide.cuh), and each token has a scale of its own. */
 typedef struct te_cuda_half {
-    void *v;      /* F16 [n_tok][ld], 16-byte aligned; zeros behind the last column */
-    size_t ld;    /* a multiple of 8 */
-    float *scale; /* n_tok + 1 floats: the scale, and room */
+    void *v;       /* F16 [n_tok][ld], 16-byte aligned; zeros behind the last column. With tiles [8 * tiles][ld] */
+    size_t ld;     /* a multiple of 8; with tiles, of 256 */
+    float *scale;  /* n_tok + 1 floats: the scale, and room; with tiles n_tok scales */
+    int32_t tiles; /* of eight tokens, or 0 */
+    int32_t words; /* which values stand together */
 } te_cuda_half;
 
 /* to = norm(x), or max(norm(x), 0). */
@@ -180,7 +184,9 @@ typedef struct te_cuda_halve {
 
 /* Products as te_linear_args's, all with w's rows, or all transposed: y_t = sum over rows j of x_tj * row j of w. Then x
  * has as many columns as w has rows, y and bias as many as w has columns. y is needed, relu excludes add. Weights that are
- * not F16 are converted into scratch, piece by piece; gemm_scratch() says how large it is best and must be at least. */
+ * not F16 are converted into scratch, piece by piece; gemm_scratch() says how large it is best and must be at least.
+ * Of input with tiles (half_form() for the type of each w) weights are read as they are: no scratch, no marks, not
+ * transposed. */
 typedef struct te_cuda_gemm {
     te_cuda_half x;
     int32_t n_tok, transposed;
@@ -298,6 +304,9 @@ typedef struct te_cuda_api {
     te_status (*set_blas)(te_cuda *d, const char *path);
     const char *(*gemm_by)(te_cuda *d);
     size_t (*gemm_scratch)(te_cuda *d, const te_mat *w, int32_t n_tok, size_t *least);
+    /* The form of n_tok tokens' input for matrices of this type with so many columns: v and scale NULL, tiles not 0 where
+     * that is faster, which it is for TE_CUDA_MAX_TOK + 1 to TE_CUDA_WIDE_TOK tokens. */
+    te_cuda_half (*half_form)(te_cuda *d, int32_t type, int32_t n_tok, int32_t cols);
     te_status (*halve)(te_cuda *d, const te_cuda_halve *op);
     te_status (*gemm)(te_cuda *d, const te_cuda_gemm *op);
     te_status (*act)(te_cuda *d, const te_cuda_act *op);
@@ -336,8 +345,7 @@ typedef struct te_cuda_api {
 #if defined(__GNUC__)
 __attribute__((visibility("default")))
 #endif
-const te_cuda_api *
-te_cuda_table(void);
+const te_cuda_api *te_cuda_table(void);
 
 #ifdef __cplusplus
 }

@@ -71,7 +71,9 @@ struct Cuda {
     Sum sum;
     const float *kept; /* what a side kept, of which PREPARED_SIDE is another form */
     te_prepared kept_form;
-    const float *half_x, *half_norm; /* input and weights of the norm that HALF_X was made of */
+    const float *half_x, *half_norm; /* input and weights of the norm that HALF_X was made of, */
+    int32_t half_words;              /* and its form */
+    te_cuda_gemm last;               /* a feed-forward's last product, of n_products: merge has yet to run it */
     bool settled;                    /* an operation of this step has begun after the copy of its inputs had ended */
     Graph graph[MAX_GRAPHS];
     int32_t n_graphs, oldest_graph;
@@ -137,6 +139,8 @@ void count_taken(Cuda *c, uint64_t free_before, uint64_t n_bytes);
 
 /* device.cu: keeps the first error of a program. */
 void note(Cuda *c, te_status st);
+/* The first product of a prompt opens cuBLASLt where the loader finds it; without it, products are vendor/cuda's own. */
+void find_blas(Cuda *c);
 
 /* operations.cu */
 inline bool idle(const Cuda *c) { return c->mode == IDLE; }
@@ -176,7 +180,9 @@ void adapt_sum(Cuda *c, const te_ffn_args *a, const te_ffn_args *op, float *part
 pi_status fetch(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to);
 uint32_t fetched(pi_device *dev, pi_status *st);
 
-/* prompt.cu */
+/* prompt.cu. run_last: c->last, if there is one; settle_last: the same, and with it what merge would add to it. */
+void run_last(Cuda *c);
+bool settle_last(Cuda *c, const te_merge_args *a);
 void prefill_experts(Cuda *c, const te_experts_args *a);
 void prefill_linear(Cuda *c, const te_linear_args *a);
 void prefill_attention(Cuda *c, const te_attention_args *a);

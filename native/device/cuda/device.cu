@@ -15,12 +15,22 @@ void note(Cuda *c, te_status st) {
     __atomic_store_n(c->base.cancelled, 1, __ATOMIC_RELAXED); /* nobody waits for the rest */
 }
 
+/* The most that one graph takes, its kernels' code included; what is more is other programs'. */
+constexpr uint64_t graph_bytes = 256u << 20, library_bytes = 512u << 20;
+
+void find_blas(Cuda *c) {
+    static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
+    if (c->looked_for_blas) return;
+    c->looked_for_blas = true;
+    const uint64_t before = free_bytes(c);
+    for (const char *name : names)
+        if (c->te->set_blas(c->d, name) == TE_OK) break;
+    count_taken(c, before, library_bytes);
+}
+
 namespace {
 
 /* ---- programs ---- */
-
-/* The most that one graph takes, its kernels' code included; what is more is other programs'. */
-constexpr uint64_t graph_bytes = 256u << 20, library_bytes = 512u << 20;
 
 void forget_graphs(Cuda *c) {
     for (int32_t i = 0; i < c->n_graphs; i++) c->te->graph_free(c->graph[i].graph);
@@ -98,19 +108,7 @@ void wait_thread(Cuda *c) {
     while ((done = __atomic_load_n(&c->done, __ATOMIC_ACQUIRE)) != c->asked) te_os_wait(&c->done, done, -1);
 }
 
-/* The first prompt opens cuBLASLt where the loader finds it; without it, products are vendor/cuda's own. */
-void find_blas(Cuda *c) {
-    static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
-    if (c->looked_for_blas) return;
-    c->looked_for_blas = true;
-    const uint64_t before = free_bytes(c);
-    for (const char *name : names)
-        if (c->te->set_blas(c->d, name) == TE_OK) break;
-    count_taken(c, before, library_bytes);
-}
-
 pi_status launch_by_thread(Cuda *c, pi_device_program *program, void *ctx) {
-    find_blas(c);
     const pi_status st = measure(c, program, ctx);
     if (st != PI_OK) return st;
     if (!c->started) {

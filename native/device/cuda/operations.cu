@@ -1,5 +1,5 @@
 /* operations.cu - what programs are made of, in terms of vendor/cuda: a few tokens by the kernels for decoding, more of
- * them by the operations for prompts (prompt.cu). */
+ * them by the operations for prompts (prompt.cu), whose tokens may also be one of each of many sequences. */
 #include "cuda.cuh"
 #include "kernels.cuh"
 
@@ -22,6 +22,7 @@ void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32
     c->settled = false;
     c->kept = nullptr;
     c->half_x = nullptr;
+    c->last = {};
     if (ready(c)) note(c, begin(c->d, to, from, n_bytes, ticket, tickets));
     if (ready(c)) note(c, c->te->load_after(c->d)); /* among the inputs are lists of what is loaded */
 }
@@ -145,11 +146,11 @@ te_attention_args some_tokens(const te_attention_args *a, int32_t t, int32_t n) 
 void op_attention(pi_device *dev, const te_attention_args *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
-    if (a->n_tok > TE_CUDA_MAX_TOK && a->grouped) return prefill_attention(c, a);
+    if (a->n_tok > TE_CUDA_MAX_TOK && a->grouped && !a->apart) return prefill_attention(c, a);
     /* The step's first attention starts when all before it has ended, the copy of the step's inputs, too; the others may
      * read those, and K and V of earlier steps, before the operation in front has ended. */
-    const bool early = c->settled && a->n_tok <= TE_CUDA_MAX_TOK;
-    pieces(a->n_tok, [&](int32_t t, int32_t n) {
+    const bool early = c->settled && (a->n_tok <= TE_CUDA_MAX_TOK || a->apart);
+    auto attend = [&](int32_t t, int32_t n) {
         te_attention_args op = some_tokens(a, t, n);
         op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->attention_floats(c->d, &op));
         op.counter = (uint32_t *)room(c, COUNTERS, sizeof(uint32_t) * c->te->attention_counters(c->d, &op));
@@ -159,7 +160,9 @@ void op_attention(pi_device *dev, const te_attention_args *a) {
         note(c, c->te->attention(c->d, &op));
         if (!c->settled) c->te->set_overlap(c->d, 1);
         c->settled = true;
-    });
+    };
+    if (a->apart) return attend(0, a->n_tok);
+    pieces(a->n_tok, attend);
 }
 
 void op_latent(pi_device *dev, const te_latent_args *a) {
@@ -237,6 +240,7 @@ void op_ffn(pi_device *dev, const te_ffn_args *a) {
 
 void op_merge(pi_device *dev, const te_merge_args *a) {
     Cuda *c = of(dev);
+    if (settle_last(c, a)) return;
     if (!ready(c)) return;
     te_merge_args op = *a;
     if (a->partial && c->sum.y == a->partial) {

@@ -1,16 +1,17 @@
 /* prompt.cu - operations of more tokens than the kernels for decoding take: products of F16, with the matrices as they
- * are or converted piece by piece. */
+ * are, made F16 in registers (some tokens) or converted piece by piece (many). */
 #include "cuda.cuh"
 #include "kernels.cuh"
 
 namespace pi {
 namespace {
 
-/* Room for F16 values of n_tok tokens. */
-te_cuda_half half_room(Cuda *c, Room r, int32_t n_tok, int32_t cols) {
+/* Room for F16 values of n_tok tokens, as products with matrices of this type want them; type -1: as rows. */
+te_cuda_half half_room(Cuda *c, Room r, int32_t n_tok, int32_t cols, int32_t type) {
     te_cuda_half h = {};
     h.ld = (size_t)(cols + 7) / 8 * 8;
-    const size_t values = (size_t)n_tok * h.ld * 2, scale = (values + 255) / 256 * 256;
+    if (type >= 0) h = c->te->half_form(c->d, type, n_tok, cols);
+    const size_t values = (size_t)(h.tiles ? 8 * h.tiles : n_tok) * h.ld * 2, scale = (values + 255) / 256 * 256;
     char *p = (char *)room(c, r, scale + sizeof(float) * ((size_t)n_tok + 1));
     h.v = p;
     h.scale = (float *)(p + scale);
@@ -31,7 +32,8 @@ void halve(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, con
 /* Room that products with these matrices like best. */
 void *gemm_room(Cuda *c, te_cuda_gemm *op) {
     size_t most = 0;
-    for (int32_t i = 0; i < op->n_products; i++) {
+    if (c->mode == MEASURE && !op->x.tiles) find_blas(c);
+    for (int32_t i = 0; i < op->n_products && !op->x.tiles; i++) {
         size_t least = 0;
         const size_t n = c->te->gemm_scratch(c->d, &op->product[i].w, op->n_tok, &least);
         if (n > most) most = n;
@@ -44,20 +46,47 @@ size_t floats_of(int32_t n_tok, int32_t n) { return (size_t)n_tok * ((size_t)(n 
 
 } // namespace
 
+void run_last(Cuda *c) {
+    if (c->last.n_products && ready(c)) note(c, c->te->gemm(c->d, &c->last));
+    c->last = {};
+}
+
+/* The product adds what it gives to x itself. */
+bool settle_last(Cuda *c, const te_merge_args *a) {
+    te_product *p = &c->last.product[0];
+    const bool plain = c->last.n_products && p->y == a->partial && !a->words && a->norm.kind == TE_NO_NORM;
+    if (plain) {
+        p->y = a->y;
+        p->ldy = a->ldy;
+        p->bias = a->bias;
+        p->add = a->add;
+        p->ld_add = a->ld_add;
+    }
+    run_last(c);
+    return plain;
+}
+
 void prefill_linear(Cuda *c, const te_linear_args *a) {
     if ((a->side.keep || a->side.publish) && ready(c))
         note(c, norm_rows(c->d, a->x, a->ldx, a->n_tok, a->cols, a->side));
-    if (!a->n_products) return;
-    te_cuda_gemm op = {};
-    op.x = half_room(c, HALF_X, a->n_tok, a->cols);
     c->half_x = nullptr;
-    op.n_tok = a->n_tok;
-    op.n_products = a->n_products;
-    for (int32_t i = 0; i < a->n_products; i++) op.product[i] = a->product[i];
-    (void)gemm_room(c, &op);
-    if (!ready(c)) return;
-    halve(c, a->x, a->ldx, a->n_tok, a->cols, a->norm, op.x);
-    note(c, c->te->gemm(c->d, &op));
+    bool done[TE_MAX_PRODUCTS] = {};
+    for (int32_t i = 0; i < a->n_products; i++) { /* those that want one form of the input at a time */
+        if (done[i]) continue;
+        te_cuda_gemm op = {};
+        op.x = half_room(c, HALF_X, a->n_tok, a->cols, a->product[i].w.type);
+        op.n_tok = a->n_tok;
+        for (int32_t k = i; k < a->n_products; k++) {
+            const te_cuda_half form = c->te->half_form(c->d, a->product[k].w.type, a->n_tok, a->cols);
+            if (form.tiles != op.x.tiles || form.words != op.x.words) continue;
+            done[k] = true;
+            op.product[op.n_products++] = a->product[k];
+        }
+        (void)gemm_room(c, &op);
+        if (!ready(c)) continue;
+        halve(c, a->x, a->ldx, a->n_tok, a->cols, a->norm, op.x);
+        note(c, c->te->gemm(c->d, &op));
+    }
 }
 
 void prefill_attention(Cuda *c, const te_attention_args *a) {
@@ -105,7 +134,7 @@ void adapt(Cuda *c, const te_adapter &w, bool transposed, const te_cuda_half &x,
     first.product[0].w = w.a;
     first.product[0].y = (float *)room(c, ADAPT, sizeof(float) * floats_of(n_tok, rank));
     first.product[0].ldy = (size_t)rank;
-    second.x = half_room(c, HALF_Z, n_tok, rank);
+    second.x = half_room(c, HALF_Z, n_tok, rank, -1);
     second.product[0].w = w.b;
     second.product[0].y = y;
     second.product[0].add = y;
@@ -119,6 +148,7 @@ void adapt(Cuda *c, const te_adapter &w, bool transposed, const te_cuda_half &x,
 }
 
 void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
+    run_last(c);
     const int32_t n = a->up.n_rows, n_embd = a->up.cols, n_tok = a->n_tok;
     const size_t ld = (size_t)(n + 3) / 4 * 4;
     te_cuda_act act = {};
@@ -132,7 +162,7 @@ void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
     act.act = (te_activation)a->act;
     act.threshold = a->threshold;
     act.curve = a->curve;
-    act.to = half_room(c, HALF_H, n_tok, n);
+    act.to = half_room(c, HALF_H, n_tok, n, a->down.w || a->down_adapter.a.w ? -1 : a->down_out.type);
     act.counts = a->counts;
     act.fired = a->fired;
     te_cuda_gemm in = {}, out = {};
@@ -156,10 +186,9 @@ void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
     if (ready(c)) note(c, c->te->gemm(c->d, &in));
     adapt(c, a->gate_adapter, false, x, n_tok, const_cast<float *>(act.gate), ld);
     adapt(c, a->up_adapter, false, x, n_tok, const_cast<float *>(act.up), ld);
-    if (ready(c)) {
-        note(c, c->te->act(c->d, &act));
-        note(c, c->te->gemm(c->d, &out));
-    }
+    if (ready(c)) note(c, c->te->act(c->d, &act));
+    c->last = out;
+    if (a->add || a->staged || a->down_adapter.a.w) run_last(c);
     adapt(c, a->down_adapter, true, act.to, n_tok, a->y, (size_t)n_embd);
 }
 
@@ -187,14 +216,16 @@ te_ffn_args some_neurons(const te_ffn_args *a, int32_t first, int32_t n) {
 /* Makes HALF_X, unless it is there. */
 static void make_half(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm,
                       const te_cuda_half &to) {
-    if (c->half_x == x && c->half_norm == norm.w) return;
+    if (c->half_x == x && c->half_norm == norm.w && c->half_words == to.words) return;
     c->half_x = x;
     c->half_norm = norm.w;
+    c->half_words = to.words;
     if (ready(c)) halve(c, x, ldx, n_tok, cols, norm, to);
 }
 
 void prefill_ffn(Cuda *c, const te_ffn_args *a) {
-    const te_cuda_half x = half_room(c, HALF_X, a->n_tok, a->up.cols);
+    const bool adapted = a->gate_adapter.a.w || a->up_adapter.a.w;
+    const te_cuda_half x = half_room(c, HALF_X, a->n_tok, a->up.cols, adapted ? -1 : a->up.type);
     /* Of a layer's several calls the first makes the input. */
     if (!a->add) c->half_x = nullptr;
     make_half(c, a->x, a->ldx, a->n_tok, a->up.cols, a->norm, x);
@@ -208,15 +239,16 @@ void prefill_ffn(Cuda *c, const te_ffn_args *a) {
 }
 
 void prefill_experts(Cuda *c, const te_experts_args *a) {
+    run_last(c);
     const int32_t n_embd = a->gate.cols, n_routes = a->n_tok * a->n_used;
     te_cuda_prompt_experts op = {};
     op.of = *a;
-    op.x = half_room(c, HALF_X, a->n_tok, n_embd);
+    op.x = half_room(c, HALF_X, a->n_tok, n_embd, -1);
     op.n_ff_once = pi_hidden_rows(a->n_ff, n_routes, false);
     op.n_embd_once = pi_hidden_rows(n_embd, n_routes, false);
     op.values = (float *)room(
         c, HIDDEN, sizeof(float) * floats_of(n_routes, op.n_ff_once > op.n_embd_once ? op.n_ff_once : op.n_embd_once));
-    op.h = half_room(c, HALF_H, n_routes, op.n_ff_once);
+    op.h = half_room(c, HALF_H, n_routes, op.n_ff_once, -1);
     op.lists = (int32_t *)room(c, ROUTES, sizeof(int32_t) * c->te->prompt_experts_words(a));
     make_half(c, a->x, a->ldx, a->n_tok, n_embd, {}, op.x);
     if (!ready(c)) return;
