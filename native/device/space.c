@@ -43,7 +43,6 @@ static uint64_t route_values(const pi_space_shape *s) {
 
 uint64_t pi_space_kernels(const pi_space_shape *s) {
     const uint64_t n_tok = s->n_tok, n_q = s->n_head * s->n_embd_head, few = least(n_tok, PI_SMALL_BATCH),
-                   many = least(n_tok, PI_EXPERT_BATCH),
                    /* inputs in F16 are of whole tiles of tokens and columns */
         tiled = n_tok > few ? (n_tok + 15) / 16 * 16 : n_tok, rank = s->adapter_rank, hidden = hidden_values(s),
                    widest = most(n_q, s->n_embd), routes = n_tok * s->n_used, values = route_values(s);
@@ -52,14 +51,14 @@ uint64_t pi_space_kernels(const pi_space_shape *s) {
         rank ? n_tok * rank + few * (2 * s->n_ff + 6 + rank * PI_PARTS) : 0,
         rank ? n_tok * (rank / 2 + 1) + 128 : 0,
         /* gate, up */
-        most(most(hidden * (s->gated ? 2 : 1), few * s->n_ff), most(values, many * s->n_used * (s->n_ff_expert + 3))),
+        most(most(hidden * (s->gated ? 2 : 1), few * s->n_ff), most(values, few * s->n_used * (s->n_ff_expert + 3))),
         /* their product and the inputs, in F16, with a scale for each route */
         (most(hidden, values + 8 * routes) + tiled * (widest + 512) + (tiled - n_tok) * s->n_ff) / 2 + 16 +
             (routes ? routes + 64 : 0),
         routes ? 2 * routes + routes / 16 + 4 * s->n_expert + 4 : 0, /* order of routes */
         s->n_expert ? PI_FETCH_BYTES / 4 : 0,
         s->predicted ? n_tok * (s->n_ff / 32 + 1 + 2 * s->sign_words) : 0, /* marks, signs */
-        (pi_parts(few, s->n_embd) + many * s->n_used + (s->n_used ? few : 0)) *
+        (pi_parts(few, s->n_embd) + few * (s->n_used + (s->n_used > 0))) *
             s->n_embd, /* parts of a feed-forward's sum */
         /* and of attention, of which more tokens, each of another sequence, have fewer parts each */
         (n_tok > few ? 3 : 1) * few * s->n_head * (s->n_embd_head + 2) * PI_SPLITS + n_tok * s->n_head,

@@ -40,7 +40,6 @@ bool pi_space_latent(int32_t rank, int32_t n_rot, int32_t head_key, int32_t head
  * start. Shorter chunks of tokens are computed where the weights lie. */
 enum {
     PI_SMALL_BATCH = 8,
-    PI_EXPERT_BATCH = 64,      /* whose experts are computed as those of a small batch, where all are there */
     PI_MANY = 64,              /* sequences whose next tokens are a recorded program */
     PI_GRAPH_BYTES = 48 << 10, /* of such a program, for each layer: 42 KiB were measured */
     PI_PARTS = 384,

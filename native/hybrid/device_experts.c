@@ -322,7 +322,6 @@ static void run(const pi_program_block *b) {
         const te_route_args choice = choice_of(b);
         te_experts_args a = experts_args(b);
         a.add = a.beside = in_place;
-        a.alone = !in_place && !loads && !shared;
         a.choice = chooses_late(b) ? &choice : NULL;
         if (norms_late(b)) {
             a.x = p->d->x;

@@ -70,9 +70,15 @@ class Placement(ABC):
             )
             self._loader.plan = replace(plan, measured=measured)
 
-    @abstractmethod
     def is_due(self, session: Session, patience: int = 1) -> bool:
-        """Whether enough was learned since the last look. patience: how many times as much is enough."""
+        """Whether there is a plan to improve, and enough was learned since the last look. patience: how many
+        times as much is enough."""
+        plan = self._loader.plan
+        is_open = plan is not None and plan.uses_device and plan.settings.sparsity != "dense"
+        return is_open and self._knows_enough(session, patience)
+
+    @abstractmethod
+    def _knows_enough(self, session: Session, patience: int) -> bool: ...
 
     @abstractmethod
     def _better(self, session: Session, plan: Plan) -> Plan | None:
@@ -89,9 +95,7 @@ class Placement(ABC):
     def better_plan(self, session: Session, *, patience: int = 1) -> Plan | None:
         """A plan with which a token would take less time, if enough was learned since the last look."""
         plan = self._loader.plan
-        if plan is None or not plan.uses_device or plan.settings.sparsity == "dense":
-            return None
-        return self._better(session, plan) if self.is_due(session, patience) else None
+        return self._better(session, plan) if plan is not None and self.is_due(session, patience) else None
 
     def move(self, engine: Engine, plan: Plan) -> bool:
         """Gives the engine a session of this plan, and its K and V of sequence 0. If that fails or is
@@ -133,7 +137,7 @@ class FirstTokens(Placement):
         super().__init__(loader)
         self._is_done = False
 
-    def is_due(self, session: Session, patience: int = 1) -> bool:
+    def _knows_enough(self, session: Session, patience: int) -> bool:
         return not self._is_done and self.n_seen >= FIRST and patience == 1  # not while others wait
 
     def _better(self, session: Session, plan: Plan) -> Plan | None:
@@ -186,7 +190,7 @@ class OnlineStatistics(Placement):
         self.counts = np.zeros((info.n_layer, info.n_placed))
         self.n_tokens = 0.0
 
-    def is_due(self, session: Session, patience: int = 1) -> bool:
+    def _knows_enough(self, session: Session, patience: int) -> bool:
         return session.counted_tokens() >= self.every * patience
 
     def _count(self, session: Session) -> None:

@@ -464,11 +464,6 @@ static void check_experts() {
     check_experts_case({TE_MXFP4, TE_MXFP4, 1, 2880, 2880, 3, 2, TE_CLAMPED, false, true});
     for (int type : {TE_Q4_0, TE_F16, TE_Q4_K}) // a single token's norm
         check_experts_case({type, type, 1, 512, 256, 5, 3, TE_SILU, false, type == TE_F16, false, false, true});
-    for (int n_tok : {9, 17, 64}) { // more tokens than in a small batch
-        check_experts_case({TE_Q4_0, TE_Q4_0, n_tok, 256, 96, 11, 3, TE_SILU, n_tok == 17, true});
-        check_experts_case({TE_F16, TE_F32, n_tok, 68, 36, 5, 4, TE_RELU, n_tok != 17, false});
-        check_experts_case({TE_Q8_0, TE_Q8_0, n_tok, 128, 40, 6, 2, TE_RELU, false, false, true});
-    }
     for (int down : {TE_Q6_K, TE_Q5_K, TE_Q3_K})
         check_experts_case({TE_Q4_K, down, 2, 256, 512, 5, 3, TE_SILU, false, false});
     for (int type : all_types) { // down by neuron: any number of neurons

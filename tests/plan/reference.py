@@ -197,6 +197,7 @@ class Reference:
     def scratch(self) -> int:
         a = self.asked
         tokens, few = a.n_batch, min(a.n_batch, 8)
+        tiled = up(tokens, 16) if tokens > few else tokens  # of inputs in F16
         q, kv = self.n_head * self.head, self.n_head_kv * self.head
         mlp = any(name.endswith("fc1.weight") for name in self.tensors) and a.predictor == "mlp"
         sign = 2 * (up(self.n_embd, 64) // 64) if a.predictor == "sign" else 0
@@ -210,14 +211,17 @@ class Reference:
             self.n_layer,
             1,
             max(self.hidden * self.n_first, few * self.n_ff),
-            self.hidden // 2 + tokens * max(q, self.n_embd) // 2 + 16,
+            (self.hidden + tiled * (max(q, self.n_embd) + 512) + (tiled - tokens) * self.n_ff) // 2 + 16,
             tokens * (self.n_ff // 32 + 1 + sign) if a.mode == "predicted" else 0,
             max(384, few * (192 if few > 1 and self.n_embd >= 4096 else 384)) * self.n_embd,
-            few * self.n_head * (self.head + 2) * 32,
+            (3 if tokens > few else 1) * few * self.n_head * (self.head + 2) * 32 + tokens * self.n_head,
             12 * (max(q, self.n_embd, self.n_ff) + self.n_embd + 512) if few > 1 else 0,
         ]
         tables = (self.file_bytes + self.moved) // 512  # of pages that a GPU may read
-        return up(tables, 256) + up(self._converted, 256) + sum(up(4 * part, 256) for part in parts)
+        recorded = max(0, min(a.n_seq, tokens, 64) - 8) * self.n_layer * (48 << 10)
+        return (
+            up(tables, 256) + up(self._converted, 256) + sum(up(4 * part, 256) for part in parts) + recorded
+        )
 
     @property
     def _converted(self) -> int:

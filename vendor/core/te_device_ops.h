@@ -286,7 +286,6 @@ typedef struct te_experts_args {
     float threshold;
     float *y; /* [n_tok][n_embd] */
     int32_t add;
-    int32_t alone;         /* no other call adds to y */
     int32_t beside;        /* adds to the call in front, which has `kept` and the same routes */
     int32_t staged, stage; /* the matrices come from loads of the buffer `stage`; prompts only */
     uint32_t *counts;      /* [3], or NULL: pairs of (neuron, token) asked for, with up read, with h != 0 are added */

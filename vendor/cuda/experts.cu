@@ -211,34 +211,10 @@ static void shape_rows(expert_args *a, const expert_kernels *k) {
     a->tile = divide_up((int64_t)a->chunks * a->lanes * k->steps * k->lane_weights, 128) * 128;
 }
 
-// More tokens than in a small batch: false where what blocks keep does not find room.
-static bool run_group(te_cuda *d, expert_args a, const expert_kernels *k, bool down, te_status *st) {
-    if (!k->group[down]) return false;
-    shape_rows(&a, k);
-    const int most = (a.n_places < a.n_routes ? a.n_places : a.n_routes) + a.n_routes / EXPERT_GROUP,
-              per_warp = 32 / a.lanes, unit = down ? per_warp : (per_warp + 1) / 2;
-    a.n_groups = most < a.n_routes ? most : a.n_routes;
-    expert_smem s = {};
-    s.acts = EXPERT_GROUP * a.tile * (k->int8 ? 1 : 4);
-    s.scales = k->int8 ? EXPERT_GROUP * (a.tile / 32) * 8 : 0;
-    s.list = (4 * (a.n_groups * (1 + EXPERT_GROUP) + a.n_places) + 15) / 16 * 16;
-    const int units = divide_up((int64_t)a.n_groups * a.rows, unit), at_once = 2 * d->info.n_sm,
-              grid = units < at_once ? units : at_once;
-    const size_t items = (size_t)divide_up(units, grid) * (size_t)unit,
-                 total = (size_t)(s.acts + s.scales + s.list) + 4 * EXPERT_GROUP * items * (down ? 1 : 2);
-    size_t room = d->smem_sm / 2 - 2048;
-    if (room > d->smem_block) room = d->smem_block;
-    if (total > room) return false;
-    *st = launch(d, "experts", k->group[down], dim3((unsigned)grid), EXPERT_THREADS, total, a, s);
-    return true;
-}
-
 // The rest of the arguments, and the launch.
 static te_status run(te_cuda *d, expert_args a, int type, bool down) {
     const expert_kernels *k = expert_kernels_of(type, a.kept != nullptr);
     if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", type));
-    te_status st;
-    if (a.n_routes > TE_CUDA_MAX_TOK * a.n_used && run_group(d, a, k, down, &st)) return st;
     shape_rows(&a, k);
     const int unit = down ? 32 / a.lanes : (32 / a.lanes + 1) / 2,
               units = divide_up((int64_t)a.n_routes * a.rows, unit);
@@ -268,11 +244,7 @@ static te_status run(te_cuda *d, expert_args a, int type, bool down) {
 
 te_status experts(te_cuda *d, const te_experts_args *op) {
     TE_CUDA_TRY(check_experts(d, op));
-    if (op->n_tok > TE_CUDA_MAX_EXPERT_TOK)
-        return refuse(d, te_fail(TE_ARGUMENT, "experts: %d tokens, 1 to %d are possible", (int)op->n_tok,
-                                 TE_CUDA_MAX_EXPERT_TOK));
-    TE_CUDA_TRY(check_input(d, "experts", op->x, op->ldx, op->n_tok < TE_CUDA_MAX_TOK ? op->n_tok : TE_CUDA_MAX_TOK,
-                            op->gate.cols, &op->norm));
+    TE_CUDA_TRY(check_input(d, "experts", op->x, op->ldx, op->n_tok, op->gate.cols, &op->norm));
     if (op->norm.kind != TE_NO_NORM && (op->norm.kind != TE_RMS_NORM || op->norm.b || op->n_tok > 1))
         return refuse(
             d, te_fail(TE_UNSUPPORTED, "experts: a norm of kind %d of %d tokens", (int)op->norm.kind, (int)op->n_tok));
@@ -288,8 +260,8 @@ te_status experts(te_cuda *d, const te_experts_args *op) {
     if (op->choice) {
         TE_CUDA_TRY(check_route(d, op->choice));
         a.choice = *op->choice;
-        a.chooses = op->n_tok <= TE_CUDA_MAX_TOK && is_small(a.choice) && a.choice.n_expert <= 32 * ROUTE_FEW &&
-                    !a.choice.n_missing && !op->beside && !op->kept && !op->missing;
+        a.chooses = is_small(a.choice) && a.choice.n_expert <= 32 * ROUTE_FEW && !a.choice.n_missing && !op->beside &&
+                    !op->kept && !op->missing;
         if (!a.chooses) TE_CUDA_TRY(route(d, op->choice));
     }
     a.n_used = op->n_used;

@@ -4,12 +4,11 @@
 // whatever route they belong to. A warp takes one row at a time, or several short ones side by side, `lanes` lanes each, and
 // has DEPTH tasks of `steps` pieces a lane on their way. Each route is computed by itself, so that its bits depend on
 // nothing else. The first kernel gives the hidden values of each route, and makes the choice before if nobody else has; the
-// second a part of the sum for each rank, or for each rank several where down is stored by neuron (experts_down.cuh). Of more
-// tokens than in a small batch both are others (experts_group.cuh).
+// second a part of the sum for each rank, or for each rank several where down is stored by neuron (experts_down.cuh).
 #ifndef TE_CUDA_EXPERTS_CUH
 #define TE_CUDA_EXPERTS_CUH
 
-#include "experts_group.cuh"
+#include "experts_rows.cuh"
 #include "experts_prompt.cuh"
 
 namespace te {
@@ -20,7 +19,6 @@ struct expert_kernels {
     int type, lane_weights, steps;
     bool int8;
     expert_function kernel[2]; // hidden values, sums
-    expert_function group[2];  // the same of more tokens
     int down_weights;
     expert_down_function by_neuron; // sums
     expert_gemm_function prompt[2]; // where down is stored by neuron: hidden values by the one, sums by the other
@@ -251,7 +249,6 @@ template <class C> struct expert_of {
                                                expert_task<C>::steps,
                                                C::int8,
                                                {expert_kernel<C, false>, expert_kernel<C, true>},
-                                               {expert_group_kernel<C, false>, expert_group_kernel<C, true>},
                                                C::down_weights,
                                                expert_down_kernel<C>,
                                                {expert_gemm_kernel<C, false>, expert_gemm_kernel<C, true>}};
@@ -262,7 +259,6 @@ template <class C> struct expert_in_file { // read by a few tokens only
                                                expert_task<C>::steps,
                                                C::int8,
                                                {expert_kernel<C, false>, expert_kernel<C, true>},
-                                               {},
                                                0,
                                                nullptr,
                                                {}};

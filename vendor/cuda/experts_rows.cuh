@@ -37,7 +37,6 @@ struct expert_args {
     size_t down_stride;
     const float *weight; // of the second
     float *partial;
-    int n_groups; // of more tokens, at most
 };
 // Shared memory behind the activations and their scales: routes, places and experts, then the sums of gate and up.
 struct expert_smem {

@@ -35,7 +35,6 @@ enum {
     TE_CUDA_VERSION = 10,
     TE_CUDA_MAX_TOK = 8,
     TE_CUDA_WIDE_TOK = 64,
-    TE_CUDA_MAX_EXPERT_TOK = 64, /* of te_experts_args */
     TE_CUDA_KV_BLOCK = 64,
     TE_CUDA_SLOTS = 8,
     TE_CUDA_FETCHES = 128

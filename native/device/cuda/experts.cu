@@ -44,8 +44,7 @@ void decode_experts(Cuda *c, const te_experts_args *a) {
 void op_experts(pi_device *dev, const te_experts_args *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
-    /* Of many tokens, sums that others add to are whole. */
-    if (a->n_tok > (a->alone && !a->staged ? TE_CUDA_MAX_EXPERT_TOK : TE_CUDA_MAX_TOK)) {
+    if (a->n_tok > TE_CUDA_MAX_TOK) {
         if (a->choice) op_route(dev, a->choice);
         return prefill_experts(c, a);
     }
