@@ -10,8 +10,7 @@ typedef struct pi_name {
 #if defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
 #endif
-pi_name
-pi_name_of(const char *format, ...);
+pi_name pi_name_of(const char *format, ...);
 
 /* What the file calls a tensor that this model has by that name: a head's layer 0 is one behind the others. */
 pi_name pi_name_in_file(const pi_model *m, pi_name name);
