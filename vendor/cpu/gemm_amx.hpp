@@ -158,13 +158,10 @@ struct gemm_amx {
     static void unpack_q4_0(const te_block_q4_0 *b, int32_t n, __m512i *out) {
         const __m512 steps = _mm512_set_ps(7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7, -8);
         alignas(32) float d[KC / 32];
-        __m128i half = _mm_setzero_si128();
-        TE_UNROLL for (int i = 0; i < KC / 32; i++) {
-            int16_t one = 0;
-            memcpy(&one, b[i < n ? i : 0].d, 2);
-            half = _mm_insert_epi16(half, one, i);
-        }
-        _mm256_store_ps(d, _mm256_cvtph_ps(half));
+        alignas(16) uint16_t half[KC / 32];
+        static_assert(sizeof half == 16, "the scales of a panel's row are converted together");
+        for (int i = 0; i < KC / 32; i++) memcpy(half + i, b[i < n ? i : 0].d, 2);
+        _mm256_store_ps(d, _mm256_cvtph_ps(_mm_load_si128((const __m128i *)half)));
         for (int32_t i = 0; i < n; i += 2) {
             const __m512 first = _mm512_mul_ps(steps, _mm512_set1_ps(d[i])),
                          second = _mm512_mul_ps(steps, _mm512_set1_ps(d[i + 1]));
