@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from .._engine.extras import how
 from .._engine.session import Model, ModelInfo, Progress, Session
+from .._engine.types import SILENT
 from ..errors import ArgumentError, FormatError, UnsupportedError
 from .corpus import Corpus
 from .statistics import Counts, summarise_all
@@ -34,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 def check_can_be_profiled(info: ModelInfo) -> None:
     """Raises UnsupportedError for a model whose neurons are never silent, unless it has experts."""
-    if not info.n_expert and info.activation not in ("relu", "drelu", "relu2"):
+    if not info.n_expert and info.activation not in SILENT:
         raise UnsupportedError(
             f"the model's activation is {info.activation}: every neuron fires for every token, so there is "
             "nothing to count. A version of the model that was trained with ReLU can be profiled (ReluLLaMA, "

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from .._engine import formats
 from .._engine.file import ModelFile, TensorInfo
 from .._engine.session import Model
+from .._engine.types import SILENT
 from ..errors import ArgumentError, FormatError
 from .rewrite import NewTensor, Progress, rewrite, rows_per_piece
 
@@ -69,7 +70,6 @@ _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd", "token_types")
 _KINDS = {"attn_qkv": "attn_v", "ffn_down_t": "ffn_down", "fc1": "predictor", "fc2": "predictor"}
 
 _DOWN = re.compile(r"\.ffn_down(_exps)?\.weight$")
-_SILENT = ("relu", "drelu", "relu2")
 
 # The largest number: of a format's scales, where it has some.
 _LARGEST = {
@@ -239,7 +239,7 @@ def _check_can_turn(source: ModelFile) -> None:
     if False in kinds:  # of a dense layer; what experts leave out is known per expert
         with Model(source.path) as model:
             activation = model.info.activation
-        if activation not in _SILENT and model.info.architecture != "gemma3n":  # whose gates are cut
+        if activation not in SILENT and model.info.architecture != "gemma3n":  # whose gates are cut
             raise ArgumentError(
                 f"down is not stored by neuron: with the activation {activation} no neuron is ever silent"
             )

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ..._engine.file import ModelFile
 from ..._engine.session import ModelInfo
+from ..._engine.types import SILENT
 from ...errors import UnsupportedError
 
 Floats = npt.NDArray[np.float32]
@@ -25,7 +26,7 @@ def check_is_sparse(info: ModelInfo) -> None:
             f"the model has {info.n_expert} experts: predictors of experts are not supported; its router "
             "says which are computed"
         )
-    if info.activation not in ("relu", "drelu", "relu2"):
+    if info.activation not in SILENT:
         raise UnsupportedError(
             f"the model's activation is {info.activation}: no neuron is ever silent, so there is nothing to "
             "predict. Predictors need a version of the model that was trained with ReLU (ReluLLaMA, "
