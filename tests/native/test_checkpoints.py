@@ -62,7 +62,7 @@ def test_greedy_tokens(name: str, folder: Path) -> None:
     assert tokens == golden.greedy[:n].tolist()
 
 
-def on_device(path: Path, share: float, n_ctx: int, **options: Any) -> Session:
+def on_device(path: Path, share: float, n_ctx: int, device: str = "host", **options: Any) -> Session:
     """A session with a share of what a device could hold on one."""
     settings = Settings(n_ctx=n_ctx, n_batch=64, overhead_bytes=0, group=1)
     model = Model(path)
@@ -71,8 +71,18 @@ def on_device(path: Path, share: float, n_ctx: int, **options: Any) -> Session:
     plan = make_plan(model, vram_budget=n_bytes / 2**30, settings=settings, rates=HOST_RATES)
     assert plan.uses_device
     return Session(
-        model, plan=plan.native(model), device="host", n_ctx=n_ctx, n_batch=64, n_threads=2, **options
+        model, plan=plan.native(model), device=device, n_ctx=n_ctx, n_batch=64, n_threads=2, **options
     )
+
+
+def last_rows(session: Session, golden: checkpoints.Golden) -> np.ndarray:
+    """The logits of a prompt without its last three tokens, and of those one by one: [4, n_vocab]."""
+    session.feed(golden.prompt[:-3])
+    rows = [session.logits().copy()]
+    for token in golden.prompt[-3:]:
+        session.feed([token])
+        rows.append(session.logits().copy())
+    return np.stack(rows)
 
 
 @pytest.mark.parametrize("share", [0.3, pytest.param(0.7, marks=pytest.mark.slow), 1.0])
@@ -80,12 +90,8 @@ def on_device(path: Path, share: float, n_ctx: int, **options: Any) -> Session:
 def test_on_a_device(name: str, share: float, folder: Path) -> None:
     golden = checkpoints.golden(name)
     with on_device(file(folder, name), share, n_ctx(name)) as session:
-        session.feed(golden.prompt[:-3])
-        rows = [session.logits().copy()]
-        for token in golden.prompt[-3:]:
-            session.feed([token])
-            rows.append(session.logits().copy())
-    assert reference.relative_error(np.stack(rows), golden.logits[-4:]) < 1e-2
+        rows = last_rows(session, golden)
+    assert reference.relative_error(rows, golden.logits[-4:]) < 1e-2
 
 
 @pytest.mark.parametrize("name", CPU_ALONE)
