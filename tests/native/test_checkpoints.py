@@ -64,9 +64,10 @@ def test_greedy_tokens(name: str, folder: Path) -> None:
 
 def on_device(path: Path, share: float, n_ctx: int, device: str = "host", **options: Any) -> Session:
     """A session with a share of what a device could hold on one."""
-    settings = Settings(n_ctx=n_ctx, n_batch=64, overhead_bytes=0, group=1)
+    overhead = 0 if device == "host" else 1 << 30
+    settings = Settings(n_ctx=n_ctx, n_batch=64, overhead_bytes=overhead, group=1)
     model = Model(path)
-    whole = make_plan(model, vram_budget=1, settings=settings, rates=HOST_RATES)
+    whole = make_plan(model, vram_budget=2, settings=settings, rates=HOST_RATES)
     n_bytes = whole.min_bytes + share * (whole.full_bytes - whole.min_bytes)
     plan = make_plan(model, vram_budget=n_bytes / 2**30, settings=settings, rates=HOST_RATES)
     assert plan.uses_device
