@@ -382,7 +382,7 @@ pi_status pi_seq_state_load(pi_session *session, int32_t seq, const void *in, ui
 /* What the last feed's last chunk did in one layer's FFN. Neuron counts are sums over the tokens that were computed
  * sparsely. */
 typedef struct pi_layer_step {
-    int32_t n_tokens;        /* of the chunk; on the CPU, in the last layer, from the first on that wants logits */
+    int32_t n_tokens;        /* of the chunk; in the last layer from the first wanted one on (devices: 0, or over 8) */
     int32_t n_sparse;        /* of those, computed by the row-sparse operator */
     int64_t n_predicted;     /* (neuron, token) pairs that the mask named; all of them in exact and dense mode */
     int64_t n_computed;      /* pairs whose up (ungated: down) row was used */

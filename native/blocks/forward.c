@@ -63,9 +63,7 @@ void pi_step_embed(pi_session *s, te_team *team) {
     if (m->join.w) join_hidden(s, team);
 }
 
-/* The first token whose output of layer l is wanted. Behind the last layer only logits are made of it, and its K and V
- * are kept for all tokens: of a prompt that asks for its last token's logits this saves most of a layer. */
-static int32_t first_wanted(const pi_session *s, int32_t l) {
+int32_t pi_first_wanted(const pi_session *s, int32_t l) {
     const pi_chunk *c = &s->chunk;
     if (l + 1 < s->model->info.n_layer || c->decode || s->options.keep_hidden || s->fired || s->n_taps ||
         s->model->layer[l].adapter)
@@ -183,7 +181,7 @@ void pi_step_blocks(pi_session *s, te_team *team, int32_t l, int32_t n) {
 void pi_step_layer(pi_session *s, te_team *team, int32_t l) {
     const pi_layer *layer = &s->model->layer[l];
     const bool leader = team->ith == 0;
-    const int32_t from = first_wanted(s, l);
+    const int32_t from = pi_first_wanted(s, l);
     pi_block_run blocks[PI_MAX_BLOCKS];
     int64_t t[PI_MAX_BLOCKS + 1];
     s->count[(ptrdiff_t)l * s->options.n_threads + team->ith] = (pi_layer_count){0};

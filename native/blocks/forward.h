@@ -7,6 +7,9 @@
 /* cos and sin of the chunk's token t, of each variant of RoPE: rows of cs, n_rows of a variant before those of the next. */
 void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs);
 void pi_step_embed(pi_session *s, te_team *team);
+/* The first token whose output of layer l is wanted. Behind the last layer only logits are made of it, and its K and V
+ * are kept for all tokens: of a prompt that asks for its last token's logits this saves most of a layer. */
+int32_t pi_first_wanted(const pi_session *s, int32_t l);
 /* Bytes that a layer's blocks in front of its feed-forward read for the chunk: weights, K and V, states. */
 int64_t pi_bytes_before_ffn(const pi_session *s, int32_t l, int32_t from);
 /* The first n blocks of a layer, whose others are computed elsewhere, for all tokens of the chunk. */

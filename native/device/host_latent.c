@@ -65,17 +65,17 @@ void pi_host_latent(pi_device *dev, const te_latent_args *a) {
     for (int32_t t = 0; t < a->n_tok; t++) {
         const float *q = a->q + a->ldq * (size_t)t, *kv = a->kv + a->ldkv * (size_t)t;
         float *query = a->query + (ptrdiff_t)t * a->n_head * n;
-        for (int32_t h = 0; h < a->n_head; h++)
+        for (int32_t h = 0; t >= a->n_before && h < a->n_head; h++)
             rotate(a, t, q + (ptrdiff_t)h * a->n_key + (a->n_key - a->n_rot), query + (ptrdiff_t)h * n);
-        heads(a, &a->k_b, q, a->n_key, query + a->n_rot, n, row);
+        if (t >= a->n_before) heads(a, &a->k_b, q, a->n_key, query + a->n_rot, n, row);
         if (a->pos[t] < 0) continue;
         rotate(a, t, kv + a->rank, row);
         d->kernels->rms_norm(kv, a->norm, a->norm_eps, a->rank, row + a->n_rot);
         te_quantize_row(a->type, row, pool_row(a, t, a->pos[t]), n);
     }
-    for (int32_t t = 0; t < a->n_tok; t++)
+    for (int32_t t = a->n_before; t < a->n_tok; t++)
         for (int32_t h = 0; h < a->n_head; h++) attend(d, a, t, h, score, row);
-    for (int32_t t = 0; t < a->n_tok; t++)
+    for (int32_t t = a->n_before; t < a->n_tok; t++)
         heads(a, &a->v_b, a->gathered + (ptrdiff_t)t * a->n_head * a->rank, a->rank, a->out + a->ld_out * (size_t)t,
               a->n_value, row);
 }

@@ -193,7 +193,7 @@ void pi_host_attention(pi_device *dev, const te_attention_args *a) {
             if (a->v_norm) d->kernels->rms_norm(v, a->v_norm, a->norm_eps, n, q);
             d->kernels->row[a->type_v].from_f32(a->v_norm ? q : v, kv_row(a, a->v_pool, a->type_v, t, h, a->pos[t]), n);
         }
-    for (int32_t t = 0; t < a->n_tok; t++)
+    for (int32_t t = a->n_before; t < a->n_tok; t++)
         for (int32_t h = 0; h < a->n_head; h++) attend(d, a, t, h, score, row, q);
 }
 

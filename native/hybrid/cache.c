@@ -116,13 +116,15 @@ static void note_uses(pi_hybrid *h, int32_t n_tok) {
     const pi_model_info *info = &h->s->model->info;
     const int32_t n_expert = info->n_expert;
     c->n_seen = c->n_seen + n_tok < WINDOW ? c->n_seen + n_tok : WINDOW;
-    const double part = n_tok < c->n_seen ? n_tok / c->n_seen : 1; /* of the mean, that the new tokens are */
     for (int32_t l = 0; l < info->n_layer; l++) {
         const pi_device_layer *d = &h->layer[l];
         if (d->device < 0 || !pi_experts_of(&h->s->model->layer[l])) continue;
+        const int32_t n = n_tok - pi_hybrid_unwanted(h, l);
+        if (n == 0) continue;
+        const double part = n < c->n_seen ? n / c->n_seen : 1; /* of the mean, that the new tokens are */
         const uint32_t *uses = h->device[d->device].counts + 3 * (ptrdiff_t)info->n_layer + (ptrdiff_t)l * n_expert;
         float *used = c->used + (ptrdiff_t)l * n_expert;
-        for (int32_t e = 0; e < n_expert; e++) used[e] += (float)(part * ((double)uses[e] / n_tok - used[e]));
+        for (int32_t e = 0; e < n_expert; e++) used[e] += (float)(part * ((double)uses[e] / n - used[e]));
         c->counts[l].n_resident += h->s->step[l].n_routes_device;
         c->counts[l].n_streamed += h->s->step[l].n_routes_streamed;
         c->counts[l].n_zero_copy += h->s->step[l].n_zero_copy;

@@ -38,15 +38,38 @@ static te_rope_kind rope_of(pi_rope_kind kind) {
     return kind == PI_ROPE_NONE ? TE_NO_ROPE : kind == PI_ROPE_NORM ? TE_ROPE_NORM : TE_ROPE_NEOX;
 }
 
-/* A norm of n values of each token, of all heads together. */
-static void norm_heads(const pi_program *p, const te_norm *norm, const float *from, size_t n, float *to) {
+/* A norm of n values of each of n_tok tokens, of all heads together. */
+static void norm_heads(const pi_program *p, int32_t n_tok, const te_norm *norm, const float *from, size_t n,
+                       float *to) {
     const te_linear_args a = {.x = from,
                               .ldx = n,
-                              .n_tok = p->n_tok,
+                              .n_tok = n_tok,
                               .cols = (int32_t)n,
                               .side = {.norm = *norm, .keep = to},
                               .side_type = -1}; /* no matrix is multiplied with it */
     p->ops->linear(p->dev, &a);
+}
+
+/* q of the tokens, k and v of those before them, too. Before wide norms q and k wait where attention's output and q will be. */
+static void project(const pi_program_block *b, size_t n_q, size_t n_kv) {
+    const pi_program *p = b->p;
+    const pi_device_layer *w = b->w;
+    const bool wide = w->wide_q_norm.kind != TE_NO_NORM;
+    const size_t at = n_q * (size_t)p->n_before;
+    float *q = (wide ? p->d->att : p->d->q) + at, *k = wide ? p->d->q : p->d->k;
+    te_linear_args in = pi_program_from_x(p), all = pi_program_from_all(p), *kv = p->n_before ? &all : &in;
+    in.norm = all.norm = b->norm;
+    in.product[in.n_products++] = (te_product){.w = w->q, .bias = w->q_b, .y = q, .ldy = n_q};
+    kv->product[kv->n_products++] = (te_product){.w = w->k, .bias = w->k_b, .y = k, .ldy = n_kv};
+    kv->product[kv->n_products++] = (te_product){.w = w->v.w ? w->v : w->k, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
+    if (p->n_before) p->ops->linear(p->dev, &all);
+    if (p->n_tok) {
+        p->ops->linear(p->dev, &in);
+        pi_program_adapt(b, PI_ADAPT_Q, &in);
+    }
+    if (wide) norm_heads(p, all.n_tok, &w->wide_k_norm, k, n_kv, p->d->k);
+    if (wide && p->n_tok) norm_heads(p, p->n_tok, &w->wide_q_norm, q, n_q, p->d->q + at);
+    pi_program_stamp(p, b->l, PI_MOMENT_QKV);
 }
 
 static void run(const pi_program_block *b) {
@@ -60,26 +83,16 @@ static void run(const pi_program_block *b) {
     const pi_rope *rope = pi_rope_of(m, shape, s->options.n_ctx);
     const size_t n_q = (size_t)i->n_head * (size_t)shape->n_embd_head,
                  n_kv = (size_t)shape->n_head_kv * (size_t)shape->n_embd_head;
-    te_linear_args qkv = pi_program_from_x(p);
-    /* Before wide norms q and k wait where attention's output and q will be. */
-    const bool wide = w->wide_q_norm.kind != TE_NO_NORM;
-    qkv.norm = b->norm;
-    qkv.n_products = 3;
-    qkv.product[0] = (te_product){.w = w->q, .bias = w->q_b, .y = wide ? p->d->att : p->d->q, .ldy = n_q};
-    qkv.product[1] = (te_product){.w = w->k, .bias = w->k_b, .y = wide ? p->d->q : p->d->k, .ldy = n_kv};
-    qkv.product[2] = (te_product){.w = w->v.w ? w->v : w->k, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
-    p->ops->linear(p->dev, &qkv);
-    pi_program_adapt(b, PI_ADAPT_Q, &qkv);
-    if (wide) norm_heads(p, &w->wide_k_norm, p->d->q, n_kv, p->d->k);
-    if (wide) norm_heads(p, &w->wide_q_norm, p->d->att, n_q, p->d->q);
-    pi_program_stamp(p, b->l, PI_MOMENT_QKV);
+    const int32_t n_all = p->n_before + p->n_tok; /* tokens of the chunk */
+    project(b, n_q, n_kv);
     const te_attention_args a = {.q = p->d->q,
                                  .k = p->d->k,
                                  .v = p->d->v,
                                  .ldq = n_q,
                                  .ldk = n_kv,
                                  .ldv = n_kv,
-                                 .n_tok = p->n_tok,
+                                 .n_tok = n_all,
+                                 .n_before = p->n_before,
                                  .n_head = i->n_head,
                                  .n_head_kv = shape->n_head_kv,
                                  .n_embd_head = shape->n_embd_head,
@@ -93,9 +106,9 @@ static void run(const pi_program_block *b) {
                                  .sinks = w->sinks,
                                  .rope = rope_of(rope ? rope->kind : PI_ROPE_NONE),
                                  .n_rot = rope ? rope->n_rot : 0,
-                                 .cs = p->in.cs + (rope ? pi_rope_floats(m, which) * (size_t)p->n_tok : 0),
+                                 .cs = p->in.cs + (rope ? pi_rope_floats(m, which) * (size_t)n_all : 0),
                                  .pos = p->in.pos,
-                                 .table = p->in.table + (ptrdiff_t)s->kv.layer[b->l].pool * p->n_tok * p->h->ld_table,
+                                 .table = p->in.table + (ptrdiff_t)s->kv.layer[b->l].pool * n_all * p->h->ld_table,
                                  .row = p->in.first,
                                  .ld_table = p->h->ld_table,
                                  .k_pool = w->pool_k,
@@ -110,8 +123,13 @@ static void run(const pi_program_block *b) {
                                  .apart = p->h->apart};
     p->ops->attention(p->dev, &a);
     pi_program_stamp(p, b->l, PI_MOMENT_ATTENTION);
+    if (!p->n_tok) return;
     const bool normed = b->post_norm.kind != TE_NO_NORM;
-    te_linear_args out = {.x = p->d->att, .ldx = n_q, .n_tok = p->n_tok, .cols = (int32_t)n_q, .n_products = 1};
+    te_linear_args out = {.x = p->d->att + n_q * (size_t)p->n_before,
+                          .ldx = n_q,
+                          .n_tok = p->n_tok,
+                          .cols = (int32_t)n_q,
+                          .n_products = 1};
     out.product[0] = (te_product){.w = w->o,
                                   .bias = w->o_b,
                                   .add = normed ? NULL : p->d->x,
@@ -129,4 +147,4 @@ static void run(const pi_program_block *b) {
     pi_program_stamp(p, b->l, PI_MOMENT_OUTPUT);
 }
 
-const pi_block_on_device pi_attention_on_device = {send, NULL, NULL, run};
+const pi_block_on_device pi_attention_on_device = {send, NULL, NULL, run, PI_KEEPS_TOKENS};

@@ -65,7 +65,7 @@ static bool keeps(const pi_program_block *b) { return asks_cpu(b) && b->p->n_tok
 static bool loads_chosen(const pi_program_block *b) {
     static const double nearly_all = 0.9;
     const pi_hybrid *h = b->p->h;
-    return !h->decode && b->w->n_cold && pi_cache_wanted(h, b->l, h->n_tok) < nearly_all;
+    return !h->decode && b->w->n_cold && pi_cache_wanted(h, b->l, b->p->n_tok) < nearly_all;
 }
 
 static uint32_t *uses_of(const pi_program_block *b) {
@@ -349,4 +349,4 @@ static void run(const pi_program_block *b) {
     pi_program_stamp(p, b->l, PI_MOMENT_MERGE);
 }
 
-const pi_block_on_device pi_experts_on_device = {send, begin, prepare, run};
+const pi_block_on_device pi_experts_on_device = {send, begin, prepare, run, PI_WANTED_TOKENS};

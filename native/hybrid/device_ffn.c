@@ -277,4 +277,4 @@ static void run(const pi_program_block *b) {
     pi_program_stamp(p, b->l, PI_MOMENT_MERGE);
 }
 
-const pi_block_on_device pi_ffn_on_device = {send, NULL, prepare, run};
+const pi_block_on_device pi_ffn_on_device = {send, NULL, prepare, run, PI_WANTED_TOKENS};

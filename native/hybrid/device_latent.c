@@ -53,20 +53,25 @@ static void run(const pi_program_block *b) {
     const int32_t n_rot = i->n_embd_head - m->latent_rank;
     const size_t n_q = (size_t)i->n_head * (size_t)m->head_key, d = (size_t)i->n_embd_head,
                  n_value = (size_t)i->n_head * (size_t)m->head_value, rank = (size_t)w->q_low.n_rows;
-    te_linear_args in = pi_program_from_x(p);
-    in.norm = b->norm;
-    in.n_products = 2;
+    /* Where the first tokens' output is not wanted, only their rows of the pool are. */
+    const size_t before = (size_t)p->n_before;
+    float *latent_q = p->d->latent_q + n_q * before;
+    te_linear_args in = pi_program_from_x(p), all = pi_program_from_all(p), *kv = p->n_before ? &all : &in;
+    in.norm = all.norm = b->norm;
     if (w->q_low.w)
-        in.product[0] = (te_product){.w = w->q_low, .y = p->d->att, .ldy = rank};
+        in.product[in.n_products++] = (te_product){.w = w->q_low, .y = p->d->att, .ldy = rank};
     else
-        in.product[0] = (te_product){.w = w->q, .y = p->d->latent_q, .ldy = n_q};
-    in.product[1] = (te_product){.w = w->kv_a, .y = p->d->v, .ldy = d};
-    p->ops->linear(p->dev, &in);
-    pi_program_adapt(b, PI_ADAPT_Q, &in); /* kv_a and a low-rank q have none */
-    if (w->q_low.w) {
+        in.product[in.n_products++] = (te_product){.w = w->q, .y = latent_q, .ldy = n_q};
+    kv->product[kv->n_products++] = (te_product){.w = w->kv_a, .y = p->d->v, .ldy = d};
+    if (p->n_before) p->ops->linear(p->dev, &all);
+    if (p->n_tok) {
+        p->ops->linear(p->dev, &in);
+        pi_program_adapt(b, PI_ADAPT_Q, &in); /* kv_a and a low-rank q have none */
+    }
+    if (p->n_tok && w->q_low.w) {
         te_linear_args q = {.x = p->d->att, .ldx = rank, .n_tok = p->n_tok, .cols = (int32_t)rank, .n_products = 1};
         q.norm = w->q_low_norm;
-        q.product[0] = (te_product){.w = w->q, .y = p->d->latent_q, .ldy = n_q};
+        q.product[0] = (te_product){.w = w->q, .y = latent_q, .ldy = n_q};
         p->ops->linear(p->dev, &q);
     }
     pi_program_stamp(p, b->l, PI_MOMENT_QKV);
@@ -74,7 +79,8 @@ static void run(const pi_program_block *b) {
                               .kv = p->d->v,
                               .ldq = n_q,
                               .ldkv = d,
-                              .n_tok = p->n_tok,
+                              .n_tok = all.n_tok,
+                              .n_before = p->n_before,
                               .n_head = i->n_head,
                               .n_key = m->head_key,
                               .n_value = m->head_value,
@@ -99,8 +105,12 @@ static void run(const pi_program_block *b) {
                               .ld_out = n_value};
     p->ops->latent(p->dev, &a);
     pi_program_stamp(p, b->l, PI_MOMENT_ATTENTION);
-    te_linear_args out = {
-        .x = p->d->latent_q, .ldx = n_value, .n_tok = p->n_tok, .cols = (int32_t)n_value, .n_products = 1};
+    if (!p->n_tok) return;
+    te_linear_args out = {.x = p->d->latent_q + n_value * before,
+                          .ldx = n_value,
+                          .n_tok = p->n_tok,
+                          .cols = (int32_t)n_value,
+                          .n_products = 1};
     out.product[0] =
         (te_product){.w = w->o, .add = p->d->x, .ld_add = (size_t)i->n_embd, .y = p->d->x, .ldy = (size_t)i->n_embd};
     p->ops->linear(p->dev, &out);
@@ -108,4 +118,4 @@ static void run(const pi_program_block *b) {
     pi_program_stamp(p, b->l, PI_MOMENT_OUTPUT);
 }
 
-const pi_block_on_device pi_latent_on_device = {send, NULL, NULL, run};
+const pi_block_on_device pi_latent_on_device = {send, NULL, NULL, run, PI_KEEPS_TOKENS};

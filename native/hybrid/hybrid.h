@@ -151,6 +151,7 @@ typedef struct pi_hybrid {
     bool grouped;                  /* tokens of a sequence are next to each other */
     bool apart;                    /* no two tokens are of one sequence */
     int32_t n_tok, n_logits;
+    int32_t n_unwanted; /* of the last layer, from the first token on */
     pi_status kv_status;
     bool kv_lost;
 } pi_hybrid;
@@ -191,6 +192,10 @@ pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device);
 pi_kv_device pi_hybrid_kv(pi_hybrid *h);
 /* step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
+/* Tokens, from the first on, whose output of layer l nobody wants; l = n_layer: nor that of the last one. */
+static inline int32_t pi_hybrid_unwanted(const pi_hybrid *h, int32_t l) {
+    return l + 1 < h->s->model->info.n_layer ? 0 : h->n_unwanted;
+}
 /* Waits for words from a device; one that times out gives zeros, and ends all other waits. */
 void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t ticket,
                      uint32_t *out);

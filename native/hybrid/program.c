@@ -7,6 +7,13 @@ te_linear_args pi_program_from_x(const pi_program *p) {
     return (te_linear_args){.x = p->d->x, .ldx = (size_t)n, .n_tok = p->n_tok, .cols = n};
 }
 
+te_linear_args pi_program_from_all(const pi_program *p) {
+    te_linear_args a = pi_program_from_x(p);
+    a.x -= a.ldx * (size_t)p->n_before;
+    a.n_tok += p->n_before;
+    return a;
+}
+
 te_merge_args pi_program_to_x(const pi_program *p, te_norm norm) {
     const int32_t n = p->h->s->model->info.n_embd;
     return (te_merge_args){.n_tok = p->n_tok,
@@ -19,20 +26,22 @@ te_merge_args pi_program_to_x(const pi_program *p, te_norm norm) {
                            .normed = p->d->y};
 }
 
+/* Behind layer l: to the CPU. */
 static void publish_x(const pi_program *p, int32_t l) {
     te_linear_args a = pi_program_from_x(p);
-    a.side.publish = p->d->published;
+    a.side.publish = p->d->published + (size_t)a.cols * (size_t)p->n_before;
     a.side.ticket = pi_program_ticket(p, l, PI_LEAVE);
     p->ops->linear(p->dev, &a);
 }
 
+/* In front of layer l, or of the head: from the CPU. */
 static void take_x(const pi_program *p, int32_t l) {
     const int32_t n = p->h->s->model->info.n_embd;
     const te_merge_args a = {.n_tok = p->n_tok,
                              .cols = n,
                              .y = p->d->x,
                              .ldy = (size_t)n,
-                             .words = p->d->answer,
+                             .words = p->d->answer + (size_t)n * (size_t)p->n_before,
                              .ticket = pi_program_ticket(p, l, PI_ENTER)};
     p->ops->merge(p->dev, &a);
 }
@@ -62,6 +71,23 @@ void pi_program_adapt(const pi_program_block *b, int32_t which, const te_linear_
         add_product(p, p->d->adapt[i], &b->w->adapter_b[which + i], op->n_tok, &op->product[i]);
 }
 
+/* The same program for the tokens whose output of layer l is wanted. `state` is to hold what it says of the device. */
+static pi_program wanted(const pi_program *p, int32_t l, pi_device_state *state) {
+    pi_program out = *p;
+    out.n_before = pi_hybrid_unwanted(p->h, l);
+    if (!out.n_before) return out;
+    *state = *p->d;
+    state->x += (size_t)p->h->s->model->info.n_embd * (size_t)out.n_before;
+    out.d = state;
+    out.n_tok -= out.n_before;
+    return out;
+}
+
+/* Whether nobody wants what the block would give, and it keeps nothing. */
+static bool is_idle(const pi_program *p, const pi_block_on_device *kind) {
+    return !p->n_tok && kind->tokens == PI_WANTED_TOKENS;
+}
+
 static void layer(const pi_program *p, int32_t l) {
     const pi_layer *layer = &p->h->s->model->layer[l];
     const pi_device_layer *w = &p->h->layer[l];
@@ -69,11 +95,13 @@ static void layer(const pi_program *p, int32_t l) {
     for (int32_t i = layer->n_host; i < layer->n_blocks; i++) {
         block[i] = (pi_program_block){p, layer, &layer->block[i], w, l, w->norm[i], w->post_norm[i]};
         const pi_block_on_device *kind = layer->block[i].kind->device;
+        if (is_idle(p, kind)) continue;
         if (kind->begin) kind->begin(&block[i]);
         if (layer->parallel && kind->prepare) kind->prepare(&block[i]);
     }
     for (int32_t i = layer->n_host; i < layer->n_blocks; i++) {
         const pi_block_on_device *kind = layer->block[i].kind->device;
+        if (is_idle(p, kind)) continue;
         if (!layer->parallel && kind->prepare) kind->prepare(&block[i]);
         kind->run(&block[i]);
     }
@@ -124,14 +152,18 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
     for (int32_t l = 0; l < n; l++) {
         if (h->layer[l].device != part->device) continue;
         if (m->layer[l].n_host || (l > 0 && h->layer[l - 1].device != part->device)) take_x(&p, l);
-        layer(&p, l);
+        pi_device_state state;
+        const pi_program here = wanted(&p, l, &state);
+        layer(&here, l);
         const bool returns = l + 1 < n && h->layer[l + 1].device == part->device && m->layer[l + 1].n_host;
         const int32_t next = l + 1 < n ? h->layer[l + 1].device : h->head_device;
         const bool is_last = l + 1 == n, kept = is_last && h->s->options.keep_hidden;
-        if (returns || kept || (next != part->device && (!is_last || h->n_logits))) publish_x(&p, l);
+        if (returns || kept || (next != part->device && (!is_last || h->n_logits))) publish_x(&here, l);
     }
     p.ops->end(dev, d->counts, p.in.counts, pi_hybrid_count_bytes(h));
     if (h->head_device != part->device) return;
-    if (h->layer[n - 1].device != part->device && h->n_logits) take_x(&p, n);
-    head(&p);
+    pi_device_state state;
+    const pi_program here = wanted(&p, n, &state);
+    if (h->layer[n - 1].device != part->device && h->n_logits) take_x(&here, n);
+    head(&here);
 }

@@ -5,14 +5,15 @@
 #include "hybrid.h"
 #include "upload.h"
 
-/* A program of operations while it is put together. */
+/* A program of operations while it is put together. Of the last layer of a prompt, d->x begins with the first token whose
+ * output is wanted: n_tok are from there on, n_before stand in front of it. */
 typedef struct pi_program {
     const pi_hybrid *h;
     const pi_device_state *d;
     pi_device *dev;
     const pi_device_ops *ops;
     pi_device_input in;
-    int32_t n_tok;
+    int32_t n_tok, n_before;
 } pi_program;
 
 /* One block's part of it. */
@@ -25,6 +26,10 @@ typedef struct pi_program_block {
     te_norm norm, post_norm; /* D */
 } pi_program_block;
 
+/* Which tokens of a prompt's last layer a kind of block computes: all of them; those that are wanted; or those, having
+ * kept something of the others for later tokens, so that it runs even where none is wanted. */
+typedef enum pi_block_tokens { PI_ALL_TOKENS, PI_WANTED_TOKENS, PI_KEEPS_TOKENS } pi_block_tokens;
+
 /* What a kind of block does on a device. */
 struct pi_block_on_device {
     /* Brings the block's weights there; norms before and after it are there already. */
@@ -36,6 +41,7 @@ struct pi_block_on_device {
     void (*prepare)(const pi_program_block *b);
     /* Adds what the block gives to x. */
     void (*run)(const pi_program_block *b);
+    pi_block_tokens tokens;
 };
 typedef struct pi_block_on_device pi_block_on_device;
 
@@ -54,8 +60,9 @@ static inline void pi_program_stamp(const pi_program *p, int32_t l, pi_moment wh
     if (p->d->stamps) p->ops->stamp(p->dev, p->d->stamps + (ptrdiff_t)l * PI_MOMENT_INPUT + which);
 }
 
-/* program.c: a product of x, or nothing yet. */
+/* program.c: a product of x, or nothing yet; the same with the tokens that stand before p's. */
 te_linear_args pi_program_from_x(const pi_program *p);
+te_linear_args pi_program_from_all(const pi_program *p);
 /* What a block gives, on its way to x: a norm behind the block is of all of it. */
 te_merge_args pi_program_to_x(const pi_program *p, te_norm norm);
 /* The layer's adapters' parts of the products op, of matrices from `which` on, are added to what the products gave. */

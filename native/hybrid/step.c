@@ -30,6 +30,7 @@
 #include "../blocks/ffn.h"
 #include "../blocks/forward.h"
 #include "cache.h"
+#include "program.h"
 
 static uint32_t number(const pi_hybrid *h, int32_t l, int32_t which) { return h->number + pi_number(l, which); }
 
@@ -52,16 +53,25 @@ void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_
     cancel_all(h);
 }
 
-static void post_from_cpu(pi_hybrid *h, te_team *team, int32_t device, const float *x, uint32_t ticket) {
+/* This member's share of x in front of layer l, or of the head: of its tokens that are wanted there. */
+static void share_x(const pi_hybrid *h, te_team *team, int32_t l, int64_t *lo, int64_t *hi) {
+    const int64_t n = h->s->model->info.n_embd, before = l > 0 ? pi_hybrid_unwanted(h, l - 1) : 0;
+    te_share(team, (h->n_tok - before) * n, 16, lo, hi);
+    *lo += before * n;
+    *hi += before * n;
+}
+
+static void post_from_cpu(pi_hybrid *h, te_team *team, int32_t device, int32_t l, const float *x, uint32_t ticket) {
     int64_t lo, hi;
-    te_share(team, (int64_t)h->n_tok * h->s->model->info.n_embd, 16, &lo, &hi);
+    share_x(h, team, l, &lo, &hi);
     pi_publish_words(h->device[device].answer, lo, hi - lo, ticket, (const uint32_t *)(const void *)(x + lo));
 }
 
 /* This member's share of what the device posted, to x. */
-static void await_on_cpu(pi_hybrid *h, te_team *team, int32_t device, float *x, uint32_t ticket) {
+static void await_on_cpu(pi_hybrid *h, te_team *team, int32_t device, int32_t l, float *x) {
+    const uint32_t ticket = number(h, l - 1, PI_LEAVE);
     int64_t lo, hi;
-    te_share(team, (int64_t)h->n_tok * h->s->model->info.n_embd, 16, &lo, &hi);
+    share_x(h, team, l, &lo, &hi);
     pi_hybrid_await(h, device, h->device[device].published, lo, hi - lo, ticket, (uint32_t *)(void *)(x + lo));
 }
 
@@ -254,7 +264,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     if (by_output || adapted) {
         te_barrier(team);
         pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_DOWN), s->up, n_ff, h->n_tok, TE_BY_ROWS, h->y, n_embd);
-        post_from_cpu(h, team, d->device, h->y, ticket);
+        post_from_cpu(h, team, d->device, l, h->y, ticket);
     }
     if (team->ith == 0) {
         const int64_t now = te_os_now_ns();
@@ -284,7 +294,7 @@ static void cpu_step(void *ctx, te_team *team) {
                       n_host = l < n && device >= 0 ? s->model->layer[l].n_host : 0;
         const bool keeps = l == n && s->options.keep_hidden;
         if (l == n && !h->n_logits && !keeps) break;
-        if (at >= 0 && (device != at || n_host || keeps)) await_on_cpu(h, team, at, s->x, number(h, l - 1, PI_LEAVE));
+        if (at >= 0 && (device != at || n_host || keeps)) await_on_cpu(h, team, at, l, s->x);
         if (at >= 0 && (device < 0 || n_host || keeps)) te_barrier(team);
         if (keeps) pi_step_hidden(s, team);
         if (l == n && !h->n_logits) break;
@@ -293,7 +303,7 @@ static void cpu_step(void *ctx, te_team *team) {
             at = -1;
         }
         /* From device to device each member passes on what it received. */
-        if (device >= 0 && device != at) post_from_cpu(h, team, device, s->x, number(h, l, PI_ENTER));
+        if (device >= 0 && device != at) post_from_cpu(h, team, device, l, s->x, number(h, l, PI_ENTER));
         at = device;
         if (l == n) break;
         s->count[(ptrdiff_t)l * s->options.n_threads + team->ith] = (pi_layer_count){0};
@@ -360,20 +370,22 @@ static void record(pi_hybrid *h, int32_t l) {
     const pi_layer *layer = &s->model->layer[l];
     const uint32_t *on_device = h->device[h->layer[l].device].counts + 3 * (ptrdiff_t)l;
     pi_layer_step *st = &s->step[l];
-    st->n_tokens = h->n_tok;
-    st->n_sparse = h->n_tok - s->chunk.n_dense;
+    const int32_t from = pi_hybrid_unwanted(h, l);
+    st->n_tokens = h->n_tok - from;
+    st->n_sparse = pi_n_sparse(&s->chunk, from);
     const int64_t listed = pi_sum_counts(s, l, h->decode && h->layer[l].n_cpu ? h->n_members : 0, st);
-    if (pi_experts_of(layer))
+    if (st->n_tokens && pi_experts_of(layer))
         device_experts(h, l, on_device, st);
-    else
+    else if (st->n_tokens)
         device_rows(h, l, on_device, st);
     st->n_predicted = on_device[0] + listed;
     st->n_computed += on_device[1];
     st->n_active += on_device[2];
     st->n_active_device = on_device[2];
     if (!st->n_sparse) st->n_predicted = st->n_computed = st->n_active = st->n_active_device = 0;
-    if (h->masked) st->ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(layer));
-    st->bytes = st->ffn_bytes + pi_bytes_before_ffn(s, l, 0);
+    if (h->masked && st->n_tokens) st->ffn_bytes += pi_predictor_bytes(s->model, pi_ffn_of(layer));
+    st->bytes = st->ffn_bytes + pi_bytes_before_ffn(s, l, from);
+    if (pi_attention_of(layer) && !st->n_tokens) st->bytes -= pi_attention_query_bytes(layer);
     s->last_bytes += st->bytes;
 }
 
@@ -498,6 +510,22 @@ static void take_logits(void *ctx, te_team *team) {
     take_rows(team, s->hidden + row * n_embd, d->hidden, n * n_embd);
 }
 
+/* Whether each block of the last layer that a device computes can do without the first tokens' output. */
+static bool leaves_out(const pi_hybrid *h) {
+    const int32_t l = h->s->model->info.n_layer - 1;
+    const pi_layer *layer = &h->s->model->layer[l];
+    for (int32_t i = layer->n_host; h->layer[l].device >= 0 && i < layer->n_blocks; i++)
+        if (layer->block[i].kind->device->tokens == PI_ALL_TOKENS) return false;
+    return true;
+}
+
+/* As on the CPU; but a prompt's operations on devices are of more than max_decode tokens. */
+static int32_t count_unwanted(const pi_hybrid *h) {
+    if (h->decode || !leaves_out(h)) return 0;
+    const int32_t first = pi_first_wanted(h->s, h->s->model->info.n_layer - 1), least = h->n_tok - h->max_decode - 1;
+    return first < h->n_tok && first > least ? least : first;
+}
+
 pi_status pi_hybrid_run(pi_hybrid *h) {
     pi_session *s = h->s;
     const pi_model_info *info = &s->model->info;
@@ -509,6 +537,7 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
     h->masked = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->chunk.n_dense;
     h->skip = s->options.sparsity != PI_SPARSITY_DENSE && pi_is_relu(info->activation);
     h->decode = h->n_tok <= h->max_decode;
+    h->n_unwanted = count_unwanted(h);
     PI_TRY(pi_cache_settle(h));
     h->number += pi_numbers(info->n_layer);
     PI_TRY(run(h));

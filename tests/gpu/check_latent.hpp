@@ -78,6 +78,22 @@ static void check_latent_case(const latent_case &k) {
     const std::vector<uint8_t> after = host_of(d_pool, pool_bytes);
     OK(api->latent(dev, &op));
     same_bits(got, out.get());
+    const std::vector<float> blank(got.size(), CANARY);
+    for (int before : {n_tok / 2, n_tok}) { // without results of the first tokens: the same pool, the others' results
+        te_latent_args part = op;
+        const size_t at = (size_t)before * ld_out;
+        part.n_before = before;
+        part.scratch = device_new<float>(api->latent_floats(dev, &part) + 1);
+        OK(api->upload(dev, d_pool, pool.data(), pool_bytes));
+        OK(api->upload(dev, op.out, blank.data(), blank.size() * 4));
+        OK(api->latent(dev, &part));
+        const std::vector<float> rest = out.get();
+        for (size_t i = 0; i < at; i++) same((int)i, (double)rest[i], (double)CANARY);
+        const double largest = 1e-5 * fabs((double)*std::max_element(got.begin(), got.end()));
+        for (size_t i = at; i < rest.size(); i++) near((int)i, (double)rest[i], (double)got[i], largest);
+        is_true(host_of(d_pool, pool_bytes) == after, "another pool");
+        OK(api->free(dev, part.scratch));
+    }
 
     auto rotated = [&](const float *from, int t, double *to) {
         for (int i = 0; i < k.n_rot / 2; i++) {

@@ -178,6 +178,22 @@ static void check_attention_case(const heads_case &k) {
     same_bits(out.data(), again.data(), out.size() * 4, "a repeat gives other bits");
     const std::vector<uint8_t> k_now = host_of((const uint8_t *)op.k_pool, k_pool.size()),
                                v_now = host_of((const uint8_t *)op.v_pool, v_pool.size());
+    // Without results of the first tokens: the same pool, the others' results.
+    const std::vector<float> blank(out.size(), CANARY);
+    for (int before : {n_tok / 3, n_tok}) {
+        te_attention_args part = op;
+        const size_t at = (size_t)before * op.ld_out;
+        part.n_before = before;
+        OK(api->upload(dev, part.out, blank.data(), blank.size() * 4));
+        OK(api->upload(dev, part.k_pool, k_pool.data(), k_pool.size()));
+        OK(api->upload(dev, part.v_pool, v_pool.data(), v_pool.size()));
+        OK(api->prompt_attention(dev, &part));
+        const std::vector<float> rest = host_of(op.out, out.size());
+        for (size_t i = 0; i < at; i++) near((int)i, (double)rest[i], (double)CANARY, 0);
+        same_bits(rest.data() + at, out.data() + at, (out.size() - at) * 4, "a token's result depends on others");
+        same_bits(host_of((const uint8_t *)op.k_pool, k_pool.size()).data(), k_now.data(), k_now.size(), "other K");
+        same_bits(host_of((const uint8_t *)op.v_pool, v_pool.size()).data(), v_now.data(), v_now.size(), "other V");
+    }
     // What was stored: within a step of the format of the settled head.
     auto stored = [&](const std::vector<uint8_t> &pool, int type, size_t row, size_t at) {
         std::vector<float> x((size_t)d);

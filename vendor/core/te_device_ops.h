@@ -109,7 +109,10 @@ typedef struct te_attention_args {
     int32_t n_ctx;          /* positions are below */
     float *out;             /* [n_tok][n_head * n_embd_head] */
     size_t ld_out;
-    int32_t window;  /* positions that a token sees, itself the last; 0: all. A GPU takes 8 and more */
+    int32_t window; /* positions that a token sees, itself the last; 0: all. A GPU takes 8 and more */
+    int32_t
+        n_before;    /* the first so many tokens' K and V are stored, but their results are not wanted: q and out may be
+                         anything */
     int32_t grouped; /* tokens of a sequence are next to each other */
     int32_t apart;   /* no two tokens are of one sequence */
     /* by the device */
@@ -142,9 +145,10 @@ typedef struct te_latent_args {
     void *pool;      /* of this layer */
     int32_t type;    /* F16, F32, BF16, Q8_0 */
     int32_t n_ctx;
-    float *query;    /* [n_tok][n_head * (n_rot + rank)] room to work */
-    float *gathered; /* [n_tok][n_head * rank] the same */
-    float *out;      /* [n_tok][n_head * n_value]; may be q */
+    int32_t n_before; /* as te_attention_args's */
+    float *query;     /* [n_tok][n_head * (n_rot + rank)] room to work */
+    float *gathered;  /* [n_tok][n_head * rank] the same */
+    float *out;       /* [n_tok][n_head * n_value]; may be q */
     size_t ld_out;
     float *scratch; /* by the device */
 } te_latent_args;

@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(THREADS) settle_kernel(latent_args args) {
     const int row = a.n_rot + a.rank;
     const float2 *cs = (const float2 *)(a.cs + (size_t)t * a.n_rot);
     if (item < a.n_head) {
+        if (t < a.n_before) return;
         const float *from = a.q + (size_t)t * a.ldq + (size_t)item * a.n_key + (a.n_key - a.n_rot);
         float *to = a.query + ((size_t)t * a.n_head + item) * row;
         for (int i = lane; i < a.n_rot / 2; i += 32) {
@@ -138,8 +139,9 @@ __global__ void __launch_bounds__(THREADS) attend_kernel(latent_args args) {
     __shared__ float factor[HEADS], last_top[HEADS], last_total[HEADS];
     dep_wait();
     const te_latent_args &a = args.op;
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, t = blockIdx.z, first = blockIdx.x * HEADS,
-              heads = min(HEADS, a.n_head - first), row = a.n_rot + a.rank, n_pos = __ldcg(a.pos + t) + 1;
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, t = a.n_before + blockIdx.z,
+              first = blockIdx.x * HEADS, heads = min(HEADS, a.n_head - first), row = a.n_rot + a.rank,
+              n_pos = __ldcg(a.pos + t) + 1;
     const int32_t *blocks = a.table + (size_t)(a.row ? __ldcg(a.row + t) : t) * a.ld_table;
     // Parts are whole tiles; the last ones may have none.
     const int per = n_pos > 0 ? ((n_pos + args.splits - 1) / args.splits + TILE - 1) / TILE * TILE : 0;
@@ -232,7 +234,7 @@ __global__ void __launch_bounds__(THREADS) attend_kernel(latent_args args) {
 __global__ void __launch_bounds__(THREADS) merge_kernel(latent_args args) {
     dep_wait();
     const te_latent_args &a = args.op;
-    const int h = blockIdx.x, t = blockIdx.y;
+    const int h = blockIdx.x, t = a.n_before + blockIdx.y;
     float top = -INFINITY, total = 0;
     for (int k = 0; k < args.splits; k++) top = fmaxf(top, __ldcg(a.scratch + part_at(args, t, h, k)));
     float sum[COLS];
@@ -262,8 +264,9 @@ __global__ void __launch_bounds__(THREADS) merge_kernel(latent_args args) {
 latent_args prepare(const te_cuda *d, const te_latent_args *op) {
     latent_args a = {};
     a.op = *op;
-    const int across = divide_up(op->n_head, HEADS) * op->n_tok, most = divide_up(op->n_ctx, 64);
-    a.splits = op->n_tok > TE_CUDA_MAX_TOK ? 1 : divide_up(2 * d->info.n_sm, across);
+    const int wanted = op->n_tok - op->n_before, across = divide_up(op->n_head, HEADS) * (wanted ? wanted : 1),
+              most = divide_up(op->n_ctx, 64);
+    a.splits = wanted > 2 * TE_CUDA_MAX_TOK ? 1 : divide_up(2 * d->info.n_sm, across);
     if (a.splits > most) a.splits = most;
     if (a.splits > MOST_SPLITS) a.splits = MOST_SPLITS;
     a.row_bytes = (int)te_row_bytes(op->type, op->n_rot + op->rank);
@@ -273,7 +276,8 @@ latent_args prepare(const te_cuda *d, const te_latent_args *op) {
 bool is_even(int64_t n) { return n % 2 == 0; }
 
 te_status check(te_cuda *d, const te_latent_args *op) {
-    if (op->n_tok < 1 || op->n_tok > 65535 || op->n_head < 1 || op->n_head > 65535 || op->n_ctx < 1)
+    if (op->n_tok < 1 || op->n_tok > 65535 || op->n_before < 0 || op->n_before > op->n_tok || op->n_head < 1 ||
+        op->n_head > 65535 || op->n_ctx < 1)
         return refuse(d, te_fail(TE_ARGUMENT, "latent attention: %d tokens, %d heads, context %d", (int)op->n_tok,
                                  (int)op->n_head, (int)op->n_ctx));
     if (op->rank < 2 || op->rank > MAX_RANK || op->n_rot < 2 || op->n_rot + op->rank > MAX_ROW ||
@@ -313,36 +317,38 @@ size_t latent_floats(te_cuda *d, const te_latent_args *op) {
 te_status latent(te_cuda *d, const te_latent_args *op) {
     TE_CUDA_TRY(check(d, op));
     const latent_args a = prepare(d, op);
-    const size_t row = (size_t)(op->n_rot + op->rank), n_head = (size_t)op->n_head;
+    const size_t row = (size_t)(op->n_rot + op->rank), n_head = (size_t)op->n_head, before = (size_t)op->n_before;
+    const int32_t wanted = op->n_tok - op->n_before;
     TE_CUDA_TRY(launch(d, "latent attention", settle_kernel,
                        dim3((unsigned)divide_up(op->n_head + 1, WARPS), (unsigned)op->n_tok), THREADS, 0, a));
+    if (!wanted) return TE_OK;
     heads_args k = {};
     k.w = op->k_b;
     k.rows = op->rank;
-    k.x = op->q;
+    k.x = op->q + op->ldq * before;
     k.ldx = op->ldq;
     k.dx = (size_t)op->n_key;
-    k.y = op->query + op->n_rot;
     k.ldy = n_head * row;
+    k.y = op->query + op->n_rot + k.ldy * before;
     k.dy = row;
-    k.n_tok = op->n_tok;
+    k.n_tok = wanted;
     TE_CUDA_TRY(heads_product(d, k, op->n_head));
     TE_CUDA_TRY(launch(d, "latent attention", attend_kernel,
-                       dim3((unsigned)divide_up(op->n_head, HEADS), (unsigned)a.splits, (unsigned)op->n_tok), THREADS,
+                       dim3((unsigned)divide_up(op->n_head, HEADS), (unsigned)a.splits, (unsigned)wanted), THREADS,
                        sizeof(float) * TILE * row, a));
     if (a.splits > 1)
-        TE_CUDA_TRY(launch(d, "latent attention", merge_kernel, dim3((unsigned)op->n_head, (unsigned)op->n_tok),
-                           THREADS, 0, a));
+        TE_CUDA_TRY(
+            launch(d, "latent attention", merge_kernel, dim3((unsigned)op->n_head, (unsigned)wanted), THREADS, 0, a));
     heads_args v = {};
     v.w = op->v_b;
     v.rows = op->n_value;
-    v.x = op->gathered;
     v.ldx = n_head * (size_t)op->rank;
+    v.x = op->gathered + v.ldx * before;
     v.dx = (size_t)op->rank;
-    v.y = op->out;
     v.ldy = op->ld_out;
+    v.y = op->out + v.ldy * before;
     v.dy = (size_t)op->n_value;
-    v.n_tok = op->n_tok;
+    v.n_tok = wanted;
     return heads_product(d, v, op->n_head);
 }
 

@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(32 * SETTLE_WARPS) settle_kernel(const __grid_
     for (int j = warp; j < a.n_head + 2 * a.n_head_kv; j += SETTLE_WARPS) {
         __syncwarp();
         if (j < a.n_head) {
+            if (t < a.n_before) continue;
             settle(a, a.q + t * a.ldq + (size_t)j * d, a.q_norm, true, t, x);
             uint32_t *to = (uint32_t *)((uint16_t *)a.scratch + ((size_t)t * a.n_head + j) * args.pitch);
             for (int i = lane; i < args.pitch / 2; i += 32) to[i] = 2 * i < d ? half2_of(x[2 * i], x[2 * i + 1]) : 0;
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
     uint16_t *const qs = (uint16_t *)shared, *const kv = qs + ROWS * D;
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, d = a.n_embd_head;
     const int kvh = blockIdx.y / args.chunks, first = blockIdx.y % args.chunks * args.share;
-    const int n_tok = ROWS / args.share, t0 = (gridDim.x - 1 - blockIdx.x) * n_tok; // the longest first
+    const int n_tok = ROWS / args.share, t0 = a.n_before + (gridDim.x - 1 - blockIdx.x) * n_tok; // the longest first
     auto at = [](int row, int unit) { return row * D + (unit ^ (row & 7)) * 8; };
     dep_go();
     dep_wait();
@@ -348,8 +349,9 @@ size_t prompt_attention_floats(te_cuda *d, const te_attention_args *op) {
 }
 
 te_status prompt_attention(te_cuda *d, const te_attention_args *op) {
-    if (op->n_tok < 1 || op->n_tok > 65535)
-        return refuse(d, te_fail(TE_ARGUMENT, "attention: %d tokens", (int)op->n_tok));
+    if (op->n_tok < 1 || op->n_tok > 65535 || op->n_before < 0 || op->n_before > op->n_tok)
+        return refuse(d, te_fail(TE_ARGUMENT, "attention: %d tokens, %d in front of those that are wanted",
+                                 (int)op->n_tok, (int)op->n_before));
     if (op->n_head_kv < 1 || op->n_head < 1 || op->n_head % op->n_head_kv || op->n_embd_head < 2 ||
         op->n_embd_head % 2 || op->n_embd_head > MAX_HEAD || op->n_ctx < 1)
         return refuse(d, te_fail(TE_UNSUPPORTED, "attention: %d heads on %d of %d values, context %d", (int)op->n_head,
@@ -376,9 +378,11 @@ te_status prompt_attention(te_cuda *d, const te_attention_args *op) {
     a.row_v = (int)te_row_bytes(op->type_v, op->n_embd_head);
     a.pitch = v->d;
     TE_CUDA_TRY(launch(d, "attention", settle_kernel, dim3((unsigned)op->n_tok), 32 * SETTLE_WARPS, 0, a));
-    return launch(d, "attention", v->kernel,
-                  dim3((unsigned)divide_up(op->n_tok, v->rows / a.share), (unsigned)(op->n_head_kv * a.chunks)),
-                  v->threads, v->smem, a);
+    if (op->n_before == op->n_tok) return TE_OK;
+    return launch(
+        d, "attention", v->kernel,
+        dim3((unsigned)divide_up(op->n_tok - op->n_before, v->rows / a.share), (unsigned)(op->n_head_kv * a.chunks)),
+        v->threads, v->smem, a);
 }
 
 } // namespace te
