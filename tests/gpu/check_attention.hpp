@@ -20,7 +20,8 @@ static void check_attention_case(const attention_case &k) {
     AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d, window %d, sinks %d, cap %g", k.n_tok, k.n_head,
        k.n_head_kv, k.d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.window, k.sinks,
        (double)k.soft_cap);
-    const int n_seq = 1 + *std::max_element(k.seq.begin(), k.seq.end()), n_ctx = 2048, ld_table = n_ctx / 64,
+    const int n_seq = 1 + *std::max_element(k.seq.begin(), k.seq.end()),
+              n_ctx = *std::max_element(k.pos.begin(), k.pos.end()) < 2048 ? 2048 : 8192, ld_table = n_ctx / 64,
               n_blocks = n_seq * ld_table + 3;
     const size_t d = (size_t)k.d, row_k = te_row_bytes(k.type_k, k.d), row_v = te_row_bytes(k.type_v, k.d);
     const size_t pool_k = (size_t)n_blocks * (size_t)k.n_head_kv * 64 * row_k,
@@ -304,6 +305,25 @@ static void check_attention() {
          true},
     };
     for (const attention_case &c : cases) check_attention_case(c);
+    // Long contexts, in which each warp has positions of its own.
+    for (int d : {64, 128}) {
+        check_attention_case({1, 4, 4, d, TE_F16, TE_F16, norm, d, false, {0}, {4096}});
+        check_attention_case({1, 4, 2, d, TE_F16, TE_F16, neox, d, true, {1}, {4999}, 0, true});
+        check_attention_case({1, 16, 2, d, TE_F16, TE_F16, neox, 64, false, {1}, {8191}, 5000});
+        check_attention_case({2, 6, 1, d, TE_F16, TE_F16, norm, d, false, {0, 0}, {6006, 6007}, 0, false, 0.5f});
+        check_attention_case({3, 2, 2, d, TE_F16, TE_F16, norm, d, false, {0, 1, 2}, {4500, 10, 7777}, 0, true});
+        check_attention_case({8,
+                              4,
+                              4,
+                              d,
+                              TE_F16,
+                              TE_F16,
+                              norm,
+                              d,
+                              false,
+                              {0, 0, 0, 0, 0, 0, 0, 0},
+                              {5115, 5116, 5117, 5118, 5119, 5120, 5121, 5122}});
+    }
     // Many tokens, each of a sequence of its own.
     for (int n_tok : {9, 40})
         for (bool plain : {true, false}) {

@@ -1,23 +1,28 @@
 // attention.cu - attention of a few tokens over the block table.
 //
 // A block takes some query heads that share a KV head, for one token and a part of the positions. It copies K and V of up
-// to 64 positions into shared memory as they are, scores them, and adds up V under a running softmax. Positions of this very
-// step are not in the pool yet: the last block of a token makes their K and V anew from k and v, through the pool's
-// format, and stores the token's own. The block that is last to finish merges the parts in order.
+// to 64 positions into shared memory as they are, scores them, and adds up V under a running softmax; of long contexts of
+// F16 each warp does so for itself (attention_warp.cuh), in twice as many blocks. Positions of this very step are not in the
+// pool yet: the last block of a token makes their K and V anew from k and v, through the pool's format, and stores the
+// token's own. The block that is last to finish merges the parts in order.
+#include <climits>
+
+#include "attention_warp.cuh"
 #include "launch.h"
-#include "tools.cuh"
 
 namespace te {
 
-constexpr int ATT_THREADS = 256, ATT_WARPS = ATT_THREADS / 32, ATT_GRAIN = 16, ATT_MAX_DIM = 256;
-constexpr int ATT_PAIRS = ATT_MAX_DIM / 64; // pairs of values of a lane
+constexpr int ATT_THREADS = 32 * ATT_WARPS, ATT_GRAIN = 16;
+constexpr int LONG_FROM = 4096 / ATT_GRAIN, LONG_BLOCKS = 2; // grains; blocks of a multiprocessor
+constexpr int ATT_PAIRS = ATT_MAX_DIM / 64;                  // pairs of values of a lane
 
 struct attention_args {
     te_attention_args op;
-    int group;  // query heads of a KV head
-    int chunks; // blocks that share them
-    int splits; // of the positions, at most
-    int tile;   // positions in shared memory
+    int group;                  // query heads of a KV head
+    int chunks;                 // blocks that share them
+    int splits;                 // of the positions, at most
+    int long_splits, long_from; // of so many grains and more, F16: each warp for itself
+    int tile;                   // positions in shared memory
     int row_k, row_v;
 };
 
@@ -111,31 +116,6 @@ __device__ __forceinline__ void settle_head(const te_attention_args &a, const he
     __syncwarp();
 }
 
-// 16 bytes from device to shared memory, in the background where the device can.
-__device__ __forceinline__ void copy16(void *to, const void *from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
-                 : "memory");
-#else
-    *(uint4 *)to = __ldcg((const uint4 *)from);
-#endif
-}
-__device__ __forceinline__ void copies_end() { // of a group
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void copies_wait() { // for all groups but the last
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
-#endif
-}
-
-// cap * tanh(x / cap), where there is a cap. Where the exponential overflows, the quotient is 0.
-__device__ __forceinline__ float capped(float x, float cap) {
-    return cap > 0 ? cap - __fdividef(2 * cap, __expf(2 * x / cap) + 1) : x;
-}
-
 // *counter + 1, or 0 behind `last`; the old value is returned. What the block wrote before is seen by who counts later.
 __device__ __forceinline__ unsigned count_block(uint32_t *counter, unsigned last) {
     unsigned old;
@@ -143,49 +123,11 @@ __device__ __forceinline__ unsigned count_block(uint32_t *counter, unsigned last
     return old;
 }
 
-template <int G> struct attention_smem {
-    alignas(16) float q[G][ATT_MAX_DIM];
-    float score[G][64 + TE_CUDA_MAX_TOK];
-    float best[G], total[G], factor[G];
-    int is_last;
-};
-
-// Scores of rows of D F16 values, for G heads: LANES lanes share a row, each VALUES neighbours of it.
-template <int G, int D> struct short_rows {
-    static constexpr int LANES = G * D / 32 < 8 ? 8 : G * D / 32, VALUES = D / LANES, ROWS = 32 / LANES;
-    alignas(16) float q[G][VALUES];
-    __device__ __forceinline__ void load(const float (*from)[ATT_MAX_DIM], int heads) {
-        const int c = threadIdx.x % LANES * VALUES;
-#pragma unroll
-        for (int g = 0; g < G; g++)
-#pragma unroll
-            for (int i = 0; i < VALUES; i += 4)
-                *(float4 *)&q[g][i] = g < heads ? *(const float4 *)&from[g][c + i] : make_float4(0, 0, 0, 0);
-    }
-    __device__ __forceinline__ float score(const uint8_t *row, int lane) const {
-        constexpr int WORDS = VALUES / 2;
-        alignas(16) uint32_t w[WORDS];
-        const uint8_t *from = row + lane % LANES * VALUES * 2;
-        if constexpr (WORDS % 4 == 0)
-#pragma unroll
-            for (int i = 0; i < WORDS; i += 4) *(uint4 *)&w[i] = *(const uint4 *)(from + 4 * i);
-        else
-            *(uint2 *)w = *(const uint2 *)from;
-        float sum[G] = {};
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) {
-            const float2 k = half2_bits(w[i]);
-#pragma unroll
-            for (int g = 0; g < G; g++) sum[g] = fmaf(k.y, q[g][2 * i + 1], fmaf(k.x, q[g][2 * i], sum[g]));
-        }
-        return warp_sums<G, LANES>(sum, lane);
-    }
-};
-template <int G> struct short_rows<G, 0> {};
-
-// D: K and V are F16, a head has D values; 0: whatever they are.
-template <int G, int D>
-__global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_constant__ attention_args args) {
+// D: K and V are F16, a head has D values; 0: whatever they are. LONG: there may be contexts in which each warp has
+// positions of its own.
+template <int G, int D, bool LONG = false>
+__global__ void __launch_bounds__(ATT_THREADS, G == 1 && LONG ? 3 : 2)
+    attention_kernel(const __grid_constant__ attention_args args) {
     const te_attention_args &a = args.op;
     extern __shared__ uint4 tiles[];
     constexpr int MAX = D ? D : ATT_MAX_DIM;
@@ -220,7 +162,9 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
     // The first position in the window, and the grain that it lies in; all of this step's tokens are in the window.
     const int lowest = max(0, pos + 1 - a.window), skipped = lowest / ATT_GRAIN * ATT_GRAIN;
     const int n_old = pos + 1 - __popc(seen), grains = (n_old - skipped + ATT_GRAIN - 1) / ATT_GRAIN;
-    const int per = max(4, (grains + args.splits - 1) / args.splits), used = max(1, (grains + per - 1) / per);
+    const bool is_long = LONG && grains >= args.long_from;
+    const int splits = is_long ? args.long_splits : args.splits;
+    const int per = max(4, (grains + splits - 1) / splits), used = max(1, (grains + per - 1) / per);
     if (split >= used) { // completion is transitive only if every block waits
         if (a.early) dep_wait();
         return;
@@ -249,7 +193,10 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         }
         copies_end();
     };
-    if (n_tiles > 0) copy_tile(0);
+    warp_rows<G, D> own_rows;
+    if constexpr (LONG)
+        if (is_long) own_rows.begin(a, table, kvh, p_begin, p_end, base);
+    if (!is_long && n_tiles > 0) copy_tile(0);
     if (a.early) {
         dep_go();
         dep_wait();
@@ -280,123 +227,132 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
         s.total[tid] = 0;
     }
     __syncthreads();
-    float2 q[G][D ? 1 : ATT_PAIRS];
-    short_rows<G, D> rows;
-    if constexpr (D > 0) {
-        rows.load(s.q, heads);
-    } else {
-#pragma unroll
-        for (int g = 0; g < G; g++)
-#pragma unroll
-            for (int i = 0; i < ATT_PAIRS; i++) {
-                const int c = 2 * lane + 64 * i;
-                q[g][i] = g < heads && c < d ? *(const float2 *)&s.q[g][c] : make_float2(0, 0);
-            }
+    // Sums of some lines of threads, or of warps: each of a part of the positions, all under one maximum.
+    const int pairs = d / 2, n_lines = is_long ? ATT_WARPS : ATT_THREADS / pairs, line = tid / pairs,
+              pair = tid % pairs;
+    float2 *lines = (float2 *)base; // where K and V were
+    if constexpr (D > 0) own_rows.q.load(s.q, heads);
+    if constexpr (LONG) {
+        if (is_long) {
+            float *weights = s.warp.of_rows[warp];
+            own_rows.run(a, lowest, weights);
+            if (warp == own_rows.n_pieces % ATT_WARPS && n_fresh)
+                own_rows.add(a, fresh_k, fresh_v, n_fresh, 0, weights);
+            own_rows.finish(s, lines);
+        }
     }
-    constexpr int BATCH = G == 1 ? 8 : 16 / G; // positions that a warp scores at a time
-    // Each thread adds up V for one pair of columns, over every n_lines-th position.
-    const int pairs = d / 2, n_lines = ATT_THREADS / pairs, line = tid / pairs, pair = tid % pairs;
-    float2 acc[G] = {};
+    if (!is_long) {
+        float2 q[G][D ? 1 : ATT_PAIRS];
+        if constexpr (D == 0)
+#pragma unroll
+            for (int g = 0; g < G; g++)
+#pragma unroll
+                for (int i = 0; i < ATT_PAIRS; i++) {
+                    const int c = 2 * lane + 64 * i;
+                    q[g][i] = g < heads && c < d ? *(const float2 *)&s.q[g][c] : make_float2(0, 0);
+                }
+        constexpr int BATCH = G == 1 ? 8 : 16 / G; // positions that a warp scores at a time
+        // Each thread adds up V for one pair of columns, over every n_lines-th position.
+        float2 acc[G] = {};
 #pragma unroll 1
-    for (int i = 0; i < max(1, n_tiles); i++) {
-        if (i + 1 < n_tiles)
-            copy_tile(i + 1);
-        else
-            copies_end();
-        copies_wait();
-        __syncthreads();
-        const uint8_t *ks = base + (size_t)(i & 1) * stage, *vs = ks + (size_t)args.tile * row_k;
-        const int m = min(args.tile, p_end - p_begin - i * args.tile), all = m + (i + 1 >= n_tiles ? n_fresh : 0);
-        auto row_at = [&](int p) { return p < m ? ks + (size_t)p * row_k : fresh_k + (size_t)(p - m) * row_k; };
-        if constexpr (D > 0) {
-            constexpr int LANES = short_rows<G, D>::LANES, ROWS = short_rows<G, D>::ROWS;
+        for (int i = 0; i < max(1, n_tiles); i++) {
+            if (i + 1 < n_tiles)
+                copy_tile(i + 1);
+            else
+                copies_end();
+            copies_wait<1>();
+            __syncthreads();
+            const uint8_t *ks = base + (size_t)(i & 1) * stage, *vs = ks + (size_t)args.tile * row_k;
+            const int m = min(args.tile, p_end - p_begin - i * args.tile), all = m + (i + 1 >= n_tiles ? n_fresh : 0);
+            auto row_at = [&](int p) { return p < m ? ks + (size_t)p * row_k : fresh_k + (size_t)(p - m) * row_k; };
+            if constexpr (D > 0) {
+                constexpr int LANES = short_rows<G, D>::LANES, ROWS = short_rows<G, D>::ROWS;
 #pragma unroll 2
-            for (int p0 = warp * ROWS; p0 < all; p0 += ATT_WARPS * ROWS) {
-                const int p = p0 + lane / LANES;
-                const float v = rows.score(row_at(min(p, all - 1)), lane);
-                if (sum_owner<G, LANES>(lane) && p < all)
-                    s.score[sum_index<G, LANES>(lane)][p] = capped(v * a.scale, a.soft_cap);
-            }
-        } else {
+                for (int p0 = warp * ROWS; p0 < all; p0 += ATT_WARPS * ROWS) {
+                    const int p = p0 + lane / LANES;
+                    const float v = own_rows.q.score(row_at(min(p, all - 1)), lane);
+                    if (sum_owner<G, LANES>(lane) && p < all)
+                        s.score[sum_index<G, LANES>(lane)][p] = capped(v * a.scale, a.soft_cap);
+                }
+            } else {
 #pragma unroll 1
-            for (int p0 = warp * BATCH; p0 < all; p0 += ATT_WARPS * BATCH) {
-                float sum[G * BATCH] = {};
+                for (int p0 = warp * BATCH; p0 < all; p0 += ATT_WARPS * BATCH) {
+                    float sum[G * BATCH] = {};
 #pragma unroll
-                for (int b = 0; b < BATCH; b++) {
-                    const int p = min(p0 + b, all - 1);
-                    const uint8_t *row = row_at(p);
+                    for (int b = 0; b < BATCH; b++) {
+                        const int p = min(p0 + b, all - 1);
+                        const uint8_t *row = row_at(p);
 #pragma unroll
-                    for (int k = 0; k < ATT_PAIRS; k++) {
-                        const int c = 2 * lane + 64 * k;
-                        if (c < d) {
-                            const float2 w = kv_pair(type_k, row, c);
+                        for (int k = 0; k < ATT_PAIRS; k++) {
+                            const int c = 2 * lane + 64 * k;
+                            if (c < d) {
+                                const float2 w = kv_pair(type_k, row, c);
 #pragma unroll
-                            for (int g = 0; g < G; g++)
-                                sum[b * G + g] = fmaf(w.x, q[g][k].x, fmaf(w.y, q[g][k].y, sum[b * G + g]));
+                                for (int g = 0; g < G; g++)
+                                    sum[b * G + g] = fmaf(w.x, q[g][k].x, fmaf(w.y, q[g][k].y, sum[b * G + g]));
+                            }
                         }
                     }
+                    const float v = warp_sums<G * BATCH>(sum, lane);
+                    const int i = sum_index<G * BATCH>(lane), p = p0 + i / G;
+                    if (sum_owner<G * BATCH>(lane) && p < all) s.score[i % G][p] = capped(v * a.scale, a.soft_cap);
                 }
-                const float v = warp_sums<G * BATCH>(sum, lane);
-                const int i = sum_index<G * BATCH>(lane), p = p0 + i / G;
-                if (sum_owner<G * BATCH>(lane) && p < all) s.score[i % G][p] = capped(v * a.scale, a.soft_cap);
             }
-        }
-        __syncthreads();
-        if (warp < G) {                                            // the running softmax of one head
-            const int hidden = lowest - (p_begin + i * args.tile); // rows in front of the window
-            float e[3], most = -INFINITY, sum = 0;
+            __syncthreads();
+            if (warp < G) {                                            // the running softmax of one head
+                const int hidden = lowest - (p_begin + i * args.tile); // rows in front of the window
+                float e[3], most = -INFINITY, sum = 0;
 #pragma unroll
-            for (int k = 0; k < 3; k++) {
-                e[k] = lane + 32 * k < all && lane + 32 * k >= hidden ? s.score[warp][lane + 32 * k] : -INFINITY;
-                most = fmaxf(most, e[k]);
-            }
-            const float before = s.best[warp], now = fmaxf(before, warp_max(most)), zero = now == -INFINITY ? 0 : now,
-                        f = expf(before - zero);
+                for (int k = 0; k < 3; k++) {
+                    e[k] = lane + 32 * k < all && lane + 32 * k >= hidden ? s.score[warp][lane + 32 * k] : -INFINITY;
+                    most = fmaxf(most, e[k]);
+                }
+                const float before = s.best[warp], now = fmaxf(before, warp_max(most)),
+                            zero = now == -INFINITY ? 0 : now, f = expf(before - zero);
 #pragma unroll
-            for (int k = 0; k < 3; k++) {
-                e[k] = expf(e[k] - zero);
-                sum += e[k];
-                if (lane + 32 * k < all) s.score[warp][lane + 32 * k] = e[k];
+                for (int k = 0; k < 3; k++) {
+                    e[k] = expf(e[k] - zero);
+                    sum += e[k];
+                    if (lane + 32 * k < all) s.score[warp][lane + 32 * k] = e[k];
+                }
+                sum = warp_sum(sum);
+                __syncwarp(); // all lanes have read what lane 0 overwrites
+                if (lane == 0) {
+                    s.factor[warp] = f;
+                    s.best[warp] = now;
+                    s.total[warp] = s.total[warp] * f + sum;
+                }
             }
-            sum = warp_sum(sum);
-            __syncwarp(); // all lanes have read what lane 0 overwrites
-            if (lane == 0) {
-                s.factor[warp] = f;
-                s.best[warp] = now;
-                s.total[warp] = s.total[warp] * f + sum;
-            }
-        }
-        __syncthreads();
-        if (line < n_lines) {
-#pragma unroll
-            for (int g = 0; g < G; g++) {
-                acc[g].x *= s.factor[g];
-                acc[g].y *= s.factor[g];
-            }
-#pragma unroll 4
-            for (int p = line; p < all; p += n_lines) {
-                const float2 v =
-                    kv_pair(type_v, p < m ? vs + (size_t)p * row_v : fresh_v + (size_t)(p - m) * row_v, 2 * pair);
+            __syncthreads();
+            if (line < n_lines) {
 #pragma unroll
                 for (int g = 0; g < G; g++) {
-                    const float e = s.score[g][p];
-                    acc[g].x = fmaf(e, v.x, acc[g].x);
-                    acc[g].y = fmaf(e, v.y, acc[g].y);
+                    acc[g].x *= s.factor[g];
+                    acc[g].y *= s.factor[g];
+                }
+#pragma unroll 4
+                for (int p = line; p < all; p += n_lines) {
+                    const float2 v =
+                        kv_pair(type_v, p < m ? vs + (size_t)p * row_v : fresh_v + (size_t)(p - m) * row_v, 2 * pair);
+#pragma unroll
+                    for (int g = 0; g < G; g++) {
+                        const float e = s.score[g][p];
+                        acc[g].x = fmaf(e, v.x, acc[g].x);
+                        acc[g].y = fmaf(e, v.y, acc[g].y);
+                    }
                 }
             }
+            __syncthreads(); // the stage and the scores are about to change
         }
-        __syncthreads(); // the stage and the scores are about to change
-    }
-    // The lines' sums meet where K and V were.
-    float2 *lines = (float2 *)base;
-    if (line < n_lines)
+        if (line < n_lines)
 #pragma unroll
-        for (int g = 0; g < G; g++) lines[(line * G + g) * pairs + pair] = acc[g];
+            for (int g = 0; g < G; g++) lines[(line * G + g) * pairs + pair] = acc[g];
+    }
     // A sink is one more score, of no V; where it is too large for the sum, all positions' share is 0.
     if (a.sinks && used == 1 && tid < heads) s.total[tid] += expf(__ldg(a.sinks + head + tid) - s.best[tid]);
     __syncthreads();
     const int width = d + 2; // a part: its maximum, its total, its sums
-    float *scratch = a.scratch + ((size_t)(t * a.n_head + head) * args.splits) * width;
+    float *scratch = a.scratch + ((size_t)(t * a.n_head + head) * args.long_splits) * width;
 #pragma unroll 1
     for (int i = tid; i < heads * pairs; i += ATT_THREADS) {
         const int g = i / pairs, c = i % pairs;
@@ -411,7 +367,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
             *(float2 *)&out[g * d + 2 * c] = make_float2(v.x * f, v.y * f);
             continue;
         }
-        float *to = scratch + ((size_t)g * args.splits + split) * width;
+        float *to = scratch + ((size_t)g * args.long_splits + split) * width;
         if (c == 0) *(float2 *)to = make_float2(s.best[g], s.total[g]);
         *(float2 *)&to[2 + 2 * c] = v;
     }
@@ -425,7 +381,7 @@ __global__ void __launch_bounds__(ATT_THREADS, 2) attention_kernel(const __grid_
 #pragma unroll 1
     for (int i = tid; i < heads * pairs; i += ATT_THREADS) {
         const int g = i / pairs, c = i % pairs;
-        const float *from = scratch + (size_t)g * args.splits * width;
+        const float *from = scratch + (size_t)g * args.long_splits * width;
         float most = -INFINITY, total = 0;
         float2 sum = make_float2(0, 0);
 #pragma unroll 1
@@ -458,6 +414,11 @@ static size_t smem_of(const attention_args &a, int heads) {
     return stages + rest > lines ? stages + rest : lines;
 }
 
+// Whether there is a kernel for heads of so many values of F16.
+static bool is_plain(const te_attention_args *op) {
+    return op->type_k == TE_F16 && op->type_v == TE_F16 && (op->n_embd_head == 64 || op->n_embd_head == 128);
+}
+
 static attention_args prepare(const te_cuda *d, const te_attention_args *op, int *variant) {
     attention_args a = {};
     a.op = *op;
@@ -479,6 +440,13 @@ static attention_args prepare(const te_cuda *d, const te_attention_args *op, int
     // Of many blocks three fit on a multiprocessor, if their tiles are small.
     for (a.tile = across > 2 * d->info.n_sm ? 32 : 64; a.tile > ATT_GRAIN && smem_of(a, per_block) > most_bytes;)
         a.tile /= 2;
+    a.long_splits = a.splits;
+    a.long_from = INT_MAX;
+    if (!is_plain(op) || a.tile != WARP_STAGES * ATT_WARPS * WARP_ROWS / 2 || op->n_ctx <= LONG_FROM * ATT_GRAIN)
+        return a;
+    a.long_from = LONG_FROM;
+    const int fits = LONG_BLOCKS * d->info.n_sm / across;
+    if (a.splits > 1 && fits > a.splits) a.long_splits = fits < 64 ? fits : 64;
     return a;
 }
 
@@ -509,7 +477,7 @@ size_t attention_floats(te_cuda *d, const te_attention_args *op) {
     int variant;
     const attention_args a = prepare(d, op, &variant);
     if (a.splits == 1) return 0; // nothing is left in parts
-    return (size_t)op->n_tok * (size_t)op->n_head * (size_t)a.splits * (size_t)(op->n_embd_head + 2);
+    return (size_t)op->n_tok * (size_t)op->n_head * (size_t)a.long_splits * (size_t)(op->n_embd_head + 2);
 }
 size_t attention_counters(te_cuda *d, const te_attention_args *op) {
     int variant;
@@ -521,15 +489,17 @@ te_status attention(te_cuda *d, const te_attention_args *op) {
     TE_CUDA_TRY(check(d, op));
     int variant;
     const attention_args a = prepare(d, op, &variant);
-    static void (*const kernels[3][3])(attention_args) = {
-        {attention_kernel<1, 0>, attention_kernel<1, 64>, attention_kernel<1, 128>},
-        {attention_kernel<4, 0>, attention_kernel<4, 64>, attention_kernel<4, 128>},
-        {attention_kernel<8, 0>, attention_kernel<8, 64>, attention_kernel<8, 128>}};
-    const int32_t n = op->n_embd_head;
-    const bool plain = op->type_k == TE_F16 && op->type_v == TE_F16 && (n == 64 || n == 128);
+    static void (*const kernels[3][5])(attention_args) = {
+        {attention_kernel<1, 0>, attention_kernel<1, 64>, attention_kernel<1, 128>, attention_kernel<1, 64, true>,
+         attention_kernel<1, 128, true>},
+        {attention_kernel<4, 0>, attention_kernel<4, 64>, attention_kernel<4, 128>, attention_kernel<4, 64, true>,
+         attention_kernel<4, 128, true>},
+        {attention_kernel<8, 0>, attention_kernel<8, 64>, attention_kernel<8, 128>, attention_kernel<8, 64, true>,
+         attention_kernel<8, 128, true>}};
+    const int own = is_plain(op) ? op->n_embd_head / 64 + (a.long_from != INT_MAX ? 2 : 0) : 0;
     const size_t smem = smem_of(a, variant == 0 ? 1 : 4 * variant);
-    return launch(d, "attention", kernels[variant][plain ? n / 64 : 0],
-                  dim3((unsigned)(op->n_head_kv * a.chunks), (unsigned)a.splits, (unsigned)op->n_tok), ATT_THREADS,
+    return launch(d, "attention", kernels[variant][own],
+                  dim3((unsigned)(op->n_head_kv * a.chunks), (unsigned)a.long_splits, (unsigned)op->n_tok), ATT_THREADS,
                   smem, a);
 }
 
