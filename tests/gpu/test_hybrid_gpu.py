@@ -432,6 +432,24 @@ def test_two_gpus(folder: Path, layers: list[int], split: str) -> None:
     ):
         assert apart(drive(alone, IDS), drive(hybrid, IDS)) < TOLERANCE
         assert [step.n_active_device > 0 for step in hybrid.last_step] == [layer >= 0 for layer in layers]
+        on_one = {"devices": [min(layer, 0) for layer in layers], "head": min(layers[-1], 0)}
+        with Session(
+            model, plan=place(model, split, "exact", **on_one), device="host", **options("exact")
+        ) as s:
+            assert hybrid.info.n_zero_copy == s.info.n_zero_copy
+            assert (s.info.n_zero_copy > 0) == (split == "near")
+
+
+def test_sessions_share_pinned_memory(folder: Path) -> None:
+    """Who opened first may close first."""
+    with Model(write(folder, DEEP, "sparse")) as model:
+        plan, o = place(model, "near", "exact"), {"device": "cuda"} | options("exact")
+        first = Session(model, plan=plan, **o)
+        with Session(model, plan=plan, **o) as second:
+            assert 0 < first.info.n_zero_copy == second.info.n_zero_copy
+            expected = drive(first, IDS)
+            first.close()
+            assert all(map(np.array_equal, expected, drive(second, IDS)))
 
 
 @exactly

@@ -87,9 +87,7 @@ te_status keep(te_cuda *d, void *p, size_t n_bytes, block_kind kind) {
     return TE_OK;
 }
 cudaError_t release(te_cuda_block *b) {
-    return b->kind == DEVICE_MEMORY ? cudaFree(b->p)
-           : b->kind == HOST_MEMORY ? cudaFreeHost(b->p)
-                                    : cudaHostUnregister(b->p);
+    return b->kind == DEVICE_MEMORY ? cudaFree(b->p) : b->kind == HOST_MEMORY ? cudaFreeHost(b->p) : unpin(b->p);
 }
 te_status drop(te_cuda *d, const void *p, block_kind kind, const char *what) {
     TE_CUDA_TRY(use_now(d, what));
@@ -306,7 +304,7 @@ te_status host_register(te_cuda *d, const void *p, size_t n_bytes, const void **
     // Pages of a file that is mapped read-only can be had read-only, or not at all; memory of the program either way.
     unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
     if (d->info.registers_readonly) flags |= cudaHostRegisterReadOnly;
-    const cudaError_t e = cudaHostRegister((void *)p, n_bytes, flags);
+    const cudaError_t e = pin(p, n_bytes, flags);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         return te_fail(TE_UNSUPPORTED, "%.1f MiB of host memory cannot be pinned: %s%s", (double)n_bytes / 0x1p20,
@@ -317,7 +315,7 @@ te_status host_register(te_cuda *d, const void *p, size_t n_bytes, const void **
     te_status s = cuda_status(cudaHostGetDevicePointer(&there, (void *)p, 0), "cudaHostGetDevicePointer");
     if (s == TE_OK) s = keep(d, (void *)p, n_bytes, REGISTERED);
     if (s != TE_OK) {
-        (void)cudaHostUnregister((void *)p);
+        (void)unpin(p);
         return s;
     }
     *device = there;

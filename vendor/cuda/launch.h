@@ -82,6 +82,10 @@ te_status check_matrix(te_cuda *d, const char *op, const te_mat *m);
 // A matrix in host memory: as on a device, or, of formats that are otherwise there, as in the file. ffn.cu
 te_status check_file(te_cuda *d, const char *op, const te_mat *m);
 
+// pinned.cu: host memory for all devices, with flags of cudaHostRegister; each pin has its unpin.
+cudaError_t pin(const void *p, size_t n_bytes, unsigned flags);
+cudaError_t unpin(const void *p);
+
 // The operations, one file each.
 te_status pack(te_cuda *d, const te_cuda_pack *op);
 size_t prepared_bytes(int32_t type, int32_t cols);
