@@ -192,6 +192,15 @@ def test_activations_other_than_the_usual_are_said(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tensors["token_embd.weight"], drawn["model.embed_tokens.weight"])
 
 
+def test_llama3_where_a_part_of_heads_is_rotated(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "partial_rotary_factor": 0.25}
+    rope |= {"original_max_position_embeddings": 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    convert(published.write_folder(tmp_path / "hf", "gptneox", rope_parameters=rope), tmp_path / "out.gguf")
+    expected = [1, 8]  # the two pairs' wavelengths are 6 and 628
+    tensors = reference.load(tmp_path / "out.gguf")
+    np.testing.assert_allclose(tensors["rope_freqs.weight"], expected, rtol=1e-6)
+
+
 def test_gelus_by_all_names() -> None:
     for act, known in (("gelu_fast", "gelu_tanh"), ("gelu_new", "gelu_tanh"), ("gelu", "gelu")):
         assert read_hyper(config_of("gptneox", hidden_act=act)).act == known

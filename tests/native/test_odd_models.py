@@ -161,3 +161,14 @@ def test_a_rope_factor_without_a_type_is_linear(tmp_path: Path) -> None:
         == answers[2]
         != logits(write(tmp_path / "x", LLAMA), ids_of(LLAMA)).tobytes()
     )
+
+
+@pytest.mark.parametrize("name", ["olmo2", "gemma3"])
+def test_without_windows_all_layers_rotate_alike(name: str, tmp_path: Path) -> None:
+    """A RoPE of layers with a window is theirs only where there is a window."""
+    spec = models.SPECS[name]
+    keys = {key: value for key, value in without_tokenizer(spec).items() if "sliding_window" not in key}
+    keys |= {f"{name}.rope.scaling.type": "linear", f"{name}.rope.scaling.factor": 4.0}
+    path = models.write(tmp_path / "m.gguf", keys, models.file_tensors(spec, models.draw(spec)))
+    expected = reference.forward(reference.load(path), ids_of(spec))
+    assert reference.relative_error(logits(path, ids_of(spec), 1), expected) < TOLERANCE["float"]

@@ -113,7 +113,7 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
     elif powerinfer and not is_tied:
         raise UnsupportedError("a PowerInfer file of an OPT model has no place for an output head of its own")
     if hyper.rope is not None and hyper.rope.kind == "llama3":
-        divisors = np.array(llama3_divisors(hyper.rope, hyper.d_head), np.float32)
+        divisors = np.array(llama3_divisors(hyper.rope, hyper.d_rot or hyper.d_head), np.float32)
         out["rope_freqs.weight"] = StoredTensor("rope_freqs.weight", "F32", divisors)
     if hyper.rope is not None and hyper.rope.kind == "longrope":
         for name, factors in (("short", hyper.rope.short), ("long", hyper.rope.long)):
