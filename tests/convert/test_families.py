@@ -106,6 +106,7 @@ def config_of(name: str, **values: Any) -> Settings:
         ("nemotron_h", {"hybrid_override_pattern": "MX", "layers_block_type": None}, "not known"),
         ("deepseek2-v3", {"topk_method": "other"}, "topk_method"),
         ("deepseek2-v2", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("deepseek2-v2", {"norm_topk_prob": True}, "norm_topk_prob"),
         ("phi3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "phi3 has longrope"),
         ("granite", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
         ("granite", {"rope_parameters": {"full_attention": {}}}, "differs between layers"),
@@ -130,11 +131,40 @@ def test_what_is_not_run(name: str, values: dict[str, Any], says: str) -> None:
         ("glm4", {"partial_rotary_factor": 1.5, "rope_parameters": {"rope_theta": 1e4}}, "a share in 0..1"),
         ("qwen35", {"linear_num_value_heads": 5}, "cannot share"),
         ("qwen35", {"rope_parameters": {"mrope_section": "x"}}, "mrope_section"),
+        ("gemma3", {"layer_types": 1}, "layer_types is 1, must be a list of texts"),
+        ("llama4", {"layer_types": [None]}, "a list of texts"),
+        ("smollm3", {"layer_types": True}, "a list of texts"),
+        ("gemma4", {"layer_types": ["sliding_attention"] * 6}, "some layers have full_attention"),
+        ("lfm2", {"layer_types": None, "full_attn_idxs": 3}, "full_attn_idxs"),
     ],
 )
 def test_values_that_cannot_be(name: str, values: dict[str, Any], says: str) -> None:
     with pytest.raises(FormatError, match=says):
         read_hyper(config_of(name, **values))
+
+
+def test_what_a_config_leaves_out() -> None:
+    """It means what transformers means. Of Gemma 3 those that see say little."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    published_4b = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    h = read_hyper(Settings(published_4b, "config.json"))
+    assert (h.n_head, h.n_head_kv, h.d_head, h.n_vocab, h.n_ctx) == (8, 4, 256, 262208, 131072)
+    assert h.norm_eps == 1e-6 and h.rope is not None and (h.rope.base, h.rope.factor) == (1e6, 8)
+    for name, eps, base in (("granite", 1e-6, 1e4), ("minimax-m2", 1e-6, 5e6), ("llama4", 1e-5, 5e5)):
+        config = published.configs()[name] | {"rope_parameters": None}
+        del config["rms_norm_eps"]
+        h = read_hyper(Settings(config, "config.json"))
+        assert h.norm_eps == eps and h.rope is not None and h.rope.base == base
+    caps = {"attn_logit_softcapping": None, "final_logit_softcapping": 20.0}
+    keys = read_hyper(config_of("gemma2", **caps)).keys
+    assert [keys[name] for name in caps] == [0, 20]
+    without = {name: value for name, value in published.configs()["gemma2"].items() if name not in caps}
+    keys = read_hyper(Settings(without, "config.json")).keys
+    assert [keys[name] for name in caps] == [50, 30]
+    config = {name: value for name, value in published.configs()["afmoe"].items() if name != "mup_enabled"}
+    with pytest.raises(UnsupportedError, match="mup_enabled is False"):
+        read_hyper(Settings(config, "config.json"))
 
 
 def refused(folder: Path, out: Path, says: str) -> None:

@@ -305,7 +305,10 @@ def _read_experts(config: Settings, family: str) -> Experts | None:
     for name in ("mlp_only_layers", "moe_enable_secondary_experts", "moe_shared_primary_experts", "clip_qkv"):
         if config.values.get(name):
             raise UnsupportedError(f"{config.where}: {name} is set, which the engine does not run")
-    if 0 in (config.values.get("moe_layer_layout") or []):
+    layout = config.values.get("moe_layer_layout") or []
+    if not isinstance(layout, list):
+        raise config.wrong("moe_layer_layout", "a list of 0 and 1")
+    if 0 in layout:
         raise UnsupportedError(f"{config.where}: moe_layer_layout has layers without experts")
     if config.flag("moe_enable_early_router", True) is False:
         raise UnsupportedError(f"{config.where}: moe_enable_early_router is false")

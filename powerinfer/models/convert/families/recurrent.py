@@ -55,7 +55,10 @@ def _heads_of_layers(c: Settings, h: Hyper) -> Array:
 
 def _lfm_layers(c: Settings, h: Hyper) -> Array:
     if "layer_types" not in c and "full_attn_idxs" in c:
-        return np.array([h.n_head_kv * (i in c.values["full_attn_idxs"]) for i in range(h.n_layer)], np.int32)
+        full = c.values["full_attn_idxs"]
+        if not isinstance(full, list):
+            raise c.wrong("full_attn_idxs", "a list of numbers")
+        return np.array([h.n_head_kv * (i in full) for i in range(h.n_layer)], np.int32)
     return _heads_of_layers(c, h)
 
 
@@ -372,6 +375,7 @@ RECURRENT = (
     Family(
         arch="lfm2",
         names=("lfm2", "Lfm2ForCausalLM"),
+        defaults={"rope_theta": 1e6},
         layer=LFM,
         outer=OUTER | {"embedding_norm": "token_embd_norm"},
         n_ff=_lfm_width,
@@ -382,6 +386,7 @@ RECURRENT = (
     Family(
         arch="lfm2moe",
         names=("lfm2_moe", "Lfm2MoeForCausalLM"),
+        defaults={"rope_theta": 1e6},
         layer=LFM
         | gated("feed_forward.experts.*", "_exps", of=("w1", "w3", "w2"))
         | {"feed_forward.gate": "ffn_gate_inp", "feed_forward.expert_bias": "exp_probs_b.bias"},
@@ -399,6 +404,7 @@ RECURRENT = (
     Family(
         arch="qwen3next",
         names=("qwen3_next", "Qwen3NextForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6},
         layer=QWEN_NORMS
         | ATTENTION
         | QWEN_EXPERTS
@@ -422,6 +428,7 @@ RECURRENT = (
     Family(
         arch="qwen35",
         names=("qwen3_5_text", "qwen3_5", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+        defaults={"rms_norm_eps": 1e-6},
         layer=QWEN_NORMS | ATTENTION | gated("mlp") | DELTA | QWEN35,
         changes=TILED,
         plus_one=QWEN_PLUS_ONE,
@@ -438,6 +445,7 @@ RECURRENT = (
             "Qwen3_5MoeForCausalLM",
             "Qwen3_5MoeForConditionalGeneration",
         ),
+        defaults={"rms_norm_eps": 1e-6},
         layer=QWEN_NORMS | ATTENTION | QWEN_EXPERTS | DELTA | QWEN35,
         changes=TILED | FUSED_EXPERTS,
         plus_one=QWEN_PLUS_ONE,
@@ -468,6 +476,7 @@ RECURRENT = (
     Family(
         arch="granitehybrid",
         names=("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6},
         layer=NORM | ATTENTION | _mamba("mamba") | GRANITE_EXPERT_NAMES,
         changes=PERMUTED | MAMBA_CHANGES | FUSED_EXPERTS | SHARED_OF_GRANITE,
         n_ff=_granite_width,
