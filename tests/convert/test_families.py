@@ -182,6 +182,9 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     def cut(which: str) -> Any:
         return lambda w: {name: value[:-1] if which in name else value for name, value in w.items()}
 
+    def with_two(which: str) -> Any:
+        return lambda w: {name: np.repeat(value, 2) if which in name else value for name, value in w.items()}
+
     out = tmp_path / "out.gguf"
     for i, (name, change, says) in enumerate(
         [
@@ -199,6 +202,13 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
             ("granite", without("embed_tokens"), "no tensor of embeddings"),
             ("deepseek2-v2", cut("kv_b_proj"), "kv_b_proj"),
             ("granite", without("lm_head"), "no tensor lm_head"),
+            (
+                "apertus",
+                without("layers.1.mlp.act_fn.alpha_n"),
+                "layer 1 has no finite number for xielu.alpha_n",
+            ),
+            ("apertus", without("layers.0.mlp.act_fn.beta"), "layer 0 has no finite number for xielu.beta"),
+            ("apertus", with_two("layers.1.mlp.act_fn.alpha_p"), "not one number"),
         ]
     ):
         refused(published.write_folder(tmp_path / str(i), name, change=change), out, says)
