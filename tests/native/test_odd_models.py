@@ -172,3 +172,11 @@ def test_without_windows_all_layers_rotate_alike(name: str, tmp_path: Path) -> N
     path = models.write(tmp_path / "m.gguf", keys, models.file_tensors(spec, models.draw(spec)))
     expected = reference.forward(reference.load(path), ids_of(spec))
     assert reference.relative_error(logits(path, ids_of(spec), 1), expected) < TOLERANCE["float"]
+
+
+def test_embeddings_per_layer_wider_than_the_model(tmp_path: Path) -> None:
+    """Products of them have more columns than any other."""
+    spec = replace(models.SPECS["gemma4"], n_embd_layer=1024)
+    path = write(tmp_path / "m.gguf", spec)
+    expected = reference.forward(reference.load(path), ids_of(spec))
+    assert reference.relative_error(logits(path, ids_of(spec), 1), expected) < TOLERANCE["float"]
