@@ -12,6 +12,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 
 from powerinfer._engine.session import Model, Session
+from powerinfer.errors import UnsupportedError
 from tests import models, reference, rounding
 from tests.native.test_bad_models import good
 
@@ -180,3 +181,9 @@ def test_embeddings_per_layer_wider_than_the_model(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", spec)
     expected = reference.forward(reference.load(path), ids_of(spec))
     assert reference.relative_error(logits(path, ids_of(spec), 1), expected) < TOLERANCE["float"]
+
+
+def test_embeddings_per_layer_that_are_no_whole_blocks(tmp_path: Path) -> None:
+    spec = replace(models.SPECS["gemma4"], n_embd_layer=16)
+    with pytest.raises(UnsupportedError, match=r"16 values of each layer in blocks of 32 \(Q8_0\)"):
+        Model(write(tmp_path / "m.gguf", spec, Type.Q8_0))
