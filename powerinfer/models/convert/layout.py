@@ -9,7 +9,7 @@ experts, stacked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -198,7 +198,14 @@ def _equal(a: StoredTensor, b: StoredTensor) -> bool:
     )
 
 
-def _prefix(checkpoint: Checkpoint, hyper: Hyper) -> str:
+def parts_of(h: Hyper) -> Iterator[tuple[str, _Part]]:
+    """The parts of such a family but experts and head, by the published names of their weights."""
+    for part in _parts(h):
+        if not part.n_stacked:
+            yield f"{_prefix((), h)}{part.source}.weight", part
+
+
+def _prefix(checkpoint: Container[str], hyper: Hyper) -> str:
     """What the names of the family begin with; OPT is published with two."""
     if hyper.family == "falcon":
         return "transformer."

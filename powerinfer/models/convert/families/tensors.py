@@ -92,6 +92,17 @@ def find_tensors(checkpoint: Checkpoint, h: Hyper, row: Family) -> Found:
     return out
 
 
+def file_tensors(
+    published: str, tensor: StoredTensor, h: Hyper, row: Family
+) -> Iterator[tuple[str, StoredTensor | Stack]]:
+    """What one tensor becomes, under names in a file; nothing where the row does not name it."""
+    name = _plain(published, h, row)
+    where, inner = _layer_of(name, row)
+    new = _file_name(inner, row.layer if where >= 0 else row.outer)
+    if new is not None and where < h.n_layer:
+        yield from _changed(h, row, f"blk.{where}.{new}" if where >= 0 else new, tensor)
+
+
 def _plain(published: str, h: Hyper, row: Family) -> str:
     """The name as the language model alone has it; "" of a part that is left out."""
     if published.startswith(row.left_out):
