@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from .._engine.activations import ACTIVATIONS
 from .._text.terminal import Bar, one_line
 from ..errors import ArgumentError
 from .info import size
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from ..models.convert.conversion import Conversion
 
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
-_ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh")
 
 EXAMPLES = """
 powerinfer convert Mistral-7B -o mistral.gguf --type Q8_0
@@ -58,7 +58,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--hidden-act",
-        choices=_ACTIVATIONS,
+        choices=ACTIVATIONS,
         default="",
         help="what the model was trained with, if config.json errs",
     )

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from .._engine.activations import ACTIVATIONS
 from ..errors import ArgumentError
 
 SPARSITY = ("auto", "predicted", "exact", "dense")
@@ -136,7 +137,7 @@ def add_model_arguments(
     )
     group.add_argument(
         "--activation",
-        choices=("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh"),
+        choices=ACTIVATIONS,
         help="replaces the file's activation",
     )
     group.add_argument(

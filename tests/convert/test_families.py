@@ -16,6 +16,7 @@ from powerinfer.models.convert.conversion import convert
 from powerinfer.models.convert.families import FAMILIES
 from powerinfer.models.convert.families.reading import read_hyper
 from powerinfer.models.convert.json_file import Settings
+from powerinfer.models.convert.keys import model_keys
 from tests import checkpoints, models, reference
 from tests.convert import folders, gguf_raw, published
 
@@ -185,6 +186,9 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     def with_two(which: str) -> Any:
         return lambda w: {name: np.repeat(value, 2) if which in name else value for name, value in w.items()}
 
+    def one_expert_more(w: dict[str, Any]) -> dict[str, Any]:
+        return w | {name.replace("experts.3", "experts.8"): w[name] for name in w if "experts.3." in name}
+
     out = tmp_path / "out.gguf"
     for i, (name, change, says) in enumerate(
         [
@@ -198,6 +202,7 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
             ),
             ("granite", lambda w: w | {"model.norm.bias": w["model.norm.weight"]}, r"output_norm\.bias"),
             ("lfm2moe", without("experts.3.w1"), "expert 3 is missing"),
+            ("lfm2moe", one_expert_more, "there are 9 experts, not 8"),
             ("lfm2moe", cut("experts.3.w1"), "experts that become"),
             ("granite", without("embed_tokens"), "no tensor of embeddings"),
             ("deepseek2-v2", cut("kv_b_proj"), "kv_b_proj"),
@@ -239,6 +244,15 @@ def test_llama3_where_a_part_of_heads_is_rotated(tmp_path: Path) -> None:
     expected = [1, 8]  # the two pairs' wavelengths are 6 and 628
     tensors = reference.load(tmp_path / "out.gguf")
     np.testing.assert_allclose(tensors["rope_freqs.weight"], expected, rtol=1e-6)
+
+
+def test_a_length_that_yarn_is_given() -> None:
+    """The file has the factor of what follows from the stretching."""
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "attention_factor": 1.5}
+    hyper = read_hyper(config_of("granite", rope_parameters=rope))
+    keys = dict(model_keys(hyper, name="", type="F16", powerinfer=False, predictors=None))
+    expected = 1.5 / (1 + 0.1 * math.log(4))
+    assert keys["granite.rope.scaling.attn_factor"] == pytest.approx(expected)
 
 
 def test_gelus_by_all_names() -> None:

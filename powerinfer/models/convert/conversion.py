@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._engine import formats
+from ..._engine.activations import ACTIVATIONS
 from ..._engine.file import ModelFile
 from ..._engine.model import Model
 from ...errors import ArgumentError, FileError, FormatError, UnsupportedError
@@ -24,7 +25,7 @@ from .checkpoint import Checkpoint
 from .families.reading import read_hyper
 from .files import map_file
 from .gpt_oss import Packed
-from .hyper import ACTIVATIONS, MAX_DIM, Hyper
+from .hyper import MAX_DIM, Hyper
 from .json_file import Settings, read_object
 from .keys import FILE_TYPES, model_keys, note_on_original
 from .layout import FileTensor, Layout, lay_out

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from ..._engine.activations import ACTIVATIONS, SILENT
 from ...errors import FormatError, UnsupportedError
 from .json_file import Settings
 from .rope import MAX_CTX as _MAX_CTX
 from .rope import Rope, RopeForm, read_rope
-
-ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh")
 
 # The largest that the engine takes.
 MAX_DIM = 1 << 20
@@ -132,7 +131,7 @@ class Hyper:
     @property
     def is_relu(self) -> bool:
         """Whether neurons can be silent."""
-        return self.act in ("relu", "drelu", "relu2")
+        return self.act in SILENT
 
     @property
     def q_width(self) -> int:
