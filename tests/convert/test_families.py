@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,10 @@ def config_of(name: str, **values: Any) -> Settings:
         ("deepseek2-v3", {"topk_method": "other"}, "topk_method"),
         ("deepseek2-v2", {"moe_layer_freq": 2}, "moe_layer_freq"),
         ("deepseek2-v2", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("deepseek2-v3", {"rope_interleave": False}, "rope_interleave"),
+        ("llama4", {"no_rope_layer_interval": 2}, "no_rope_layer_interval"),
+        ("granitehybrid", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ("nemotron_h", {"time_step_limit": [0.001, float("inf")]}, "time_step_limit"),
         ("phi3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "phi3 has longrope"),
         ("granite", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
         ("granite", {"rope_parameters": {"full_attention": {}}}, "differs between layers"),
@@ -137,11 +142,55 @@ def test_what_is_not_run(name: str, values: dict[str, Any], says: str) -> None:
         ("smollm3", {"layer_types": True}, "a list of texts"),
         ("gemma4", {"layer_types": ["sliding_attention"] * 6}, "some layers have full_attention"),
         ("lfm2", {"layer_types": None, "full_attn_idxs": 3}, "full_attn_idxs"),
+        ("hunyuan-moe", {"moe_topk": [2, 3]}, "moe_topk"),
     ],
 )
 def test_values_that_cannot_be(name: str, values: dict[str, Any], says: str) -> None:
     with pytest.raises(FormatError, match=says):
         read_hyper(config_of(name, **values))
+
+
+# Values that change no key of a file: of training and of programs; those that tensors tell; those that only
+# fill in what the same config says elsewhere.
+_SAY_NOTHING = r"""
+    .*dropout|.*_pdrop|initializer_range|use_cache|output_router_logits|router_(aux_loss_coef|jitter_noise)
+    |pretraining_tp|rescale_prenorm_residual|residual_in_fp32|reorder_and_upcast_attn|summary_.*|is_decoder
+    |add_cross_attention|num_logits_to_keep|(mamba_)?chunk_size|use_mamba_kernels|moe_shared_expert_overlap
+    |moe_norm_min|time_step_(floor|min|max)|(bos|eos|eod|sep|pad)_token_id|vocab_size(_per_layer_input)?
+    |attention_bias|use_(qkv_|conv_|expert_)?bias|mamba_conv_bias|attention_k_eq_v|.*_multiplier
+    |use_double_wide_mlp|num_nextn_predict_layers|max_window_layers
+    |_?sliding_window(_pattern)?|original_max_position_embeddings|(mamba_)?expand|mamba_d_ssm|qk_head_dim
+    |block_(ffn_dim_multiplier|multiple_of)|mamba_norm_before_gate
+"""
+
+
+def meaning(config: dict[str, Any]) -> str:
+    try:
+        h = read_hyper(Settings(config, "config.json"))
+    except (FormatError, UnsupportedError) as error:
+        return str(error)
+    keys = dict(model_keys(h, name="", type="F16", powerinfer=False, predictors=None))
+    return f"{sorted(keys.items())} {h.tied} {h.act} {h.notes}"
+
+
+def test_no_value_is_ignored() -> None:
+    """Another value gives another key or an error, whatever it says about computing."""
+    nothing = re.compile(_SAY_NOTHING, re.VERBOSE)
+    for name in published.NAMES:
+        config = published.configs()[name]
+        if name in ("nemotron_h", "deepseek2-dense"):  # which have no experts, and say how many
+            continue
+        before = meaning(config)
+        for key, value in config.items():
+            others = (
+                [not value]
+                if isinstance(value, bool)
+                else [1, 2, value + 1, value * 1.5, 2 * value]
+                if isinstance(value, (int, float))
+                else []
+            )
+            if others and not nothing.fullmatch(key):
+                assert any(meaning(config | {key: other}) != before for other in others), (name, key)
 
 
 def test_what_a_config_leaves_out() -> None:

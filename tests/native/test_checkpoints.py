@@ -237,6 +237,13 @@ def test_bad_keys(name: str, key: str, value: Any, what: str, tmp_path: Path, mo
         Model(checkpoints.write(tmp_path / "bad.gguf", name))
 
 
+def test_a_branch_that_is_too_wide(tmp_path: Path) -> None:
+    wide = {"blk.1.laurel_l.weight": (161, 64), "blk.1.laurel_r.weight": (64, 161)}
+    tensors: dict[str, Any] = {name: np.zeros(shape, np.float16) for name, shape in wide.items()}
+    with pytest.raises(FormatError, match="161 rows, more than 160 neurons"):
+        Model(checkpoints.write(tmp_path / "bad.gguf", "gemma3n", **tensors))
+
+
 @pytest.mark.parametrize("name", [*CANNOT_SHIFT, "granite"])
 def test_a_full_context_goes_on(name: str, folder: Path) -> None:
     """Where a session cannot shift, what stays is computed anew."""

@@ -364,7 +364,7 @@ MIXTURES = (
                 "expert_gating_func": lambda c, _: 2 if _is_v3(c) else 1,
             }
         ),
-        only={"attention_bias": (False,), "mlp_bias": (False,)},
+        only={"attention_bias": (False,), "mlp_bias": (False,), "rope_interleave": (True,)},
         check=_check_deepseek,
     ),
     Family(
@@ -394,7 +394,7 @@ MIXTURES = (
             "attention.temperature_length": unless(8192, integer("floor_scale", default=8192)),
             "attention.temperature_scale": unless(0.1, number("attn_scale", default=0.1)),
         },
-        only={"attention_bias": (False,)},
+        only={"attention_bias": (False,), "no_rope_layer_interval": (4,)},
         check=_check_llama4,
     ),
 )

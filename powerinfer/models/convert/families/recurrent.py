@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -39,6 +40,7 @@ from .family import (
 )
 from .mixtures import FUSED_EXPERTS, GRANITE_EXPERT_NAMES, SHARED_OF_GRANITE
 
+_INFINITY = {"__float__": "Infinity"}
 ATTENDS = ("full_attention", "attention")
 
 
@@ -281,7 +283,15 @@ FALCON_CHANGES: dict[str, Change] = {
 }
 
 
-def _check_falcon(c: Settings, _: Hyper) -> None:
+def _check_steps(c: Settings, _: Hyper) -> None:
+    """The time steps that transformers allows must be all; of JSON, infinity has several forms."""
+    limit = c.values.get("time_step_limit")
+    if limit is not None and limit not in ([0.0, one] for one in (math.inf, None, "Infinity", _INFINITY)):
+        raise UnsupportedError(f"{c.where}: time_step_limit is {limit!r:.60}, the engine has none")
+
+
+def _check_falcon(c: Settings, h: Hyper) -> None:
+    _check_steps(c, h)
     if c.flag("mamba_rms_norm", False) and c.flag("mamba_norm_before_gate", True):
         raise UnsupportedError(f"{c.where}: mamba_norm_before_gate is true, the engine gates before the norm")
     both = [c.number(f"{name}_multiplier", default=1.0) for name in ("embedding", "lm_head")]
@@ -310,7 +320,8 @@ GRANITE_EXPERTS = {
 }
 
 
-def _check_granite(c: Settings, _: Hyper) -> None:
+def _check_granite(c: Settings, h: Hyper) -> None:
+    _check_steps(c, h)
     kind = c.text("position_embedding_type", default="nope")
     if kind not in ("nope", "rope"):
         raise UnsupportedError(f"{c.where}: position_embedding_type is {kind!r:.60}; nope and rope are known")
@@ -542,6 +553,7 @@ RECURRENT = (
             "use_bias": (False,),
             "moe_latent_size": (None,),
         },
+        check=_check_steps,
         left_out=("mtp.",),
     ),
 )
