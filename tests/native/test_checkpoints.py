@@ -227,6 +227,7 @@ def test_quantised_downs_are_skipped_where_rows_are_neurons(folder: Path) -> Non
         ("apertus", "xielu.eps", float("inf"), "xielu of layer 0 is not finite"),
         ("gemma3n", "altup.active_idx", 1, "active_idx is 1"),
         ("gemma3n", "altup.num_inputs", 3, "altup_proj.weight has 3 dimensions"),
+        ("gemma3n", "altup.num_inputs", 9, "num_inputs' is 9; 2 to 8 are possible"),
         ("gemma3n", "activation_sparsity_scale", [float("nan")] * 5, "of layer 0 is not a number"),
     ],
 )

@@ -14,7 +14,10 @@ import pytest
 
 from powerinfer import ArgumentError, Llama, UnsupportedError
 from powerinfer._engine.drafting import Drafter
+from powerinfer._engine.prefix_cache import Sequence
+from powerinfer._engine.request import Request, Stream
 from powerinfer._engine.session import Model, Session
+from powerinfer._engine.speculation import take_guesses
 from powerinfer.async_llama import AsyncLlama
 from powerinfer.cli import main
 from tests import models, next_head, reference
@@ -284,3 +287,49 @@ def test_on_the_command_line(glm: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ):
         assert main(words) != 0
         assert error in capsys.readouterr().err
+
+
+class Fixed(Drafter):
+    """Says what it was told to say."""
+
+    def __init__(self, *ids: int) -> None:
+        self.n_draft, self.ids, self.wanted = 3, ids, list[int]()
+
+    def guess(self, wanted: Any) -> list[Any]:
+        self.wanted = [n for *_, n in wanted]
+        return [np.array(self.ids[:n], np.int32) for n in self.wanted]
+
+
+def running(n: int, draft: Any) -> list[Request]:
+    """Requests of a prompt of four tokens and one more, which is not computed."""
+    requests = []
+    for number in range(n):
+        stream = Stream(4, lambda _: None)
+        one = Request(stream=stream, ids=np.zeros(32, np.int32), n=5, n_prompt=4, draft=draft)
+        one.sequence = Sequence(number)
+        one.sequence.n = 4
+        requests.append(one)
+    return requests
+
+
+def test_several_share_the_room_for_guesses() -> None:
+    """A step that is wider rounds otherwise."""
+    draft = Fixed(7, 8, 9)
+    requests = running(3, draft)
+    assert take_guesses(requests, 7, 10) == []
+    assert draft.wanted == [3, 2]
+    assert [one.guess.tolist() for one in requests] == [[7, 8, 9], [7, 8], []]
+
+
+def test_guesses_of_a_longer_vocabulary() -> None:
+    """A draft's file may be padded to more tokens than the model has."""
+    (request,) = running(1, Fixed(7, 10, 9))
+    assert take_guesses([request], 7, 10) == [] and request.guess.tolist() == [7]
+
+
+def test_guesses_leave_room_for_the_token_behind_them() -> None:
+    (request,) = running(1, Fixed(7, 8, 9))
+    request.n = request.ids.size - 2
+    assert request.sequence is not None
+    request.sequence.n = request.n - 1
+    assert take_guesses([request], 7, 10) == [] and request.guess.tolist() == [7]
