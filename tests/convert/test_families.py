@@ -257,6 +257,11 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
             ("deepseek2-v2", cut("kv_b_proj"), "kv_b_proj"),
             ("granite", without("lm_head"), "no tensor lm_head"),
             (
+                "gptneox",
+                lambda w: w | {"lm_head.weight": w["embed_out.weight"]},
+                r"two tensors become output\.weight",
+            ),
+            (
                 "apertus",
                 without("layers.1.mlp.act_fn.alpha_n"),
                 "layer 1 has no finite number for xielu.alpha_n",
@@ -302,6 +307,13 @@ def test_a_length_that_yarn_is_given() -> None:
     keys = dict(model_keys(hyper, name="", type="F16", powerinfer=False, predictors=None))
     expected = 1.5 / (1 + 0.1 * math.log(4))
     assert keys["granite.rope.scaling.attn_factor"] == pytest.approx(expected)
+
+
+def test_windows_that_a_file_does_not_have() -> None:
+    """A model whose layers have windows that its architecture here lacks says so."""
+    kinds = {"layer_types": ["sliding_attention"] * 3, "sliding_window": 64}
+    assert "looks back at most 64" in read_hyper(config_of("dots1", **kinds)).notes[0]
+    assert read_hyper(config_of("dots1")).notes == ()
 
 
 def test_gelus_by_all_names() -> None:

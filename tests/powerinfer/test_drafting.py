@@ -7,12 +7,15 @@ import asyncio
 import json
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, Llama, UnsupportedError
+from powerinfer._engine.devices import Devices
+from powerinfer._engine.draft_model import DraftModel
 from powerinfer._engine.drafting import Drafter
 from powerinfer._engine.prefix_cache import Sequence
 from powerinfer._engine.request import Request, Stream
@@ -333,3 +336,44 @@ def test_guesses_leave_room_for_the_token_behind_them() -> None:
     assert request.sequence is not None
     request.sequence.n = request.n - 1
     assert take_guesses([request], 7, 10) == [] and request.guess.tolist() == [7]
+
+
+def test_a_draft_whose_pool_is_full(tmp_path: Path) -> None:
+    """It forgets the sequences that nobody asks for, and guesses again the next time."""
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-mha"])
+    ids = np.arange(3, 103, dtype=np.int32)
+    with Model(path) as model, Session(model, n_ctx=128, n_pool=128, n_seq=2, n_threads=1) as session:
+        drafter = Drafter(session, 2)
+        assert [len(one) for one in drafter.guess([(0, ids, 2)])] == [2]
+        assert [len(one) for one in drafter.guess([(1, ids[::-1].copy(), 2)])] == [0]
+        assert session.length(0) == 0
+        assert [len(one) for one in drafter.guess([(1, ids[::-1].copy(), 2)])] == [2]
+
+
+def test_guesses_with_a_state_are_not_kept(qwen: Path) -> None:
+    """They are made in a second sequence, which would fill the pool."""
+    llm = opened(qwen, str(qwen))
+    answer(llm, 12)
+    draft = llm._drafter
+    assert draft is not None and llm.drafted[0]
+    session = draft.session
+    assert [session.length(i) for i in range(session.info.n_seq // 2, session.info.n_seq)] == [0]
+
+
+def test_the_memory_of_a_draft_is_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last device; a quarter at most, and no more than it needs."""
+    draft = DraftModel.__new__(DraftModel)
+    draft._model = SimpleNamespace(info=SimpleNamespace(n_ctx_train=64))  # type: ignore[assignment]
+    asked = []
+
+    def loader(devices: Devices, **_: Any) -> Any:
+        asked.append(devices)
+        return SimpleNamespace(needed_bytes=lambda: 100)
+
+    monkeypatch.setattr(draft, "_loader", loader)
+    left = draft.reserve(
+        Devices(kind="host", indices=(0, 1), budgets=(1000, 800), automatic=False), n_ctx=0, n_seq=1, n_pool=0
+    )
+    assert (asked[0].indices, asked[0].budgets) == ((1,), (200,))
+    assert left.budgets == (1000, 700) and draft._devices is not None
+    assert (draft._devices.indices, draft._devices.budgets) == ((1,), (100,))
