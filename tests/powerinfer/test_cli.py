@@ -76,22 +76,28 @@ def test_help_of_the_whole_imports_no_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "says"),
     [
-        ["fly"],
-        ["run"],
-        ["run", "demo", "x", "--n-ctx", "many"],
-        ["chat", "--sparsity", "most"],
-        ["info"],
-        ["bench", "demo", "--top-k", "3"],
+        (["fly"], "powerinfer: error: argument COMMAND: invalid choice: 'fly'"),
+        (["run"], "powerinfer run: error: the following arguments are required: MODEL"),
+        (["run", "demo", "x", "--n-ctx", "many"], "'many' is not a number of tokens, nor auto"),
+        (["run", "demo", "x", "-ngl", "4x"], "'4x' is not a number of layers, nor all or auto"),
+        (["serve", "demo", "--vram-budget", "a=much"], "'a=much' is not a list like a=6,b=2"),
+        (["chat", "--sparsity", "most"], "powerinfer chat: error: argument --sparsity: invalid choice"),
+        (["info"], "powerinfer info: error: the following arguments are required: MODEL"),
+        (
+            ["bench", "demo", "--top-k", "3"],
+            "powerinfer bench: error: unrecognized arguments: --top-k 3; powerinfer bench --help lists",
+        ),
+        (["run", "demo", "x", "--temprature", "3"], "--temprature 3 (is --temperature meant?);"),
     ],
 )
-def test_wrong_usage_is_2(words: list[str], capsys: Captured) -> None:
+def test_wrong_usage_is_2(words: list[str], says: str, capsys: Captured) -> None:
     with pytest.raises(SystemExit) as end:
         main(words)
     assert end.value.code == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and "usage: powerinfer" in captured.err
+    assert captured.out == "" and "usage: powerinfer" in captured.err and says in captured.err
 
 
 @pytest.mark.parametrize(
