@@ -81,6 +81,8 @@ class Parser(argparse.ArgumentParser):
         given = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
         meant = [near for name in given for near in difflib.get_close_matches(name, known, 1, 0.75)]
         near = f" (is {' '.join(f'--{name}' for name in meant)} meant?)" if meant else ""
+        if not given and any(action.dest == "prompt" for action in self._actions):
+            near = " (put the prompt in quotes)"
         self.error(f"unrecognized arguments: {' '.join(words)}{near}; {self.prog} --help lists what there is")
 
 
@@ -166,6 +168,7 @@ def add_model_arguments(
         "--mlock", dest="use_mlock", action="store_true", help="keep the weights in RAM, never paged out"
     )
     parser.add_argument("-fa", "--flash-attn", nargs=0, action=_Nothing)
+    parser.add_argument("--jinja", nargs=0, action=_Nothing)  # templates are always followed
     add_instead(parser)
 
 

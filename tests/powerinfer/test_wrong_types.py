@@ -108,6 +108,23 @@ def test_arguments(relu_path: Any, options: dict[str, Any], says: str) -> None:
         Llama(relu_path, verbose=False, **options)
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("", "the model's path is empty"),
+        (b"m.gguf", "the model's path is b'm.gguf', it must be text or a Path"),
+        (None, "the model's path is None"),
+        (5, "the model's path is 5"),
+        ("llama3", "models have no short names here"),
+        (".", r"\. is a folder"),
+    ],
+)
+def test_paths(path: Any, says: str) -> None:
+    for kind in (Llama, AsyncLlama):
+        with pytest.raises(PowerInferError, match=says):
+            kind(path)
+
+
 def test_what_is_meant_passes(llm: Any) -> None:
     """numpy's numbers, arrays and tuples of ids, several stops."""
     ids = np.array([3, 4], np.int64)
