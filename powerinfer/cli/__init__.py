@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from .._text.terminal import one_line, sentence
 from ..errors import PowerInferError
+from .long_lived import start_for_long
 from .options import Parser, choose_model, find_models, in_options, llama_cpp_words
 
 COMMANDS = {
@@ -146,6 +147,13 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the end
+
+
+def program() -> int:
+    """The process `powerinfer`."""
+    if sys.argv[1:2] == ["serve"]:
+        start_for_long(os.environ)
+    return main()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._engine import machine
 from .._text.terminal import Bar, sentence
 from ..errors import ArgumentError, FileError
 from .options import (
@@ -398,7 +397,6 @@ def main(args: argparse.Namespace) -> int:
         strict=args.strict,
         say=say,
     )
-    machine.keep_one_heap()
     with Bar(f"loading {args.model[0]}") as bar:
         models.open_first(bar)
     serve(models, settings)
