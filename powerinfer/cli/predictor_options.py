@@ -71,6 +71,7 @@ def add_arguments(parser: Parser) -> None:
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         needs_text = "" if name == "svd" else " --text FILE [FILE ...]"
         action.open_with(example, usage=f"MODEL{needs_text} [options]", more=more)
+        action.set_defaults(parser=action)
         add_model(action)
         add_text_arguments(action, action.add_mutually_exclusive_group(required=name != "svd"))
         _add_run_arguments(action, name)
