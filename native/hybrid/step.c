@@ -430,11 +430,11 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
     }
 }
 
-/* Whether each of many tokens is the next of another sequence, and devices load nothing for them. Recording was not tried
- * on a GPU for experts and latent attention of so many. */
+/* Whether each of many tokens is the next of another sequence, and devices load nothing for them: of a mixture, whether they
+ * have all of its experts. Recording was not tried on a GPU for latent attention of so many. */
 static bool decodes_many(const pi_hybrid *h) {
     const pi_model *m = h->s->model;
-    if (!h->apart || h->n_tok > PI_MANY || h->n_logits < h->n_tok || m->info.n_expert || m->latent_rank) return false;
+    if (!h->apart || h->n_tok > PI_MANY || h->n_logits < h->n_tok || m->latent_rank) return false;
     for (int32_t l = 0; l < m->info.n_layer; l++)
         if (h->layer[l].device >= 0 && h->layer[l].n_cold) return false;
     return true;
