@@ -94,18 +94,29 @@ class Connection:
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str]]:
         """Sends a request and reads the answer's head; body() reads the rest."""
-        reader, writer = await self.open()
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {self._at.host}:{self._at.port}\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        writer.write(head.encode() + data)
-        await writer.drain()
-        first = (await reader.readuntil(b"\r\n")).split()
+        is_used = self._writer is not None
+        try:
+            reader, first = await self._sent(head.encode() + data)
+        except (EOFError, ConnectionError):
+            if not is_used:
+                raise
+            self.close()  # by the server between two requests, as it may
+            reader, first = await self._sent(head.encode() + data)
         headers = {}
         while line := (await reader.readuntil(b"\r\n")).strip():
             name, _, value = line.decode("latin-1").partition(":")
             headers[name.lower()] = value.strip()
         return int(first[1]), headers
+
+    async def _sent(self, data: bytes) -> tuple[asyncio.StreamReader, list[bytes]]:
+        """The first line of the answer."""
+        reader, writer = await self.open()
+        writer.write(data)
+        await writer.drain()
+        return reader, (await reader.readuntil(b"\r\n")).split()
 
     async def body(self, headers: dict[str, str]) -> AsyncIterator[bytes]:
         """The parts in which it comes."""

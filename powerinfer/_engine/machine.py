@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _native
-from ._native import build_info, cores, has_isa, isa, keep_one_heap, read_rate
+from ._native import build_info, cores, give_back_memory, has_isa, isa, read_rate
 from .types import DEVICE, number_of
 
 __all__ = [
@@ -23,10 +23,10 @@ __all__ = [
     "cores",
     "cpu_name",
     "device_facts",
+    "give_back_memory",
     "gpus",
     "has_isa",
     "isa",
-    "keep_one_heap",
     "machine_info",
     "read_rate",
     "sample_bytes",

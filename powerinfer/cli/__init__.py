@@ -21,8 +21,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
-from .._text.terminal import one_line
+from .._text.terminal import one_line, sentence
 from ..errors import PowerInferError
+from .long_lived import start_for_long
 from .options import Parser, choose_model, find_models, in_options, llama_cpp_words
 
 COMMANDS = {
@@ -84,6 +85,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         command = sub.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command.set_defaults(parser=command)
         if name == chosen:
             _module(name).add_arguments(command)
     parser.open_with(EXAMPLES, usage="COMMAND ...")
@@ -101,7 +103,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         args.model += rest  # several models, with options between them
         rest = []
     if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.parser.refuse(rest)
     if "model_option" in args:
         choose_model(args)
     return args
@@ -147,6 +149,13 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the end
 
 
+def program() -> int:
+    """The process `powerinfer`."""
+    if sys.argv[1:2] == ["serve"]:
+        start_for_long(os.environ)
+    return main()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code. argv: without the program's name; None: sys.argv."""
     words = llama_cpp_words(sys.argv[1:] if argv is None else argv) or ["--help"]
@@ -169,5 +178,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (PowerInferError, OSError, MemoryError) as error:
-        print(f"powerinfer: {one_line(in_options(str(error))) or 'out of memory'}", file=sys.stderr)
+        print(f"powerinfer: {one_line(in_options(sentence(error))) or 'out of memory'}", file=sys.stderr)
         return 1

@@ -15,15 +15,18 @@ from contextlib import contextmanager, suppress
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .._text.terminal import one_line
+from .._engine.machine import give_back_memory
+from .._text.terminal import one_line, sentence
 from ..async_llama import AsyncLlama
 from ..errors import FileError
 from .app import create_app, models_of
+from .aside import aside
 from .connections import Connections
 from .models import Models
 from .settings import Settings
 
 _SWITCH_S = 0.0005  # instead of 0.005: a step wants the lock several times
+_TRIM_TICKS = 100  # of 0.1 s, between two times that free memory goes back to the system
 
 
 class _Server(uvicorn.Server):
@@ -37,6 +40,11 @@ class _Server(uvicorn.Server):
     def begin_close(self) -> None:
         """New requests are refused from here on; streams have their time, then end with an error event."""
         self._models.begin_close(grace_s=self._settings.shutdown_s)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TRIM_TICKS == 0:
+            await aside(give_back_memory)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.begin_close()
@@ -73,7 +81,7 @@ def _listen(settings: Settings) -> socket.socket:
         sock.set_inheritable(True)
         return sock
     except (OSError, OverflowError) as error:
-        raise FileError(f"cannot listen on {settings.host} port {settings.port}: {error}") from None
+        raise FileError(f"cannot listen on {settings.host} port {settings.port}: {sentence(error)}") from None
 
 
 def open_server(llm: AsyncLlama | Models, settings: Settings) -> tuple[uvicorn.Server, socket.socket]:
@@ -106,7 +114,7 @@ def open_server(llm: AsyncLlama | Models, settings: Settings) -> tuple[uvicorn.S
         config.load()
     except OSError as error:  # of the ssl module, too
         sock.close()
-        raise FileError(f"the certificate or its key cannot be used: {error}") from None
+        raise FileError(f"the certificate or its key cannot be used: {sentence(error)}") from None
     return _Server(config, models, settings), sock
 
 

@@ -56,7 +56,7 @@ def test_together(context: Any, address: str) -> None:
 def test_a_mixture(context: Any, tmp_path: Path) -> None:
     """Partly on the stand-in for a GPU: the map shows what the metrics count."""
     path = write(tmp_path / "m.gguf", "mixtral")
-    budget = ("--devices", "host", "--vram-budget", str(6.6 / 1024), "-b", "16", "-c", "128", "-np", "2")
+    budget = ("--devices", "host", "--vram-budget", str(8.4 / 1024), "-b", "16", "-c", "128", "-np", "2")
     with running_server(*budget, model=str(path)) as address:
         page = context.new_page()
         wrong: list[str] = []

@@ -89,6 +89,8 @@ class Family:
     n_layer: Value | None = None
     """None: num_hidden_layers."""
     keys: Mapping[str, Value] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers means where config.json does not say it, and the engine would mean something else."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values of the config that the engine runs; the first is meant where none is given."""
     check: Callable[[Settings, Hyper], None] | None = None
@@ -166,7 +168,7 @@ def full_each(period: int) -> Callable[[Settings, Hyper], None]:
         names = ("sliding_window_pattern", "_sliding_window_pattern")
         given = next((c.values[name] for name in names if name in c), period)
         full = [(i + 1) % period == 0 for i in range(h.n_layer)]
-        kinds = [kind == "full_attention" for kind in c.values.get("layer_types") or []]
+        kinds = [kind == "full_attention" for kind in c.texts("layer_types")]
         if kinds and all(kinds) and "sliding_window" not in c:
             return
         if (kinds and kinds != full) or (given not in (period, "L" * (period - 1) + "G") and not kinds):
@@ -183,17 +185,30 @@ def full_each(period: int) -> Callable[[Settings, Hyper], None]:
 
 def by_rows(rows: Callable[[Hyper], Array]) -> Change:
     """In another order."""
-    return lambda h, t: {"": _with_rows(t, rows(h))}
+    return _parts({"": rows})
 
 
 def parts_of_rows(**parts: Callable[[Hyper], Array]) -> Change:
-    """Several tensors, of rows of one."""
-    return lambda h, t: {name: _with_rows(t, rows(h)) for name, rows in parts.items()}
+    """Several tensors, which have all rows of one."""
+    return _parts(parts)
+
+
+def _parts(parts: Mapping[str, Callable[[Hyper], Array]]) -> Change:
+    def change(h: Hyper, t: StoredTensor) -> dict[str, StoredTensor | Stack]:
+        each = {name: rows(h) for name, rows in parts.items()}
+        check_rows(t, sum(map(len, each.values())))
+        return {name: _with_rows(t, rows) for name, rows in each.items()}
+
+    return change
+
+
+def check_rows(t: StoredTensor, n: int) -> None:
+    """Raises FormatError where a tensor has not so many rows."""
+    if t.shape[0] != n:
+        raise FormatError(f"tensor {t.name} has {t.shape[0]} rows, by config.json it must have {n}")
 
 
 def _with_rows(t: StoredTensor, rows: Array) -> StoredTensor:
-    if len(rows) and rows.max() >= t.shape[0]:
-        raise FormatError(f"tensor {t.name} has {t.shape[0]} rows, by config.json it must have more")
     return StoredTensor(t.name, t.dtype, t.view, rows=rows, columns=t.columns, scale=t.scale)
 
 
