@@ -311,10 +311,10 @@ typedef enum pi_token_kind {
  * them. A batch with more tokens than n_batch is computed in chunks; the call returns after the last.
  *
  * Which kernels compute a token, and so its bits, depends on its own sequence alone (the CPU's; a device takes what is
- * fastest for the whole chunk). A prompt's tokens (PROMPT and SCORED) are computed by matrix products up to the last
- * multiple of 8 positions, the rest of them one by one, as GENERATED ones are. So a prompt has the same bits however it
- * is cut into batches, if it is cut where pi_chunk_end says. A batch that brings less than 16 tokens for these products,
- * or an n_batch of less than 16, has all of them computed one by one. More than 16 GENERATED tokens of a sequence in a
+ * fastest for the whole chunk). A prompt's tokens (PROMPT and SCORED) are computed by matrix products. So a prompt
+ * has the same bits however it is cut into batches, if it is cut where pi_chunk_end says. A batch that brings less than
+ * 16 tokens of a sequence for these products, or an n_batch of less than 16, has all of them computed one by one, as
+ * GENERATED ones are. More than 16 GENERATED tokens of a sequence in a
  * batch are computed as SCORED. */
 typedef struct pi_batch {
     int32_t n_tokens;
