@@ -311,10 +311,10 @@ typedef enum pi_token_kind {
  * them. A batch with more tokens than n_batch is computed in chunks; the call returns after the last.
  *
  * Which kernels compute a token, and so its bits, depends on its own sequence alone (the CPU's; a device takes what is
- * fastest for the whole chunk). A prompt's tokens (PROMPT and SCORED) are computed by matrix products up to the last
- * multiple of 8 positions, the rest of them one by one, as GENERATED ones are. So a prompt has the same bits however it
- * is cut into batches, if it is cut where pi_chunk_end says. A batch that brings less than 16 tokens for these products,
- * or an n_batch of less than 16, has all of them computed one by one. More than 16 GENERATED tokens of a sequence in a
+ * fastest for the whole chunk). A prompt's tokens (PROMPT and SCORED) are computed by matrix products. So a prompt
+ * has the same bits however it is cut into batches, if it is cut where pi_chunk_end says. A batch that brings less than
+ * 16 tokens of a sequence for these products, or an n_batch of less than 16, has all of them computed one by one, as
+ * GENERATED ones are. More than 16 GENERATED tokens of a sequence in a
  * batch are computed as SCORED. */
 typedef struct pi_batch {
     int32_t n_tokens;
@@ -512,6 +512,7 @@ typedef struct pi_plan_options {
     int32_t n_devices;                       /* 0 or 1: one */
     const uint64_t *budgets;                 /* [n_devices] of each device, instead of budget_bytes; or NULL */
     int32_t n_ctx, n_pool, n_seq, n_batch;   /* as in pi_session_options */
+    int32_t n_guesses;                       /* the same */
     int32_t type_k, type_v;                  /* pi_kv_type */
     int32_t sparsity;                        /* pi_sparsity that the plan is for */
     int32_t count_neurons;                   /* as in pi_session_options */

@@ -45,7 +45,8 @@ uint64_t pi_space_kernels(const pi_space_shape *s) {
     const uint64_t n_tok = s->n_tok, n_q = s->n_head * s->n_embd_head, few = least(n_tok, PI_SMALL_BATCH),
                    /* inputs in F16 are of whole tiles of tokens and columns */
         tiled = n_tok > few ? (n_tok + 15) / 16 * 16 : n_tok, rank = s->adapter_rank, hidden = hidden_values(s),
-                   widest = most(n_q, s->n_embd), routes = n_tok * s->n_used, values = route_values(s),
+                   widest = most(most(n_q, s->n_inner), s->n_embd), routes = n_tok * s->n_used,
+                   values = route_values(s),
                    /* as are few tokens' routes */
         tiled_routes = n_tok > few ? least(n_tok, PI_MANY) * s->n_used * 256 + 8 * (s->n_ff_expert + 256) : 0;
     const uint64_t words[] = {

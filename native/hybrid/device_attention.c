@@ -1,4 +1,6 @@
 /* device_attention.c - attention on a device: its weights, its K and V, and its operations. */
+#include <stdlib.h>
+
 #include "program.h"
 
 static te_norm send_wide(pi_upload *u, const float *w, int32_t n) {
@@ -6,20 +8,44 @@ static te_norm send_wide(pi_upload *u, const float *w, int32_t n) {
         .kind = w ? TE_RMS_NORM : TE_NO_NORM, .eps = u->h->s->model->inner_eps, .w = pi_upload_vector(u, w, n)};
 }
 
+/* Of gated heads: q has each head's query, then its gate. */
+static void send_gated(pi_upload *u, const pi_layer *layer, const pi_attention *a, int32_t n_q, pi_device_layer *d) {
+    int32_t *query = pi_upload_take(u, 2 * sizeof *query * (size_t)n_q), *gate = query ? query + n_q : NULL;
+    for (int32_t i = 0; query && i < n_q; i++) {
+        query[i] = i / a->n_embd_head * 2 * a->n_embd_head + i % a->n_embd_head;
+        gate[i] = query[i] + a->n_embd_head;
+    }
+    const te_mat *adapter = layer->adapter ? &layer->adapter[PI_ADAPT_Q].b : NULL;
+    if (query) {
+        d->q = pi_upload_rows(u, &a->q, query, n_q);
+        d->head_gate = pi_upload_rows(u, &a->q, gate, n_q);
+        d->q_b = pi_upload_some(u, a->q_b, query, n_q);
+        d->head_gate_b = pi_upload_some(u, a->q_b, gate, n_q);
+        if (adapter) d->adapter_b[PI_ADAPT_Q] = pi_upload_rows(u, adapter, query, n_q);
+        if (adapter) d->adapter_head_gate = pi_upload_rows(u, adapter, gate, n_q);
+    }
+    free(query);
+}
+
 static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_device_layer *d) {
     const pi_session *s = u->h->s;
     const pi_model_info *i = &s->model->info;
     const pi_attention *a = &b->attention;
     const int32_t n_q = i->n_head * a->n_embd_head, n_kv = a->n_head_kv * a->n_embd_head;
-    d->q = pi_upload_mat(u, &a->q);
+    if (a->gated)
+        send_gated(u, layer, a, n_q, d);
+    else {
+        d->q = pi_upload_mat(u, &a->q);
+        d->q_b = pi_upload_vector(u, a->q_b, n_q);
+        d->head_gate = pi_upload_mat(u, &a->gate);
+    }
     d->k = pi_upload_mat(u, &a->k);
     d->v = pi_upload_mat(u, &a->v);
     d->o = pi_upload_mat(u, &a->o);
     for (int32_t k = PI_ADAPT_Q; layer->adapter && k <= PI_ADAPT_O; k++) {
         d->adapter_a[k] = pi_upload_mat(u, &layer->adapter[k].a);
-        d->adapter_b[k] = pi_upload_mat(u, &layer->adapter[k].b);
+        if (k != PI_ADAPT_Q || !a->gated) d->adapter_b[k] = pi_upload_mat(u, &layer->adapter[k].b);
     }
-    d->q_b = pi_upload_vector(u, a->q_b, n_q);
     d->k_b = pi_upload_vector(u, a->k_b, n_kv);
     d->v_b = pi_upload_vector(u, a->v_b, n_kv);
     d->o_b = pi_upload_vector(u, a->o_b, i->n_embd);
@@ -50,7 +76,8 @@ static void norm_heads(const pi_program *p, int32_t n_tok, const te_norm *norm, 
     p->ops->linear(p->dev, &a);
 }
 
-/* q of the tokens, k and v of those before them, too. Before wide norms q and k wait where attention's output and q will be. */
+/* q of the tokens, gates of their heads, and k and v of those before them, too. Before wide norms q and k wait where
+ * attention's output and q will be. */
 static void project(const pi_program_block *b, size_t n_q, size_t n_kv) {
     const pi_program *p = b->p;
     const pi_device_layer *w = b->w;
@@ -62,10 +89,16 @@ static void project(const pi_program_block *b, size_t n_q, size_t n_kv) {
     in.product[in.n_products++] = (te_product){.w = w->q, .bias = w->q_b, .y = q, .ldy = n_q};
     kv->product[kv->n_products++] = (te_product){.w = w->k, .bias = w->k_b, .y = k, .ldy = n_kv};
     kv->product[kv->n_products++] = (te_product){.w = w->v.w ? w->v : w->k, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
+    const te_product gate = {
+        .w = w->head_gate, .bias = w->head_gate_b, .y = p->d->head_gates ? p->d->head_gates + at : NULL, .ldy = n_q};
     if (p->n_before) p->ops->linear(p->dev, &all);
     if (p->n_tok) {
+        const int32_t n = in.n_products;
+        if (gate.w.w) in.product[in.n_products++] = gate;
         p->ops->linear(p->dev, &in);
+        in.n_products = n;
         pi_program_adapt(b, PI_ADAPT_Q, &in);
+        pi_program_add(p, p->d->adapt[0], &w->adapter_head_gate, p->n_tok, &gate);
     }
     if (wide) norm_heads(p, all.n_tok, &w->wide_k_norm, k, n_kv, p->d->k);
     if (wide && p->n_tok) norm_heads(p, p->n_tok, &w->wide_q_norm, q, n_q, p->d->q + at);
@@ -124,26 +157,20 @@ static void run(const pi_program_block *b) {
     p->ops->attention(p->dev, &a);
     pi_program_stamp(p, b->l, PI_MOMENT_ATTENTION);
     if (!p->n_tok) return;
-    const bool normed = b->post_norm.kind != TE_NO_NORM;
-    te_linear_args out = {.x = p->d->att + n_q * (size_t)p->n_before,
-                          .ldx = n_q,
-                          .n_tok = p->n_tok,
-                          .cols = (int32_t)n_q,
-                          .n_products = 1};
-    out.product[0] = (te_product){.w = w->o,
-                                  .bias = w->o_b,
-                                  .add = normed ? NULL : p->d->x,
-                                  .ld_add = (size_t)i->n_embd,
-                                  .y = normed ? p->d->y : p->d->x,
-                                  .ldy = (size_t)i->n_embd};
-    p->ops->linear(p->dev, &out);
-    pi_program_adapt(b, PI_ADAPT_O, &out);
-    if (normed) {
-        te_merge_args sum = pi_program_to_x(p, b->post_norm);
-        sum.partial = p->d->y;
-        sum.n_parts = 1;
-        p->ops->merge(p->dev, &sum);
+    float *att = p->d->att + n_q * (size_t)p->n_before;
+    if (w->head_gate.w) {
+        const te_gate_args gate = {.x = att,
+                                   .ldx = n_q,
+                                   .gate = p->d->head_gates + n_q * (size_t)p->n_before,
+                                   .ld_gate = n_q,
+                                   .n_tok = p->n_tok,
+                                   .n_group = i->n_head,
+                                   .each = shape->n_embd_head,
+                                   .y = att,
+                                   .ldy = n_q};
+        p->ops->gate(p->dev, &gate);
     }
+    pi_program_output(b, att, &w->o, w->o_b);
     pi_program_stamp(p, b->l, PI_MOMENT_OUTPUT);
 }
 

@@ -7,17 +7,12 @@
 #include "../hybrid/hybrid.h"
 
 enum {
-    PRODUCT_ALIGN =
-        8,            /* positions: a prompt's matrix products end at a multiple of it. They take as long for 1 token as
-                          for 16 */
     PRODUCT_MIN = 16, /* tokens that matrix products are worth; fewer are faster by row kernels */
     ROW_MAX = 16      /* tokens of a chunk, and generated tokens of a sequence in a batch, for row kernels */
 };
 
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t align_down(int64_t n) { return n / PRODUCT_ALIGN * PRODUCT_ALIGN; }
-static int64_t align_up(int64_t n) { return align_down(n + PRODUCT_ALIGN - 1); }
 
 void pi_chunk_choose_kernels(const pi_session *s, const pi_cut *c, int32_t *of_seq) {
     const pi_batch *b = c->batch;
@@ -36,8 +31,8 @@ void pi_chunk_choose_kernels(const pi_session *s, const pi_cut *c, int32_t *of_s
         to[q] = c->pos[i] + 1;
     }
     for (int32_t i = 0; i < b->n_tokens; i++) {
-        const int32_t q = pi_batch_seq(b, i), end = (int32_t)align_down(to[q]);
-        c->by_row[i] |= c->pos[i] >= end || end - from[q] < PRODUCT_MIN || narrow;
+        const int32_t q = pi_batch_seq(b, i);
+        c->by_row[i] |= to[q] - from[q] < PRODUCT_MIN || narrow;
     }
 }
 
@@ -143,8 +138,7 @@ void pi_chunk_fill(pi_session *s, const pi_cut *cut, int32_t first, int32_t n, i
 
 /* How many tokens of a whole prompt are computed by matrix products; its last one is computed as what follows is. */
 static int64_t by_products(int64_t n_prompt) {
-    const int64_t n = align_down(n_prompt - 1);
-    return n >= PRODUCT_MIN ? n : 0;
+    return n_prompt > PRODUCT_MIN ? (int64_t)n_prompt - 1 : 0;
 }
 
 static int32_t computed_alike(int32_t n_same, int32_t n_held_prompt, int32_t n_prompt) {
@@ -152,7 +146,7 @@ static int32_t computed_alike(int32_t n_same, int32_t n_held_prompt, int32_t n_p
     int64_t n = min_i64(n_same, min_i64((int64_t)n_held_prompt, (int64_t)n_prompt) - 1);
     const int64_t last = by_products(n_prompt), held_last = by_products(n_held_prompt);
     if (n >= last && last == held_last) return (int32_t)max_i64(n, 0);
-    n = min_i64(align_down(n), min_i64(last, held_last));
+    n = min_i64(n, min_i64(last, held_last));
     return (int32_t)(n == last ? n : max_i64(min_i64(n, last - PRODUCT_MIN), 0));
 }
 
@@ -175,20 +169,20 @@ static int32_t part_end(const pi_prompt_rest *r) {
     if (r->scored_to - first - ahead > r->max_scored) size = min_i64(size, r->max_scored + ahead);
     if (size <= 0) return r->first;
     if (end - first <= size) return (int32_t)end;
-    const int64_t last = align_down(max_i64(min_i64(generated, end), 0));
+    const int64_t last = max_i64(min_i64(generated, end), 0);
     if (last - first < PRODUCT_MIN) return (int32_t)min_i64(first + size, end);
     /* Both this chunk and what comes after it must bring enough tokens for matrix products. */
-    int64_t cut = align_down(first + size);
+    int64_t cut = first + size;
     if (cut >= last) return (int32_t)last;
-    cut = max_i64(min_i64(cut, last - PRODUCT_MIN), align_up(first + PRODUCT_MIN));
+    cut = max_i64(min_i64(cut, last - PRODUCT_MIN), first + PRODUCT_MIN);
     return (int32_t)(cut <= last - PRODUCT_MIN ? cut : last);
 }
 
 int32_t pi_chunk_end(const pi_prompt_rest *r) {
     if (!r || r->first < 0 || r->end < r->first) return -1;
     const int32_t end = part_end(r);
-    const int64_t last = align_down(max_i64(min_i64(r->generated_from, r->end), 0));
-    int64_t branch = align_down(min_i64(r->branch, last));
+    const int64_t last = max_i64(min_i64(r->generated_from, r->end), 0);
+    int64_t branch = min_i64(r->branch, last);
     if (branch != last) branch = min_i64(branch, last - PRODUCT_MIN);
     return branch - r->first >= PRODUCT_MIN && branch < end ? (int32_t)branch : end;
 }

@@ -103,25 +103,25 @@ def test_sequences_go_back_to_checkpoints(model: Model) -> None:
     with session(model) as s:
         s.feed(ids)
         fed(s, more)
-        # Matrix products take the prompt's first 56 tokens, the last is computed as a generated one.
-        for n, reachable in ((80, 80), (79, 56), (60, 56), (56, 56), (55, 0), (0, 0)):
+        # Matrix products take the prompt's first 59 tokens, the last is computed as a generated one.
+        for n, reachable in ((80, 80), (79, 59), (60, 59), (59, 59), (58, 0), (0, 0)):
             assert s.reachable(n) == reachable
-        for n in (79, 60, 55, 1):
-            with pytest.raises(UnsupportedError, match=r"can go back to (56|0) only"):
+        for n in (79, 60, 58, 1):
+            with pytest.raises(UnsupportedError, match=r"can go back to (59|0) only"):
                 s.cut(n)
         with pytest.raises(ArgumentError, match="which has 80"):
             s.cut(81)
         with pytest.raises(ArgumentError):
             s.reachable(-1)
         assert s.length() == 80
-        s.cut(56)
-        assert s.reachable(55) == 0
-        s.feed(ids[56:], want_logits=[PROMPT, PROMPT, PROMPT, GENERATED])
+        s.cut(59)
+        assert s.reachable(58) == 0
+        s.feed(ids[59:], want_logits=[GENERATED])
         assert fed(s, other) == answer(model, ids, other)
         s.drop()
         s.feed(ids[:40])
         assert fed(s, other) == answer(model, ids[:40], other)
-        assert s.reachable(47) == 32  # the checkpoint of what was dropped is none
+        assert s.reachable(47) == 39  # the checkpoint of what was dropped is none
 
 
 def test_guesses_are_taken_back(model: Model) -> None:
@@ -183,22 +183,22 @@ def test_copies(model: Model) -> None:
         a, b = fed(s, left, 0), fed(s, right, 1)
         assert a == answer(model, ids, left)
         assert b == answer(model, ids, right)
-        s.copy(2, 0, 56)
-        with pytest.raises(UnsupportedError, match="cannot copy 57"):
-            s.copy(2, 0, 57)
-        assert s.length(2) == 56
-        s.feed(ids[56:], seq=2, want_logits=[PROMPT, PROMPT, PROMPT, GENERATED])
+        s.copy(2, 0, 59)
+        with pytest.raises(UnsupportedError, match="cannot copy 58"):
+            s.copy(2, 0, 58)
+        assert s.length(2) == 59
+        s.feed(ids[59:], seq=2, want_logits=[GENERATED])
         assert fed(s, right, 2) == b
         assert s.reachable(60, seq=1) == 0  # a copy has none of the other's checkpoints
-        s.copy(0, 0, 56)
-        assert s.length(0) == 56
+        s.copy(0, 0, 59)
+        assert s.length(0) == 59
 
 
 def test_the_oldest_checkpoint_gives_way(model: Model) -> None:
     ids = tokens(200)
     with session(model, n_batch=32) as s:
         s.feed(ids)
-        assert [s.reachable(n) for n in (199, 191, 159, 127)] == [192, 160, 0, 0]
+        assert [s.reachable(n) for n in (199, 198, 191, 159)] == [199, 192, 0, 0]
         assert s.info.n_kv_bytes >= 3 * model.info.n_state_bytes
 
 

@@ -29,10 +29,9 @@ RNG = random.Random(1)
 def kernels(first: int, end: int, generated_from: int) -> tuple[bool, ...]:
     """Of the tokens of a feed, whether each is computed by row kernels."""
     prompt = range(first, min(end, generated_from))
-    products = prompt.stop // 8 * 8
-    if products - first < 16 or not prompt:
+    if len(prompt) < 16:
         return (True,) * (end - first)
-    return tuple(i >= products for i in range(first, end))
+    return tuple(i not in prompt for i in range(first, end))
 
 
 @cache
@@ -55,15 +54,10 @@ def fed(first: int, n_prompt: int, sizes: list[int]) -> tuple[bool, ...]:
 
 @pytest.mark.parametrize("first", [0, 7, 8, 9, 16])
 def test_a_part_ends_at_the_best_place(first: int) -> None:
-    """The last right one within the wanted size, else the first one behind it; of multiples of 8, where
-    matrix products are left."""
+    """The last right one within the wanted size, else the first one behind it."""
     for end in range(first + 1, first + 60):
         for generated_from in {end, end - 1}:
-            if all(kernels(first, end, generated_from)):
-                places = range(first + 1, end + 1)
-            else:
-                places = range(first // 8 * 8 + 8, end, 8)
-            right = [e for e in (*places, end) if is_right(first, e, end, generated_from)]
+            right = [e for e in range(first + 1, end + 1) if is_right(first, e, end, generated_from)]
             for size in range(1, 65):
                 within = [e for e in right if e <= first + size]
                 want = within[-1] if within else right[0]
@@ -87,14 +81,12 @@ def test_prompts_are_computed_as_if_whole(n_prompt: int) -> None:
 
 @pytest.mark.parametrize("n_prompt", [1, 2, 16, 17, 18, 25, 33, 40, 41, 70])
 def test_as_much_as_possible_is_reused(n_prompt: int) -> None:
-    """Of multiples of 8, or of what row kernels compute."""
     whole = kernels(0, n_prompt, n_prompt - 1)
     for n_held in range(1, 90):
         held = kernels(0, n_held, n_held - 1)
         for same in range(min(n_held, n_prompt) + 1):
             most = max(min(same, n_held - 1, n_prompt - 1), 0)
-            places = [n for n in range(most + 1) if n % 8 == 0 or all(whole[n:])]
-            right = [n for n in places if held[:n] + kernels(n, n_prompt, n_prompt - 1) == whole]
+            right = [n for n in range(most + 1) if held[:n] + kernels(n, n_prompt, n_prompt - 1) == whole]
             assert reusable_prefix(same, n_held, n_prompt) == right[-1], (same, n_held)
 
 
@@ -135,7 +127,7 @@ def test_broken_ranges_are_refused() -> None:
         assert chunk_end(first, end, 4) == -1
     top = 2**31 - 1  # no sum may wrap
     assert chunk_end(0, top, top) == top
-    assert chunk_end(top - 40, top, 17) == (top - 40 + 17) // 8 * 8
+    assert chunk_end(top - 40, top, 17) == top - 40 + 17
     assert chunk_end(5, 9, 2, generated_from=-(2**31), scored=range(-(2**31), top), max_scored=top) == 7
     assert reusable_prefix(top, top, top) == top - 1
     assert reusable_prefix(-(2**31), top, -(2**31)) == 0
@@ -149,9 +141,9 @@ def test_a_part_ends_at_a_branch() -> None:
             for branch in range(end + 9):
                 got = chunk_end(first, end, 500, generated_from=end - 1, branch=branch)
                 assert is_right(first, got, end, end - 1), (first, end, branch)
-                last = (end - 1) // 8 * 8
-                if first + 24 <= branch <= last - 16:
-                    assert got == branch // 8 * 8
+                last = end - 1
+                if first + 16 <= branch <= last - 16:
+                    assert got == branch
                 if branch >= last and last - first >= 16:
                     assert got == last
                 assert got == end or got <= branch

@@ -151,7 +151,9 @@ def test_prompts_are_read_between_tokens(make: MakeScheduler, monkeypatch: pytes
     list(reading)
     long = [feed for feed in feeds if len(feed) > 1 and set(feed) != {owner}]
     assert len(long) >= 200 // 16
-    assert all(feed.count(owner) == 1 and len(feed) <= 17 for feed in long)
+    assert all(feed.count(owner) == 1 for feed in long)
+    lengths = sorted(map(len, long))
+    assert lengths[-2] <= 17 and lengths[-1] < 33  # the last part is less than two
     talking.cancel()
 
 
@@ -172,10 +174,10 @@ def test_a_common_beginning_is_computed_once(make: MakeScheduler) -> None:
     with scheduler.engine.changed:  # none begins before all are there
         streams = [scheduler.submit(ids, choice(), limit=5) for ids in prompts]
     answers = [list(stream) for stream in streams]
-    assert [stream.n_reused for stream in streams] == [0] + [120] * 5  # whole parts of 8
+    assert [stream.n_reused for stream in streams] == [0] + [123] * 5  # 16 are left for matrix products
     stats = scheduler.stats()
-    assert stats.n_computed_tokens == 140 + 5 * 20 + 6 * 4
-    assert (stats.n_prompt_tokens, stats.n_reused_tokens) == (6 * 140, 5 * 120)
+    assert stats.n_computed_tokens == 140 + 5 * 17 + 6 * 4
+    assert (stats.n_prompt_tokens, stats.n_reused_tokens) == (6 * 140, 5 * 123)
     fresh = make(n_seq=1)
     for ids, answer in zip(prompts, answers, strict=True):
         fresh_answer = list(fresh.submit(ids, choice(), limit=5))
@@ -228,7 +230,7 @@ def test_memory_is_taken_from_the_oldest_but_not_from_what_is_wanted(make: MakeS
     list(scheduler.submit(prompt(70, 2), choice(), limit=2))  # forgets the first
     second = scheduler.submit(np.concatenate([prompt(100, 1), prompt(60, 3)]), choice(), limit=2)
     list(second)
-    assert second.n_reused == 96  # the third was forgotten for it
+    assert second.n_reused == 99  # the third was forgotten for it
     assert scheduler.stats().n_evicted == 2
 
 

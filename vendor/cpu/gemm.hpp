@@ -179,20 +179,21 @@ template <class V, class P = single<V>> struct gemm_f32 {
         }
     };
 
-    // c[r][0..NV*L-1] (+)= sum over k of element k of output r * x[k][0..NV*L-1], for MR outputs.
-    template <class From, int NV> static void tile(const float *w, const float *x, int32_t kn, float *c, bool first) {
-        f32 acc[MR][NV];
-        TE_UNROLL for (int r = 0; r < MR; r++) TE_UNROLL for (int v = 0; v < NV; v++) acc[r][v] =
+    // c[r][0..NV*L-1] (+)= sum over k of element k of output r * x[k][0..NV*L-1], for M outputs.
+    template <class From, int NV, int M = MR>
+    static void tile(const float *w, const float *x, int32_t kn, float *c, bool first) {
+        f32 acc[M][NV];
+        TE_UNROLL for (int r = 0; r < M; r++) TE_UNROLL for (int v = 0; v < NV; v++) acc[r][v] =
             first ? V::zero() : V::load(c + r * LC + v * L);
         for (int32_t k = 0; k < kn; k++) {
             f32 xv[NV];
             TE_UNROLL for (int v = 0; v < NV; v++) xv[v] = V::load(x + (size_t)k * NV * L + v * L);
-            TE_UNROLL for (int r = 0; r < MR; r++) {
+            TE_UNROLL for (int r = 0; r < M; r++) {
                 const f32 wv = V::splat(w[r * From::next_output + k * From::next_k]);
                 TE_UNROLL for (int v = 0; v < NV; v++) acc[r][v] = P::fma(wv, xv[v], acc[r][v]);
             }
         }
-        TE_UNROLL for (int r = 0; r < MR; r++) TE_UNROLL for (int v = 0; v < NV; v++)
+        TE_UNROLL for (int r = 0; r < M; r++) TE_UNROLL for (int v = 0; v < NV; v++)
             V::store(c + r * LC + v * L, acc[r][v]);
     }
 
@@ -213,6 +214,14 @@ template <class V, class P = single<V>> struct gemm_f32 {
                 for (int32_t i = 0; i < on; i += MR) {
                     next.piece();
                     weights.piece();
+                    if (w == L && i + 2 * MR <= on) { // MR sums would wait for each other
+                        tile<From, 1, 2 * MR>(panel + i * From::next_output + h * From::next_k, x.at(t + b, k0 + h), hn,
+                                              c + i * LC + b, k0 + h == 0);
+                        next.piece();
+                        weights.piece();
+                        i += MR;
+                        continue;
+                    }
                     run(panel + i * From::next_output + h * From::next_k, x.at(t + b, k0 + h), hn, c + i * LC + b,
                         k0 + h == 0);
                 }

@@ -4,10 +4,11 @@
 #include "rows.hpp"
 #include "rows_batch.hpp"
 #include "rows_table.hpp"
+#include "rows_q4_0.hpp"
 
 TE_PART(rows_32) {
     table->row[TE_Q8_0] = rows_of<isa_vec, block_rows<isa_vec, codec_q8_0<isa_vec>>>(writers<isa_vec>::q8_0);
-    table->row[TE_Q4_0] = rows_of<isa_vec, block_rows<isa_vec, codec_q4_0<isa_vec>>>();
+    table->row[TE_Q4_0] = rows_of<isa_vec, q4_0_of<isa_vec>::type>();
     table->row[TE_Q4_1] = rows_of<isa_vec, block_rows<isa_vec, codec_q4_1<isa_vec>>>();
     table->row[TE_Q5_0] = rows_of<isa_vec, block_rows<isa_vec, codec_q5_0<isa_vec>>>();
     table->row[TE_Q5_1] = rows_of<isa_vec, block_rows<isa_vec, codec_q5_1<isa_vec>>>();

@@ -2,8 +2,9 @@
 namespace {
 struct vec_avx2 {
     static constexpr int lanes = 8;
-    static constexpr int abreast = 4; // tokens, in rows_batch.hpp
-    static constexpr int rows = 2;    // that one pass over axpy's sums adds
+    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0.hpp has its words
+    static constexpr int abreast = 4;            // tokens, in rows_batch.hpp
+    static constexpr int rows = 2;               // that one pass over axpy's sums adds
     using f32 = __m256;
     using i32 = __m256i;
     struct w16 {
@@ -132,16 +133,31 @@ struct vec_avx2 {
         const __m128i spread = _mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3);
         return _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_blend_epi16(first, second, 2), spread)); // words 0 and 9 of p
     }
-    static __m256d two_words(const void *p) {
-        double d;
-        memcpy(&d, p, 8);
-        return _mm256_set1_pd(d);
+    // For rows_q4_0.hpp. Eight blocks, two in each register, and their scales: that of block 2i + j in lane 4j + i.
+    // The sixteen bytes in which the scale of block b is word `at`.
+    static __m128i around(const uint8_t *p, int b, int at) {
+        return _mm_loadu_si128((const __m128i *)(p + b * (int)sizeof(te_block_q4_0) - 2 * at));
     }
-    static f32 four_times(const float *p) {
-        return _mm256_permutevar_ps(_mm256_castpd_ps(two_words(p)), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+    static void q4_0_chunk(const uint8_t *p, i32 *q, f32 *d) {
+        for (int i = 0; i < 4; i++) q[i] = q4_0_bytes(p + 2 * i * (int)sizeof(te_block_q4_0));
+        __m128i h = _mm_blend_epi16(around(p, 0, 0), around(p, 2, 1), 2);
+        h = _mm_blend_epi16(h, around(p, 4, 2), 4);
+        h = _mm_blend_epi16(h, around(p, 6, 3), 8);
+        h = _mm_blend_epi16(h, around(p, 1, 4), 16);
+        h = _mm_blend_epi16(h, around(p, 3, 5), 32);
+        h = _mm_blend_epi16(h, around(p, 5, 6), 64);
+        h = _mm_blend_epi16(h, around(p, 7, 7), 128);
+        *d = _mm256_cvtph_ps(h);
     }
-    static i32 one_in_four(const int32_t *p) {
-        return _mm256_and_si256(_mm256_castpd_si256(two_words(p)), _mm256_setr_epi32(-1, 0, 0, 0, 0, -1, 0, 0));
+    static i32 dots(i32 low, const int8_t *x, i32 high,
+                    const int8_t *y) { // in 16 bits, which sixteen products fit into
+        return _mm256_add_epi16(_mm256_maddubs_epi16(low, load_bytes(x)), _mm256_maddubs_epi16(high, load_bytes(y)));
+    }
+    static i32 fold_dwords(i32 a, i32 b) {
+        return _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    }
+    static i32 fold_qwords(i32 a, i32 b, i32 start) {
+        return widen_add(start, _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)));
     }
 
     static void add_transposed(float *y, const float *p, int stride, size_t pitch = 4) {

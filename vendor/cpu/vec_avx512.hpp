@@ -3,8 +3,9 @@
 namespace {
 struct vec_avx512 {
     static constexpr int lanes = 16;
-    static constexpr int abreast = 8; // tokens, in rows_batch.hpp
-    static constexpr int rows = 4;    // that one pass over axpy's sums adds
+    static constexpr bool q4_0_by_blocks = false; // whether rows_q4_0.hpp has its words
+    static constexpr int abreast = 8;             // tokens, in rows_batch.hpp
+    static constexpr int rows = 4;                // that one pass over axpy's sums adds
     using f32 = __m512;
     using i32 = __m512i;
     using w16 = __m512;

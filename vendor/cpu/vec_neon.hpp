@@ -6,8 +6,9 @@
 namespace {
 struct vec_neon {
     static constexpr int lanes = 8;
-    static constexpr int abreast = 4; // tokens, in rows_batch.hpp
-    static constexpr int rows = 2;    // that one pass over axpy's sums adds
+    static constexpr bool q4_0_by_blocks = false; // whether rows_q4_0.hpp has its words
+    static constexpr int abreast = 4;             // tokens, in rows_batch.hpp
+    static constexpr int rows = 2;                // that one pass over axpy's sums adds
     struct f32 {
         float32x4_t lo, hi;
     };

@@ -6,8 +6,9 @@
 namespace {
 struct vec_scalar {
     static constexpr int lanes = 8;
-    static constexpr int abreast = 1; // tokens, in rows_batch.hpp; 1: one after the other
-    static constexpr int rows = 2;    // that one pass over axpy's sums adds
+    static constexpr bool q4_0_by_blocks = false; // whether rows_q4_0.hpp has its words
+    static constexpr int abreast = 1;             // tokens, in rows_batch.hpp; 1: one after the other
+    static constexpr int rows = 2;                // that one pass over axpy's sums adds
     struct f32 {
         float v[8];
     };

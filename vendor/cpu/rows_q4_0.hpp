@@ -1,0 +1,132 @@
+// rows_q4_0.hpp - dot products of Q4_0 on AVX2, for one token and for a few; the rest is codec_q4_0's.
+//
+// As many blocks as a register has lanes are worked on together. Their products are added up, by transposing, to one
+// integer for each, so that a lane is a block: one conversion, one product of scales and one fma for all of them, instead
+// of one for every register. A row's sum has in lane l the blocks l, l + lanes, l + 2 * lanes ...
+//
+// One thread of a Zen 5, 4096 columns, weights in memory, GB/s read for 1, 2, 4 and 8 tokens: codec_q4_0's 28, 17.5, 10.5 and
+// 5.1, these 36, 24.5, 12.9 and 6.4. A lane for each row instead, which wants a transposition of weights for each block
+// and none of sums: 36, 16, 10.6 and 6.7. With AVX-512, whose dot products add four at once, codec_q4_0's read 37, 34, 23 and
+// 12, these 34, 35, 20 and 13, a lane for each row 24, 21, 15 and 10.
+namespace {
+
+template <class V> struct q4_0_walk;
+template <class V> struct q4_0_rows : block_rows<V, codec_q4_0<V>> {
+    using walk = q4_0_walk<V>;
+    using f32 = typename V::f32;
+    using i32 = typename V::i32;
+    static constexpr int L = V::lanes, chunk = 32 * L, block_bytes = sizeof(te_block_q4_0), bytes = L * block_bytes;
+
+    // Of a chunk. Register i has blocks i * L / 4 + j, sixteen bytes each.
+    struct act {
+        alignas(64) int8_t q[4][2][4 * L];
+        alignas(4 * L) int32_t start[L]; // by lanes
+        alignas(4 * L) float d[L];
+    };
+    static int32_t n_acts(int32_t cols) { return (cols + chunk - 1) / chunk; }
+
+    static size_t act_bytes(int32_t cols) { return (size_t)n_acts(cols) * sizeof(act); }
+    static void act_pack(const float *x, int32_t cols, void *to) {
+        act *a = (act *)to;
+        for (int32_t c = 0; c < cols; a++) {
+            memset(a, 0, sizeof *a);
+            for (int b = 0; b < L && c < cols; b++, c += 32) {
+                const int i = b / (L / 4), j = b % (L / 4), lane = 4 * j + i;
+                quantised one;
+                quantise32<V>(x + c, 0, one);
+                for (int half = 0; half < 2; half++) memcpy(a->q[i][half] + 16 * j, one.q + 16 * half, 16);
+                a->start[lane] = -8 * one.sum[0];
+                a->d[lane] = one.d[0];
+            }
+        }
+    }
+
+    // sum[t] += a chunk . x[t]. A register's nibbles are unpacked once for all T.
+    template <int T> static void mac(const uint8_t *p, const act *const *x, f32 *sum) {
+        i32 q[4], half[2][T];
+        f32 d;
+        V::q4_0_chunk(p, q, &d);
+        TE_EACH_ROW(2) {
+            i32 s[2][T];
+#pragma GCC unroll 2
+            for (int k = 0; k < 2; k++) {
+                const int i = 2 * r + k;
+                const i32 low = V::bits_and(q[i], 15), high = V::high4(q[i]);
+                TE_EACH(T) s[k][t] = V::dots(low, x[t]->q[i][0], high, x[t]->q[i][1]);
+            }
+            TE_EACH(T) half[r][t] = V::fold_dwords(s[0][t], s[1][t]);
+        }
+        TE_EACH(T) {
+            const i32 whole = V::fold_qwords(half[0][t], half[1][t], V::load_bytes(x[t]->start));
+            sum[t] = V::fma(V::to_f32(whole), V::mul(d, V::load(x[t]->d)), sum[t]);
+        }
+    }
+    // Of a chunk of which the row has only some blocks, often a half.
+    template <int T>
+    __attribute__((noinline, flatten)) static void mac_part(const uint8_t *p, int32_t cols, const act *const *x,
+                                                            f32 *sum) {
+        uint8_t copy[bytes] = {};
+        if (cols == chunk / 2)
+            memcpy(copy, p, bytes / 2);
+        else
+            memcpy(copy, p, (size_t)(cols / 32) * block_bytes);
+        mac<T>(copy, x, sum);
+    }
+
+    template <int N> static float dot_row(const uint8_t *w, const act *a, int32_t cols, fetched<N> next) {
+        f32 sum = V::zero();
+        for (; cols >= chunk; cols -= chunk, w += bytes, a++) {
+            next.template piece<bytes>();
+            mac<1>(w, &a, &sum);
+        }
+        if (cols) mac_part<1>(w, cols, &a, &sum);
+        return V::sum(sum);
+    }
+    static void dot(const te_mat *m, te_rows rows, te_ahead ahead, const void *acts, float *y) {
+        const row_ahead next(m, rows, ahead, (size_t)(m->cols / 32) * block_bytes);
+        if (next.is_list)
+            dot_all<2>(m, rows, next, (const act *)acts, y);
+        else
+            dot_all<1>(m, rows, next, (const act *)acts, y);
+    }
+    template <int N>
+    static void dot_all(const te_mat *m, te_rows rows, const row_ahead &next, const act *acts, float *y) {
+        for (int32_t i = 0; i < rows.n; i++) {
+            const uint8_t *w = row_start(m, rows, i);
+            y[i] = dot_row(w, acts, m->cols, fetched<N>::beside(next, i, w));
+        }
+    }
+};
+
+// For rows_batch.hpp.
+template <class V> struct q4_0_walk : block_walk<V, codec_q4_0<V>, codec_q4_0<V>::chunk> {
+    using K = q4_0_rows<V>;
+    using act = typename K::act;
+    static constexpr int sums = 1;
+    // 24 KiB of eight tokens' activations
+    static constexpr int32_t of_eight = 3072 / (int)sizeof(act) * K::chunk;
+    static int32_t columns(int32_t n_tok) { return of_eight * (n_tok <= 2 ? 4 : n_tok <= 4 ? 2 : 1); }
+
+    template <int T, int R>
+    static void dot(const uint8_t *const *row, const char *const *packed, int32_t at, int32_t n, bool last,
+                    typename V::f32 (*sum)[sums], const uint8_t *const *following) {
+        const uint8_t *w = *row, *next = *following;
+        const act *x[T];
+        TE_EACH(T) x[t] = (const act *)packed[t] + at / K::chunk;
+        for (; n >= K::chunk; n -= K::chunk, w += K::bytes, next += K::bytes) {
+            prefetch<K::bytes>(next);
+            K::template mac<T>(w, x, *sum);
+            TE_EACH(T) x[t]++;
+        }
+        if (last && n) K::template mac_part<T>(w, n, x, *sum);
+    }
+    static float total(const typename V::f32 *sum) { return V::sum(*sum); }
+};
+
+template <class V, bool by_blocks = V::q4_0_by_blocks> struct q4_0_of {
+    using type = q4_0_rows<V>;
+};
+template <class V> struct q4_0_of<V, false> {
+    using type = block_rows<V, codec_q4_0<V>>;
+};
+} // namespace
