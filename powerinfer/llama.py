@@ -178,6 +178,9 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         n_keep: tokens at the beginning that a context shift keeps; None: the BOS token.
         progress, prompt_progress: called as f(done, total) while loading, and while a prompt is computed.
 
+        The others are llama-cpp-python's: what changes no answer here warns, what would change some raises
+        UnsupportedError (docs/llama-cpp-python.md has them all).
+
         Raises FileError, FormatError, UnsupportedError, ArgumentError, OutOfMemoryError; TypeError for
         unknown arguments.
         """
@@ -320,6 +323,8 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         from .models.hub import download
 
         del local_dir_use_symlinks
+        if options.get("plan") is None:  # what cannot be is said before anything is fetched
+            choose_for_layers(options.get("n_gpu_layers"), options.get("vram_budget"), options.get("devices"))
         path = download(
             repo_id,
             filename,

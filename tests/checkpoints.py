@@ -22,10 +22,7 @@ from tests.specs import Rope, Spec
 
 __all__ = ["CASES", "N_VOCAB"]
 
-UNCONVERTED = (
-    *("dots1", "ernie4_5-moe", "granitemoe", "granitemoe-shared", "hunyuan-moe", "minimax-m2", "afmoe"),
-    *("gemma4moe", "apertus", "gemma3n"),
-)
+UNCONVERTED = ("gemma3n",)
 """Those that `powerinfer convert` takes no checkpoints of."""
 OTHER_NAMES = {
     "self_attn.attn_sub_norm": "self_attn.inner_attn_ln",

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from tests import reference
-from tests.reference import Array, Ffn, Model, Trace, heads, rms_norm, silu
+from tests.reference_parts import Array, Ffn, Model, Trace, heads, rms_norm, silu
 
 
 def convolved(x: Array, weight: Array, bias: Array | None = None) -> Array:

@@ -424,7 +424,7 @@ static pi_status read_window(const pi_model *m, int32_t i, pi_attention *w) {
     if (!a->window_period && !a->windows_listed) return PI_OK;
     PI_TRY(pi_key_i64(m->file->gguf, a->name, "attention.sliding_window", a->window_period != 1, INT32_MAX, &window,
                       NULL));
-    if (a->window_rope && near) w->rope = m->n_ropes - 1;
+    if (a->window_rope && near && window) w->rope = m->n_ropes - 1;
     if (a->full_no_rope && !near && window) w->rope = -1;
     if (near) w->window = (int32_t)window;
     w->chunked = a->chunked && near;

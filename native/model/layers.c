@@ -82,6 +82,12 @@ static pi_status bind_per_layer(pi_model *m) {
     if (!n) return PI_OK;
     const int32_t all = c->n_layer * m->n_embd_layer;
     PI_TRY(pi_bind_mat(m, pi_name_of("per_layer_token_embd.weight"), c->n_vocab, all, false, &m->layer_embd));
+    const te_type_info *type = te_type_get(m->layer_embd.type);
+    if (m->n_embd_layer % type->block_weights)
+        return PI_FAIL(PI_ERROR_UNSUPPORTED,
+                       "per_layer_token_embd.weight has %d values of each layer in blocks of %d (%s), which are not "
+                       "whole blocks",
+                       m->n_embd_layer, type->block_weights, type->name);
     PI_TRY(pi_bind_mat(m, pi_name_of("per_layer_model_proj.weight"), all, c->n_embd, false, &m->layer_proj));
     return pi_bind_vec(m, pi_name_of("per_layer_proj_norm.weight"), m->n_embd_layer, false, &m->layer_norm);
 }

@@ -125,6 +125,7 @@ pi_status pi_model_add_adapter(pi_model *m, const char *tensor, int32_t rank, fl
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the adapter of %.100s", tensor);
     if (l) l->adapter = all;
     if (all[to.which].a.w) return PI_FAIL(PI_ERROR_ARGUMENT, "%.100s has an adapter already", tensor);
+    if (to.looked_up) scale *= m->embd_scale; /* a row of W is multiplied by it, too */
     PI_TRY(keep(&to, all + to.which, tensor, rank, scale, a, b));
     if (all[to.which].b.cols > m->adapter_rank) m->adapter_rank = all[to.which].b.cols;
     if (l && to.which >= PI_ADAPT_GATE) m->adapted_ffn = true;

@@ -188,9 +188,9 @@ static pi_status open_session(pi_session *s) {
     const te_workspace_limits limits = {
         .n_threads = o->n_threads,
         .max_tok = o->n_batch,
-        .max_cols =
-            max_i32(max_i32(m->join.w ? 2 * i->n_embd : i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
-                    max_i32(max_i32(i->n_head * i->n_embd_head, m->state_out), max_i32(m->max_rank, m->adapter_rank))),
+        .max_cols = max_i32(max_i32(m->join.w ? 2 * i->n_embd : i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
+                            max_i32(max_i32(i->n_head * i->n_embd_head, max_i32(m->state_out, m->n_embd_layer)),
+                                    max_i32(m->max_rank, m->adapter_rank))),
         .max_rows = i->n_ff,
         .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from .._text.logprobs import log_softmax
 from . import _native
+from .activations import SILENT
 from .arrays import Ids, Logits, as_int32, common_prefix
 from .context import Context
 from .file import ModelFile
@@ -97,7 +98,7 @@ class Info(ABC):
         notes = []
         model = None if self._model is None else self._model.info
         keeps_down = model is not None and not model.can_skip_down
-        if model is not None and model.activation in ("relu", "drelu", "relu2") and keeps_down:
+        if model is not None and model.activation in SILENT and keeps_down:
             kept = "of experts is" if model.n_expert else "is quantised and"
             notes.append(f"ffn_down {kept} not stored transposed: silent neurons' parts of it are read too")
         return LlamaInfo(

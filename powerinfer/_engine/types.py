@@ -30,8 +30,6 @@ ACTIVATION = {
     "relu2": 6,
     "xielu": 7,
 }
-SILENT = ("relu", "drelu", "relu2")
-"""Activations that leave neurons silent."""
 PREDICTOR = {"auto": -1, "none": 0, "mlp": 1, "sign": 2}
 GATING = {"none": 0, "softmax": 1, "sigmoid": 2, "softmax over the chosen": 3}
 KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}

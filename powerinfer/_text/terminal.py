@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ..errors import PowerInferError
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -26,6 +28,13 @@ def harmless(text: str) -> str:
 def one_line(text: str) -> str:
     """A harmless text on a single line."""
     return " ".join(harmless(text).split())
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says, without the number that the system's own errors begin with."""
+    if isinstance(error, OSError) and not isinstance(error, PowerInferError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def is_smart(stream: object) -> bool:

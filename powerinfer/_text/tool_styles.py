@@ -20,12 +20,20 @@ Literal = Callable[[str], str]
 Calls = list[tuple[Any, Any]]
 """Names and arguments; empty for a text that is no calls."""
 
+_NAME = re.compile(r"\s*([\w.-]+)\s*")
+_SPACE, _BETWEEN = re.compile(r"\s*"), re.compile(r"[\s,;]*")
 _MARK = re.compile(r"(<\|[^<>|]*\|>|<｜[^<>｜]*｜>|</?[\w:]+>|\[[A-Z_]+\])")
 
 
 def marks(text: str) -> list[str]:
     """What of a text may be control tokens."""
     return _MARK.findall(text)
+
+
+def _past(spaces: re.Pattern[str], text: str, at: int) -> int:
+    """Behind these, where there are any."""
+    found = spaces.match(text, at)
+    return found.end() if found else at
 
 
 def literals(text: str, literal: Literal) -> str:
@@ -68,22 +76,27 @@ class NamedStyle:
         return (self.before, self.between, self.behind)
 
     def read(self, body: str, schemas: Schemas) -> Calls:
-        before = self.before_pattern or rf"(?:{re.escape(self.before.strip())})"
-        between = self.between_pattern or rf"\s*{re.escape(self.between.strip())}"
-        begin = re.compile(rf"\s*{before}\s*([\w.-]+){between}\s*(?=\{{)")
+        # Spaces are skipped apart: two runs of them in one pattern would take the square of their length.
+        before = re.compile(self.before_pattern or re.escape(self.before.strip()))
+        between = re.compile(self.between_pattern or re.escape(self.between.strip()))
+        behind = self.behind.strip()
         found: Calls = []
-        at, end = 0, len(body.rstrip())
-        while at < end:
-            named = begin.match(body, at)
-            if named is None:
+        at = _past(_SPACE, body, 0)
+        while at < len(body):
+            begin = before.match(body, at)
+            named = _NAME.match(body, begin.end()) if begin else None
+            begin = between.match(body, named.end()) if named else None
+            if named is None or begin is None:
                 return []
             try:
-                value, at = json.JSONDecoder().raw_decode(body, named.end())
+                value, at = json.JSONDecoder().raw_decode(body, _past(_SPACE, body, begin.end()))
             except (ValueError, RecursionError):
                 return []
+            if not isinstance(value, dict):
+                return []
             found.append((named[1], value))
-            behind = re.compile(rf"\s*(?:{re.escape(self.behind.strip())})?[\s,;]*").match(body, at)
-            at = behind.end() if behind else at
+            at = _past(_SPACE, body, at)
+            at = _past(_BETWEEN, body, at + len(behind) * body.startswith(behind, at))
         return found
 
     def rule(self, i: int, name: str, schema: Mapping[str, Any], literal: Literal) -> list[str]:

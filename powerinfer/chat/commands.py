@@ -11,6 +11,7 @@ from typing import get_args
 from rich.table import Table
 
 from .._engine.session import LayerStep, Sparsity
+from ..cli.table import columns
 from ..errors import ArgumentError
 from .chat import Chat
 from .conversation import SETTINGS, Conversation
@@ -63,23 +64,26 @@ def system(chat: Chat, rest: str) -> None:
 
 def set_(chat: Chat, rest: str) -> None:
     name, _, value = rest.partition(" ")
-    value = value.strip()
-    if not name:
-        settings = chat.conversation.settings
-        session = chat.llm.session.info
-        for key in SETTINGS:
-            chat.ui.note(f"{key} = {settings.get(key, 'default')}")
-        chat.ui.note(f"sparsity = {session.sparsity}\nthreshold = {session.sparse_threshold:g}")
-    elif not value:
-        raise ArgumentError("use /set NAME VALUE; VALUE may be default")
-    elif name == "sparsity":
+    name, value = "temperature" if name == "temp" else name, value.strip()
+    if name and value:
+        _change(chat, name, value)
+    session, settings = chat.llm.session.info, chat.conversation.settings
+    shown = {key: settings.get(key, "default") for key in SETTINGS}
+    shown |= {"sparsity": session.sparsity, "threshold": f"{session.sparse_threshold:g}"}
+    if name and name not in shown:
+        raise ArgumentError(f"there is no setting {name!r}; there are {', '.join(shown)}")
+    chat.ui.note("\n".join(f"{key} = {text}" for key, text in shown.items() if name in ("", key)))
+
+
+def _change(chat: Chat, name: str, value: str) -> None:
+    if name == "sparsity":
         mode = next((mode for mode in SPARSITY if mode == value), None)
         if mode is None:
             raise ArgumentError(f"sparsity must be one of {', '.join(SPARSITY)}")
         chat.llm.set_sparsity(mode)
     elif name == "threshold":
         chat.llm.set_threshold(number(name, value))
-    else:
+    elif name in SETTINGS:
         changed = Conversation(settings=dict(chat.conversation.settings))
         changed.set(name, value)
         changed.check(chat.llm.n_vocab())
@@ -107,22 +111,17 @@ def stats(chat: Chat, rest: str) -> None:
         f"loaded in {t.load_s:.1f} s; prompt: {t.n_prompt} tokens, {t.n_reused} of them known already, "
         f"{t.prompt_per_s:.1f} tokens/s; answer: {t.tokens_per_s:.1f} tokens/s"
     )
-    wide = chat.ui.width >= 72
     chat.ui.note(
         f"the last step, {steps[0].n_tokens} tokens, by layer:"
         if steps[0].n_tokens > 1
         else "the last token, by layer:"
     )
-    table = Table(box=None, pad_edge=False)
     places = chat.uses_device and any(step.n_routes for step in steps)
     counts = ("experts", "on GPU", "copied") if places else ("predicted", "computed", "active")
-    for name in ("layer", *counts, "FFN kB", "FFN µs"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("all kB", "all µs") if wide else ():
-        table.add_column(name, justify="right", no_wrap=True)
-    for i, step in enumerate(steps):
-        table.add_row(str(i), *row(step, n_neurons, wide, experts=places))
-    chat.ui.note(table)
+    rows = [["layer", *counts, "FFN kB", "FFN µs", "all kB", "all µs"]]
+    rows += [[str(i), *row(step, n_neurons, experts=places)] for i, step in enumerate(steps)]
+    width = chat.ui.width if chat.ui.interactive else None
+    chat.ui.note("\n".join(columns(rows, right=range(len(rows[0])), width=width)))
     if places:
         layers = chat.llm.experts()
         n_routes, n_there = sum(y.n_routes for y in layers), sum(y.n_resident for y in layers)
@@ -133,7 +132,7 @@ def stats(chat: Chat, rest: str) -> None:
         )
 
 
-def row(step: LayerStep, n_neurons: int, wide: bool, *, experts: bool) -> list[str]:
+def row(step: LayerStep, n_neurons: int, *, experts: bool) -> list[str]:
     """A layer's cells: shares of the neurons that were computed sparsely, or counts of experts (those that
     the tokens chose, those on the GPU, those that were copied there since); kilobytes, microseconds."""
     pairs = max(1, step.n_sparse * n_neurons)
@@ -141,7 +140,7 @@ def row(step: LayerStep, n_neurons: int, wide: bool, *, experts: bool) -> list[s
     if experts:
         cells = [f"{n:,}" for n in (step.n_routes, step.n_routes_device, step.n_copies)]
     cells += [f"{step.ffn_bytes / 1e3:,.0f}", f"{step.ffn_us:,.0f}"]
-    return [*cells, f"{step.bytes / 1e3:,.0f}", f"{step.layer_us:,.0f}"] if wide else cells
+    return [*cells, f"{step.bytes / 1e3:,.0f}", f"{step.layer_us:,.0f}"]
 
 
 def save(chat: Chat, rest: str) -> None:
@@ -198,12 +197,15 @@ COMMANDS = {
     "quit": Command(quit_, "", "end the chat"),
 }
 
+ALIASES = {"?": "help", "bye": "quit", "exit": "quit", "clear": "reset"}
+"""What ollama and llama.cpp call them."""
+
 
 def run(chat: Chat, line: str) -> None:
     """Runs a line that begins with a slash. Raises ArgumentError for a command that does not exist or is
     misused."""
     name, _, rest = line[1:].partition(" ")
-    command = COMMANDS.get(name)
+    command = COMMANDS.get(ALIASES.get(name, name))
     if command is None:
         raise ArgumentError(f"there is no command /{name}; /help lists them")
     command.call(chat, rest.strip())

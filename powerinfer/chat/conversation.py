@@ -75,7 +75,6 @@ class Conversation:
 
     def set(self, name: str, text: str) -> None:
         """Changes a setting; "default" takes it back. Raises ArgumentError with a sentence for people."""
-        name = "temperature" if name == "temp" else name
         if name not in SETTINGS:
             raise ArgumentError(f"there is no setting {name!r}; there are {', '.join(SETTINGS)}")
         if text == "default":
@@ -87,7 +86,7 @@ class Conversation:
             value = math.nan
         if not math.isfinite(value) or abs(value) >= 2**63 or (name != "seed" and abs(value) >= 2**31):
             kind = "a whole number" if SETTINGS[name] is int else "a number"
-            raise ArgumentError(f"{name} must be {kind} of usual size, not {text[:40]!r}")
+            raise ArgumentError(f"{name} must be {kind}, not {text[:40]!r}")
         least, most = RANGES.get(name, (-math.inf, math.inf))
         if not least <= value <= most:
             raise ArgumentError(f"{name} is {value}, it must be {in_range(least, most)}")

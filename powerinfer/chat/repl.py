@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .._text.terminal import sentence
 from ..errors import PowerInferError
 from . import commands
 from .chat import Chat
@@ -36,6 +37,6 @@ def _turn(chat: Chat) -> bool:
     except BrokenPipeError:
         raise
     except (PowerInferError, OSError) as error:
-        chat.ui.error(str(error))
+        chat.ui.error(sentence(error))
         return False
     return True

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
-from .._text.terminal import one_line
+from .._text.terminal import one_line, sentence
 from ..errors import PowerInferError
 from .long_lived import start_for_long
 from .options import Parser, choose_model, find_models, in_options, llama_cpp_words
@@ -85,6 +85,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         command = sub.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command.set_defaults(parser=command)
         if name == chosen:
             _module(name).add_arguments(command)
     parser.open_with(EXAMPLES, usage="COMMAND ...")
@@ -102,7 +103,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         args.model += rest  # several models, with options between them
         rest = []
     if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.parser.refuse(rest)
     if "model_option" in args:
         choose_model(args)
     return args
@@ -177,5 +178,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (PowerInferError, OSError, MemoryError) as error:
-        print(f"powerinfer: {one_line(in_options(str(error))) or 'out of memory'}", file=sys.stderr)
+        print(f"powerinfer: {one_line(in_options(sentence(error))) or 'out of memory'}", file=sys.stderr)
         return 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -30,7 +29,7 @@ from ..models.bench import (
     resident_pages,
 )
 from .options import Parser, add_model, devices, vram_budget
-from .table import columns, output_width
+from .table import columns, output_width, paragraph
 
 EXAMPLES = """
 powerinfer bench model.gguf
@@ -278,7 +277,7 @@ def bench_drafts(args: argparse.Namespace) -> int:
             print(json.dumps({"model": args.model, "test": name, "plan": plan, **asdict(result)}))
         return 0
     if plan is not None:
-        print(*textwrap.wrap(plan, 80), sep="\n")
+        print(paragraph(plan, width=_text_width()))
     rows = [[name, "right", "tokens/s", "gain", "tokens/step", "accepted"]]
     for r in found:
         right = "" if not r.n_draft else "own" if r.right is None else f"{r.right:.0%}"
@@ -356,20 +355,25 @@ def show(
     types = ", ".join(
         f"{type} {n / size:.0%}" for type, n in about["model_types"].items() if n > 0.005 * size
     )
-    print(harmless(f"{about['model']}: {about['architecture']}, {_bytes(size)} ({types})"))
-    print(f"{about['cpu']}, {about['isa']}")
-    print(f"{about['version']} {about['commit']}".strip() + f", {about['build']}")
+    width = _text_width()
+
+    def say(text: str) -> None:
+        print(paragraph(text, width=width))
+
+    say(harmless(f"{about['model']}: {about['architecture']}, {_bytes(size)} ({types})"))
+    say(f"{about['cpu']}, {about['isa']}")
+    say(f"{about['version']} {about['commit']}".strip() + f", {about['build']}")
     if "plan" in about:
-        print(*textwrap.wrap(about["plan"], 80), sep="\n")
+        say(about["plan"])
     if about["resident_bytes"]:
         share = about["resident_huge_bytes"] / about["resident_bytes"]
-        print(
+        say(
             f"loaded in {about['load_s']:.2f} s; {_bytes(about['resident_bytes'])} in memory, "
             f"{share:.0%} of it in huge pages"
         )
     for n_threads in dict.fromkeys(result.threads for result in results):
         shown = [f"{mode} {digest[:8]}" for (n, mode), digest in digests.items() if n == n_threads]
-        print(f"logits ({_threads(n_threads)}): {', '.join(shown)}")
+        say(f"logits ({_threads(n_threads)}): {', '.join(shown)}")
     for n_threads in dict.fromkeys(result.threads for result in results):
         rows = [result for result in results if result.threads == n_threads]
         for table in (_prompt_table, _decode_table):
@@ -379,10 +383,12 @@ def show(
                 print()
                 print(*table(_threads(n_threads), chosen), sep="\n")
     if size <= 2 * (machine.cache_bytes() or 32 << 20) and "plan" not in about:
-        print(
-            "\nThe model may fit in the processor's cache, then its share of the memory's\n"
-            "read rate says little."
-        )
+        print()
+        say("The model may fit in the processor's cache: its share of the memory's rate then says little.")
+
+
+def _text_width() -> int:
+    return min(output_width() or 80, 80)
 
 
 def _bytes(n: int) -> str:

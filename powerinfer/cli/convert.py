@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from .._engine.activations import ACTIVATIONS
 from .._text.terminal import Bar, one_line
 from ..errors import ArgumentError
 from .info import size
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from ..models.convert.conversion import Conversion
 
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
-_ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh")
 
 EXAMPLES = """
 powerinfer convert Mistral-7B -o mistral.gguf --type Q8_0
 powerinfer convert ReluLLaMA-7B --predictors Predictor-7B -o relu.gguf --check
+powerinfer convert my-lora --base Mistral-7B -o lora.gguf     an adapter of PEFT
 """
 
 MORE = """
@@ -30,7 +31,8 @@ Reads safetensors or PyTorch files, of which nothing is executed, of all
 families that the engine runs (docs/models.md). With predictors the result is a
 PowerInfer file, which the original reads as well; without, an ordinary GGUF
 file. --check asks transformers, if the engine's own reading of checkpoints
-does not know the family.
+does not know the family. A folder with adapter_config.json is a LoRA adapter:
+--base names the folder of its model, of which only config.json is read.
 """
 
 
@@ -39,8 +41,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("folder", metavar="HF_DIR", help="a folder with config.json, weights and tokenizer")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
     parser.add_argument(
-        "--type", choices=_TYPES, default="F16", type=str.upper, help="of the matrices (default %(default)s)"
+        "--type", choices=_TYPES, type=str.upper, help="of the matrices (default F16, of an adapter F32)"
     )
+    parser.add_argument("--base", metavar="HF_DIR", help="of an adapter: the model that it was trained for")
     parser.add_argument(
         "--predictors", metavar="DIR", help="a folder of model_0.pt, model_1.pt ... and perhaps config.json"
     )
@@ -55,7 +58,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--hidden-act",
-        choices=_ACTIVATIONS,
+        choices=ACTIVATIONS,
         default="",
         help="what the model was trained with, if config.json errs",
     )
@@ -70,10 +73,16 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from ..models.convert.adapter import is_adapter
     from ..models.convert.check import check
     from ..models.convert.conversion import convert, open_source
     from ..models.convert.transformers_model import require_transformers
 
+    if is_adapter(args.folder):
+        return _adapter(args)
+    if args.base:
+        raise ArgumentError(f"--base is for adapters, and {args.folder} has no adapter_config.json")
+    args.type = args.type or "F16"
     if args.predictors and args.transpose_down:
         raise ArgumentError(
             "--transpose-down is for files without predictors: those with are transposed anyway"
@@ -104,6 +113,25 @@ def main(args: argparse.Namespace) -> int:
     for line in show_check(result, args.type):
         print(line)
     return 0 if result.passed else 1
+
+
+def _adapter(args: argparse.Namespace) -> int:
+    from ..models.convert.adapter import convert_adapter
+
+    for name in ("predictors", "activation", "transpose_down", "hidden_act", "pre", "check"):
+        if getattr(args, name):
+            raise ArgumentError(f"--{name.replace('_', '-')} is for models, and {args.folder} is an adapter")
+    if not args.base:
+        raise ArgumentError(f"{args.folder} is an adapter: --base names the folder of its model")
+    done = convert_adapter(args.folder, args.output, base=args.base, type=args.type or "F32")
+    ranks = ", ".join(map(str, done.ranks))
+    rows = [
+        ("file", f"{one_line(str(done.path))}: a LoRA adapter for {done.arch} models, {done.type}"),
+        ("changes", f"{done.n_matrices} matrices, by ranks of {ranks}, alpha {done.alpha:g}"),
+    ]
+    for line in facts(rows, width=output_width()):
+        print(line)
+    return 0
 
 
 def summary(done: Conversion) -> list[tuple[str, str]]:

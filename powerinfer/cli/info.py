@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .._engine.activations import SILENT
 from .._engine.file import ModelFile, TensorInfo
 from .._engine.session import Model, ModelInfo
 from .._text.terminal import one_line
@@ -185,7 +186,7 @@ def tokenizer_of(file: ModelFile) -> str:
 
 def skips_down(file: ModelFile, model: ModelInfo) -> bool:
     """Whether silent neurons' rows of ffn_down need not be read; loading transposes it if it is of floats."""
-    if model.can_skip_down or model.n_expert or model.activation not in ("relu", "drelu", "relu2"):
+    if model.can_skip_down or model.n_expert or model.activation not in SILENT:
         return model.can_skip_down
     return all(t.type in FLOATS for t in file.tensors if t.name.endswith(".ffn_down.weight"))
 
@@ -316,7 +317,7 @@ def sparsity_of(file: ModelFile, m: ModelInfo) -> str:
     """How the engine will compute the FFN, in words."""
     if m.architecture == "gemma3n":
         return "exact by default; up (and, of floats, down) rows of neurons whose gates are cut are skipped"
-    if m.activation not in ("relu", "drelu", "relu2"):
+    if m.activation not in SILENT:
         return "dense: no neuron is ever silent"
     read = "up and down" if m.is_gated else "down"
     skip = f"silent neurons' {read} rows are skipped"

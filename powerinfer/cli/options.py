@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from .._engine.activations import ACTIVATIONS
 from ..errors import ArgumentError
 
 SPARSITY = ("auto", "predicted", "exact", "dense")
@@ -74,6 +76,16 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         return self.examples + super().format_help()
 
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Ends the program because of words that no option or argument takes."""
+        known = [name[2:] for name in self._option_string_actions if name.startswith("--")]
+        given = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+        meant = [near for name in given for near in difflib.get_close_matches(name, known, 1, 0.75)]
+        near = f" (is {' '.join(f'--{name}' for name in meant)} meant?)" if meant else ""
+        if not given and any(action.dest == "prompt" for action in self._actions):
+            near = " (put the prompt in quotes)"
+        self.error(f"unrecognized arguments: {' '.join(words)}{near}; {self.prog} --help lists what there is")
+
 
 def add_model(
     parser: argparse.ArgumentParser,
@@ -136,7 +148,7 @@ def add_model_arguments(
     )
     group.add_argument(
         "--activation",
-        choices=("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh"),
+        choices=ACTIVATIONS,
         help="replaces the file's activation",
     )
     group.add_argument(
@@ -157,6 +169,7 @@ def add_model_arguments(
         "--mlock", dest="use_mlock", action="store_true", help="keep the weights in RAM, never paged out"
     )
     parser.add_argument("-fa", "--flash-attn", nargs=0, action=_Nothing)
+    parser.add_argument("--jinja", nargs=0, action=_Nothing)  # templates are always followed
     add_instead(parser)
 
 
@@ -220,12 +233,18 @@ def llama_cpp_words(words: Sequence[str]) -> list[str]:
 
 def layers(text: str) -> int:
     """Of -ngl."""
-    return -1 if text in ("all", "auto") else int(text)
+    try:
+        return -1 if text in ("all", "auto") else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of layers, nor all or auto") from None
 
 
 def context_size(text: str) -> int | str:
     """Of --n-ctx."""
-    return text if text == "auto" else int(text)
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens, nor auto") from None
 
 
 def vram_budget(text: str) -> float | list[float]:
@@ -242,7 +261,10 @@ def vram_budgets(text: str) -> float | list[float] | dict[str, float]:
     if "=" not in text:
         return vram_budget(text)
     pairs = [word.rpartition("=") for word in text.split(",")]
-    return {name: float(value) for name, _, value in pairs}
+    try:
+        return {name: float(value) for name, _, value in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list like a=6,b=2 (GiB)") from None
 
 
 def devices(text: str) -> list[str]:
@@ -320,6 +342,7 @@ def find_models(args: argparse.Namespace) -> None:
     models = getattr(args, "model", None)
     if models is None or "model_option" not in args:
         return
+    from .._engine.devices import choose_devices
     from .._engine.file import find_model
     from ..models.hub import is_reference
 
@@ -330,7 +353,11 @@ def find_models(args: argparse.Namespace) -> None:
         budget = 0
 
     def found(name: str) -> str:
-        return str(find_model(name, vram_budget=budget)) if is_reference(name) else name
+        if not is_reference(name):
+            return name
+        if budget and "devices" in args:  # without a GPU for it nothing is fetched
+            choose_devices(budget, args.devices)
+        return str(find_model(name, vram_budget=budget))
 
     args.model = [found(name) for name in models] if isinstance(models, list) else found(models)
 
@@ -439,7 +466,7 @@ def in_options(text: str) -> str:
     text = re.sub(
         rf"\b({names})=([\w.,:\"-]*[\w\"])", lambda m: f"{flag(m[1])} {m[2]}".replace('"', ""), text
     )
-    text = re.sub(rf"\b({names}) is ", lambda m: f"{flag(m[1])} is ", text)
+    text = re.sub(rf"(?<!'s )\b({names}) is ", lambda m: f"{flag(m[1])} is ", text)  # but a model's own
     return text.replace("use_mmap=False", "--no-mmap")
 
 

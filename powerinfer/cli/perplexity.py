@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
+from .._engine.activations import ACTIVATIONS
 from .._engine.file import ModelFile
 from .._engine.session import Model, Session
 from .._text.terminal import Bar
@@ -109,7 +110,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--activation",
-        choices=("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh"),
+        choices=ACTIVATIONS,
         help="replaces the file's activation",
     )
     parser.add_argument("-t", "--n-threads", type=int, metavar="N", help="threads (default: physical cores)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from .._engine.activations import SILENT
 from ..models.predictor import build, calibrate, check, report, train
 from .options import Parser, add_model
 from .perplexity import add_text_arguments
@@ -70,6 +71,7 @@ def add_arguments(parser: Parser) -> None:
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         needs_text = "" if name == "svd" else " --text FILE [FILE ...]"
         action.open_with(example, usage=f"MODEL{needs_text} [options]", more=more)
+        action.set_defaults(parser=action)
         add_model(action)
         add_text_arguments(action, action.add_mutually_exclusive_group(required=name != "svd"))
         _add_run_arguments(action, name)
@@ -113,9 +115,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser, name: str) -> None:
         help=f"tokens of a window (default {N_CTX}, or what the model was trained with if that is less)",
     )
     group.add_argument("-t", "--n-threads", type=int, metavar="N", help="threads (default: physical cores)")
-    group.add_argument(
-        "--activation", choices=("relu", "drelu", "relu2"), help="replaces the file's activation"
-    )
+    group.add_argument("--activation", choices=SILENT, help="replaces the file's activation")
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser, name: str) -> None:

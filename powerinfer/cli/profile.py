@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from .._engine.activations import SILENT
 from .._engine.file import ModelFile
 from .._engine.session import Activation, Model
 from .._text.terminal import Bar, one_line
@@ -96,9 +97,7 @@ def add_arguments(parser: Parser) -> None:
         default=512,
         help="tokens computed together (default %(default)s; fewer for wide models)",
     )
-    group.add_argument(
-        "--activation", choices=("relu", "drelu", "relu2"), help="replaces the file's activation"
-    )
+    group.add_argument("--activation", choices=SILENT, help="replaces the file's activation")
 
 
 def check_outputs(args: argparse.Namespace, file: ModelFile, target: str | Path | None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from .._text.terminal import harmless
+from ..errors import ArgumentError
 from ..models import hub
 from .info import size
 from .options import Parser
@@ -22,6 +24,10 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     for name in args.names:
+        if name == "demo":
+            raise ArgumentError("the demo model belongs to the package and stays")
+        if Path(name).exists():
+            raise ArgumentError(f"{name} is a file of yours; only models of the hub are deleted here")
         gone, freed = hub.remove(name if hub.is_reference(name) else hub.PREFIX + name)
         files = f"{len(gone)} file{'s' * (len(gone) != 1)}"
         print(harmless(f"{name}: {files} deleted, {size(freed)} are free again"))

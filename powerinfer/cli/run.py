@@ -99,6 +99,7 @@ def write(answer: Iterator[tuple[str, str | None]], bar: Bar) -> str | None:
     finally:
         if end != "\n":
             sys.stdout.write("\n")
+        sys.stdout.flush()  # before anything of stderr
     return last
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._text.terminal import Bar
+from .._text.terminal import Bar, sentence
 from ..errors import ArgumentError, FileError
 from .options import (
     Parser,
@@ -215,7 +215,7 @@ def read_keys(args: argparse.Namespace) -> tuple[str, ...]:
         try:
             lines = args.api_key_file.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise FileError(f"cannot read the keys in {args.api_key_file}: {error}") from None
+            raise FileError(f"cannot read the keys: {sentence(error)}") from None
         keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not keys:
             raise ArgumentError(f"{args.api_key_file} holds no key")

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._engine.activations import SILENT
 from .._engine.extras import how
 from .._engine.session import Model, ModelInfo, Progress, Session
-from .._engine.types import SILENT
 from ..errors import ArgumentError, FormatError, UnsupportedError
 from .corpus import Corpus
 from .statistics import Counts, summarise_all

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._engine import formats
+from .._engine.activations import SILENT
 from .._engine.file import ModelFile, TensorInfo
 from .._engine.session import Model
-from .._engine.types import SILENT
 from ..errors import ArgumentError, FormatError
 from .rewrite import NewTensor, Progress, rewrite, rows_per_piece
 

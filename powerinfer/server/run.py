@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .._engine.machine import give_back_memory
-from .._text.terminal import one_line
+from .._text.terminal import one_line, sentence
 from ..async_llama import AsyncLlama
 from ..errors import FileError
 from .app import create_app, models_of
@@ -81,7 +81,7 @@ def _listen(settings: Settings) -> socket.socket:
         sock.set_inheritable(True)
         return sock
     except (OSError, OverflowError) as error:
-        raise FileError(f"cannot listen on {settings.host} port {settings.port}: {error}") from None
+        raise FileError(f"cannot listen on {settings.host} port {settings.port}: {sentence(error)}") from None
 
 
 def open_server(llm: AsyncLlama | Models, settings: Settings) -> tuple[uvicorn.Server, socket.socket]:
@@ -114,7 +114,7 @@ def open_server(llm: AsyncLlama | Models, settings: Settings) -> tuple[uvicorn.S
         config.load()
     except OSError as error:  # of the ssl module, too
         sock.close()
-        raise FileError(f"the certificate or its key cannot be used: {error}") from None
+        raise FileError(f"the certificate or its key cannot be used: {sentence(error)}") from None
     return _Server(config, models, settings), sock
 
 

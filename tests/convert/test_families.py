@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from powerinfer.models.convert.conversion import convert
 from powerinfer.models.convert.families import FAMILIES
 from powerinfer.models.convert.families.reading import read_hyper
 from powerinfer.models.convert.json_file import Settings
+from powerinfer.models.convert.keys import model_keys
 from tests import checkpoints, models, reference
 from tests.convert import folders, gguf_raw, published
 
@@ -62,8 +64,7 @@ def test_the_others(name: str, tmp_path: Path) -> None:
 
 def test_all_rows_are_tested() -> None:
     """All but InternLM 2, which transformers does not have, and which is tested below."""
-    tested = {config["model_type"] for config in published.configs().values()}
-    assert [row.names[0] for row in FAMILIES if not tested & set(row.names)] == ["internlm2"]
+    assert [row.names[0] for row in FAMILIES if not set(FIRST) & set(row.names)] == ["internlm2"]
 
 
 @pytest.mark.slow
@@ -107,6 +108,11 @@ def config_of(name: str, **values: Any) -> Settings:
         ("nemotron_h", {"hybrid_override_pattern": "MX", "layers_block_type": None}, "not known"),
         ("deepseek2-v3", {"topk_method": "other"}, "topk_method"),
         ("deepseek2-v2", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("deepseek2-v2", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("deepseek2-v3", {"rope_interleave": False}, "rope_interleave"),
+        ("llama4", {"no_rope_layer_interval": 2}, "no_rope_layer_interval"),
+        ("granitehybrid", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ("nemotron_h", {"time_step_limit": [0.001, float("inf")]}, "time_step_limit"),
         ("phi3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "phi3 has longrope"),
         ("granite", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
         ("granite", {"rope_parameters": {"full_attention": {}}}, "differs between layers"),
@@ -131,11 +137,84 @@ def test_what_is_not_run(name: str, values: dict[str, Any], says: str) -> None:
         ("glm4", {"partial_rotary_factor": 1.5, "rope_parameters": {"rope_theta": 1e4}}, "a share in 0..1"),
         ("qwen35", {"linear_num_value_heads": 5}, "cannot share"),
         ("qwen35", {"rope_parameters": {"mrope_section": "x"}}, "mrope_section"),
+        ("gemma3", {"layer_types": 1}, "layer_types is 1, must be a list of texts"),
+        ("llama4", {"layer_types": [None]}, "a list of texts"),
+        ("smollm3", {"layer_types": True}, "a list of texts"),
+        ("gemma4", {"layer_types": ["sliding_attention"] * 6}, "some layers have full_attention"),
+        ("lfm2", {"layer_types": None, "full_attn_idxs": 3}, "full_attn_idxs"),
+        ("hunyuan-moe", {"moe_topk": [2, 3]}, "moe_topk"),
     ],
 )
 def test_values_that_cannot_be(name: str, values: dict[str, Any], says: str) -> None:
     with pytest.raises(FormatError, match=says):
         read_hyper(config_of(name, **values))
+
+
+# Values that change no key of a file: of training and of programs; those that tensors tell; those that only
+# fill in what the same config says elsewhere.
+_SAY_NOTHING = r"""
+    .*dropout|.*_pdrop|initializer_range|use_cache|output_router_logits|router_(aux_loss_coef|jitter_noise)
+    |pretraining_tp|rescale_prenorm_residual|residual_in_fp32|reorder_and_upcast_attn|summary_.*|is_decoder
+    |add_cross_attention|num_logits_to_keep|(mamba_)?chunk_size|use_mamba_kernels|moe_shared_expert_overlap
+    |moe_norm_min|time_step_(floor|min|max)|(bos|eos|eod|sep|pad)_token_id|vocab_size(_per_layer_input)?
+    |attention_bias|use_(qkv_|conv_|expert_)?bias|mamba_conv_bias|attention_k_eq_v|.*_multiplier
+    |use_double_wide_mlp|num_nextn_predict_layers|max_window_layers
+    |_?sliding_window(_pattern)?|original_max_position_embeddings|(mamba_)?expand|mamba_d_ssm|qk_head_dim
+    |block_(ffn_dim_multiplier|multiple_of)|mamba_norm_before_gate
+"""
+
+
+def meaning(config: dict[str, Any]) -> str:
+    try:
+        h = read_hyper(Settings(config, "config.json"))
+    except (FormatError, UnsupportedError) as error:
+        return str(error)
+    keys = dict(model_keys(h, name="", type="F16", powerinfer=False, predictors=None))
+    return f"{sorted(keys.items())} {h.tied} {h.act} {h.notes}"
+
+
+def test_no_value_is_ignored() -> None:
+    """Another value gives another key or an error, whatever it says about computing."""
+    nothing = re.compile(_SAY_NOTHING, re.VERBOSE)
+    for name in published.NAMES:
+        config = published.configs()[name]
+        if name in ("nemotron_h", "deepseek2-dense"):  # which have no experts, and say how many
+            continue
+        before = meaning(config)
+        for key, value in config.items():
+            others = (
+                [not value]
+                if isinstance(value, bool)
+                else [1, 2, value + 1, value * 1.5, 2 * value]
+                if isinstance(value, (int, float))
+                else []
+            )
+            if others and not nothing.fullmatch(key):
+                assert any(meaning(config | {key: other}) != before for other in others), (name, key)
+
+
+def test_what_a_config_leaves_out() -> None:
+    """It means what transformers means. Of Gemma 3 those that see say little."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    published_4b = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    h = read_hyper(Settings(published_4b, "config.json"))
+    assert (h.n_head, h.n_head_kv, h.d_head, h.n_vocab, h.n_ctx) == (8, 4, 256, 262208, 131072)
+    assert h.norm_eps == 1e-6 and h.rope is not None and (h.rope.base, h.rope.factor) == (1e6, 8)
+    for name, eps, base in (("granite", 1e-6, 1e4), ("minimax-m2", 1e-6, 5e6), ("llama4", 1e-5, 5e5)):
+        config = published.configs()[name] | {"rope_parameters": None}
+        del config["rms_norm_eps"]
+        h = read_hyper(Settings(config, "config.json"))
+        assert h.norm_eps == eps and h.rope is not None and h.rope.base == base
+    caps = {"attn_logit_softcapping": None, "final_logit_softcapping": 20.0}
+    keys = read_hyper(config_of("gemma2", **caps)).keys
+    assert [keys[name] for name in caps] == [0, 20]
+    without = {name: value for name, value in published.configs()["gemma2"].items() if name not in caps}
+    keys = read_hyper(Settings(without, "config.json")).keys
+    assert [keys[name] for name in caps] == [50, 30]
+    config = {name: value for name, value in published.configs()["afmoe"].items() if name != "mup_enabled"}
+    with pytest.raises(UnsupportedError, match="mup_enabled is False"):
+        read_hyper(Settings(config, "config.json"))
 
 
 def refused(folder: Path, out: Path, says: str) -> None:
@@ -153,6 +232,12 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     def cut(which: str) -> Any:
         return lambda w: {name: value[:-1] if which in name else value for name, value in w.items()}
 
+    def with_two(which: str) -> Any:
+        return lambda w: {name: np.repeat(value, 2) if which in name else value for name, value in w.items()}
+
+    def one_expert_more(w: dict[str, Any]) -> dict[str, Any]:
+        return w | {name.replace("experts.3", "experts.8"): w[name] for name in w if "experts.3." in name}
+
     out = tmp_path / "out.gguf"
     for i, (name, change, says) in enumerate(
         [
@@ -166,10 +251,23 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
             ),
             ("granite", lambda w: w | {"model.norm.bias": w["model.norm.weight"]}, r"output_norm\.bias"),
             ("lfm2moe", without("experts.3.w1"), "expert 3 is missing"),
+            ("lfm2moe", one_expert_more, "there are 9 experts, not 8"),
             ("lfm2moe", cut("experts.3.w1"), "experts that become"),
             ("granite", without("embed_tokens"), "no tensor of embeddings"),
             ("deepseek2-v2", cut("kv_b_proj"), "kv_b_proj"),
             ("granite", without("lm_head"), "no tensor lm_head"),
+            (
+                "gptneox",
+                lambda w: w | {"lm_head.weight": w["embed_out.weight"]},
+                r"two tensors become output\.weight",
+            ),
+            (
+                "apertus",
+                without("layers.1.mlp.act_fn.alpha_n"),
+                "layer 1 has no finite number for xielu.alpha_n",
+            ),
+            ("apertus", without("layers.0.mlp.act_fn.beta"), "layer 0 has no finite number for xielu.beta"),
+            ("apertus", with_two("layers.1.mlp.act_fn.alpha_p"), "not one number"),
         ]
     ):
         refused(published.write_folder(tmp_path / str(i), name, change=change), out, says)
@@ -191,6 +289,31 @@ def test_activations_other_than_the_usual_are_said(tmp_path: Path) -> None:
     expected = np.clip(np.rint(weight / scale), -1, 1) * scale
     np.testing.assert_allclose(tensors["blk.1.ffn_up.weight"], expected, rtol=1e-5)
     np.testing.assert_array_equal(tensors["token_embd.weight"], drawn["model.embed_tokens.weight"])
+
+
+def test_llama3_where_a_part_of_heads_is_rotated(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "partial_rotary_factor": 0.25}
+    rope |= {"original_max_position_embeddings": 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    convert(published.write_folder(tmp_path / "hf", "gptneox", rope_parameters=rope), tmp_path / "out.gguf")
+    expected = [1, 8]  # the two pairs' wavelengths are 6 and 628
+    tensors = reference.load(tmp_path / "out.gguf")
+    np.testing.assert_allclose(tensors["rope_freqs.weight"], expected, rtol=1e-6)
+
+
+def test_a_length_that_yarn_is_given() -> None:
+    """The file has the factor of what follows from the stretching."""
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "attention_factor": 1.5}
+    hyper = read_hyper(config_of("granite", rope_parameters=rope))
+    keys = dict(model_keys(hyper, name="", type="F16", powerinfer=False, predictors=None))
+    expected = 1.5 / (1 + 0.1 * math.log(4))
+    assert keys["granite.rope.scaling.attn_factor"] == pytest.approx(expected)
+
+
+def test_windows_that_a_file_does_not_have() -> None:
+    """A model whose layers have windows that its architecture here lacks says so."""
+    kinds = {"layer_types": ["sliding_attention"] * 3, "sliding_window": 64}
+    assert "looks back at most 64" in read_hyper(config_of("dots1", **kinds)).notes[0]
+    assert read_hyper(config_of("dots1")).notes == ()
 
 
 def test_gelus_by_all_names() -> None:

@@ -10,7 +10,7 @@ import tokenizers
 
 from powerinfer._text.pretokenizer import PRE_TOKENIZERS
 from powerinfer.errors import UnsupportedError
-from powerinfer.models.convert.pre_names import recognise
+from powerinfer.models.convert.pre_names import _NEAR, recognise
 from tests.convert import folders
 
 
@@ -153,4 +153,14 @@ def test_a_changed_pattern_is_not_taken_for_another(change: tuple[str, str]) -> 
 def test_steps_that_are_not_tried_out(description: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizers.Tokenizer, "from_str", lambda _: pytest.fail("it was tried out"))
     with pytest.raises(UnsupportedError, match="none that the engine knows"):
+        recognise(description, ignore_merges=False, first="", where="x")
+
+
+def test_a_scheme_that_takes_words_as_they_are() -> None:
+    """That is a part of a scheme: one without does not come near."""
+    split, bytes_ = _NEAR["tekken"]
+    steps = [split | {"invert": False}, bytes_ | {"trim_offsets": True}]
+    description = {"type": "Sequence", "pretokenizers": steps}
+    assert recognise(description, ignore_merges=True, first="", where="x") == "tekken"
+    with pytest.raises(UnsupportedError, match="none that the engine knows by name"):
         recognise(description, ignore_merges=False, first="", where="x")

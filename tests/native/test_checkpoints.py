@@ -227,6 +227,7 @@ def test_quantised_downs_are_skipped_where_rows_are_neurons(folder: Path) -> Non
         ("apertus", "xielu.eps", float("inf"), "xielu of layer 0 is not finite"),
         ("gemma3n", "altup.active_idx", 1, "active_idx is 1"),
         ("gemma3n", "altup.num_inputs", 3, "altup_proj.weight has 3 dimensions"),
+        ("gemma3n", "altup.num_inputs", 9, "num_inputs' is 9; 2 to 8 are possible"),
         ("gemma3n", "activation_sparsity_scale", [float("nan")] * 5, "of layer 0 is not a number"),
     ],
 )
@@ -235,6 +236,13 @@ def test_bad_keys(name: str, key: str, value: Any, what: str, tmp_path: Path, mo
     monkeypatch.setattr(checkpoints, "file_keys", lambda _: {k: v for k, v in keys.items() if v is not None})
     with pytest.raises(FormatError if "active_idx" not in key else UnsupportedError, match=re.escape(what)):
         Model(checkpoints.write(tmp_path / "bad.gguf", name))
+
+
+def test_a_branch_that_is_too_wide(tmp_path: Path) -> None:
+    wide = {"blk.1.laurel_l.weight": (161, 64), "blk.1.laurel_r.weight": (64, 161)}
+    tensors: dict[str, Any] = {name: np.zeros(shape, np.float16) for name, shape in wide.items()}
+    with pytest.raises(FormatError, match="161 rows, more than 160 neurons"):
+        Model(checkpoints.write(tmp_path / "bad.gguf", "gemma3n", **tensors))
 
 
 @pytest.mark.parametrize("name", [*CANNOT_SHIFT, "granite"])

@@ -12,6 +12,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 
 from powerinfer._engine.session import Model, Session
+from powerinfer.errors import UnsupportedError
 from tests import models, reference, rounding
 from tests.native.test_bad_models import good
 
@@ -161,3 +162,28 @@ def test_a_rope_factor_without_a_type_is_linear(tmp_path: Path) -> None:
         == answers[2]
         != logits(write(tmp_path / "x", LLAMA), ids_of(LLAMA)).tobytes()
     )
+
+
+@pytest.mark.parametrize("name", ["olmo2", "gemma3"])
+def test_without_windows_all_layers_rotate_alike(name: str, tmp_path: Path) -> None:
+    """A RoPE of layers with a window is theirs only where there is a window."""
+    spec = models.SPECS[name]
+    keys = {key: value for key, value in without_tokenizer(spec).items() if "sliding_window" not in key}
+    keys |= {f"{name}.rope.scaling.type": "linear", f"{name}.rope.scaling.factor": 4.0}
+    path = models.write(tmp_path / "m.gguf", keys, models.file_tensors(spec, models.draw(spec)))
+    expected = reference.forward(reference.load(path), ids_of(spec))
+    assert reference.relative_error(logits(path, ids_of(spec), 1), expected) < TOLERANCE["float"]
+
+
+def test_embeddings_per_layer_wider_than_the_model(tmp_path: Path) -> None:
+    """Products of them have more columns than any other."""
+    spec = replace(models.SPECS["gemma4"], n_embd_layer=1024)
+    path = write(tmp_path / "m.gguf", spec)
+    expected = reference.forward(reference.load(path), ids_of(spec))
+    assert reference.relative_error(logits(path, ids_of(spec), 1), expected) < TOLERANCE["float"]
+
+
+def test_embeddings_per_layer_that_are_no_whole_blocks(tmp_path: Path) -> None:
+    spec = replace(models.SPECS["gemma4"], n_embd_layer=16)
+    with pytest.raises(UnsupportedError, match=r"16 values of each layer in blocks of 32 \(Q8_0\)"):
+        Model(write(tmp_path / "m.gguf", spec, Type.Q8_0))

@@ -281,6 +281,14 @@ def test_the_table_fits_80_columns(capsys: Captured) -> None:
     assert "GiB" in captured.out or "MiB" in captured.out
 
 
+def test_what_may_fit_in_the_cache(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """Said of a model of 13 MiB where the cache has half of that, and not where it has less."""
+    for mib, told in ((1, False), (8, True)):
+        monkeypatch.setattr("powerinfer._engine.machine.cache_bytes", lambda n=mib: n << 20)
+        assert main(["bench", "demo", "-p", "4", "-n", "0", "-r", "1", "-t", "1"]) == 0
+        assert ("may fit in the processor's cache" in capsys.readouterr().out) == told
+
+
 def test_spread_needs_two_runs(capsys: Captured) -> None:
     (result,) = printed("demo -p 4 -n 0 -r 1 -t 1", capsys)
     assert result["spread"] == 0 and math.isfinite(result["tokens_per_s"])

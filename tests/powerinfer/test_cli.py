@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from powerinfer import Llama, __version__
-from powerinfer.cli import COMMANDS, main
+from powerinfer.cli import COMMANDS, llama_cpp_words, main, parse
 from powerinfer.cli.table import columns, facts
 from tests import models
 
@@ -76,22 +76,74 @@ def test_help_of_the_whole_imports_no_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "says"),
     [
-        ["fly"],
-        ["run"],
-        ["run", "demo", "x", "--n-ctx", "many"],
-        ["chat", "--sparsity", "most"],
-        ["info"],
-        ["bench", "demo", "--top-k", "3"],
+        (["fly"], "powerinfer: error: argument COMMAND: invalid choice: 'fly'"),
+        (["run"], "powerinfer run: error: the following arguments are required: MODEL"),
+        (["run", "demo", "x", "--n-ctx", "many"], "'many' is not a number of tokens, nor auto"),
+        (["run", "demo", "x", "-ngl", "4x"], "'4x' is not a number of layers, nor all or auto"),
+        (["serve", "demo", "--vram-budget", "a=much"], "'a=much' is not a list like a=6,b=2"),
+        (["chat", "--sparsity", "most"], "powerinfer chat: error: argument --sparsity: invalid choice"),
+        (["info"], "powerinfer info: error: the following arguments are required: MODEL"),
+        (
+            ["bench", "demo", "--top-k", "3"],
+            "powerinfer bench: error: unrecognized arguments: --top-k 3; powerinfer bench --help lists",
+        ),
+        (
+            ["predictor", "svd", "demo", "--x"],
+            "powerinfer predictor svd: error: unrecognized arguments: --x;",
+        ),
+        (["run", "demo", "why", "is", "it"], "unrecognized arguments: is it (put the prompt in quotes);"),
+        (["run", "demo", "x", "--temprature", "3"], "--temprature 3 (is --temperature meant?);"),
     ],
 )
-def test_wrong_usage_is_2(words: list[str], capsys: Captured) -> None:
+def test_wrong_usage_is_2(words: list[str], says: str, capsys: Captured) -> None:
     with pytest.raises(SystemExit) as end:
         main(words)
     assert end.value.code == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and "usage: powerinfer" in captured.err
+    assert captured.out == "" and "usage: powerinfer" in captured.err and says in captured.err
+
+
+def test_what_llama_cpp_calls_them() -> None:
+    words = (
+        "-m m.gguf -p hi -ngl 99 -fa on --ctx-size 64 -ub 8 -ctk q8_0 -ctv f16 --mlock --predict 3 --jinja"
+    )
+    args = parse(llama_cpp_words(["run", *words.split()]))
+    assert (args.model, args.prompt_option, args.n_gpu_layers, args.n_ctx) == ("m.gguf", "hi", 99, 64)
+    assert (args.n_ubatch, args.type_k, args.type_v, args.use_mlock) == (8, "q8_0", "f16", True)
+    assert args.max_tokens == 3 and parse(["run", "m.gguf", "x", "--n-predict", "4"]).max_tokens == 4
+    assert parse(["run", "-hf", "a/b:Q4_0", "hi"]).model == "hf:a/b:Q4_0"
+    assert [parse(["run", "m", "x", "-ngl", n]).n_gpu_layers for n in ("all", "0")] == [-1, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("run m x -cnv", "`powerinfer chat MODEL` is a conversation"),
+        ("serve m --n-cpu-moe 4", "experts beyond it stay with the CPU by themselves"),
+        ("chat m --cpu-moe", "a small one leaves the experts to the CPU"),
+        ("run m x -ot exps=CPU", "`powerinfer plan` shows what goes there"),
+        ("run m x -ts 3,1", "--vram-budget 8,6"),
+    ],
+)
+def test_what_to_use_instead(words: str, says: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and "is not an option here: " in err and says in err
+
+
+def test_nothing_at_all_is_help(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([])
+    captured = capsys.readouterr()
+    assert end.value.code == 0 and "usage: powerinfer COMMAND" in captured.out and captured.err == ""
+    typed = io.StringIO("hi")
+    monkeypatch.setattr(typed, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", typed)
+    assert main(["run", "nowhere.gguf"]) == 1
+    assert capsys.readouterr().err.startswith("powerinfer: type the prompt; Ctrl-D on a new line ends it\n")
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,20 @@ import asyncio
 import json
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, Llama, UnsupportedError
+from powerinfer._engine.devices import Devices
+from powerinfer._engine.draft_model import DraftModel
 from powerinfer._engine.drafting import Drafter
+from powerinfer._engine.prefix_cache import Sequence
+from powerinfer._engine.request import Request, Stream
 from powerinfer._engine.session import Model, Session
+from powerinfer._engine.speculation import take_guesses
 from powerinfer.async_llama import AsyncLlama
 from powerinfer.cli import main
 from tests import models, next_head, reference
@@ -284,3 +290,90 @@ def test_on_the_command_line(glm: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ):
         assert main(words) != 0
         assert error in capsys.readouterr().err
+
+
+class Fixed(Drafter):
+    """Says what it was told to say."""
+
+    def __init__(self, *ids: int) -> None:
+        self.n_draft, self.ids, self.wanted = 3, ids, list[int]()
+
+    def guess(self, wanted: Any) -> list[Any]:
+        self.wanted = [n for *_, n in wanted]
+        return [np.array(self.ids[:n], np.int32) for n in self.wanted]
+
+
+def running(n: int, draft: Any) -> list[Request]:
+    """Requests of a prompt of four tokens and one more, which is not computed."""
+    requests = []
+    for number in range(n):
+        stream = Stream(4, lambda _: None)
+        one = Request(stream=stream, ids=np.zeros(32, np.int32), n=5, n_prompt=4, draft=draft)
+        one.sequence = Sequence(number)
+        one.sequence.n = 4
+        requests.append(one)
+    return requests
+
+
+def test_several_share_the_room_for_guesses() -> None:
+    """A step that is wider rounds otherwise."""
+    draft = Fixed(7, 8, 9)
+    requests = running(3, draft)
+    assert take_guesses(requests, 7, 10) == []
+    assert draft.wanted == [3, 2]
+    assert [one.guess.tolist() for one in requests] == [[7, 8, 9], [7, 8], []]
+
+
+def test_guesses_of_a_longer_vocabulary() -> None:
+    """A draft's file may be padded to more tokens than the model has."""
+    (request,) = running(1, Fixed(7, 10, 9))
+    assert take_guesses([request], 7, 10) == [] and request.guess.tolist() == [7]
+
+
+def test_guesses_leave_room_for_the_token_behind_them() -> None:
+    (request,) = running(1, Fixed(7, 8, 9))
+    request.n = request.ids.size - 2
+    assert request.sequence is not None
+    request.sequence.n = request.n - 1
+    assert take_guesses([request], 7, 10) == [] and request.guess.tolist() == [7]
+
+
+def test_a_draft_whose_pool_is_full(tmp_path: Path) -> None:
+    """It forgets the sequences that nobody asks for, and guesses again the next time."""
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-mha"])
+    ids = np.arange(3, 103, dtype=np.int32)
+    with Model(path) as model, Session(model, n_ctx=128, n_pool=128, n_seq=2, n_threads=1) as session:
+        drafter = Drafter(session, 2)
+        assert [len(one) for one in drafter.guess([(0, ids, 2)])] == [2]
+        assert [len(one) for one in drafter.guess([(1, ids[::-1].copy(), 2)])] == [0]
+        assert session.length(0) == 0
+        assert [len(one) for one in drafter.guess([(1, ids[::-1].copy(), 2)])] == [2]
+
+
+def test_guesses_with_a_state_are_not_kept(qwen: Path) -> None:
+    """They are made in a second sequence, which would fill the pool."""
+    llm = opened(qwen, str(qwen))
+    answer(llm, 12)
+    draft = llm._drafter
+    assert draft is not None and llm.drafted[0]
+    session = draft.session
+    assert [session.length(i) for i in range(session.info.n_seq // 2, session.info.n_seq)] == [0]
+
+
+def test_the_memory_of_a_draft_is_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last device; a quarter at most, and no more than it needs."""
+    draft = DraftModel.__new__(DraftModel)
+    draft._model = SimpleNamespace(info=SimpleNamespace(n_ctx_train=64))  # type: ignore[assignment]
+    asked = []
+
+    def loader(devices: Devices, **_: Any) -> Any:
+        asked.append(devices)
+        return SimpleNamespace(needed_bytes=lambda: 100)
+
+    monkeypatch.setattr(draft, "_loader", loader)
+    left = draft.reserve(
+        Devices(kind="host", indices=(0, 1), budgets=(1000, 800), automatic=False), n_ctx=0, n_seq=1, n_pool=0
+    )
+    assert (asked[0].indices, asked[0].budgets) == ((1,), (200,))
+    assert left.budgets == (1000, 700) and draft._devices is not None
+    assert (draft._devices.indices, draft._devices.budgets) == ((1,), (100,))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from powerinfer import ArgumentError, FileError, UnsupportedError
+from powerinfer import ArgumentError, AsyncLlama, DeviceError, FileError, Llama, UnsupportedError
 from powerinfer._engine.file import find_model
 from powerinfer.cli import main
 from powerinfer.models import hub as hubs
@@ -405,7 +405,8 @@ def test_without_a_line(hub: Hub, tmp_path: Path) -> None:
     gone = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     out = run(hub, home, SESSION, f"Llama {name}", f"pull {name}", "Llama hf:a/b", **gone)
     assert out[0] == "True" and "cannot be reached; what is here is used" in out[1]
-    assert out[2].startswith("FileError a/b: ") and "HF_ENDPOINT" in out[2]
+    assert out[2].startswith("FileError a/b: the hub cannot be reached") and "HF_ENDPOINT" in out[2]
+    assert "Errno" not in out[2]
     out = run(hub, home, SESSION, f"Llama {name}", "Llama hf:a/b", HF_HUB_OFFLINE="1")
     assert out == ["True", "FileError a/b: it is not here, and HF_HUB_OFFLINE forbids asking the hub"]
     assert len(hub.asked) == n_asked  # for what is here nobody is asked
@@ -438,10 +439,23 @@ def test_errors_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     assert "asks to accept conditions first" in out[3]
     assert sum("/a/gated/resolve" in text for text in hub.asked) == 1  # asking again is of no use
     assert out[4].startswith("FileError m.gguf: a/mute: ") and "0 of 100 bytes" in out[4]
-    assert "checksum" in out[5] and "no file" in out[6] and "checksum" in out[7]
+    assert "checksum" in out[5] and "has no GGUF file" in out[6] and "checksum" in out[7]
     assert "gives no checksum" in out[8] and "leads out" in out[9]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert not list(tmp_path.rglob("up*")) and not list(tmp_path.rglob("*.gguf"))
+
+
+def test_nothing_is_fetched_for_a_gpu_that_is_not_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("find", "download"):
+        monkeypatch.setattr(hubs, name, lambda *_, **__: pytest.fail("something was fetched"))
+    options: dict[str, Any] = {"vram_budget": 1, "devices": "cuda:63"}
+    for opened in (Llama, AsyncLlama, lambda _, **given: Llama.from_pretrained("a/b", **given)):
+        with pytest.raises(DeviceError):
+            opened("hf:a/b", **options)
+    assert main(["run", "hf:a/b", "hi", "--vram-budget", "1", "--devices", "cuda:63"]) == 1
+    assert "powerinfer: " in capsys.readouterr().err
 
 
 def test_what_is_never_written(relu_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -464,9 +478,11 @@ def test_what_is_never_written(relu_path: Path, tmp_path: Path, capsys: pytest.C
         ["profile", "demo", "--text", str(text), "-o", str(tmp_path / "mine.gguf")],
         ["quantize", str(relu_path), str(demo), "Q4_0"],
         ["predictor", "svd", str(relu_path), "--text", str(text), "-o", str(demo)],
+        ["rm", "demo"],
     ):
         assert main(words) == 1, words
         assert "the demo model belongs to the package" in capsys.readouterr().err
+    assert main(["rm", str(text)]) == 1 and "a file of yours" in capsys.readouterr().err and text.exists()
     assert demo.stat().st_mtime_ns == before
 
 

@@ -176,15 +176,22 @@ def test_a_name_and_a_line_break_begin_a_call() -> None:
 
 def test_values_between_tags() -> None:
     tools = [
-        tool("f", s={"type": "string"}, n={"type": "number"}, o={"type": "object"}, b={"type": "boolean"})
+        tool(
+            "f",
+            s={"type": "string"},
+            d={"type": "string"},
+            n={"type": "number"},
+            o={"type": "object"},
+            b={"type": "boolean"},
+        )
     ]
     text = "<tool_call>\n<function=f>\n"
-    for key, value in (("s", "12\nx < y"), ("n", "1.5"), ("o", '{"a": [1]}'), ("b", "true")):
+    for key, value in (("s", "12\nx < y"), ("d", "12"), ("n", "1.5"), ("o", '{"a": [1]}'), ("b", "true")):
         text += f"<parameter={key}>\n{value}\n</parameter>\n"
     parser = ToolCallParser(ToolFormat.of(OTHERS["qwen3-coder"][0]), tools)
     (call,) = parser.push(text + "</function>\n</tool_call>")
     assert not isinstance(call, str)
-    expected = {"s": "12\nx < y", "n": 1.5, "o": {"a": [1]}, "b": True}
+    expected = {"s": "12\nx < y", "d": "12", "n": 1.5, "o": {"a": [1]}, "b": True}
     assert json.loads(call["function"]["arguments"]) == expected
 
 

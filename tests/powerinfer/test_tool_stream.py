@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from powerinfer._text.parts import CallPart
-from powerinfer._text.tool_calls import ToolFormat
+from powerinfer._text.tool_calls import _FORMATS, ToolFormat
 from powerinfer._text.tool_stream import ToolCallStream
 from tests.powerinfer.test_tool_calls import ANSWERS, PLANT, TEMPLATES, TOOLS, WATER, joined
 
@@ -84,3 +84,9 @@ def test_a_call_that_is_cut_off() -> None:
 
 def test_many_spaces_take_no_time() -> None:
     run("hermes", "<tool_call>" + " " * 20_000 + "{" + "\n" * 20_000, 50)
+    for n in (100, 200_000):  # whose square is hours
+        for family in ("mistral-args", "kimi", "glm-4"):
+            style = next(form.style for _, form in _FORMATS if form.name == family)
+            begin = "<|tool_call_begin|>" if family == "kimi" else ""
+            for body in (begin + "\n" * n + "x", begin + "f" + "\n" * n + "x"):
+                assert style.read(body, {"f": {}}) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +107,24 @@ def test_calls(llm: Any, name: str) -> None:
 def test_arguments(relu_path: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(PowerInferError, match=says):
         Llama(relu_path, verbose=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("", "the model's path is empty"),
+        (b"m.gguf", "the model's path is b'm.gguf', it must be text or a Path"),
+        (next(os.scandir(b"/")), "the model's path is <DirEntry b'.*, it must be text or a Path"),
+        (None, "the model's path is None"),
+        (5, "the model's path is 5"),
+        ("llama3", "models have no short names here"),
+        (".", r"\. is a folder"),
+    ],
+)
+def test_paths(path: Any, says: str) -> None:
+    for kind in (Llama, AsyncLlama):
+        with pytest.raises(PowerInferError, match=says):
+            kind(path)
 
 
 def test_what_is_meant_passes(llm: Any) -> None:

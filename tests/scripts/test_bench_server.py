@@ -17,13 +17,16 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_server.py"
 
 
 def test_what_is_measured() -> None:
-    words = "--clients 2 --seconds 0.5 --warm 0.1 --tokens 4 --hostile idle,unread,cancelled --rude 1 --json"
-    command = [sys.executable, str(SCRIPT), *words.split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    said = json.loads(done.stdout)
-    (row,) = said["rows"]
+    words = "--clients 2 --warm 0.1 --tokens 4 --hostile idle,unread,cancelled --rude 1 --json"
+    for seconds in (0.5, 5, 50):  # a busy machine answers less in a second
+        command = [sys.executable, str(SCRIPT), *words.split(), "--seconds", str(seconds)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        said = json.loads(done.stdout)
+        (row,) = said["rows"]
+        if row["answers"] and row["hostile"]["cancelled"]:
+            break
     assert row["clients"] == 2 and row["wrong"] == [] and set(row["statuses"]) == {"200"}
-    assert 0 < row["tokens_per_s"] <= 4 * row["answers"] / 0.5
+    assert 0 < row["tokens_per_s"] <= 4 * row["answers"] / seconds
     for name in ("first_ms", "between_ms"):
         assert 0 < row[name][0] <= row[name][1]
     assert row["hostile"]["cancelled"] > 0 and said["machine"]["cores"] > 0

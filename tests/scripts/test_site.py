@@ -49,7 +49,7 @@ def test_links_of_the_site() -> None:
 
 def test_llms_txt() -> None:
     links = re.findall(r"\]\((.*?)\)", (DOCS / "llms.txt").read_text("utf-8"))
-    assert len(links) > 10 and set(links) <= set(NAV)
+    assert len(links) > 10 and set(links) <= set(NAV) and len(set(links)) == len(links)
 
 
 def test_docstrings_as_markdown() -> None:

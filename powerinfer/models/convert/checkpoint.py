@@ -25,7 +25,7 @@ class Checkpoint:
         self.files, placed = _find_files(folder)
         self.tensors: dict[str, StoredTensor] = {}
         for path in self.files:
-            for name, tensor in _open(path).items():
+            for name, tensor in open_weights(path).items():
                 if placed.get(name, path.name) != path.name:
                     continue
                 if name in self.tensors:
@@ -58,7 +58,8 @@ class Checkpoint:
         return tensor
 
 
-def _open(path: Path) -> dict[str, StoredTensor]:
+def open_weights(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file, by name. Raises FileError, FormatError, UnsupportedError."""
     reader: Callable[[Path], Any] = open_safetensors if path.suffix == ".safetensors" else open_torch
     content = reader(path)
     if not isinstance(content, dict):

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._engine import formats
+from ..._engine.activations import ACTIVATIONS
 from ..._engine.file import ModelFile
 from ..._engine.model import Model
 from ...errors import ArgumentError, FileError, FormatError, UnsupportedError
@@ -24,7 +25,7 @@ from .checkpoint import Checkpoint
 from .families.reading import read_hyper
 from .files import map_file
 from .gpt_oss import Packed
-from .hyper import ACTIVATIONS, MAX_DIM, Hyper
+from .hyper import MAX_DIM, Hyper
 from .json_file import Settings, read_object
 from .keys import FILE_TYPES, model_keys, note_on_original
 from .layout import FileTensor, Layout, lay_out
@@ -112,7 +113,7 @@ def convert(
     if type not in FILE_TYPES:
         raise ArgumentError(f"the type is {type!r}, must be one of {', '.join(FILE_TYPES)}")
     source = open_source(folder, hidden_act=hidden_act)
-    _spare_inputs(Path(out), folder, predictors, activation)
+    spare_inputs(Path(out), folder, predictors, activation)
     hyper, path = source.hyper, Path(folder)
     powerinfer = predictors is not None
     if (powerinfer or transpose_down) and not hyper.is_relu:
@@ -138,7 +139,7 @@ def convert(
         )
     vocabulary = read_vocabulary(path, source.config, arch=hyper.arch, n_vocab=hyper.n_vocab, pre=pre)
 
-    keys = dict(model_keys(hyper, name=_name_of(path), type=type, powerinfer=powerinfer, predictors=found))
+    keys = dict(model_keys(hyper, name=name_of(path), type=type, powerinfer=powerinfer, predictors=found))
     keys.update(layout.keys)
     if found is not None and found.thresholds:
         keys["powerinfer.sparse_thresholds"] = np.array(found.thresholds, np.float32)
@@ -165,7 +166,7 @@ def convert(
     )
 
 
-def _spare_inputs(out: Path, *folders: str | os.PathLike[str] | None) -> None:
+def spare_inputs(out: Path, *folders: str | os.PathLike[str] | None) -> None:
     """Raises ArgumentError if the output would replace what the folders hold, apart from earlier outputs."""
     places = {os.path.realpath(out.parent), os.path.dirname(os.path.realpath(out))}
     if places & {os.path.realpath(folder) for folder in folders if folder is not None}:
@@ -174,7 +175,7 @@ def _spare_inputs(out: Path, *folders: str | os.PathLike[str] | None) -> None:
                 raise ArgumentError(f"{out} belongs to what is converted; the output must be another file")
 
 
-def _name_of(folder: Path) -> str:
+def name_of(folder: Path) -> str:
     """The folder's name; in Hugging Face's cache, models--WHO--NAME/snapshots/HASH, that of the model."""
     folder = folder.resolve()
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):

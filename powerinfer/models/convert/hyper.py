@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from ..._engine.activations import ACTIVATIONS, SILENT
 from ...errors import FormatError, UnsupportedError
 from .json_file import Settings
 from .rope import MAX_CTX as _MAX_CTX
 from .rope import Rope, RopeForm, read_rope
-
-ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh")
 
 # The largest that the engine takes.
 MAX_DIM = 1 << 20
@@ -132,7 +131,7 @@ class Hyper:
     @property
     def is_relu(self) -> bool:
         """Whether neurons can be silent."""
-        return self.act in ("relu", "drelu", "relu2")
+        return self.act in SILENT
 
     @property
     def q_width(self) -> int:
@@ -305,7 +304,10 @@ def _read_experts(config: Settings, family: str) -> Experts | None:
     for name in ("mlp_only_layers", "moe_enable_secondary_experts", "moe_shared_primary_experts", "clip_qkv"):
         if config.values.get(name):
             raise UnsupportedError(f"{config.where}: {name} is set, which the engine does not run")
-    if 0 in (config.values.get("moe_layer_layout") or []):
+    layout = config.values.get("moe_layer_layout") or []
+    if not isinstance(layout, list):
+        raise config.wrong("moe_layer_layout", "a list of 0 and 1")
+    if 0 in layout:
         raise UnsupportedError(f"{config.where}: moe_layer_layout has layers without experts")
     if config.flag("moe_enable_early_router", True) is False:
         raise UnsupportedError(f"{config.where}: moe_enable_early_router is false")

@@ -124,6 +124,15 @@ class Settings:
             raise self.wrong(name, "a text")
         return str(self.values[name])
 
+    def texts(self, name: str) -> list[str]:
+        """A list of texts; empty where there is none."""
+        values = self.values.get(name)
+        if values is None:
+            return []
+        if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+            raise self.wrong(name, "a list of texts")
+        return values
+
     def object(self, name: str) -> Settings:
         """An object within the object; an empty one where there is none."""
         value = self.values.get(name)

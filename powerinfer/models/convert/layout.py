@@ -9,7 +9,7 @@ experts, stacked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -113,7 +113,7 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
     elif powerinfer and not is_tied:
         raise UnsupportedError("a PowerInfer file of an OPT model has no place for an output head of its own")
     if hyper.rope is not None and hyper.rope.kind == "llama3":
-        divisors = np.array(llama3_divisors(hyper.rope, hyper.d_head), np.float32)
+        divisors = np.array(llama3_divisors(hyper.rope, hyper.d_rot or hyper.d_head), np.float32)
         out["rope_freqs.weight"] = StoredTensor("rope_freqs.weight", "F32", divisors)
     if hyper.rope is not None and hyper.rope.kind == "longrope":
         for name, factors in (("short", hyper.rope.short), ("long", hyper.rope.long)):
@@ -198,7 +198,14 @@ def _equal(a: StoredTensor, b: StoredTensor) -> bool:
     )
 
 
-def _prefix(checkpoint: Checkpoint, hyper: Hyper) -> str:
+def parts_of(h: Hyper) -> Iterator[tuple[str, _Part]]:
+    """The parts of such a family but experts and head, by the published names of their weights."""
+    for part in _parts(h):
+        if not part.n_stacked:
+            yield f"{_prefix((), h)}{part.source}.weight", part
+
+
+def _prefix(checkpoint: Container[str], hyper: Hyper) -> str:
     """What the names of the family begin with; OPT is published with two."""
     if hyper.family == "falcon":
         return "transformer."

@@ -188,12 +188,12 @@ def _longrope(rope: Rope, scaling: Settings, config: Settings, n_ctx: int, d_hea
     return replace(rope, kind="longrope", n_ctx_orig=n_orig, short=short, long=long, magnitude=magnitude)
 
 
-def llama3_divisors(rope: Rope, d_head: int) -> list[float]:
+def llama3_divisors(rope: Rope, d_rot: int) -> list[float]:
     """What Llama 3 divides the frequency of each pair by: 1 for short wavelengths, the factor for long ones,
     and between them so that the frequency goes over evenly."""
     out = []
-    for i in range(d_head // 2):
-        wavelength = 2 * math.pi * rope.base ** (2 * i / d_head)
+    for i in range(d_rot // 2):
+        wavelength = 2 * math.pi * rope.base ** (2 * i / d_rot)
         if wavelength < rope.n_ctx_orig / rope.high:
             out.append(1.0)
         elif wavelength > rope.n_ctx_orig / rope.low:

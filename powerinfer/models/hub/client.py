@@ -303,5 +303,5 @@ def _problem(repo: str, error: BaseException) -> str:
     text = one_line(str(error).strip().split("\n")[0]) or kind
     endpoint = import_module("huggingface_hub.constants").ENDPOINT
     if _is_of_the_line(error, import_module("huggingface_hub.errors")):
-        text = f"the hub cannot be reached: {text}"
+        text = "the hub cannot be reached: " + re.sub(r"\[Errno -?\d+\] ", "", text)
     return f"{repo}: {text} ({endpoint}; HF_ENDPOINT names another hub)"

@@ -212,7 +212,7 @@ def _complaint(repo: str, sizes: Mapping[str, int], pattern: str, found: Sequenc
     models = [name for name in sizes if name.endswith(".gguf")]
     if models:
         return f"no file of {repo} fits {pattern!r}; there are {', '.join(models[:20])}"
-    text = f"no file of {repo} fits {pattern!r}; there are {', '.join(list(sizes)[:20]) or 'none'}"
+    text = f"{repo} has no GGUF file; there are {', '.join(list(sizes)[:20]) or 'none'}"
     if any(name.endswith((".safetensors", ".bin")) for name in sizes):
         text += (
             f"; it can be converted: hf download {repo} --local-dir DIR, then "

@@ -289,9 +289,10 @@ def check_budget(info: ModelInfo, goal: Goal) -> None:
     rank = goal.rank or size.UNIT
     needed = info.n_layer * rank * rank_bytes(info, goal.type)
     if needed > goal.budget_bytes:
+        unit, name = (1 << 20, "MiB") if goal.budget_bytes >= 1 << 20 else (1 << 10, "KiB")
         raise ArgumentError(
-            f"predictors of rank {rank} in {goal.type} take {needed / 2**20:,.1f} MiB, but the budget is "
-            f"{goal.budget_bytes / 2**20:,.1f} MiB: raise --budget, or take a smaller --predictor-type"
+            f"predictors of rank {rank} in {goal.type} take {needed / unit:,.1f} {name}, but the budget is "
+            f"{goal.budget_bytes / unit:,.1f} {name}: raise --budget, or take a smaller --predictor-type"
         )
 
 

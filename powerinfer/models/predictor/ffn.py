@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..._engine.activations import SILENT
 from ..._engine.file import ModelFile
 from ..._engine.session import ModelInfo
-from ..._engine.types import SILENT
 from ...errors import UnsupportedError
 
 Floats = npt.NDArray[np.float32]

@@ -91,6 +91,7 @@ DENSE = (
     Family(
         arch="apertus",
         names=("apertus", "ApertusForCausalLM"),
+        defaults={"rope_theta": 12e6},
         layer=LLAMA | {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
         act="xielu",
         acts={"xielu": "xielu"},
@@ -139,6 +140,7 @@ DENSE = (
     Family(
         arch="granite",
         names=("granite", "GraniteForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6},
         layer=LLAMA,
         changes=PERMUTED,
         keys=VOCAB | GRANITE,
@@ -157,6 +159,7 @@ DENSE = (
     Family(
         arch="glm4",
         names=("glm4", "Glm4ForCausalLM"),
+        defaults={"rms_norm_eps": 1.5625e-07},
         layer=ATTENTION
         | {
             "input_layernorm": "attn_norm",
@@ -172,6 +175,7 @@ DENSE = (
     Family(
         arch="smollm3",
         names=("smollm3", "SmolLM3ForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 2e6},
         layer=LLAMA,
         changes=PERMUTED,
         keys=VOCAB,
@@ -182,6 +186,7 @@ DENSE = (
     Family(
         arch="seed_oss",
         names=("seed_oss", "SeedOssForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6},
         layer=LLAMA | {"post_attention_layernorm": "post_attention_norm"},
         keys=HEADS,
         only={"attention_out_bias": (False,), "mlp_bias": (False,)},
@@ -198,6 +203,7 @@ DENSE = (
     Family(
         arch="ernie4_5",
         names=("ernie4_5", "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
+        defaults={"rope_theta": 500000.0},
         layer=LLAMA,
         keys=HEADS,
         only={"use_bias": (False,)},
@@ -251,6 +257,7 @@ DENSE = (
     Family(
         arch="command-r",
         names=("cohere", "CohereForCausalLM"),
+        defaults={"rope_theta": 500000.0},
         layer=NORM | ATTENTION | gated("mlp"),
         layer_norm=True,
         rope_none=True,
@@ -325,6 +332,7 @@ DENSE = (
     Family(
         arch="bitnet",
         names=("bitnet", "BitNetForCausalLM"),
+        defaults={"rope_theta": 500000.0},
         layer=LLAMA | {"self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"},
         changes=dict.fromkeys(
             ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), _ternary

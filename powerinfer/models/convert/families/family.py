@@ -89,6 +89,8 @@ class Family:
     n_layer: Value | None = None
     """None: num_hidden_layers."""
     keys: Mapping[str, Value] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers means where config.json does not say it, and the engine would mean something else."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values of the config that the engine runs; the first is meant where none is given."""
     check: Callable[[Settings, Hyper], None] | None = None
@@ -166,7 +168,7 @@ def full_each(period: int) -> Callable[[Settings, Hyper], None]:
         names = ("sliding_window_pattern", "_sliding_window_pattern")
         given = next((c.values[name] for name in names if name in c), period)
         full = [(i + 1) % period == 0 for i in range(h.n_layer)]
-        kinds = [kind == "full_attention" for kind in c.values.get("layer_types") or []]
+        kinds = [kind == "full_attention" for kind in c.texts("layer_types")]
         if kinds and all(kinds) and "sliding_window" not in c:
             return
         if (kinds and kinds != full) or (given not in (period, "L" * (period - 1) + "G") and not kinds):

@@ -114,6 +114,10 @@ def _check_deepseek(c: Settings, h: Hyper) -> None:
     method = c.text("topk_method", default="noaux_tc")
     if method not in ("greedy", "group_limited_greedy", "noaux_tc"):
         raise UnsupportedError(f"{c.where}: topk_method is {method!r:.60}")
+    if method != "noaux_tc" and not _is_v3(c) and c.flag("norm_topk_prob", False):
+        raise UnsupportedError(
+            f"{c.where}: norm_topk_prob is true, which programs for DeepSeek V2 read in different ways"
+        )
     if c.integer("moe_layer_freq", default=1, high=1024) != 1:
         raise UnsupportedError(f"{c.where}: moe_layer_freq is not 1, which the engine does not run")
 
@@ -148,7 +152,7 @@ LATENT: dict[str, Value] = {
 def _check_llama4(c: Settings, h: Hyper) -> None:
     full = [(i + 1) % 4 == 0 for i in range(h.n_layer)]
     still = c.values.get("no_rope_layers") or [int(not one) for one in full]
-    kinds = [kind == "full_attention" for kind in c.values.get("layer_types") or []]
+    kinds = [kind == "full_attention" for kind in c.texts("layer_types")]
     if still != [int(not one) for one in full] or (kinds and kinds != full):
         raise UnsupportedError(
             f"{c.where}: layers without rotation are not each fourth, which the engine knows"
@@ -196,6 +200,7 @@ MIXTURES = (
     Family(
         arch="dots1",
         names=("dots1", "Dots1ForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6},
         layer=LLAMA | EXPERTS | SHARED,
         keys=HEADS
         | SIGMOID
@@ -213,6 +218,7 @@ MIXTURES = (
     Family(
         arch="ernie4_5-moe",
         names=("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"),
+        defaults={"rope_theta": 500000.0},
         layer=LLAMA | EXPERTS | SHARED | {"mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias"},
         changes={"exp_probs_b": _is_one_row},
         keys={
@@ -256,6 +262,7 @@ MIXTURES = (
     Family(
         arch="minimax-m2",
         names=("minimax_m2", "MiniMaxM2ForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 5e6},
         layer=LLAMA
         | gated("block_sparse_moe.experts.*", "_exps", of=("w1", "w3", "w2"))
         | {
@@ -273,6 +280,7 @@ MIXTURES = (
     Family(
         arch="afmoe",
         names=("afmoe", "AfmoeForCausalLM"),
+        defaults={"mup_enabled": False},
         layer=LLAMA
         | EXPERTS
         | SHARED
@@ -306,6 +314,7 @@ MIXTURES = (
     Family(
         arch="granitemoe",
         names=("granitemoe", "granitemoeshared", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6},
         layer=NORM | ATTENTION | GRANITE_EXPERT_NAMES,
         changes=PERMUTED | FUSED_EXPERTS | SHARED_OF_GRANITE,
         keys=VOCAB
@@ -324,6 +333,7 @@ MIXTURES = (
             "DeepseekV2ForCausalLM",
             "DeepseekV3ForCausalLM",
         ),
+        defaults={"rms_norm_eps": 1e-6},
         layer=NORM
         | {
             "self_attn.q_proj": "attn_q",
@@ -354,12 +364,13 @@ MIXTURES = (
                 "expert_gating_func": lambda c, _: 2 if _is_v3(c) else 1,
             }
         ),
-        only={"attention_bias": (False,), "mlp_bias": (False,)},
+        only={"attention_bias": (False,), "mlp_bias": (False,), "rope_interleave": (True,)},
         check=_check_deepseek,
     ),
     Family(
         arch="llama4",
         names=("llama4_text", "llama4", "Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+        defaults={"rope_theta": 500000.0},
         layer=NORM
         | ATTENTION
         | gated("feed_forward")
@@ -383,7 +394,7 @@ MIXTURES = (
             "attention.temperature_length": unless(8192, integer("floor_scale", default=8192)),
             "attention.temperature_scale": unless(0.1, number("attn_scale", default=0.1)),
         },
-        only={"attention_bias": (False,)},
+        only={"attention_bias": (False,), "no_rope_layer_interval": (4,)},
         check=_check_llama4,
     ),
 )

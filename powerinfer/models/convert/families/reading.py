@@ -82,6 +82,7 @@ def _family_of(config: Settings) -> str | Family:
 
 def _read(c: Settings, row: Family) -> Hyper:
     """A row's model."""
+    c = Settings({**row.defaults, **c.values}, c.where)
     for name, values in row.only.items():
         if name in c and c.values[name] not in values:
             raise UnsupportedError(
@@ -132,7 +133,7 @@ def _read(c: Settings, row: Family) -> Hyper:
         if not 1 <= used <= n <= old.MAX_EXPERTS:
             raise FormatError(f"{c.where}: a token cannot use {used} of {n} experts")
         experts = Experts(n=n, n_used=used, n_ff=keys.get("expert_feed_forward_length", h.n_ff))
-    has_window = "sliding_attention" in (c.values.get("layer_types") or ["sliding_attention"])
+    has_window = "sliding_attention" in (c.texts("layer_types") or ["sliding_attention"])
     notes = (
         ()
         if "attention.sliding_window" in row.keys or not has_window

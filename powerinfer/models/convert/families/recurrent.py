@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -39,6 +40,7 @@ from .family import (
 )
 from .mixtures import FUSED_EXPERTS, GRANITE_EXPERT_NAMES, SHARED_OF_GRANITE
 
+_INFINITY = {"__float__": "Infinity"}
 ATTENDS = ("full_attention", "attention")
 
 
@@ -55,7 +57,10 @@ def _heads_of_layers(c: Settings, h: Hyper) -> Array:
 
 def _lfm_layers(c: Settings, h: Hyper) -> Array:
     if "layer_types" not in c and "full_attn_idxs" in c:
-        return np.array([h.n_head_kv * (i in c.values["full_attn_idxs"]) for i in range(h.n_layer)], np.int32)
+        full = c.values["full_attn_idxs"]
+        if not isinstance(full, list):
+            raise c.wrong("full_attn_idxs", "a list of numbers")
+        return np.array([h.n_head_kv * (i in full) for i in range(h.n_layer)], np.int32)
     return _heads_of_layers(c, h)
 
 
@@ -278,7 +283,15 @@ FALCON_CHANGES: dict[str, Change] = {
 }
 
 
-def _check_falcon(c: Settings, _: Hyper) -> None:
+def _check_steps(c: Settings, _: Hyper) -> None:
+    """The time steps that transformers allows must be all; of JSON, infinity has several forms."""
+    limit = c.values.get("time_step_limit")
+    if limit is not None and limit not in ([0.0, one] for one in (math.inf, None, "Infinity", _INFINITY)):
+        raise UnsupportedError(f"{c.where}: time_step_limit is {limit!r:.60}, the engine has none")
+
+
+def _check_falcon(c: Settings, h: Hyper) -> None:
+    _check_steps(c, h)
     if c.flag("mamba_rms_norm", False) and c.flag("mamba_norm_before_gate", True):
         raise UnsupportedError(f"{c.where}: mamba_norm_before_gate is true, the engine gates before the norm")
     both = [c.number(f"{name}_multiplier", default=1.0) for name in ("embedding", "lm_head")]
@@ -307,7 +320,8 @@ GRANITE_EXPERTS = {
 }
 
 
-def _check_granite(c: Settings, _: Hyper) -> None:
+def _check_granite(c: Settings, h: Hyper) -> None:
+    _check_steps(c, h)
     kind = c.text("position_embedding_type", default="nope")
     if kind not in ("nope", "rope"):
         raise UnsupportedError(f"{c.where}: position_embedding_type is {kind!r:.60}; nope and rope are known")
@@ -372,6 +386,7 @@ RECURRENT = (
     Family(
         arch="lfm2",
         names=("lfm2", "Lfm2ForCausalLM"),
+        defaults={"rope_theta": 1e6},
         layer=LFM,
         outer=OUTER | {"embedding_norm": "token_embd_norm"},
         n_ff=_lfm_width,
@@ -382,6 +397,7 @@ RECURRENT = (
     Family(
         arch="lfm2moe",
         names=("lfm2_moe", "Lfm2MoeForCausalLM"),
+        defaults={"rope_theta": 1e6},
         layer=LFM
         | gated("feed_forward.experts.*", "_exps", of=("w1", "w3", "w2"))
         | {"feed_forward.gate": "ffn_gate_inp", "feed_forward.expert_bias": "exp_probs_b.bias"},
@@ -399,6 +415,7 @@ RECURRENT = (
     Family(
         arch="qwen3next",
         names=("qwen3_next", "Qwen3NextForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6},
         layer=QWEN_NORMS
         | ATTENTION
         | QWEN_EXPERTS
@@ -422,6 +439,7 @@ RECURRENT = (
     Family(
         arch="qwen35",
         names=("qwen3_5_text", "qwen3_5", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+        defaults={"rms_norm_eps": 1e-6},
         layer=QWEN_NORMS | ATTENTION | gated("mlp") | DELTA | QWEN35,
         changes=TILED,
         plus_one=QWEN_PLUS_ONE,
@@ -438,6 +456,7 @@ RECURRENT = (
             "Qwen3_5MoeForCausalLM",
             "Qwen3_5MoeForConditionalGeneration",
         ),
+        defaults={"rms_norm_eps": 1e-6},
         layer=QWEN_NORMS | ATTENTION | QWEN_EXPERTS | DELTA | QWEN35,
         changes=TILED | FUSED_EXPERTS,
         plus_one=QWEN_PLUS_ONE,
@@ -468,6 +487,7 @@ RECURRENT = (
     Family(
         arch="granitehybrid",
         names=("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6},
         layer=NORM | ATTENTION | _mamba("mamba") | GRANITE_EXPERT_NAMES,
         changes=PERMUTED | MAMBA_CHANGES | FUSED_EXPERTS | SHARED_OF_GRANITE,
         n_ff=_granite_width,
@@ -533,6 +553,7 @@ RECURRENT = (
             "use_bias": (False,),
             "moe_latent_size": (None,),
         },
+        check=_check_steps,
         left_out=("mtp.",),
     ),
 )

@@ -48,8 +48,13 @@ def find_tensors(checkpoint: Checkpoint, h: Hyper, row: Family) -> Found:
             continue
         if where >= 0 and inner in row.of_weights:
             out.used.add(published)
-            numbers = out.keys.setdefault(row.of_weights[inner], np.zeros(h.n_layer, np.float32))
-            numbers[where] = float(tensor.view.size == 1 and tensor.floats().reshape(-1)[0])
+            if tensor.view.size != 1:
+                shape = list(tensor.shape)
+                raise FormatError(
+                    f"{checkpoint.folder}: tensor {published} has shape {shape}, not one number"
+                )
+            numbers = out.keys.setdefault(row.of_weights[inner], np.full(h.n_layer, np.nan, np.float32))
+            numbers[where] = tensor.floats().reshape(-1)[0]
             continue
         inner, expert = _expert_of(inner) if where >= 0 else (inner, -1)
         new = _file_name(inner, row.layer if where >= 0 else row.outer)
@@ -71,6 +76,10 @@ def find_tensors(checkpoint: Checkpoint, h: Hyper, row: Family) -> Found:
                     f"{checkpoint.folder}: two tensors become {changed}, one is {published:.200}"
                 )
             out.tensors[changed] = value
+    for key, numbers in out.keys.items():
+        if not np.isfinite(numbers).all():
+            layer = np.flatnonzero(~np.isfinite(numbers))[0]
+            raise FormatError(f"{checkpoint.folder}: layer {layer} has no finite number for {key}")
     for name, parts in experts.items():
         out.tensors[name] = _stacked(checkpoint, h, name, parts)
     out.tensors.update(
@@ -81,6 +90,17 @@ def find_tensors(checkpoint: Checkpoint, h: Hyper, row: Family) -> Found:
     if out.skipped:
         out.notes.append("parts of the checkpoint that the engine does not use are left out")
     return out
+
+
+def file_tensors(
+    published: str, tensor: StoredTensor, h: Hyper, row: Family
+) -> Iterator[tuple[str, StoredTensor | Stack]]:
+    """What one tensor becomes, under names in a file; nothing where the row does not name it."""
+    name = _plain(published, h, row)
+    where, inner = _layer_of(name, row)
+    new = _file_name(inner, row.layer if where >= 0 else row.outer)
+    if new is not None and where < h.n_layer:
+        yield from _changed(h, row, f"blk.{where}.{new}" if where >= 0 else new, tensor)
 
 
 def _plain(published: str, h: Hyper, row: Family) -> str:

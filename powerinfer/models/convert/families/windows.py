@@ -74,7 +74,10 @@ def _kinds(c: Settings, h: Hyper) -> list[bool]:
 
 def _of_full(c: Settings, h: Hyper, name: str, own: str, usual: int) -> int:
     """A number of the layers that see all: `own`, or that of the first in per_layer_config."""
-    first = _kinds(c, h).index(True)
+    full = _kinds(c, h)
+    if True not in full:
+        raise c.wrong("layer_types", "a list in which some layers have full_attention")
+    first = full.index(True)
     per_layer = c.object("per_layer_config").object(str(first))
     return per_layer.integer(name, default=c.integer(own, default=usual, high=1 << 20), low=1, high=1 << 20)
 
@@ -127,10 +130,23 @@ GEMMA4: dict[str, Value] = {
     "expert_feed_forward_length": _if_mixture("moe_intermediate_size"),
 }
 
+# What the config.json of those that see leaves out.
+GEMMA3 = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "sliding_window": 4096,
+}
+
 WINDOWS = (
     Family(
         arch="gemma",
         names=("gemma", "GemmaForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6},
         layer=LLAMA,
         plus_one=GEMMA_NORMS,
         act="gelu_tanh",
@@ -142,6 +158,7 @@ WINDOWS = (
     Family(
         arch="gemma2",
         names=("gemma2", "Gemma2ForCausalLM"),
+        defaults={"rms_norm_eps": 1e-6, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         layer=POST_NORMS | ATTENTION | gated("mlp"),
         plus_one=GEMMA_NORMS,
         act="gelu_tanh",
@@ -159,6 +176,7 @@ WINDOWS = (
     Family(
         arch="gemma3",
         names=("gemma3_text", "gemma3", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        defaults=GEMMA3,
         layer=POST_NORMS | ATTENTION | gated("mlp"),
         plus_one=GEMMA_NORMS,
         act="gelu_tanh",
@@ -177,6 +195,7 @@ WINDOWS = (
     Family(
         arch="gemma4",
         names=("gemma4_text", "gemma4", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 1e6},
         layer=POST_NORMS
         | ATTENTION
         | gated("mlp")
@@ -217,6 +236,7 @@ WINDOWS = (
     Family(
         arch="olmo2",
         names=("olmo3", "Olmo3ForCausalLM"),
+        defaults={"rope_theta": 500000.0},
         layer=POST_NORMS | ATTENTION | gated("mlp"),
         rope=RopeForm(window_base=0.0),
         keys=WINDOW,
