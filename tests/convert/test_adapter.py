@@ -181,7 +181,7 @@ def test_what_is_not_converted(config: dict[str, Any], says: str, tmp_path: Path
         (lambda w: {}, "no tensors"),
         (lambda w: {Q + "A.weight": w[Q + "A.weight"]}, "not a pair"),
         (lambda w: w | {Q + "B.weight": w[Q + "B.weight"][:, :2]}, "have shapes"),
-        (lambda w: w | {Q + "B.weight": w[Q + "B.weight"][:-1]}, "must have more"),
+        (lambda w: w | {Q + "B.weight": w[Q + "B.weight"][:-1]}, "must have 64"),
         (lambda w: w | {Q + "B.weight": w[Q + "B.weight"][0]}, "not a matrix"),
         (lambda w: w | {Q + "A.weight": w[Q + "A.weight"] * np.float32(np.nan)}, "no numbers"),
         (lambda w: w | {"base_model.model.x.weight": w[Q + "A.weight"]}, "no part of a LoRA pair"),

@@ -235,6 +235,18 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     def with_two(which: str) -> Any:
         return lambda w: {name: np.repeat(value, 2) if which in name else value for name, value in w.items()}
 
+    def changed(which: str, how: Any) -> Any:
+        return lambda w: {name: how(value) if which in name else value for name, value in w.items()}
+
+    def twice(which: str) -> Any:
+        return changed(which, lambda value: np.concatenate([value, value]))
+
+    def scalar(which: str) -> Any:
+        return changed(which, lambda _: np.float32(1))
+
+    def none_of(which: str) -> Any:
+        return changed(which, lambda value: value[:0])
+
     def one_expert_more(w: dict[str, Any]) -> dict[str, Any]:
         return w | {name.replace("experts.3", "experts.8"): w[name] for name in w if "experts.3." in name}
 
@@ -243,7 +255,11 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
         [
             ("granite", without("layers.1.self_attn.v_proj"), r"would not open .*blk\.1\.attn_v\.weight"),
             ("granite", cut("layers.1.mlp.up_proj"), r"would not open .*blk\.1\.ffn_up\.weight"),
-            ("gptneox", cut("query_key_value.weight"), "rows, by config.json it must have more"),
+            ("gptneox", cut("query_key_value.weight"), "has 191 rows, by config.json it must have 192"),
+            ("arcee", twice("layers.1.self_attn.k_proj"), "has 64 rows, by config.json it must have 32"),
+            ("qwen35", twice("layers.1.linear_attn.A_log"), "rows, by config.json it must have"),
+            ("granite", scalar("layers.1.self_attn.q_proj.weight"), r"has the shape \[\]"),
+            ("llama4", none_of("experts.down_proj"), r"has the shape \[0, "),
             (
                 "granite",
                 lambda w: w | {"model.layers.0.other.weight": w["model.norm.weight"]},

@@ -20,7 +20,7 @@ from powerinfer._engine.drafting import Drafter
 from powerinfer._engine.prefix_cache import Sequence
 from powerinfer._engine.request import Request, Stream
 from powerinfer._engine.session import Model, Session
-from powerinfer._engine.speculation import take_guesses
+from powerinfer._engine.speculation import free_guesses, take_guesses
 from powerinfer.async_llama import AsyncLlama
 from powerinfer.cli import main
 from tests import models, next_head, reference
@@ -322,6 +322,14 @@ def test_several_share_the_room_for_guesses() -> None:
     assert take_guesses(requests, 7, 10) == []
     assert draft.wanted == [3, 2]
     assert [one.guess.tolist() for one in requests] == [[7, 8, 9], [7, 8], []]
+
+
+def test_guesses_that_a_device_checks() -> None:
+    """With the token before them they are as many as kernels for decoding take."""
+    for n_batch, n in ((512, 7), (4, 3)):
+        info = SimpleNamespace(n_device_bytes=1, n_batch=n_batch, n_ctx=128)
+        session: Any = SimpleNamespace(info=info, model=SimpleNamespace(info=SimpleNamespace(n_vocab=9)))
+        assert free_guesses(session) == n
 
 
 def test_guesses_of_a_longer_vocabulary() -> None:

@@ -22,7 +22,7 @@ from ...errors import ArgumentError, FileError, FormatError, UnsupportedError
 from ..writer import GGUFWriter
 from .checkpoint import open_weights
 from .conversion import name_of, spare_inputs
-from .families.family import Family, turned
+from .families.family import Family, check_rows, turned
 from .families.reading import read_hyper
 from .families.tensors import file_tensors
 from .hyper import Hyper
@@ -220,11 +220,10 @@ def _places(h: Hyper, module: str, b: StoredTensor) -> Iterator[tuple[str, Store
         row = replace(row, changes={name: of for name, of in row.changes.items() if of is not turned})
         found = list(file_tensors(published, b, h, row))
     else:
-        found = [
-            (f"{part.name}.weight", replace(b, rows=part.rows))
-            for source, part in parts_of(h)
-            if source == published
-        ]
+        parts = [part for source, part in parts_of(h) if source == published]
+        for part in parts:
+            check_rows(b, part.shape[0])
+        found = [(f"{part.name}.weight", replace(b, rows=part.rows)) for part in parts]
     if not found:
         raise FormatError(
             f"the adapter changes {module:.200}, which a {h.family} model of {h.n_layer} layers has not"
@@ -232,11 +231,6 @@ def _places(h: Hyper, module: str, b: StoredTensor) -> Iterator[tuple[str, Store
     for name, tensor in found:
         if not isinstance(tensor, StoredTensor) or tensor.columns is not None:
             raise UnsupportedError(f"the adapter changes {module:.200}: that cannot be adapted")
-        rows = tensor.rows
-        if rows is not None and (len(rows) == 0 or rows.max() >= b.shape[0]):
-            raise FormatError(
-                f"the adapter of {module:.200} has {b.shape[0]} rows, by config.json it must have more"
-            )
         yield name, replace(tensor, is_ternary=False)
 
 

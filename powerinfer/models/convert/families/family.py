@@ -185,17 +185,30 @@ def full_each(period: int) -> Callable[[Settings, Hyper], None]:
 
 def by_rows(rows: Callable[[Hyper], Array]) -> Change:
     """In another order."""
-    return lambda h, t: {"": _with_rows(t, rows(h))}
+    return _parts({"": rows})
 
 
 def parts_of_rows(**parts: Callable[[Hyper], Array]) -> Change:
-    """Several tensors, of rows of one."""
-    return lambda h, t: {name: _with_rows(t, rows(h)) for name, rows in parts.items()}
+    """Several tensors, which have all rows of one."""
+    return _parts(parts)
+
+
+def _parts(parts: Mapping[str, Callable[[Hyper], Array]]) -> Change:
+    def change(h: Hyper, t: StoredTensor) -> dict[str, StoredTensor | Stack]:
+        each = {name: rows(h) for name, rows in parts.items()}
+        check_rows(t, sum(map(len, each.values())))
+        return {name: _with_rows(t, rows) for name, rows in each.items()}
+
+    return change
+
+
+def check_rows(t: StoredTensor, n: int) -> None:
+    """Raises FormatError where a tensor has not so many rows."""
+    if t.shape[0] != n:
+        raise FormatError(f"tensor {t.name} has {t.shape[0]} rows, by config.json it must have {n}")
 
 
 def _with_rows(t: StoredTensor, rows: Array) -> StoredTensor:
-    if len(rows) and rows.max() >= t.shape[0]:
-        raise FormatError(f"tensor {t.name} has {t.shape[0]} rows, by config.json it must have more")
     return StoredTensor(t.name, t.dtype, t.view, rows=rows, columns=t.columns, scale=t.scale)
 
 

@@ -11,7 +11,7 @@ from ....errors import FormatError, UnsupportedError
 from ..hyper import MAX_DIM, Hyper
 from ..json_file import Settings
 from ..rope import RopeForm
-from ..stored import Array, StoredTensor
+from ..stored import Array, Stack, StoredTensor
 from .dense import GRANITE
 from .family import (
     ATTENTION,
@@ -25,6 +25,7 @@ from .family import (
     Value,
     always,
     by_rows,
+    check_rows,
     column,
     flag,
     gated,
@@ -134,6 +135,12 @@ def _tiled_out(h: Hyper, t: StoredTensor) -> dict[str, StoredTensor]:
     return {"": StoredTensor(t.name, t.dtype, t.view, columns=_tiled(h, _sizes(h)[3]))}
 
 
+def _tiled_a(h: Hyper, t: StoredTensor) -> Mapping[str, StoredTensor | Stack]:
+    order = _tiled(h, 1)
+    check_rows(t, len(order))
+    return of_values(lambda _, a: -np.exp(a)[order])(h, t)
+
+
 DELTA = {
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
@@ -180,7 +187,7 @@ TILED: dict[str, Change] = {
     "ssm_alpha": by_rows(lambda h: _tiled(h, 1)),
     "ssm_beta": by_rows(lambda h: _tiled(h, 1)),
     "ssm_dt": by_rows(lambda h: _tiled(h, 1)),
-    "ssm_a": of_values(lambda h, a: -np.exp(a)[_tiled(h, 1)]),
+    "ssm_a": _tiled_a,
     "ssm_out": _tiled_out,
 }
 

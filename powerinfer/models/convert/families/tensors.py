@@ -64,6 +64,9 @@ def find_tensors(checkpoint: Checkpoint, h: Hyper, row: Family) -> Found:
             raise FormatError(
                 f"{checkpoint.folder}: tensor {published} is of type {tensor.dtype}, not of floats"
             )
+        if not tensor.shape or not tensor.view.size:
+            shape = list(tensor.shape)
+            raise FormatError(f"{checkpoint.folder}: tensor {published} has the shape {shape}, which is none")
         out.used.add(published)
         if where >= 0:
             new = f"blk.{where}.{new}"
