@@ -69,6 +69,7 @@ class Connections:
         self._proxies = {address_of(proxy) for proxy in proxies}
         self.headers_timeout_s = headers_timeout_s
         self._write_timeout_s = write_timeout_s
+        self.kernel_timeout_ms = max(1, int(2000 * write_timeout_s))  # later: it does not tell the client
         self._all: dict[Any, None] = {}  # the one that was used last is the last
         self._of: Counter[str] = Counter()
 
@@ -134,6 +135,9 @@ def _protocol(connections: Connections) -> Any:
         _mark: tuple[float, int] | None = None  # when the client last read something, and how much is next
 
         def connection_made(self, transport: Any) -> None:
+            with suppress(OSError, AttributeError):  # what lies in the kernel when it is closed ends, too
+                sock = transport.get_extra_info("socket")
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, connections.kernel_timeout_ms)
             super().connection_made(_Counting(transport))
             self._wait()
             connections.add(self)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -220,9 +221,13 @@ def test_answers_with_and_without_a_process(demo: AsyncLlama) -> None:
             assert tokens[0] == tokens[1]
 
 
-def test_clients_that_leave_while_their_grammar_is_compiled(demo: AsyncLlama) -> None:
-    """Nothing of theirs is left, and another grammar is compiled at once."""
+def test_clients_that_leave_while_their_grammar_is_compiled(
+    demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of theirs is left, and another grammar is compiled at once: those that wait are not begun."""
     assert demo._grammars is not None
+    begin = Mock(side_effect=demo._grammars._begin)
+    monkeypatch.setattr(demo._grammars, "_begin", begin)
 
     async def main() -> None:
         tasks = [
@@ -244,6 +249,7 @@ def test_clients_that_leave_while_their_grammar_is_compiled(demo: AsyncLlama) ->
             break
         time.sleep(0.01)
     assert not demo._grammars._n
+    assert begin.call_count <= 3  # two at a time, and the other
 
 
 def test_the_end_does_not_wait_for_grammars() -> None:

@@ -7,7 +7,9 @@ import random
 import select
 import socket
 import threading
+import time
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,6 +178,35 @@ def test_an_answer_that_nobody_reads_is_cut_off(demo: AsyncLlama, monkeypatch: p
             thread.start()
             thread.join()
             assert ended.is_set()
+
+
+def in_kernel(*ports: int) -> bool:
+    """Whether the kernel has such a connection, also one that no process has any more."""
+    lines = [line.split()[1:3] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [f"0100007F:{port:04X}" for port in ports] in lines
+
+
+def test_an_answer_that_nobody_reads_does_not_stay_in_the_kernel(
+    demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fits there, on a connection that is closed as soon as it is written."""
+    from powerinfer.server.app import Endpoints
+    from powerinfer.server.problems import json_response
+
+    async def some(_: Endpoints) -> Any:
+        return json_response("x" * (200 << 10))
+
+    monkeypatch.setattr(Endpoints, "health", some)
+    with serving(demo, ends_model=False, write_timeout_s=0.4) as address, socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        host, port = place(address)
+        sock.connect((host, port))
+        sock.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        own, end = sock.getsockname()[1], time.monotonic() + 20
+        assert in_kernel(port, own)
+        while in_kernel(port, own) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not in_kernel(port, own)
 
 
 def test_a_slow_reader_is_not_cut_off(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None:
