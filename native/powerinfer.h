@@ -512,6 +512,7 @@ typedef struct pi_plan_options {
     int32_t n_devices;                       /* 0 or 1: one */
     const uint64_t *budgets;                 /* [n_devices] of each device, instead of budget_bytes; or NULL */
     int32_t n_ctx, n_pool, n_seq, n_batch;   /* as in pi_session_options */
+    int32_t n_guesses;                       /* the same */
     int32_t type_k, type_v;                  /* pi_kv_type */
     int32_t sparsity;                        /* pi_sparsity that the plan is for */
     int32_t count_neurons;                   /* as in pi_session_options */

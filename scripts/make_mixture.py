@@ -73,6 +73,9 @@ class Shape:
     """What feed_forward_length says; 0: n_ff."""
     window: int = 0
     """Positions; smallthinker: of three layers of four, the fourth has no RoPE; gpt-oss: of every other."""
+    n_delta: int = 0
+    """Heads of q and k of a gated delta net, which three layers of four are, with twice as many of v; their
+    experts have one of all tokens beside them."""
 
     @property
     def is_relu(self) -> bool:
@@ -89,7 +92,7 @@ class Shape:
 
     @property
     def has_head_norms(self) -> bool:
-        return self.arch in ("qwen3moe", "glm4moe")
+        return self.arch in ("qwen3moe", "glm4moe") or self.n_delta > 0
 
     @property
     def has_next(self) -> bool:
@@ -99,6 +102,19 @@ class Shape:
     @property
     def rotates_neighbours(self) -> bool:
         return self.arch == "llama"
+
+    def is_delta(self, layer: int) -> bool:
+        return self.n_delta > 0 and (layer + 1) % INTERVAL != 0
+
+    @property
+    def d_delta(self) -> int:
+        """Values of all heads of q, or of k; of v twice as many."""
+        return self.n_delta * D_DELTA
+
+    @property
+    def d_query(self) -> int:
+        """Rows of q: heads of models with delta nets are gated."""
+        return self.n_head * self.d_head * (2 if self.n_delta else 1)
 
     @property
     def state_layer(self) -> int:
@@ -115,6 +131,9 @@ class Shape:
         return layer > self.state_layer if self.has_early_router else layer >= self.state_layer
 
 
+INTERVAL = 4  # of so many layers the last attends
+D_DELTA, N_CONV = 128, 4  # values of a delta net's head, tokens of its convolution
+
 SHAPES = {
     "tiny-mixtral": Shape("llama", 2, 256, 4, 2, 64, 8, 2, 512, 512, 4096, 1e6),
     "tiny-qwen3moe": Shape("qwen3moe", 3, 256, 4, 2, 64, 32, 4, 256, 512, 4096, 1e6, 768),
@@ -124,6 +143,12 @@ SHAPES = {
     "tiny-glm4moe": Shape("glm4moe", 3, 256, 4, 2, 64, 32, 4, 256, 512, 4096, 1e6, 768),
     # Of no published model: the sizes of qwen3-30b-a3b, with a head for a further token behind them.
     "glm-30b-a3b": Shape("glm4moe", 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1e6, 6144),
+    "tiny-qwen35moe": Shape("qwen35moe", 4, 256, 4, 2, 64, 32, 4, 256, 512, 4096, 1e7, n_delta=2),
+    "tiny-qwen3next": Shape("qwen3next", 4, 256, 4, 2, 64, 32, 4, 256, 512, 4096, 1e7, n_delta=2),
+    "qwen3.5-35b-a3b": Shape("qwen35moe", 40, 2048, 16, 2, 256, 256, 8, 512, 248320, 262144, 1e7, n_delta=16),
+    "qwen3-next-80b-a3b": Shape(
+        "qwen3next", 48, 2048, 16, 2, 256, 512, 10, 512, 151936, 262144, 1e7, n_delta=16
+    ),
     "tiny-gpt-oss": Shape("gpt-oss", 4, 256, 4, 2, 64, 16, 4, 256, 512, 4096, 150000.0, 0, 128),
     "gpt-oss-20b": Shape("gpt-oss", 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000.0, 0, 128),
     "smallthinker-4b": Shape("smallthinker", 32, 1536, 12, 2, 128, 32, 4, 768, 151936, 32768, 1.5e6),
@@ -218,6 +243,37 @@ def score_size(s: Shape, law: Law, angle: float) -> float:
     return math.sqrt(-math.log(law.rho) / angle * math.sqrt(s.d_head))
 
 
+def delta_shapes(s: Shape) -> dict[str, tuple[int, int]]:
+    """Of a delta net's matrices; a file has ssm_ba or the two before it."""
+    d, n = s.n_embd, 2 * s.n_delta
+    rows = {
+        "attn_qkv": 4 * s.d_delta,
+        "attn_gate": 2 * s.d_delta,
+        "ssm_alpha": n,
+        "ssm_beta": n,
+        "ssm_ba": 2 * n,
+    }
+    return {name: (count, d) for name, count in rows.items()} | {"ssm_out": (d, 2 * s.d_delta)}
+
+
+def delta_tensors(s: Shape, p: str) -> list[Tensor]:
+    """Those of a gated delta net."""
+    left_out = ("ssm_ba",) if s.arch == "qwen35moe" else ("ssm_alpha", "ssm_beta")
+    out = [
+        Tensor(f"{p}{name}.weight", shape, name)
+        for name, shape in delta_shapes(s).items()
+        if name not in left_out
+    ]
+    n = 2 * s.n_delta
+    return [
+        *out,
+        Tensor(f"{p}ssm_conv1d.weight", (4 * s.d_delta, N_CONV), value=0.5),
+        Tensor(f"{p}ssm_a", (n,), value=-0.5),
+        Tensor(f"{p}ssm_dt.bias", (n,), value=-1.0),
+        Tensor(f"{p}ssm_norm.weight", (D_DELTA,), value=1.0),
+    ]
+
+
 def layer_matrices(
     s: Shape, law: Law, seed: np.random.SeedSequence, active: float, *, by_neuron: bool
 ) -> Iterator[tuple[str, Array]]:
@@ -234,12 +290,19 @@ def layer_matrices(
         matrix[..., written.stop :, :] = 0
         return matrix
 
-    yield "attn_q", normals(seeds[0], q, d, 1 / math.sqrt(d))
+    yield "attn_q", normals(seeds[0], s.d_query, d, 1 / math.sqrt(d))
     yield "attn_k", normals(seeds[1], kv, d, 1 / math.sqrt(d))
     yield "attn_v", normals(seeds[2], kv, d, 1 / math.sqrt(d))
     yield "attn_output", writes(normals(seeds[3], d, q, added / math.sqrt(q)))
     if law.rho:
         yield from state_matrices(s, law, seeds[4])
+    if s.n_delta:
+        of_delta = seeds[4].spawn(8)
+        for i, name in enumerate(("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_ba")):
+            yield name, normals(of_delta[i], delta_shapes(s)[name][0], d, 1 / math.sqrt(d))
+        yield "ssm_out", writes(normals(of_delta[5], d, 2 * s.d_delta, added / math.sqrt(2 * s.d_delta)))
+        yield "ffn_gate_shexp", normals(of_delta[6], s.n_ff, d, 1 / math.sqrt(d))
+        yield "ffn_down_shexp", writes(normals(of_delta[7], d, s.n_ff, added / math.sqrt(s.n_ff)))
     gate = normals(seeds[5], n * s.n_ff, d, 1 / math.sqrt(d))
     if s.is_relu:
         rng = np.random.default_rng(seeds[6])
@@ -284,7 +347,7 @@ def tensors(s: Shape, law: Law, *, by_neuron: bool) -> list[Tensor]:
         Tensor("output.weight", (s.n_vocab, d), "output"),
         Tensor("output_norm.weight", (d,), value=1.0),
     ]
-    attention = {"q": (q, d), "k": (kv, d), "v": (kv, d), "output": (d, q)}
+    attention = {"q": (s.d_query, d), "k": (kv, d), "v": (kv, d), "output": (d, q)}
     experts = {"gate": (s.n_ff, d), "up": (s.n_ff, d), "down": (d, s.n_ff)}
     if by_neuron:
         del experts["down"]
@@ -292,17 +355,25 @@ def tensors(s: Shape, law: Law, *, by_neuron: bool) -> list[Tensor]:
     for i in range(s.n_layer + s.has_next):
         p = f"blk.{i}."
         keeps = bool(law.rho) and i == s.state_layer
-        norms = ("attn", "post_attention" if s.has_biases or s.has_next else "ffn")
+        norms = ("attn", "post_attention" if s.has_biases or s.has_next or s.n_delta else "ffn")
         out += [Tensor(f"{p}{name}_norm.weight", (d,), value=1.0) for name in norms]
-        if s.has_head_norms:
+        if s.is_delta(i):
+            out += delta_tensors(s, p)
+        elif s.has_head_norms:
             angle = s.rope_base ** (-np.arange(0, s.d_head, 2) / s.d_head)
             slow = float(angle[np.abs(np.log(angle / SLOWEST)).argmin()])
             value = score_size(s, law, slow) / math.sqrt(s.d_head) if keeps else 1.0
             out += [Tensor(f"{p}attn_{name}_norm.weight", (s.d_head,), value=value) for name in "qk"]
         stem = "state" if keeps else "attn"
-        out += [
-            Tensor(f"{p}attn_{name}.weight", shape, f"{stem}_{name}") for name, shape in attention.items()
-        ]
+        if not s.is_delta(i):
+            out += [
+                Tensor(f"{p}attn_{name}.weight", shape, f"{stem}_{name}") for name, shape in attention.items()
+            ]
+        if s.n_delta:
+            out.append(Tensor(f"{p}ffn_gate_inp_shexp.weight", (d,)))
+            for name, matrix in (("gate", "gate"), ("up", "gate"), ("down", "down")):
+                shape = (d, s.n_ff) if name == "down" else (s.n_ff, d)
+                out.append(Tensor(f"{p}ffn_{name}_shexp.weight", shape, f"ffn_{matrix}_shexp"))
         out.append(Tensor(f"{p}ffn_gate_inp.weight", (s.n_expert, d), f"router {min(i, s.n_layer - 1)}"))
         for name, shape in experts.items():
             out.append(Tensor(f"{p}ffn_{name}_exps.weight", (s.n_expert, *shape), f"ffn_{name}_exps"))
@@ -349,6 +420,15 @@ def keys(s: Shape, name: str, file_type: int) -> dict[str, Any]:
         of_arch |= {"nextn_predict_layers": 1, "expert_gating_func": 1}
     if s.window:
         of_arch["attention.sliding_window"] = s.window
+    if s.n_delta:
+        of_arch |= {"expert_shared_feed_forward_length": s.n_ff, "full_attention_interval": INTERVAL}
+        of_arch |= {
+            "rope.dimension_count": s.d_head // 4,
+            "ssm.conv_kernel": N_CONV,
+            "ssm.state_size": D_DELTA,
+        }
+        of_arch |= {"ssm.group_count": s.n_delta, "ssm.time_step_rank": 2 * s.n_delta}
+        of_arch["ssm.inner_size"] = 2 * s.d_delta
     if s.arch == "gpt-oss":
         of_arch |= {"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0}
         of_arch["rope.scaling.original_context_length"] = 4096
@@ -412,7 +492,7 @@ def write(
         counts = counts_of(s, biases if statistics == "planted" else law.biases(s, other), counted)
         meta |= {"powerinfer.expert.counts": counts.ravel(), "powerinfer.expert.tokens": ("u64", N_COUNTED)}
     listed = tensors(s, law, by_neuron=by_neuron)
-    types = types_of(listed, meta, mixture, "", pure)
+    types = types_of(listed, meta, mixture, "", pure) | {t.name: "F32" for t in listed if not t.matrix}
     wanted = {(t.matrix, types[t.name]) for t in listed}
     encoded: dict[tuple[str, str], NDArray[np.uint8]] = {}
     of_layers = layer_matrices(s, law, layer, active, by_neuron=by_neuron)

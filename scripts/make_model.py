@@ -422,8 +422,9 @@ def _write_mixture(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Pa
         p.error(f"--format {a.format}: experts have no predictors, and those of {a.shape} no silent neurons")
     if not 0 <= a.skew <= 10:
         p.error(f"--skew {a.skew} is not between 0 and 10")
-    if a.rho and s.has_biases:
-        p.error(f"--rho {a.rho}: {a.shape} attends to sinks, which this does not allow for")
+    if a.rho and (s.has_biases or s.n_delta):
+        what = "attends to sinks" if s.has_biases else "has recurrent layers"
+        p.error(f"--rho {a.rho}: {a.shape} {what}, which this does not allow for")
     if not 0 <= a.rho <= 0.99:
         p.error(f"--rho {a.rho} is not between 0 and 0.99")
     law, paths = make_mixture.Law(a.skew, a.rho), _paths(a)

@@ -122,4 +122,4 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return 5;
 }
 
-const pi_block_kind pi_delta_kind = {"delta nets", bind, matrices, NULL, prepare, run, NULL, true};
+const pi_block_kind pi_delta_kind = {"delta nets", bind, matrices, NULL, prepare, run, &pi_delta_on_device, true};

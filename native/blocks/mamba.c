@@ -93,4 +93,4 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return 2;
 }
 
-const pi_block_kind pi_mamba_kind = {"Mamba-2", bind, matrices, NULL, prepare, run, NULL, true};
+const pi_block_kind pi_mamba_kind = {"Mamba-2", bind, matrices, NULL, prepare, run, &pi_mamba_on_device, true};

@@ -54,7 +54,6 @@ pi_status pi_bind_state(pi_model *m, pi_recurrent *s, int64_t in, int64_t z, int
     if (in > most || z > most || gates > most || out > most || heads > most ||
         (int64_t)m->state_floats + conv + heads > most)
         return PI_FAIL(PI_ERROR_FORMAT, "a sequence's state has more than %lld values", (long long)most);
-    s->at = m->state_floats;
     m->state_floats += (size_t)(conv + heads);
     grow(&m->state_in, in);
     grow(&m->state_z, z);
@@ -67,20 +66,23 @@ pi_status pi_bind_state(pi_model *m, pi_recurrent *s, int64_t in, int64_t z, int
 
 /* ---- a chunk ---- */
 
-/* Where a block's state of the run's sequence begins. */
-static float *state_of(const pi_session *s, const pi_recurrent *b, int32_t run) {
-    const int32_t first = s->chunk.order[s->chunk.run[run]];
-    return pi_state_of(&s->kv.states, s->chunk.seq[first]) + b->at;
+/* The layer's state of the run's sequence. */
+static float *state_of(const pi_block_run *r, int32_t run) {
+    const pi_chunk *c = &r->s->chunk;
+    return pi_state_of(&r->s->kv.states, c->seq[c->order[c->run[run]]], r->l);
 }
 /* How many of a run's tokens from `done` on are computed at once: up to one behind which the state is kept. */
 static int32_t until_kept(const pi_chunk *c, int32_t run, int32_t done) {
     const int32_t end = c->run[run + 1];
     int32_t i = c->run[run] + done;
-    while (i < end && !c->kept[i]) i++;
+    while (i < end && c->kept[i] < 0) i++;
     return (i < end ? i + 1 : end) - c->run[run] - done;
 }
-/* Where the state behind a run's token is kept, or NULL. */
-static float *kept_behind(const pi_chunk *c, int32_t run, int32_t token) { return c->kept[c->run[run] + token]; }
+/* Where the layer's state behind a run's token is kept, or NULL. */
+static float *kept_behind(const pi_block_run *r, int32_t run, int32_t token) {
+    const int32_t place = r->s->chunk.kept[r->s->chunk.run[run] + token];
+    return place < 0 ? NULL : pi_state_of(&r->s->kv.states, place, r->l);
+}
 static void copy_rows(float *to, const float *from, int32_t n_rows, size_t ld, int32_t n) {
     for (int32_t i = 0; i < n_rows; i++) memcpy(to + ld * (size_t)i, from + ld * (size_t)i, sizeof(float) * (size_t)n);
 }
@@ -104,7 +106,7 @@ void pi_run_conv(const pi_block_run *r, const pi_recurrent *b, te_conv *c) {
         te_conv one = all;
         one.w = w->w + from;
         one.b = w->b ? w->b + from : NULL;
-        one.last = state_of(s, b, run) + from;
+        one.last = state_of(r, run) + from;
         one.n_channels = n;
         one.x += from;
         if (one.before) one.before += from;
@@ -118,8 +120,8 @@ void pi_run_conv(const pi_block_run *r, const pi_recurrent *b, te_conv *c) {
             one.row = chunk->order + chunk->run[run] + done;
             one.n = until_kept(chunk, run, done);
             s->model->kernels->conv(&one);
-            float *kept = kept_behind(chunk, run, done + one.n - 1);
-            if (kept) copy_rows(kept + b->at + from, one.last, w->width - 1, one.ld, n);
+            float *kept = kept_behind(r, run, done + one.n - 1);
+            if (kept) copy_rows(kept + from, one.last, w->width - 1, one.ld, n);
         }
         lo += rest;
     }
@@ -137,7 +139,7 @@ void pi_run_scan(const pi_block_run *r, const pi_recurrent *b, pi_head_of *head)
     for (; lo < hi; lo++) {
         const int32_t from = (int32_t)(lo % n_units) * UNIT, h = (int32_t)(lo / n_units % b->n_head),
                       run = (int32_t)(lo / n_units / b->n_head), left = b->n_v - from;
-        te_scan one = {.state = state_of(s, b, run) + conv + each * (size_t)h + from,
+        te_scan one = {.state = state_of(r, run) + conv + each * (size_t)h + from,
                        .ld_state = (size_t)b->n_v,
                        .n_k = b->n_k,
                        .n_v = left < UNIT ? left : UNIT};
@@ -151,9 +153,8 @@ void pi_run_scan(const pi_block_run *r, const pi_recurrent *b, pi_head_of *head)
             one.row = chunk->order + chunk->run[run] + done;
             one.n = until_kept(chunk, run, done);
             s->model->kernels->scan(&one);
-            float *kept = kept_behind(chunk, run, done + one.n - 1);
-            if (kept)
-                copy_rows(kept + b->at + conv + each * (size_t)h + from, one.state, b->n_k, one.ld_state, one.n_v);
+            float *kept = kept_behind(r, run, done + one.n - 1);
+            if (kept) copy_rows(kept + conv + each * (size_t)h + from, one.state, b->n_k, one.ld_state, one.n_v);
         }
     }
 }
@@ -170,8 +171,7 @@ int64_t pi_recurrent_bytes(const pi_session *s, const pi_block *b) {
     pi_block_mat mats[PI_BLOCK_MATS];
     const int32_t n = copy.kind->matrices(&copy, mats);
     const pi_recurrent *w = &b->recurrent;
-    const int64_t floats = (int64_t)(w->conv.width - 1) * w->conv.n_channels + (int64_t)w->n_head * w->n_k * w->n_v;
-    int64_t bytes = 2 * floats * (int64_t)sizeof(float) * s->chunk.n_runs;
+    int64_t bytes = 2 * (int64_t)(pi_recurrent_floats(w) * sizeof(float)) * s->chunk.n_runs;
     for (int32_t i = 0; i < n; i++) bytes += pi_mat_bytes(mats[i].mat);
     return bytes;
 }

@@ -42,4 +42,5 @@ static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {
     return 2;
 }
 
-const pi_block_kind pi_shortconv_kind = {"short convolutions", bind, matrices, NULL, prepare, run, NULL, true};
+const pi_block_kind pi_shortconv_kind = {"short convolutions",    bind, matrices, NULL, prepare, run,
+                                         &pi_shortconv_on_device, true};

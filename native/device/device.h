@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { PI_DEVICE_VERSION = 12, PI_FETCHES = 32 };
+enum { PI_DEVICE_VERSION = 13, PI_FETCHES = 32 };
 
 /* Every device begins with this. */
 typedef struct pi_device {
@@ -109,6 +109,8 @@ typedef struct pi_device_ops {
     void (*linear)(pi_device *dev, const te_linear_args *a);
     void (*attention)(pi_device *dev, const te_attention_args *a);
     void (*latent)(pi_device *dev, const te_latent_args *a);
+    void (*recurrent)(pi_device *dev, const te_recurrent_args *a);
+    void (*gate)(pi_device *dev, const te_gate_args *a);
     void (*marks)(pi_device *dev, const te_marks_args *a);
     void (*ffn)(pi_device *dev, const te_ffn_args *a);
     void (*route)(pi_device *dev, const te_route_args *a);

@@ -69,6 +69,7 @@ static inline int32_t pi_hidden_rows(int32_t n_ff, int32_t n_tok, bool gated) {
 /* What kernels are asked for: tokens of a chunk, and of the model. */
 typedef struct pi_space_shape {
     uint64_t n_tok, n_embd, n_ff, n_head, n_embd_head;
+    uint64_t n_inner;                       /* values of all heads of a block with a state; 0: there is none */
     uint64_t sign_words;                    /* of a sign predictor; 0: it is none */
     uint64_t adapter_rank;                  /* of a feed-forward's adapters; 0: there are none */
     uint64_t n_expert, n_used, n_ff_expert; /* 0: no experts. n_ff_expert: the largest, shared ones too */

@@ -1,4 +1,6 @@
 /* device_attention.c - attention on a device: its weights, its K and V, and its operations. */
+#include <stdlib.h>
+
 #include "program.h"
 
 static te_norm send_wide(pi_upload *u, const float *w, int32_t n) {
@@ -6,20 +8,44 @@ static te_norm send_wide(pi_upload *u, const float *w, int32_t n) {
         .kind = w ? TE_RMS_NORM : TE_NO_NORM, .eps = u->h->s->model->inner_eps, .w = pi_upload_vector(u, w, n)};
 }
 
+/* Of gated heads: q has each head's query, then its gate. */
+static void send_gated(pi_upload *u, const pi_layer *layer, const pi_attention *a, int32_t n_q, pi_device_layer *d) {
+    int32_t *query = pi_upload_take(u, 2 * sizeof *query * (size_t)n_q), *gate = query ? query + n_q : NULL;
+    for (int32_t i = 0; query && i < n_q; i++) {
+        query[i] = i / a->n_embd_head * 2 * a->n_embd_head + i % a->n_embd_head;
+        gate[i] = query[i] + a->n_embd_head;
+    }
+    const te_mat *adapter = layer->adapter ? &layer->adapter[PI_ADAPT_Q].b : NULL;
+    if (query) {
+        d->q = pi_upload_rows(u, &a->q, query, n_q);
+        d->head_gate = pi_upload_rows(u, &a->q, gate, n_q);
+        d->q_b = pi_upload_some(u, a->q_b, query, n_q);
+        d->head_gate_b = pi_upload_some(u, a->q_b, gate, n_q);
+        if (adapter) d->adapter_b[PI_ADAPT_Q] = pi_upload_rows(u, adapter, query, n_q);
+        if (adapter) d->adapter_head_gate = pi_upload_rows(u, adapter, gate, n_q);
+    }
+    free(query);
+}
+
 static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_device_layer *d) {
     const pi_session *s = u->h->s;
     const pi_model_info *i = &s->model->info;
     const pi_attention *a = &b->attention;
     const int32_t n_q = i->n_head * a->n_embd_head, n_kv = a->n_head_kv * a->n_embd_head;
-    d->q = pi_upload_mat(u, &a->q);
+    if (a->gated)
+        send_gated(u, layer, a, n_q, d);
+    else {
+        d->q = pi_upload_mat(u, &a->q);
+        d->q_b = pi_upload_vector(u, a->q_b, n_q);
+        d->head_gate = pi_upload_mat(u, &a->gate);
+    }
     d->k = pi_upload_mat(u, &a->k);
     d->v = pi_upload_mat(u, &a->v);
     d->o = pi_upload_mat(u, &a->o);
     for (int32_t k = PI_ADAPT_Q; layer->adapter && k <= PI_ADAPT_O; k++) {
         d->adapter_a[k] = pi_upload_mat(u, &layer->adapter[k].a);
-        d->adapter_b[k] = pi_upload_mat(u, &layer->adapter[k].b);
+        if (k != PI_ADAPT_Q || !a->gated) d->adapter_b[k] = pi_upload_mat(u, &layer->adapter[k].b);
     }
-    d->q_b = pi_upload_vector(u, a->q_b, n_q);
     d->k_b = pi_upload_vector(u, a->k_b, n_kv);
     d->v_b = pi_upload_vector(u, a->v_b, n_kv);
     d->o_b = pi_upload_vector(u, a->o_b, i->n_embd);
@@ -68,8 +94,12 @@ static void run(const pi_program_block *b) {
     qkv.product[0] = (te_product){.w = w->q, .bias = w->q_b, .y = wide ? p->d->att : p->d->q, .ldy = n_q};
     qkv.product[1] = (te_product){.w = w->k, .bias = w->k_b, .y = wide ? p->d->q : p->d->k, .ldy = n_kv};
     qkv.product[2] = (te_product){.w = w->v.w ? w->v : w->k, .bias = w->v_b, .y = p->d->v, .ldy = n_kv};
+    qkv.product[3] = (te_product){.w = w->head_gate, .bias = w->head_gate_b, .y = p->d->head_gates, .ldy = n_q};
+    qkv.n_products = w->head_gate.w ? 4 : 3;
     p->ops->linear(p->dev, &qkv);
+    qkv.n_products = 3;
     pi_program_adapt(b, PI_ADAPT_Q, &qkv);
+    pi_program_add(p, p->d->adapt[0], &w->adapter_head_gate, p->n_tok, &qkv.product[3]);
     if (wide) norm_heads(p, &w->wide_k_norm, p->d->q, n_kv, p->d->k);
     if (wide) norm_heads(p, &w->wide_q_norm, p->d->att, n_q, p->d->q);
     pi_program_stamp(p, b->l, PI_MOMENT_QKV);
@@ -110,22 +140,19 @@ static void run(const pi_program_block *b) {
                                  .apart = p->h->apart};
     p->ops->attention(p->dev, &a);
     pi_program_stamp(p, b->l, PI_MOMENT_ATTENTION);
-    const bool normed = b->post_norm.kind != TE_NO_NORM;
-    te_linear_args out = {.x = p->d->att, .ldx = n_q, .n_tok = p->n_tok, .cols = (int32_t)n_q, .n_products = 1};
-    out.product[0] = (te_product){.w = w->o,
-                                  .bias = w->o_b,
-                                  .add = normed ? NULL : p->d->x,
-                                  .ld_add = (size_t)i->n_embd,
-                                  .y = normed ? p->d->y : p->d->x,
-                                  .ldy = (size_t)i->n_embd};
-    p->ops->linear(p->dev, &out);
-    pi_program_adapt(b, PI_ADAPT_O, &out);
-    if (normed) {
-        te_merge_args sum = pi_program_to_x(p, b->post_norm);
-        sum.partial = p->d->y;
-        sum.n_parts = 1;
-        p->ops->merge(p->dev, &sum);
+    if (w->head_gate.w) {
+        const te_gate_args gate = {.x = p->d->att,
+                                   .ldx = n_q,
+                                   .gate = p->d->head_gates,
+                                   .ld_gate = n_q,
+                                   .n_tok = p->n_tok,
+                                   .n_group = i->n_head,
+                                   .each = shape->n_embd_head,
+                                   .y = p->d->att,
+                                   .ldy = n_q};
+        p->ops->gate(p->dev, &gate);
     }
+    pi_program_output(b, p->d->att, &w->o, w->o_b);
     pi_program_stamp(p, b->l, PI_MOMENT_OUTPUT);
 }
 

@@ -15,9 +15,10 @@ static const int64_t device_wait_ns = 60000000000, cpu_wait_ns = 600000000000;
 
 /* n: of the layer. whole: all of them are on the device. */
 static pi_status split_neurons(const pi_plan *p, int32_t l, int32_t n, bool whole, pi_device_layer *d) {
-    d->hot = malloc(sizeof *d->hot * (size_t)n);
-    d->cold = malloc(sizeof *d->cold * (size_t)n);
-    d->cold_blocks = malloc(sizeof *d->cold * (size_t)n);
+    const size_t n_bytes = sizeof *d->hot * ((size_t)n + 1); /* there may be none */
+    d->hot = malloc(n_bytes);
+    d->cold = malloc(n_bytes);
+    d->cold_blocks = malloc(n_bytes);
     if (!d->hot || !d->cold || !d->cold_blocks)
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the neurons of layer %d", l);
     for (int32_t j = 0; j < n; j++) {
@@ -337,7 +338,7 @@ pi_status pi_hybrid_reset_fired(pi_hybrid *h) {
     return PI_OK;
 }
 
-/* ---- K and V on devices ---- */
+/* ---- K and V, and states, on devices ---- */
 
 static bool kv_has(void *ctx, int32_t l) {
     const pi_hybrid *h = ctx;
@@ -372,9 +373,47 @@ static pi_status kv_status(void *ctx) { return pi_hybrid_kv_status(ctx); }
 
 pi_status pi_hybrid_kv_status(pi_hybrid *h) {
     const pi_status st = h->kv_status;
-    if (h->kv_lost) return PI_FAIL(PI_ERROR_DEVICE, "K and V were lost on a device: the session must be opened anew");
+    if (h->kv_lost)
+        return PI_FAIL(PI_ERROR_DEVICE, "K and V, or states, were lost on a device: the session must be opened anew");
     h->kv_status = PI_OK;
-    return st == PI_OK ? PI_OK : PI_FAIL(st, "K and V could not be copied from, to or on a device");
+    return st == PI_OK ? PI_OK : PI_FAIL(st, "K and V, or states, could not be copied from, to or on a device");
 }
 
-pi_kv_device pi_hybrid_kv(pi_hybrid *h) { return (pi_kv_device){h, kv_has, kv_read, kv_write, kv_copy, kv_status}; }
+static bool states_have(void *ctx, int32_t l) {
+    const pi_hybrid *h = ctx;
+    return h->layer[l].device >= 0 && pi_recurrent_on_device(&h->s->model->layer[l]);
+}
+static void states_copy(void *ctx, int32_t to, int32_t from) {
+    pi_hybrid *h = ctx;
+    for (int32_t i = 0; i < h->n_devices; i++) {
+        const pi_device_state *d = &h->device[i];
+        const size_t n = d->state_floats;
+        if (!n) continue;
+        const pi_status st =
+            d->dev->ops->copy(d->dev, d->states + n * (size_t)to, d->states + n * (size_t)from, n * sizeof(float));
+        kv_note(h, st);
+        h->kv_lost |= st != PI_OK;
+    }
+}
+static float *state_at(const pi_hybrid *h, int32_t l, int32_t place) {
+    const pi_device_state *d = &h->device[h->layer[l].device];
+    return d->states + d->state_floats * (size_t)place + h->layer[l].recurrent.at;
+}
+static size_t state_bytes(const pi_hybrid *h, int32_t l) {
+    return pi_recurrent_floats(&pi_recurrent_of(&h->s->model->layer[l])->recurrent) * sizeof(float);
+}
+static void states_read(void *ctx, int32_t l, int32_t place, void *to) {
+    pi_hybrid *h = ctx;
+    pi_device *dev = kv_device(h, l);
+    kv_note(h, dev->ops->download(dev, to, state_at(h, l, place), state_bytes(h, l)));
+}
+static void states_write(void *ctx, int32_t l, int32_t place, const void *from) {
+    pi_hybrid *h = ctx;
+    pi_device *dev = kv_device(h, l);
+    kv_note(h, dev->ops->upload(dev, state_at(h, l, place), from, state_bytes(h, l)));
+}
+
+pi_kv_device pi_hybrid_kv(pi_hybrid *h) {
+    return (pi_kv_device){
+        h, kv_has, kv_read, kv_write, kv_copy, kv_status, {h, states_have, states_copy, states_read, states_write}};
+}

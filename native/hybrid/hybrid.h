@@ -27,9 +27,17 @@ typedef struct pi_device_layer {
      * that of cold ones is in adapter_cold. */
     te_mat adapter_a[PI_N_ADAPT], adapter_b[PI_N_ADAPT], adapter_cold[PI_N_ADAPT];
     const uint64_t *sign_hot, *sign_cold;
-    const float *q_b, *k_b, *v_b, *o_b, *q_norm, *k_norm, *v_norm, *sinks, *up_b, *up_b_cold, *down_b, *threshold;
+    const float *q_b, *k_b, *v_b, *o_b, *head_gate_b, *q_norm, *k_norm, *v_norm, *sinks, *up_b, *up_b_cold, *down_b,
+        *threshold;
     const int32_t *cold_ids, *cold_block_ids; /* D */
+    te_mat head_gate,
+        adapter_head_gate; /* D; of gated heads: rows of q that are no query's; what an adapter adds there */
     void *pool_k, *pool_v;
+    struct { /* D; of a block with a state, names as in pi_delta, pi_shortconv, pi_mamba */
+        te_mat in, gate, alpha, beta, out;
+        const float *conv, *conv_b, *a, *d, *dt_b, *norm;
+        size_t at; /* floats before the layer's in a place */
+    } recurrent;
     uint32_t *fired_hot, *fired_cold;          /* D; or NULL: the session does not count */
     te_mat router;                             /* of a mixture */
     const float *factor;                       /* of its experts' weights */
@@ -48,6 +56,7 @@ enum { PI_MAX_DEVICES = 16 };
 typedef struct pi_device_input {
     float *x;
     int32_t *pos, *first, *table;
+    int32_t *order, *run, *state, *keep; /* where layers have states: as te_recurrent_args's; state: place */
     float *cs;
     int32_t *place;   /* [n_layer][n_expert] where experts are (te_route_args) */
     uint32_t *counts; /* [n_layer][3] */
@@ -65,9 +74,13 @@ typedef struct pi_device_state {
     size_t input_bytes;
     uint32_t *ticket;                                  /* D: number of the step's first hand-over */
     float *x, *h, *q, *k, *v, *att, *latent_q, *z, *y; /* D */
-    float *adapt[3];                                   /* D: a x of adapters of q, k and v */
-    float *threshold;                                  /* D [n_layer] */
-    char *stage[PI_STAGES];                            /* D: a prompt's cold weights on their way */
+    float *head_gates;                                 /* D [n_batch][n_q] */
+    float *states;                                     /* D [places][state_floats] of its layers */
+    size_t state_floats;
+    float *state_in, *state_conv, *state_z, *state_gates, *state_out; /* D: what blocks with a state work with */
+    float *adapt[3];                                                  /* D: a x of adapters of q, k and v */
+    float *threshold;                                                 /* D [n_layer] */
+    char *stage[PI_STAGES];                                           /* D: a prompt's cold weights on their way */
     size_t stage_bytes;
     uint64_t *published, *marks, *answer; /* S: x or h from the device, marks, y or x from the CPU */
     uint64_t *ahead;        /* S: marks of the next layer as the device guesses them, twice: every other layer's */
@@ -151,6 +164,7 @@ typedef struct pi_hybrid {
     bool grouped;                  /* tokens of a sequence are next to each other */
     bool apart;                    /* no two tokens are of one sequence */
     int32_t n_tok, n_logits;
+    int32_t n_runs; /* of blocks with a state: at least the chunk's */
     pi_status kv_status;
     bool kv_lost;
 } pi_hybrid;

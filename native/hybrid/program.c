@@ -37,8 +37,7 @@ static void take_x(const pi_program *p, int32_t l) {
     p->ops->merge(p->dev, &a);
 }
 
-/* y += w x, y being the result of another product; w.w NULL: nothing. */
-static void add_product(const pi_program *p, const float *x, const te_mat *w, int32_t n_tok, const te_product *to) {
+void pi_program_add(const pi_program *p, const float *x, const te_mat *w, int32_t n_tok, const te_product *to) {
     const te_linear_args a = {.x = x,
                               .ldx = (size_t)w->cols,
                               .n_tok = n_tok,
@@ -59,7 +58,23 @@ void pi_program_adapt(const pi_program_block *b, int32_t which, const te_linear_
     if (!in.n_products) return;
     p->ops->linear(p->dev, &in);
     for (int32_t i = 0; i < op->n_products; i++)
-        add_product(p, p->d->adapt[i], &b->w->adapter_b[which + i], op->n_tok, &op->product[i]);
+        pi_program_add(p, p->d->adapt[i], &b->w->adapter_b[which + i], op->n_tok, &op->product[i]);
+}
+
+void pi_program_output(const pi_program_block *b, const float *from, const te_mat *w, const float *bias) {
+    const pi_program *p = b->p;
+    const size_t n = (size_t)p->h->s->model->info.n_embd;
+    const bool normed = b->post_norm.kind != TE_NO_NORM;
+    te_linear_args out = {.x = from, .ldx = (size_t)w->cols, .n_tok = p->n_tok, .cols = w->cols, .n_products = 1};
+    out.product[0] = (te_product){
+        .w = *w, .bias = bias, .add = normed ? NULL : p->d->x, .ld_add = n, .y = normed ? p->d->y : p->d->x, .ldy = n};
+    p->ops->linear(p->dev, &out);
+    pi_program_adapt(b, PI_ADAPT_O, &out);
+    if (!normed) return;
+    te_merge_args sum = pi_program_to_x(p, b->post_norm);
+    sum.partial = p->d->y;
+    sum.n_parts = 1;
+    p->ops->merge(p->dev, &sum);
 }
 
 static void layer(const pi_program *p, int32_t l) {
@@ -86,7 +101,7 @@ static void adapt_head(const pi_program *p, const te_linear_args *op) {
     in.side = (te_side){0};
     in.product[0] = (te_product){.w = a, .y = p->d->adapt[0], .ldy = (size_t)a.n_rows};
     p->ops->linear(p->dev, &in);
-    add_product(p, p->d->adapt[0], &p->d->output_b, op->n_tok, &op->product[0]);
+    pi_program_add(p, p->d->adapt[0], &p->d->output_b, op->n_tok, &op->product[0]);
 }
 
 static void head(const pi_program *p) {

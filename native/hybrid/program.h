@@ -58,6 +58,10 @@ static inline void pi_program_stamp(const pi_program *p, int32_t l, pi_moment wh
 te_linear_args pi_program_from_x(const pi_program *p);
 /* What a block gives, on its way to x: a norm behind the block is of all of it. */
 te_merge_args pi_program_to_x(const pi_program *p, te_norm norm);
+/* y += w x, y being the result of another product; w->w NULL: nothing. */
+void pi_program_add(const pi_program *p, const float *x, const te_mat *w, int32_t n_tok, const te_product *to);
+/* What a block gives is w . from (+ bias), and goes to x. */
+void pi_program_output(const pi_program_block *b, const float *from, const te_mat *w, const float *bias);
 /* The layer's adapters' parts of the products op, of matrices from `which` on, are added to what the products gave. */
 void pi_program_adapt(const pi_program_block *b, int32_t which, const te_linear_args *op);
 

@@ -365,7 +365,7 @@ static void record(pi_hybrid *h, int32_t l) {
     const int64_t listed = pi_sum_counts(s, l, h->decode && h->layer[l].n_cpu ? h->n_members : 0, st);
     if (pi_experts_of(layer))
         device_experts(h, l, on_device, st);
-    else
+    else if (pi_ffn_of(layer))
         device_rows(h, l, on_device, st);
     st->n_predicted = on_device[0] + listed;
     st->n_computed += on_device[1];
@@ -378,6 +378,18 @@ static void record(pi_hybrid *h, int32_t l) {
 }
 
 /* ---- a run ---- */
+
+/* Which tokens are whose, and where their states are. */
+static void fill_runs(const pi_hybrid *h, const pi_device_input *in) {
+    const pi_chunk *c = &h->s->chunk;
+    for (int32_t i = 0; i < c->n_tok; i++) {
+        const int32_t t = c->order[i];
+        in->order[i] = t;
+        in->state[t] = c->seq[t];
+        in->keep[t] = c->kept[i];
+    }
+    for (int32_t r = 0; r <= c->n_tok; r++) in->run[r] = r < c->n_runs ? c->run[r] : c->n_tok;
+}
 
 static void fill_inputs(pi_hybrid *h, int32_t device) {
     const pi_session *s = h->s;
@@ -411,6 +423,7 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
         }
         if (!has_angles) pi_step_angles(s, t, h->n_tok, in.cs);
     }
+    if (s->model->state_floats) fill_runs(h, &in);
     for (int32_t i = 0; has_angles && i < s->model->n_ropes; i++) {
         const size_t at = pi_rope_floats(s->model, i), n_rot = (size_t)s->model->rope[i].n_rot;
         memcpy(in.cs + at * (size_t)h->n_tok, s->cs + at * (size_t)s->options.n_batch,
@@ -418,11 +431,11 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
     }
 }
 
-/* Whether each of many tokens is the next of another sequence, and devices load nothing for them. Recording was not tried
- * on a GPU for experts and latent attention of so many. */
+/* Whether each of many tokens is the next of another sequence, and devices load nothing for them: of a mixture, whether they
+ * have all of its experts. Recording was not tried on a GPU for latent attention of so many. */
 static bool decodes_many(const pi_hybrid *h) {
     const pi_model *m = h->s->model;
-    if (!h->apart || h->n_tok > PI_MANY || h->n_logits < h->n_tok || m->info.n_expert || m->latent_rank) return false;
+    if (!h->apart || h->n_tok > PI_MANY || h->n_logits < h->n_tok || m->latent_rank) return false;
     for (int32_t l = 0; l < m->info.n_layer; l++)
         if (h->layer[l].device >= 0 && h->layer[l].n_cold) return false;
     return true;
@@ -451,6 +464,7 @@ static pi_status run(pi_hybrid *h) {
     h->late = 0;
     if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? s->pool : h->caller, embed_step, s);
     for (int32_t i = 0; i < h->n_devices; i++) fill_inputs(h, i);
+    h->n_runs = program_key(h) ? h->n_tok : s->chunk.n_runs; /* a recorded one may have as many */
     pi_hybrid_clear_timeline(h);
     h->began_ns = te_os_now_ns();
     for (int32_t i = 0; i < h->n_devices && st == PI_OK; i++) {

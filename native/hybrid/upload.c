@@ -150,14 +150,19 @@ static size_t input_bytes(const pi_hybrid *h, size_t n_tok, pi_device_input *at,
     const size_t x = round_up(sizeof(float) * n_tok * (size_t)i->n_embd, 64),
                  each = round_up(sizeof(int32_t) * n_tok, 64), table = x + 2 * each,
                  cs = table + round_up(sizeof(int32_t) * (size_t)h->s->kv.n_pools * n_tok * (size_t)h->ld_table, 64),
-                 place = round_up(cs + sizeof(float) * n_tok * pi_rope_floats(h->s->model, h->s->model->n_ropes), 64),
-                 counts = round_up(place + sizeof(int32_t) * n_layer * n_expert, 64);
+                 order = round_up(cs + sizeof(float) * n_tok * pi_rope_floats(h->s->model, h->s->model->n_ropes), 64),
+                 run = h->s->model->state_floats ? round_up(sizeof(int32_t) * (n_tok + 1), 64) : 0,
+                 place = order + 4 * run, counts = round_up(place + sizeof(int32_t) * n_layer * n_expert, 64);
     if (at)
         *at = (pi_device_input){.x = (float *)(void *)base,
                                 .pos = (int32_t *)(void *)(base + x),
                                 .first = (int32_t *)(void *)(base + x + each),
                                 .table = (int32_t *)(void *)(base + table),
                                 .cs = (float *)(void *)(base + cs),
+                                .order = (int32_t *)(void *)(base + order),
+                                .run = (int32_t *)(void *)(base + order + run),
+                                .state = (int32_t *)(void *)(base + order + 2 * run),
+                                .keep = (int32_t *)(void *)(base + order + 3 * run),
                                 .place = (int32_t *)(void *)(base + place),
                                 .counts = (uint32_t *)(void *)(base + counts),
                                 .uses = (uint32_t *)(void *)(base + counts) + 3 * n_layer,
@@ -255,6 +260,15 @@ static void send_state(pi_upload *u, pi_device_state *d) {
     d->v = floats(u, b, n_kv);
     d->att = floats(u, b, n_q);
     d->latent_q = floats(u, b, pi_latent_q(s->model));
+    if (pi_gates_heads(s->model)) d->head_gates = floats(u, b, n_q);
+    if (d->state_floats) {
+        const pi_model *m = s->model;
+        d->state_in = floats(u, b, round_up((size_t)m->state_in, 4));
+        if (m->state_gates) d->state_conv = floats(u, b, round_up((size_t)m->state_in, 4));
+        if (m->state_z) d->state_z = floats(u, b, round_up((size_t)m->state_z, 4));
+        if (m->state_gates) d->state_gates = floats(u, b, round_up((size_t)m->state_gates, 8));
+        d->state_out = floats(u, b, round_up((size_t)m->state_out, 4));
+    }
     d->z = floats(u, b, (size_t)s->model->max_rank);
     d->y = floats(u, b, n_embd);
     for (int32_t k = 0; k < 3 && s->model->adapter_rank; k++)
@@ -289,6 +303,20 @@ static void send_state(pi_upload *u, pi_device_state *d) {
     for (int32_t k = 0; k < PI_STAGES && d->stage_bytes; k++) d->stage[k] = pi_upload_reserve(u, d->stage_bytes);
 }
 
+/* Room for what the device's layers remember, which stand one behind the other in a place. */
+static void reserve_states(pi_upload *u, int32_t device) {
+    const pi_hybrid *h = u->h;
+    const pi_states *s = &h->s->kv.states;
+    pi_device_state *d = &u->h->device[device];
+    for (int32_t l = 0; l < h->s->model->info.n_layer; l++) {
+        const pi_block *b = pi_recurrent_on_device(&h->s->model->layer[l]);
+        if (!b || h->layer[l].device != device) continue;
+        h->layer[l].recurrent.at = d->state_floats;
+        d->state_floats += round_up(pi_recurrent_floats(&b->recurrent), PI_DEVICE_ALIGN / sizeof(float));
+    }
+    if (d->state_floats) d->states = floats(u, pi_states_places(s->n_seq, s->n_guesses), d->state_floats);
+}
+
 pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device) {
     pi_device_state *d = &h->device[device];
     pi_upload u = {.h = h, .dev = d->dev};
@@ -296,6 +324,7 @@ pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device) {
     if (reserved != PI_OK) return PI_FAIL(reserved, "%s", d->dev->ops->error());
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++)
         if (h->layer[l].device == device) send_layer(&u, &h->s->model->layer[l], &h->layer[l]);
+    reserve_states(&u, device);
     if (h->head_device == device) send_head(&u, d); /* before all that is not among the reserved bytes */
     send_state(&u, d);
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++)

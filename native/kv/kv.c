@@ -94,7 +94,8 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, con
     bool ok = kv->seq && kv->layer && pool_init(kv, PI_KV_FULL, blocks_of(shape->n_pool));
     if (ok && kv->n_pools > 1) ok = pool_init(kv, PI_KV_WINDOW, window_blocks(shape, kv->window));
     for (int32_t l = 0; ok && l < n_layer; l++) ok = layer_init(kv, l);
-    const pi_status states = ok ? pi_states_init(&kv->states, m, shape->n_seq, shape->n_guesses) : PI_OK;
+    const pi_status states =
+        ok ? pi_states_init(&kv->states, m, shape->n_seq, shape->n_guesses, &kv->device.states) : PI_OK;
     if (ok && states == PI_OK) return PI_OK;
     const double gib = kv->layer ? (double)pi_kv_bytes(kv) / (1 << 30) : 0;
     pi_kv_free(kv);

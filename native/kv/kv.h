@@ -49,7 +49,8 @@ typedef struct pi_kv_device {
     void (*read)(void *ctx, int32_t l, bool is_v, size_t at, void *to, size_t n_bytes);
     void (*write)(void *ctx, int32_t l, bool is_v, size_t at, const void *from, size_t n_bytes);
     void (*copy)(void *ctx, int32_t l, bool is_v, size_t to, size_t from, size_t n_bytes);
-    pi_status (*status)(void *ctx); /* the first error of these since it was asked last */
+    pi_status (*status)(void *ctx); /* the first error of these since it was asked last, and of those of: */
+    pi_states_device states;
 } pi_kv_device;
 
 /* What a session asks for. */
@@ -75,7 +76,7 @@ typedef struct pi_kv {
 /* Errors: MEMORY. */
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, const pi_kv_device *device);
 void pi_kv_free(pi_kv *kv);
-uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory, and of states */
+uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory, with their states */
 /* Whether layer l has K and V. */
 static inline bool pi_kv_has(const pi_kv *kv, int32_t l) { return pi_attention_of(&kv->model->layer[l]) != NULL; }
 /* Whether a layer is in the pool of windows; blocks that it has. a NULL: it has no K and V. */

@@ -9,21 +9,39 @@
 /* Of a sequence: one where its prompt's matrix products ended, one where guesses began. */
 enum { CHECKPOINTS = 2, LINE = 16 };
 
-static size_t floats_of(const pi_model *m) { return (m->state_floats + LINE - 1) / LINE * LINE; }
+static size_t whole_lines(size_t n_floats) { return (n_floats + LINE - 1) / LINE * LINE; }
 
-size_t pi_states_bytes(const pi_model *m, int32_t n_seq, int32_t n_guesses) {
-    return pi_mul(pi_mul(floats_of(m), (size_t)n_seq * (1 + CHECKPOINTS) + (size_t)n_guesses), sizeof(float));
+size_t pi_states_places(int32_t n_seq, int32_t n_guesses) {
+    return (size_t)n_seq * (1 + CHECKPOINTS) + (size_t)n_guesses;
 }
 
-pi_status pi_states_init(pi_states *s, const pi_model *m, int32_t n_seq, int32_t n_guesses) {
-    *s = (pi_states){.floats = floats_of(m), .n_seq = n_seq, .n_guesses = n_guesses};
+size_t pi_states_bytes(const pi_model *m, int32_t n_seq, int32_t n_guesses) {
+    return pi_mul(pi_mul(whole_lines(m->state_floats), pi_states_places(n_seq, n_guesses)), sizeof(float));
+}
+
+static void lay_out(pi_states *s) {
+    size_t n = 0;
+    for (int32_t l = 0; l < s->model->info.n_layer; l++) {
+        const pi_block *b = pi_recurrent_of(&s->model->layer[l]);
+        s->at[l] = n;
+        if (b && !pi_states_on_device(s, l)) n += pi_recurrent_floats(&b->recurrent);
+    }
+    s->own_floats = whole_lines(n);
+}
+
+pi_status pi_states_init(pi_states *s, const pi_model *m, int32_t n_seq, int32_t n_guesses,
+                         const pi_states_device *device) {
+    *s = (pi_states){.model = m, .floats = whole_lines(m->state_floats), .n_seq = n_seq, .n_guesses = n_guesses};
     if (!s->floats) return PI_OK;
+    if (device) s->device = *device;
     if (n_seq > INT32_MAX / (1 + CHECKPOINTS)) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d states", n_seq);
     s->n_checkpoints = CHECKPOINTS * n_seq;
-    s->n_bytes = pi_states_bytes(m, n_seq, n_guesses);
     s->checkpoint = calloc((size_t)s->n_checkpoints + (size_t)n_guesses, sizeof *s->checkpoint);
-    s->memory = te_os_alloc(s->n_bytes);
-    if (s->checkpoint && s->memory) return PI_OK;
+    s->at = calloc((size_t)m->info.n_layer, sizeof *s->at);
+    if (s->at) lay_out(s);
+    s->n_bytes = pi_mul(pi_mul(s->own_floats, pi_states_places(n_seq, n_guesses)), sizeof(float));
+    if (s->at && s->n_bytes) s->memory = te_os_alloc(s->n_bytes);
+    if (s->checkpoint && s->at && (s->memory || !s->n_bytes)) return PI_OK;
     const size_t n = s->n_bytes;
     pi_states_free(s);
     return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the states of %d sequences and their checkpoints (%zu bytes)",
@@ -32,8 +50,35 @@ pi_status pi_states_init(pi_states *s, const pi_model *m, int32_t n_seq, int32_t
 
 void pi_states_free(pi_states *s) {
     free(s->checkpoint);
+    free(s->at);
     if (s->memory) te_os_free(s->memory, s->n_bytes);
     *s = (pi_states){0};
+}
+
+void pi_states_save(const pi_states *s, int32_t seq, char *to) {
+    const char *end = to + s->floats * sizeof(float);
+    for (int32_t l = 0; l < s->model->info.n_layer; l++) {
+        const pi_block *b = pi_recurrent_of(&s->model->layer[l]);
+        const size_t n = b ? pi_recurrent_floats(&b->recurrent) * sizeof(float) : 0;
+        if (n && pi_states_on_device(s, l))
+            s->device.read(s->device.ctx, l, seq, to);
+        else if (n)
+            memcpy(to, pi_state_of(s, seq, l), n);
+        to += n;
+    }
+    memset(to, 0, (size_t)(end - to));
+}
+
+void pi_states_load(pi_states *s, int32_t seq, const char *from) {
+    for (int32_t l = 0; l < s->model->info.n_layer; l++) {
+        const pi_block *b = pi_recurrent_of(&s->model->layer[l]);
+        const size_t n = b ? pi_recurrent_floats(&b->recurrent) * sizeof(float) : 0;
+        if (n && pi_states_on_device(s, l))
+            s->device.write(s->device.ctx, l, seq, from);
+        else if (n)
+            memcpy(pi_state_of(s, seq, l), from, n);
+        from += n;
+    }
 }
 
 typedef struct copy_task {
@@ -49,13 +94,15 @@ static void copy_step(void *ctx, te_team *team) {
     if (hi > lo) memcpy(t->to + lo, t->from + lo, sizeof *t->to * (size_t)(hi - lo));
 }
 
-static void copy_state(const pi_states *s, float *to, const float *from) {
+static void copy_state(const pi_states *s, int32_t to, int32_t from) {
     enum { WORTH = 1 << 17 }; /* floats that a team copies sooner than one thread */
-    copy_task task = {to, from, s->floats};
-    if (s->pool && s->floats >= WORTH)
+    const size_t n = s->own_floats;
+    copy_task task = {s->memory + n * (size_t)to, s->memory + n * (size_t)from, n};
+    if (s->device.copy) s->device.copy(s->device.ctx, to, from);
+    if (s->pool && n >= WORTH)
         te_pool_run(s->pool, copy_step, &task);
-    else
-        memcpy(to, from, sizeof *to * s->floats);
+    else if (n)
+        memcpy(task.to, task.from, sizeof *task.to * n);
 }
 
 int32_t pi_states_reachable(const pi_states *s, int32_t seq, int32_t length, int32_t n) {
@@ -69,9 +116,7 @@ int32_t pi_states_reachable(const pi_states *s, int32_t seq, int32_t length, int
     return best;
 }
 
-static float *place_of(const pi_states *s, const pi_checkpoint *c) {
-    return pi_state_of(s, s->n_seq + (int32_t)(c - s->checkpoint));
-}
+static int32_t place_of(const pi_states *s, const pi_checkpoint *c) { return s->n_seq + (int32_t)(c - s->checkpoint); }
 
 /* Where a new one of seq goes. */
 static pi_checkpoint *room(pi_states *s, int32_t seq, int32_t pos, bool brief) {
@@ -88,7 +133,7 @@ void pi_states_keep(pi_states *s, int32_t seq, int32_t length, bool brief) {
     if (!s->floats || !length) return;
     pi_checkpoint *c = room(s, seq, length, brief);
     const bool is_there = c->pos == length && c->seq == seq;
-    if (!is_there) copy_state(s, place_of(s, c), pi_state_of(s, seq));
+    if (!is_there) copy_state(s, place_of(s, c), seq);
     *c = (pi_checkpoint){seq, length, is_there ? c->brief && brief : brief, ++s->clock};
 }
 
@@ -104,12 +149,12 @@ bool pi_states_reserve(pi_states *s, int32_t seq, int32_t pos) {
     return true;
 }
 
-float *pi_states_reserved(const pi_states *s, int32_t seq, int32_t pos) {
+int32_t pi_states_reserved(const pi_states *s, int32_t seq, int32_t pos) {
     for (int32_t i = s->n_checkpoints; i < s->n_checkpoints + s->n_guesses; i++) {
         const pi_checkpoint *c = &s->checkpoint[i];
         if (c->pos == pos && c->seq == seq && c->used > s->began) return place_of(s, c);
     }
-    return NULL;
+    return -1;
 }
 
 void pi_states_copy(pi_states *s, int32_t dst, int32_t src, int32_t length, int32_t n) {
@@ -121,6 +166,6 @@ void pi_states_copy(pi_states *s, int32_t dst, int32_t src, int32_t length, int3
         if (c->pos && c->seq == dst && (dst != src || c->pos > n)) c->pos = 0;
     }
     if (from && n != length) from->used = ++s->clock;
-    const float *state = n == length ? pi_state_of(s, src) : from ? place_of(s, from) : NULL;
-    if (n && state && state != pi_state_of(s, dst)) copy_state(s, pi_state_of(s, dst), state);
+    const int32_t state = n == length ? src : from ? place_of(s, from) : dst;
+    if (n && state != dst) copy_state(s, dst, state);
 }

@@ -134,14 +134,18 @@ typedef struct pi_conv {
     int32_t width, n_channels;
 } pi_conv;
 
-/* What blocks with a state have in common. The state of a sequence, from at on (kv.h): [width - 1][n_channels] of the
- * convolution, then [n_head][n_k][n_v]. */
+/* What blocks with a state have in common. The state of a sequence: [width - 1][n_channels] of the convolution, then
+ * [n_head][n_k][n_v]. */
 typedef struct pi_recurrent {
-    size_t at; /* floats before it in a sequence's state */
     pi_conv conv;
     int32_t n_head, n_group; /* heads, of which n_group share q and k; 0: a convolution is all there is */
     int32_t n_k, n_v;
 } pi_recurrent;
+
+static inline size_t pi_recurrent_floats(const pi_recurrent *r) {
+    return (size_t)(r->conv.width - 1) * (size_t)r->conv.n_channels +
+           (size_t)r->n_head * (size_t)r->n_k * (size_t)r->n_v;
+}
 
 /* A gated short convolution (LFM2): out . (c * conv(b * x)), with b, c, x = in . h. */
 typedef struct pi_shortconv {
@@ -249,7 +253,7 @@ typedef struct pi_block_kind {
 } pi_block_kind;
 
 extern const struct pi_block_on_device pi_attention_on_device, pi_latent_on_device, pi_ffn_on_device,
-    pi_experts_on_device;
+    pi_experts_on_device, pi_delta_on_device, pi_shortconv_on_device, pi_mamba_on_device;
 extern const pi_block_kind pi_attention_kind, pi_latent_kind, pi_ffn_kind, pi_experts_kind, pi_per_layer_kind;
 extern const pi_block_kind pi_laurel_kind, pi_altup_kind;
 extern const pi_block_kind pi_shortconv_kind, pi_delta_kind, pi_mamba_kind;

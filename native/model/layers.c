@@ -121,15 +121,19 @@ static pi_status kinds_of(const pi_model *m, int32_t i, const pi_block_kind *out
     return PI_OK;
 }
 
+/* Whether no device computes a block; of heads with a state devices read four values at a time. */
+static bool is_host_s(const pi_block *b) {
+    const bool attends = b->kind == &pi_attention_kind, recurs = b->kind->recurrent && b->recurrent.n_head;
+    const pi_recurrent *r = &b->recurrent;
+    return !b->kind->device || (attends && b->attention.n_embd_head > PI_DEVICE_HEAD) ||
+           (recurs && (r->n_k > PI_DEVICE_STATE || r->n_k % 4 || r->n_v % 4));
+}
+
 /* How many blocks a layer begins with that no device computes. */
 static int32_t host_blocks(const pi_model *m, const pi_layer *l) {
     int32_t n = 0;
-    for (; n < l->n_blocks; n++) {
-        const pi_block *b = &l->block[n];
-        const bool attends = b->kind == &pi_attention_kind, gated = m->arch->gated_heads || m->arch->gate_matrix;
-        const bool wide = attends && b->attention.n_embd_head > PI_DEVICE_HEAD;
-        if (b->kind->device && !wide && !(attends && (gated || m->arch->recurrent_beside))) break;
-    }
+    if (m->arch->recurrent_beside && (is_host_s(&l->block[0]) || is_host_s(&l->block[1]))) return 2;
+    while (n < l->n_blocks && is_host_s(&l->block[n])) n++;
     return n;
 }
 

@@ -11,8 +11,9 @@
 #include "block.h"
 #include "file.h"
 
-/* DEVICE_HEAD: values of the largest head that devices' attention knows; the CPU computes that of larger ones. */
-enum { PI_DEVICE_HEAD = 256, PI_MAX_BLOCKS = 4, PI_MAX_ROPES = 2, PI_MAX_STREAMS = 8 };
+/* DEVICE_HEAD, DEVICE_STATE: values of the largest head of attention, and of k of a head with a state, that devices know; the
+ * CPU computes those of larger ones. */
+enum { PI_DEVICE_HEAD = 256, PI_DEVICE_STATE = 256, PI_MAX_BLOCKS = 4, PI_MAX_ROPES = 2, PI_MAX_STREAMS = 8 };
 
 /* What distinguishes the architectures. Adding one is adding a row to the table in arch.c. */
 typedef struct pi_arch {
@@ -151,6 +152,11 @@ static inline const pi_block *pi_recurrent_of(const pi_layer *l) {
         if (l->block[i].kind->recurrent) return &l->block[i];
     return NULL;
 }
+/* The same, if devices compute it where the layer lies on one. */
+static inline const pi_block *pi_recurrent_on_device(const pi_layer *l) {
+    const pi_block *b = pi_recurrent_of(l);
+    return b && b >= l->block + l->n_host ? b : NULL;
+}
 /* Whether the layer has a down whose rows don't belong to neurons, so that silent ones' parts are read, too. */
 static inline bool pi_keeps_down(const pi_layer *l) {
     const pi_ffn *f = pi_ffn_of(l);
@@ -267,10 +273,11 @@ static inline const pi_rope *pi_rope_of(const pi_model *m, const pi_attention *a
     return i < 0 ? NULL : &m->rope[i];
 }
 
-/* What plans place of a layer: neurons, or experts of a mixture, whose layers without experts lie somewhere as a whole. */
+/* What plans place of a layer: neurons, or experts of a mixture, whose layers without experts lie somewhere as a whole, as
+ * those without a feed-forward do. */
 static inline int32_t pi_n_placed(const pi_model *m, const pi_layer *l) {
     const pi_experts *e = pi_experts_of(l);
-    return e ? e->n_expert : m->info.n_expert ? 0 : m->info.n_ff;
+    return e ? e->n_expert : m->info.n_expert || !pi_ffn_of(l) ? 0 : m->info.n_ff;
 }
 /* Whether a layer's feed-forward is one of a mixture's that has no experts. */
 static inline bool pi_is_whole_ffn(const pi_model *m, const pi_layer *l) { return m->info.n_expert && pi_ffn_of(l); }
@@ -302,6 +309,9 @@ static inline int64_t pi_attention_weight_bytes(const pi_layer *l) {
     const pi_latent *w = pi_latent_of(l);
     return pi_attention_query_bytes(l) + (w ? pi_mat_bytes(&w->kv_a) : pi_mat_bytes(&a->k) + pi_mat_bytes(&a->v));
 }
+
+/* Whether what attention's heads give is gated. */
+static inline bool pi_gates_heads(const pi_model *m) { return m->arch->gated_heads || m->arch->gate_matrix; }
 
 /* Values of all heads before and behind latent attention, whichever are more; 0: there is none. */
 static inline size_t pi_latent_q(const pi_model *m) {

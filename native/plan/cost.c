@@ -33,7 +33,9 @@ static void adapter_cost(const pi_layer *w, pi_layer_cost *c) {
         const uint64_t a_bytes = down ? in_two(mat_bytes(sizeof(float) * (size_t)a.n_rows, a.cols))
                                       : mat_bytes(pi_row_bytes(&a), a.n_rows),
                        b_bytes = mat_bytes(pi_row_bytes(&b), b.n_rows);
-        c->attention_bytes += a_bytes + (neurons ? in_two(b_bytes) : b_bytes);
+        const pi_attention *attention = pi_attention_of(w);
+        const bool two = neurons || (k == PI_ADAPT_Q && attention && attention->gated);
+        c->attention_bytes += a_bytes + (two ? in_two(b_bytes) : b_bytes);
         c->fixed_read += read_bytes(a) + read_bytes(b);
     }
 }
@@ -55,15 +57,37 @@ static void attention_cost(const pi_model *m, const pi_plan_options *o, const pi
     c->fixed_read += read;
     if (latent)
         c->norm_bytes += vec_bytes(latent->norm, m->latent_rank) + vec_bytes(latent->q_norm, latent->q_a.n_rows);
-    c->kv_bytes = pool_bytes(m, o, a, false, o->type_k) + pool_bytes(m, o, a, true, o->type_v);
-    c->attention_bytes +=
-        vec_bytes(a->q_b, n_q) + vec_bytes(a->k_b, n_kv) + vec_bytes(a->v_b, n_kv) + vec_bytes(a->o_b, i->n_embd);
+    c->kv_bytes += pool_bytes(m, o, a, false, o->type_k) + pool_bytes(m, o, a, true, o->type_v);
+    c->attention_bytes += vec_bytes(a->q_b, n_q) + (a->gated ? vec_bytes(a->q_b, n_q) : 0) + vec_bytes(a->k_b, n_kv) +
+                          vec_bytes(a->v_b, n_kv) + vec_bytes(a->o_b, i->n_embd);
     c->norm_bytes += vec_bytes(a->q_norm, d) + vec_bytes(a->k_norm, d) + vec_bytes(a->v_norm, d);
     c->norm_bytes += vec_bytes(a->wide_q_norm, n_q) + vec_bytes(a->wide_k_norm, n_kv) + vec_bytes(a->sinks, i->n_head);
 }
 
+/* Of a block with a state: its vectors, and what all sequences remember. */
+static void recurrent_cost(const pi_plan_options *o, const pi_block *b, pi_layer_cost *c) {
+    const pi_recurrent *r = &b->recurrent;
+    const uint64_t bytes = sizeof(float) * (uint64_t)pi_recurrent_floats(r);
+    c->kv_bytes += pi_space(bytes) * (uint64_t)pi_states_places(o->n_seq, o->n_guesses);
+    c->fixed_read += 2 * (double)bytes;
+    c->norm_bytes += vec_bytes(r->conv.w, (int64_t)r->conv.width * r->conv.n_channels);
+    c->norm_bytes += vec_bytes(r->conv.b, r->conv.n_channels);
+    if (b->kind == &pi_mamba_kind)
+        c->norm_bytes += vec_bytes(b->mamba.a, r->n_head) + vec_bytes(b->mamba.d, r->n_head) +
+                         vec_bytes(b->mamba.dt_b, r->n_head) + vec_bytes(b->mamba.norm, (int64_t)r->n_head * r->n_v);
+    if (b->kind == &pi_delta_kind)
+        c->norm_bytes +=
+            vec_bytes(b->delta.a, r->n_head) + vec_bytes(b->delta.dt_b, r->n_head) + vec_bytes(b->delta.norm, r->n_v);
+}
+
+/* Matrices of gated heads' queries and gates are one in the file, two on a device. */
+static uint64_t product_bytes(const pi_block *b, const te_mat *m) {
+    const bool two = b->kind == &pi_attention_kind && b->attention.gated && m->w == b->attention.q.w;
+    return two ? 2 * mat_bytes(pi_row_bytes(m), m->n_rows / 2) : mat_bytes(pi_row_bytes(m), m->n_rows);
+}
+
 /* What a block of any kind has: norms, and matrices that are multiplied whole. */
-static void block_cost(const pi_model *m, const pi_layer *w, int32_t k, pi_layer_cost *c) {
+static void block_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *w, int32_t k, pi_layer_cost *c) {
     pi_block b = w->block[k];
     const bool here = k >= w->n_host;
     const bool shared = k > 0 && b.norm.w == w->block[0].norm.w; /* by blocks side by side */
@@ -79,9 +103,10 @@ static void block_cost(const pi_model *m, const pi_layer *w, int32_t k, pi_layer
             continue;
         }
         if (mats[i].use == PI_MAT_HEADS) mat.type = pi_space_heads(mat.type);
-        c->attention_bytes += mat_bytes(pi_row_bytes(&mat), mat.n_rows);
+        c->attention_bytes += product_bytes(&w->block[k], &mat);
         c->fixed_read += read_bytes(mat);
     }
+    if (here && b.kind->recurrent) recurrent_cost(o, &b, c);
 }
 
 static void predictor_cost(const pi_model *m, const pi_plan_options *o, const pi_ffn *w, pi_layer_cost *c) {
@@ -263,6 +288,7 @@ static pi_space_shape shape(const pi_model *m, const pi_plan_options *o) {
                         .n_ff = (uint64_t)i->n_ff,
                         .n_head = (uint64_t)i->n_head,
                         .n_embd_head = (uint64_t)i->n_embd_head,
+                        .n_inner = (uint64_t)m->state_out,
                         .sign_words = (uint64_t)m->sign_words,
                         .adapter_rank = m->adapted_ffn ? (uint64_t)m->adapter_rank : 0,
                         .gated = i->is_gated,
@@ -288,8 +314,12 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
                    n_kv = (uint64_t)i->n_head_kv * (uint64_t)i->n_embd_head,
                    n_blocks = ((uint64_t)o->n_ctx + PI_KV_BLOCK - 1) / PI_KV_BLOCK, rank = (uint64_t)m->adapter_rank;
     uint64_t n_tables = 1;
-    for (int32_t l = 0; l < i->n_layer; l++)
+    bool states = false; /* on devices */
+    for (int32_t l = 0; l < i->n_layer; l++) {
         if (pi_kv_has_window(o->n_ctx, pi_attention_of(&m->layer[l]))) n_tables = 2;
+        states |= pi_recurrent_on_device(&m->layer[l]) != NULL;
+    }
+    const uint64_t n_state = states ? n_tok : 0;
     /* What a hybrid session takes for itself (native/hybrid/upload.c). */
     const uint64_t words[] = {
         n_tok * n_embd,
@@ -303,7 +333,14 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * (uint64_t)m->max_rank,                                          /* the predictor's hidden values */
         rank ? 3 * n_tok * rank + 128 : 0,                                      /* and those of adapters */
         n_tok * (n_tables * n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */
-        3 * (uint64_t)i->n_layer + 16,                                          /* counts */
+        m->state_floats ? 4 * (n_tok + 17) + 16 : 0,                            /* whose tokens are whose */
+        pi_gates_heads(m) ? n_tok * n_q : 0,
+        n_state * (uint64_t)(m->state_in + 3), /* of blocks with a state: their inputs, these convolved, */
+        m->state_gates ? n_state * (uint64_t)(m->state_in + 3) : 0,
+        n_state * (uint64_t)(m->state_z + 3), /* gates, and what they give */
+        n_state * (uint64_t)(m->state_gates + 7),
+        n_state * (uint64_t)(m->state_out + 3),
+        3 * (uint64_t)i->n_layer + 16,                          /* counts */
         n_tok * (uint64_t)(i->n_expert + 2 * i->n_expert_used), /* routers' scores, choices and weights */
         n_tok * (uint64_t)i->n_expert_used,                     /* (in two buffers) */
         i->n_expert ? 6 * n_tok + 8 * 64 : 0,                   /* of an expert of all tokens, and rounding */
@@ -332,7 +369,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
     uint64_t largest = 0, least = 0; /* least: an expert is loaded whole */
     for (int32_t l = 0; l < i->n_layer; l++) {
         pi_layer_cost *c = &out->layer[l];
-        for (int32_t k = 0; k < m->layer[l].n_blocks; k++) block_cost(m, &m->layer[l], k, c);
+        for (int32_t k = 0; k < m->layer[l].n_blocks; k++) block_cost(m, o, &m->layer[l], k, c);
         attention_cost(m, o, &m->layer[l], c);
         adapter_cost(&m->layer[l], c);
         if (m->layer[l].parallel) c->beside_read = c->fixed_read;
@@ -347,6 +384,8 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
             if (one > least) least = one;
         } else if (pi_is_whole_ffn(m, &m->layer[l])) {
             whole_ffn_cost(m, pi_ffn_of(&m->layer[l]), c);
+        } else if (!pi_ffn_of(&m->layer[l])) {
+            c->block = 1;
         } else {
             predictor_cost(m, o, pi_ffn_of(&m->layer[l]), c);
             ffn_cost(m, o, &m->layer[l], c);

@@ -27,15 +27,6 @@ static pi_status number_in(const char *name, double v, double lo, double hi) {
     return PI_OK;
 }
 
-/* Every layer must have a feed-forward that devices compute; what a layer begins with the CPU may. */
-static pi_status check_blocks(const pi_model *m) {
-    if (m->arch->one_block)
-        return PI_FAIL(PI_ERROR_UNSUPPORTED,
-                       "layers of one block (%s) on a device are not supported yet; the CPU computes such a model",
-                       m->arch->name);
-    return PI_OK;
-}
-
 /* What devices do not know of attention, or NULL. */
 static const char *unknown_attention(const pi_model *m, int32_t l, int32_t n_ctx) {
     const pi_attention *a = m->layer[l].n_host ? NULL : pi_attention_of(&m->layer[l]);
@@ -52,6 +43,7 @@ static pi_status check_layer(const pi_model *m, int32_t l, int32_t n_ctx) {
     const char *what = unknown_attention(m, l, n_ctx);
     if (m->layer[l].scale && ((!f && !(e && e->shared_norm.w)) || !m->arch->post_norm))
         what = "a scale of what it leaves";
+    if (e && !e->gate.w) what = "experts without a gate";
     if (e && e->on_input) what = "experts whose input is weighted";
     if (f && !m->info.n_expert && pi_n_ff(f) != m->info.n_ff) what = "another number of neurons";
     for (int32_t i = m->layer[l].n_host; i < m->layer[l].n_blocks; i++)
@@ -67,7 +59,8 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
     for (int32_t d = 0; d < o->n_devices; d++) budget |= pi_budget(o, d);
     for (int32_t l = 0; budget && l < m->info.n_layer; l++) {
         const pi_experts *e = pi_experts_of(&m->layer[l]);
-        if (e && (e->gate.type != e->up.type || (e->shared_up.w && e->shared_gate.type != e->shared_up.type)))
+        if (e &&
+            ((e->gate.w && e->gate.type != e->up.type) || (e->shared_up.w && e->shared_gate.type != e->shared_up.type)))
             return PI_FAIL(
                 PI_ERROR_UNSUPPORTED,
                 "layer %d has experts whose gate and up are of two formats, which a device does not know; the "
@@ -90,7 +83,8 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
                            "computes such a model",
                            l);
         PI_TRY(check_layer(m, l, o->n_ctx));
-        const int32_t window = m->layer[l].n_host ? 0 : pi_attention_of(&m->layer[l])->window;
+        const pi_attention *attention = m->layer[l].n_host ? NULL : pi_attention_of(&m->layer[l]);
+        const int32_t window = attention ? attention->window : 0;
         if (!pi_space_window(window))
             return PI_FAIL(
                 PI_ERROR_UNSUPPORTED,
@@ -106,10 +100,10 @@ pi_status pi_plan_check(const pi_model *m, pi_plan_options *o) {
                             .n_pool = o->n_pool,
                             .n_seq = o->n_seq,
                             .n_batch = o->n_batch,
+                            .n_guesses = o->n_guesses,
                             .type_k = o->type_k,
                             .type_v = o->type_v,
                             .sparsity = o->sparsity};
-    PI_TRY(check_blocks(m));
     PI_TRY(pi_session_check(m, &s));
     o->n_ctx = s.n_ctx;
     o->n_pool = s.n_pool;

@@ -4,7 +4,8 @@
  * k and v are three matrices however the file stores them. Vectors (norms, biases) are floats, rounded up to 256. Of a
  * layer's FFN the rows of its hot neurons (gate, up, down), and lists as long as if all neurons were in them: ids, ids of
  * blocks, up's bias, counters if neurons are counted. A down matrix that stays stored by output (quantised, or of a model that is no ReLU model) gives the
- * columns of its hot neurons, which then are whole blocks of neighbours. K and V as the session's pool has them. A
+ * columns of its hot neurons, which then are whole blocks of neighbours. K and V as the session's pool has them, and with them what
+ * recurrent layers remember of all sequences, with checkpoints and places for guesses, and read and write for each token. A
  * predictor's last matrix lies there in two parts. token_embd stays in host memory, so an output matrix that is tied to it
  * counts in full. Each device that is used has work space (pi_cost_scratch: the session's buffers, what kernels need
  * between them for n_batch tokens, and the driver's tables of the pages of the file and of
@@ -13,7 +14,7 @@
  *
  * Time of a layer, in us (bytes over rates; vectors are too small to count):
  *     on the CPU     (attention + predictor + K, V at half the context + FFN) / cpu + handover
- *     (blocks at the beginning of a layer that no device computes, such as recurrent ones, are not among this: their
+ *     (blocks at the beginning of a layer that no device computes, such as heads of more than 256 values, are not among this: their
  *     matrices, K and V are read by the CPU on either side, and on the device cost a hand-over more)
  *     on the device  layer_us + (attention + predictor + K, V at half the context) / gpu
  *                    + max(ffn_us + hot / gpu, ffn_us + pcie / zero_copy, cold / cpu + handover)

@@ -21,7 +21,7 @@ typedef struct pi_chunk {
     int32_t *batch_row;         /* [n_batch]: index in the batch, for taps: theirs is no longer than n_batch */
     /* Where layers have states: the tokens by sequence and position; run i is those at run[i]..run[i + 1]-1 of order. */
     int32_t *order, *run, n_runs; /* [n_batch], [n_batch + 1] */
-    float **kept;                 /* [n_batch] of order: where the state behind a token goes, too, or NULL */
+    int32_t *kept;                /* [n_batch] of order: the place where the state behind a token goes, too, or -1 */
 } pi_chunk;
 
 enum {

@@ -192,8 +192,10 @@ static void copy_rows(pi_session *s, int32_t seq, int32_t held_from, char *p, bo
                 }
             }
     if (!q->length || !s->kv.states.floats) return;
-    float *state = pi_state_of(&s->kv.states, seq);
-    memcpy(save ? p : (char *)state, save ? (char *)state : p, s->kv.states.floats * sizeof *state);
+    if (save)
+        pi_states_save(&s->kv.states, seq, p);
+    else
+        pi_states_load(&s->kv.states, seq, p);
 }
 
 uint64_t pi_seq_state_bytes(const pi_session *s, int32_t seq) {

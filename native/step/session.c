@@ -105,7 +105,7 @@ static void lay_out(pi_session *s, carver *c) {
     s->chunk.logits_row = carve(c, b, 1, sizeof(int32_t));
     s->chunk.batch_row = carve(c, b, 1, sizeof(int32_t));
     s->chunk.order = carve(c, s->model->state_floats ? b : 0, 1, sizeof(int32_t));
-    s->chunk.kept = carve(c, s->model->state_floats ? b : 0, 1, sizeof(float *));
+    s->chunk.kept = carve(c, s->model->state_floats ? b : 0, 1, sizeof(int32_t));
     s->chunk.run = carve(c, s->model->state_floats ? b + 1 : 0, 1, sizeof(int32_t));
     s->step = carve(c, 1, (size_t)i->n_layer, sizeof *s->step);
     s->count = carve(c, (size_t)i->n_layer, nt, sizeof *s->count);

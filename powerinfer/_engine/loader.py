@@ -184,6 +184,8 @@ class Loader:
         self.plan = found
         if not found.uses_device:
             return
+        if options.get("n_guesses"):
+            options["n_guesses"] = found.settings.n_guesses
         self.devices = choose_devices([n / GIB for n in found.budgets], self._names)
         self.say(summary(found))
 
@@ -214,6 +216,7 @@ class Loader:
             n_ctx=0 if o["n_ctx"] == "auto" else o["n_ctx"],
             n_pool=o.get("n_pool", 0),
             n_seq=o.get("n_seq", 1),
+            n_guesses=o.get("n_guesses", 0) if self.model.info.n_recurrent else 0,
             n_batch=o["n_batch"],
             sparsity=name_of(SPARSITY, number_of("sparsity", SPARSITY, o["sparsity"])),
             overhead_bytes=overhead,

@@ -40,9 +40,11 @@ struct halves {
     }
 };
 // type: of the matrices, where their products of a few tokens want it otherwise than as rows.
-static halves halves_new(int n_tok, int cols, int type = -1) {
+// of_tok: what the form is that of, where the rows are tokens' routes.
+static halves halves_new(int n_tok, int cols, int type = -1, int of_tok = 0) {
     halves h = {{nullptr, up_to((size_t)cols, 8) + 8, nullptr, 0, 0}, n_tok, cols, {}};
-    if (type >= 0) h.h = api->half_form(dev, type, n_tok, cols);
+    if (type >= 0) h.h = api->half_form(dev, type, of_tok ? of_tok : n_tok, cols);
+    if (h.h.tiles) h.h.tiles = std::max(h.h.tiles, (n_tok + 7) / 8);
     h.h.v = device_of(std::vector<uint16_t>(h.n_values(), 0x7e00)); // no numbers
     h.h.scale = device_new<float>((size_t)n_tok + 1);
     return h;

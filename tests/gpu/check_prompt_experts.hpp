@@ -9,25 +9,18 @@ struct prompt_expert_case {
     bool bias;
     int n_ff_once, n_embd_once; // 0: all
     float size = 1;
-    bool by_neuron = false;
+    bool by_neuron = false, uneven = false;
+    bool rows = false; // input as rows, where few tokens' could be otherwise
 };
 
 static void check_prompt_experts_case(const prompt_expert_case &k) {
     AT("experts %s, %s, %d tokens, %d of %d of %d neurons (%d at once), %d columns (%d), act %d, bias %d, size %g, "
-       "by neuron %d",
+       "by neuron %d, uneven %d, rows %d",
        te_type_get(k.type)->name, te_type_get(k.down_type)->name, k.n_tok, k.n_used, k.n_expert, k.n_ff, k.n_ff_once,
-       k.n_embd, k.n_embd_once, (int)k.act, k.bias, (double)k.size, k.by_neuron);
-    floats x(k.n_tok, k.n_embd, k.size);
-    halves in = halves_new(k.n_tok, k.n_embd);
-    te_cuda_halve half = {};
-    half.x = x.p;
-    half.ldx = x.ld;
-    half.n_tok = k.n_tok;
-    half.cols = k.n_embd;
-    half.to = in.h;
-    OK(api->halve(dev, &half));
-    in.read();
-    const std::vector<int32_t> expert = some_routes(k.n_tok, k.n_used, k.n_expert);
+       k.n_embd, k.n_embd_once, (int)k.act, k.bias, (double)k.size, k.by_neuron, k.uneven, k.rows);
+    const int type = k.rows ? -1 : k.type;
+    const floats x(k.n_tok, k.n_embd, k.size);
+    const std::vector<int32_t> expert = (k.uneven ? uneven_routes : some_routes)(k.n_tok, k.n_used, k.n_expert);
     const size_t n_routes = expert.size(), n_y = (size_t)k.n_tok * (size_t)k.n_embd;
     const std::vector<float> weight = normals(n_routes), gate_b = normals((size_t)(k.n_expert * k.n_ff)),
                              up_b = normals((size_t)(k.n_expert * k.n_ff)),
@@ -55,12 +48,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
     if (s.n) put(false, 0, s.n);
     if (n_gone) put(true, 0, (n_gone + 1) / 2);
     if (n_gone > 1) put(true, (n_gone + 1) / 2, n_gone / 2);
-    std::vector<float> start(n_y + 16, CANARY);
-    std::copy(before.begin(), before.end(), start.begin() + 8);
-    float *y = device_of(start);
     te_cuda_prompt_experts op = {};
-    op.x = in.h;
-    op.of.n_tok = k.n_tok;
     op.of.n_expert = k.n_expert;
     op.of.n_used = k.n_used;
     op.of.n_ff = k.n_ff;
@@ -70,43 +58,106 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
         op.of.down_b = device_of(down_b);
     }
     op.of.place = device_of(s.place);
-    op.of.expert = device_of(expert);
-    op.of.weight = device_of(weight);
     op.of.act = k.act;
     op.of.threshold = k.act == TE_RELU ? 0.05f : 0;
-    op.of.y = y + 8;
     op.of.counts = device_of(std::vector<uint32_t>(3, 0));
     op.n_ff_once = k.n_ff_once ? k.n_ff_once : k.n_ff;
     op.n_embd_once = k.n_embd_once ? k.n_embd_once : k.n_embd;
-    const size_t widest = up_to((size_t)std::max(op.n_ff_once, op.n_embd_once), 4);
-    op.values = device_of(std::vector<float>(n_routes * widest + 4, NAN));
-    const halves h = halves_new((int)n_routes, op.n_ff_once);
-    op.h = h.h;
-    std::vector<float> got[2];
-    for (std::vector<float> &v : got) {
-        OK(api->upload(dev, y, start.data(), start.size() * 4));
-        finish();
-        for (batch &b : batches) {
-            op.of.gate = b.gate.m;
-            op.of.up = b.up.m;
-            (k.by_neuron ? op.of.down_t : op.of.down) = b.down.m;
-            op.of.n_places = b.s.n;
-            op.of.missing = b.missing;
-            op.of.first = b.s.first;
-            op.of.add = &b != &batches[0] || k.bias;
-            const size_t words = api->prompt_experts_words(&op.of);
-            op.lists = device_of(std::vector<int32_t>(words + 4, -5));
-            OK(api->prompt_experts(dev, &op));
-            const std::vector<int32_t> lists = host_of(op.lists, words + 4);
-            for (size_t i = words; i < words + 4; i++) same((long)i, lists[i], -5);
-            OK(api->free(dev, op.lists));
+    const size_t n_embd = (size_t)k.n_embd, widest = up_to((size_t)std::max(op.n_ff_once, op.n_embd_once), 4);
+    std::vector<double> seen; // the input of all tokens
+    // What these tokens alone give, in this order; so many times.
+    auto run = [&](const std::vector<int> &token, int times) {
+        const int n = (int)token.size();
+        floats of_x(n, k.n_embd);
+        std::vector<int32_t> who;
+        std::vector<float> weights, start(8, CANARY);
+        for (int i = 0; i < n; i++) {
+            const size_t t = (size_t)token[(size_t)i], used = (size_t)k.n_used;
+            std::copy_n(&x.v[t * x.ld], x.ld, &of_x.v[(size_t)i * x.ld]);
+            who.insert(who.end(), expert.begin() + (ptrdiff_t)(t * used), expert.begin() + (ptrdiff_t)((t + 1) * used));
+            weights.insert(weights.end(), weight.begin() + (ptrdiff_t)(t * used),
+                           weight.begin() + (ptrdiff_t)((t + 1) * used));
+            start.insert(start.end(), before.begin() + (ptrdiff_t)(t * n_embd),
+                         before.begin() + (ptrdiff_t)((t + 1) * n_embd));
         }
-        v = host_of(y, n_y + 16);
-    }
-    same_bits(got[0].data(), got[1].data(), 4 * (n_y + 16), "a repeat gives other bits");
-    for (size_t i = 0; i < 8; i++) {
-        same((long)i - 8, (double)got[0][i], (double)CANARY);
-        same((long)(n_y + i), (double)got[0][n_y + 8 + i], (double)CANARY);
+        start.insert(start.end(), 8, CANARY);
+        OK(api->upload(dev, of_x.p, of_x.v.data(), 4 * of_x.v.size()));
+        finish();
+        halves in = halves_new(n, k.n_embd, type);
+        te_cuda_halve half = {};
+        half.x = of_x.p;
+        half.ldx = of_x.ld;
+        half.n_tok = n;
+        half.cols = k.n_embd;
+        half.to = in.h;
+        OK(api->halve(dev, &half));
+        if (n == k.n_tok) {
+            in.read();
+            if (seen.empty())
+                for (int t = 0; t < n; t++)
+                    for (int c = 0; c < k.n_embd; c++) seen.push_back(in.at(t, c));
+        }
+        const bool few = n > TE_CUDA_MAX_TOK && n <= TE_CUDA_WIDE_TOK && !k.rows;
+        is_true((in.h.tiles > 0) == few, "another form");
+        halves h = halves_new((int)who.size(), op.n_ff_once, few && !k.by_neuron ? k.down_type : -1, n);
+        float *y = device_of(start);
+        op.x = in.h;
+        op.h = h.h;
+        op.of.n_tok = n;
+        op.of.expert = device_of(who);
+        op.of.weight = device_of(weights);
+        op.of.y = y + 8;
+        op.values = device_of(std::vector<float>(who.size() * widest + 4, NAN));
+        std::vector<float> got;
+        for (int turn = 0; turn < times; turn++) {
+            OK(api->upload(dev, y, start.data(), start.size() * 4));
+            OK(api->fill(dev, (void *)op.of.counts, 0, 12));
+            finish();
+            for (batch &b : batches) {
+                op.of.gate = b.gate.m;
+                op.of.up = b.up.m;
+                (k.by_neuron ? op.of.down_t : op.of.down) = b.down.m;
+                op.of.n_places = b.s.n;
+                op.of.missing = b.missing;
+                op.of.first = b.s.first;
+                op.of.add = &b != &batches[0] || k.bias;
+                const size_t words = api->prompt_experts_words(&op.of);
+                op.lists = device_of(std::vector<int32_t>(words + 4, -5));
+                OK(api->prompt_experts(dev, &op));
+                const std::vector<int32_t> lists = host_of(op.lists, words + 4);
+                for (size_t i = words; i < words + 4; i++) same((long)i, lists[i], -5);
+                OK(api->free(dev, op.lists));
+            }
+            const std::vector<float> now = host_of(y, start.size());
+            if (turn) same_bits(got.data(), now.data(), 4 * now.size(), "a repeat gives other bits");
+            got = now;
+        }
+        for (size_t i = 0; i < 8; i++) {
+            same((long)i - 8, (double)got[i], (double)CANARY);
+            same((long)(got.size() - 8 + i), (double)got[got.size() - 8 + i], (double)CANARY);
+        }
+        same(0, host_of(op.of.counts, 3)[0], (double)who.size() * k.n_ff);
+        for (const void *p :
+             {(const void *)op.of.expert, (const void *)op.of.weight, (const void *)y, (const void *)op.values})
+            OK(api->free(dev, (void *)p));
+        in.free();
+        h.free();
+        of_x.free();
+        return std::vector<float>(got.begin() + 8, got.end() - 8);
+    };
+    std::vector<int> all, some;
+    for (int t = 0; t < k.n_tok; t++) all.push_back(t);
+    const bool few = k.n_tok > TE_CUDA_MAX_TOK && k.n_tok <= TE_CUDA_WIDE_TOK && !k.rows;
+    const std::vector<float> got = run(all, few ? 4 : 2);
+    // A token's bits depend neither on the others nor on their order.
+    if (few) {
+        for (int n : {k.n_tok, TE_CUDA_MAX_TOK + 1}) {
+            some.assign(all.rbegin(), all.rbegin() + n);
+            const std::vector<float> other = run(some, 1);
+            for (int i = 0; i < n; i++)
+                same_bits(&other[(size_t)i * n_embd], &got[(size_t)some[(size_t)i] * n_embd], 4 * n_embd,
+                          "beside other tokens a token has other bits");
+        }
     }
     // Of some tokens. Errors of factors that are rounded to F16 are independent: six times what such make.
     const double f16 = 6 * 0x1p-11;
@@ -129,7 +180,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                     const double *w = (m ? b->up : b->gate).row(at * k.n_ff + j);
                     double squares = 0, size = 0;
                     for (int c = 0; c < k.n_embd; c++) {
-                        const double p = w[c] * in.at(t, c);
+                        const double p = w[c] * seen[(size_t)t * n_embd + (size_t)c];
                         v[m] += p;
                         squares += p * p;
                         size += fabs(p);
@@ -165,24 +216,19 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
         }
         for (int c = 0; c < k.n_embd; c++) {
             const size_t at = (size_t)t * (size_t)k.n_embd + (size_t)c;
-            near((long)at, (double)got[0][8 + at], want[(size_t)c],
+            near((long)at, (double)got[at], want[(size_t)c],
                  limit[(size_t)c] + 8 * EPS * fabs(want[(size_t)c]) + 1e-12);
         }
     }
-    same(0, host_of(op.of.counts, 3)[0], 2.0 * (double)n_routes * k.n_ff);
     for (const void *p : {(const void *)op.of.gate_b, (const void *)op.of.up_b, (const void *)op.of.down_b,
-                          (const void *)op.of.place, (const void *)op.of.expert, (const void *)op.of.weight,
-                          (const void *)op.of.counts, (const void *)y, (const void *)op.values})
+                          (const void *)op.of.place, (const void *)op.of.counts})
         OK(api->free(dev, (void *)p));
     for (batch &b : batches) {
         b.gate.free();
         b.up.free();
         b.down.free();
     }
-    halves of_h = h;
-    of_h.free();
-    in.free();
-    x.free();
+    OK(api->free(dev, x.p));
 }
 
 static void check_prompt_experts() {
@@ -207,6 +253,22 @@ static void check_prompt_experts() {
     check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 70, 160, 2880, 7, 4, TE_CLAMPED, true, 0, 0});
     check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 40, 160, 2880, 5, 4, TE_CLAMPED, true, 1024, 64});
     check_prompt_experts_case({TE_Q4_K, TE_Q6_K, 40, 256, 512, 5, 3, TE_SILU, false, 0, 0});
+    for (int type : all_types) { // of few tokens: several tiles of an expert, more rows than blocks, columns in turns
+        const int unit = is_float(type) ? 32 : te_type_get(type)->block_weights;
+        for (int shape = 0; shape < 3; shape++) {
+            const int n_tok[] = {64, 33, 16}, n_embd[] = {unit * (unit < 256 ? 33 : 5), 256, 3328},
+                      n_ff[] = {256, unit * (unit < 256 ? 33 : 5), unit};
+            turn++;
+            check_prompt_experts_case({type, type, n_tok[shape], n_embd[shape], n_ff[shape], 9, 1 + shape % 3 * 2,
+                                       turn % 2 ? TE_SILU : TE_CLAMPED, turn % 3 == 0, 0, 0, 1, false, true});
+        }
+    }
+    check_prompt_experts_case({TE_Q4_0, TE_Q4_0, 64, 1024, 768, 24, 8, TE_SILU, false, 0, 0, 1, false, true});
+    check_prompt_experts_case({TE_Q4_0, TE_Q8_0, 40, 512, 768, 16, 3, TE_SILU, true, 256, 256, 1, false, true});
+    check_prompt_experts_case({TE_Q4_0, TE_F16, 40, 512, 96, 16, 3, TE_SILU, true, 0, 0, 1, false, true});
+    check_prompt_experts_case({TE_F16, TE_F16, 48, 256, 64, 8, 4, TE_SILU, false, 0, 0, 3e3f, false, true});
+    check_prompt_experts_case({TE_Q4_0, TE_Q4_0, 40, 512, 256, 16, 3, TE_SILU, true, 0, 0, 1, false, true, true});
+    check_prompt_experts_case({TE_Q4_0, TE_Q4_0, 40, 512, 256, 16, 3, TE_RELU, true, 0, 0, 1, true, true});
     for (int type : all_types) { // down by neuron: any number of neurons
         const int unit = is_float(type) ? 4 : te_type_get(type)->block_weights;
         for (int shape = 0; shape < 4; shape++) {

@@ -13,6 +13,21 @@ static std::vector<int32_t> some_routes(int n_tok, int n_used, int n_expert) {
     }
     return v;
 }
+// The same, but one is wanted by all tokens and others by a few or none. n_expert: two more than n_used, at least.
+static std::vector<int32_t> uneven_routes(int n_tok, int n_used, int n_expert) {
+    std::vector<int32_t> v;
+    for (int t = 0; t < n_tok; t++) {
+        std::vector<int32_t> own = {0};
+        while ((int)own.size() < n_used) {
+            const double u = random_unit();
+            const int32_t e = (int32_t)(n_expert * u * u * u);
+            if (e != 1 && std::find(own.begin(), own.end(), e) == own.end()) own.push_back(e);
+        }
+        std::rotate(own.begin(), own.begin() + t % n_used, own.end());
+        v.insert(v.end(), own.begin(), own.end());
+    }
+    return v;
+}
 // Places: some there, some not. The call has n of the kind that is wanted, from `first` on.
 struct some_places {
     std::vector<int32_t> place;

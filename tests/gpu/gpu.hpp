@@ -1,11 +1,13 @@
 // gpu.hpp - what the GPU programs share: the opened device, buffers, random numbers, matrices of every format.
 #pragma once
+#include <climits>
 #include <cmath>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <malloc.h>
 #include <string>
 #include <vector>
 
@@ -25,6 +27,8 @@ inline void ok(te_status s, const char *what) {
 #define OK(expr) ok((expr), #expr)
 
 inline void open_gpu() {
+    mallopt(M_MMAP_MAX, 0); // large buffers come and go: their pages are kept
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
     api = te_cuda_table();
     int32_t n = 0;
     if (api->count(&n) != TE_OK || n < 1) {
@@ -70,6 +74,13 @@ inline std::vector<float> normals(size_t n, float size = 1) {
     return v;
 }
 
+// n of a table of such numbers, from any place in it on: large matrices take seconds else.
+inline void table_normals(float *to, int n, float size) {
+    static const std::vector<float> table = normals(65521);
+    for (size_t at = random_word() % table.size(); n--; at = at + 1 < table.size() ? at + 1 : 0)
+        *to++ = size * table[at];
+}
+
 inline bool is_float(int type) { return type == TE_F32 || type == TE_F16 || type == TE_BF16; }
 inline std::vector<int> all_types = {TE_F32,  TE_F16,  TE_BF16, TE_Q8_0,   TE_Q4_0,   TE_Q4_K,  TE_Q5_K, TE_Q6_K,
                                      TE_Q4_1, TE_Q5_0, TE_Q5_1, TE_IQ4_NL, TE_IQ4_XS, TE_MXFP4, TE_Q2_K, TE_Q3_K};
@@ -109,6 +120,7 @@ inline void set_scales(int type, uint8_t *block, float size) {
     if (type == TE_Q3_K) d = 8e-3f, at = 108;
     if (type == TE_Q6_K) d = 4e-4f, at = 208;
     if (type == TE_IQ4_XS) d = 3e-4f;
+    if (type == TE_IQ4_NL) d = 1e-2f;
     const uint16_t half = te_f32_to_f16(size * d), low = te_f32_to_f16(size * 2e-2f);
     memcpy(block + at, &half, 2);
     if (type == TE_Q2_K || type == TE_Q4_K || type == TE_Q5_K) memcpy(block + at + 2, &low, 2);
@@ -126,12 +138,12 @@ inline matrix matrix_new(int type, int rows, int cols, float size = 1, const std
             memset(to, 0xff, a.file_stride);
             continue;
         }
-        if (te_type_get(type)->block_weights == 256 || type == TE_MXFP4) {
+        if (te_type_get(type)->block_weights == 256 || type == TE_MXFP4 || type == TE_IQ4_NL) {
             for (size_t i = 0; i < a.file_stride; i++) to[i] = (uint8_t)random_word();
             for (size_t b = 0; b < a.file_stride; b += (size_t)te_type_get(type)->block_bytes)
                 set_scales(type, to + b, size);
         } else {
-            for (float &v : x) v = size * random_normal();
+            table_normals(x.data(), cols, size);
             te_quantize_row(type, x.data(), to, cols);
         }
         te_dequantize_row(type, to, x.data(), cols);

@@ -1,6 +1,6 @@
 // kernels_check.cpp - every operation of te_cuda.h against doubles, on the first GPU.
 //
-//     kernels_check [PART ...] [FORMAT ...]      parts: device linear ffn fused experts attention latent embed graph; all by default
+//     kernels_check [PART ...] [FORMAT ...]      parts: device linear ffn fused experts attention latent recurrent embed graph; all by default
 //
 // Exits with 1 if a value is off, with 2 if there is no GPU. Rows that must not be read hold no numbers, results are
 // surrounded by values that must stay, and every operation is run twice for the same bits. Tolerances: the error of a sum
@@ -14,6 +14,7 @@
 #include "check_hidden.hpp"
 #include "check_latent.hpp"
 #include "check_linear.hpp"
+#include "check_recurrent.hpp"
 
 int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -22,9 +23,10 @@ int main(int argc, char **argv) {
     const struct {
         const char *name;
         void (*run)();
-    } parts[] = {{"device", check_device}, {"linear", check_linear},   {"ffn", check_ffn},
-                 {"fused", check_fused},   {"experts", check_experts}, {"attention", check_attention},
-                 {"latent", check_latent}, {"embed", check_embed},     {"graph", check_graph}};
+    } parts[] = {{"device", check_device}, {"linear", check_linear},       {"ffn", check_ffn},
+                 {"fused", check_fused},   {"experts", check_experts},     {"attention", check_attention},
+                 {"latent", check_latent}, {"recurrent", check_recurrent}, {"embed", check_embed},
+                 {"graph", check_graph}};
     for (auto &p : parts) {
         bool wanted = !some;
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], p.name);

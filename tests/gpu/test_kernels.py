@@ -27,7 +27,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "part", ["device", "linear", "ffn", "fused", "experts", "attention", "latent", "embed", "graph"]
+    "part",
+    ["device", "linear", "ffn", "fused", "experts", "attention", "latent", "recurrent", "embed", "graph"],
 )
 def test_kernels(part: str) -> None:
     done = run(part)

@@ -250,6 +250,16 @@ def test_routers_have_the_skew_and_the_locality_that_were_asked_for(
         assert np.corrcoef(counts[layer], np.exp(biases[layer]))[0, 1] > 0.8
 
 
+@pytest.mark.parametrize("shape", ["tiny-qwen35moe", "tiny-qwen3next"])
+def test_mixtures_with_delta_nets_load(shape: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    make_mixture.write(path, make_mixture.SHAPES[shape], shape, "Q4_0", make_mixture.Law())
+    with Model(path) as model, Session(model, n_ctx=32, n_threads=1) as session:
+        assert model.info.n_recurrent == 3
+        session.feed([5, 6, 7])
+        assert 0.5 < session.logits().std() < 2
+
+
 def test_a_mixture_loads_and_is_as_sparse_as_asked(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     words = [

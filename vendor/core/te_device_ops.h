@@ -149,6 +149,63 @@ typedef struct te_latent_args {
     float *scratch; /* by the device */
 } te_latent_args;
 
+/* ---- blocks with a state ---- */
+
+/* Of the tokens of some sequences, each sequence's one after the other: a causal convolution of each channel,
+ *     y = act(b + sum over j of w[j] * (before * x)[the token width - 1 - j back]) * after
+ * then, where there are heads, each one's state [n_k][n_v] (q, k and v are columns of y),
+ *     state = decay state + k u^T       out = q . state + skip v       u = rate v, by the delta rule rate (v - decay k . state)
+ *     decay = exp(a softplus(alpha + dt_b))       rate = sigmoid(beta), without beta softplus(alpha + dt_b)
+ * By the delta rule q and k are made vectors of length 1, and q is divided by sqrt(n_k).
+ * Sequences: run r has tokens order[run[r]] to order[run[r + 1] - 1], in the order of their positions; it may have none. What
+ * a sequence remembers lies in a place: [width - 1][n_channels] of before * x, then [n_head][n_k][n_v]. Where a run begins
+ * with position 0 it is zeros, whatever is there. */
+typedef struct te_recurrent_args {
+    const float *x, *before, *after; /* [n_tok] rows of n_channels floats, ldx apart; before, after: NULL is 1 */
+    size_t ldx;
+    const float *w, *b; /* [width][n_channels], [n_channels] or NULL */
+    int32_t n_channels, width;
+    int32_t silu; /* act: x sigmoid(x); else none */
+    float *y;     /* [n_tok] rows of n_channels; overlaps nothing */
+    size_t ldy;
+    int32_t n_head, n_group;  /* n_head 0: y is all. Heads of a group share q and k: those of h % n_group if they are */
+    int32_t n_k, n_v, tiled;  /* tiled, else of h / (n_head / n_group) */
+    int32_t q_at, k_at, v_at; /* q, k: [n_group][n_k] from these columns on; v: [n_head][n_v] */
+    int32_t delta;
+    const float *alpha,
+        *beta; /* [n_tok] rows, ld_gate apart; that of head h is at h / gate_each * gate_step + h % gate_each */
+    size_t ld_gate;
+    int32_t gate_each, gate_step;
+    const float *a, *dt_b, *skip; /* [n_head]; skip: NULL is 0 */
+    float *out;                   /* [n_tok] rows of n_head * n_v; overlaps nothing */
+    size_t ld_out;
+    int32_t n_tok, n_runs;
+    int32_t apart;              /* each token is a run of its own */
+    const int32_t *order, *run; /* [n_tok], [n_runs + 1] */
+    const int32_t *pos;         /* [n_tok] */
+    const int32_t *place;       /* [n_tok] where its sequence's state is, before and afterwards */
+    const int32_t *keep;        /* [n_tok] where the state behind it goes, too, or -1 */
+    float *state;               /* place p: from p * ld_state on */
+    size_t ld_state;
+    int32_t
+        early; /* by the device: order to state were not written by operations of the same program (te_attention_args) */
+} te_recurrent_args;
+
+/* y = norm(x) * act(gate), or norm(x * act(gate)), of n_group groups of `each` values of a token. */
+typedef struct te_gate_args {
+    const float *x; /* [n_tok] rows of n_group * each floats, ldx apart */
+    size_t ldx;
+    const float *gate;
+    size_t ld_gate;
+    int32_t n_tok, n_group, each;
+    int32_t silu;                 /* act: x sigmoid(x); else sigmoid(x) */
+    const float *norm;            /* RMS norm of a group, or NULL; group g's weights are at g * norm_step */
+    int32_t norm_step, norm_last; /* norm_last: the second of the two */
+    float norm_eps;
+    float *y; /* may be x */
+    size_t ldy;
+} te_gate_args;
+
 /* ---- feed-forward ---- */
 
 /* Which rows a token wants: those whose score reaches *threshold. The score of row j is fc2_j . z_t, or

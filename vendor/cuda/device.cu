@@ -496,6 +496,8 @@ const te_cuda_api table = {
     on<te_attention_args, attention>,
     latent_floats,
     on<te_latent_args, latent>,
+    on<te_recurrent_args, recurrent>,
+    on<te_gate_args, gate>,
     on<te_cuda_embed, embed>,
     add_on,
     argmax_on,

@@ -1,6 +1,7 @@
 // experts_prompt.cu - te_cuda_prompt_experts: routes in the order of their experts' places, products with these, the sums of
-// each token.
+// each token. Of 9 to 64 tokens the products are those of experts_wide.cuh.
 #include "experts.cuh"
+#include "experts_wide.cuh"
 #include "launch.h"
 #include "prefill.cuh"
 
@@ -8,41 +9,55 @@ namespace te {
 
 constexpr int ORDER_THREADS = 1024, LIST_HEAD = 4;
 
-// Of tiles of at most so many routes; the lists have room for tiles of 64.
+// Of tiles of at most so many routes.
 static size_t most_tiles(const te_experts_args *op, int tile) {
     const size_t n_routes = (size_t)op->n_tok * (size_t)op->n_used;
     return n_routes / (size_t)tile + ((size_t)op->n_places < n_routes ? (size_t)op->n_places : n_routes);
 }
 size_t prompt_experts_words(const te_experts_args *op) {
-    return LIST_HEAD + 4 * most_tiles(op, 64) + 2 * (size_t)op->n_tok * (size_t)op->n_used;
+    return LIST_HEAD + 4 * most_tiles(op, EXPERT_WIDE_TILE) + 2 * (size_t)op->n_tok * (size_t)op->n_used;
+}
+
+static const expert_wide_kernels *wide_experts(int type) {
+    for (auto *group :
+         {experts_wide_float, experts_wide_32, experts_wide_bits, experts_wide_table, experts_wide_k, experts_wide_k23})
+        if (const expert_wide_kernels *k = group(type)) return k;
+    return nullptr;
 }
 
 struct order_args {
     const int32_t *expert, *place;
-    int n_routes, n_places, missing, first, tile;
+    int n_routes, n_used, n_places, missing, first, tile;
     expert_lists lists;
 };
 
-// One block: a count of each place's routes, and where they begin.
-__global__ void __launch_bounds__(ORDER_THREADS) order_kernel(const order_args a) {
+// One block: a count of each place's routes, and where they begin. FEW, of at most 64 tokens: whose routes a place has, as
+// bits (its experts are different), so that routes of a place are in the order of their tokens. Else in any order.
+template <bool FEW> __global__ void __launch_bounds__(ORDER_THREADS) order_kernel(const order_args a) {
     extern __shared__ int count[]; // of each place, then where its routes begin
     __shared__ int sums[2][ORDER_THREADS / 32];
+    uint32_t *const bits = (uint32_t *)(count + a.n_places); // two words a place
     dep_go();
     dep_wait();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int k = threadIdx.x; k < a.n_places; k += ORDER_THREADS) count[k] = 0;
+    for (int k = threadIdx.x; k < (FEW ? 3 : 1) * a.n_places; k += ORDER_THREADS) count[k] = 0;
     __syncthreads();
     auto place = [&](int i) { return place_of(a.place, __ldcg(a.expert + i), a.missing, a.first, a.n_places); };
 #pragma unroll 4
     for (int i = threadIdx.x; i < a.n_routes; i += ORDER_THREADS) {
-        const int k = place(i);
-        a.lists.position[i] = k < 0 ? -1 : atomicAdd(&count[k], 1);
+        const int k = place(i), t = FEW ? i / a.n_used : 0;
+        if (!FEW) a.lists.position[i] = k < 0 ? -1 : atomicAdd(&count[k], 1);
+        if (FEW && k >= 0) atomicOr(&bits[2 * k + t / 32], 1u << t % 32);
     }
     __syncthreads();
     int before = 0, tiles = 0;
 #pragma unroll 1
     for (int k0 = 0; k0 < a.n_places; k0 += ORDER_THREADS) {
-        const int k = k0 + threadIdx.x, n = k < a.n_places ? count[k] : 0, n_tiles = (n + a.tile - 1) / a.tile;
+        const int k = k0 + threadIdx.x,
+                  n = k >= a.n_places ? 0
+                      : FEW           ? __popc(bits[2 * k]) + __popc(bits[2 * k + 1])
+                                      : count[k],
+                  n_tiles = (n + a.tile - 1) / a.tile;
         int s = n, st = n_tiles; // inclusive
         for (int o = 1; o < 32; o *= 2) {
             const int v = __shfl_up_sync(~0u, s, o), vt = __shfl_up_sync(~0u, st, o);
@@ -80,8 +95,16 @@ __global__ void __launch_bounds__(ORDER_THREADS) order_kernel(const order_args a
 #pragma unroll 4
     for (int i = threadIdx.x; i < a.n_routes; i += ORDER_THREADS) {
         const int k = place(i);
+        if (FEW && k < 0) a.lists.position[i] = -1;
         if (k < 0) continue;
-        const int p = count[k] + a.lists.position[i];
+        int p = count[k];
+        if (FEW) {
+            const int t = i / a.n_used;
+            const uint32_t lower = (1u << t % 32) - 1;
+            p += t < 32 ? __popc(bits[2 * k] & lower) : __popc(bits[2 * k]) + __popc(bits[2 * k + 1] & lower);
+        } else {
+            p += a.lists.position[i];
+        }
         a.lists.position[i] = p;
         a.lists.sorted[p] = i;
     }
@@ -112,7 +135,8 @@ __global__ void __launch_bounds__(256)
         const float down = ldexpf(1, -e);
         for (int c = 4 * lane; c < (int)to.ld; c += 128) {
             const float4 v = four(c);
-            *(uint2 *)(y + c) = make_uint2(half2_of(v.x * down, v.y * down), half2_of(v.z * down, v.w * down));
+            *(uint2 *)(to.tiles ? (uint16_t *)to.v + wide_place(to, r, c) : y + c) =
+                make_uint2(half2_of(v.x * down, v.y * down), half2_of(v.z * down, v.w * down));
         }
         if (lane == 0) to.scale[r] = ldexpf(1, e);
     }
@@ -168,16 +192,34 @@ static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
         !aligned(a->y, 16) || !aligned(a->down_b, 16) || a->n_tok > 65535)
         return refuse(d, te_fail(TE_ARGUMENT, "experts: %d neurons and %d columns at once, or no room",
                                  (int)op->n_ff_once, (int)op->n_embd_once));
-    for (const te_cuda_half *h : {&op->x, &op->h})
+    for (const te_cuda_half *h : {&op->x, &op->h}) {
         if (!h->v || !h->scale || !aligned(h->v, 16) || h->ld % 8)
             return refuse(d, te_fail(TE_ARGUMENT, "experts: input or hidden values are not aligned to 16 bytes"));
+        if (!h->tiles) continue;
+        const bool hidden = h == &op->h;
+        const expert_wide_kernels *k = wide_experts(hidden ? a->down.type : a->gate.type);
+        if (!k || k->words != h->words || h->ld % 256 || a->n_tok > TE_CUDA_WIDE_TOK || (hidden && a->down_t.w) ||
+            8 * h->tiles < (hidden ? a->n_tok * a->n_used : a->n_tok) || EXPERT_WIDE_SMEM + 1024 > d->smem_block)
+            return refuse(d, te_fail(TE_ARGUMENT, "experts: %d tokens in %d tiles", (int)a->n_tok, (int)h->tiles));
+    }
+    if (op->x.tiles ? !op->h.tiles != !a->down.w : op->h.tiles)
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: hidden values of another form than the input"));
+    if (op->h.tiles && op->n_ff_once < a->n_ff && op->n_ff_once % 256)
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: %d neurons at once", (int)op->n_ff_once));
     if (op->x.ld < (size_t)n_embd || op->h.ld < (size_t)(op->n_ff_once < a->n_ff ? op->n_ff_once : a->n_ff))
         return refuse(
             d, te_fail(TE_ARGUMENT, "experts: rows of %zu values of input, %zu of hidden values", op->x.ld, op->h.ld));
     return TE_OK;
 }
 
-static te_status multiply_experts(te_cuda *d, expert_gemm g, int type, bool by_neuron, int64_t n_tiles) {
+static te_status multiply_experts(te_cuda *d, expert_gemm g, int type, bool by_neuron, int64_t n_tiles, int x_tiles) {
+    if (x_tiles) {
+        const expert_wide_kernels *k = wide_experts(type); // there is one: check
+        const int64_t units = n_tiles * divide_up(g.n, g.down ? 16 : 8);
+        const int blocks = divide_up(units, WIDE_WARPS), at_once = k->blocks * d->info.n_sm;
+        return launch(d, "experts", k->run, dim3((unsigned)(blocks < at_once ? blocks : at_once)), WIDE_THREADS,
+                      EXPERT_WIDE_SMEM, g, x_tiles);
+    }
     const expert_kernels *k = expert_kernels_of(type, false);
     if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", type));
     const int64_t items = n_tiles * divide_up(g.n, g.down ? EXPERT_ROWS : EXPERT_ROWS / 2);
@@ -194,20 +236,23 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
     const te_mat *down = by_neuron ? &a->down_t : &a->down;
     expert_gemm g = {};
     // Larger tiles want more shared memory than some devices have.
-    g.tile = expert_gemm_smem(EXPERT_TILE) + 1024 <= d->smem_block ? EXPERT_TILE : 64;
+    g.tile = expert_gemm_smem(EXPERT_TILE) + 1024 <= d->smem_block && !op->x.tiles ? EXPERT_TILE : 64;
     g.lists.n_sorted = op->lists;
     g.lists.n_tiles = op->lists + 1;
     g.lists.tile = (expert_tile *)(op->lists + LIST_HEAD);
-    g.lists.position = op->lists + LIST_HEAD + 4 * most_tiles(a, 64);
+    const bool few = op->x.tiles > 0;
+    const int tile = few ? EXPERT_WIDE_TILE : g.tile;
+    g.lists.position = op->lists + LIST_HEAD + 4 * most_tiles(a, EXPERT_WIDE_TILE);
     g.lists.sorted = g.lists.position + n_routes;
-    const order_args o = {a->expert, a->place, n_routes, a->n_places, a->missing, a->first, g.tile, g.lists};
-    TE_CUDA_TRY(launch(d, "experts", order_kernel, dim3(1), ORDER_THREADS, sizeof(int) * (size_t)a->n_places, o));
+    const order_args o = {a->expert, a->place, n_routes, a->n_used, a->n_places, a->missing, a->first, tile, g.lists};
+    TE_CUDA_TRY(launch(d, "experts", few ? order_kernel<true> : order_kernel<false>, dim3(1), ORDER_THREADS,
+                       (few ? 3 : 1) * sizeof(int) * (size_t)a->n_places, o));
     g.n_used = a->n_used;
     g.expert = a->expert;
     g.act = (te_activation)a->act;
     g.threshold = a->threshold;
     g.y = op->values;
-    const int64_t n_tiles = (int64_t)most_tiles(a, g.tile);
+    const int64_t n_tiles = (int64_t)most_tiles(a, tile);
     const int rows_blocks = divide_up(n_routes, 8) < 8 * d->info.n_sm ? divide_up(n_routes, 8) : 8 * d->info.n_sm;
     for (int f0 = 0; f0 < a->n_ff; f0 += op->n_ff_once) {
         const int n_ff = a->n_ff - f0 < op->n_ff_once ? a->n_ff - f0 : op->n_ff_once;
@@ -228,7 +273,7 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
         g.down = false;
         g.ldy = (size_t)(n_ff + 3) / 4 * 4;
         g.counts = a->counts;
-        TE_CUDA_TRY(multiply_experts(d, g, a->gate.type, false, n_tiles));
+        TE_CUDA_TRY(multiply_experts(d, g, a->gate.type, false, n_tiles, op->x.tiles));
         TE_CUDA_TRY(launch(d, "experts", route_halve_kernel, dim3((unsigned)rows_blocks), 256, 0, (const float *)g.y,
                            g.ldy, n_ff, (const int *)g.lists.n_sorted, op->h));
         g.x = (const uint16_t *)op->h.v;
@@ -247,7 +292,7 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
             g.row0 = c0;
             g.n = n_embd - c0 < op->n_embd_once ? n_embd - c0 : op->n_embd_once;
             g.ldy = (size_t)(g.n + 3) / 4 * 4;
-            TE_CUDA_TRY(multiply_experts(d, g, down->type, by_neuron, n_tiles));
+            TE_CUDA_TRY(multiply_experts(d, g, down->type, by_neuron, n_tiles, op->h.tiles));
             const add_args sum = {g.y,
                                   f0 ? nullptr : a->down_b,
                                   a->weight,

@@ -157,6 +157,8 @@ void op_end(pi_device *dev, void *to, const void *from, size_t n_bytes);
 void op_linear(pi_device *dev, const te_linear_args *a);
 void op_attention(pi_device *dev, const te_attention_args *a);
 void op_latent(pi_device *dev, const te_latent_args *a);
+void op_recurrent(pi_device *dev, const te_recurrent_args *a);
+void op_gate(pi_device *dev, const te_gate_args *a);
 void op_marks(pi_device *dev, const te_marks_args *a);
 void op_ffn(pi_device *dev, const te_ffn_args *a);
 void op_merge(pi_device *dev, const te_merge_args *a);

@@ -278,6 +278,8 @@ const pi_device_ops table = {
     op_linear,
     op_attention,
     op_latent,
+    op_recurrent,
+    op_gate,
     op_marks,
     op_ffn,
     op_route,

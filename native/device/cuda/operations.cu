@@ -173,6 +173,23 @@ void op_latent(pi_device *dev, const te_latent_args *a) {
     if (ready(c)) note(c, c->te->latent(c->d, &op));
 }
 
+void op_recurrent(pi_device *dev, const te_recurrent_args *a) {
+    Cuda *c = of(dev);
+    if (!ready(c)) return;
+    /* As attention: states and whose they are are read early, but by the step's first operation that does so. */
+    te_recurrent_args op = *a;
+    op.early = c->settled;
+    if (!c->settled) c->te->set_overlap(c->d, 0);
+    note(c, c->te->recurrent(c->d, &op));
+    if (!c->settled) c->te->set_overlap(c->d, 1);
+    c->settled = true;
+}
+
+void op_gate(pi_device *dev, const te_gate_args *a) {
+    Cuda *c = of(dev);
+    if (ready(c)) note(c, c->te->gate(c->d, a));
+}
+
 void op_marks(pi_device *dev, const te_marks_args *a) {
     Cuda *c = of(dev);
     if (ready(c)) note(c, c->te->marks(c->d, a));

@@ -6,16 +6,19 @@
 namespace pi {
 namespace {
 
-/* Room for F16 values of n_tok tokens, as products with matrices of this type want them; type -1: as rows. */
-te_cuda_half half_room(Cuda *c, Room r, int32_t n_tok, int32_t cols, int32_t type) {
-    te_cuda_half h = {};
-    h.ld = (size_t)(cols + 7) / 8 * 8;
-    if (type >= 0) h = c->te->half_form(c->d, type, n_tok, cols);
+/* Room for F16 values of n_tok tokens, in a form or as products with matrices of this type want them; type -1: as rows. */
+te_cuda_half half_room(Cuda *c, Room r, int32_t n_tok, te_cuda_half h) {
     const size_t values = (size_t)(h.tiles ? 8 * h.tiles : n_tok) * h.ld * 2, scale = (values + 255) / 256 * 256;
     char *p = (char *)room(c, r, scale + sizeof(float) * ((size_t)n_tok + 1));
     h.v = p;
     h.scale = (float *)(p + scale);
     return h;
+}
+te_cuda_half half_room(Cuda *c, Room r, int32_t n_tok, int32_t cols, int32_t type) {
+    te_cuda_half h = {};
+    h.ld = (size_t)(cols + 7) / 8 * 8;
+    if (type >= 0) h = c->te->half_form(c->d, type, n_tok, cols);
+    return half_room(c, r, n_tok, h);
 }
 
 void halve(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm, te_cuda_half to) {
@@ -243,12 +246,16 @@ void prefill_experts(Cuda *c, const te_experts_args *a) {
     const int32_t n_embd = a->gate.cols, n_routes = a->n_tok * a->n_used;
     te_cuda_prompt_experts op = {};
     op.of = *a;
-    op.x = half_room(c, HALF_X, a->n_tok, n_embd, -1);
+    op.x = half_room(c, HALF_X, a->n_tok, n_embd, a->gate.type);
     op.n_ff_once = pi_hidden_rows(a->n_ff, n_routes, false);
     op.n_embd_once = pi_hidden_rows(n_embd, n_routes, false);
     op.values = (float *)room(
         c, HIDDEN, sizeof(float) * floats_of(n_routes, op.n_ff_once > op.n_embd_once ? op.n_ff_once : op.n_embd_once));
-    op.h = half_room(c, HALF_H, n_routes, op.n_ff_once, -1);
+    te_cuda_half h = {};
+    h.ld = (size_t)(op.n_ff_once + 7) / 8 * 8;
+    if (op.x.tiles && a->down.w) h = c->te->half_form(c->d, a->down.type, a->n_tok, op.n_ff_once);
+    if (h.tiles) h.tiles = (n_routes + 7) / 8; /* of routes */
+    op.h = half_room(c, HALF_H, n_routes, h);
     op.lists = (int32_t *)room(c, ROUTES, sizeof(int32_t) * c->te->prompt_experts_words(a));
     make_half(c, a->x, a->ldx, a->n_tok, n_embd, {}, op.x);
     if (!ready(c)) return;

@@ -37,6 +37,8 @@ class Settings:
     n_pool: int = 0
     """Positions that all sequences share; 0: n_ctx."""
     n_seq: int = 1
+    n_guesses: int = 0
+    """Of models with recurrent layers: guessed tokens whose states there is room for."""
     n_batch: int = 0
     """Prompt tokens at a time. 0: N_BATCH, or more where weights are left in host memory (`make_plan`)."""
     type_k: str = "f16"
@@ -126,6 +128,7 @@ class PlanBytes:
     """Device memory by what it holds."""
 
     kv: int
+    """K and V, and the states of recurrent layers."""
     attention: int
     norms: int
     predictor: int
@@ -226,7 +229,7 @@ def _options(
     alive = [_native.ffi.new("uint64_t[]", budgets)]
     o.n_devices, o.budgets = len(budgets), alive[0]
     o.overhead_bytes = _native.fit("overhead_bytes", s.overhead_bytes, 64, signed=False)
-    for name in ("n_ctx", "n_pool", "n_seq", "group"):
+    for name in ("n_ctx", "n_pool", "n_seq", "n_guesses", "group"):
         setattr(o, name, _native.fit(name, getattr(s, name)))
     o.n_batch = _native.fit("n_batch", s.n_batch or N_BATCH)
     o.type_k = _number("type_k", KV_TYPE, s.type_k)

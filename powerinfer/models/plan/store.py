@@ -93,6 +93,11 @@ def _rates(table: Any) -> Any:
     return table
 
 
+def _settings(table: Any) -> Any:
+    """Plans of this version were also written before states lay on devices."""
+    return {"n_guesses": 0} | table if isinstance(table, dict) else table
+
+
 def _model(table: Any) -> Any:
     """Plans of this version were also written before there were mixtures."""
     return {"n_expert": 0, "n_layer_dense": 0} | table if isinstance(table, dict) else table
@@ -119,7 +124,7 @@ def from_json(text: str, name: str = "the text") -> Plan:
     if t.value(table, "version", int) != VERSION:
         raise t.wrong(f"its version is {table['version']}, this program reads {VERSION}")
     model = t.part(Identity, _model(table.get("model")))
-    settings = t.part(Settings, table.get("settings"))
+    settings = t.part(Settings, _settings(table.get("settings")))
     for key, known in (("sparsity", SPARSITY), ("type_k", KV_TYPE), ("type_v", KV_TYPE)):
         if getattr(settings, key) not in known:
             raise t.wrong(f"its {key} is {getattr(settings, key)[:40]!r}")

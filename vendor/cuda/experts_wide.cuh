@@ -1,0 +1,226 @@
+// experts_wide.cuh - products of 9 to 64 tokens' routes with the experts that they go to, on tensor cores: each row of an
+// expert is read once for up to EXPERT_WIDE_TILE routes, as it is, and becomes F16 in registers (wide.cuh).
+//
+// Routes lie in the order that order_kernel made in front, in tiles of one expert. A unit is 16 rows of a tile's expert: of
+// gate and up those of eight neurons, so that a lane has a neuron's gate and its up. All tiles' units are shared out over
+// the blocks; the warps of a block take one each in turn, all columns of it. The tile's inputs are in shared memory, as many
+// columns at once as it has room for. A route's bits depend neither on its tile nor on its place in it.
+#ifndef TE_CUDA_EXPERTS_WIDE_CUH
+#define TE_CUDA_EXPERTS_WIDE_CUH
+
+#include "experts_prompt.cuh"
+#include "wide.cuh"
+
+namespace te {
+
+constexpr int EXPERT_WIDE_TILE = 32, EXPERT_WIDE_UNITS = 96; // of 32 columns, of eight routes' inputs in shared memory
+constexpr size_t EXPERT_WIDE_SMEM = (size_t)EXPERT_WIDE_UNITS * 512;
+
+template <class C> struct expert_wide {
+    typedef wide<C> F;
+    static constexpr int UNITS = F::chunk / 32;
+
+    const expert_gemm &a;
+    int x_tiles; // te_cuda_half's
+    uint4 *x;
+    int *source; // of a tile: rows of the input
+    uint32_t asked, fired;
+
+    __device__ __forceinline__ int tiles_of(int n) const { return n <= 8 ? 1 : n <= 16 ? 2 : 4; }
+
+    // A tile's inputs, `n` units from the first-th on.
+    template <int T> __device__ __forceinline__ void fetch(const expert_tile &t, int first, int n) const {
+        const uint4 *from = (const uint4 *)a.x;
+#pragma unroll 4
+        for (int e = threadIdx.x; e < n * T * 32; e += WIDE_THREADS) {
+            const int i = e / 32 % T * 8 + e % 32 / 4, u = first + e / (32 * T);
+            const bool there = i < t.n;
+            const int r = there ? source[i] : 0;
+            fetch16(x + e, from + ((size_t)u * (size_t)x_tiles + (size_t)(r / 8)) * 32 + r % 8 * 4 + e % 4, there);
+        }
+        fetches_end();
+    }
+
+    // What a lane has of a unit's sums: rows g and g + 8, of each eight routes numbers 2q and 2q + 1.
+    template <int T> __device__ __forceinline__ void put(const expert_tile &t, int unit, const float (&sum)[T][4]) {
+        const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+#pragma unroll
+        for (int i = 0; i < T; i++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const int at = 8 * i + 2 * q + k;
+                if (at >= t.n) continue;
+                const size_t p = (size_t)(t.first + at);
+                float *y = a.y + p * a.ldy;
+                if (a.down) {
+                    const float scale = __ldcg(a.scale + p);
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {
+                        const int r = 16 * unit + g + 8 * h;
+                        if (r < a.n) y[r] = scale * sum[i][2 * h + k];
+                    }
+                    continue;
+                }
+                const int j = 8 * unit + g;
+                if (j >= a.n) continue;
+                const float scale = __ldcg(a.scale + source[at]);
+                float gate = scale * sum[i][k], up = scale * sum[i][2 + k];
+                if (a.b[0] || a.b[1]) {
+                    const int e = __ldcg(a.expert + __ldcg(a.lists.sorted + p));
+                    const size_t b = (size_t)e * (size_t)a.rows + (size_t)(a.row0 + j);
+                    if (a.b[0]) gate += __ldg(a.b[0] + b);
+                    if (a.b[1]) up += __ldg(a.b[1] + b);
+                }
+                const float h = gated_value(a.act, activate(a.act, a.threshold, gate), up);
+                y[j] = h;
+                asked++;
+                fired += h != 0;
+            }
+    }
+
+    // n units of a tile, from the first-th on.
+    template <int T> __device__ void run(const expert_tile &t, int first, int n) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
+        const int chunks = (a.k + F::chunk - 1) / F::chunk, c0 = a.k0 / F::chunk,
+                  most = EXPERT_WIDE_UNITS / T / UNITS, // chunks in shared memory
+            turns = (n + WIDE_WARPS - 1) / WIDE_WARPS;
+        const size_t rows = (size_t)t.place * (size_t)a.rows + (size_t)a.row0;
+        typename F::row ahead[F::depth][2];
+        const uint8_t *row[2] = {};
+        int next = 0, next_chunk = 0;
+        auto find = [&] { // the rows of the next turn; a warp that has none reads nothing
+            const int u = next * WIDE_WARPS + warp;
+            if (u >= n) {
+                row[0] = nullptr;
+                return;
+            }
+            const int r = (a.down ? 16 : 8) * (first + u) + g, s = a.down ? r + 8 : r;
+            row[0] = a.w[0] + (rows + (size_t)min(r, a.n - 1)) * a.stride[0];
+            row[1] = a.down ? a.w[0] + (rows + (size_t)min(s, a.n - 1)) * a.stride[0]
+                            : a.w[1] + (rows + (size_t)min(s, a.n - 1)) * a.stride[1];
+        };
+        auto load = [&](typename F::row(&to)[2]) {
+            if (next >= turns) return;
+            if (row[0])
+#pragma unroll
+                for (int i = 0; i < 2; i++) F::load(to[i], row[i], c0 + next_chunk, q, a.cols);
+            if (++next_chunk < chunks) return;
+            next_chunk = 0;
+            if (++next < turns) find();
+        };
+        find();
+#pragma unroll
+        for (int d = 0; d < F::depth; d++) load(ahead[d]);
+        if (a.down && !waited) dep_wait(); // weights are on their way
+        waited = true;
+        __syncthreads(); // the inputs before have been read
+        if (threadIdx.x < t.n) {
+            const int p = t.first + (int)threadIdx.x;
+            source[threadIdx.x] = a.down ? p : __ldcg(a.lists.sorted + p) / a.n_used;
+        }
+        __syncthreads();
+        int turn = 0, chunk = 0, there = -1; // there: the first of the chunks in shared memory
+        float sum[T][4] = {};
+#pragma unroll 1
+        while (turn < turns) {
+#pragma unroll
+            for (int d = 0; d < F::depth; d++) {
+                if (turn >= turns) break;
+                const int from = chunk / most * most;
+                if (from != there) {
+                    if (there >= 0) __syncthreads();
+                    fetch<T>(t, from * UNITS, min(most, chunks - from) * UNITS);
+                    fetches_wait<0>();
+                    __syncthreads();
+                    there = from;
+                }
+                const bool works = turn * WIDE_WARPS + warp < n;
+                if (works) {
+                    const uint4 *b = x + (chunk - from) * UNITS * T * 32 + lane;
+                    typename F::scales s[2];
+#pragma unroll
+                    for (int i = 0; i < 2; i++) s[i] = F::scale_of(ahead[d][i], q);
+#pragma unroll
+                    for (int i = 0; i < UNITS; i++) {
+                        const uint4 u = F::halves(ahead[d][0], s[0], i), v = F::halves(ahead[d][1], s[1], i);
+                        const uint32_t a0[4] = {u.x, v.x, u.y, v.y}, a1[4] = {u.z, v.z, u.w, v.w};
+#pragma unroll
+                        for (int k = 0; k < T; k++) {
+                            const uint4 w = b[(i * T + k) * 32];
+                            multiply_add(sum[k], a0, w.x, w.y);
+                            multiply_add(sum[k], a1, w.z, w.w);
+                        }
+                    }
+                }
+                load(ahead[d]);
+                if (++chunk < chunks) continue;
+                if (works) put<T>(t, first + turn * WIDE_WARPS + warp, sum);
+#pragma unroll
+                for (int k = 0; k < T; k++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) sum[k][i] = 0;
+                chunk = 0;
+                turn++;
+            }
+        }
+    }
+    bool waited;
+};
+
+template <class C>
+__global__ void __launch_bounds__(WIDE_THREADS, wide<C>::blocks(4))
+    expert_wide_kernel(const __grid_constant__ expert_gemm a, int x_tiles) {
+    extern __shared__ uint4 shared[];
+    __shared__ int source[EXPERT_WIDE_TILE];
+    // The kernels in front of sums let them start when all blocks of the first product know that the order is there.
+    if (!a.down) dep_wait();
+    dep_go();
+    expert_wide<C> of = {a, x_tiles, shared, source, 0, 0, !a.down};
+    const int each = a.down ? 16 : 8, units = (a.n + each - 1) / each, total = __ldcg(a.lists.n_tiles) * units,
+              b = blockIdx.x, per = total / (int)gridDim.x, more = total % (int)gridDim.x, lo = b * per + min(b, more),
+              hi = lo + per + (b < more);
+#pragma unroll 1
+    for (int from = lo; from < hi;) {
+        const int i = from / units, n = min(hi, (i + 1) * units) - from;
+        const int4 v = __ldcg((const int4 *)a.lists.tile + i);
+        const expert_tile t = {v.x, v.y, v.z, v.w};
+        const int first = from - i * units;
+        if (t.n <= 8)
+            of.template run<1>(t, first, n);
+        else if (t.n <= 16)
+            of.template run<2>(t, first, n);
+        else
+            of.template run<4>(t, first, n);
+        from += n;
+    }
+    if (!of.waited) dep_wait();
+    if (a.down || !a.counts) return;
+    uint32_t asked = of.asked, fired = of.fired;
+    for (int o = 16; o; o /= 2) {
+        asked += __shfl_xor_sync(~0u, asked, o);
+        fired += __shfl_xor_sync(~0u, fired, o);
+    }
+    if (threadIdx.x % 32 == 0 && asked) {
+        atomicAdd(a.counts, asked);
+        atomicAdd(a.counts + 1, asked);
+        atomicAdd(a.counts + 2, fired);
+    }
+}
+
+// Of a format: which values stand together in inputs, blocks of a multiprocessor, the kernel.
+struct expert_wide_kernels {
+    int words, blocks;
+    void (*run)(expert_gemm, int);
+};
+template <class C> struct expert_wide_of {
+    static constexpr expert_wide_kernels kernels = {wide<C>::words, wide<C>::blocks(4), expert_wide_kernel<C>};
+};
+const expert_wide_kernels *experts_wide_float(int type);
+const expert_wide_kernels *experts_wide_32(int type);
+const expert_wide_kernels *experts_wide_bits(int type);
+const expert_wide_kernels *experts_wide_table(int type);
+const expert_wide_kernels *experts_wide_k(int type);
+const expert_wide_kernels *experts_wide_k23(int type);
+
+} // namespace te
+#endif
