@@ -100,9 +100,9 @@ def drive(path: Path, m: Model, plan: Any, n_batch: int, n_threads: int, split: 
         s.feed(TOKENS, seq=1)
         if n_batch > 32:
             assert reference.relative_error(s.logits(), expected[-1]) < close, split
-            assert s.reachable(60, seq=1) == 56
-            s.copy(2, 1, 56)
-            s.feed(TOKENS[56:], seq=2, want_logits=[PROMPT] * 4 + [GENERATED])
+            assert s.reachable(60, seq=1) == 60
+            s.copy(2, 1, 60)
+            s.feed(TOKENS[60:], seq=2, want_logits=[GENERATED])
             assert reference.relative_error(s.logits(), expected[-1]) < close, split
             s.drop(1)
             for at, end in ((0, 13), (13, 40), (40, 61)):
