@@ -137,9 +137,7 @@ void pi_chunk_fill(pi_session *s, const pi_cut *cut, int32_t first, int32_t n, i
 /* ---- what callers ask ---- */
 
 /* How many tokens of a whole prompt are computed by matrix products; its last one is computed as what follows is. */
-static int64_t by_products(int64_t n_prompt) {
-    return n_prompt > PRODUCT_MIN ? (int64_t)n_prompt - 1 : 0;
-}
+static int64_t by_products(int64_t n_prompt) { return n_prompt > PRODUCT_MIN ? (int64_t)n_prompt - 1 : 0; }
 
 static int32_t computed_alike(int32_t n_same, int32_t n_held_prompt, int32_t n_prompt) {
     if (n_same > n_held_prompt) return n_same;

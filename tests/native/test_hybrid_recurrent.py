@@ -100,7 +100,7 @@ def drive(path: Path, m: Model, plan: Any, n_batch: int, n_threads: int, split: 
         s.feed(TOKENS, seq=1)
         if n_batch > 32:
             assert reference.relative_error(s.logits(), expected[-1]) < close, split
-            assert s.reachable(60, seq=1) == 60  # all but the last pass matrix products
+            assert s.reachable(60, seq=1) == 60
             s.copy(2, 1, 60)
             s.feed(TOKENS[60:], seq=2, want_logits=[GENERATED])
             assert reference.relative_error(s.logits(), expected[-1]) < close, split
