@@ -496,6 +496,7 @@ def test_refusals(model: Model) -> None:
         Session(model, plan=big, device="cuda", **options("dense"))
 
 
+VERSION = 13
 CDEF = """
 typedef struct { const void *ops; uint32_t *cancelled; int64_t wait_ns; } pi_device;
 typedef struct { const uint32_t *base; uint32_t add; } te_ticket;
@@ -512,7 +513,7 @@ typedef struct {
     int (*download)(pi_device *, void *, const void *, size_t); void *copy;
     int (*launch)(pi_device *, pi_device_program *, void *, uint64_t);
     void (*look)(pi_device *); int (*finish)(pi_device *);
-    void *begin, *end, *linear, *attention, *latent, *marks, *ffn, *route, *experts;
+    void *begin, *end, *linear, *attention, *latent, *recurrent, *gate, *marks, *ffn, *route, *experts;
     void (*merge)(pi_device *, const te_merge_args *);
 } pi_device_ops;
 const pi_device_ops *pi_device_cuda(void);
@@ -526,7 +527,7 @@ def test_a_cpu_that_never_answers(key: int) -> None:
     ffi.cdef(CDEF)
     beside = Path(os.environ.get("POWERINFER_LIBRARY") or Path(powerinfer.__file__).parent / "lib" / "lib")
     ops = ffi.dlopen(str(beside.with_name("libpowerinfer_cuda.so"))).pi_device_cuda()
-    assert ops.version == 12, "CDEF is of another version"
+    assert ops.version == VERSION, "CDEF is of another version"
     out = ffi.new("pi_device **")
     assert ops.open(0, 0, out) == 0, ffi.string(ops.error())
     dev = out[0]
