@@ -132,7 +132,7 @@ static void run_shortconv(const pi_program_block *b) {
     const pi_program *p = b->p;
     const int32_t n = p->h->s->model->info.n_embd;
     float *in = p->d->state_in;
-    make_input(b, b->norm, (size_t)(3 * n));
+    make_input(b, b->norm, 3 * (size_t)n);
     pi_program_stamp(p, b->l, PI_MOMENT_QKV);
     te_recurrent_args a = begin(b, in + (ptrdiff_t)2 * n, 3 * n, p->d->state_out);
     a.before = in;

@@ -52,7 +52,7 @@ static inline bool pi_states_on_device(const pi_states *s, int32_t l) {
 }
 /* Of layer l, in host memory. */
 static inline float *pi_state_of(const pi_states *s, int32_t place, int32_t l) {
-    return s->memory + s->own_floats * (size_t)place + s->at[l];
+    return s->memory ? s->memory + s->own_floats * (size_t)place + s->at[l] : NULL;
 }
 /* All that a sequence remembers, `floats` of them at any address. */
 void pi_states_save(const pi_states *s, int32_t seq, char *to);

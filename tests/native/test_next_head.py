@@ -81,8 +81,8 @@ def test_hidden_states_are_kept_of_all_tokens(name: str, tmp_path: Path) -> None
                 assert np.array_equal(s.logits(row), plain.logits(row))
             if seq == 0:
                 first = kept
-            elif seq == 1:
-                assert np.array_equal(kept, first)
+            elif seq == 1:  # a prompt's last token is computed as generated ones are
+                assert np.array_equal(kept[:-1], first[:-1])
         with pytest.raises(ArgumentError, match="are not there"):
             s.all_hidden(5)
         with pytest.raises(ArgumentError, match="are not there"):
