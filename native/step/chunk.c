@@ -91,11 +91,11 @@ static void sort_tokens(pi_chunk *c) {
     c->run[c->n_runs] = c->n_tok;
 }
 
-void pi_chunk_keep(pi_session *s) {
+void pi_chunk_keep(pi_session *s, const pi_cut *cut) {
     const pi_chunk *c = &s->chunk;
     for (int32_t i = 0; s->kv.states.floats && i < c->n_runs; i++) {
         const int32_t last = c->order[c->run[i + 1] - 1];
-        if (last < c->n_prefill) pi_states_keep(&s->kv.states, c->seq[last], c->pos[last] + 1, false);
+        if (!cut->by_row[c->batch_row[last]]) pi_states_keep(&s->kv.states, c->seq[last], c->pos[last] + 1, false);
     }
 }
 

@@ -25,7 +25,8 @@ void pi_chunk_choose_kernels(const pi_session *s, const pi_cut *c, int32_t *of_s
 int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first);
 /* Fills s->chunk with tokens first..first+n-1. *row: where their logits begin; moved behind them. */
 void pi_chunk_fill(pi_session *s, const pi_cut *c, int32_t first, int32_t n, int32_t *row);
-/* Behind the chunk: checkpoints of sequences whose last token in it was computed by matrix products. */
-void pi_chunk_keep(pi_session *s);
+/* Behind the chunk: checkpoints of sequences whose last token in it is a prompt's for matrix products. A device also takes
+ * many generated tokens as such, which want none. */
+void pi_chunk_keep(pi_session *s, const pi_cut *c);
 
 #endif

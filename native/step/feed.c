@@ -150,12 +150,12 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
         for (int32_t i = first; i < first + n; i++) pi_kv_extend(&s->kv, pi_batch_seq(b, i), cut.pos[i] + 1);
         pi_chunk_fill(s, &cut, first, n, &row);
         const pi_status st = forward(s);
-        if (st == PI_OK) pi_chunk_keep(s);
+        if (st == PI_OK) pi_chunk_keep(s, &cut);
         s->n_counted += st == PI_OK ? (uint64_t)n : 0;
         if (st == PI_OK) continue;
         for (int32_t i = b->n_tokens - 1; i >= 0; i--) { /* the first token of a sequence says how long it was */
-            const int32_t q = pi_batch_seq(b, i);
-            if (s->kv.seq[q].length > cut.pos[i]) pi_kv_cut(&s->kv, q, pi_kv_reachable(&s->kv, q, cut.pos[i]));
+            const int32_t q = pi_batch_seq(b, i); /* places for states behind its tokens are forgotten in any case */
+            if (s->kv.seq[q].length >= cut.pos[i]) pi_kv_cut(&s->kv, q, pi_kv_reachable(&s->kv, q, cut.pos[i]));
         }
         s->logits_rows = s->all_rows = 0;
         return st;

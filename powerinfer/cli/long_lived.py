@@ -12,6 +12,9 @@ from contextlib import suppress
 # only at the start of a process.
 _WANTED = {"glibc.malloc.arena_max": "1", "glibc.malloc.tcache_count": "0"}
 
+_STARTED = "POWERINFER_STARTED_AGAIN"
+"""The number of a process that has been."""
+
 
 def tunables(given: str) -> str:
     """GLIBC_TUNABLES with what is wanted here; what the user has set stays."""
@@ -27,11 +30,18 @@ def is_glibc() -> bool:
 
 
 def start_for_long(environment: Mapping[str, str]) -> None:
-    """Starts this program again, as the same process, unless it has been."""
+    """Starts this program again, as the same process, unless it has been, or its words are not those that
+    Python was started with: who starts those again gets another program."""
     given = environment.get("GLIBC_TUNABLES", "")
     wanted = tunables(given)
     if wanted == given or not is_glibc() or not sys.executable:
         return
+    # Of a program with capabilities (setcap) the C library takes its own variable away each time.
+    process = str(os.getpid())
+    words = sys.argv[1:]
+    is_other = sys.argv[:1] == ["-"] or sys.orig_argv[len(sys.orig_argv) - len(words) :] != words
+    if environment.get(_STARTED) == process or is_other:
+        return
     with suppress(OSError):  # then without
-        words = [sys.executable, *sys.orig_argv[1:]]
-        os.execve(sys.executable, words, {**environment, "GLIBC_TUNABLES": wanted})
+        again = {**environment, "GLIBC_TUNABLES": wanted, _STARTED: process}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], again)

@@ -22,8 +22,10 @@ from powerinfer._engine.loader import Loader
 from powerinfer._engine.sampling import Sampler, Sampling
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Settings, engine, make_plan
+from tests import models
 from tests.core import capi
 from tests.native import test_hybrid_mixtures as mixtures
+from tests.native import test_hybrid_recurrent as recurrent
 from tests.native.hybrid import (
     DEEP,
     IDS,
@@ -150,6 +152,22 @@ def test_a_step_that_failed_leaves_no_logits(model: Model, faults: Faults) -> No
             for look in (s.logits, s.hidden, lambda: s.draw(sampler)):
                 with pytest.raises(ArgumentError, match="the logits of 0 tokens"):
                     look()
+
+
+@with_faults
+def test_a_step_that_failed_leaves_no_states_between_guesses(tmp_path: Path, faults: Faults) -> None:
+    """Of a sequence whose tokens had not come to their turn, either: its places hold nothing."""
+    generated = [recurrent.GENERATED]
+    with Model(models.write_dense(tmp_path / "m.gguf", models.SPECS["lfm2"])) as m:
+        plan = recurrent.place(m, "all", 16)
+        with recurrent.opened(m, plan, 16, n_guesses=recurrent.N_GUESSES) as s:
+            for seq in (0, 1):
+                s.feed(IDS[:20], seq=seq)
+            faults.launch = 1
+            with pytest.raises(DeviceError, match="launch"):
+                s.feed([5] * 19, seq=[0] * 16 + [1] * 3, want_logits=generated * 19)
+            recurrent.fed(s, [6, 7, 8], 1)
+            assert [s.reachable(n, seq=1) for n in (23, 22, 21, 20)] == [23, 19, 19, 19]
 
 
 @with_faults
@@ -430,6 +448,7 @@ def test_a_short_prompt_brings_the_experts_that_it_wants(tmp_path: Path, name: s
     with Model(mixtures.write(tmp_path / "m.gguf", name, more=RARE)) as m:
         for ids in (IDS[:9], [5] * 12, [7] * 30):
             rows, n = [], []
+            n_routes = 3 * ((mixtures.N_LAYER - 1) * len(ids) + 9)  # the last layer's of nine tokens
             for pinned in (True, False):
                 left_out.value = 0
                 plan = mixtures.place(m, "one", 64)
@@ -437,7 +456,7 @@ def test_a_short_prompt_brings_the_experts_that_it_wants(tmp_path: Path, name: s
                     s.feed(ids)
                     rows.append(s.logits().copy())
                     n.append(left_out.value)
-                    assert sum(layer.n_routes for layer in s.experts()) == mixtures.N_LAYER * 3 * len(ids)
+                    assert sum(layer.n_routes for layer in s.experts()) == n_routes
             assert np.array_equal(*rows) and np.isfinite(rows[0]).all()
             assert (n[0] > 0 or len(set(ids)) > 1) and n[1] == 0
 

@@ -153,6 +153,19 @@ def test_guesses_are_taken_back(name: str, tmp_path: Path) -> None:
         drive_guesses(path, m, "odd")
 
 
+def test_many_generated_tokens_leave_no_checkpoints(tmp_path: Path) -> None:
+    """More than a device takes as decoding; a prompt's checkpoint stays, where others go on."""
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["lfm2"])
+    seqs = [0, 1, 2] * 3
+    with Model(path) as m, opened(m, place(m, "all", 64), 64) as s:
+        for seq in range(3):
+            s.feed(TOKENS[:30], seq=seq)
+        for _ in range(3):
+            s.feed([5] * len(seqs), seq=seqs, want_logits=[GENERATED] * len(seqs))
+        for seq in range(3):
+            assert [s.reachable(n, seq=seq) for n in (38, 36, 35, 29)] == [36, 36, 29, 29]
+
+
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> None:

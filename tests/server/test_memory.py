@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -31,21 +32,44 @@ def test_what_the_user_has_set_stays(given: str, wanted: str) -> None:
     assert tunables(wanted) == wanted  # it would start again and again
 
 
-def test_it_starts_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[str] = []
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """The environments of all starts."""
+    found: list[dict[str, str]] = []
 
     def execve(path: str, words: list[str], environment: dict[str, str]) -> None:
-        started.append(environment["GLIBC_TUNABLES"])
+        found.append(environment)
         raise OSError("no such file")
 
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setattr("powerinfer.cli.long_lived.is_glibc", lambda: True)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "powerinfer", "serve"])
+    monkeypatch.setattr(sys, "argv", ["powerinfer", "serve"])
+    return found
+
+
+def test_it_starts_again_once(monkeypatch: pytest.MonkeyPatch, started: list[dict[str, str]]) -> None:
     start_for_long({"HOME": "/"})
     start_for_long({"GLIBC_TUNABLES": WANTED})
-    assert started == [WANTED]
+    assert [each["GLIBC_TUNABLES"] for each in started] == [WANTED]
+    # The C library of a program with capabilities has taken its variable away.
+    start_for_long({name: value for name, value in started[0].items() if name != "GLIBC_TUNABLES"})
     monkeypatch.setattr("powerinfer.cli.long_lived.is_glibc", lambda: False)
     start_for_long({})
     assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "at_first"),
+    [(["x", "serve"], ["python", "own.py"]), (["-", "serve"], ["python", "-", "serve"])],
+)
+def test_another_program_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch, started: list[dict[str, str]], words: list[str], at_first: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", at_first)
+    monkeypatch.setattr(sys, "argv", words)
+    start_for_long({})
+    assert not started
 
 
 def resident() -> int:
