@@ -119,10 +119,8 @@ static void keep_states(pi_session *s, const pi_cut *cut, int32_t *last) {
     for (int32_t i = b->n_tokens - 1; i >= 0; i--) {
         const int32_t q = pi_batch_seq(b, i), pos = cut->pos[i];
         if (pi_batch_kind(b, i) != PI_TOKEN_GENERATED) continue;
-        if (!last[q])
-            last[q] = pos + 1; /* down to here there are places */
-        else if (last[q] == pos + 2 && pi_states_reserve(states, q, pos + 1))
-            last[q] = pos + 1;
+        /* down to last[q] there are places */
+        if (!last[q] || (last[q] == pos + 2 && pi_states_reserve(states, q, pos + 1))) last[q] = pos + 1;
     }
     for (int32_t i = 0; i < b->n_tokens; i++) {
         const int32_t q = pi_batch_seq(b, i), length = s->kv.seq[q].length;
