@@ -364,6 +364,7 @@ MIXTURES = (
                 "expert_gating_func": lambda c, _: 2 if _is_v3(c) else 1,
             }
         ),
+        next_head={},
         only={"attention_bias": (False,), "mlp_bias": (False,), "rope_interleave": (True,)},
         check=_check_deepseek,
     ),
