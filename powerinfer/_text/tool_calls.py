@@ -23,15 +23,24 @@ from ..errors import ArgumentError
 from ..types import ToolCall
 from .grammar import LlamaGrammar, closed, need_llguidance
 from .tokenizer import Tokenizer
-from .tool_styles import JsonStyle, NamedStyle, PythonStyle, Style, TagStyle, literals, marks
+from .tool_styles import (
+    MAX_DEPTH,
+    BracedStyle,
+    JsonStyle,
+    KeyedStyle,
+    NamedStyle,
+    PythonStyle,
+    Style,
+    TagStyle,
+    literals,
+    marks,
+)
 
 Tool = Mapping[str, Any]
 Message = Mapping[str, Any]
 
 MAX_CALLS = 8
 """Most calls of one answer that a grammar allows."""
-MAX_DEPTH = 64
-"""Of what describes a function."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class ToolFormat:
 
     def special(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Control tokens that are part of a call's text."""
-        texts = [self.open, self.close, "[ARGS]"]
+        texts = [self.open, self.close, "[ARGS]", "[CALL_ID]"]
         texts += [mark for text in (self.open, self.close, *self.style.texts) for mark in marks(text)]
         ids = (tokenizer.id_of(text) for text in texts if text)
         return frozenset(i for i in ids if i is not None and not tokenizer.is_eog(i))
@@ -138,7 +147,12 @@ _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
         ToolFormat(
             "mistral-args",
             "[TOOL_CALLS]",
-            style=NamedStyle("", "[ARGS]", before_pattern=r"(?:\[TOOL_CALLS\])?"),
+            style=NamedStyle(
+                "",
+                "[ARGS]",
+                before_pattern=r"(?:\[TOOL_CALLS\])?",
+                between_pattern=r"(?:\[CALL_ID\]\s*\w*\s*)?\[ARGS\]",  # Mistral Small 3.2 numbers them
+            ),
             separator="",
         ),
     ),
@@ -212,6 +226,31 @@ _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
             style=NamedStyle("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
             is_group=True,
             separator="",
+        ),
+    ),
+    (
+        ("<|tool_call>", '<|"|>'),  # Gemma 4
+        ToolFormat("gemma-4", "<|tool_call>", "<tool_call|>", style=BracedStyle('<|"|>'), separator=""),
+    ),
+    (
+        ("<start_function_call>",),  # FunctionGemma
+        ToolFormat(
+            "function-gemma",
+            "<start_function_call>",
+            "<end_function_call>",
+            style=BracedStyle("<escape>"),
+            separator="",
+        ),
+    ),
+    (
+        ("<|tools_prefix|>",),  # Apertus
+        ToolFormat(
+            "apertus",
+            "<|tools_prefix|>",
+            "<|tools_suffix|>",
+            style=KeyedStyle(),
+            is_list=True,
+            separator=", ",
         ),
     ),
     (

@@ -118,6 +118,24 @@ OTHERS: dict[str, tuple[str, list[str]]] = {
         )
         for name, form, mark in (("deepseek", DEEPSEEK, "```json"), ("deepseek-v3.1", DEEPSEEK31, ""))
     },
+    "gemma-4": (
+        '{{ tools }}<|tool_call>call:<|"|><tool_call|>',
+        [
+            '<|tool_call>call:plant{kind:<|"|>oak<|"|>}<tool_call|><|tool_call>call:water{litres:3}<tool_call|>',
+            '<|tool_call>call:plant{"kind": "oak"}<tool_call|>\n<|tool_call>call:water{ litres: 3}<tool_call|>',
+        ],
+    ),
+    "function-gemma": (
+        "{{ tools }}<start_function_call>",
+        [
+            "<start_function_call>call:plant{kind:<escape>oak<escape>}<end_function_call>"
+            "<start_function_call>call:water{litres:3}<end_function_call>"
+        ],
+    ),
+    "apertus": (
+        "{{ tools }}<|tools_prefix|>",
+        ['<|tools_prefix|>[{"plant": {"kind": "oak"}}, {"water": {"litres": 3}}]<|tools_suffix|>'],
+    ),
     "lfm2": (
         "{{ tools }}<|tool_call_start|>",
         ['<|tool_call_start|>[plant(kind="oak"), water(litres=3)]<|tool_call_end|>'],
@@ -195,6 +213,85 @@ def test_values_between_tags() -> None:
     assert json.loads(call["function"]["arguments"]) == expected
 
 
+@pytest.mark.parametrize("quote", ['<|"|>', "<escape>"])
+def test_values_in_braces(quote: str) -> None:
+    template = f"{{{{ tools }}}}<|tool_call>{quote}<start_function_call>"
+    form, q = ToolFormat.of(template), quote
+    kinds = {
+        "n": {"type": "number"},
+        "b": {"type": "boolean"},
+        "o": {"type": "object"},
+        "l": {"type": "array"},
+    }
+    tools = [tool("f", s={"type": "string"}, **kinds)]
+    for body, meaning in (
+        (f's:{q}a, b: {{c}} "x" <y>{q},n:-1.5,b:true', {"s": 'a, b: {c} "x" <y>', "n": -1.5, "b": True}),
+        (f"o:{{x:{{y:[1,{q}2{q},null]}},{q}a b{q}:{{}}}}", {"o": {"x": {"y": [1, "2", None]}, "a b": {}}}),
+        ("", {}),
+        (f"s:{q}{q},l:[],b:false", {"s": "", "l": [], "b": False}),
+        ("s:oak tree", {"s": "oak tree"}),
+    ):
+        text = f"{form.open}call:f{{{body}}}{form.close}"
+        parser = ToolCallParser(form, tools)
+        assert joined(parser.push(text) + parser.finish()) == [{"name": "f", "arguments": meaning}]
+    for body in ("s", "s:", f"s:{q}a", "s:1 2]", "o:{{}}", ":1", "l:[1", "l:" + "[" * 9999, "s:1}{", "[1]"):
+        text = f"{form.open}call:f{{{body}}}{form.close}"
+        parser = ToolCallParser(form, tools)
+        assert joined(parser.push(text) + parser.finish()) == [text]
+
+
+BRACED = """{%- macro said(v) -%}
+{%- if v is string -%}QUOTE{{ v }}QUOTE
+{%- elif v is boolean -%}{{ 'true' if v else 'false' }}
+{%- elif v is mapping -%}{ {%- for k, x in v | dictsort -%}{{ k }}:{{ said(x) }}{{ ',' if not loop.last }}{%- endfor -%} }
+{%- elif v is sequence -%}[{%- for x in v -%}{{ said(x) }}{{ ',' if not loop.last }}{%- endfor -%}]
+{%- else -%}{{ v }}{%- endif -%}{%- endmacro -%}
+{%- for m in messages if m.tool_calls -%}{%- for c in m.tool_calls -%}
+OPENcall:{{ c.function.name }}{{ said(c.function.arguments) }}CLOSE
+{%- endfor -%}{%- endfor -%}{# tools #}"""
+LISTED = """{%- for m in messages if m.tool_calls -%}<|tools_prefix|>[
+{%- for c in m.tool_calls -%}{ {{- c.function.name | tojson }}: {{ c.function.arguments | tojson -}} }
+{{- ', ' if not loop.last }}{%- endfor -%}]<|tools_suffix|>{%- endfor -%}{# tools #}"""
+
+
+@pytest.mark.parametrize("family", ["gemma-4", "function-gemma", "apertus"])
+def test_calls_as_templates_write_them(family: str) -> None:
+    """Into a prompt, by a template that writes earlier calls as the published one does, and back."""
+    marks = {"gemma-4": ("<|tool_call>", "<tool_call|>", '<|"|>')}
+    marks["function-gemma"] = ("<start_function_call>", "<end_function_call>", "<escape>")
+    template = LISTED
+    if family in marks:
+        template = BRACED
+        for name, mark in zip(("OPEN", "CLOSE", "QUOTE"), marks[family], strict=True):
+            template = template.replace(name, mark)
+    form = ToolFormat.of(template)
+    assert form.name == family
+    arguments = {"s": "a, b: {c}", "n": 1.5, "b": True, "o": {"x": [1, "2"]}, "l": []}
+    calls = [
+        {"id": str(i), "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
+        for i, (name, given) in enumerate((("f", arguments), ("g", {})))
+    ]
+    messages = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": calls}]
+    tools = [tool("f", **{key: {} for key in arguments}), tool("g")]
+    prepared, listed = form.prepare(messages, tools)
+    text = ChatFormat("test", template).render(prepared, tools=listed)
+    parser = ToolCallParser(form, tools)
+    assert joined(parser.push(text) + parser.finish()) == [
+        {"name": "f", "arguments": arguments},
+        {"name": "g", "arguments": {}},
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"f": {}, "g": {}}', '[{"f": 1}]', "[{}]", '["f"]', "f", '{"f": {}} {"f": {}}', "[" * 9999],
+)
+def test_what_is_no_call_by_its_name(body: str) -> None:
+    form = ToolFormat.of(OTHERS["apertus"][0])
+    parser, text = ToolCallParser(form, [tool("f"), tool("g")]), f"{form.open}{body}{form.close}"
+    assert joined(parser.push(text) + parser.finish()) == [text]
+
+
 @pytest.mark.parametrize(
     "body",
     ["f(1)", "f(**x)", "f(a=g())", "[1]", "import os", "f(a=b'x')", "f(a={1: 2})", "f(a=" + "[" * 500, "x"],
@@ -234,6 +331,7 @@ ANSWERS: list[tuple[str, str, list[Any]]] = [
         '[TOOL_CALLS]plant[ARGS]{"kind": "oak"}[TOOL_CALLS]water[ARGS]{"litres": 3}',
         [PLANT, WATER],
     ),
+    ("mistral-args", '[TOOL_CALLS]plant[CALL_ID]Ab3dEf9gh[ARGS]{"kind": "oak"}', [PLANT]),
     ("llama-3", '{"name": "plant", "parameters": {"kind": "oak"}}', [PLANT]),
     ("llama-3", '<|python_tag|>{"name": "plant", "parameters": {"kind": "oak"}}', [PLANT]),
     (
