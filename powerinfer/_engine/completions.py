@@ -303,9 +303,9 @@ class Completions(Generating):
 
         The other options are those of create_completion(); here temperature is 0.2 by default.
 
-        What a model says between <think> and </think> before its answer, or gpt-oss in its channel
-        "analysis", is the message's `reasoning_content`; it says nothing where a grammar or a demanded call
-        holds the answer.
+        What a model says between <think> and </think> (or its family's marks) before its answer, or gpt-oss
+        in its channel "analysis", is the message's `reasoning_content`; it says nothing where a grammar or a
+        demanded call holds the answer.
 
         The conversation becomes a prompt by the object's chat_format, else by the file's template, else by
         the usual format of its architecture (with a notice). A chat_handler answers instead of all this.
@@ -334,7 +334,7 @@ class Completions(Generating):
             return handled
         from .._text.answer import chat_completion, chat_completion_chunks, numbered, together
         from .._text.channels import ChannelParser, has_channels
-        from .._text.reasoning import ReasoningParser, has_begun, marks, thinks
+        from .._text.reasoning import ReasoningParser, has_begun, special, thinks
 
         legacy = functions is not None
         grammar = _one_grammar(grammar, response_format)
@@ -353,14 +353,14 @@ class Completions(Generating):
             messages, left, demanded, one, request, how, in_parts=stream and not legacy
         )
         # A grammar holds an answer from its first token on: there is no room for thoughts.
-        reasons = thinks(self._format.template) and request.grammar is None
-        begun = reasons and has_begun(ids, self.tokenizer)
-        if reasons:
-            request.special |= marks(self.tokenizer)
+        marks = thinks(self._format.template) if request.grammar is None else None
+        begun = marks is not None and has_begun(ids, self.tokenizer, marks)
+        if marks is not None:
+            request.special |= special(self.tokenizer, marks)
 
         def parser() -> AnswerParser | None:
             found = ChannelParser(calls()) if channels else calls()
-            return ReasoningParser(found, begun=begun) if reasons else found
+            return found if marks is None else ReasoningParser(found, begun=begun, marks=marks)
 
         name = self.model_path if model is None else model
         with self._lock:

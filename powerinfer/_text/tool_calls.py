@@ -22,6 +22,7 @@ from typing import Any
 from ..errors import ArgumentError
 from ..types import ToolCall
 from .grammar import LlamaGrammar, closed, need_llguidance
+from .parts import held_back
 from .tokenizer import Tokenizer
 from .tool_styles import (
     MAX_DEPTH,
@@ -355,7 +356,7 @@ class ToolCallParser:
     def _rest(self) -> list[str | ToolCall]:
         text, self._text = self._text, ""
         if self._inside:  # the mark at the end may be cut short, or missing
-            body = text[: len(text) - _held_back(text, self._form.close)]
+            body = text[: len(text) - held_back(text, self._form.close)]
             text = self._form.open + text
             calls: list[str | ToolCall] = [*self._calls(body)]
             return calls or ([text] if text else [])
@@ -370,7 +371,7 @@ class ToolCallParser:
             if not self._inside:
                 at = self._text.find(form.open)
                 if at < 0:
-                    n = len(self._text) - _held_back(self._text, form.open)
+                    n = len(self._text) - held_back(self._text, form.open)
                     if self._after_call and not self._text[:n].strip():
                         return  # nothing but space may stand between two calls
                     shown, self._text = self._text[:n], self._text[n:]
@@ -427,11 +428,6 @@ class ToolCallParser:
             "type": "function",
             "function": {"name": name, "arguments": text},
         }
-
-
-def _held_back(text: str, mark: str) -> int:
-    """How many characters at the end may be the beginning of a mark."""
-    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0)
 
 
 def _literal(text: str, tokenizer: Tokenizer) -> str:

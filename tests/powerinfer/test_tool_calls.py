@@ -122,7 +122,7 @@ OTHERS: dict[str, tuple[str, list[str]]] = {
         '{{ tools }}<|tool_call>call:<|"|><tool_call|>',
         [
             '<|tool_call>call:plant{kind:<|"|>oak<|"|>}<tool_call|><|tool_call>call:water{litres:3}<tool_call|>',
-            '<|tool_call>call:plant{"kind": "oak"}<tool_call|>\n<|tool_call>call:water{ litres: 3}<tool_call|>',
+            '<|tool_call>call:plant{"kind": "oak"}<tool_call|>\n<|tool_call>call:water{ litres: 3}',
         ],
     ),
     "function-gemma": (
@@ -243,7 +243,8 @@ def test_values_in_braces(quote: str) -> None:
 BRACED = """{%- macro said(v) -%}
 {%- if v is string -%}QUOTE{{ v }}QUOTE
 {%- elif v is boolean -%}{{ 'true' if v else 'false' }}
-{%- elif v is mapping -%}{ {%- for k, x in v | dictsort -%}{{ k }}:{{ said(x) }}{{ ',' if not loop.last }}{%- endfor -%} }
+{%- elif v is mapping -%}{ {%- for k, x in v | dictsort -%}
+{{ k }}:{{ said(x) }}{{ ',' if not loop.last }}{%- endfor -%} }
 {%- elif v is sequence -%}[{%- for x in v -%}{{ said(x) }}{{ ',' if not loop.last }}{%- endfor -%}]
 {%- else -%}{{ v }}{%- endif -%}{%- endmacro -%}
 {%- for m in messages if m.tool_calls -%}{%- for c in m.tool_calls -%}
