@@ -75,6 +75,14 @@ def add_arguments(parser: Parser) -> None:
         "-np", "--n-seq", type=int, metavar="N", default=1, help="sequences (default %(default)s)"
     )
     group.add_argument(
+        "--n-guesses",
+        type=int,
+        metavar="N",
+        default=0,
+        help="of recurrent layers: room for the states behind so many guesses of a draft: --draft-max for each "
+        "sequence, 15 at most (default 0: nothing drafts)",
+    )
+    group.add_argument(
         "-b",
         "--n-batch",
         type=int,
@@ -205,6 +213,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     return Settings(
         n_ctx=args.n_ctx,
         n_seq=args.n_seq,
+        n_guesses=args.n_guesses,
         n_batch=args.n_batch,
         type_k=args.kv_type,
         type_v=args.kv_type,
