@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from powerinfer._engine.session import Model
-from powerinfer.cli import main
-from powerinfer.cli import plan as commands
+from powerinfer.cli import main, plan, plan_text
 from powerinfer.models import plan as plans
 from tests import models
 from tests.native import test_mixtures as mixtures
@@ -82,7 +81,8 @@ def test_for_people(path: Path, capsys: Captured) -> None:
 def test_narrow_terminals(path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """No line is longer, and the speed is never what is cut off."""
     for width in (80, 50):
-        monkeypatch.setattr(commands, "output_width", lambda width=width: width)
+        for module in (plan, plan_text):
+            monkeypatch.setattr(module, "output_width", lambda width=width: width)
         for budgets in ("0.02", "0.0001,0.02,1", "0"):
             lines = run(capsys, path, "--vram-budget", budgets).splitlines()
             assert max(map(len, lines)) <= width
