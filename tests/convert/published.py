@@ -87,7 +87,7 @@ def weights(name: str) -> dict[str, Any]:
 
 def _saved(name: str, drawn: dict[str, Any]) -> dict[str, Any]:
     """Experts of mixtures, which transformers has in one tensor and saves apart, under older names."""
-    if name not in ("dots1", "ernie4_5-moe", "hunyuan-moe", "minimax-m2", "afmoe"):
+    if name not in ("glm4_moe_lite", "dots1", "ernie4_5-moe", "hunyuan-moe", "minimax-m2", "afmoe"):
         renamed = {one.replace("moe.router.weight", "moe.router.layer.weight"): v for one, v in drawn.items()}
         return {
             one.replace("moe.experts.gate_up_proj", "moe.input_linear.weight").replace(
