@@ -82,7 +82,7 @@ MODELS = {
     "phi2": "Phi-1.5, Phi-2",
     "gpt2": "GPT-2",
     "bitnet": "BitNet b1.58",
-    "deepseek2": "DeepSeek V2, V3, R1, Kimi K2",
+    "deepseek2": "DeepSeek V2, V3, R1, Kimi K2, GLM 4.7 Flash",
     "dots1": "dots.llm1",
     "ernie4_5-moe": "ERNIE 4.5 21B-A3B",
     "granitemoe": "Granite 3 mixtures",

@@ -63,8 +63,9 @@ uint64_t pi_space_kernels(const pi_space_shape *s) {
         s->predicted ? n_tok * (s->n_ff / 32 + 1 + 2 * s->sign_words) : 0, /* marks, signs */
         (pi_parts(few, s->n_embd) + few * (s->n_used + (s->n_used > 0))) *
             s->n_embd, /* parts of a feed-forward's sum */
-        /* and of attention, of which more tokens, each of another sequence, have fewer parts each */
-        (n_tok > few ? 3 : 1) * few * s->n_head * (s->n_embd_head + 2) * PI_SPLITS + n_tok * s->n_head,
+        /* and of attention, of which more tokens, each of another sequence, have fewer parts each; one token has up to
+         * twice PI_SPLITS in a long context */
+        (n_tok > few ? 3 : 2) * few * s->n_head * (s->n_embd_head + 2) * PI_SPLITS + n_tok * s->n_head,
         /* and a chunk's input in the form that products of a few tokens take, twice: at most 48 bytes a column */
         few > 1 ? 12 * (most(widest, s->n_ff) + s->n_embd + 512) : 0,
     };

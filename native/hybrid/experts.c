@@ -64,11 +64,5 @@ void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l) {
         te_barrier(team);
         pi_publish_words(h->device[device].answer, lo, hi - lo, ticket, (const uint32_t *)(const void *)(h->y + lo));
     }
-    if (team->ith == 0) {
-        const int64_t now = te_os_now_ns();
-        s->step[l].ffn_us = (float)((double)(now - began) * 1e-3);
-        s->step[l].layer_us = (float)((double)(now - h->last_ns) * 1e-3);
-        h->last_ns = now;
-    }
-    pi_hybrid_note(h, team, l, PI_MOMENT_ANSWER);
+    pi_hybrid_layer_done(h, team, l, began);
 }

@@ -246,6 +246,16 @@ void pi_hybrid_clear_timeline(pi_hybrid *h);
 static inline void pi_hybrid_note(pi_hybrid *h, const te_team *team, int32_t l, pi_moment which) {
     if (h->moment && team->ith == 0) h->moment[l][which] = te_os_now_ns();
 }
+/* The CPU's part of layer l is over, which began then. */
+static inline void pi_hybrid_layer_done(pi_hybrid *h, const te_team *team, int32_t l, int64_t began_ns) {
+    if (team->ith == 0) {
+        const int64_t now = te_os_now_ns();
+        h->s->step[l].ffn_us = (float)((double)(now - began_ns) * 1e-3);
+        h->s->step[l].layer_us = (float)((double)(now - h->last_ns) * 1e-3);
+        h->last_ns = now;
+    }
+    pi_hybrid_note(h, team, l, PI_MOMENT_ANSWER);
+}
 /* program.c: the device's side: a pi_device_program; ctx is a pi_device_part. */
 typedef struct pi_device_part {
     pi_hybrid *h;

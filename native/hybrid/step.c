@@ -266,13 +266,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
         pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_DOWN), s->up, n_ff, h->n_tok, TE_BY_ROWS, h->y, n_embd);
         post_from_cpu(h, team, d->device, l, h->y, ticket);
     }
-    if (team->ith == 0) {
-        const int64_t now = te_os_now_ns();
-        s->step[l].ffn_us = (float)((double)(now - began) * 1e-3);
-        s->step[l].layer_us = (float)((double)(now - h->last_ns) * 1e-3);
-        h->last_ns = now;
-    }
-    pi_hybrid_note(h, team, l, PI_MOMENT_ANSWER);
+    pi_hybrid_layer_done(h, team, l, began);
 }
 
 /* The first layer's device is given the embedding with the step's other inputs. */

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 from powerinfer import ArgumentError, FormatError
 from powerinfer._engine.file import ModelFile
 from powerinfer._engine.session import Model, Session
-from powerinfer.cli.plan import layer_rows
+from powerinfer.cli.plan_text import layer_rows
 from powerinfer.models.plan import engine, from_json, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from powerinfer.models.quantize import choose_types, quantize_model

@@ -164,14 +164,15 @@ void device_close(te_cuda *d) {
             if (e) (void)cudaEventDestroy(e);
         if (d->stream) (void)cudaStreamDestroy(d->stream);
         if (d->capture) (void)cudaStreamDestroy(d->capture);
-        while (d->blocks) {
-            te_cuda_block *b = d->blocks;
-            d->blocks = b->next;
-            (void)release(b);
-            free(b);
-        }
-        (void)cudaGetLastError();
     }
+    // Also of a device that is lost: host memory is other devices', too, and is counted in pinned.cu.
+    while (d->blocks) {
+        te_cuda_block *b = d->blocks;
+        d->blocks = b->next;
+        (void)release(b);
+        free(b);
+    }
+    (void)cudaGetLastError();
     free(d);
 }
 
