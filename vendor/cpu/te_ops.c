@@ -39,7 +39,8 @@ static size_t packed_bytes(const te_kernels *k, int32_t n_tok, int32_t cols) {
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
-enum { TOGETHER_MEMBERS = 4, TOGETHER_TOKENS = 4 };
+/* Whether so many packings by others instead of one's own are worth a barrier. */
+static bool worth_waiting(int32_t n_threads, int32_t n_tok) { return (n_threads - 1) * n_tok >= 16 && n_tok >= 4; }
 
 te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_workspace **out) {
     *out = NULL;
@@ -73,7 +74,7 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
     total = 0;
     reserve(&total, n_threads, each, &ok);
     const size_t packed_at = reserve(&total, 1, packed_bytes(k, limits.max_tok, limits.max_cols), &ok);
-    const bool together = limits.n_threads >= TOGETHER_MEMBERS && limits.max_tok >= TOGETHER_TOKENS;
+    const bool together = worth_waiting(limits.n_threads, (int32_t)pass);
     const size_t together_at = reserve(&total, together ? 4 * pass : 0, act, &ok);
     if (!ok)
         return te_fail(TE_MEMORY, "a workspace of %d tokens of %d columns is too large", limits.max_tok,
@@ -125,7 +126,7 @@ float *te_workspace_floats(te_workspace *w, const te_team *team, int32_t n) {
 /* ---- activations that members pack together ---- */
 
 bool te_packs_together(const te_team *team, const te_workspace *ws, int32_t n_tok) {
-    return ws->together[0][0] && team->nth >= TOGETHER_MEMBERS && n_tok >= TOGETHER_TOKENS;
+    return ws->together[0][0] && worth_waiting(team->nth, n_tok);
 }
 
 void te_together_add(te_together *p, const te_workspace *ws, const te_mat *m) {
