@@ -41,7 +41,7 @@ typedef enum pi_status {
  * next error. */
 const char *pi_error_message(void);
 const char *pi_version(void);
-/* Name of the instruction set in use: "scalar", on x86-64 also "avx2", "avx512", "avx512_bf16", "amx", on 64-bit ARM
+/* Name of the instruction set in use: "scalar", on x86-64 also "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", on 64-bit ARM
  * also "neon", "neon_dot"; NULL (with a message) if POWERINFER_ISA names one that cannot run here. */
 const char *pi_cpu_isa(void);
 /* 1 if the named instruction set can run here. */

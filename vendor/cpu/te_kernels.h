@@ -163,7 +163,7 @@ typedef struct te_scan {
 } te_scan;
 
 typedef struct te_kernels {
-    const char *name;                  /* "scalar" "avx2" "avx512" "avx512_bf16" "amx" "neon" "neon_dot" */
+    const char *name;                  /* "scalar" "avx2" "avx2_vnni" "avx512" "avx512_bf16" "amx" "neon" "neon_dot" */
     te_row_kernels row[TE_TYPE_LIMIT]; /* by te_type; all entries NULL for types that cannot be dequantised */
     te_gemm_kernels gemm;              /* for every type that row[] knows */
 
@@ -204,7 +204,7 @@ typedef struct te_kernels {
 
 /* The table for this machine, chosen once: the best that the processor and the operating system allow, or the one
  * that the environment
- * variable POWERINFER_ISA names (scalar; x86-64: avx2, avx512, avx512_bf16, amx; 64-bit ARM: neon, neon_dot). NULL with a sentence in
+ * variable POWERINFER_ISA names (scalar; x86-64: avx2, avx2_vnni, avx512, avx512_bf16, amx; 64-bit ARM: neon, neon_dot). NULL with a sentence in
  * te_last_error if that name is unknown to this build or cannot run here. */
 const te_kernels *te_cpu_kernels(void);
 /* A table by name, whatever was chosen; NULL if it cannot run here. */
