@@ -16,6 +16,7 @@ namespace {
 struct int8_avx512 {
     static constexpr uint64_t types = 1ull << TE_Q4_0 | 1ull << TE_Q4_1 | 1ull << TE_Q5_0 | 1ull << TE_Q5_1 |
                                       1ull << TE_Q8_0 | 1ull << TE_IQ4_NL | 1ull << TE_MXFP4;
+    static constexpr bool by_token = true;
     // Break-even with the row kernels, one thread: with 8 tokens Q8_0 1.2, Q4_0 0.9, with 12 1.7, 1.5.
     static constexpr uint16_t min_tok(int type) { return type == TE_Q4_0 ? 9 : 8; }
     using V = vec_avx512;
