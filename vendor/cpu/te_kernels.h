@@ -91,6 +91,7 @@ static inline bool te_is_relu(te_activation act) { return act == TE_RELU || act 
 enum { TE_INT8_WAYS = 2 };
 typedef struct te_int8_kernels {
     uint64_t types;
+    bool by_token; /* packed tokens follow each other, pack_bytes(1, k) each, and may be copied one by one */
     size_t (*pack_bytes)(int32_t n_tok, int32_t k);
     void (*pack)(const float *x, size_t ldx, const int32_t *row, int32_t n_tok, int32_t k, int32_t t0, int32_t t1,
                  void *px);

@@ -238,13 +238,14 @@ static int gemm_number(const te_gemm_kernels *g, int32_t type) {
 }
 
 static te_gemm_way way_number(const te_gemm_kernels *g, int by) {
-    if (by == BY_GEMM) return (te_gemm_way){g->pack, g->gemm};
-    return (te_gemm_way){g->int8[by - BY_INT8].pack, g->int8[by - BY_INT8].gemm};
+    if (by == BY_GEMM) return (te_gemm_way){g->pack, g->gemm, NULL};
+    const te_int8_kernels *k = &g->int8[by - BY_INT8];
+    return (te_gemm_way){k->pack, k->gemm, k->by_token ? k->pack_bytes : NULL};
 }
 
 te_gemm_way te_gemm_of(const te_kernels *k, int32_t type) { return way_number(&k->gemm, gemm_number(&k->gemm, type)); }
 
-te_gemm_way te_gemm_t_of(const te_kernels *k) { return (te_gemm_way){k->gemm.pack_t, k->gemm.gemm_t}; }
+te_gemm_way te_gemm_t_of(const te_kernels *k) { return (te_gemm_way){k->gemm.pack_t, k->gemm.gemm_t, NULL}; }
 
 static int way_of(const te_workspace *ws, const te_linear *l, int32_t n_tok) {
     const te_gemm_kernels *g = &ws->k->gemm;

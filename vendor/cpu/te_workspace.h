@@ -45,6 +45,7 @@ typedef void te_gemm_fn(const te_mat *m, int32_t first, int32_t last, const void
 typedef struct te_gemm_way {
     te_gemm_pack *pack;
     te_gemm_fn *gemm;
+    size_t (*token_bytes)(int32_t n_tok, int32_t k); /* of n packed tokens that may be copied one by one; else NULL */
 } te_gemm_way;
 te_gemm_way te_gemm_of(const te_kernels *k, int32_t type);
 te_gemm_way te_gemm_t_of(const te_kernels *k);
