@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from ._engine import checks, machine
 from ._engine.arrays import Ids
-from ._engine.async_stream import AsyncStream, Chunk, Parts
+from ._engine.async_stream import AsyncStream, Chunk, Chunks, Parts, Pumped
 from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
 from ._engine.devices import choose_for_layers
@@ -288,6 +288,8 @@ class AsyncLlama:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         limit = checks.optional_whole("max_tokens", options.get("max_tokens"))
         limit = 0 if options.get("prompt_only") else None if limit is None or limit <= 0 else limit
+        has_maker = method is Served.create_chat_completion and self.llama.chat_handler is not None
+        waits = not stream or has_maker  # a handler of the user's may wait for whatever it likes
         calls = []
         for what in given:
             for i in range(n_made):
@@ -296,7 +298,8 @@ class AsyncLlama:
                     own.pop("prompt_logprobs", None)
                 if options.get("seed") is not None:
                     own["seed"] = nth_seed(options["seed"], i)
-                calls.append((self._begin(limit=limit, deadline=deadline, is_first=not i), what, own))
+                request = self._begin(limit=limit, deadline=deadline, is_first=not i, waits=waits)
+                calls.append((request, what, own))
         requests = [request for request, _, _ in calls]
 
         def begin(request: Served, what: Any, own: dict[str, Any]) -> Any:
@@ -316,7 +319,7 @@ class AsyncLlama:
                 self._end(request)
             raise
         if stream:
-            return self._stream(requests, results)
+            return self._stream(requests, [Pumped(iter(made)) for made in results] if waits else results)
         if n_made > n:
             groups = [slice(i, i + n_made) for i in range(0, len(results), n_made)]
             echo = bool(options.get("echo"))
@@ -330,31 +333,12 @@ class AsyncLlama:
             "timings": timings(requests),
         }
 
-    def _stream(self, requests: list[Served], answers: list[Iterator[Chunk]]) -> AsyncStream:
+    def _stream(self, requests: list[Served], answers: list[Chunks]) -> AsyncStream:
         """The parts of all answers in one stream."""
-        parts = Parts(requests)  # not the stream, which ends its answers when nobody has it any more
-        names: dict[str, Any] = {}  # the first answer's id and time, for all
-
-        def run(i: int, request: Served, chunks: Iterator[Chunk]) -> None:
-            try:
-                for chunk in chunks:
-                    say_why(request, chunk)
-                    for name in ("id", "created"):
-                        chunk[name] = names.setdefault(name, chunk[name])
-                    for choice in chunk["choices"]:
-                        choice["index"] = i
-                        if choice["finish_reason"] is not None:
-                            chunk["timings"] = timings([request])
-                    if not parts.put(chunk, lambda: self._submit(run, i, request, chunks)):
-                        return
-                parts.put(None)
-            except BaseException as error:
-                parts.put(error)
-            self._end(request)
-
-        for i, (request, chunks) in enumerate(zip(requests, answers, strict=True)):
-            self._submit(run, i, request, chunks)
-        return AsyncStream(parts, lambda: usage(requests))
+        for chunks in answers:
+            if isinstance(chunks, Pumped):
+                self._submit(chunks.run)
+        return AsyncStream(Parts(requests, answers, self._end))
 
     # -- vectors and tokens
 
@@ -517,7 +501,12 @@ class AsyncLlama:
         return None if plan is None else lambda: placement.move(engine, plan)
 
     def _begin(
-        self, *, limit: int | None = None, deadline: float | None = None, is_first: bool = True
+        self,
+        *,
+        limit: int | None = None,
+        deadline: float | None = None,
+        is_first: bool = True,
+        waits: bool = True,
     ) -> Served:
         with self._lock:
             if self._closed:
@@ -530,6 +519,7 @@ class AsyncLlama:
                 preparing=self._preparing,
                 deadline=deadline,
                 is_first=is_first,
+                waits=waits,
             )
             self._requests.add(request)
             return request

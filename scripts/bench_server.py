@@ -8,8 +8,8 @@ completion after the other. Any server of OpenAI's /v1/completions will do. Its 
 plain sockets, so that it costs little beside the server, with which it shares the machine.
 
 A time between tokens is one between two parts that were read with text in them. Several tokens may come in
-one part; tokens/s count those that the server's usage tells, of answers that end in the time, whenever
-they began.
+one part; tokens/s count those that the server's usage tells, of each answer the share whose text came in the
+time that is measured.
 
 --hostile adds clients that are not measured, --rude of each kind (8): idle (a connection without a request),
 unread (a stream that nobody reads), dear (a grammar that takes long to compile), cancelled (a stream that is
@@ -58,7 +58,7 @@ class Seen:
 
     first_s: list[float] = field(default_factory=list)
     between_s: list[float] = field(default_factory=list)
-    n_tokens: int = 0
+    n_tokens: float = 0
     n_answers: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Client:
         return body | {"model": self._args.name, "stream_options": {"include_usage": True}}
 
     async def run(self, since: float, until: float) -> None:
-        """Answers count that end between these times, whenever they began: a server is never seen empty."""
+        """What comes between these times counts, whenever its answer began: a server is never seen empty."""
         while time.perf_counter() < until:
             await self._noted(since, until)
 
@@ -179,7 +179,7 @@ class Client:
                 raise WrongError(f"{status}: {said[:200]!r}")
             await asyncio.sleep(min(float(headers["retry-after"]), 1))  # KeyError: it must be there
             return
-        last, n_tokens, between, first, end = begin, None, [], None, ""
+        last, n_tokens, n_all, n_counted, end = begin, None, 0, 0, ""
         async for data in events(parts):
             end = data
             if data == "[DONE]":
@@ -189,20 +189,17 @@ class Client:
                 raise WrongError(data[:200])
             if chunk.get("usage"):
                 n_tokens = int(chunk["usage"]["completion_tokens"])
-            if chunk["choices"] and chunk["choices"][0]["text"]:
+            if chunk["choices"] and (text := chunk["choices"][0]["text"]):
                 now = time.perf_counter()
-                if first is None:
-                    first = now - begin
-                else:
-                    between.append(now - last)
+                if since <= now <= until:
+                    (seen.between_s if n_all else seen.first_s).append(now - last)
+                    n_counted += len(text)
+                n_all += len(text)
                 last = now
         if end != "[DONE]" or n_tokens is None:
             raise WrongError(f"a stream ended with {end[:200]!r} and usage {n_tokens}")
-        if since <= time.perf_counter() <= until:
-            seen.n_answers += 1
-            seen.n_tokens += n_tokens
-            seen.between_s += between
-            seen.first_s += [] if first is None else [first]
+        seen.n_answers += since <= time.perf_counter() <= until
+        seen.n_tokens += n_tokens * n_counted / max(n_all, 1)
 
     def close(self) -> None:
         self._connection.close()

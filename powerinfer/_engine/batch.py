@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from .arrays import Ids, common_prefix
 from .request import Request
+from .sampling import Sampler
 from .types import TokenKind
 
 Part = tuple[Request, int]
@@ -50,13 +52,43 @@ def parts_of(running: Sequence[Request], *, n_batch: int, prompt_part: int) -> l
     return sorted(parts, key=lambda part: part[0].is_text)  # rows of logits of one kind stand together
 
 
-def joined(parts: Sequence[Part]) -> tuple[Ids, list[int], list[TokenKind]]:
-    """Ids of the parts, the sequence of each and what it is, as Session.feed() takes them."""
-    ids, owners, kinds = [], [], []
+@dataclass(frozen=True)
+class Joined:
+    """The parts as Session.feed() takes them."""
+
+    ids: list[int]
+    owners: list[int]
+    kinds: list[TokenKind]
+    """The sequence of each token, and what it is."""
+    rows: list[int]
+    """The last row of logits of each part that is chosen from in the same call."""
+    samplers: list[Sampler]
+    ends: list[int]
+    """Rows of logits up to each part's end."""
+
+
+def joined(parts: Sequence[Part]) -> Joined:
+    """What the engine is fed. Where nobody but a sampler looks at logits the choice is a part of that."""
+    found = Joined([], [], [], [], [], [])
+    n_rows = 0
     for request, n in parts:
-        assert request.sequence is not None
-        first = request.sequence.n
-        ids.append(request.ids[first : first + n])
-        owners += [request.sequence.number] * n
-        kinds += request.kinds(first, first + n)
-    return np.concatenate(ids), owners, kinds
+        sequence = request.sequence
+        assert sequence is not None
+        first = sequence.n
+        if n == 1 and first + 1 == request.n and not request.is_text:  # the usual one, quickly
+            found.ids.append(int(request.ids[first]))
+            found.owners.append(sequence.number)
+            found.kinds.append(TokenKind.GENERATED)
+            n_rows += 1
+        else:
+            kinds = request.kinds(first, first + n)
+            found.ids.extend(request.ids[first : first + n].tolist())
+            found.owners.extend([sequence.number] * n)
+            found.kinds.extend(kinds)
+            n_rows += sum(map(bool, kinds))
+        found.ends.append(n_rows)
+        if request.is_plain and first + n == request.n:
+            assert request.choice is not None
+            found.rows.append(n_rows - 1)
+            found.samplers.append(request.choice.sampler)
+    return found

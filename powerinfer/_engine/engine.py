@@ -31,7 +31,7 @@ from ..errors import (
 )
 from ._native import KV_BLOCK
 from .arrays import Ids
-from .batch import Part, coming, joined, parts_of
+from .batch import Joined, Part, coming, joined, parts_of
 from .context_shift import ContextShift
 from .drafting import Drafter
 from .prefix_cache import PrefixCache, Sequence, blocks
@@ -88,7 +88,7 @@ class Engine:
         """Notified when a request comes or is cancelled, and when the engine is closed."""
         self._waiting: deque[Request] = deque()  # with the lock
         self._running: list[Request] = []  # of who steps; others read its length
-        self._chosen: list[tuple[Stream, int, bool]] = []  # not given yet
+        self._chosen: list[tuple[Stream, int, bool, float]] = []  # not given yet
         self._n_guesses = self._n_guesses_given = n_guesses
         self.is_closing = False
         """No new requests are taken."""
@@ -496,33 +496,43 @@ class Engine:
                 self._finish(request, "error", error)
                 running.remove(request)
         parts = parts_of(running, n_batch=self._n_batch, prompt_part=self._prompt_part)
-        parts = self._feed(parts)
+        parts, batch, chosen = self._feed(parts)
         if not parts:
             return
         if self.saw is not None and len(parts) == 1 and parts[0][1] == 1 and not parts[0][0].is_text:
             self.saw(self.session)
-        self.totals["steps"] += 1
-        row, rows = 0, []
-        for request, n in parts:
+        n_computed = n_read = 0
+        for (request, n), end in zip(parts, batch.ends, strict=True):
             sequence = request.sequence
             assert sequence is not None
-            self.totals["computed"] += n
-            self.totals["read"] += n if request.left > 1 or request.is_text else 0
-            rows.append(row)
-            row += sum(map(bool, request.kinds(sequence.n, sequence.n + n)))
+            n_computed += n
+            n_read += n if request.left > 1 or request.is_text else 0
             sequence.n += n
-            sequence.row = (self.n_feeds, row - 1) if request.left <= 0 else None
+            sequence.row = (self.n_feeds, end - 1) if request.left <= 0 else None
             self.totals["drafted"] += request.guess.size
+        self.totals.update(steps=1, computed=n_computed, read=n_read)
         self._show_heads(parts)
-        for (request, n), first, end in zip(parts, rows, [*rows[1:], row], strict=True):
-            self._look(request, n, first)
+        tokens = dict(zip(batch.rows, chosen, strict=False))
+        for (request, n), first, end in zip(parts, [0, *batch.ends], batch.ends, strict=False):
+            if request.report is not None or request.show is not None:
+                self._look(request, n, first)
             if request.left > 0 or request.sequence is None:
                 continue
             if request.choice is None:
                 self._finish(request, "stop")
+                continue
+            token = tokens.get(end - 1, -1)
+            if token >= 0:
+                self._took(request, token)
             else:
                 request.rows = list(range(end - 1 - request.guess.size, end))
                 self._choose(request)
+
+    def _took(self, request: Request, token: int) -> None:
+        """The engine chose a token, and the sampler knows it."""
+        reason = self._chosen_token(request, token, request.append_chosen(token))
+        if reason is not None:
+            self._over(request, reason)
 
     def _show_heads(self, parts: list[Part]) -> None:
         """Heads that draft are shown the hidden states of what was just computed."""
@@ -538,17 +548,24 @@ class Engine:
                 drafter.saw(sequence.number, request.ids[: sequence.n], at, rows, min(sequence.n, request.n))
             first += n
 
-    def _feed(self, parts: list[Part]) -> list[Part]:
-        """Computes the parts in one batch, or fewer where the pool is too small."""
+    def _feed(self, parts: list[Part]) -> tuple[list[Part], Joined, list[int]]:
+        """Computes the parts in one batch, or fewer where the pool is too small. Returns what it was, and the
+        tokens that were chosen in the same call."""
         while parts:
             for request, n in parts:
                 assert request.sequence is not None
                 request.sequence.n_coming = request.sequence.n + n
-            ids, owners, kinds = joined(parts)
+            batch = joined(parts)
             self.n_feeds += 1
             try:
-                self.session.feed(ids, seq=owners, want_logits=kinds)
-                return parts
+                chosen = self.session.feed(
+                    batch.ids,
+                    seq=batch.owners,
+                    want_logits=batch.kinds,
+                    rows=batch.rows,
+                    samplers=batch.samplers,
+                )
+                return parts, batch, chosen
             except ContextError:
                 if any(request.guess.size for request, _ in parts):
                     parts = [(request, n - request.guess.size) for request, n in parts]
@@ -559,7 +576,7 @@ class Engine:
                         raise
                     self._preempt()
                     parts = [part for part in parts if part[0].sequence is not None]
-        return []
+        return [], joined([]), []
 
     def _preempt(self) -> None:
         """The youngest gives its memory back and waits at the head of the line. One alone always fits, as the
@@ -605,8 +622,8 @@ class Engine:
     def _give(self) -> None:
         """Gives the tokens chosen in this step to those who wait: when all are chosen, or one is over.
         Who wakes up wants Python's lock, and would have it at the next call of the engine."""
-        for stream, token, is_end in self._chosen:
-            stream.put(token, is_end)
+        for stream, token, is_end, now in self._chosen:
+            stream.put(token, is_end, now)
         self._chosen.clear()
 
     def _choose(self, request: Request) -> None:
@@ -641,9 +658,10 @@ class Engine:
     def _chosen_token(self, request: Request, token: int, reason: Reason | None) -> Reason | None:
         """Notes a token that was chosen, and passes on why it is the last."""
         assert request.choice is not None
+        now = time.monotonic()
         self.totals["generated"] += 1
-        self.times.chosen(request)
-        self._chosen.append((request.stream, token, token in request.choice.ends))
+        self.times.chosen(request, now)
+        self._chosen.append((request.stream, token, token in request.choice.ends, now))
         return reason
 
     def _settle(self, request: Request, n: int) -> None:

@@ -49,8 +49,7 @@ class RequestTimes:
     def placed(self, request: Request) -> None:
         self.queue.add(time.monotonic() - request.came_at)
 
-    def chosen(self, request: Request) -> None:
-        now = time.monotonic()
+    def chosen(self, request: Request, now: float) -> None:
         if request.token_at is None:
             self.first_token.add(now - request.came_at)
         else:

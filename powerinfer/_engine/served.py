@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from ..errors import ClosedError, UnsupportedError
 from .arrays import Ids, Logits
 from .completions import Completions
 from .embedding import normalized
-from .request import Stream
+from .request import Stream, taken
 from .sampling import Criteria, Processors, Sampling
 from .scheduler import Scheduler
 
@@ -61,10 +61,12 @@ class Served(Completions):
         preparing: threading.Semaphore | None = None,
         deadline: float | None = None,
         is_first: bool = True,
+        waits: bool = True,
     ) -> None:
         """limit: no generation needs more tokens; 0: only the prompt counts. grammars: where its grammars are
         compiled; None: here. preparing: held while a prompt is made of text. deadline: of time.monotonic(),
-        at which generations end. is_first: of several answers to one prompt."""
+        at which generations end. is_first: of several answers to one prompt. waits: iterating over an
+        answer waits for tokens; else None stands where there is none yet."""
         self._llama = llama
         self.model_path = llama.model_path
         self.chat_handler = llama.chat_handler
@@ -80,6 +82,7 @@ class Served(Completions):
         self._deadline = deadline
         self._is_closed = False
         self.is_first = is_first
+        self._waits = waits
         self.streams: list[Stream] = []
         """Of its generations, in their order."""
         self._texts: list[Stream] = []
@@ -131,7 +134,7 @@ class Served(Completions):
         is_continued: bool = False,
         ends: Set[int] = frozenset(),
         **hooks: Any,
-    ) -> Stream:
+    ) -> Iterable[int]:
         ends = ends if self._tokenizer is None else self._tokenizer.eog | ends
         constraint: Constraint | RemoteConstraint | None = hooks.get("constraint")
         try:
@@ -147,7 +150,12 @@ class Served(Completions):
         if self._is_closed:
             stream.cancel()
             raise ClosedError("the request was cancelled")
-        return stream
+        return stream if self._waits else taken(stream)  # type: ignore[return-value]
+
+    def watch(self, more: Callable[[], object]) -> None:
+        """more: called when its generations, which have all begun, have more, in another thread."""
+        for stream in self.streams:
+            stream.on_more = more
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:

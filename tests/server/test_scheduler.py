@@ -133,9 +133,10 @@ def record(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> list[list[i
     feeds: list[list[int]] = []
     feed = Session.feed
 
-    def recorded(self: Session, tokens: Any, **options: Any) -> None:
-        feed(self, tokens, **options)
+    def recorded(self: Session, tokens: Any, **options: Any) -> list[int]:
+        chosen = feed(self, tokens, **options)
         feeds.append(list(options["seq"]))
+        return chosen
 
     monkeypatch.setattr(Session, "feed", recorded)
     return feeds
@@ -243,13 +244,14 @@ def test_the_youngest_gives_way(
     generated: list[bool] = []  # of tokens that were generated, whether they were computed as such
     feed = Session.feed
 
-    def observed(self: Session, tokens: Any, **options: Any) -> None:
+    def observed(self: Session, tokens: Any, **options: Any) -> list[int]:
         lengths = {seq: self.length(seq) for seq in set(options["seq"])}
-        feed(self, tokens, **options)
+        chosen = feed(self, tokens, **options)
         for seq, wants in zip(options["seq"], options["want_logits"], strict=True):
             if lengths[seq] >= 30:
                 generated.append(wants)
             lengths[seq] += 1
+        return chosen
 
     monkeypatch.setattr(Session, "feed", observed)
     scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4)
@@ -423,9 +425,9 @@ def test_answers_computed_again_take_little_memory(
     wanted: list[int] = []
     feed = Session.feed
 
-    def observed(self: Session, tokens: Any, **options: Any) -> None:
+    def observed(self: Session, tokens: Any, **options: Any) -> list[int]:
         wanted.append(sum(options["want_logits"]))
-        feed(self, tokens, **options)
+        return feed(self, tokens, **options)
 
     monkeypatch.setattr(Session, "feed", observed)
     scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4)
@@ -467,13 +469,13 @@ def test_an_engine_that_works_again_says_so_itself(
     want = list(scheduler.submit(prompt(40), choice(), limit=3))
     feed, works, failed = Session.feed, threading.Event(), []
 
-    def broken(self: Session, tokens: Any, **options: Any) -> None:
+    def broken(self: Session, tokens: Any, **options: Any) -> list[int]:
         if not works.is_set():
             failed.append(1)
             if is_short:
                 works.set()
             raise DeviceError("the device is gone")
-        feed(self, tokens, **options)
+        return feed(self, tokens, **options)
 
     monkeypatch.setattr(Session, "feed", broken)
     for is_short, probe_s in ((True, 60.0), (False, 0.02)):  # the second one meets what it tries now and then
