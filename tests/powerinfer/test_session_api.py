@@ -167,10 +167,8 @@ def test_a_feed_with_choices_is_feed_draw_and_accept(model: Model, n_threads: in
     kinds = [Sampling(seed=i, temperature=i % 3, top_k=0, repeat_penalty=1.5) for i in range(n - 1)]
     some, same = ([Sampler(options, n_vocab) for options in kinds] for _ in range(2))
     some[4] = Sampler(Sampling(), n_vocab, logit_bias=dict.fromkeys(range(n_vocab), -np.inf))
-    with (
-        session(model, n_seq=n, n_pool=n * 64, n_threads=n_threads) as s,
-        session(model, n_seq=n) as expected,
-    ):
+    sizes = {"n_seq": n, "n_pool": n * 64}
+    with session(model, n_threads=n_threads, **sizes) as s, session(model, **sizes) as expected:
         ids, seq = PROMPT + [3] * (n - 1), [0] * len(PROMPT) + list(range(1, n))
         want_logits = [0] * (len(PROMPT) - 1) + [1] * n
         for _ in range(20):
