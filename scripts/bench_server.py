@@ -11,7 +11,10 @@ A time between tokens is one between two parts that were read with text in them.
 one part; tokens/s count those that the server's usage tells, of each answer the share whose text came in the
 time that is measured.
 
---hostile adds clients that are not measured, --rude of each kind (8): idle (a connection without a request),
+With many tokens a second one process of clients is not enough: --processes shares them out.
+
+--hostile adds clients that are not measured, --rude of each kind (8): long (prompts of --long tokens, one
+after the other), idle (a connection without a request),
 unread (a stream that nobody reads), dear (a grammar that takes long to compile), cancelled (a stream that is
 left after its first part).
 """
@@ -31,7 +34,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +66,14 @@ class Seen:
     n_answers: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+
+    def add(self, other: Seen) -> None:
+        self.first_s += other.first_s
+        self.between_s += other.between_s
+        self.n_tokens += other.n_tokens
+        self.n_answers += other.n_answers
+        self.statuses += other.statuses
+        self.wrong += other.wrong
 
 
 class Connection:
@@ -209,7 +221,20 @@ class Client:
 
 
 def _asks(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    return {"model": args.name, "prompt": "once", "max_tokens": 400, "stream": True, **more}
+    return {"model": args.name, "prompt": "once", "max_tokens": 400, "stream": True} | more
+
+
+async def long(at: Address, args: argparse.Namespace) -> None:
+    connection = Connection(at)
+    try:
+        ids = [random.randint(5, 250) for _ in range(args.long)]
+        status, headers = await connection.post("/v1/completions", _asks(args, prompt=ids, max_tokens=4))
+        said = b"".join([part async for part in connection.body(headers)])
+        if status != 200:
+            print(f"a long prompt: {status} {said[:200]!r}", file=sys.stderr)
+            await asyncio.sleep(1)
+    finally:
+        connection.close()
 
 
 async def idle(at: Address, args: argparse.Namespace) -> None:
@@ -251,6 +276,7 @@ async def cancelled(at: Address, args: argparse.Namespace) -> None:
 
 
 HOSTILE: dict[str, Callable[[Address, argparse.Namespace], Awaitable[None]]] = {
+    "long": long,
     "idle": idle,
     "unread": unread,
     "dear": dear,
@@ -276,29 +302,47 @@ def share(times: list[float], percent: int) -> float | None:
     return 1000 * times[min(len(times) - 1, len(times) * percent // 100)] if times else None
 
 
-async def measure(at: Address, n: int, args: argparse.Namespace) -> dict[str, Any]:
+async def watch(
+    at: Address, seeds: Sequence[int], args: argparse.Namespace, since: float, until: float
+) -> Seen:
+    """What a client for each of the seeds sees."""
+    seen = Seen()
+    clients = [Client(at, args, seed, seen) for seed in seeds]
+    tasks = [asyncio.ensure_future(client.run(since, until)) for client in clients]
+    await asyncio.wait(tasks, timeout=until - time.perf_counter() + args.patience)
+    stuck = sum(not task.done() for task in tasks)
+    for task in tasks:
+        task.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    seen.wrong += [repr(error) for error in ended if isinstance(error, Exception)]
+    for client in clients:
+        client.close()
+    if stuck:
+        seen.wrong.append(f"{stuck} answers did not end in {args.patience} s more")
+    return seen
+
+
+def watch_apart(at: Address, seeds: Sequence[int], args: argparse.Namespace, *times: float) -> Seen:
+    """The same in a process of its own: their clock is one."""
+    return asyncio.run(watch(at, seeds, args, *times))
+
+
+async def measure(at: Address, n: int, args: argparse.Namespace, pool: Executor) -> dict[str, Any]:
     met: Counter[str] = Counter()
     rude = [
         asyncio.ensure_future(again(kind, at, args, met)) for kind in args.hostile for _ in range(args.rude)
     ]
+    loop, seen = asyncio.get_running_loop(), Seen()
     try:
         if rude:
             await asyncio.sleep(0.5)
-        seen = Seen()
-        clients = [Client(at, args, i, seen) for i in range(n)]
         since = time.perf_counter() + args.warm
-        until = since + args.seconds
-        tasks = [asyncio.ensure_future(client.run(since, until)) for client in clients]
-        await asyncio.wait(tasks, timeout=args.warm + args.seconds + args.patience)
-        stuck = sum(not task.done() for task in tasks)
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        seen.wrong += [repr(error) for error in ended if isinstance(error, Exception)]
-        for client in clients:
-            client.close()
-        if stuck:
-            seen.wrong.append(f"{stuck} answers did not end in {args.patience} s more")
+        times = since, since + args.seconds
+        shares = [range(i, n, args.processes) for i in range(args.processes)]
+        for part in await asyncio.gather(
+            *(loop.run_in_executor(pool, watch_apart, at, share, args, *times) for share in shares if share)
+        ):
+            seen.add(part)
     finally:
         for each in rude:
             each.cancel()
@@ -379,6 +423,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--hostile", default="", help=f"kinds with commas between: {','.join(HOSTILE)}")
     parser.add_argument("--rude", type=int, default=8, help="clients of each of these kinds")
+    parser.add_argument("--long", type=int, default=8000, help="tokens of a long prompt")
+    parser.add_argument("--processes", type=int, default=1, help="of clients")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     args.hostile = [kind for kind in args.hostile.split(",") if kind]
@@ -387,8 +433,9 @@ def main() -> int:
     args.name = args.name or args.model
 
     on = machine()
-    with server(args) as at:
-        rows = [asyncio.run(measure(at, n, args)) for n in args.clients]
+    with server(args) as at, ProcessPoolExecutor(args.processes) as pool:
+        list(pool.map(abs, range(args.processes)))  # they begin now
+        rows = [asyncio.run(measure(at, n, args, pool)) for n in args.clients]
     wrong = [said for row in rows for said in row["wrong"]]
     if args.json:
         how = {key: value for key, value in vars(args).items() if key != "json"}

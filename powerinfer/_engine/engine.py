@@ -112,6 +112,12 @@ class Engine:
         return len(self._running), len(self._waiting)
 
     @property
+    def has_room(self) -> bool:
+        """Whether add() takes another request at the moment."""
+        free = max(self.max_running - len(self._running), 0)
+        return self.max_waiting is None or len(self._waiting) < self.max_waiting + free
+
+    @property
     def is_busy(self) -> bool:
         """Whether a step has something to do."""
         return bool(self._running or self._waiting)
@@ -125,8 +131,7 @@ class Engine:
         with self.changed:
             if self.is_closing:
                 raise ClosedError("the model is closed")
-            free = max(self.max_running - len(self._running), 0)
-            if self.max_waiting is not None and len(self._waiting) >= self.max_waiting + free:
+            if not self.has_room:
                 raise BusyError(
                     f"{len(self._running)} requests are under way and {len(self._waiting)} are waiting"
                 )

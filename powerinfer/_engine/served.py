@@ -11,6 +11,7 @@ from ..errors import ClosedError, UnsupportedError
 from .arrays import Ids, Logits
 from .completions import Completions
 from .embedding import normalized
+from .replicas import Replicas
 from .request import Stream, taken
 from .sampling import Criteria, Processors, Sampling
 from .scheduler import Scheduler
@@ -54,7 +55,7 @@ class Served(Completions):
     def __init__(
         self,
         llama: Llama,
-        scheduler: Scheduler,
+        scheduler: Scheduler | Replicas,
         *,
         limit: int | None = None,
         grammars: Grammars | None = None,
