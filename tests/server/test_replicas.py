@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,9 @@ def test_a_conversation_finds_what_it_left(two: AsyncLlama) -> None:
     async def main() -> None:
         await two.create_completion(begin, **GREEDY)
         first = generated(two)
-        for turn in range(3):  # each other request goes where there is least to do
-            await two.create_completion(prompt(5, turn), **GREEDY)
+        for turn in range(3):
+            for seed in range(2):  # these go to both in turn, so that the next would go to the other one
+                await two.create_completion(prompt(5, seed), **GREEDY)
             again = await two.create_completion(begin + prompt(20 + turn, 2), **GREEDY)
             assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 128
         assert generated(two)[first.index(max(first))] >= 4 * 12
@@ -136,13 +138,25 @@ def test_a_replica_that_failed_is_spared(two: AsyncLlama, monkeypatch: pytest.Mo
     run(main())
 
 
-def test_who_finds_no_place(relu_path: Path) -> None:
+def test_who_finds_no_place(relu_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replica computes one and lets one wait."""
+    feed, go = Session.feed, threading.Event()
+
+    def later(self: Session, *args: Any, **options: Any) -> list[int]:
+        go.wait(60)
+        return feed(self, *args, **options)
+
+    monkeypatch.setattr(Session, "feed", later)
+
     async def main() -> None:
         async with open_two(relu_path, n_parallel=1, max_waiting=1) as llm:
-            many = [llm.create_completion(prompt(5, i), max_tokens=200, temperature=0) for i in range(6)]
+            many = [asyncio.ensure_future(llm.create_completion(prompt(5, i), **GREEDY)) for i in range(6)]
+            while sum(task.done() for task in many) < 2:
+                await asyncio.sleep(0.01)
+            go.set()
             results = await asyncio.gather(*many, return_exceptions=True)
             assert sum(isinstance(result, BusyError) for result in results) == 2
-            assert min(generated(llm)) > 12
+            assert generated(llm) == [24, 24]
 
     run(main())
 
