@@ -38,7 +38,7 @@ from ._engine.options import AsyncChatOptions, AsyncCompletionOptions, AsyncLlam
 from ._engine.replicas import Replicas, check_options, options_of
 from ._engine.replicas import shares as share_out
 from ._engine.scheduler import Scheduler, SchedulerStats
-from ._engine.served import Served
+from ._engine.served import Reads, Served
 from ._engine.session import Session
 from ._engine.usage import say_why, timings, usage
 from ._text.answer import best
@@ -321,7 +321,9 @@ class AsyncLlama:
         limit = checks.optional_whole("max_tokens", options.get("max_tokens"))
         limit = 0 if options.get("prompt_only") else None if limit is None or limit <= 0 else limit
         has_maker = method is Served.create_chat_completion and self.llama.chat_handler is not None
-        waits = not stream or has_maker  # a handler of the user's may wait for whatever it likes
+        reads: Reads = "ready" if stream else "whole"
+        if has_maker:  # a handler of the user's may wait for whatever it likes
+            reads = "each"
         calls = []
         for what in given:
             for i in range(n_made):
@@ -330,7 +332,7 @@ class AsyncLlama:
                     own.pop("prompt_logprobs", None)
                 if options.get("seed") is not None:
                     own["seed"] = nth_seed(options["seed"], i)
-                request = self._begin(limit=limit, deadline=deadline, is_first=not i, waits=waits)
+                request = self._begin(limit=limit, deadline=deadline, is_first=not i, reads=reads)
                 calls.append((request, what, own))
         requests = [request for request, _, _ in calls]
 
@@ -351,7 +353,8 @@ class AsyncLlama:
                 self._end(request)
             raise
         if stream:
-            return self._stream(requests, [Pumped(iter(made)) for made in results] if waits else results)
+            made = [Pumped(iter(chunks)) for chunks in results] if has_maker else results
+            return self._stream(requests, made)
         if n_made > n:
             groups = [slice(i, i + n_made) for i in range(0, len(results), n_made)]
             echo = bool(options.get("echo"))
@@ -536,7 +539,7 @@ class AsyncLlama:
         limit: int | None = None,
         deadline: float | None = None,
         is_first: bool = True,
-        waits: bool = True,
+        reads: Reads = "each",
     ) -> Served:
         with self._lock:
             if self._closed:
@@ -549,7 +552,7 @@ class AsyncLlama:
                 preparing=self._preparing,
                 deadline=deadline,
                 is_first=is_first,
-                waits=waits,
+                reads=reads,
             )
             self._requests.add(request)
             return request

@@ -47,6 +47,9 @@ class Stream:
         chosen."""
         self.first_at: float | None = None
         self.last_at: float | None = None
+        self.is_whole = False
+        """Its tokens are given when it has ended: who wants nothing sooner is not woken for each."""
+        self._held: list[tuple[int, bool]] = []
         self.on_more: Callable[[], object] | None = None
         """Called, in the thread that computes, when there is more, or it has ended."""
         self._queue: SimpleQueue[tuple[int, bool] | BaseException | None] = SimpleQueue()
@@ -95,6 +98,9 @@ class Stream:
         self.last_at = now
         if self.first_at is None:
             self.first_at = now
+        if self.is_whole:
+            self._held.append((token, is_end))
+            return
         self._queue.put((token, is_end))
         if self.on_more is not None:
             self.on_more()
@@ -102,6 +108,8 @@ class Stream:
     def end(self, reason: Reason, error: BaseException | None = None) -> None:
         if self.reason is None:
             self.reason, self.error = reason, error
+            for item in self._held:
+                self._queue.put(item)
             self._queue.put(error)
             if self.on_more is not None:
                 self.on_more()
