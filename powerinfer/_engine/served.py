@@ -148,8 +148,9 @@ class Served(Completions):
             choice = self._choice(
                 options, seed, logit_bias, logits_processor, stopping_criteria, ends=ends, **hooks
             )
-            options: dict[str, Any] = {"limit": self._limit, "deadline": self._deadline}
-            stream = self._scheduler.submit(prompt, choice, is_whole=self._is_whole, **options)
+            stream = self._scheduler.submit(
+                prompt, choice, limit=self._limit, deadline=self._deadline, is_whole=self._is_whole
+            )
         except BaseException:
             if constraint is not None:
                 constraint.close()
