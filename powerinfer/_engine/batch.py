@@ -68,27 +68,36 @@ class Joined:
 
 
 def joined(parts: Sequence[Part]) -> Joined:
-    """What the engine is fed. Where nobody but a sampler looks at logits the choice is a part of that."""
+    """What the engine is fed: tokens without logits first, for prompts are read together, and several that
+    generate are a step of decoding. Where nobody but a sampler looks at logits the choice is a part of it."""
     found = Joined([], [], [], [], [], [])
+    ids, owners, kinds = found.ids, found.owners, found.kinds
+    later: list[tuple[int, int, TokenKind]] = []
+    in_order = any(request.draft is not None for request, _ in parts)  # heads are shown all hidden states
     n_rows = 0
     for request, n in parts:
         sequence = request.sequence
         assert sequence is not None
-        first = sequence.n
+        first, number = sequence.n, sequence.number
         if n == 1 and first + 1 == request.n and not request.is_text:  # the usual one, quickly
-            found.ids.append(int(request.ids[first]))
-            found.owners.append(sequence.number)
-            found.kinds.append(TokenKind.GENERATED)
+            later.append((int(request.ids[first]), number, TokenKind.GENERATED))
             n_rows += 1
         else:
-            kinds = request.kinds(first, first + n)
-            found.ids.extend(request.ids[first : first + n].tolist())
-            found.owners.extend([sequence.number] * n)
-            found.kinds.extend(kinds)
-            n_rows += sum(map(bool, kinds))
+            its_kinds = request.kinds(first, first + n)
+            n_first = 0 if in_order else next((i for i, kind in enumerate(its_kinds) if kind), n)
+            tokens = request.ids[first : first + n].tolist()
+            ids.extend(tokens[:n_first])
+            owners.extend([number] * n_first)
+            kinds.extend(its_kinds[:n_first])
+            later.extend(zip(tokens[n_first:], [number] * (n - n_first), its_kinds[n_first:], strict=True))
+            n_rows += sum(map(bool, its_kinds))
         found.ends.append(n_rows)
         if request.is_plain and first + n == request.n:
             assert request.choice is not None
             found.rows.append(n_rows - 1)
             found.samplers.append(request.choice.sampler)
+    for token, number, kind in later:
+        ids.append(token)
+        owners.append(number)
+        kinds.append(kind)
     return found

@@ -158,6 +158,25 @@ def test_prompts_are_read_between_tokens(make: MakeScheduler, monkeypatch: pytes
     talking.cancel()
 
 
+def test_what_generates_stands_behind_prompts(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a device reads them together, and decodes the others in one step."""
+    scheduler = make(prompt_part=64)
+    kinds: list[list[int]] = []
+    feed = Session.feed
+
+    def recorded(self: Session, tokens: Any, **options: Any) -> list[int]:
+        kinds.append(list(options["want_logits"]))
+        return feed(self, tokens, **options)
+
+    monkeypatch.setattr(Session, "feed", recorded)
+    with scheduler.engine.changed:  # none begins before all are there
+        streams = [scheduler.submit(prompt(n, n), choice(), limit=8) for n in (7, 90, 5, 70, 3)]
+    for stream in streams:
+        assert len(list(stream)) == 8
+    assert all(fed == sorted(fed) for fed in kinds)
+    assert any(0 < sum(fed) < len(fed) for fed in kinds)
+
+
 def test_alone_a_prompt_is_read_at_once(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = make(prompt_part=16)
     feeds = record(scheduler, monkeypatch)
