@@ -10,6 +10,7 @@
 /* What a device that answers at all takes for a long prompt's layers; and what a CPU takes that computes most of a large
  * model for such a prompt. */
 static const int64_t device_wait_ns = 60000000000, cpu_wait_ns = 600000000000;
+enum { MOST_OF_FEW = 8 };
 
 /* ---- which layers lie where ---- */
 
@@ -237,6 +238,8 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     for (int32_t i = 0; i < h->n_devices; i++) PI_TRY(pi_hybrid_upload(h, i));
     PI_TRY(reserve_members(h));
     PI_TRY(te_pool_new(1, &h->caller));
+    const int32_t half = h->s->options.n_threads / 2;
+    PI_TRY(te_pool_new(half < 1 ? 1 : half > MOST_OF_FEW ? MOST_OF_FEW : half, &h->few));
     if (o->timeline) PI_TRY(pi_hybrid_start_timeline(h));
     if (h->progress && h->progress(h->progress_ctx, h->total_bytes, h->total_bytes) != 0)
         return PI_FAIL(PI_ERROR_DEVICE, "bringing weights to a device was stopped");
@@ -246,6 +249,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
 void pi_hybrid_close(pi_hybrid *h) {
     if (!h) return;
     te_pool_free(h->caller);
+    te_pool_free(h->few);
     te_os_free(h->memory, h->memory_bytes);
     free(h->member);
     free(h->moment);

@@ -255,7 +255,7 @@ pi_status pi_session_feed_choose(pi_session *s, const pi_batch *b, int32_t n, co
     pi_session_lock(s);
     const pi_status st = feed_locked(s, b);
     if (st == PI_OK && n > CHOICES_ALONE) /* waking the team takes as long as some of them */
-        te_pool_run(s->pool, choose_shared, &c);
+        te_pool_run(s->hybrid ? s->hybrid->few : s->pool, choose_shared, &c);
     else if (st == PI_OK)
         for (int32_t i = 0; i < n; i++) choose(&c, i);
     pi_session_unlock(s);
