@@ -29,7 +29,7 @@ from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
 from ._engine.devices import Devices, choose_for_layers
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
-from ._engine.engine import PROMPT_PART, Engine
+from ._engine.engine import Engine
 from ._engine.file import ModelFile, find_model
 from ._engine.generating import nth_seed
 from ._engine.loader import Loader
@@ -97,7 +97,8 @@ class AsyncLlama:
         n_ctx: most tokens of one conversation, as in Llama.
         n_pool: tokens that all conversations together can hold; None: n_ctx for each of n_parallel, where a
             GPU may be used for two of them. Where it does not suffice, some wait.
-        prompt_part: tokens of a prompt that are read in one step while others generate; None: 128. More reads
+        prompt_part: tokens of prompts that are read in one step while others generate; None: as many as make
+            others' tokens take at most twice as long, if that does not make prompts much slower. More reads
             prompts sooner, less makes others pause for a shorter time.
         pooling: how embed() makes one vector of a text: "mean", "last", "cls", or "none" (one per token);
             None: as the file says, else "mean".
@@ -158,7 +159,7 @@ class AsyncLlama:
                 session,
                 max_running=n_parallel,
                 max_waiting=max_waiting,
-                prompt_part=PROMPT_PART if prompt_part is None else prompt_part,
+                prompt_part=prompt_part,
                 n_keep=self.llama._ctx.engine.n_keep,
             )
             engine.saw = None if placement is None else placement.saw

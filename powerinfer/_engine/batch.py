@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .arrays import Ids, common_prefix
+from .pace import Pace
 from .request import Request
 from .sampling import Sampler
 from .types import TokenKind
@@ -29,13 +30,13 @@ def coming(running: Sequence[Request], ids: Ids) -> int:
     return max(shared, default=0)
 
 
-def parts_of(running: Sequence[Request], *, n_batch: int, prompt_part: int) -> list[Part]:
+def parts_of(running: Sequence[Request], *, n_batch: int, pace: Pace) -> list[Part]:
     """What the next step computes of each: the next token of generations, with what is guessed to follow, and
-    as much of prompts as there is room for, which is prompt_part where others generate."""
+    as much of prompts as there is room for, which the pace says where others generate."""
     n_next = sum(request.left == 1 for request in running)
     room = max(n_batch - n_next, 1)
-    if n_next:
-        room = min(room, prompt_part)
+    if n_next and len(running) > n_next:
+        room = min(room, pace.part(len(running) - n_next, n_next))
     n_scored = _SCORED
     parts = []
     for request in running:

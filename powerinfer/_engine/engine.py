@@ -34,14 +34,12 @@ from .arrays import Ids
 from .batch import Joined, Part, coming, joined, parts_of
 from .context_shift import ContextShift
 from .drafting import Drafter
+from .pace import Pace
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
 from .scheduler_stats import RequestTimes
 from .session import Session
 from .speculation import free_guesses, take_guesses
-
-PROMPT_PART = 128
-"""Prompt tokens of a step in which others generate."""
 
 
 class Engine:
@@ -55,7 +53,7 @@ class Engine:
         n_seq: int | None = None,
         max_running: int | None = None,
         max_waiting: int | None = None,
-        prompt_part: int = PROMPT_PART,
+        prompt_part: int | None = None,
         n_keep: int | None = None,
         n_guesses: int | None = None,
     ) -> None:
@@ -64,7 +62,8 @@ class Engine:
         max_running: requests under way at the same time; None: half of the sequences, the other half holds
             what may be shared.
         max_waiting: requests that wait for a place; more are refused. None: any number may wait.
-        prompt_part: prompt tokens of a step in which others generate; alone a prompt takes n_batch.
+        prompt_part: prompt tokens of a step in which others generate; None: what pace.py finds. Alone a
+            prompt takes n_batch.
         n_keep: where a context is full, forget the older half of what follows its first n_keep tokens; None:
             the generation ends.
         n_guesses: guessed tokens that a step checks at most; None: what measure_guesses() finds.
@@ -77,10 +76,10 @@ class Engine:
         self.max_running = max_running or max(self._n_seq // 2, 1)
         if not 1 <= self.max_running <= self._n_seq:
             raise ArgumentError(f"max_running is {max_running}: the session has {self._n_seq} sequences")
-        if (max_waiting is not None and max_waiting < 0) or prompt_part < 1:
+        if (max_waiting is not None and max_waiting < 0) or (prompt_part is not None and prompt_part < 1):
             raise ArgumentError(f"max_waiting is {max_waiting} and prompt_part {prompt_part}: too small")
         self.max_waiting = max_waiting
-        self._prompt_part = prompt_part
+        self._pace = Pace(prompt_part)
         self.n_keep = n_keep
         self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)
@@ -327,7 +326,7 @@ class Engine:
         at = sequence.n
         sequence.n_coming, sequence.row = at + 1, None
         self.n_feeds += 1
-        error = None
+        error, begin = None, time.monotonic()
         try:
             token = self.session.next(int(request.ids[at]), at, choice.sampler, seq=sequence.number)
         except PowerInferError as failed:
@@ -336,6 +335,7 @@ class Engine:
                     return False
                 raise
             error = failed
+        self._pace.saw(0, 1, time.monotonic() - begin)
         sequence.n = at + 1
         sequence.row = self.n_feeds, 0
         if self.saw is not None:
@@ -500,7 +500,7 @@ class Engine:
             for request, error in take_guesses(running, self._n_guesses, n_vocab):
                 self._finish(request, "error", error)
                 running.remove(request)
-        parts = parts_of(running, n_batch=self._n_batch, prompt_part=self._prompt_part)
+        parts = parts_of(running, n_batch=self._n_batch, pace=self._pace)
         parts, batch, chosen = self._feed(parts)
         if not parts:
             return
@@ -562,6 +562,7 @@ class Engine:
                 request.sequence.n_coming = request.sequence.n + n
             batch = joined(parts)
             self.n_feeds += 1
+            begin = time.monotonic()
             try:
                 chosen = self.session.feed(
                     batch.ids,
@@ -570,6 +571,8 @@ class Engine:
                     rows=batch.rows,
                     samplers=batch.samplers,
                 )
+                n_next = sum(n == 1 for _, n in parts)
+                self._pace.saw(len(batch.ids) - n_next, n_next, time.monotonic() - begin)
                 return parts, batch, chosen
             except ContextError:
                 if any(request.guess.size for request, _ in parts):

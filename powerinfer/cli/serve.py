@@ -127,7 +127,8 @@ def add_arguments(parser: Parser) -> None:
         "--prompt-part",
         type=int,
         metavar="N",
-        help="tokens of a prompt read between two tokens of others' answers (default 128)",
+        help="tokens of prompts read between two tokens of others' answers (default: as many as make these "
+        "take at most twice as long, if that does not make prompts much slower)",
     )
     limits.add_argument(
         "--max-waiting",
