@@ -1,5 +1,5 @@
-"""Replicas on two GPUs: each computes with its own, at the same time, what one alone does. Run only when asked
-for.
+"""Replicas on two GPUs: each computes with its own, at the same time, what one alone does. Run only when
+asked for.
 
     pytest tests/gpu/test_replicas_gpu.py
 """
