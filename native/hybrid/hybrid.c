@@ -221,6 +221,16 @@ static int32_t most_logits(const pi_model_info *i, int32_t n_batch) {
     return n < 1 ? 1 : n < n_batch ? (int32_t)n : n_batch;
 }
 
+/* Experts' places change from step to step. */
+static bool is_whole(const pi_hybrid *h) {
+    const pi_model *m = h->s->model;
+    bool whole = h->head_device >= 0 && !h->s->options.keep_hidden;
+    for (int32_t l = 0; l < m->info.n_layer; l++)
+        whole &= h->layer[l].device == h->head_device && !h->layer[l].n_cpu && !m->layer[l].n_host &&
+                 !pi_experts_of(&m->layer[l]);
+    return whole;
+}
+
 pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     const pi_device_ops *ops = NULL;
     PI_TRY(pi_device_find(o->device, &ops));
@@ -237,6 +247,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     settle_zero_copy(h);
     for (int32_t i = 0; i < h->n_devices; i++) PI_TRY(pi_hybrid_upload(h, i));
     PI_TRY(reserve_members(h));
+    h->is_whole = is_whole(h);
     PI_TRY(te_pool_new(1, &h->caller));
     const int32_t half = h->s->options.n_threads / 2;
     PI_TRY(te_pool_new(half < 1 ? 1 : half > MOST_OF_FEW ? MOST_OF_FEW : half, &h->few));

@@ -486,7 +486,7 @@ static pi_status run(pi_hybrid *h) {
         note(&st, launched, ops->error(), &problem);
     }
     if (st == PI_OK)
-        te_pool_run(s->pool, cpu_step, h);
+        te_pool_run(h->is_whole ? h->caller : s->pool, cpu_step, h);
     else
         cancel_all(h);
     if (h->late) {
