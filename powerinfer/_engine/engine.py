@@ -87,7 +87,7 @@ class Engine:
         """Notified when a request comes or is cancelled, and when the engine is closed."""
         self._waiting: deque[Request] = deque()  # with the lock
         self._running: list[Request] = []  # of who steps; others read its length
-        self._chosen: list[tuple[Stream, int, bool, float]] = []  # not given yet
+        self._chosen: list[tuple[Request, int, bool]] = []  # not given yet
         self._n_guesses = self._n_guesses_given = n_guesses
         self.is_closing = False
         """No new requests are taken."""
@@ -315,7 +315,8 @@ class Engine:
         if len(self._running) != 1 or self._waiting or self.is_closing:
             return None
         request = self._running[0]
-        is_over = request.stream.is_cancelled or request.deadline is not None or request.over is not None
+        is_late = request.deadline is not None and time.monotonic() >= request.deadline
+        is_over = request.stream.is_cancelled or is_late or request.over is not None
         is_next = request.is_plain and request.left == 1 and request.n <= self.n_ctx
         return request if is_next and not is_over else None
 
@@ -630,8 +631,12 @@ class Engine:
     def _give(self) -> None:
         """Gives the tokens chosen in this step to those who wait: when all are chosen, or one is over.
         Who wakes up wants Python's lock, and would have it at the next call of the engine."""
-        for stream, token, is_end, now in self._chosen:
-            stream.put(token, is_end, now)
+        if not self._chosen:
+            return
+        now = time.monotonic()
+        self.times.given([request for request, _, _ in self._chosen], now)
+        for request, token, is_end in self._chosen:
+            request.stream.put(token, is_end, now)
         self._chosen.clear()
 
     def _choose(self, request: Request) -> None:
@@ -666,10 +671,8 @@ class Engine:
     def _chosen_token(self, request: Request, token: int, reason: Reason | None) -> Reason | None:
         """Notes a token that was chosen, and passes on why it is the last."""
         assert request.choice is not None
-        now = time.monotonic()
         self.totals["generated"] += 1
-        self.times.chosen(request, now)
-        self._chosen.append((request.stream, token, token in request.choice.ends, now))
+        self._chosen.append((request, token, token in request.choice.ends))
         return reason
 
     def _settle(self, request: Request, n: int) -> None:

@@ -29,9 +29,10 @@ class Times:
     counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     sum_s: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(SECONDS, seconds)] += 1
-        self.sum_s += seconds
+    def add(self, seconds: float, n: int = 1) -> None:
+        """n: how many were as long."""
+        self.counts[bisect_left(SECONDS, seconds)] += n
+        self.sum_s += n * seconds
 
     def copy(self) -> Times:
         return Times(list(self.counts), self.sum_s)
@@ -59,12 +60,18 @@ class RequestTimes:
     def placed(self, request: Request) -> None:
         self.queue.add(time.monotonic() - request.came_at)
 
-    def chosen(self, request: Request, now: float) -> None:
-        if request.token_at is None:
-            self.first_token.add(now - request.came_at)
-        else:
-            self.between_tokens.add(now - request.token_at)
-        request.token_at = now
+    def given(self, requests: Iterable[Request], now: float) -> None:
+        """A step's tokens, each of which one of these has."""
+        before: dict[float, int] = {}  # most have had their last token at the same time
+        for request in requests:
+            at = request.token_at
+            if at is None:
+                self.first_token.add(now - request.came_at)
+            else:
+                before[at] = before.get(at, 0) + 1
+            request.token_at = now
+        for at, n in before.items():
+            self.between_tokens.add(now - at, n)
 
 
 @dataclass(frozen=True, kw_only=True)
