@@ -141,7 +141,9 @@ typedef struct pi_hybrid {
     int32_t max_decode;            /* tokens that are handed over within a layer */
     int32_t max_logits;            /* tokens of a run that want logits */
     uint32_t number;               /* of the step's first hand-over */
+    bool is_whole;                 /* one device has all of the model: the CPU computes nothing in a step */
     te_pool *caller;               /* the calling thread by itself */
+    te_pool *few;                  /* a part of the threads, for what is small: one of all always finds its CPU taken */
     pi_cold_member *member;        /* [n_threads] */
     float *y;                      /* [max_decode][n_embd] the cold neurons' sum, where down is stored by output */
     float *listed;                 /* [n_ff] hidden values of listed neurons */

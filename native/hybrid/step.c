@@ -468,7 +468,7 @@ static pi_status run(pi_hybrid *h) {
     char problem[1024] = "";
     pi_status st = PI_OK;
     h->late = 0;
-    if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? s->pool : h->caller, embed_step, s);
+    if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? h->few : h->caller, embed_step, s);
     for (int32_t i = 0; i < h->n_devices; i++) fill_inputs(h, i);
     h->n_runs = program_key(h) ? h->n_tok : s->chunk.n_runs; /* a recorded one may have as many */
     pi_hybrid_clear_timeline(h);
@@ -480,7 +480,7 @@ static pi_status run(pi_hybrid *h) {
         note(&st, launched, ops->error(), &problem);
     }
     if (st == PI_OK)
-        te_pool_run(s->pool, cpu_step, h);
+        te_pool_run(h->is_whole ? h->caller : s->pool, cpu_step, h);
     else
         cancel_all(h);
     if (h->late) {
@@ -553,7 +553,7 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
         if (h->layer[l].device >= 0) record(h, l);
     pi_cache_follow(h, h->n_tok, te_os_now_ns() - h->began_ns);
     if (h->head_device >= 0 && h->n_logits) {
-        te_pool_run(h->n_logits > 2 ? s->pool : h->caller, take_logits, h);
+        te_pool_run(h->n_logits > 2 ? h->few : h->caller, take_logits, h);
         if (pi_changes_logits(s->model)) te_pool_run(s->pool, logits_step, s);
     }
     return PI_OK;
