@@ -214,6 +214,7 @@ static char *stage_mat(const pi_program_block *b, const te_mat *all, int32_t c, 
                        te_mat *out) {
     const pi_program *p = b->p;
     const int32_t rows = all->n_rows / b->block->experts.n_expert;
+    if (!all->w) return at;
     *out = (te_mat){at, p->ops->stride(all->type, all->cols), all->type, all->cols, rows * n};
     const pi_device_load a = {.from = *all,
                               .ids = p->in.cold + (ptrdiff_t)b->l * p->h->s->model->info.n_expert + c,

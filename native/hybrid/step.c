@@ -360,7 +360,7 @@ static void device_experts(pi_hybrid *h, int32_t l, const uint32_t *count, pi_la
     for (int32_t e = 0; h->s->fired && e < n_expert; e++)
         h->s->fired[(ptrdiff_t)l * h->s->model->info.n_placed + e] += uses[e];
     const int64_t all = n * w->n_ff, down = w->down_t.w && h->decode ? least(count[2], all) : all;
-    st->n_rows += 2 * all + down;
+    st->n_rows += (w->gate.w ? 2 : 1) * all + down;
     st->ffn_bytes += n * ((pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->up)) / w->n_expert) + pi_mat_bytes(&w->router);
     st->ffn_bytes += down * pi_mat_bytes(pi_expert_mat(w, 2)) / ((int64_t)w->n_expert * w->n_ff);
 }

@@ -230,13 +230,13 @@ static pi_status experts_cost(const pi_model *m, const pi_plan_options *o, const
     c->active_read = (read_bytes(w->gate) + read_bytes(w->up) + read_bytes(*down)) / w->n_expert;
     if (o->sparsity == PI_SPARSITY_EXACT) {
         if (w->down_t.w) c->active_read -= silent * read_bytes(*down) / w->n_expert;
-        c->silent_read = silent * read_bytes(w->up) / w->n_expert;
+        if (w->gate.w) c->silent_read = silent * read_bytes(w->up) / w->n_expert;
     }
     c->n_used = w->n_used;
     c->zero_copy = o->zero_copy_bytes_per_s > 0 && w->down.w;
     const te_mat *const mats[] = {&w->gate, &w->up, down};
     for (int32_t k = 0; k < 3; k++)
-        c->zero_copy = c->zero_copy && pi_space_reads_rows(mats[k]->type, pi_row_bytes(mats[k]));
+        c->zero_copy = c->zero_copy && (!mats[k]->w || pi_space_reads_rows(mats[k]->type, pi_row_bytes(mats[k])));
     if (c->zero_copy) c->list_bytes = pi_space(sizeof(int32_t) * ((uint64_t)w->n_used + 1));
     return PI_OK;
 }

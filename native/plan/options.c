@@ -43,7 +43,6 @@ static pi_status check_layer(const pi_model *m, int32_t l, int32_t n_ctx) {
     const char *what = unknown_attention(m, l, n_ctx);
     if (m->layer[l].scale && ((!f && !(e && e->shared_norm.w)) || !m->arch->post_norm))
         what = "a scale of what it leaves";
-    if (e && !e->gate.w) what = "experts without a gate";
     if (e && e->on_input) what = "experts whose input is weighted";
     if (f && !m->info.n_expert && pi_n_ff(f) != m->info.n_ff) what = "another number of neurons";
     for (int32_t i = m->layer[l].n_host; i < m->layer[l].n_blocks; i++)
@@ -59,8 +58,8 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
     for (int32_t d = 0; d < o->n_devices; d++) budget |= pi_budget(o, d);
     for (int32_t l = 0; budget && l < m->info.n_layer; l++) {
         const pi_experts *e = pi_experts_of(&m->layer[l]);
-        if (e &&
-            ((e->gate.w && e->gate.type != e->up.type) || (e->shared_up.w && e->shared_gate.type != e->shared_up.type)))
+        if (e && ((e->gate.w && e->gate.type != e->up.type) ||
+                  (e->shared_gate.w && e->shared_gate.type != e->shared_up.type)))
             return PI_FAIL(
                 PI_ERROR_UNSUPPORTED,
                 "layer %d has experts whose gate and up are of two formats, which a device does not know; the "

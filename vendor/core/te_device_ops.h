@@ -321,7 +321,8 @@ typedef struct te_route_args {
 } te_route_args;
 
 /* y_t (+)= sum over those experts of token t that lie in the given places of
- *     weight * (down_e . (act(gate_e . x_t + gate_b) * (up_e . x_t + up_b)) + down_b).
+ *     weight * (down_e . (act(gate_e . x_t + gate_b) * (up_e . x_t + up_b)) + down_b),
+ * without a gate of weight * (down_e . act(up_e . x_t + up_b) + down_b).
  * Place k's rows are k * n_ff ... of gate, up and down_t, and k * n_embd ... of down. As with te_ffn_args only merge reads y.
  * Of down_t the rows of silent neurons need not be read.
  * With a choice that is made first, its results are for later calls, as if route had been called.
@@ -329,12 +330,12 @@ typedef struct te_route_args {
  * in host memory, as in the file and at any even address. The call behind it that adds those in places says `beside`, and
  * a device may compute both at once. */
 typedef struct te_experts_args {
-    const float *x; /* [n_tok] rows of gate.cols floats, ldx apart: normed already, or: */
+    const float *x; /* [n_tok] rows of up.cols floats, ldx apart: normed already, or: */
     size_t ldx;
     te_norm norm; /* of a single token; an RMS norm */
     int32_t n_tok, n_expert, n_used, n_ff;
-    te_mat gate, up, down;               /* of n_places experts; down.cols is n_ff; or down.w NULL, and: */
-    te_mat down_t;                       /* a row of n_embd per row of up, where down is stored by neuron */
+    te_mat gate, up, down; /* of n_places experts; gate.w NULL: none; down.cols is n_ff; or down.w NULL, and: */
+    te_mat down_t;         /* a row of n_embd per row of up, where down is stored by neuron; not without a gate */
     const float *gate_b, *up_b, *down_b; /* or NULL: of all experts by number, [n_expert][n_ff] or [n_expert][n_embd] */
     int32_t n_places;
     const int32_t *place;   /* [n_expert], as te_route_args's */

@@ -2,7 +2,7 @@
 // expert is read once for up to EXPERT_WIDE_TILE routes, as it is, and becomes F16 in registers (wide.cuh).
 //
 // Routes lie in the order that order_kernel made in front, in tiles of one expert. A unit is 16 rows of a tile's expert: of
-// gate and up those of eight neurons, so that a lane has a neuron's gate and its up. All tiles' units are shared out over
+// gate and up those of eight neurons, so that a lane has a neuron's gate and its up; without gates as they come. All tiles' units are shared out over
 // the blocks; the warps of a block take one each in turn, all columns of it. The tile's inputs are in shared memory, as many
 // columns at once as it has room for. A route's bits depend neither on its tile nor on its place in it.
 #ifndef TE_CUDA_EXPERTS_WIDE_CUH
@@ -52,8 +52,8 @@ template <class C> struct expert_wide {
                 if (at >= t.n) continue;
                 const size_t p = (size_t)(t.first + at);
                 float *y = a.y + p * a.ldy;
-                if (a.down) {
-                    const float scale = __ldcg(a.scale + p);
+                if (!a.pairs) {
+                    const float scale = __ldcg(a.scale + source[at]);
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         const int r = 16 * unit + g + 8 * h;
@@ -94,10 +94,10 @@ template <class C> struct expert_wide {
                 row[0] = nullptr;
                 return;
             }
-            const int r = (a.down ? 16 : 8) * (first + u) + g, s = a.down ? r + 8 : r;
+            const int r = (a.pairs ? 8 : 16) * (first + u) + g, s = a.pairs ? r : r + 8;
             row[0] = a.w[0] + (rows + (size_t)min(r, a.n - 1)) * a.stride[0];
-            row[1] = a.down ? a.w[0] + (rows + (size_t)min(s, a.n - 1)) * a.stride[0]
-                            : a.w[1] + (rows + (size_t)min(s, a.n - 1)) * a.stride[1];
+            row[1] = a.pairs ? a.w[1] + (rows + (size_t)min(s, a.n - 1)) * a.stride[1]
+                             : a.w[0] + (rows + (size_t)min(s, a.n - 1)) * a.stride[0];
         };
         auto load = [&](typename F::row(&to)[2]) {
             if (next >= turns) return;
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, wide<C>::blocks(4))
     if (!a.down) dep_wait();
     dep_go();
     expert_wide<C> of = {a, x_tiles, shared, source, 0, 0, !a.down};
-    const int each = a.down ? 16 : 8, units = (a.n + each - 1) / each, total = __ldcg(a.lists.n_tiles) * units,
+    const int each = a.pairs ? 8 : 16, units = (a.n + each - 1) / each, total = __ldcg(a.lists.n_tiles) * units,
               b = blockIdx.x, per = total / (int)gridDim.x, more = total % (int)gridDim.x, lo = b * per + min(b, more),
               hi = lo + per + (b < more);
 #pragma unroll 1
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, wide<C>::blocks(4))
         from += n;
     }
     if (!of.waited) dep_wait();
-    if (a.down || !a.counts) return;
+    if (!a.pairs || !a.counts) return;
     uint32_t asked = of.asked, fired = of.fired;
     for (int o = 16; o; o /= 2) {
         asked += __shfl_xor_sync(~0u, asked, o);
