@@ -124,7 +124,8 @@ static void run_route(pi_host_device *d, const te_experts_args *a, int32_t place
     const te_linear in[2] = {
         {.w = up, .bias = a->up_b ? a->up_b + n_ff * (size_t)e : NULL, .y = hidden, .ldy = n_ff},
         {.w = gate, .bias = a->gate_b ? a->gate_b + n_ff * (size_t)e : NULL, .y = gates, .ldy = n_ff}};
-    te_op_linear(d->team, d->ws, in, gates ? 2 : 1, x, (size_t)n_embd, 1);
+    for (int32_t c = 0; c < n_embd; c++) out[c] = (a->on_input ? weight : 1) * x[c];
+    te_op_linear(d->team, d->ws, in, gates ? 2 : 1, out, (size_t)n_embd, 1);
     d->kernels->glu((te_activation)a->act, a->threshold, gates, hidden, a->n_ff, hidden);
     for (size_t i = 0; a->counts && i < n_ff; i++) a->counts[2] += hidden[i] != 0;
     if (a->counts) a->counts[0] += (uint32_t)a->n_ff, a->counts[1] += (uint32_t)a->n_ff;
@@ -133,7 +134,7 @@ static void run_route(pi_host_device *d, const te_experts_args *a, int32_t place
         te_op_linear_t(d->team, d->ws, &down_t, hidden, n_ff, 1, down_b, out, (size_t)n_embd, false, TE_BY_ROWS);
     else
         te_op_linear(d->team, d->ws, &back, 1, hidden, n_ff, 1);
-    for (int32_t c = 0; c < n_embd; c++) y[c] += weight * out[c];
+    for (int32_t c = 0; c < n_embd; c++) y[c] += (a->on_input ? 1 : weight) * out[c];
 }
 
 void pi_host_experts(pi_device *dev, const te_experts_args *a) {

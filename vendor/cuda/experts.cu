@@ -143,7 +143,7 @@ te_status check_experts(te_cuda *d, const te_experts_args *op) {
     const te_mat *down = by_neuron ? &op->down_t : &op->down;
     TE_CUDA_TRY(check(d, "experts", down));
     if ((gated && (op->gate.type != op->up.type || op->gate.cols != op->up.cols)) ||
-        (by_neuron && (op->down.w || !gated)) || down->cols != (by_neuron ? op->up.cols : op->n_ff))
+        (by_neuron && (op->down.w || !gated)) || (op->on_input && !gated) || down->cols != (by_neuron ? op->up.cols : op->n_ff))
         return refuse(
             d, te_fail(TE_UNSUPPORTED,
                        "experts: gate of type %d and %d columns, up of %d and %d, down of %d columns for %d neurons",
@@ -198,7 +198,7 @@ static te_status sum_by_neuron(te_cuda *d, const te_experts_args *op) {
     a.first = op->first;
     a.n_places = op->n_places;
     a.bias = op->down_b;
-    a.weight = op->weight;
+    a.weight = op->on_input ? nullptr : op->weight;
     a.partial = op->partial;
     const int64_t grid = (int64_t)a.n_tiles * a.n_shares * op->n_tok * op->n_used;
     return launch(d, "experts", k->by_neuron, dim3((unsigned)grid), EXPERT_DOWN_THREADS, 0, a);
@@ -287,6 +287,7 @@ te_status experts(te_cuda *d, const te_experts_args *op) {
     a.h = op->h;
     a.ldh = op->ldh;
     a.counts = op->counts;
+    a.in_weight = op->on_input ? op->weight : nullptr;
     a.down_t = (const uint8_t *)op->down_t.w;
     a.down_stride = op->down_t.stride;
     TE_CUDA_TRY(run(d, a, op->up.type, false));
@@ -300,7 +301,8 @@ te_status experts(te_cuda *d, const te_experts_args *op) {
     a.w[0] = (const uint8_t *)op->down.w;
     a.stride[0] = op->down.stride;
     a.b[0] = op->down_b;
-    a.weight = op->weight;
+    a.in_weight = nullptr;
+    a.weight = op->on_input ? nullptr : op->weight;
     a.partial = op->partial;
     return run(d, a, op->down.type, true);
 }

@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
                                   rank = id - t * a.n_used;
                         if (a.b[0]) v += __ldg(a.b[0] + (size_t)who[r] * (size_t)a.rows + c);
                         a.partial[((size_t)rank * (size_t)(a.n_routes / a.n_used) + (size_t)t) * (size_t)a.rows + c] =
-                            __ldcg(a.weight + id) * v;
+                            a.weight ? __ldcg(a.weight + id) * v : v;
                     } else {
                         sums[((from - lo) << two) + i] = v;
                     }
@@ -220,7 +220,10 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
         for (int k = lo + (int)threadIdx.x; k < hi; k += EXPERT_THREADS) {
             const int r = k / a.rows, j = k - r * a.rows;
             const size_t e = (size_t)who[r] * (size_t)a.rows + (size_t)j;
-            float g = factor * sums[(k - lo) << two], u = two ? factor * sums[2 * (k - lo) + 1] : 0;
+            float by = factor;
+            if (a.in_weight)
+                by *= chooses ? ((const float *)(chosen_place + a.n_routes))[route[r]] : __ldcg(a.in_weight + route[r]);
+            float g = by * sums[(k - lo) << two], u = two ? by * sums[2 * (k - lo) + 1] : 0;
             if (a.b[0]) g += __ldg(a.b[0] + e);
             if (a.b[1]) u += __ldg(a.b[1] + e);
             float h = activate(a.act, a.threshold, g);

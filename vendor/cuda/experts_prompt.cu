@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(256) add_routes_kernel(const __grid_constant__
     int *who = positions + 2 * a.n_used;
     for (int r = threadIdx.x; r < a.n_used; r += 256) {
         positions[r] = __ldcg(a.position + first + r);
-        weights[r] = __ldcg(a.weight + first + r);
+        weights[r] = a.weight ? __ldcg(a.weight + first + r) : 1;
         who[r] = __ldcg(a.expert + first + r);
     }
     __syncthreads();
@@ -309,6 +309,7 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
         g.down = false;
         g.ldy = (size_t)(n_ff + 3) / 4 * 4;
         g.counts = a->counts;
+        g.in_weight = a->on_input ? a->weight : nullptr;
         TE_CUDA_TRY(multiply_experts(d, g, a->up.type, false, n_tiles, op->x.tiles));
         const up_alone alone = {a->up_b, a->expert, g.lists.sorted, a->n_ff, f0, g.act, g.threshold, a->counts};
         TE_CUDA_TRY(launch(d, "experts", g.pairs ? route_halve_kernel<false> : route_halve_kernel<true>,
@@ -319,7 +320,7 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
         g.scale = op->h.scale;
         g.w[0] = (const uint8_t *)down->w;
         g.stride[0] = down->stride;
-        g.b[0] = g.b[1] = nullptr;
+        g.b[0] = g.b[1] = g.in_weight = nullptr;
         g.cols = down->cols;
         g.k0 = f0;
         g.k = n_ff;
@@ -334,7 +335,7 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
             TE_CUDA_TRY(multiply_experts(d, g, down->type, by_neuron, n_tiles, op->h.tiles));
             const add_args sum = {g.y,
                                   f0 ? nullptr : a->down_b,
-                                  a->weight,
+                                  a->on_input ? nullptr : a->weight,
                                   a->expert,
                                   g.lists.position,
                                   g.ldy,

@@ -32,7 +32,8 @@ struct expert_gemm {
     expert_lists lists;
     const uint16_t *x; // F16, of a token or (down) of a place in the order
     size_t ldx;
-    const float *scale; // of all x, or of each row
+    const float *scale;     // of all x, or of each row
+    const float *in_weight; // of each route's x, or NULL
     const uint8_t *w[2];
     size_t stride[2];
     const float *b[2];
@@ -192,7 +193,8 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
                 const int r = 32 * i + warp / 4 * 16 + 8 * half + lane / 4;
                 if (r >= t.n) continue;
                 const size_t p = (size_t)(t.first + r);
-                const float scale = down ? __ldcg(a.scale + p) : scale_all;
+                float scale = down ? __ldcg(a.scale + p) : scale_all;
+                if (a.in_weight) scale *= __ldcg(a.in_weight + __ldcg(a.lists.sorted + p));
                 const int e = pairs && (a.b[0] || a.b[1]) ? __ldcg(a.expert + __ldcg(a.lists.sorted + p)) : 0;
                 float *y = a.y + p * a.ldy;
 #pragma unroll

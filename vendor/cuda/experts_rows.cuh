@@ -36,7 +36,8 @@ struct expert_args {
     uint32_t *counts;
     const uint8_t *down_t; // or NULL: rows of neurons that fire are wanted next
     size_t down_stride;
-    const float *weight; // of the second
+    const float *in_weight; // of each route's input, or NULL
+    const float *weight;    // of what the second gives, or NULL
     float *partial;
 };
 // Shared memory behind the activations and their scales: routes, places and experts, then the sums of gate and up.

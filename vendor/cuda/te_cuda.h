@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 enum {
-    TE_CUDA_VERSION = 11,
+    TE_CUDA_VERSION = 12,
     TE_CUDA_MAX_TOK = 8,
     TE_CUDA_WIDE_TOK = 64,
     TE_CUDA_KV_BLOCK = 64,
