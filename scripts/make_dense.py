@@ -26,7 +26,7 @@ from powerinfer.models.writer import GGUFWriter
 @dataclass(frozen=True)
 class Shape:
     arch: str
-    """gemma3, phi3 or qwen35."""
+    """gemma3, gemma3n, phi3 or qwen35."""
     n_layer: int
     n_embd: int
     n_head: int
@@ -37,9 +37,12 @@ class Shape:
     n_ctx: int
     rope_base: float
     window: int = 0
-    """gemma3: positions that five layers of six see."""
+    """gemma3, gemma3n: positions that five layers of six, or four of five, see."""
     n_delta: int = 0
     """qwen35: heads of q and k of a gated delta net, which three layers of four are; of v twice as many."""
+
+    n_embd_layer: int = 0
+    """gemma3n: width of embeddings per layer; a third of layers cut gates, a third read others' K and V."""
 
     @property
     def is_fused(self) -> bool:
@@ -49,7 +52,7 @@ class Shape:
     @property
     def is_tied(self) -> bool:
         """The head is the embedding."""
-        return self.arch == "gemma3"
+        return self.arch.startswith("gemma3")
 
     def is_delta(self, layer: int) -> bool:
         return self.n_delta > 0 and (layer + 1) % INTERVAL != 0
@@ -57,9 +60,13 @@ class Shape:
 
 SHAPES = {
     "tiny-gemma3": Shape("gemma3", 6, 256, 4, 2, 64, 512, 512, 4096, 1e6, window=64),
+    "tiny-gemma3n": Shape("gemma3n", 10, 256, 4, 2, 64, 512, 512, 4096, 1e6, window=64, n_embd_layer=32),
     "tiny-phi-4": Shape("phi3", 2, 256, 4, 2, 64, 512, 512, 4096, 250000.0),
     "tiny-qwen35": Shape("qwen35", 4, 256, 4, 2, 64, 512, 512, 4096, 1e7, n_delta=2),
     "gemma3-12b": Shape("gemma3", 48, 3840, 16, 8, 256, 15360, 262144, 131072, 1e6, window=1024),
+    "gemma3n-e2b": Shape(
+        "gemma3n", 30, 2048, 8, 2, 256, 8192, 262144, 32768, 1e6, window=512, n_embd_layer=256
+    ),
     "phi-4": Shape("phi3", 40, 5120, 40, 10, 128, 17920, 100352, 16384, 250000.0),
     "qwen3.5-9b": Shape("qwen35", 32, 4096, 16, 4, 256, 12288, 248320, 262144, 1e7, n_delta=16),
 }
@@ -74,12 +81,25 @@ def matrices(s: Shape) -> dict[str, tuple[int, int]]:
     heads = 2 * q if s.n_delta else q  # a head's query, and what gates it
     out |= {"attn_q": (heads, d), "attn_k": (kv, d), "attn_v": (kv, d)}
     out |= {"ffn_gate": (s.n_ff, d), "ffn_up": (s.n_ff, d)}
+    if s.n_embd_layer:
+        out |= {"laurel_l": (RANK, d), "laurel_r": (d, RANK)}
+        out |= {"inp_gate": (s.n_embd_layer, d), "proj": (d, s.n_embd_layer)}
     if s.n_delta:
         out |= {"attn_qkv": (4 * delta, d), "attn_gate": (2 * delta, d), "ssm_out": (d, 2 * delta)}
         out |= {"ssm_alpha": (2 * s.n_delta, d), "ssm_beta": (2 * s.n_delta, d)}
     return out
 
 
+def outer(s: Shape) -> dict[str, tuple[int, ...]]:
+    """Of models with several streams and embeddings per layer, outside layers: shapes."""
+    if not s.n_embd_layer:
+        return {}
+    d, wide = s.n_embd, s.n_layer * s.n_embd_layer
+    streams = dict.fromkeys(("altup_proj", "altup_unembd_proj"), (N_STREAM - 1, d, d))
+    return streams | {"per_layer_token_embd": (s.n_vocab, wide), "per_layer_model_proj": (wide, d)}
+
+
+N_STREAM, RANK = 4, 64
 OF_DELTA = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_out")
 OF_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 
@@ -87,6 +107,8 @@ OF_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 def weights(s: Shape, seed: np.random.SeedSequence) -> Iterator[tuple[str, Array]]:
     """The matrices of all layers, which share them, and those before and after."""
     embd_seed, head_seed, *seeds = seed.spawn(2 + len(matrices(s)))
+    for own, (name, shape) in zip(seed.spawn(len(outer(s))), outer(s).items(), strict=True):
+        yield name, normals(own, math.prod(shape[:-1]), shape[-1], 1 / math.sqrt(s.n_embd))
     embd = normals(embd_seed, s.n_vocab, s.n_embd, 1.0)
     embd[:, 0] = CONSTANT
     if s.is_tied:
@@ -113,14 +135,28 @@ def tensors(s: Shape) -> list[Tensor]:
     if not s.is_tied:
         out.append(Tensor("output.weight", (s.n_vocab, d), "output"))
     out.append(Tensor("output_norm.weight", (d,), value=1.0))
+    out += [Tensor(f"{name}.weight", shape, name) for name, shape in outer(s).items()]
+    if s.n_embd_layer:
+        out.append(Tensor("per_layer_proj_norm.weight", (s.n_embd_layer,), value=1.0))
     norms = {"attn_norm": 1.0, "ffn_norm": 1.0}
-    if s.arch == "gemma3":  # what a layer adds has this size
+    if s.is_tied:  # what a layer adds has this size
         norms |= {"post_attention_norm": 0.3 / s.n_layer, "post_ffw_norm": 0.3 / s.n_layer}
+    if s.n_embd_layer:
+        norms |= {
+            "laurel_post_norm": 0.3,
+            "post_norm": 0.3,
+            "altup_router_norm": 1.0,
+            "altup_correct_scale": 1.0,
+        }
     if s.arch == "qwen35":
         norms = {"attn_norm": 1.0, "post_attention_norm": 1.0}
     for i in range(s.n_layer):
         p = f"blk.{i}."
         out += [Tensor(f"{p}{name}.weight", (d,), value=value) for name, value in norms.items()]
+        if s.n_embd_layer:
+            sizes = {"router": (N_STREAM, d), "predict_coef": (N_STREAM**2, N_STREAM)}
+            sizes["correct_coef"] = (N_STREAM, N_STREAM)
+            out += [Tensor(f"{p}altup_{name}.weight", shape) for name, shape in sizes.items()]
         left_out = OF_ATTENTION if s.is_delta(i) else OF_DELTA if s.n_delta else ()
         out += [
             Tensor(f"{p}{name}.weight", shape, name)
@@ -160,6 +196,22 @@ def keys(s: Shape, name: str, file_type: int) -> dict[str, Any]:
     if s.arch == "gemma3":
         of_arch |= {"attention.sliding_window": s.window, "rope.scaling.type": "linear"}
         of_arch["rope.scaling.factor"] = 8.0
+    if s.n_embd_layer:
+        third = s.n_layer // 3
+        cut = np.full(s.n_layer, -np.inf, np.float32)
+        cut[:third] = 1.6448534727096558
+        of_arch |= {
+            "feed_forward_length": np.full(s.n_layer, s.n_ff, np.int32),
+            "attention.sliding_window": s.window,
+            "attention.sliding_window_pattern": np.arange(s.n_layer) % 5 != 4,
+            "attention.shared_kv_layers": third,
+            "embedding_length_per_layer_input": s.n_embd_layer,
+            "activation_sparsity_scale": cut,
+            "altup.active_idx": 0,
+            "altup.num_inputs": N_STREAM,
+            "rope.freq_base_swa": 10000.0,
+            "final_logit_softcapping": 30.0,
+        }
     if s.n_delta:
         quarter = s.d_head // 8
         of_arch |= {

@@ -374,6 +374,27 @@ void pi_host_ffn(pi_device *dev, const te_ffn_args *a) {
         run_ffn(d, a);
 }
 
+void pi_host_cut(pi_device *dev, const te_cut_args *a) {
+    pi_host_device *d = pi_host(dev);
+    if (!pi_host_begin_op(dev, 15, a->n_tok)) return;
+    pi_host_mix(d, a->gate);
+    pi_host_mix(d, a->up);
+    for (int32_t t = 0; t < a->n_tok; t++) {
+        float *g = a->gate + a->ld * (size_t)t;
+        double mean = 0, squares = 0;
+        for (int32_t j = 0; j < a->n; j++) mean += (double)g[j] / a->n;
+        for (int32_t j = 0; j < a->n; j++) squares += ((double)g[j] - mean) * ((double)g[j] - mean);
+        const float least = (float)(mean + sqrt(squares / a->n) * (double)a->cut);
+        for (int32_t j = 0; j < a->n; j++) g[j] = g[j] > least ? g[j] - least : 0;
+        d->kernels->glu((te_activation)a->act, a->threshold, g, a->up + a->ld * (size_t)t, a->n, g);
+        for (int32_t j = 0; j < a->n; j++) {
+            if (a->fired) a->fired[j] += g[j] != 0;
+            if (a->counts) a->counts[2] += g[j] != 0;
+        }
+        if (a->counts) a->counts[0] += (uint32_t)a->n, a->counts[1] += (uint32_t)a->n;
+    }
+}
+
 void pi_host_merge(pi_device *dev, const te_merge_args *a) {
     pi_host_device *d = pi_host(dev);
     if (!pi_host_begin_op(dev, 6, a->n_tok)) return;

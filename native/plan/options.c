@@ -42,7 +42,10 @@ static pi_status check_layer(const pi_model *m, int32_t l) {
     if (m->layer[l].scale && ((!f && !(e && e->shared_norm.w)) || !m->arch->post_norm))
         what = "a scale of what it leaves";
     if (f && !m->info.n_expert && pi_n_ff(f) != m->info.n_ff) what = "another number of neurons";
-    for (int32_t i = m->layer[l].n_host; i < m->layer[l].n_blocks; i++)
+    if (f && f->cuts && f->down_t.w && te_type_get(f->down_t.type)->block_weights > 1)
+        what = "a feed-forward that cuts its gates, and a down by neuron in blocks,";
+    if (f && f->cuts && pi_adapts_ffn(&m->layer[l])) what = "adapters of a feed-forward that cuts its gates,";
+    for (int32_t i = m->layer[l].n_host; i < m->layer[l].n_blocks - m->layer[l].n_tail; i++)
         if (!m->layer[l].block[i].kind->device) what = m->layer[l].block[i].kind->name;
     if (!what) return PI_OK;
     return PI_FAIL(PI_ERROR_UNSUPPORTED, "layer %d has %s, which a device does not know; the CPU computes such a model",

@@ -71,7 +71,7 @@ def same_answers(model: Model) -> None:
 
 def test_devices_refuse_it(model: Model) -> None:
     asked = engine.Settings(budget_bytes=1 << 34, n_ctx=N, overhead_bytes=0)
-    with pytest.raises(UnsupportedError, match=r"layer 0 has embeddings per layer.*the CPU"):
+    with pytest.raises(UnsupportedError, match=r"layer 0 has another number of neurons.*the CPU"):
         engine.compute(model, asked, engine.Rates())
 
 

@@ -289,6 +289,18 @@ typedef struct te_ffn_args {
     float *partial; /* the sum over b of partial[b][t][c] is y[t][c] */
 } te_ffn_args;
 
+/* gate = act(gate - least) * up where gate is above least = mean + cut * deviation of the token's n gates, else 0. */
+typedef struct te_cut_args {
+    float *gate;     /* [n_tok] rows of n values, ld apart; the result, too */
+    const float *up; /* the same */
+    size_t ld;
+    int32_t n_tok, n;
+    float cut;
+    int32_t act; /* te_activation */
+    float threshold;
+    uint32_t *fired, *counts; /* as te_ffn_args's */
+} te_cut_args;
+
 /* ---- experts ---- */
 
 typedef enum te_gating {
