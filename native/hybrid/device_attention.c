@@ -152,6 +152,10 @@ static void run(const pi_program_block *b) {
                                  .out = p->d->att,
                                  .ld_out = n_q,
                                  .window = shape->window,
+                                 .chunked = shape->chunked,
+                                 .temp_scale = shape->temp_scale,
+                                 .temp_first = shape->temp_first,
+                                 .temp_length = shape->temp_length,
                                  .grouped = p->h->grouped,
                                  .apart = p->h->apart};
     p->ops->attention(p->dev, &a);

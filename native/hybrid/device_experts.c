@@ -205,6 +205,7 @@ static te_experts_args experts_args(const pi_program_block *b) {
                              .weight = p->d->weight,
                              .act = i->activation,
                              .threshold = i->activation_threshold,
+                             .on_input = w->on_input,
                              .y = p->d->y,
                              .counts = p->in.counts + 3 * (ptrdiff_t)b->l};
 }
@@ -214,6 +215,7 @@ static char *stage_mat(const pi_program_block *b, const te_mat *all, int32_t c, 
                        te_mat *out) {
     const pi_program *p = b->p;
     const int32_t rows = all->n_rows / b->block->experts.n_expert;
+    if (!all->w) return at;
     *out = (te_mat){at, p->ops->stride(all->type, all->cols), all->type, all->cols, rows * n};
     const pi_device_load a = {.from = *all,
                               .ids = p->in.cold + (ptrdiff_t)b->l * p->h->s->model->info.n_expert + c,
@@ -273,6 +275,7 @@ static void run_shared(const pi_program_block *b, bool first) {
     a.n_expert = a.n_used = a.n_places = 1;
     a.n_ff = b->block->experts.n_ff_shared;
     a.gate_b = a.up_b = a.down_b = NULL;
+    a.on_input = false;
     a.gate = w->shared_gate;
     a.up = w->shared_up;
     a.down = w->shared_down;

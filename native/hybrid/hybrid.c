@@ -132,7 +132,7 @@ static void map_weights(pi_hybrid *h, int32_t device) {
 }
 
 static bool reads_experts(pi_device *dev, const pi_experts *w) {
-    return dev->ops->zero_copy(dev, &w->gate) && dev->ops->zero_copy(dev, &w->up) && w->down.w &&
+    return (!w->gate.w || dev->ops->zero_copy(dev, &w->gate)) && dev->ops->zero_copy(dev, &w->up) && w->down.w &&
            dev->ops->zero_copy(dev, &w->down);
 }
 

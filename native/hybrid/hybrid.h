@@ -75,6 +75,7 @@ typedef struct pi_device_state {
     uint32_t *ticket;                                  /* D: number of the step's first hand-over */
     float *x, *h, *q, *k, *v, *att, *latent_q, *z, *y; /* D */
     float *head_gates;                                 /* D [n_batch][n_q] */
+    float *cut_gates, *cut_ups;                        /* D [n_batch][n_ff]: of feed-forwards that cut gates */
     float *states;                                     /* D [places][state_floats] of its layers */
     size_t state_floats;
     float *state_in, *state_conv, *state_z, *state_gates, *state_out; /* D: what blocks with a state work with */

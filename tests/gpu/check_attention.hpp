@@ -14,6 +14,7 @@ struct attention_case {
     bool sinks = false;
     float soft_cap = 0;
     bool v_norm = false;
+    bool chunked = false, warm = false; // warm: queries grow with their positions
 };
 
 static void check_attention_case(const attention_case &k) {
@@ -95,6 +96,12 @@ static void check_attention_case(const attention_case &k) {
     op.type_v = k.type_v;
     op.n_ctx = n_ctx;
     op.window = k.window;
+    op.chunked = k.chunked;
+    if (k.warm) {
+        op.temp_scale = TEMP_SCALE;
+        op.temp_first = TEMP_FIRST;
+        op.temp_length = TEMP_LENGTH;
+    }
     const std::vector<float> sinks = some_sinks(k.n_head);
     op.sinks = k.sinks ? device_of(sinks) : nullptr;
     op.apart = k.n_tok > TE_CUDA_MAX_TOK || k.n_tok == 3; // no two of them are of one sequence
@@ -166,14 +173,14 @@ static void check_attention_case(const attention_case &k) {
     for (int t = 0; t < k.n_tok; t++)
         for (int h = 0; h < k.n_head; h++) {
             const int n = k.pos[(size_t)t] + 1, kvh = h / (k.n_head / k.n_head_kv),
-                      lowest = k.window ? std::max(0, n - k.window) : 0;
+                      lowest = lowest_of(n - 1, k.window, k.chunked);
             const float *o = &got[(size_t)t * ldq + (size_t)h * d];
             if (n < 1) {
                 for (size_t i = 0; i < d; i++) same((long)i, (double)o[i], 0);
                 continue;
             }
-            const std::vector<double> query =
-                ready(&q[(size_t)t * ldq + (size_t)h * d], k.norm ? qn.data() : nullptr, t);
+            std::vector<double> query = ready(&q[(size_t)t * ldq + (size_t)h * d], k.norm ? qn.data() : nullptr, t);
+            for (double &v : query) v *= k.warm ? warmth_of(n - 1) : 1;
             score.assign((size_t)n, 0);
             double most = -1e300, total = 0, doubt = 0;
             for (int p = lowest; p < n; p++) {
@@ -282,6 +289,30 @@ static void check_attention() {
          {3, 3, 3, 3, 3, 3, 3, 3},
          {120, 121, 122, 123, 124, 125, 126, 127},
          8},
+        // Chunks: whose border lies within the step, in front of it, behind blocks and within them; queries that grow.
+        {4, 16, 4, 128, TE_F16, TE_F16, norm, 128, false, {1, 1, 1, 1}, {62, 63, 64, 65}, 64, false, 0, false, true},
+        {4, 16, 4, 128, TE_Q8_0, TE_Q8_0, neox, 64, true, {1, 1, 1, 1}, {70, 71, 72, 73}, 24, false, 0, false, true},
+        {4, 4, 4, 64, TE_F16, TE_F16, norm, 64, false, {1, 1, 1, 1}, {71, 72, 73, 74}, 24, false, 0, false, true, true},
+        {1, 71, 1, 64, TE_F16, TE_F16, neox, 64, false, {0}, {700}, 70, false, 0, false, true},
+        {1, 40, 8, 128, TE_F16, TE_F16, norm, 128, false, {2}, {1023}, 512, false, 0, false, true},
+        {1, 40, 8, 128, TE_F16, TE_F16, no, 0, false, {2}, {1023}, 0, false, 0, false, false, true},
+        {3, 8, 2, 80, TE_F32, TE_F32, no, 0, true, {0, 1, 2}, {5, 800, 64}, 0, false, 0, false, false, true},
+        {8,
+         12,
+         4,
+         64,
+         TE_F16,
+         TE_F16,
+         norm,
+         64,
+         false,
+         {0, 1, 1, 2, 3, 3, 3, 4},
+         {1000, 0, 1, 300, 15, 16, 17, -1},
+         16,
+         false,
+         0,
+         false,
+         true},
         // Sinks: of one part and of several, in all three kinds of groups.
         {1, 64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0}, {0}, 0, true},
         {1, 64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0}, {1000}, 128, true},
@@ -310,6 +341,9 @@ static void check_attention() {
         check_attention_case({1, 4, 4, d, TE_F16, TE_F16, norm, d, false, {0}, {4096}});
         check_attention_case({1, 4, 2, d, TE_F16, TE_F16, neox, d, true, {1}, {4999}, 0, true});
         check_attention_case({1, 16, 2, d, TE_F16, TE_F16, neox, 64, false, {1}, {8191}, 5000});
+        check_attention_case({1, 16, 2, d, TE_F16, TE_F16, neox, 64, false, {1}, {8100}, 8100, false, 0, false, true});
+        check_attention_case(
+            {1, 4, 4, d, TE_F16, TE_F16, norm, d, false, {1}, {8100}, 3800, false, 0, false, true, true});
         check_attention_case({2, 6, 1, d, TE_F16, TE_F16, norm, d, false, {0, 0}, {6006, 6007}, 0, false, 0.5f});
         check_attention_case({3, 2, 2, d, TE_F16, TE_F16, norm, d, false, {0, 1, 2}, {4500, 10, 7777}, 0, true});
         check_attention_case({8,

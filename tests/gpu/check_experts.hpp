@@ -10,13 +10,14 @@ struct expert_case {
     te_activation act;
     bool missing, bias;
     bool by_neuron = false, silent = false, normed = false; // silent: no neuron fires
+    bool alone = false, on_input = false;                   // alone: no gate; on_input: weights are of the input
 };
 
 static void check_experts_case(const expert_case &k) {
     AT("experts %s, %s, %d tokens, %d of %d of %d neurons, %d columns, act %d, missing %d, bias %d, by neuron %d, "
-       "silent %d, normed %d",
+       "silent %d, normed %d, alone %d, on_input %d",
        te_type_get(k.type)->name, te_type_get(k.down_type)->name, k.n_tok, k.n_used, k.n_expert, k.n_ff, k.n_embd,
-       (int)k.act, k.missing, k.bias, k.by_neuron, k.silent, k.normed);
+       (int)k.act, k.missing, k.bias, k.by_neuron, k.silent, k.normed, k.alone, k.on_input);
     const some_places s = places_new(k.n_expert, k.missing);
     input in = input_new(k.n_tok, k.n_embd, k.normed ? TE_RMS_NORM : TE_NO_NORM, !is_float(k.type));
     matrix gate = expert_matrix(k.type, k.n_ff, k.n_embd, s, k.missing),
@@ -37,11 +38,11 @@ static void check_experts_case(const expert_case &k) {
     op.n_expert = k.n_expert;
     op.n_used = k.n_used;
     op.n_ff = k.n_ff;
-    op.gate = gate.m;
+    if (!k.alone) op.gate = gate.m;
     op.up = up.m;
     (k.by_neuron ? op.down_t : op.down) = down.m;
     if (k.bias) {
-        op.gate_b = device_of(gate_b);
+        if (!k.alone) op.gate_b = device_of(gate_b);
         op.up_b = device_of(up_b);
         op.down_b = device_of(down_b);
     }
@@ -52,6 +53,7 @@ static void check_experts_case(const expert_case &k) {
     op.expert = device_of(expert);
     op.weight = device_of(weight);
     op.act = k.act;
+    op.on_input = k.on_input;
     op.threshold = k.silent ? 1e30f : k.act == TE_RELU ? 0.05f : 0;
     op.counts = device_of(std::vector<uint32_t>(3, 0));
     op.h = h.data();
@@ -88,11 +90,20 @@ static void check_experts_case(const expert_case &k) {
             }
             std::vector<double> seen;
             for (int j = 0; j < k.n_ff; j++) {
-                const sum gs = product(gate, at * k.n_ff + j, in, t), us = product(up, at * k.n_ff + j, in, t);
+                sum us = product(up, at * k.n_ff + j, in, t), gs = k.alone ? us : product(gate, at * k.n_ff + j, in, t);
+                for (sum *s : {&us, &gs}) s->times(k.on_input ? (double)weight[i] : 1);
                 double gv = gs.v, uv = us.v;
                 if (k.bias) {
-                    gv += (double)gate_b[(size_t)(e * k.n_ff + j)];
+                    gv += (double)(k.alone ? up_b : gate_b)[(size_t)(e * k.n_ff + j)];
                     uv += (double)up_b[(size_t)(e * k.n_ff + j)];
+                }
+                if (k.alone) {
+                    const double l = gs.limit() + 4 * EPS * fabs(gv), v = activation(k.act, 0, gv);
+                    near(j, (double)hv[j], v, (k.act == TE_RELU2 ? 2 * fabs(gv) + l : 1.2) * l + 8 * EPS * fabs(v));
+                    asked += 3;
+                    fired += hv[j] != 0 ? 3 : 0;
+                    seen.push_back((double)hv[j]);
+                    continue;
                 }
                 const double threshold = (double)op.threshold, a = activation(k.act, threshold, gv);
                 double gl = 1.2 * gs.limit() + 8 * EPS * fabs(gv);
@@ -125,7 +136,8 @@ static void check_experts_case(const expert_case &k) {
                     }
                 }
                 d.size *= minima(k.down_type);
-                const double b = k.bias ? (double)down_b[(size_t)(e * k.n_embd + c)] : 0, w = (double)weight[i];
+                const double b = k.bias ? (double)down_b[(size_t)(e * k.n_embd + c)] : 0,
+                             w = k.on_input ? 1 : (double)weight[i];
                 near(c, sums[(size_t)c], w * (d.v + b), fabs(w) * (d.limit() + 4 * EPS * (fabs(d.v) + fabs(b))));
             }
         }
@@ -462,6 +474,25 @@ static void check_experts() {
             check_experts_case({TE_MXFP4, TE_MXFP4, n_tok, 160, 2880, 7, 4, TE_CLAMPED, missing != 0, true});
         }
     check_experts_case({TE_MXFP4, TE_MXFP4, 1, 2880, 2880, 3, 2, TE_CLAMPED, false, true});
+    for (int n_tok : {1, 2, 8}) { // weights of the input
+        check_experts_case({TE_Q4_0, TE_Q4_0, n_tok, 512, 96, 6, 1, TE_SILU, n_tok == 2, false, false, false,
+                            n_tok == 1, false, true});
+        check_experts_case(
+            {TE_F16, TE_F16, n_tok, 68, 36, 6, 3, TE_SILU, n_tok != 2, false, false, false, false, false, true});
+        check_experts_case(
+            {TE_Q4_K, TE_Q4_K, n_tok, 256, 256, 6, 1, TE_SILU, false, false, true, false, false, false, true});
+    }
+    for (int type : all_types) { // without a gate
+        const int unit = is_float(type) ? 4 : te_type_get(type)->block_weights;
+        for (int n_tok : {1, 2, 8}) {
+            turn++;
+            const te_activation act = turn % 3 ? TE_RELU2 : TE_SILU;
+            check_experts_case({type, type, n_tok, unit == 4 ? 68 : unit, 768, 5, 3, act, turn % 2 == 0, turn % 4 < 2,
+                                false, false, false, true});
+            check_experts_case(
+                {type, type, n_tok, 1024, unit, 7, 3, act, turn % 2 != 0, false, false, false, n_tok == 1, true});
+        }
+    }
     for (int type : {TE_Q4_0, TE_F16, TE_Q4_K}) // a single token's norm
         check_experts_case({type, type, 1, 512, 256, 5, 3, TE_SILU, false, type == TE_F16, false, false, true});
     for (int down : {TE_Q6_K, TE_Q5_K, TE_Q3_K})

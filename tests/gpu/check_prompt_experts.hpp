@@ -10,14 +10,15 @@ struct prompt_expert_case {
     int n_ff_once, n_embd_once; // 0: all
     float size = 1;
     bool by_neuron = false, uneven = false;
-    bool rows = false; // input as rows, where few tokens' could be otherwise
+    bool rows = false;                    // input as rows, where few tokens' could be otherwise
+    bool alone = false, on_input = false; // alone: no gate; on_input: weights are of the input
 };
 
 static void check_prompt_experts_case(const prompt_expert_case &k) {
     AT("experts %s, %s, %d tokens, %d of %d of %d neurons (%d at once), %d columns (%d), act %d, bias %d, size %g, "
-       "by neuron %d, uneven %d, rows %d",
+       "by neuron %d, uneven %d, rows %d, alone %d, on_input %d",
        te_type_get(k.type)->name, te_type_get(k.down_type)->name, k.n_tok, k.n_used, k.n_expert, k.n_ff, k.n_ff_once,
-       k.n_embd, k.n_embd_once, (int)k.act, k.bias, (double)k.size, k.by_neuron, k.uneven, k.rows);
+       k.n_embd, k.n_embd_once, (int)k.act, k.bias, (double)k.size, k.by_neuron, k.uneven, k.rows, k.alone, k.on_input);
     const int type = k.rows ? -1 : k.type;
     const floats x(k.n_tok, k.n_embd, k.size);
     const std::vector<int32_t> expert = (k.uneven ? uneven_routes : some_routes)(k.n_tok, k.n_used, k.n_expert);
@@ -53,12 +54,13 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
     op.of.n_used = k.n_used;
     op.of.n_ff = k.n_ff;
     if (k.bias) {
-        op.of.gate_b = device_of(gate_b);
+        if (!k.alone) op.of.gate_b = device_of(gate_b);
         op.of.up_b = device_of(up_b);
         op.of.down_b = device_of(down_b);
     }
     op.of.place = device_of(s.place);
     op.of.act = k.act;
+    op.of.on_input = k.on_input;
     op.of.threshold = k.act == TE_RELU ? 0.05f : 0;
     op.of.counts = device_of(std::vector<uint32_t>(3, 0));
     op.n_ff_once = k.n_ff_once ? k.n_ff_once : k.n_ff;
@@ -114,7 +116,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
             OK(api->fill(dev, (void *)op.of.counts, 0, 12));
             finish();
             for (batch &b : batches) {
-                op.of.gate = b.gate.m;
+                if (!k.alone) op.of.gate = b.gate.m;
                 op.of.up = b.up.m;
                 (k.by_neuron ? op.of.down_t : op.of.down) = b.down.m;
                 op.of.n_places = b.s.n;
@@ -186,6 +188,10 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                         size += fabs(p);
                     }
                     l[m] = f16 * sqrt(squares / 3) + 0x1p-18 * size;
+                    if (k.on_input) {
+                        v[m] *= (double)weight[i];
+                        l[m] *= fabs((double)weight[i]);
+                    }
                     if (k.bias) v[m] += (double)(m ? up_b : gate_b)[(size_t)(e * k.n_ff + j)];
                 }
                 const double threshold = (double)op.of.threshold, a = activation(k.act, threshold, v[0]);
@@ -193,11 +199,17 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                 if (k.act == TE_RELU && fabs(v[0] - threshold) <= l[0]) la += threshold;
                 if (k.act == TE_DRELU) v[1] = fmax(v[1], 0);
                 if (k.act == TE_CLAMPED) v[1] = clamped_up(v[1]);
+                if (k.alone) {
+                    hv.push_back(activation(k.act, 0, v[1]));
+                    hl.push_back((k.act == TE_RELU2 ? 2 * fabs(v[1]) + l[1] : 1.2) * l[1]);
+                    most = fmax(most, fabs(hv.back()));
+                    continue;
+                }
                 hv.push_back(a * v[1]);
                 hl.push_back(la * (fabs(v[1]) + l[1]) + fabs(a) * l[1]);
                 most = fmax(most, fabs(hv.back()));
             }
-            const double w = (double)weight[i];
+            const double w = k.on_input ? 1 : (double)weight[i];
             for (int c = 0; c < k.n_embd; c++) {
                 double v = 0, squares = 0, errors = 0, size = 0;
                 for (int j = 0; j < k.n_ff; j++) {
@@ -285,4 +297,19 @@ static void check_prompt_experts() {
         }
     }
     check_prompt_experts_case({TE_F16, TE_F16, 33, 256, 64, 5, 4, TE_SILU, false, 0, 0, 3e3f, true});
+    for (int n_tok : {9, 40, 64, 70, 200}) { // weights of the input
+        check_prompt_experts_case(
+            {TE_Q4_0, TE_Q4_0, n_tok, 512, 96, 6, 1, TE_SILU, false, 0, 0, 1, false, n_tok < 65, false, false, true});
+        check_prompt_experts_case(
+            {TE_F16, TE_F16, n_tok, 256, 64, 7, 3, TE_SILU, false, 0, 0, 1, n_tok == 40, false, false, false, true});
+    }
+    for (int type : all_types) { // without a gate
+        const int unit = is_float(type) ? 32 : te_type_get(type)->block_weights;
+        for (int n_tok : {9, 33, 64, 70, 300}) {
+            turn++;
+            check_prompt_experts_case({type, type, n_tok, turn % 2 ? 512 : unit, turn % 2 ? unit : 768, 9, 3,
+                                       turn % 3 ? TE_RELU2 : TE_SILU, turn % 4 < 2, turn % 2 ? 0 : 256, 0, 1, false,
+                                       n_tok < 65, n_tok == 33 && turn % 2, true});
+        }
+    }
 }

@@ -8,6 +8,7 @@
 #include <climits>
 
 #include "attention_warp.cuh"
+#include "kv_rows.cuh"
 #include "launch.h"
 
 namespace te {
@@ -158,10 +159,13 @@ __global__ void __launch_bounds__(ATT_THREADS, G == 1 && LONG ? 3 : 2)
             for (int i = tid; i < heads * d; i += ATT_THREADS) out[i] = 0;
         return;
     }
-    const unsigned seen = __ballot_sync(~0u, their_pos >= 0 && their_pos <= pos && their_seq == seq && u0 <= t);
-    // The first position in the window, and the grain that it lies in; all of this step's tokens are in the window.
-    const int lowest = max(0, pos + 1 - a.window), skipped = lowest / ATT_GRAIN * ATT_GRAIN;
-    const int n_old = pos + 1 - __popc(seen), grains = (n_old - skipped + ATT_GRAIN - 1) / ATT_GRAIN;
+    // The first position in the window, and the grain that it lies in. All of this step's tokens are in the window, but for
+    // those before a chunk, in front of which nothing is read then.
+    const int lowest = first_seen(a, pos);
+    const unsigned seen =
+        __ballot_sync(~0u, their_pos >= lowest && their_pos <= pos && their_seq == seq && u0 <= t);
+    const int n_old = pos + 1 - __popc(seen), skipped = n_old > lowest ? lowest / ATT_GRAIN * ATT_GRAIN : n_old,
+              grains = (n_old - skipped + ATT_GRAIN - 1) / ATT_GRAIN;
     const bool is_long = LONG && grains >= args.long_from;
     const int splits = is_long ? args.long_splits : args.splits;
     const int per = max(4, (grains + splits - 1) / splits), used = max(1, (grains + per - 1) / per);
@@ -204,6 +208,10 @@ __global__ void __launch_bounds__(ATT_THREADS, G == 1 && LONG ? 3 : 2)
     if (warp < heads)
         settle_head<MAX>(a, fetch_head<MAX>(a, a.q + t * a.ldq + (size_t)(head + warp) * d, true, t), a.q_norm, true,
                          s.q[warp]);
+    if (warp < heads && a.temp_scale != 0) {
+        const float by = warmth(a, pos);
+        for (int i = lane; i < d; i += 32) s.q[warp][i] *= by;
+    }
     // K and V of this step, through the pool's format; jobs go to the warps behind those of q.
 #pragma unroll 1
     for (int j = (warp + ATT_WARPS - heads % ATT_WARPS) % ATT_WARPS; j < 2 * n_fresh; j += ATT_WARPS) {

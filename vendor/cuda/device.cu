@@ -497,6 +497,7 @@ const te_cuda_api table = {
     on<te_latent_args, latent>,
     on<te_recurrent_args, recurrent>,
     on<te_gate_args, gate>,
+    on<te_cut_args, cut>,
     on<te_cuda_embed, embed>,
     add_on,
     argmax_on,

@@ -136,25 +136,26 @@ const expert_kernels *expert_kernels_of(int type, bool file) {
 
 te_status check_experts(te_cuda *d, const te_experts_args *op) {
     auto check = op->kept ? check_file : check_matrix;
-    TE_CUDA_TRY(check(d, "experts", &op->gate));
+    const bool gated = op->gate.w != nullptr;
+    if (gated) TE_CUDA_TRY(check(d, "experts", &op->gate));
     TE_CUDA_TRY(check(d, "experts", &op->up));
     const bool by_neuron = op->down_t.w != nullptr;
     const te_mat *down = by_neuron ? &op->down_t : &op->down;
     TE_CUDA_TRY(check(d, "experts", down));
-    if (op->gate.type != op->up.type || op->gate.cols != op->up.cols || (by_neuron && op->down.w) ||
-        down->cols != (by_neuron ? op->gate.cols : op->n_ff))
+    if ((gated && (op->gate.type != op->up.type || op->gate.cols != op->up.cols)) ||
+        (by_neuron && (op->down.w || !gated)) || (op->on_input && !gated) || down->cols != (by_neuron ? op->up.cols : op->n_ff))
         return refuse(
             d, te_fail(TE_UNSUPPORTED,
                        "experts: gate of type %d and %d columns, up of %d and %d, down of %d columns for %d neurons",
                        (int)op->gate.type, (int)op->gate.cols, (int)op->up.type, (int)op->up.cols, (int)down->cols,
                        (int)op->n_ff));
-    const int64_t n_ff = (int64_t)op->n_places * op->n_ff, n_embd = (int64_t)op->n_places * op->gate.cols;
-    if (op->n_places < 1 || op->n_places > ROUTE_MOST || op->gate.n_rows < n_ff || op->up.n_rows < n_ff ||
-        down->n_rows < (by_neuron ? n_ff : n_embd) || op->gate.cols % 4)
+    const int64_t n_ff = (int64_t)op->n_places * op->n_ff, n_embd = (int64_t)op->n_places * op->up.cols;
+    if (op->n_places < 1 || op->n_places > ROUTE_MOST || (gated && op->gate.n_rows < n_ff) || op->up.n_rows < n_ff ||
+        down->n_rows < (by_neuron ? n_ff : n_embd) || op->up.cols % 4)
         return refuse(d, te_fail(TE_ARGUMENT, "experts: %d places in matrices of %d, %d and %d rows", (int)op->n_places,
                                  (int)op->gate.n_rows, (int)op->up.n_rows, (int)down->n_rows));
     if (op->n_used < 1 || op->n_used > op->n_expert || op->n_tok < 1 || !op->place || !op->expert || !op->weight ||
-        (int64_t)op->n_tok * op->n_used * (op->n_ff > op->gate.cols ? op->n_ff : op->gate.cols) > INT32_MAX / 2)
+        (int64_t)op->n_tok * op->n_used * (op->n_ff > op->up.cols ? op->n_ff : op->up.cols) > INT32_MAX / 2)
         return refuse(d, te_fail(TE_ARGUMENT, "experts: %d of %d experts for %d tokens", (int)op->n_used,
                                  (int)op->n_expert, (int)op->n_tok));
     return TE_OK;
@@ -197,7 +198,7 @@ static te_status sum_by_neuron(te_cuda *d, const te_experts_args *op) {
     a.first = op->first;
     a.n_places = op->n_places;
     a.bias = op->down_b;
-    a.weight = op->weight;
+    a.weight = op->on_input ? nullptr : op->weight;
     a.partial = op->partial;
     const int64_t grid = (int64_t)a.n_tiles * a.n_shares * op->n_tok * op->n_used;
     return launch(d, "experts", k->by_neuron, dim3((unsigned)grid), EXPERT_DOWN_THREADS, 0, a);
@@ -216,7 +217,7 @@ static te_status run(te_cuda *d, expert_args a, int type, bool down) {
     const expert_kernels *k = expert_kernels_of(type, a.kept != nullptr);
     if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", type));
     shape_rows(&a, k);
-    const int unit = down ? 32 / a.lanes : (32 / a.lanes + 1) / 2,
+    const int unit = a.pairs ? (32 / a.lanes + 1) / 2 : 32 / a.lanes,
               units = divide_up((int64_t)a.n_routes * a.rows, unit);
     expert_smem s = {};
     s.acts = a.tile * (k->int8 ? 1 : 4);
@@ -244,7 +245,7 @@ static te_status run(te_cuda *d, expert_args a, int type, bool down) {
 
 te_status experts(te_cuda *d, const te_experts_args *op) {
     TE_CUDA_TRY(check_experts(d, op));
-    TE_CUDA_TRY(check_input(d, "experts", op->x, op->ldx, op->n_tok, op->gate.cols, &op->norm));
+    TE_CUDA_TRY(check_input(d, "experts", op->x, op->ldx, op->n_tok, op->up.cols, &op->norm));
     if (op->norm.kind != TE_NO_NORM && (op->norm.kind != TE_RMS_NORM || op->norm.b || op->n_tok > 1))
         return refuse(
             d, te_fail(TE_UNSUPPORTED, "experts: a norm of kind %d of %d tokens", (int)op->norm.kind, (int)op->n_tok));
@@ -254,7 +255,7 @@ te_status experts(te_cuda *d, const te_experts_args *op) {
     expert_args a = {};
     a.x = op->x;
     a.ldx = op->ldx;
-    a.cols = op->gate.cols;
+    a.cols = op->up.cols;
     a.norm = op->norm.kind == TE_NO_NORM ? nullptr : op->norm.w;
     a.norm_eps = op->norm.eps;
     if (op->choice) {
@@ -267,11 +268,12 @@ te_status experts(te_cuda *d, const te_experts_args *op) {
     a.n_used = op->n_used;
     a.n_routes = op->n_tok * op->n_used;
     a.rows = op->n_ff;
-    a.w[0] = (const uint8_t *)op->gate.w;
+    a.pairs = op->gate.w != nullptr;
+    a.w[0] = (const uint8_t *)(a.pairs ? op->gate.w : op->up.w);
     a.w[1] = (const uint8_t *)op->up.w;
-    a.stride[0] = op->gate.stride;
+    a.stride[0] = a.pairs ? op->gate.stride : op->up.stride;
     a.stride[1] = op->up.stride;
-    a.b[0] = op->gate_b;
+    a.b[0] = a.pairs ? op->gate_b : op->up_b;
     a.b[1] = op->up_b;
     a.place = op->place;
     a.expert = op->expert;
@@ -285,20 +287,22 @@ te_status experts(te_cuda *d, const te_experts_args *op) {
     a.h = op->h;
     a.ldh = op->ldh;
     a.counts = op->counts;
+    a.in_weight = op->on_input ? op->weight : nullptr;
     a.down_t = (const uint8_t *)op->down_t.w;
     a.down_stride = op->down_t.stride;
-    TE_CUDA_TRY(run(d, a, op->gate.type, false));
+    TE_CUDA_TRY(run(d, a, op->up.type, false));
     if (op->down_t.w) return sum_by_neuron(d, op);
     a.norm = nullptr;
-    a.chooses = false;
+    a.chooses = a.pairs = false;
     a.x = op->h;
     a.ldx = op->ldh;
     a.cols = op->n_ff;
-    a.rows = op->gate.cols;
+    a.rows = op->up.cols;
     a.w[0] = (const uint8_t *)op->down.w;
     a.stride[0] = op->down.stride;
     a.b[0] = op->down_b;
-    a.weight = op->weight;
+    a.in_weight = nullptr;
+    a.weight = op->on_input ? nullptr : op->weight;
     a.partial = op->partial;
     return run(d, a, op->down.type, true);
 }

@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
     if (chooses) dep_go();
     const int m = n_there, per_warp = 32 / a.lanes, sub = lane % a.lanes;
     // Items (neurons, or columns of the result) of all routes; whole rows of a warp go together.
-    const int unit = DOWN ? per_warp : (per_warp + 1) / 2, total = m * a.rows, n_units = (total + unit - 1) / unit;
+    const int two = !DOWN && a.pairs; // 1: rows of gate and up in turn
+    const int unit = two ? (per_warp + 1) / 2 : per_warp, total = m * a.rows, n_units = (total + unit - 1) / unit;
     const int each = n_units / (int)gridDim.x, more = n_units % (int)gridDim.x, b = blockIdx.x,
               first_unit = b * each + min(b, more);
     const int lo = min(total, first_unit * unit), hi = min(total, (first_unit + each + (b < more)) * unit);
@@ -131,12 +132,12 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
         int r1 = r0 + 1;
         if (!DOWN)
             while (r1 < m && route[r1] / a.n_used == input) r1++;
-        const int to = min(hi, r1 * a.rows), n = (to - from) * (DOWN ? 1 : 2);
+        const int to = min(hi, r1 * a.rows), n = (to - from) << two;
         const int turns = (n + per_warp - 1) / per_warp;
         auto row_of = [&](int turn) -> const uint8_t * {
             const int i = turn * per_warp + lane / a.lanes;
             if (i >= n) return nullptr;
-            const int item = from + (DOWN ? i : i / 2), g = DOWN ? 0 : i % 2, r = item / a.rows;
+            const int item = from + (i >> two), g = i & two, r = item / a.rows;
             return a.w[g] + ((size_t)place[r] * (size_t)a.rows + (size_t)(item - r * a.rows)) * a.stride[g];
         };
         task ahead[task::depth];
@@ -184,9 +185,9 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
                                   rank = id - t * a.n_used;
                         if (a.b[0]) v += __ldg(a.b[0] + (size_t)who[r] * (size_t)a.rows + c);
                         a.partial[((size_t)rank * (size_t)(a.n_routes / a.n_used) + (size_t)t) * (size_t)a.rows + c] =
-                            __ldcg(a.weight + id) * v;
+                            a.weight ? __ldcg(a.weight + id) * v : v;
                     } else {
-                        sums[2 * (from - lo) + i] = v;
+                        sums[((from - lo) << two) + i] = v;
                     }
                 }
                 sum[0] = 0;
@@ -219,10 +220,14 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
         for (int k = lo + (int)threadIdx.x; k < hi; k += EXPERT_THREADS) {
             const int r = k / a.rows, j = k - r * a.rows;
             const size_t e = (size_t)who[r] * (size_t)a.rows + (size_t)j;
-            float g = factor * sums[2 * (k - lo)], u = factor * sums[2 * (k - lo) + 1];
+            float by = factor;
+            if (a.in_weight)
+                by *= chooses ? ((const float *)(chosen_place + a.n_routes))[route[r]] : __ldcg(a.in_weight + route[r]);
+            float g = by * sums[(k - lo) << two], u = two ? by * sums[2 * (k - lo) + 1] : 0;
             if (a.b[0]) g += __ldg(a.b[0] + e);
             if (a.b[1]) u += __ldg(a.b[1] + e);
-            const float h = gated_value(a.act, activate(a.act, a.threshold, g), u);
+            float h = activate(a.act, a.threshold, g);
+            if (two) h = gated_value(a.act, h, u);
             a.h[(size_t)route[r] * a.ldh + (size_t)j] = h;
             if (a.down_t && h != 0)
                 prefetch_bytes(a.down_t + ((size_t)place[r] * (size_t)a.rows + (size_t)j) * a.down_stride,

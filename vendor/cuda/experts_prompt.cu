@@ -110,24 +110,47 @@ template <bool FEW> __global__ void __launch_bounds__(ORDER_THREADS) order_kerne
     }
 }
 
+// What products with up alone become: hidden values. All others are.
+struct up_alone {
+    const float *bias; // of all experts, or NULL
+    const int32_t *expert;
+    const int *sorted;
+    int rows, row0; // as expert_gemm's
+    te_activation act;
+    float threshold;
+    uint32_t *counts;
+};
+
 // Hidden values as F16, a warp a row. Each row has a scale of its own, 1 unless its values leave the range of F16.
+template <bool ALONE>
 __global__ void __launch_bounds__(256)
-    route_halve_kernel(const float *h, size_t ldh, int n, const int *n_sorted, const te_cuda_half to) {
+    route_halve_kernel(const float *h, size_t ldh, int n, const int *n_sorted, const te_cuda_half to, const up_alone of) {
     dep_go();
     dep_wait();
     const int lane = threadIdx.x % 32, rows = __ldcg(n_sorted), step = (int)gridDim.x * 8;
+    uint32_t asked = 0, fired = 0;
     for (int r = (int)blockIdx.x * 8 + (int)threadIdx.x / 32; r < rows; r += step) {
-        const float *x = h + (size_t)r * ldh;
+        const float *x = h + (size_t)r * ldh, *bias = nullptr;
         uint16_t *y = (uint16_t *)to.v + (size_t)r * to.ld;
+        if (ALONE && of.bias)
+            bias = of.bias + (size_t)__ldcg(of.expert + __ldcg(of.sorted + r)) * (size_t)of.rows + (size_t)of.row0;
+        auto one = [&](int c, float v) {
+            if (!ALONE) return v;
+            return activate(of.act, of.threshold, bias ? v + __ldg(bias + c) : v);
+        };
         auto four = [&](int c) {
-            if (c + 4 <= n) return __ldcg((const float4 *)(x + c));
-            return make_float4(c < n ? __ldcg(x + c) : 0, c + 1 < n ? __ldcg(x + c + 1) : 0,
-                               c + 2 < n ? __ldcg(x + c + 2) : 0, 0);
+            float4 v = make_float4(0, 0, 0, 0);
+            if (c + 4 <= n) v = __ldcg((const float4 *)(x + c));
+            if (c + 4 <= n) return make_float4(one(c, v.x), one(c + 1, v.y), one(c + 2, v.z), one(c + 3, v.w));
+            return make_float4(c < n ? one(c, __ldcg(x + c)) : 0, c + 1 < n ? one(c + 1, __ldcg(x + c + 1)) : 0,
+                               c + 2 < n ? one(c + 2, __ldcg(x + c + 2)) : 0, 0);
         };
         float most = 0;
         for (int c = 4 * lane; c < n; c += 128) {
             const float4 v = four(c);
             most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+            asked += min(4, n - c);
+            fired += (v.x != 0) + (v.y != 0) + (v.z != 0) + (v.w != 0);
         }
         most = warp_max(most);
         const bool fits = (most <= 32768 && most >= 0x1p-8f) || !(most > 0 && most < INFINITY);
@@ -139,6 +162,18 @@ __global__ void __launch_bounds__(256)
                 make_uint2(half2_of(v.x * down, v.y * down), half2_of(v.z * down, v.w * down));
         }
         if (lane == 0) to.scale[r] = ldexpf(1, e);
+    }
+    if constexpr (ALONE) {
+        if (!of.counts) return;
+        for (int o = 16; o; o /= 2) {
+            asked += __shfl_xor_sync(~0u, asked, o);
+            fired += __shfl_xor_sync(~0u, fired, o);
+        }
+        if (lane == 0 && asked) {
+            atomicAdd(of.counts, asked);
+            atomicAdd(of.counts + 1, asked);
+            atomicAdd(of.counts + 2, fired);
+        }
     }
 }
 
@@ -160,7 +195,7 @@ __global__ void __launch_bounds__(256) add_routes_kernel(const __grid_constant__
     int *who = positions + 2 * a.n_used;
     for (int r = threadIdx.x; r < a.n_used; r += 256) {
         positions[r] = __ldcg(a.position + first + r);
-        weights[r] = __ldcg(a.weight + first + r);
+        weights[r] = a.weight ? __ldcg(a.weight + first + r) : 1;
         who[r] = __ldcg(a.expert + first + r);
     }
     __syncthreads();
@@ -185,7 +220,7 @@ static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
     const te_experts_args *a = &op->of;
     TE_CUDA_TRY(check_experts(d, a));
     if (a->kept) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: a prompt's are not read in host memory"));
-    const int n_embd = a->gate.cols;
+    const int n_embd = a->up.cols;
     const bool parts = op->n_ff_once < 1 || op->n_embd_once < 1 || (op->n_ff_once < a->n_ff && op->n_ff_once % 64) ||
                        (op->n_embd_once < n_embd && op->n_embd_once % 64);
     if (parts || !op->lists || !aligned(op->lists, 16) || !op->values || !aligned(op->values, 16) || !a->y ||
@@ -197,7 +232,7 @@ static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
             return refuse(d, te_fail(TE_ARGUMENT, "experts: input or hidden values are not aligned to 16 bytes"));
         if (!h->tiles) continue;
         const bool hidden = h == &op->h;
-        const expert_wide_kernels *k = wide_experts(hidden ? a->down.type : a->gate.type);
+        const expert_wide_kernels *k = wide_experts(hidden ? a->down.type : a->up.type);
         if (!k || k->words != h->words || h->ld % 256 || a->n_tok > TE_CUDA_WIDE_TOK || (hidden && a->down_t.w) ||
             8 * h->tiles < (hidden ? a->n_tok * a->n_used : a->n_tok) || EXPERT_WIDE_SMEM + 1024 > d->smem_block)
             return refuse(d, te_fail(TE_ARGUMENT, "experts: %d tokens in %d tiles", (int)a->n_tok, (int)h->tiles));
@@ -215,14 +250,14 @@ static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
 static te_status multiply_experts(te_cuda *d, expert_gemm g, int type, bool by_neuron, int64_t n_tiles, int x_tiles) {
     if (x_tiles) {
         const expert_wide_kernels *k = wide_experts(type); // there is one: check
-        const int64_t units = n_tiles * divide_up(g.n, g.down ? 16 : 8);
+        const int64_t units = n_tiles * divide_up(g.n, g.pairs ? 8 : 16);
         const int blocks = divide_up(units, WIDE_WARPS), at_once = k->blocks * d->info.n_sm;
         return launch(d, "experts", k->run, dim3((unsigned)(blocks < at_once ? blocks : at_once)), WIDE_THREADS,
                       EXPERT_WIDE_SMEM, g, x_tiles);
     }
     const expert_kernels *k = expert_kernels_of(type, false);
     if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", type));
-    const int64_t items = n_tiles * divide_up(g.n, g.down ? EXPERT_ROWS : EXPERT_ROWS / 2);
+    const int64_t items = n_tiles * divide_up(g.n, g.pairs ? EXPERT_ROWS / 2 : EXPERT_ROWS);
     const int at_once = 2 * d->info.n_sm;
     return launch(d, "experts", k->prompt[by_neuron], dim3((unsigned)(items < at_once ? items : at_once)),
                   EXPERT_GEMM_THREADS, expert_gemm_smem(g.tile), g);
@@ -231,7 +266,7 @@ static te_status multiply_experts(te_cuda *d, expert_gemm g, int type, bool by_n
 te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
     TE_CUDA_TRY(check(d, op));
     const te_experts_args *a = &op->of;
-    const int n_embd = a->gate.cols, n_routes = a->n_tok * a->n_used;
+    const int n_embd = a->up.cols, n_routes = a->n_tok * a->n_used;
     const bool by_neuron = a->down_t.w != nullptr;
     const te_mat *down = by_neuron ? &a->down_t : &a->down;
     expert_gemm g = {};
@@ -259,9 +294,10 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
         g.x = (const uint16_t *)op->x.v;
         g.ldx = op->x.ld;
         g.scale = op->x.scale;
-        g.w[0] = (const uint8_t *)a->gate.w;
+        g.pairs = a->gate.w != nullptr;
+        g.w[0] = (const uint8_t *)(g.pairs ? a->gate.w : a->up.w);
         g.w[1] = (const uint8_t *)a->up.w;
-        g.stride[0] = a->gate.stride;
+        g.stride[0] = g.pairs ? a->gate.stride : a->up.stride;
         g.stride[1] = a->up.stride;
         g.b[0] = a->gate_b;
         g.b[1] = a->up_b;
@@ -273,20 +309,24 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
         g.down = false;
         g.ldy = (size_t)(n_ff + 3) / 4 * 4;
         g.counts = a->counts;
-        TE_CUDA_TRY(multiply_experts(d, g, a->gate.type, false, n_tiles, op->x.tiles));
-        TE_CUDA_TRY(launch(d, "experts", route_halve_kernel, dim3((unsigned)rows_blocks), 256, 0, (const float *)g.y,
-                           g.ldy, n_ff, (const int *)g.lists.n_sorted, op->h));
+        g.in_weight = a->on_input ? a->weight : nullptr;
+        TE_CUDA_TRY(multiply_experts(d, g, a->up.type, false, n_tiles, op->x.tiles));
+        const up_alone alone = {a->up_b, a->expert, g.lists.sorted, a->n_ff, f0, g.act, g.threshold, a->counts};
+        TE_CUDA_TRY(launch(d, "experts", g.pairs ? route_halve_kernel<false> : route_halve_kernel<true>,
+                           dim3((unsigned)rows_blocks), 256, 0, (const float *)g.y, g.ldy, n_ff,
+                           (const int *)g.lists.n_sorted, op->h, alone));
         g.x = (const uint16_t *)op->h.v;
         g.ldx = op->h.ld;
         g.scale = op->h.scale;
         g.w[0] = (const uint8_t *)down->w;
         g.stride[0] = down->stride;
-        g.b[0] = g.b[1] = nullptr;
+        g.b[0] = g.b[1] = g.in_weight = nullptr;
         g.cols = down->cols;
         g.k0 = f0;
         g.k = n_ff;
         g.rows = by_neuron ? a->n_ff : n_embd;
         g.down = true;
+        g.pairs = false;
         g.counts = nullptr;
         for (int c0 = 0; c0 < n_embd; c0 += op->n_embd_once) {
             g.row0 = c0;
@@ -295,7 +335,7 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
             TE_CUDA_TRY(multiply_experts(d, g, down->type, by_neuron, n_tiles, op->h.tiles));
             const add_args sum = {g.y,
                                   f0 ? nullptr : a->down_b,
-                                  a->weight,
+                                  a->on_input ? nullptr : a->weight,
                                   a->expert,
                                   g.lists.position,
                                   g.ldy,

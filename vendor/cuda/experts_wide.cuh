@@ -2,7 +2,7 @@
 // expert is read once for up to EXPERT_WIDE_TILE routes, as it is, and becomes F16 in registers (wide.cuh).
 //
 // Routes lie in the order that order_kernel made in front, in tiles of one expert. A unit is 16 rows of a tile's expert: of
-// gate and up those of eight neurons, so that a lane has a neuron's gate and its up. All tiles' units are shared out over
+// gate and up those of eight neurons, so that a lane has a neuron's gate and its up; without gates as they come. All tiles' units are shared out over
 // the blocks; the warps of a block take one each in turn, all columns of it. The tile's inputs are in shared memory, as many
 // columns at once as it has room for. A route's bits depend neither on its tile nor on its place in it.
 #ifndef TE_CUDA_EXPERTS_WIDE_CUH
@@ -23,7 +23,8 @@ template <class C> struct expert_wide {
     const expert_gemm &a;
     int x_tiles; // te_cuda_half's
     uint4 *x;
-    int *source; // of a tile: rows of the input
+    int *source; // of a tile: rows of the input,
+    float *scale; // and what their products are multiplied by
     uint32_t asked, fired;
 
     __device__ __forceinline__ int tiles_of(int n) const { return n <= 8 ? 1 : n <= 16 ? 2 : 4; }
@@ -52,19 +53,17 @@ template <class C> struct expert_wide {
                 if (at >= t.n) continue;
                 const size_t p = (size_t)(t.first + at);
                 float *y = a.y + p * a.ldy;
-                if (a.down) {
-                    const float scale = __ldcg(a.scale + p);
+                if (!a.pairs) {
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         const int r = 16 * unit + g + 8 * h;
-                        if (r < a.n) y[r] = scale * sum[i][2 * h + k];
+                        if (r < a.n) y[r] = scale[at] * sum[i][2 * h + k];
                     }
                     continue;
                 }
                 const int j = 8 * unit + g;
                 if (j >= a.n) continue;
-                const float scale = __ldcg(a.scale + source[at]);
-                float gate = scale * sum[i][k], up = scale * sum[i][2 + k];
+                float gate = scale[at] * sum[i][k], up = scale[at] * sum[i][2 + k];
                 if (a.b[0] || a.b[1]) {
                     const int e = __ldcg(a.expert + __ldcg(a.lists.sorted + p));
                     const size_t b = (size_t)e * (size_t)a.rows + (size_t)(a.row0 + j);
@@ -94,10 +93,10 @@ template <class C> struct expert_wide {
                 row[0] = nullptr;
                 return;
             }
-            const int r = (a.down ? 16 : 8) * (first + u) + g, s = a.down ? r + 8 : r;
+            const int r = (a.pairs ? 8 : 16) * (first + u) + g, s = a.pairs ? r : r + 8;
             row[0] = a.w[0] + (rows + (size_t)min(r, a.n - 1)) * a.stride[0];
-            row[1] = a.down ? a.w[0] + (rows + (size_t)min(s, a.n - 1)) * a.stride[0]
-                            : a.w[1] + (rows + (size_t)min(s, a.n - 1)) * a.stride[1];
+            row[1] = a.pairs ? a.w[1] + (rows + (size_t)min(s, a.n - 1)) * a.stride[1]
+                             : a.w[0] + (rows + (size_t)min(s, a.n - 1)) * a.stride[0];
         };
         auto load = [&](typename F::row(&to)[2]) {
             if (next >= turns) return;
@@ -115,8 +114,10 @@ template <class C> struct expert_wide {
         waited = true;
         __syncthreads(); // the inputs before have been read
         if (threadIdx.x < t.n) {
-            const int p = t.first + (int)threadIdx.x;
-            source[threadIdx.x] = a.down ? p : __ldcg(a.lists.sorted + p) / a.n_used;
+            const int p = t.first + (int)threadIdx.x, route = a.down ? p : __ldcg(a.lists.sorted + p),
+                      from = a.down ? p : route / a.n_used;
+            source[threadIdx.x] = from;
+            scale[threadIdx.x] = __ldcg(a.scale + from) * (a.in_weight ? __ldcg(a.in_weight + route) : 1);
         }
         __syncthreads();
         int turn = 0, chunk = 0, there = -1; // there: the first of the chunks in shared memory
@@ -172,11 +173,12 @@ __global__ void __launch_bounds__(WIDE_THREADS, wide<C>::blocks(4))
     expert_wide_kernel(const __grid_constant__ expert_gemm a, int x_tiles) {
     extern __shared__ uint4 shared[];
     __shared__ int source[EXPERT_WIDE_TILE];
+    __shared__ float scale[EXPERT_WIDE_TILE];
     // The kernels in front of sums let them start when all blocks of the first product know that the order is there.
     if (!a.down) dep_wait();
     dep_go();
-    expert_wide<C> of = {a, x_tiles, shared, source, 0, 0, !a.down};
-    const int each = a.down ? 16 : 8, units = (a.n + each - 1) / each, total = __ldcg(a.lists.n_tiles) * units,
+    expert_wide<C> of = {a, x_tiles, shared, source, scale, 0, 0, !a.down};
+    const int each = a.pairs ? 8 : 16, units = (a.n + each - 1) / each, total = __ldcg(a.lists.n_tiles) * units,
               b = blockIdx.x, per = total / (int)gridDim.x, more = total % (int)gridDim.x, lo = b * per + min(b, more),
               hi = lo + per + (b < more);
 #pragma unroll 1
@@ -194,7 +196,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, wide<C>::blocks(4))
         from += n;
     }
     if (!of.waited) dep_wait();
-    if (a.down || !a.counts) return;
+    if (!a.pairs || !a.counts) return;
     uint32_t asked = of.asked, fired = of.fired;
     for (int o = 16; o; o /= 2) {
         asked += __shfl_xor_sync(~0u, asked, o);

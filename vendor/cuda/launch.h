@@ -114,6 +114,7 @@ size_t latent_floats(te_cuda *d, const te_latent_args *op); // latent.cu
 te_status latent(te_cuda *d, const te_latent_args *op);
 te_status recurrent(te_cuda *d, const te_recurrent_args *op); // recurrent.cu
 te_status gate(te_cuda *d, const te_gate_args *op);
+te_status cut(te_cuda *d, const te_cut_args *op); // cut.cu
 te_status fetch_open(te_cuda *d);
 te_status fetch(te_cuda *d, const te_cuda_pack *op, void *room, size_t n_room);
 te_status fetched(te_cuda *d, uint32_t *n);

@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 enum {
-    TE_CUDA_VERSION = 11,
+    TE_CUDA_VERSION = 13,
     TE_CUDA_MAX_TOK = 8,
     TE_CUDA_WIDE_TOK = 64,
     TE_CUDA_KV_BLOCK = 64,
@@ -296,6 +296,7 @@ typedef struct te_cuda_api {
     /* Of any number of tokens. */
     te_status (*recurrent)(te_cuda *d, const te_recurrent_args *op);
     te_status (*gate)(te_cuda *d, const te_gate_args *op);
+    te_status (*cut)(te_cuda *d, const te_cut_args *op);
     te_status (*embed)(te_cuda *d, const te_cuda_embed *op);
     te_status (*add)(te_cuda *d, const float *x, float *y, int64_t n); /* y += x */
     /* best[t] = the index of the largest of n values at x + t*ldx; the lowest of equal ones, 0 if all are NaN. */

@@ -159,6 +159,7 @@ void op_attention(pi_device *dev, const te_attention_args *a);
 void op_latent(pi_device *dev, const te_latent_args *a);
 void op_recurrent(pi_device *dev, const te_recurrent_args *a);
 void op_gate(pi_device *dev, const te_gate_args *a);
+void op_cut(pi_device *dev, const te_cut_args *a);
 void op_marks(pi_device *dev, const te_marks_args *a);
 void op_ffn(pi_device *dev, const te_ffn_args *a);
 void op_merge(pi_device *dev, const te_merge_args *a);

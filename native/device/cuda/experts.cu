@@ -21,9 +21,10 @@ namespace {
 
 void decode_experts(Cuda *c, const te_experts_args *a) {
     te_experts_args op = *a;
-    const size_t part = (size_t)a->n_tok * (size_t)a->gate.cols;
+    const size_t part = (size_t)a->n_tok * (size_t)a->up.cols;
     for (te_mat *m : {&op.gate, &op.up, &op.down}) {
         if (!a->kept) break;
+        if (!m->w) continue; // experts without a gate
         m->w = mapped(c, m->w);
         if (!m->w) return note(c, te_fail(TE_ARGUMENT, "experts in host memory that the GPU does not map"));
     }

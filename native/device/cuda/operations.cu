@@ -190,6 +190,11 @@ void op_gate(pi_device *dev, const te_gate_args *a) {
     if (ready(c)) note(c, c->te->gate(c->d, a));
 }
 
+void op_cut(pi_device *dev, const te_cut_args *a) {
+    Cuda *c = of(dev);
+    if (ready(c)) note(c, c->te->cut(c->d, a));
+}
+
 void op_marks(pi_device *dev, const te_marks_args *a) {
     Cuda *c = of(dev);
     if (ready(c)) note(c, c->te->marks(c->d, a));

@@ -243,10 +243,10 @@ void prefill_ffn(Cuda *c, const te_ffn_args *a) {
 
 void prefill_experts(Cuda *c, const te_experts_args *a) {
     run_last(c);
-    const int32_t n_embd = a->gate.cols, n_routes = a->n_tok * a->n_used;
+    const int32_t n_embd = a->up.cols, n_routes = a->n_tok * a->n_used;
     te_cuda_prompt_experts op = {};
     op.of = *a;
-    op.x = half_room(c, HALF_X, a->n_tok, n_embd, a->gate.type);
+    op.x = half_room(c, HALF_X, a->n_tok, n_embd, a->up.type);
     op.n_ff_once = pi_hidden_rows(a->n_ff, n_routes, false);
     op.n_embd_once = pi_hidden_rows(n_embd, n_routes, false);
     op.values = (float *)room(
