@@ -227,7 +227,7 @@ static bool is_whole(const pi_hybrid *h) {
     bool whole = h->head_device >= 0 && !h->s->options.keep_hidden;
     for (int32_t l = 0; l < m->info.n_layer; l++)
         whole &= h->layer[l].device == h->head_device && !h->layer[l].n_cpu && !m->layer[l].n_host &&
-                 !pi_experts_of(&m->layer[l]);
+                 !m->layer[l].n_tail && !pi_experts_of(&m->layer[l]);
     return whole;
 }
 
