@@ -37,6 +37,9 @@ struct expert_args {
     size_t down_stride;
     const float *weight; // of the second
     float *partial;
+    const float *add, *sum_bias; // instead of partial: what the sum is added to (or NULL), and where it goes
+    float *y;
+    size_t ld_add, ldy;
 };
 // Shared memory behind the activations and their scales: routes, places and experts, then the sums of gate and up.
 struct expert_smem {
