@@ -165,4 +165,5 @@ void pi_host_experts(pi_device *dev, const te_experts_args *a) {
             run_route(d, a, place, e, x, a->weight[i], hidden, out, y);
         }
     }
+    if (a->merge) pi_host_merge(dev, a->merge);
 }

@@ -190,6 +190,7 @@ static void attend(const pi_host_device *d, const te_attention_args *a, int32_t 
 
 void pi_host_attention(pi_device *dev, const te_attention_args *a) {
     pi_host_device *d = pi_host(dev);
+    if (a->beside) pi_host_linear(dev, a->beside);
     if (!pi_host_begin_op(dev, 3, a->n_tok)) return;
     pi_host_mix(d, a->k_pool);
     pi_host_mix(d, a->q);

@@ -157,7 +157,8 @@ static void run(const pi_program_block *b) {
                                  .temp_first = shape->temp_first,
                                  .temp_length = shape->temp_length,
                                  .grouped = p->h->grouped,
-                                 .apart = p->h->apart};
+                                 .apart = p->h->apart,
+                                 .beside = b->beside->n_products ? b->beside : NULL};
     p->ops->attention(p->dev, &a);
     pi_program_stamp(p, b->l, PI_MOMENT_ATTENTION);
     if (!p->n_tok) return;

@@ -107,9 +107,10 @@ static void layer(const pi_program *p, int32_t l) {
     const pi_layer *layer = &p->h->s->model->layer[l];
     const pi_device_layer *w = &p->h->layer[l];
     pi_program_block block[PI_MAX_BLOCKS];
+    te_linear_args beside = {0};
     const int32_t end = layer->n_blocks - layer->n_tail;
     for (int32_t i = layer->n_host; i < end; i++) {
-        block[i] = (pi_program_block){p, layer, &layer->block[i], w, l, w->norm[i], w->post_norm[i]};
+        block[i] = (pi_program_block){p, layer, &layer->block[i], w, l, w->norm[i], w->post_norm[i], &beside};
         const pi_block_on_device *kind = layer->block[i].kind->device;
         if (is_idle(p, kind)) continue;
         if (kind->begin) kind->begin(&block[i]);
@@ -148,6 +149,7 @@ static void head(const pi_program *p) {
     a.product[0] = (te_product){.w = p->d->output, .bias = p->d->output_bias, .y = y, .ldy = (size_t)i->n_vocab};
     a.side.norm = p->d->output_norm;
     a.side.keep = p->d->hidden;
+    a.side_type = -1;
     p->ops->linear(p->dev, &a);
     adapt_head(p, &a);
     if (y != p->d->logits) p->ops->end(p->dev, p->d->logits, y, sizeof *y * n);

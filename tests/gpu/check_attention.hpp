@@ -17,6 +17,40 @@ struct attention_case {
     bool chunked = false, warm = false; // warm: queries grow with their positions
 };
 
+// A router's product that a single token's attention computes beside it.
+struct beside_attention {
+    input in;
+    matrix m;
+    std::vector<float> bias;
+    result y;
+    te_linear_args op = {};
+    explicit beside_attention(bool large)
+        : in(input_new(1, large ? 2560 : 68, TE_NO_NORM, false)), m(matrix_new(TE_F32, large ? 64 : 7, in.cols)),
+          bias(normals((size_t)m.m.n_rows)), y(bias.size()) {
+        op.x = in.dx;
+        op.n_tok = op.n_products = 1;
+        op.cols = in.cols;
+        op.product[0].w = m.m;
+        op.product[0].bias = large ? nullptr : device_of(bias);
+        op.product[0].y = y.data();
+        is_true(api->attends_beside(&op) != 0, "attention does not take a router");
+    }
+    void check() const {
+        const std::vector<float> got = y.get();
+        for (int r = 0; r < m.m.n_rows; r++) {
+            const sum s = product(m, r, in, 0);
+            const double b = op.product[0].bias ? (double)bias[(size_t)r] : 0;
+            near(r, (double)got[(size_t)r], s.v + b, s.limit() + 4 * EPS * fabs(b));
+        }
+    }
+    void free() {
+        if (op.product[0].bias) OK(api->free(dev, (void *)op.product[0].bias));
+        in.free();
+        m.free();
+        y.free();
+    }
+};
+
 static void check_attention_case(const attention_case &k) {
     AT("attention %d tokens, %d on %d heads of %d, %s %s, rope %d, window %d, sinks %d, cap %g", k.n_tok, k.n_head,
        k.n_head_kv, k.d, te_type_get(k.type_k)->name, te_type_get(k.type_v)->name, (int)k.rope, k.window, k.sinks,
@@ -110,8 +144,13 @@ static void check_attention_case(const attention_case &k) {
     op.ld_out = ldq;
     op.scratch = device_new<float>(api->attention_floats(dev, &op));
     op.counter = device_of(std::vector<uint32_t>(api->attention_counters(dev, &op), 0));
+    beside_attention router(k.norm);
+    if (k.n_tok == 1) op.beside = &router.op;
     OK(api->attention(dev, &op));
     const std::vector<float> got = out.get();
+    if (op.beside) router.check();
+    router.free();
+    op.beside = nullptr;
     const std::vector<uint8_t> after_k = host_of(dk, pool_k), after_v = host_of(dv, pool_v);
     OK(api->attention(dev, &op));
     same_bits(got, out.get());

@@ -14,12 +14,16 @@ struct prompt_expert_case {
     bool alone = false, on_input = false; // alone: no gate; on_input: weights are of the input
 };
 
+// Whether the input is rows whatever the number of tokens.
+static bool rows_of(const prompt_expert_case &k) { return k.rows || k.alone || k.on_input; }
+
 static void check_prompt_experts_case(const prompt_expert_case &k) {
+    if (!is_wanted(k.type)) return;
     AT("experts %s, %s, %d tokens, %d of %d of %d neurons (%d at once), %d columns (%d), act %d, bias %d, size %g, "
        "by neuron %d, uneven %d, rows %d, alone %d, on_input %d",
        te_type_get(k.type)->name, te_type_get(k.down_type)->name, k.n_tok, k.n_used, k.n_expert, k.n_ff, k.n_ff_once,
        k.n_embd, k.n_embd_once, (int)k.act, k.bias, (double)k.size, k.by_neuron, k.uneven, k.rows, k.alone, k.on_input);
-    const int type = k.rows ? -1 : k.type;
+    const int type = rows_of(k) ? -1 : k.type;
     const floats x(k.n_tok, k.n_embd, k.size);
     const std::vector<int32_t> expert = (k.uneven ? uneven_routes : some_routes)(k.n_tok, k.n_used, k.n_expert);
     const size_t n_routes = expert.size(), n_y = (size_t)k.n_tok * (size_t)k.n_embd;
@@ -67,21 +71,32 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
     op.n_embd_once = k.n_embd_once ? k.n_embd_once : k.n_embd;
     const size_t n_embd = (size_t)k.n_embd, widest = up_to((size_t)std::max(op.n_ff_once, op.n_embd_once), 4);
     std::vector<double> seen; // the input of all tokens
+    const std::vector<float> to_bias = normals((size_t)k.n_embd);
+    const size_t ld_add = n_embd + 4;
     // What these tokens alone give, in this order; so many times.
     auto run = [&](const std::vector<int> &token, int times) {
         const int n = (int)token.size();
         floats of_x(n, k.n_embd);
         std::vector<int32_t> who;
-        std::vector<float> weights, start(8, CANARY);
+        std::vector<float> weights, start(8, CANARY), adds;
         for (int i = 0; i < n; i++) {
             const size_t t = (size_t)token[(size_t)i], used = (size_t)k.n_used;
             std::copy_n(&x.v[t * x.ld], x.ld, &of_x.v[(size_t)i * x.ld]);
             who.insert(who.end(), expert.begin() + (ptrdiff_t)(t * used), expert.begin() + (ptrdiff_t)((t + 1) * used));
             weights.insert(weights.end(), weight.begin() + (ptrdiff_t)(t * used),
                            weight.begin() + (ptrdiff_t)((t + 1) * used));
-            start.insert(start.end(), before.begin() + (ptrdiff_t)(t * n_embd),
-                         before.begin() + (ptrdiff_t)((t + 1) * n_embd));
+            start.insert(start.end(), n_embd, NAN); // what is not added to is not read
+            adds.insert(adds.end(), before.begin() + (ptrdiff_t)(t * n_embd),
+                        before.begin() + (ptrdiff_t)((t + 1) * n_embd));
+            adds.insert(adds.end(), ld_add - n_embd, NAN);
         }
+        te_merge_args to = {}; // with bias the first call does this merge, too
+        to.n_tok = n;
+        to.cols = k.n_embd;
+        to.bias = device_of(to_bias);
+        to.add = device_of(adds);
+        to.ld_add = ld_add;
+        to.ldy = n_embd;
         start.insert(start.end(), 8, CANARY);
         OK(api->upload(dev, of_x.p, of_x.v.data(), 4 * of_x.v.size()));
         finish();
@@ -99,16 +114,20 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                 for (int t = 0; t < n; t++)
                     for (int c = 0; c < k.n_embd; c++) seen.push_back(in.at(t, c));
         }
-        const bool few = n > TE_CUDA_MAX_TOK && n <= TE_CUDA_WIDE_TOK && !k.rows;
+        const bool few = n > TE_CUDA_MAX_TOK && n <= TE_CUDA_WIDE_TOK && !rows_of(k);
         is_true((in.h.tiles > 0) == few, "another form");
-        halves h = halves_new((int)who.size(), op.n_ff_once, few && !k.by_neuron ? k.down_type : -1, n);
+        const bool own = few && !k.by_neuron, as_floats = own && k.n_embd % 3 != 0; // either form, whatever is faster
+        halves h = halves_new((int)who.size(), op.n_ff_once, own && !as_floats ? k.down_type : -1, n);
+        const size_t n_hidden = as_floats ? who.size() * up_to((size_t)op.n_ff_once, 4) : 0;
+        result hidden(n_hidden);
+        op.hidden = n_hidden ? hidden.data() : nullptr;
         float *y = device_of(start);
         op.x = in.h;
         op.h = h.h;
         op.of.n_tok = n;
         op.of.expert = device_of(who);
         op.of.weight = device_of(weights);
-        op.of.y = y + 8;
+        op.of.y = to.y = y + 8;
         op.values = device_of(std::vector<float>(who.size() * widest + 4, NAN));
         std::vector<float> got;
         for (int turn = 0; turn < times; turn++) {
@@ -122,7 +141,8 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                 op.of.n_places = b.s.n;
                 op.of.missing = b.missing;
                 op.of.first = b.s.first;
-                op.of.add = &b != &batches[0] || k.bias;
+                op.of.add = &b != &batches[0];
+                op.of.merge = k.bias && !op.of.add ? &to : nullptr;
                 const size_t words = api->prompt_experts_words(&op.of);
                 op.lists = device_of(std::vector<int32_t>(words + 4, -5));
                 OK(api->prompt_experts(dev, &op));
@@ -139,9 +159,11 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
             same((long)(got.size() - 8 + i), (double)got[got.size() - 8 + i], (double)CANARY);
         }
         same(0, host_of(op.of.counts, 3)[0], (double)who.size() * k.n_ff);
-        for (const void *p :
-             {(const void *)op.of.expert, (const void *)op.of.weight, (const void *)y, (const void *)op.values})
+        for (const void *p : {(const void *)op.of.expert, (const void *)op.of.weight, (const void *)y,
+                              (const void *)op.values, (const void *)to.bias, (const void *)to.add})
             OK(api->free(dev, (void *)p));
+        (void)hidden.get(); // and nothing around it was written
+        hidden.free();
         in.free();
         h.free();
         of_x.free();
@@ -149,7 +171,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
     };
     std::vector<int> all, some;
     for (int t = 0; t < k.n_tok; t++) all.push_back(t);
-    const bool few = k.n_tok > TE_CUDA_MAX_TOK && k.n_tok <= TE_CUDA_WIDE_TOK && !k.rows;
+    const bool few = k.n_tok > TE_CUDA_MAX_TOK && k.n_tok <= TE_CUDA_WIDE_TOK && !rows_of(k);
     const std::vector<float> got = run(all, few ? 4 : 2);
     // A token's bits depend neither on the others nor on their order.
     if (few) {
@@ -166,7 +188,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
     for (int t = 0; t < k.n_tok; t += k.n_tok > 24 ? 1 + (int)(random_word() % (unsigned)(k.n_tok / 12)) : 1) {
         std::vector<double> want((size_t)k.n_embd, 0), limit((size_t)k.n_embd, 0);
         for (int c = 0; c < k.n_embd && k.bias; c++)
-            want[(size_t)c] = (double)before[(size_t)t * (size_t)k.n_embd + (size_t)c];
+            want[(size_t)c] = (double)before[(size_t)t * n_embd + (size_t)c] + (double)to_bias[(size_t)c];
         for (int r = 0; r < k.n_used; r++) {
             const size_t i = (size_t)(t * k.n_used + r);
             const int e = expert[i];
@@ -264,6 +286,7 @@ static void check_prompt_experts() {
     check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 70, 2880, 160, 7, 4, TE_CLAMPED, true, 0, 0}); // as gpt-oss has them
     check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 70, 160, 2880, 7, 4, TE_CLAMPED, true, 0, 0});
     check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 40, 160, 2880, 5, 4, TE_CLAMPED, true, 1024, 64});
+    check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 40, 192, 2880, 5, 4, TE_CLAMPED, true, 0, 0, 1, false, true});
     check_prompt_experts_case({TE_Q4_K, TE_Q6_K, 40, 256, 512, 5, 3, TE_SILU, false, 0, 0});
     for (int type : all_types) { // of few tokens: several tiles of an expert, more rows than blocks, columns in turns
         const int unit = is_float(type) ? 32 : te_type_get(type)->block_weights;

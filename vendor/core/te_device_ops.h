@@ -120,6 +120,7 @@ typedef struct te_attention_args {
                          anything */
     int32_t grouped; /* tokens of a sequence are next to each other */
     int32_t apart;   /* no two tokens are of one sequence */
+    const te_linear_args *beside; /* or NULL: a product that is computed, too, at the same time or before */
     /* by the device */
     int32_t early; /* pos, row and table are not written by operations of the same program: they, and the older K and V,
                       are read before the operation in front has finished */
@@ -337,45 +338,6 @@ typedef struct te_route_args {
     te_ticket ticket;
 } te_route_args;
 
-/* y_t (+)= sum over those experts of token t that lie in the given places of
- *     weight * (down_e . (act(gate_e . x_t + gate_b) * (up_e . x_t + up_b)) + down_b),
- * without a gate of weight * (down_e . act(up_e . x_t + up_b) + down_b). on_input: the weight is of x_t instead, there
- * is a gate, and there are no biases.
- * Place k's rows are k * n_ff ... of gate, up and down_t, and k * n_embd ... of down. As with te_ffn_args only merge reads y.
- * Of down_t the rows of silent neurons need not be read.
- * With a choice that is made first, its results are for later calls, as if route had been called.
- * With `kept` it is the routes that are kept, of a few tokens; place k is then expert k, whose rows are read where they lie
- * in host memory, as in the file and at any even address. The call behind it that adds those in places says `beside`, and
- * a device may compute both at once. */
-typedef struct te_experts_args {
-    const float *x; /* [n_tok] rows of up.cols floats, ldx apart: normed already, or: */
-    size_t ldx;
-    te_norm norm; /* of a single token; an RMS norm */
-    int32_t n_tok, n_expert, n_used, n_ff;
-    te_mat gate, up, down; /* of n_places experts; gate.w NULL: none; down.cols is n_ff; or down.w NULL, and: */
-    te_mat down_t;         /* a row of n_embd per row of up, where down is stored by neuron; not without a gate */
-    const float *gate_b, *up_b, *down_b; /* or NULL: of all experts by number, [n_expert][n_ff] or [n_expert][n_embd] */
-    int32_t n_places;
-    const int32_t *place;   /* [n_expert], as te_route_args's */
-    int32_t missing, first; /* missing: the matrices are those of the first-th, ... of the experts that are not there */
-    const int32_t *expert;  /* [n_tok][n_used], of route */
-    const float *weight;    /* [n_tok][n_used] */
-    const int32_t *kept;    /* [n_tok][n_used] of route, or NULL */
-    const te_route_args *choice; /* or NULL: it is made */
-    int32_t act;                 /* te_activation */
-    float threshold;
-    int32_t on_input; /* weights are of the input */
-    float *y;         /* [n_tok][n_embd] */
-    int32_t add;
-    int32_t beside;        /* adds to the call in front, which has `kept` and the same routes */
-    int32_t staged, stage; /* the matrices come from loads of the buffer `stage`; prompts only */
-    uint32_t *counts;      /* [3], or NULL: pairs of (neuron, token) asked for, with up read, with h != 0 are added */
-    /* by the device */
-    float *h; /* room for n_tok * n_used rows of n_ff floats, ldh apart */
-    size_t ldh;
-    float *partial; /* the sum over b of partial[b][t][c] is y[t][c] */
-} te_experts_args;
-
 /* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. With a norm what is
  * added to add is normed: y_t = add_t + norm(bias + sum + words_t). */
 typedef struct te_merge_args {
@@ -395,5 +357,46 @@ typedef struct te_merge_args {
     uint32_t *cancelled;
     uint64_t limit_ns;
 } te_merge_args;
+
+/* y_t (+)= sum over those experts of token t that lie in the given places of
+ *     weight * (down_e . (act(gate_e . x_t + gate_b) * (up_e . x_t + up_b)) + down_b),
+ * without a gate of weight * (down_e . act(up_e . x_t + up_b) + down_b). on_input: the weight is of x_t instead, there
+ * is a gate, and there are no biases.
+ * Place k's rows are k * n_ff ... of gate, up and down_t, and k * n_embd ... of down. As with te_ffn_args only merge reads y.
+ * Of down_t the rows of silent neurons need not be read.
+ * With a choice that is made first, its results are for later calls, as if route had been called. With a merge, whose partial
+ * is y, that is done behind it, as if it had been called.
+ * With `kept` it is the routes that are kept, of a few tokens; place k is then expert k, whose rows are read where they lie
+ * in host memory, as in the file and at any even address. The call behind it that adds those in places says `beside`, and
+ * a device may compute both at once. */
+typedef struct te_experts_args {
+    const float *x; /* [n_tok] rows of up.cols floats, ldx apart: normed already, or: */
+    size_t ldx;
+    te_norm norm; /* of a single token; an RMS norm */
+    int32_t n_tok, n_expert, n_used, n_ff;
+    te_mat gate, up, down; /* of n_places experts; gate.w NULL: none; down.cols is n_ff; or down.w NULL, and: */
+    te_mat down_t;         /* a row of n_embd per row of up, where down is stored by neuron; not without a gate */
+    const float *gate_b, *up_b, *down_b; /* or NULL: of all experts by number, [n_expert][n_ff] or [n_expert][n_embd] */
+    int32_t n_places;
+    const int32_t *place;   /* [n_expert], as te_route_args's */
+    int32_t missing, first; /* missing: the matrices are those of the first-th, ... of the experts that are not there */
+    const int32_t *expert;  /* [n_tok][n_used], of route */
+    const float *weight;    /* [n_tok][n_used] */
+    const int32_t *kept;    /* [n_tok][n_used] of route, or NULL */
+    const te_route_args *choice; /* or NULL: it is made */
+    const te_merge_args *merge;  /* or NULL: it is done */
+    int32_t act;                 /* te_activation */
+    float threshold;
+    int32_t on_input; /* weights are of the input */
+    float *y;         /* [n_tok][n_embd] */
+    int32_t add;
+    int32_t beside;        /* adds to the call in front, which has `kept` and the same routes */
+    int32_t staged, stage; /* the matrices come from loads of the buffer `stage`; prompts only */
+    uint32_t *counts;      /* [3], or NULL: pairs of (neuron, token) asked for, with up read, with h != 0 are added */
+    /* by the device */
+    float *h; /* room for n_tok * n_used rows of n_ff floats, ldh apart */
+    size_t ldh;
+    float *partial; /* the sum over b of partial[b][t][c] is y[t][c] */
+} te_experts_args;
 
 #endif

@@ -1,5 +1,5 @@
 // experts_prompt.cu - te_cuda_prompt_experts: routes in the order of their experts' places, products with these, the sums of
-// each token. Of 9 to 64 tokens the products are those of experts_wide.cuh.
+// each token. Of 9 to 64 tokens the products are those of experts_wide.cuh, and the order's kernel makes the choice.
 #include "experts.cuh"
 #include "experts_wide.cuh"
 #include "launch.h"
@@ -15,7 +15,7 @@ static size_t most_tiles(const te_experts_args *op, int tile) {
     return n_routes / (size_t)tile + ((size_t)op->n_places < n_routes ? (size_t)op->n_places : n_routes);
 }
 size_t prompt_experts_words(const te_experts_args *op) {
-    return LIST_HEAD + 4 * most_tiles(op, EXPERT_WIDE_TILE) + 2 * (size_t)op->n_tok * (size_t)op->n_used;
+    return LIST_HEAD + 4 * most_tiles(op, EXPERT_WIDE_TILE) + 3 * (size_t)op->n_tok * (size_t)op->n_used;
 }
 
 static const expert_wide_kernels *wide_experts(int type) {
@@ -33,7 +33,10 @@ struct order_args {
 
 // One block: a count of each place's routes, and where they begin. FEW, of at most 64 tokens: whose routes a place has, as
 // bits (its experts are different), so that routes of a place are in the order of their tokens. Else in any order.
-template <bool FEW> __global__ void __launch_bounds__(ORDER_THREADS) order_kernel(const order_args a) {
+// CHOOSES: of these few, a warp a token, from the router's scores.
+template <bool FEW, bool CHOOSES>
+__global__ void __launch_bounds__(ORDER_THREADS)
+    order_kernel(const __grid_constant__ order_args a, const __grid_constant__ te_route_args r) {
     extern __shared__ int count[]; // of each place, then where its routes begin
     __shared__ int sums[2][ORDER_THREADS / 32];
     uint32_t *const bits = (uint32_t *)(count + a.n_places); // two words a place
@@ -41,8 +44,20 @@ template <bool FEW> __global__ void __launch_bounds__(ORDER_THREADS) order_kerne
     dep_wait();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int k = threadIdx.x; k < (FEW ? 3 : 1) * a.n_places; k += ORDER_THREADS) count[k] = 0;
+    for (int i = threadIdx.x; FEW && i < a.n_routes; i += ORDER_THREADS) a.lists.most[i] = 0;
+    int *const chosen = (int *)(bits + 2 * a.n_places);
+    if (CHOOSES) {
+        float *const weight = (float *)(chosen + a.n_routes);
+#pragma unroll 1
+        for (int t = warp; t < r.n_tok; t += ORDER_THREADS / 32) {
+            choose_small<ROUTE_FEW>(r, t, chosen + t * r.n_used, weight + t * r.n_used);
+            finish_route(r, t, chosen + t * r.n_used, weight + t * r.n_used);
+        }
+    }
     __syncthreads();
-    auto place = [&](int i) { return place_of(a.place, __ldcg(a.expert + i), a.missing, a.first, a.n_places); };
+    auto place = [&](int i) {
+        return place_of(a.place, CHOOSES ? chosen[i] : __ldcg(a.expert + i), a.missing, a.first, a.n_places);
+    };
 #pragma unroll 4
     for (int i = threadIdx.x; i < a.n_routes; i += ORDER_THREADS) {
         const int k = place(i), t = FEW ? i / a.n_used : 0;
@@ -123,8 +138,8 @@ struct up_alone {
 
 // Hidden values as F16, a warp a row. Each row has a scale of its own, 1 unless its values leave the range of F16.
 template <bool ALONE>
-__global__ void __launch_bounds__(256)
-    route_halve_kernel(const float *h, size_t ldh, int n, const int *n_sorted, const te_cuda_half to, const up_alone of) {
+__global__ void __launch_bounds__(256) route_halve_kernel(const float *h, size_t ldh, int n, const int *n_sorted,
+                                                          const te_cuda_half to, const up_alone of) {
     dep_go();
     dep_wait();
     const int lane = threadIdx.x % 32, rows = __ldcg(n_sorted), step = (int)gridDim.x * 8;
@@ -153,8 +168,7 @@ __global__ void __launch_bounds__(256)
             fired += (v.x != 0) + (v.y != 0) + (v.z != 0) + (v.w != 0);
         }
         most = warp_max(most);
-        const bool fits = (most <= 32768 && most >= 0x1p-8f) || !(most > 0 && most < INFINITY);
-        const int e = fits ? 0 : max(-120, min(120, ilogbf(most) - 13)); // so that the largest is below 2^14
+        const int e = half_exponent(most);
         const float down = ldexpf(1, -e);
         for (int c = 4 * lane; c < (int)to.ld; c += 128) {
             const float4 v = four(c);
@@ -183,37 +197,59 @@ struct add_args {
     const int *position;
     size_t ldv;
     float *y;
-    int n_used, n_embd, c0, n, add;
+    const float *add, *sum_bias; // what the routes' sums are added to, or NULL
+    size_t ldy, ld_add;
+    int n_used, n_embd, c0, n;
+    bool early;
 };
-// y of a token: its routes in the order of their ranks.
-__global__ void __launch_bounds__(256) add_routes_kernel(const __grid_constant__ add_args a) {
+// y of a token: its routes in the order of their ranks. A block has some columns of a token, four a thread.
+constexpr int ADD_THREADS = 128, ADD_ONCE = 8; // routes on their way
+__global__ void __launch_bounds__(ADD_THREADS) add_routes_kernel(const __grid_constant__ add_args a) {
     extern __shared__ int positions[];
     dep_go();
-    dep_wait();
+    // Between the order and this kernel are some that wait for the order before they let others start.
+    if (!a.early) dep_wait();
     const size_t first = (size_t)blockIdx.x * (size_t)a.n_used;
     float *weights = (float *)(positions + a.n_used);
     int *who = positions + 2 * a.n_used;
-    for (int r = threadIdx.x; r < a.n_used; r += 256) {
+    for (int r = threadIdx.x; r < a.n_used; r += ADD_THREADS) {
         positions[r] = __ldcg(a.position + first + r);
         weights[r] = a.weight ? __ldcg(a.weight + first + r) : 1;
         who[r] = __ldcg(a.expert + first + r);
     }
+    const int c = 4 * (int)(blockIdx.y * ADD_THREADS + threadIdx.x);
+    if (a.early) dep_wait();
     __syncthreads();
-    for (int c = 4 * threadIdx.x; c < a.n; c += 1024) {
-        float4 *y = (float4 *)(a.y + (size_t)blockIdx.x * (size_t)a.n_embd + a.c0 + c);
-        float4 s = a.add ? __ldcg(y) : make_float4(0, 0, 0, 0);
-        for (int r = 0; r < a.n_used; r++) {
-            if (positions[r] < 0) continue;
-            float4 v = __ldcg((const float4 *)(a.v + (size_t)positions[r] * a.ldv + c));
+    if (c >= a.n) return;
+    float4 s = make_float4(0, 0, 0, 0);
+    if (a.add) s = __ldcg((const float4 *)(a.add + (size_t)blockIdx.x * a.ld_add + a.c0 + c));
+    if (a.sum_bias) {
+        const float4 b = __ldg((const float4 *)(a.sum_bias + a.c0 + c));
+        s = make_float4(s.x + b.x, s.y + b.y, s.z + b.z, s.w + b.w);
+    }
+#pragma unroll 1
+    for (int r0 = 0; r0 < a.n_used; r0 += ADD_ONCE) {
+        float4 v[ADD_ONCE];
+#pragma unroll
+        for (int i = 0; i < ADD_ONCE; i++) {
+            const int r = r0 + i;
+            v[i] = make_float4(0, 0, 0, 0);
+            if (r < a.n_used && positions[r] >= 0)
+                v[i] = __ldcg((const float4 *)(a.v + (size_t)positions[r] * a.ldv + c));
+        }
+#pragma unroll
+        for (int i = 0; i < ADD_ONCE; i++) {
+            const int r = r0 + i;
+            if (r >= a.n_used || positions[r] < 0) continue;
             if (a.bias) {
                 const float4 b = __ldg((const float4 *)(a.bias + (size_t)who[r] * (size_t)a.n_embd + a.c0 + c));
-                v = make_float4(v.x + b.x, v.y + b.y, v.z + b.z, v.w + b.w);
+                v[i] = make_float4(v[i].x + b.x, v[i].y + b.y, v[i].z + b.z, v[i].w + b.w);
             }
             const float w = weights[r];
-            s = make_float4(fmaf(w, v.x, s.x), fmaf(w, v.y, s.y), fmaf(w, v.z, s.z), fmaf(w, v.w, s.w));
+            s = make_float4(fmaf(w, v[i].x, s.x), fmaf(w, v[i].y, s.y), fmaf(w, v[i].z, s.z), fmaf(w, v[i].w, s.w));
         }
-        *y = s;
     }
+    *(float4 *)(a.y + (size_t)blockIdx.x * a.ldy + a.c0 + c) = s;
 }
 
 static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
@@ -227,32 +263,42 @@ static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
         !aligned(a->y, 16) || !aligned(a->down_b, 16) || a->n_tok > 65535)
         return refuse(d, te_fail(TE_ARGUMENT, "experts: %d neurons and %d columns at once, or no room",
                                  (int)op->n_ff_once, (int)op->n_embd_once));
-    for (const te_cuda_half *h : {&op->x, &op->h}) {
-        if (!h->v || !h->scale || !aligned(h->v, 16) || h->ld % 8)
-            return refuse(d, te_fail(TE_ARGUMENT, "experts: input or hidden values are not aligned to 16 bytes"));
-        if (!h->tiles) continue;
-        const bool hidden = h == &op->h;
-        const expert_wide_kernels *k = wide_experts(hidden ? a->down.type : a->up.type);
-        if (!k || k->words != h->words || h->ld % 256 || a->n_tok > TE_CUDA_WIDE_TOK || (hidden && a->down_t.w) ||
-            8 * h->tiles < (hidden ? a->n_tok * a->n_used : a->n_tok) || EXPERT_WIDE_SMEM + 1024 > d->smem_block)
-            return refuse(d, te_fail(TE_ARGUMENT, "experts: %d tokens in %d tiles", (int)a->n_tok, (int)h->tiles));
+    if (a->choice) TE_CUDA_TRY(check_route(d, a->choice));
+    const te_merge_args *m = a->merge;
+    if (m && (a->add || m->words || m->norm.kind != TE_NO_NORM || m->cols != n_embd || m->n_tok != a->n_tok || !m->y ||
+              !aligned(m->y, 16) || !aligned(m->add, 16) || !aligned(m->bias, 16) || m->ldy % 4 || m->ld_add % 4))
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: a merge of more than these, or not aligned to 16 bytes"));
+    if (!op->x.v || !op->x.scale || !aligned(op->x.v, 16) || op->x.ld % 8 || op->x.ld < (size_t)n_embd)
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: the input's rows of %zu values are not aligned", op->x.ld));
+    if (op->x.tiles) {
+        const expert_wide_kernels *k = wide_experts(a->up.type);
+        if (!k || !a->gate.w || a->on_input || k->words != op->x.words || op->x.ld % 256 ||
+            a->n_tok > TE_CUDA_WIDE_TOK || 8 * op->x.tiles < a->n_tok || EXPERT_WIDE_SMEM + 1024 > d->smem_block)
+            return refuse(d, te_fail(TE_ARGUMENT, "experts: %d tokens in %d tiles", (int)a->n_tok, (int)op->x.tiles));
     }
-    if (op->x.tiles ? !op->h.tiles != !a->down.w : op->h.tiles)
-        return refuse(d, te_fail(TE_ARGUMENT, "experts: hidden values of another form than the input"));
-    if (op->h.tiles && op->n_ff_once < a->n_ff && op->n_ff_once % 256)
-        return refuse(d, te_fail(TE_ARGUMENT, "experts: %d neurons at once", (int)op->n_ff_once));
-    if (op->x.ld < (size_t)n_embd || op->h.ld < (size_t)(op->n_ff_once < a->n_ff ? op->n_ff_once : a->n_ff))
-        return refuse(
-            d, te_fail(TE_ARGUMENT, "experts: rows of %zu values of input, %zu of hidden values", op->x.ld, op->h.ld));
+    const int n_ff = op->n_ff_once < a->n_ff ? op->n_ff_once : a->n_ff;
+    if (op->hidden) {
+        if (!op->x.tiles || !a->down.w || !wide_experts(a->down.type) || !aligned(op->hidden, 16) ||
+            (n_ff < a->n_ff && n_ff % 256))
+            return refuse(d, te_fail(TE_ARGUMENT, "experts: floats of %d hidden values", n_ff));
+        return TE_OK;
+    }
+    const te_cuda_half &h = op->h;
+    const expert_wide_kernels *k = h.tiles ? wide_experts(a->down.type) : nullptr;
+    if (h.tiles && (!op->x.tiles || !a->down.w || !k || k->words != h.words || h.ld % 256 ||
+                    8 * h.tiles < a->n_tok * a->n_used || (n_ff < a->n_ff && n_ff % 256)))
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: hidden values in %d tiles", (int)h.tiles));
+    if (!h.v || !h.scale || !aligned(h.v, 16) || h.ld % 8 || h.ld < (size_t)n_ff)
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: rows of %zu hidden values are not aligned", h.ld));
     return TE_OK;
 }
 
 static te_status multiply_experts(te_cuda *d, expert_gemm g, int type, bool by_neuron, int64_t n_tiles, int x_tiles) {
     if (x_tiles) {
         const expert_wide_kernels *k = wide_experts(type); // there is one: check
-        const int64_t units = n_tiles * divide_up(g.n, g.pairs ? 8 : 16);
+        const int64_t units = n_tiles * divide_up(g.n, g.down ? 16 : 8);
         const int blocks = divide_up(units, WIDE_WARPS), at_once = k->blocks * d->info.n_sm;
-        return launch(d, "experts", k->run, dim3((unsigned)(blocks < at_once ? blocks : at_once)), WIDE_THREADS,
+        return launch(d, "experts", k->run[g.down], dim3((unsigned)(blocks < at_once ? blocks : at_once)), WIDE_THREADS,
                       EXPERT_WIDE_SMEM, g, x_tiles);
     }
     const expert_kernels *k = expert_kernels_of(type, false);
@@ -269,6 +315,7 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
     const int n_embd = a->up.cols, n_routes = a->n_tok * a->n_used;
     const bool by_neuron = a->down_t.w != nullptr;
     const te_mat *down = by_neuron ? &a->down_t : &a->down;
+    const te_merge_args *m = a->merge;
     expert_gemm g = {};
     // Larger tiles want more shared memory than some devices have.
     g.tile = expert_gemm_smem(EXPERT_TILE) + 1024 <= d->smem_block && !op->x.tiles ? EXPERT_TILE : 64;
@@ -279,9 +326,18 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
     const int tile = few ? EXPERT_WIDE_TILE : g.tile;
     g.lists.position = op->lists + LIST_HEAD + 4 * most_tiles(a, EXPERT_WIDE_TILE);
     g.lists.sorted = g.lists.position + n_routes;
+    g.lists.most = (uint32_t *)g.lists.sorted + n_routes;
     const order_args o = {a->expert, a->place, n_routes, a->n_used, a->n_places, a->missing, a->first, tile, g.lists};
-    TE_CUDA_TRY(launch(d, "experts", few ? order_kernel<true> : order_kernel<false>, dim3(1), ORDER_THREADS,
-                       (few ? 3 : 1) * sizeof(int) * (size_t)a->n_places, o));
+    const te_route_args *r = a->choice;
+    const bool chooses = r && few && is_small(*r) && r->n_expert <= 32 * ROUTE_FEW && !r->n_missing && !r->n_kept;
+    if (r && !chooses) TE_CUDA_TRY(route(d, r));
+    TE_CUDA_TRY(launch(d, "experts",
+                       chooses ? order_kernel<true, true>
+                       : few   ? order_kernel<true, false>
+                               : order_kernel<false, false>,
+                       dim3(1), ORDER_THREADS,
+                       sizeof(int) * ((few ? 3 : 1) * (size_t)a->n_places + (chooses ? 2 * (size_t)n_routes : 0)), o,
+                       chooses ? *r : te_route_args{}));
     g.n_used = a->n_used;
     g.expert = a->expert;
     g.act = (te_activation)a->act;
@@ -307,14 +363,20 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
         g.row0 = f0;
         g.n = n_ff;
         g.down = false;
+        g.y = op->hidden ? op->hidden : op->values;
         g.ldy = (size_t)(n_ff + 3) / 4 * 4;
+        g.most = op->hidden ? g.lists.most : nullptr;
         g.counts = a->counts;
         g.in_weight = a->on_input ? a->weight : nullptr;
         TE_CUDA_TRY(multiply_experts(d, g, a->up.type, false, n_tiles, op->x.tiles));
         const up_alone alone = {a->up_b, a->expert, g.lists.sorted, a->n_ff, f0, g.act, g.threshold, a->counts};
-        TE_CUDA_TRY(launch(d, "experts", g.pairs ? route_halve_kernel<false> : route_halve_kernel<true>,
-                           dim3((unsigned)rows_blocks), 256, 0, (const float *)g.y, g.ldy, n_ff,
-                           (const int *)g.lists.n_sorted, op->h, alone));
+        if (!op->hidden)
+            TE_CUDA_TRY(launch(d, "experts", g.pairs ? route_halve_kernel<false> : route_halve_kernel<true>,
+                               dim3((unsigned)rows_blocks), 256, 0, (const float *)g.y, g.ldy, n_ff,
+                               (const int *)g.lists.n_sorted, op->h, alone));
+        g.h = op->hidden;
+        g.ldh = g.ldy;
+        g.y = op->values;
         g.x = (const uint16_t *)op->h.v;
         g.ldx = op->h.ld;
         g.scale = op->h.scale;
@@ -332,21 +394,34 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
             g.row0 = c0;
             g.n = n_embd - c0 < op->n_embd_once ? n_embd - c0 : op->n_embd_once;
             g.ldy = (size_t)(g.n + 3) / 4 * 4;
-            TE_CUDA_TRY(multiply_experts(d, g, down->type, by_neuron, n_tiles, op->h.tiles));
-            const add_args sum = {g.y,
-                                  f0 ? nullptr : a->down_b,
-                                  a->on_input ? nullptr : a->weight,
-                                  a->expert,
-                                  g.lists.position,
-                                  g.ldy,
-                                  a->y,
-                                  a->n_used,
-                                  n_embd,
-                                  c0,
-                                  g.n,
-                                  a->add || f0 > 0};
-            TE_CUDA_TRY(
-                launch(d, "experts", add_routes_kernel, dim3((unsigned)a->n_tok), 256, 12 * (size_t)a->n_used, sum));
+            TE_CUDA_TRY(multiply_experts(d, g, down->type, by_neuron, n_tiles, op->hidden ? 1 : op->h.tiles));
+            add_args sum = {g.y,
+                            f0 ? nullptr : a->down_b,
+                            a->on_input ? nullptr : a->weight,
+                            a->expert,
+                            g.lists.position,
+                            g.ldy,
+                            m ? m->y : a->y,
+                            nullptr,
+                            nullptr,
+                            m ? m->ldy : (size_t)n_embd,
+                            0,
+                            a->n_used,
+                            n_embd,
+                            c0,
+                            g.n,
+                            few};
+            if (a->add || f0) {
+                sum.add = sum.y;
+                sum.ld_add = sum.ldy;
+            } else if (m) {
+                sum.add = m->add;
+                sum.ld_add = m->ld_add;
+                sum.sum_bias = m->bias;
+            }
+            TE_CUDA_TRY(launch(d, "experts", add_routes_kernel,
+                               dim3((unsigned)a->n_tok, (unsigned)divide_up(g.n, 4 * ADD_THREADS)), ADD_THREADS,
+                               12 * (size_t)a->n_used, sum));
         }
     }
     return TE_OK;

@@ -26,6 +26,7 @@ struct expert_tile {
 struct expert_lists {
     int *n_sorted, *n_tiles, *position, *sorted;
     expert_tile *tile;
+    uint32_t *most; // of few tokens: 0 for each route
 };
 
 struct expert_gemm {
@@ -48,6 +49,9 @@ struct expert_gemm {
     float threshold;
     float *y; // of each place in the order: hidden values, of up alone its products, or sums of down
     size_t ldy;
+    const float *h; // few tokens' down: its input, as the first product left it,
+    size_t ldh;
+    uint32_t *most; // and the largest size of each route's (te_cuda_prompt_experts's hidden)
     uint32_t *counts;
 };
 typedef void (*expert_gemm_function)(expert_gemm);

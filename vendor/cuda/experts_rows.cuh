@@ -39,6 +39,9 @@ struct expert_args {
     const float *in_weight; // of each route's input, or NULL
     const float *weight;    // of what the second gives, or NULL
     float *partial;
+    const float *add, *sum_bias; // instead of partial: what the sum is added to (or NULL), and where it goes
+    float *y;
+    size_t ld_add, ldy;
 };
 // Shared memory behind the activations and their scales: routes, places and experts, then the sums of gate and up.
 struct expert_smem {

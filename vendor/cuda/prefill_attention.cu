@@ -243,7 +243,8 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
                         for (int c = 0; c < 4; c++)
                             s[m][j][c] = once - __fdividef(2 * once, power_of_2(s[m][j][c] * slope) + 1);
             }
-            if (p0 + TILE > least || p0 < first_seen(a, most - 1)) { // some of the warp's rows do not see all of the tile
+            if (p0 + TILE > least ||
+                p0 < first_seen(a, most - 1)) { // some of the warp's rows do not see all of the tile
 #pragma unroll
                 for (int m = 0; m < MATS; m++)
 #pragma unroll

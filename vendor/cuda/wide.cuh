@@ -43,6 +43,14 @@ __device__ __forceinline__ size_t wide_place(const te_cuda_half &to, int t, int 
     return (((size_t)u * (size_t)to.tiles + (size_t)(t / 8)) * 32 + (size_t)(t % 8 * 4 + q)) * 8 + (size_t)(4 * upper);
 }
 
+// Above 65504 F16 has no values; below 2^-14 they lose bits, which matters only where there are no larger ones. What is
+// multiplied with values of at most this size: a power of two, nearly always 1; then the largest is below 2^14.
+__device__ __forceinline__ int half_exponent(float most) {
+    const bool fits = most <= 32768 && most >= 0x1p-8f, sound = most > 0 && most < INFINITY;
+    return fits || !sound ? 0 : max(-120, min(120, ilogbf(most) - 13));
+}
+__device__ __forceinline__ float half_scale(float most) { return ldexpf(1, half_exponent(most)); }
+
 // How rows of a format are read:
 //     chunk, depth             columns, and chunks that a lane has on their way
 //     blocks                   of a multiprocessor, with so many tiles at most

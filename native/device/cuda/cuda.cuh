@@ -18,6 +18,7 @@ enum Room {
     SCRATCH,
     COUNTERS,
     HALF_X,
+    HALF_SIDE,
     HALF_H,
     HALF_Z,
     ADAPT,
@@ -71,8 +72,8 @@ struct Cuda {
     Sum sum;
     const float *kept; /* what a side kept, of which PREPARED_SIDE is another form */
     te_prepared kept_form;
-    const float *half_x, *half_norm; /* input and weights of the norm that HALF_X was made of, */
-    int32_t half_words;              /* and its form */
+    const float *half_x, *half_norm; /* input and weights of the norm that an F16 input was made of, */
+    te_cuda_half half;               /* which it is */
     te_cuda_gemm last;               /* a feed-forward's last product, of n_products: merge has yet to run it */
     bool settled;                    /* an operation of this step has begun after the copy of its inputs had ended */
     Graph graph[MAX_GRAPHS];
