@@ -498,8 +498,8 @@ void pi_sampler_reset(pi_sampler *sampler, uint64_t seed);
 pi_status pi_session_next(pi_session *session, int32_t seq, int32_t pos, int32_t token, pi_sampler *sampler,
                           int32_t *next);
 /* The same of many: pi_session_feed, then the i-th of n samplers, no two of which are the same, chooses by the logits of
- * row[i] and accepts chosen[i], shared out among the session's threads. chosen[i] is -1 where that failed: the same choice
- * tells why once more. Errors: of pi_session_feed; ARGUMENT for a row that the batch does not have, or a sampler of another
+ * row[i] and accepts chosen[i], shared out among the session's threads (beside a device among up to 8 of them). chosen[i] is
+ * -1 where that failed: the same choice tells why once more. Errors: of pi_session_feed; ARGUMENT for a row that the batch does not have, or a sampler of another
  * n_vocab: then nothing was fed. */
 pi_status pi_session_feed_choose(pi_session *session, const pi_batch *batch, int32_t n, const int32_t *row,
                                  pi_sampler *const *sampler, int32_t *chosen);

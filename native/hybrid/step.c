@@ -487,7 +487,7 @@ static pi_status run(pi_hybrid *h) {
         note(&st, launched, ops->error(), &problem);
     }
     if (st == PI_OK)
-        te_pool_run(h->is_whole ? h->caller : s->pool, cpu_step, h);
+        te_pool_run(!h->is_whole ? s->pool : h->n_tok > h->max_decode ? h->few : h->caller, cpu_step, h);
     else
         cancel_all(h);
     if (h->late) {

@@ -563,7 +563,7 @@ class Engine:
                 request.sequence.n_coming = request.sequence.n + n
             batch = joined(parts)
             self.n_feeds += 1
-            begin = time.monotonic()
+            n_next, begin = sum(request.left == 1 for request, _ in parts), time.monotonic()
             try:
                 chosen = self.session.feed(
                     batch.ids,
@@ -572,8 +572,8 @@ class Engine:
                     rows=batch.rows,
                     samplers=batch.samplers,
                 )
-                n_next = sum(n == 1 for _, n in parts)
-                self._pace.saw(len(batch.ids) - n_next, n_next, time.monotonic() - begin)
+                if not any(request.guess.size for request, _ in parts):  # which are no prompts
+                    self._pace.saw(len(batch.ids) - n_next, n_next, time.monotonic() - begin)
                 return parts, batch, chosen
             except ContextError:
                 if any(request.guess.size for request, _ in parts):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, Llama, UnsupportedError
+from powerinfer._engine.batch import joined
 from powerinfer._engine.devices import Devices
 from powerinfer._engine.draft_model import DraftModel
 from powerinfer._engine.drafting import Drafter
@@ -322,6 +323,17 @@ def test_several_share_the_room_for_guesses() -> None:
     assert take_guesses(requests, 7, 10) == []
     assert draft.wanted == [3, 2]
     assert [one.guess.tolist() for one in requests] == [[7, 8, 9], [7, 8], []]
+
+
+@pytest.mark.parametrize("draft", [None, Fixed(7)], ids=["alone", "with a draft"])
+def test_heads_are_shown_a_batch_in_the_order_of_its_parts(draft: Any) -> None:
+    """Elsewhere tokens without logits come first."""
+    generating, reading, last = running(3, draft)
+    assert reading.sequence is not None
+    reading.sequence.n = 1  # two tokens of its prompt are without logits
+    batch = joined([(generating, 1), (reading, 4), (last, 1)])
+    assert batch.owners == ([0, 1, 1, 1, 1, 2] if draft else [1, 1, 0, 1, 1, 2])
+    assert batch.ends == [1, 3, 4]
 
 
 def test_guesses_that_a_device_checks() -> None:

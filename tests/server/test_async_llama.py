@@ -270,6 +270,28 @@ def test_a_whole_answer_wakes_nobody_before_its_end(demo: AsyncLlama) -> None:
     assert texts[0] == texts[1]
 
 
+def test_a_stop_string_ends_what_is_computed(demo: AsyncLlama) -> None:
+    """Whole answers too are looked at while they are made, where one is looked for."""
+    seen: list[int] = []
+
+    def look(ids: Any, logits: Any) -> Any:
+        seen.append(1)
+        for _ in range(1000 if len(seen) == 30 else 0):  # who reads it has time to find the stop string
+            if all(stream.is_cancelled for request in set(demo._requests) for stream in request.streams):
+                break
+            time.sleep(0.01)
+        return logits
+
+    async def main() -> None:
+        text = text_of(await demo.create_completion("Once", **LONG | {"max_tokens": 12}))
+        result = await demo.create_completion("Once", **LONG, stop=text[8:14], logits_processor=[look])
+        assert text_of(result) == text[:8] and result["choices"][0]["finish_reason"] == "stop"
+        await idle(demo)
+
+    run(main())
+    assert 5 < len(seen) <= 30
+
+
 async def answers_with(llm: AsyncLlama, how: str) -> list[str]:
     """With logprobs, and a stop string in one of them."""
     found = []

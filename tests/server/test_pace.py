@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
+from powerinfer._engine.choice import Choice
 from powerinfer._engine.pace import Pace
+from powerinfer._engine.sampling import Sampler, Sampling
 
 Cost = Callable[[int], float]
 
@@ -92,3 +96,20 @@ def test_the_number_that_generate_counts() -> None:
     settled(pace, resident, 2.0, 1, 1)
     assert pace.part(1, 50) == 64 == pace.part(1, 90)
     assert pace.part(1, 1) < 64
+
+
+def test_guesses_are_no_prompts(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make(draft=lambda ids: [5, 6, 7], n_guesses=3)
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(Pace, "saw", lambda self, n_read, n, seconds: seen.append((n_read, n)))
+    with scheduler.engine.changed:  # none begins before all are there
+        streams = [
+            scheduler.submit(
+                np.array([i], np.int32), Choice(sampler=Sampler(Sampling(temperature=0), 320)), limit=12
+            )
+            for i in (5, 9, 30)
+        ]
+    for stream in streams:
+        list(stream)
+    assert scheduler.engine.totals["drafted"] > 0
+    assert not any(n_read for n_read, _ in seen)

@@ -50,13 +50,18 @@ class Steps:
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     from powerinfer._engine.session import Session
 
-    feed, steps = Session.feed, Steps()
+    feed, call, steps = Session.feed, Session.next, Steps()
 
     def later(self: Session, *args: Any, **options: Any) -> list[int]:
         steps.wait()
         return feed(self, *args, **options)
 
+    def next_later(self: Session, *args: Any, **options: Any) -> int:
+        steps.wait()
+        return call(self, *args, **options)
+
     monkeypatch.setattr(Session, "feed", later)
+    monkeypatch.setattr(Session, "next", next_later)
     yield steps
     steps.allow()
 
