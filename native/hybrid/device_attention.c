@@ -153,7 +153,8 @@ static void run(const pi_program_block *b) {
                                  .ld_out = n_q,
                                  .window = shape->window,
                                  .grouped = p->h->grouped,
-                                 .apart = p->h->apart};
+                                 .apart = p->h->apart,
+                                 .next_type = w->head_gate.w || p->n_before ? -1 : w->o.type};
     p->ops->attention(p->dev, &a);
     pi_program_stamp(p, b->l, PI_MOMENT_ATTENTION);
     if (!p->n_tok) return;

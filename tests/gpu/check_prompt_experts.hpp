@@ -84,6 +84,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
         OK(api->upload(dev, of_x.p, of_x.v.data(), 4 * of_x.v.size()));
         finish();
         halves in = halves_new(n, k.n_embd, type);
+        in.h.matrices = 0;
         te_cuda_halve half = {};
         half.x = of_x.p;
         half.ldx = of_x.ld;
@@ -100,6 +101,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
         const bool few = n > TE_CUDA_MAX_TOK && n <= TE_CUDA_WIDE_TOK && !k.rows;
         is_true((in.h.tiles > 0) == few, "another form");
         halves h = halves_new((int)who.size(), op.n_ff_once, few && !k.by_neuron ? k.down_type : -1, n);
+        h.h.matrices = 0;
         float *y = device_of(start);
         op.x = in.h;
         op.h = h.h;

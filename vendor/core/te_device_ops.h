@@ -115,7 +115,11 @@ typedef struct te_attention_args {
                          anything */
     int32_t grouped; /* tokens of a sequence are next to each other */
     int32_t apart;   /* no two tokens are of one sequence */
+    int32_t next_type; /* the format of the matrix that the result, as it is, is multiplied with; -1: of none */
     /* by the device */
+    void *half; /* NULL, or the result once more, in F16: a te_cuda_half of few tokens with so many tiles and words. */
+    float *half_scale; /* n_head * n_embd_head is then a multiple of 256 */
+    int32_t half_tiles, half_words, half_matrices;
     int32_t early; /* pos, row and table are not written by operations of the same program: they, and the older K and V,
                       are read before the operation in front has finished */
     float *scratch;

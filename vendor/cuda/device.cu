@@ -491,6 +491,7 @@ const te_cuda_api table = {
     on<te_merge_args, merge>,
     attention_floats,
     attention_counters,
+    attention_halves,
     on<te_attention_args, attention>,
     latent_floats,
     on<te_latent_args, latent>,

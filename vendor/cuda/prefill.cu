@@ -4,9 +4,9 @@
 // has nothing else to do, writes the scale. Only where the values of the matrix leave F16's range it makes them again. Where
 // each token has a scale of its own, the first kernel does it all.
 #include "activation.cuh"
-#include "gemm_mma.cuh"
+#include "half_range.cuh"
 #include "prefill.cuh"
-#include "wide.cuh"
+#include "wide_place.cuh"
 
 namespace te {
 
@@ -117,16 +117,11 @@ struct activated {
 };
 
 __device__ __forceinline__ void put4(const te_cuda_half &to, int t, int c, float4 v) {
-    const size_t at = to.tiles ? wide_place(to, t, c) : (size_t)t * to.ld + (size_t)c;
-    *(uint2 *)((uint16_t *)to.v + at) = make_uint2(half2_of(v.x, v.y), half2_of(v.z, v.w));
-}
-// Above 65504 F16 has no values; below 2^-14 they lose bits, which matters only where there are no larger ones.
-__device__ __forceinline__ bool needs_scale(float most) {
-    const bool fits = most <= 32768 && most >= 0x1p-8f, sound = most > 0 && most < INFINITY;
-    return !fits && sound;
-}
-__device__ __forceinline__ int scale_exponent(float most) { // so that the largest is below 2^14
-    return max(-120, min(120, ilogbf(most) - 13));
+    const uint2 two = make_uint2(half2_of(v.x, v.y), half2_of(v.z, v.w));
+    if (to.tiles)
+        wide_put(to, t, c, two);
+    else
+        *(uint2 *)((uint16_t *)to.v + (size_t)t * to.ld + (size_t)c) = two;
 }
 
 // A token's values once more, times `down`; of several blocks of a token, each its own.

@@ -32,6 +32,18 @@ void halve(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, con
     note(c, c->te->halve(c->d, &op));
 }
 
+/* Makes HALF_X, unless it is there. */
+int32_t form_of(const te_cuda_half &h) { return 2 * h.words + h.matrices; }
+void make_half(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm,
+               const te_cuda_half &to) {
+    if (c->half_x == x && c->half_norm == norm.w && c->half_form == form_of(to)) return;
+    c->half_x = x;
+    c->attended = nullptr;
+    c->half_norm = norm.w;
+    c->half_form = form_of(to);
+    if (ready(c)) halve(c, x, ldx, n_tok, cols, norm, to);
+}
+
 /* Room that products with these matrices like best. */
 void *gemm_room(Cuda *c, te_cuda_gemm *op) {
     size_t most = 0;
@@ -72,7 +84,7 @@ bool settle_last(Cuda *c, const te_merge_args *a) {
 void prefill_linear(Cuda *c, const te_linear_args *a) {
     if ((a->side.keep || a->side.publish) && ready(c))
         note(c, norm_rows(c->d, a->x, a->ldx, a->n_tok, a->cols, a->side));
-    c->half_x = nullptr;
+    if (a->norm.kind != TE_NO_NORM || c->attended != a->x) c->half_x = nullptr;
     bool done[TE_MAX_PRODUCTS] = {};
     for (int32_t i = 0; i < a->n_products; i++) { /* those that want one form of the input at a time */
         if (done[i]) continue;
@@ -86,10 +98,20 @@ void prefill_linear(Cuda *c, const te_linear_args *a) {
             op.product[op.n_products++] = a->product[k];
         }
         (void)gemm_room(c, &op);
-        if (!ready(c)) continue;
-        halve(c, a->x, a->ldx, a->n_tok, a->cols, a->norm, op.x);
-        note(c, c->te->gemm(c->d, &op));
+        make_half(c, a->x, a->ldx, a->n_tok, a->cols, a->norm, op.x);
+        if (ready(c)) note(c, c->te->gemm(c->d, &op));
     }
+    c->half_x = c->attended = nullptr;
+}
+
+te_cuda_half attention_half(Cuda *c, const te_attention_args *a) {
+    if (a->n_tok <= TE_CUDA_MAX_TOK || a->next_type < 0 || !c->te->attention_halves(c->d, a)) return {};
+    const te_cuda_half h = half_room(c, HALF_X, a->n_tok, a->n_head * a->n_embd_head, a->next_type);
+    if (!h.matrices) return {}; /* measured with products of these alone */
+    c->half_x = c->attended = a->out;
+    c->half_norm = nullptr;
+    c->half_form = form_of(h);
+    return h;
 }
 
 void prefill_attention(Cuda *c, const te_attention_args *a) {
@@ -186,10 +208,16 @@ void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
     out.product[0].add = a->add ? a->y : nullptr;
     (void)gemm_room(c, &in);
     (void)gemm_room(c, &out);
+    const bool at_once = x.matrices && act.to.matrices && a->gate.w && a->gate.type == a->up.type && !act.mask &&
+                         !a->gate_adapter.a.w && !a->up_adapter.a.w;
+    if (at_once) {
+        in.act = &act;
+        in.counter = (uint32_t *)room(c, COUNTERS, sizeof(uint32_t) * ((size_t)n_tok + 1));
+    }
     if (ready(c)) note(c, c->te->gemm(c->d, &in));
     adapt(c, a->gate_adapter, false, x, n_tok, const_cast<float *>(act.gate), ld);
     adapt(c, a->up_adapter, false, x, n_tok, const_cast<float *>(act.up), ld);
-    if (ready(c)) note(c, c->te->act(c->d, &act));
+    if (!at_once && ready(c)) note(c, c->te->act(c->d, &act));
     c->last = out;
     if (a->add || a->staged || a->down_adapter.a.w) run_last(c);
     adapt(c, a->down_adapter, true, act.to, n_tok, a->y, (size_t)n_embd);
@@ -216,16 +244,6 @@ te_ffn_args some_neurons(const te_ffn_args *a, int32_t first, int32_t n) {
 
 } // namespace
 
-/* Makes HALF_X, unless it is there. */
-static void make_half(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm,
-                      const te_cuda_half &to) {
-    if (c->half_x == x && c->half_norm == norm.w && c->half_words == to.words) return;
-    c->half_x = x;
-    c->half_norm = norm.w;
-    c->half_words = to.words;
-    if (ready(c)) halve(c, x, ldx, n_tok, cols, norm, to);
-}
-
 void prefill_ffn(Cuda *c, const te_ffn_args *a) {
     const bool adapted = a->gate_adapter.a.w || a->up_adapter.a.w;
     const te_cuda_half x = half_room(c, HALF_X, a->n_tok, a->up.cols, adapted ? -1 : a->up.type);
@@ -247,6 +265,7 @@ void prefill_experts(Cuda *c, const te_experts_args *a) {
     te_cuda_prompt_experts op = {};
     op.of = *a;
     op.x = half_room(c, HALF_X, a->n_tok, n_embd, a->gate.type);
+    op.x.matrices = 0;
     op.n_ff_once = pi_hidden_rows(a->n_ff, n_routes, false);
     op.n_embd_once = pi_hidden_rows(n_embd, n_routes, false);
     op.values = (float *)room(
@@ -255,6 +274,7 @@ void prefill_experts(Cuda *c, const te_experts_args *a) {
     h.ld = (size_t)(op.n_ff_once + 7) / 8 * 8;
     if (op.x.tiles && a->down.w) h = c->te->half_form(c->d, a->down.type, a->n_tok, op.n_ff_once);
     if (h.tiles) h.tiles = (n_routes + 7) / 8; /* of routes */
+    h.matrices = 0;
     op.h = half_room(c, HALF_H, n_routes, h);
     op.lists = (int32_t *)room(c, ROUTES, sizeof(int32_t) * c->te->prompt_experts_words(a));
     make_half(c, a->x, a->ldx, a->n_tok, n_embd, {}, op.x);
